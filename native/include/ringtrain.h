@@ -1,0 +1,122 @@
+/* ringtrain's C ABI: everything that Python, or another language, may call.
+ *
+ * cffi reads the part between the two CFFI marks; C++ includes the whole file.
+ * Conventions: opaque pointer first, `char **error` last. A function that can fail returns a status
+ * (row of tables/status.def, 0 = ok) or NULL, and then leaves a text in *error that the caller frees
+ * with rt_free. `error` may be NULL. Booleans are int. No function calls back into Python.
+ * Every function may be called from any thread, except that rt_close ends all others' right to the context.
+ */
+#ifndef RINGTRAIN_H_
+#define RINGTRAIN_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+/* CFFI begin */
+typedef struct rt_context rt_context; /* one rank of one world */
+typedef struct rt_hub rt_hub;         /* N ranks within this process */
+typedef struct rt_handle rt_handle;   /* one submitted operation */
+
+/* One tensor of a request: contiguous memory, row-major. */
+typedef struct {
+  const void *data;    /* input, kept alive and unchanged by the caller until the operation is done */
+  void *output;        /* kSame operations: result, of the input's size; may equal data. Else NULL */
+  int32_t dtype;       /* row of tables/dtypes.def */
+  int32_t device;      /* -1 for host memory, else the CUDA device's index */
+  void *ready_event;   /* CUevent after which data may be read, or NULL */
+  int32_t ndim;
+  const int64_t *shape;
+} rt_tensor;
+
+/* Memory for one output once its size is known; called on the core's thread: must not block nor call Python. */
+typedef void *(*rt_allocate)(void *callback_context, int32_t tensor, int32_t ndim, const int64_t *shape);
+/* The operation ended, with a status; `error` (NULL if ok) is valid during the call. Same thread, same rules. */
+typedef void (*rt_done)(void *callback_context, int32_t status, const char *error);
+
+typedef struct {
+  const char *name;        /* identity among the ranks of the process set; equal on all of them */
+  int32_t operation;       /* row of tables/operations.def */
+  int32_t reduction;       /* row of tables/reductions.def, where the operation reduces */
+  int32_t process_set;     /* 0 is the world */
+  int32_t root;            /* global rank, where the operation is rooted */
+  double prescale;         /* factor on each contribution */
+  double postscale;        /* factor on the result, after averaging */
+  int32_t tensor_count;    /* several tensors form a group: all or nothing, one handle */
+  const rt_tensor *tensors;
+  int32_t split_count;     /* alltoall: rows for each member, per tensor 0; add_process_set: global ranks; */
+  const int64_t *splits;   /*   remove_process_set: one entry, the id */
+  const char *refusal;     /* NULL, or why the caller refuses this submission: announced to the peers */
+  int32_t caller_waits;    /* 1 if rt_wait follows at once: saves waking the core's thread */
+  int32_t cacheable;       /* 0 for names that will not come again */
+  rt_allocate allocate;    /* NULL: the core allocates, and rt_output hands the memory out */
+  rt_done done;            /* NULL: nobody is called */
+  void *callback_context;
+} rt_request;
+
+/* Version of this header; a caller compiled against another one must not go on. */
+int32_t rt_abi_version(void);
+/* Text: compiler, processor kernels in use, build type. Static. */
+const char *rt_build_info(void);
+/* Rows of the tables as lines, columns parted by tabs, one table per name: dtypes, operations, reductions, status, counters, options.
+ * Static; NULL for an unknown name. */
+const char *rt_table(const char *name);
+void rt_free(void *memory);
+
+/* ---- worlds ---- */
+/* N ranks in this process. layout: ranks per simulated host ("2+2"), NULL or "" for one host. */
+rt_hub *rt_hub_open(int32_t size, const char *layout, char **error);
+/* Closes the hub; contexts that are still open on it keep it alive. */
+void rt_hub_close(rt_hub *hub);
+/* options: "name=value" lines, rows of tables/options.def; NULL for the defaults.
+ * Blocks until all ranks of the world have called it, or start_timeout_seconds. */
+rt_context *rt_open_in_process(rt_hub *hub, int32_t rank, const char *options, char **error);
+/* library: path of a loaded shared object from which MPI's functions can be found (mpi4py.MPI.__file__);
+ * communicator: its handle, as mpi4py.MPI._handleof gives it. It is duplicated. */
+rt_context *rt_open_mpi(const char *library, uintptr_t communicator, const char *options, char **error);
+/* Ends this rank's part: tells the others, waits for them up to shutdown_timeout_seconds, fails what is pending.
+ * Afterwards only rt_context_free and the rank/size questions are allowed. */
+int32_t rt_close(rt_context *context, char **error);
+/* Frees the context; closes it first if need be. Handles stay valid. */
+void rt_context_free(rt_context *context);
+/* Fails everything pending and everything later on all ranks with this cause; the first cause wins. */
+void rt_abort(rt_context *context, const char *cause);
+
+typedef struct {
+  int32_t rank, size, local_rank, local_size, cross_rank, cross_size, homogeneous;
+  uint32_t epoch;
+} rt_world;
+void rt_world_of(rt_context *context, rt_world *world);
+/* Members of a process set, ascending; returns their number, or -1 if there is no such set. */
+int32_t rt_process_set_ranks(rt_context *context, int32_t process_set, int32_t *ranks, int32_t capacity);
+/* Counters in the order of tables/counters.def; returns how many there are. */
+int32_t rt_counters(rt_context *context, int64_t *values, int32_t capacity);
+/* Next line of the context's log, "level|text", or NULL; the caller frees it with rt_free. */
+char *rt_log_next(rt_context *context);
+int32_t rt_timeline_start(rt_context *context, const char *path, char **error);
+int32_t rt_timeline_stop(rt_context *context, char **error);
+
+/* ---- operations ---- */
+/* On success *handle is set and the operation is pending. A refusal raises here and is announced to the peers. */
+int32_t rt_submit(rt_context *context, const rt_request *request, rt_handle **handle, char **error);
+/* Status of the operation; pending (1) if timeout_seconds passed first. */
+int32_t rt_wait(rt_handle *handle, double timeout_seconds, char **error);
+/* Status without waiting. */
+int32_t rt_poll(rt_handle *handle);
+/* Output of a finished operation: its memory, owned by the handle until rt_take_output, and its shape (8 entries at most). */
+int32_t rt_output(rt_handle *handle, int32_t tensor, void **data, int32_t *ndim, int64_t *shape, char **error);
+/* Hands the memory of a core-allocated output to the caller, who frees it with rt_free; NULL if there is none. */
+void *rt_take_output(rt_handle *handle, int32_t tensor);
+/* alltoall: rows received from each member; returns their number. */
+int32_t rt_received_splits(rt_handle *handle, int64_t *splits, int32_t capacity);
+/* join: the rank that joined last. add_process_set: the new id. */
+int32_t rt_result(rt_handle *handle);
+/* Gives the handle back. A pending operation goes on; its tensors must stay alive until it is done. */
+void rt_handle_free(rt_handle *handle);
+/* CFFI end */
+#ifdef __cplusplus
+}
+#endif
+#endif /* RINGTRAIN_H_ */

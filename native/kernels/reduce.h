@@ -1,0 +1,40 @@
+// Element-wise reduction of several contributions in one pass.
+//
+// The order of additions is the order of `sources`, left to right, for every element and on every processor:
+// dst = ((s0 ∘ s1) ∘ s2) …, so the caller's order of sources alone decides the bits (compiled without fused multiply-add).
+// float16 and bfloat16 are accumulated in float32 and rounded once, to nearest even, at the end.
+#ifndef RINGTRAIN_KERNELS_REDUCE_H_
+#define RINGTRAIN_KERNELS_REDUCE_H_
+
+#include <cstddef>
+
+#include "tables/tables.h"
+
+namespace ringtrain {
+
+// What happens to the values besides the reduction; both are skipped where they would change nothing.
+struct Scaling {
+  double prescale = 1.0;   // each source is multiplied by it before the reduction
+  double postscale = 1.0;  // the result is multiplied by it, after the division
+  int64_t divisor = 1;     // the result is divided by it: the exact average, integers truncate towards zero
+  bool identity() const { return prescale == 1.0 && postscale == 1.0 && divisor == 1; }
+};
+
+// dst[i] = scale(s0[i] ∘ s1[i] ∘ …) for `count` elements. Requires source_count >= 1. `dst` may be one of the sources
+// (exactly the same address), no other overlap. Addresses need no alignment beyond the element's.
+// kAverage adds; its division is the divisor in `scaling`.
+// float32 is scaled in float32, float64 in float64, 16-bit floats in float32, integers in double and truncated.
+// Integer sums and products wrap. bool: sum and max are OR, product and min are AND. min and max propagate NaN.
+void Reduce(DType dtype, Reduction reduction, void* dst, const void* const* sources, int source_count, size_t count,
+            const Scaling& scaling);
+
+// Fills `count` elements with the neutral element of the reduction (0, 1, highest, lowest), for ranks that have joined.
+void FillNeutral(DType dtype, Reduction reduction, void* dst, size_t count);
+
+// The variant that this processor uses: "avx512", "avx2" or "baseline".
+const char* KernelVariant();
+// Forces a variant ("" for the best one); false if this processor has not got it. For tests and the benchmark, which compare the bits.
+bool SelectKernelVariant(const char* name);
+
+}  // namespace ringtrain
+#endif  // RINGTRAIN_KERNELS_REDUCE_H_

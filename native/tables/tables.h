@@ -1,0 +1,73 @@
+// The .def tables as C++ enumerations and rows. Each list exists once, in its .def file.
+#ifndef RINGTRAIN_TABLES_TABLES_H_
+#define RINGTRAIN_TABLES_TABLES_H_
+
+#include <cstddef>
+#include <cstdint>
+
+namespace ringtrain {
+
+enum class DType : int32_t {
+#define RT_DTYPE(name, id, bytes, dlpack_code, dlpack_bits, text) name = id,
+#include "tables/dtypes.def"
+#undef RT_DTYPE
+};
+
+enum class Operation : int32_t {
+#define RT_OPERATION(name, id, text, reduces, rooted, output, fuses, adjoint) name = id,
+#include "tables/operations.def"
+#undef RT_OPERATION
+};
+
+enum class Reduction : int32_t {
+#define RT_REDUCTION(name, id, text) name = id,
+#include "tables/reductions.def"
+#undef RT_REDUCTION
+};
+
+enum class StatusCode : int32_t {
+#define RT_STATUS(name, id, text) name = id,
+#include "tables/status.def"
+#undef RT_STATUS
+};
+
+enum class Counter : int32_t {
+#define RT_COUNTER(name, id, text, sentence) name = id,
+#include "tables/counters.def"
+#undef RT_COUNTER
+};
+#define RT_COUNTER(name, id, text, sentence) +1
+constexpr int kCounterCount = 0
+#include "tables/counters.def"
+    ;
+#undef RT_COUNTER
+
+enum class Output : int32_t { kSame, kRows, kNone };
+
+struct DTypeRow {
+  size_t bytes;
+  const char* text;
+};
+struct OperationRow {
+  const char* text;
+  bool reduces;
+  bool rooted;
+  Output output;
+  bool fuses;
+};
+
+// nullptr for an id without a row: ids come from outside.
+const DTypeRow* Find(DType dtype);
+const OperationRow* Find(Operation operation);
+const char* Text(Reduction reduction);
+const char* Text(StatusCode code);
+
+inline const char* Text(DType dtype) { return Find(dtype)->text; }
+inline const char* Text(Operation operation) { return Find(operation)->text; }
+inline size_t Bytes(DType dtype) { return Find(dtype)->bytes; }
+
+// The table called `name` as text, one row a line, columns parted by tabs; nullptr if there is none.
+const char* TableText(const char* name);
+
+}  // namespace ringtrain
+#endif  // RINGTRAIN_TABLES_TABLES_H_
