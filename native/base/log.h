@@ -1,0 +1,38 @@
+// Log: lines for a person, kept until Python fetches them into its own logging. Native code prints nothing.
+#ifndef RINGTRAIN_BASE_LOG_H_
+#define RINGTRAIN_BASE_LOG_H_
+
+#include <deque>
+#include <mutex>
+#include <string>
+
+namespace ringtrain {
+
+class Log {
+ public:
+  void Info(const std::string& text) { Add("info|" + text); }
+  void Warning(const std::string& text) { Add("warning|" + text); }
+
+  // False if there is no line.
+  bool Next(std::string* line) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (lines_.empty()) return false;
+    *line = std::move(lines_.front());
+    lines_.pop_front();
+    return true;
+  }
+
+ private:
+  static constexpr size_t kMostLines = 1000;  // nobody fetches: keep the first ones, they tell the cause
+
+  void Add(std::string line) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (lines_.size() < kMostLines) lines_.push_back(std::move(line));
+  }
+
+  std::mutex mutex_;
+  std::deque<std::string> lines_;  // guarded by mutex_
+};
+
+}  // namespace ringtrain
+#endif  // RINGTRAIN_BASE_LOG_H_

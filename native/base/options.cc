@@ -1,0 +1,75 @@
+#include "base/options.h"
+
+#include <cmath>
+#include <cstdlib>
+#include <sstream>
+
+namespace ringtrain {
+namespace {
+
+struct OptionRow {
+  const char* name;
+  OptionType type;
+  const char* initial;
+  const char* lowest;
+  const char* highest;
+};
+
+Status Refuse(const OptionRow& row, const std::string& expected, const std::string& found) {
+  return Status::InvalidArgument(std::string("option ") + row.name + ": expected " + expected + " but found '" + found + "'.");
+}
+
+Status ParseNumber(const OptionRow& row, const std::string& text, double* value) {
+  char* end = nullptr;
+  *value = std::strtod(text.c_str(), &end);
+  bool complete = !text.empty() && *end == '\0' && std::isfinite(*value);
+  if (!complete || *value < std::atof(row.lowest) || *value > std::atof(row.highest))
+    return Refuse(row, std::string("a number in [") + row.lowest + ", " + row.highest + "]", text);
+  return {};
+}
+
+Status Assign(const OptionRow& row, const std::string& text, double* value) { return ParseNumber(row, text, value); }
+
+Status Assign(const OptionRow& row, const std::string& text, int64_t* value) {
+  double number = 0;
+  RT_TRY(ParseNumber(row, text, &number));
+  if (number != std::floor(number)) return Refuse(row, "a whole number", text);
+  *value = static_cast<int64_t>(number);
+  return {};
+}
+
+Status Assign(const OptionRow& row, const std::string& text, std::string* value) {
+  if (row.type == OptionType::kChoice) {
+    std::string choices = std::string("|") + row.lowest + "|";
+    if (text.empty() || choices.find("|" + text + "|") == std::string::npos)
+      return Refuse(row, std::string("one of ") + row.lowest, text);
+  }
+  *value = text;
+  return {};
+}
+
+}  // namespace
+
+Status Options::Set(const std::string& name, const std::string& value) {
+#define RT_OPTION(field, type, initial, lowest, highest, horovod, sentence) \
+  if (name == #field) return Assign(OptionRow{#field, OptionType::type, initial, lowest, highest}, value, &field);
+#include "tables/options.def"
+#undef RT_OPTION
+  return Status::InvalidArgument("option '" + name + "' does not exist; docs/options.md lists them.");
+}
+
+Status Options::Parse(const std::string& lines, Options* options) {
+#define RT_OPTION(field, type, initial, lowest, highest, horovod, sentence) RT_TRY(options->Set(#field, initial));
+#include "tables/options.def"
+#undef RT_OPTION
+  std::istringstream stream(lines);
+  for (std::string line; std::getline(stream, line);) {
+    if (line.empty()) continue;
+    size_t equals = line.find('=');
+    if (equals == std::string::npos) return Status::InvalidArgument("options: expected name=value but found '" + line + "'.");
+    RT_TRY(options->Set(line.substr(0, equals), line.substr(equals + 1)));
+  }
+  return {};
+}
+
+}  // namespace ringtrain
