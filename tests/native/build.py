@@ -1,0 +1,96 @@
+"""Builds the native tests with ninja: one executable for each tests/native/*_test.cc and *_fuzz.cc.
+
+    python tests/native/build.py [--variant plain|tsan|asan] [--into DIR] [NAME ...]
+
+All sources of native/ go into one archive, each test is linked with it. The variants differ in flags only, and
+each has a folder of its own, so that a second build compiles what changed. tests/test_native.py runs the results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMON = ["-std=c++17", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-pthread", "-g", f"-I{ROOT / 'native'}"]
+VARIANTS = {
+    "plain": ["-O2"],
+    "tsan": ["-O1", "-fsanitize=thread"],
+    "asan": ["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"],
+}
+RULES = """\
+builddir = .
+rule compile
+  command = $cxx $flags -MMD -MF $out.d -c $in -o $out
+  depfile = $out.d
+  deps = gcc
+  description = compile $in
+rule archive
+  command = rm -f $out && ar rcs $out $in
+  description = archive $out
+rule link
+  command = $cxx $flags $in -o $out -ldl -lrt
+  description = link $out
+"""
+
+
+def test_sources() -> list[Path]:
+    """Sources that become an executable each, in order of their names."""
+    here = ROOT / "tests" / "native"
+    return sorted([*here.glob("*_test.cc"), *here.glob("*_fuzz.cc")])
+
+
+def build_folder(variant: str) -> Path:
+    """Where the executables of a variant lie."""
+    return ROOT / "build" / f"native-{variant}"
+
+
+def describe(variant: str) -> str:
+    """The text of build.ninja for a variant."""
+    lines = [f"cxx = {os.environ.get('CXX', 'g++')}", "flags = " + " ".join(COMMON + VARIANTS[variant]), RULES]
+    library = sorted((ROOT / "native").glob("**/*.cc"))
+    for source in [*library, *test_sources()]:
+        lines.append(f"build {object_of(source)}: compile {source}")
+    lines.append("build libringtrain.a: archive " + " ".join(object_of(source) for source in library))
+    for source in test_sources():
+        lines.append(f"build {source.stem}: link {object_of(source)} libringtrain.a")
+    return "\n".join(lines) + "\n"
+
+
+def object_of(source: Path) -> str:
+    return f"objects/{source.relative_to(ROOT).with_suffix('.o')}"
+
+
+def build(variant: str, names: list[str] | None = None, into: Path | None = None) -> Path:
+    """Builds the tests of a variant, all or the named ones, and returns the folder that holds them.
+
+    Raises subprocess.CalledProcessError, after ninja has printed why, if something does not compile.
+    """
+    folder = into or build_folder(variant)
+    folder.mkdir(parents=True, exist_ok=True)
+    description = folder / "build.ninja"
+    text = describe(variant)
+    if not description.exists() or description.read_text() != text:
+        description.write_text(text)
+    subprocess.run([sys.executable, "-m", "ninja", "-C", folder, "--quiet", "-k", "0", *(names or [])], check=True)
+    return folder
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--variant", choices=VARIANTS, default="plain")
+    parser.add_argument("--into", type=Path, help="folder for the results (build/native-VARIANT)")
+    parser.add_argument("names", nargs="*", help="tests to build (all)")
+    arguments = parser.parse_args()
+    try:
+        print(build(arguments.variant, arguments.names, arguments.into))
+    except subprocess.CalledProcessError as error:
+        return error.returncode
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
