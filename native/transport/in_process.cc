@@ -101,6 +101,7 @@ class InProcessTransport : public Transport {
     return {};
   }
 
+  Status Drive() override { return {}; }
   bool Busy() const override { return messages_.size() != free_tickets_.size(); }
   bool RingsDoorbell() const override { return true; }
 

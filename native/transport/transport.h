@@ -36,8 +36,10 @@ class Transport {
   static constexpr int kMaxTag = 1 << 18;
   virtual Status StartSend(int to, int tag, const void* data, size_t bytes, Ticket* ticket) = 0;
   virtual Status StartReceive(int from, int tag, void* data, size_t bytes, Ticket* ticket) = 0;
-  // Drives the transport and says whether the message is complete; a complete ticket is forgotten.
+  // Says whether the message is complete; a complete ticket is forgotten.
   virtual Status Test(Ticket ticket, bool* complete) = 0;
+  // Moves unfinished sends on; needed only where nothing else calls in.
+  virtual Status Drive() = 0;
 
   // True while something of this rank can only move by calling in again: unfinished sends, posted receives.
   virtual bool Busy() const = 0;

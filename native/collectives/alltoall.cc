@@ -1,0 +1,176 @@
+#include "collectives/alltoall.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "collectives/pipeline.h"
+
+namespace ringtrain {
+namespace {
+
+constexpr size_t kMostMessages = 8;              // under way at once
+constexpr size_t kMessageBytes = size_t{1} << 30;  // longer ones are cut
+
+}  // namespace
+
+Alltoall::Alltoall(Batch batch, Group* group, StageObserver* observer)
+    : batch_(std::move(batch)),
+      tensor_(batch_.tensors[0]),
+      group_(group),
+      observer_(observer),
+      members_(group->topology.member_count()),
+      me_(group->topology.me),
+      local_(group->topology.my_local()),
+      locals_(group->topology.local_count()),
+      step_bytes_(group->geometry.chunk_bytes / locals_),
+      begin_(group->next_chunk),
+      end_(begin_ + LocalChunks()),
+      packed_(begin_),
+      consumed_(begin_),
+      pairs_(members_ - 1) {
+  group->next_chunk = end_;
+  CopyOwn();
+}
+
+size_t Alltoall::InputOffset(int to) const {
+  int64_t rows = 0;
+  for (int member = 0; member < to; ++member) rows += RowsOf(me_, member);
+  return rows * tensor_.row_bytes;
+}
+
+size_t Alltoall::OutputOffset(int from) const {
+  int64_t rows = 0;
+  for (int member = 0; member < from; ++member) rows += RowsOf(member, me_);
+  return rows * tensor_.row_bytes;
+}
+
+// Enough for the largest exchange of any two members of this host: all of them count the same chunks.
+uint64_t Alltoall::LocalChunks() const {
+  int64_t most = 0;
+  for (int from : group_->topology.locals())
+    for (int to : group_->topology.locals())
+      if (from != to) most = std::max(most, RowsOf(from, to));
+  return (most * tensor_.row_bytes + step_bytes_ - 1) / step_bytes_;
+}
+
+void Alltoall::CopyOwn() {
+  size_t bytes = RowsOf(me_, me_) * tensor_.row_bytes;
+  if (bytes > 0 && tensor_.output != nullptr) std::memcpy(tensor_.output + OutputOffset(me_), tensor_.input + InputOffset(me_), bytes);
+}
+
+Status Alltoall::Advance(bool* moved) {
+  bool any = TryFetch();
+  any |= TryPack();
+  while (messages_.size() < kMostMessages && pairs_done_ < pairs_) {
+    RT_TRY(StartPair());
+    any = true;
+  }
+  RT_TRY(TestMessages(&any));
+  *moved |= any;
+  return {};
+}
+
+bool Alltoall::TryPack() {
+  StageCounters& mine = group_->window.counters(local_);
+  const uint64_t slots = group_->geometry.chunk_slots;
+  if (packed_ == end_ || mine.packed.load(std::memory_order_relaxed) != packed_) return false;
+  for (int local = 0; local < locals_; ++local)
+    if (group_->window.counters(local).reduced.load(std::memory_order_acquire) + slots <= packed_) return false;
+  int64_t begin = Now();
+  char* slot = group_->window.contribution(local_, packed_);
+  const size_t offset = (packed_ - begin_) * step_bytes_;
+  size_t written = 0;
+  for (int local = 0; local < locals_; ++local) {
+    const int to = group_->topology.locals()[local];
+    const size_t bytes = RowsOf(me_, to) * tensor_.row_bytes;
+    if (local == local_ || bytes <= offset) continue;
+    const size_t step = std::min(step_bytes_, bytes - offset);
+    std::memcpy(slot + local * step_bytes_, tensor_.input + InputOffset(to) + offset, step);
+    written += step;
+  }
+  group_->counters->Add(Counter::kSharedBytes, static_cast<int64_t>(written));
+  if (observer_ != nullptr) observer_->OnStage(Stage::kPack, 0, begin, Now(), written);
+  mine.packed.store(++packed_, std::memory_order_release);
+  group_->RingPeers();
+  return true;
+}
+
+// Takes a chunk straight from the contributions to the output; the later stages have nothing left to do.
+bool Alltoall::TryFetch() {
+  StageCounters& mine = group_->window.counters(local_);
+  if (consumed_ == packed_ || mine.reduced.load(std::memory_order_relaxed) != consumed_ ||
+      mine.published.load(std::memory_order_relaxed) != consumed_ || mine.consumed.load(std::memory_order_relaxed) != consumed_)
+    return false;
+  for (int local = 0; local < locals_; ++local)
+    if (group_->window.counters(local).packed.load(std::memory_order_acquire) <= consumed_) return false;
+  int64_t begin = Now();
+  const size_t offset = (consumed_ - begin_) * step_bytes_;
+  size_t read = 0;
+  for (int local = 0; local < locals_; ++local) {
+    const int from = group_->topology.locals()[local];
+    const size_t bytes = RowsOf(from, me_) * tensor_.row_bytes;
+    if (local == local_ || bytes <= offset || tensor_.output == nullptr) continue;
+    const size_t step = std::min(step_bytes_, bytes - offset);
+    std::memcpy(tensor_.output + OutputOffset(from) + offset, group_->window.contribution(local, consumed_) + local_ * step_bytes_, step);
+    read += step;
+  }
+  if (observer_ != nullptr) observer_->OnStage(Stage::kUnpack, 0, begin, Now(), read);
+  ++consumed_;
+  for (auto counter : {&mine.reduced, &mine.published, &mine.consumed}) counter->store(consumed_, std::memory_order_release);
+  group_->RingPeers();
+  return true;
+}
+
+// The next distance around the members: I send that far ahead and receive from that far behind, so that nobody is everyone's
+// target at the same time.
+Status Alltoall::StartPair() {
+  const int distance = ++pairs_done_;
+  const int to = (me_ + distance) % members_, from = (me_ - distance + members_) % members_;
+  const Topology& topology = group_->topology;
+  const int tag = group_->Tag(begin_);
+  if (wire_begin_ == 0) wire_begin_ = Now();
+  if (topology.host_of[from] != topology.my_host() && tensor_.output != nullptr) {
+    char* output = tensor_.output + OutputOffset(from);
+    for (size_t left = RowsOf(from, me_) * tensor_.row_bytes, bytes; left > 0; left -= bytes, output += bytes) {
+      bytes = std::min(left, kMessageBytes);
+      messages_.emplace_back();
+      RT_TRY(group_->transport->StartReceive(group_->RankOf(from), tag, output, bytes, &messages_.back()));
+    }
+  }
+  if (topology.host_of[to] != topology.my_host() && tensor_.input != nullptr) {
+    const char* input = tensor_.input + InputOffset(to);
+    for (size_t left = RowsOf(me_, to) * tensor_.row_bytes, bytes; left > 0; left -= bytes, input += bytes) {
+      bytes = std::min(left, kMessageBytes);
+      messages_.emplace_back();
+      RT_TRY(group_->transport->StartSend(group_->RankOf(to), tag, input, bytes, &messages_.back()));
+      group_->counters->Add(Counter::kWireBytesSent, static_cast<int64_t>(bytes));
+    }
+  }
+  return {};
+}
+
+Status Alltoall::TestMessages(bool* moved) {
+  const size_t before = messages_.size();
+  for (size_t index = 0; index < messages_.size();) {
+    bool complete;
+    RT_TRY(group_->transport->Test(messages_[index], &complete));
+    if (complete) {
+      messages_[index] = messages_.back();
+      messages_.pop_back();
+    } else {
+      ++index;
+    }
+  }
+  if (messages_.size() == before) return {};
+  *moved = true;
+  if (messages_.empty() && pairs_done_ == pairs_ && observer_ != nullptr)
+    observer_->OnStage(Stage::kWire, 0, wire_begin_, Now(), 0);
+  return {};
+}
+
+std::unique_ptr<Task> MakeTask(Batch batch, Group* group, StageObserver* observer) {
+  if (batch.operation == Operation::kAlltoall) return std::make_unique<Alltoall>(std::move(batch), group, observer);
+  return std::make_unique<Pipeline>(std::move(batch), group, observer);
+}
+
+}  // namespace ringtrain

@@ -1,0 +1,46 @@
+// Alltoall: each member sends other rows to every other. Members of one host exchange them through the window, chunk by chunk;
+// between hosts every pair exchanges its rows directly, a few pairs at a time, from input to output without a copy of ours.
+#ifndef RINGTRAIN_COLLECTIVES_ALLTOALL_H_
+#define RINGTRAIN_COLLECTIVES_ALLTOALL_H_
+
+#include <vector>
+
+#include "collectives/group.h"
+
+namespace ringtrain {
+
+class Alltoall : public Task {
+ public:
+  Alltoall(Batch batch, Group* group, StageObserver* observer);
+
+  Status Advance(bool* moved) override;
+  bool done() const override { return consumed_ == end_ && pairs_done_ == pairs_ && messages_.empty(); }
+
+ private:
+  int64_t RowsOf(int from, int to) const { return tensor_.rows[static_cast<size_t>(from) * members_ + to]; }
+  size_t InputOffset(int to) const;     // of my rows for `to`
+  size_t OutputOffset(int from) const;  // of the rows that I receive from `from`
+  uint64_t LocalChunks() const;
+
+  bool TryPack();
+  bool TryFetch();
+  Status StartPair();
+  Status TestMessages(bool* moved);
+  void CopyOwn();
+
+  const Batch batch_;
+  const BatchTensor& tensor_;
+  Group* const group_;
+  StageObserver* const observer_;
+  const int members_, me_, local_, locals_;
+  const size_t step_bytes_;  // of each pair on this host in one chunk
+  const uint64_t begin_, end_;
+  uint64_t packed_, consumed_;
+  int pairs_done_ = 0;  // distances to members on other hosts that were started
+  int pairs_;
+  std::vector<Transport::Ticket> messages_;
+  int64_t wire_begin_ = 0;
+};
+
+}  // namespace ringtrain
+#endif  // RINGTRAIN_COLLECTIVES_ALLTOALL_H_

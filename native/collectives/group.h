@@ -1,0 +1,41 @@
+// Group: the data plane of one process set, as one member sees it: its topology, its window, its wire. Owned by the executor.
+#ifndef RINGTRAIN_COLLECTIVES_GROUP_H_
+#define RINGTRAIN_COLLECTIVES_GROUP_H_
+
+#include <vector>
+
+#include "base/counters.h"
+#include "collectives/batch.h"
+#include "collectives/topology.h"
+#include "collectives/window.h"
+#include "transport/host_memory.h"
+#include "transport/transport.h"
+
+namespace ringtrain {
+
+struct Group {
+  int process_set = 0;
+  Topology topology;
+  WindowGeometry geometry;
+  Window window;                 // mapped at the first operation
+  std::vector<Doorbell*> peers;  // of the other members on this host
+  Transport* transport = nullptr;
+  Counters* counters = nullptr;
+  uint64_t next_chunk = 0;       // of the window's sequence; tasks take theirs in the order in which they are made
+
+  void RingPeers() const {
+    for (Doorbell* doorbell : peers) doorbell->Ring();
+  }
+  int RankOf(int member) const { return topology.members[member]; }
+  // A tag for the messages of a chunk: apart from those of other sets and of chunks in flight at the same time.
+  int Tag(uint64_t chunk) const {
+    constexpr int kChunksApart = 64;
+    return static_cast<int>(process_set * kChunksApart + chunk % kChunksApart) % Transport::kMaxTag;
+  }
+};
+
+// The task that carries a batch out; takes its share of the window's sequence.
+std::unique_ptr<Task> MakeTask(Batch batch, Group* group, StageObserver* observer);
+
+}  // namespace ringtrain
+#endif  // RINGTRAIN_COLLECTIVES_GROUP_H_
