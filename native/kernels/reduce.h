@@ -23,8 +23,9 @@ struct Scaling {
 // dst[i] = scale(s0[i] ∘ s1[i] ∘ …) for `count` elements. Requires source_count >= 1. `dst` may be one of the sources
 // (exactly the same address), no other overlap. Addresses need no alignment beyond the element's.
 // kAverage adds; its division is the divisor in `scaling`.
-// float32 is scaled in float32, float64 in float64, 16-bit floats in float32, integers in double and truncated.
-// Integer sums and products wrap. bool: sum and max are OR, product and min are AND. min and max propagate NaN.
+// float32 is scaled in float32, float64 in float64, 16-bit floats in float32. Integers are divided exactly; their pre- and
+// postscale are multiplied in double, truncated, and wrap. bool is not scaled: sum and max are OR, product and min are AND.
+// Integer sums and products wrap. min and max propagate NaN; the sign and payload of a NaN that two others make are open.
 void Reduce(DType dtype, Reduction reduction, void* dst, const void* const* sources, int source_count, size_t count,
             const Scaling& scaling);
 

@@ -1,0 +1,421 @@
+// The reduction kernels: one set of loops, compiled for each level of vector instructions and chosen at run time.
+//
+// Called by the collectives on every chunk, from whichever thread drives the context. The loops are plain C++ that the
+// compiler vectorises; they are forced inline into one function per processor level (kVariants at the end), whose target
+// attribute decides the instructions. Only float16 needs intrinsics. Nothing here depends on the level but the speed: the
+// operations are the same, in the same order, and each is rounded as IEEE 754 says.
+#include "kernels/reduce.h"
+
+#include <atomic>
+#include <limits>
+#include <type_traits>
+
+#include "kernels/float16.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+#endif
+
+// Promises the compiler that iterations do not depend on each other although `dst` may be the very address of a source.
+#if defined(__clang__)
+#define RT_INDEPENDENT_ITERATIONS _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define RT_INDEPENDENT_ITERATIONS _Pragma("GCC ivdep")
+#endif
+
+namespace ringtrain {
+namespace {
+
+// ---- the four operations on one element ----
+
+// Integers wrap: they are combined without sign, and at least as wide as `unsigned`, where overflow is defined.
+template <typename T>
+using Wrapping = std::conditional_t<(sizeof(T) > sizeof(unsigned)), uint64_t, unsigned>;
+
+template <typename T>
+RT_ALWAYS_INLINE T Sum(T a, T b) {
+  if constexpr (std::is_integral_v<T>) return static_cast<T>(static_cast<Wrapping<T>>(a) + static_cast<Wrapping<T>>(b));
+  else return a + b;
+}
+template <typename T>
+RT_ALWAYS_INLINE T Product(T a, T b) {
+  if constexpr (std::is_integral_v<T>) return static_cast<T>(static_cast<Wrapping<T>>(a) * static_cast<Wrapping<T>>(b));
+  else return a * b;
+}
+// A NaN in `a` is taken because it differs from itself, one in `b` because no comparison with it is true.
+template <typename T>
+RT_ALWAYS_INLINE T Min(T a, T b) {
+  return ((a < b) | (a != a)) ? a : b;
+}
+template <typename T>
+RT_ALWAYS_INLINE T Max(T a, T b) {
+  return ((a > b) | (a != a)) ? a : b;
+}
+
+#define RT_COMBINE(operation)     \
+  RT_INDEPENDENT_ITERATIONS       \
+  for (size_t i = 0; i < n; ++i) out[i] = operation(a[i], b[i])
+
+// out[i] = a[i] ∘ b[i]
+template <typename T>
+RT_ALWAYS_INLINE void Combine(Reduction reduction, T* out, const T* a, const T* b, size_t n) {
+  switch (reduction) {
+    case Reduction::kAverage:
+    case Reduction::kSum:
+      RT_COMBINE(Sum<T>);
+      return;
+    case Reduction::kMin:
+      RT_COMBINE(Min<T>);
+      return;
+    case Reduction::kMax:
+      RT_COMBINE(Max<T>);
+      return;
+    case Reduction::kProduct:
+      RT_COMBINE(Product<T>);
+      return;
+  }
+}
+
+// ---- scaling ----
+
+template <typename T>
+RT_ALWAYS_INLINE T Truncate(double value) {
+  constexpr double kLimit = 9223372036854775808.0;  // 2^63
+  if (value != value) return 0;
+  if (value >= kLimit) return static_cast<T>(std::numeric_limits<int64_t>::max());
+  if (value < -kLimit) return static_cast<T>(std::numeric_limits<int64_t>::min());
+  return static_cast<T>(static_cast<int64_t>(value));
+}
+
+template <typename T>
+RT_ALWAYS_INLINE void Multiply(T* out, const T* in, size_t n, double factor) {
+  RT_INDEPENDENT_ITERATIONS
+  for (size_t i = 0; i < n; ++i) {
+    if constexpr (std::is_integral_v<T>) out[i] = Truncate<T>(static_cast<double>(in[i]) * factor);
+    else out[i] = in[i] * static_cast<T>(factor);
+  }
+}
+
+// Up to 32 bits the quotient of two integers, rounded to a double, never reaches the next integer, so truncating it is exact
+// (and vectorises, unlike integer division).
+template <typename T>
+RT_ALWAYS_INLINE void Divide(T* out, const T* in, size_t n, int64_t divisor) {
+  RT_INDEPENDENT_ITERATIONS
+  for (size_t i = 0; i < n; ++i) {
+    if constexpr (std::is_floating_point_v<T>) out[i] = in[i] / static_cast<T>(divisor);
+    else if constexpr (sizeof(T) == 8) out[i] = in[i] / divisor;
+    else out[i] = static_cast<T>(static_cast<double>(in[i]) / static_cast<double>(divisor));
+  }
+}
+
+// Division and postscale, in place, over a block that is in the first-level cache.
+template <typename T>
+RT_ALWAYS_INLINE void Finish(T* values, size_t n, const Scaling& scaling) {
+  const bool power_of_two = (scaling.divisor & (scaling.divisor - 1)) == 0;
+  if (scaling.divisor != 1) {
+    if (std::is_floating_point_v<T> && power_of_two) Multiply(values, values, n, 1.0 / static_cast<double>(scaling.divisor));
+    else Divide(values, values, n, scaling.divisor);
+  }
+  if (scaling.postscale != 1.0) Multiply(values, values, n, scaling.postscale);
+}
+
+// ---- how elements lie in memory and in which type they are added ----
+
+template <typename T>
+struct Native {
+  using Stored = T;
+  using Value = T;
+  static constexpr bool kConverts = false;
+  static RT_ALWAYS_INLINE void Widen(const T*, T*, size_t) {}
+  static RT_ALWAYS_INLINE void Narrow(const T*, T*, size_t) {}
+};
+
+struct BFloat16 {
+  using Stored = uint16_t;
+  using Value = float;
+  static constexpr bool kConverts = true;
+  static RT_ALWAYS_INLINE void Widen(const uint16_t* in, float* out, size_t n) {
+    for (size_t i = 0; i < n; ++i) out[i] = BFloat16ToFloat32(in[i]);
+  }
+  static RT_ALWAYS_INLINE void Narrow(const float* in, uint16_t* out, size_t n) {
+    for (size_t i = 0; i < n; ++i) out[i] = Float32ToBFloat16(in[i]);
+  }
+};
+
+struct Float16 {
+  using Stored = uint16_t;
+  using Value = float;
+  static constexpr bool kConverts = true;
+  static RT_ALWAYS_INLINE void Widen(const uint16_t* in, float* out, size_t n) {
+    for (size_t i = 0; i < n; ++i) out[i] = Float16ToFloat32(in[i]);
+  }
+  static RT_ALWAYS_INLINE void Narrow(const float* in, uint16_t* out, size_t n) {
+    for (size_t i = 0; i < n; ++i) out[i] = Float32ToFloat16(in[i]);
+  }
+};
+
+#if defined(__x86_64__)
+// The same conversions by the processor's instructions, eight at a time.
+struct Float16ByF16c {
+  using Stored = uint16_t;
+  using Value = float;
+  static constexpr bool kConverts = true;
+  __attribute__((target("avx,f16c"))) static void Widen(const uint16_t* in, float* out, size_t n) {
+    size_t i = 0;
+    for (; i + 8 <= n; i += 8)
+      _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i))));
+    for (; i < n; ++i) out[i] = Float16ToFloat32(in[i]);
+  }
+  __attribute__((target("avx,f16c"))) static void Narrow(const float* in, uint16_t* out, size_t n) {
+    size_t i = 0;
+    for (; i + 8 <= n; i += 8)
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i),
+                       _mm256_cvtps_ph(_mm256_loadu_ps(in + i), _MM_FROUND_TO_NEAREST_INT));
+    for (; i < n; ++i) out[i] = Float32ToFloat16(in[i]);
+  }
+};
+#endif
+
+// ---- one dtype ----
+
+constexpr size_t kBlockBytes = 4096;  // accumulator and operand of a block stay in the first-level cache
+
+// One source's values from `begin` on: where they lie if they can be used as they are, else converted and prescaled in `room`.
+template <typename Format>
+RT_ALWAYS_INLINE const typename Format::Value* Load(const void* source, size_t begin, size_t n, double prescale,
+                                                    typename Format::Value* room) {
+  using Value = typename Format::Value;
+  const auto* stored = static_cast<const typename Format::Stored*>(source) + begin;
+  if constexpr (Format::kConverts) {
+    Format::Widen(stored, room, n);
+    if (prescale != 1.0) Multiply<Value>(room, room, n, prescale);
+    return room;
+  } else {
+    if (prescale == 1.0) return stored;
+    Multiply<Value>(room, stored, n, prescale);
+    return room;
+  }
+}
+
+// Block by block: total = s0 ∘ s1, total = total ∘ s2, …; the last step writes where the result belongs. Two plain sources
+// need no room of ours, and are one block.
+template <typename Format>
+RT_ALWAYS_INLINE void ReduceElements(Reduction reduction, void* dst, const void* const* sources, int source_count,
+                                     size_t count, const Scaling& scaling) {
+  using Value = typename Format::Value;
+  constexpr size_t kRoom = kBlockBytes / sizeof(Value);
+  alignas(64) Value total[kRoom];
+  alignas(64) Value operand[kRoom];
+  const bool one_pass = !Format::kConverts && source_count == 2 && scaling.identity();
+  const size_t block = one_pass ? count : kRoom;
+  size_t n;
+  for (size_t begin = 0; begin < count; begin += n) {
+    n = count - begin < block ? count - begin : block;
+    auto* stored = static_cast<typename Format::Stored*>(dst) + begin;
+    Value* result = total;
+    if constexpr (!Format::kConverts) result = stored;
+    const Value* left = Load<Format>(sources[0], begin, n, scaling.prescale, total);
+    for (int j = 1; j < source_count; ++j) {
+      const Value* right = Load<Format>(sources[j], begin, n, scaling.prescale, operand);
+      Value* out = j + 1 < source_count ? total : result;
+      Combine(reduction, out, left, right, n);
+      left = out;
+    }
+    if (left != result) std::memmove(result, left, n * sizeof(Value));
+    Finish(result, n, scaling);
+    if constexpr (Format::kConverts) Format::Narrow(result, stored, n);
+  }
+}
+
+// Any non-zero byte is true on the way in, and true is 1 on the way out. Scaling a truth value has no meaning.
+RT_ALWAYS_INLINE void ReduceBool(Reduction reduction, void* dst, const void* const* sources, int source_count, size_t count) {
+  const bool all = reduction == Reduction::kMin || reduction == Reduction::kProduct;
+  auto* out = static_cast<uint8_t*>(dst);
+  size_t n;
+  for (size_t begin = 0; begin < count; begin += n) {
+    n = count - begin < kBlockBytes ? count - begin : kBlockBytes;
+    uint8_t total[kBlockBytes];
+    std::memset(total, all, n);
+    for (int j = 0; j < source_count; ++j) {
+      const auto* in = static_cast<const uint8_t*>(sources[j]) + begin;
+      if (all) for (size_t i = 0; i < n; ++i) total[i] = total[i] & static_cast<uint8_t>(in[i] != 0);
+      else for (size_t i = 0; i < n; ++i) total[i] = total[i] | static_cast<uint8_t>(in[i] != 0);
+    }
+    std::memcpy(out + begin, total, n);
+  }
+}
+
+template <typename Float16Format>
+RT_ALWAYS_INLINE void ReduceAny(DType dtype, Reduction reduction, void* dst, const void* const* sources, int source_count,
+                                size_t count, const Scaling& scaling) {
+  switch (dtype) {
+    case DType::kUInt8: return ReduceElements<Native<uint8_t>>(reduction, dst, sources, source_count, count, scaling);
+    case DType::kInt8: return ReduceElements<Native<int8_t>>(reduction, dst, sources, source_count, count, scaling);
+    case DType::kInt16: return ReduceElements<Native<int16_t>>(reduction, dst, sources, source_count, count, scaling);
+    case DType::kInt32: return ReduceElements<Native<int32_t>>(reduction, dst, sources, source_count, count, scaling);
+    case DType::kInt64: return ReduceElements<Native<int64_t>>(reduction, dst, sources, source_count, count, scaling);
+    case DType::kFloat16: return ReduceElements<Float16Format>(reduction, dst, sources, source_count, count, scaling);
+    case DType::kBFloat16: return ReduceElements<BFloat16>(reduction, dst, sources, source_count, count, scaling);
+    case DType::kFloat32: return ReduceElements<Native<float>>(reduction, dst, sources, source_count, count, scaling);
+    case DType::kFloat64: return ReduceElements<Native<double>>(reduction, dst, sources, source_count, count, scaling);
+    case DType::kBool: return ReduceBool(reduction, dst, sources, source_count, count);
+  }
+}
+
+// ---- one function per processor level ----
+
+using ReduceFunction = void (*)(DType, Reduction, void*, const void* const*, int, size_t, const Scaling&);
+
+void ReduceBaseline(DType dtype, Reduction reduction, void* dst, const void* const* sources, int source_count, size_t count,
+                    const Scaling& scaling) {
+  ReduceAny<Float16>(dtype, reduction, dst, sources, source_count, count, scaling);
+}
+bool Always() { return true; }
+
+struct Variant {
+  const char* name;
+  bool (*available)();
+  ReduceFunction reduce;
+};
+
+#if defined(__x86_64__)
+__attribute__((target("avx2,f16c"))) void ReduceAvx2(DType dtype, Reduction reduction, void* dst, const void* const* sources,
+                                                     int source_count, size_t count, const Scaling& scaling) {
+  ReduceAny<Float16ByF16c>(dtype, reduction, dst, sources, source_count, count, scaling);
+}
+__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,f16c"))) void ReduceAvx512(
+    DType dtype, Reduction reduction, void* dst, const void* const* sources, int source_count, size_t count,
+    const Scaling& scaling) {
+  ReduceAny<Float16ByF16c>(dtype, reduction, dst, sources, source_count, count, scaling);
+}
+
+// __builtin_cpu_supports has no name for F16C in the older compilers that we support.
+bool HasF16c() {
+  unsigned a, b, c, d;
+  return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) != 0;
+}
+bool HasAvx2() { return __builtin_cpu_supports("avx2") && HasF16c(); }
+bool HasAvx512() {
+  return HasAvx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+
+constexpr Variant kVariants[] = {
+    {"avx512", HasAvx512, ReduceAvx512}, {"avx2", HasAvx2, ReduceAvx2}, {"baseline", Always, ReduceBaseline}};
+#else
+constexpr Variant kVariants[] = {{"baseline", Always, ReduceBaseline}};
+#endif
+
+// The best variant of that name, any name if it is empty; nullptr if this processor has none.
+const Variant* FindVariant(const char* name) {
+  for (const Variant& variant : kVariants)
+    if ((*name == '\0' || std::strcmp(variant.name, name) == 0) && variant.available()) return &variant;
+  return nullptr;
+}
+
+std::atomic<const Variant*>& ChosenVariant() {
+  static std::atomic<const Variant*> chosen{FindVariant("")};
+  return chosen;
+}
+
+// ---- the thread's floating-point mode ----
+
+// A user's thread may drive the context, and it may flush subnormals to zero (torch.set_flush_denormal). Which thread reduces
+// must not show in the bits, so the kernels run in IEEE 754's default mode and give the thread its own back.
+#if defined(__x86_64__)
+class DefaultFloatMode {
+ public:
+  DefaultFloatMode() : saved_(_mm_getcsr()) { Set(kDefault); }
+  ~DefaultFloatMode() { Set(saved_); }
+
+ private:
+  static constexpr unsigned kDefault = 0x1f80;  // exceptions masked, nearest even, subnormals kept
+  static constexpr unsigned kFlags = 0x3f;      // what has happened so far; not a mode
+  void Set(unsigned mode) const {
+    if (((saved_ ^ kDefault) & ~kFlags) != 0) _mm_setcsr(mode);
+  }
+  unsigned saved_;
+};
+#elif defined(__aarch64__)
+class DefaultFloatMode {
+ public:
+  DefaultFloatMode() {
+    __asm__ volatile("mrs %0, fpcr" : "=r"(saved_));
+    if (saved_ != 0) Set(0);
+  }
+  ~DefaultFloatMode() {
+    if (saved_ != 0) Set(saved_);
+  }
+
+ private:
+  static void Set(uint64_t mode) { __asm__ volatile("msr fpcr, %0" : : "r"(mode)); }
+  uint64_t saved_;
+};
+#else
+struct DefaultFloatMode {
+  DefaultFloatMode() {}
+};
+#endif
+
+// ---- neutral elements ----
+
+template <typename T>
+void Fill(void* dst, size_t count, T value) {
+  auto* out = static_cast<T*>(dst);
+  for (size_t i = 0; i < count; ++i) out[i] = value;
+}
+
+// zero, one, highest, lowest, by the reduction.
+template <typename T>
+T Neutral(Reduction reduction, T one, T highest, T lowest) {
+  switch (reduction) {
+    case Reduction::kAverage:
+    case Reduction::kSum: return 0;
+    case Reduction::kProduct: return one;
+    case Reduction::kMin: return highest;
+    case Reduction::kMax: return lowest;
+  }
+  return 0;
+}
+
+template <typename T>
+void FillNumber(Reduction reduction, void* dst, size_t count) {
+  using Limits = std::numeric_limits<T>;
+  if constexpr (Limits::has_infinity) Fill<T>(dst, count, Neutral<T>(reduction, 1, Limits::infinity(), -Limits::infinity()));
+  else Fill<T>(dst, count, Neutral<T>(reduction, 1, Limits::max(), Limits::min()));
+}
+
+}  // namespace
+
+void Reduce(DType dtype, Reduction reduction, void* dst, const void* const* sources, int source_count, size_t count,
+            const Scaling& scaling) {
+  const DefaultFloatMode mode;
+  ChosenVariant().load(std::memory_order_relaxed)->reduce(dtype, reduction, dst, sources, source_count, count, scaling);
+}
+
+void FillNeutral(DType dtype, Reduction reduction, void* dst, size_t count) {
+  switch (dtype) {
+    case DType::kUInt8: return FillNumber<uint8_t>(reduction, dst, count);
+    case DType::kInt8: return FillNumber<int8_t>(reduction, dst, count);
+    case DType::kInt16: return FillNumber<int16_t>(reduction, dst, count);
+    case DType::kInt32: return FillNumber<int32_t>(reduction, dst, count);
+    case DType::kInt64: return FillNumber<int64_t>(reduction, dst, count);
+    case DType::kFloat16: return Fill<uint16_t>(dst, count, Neutral<uint16_t>(reduction, 0x3c00, 0x7c00, 0xfc00));
+    case DType::kBFloat16: return Fill<uint16_t>(dst, count, Neutral<uint16_t>(reduction, 0x3f80, 0x7f80, 0xff80));
+    case DType::kFloat32: return FillNumber<float>(reduction, dst, count);
+    case DType::kFloat64: return FillNumber<double>(reduction, dst, count);
+    case DType::kBool: return Fill<uint8_t>(dst, count, Neutral<uint8_t>(reduction, 1, 1, 0));
+  }
+}
+
+const char* KernelVariant() { return ChosenVariant().load(std::memory_order_relaxed)->name; }
+
+bool SelectKernelVariant(const char* name) {
+  const Variant* variant = FindVariant(name);
+  if (variant == nullptr) return false;
+  ChosenVariant().store(variant, std::memory_order_relaxed);
+  return true;
+}
+
+}  // namespace ringtrain
