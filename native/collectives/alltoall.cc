@@ -22,7 +22,7 @@ Alltoall::Alltoall(Batch batch, Group* group, StageObserver* observer)
       me_(group->topology.me),
       local_(group->topology.my_local()),
       locals_(group->topology.local_count()),
-      step_bytes_(group->geometry.chunk_bytes / locals_),
+      step_bytes_(group->geometry.chunk_bytes / group->topology.most_locals),
       begin_(group->next_chunk),
       end_(begin_ + LocalChunks()),
       packed_(begin_),
@@ -44,18 +44,20 @@ size_t Alltoall::OutputOffset(int from) const {
   return rows * tensor_.row_bytes;
 }
 
-// Enough for the largest exchange of any two members of this host: all of them count the same chunks.
+// Enough for the largest exchange of any two members that share a host, this one or another: every member counts the same
+// chunks, since tags are made of them. One at least, so that no two alltoalls share a tag.
 uint64_t Alltoall::LocalChunks() const {
   int64_t most = 0;
-  for (int from : group_->topology.locals())
-    for (int to : group_->topology.locals())
-      if (from != to) most = std::max(most, RowsOf(from, to));
-  return (most * tensor_.row_bytes + step_bytes_ - 1) / step_bytes_;
+  for (const std::vector<int>& host : group_->topology.hosts)
+    for (int from : host)
+      for (int to : host)
+        if (from != to) most = std::max(most, RowsOf(from, to));
+  return std::max<uint64_t>(1, (most * tensor_.row_bytes + step_bytes_ - 1) / step_bytes_);
 }
 
 void Alltoall::CopyOwn() {
   size_t bytes = RowsOf(me_, me_) * tensor_.row_bytes;
-  if (bytes > 0 && tensor_.output != nullptr) std::memcpy(tensor_.output + OutputOffset(me_), tensor_.input + InputOffset(me_), bytes);
+  if (bytes > 0) std::memcpy(tensor_.output + OutputOffset(me_), tensor_.input + InputOffset(me_), bytes);
 }
 
 Status Alltoall::Advance(bool* moved) {
@@ -109,7 +111,7 @@ bool Alltoall::TryFetch() {
   for (int local = 0; local < locals_; ++local) {
     const int from = group_->topology.locals()[local];
     const size_t bytes = RowsOf(from, me_) * tensor_.row_bytes;
-    if (local == local_ || bytes <= offset || tensor_.output == nullptr) continue;
+    if (local == local_ || bytes <= offset) continue;
     const size_t step = std::min(step_bytes_, bytes - offset);
     std::memcpy(tensor_.output + OutputOffset(from) + offset, group_->window.contribution(local, consumed_) + local_ * step_bytes_, step);
     read += step;
@@ -129,7 +131,7 @@ Status Alltoall::StartPair() {
   const Topology& topology = group_->topology;
   const int tag = group_->Tag(begin_);
   if (wire_begin_ == 0) wire_begin_ = Now();
-  if (topology.host_of[from] != topology.my_host() && tensor_.output != nullptr) {
+  if (topology.host_of[from] != topology.my_host()) {
     char* output = tensor_.output + OutputOffset(from);
     for (size_t left = RowsOf(from, me_) * tensor_.row_bytes, bytes; left > 0; left -= bytes, output += bytes) {
       bytes = std::min(left, kMessageBytes);
@@ -137,7 +139,7 @@ Status Alltoall::StartPair() {
       RT_TRY(group_->transport->StartReceive(group_->RankOf(from), tag, output, bytes, &messages_.back()));
     }
   }
-  if (topology.host_of[to] != topology.my_host() && tensor_.input != nullptr) {
+  if (topology.host_of[to] != topology.my_host()) {
     const char* input = tensor_.input + InputOffset(to);
     for (size_t left = RowsOf(me_, to) * tensor_.row_bytes, bytes; left > 0; left -= bytes, input += bytes) {
       bytes = std::min(left, kMessageBytes);

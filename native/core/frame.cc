@@ -1,0 +1,148 @@
+#include "core/frame.h"
+
+namespace ringtrain {
+namespace {
+
+// Ids come in runs: after warm-up a whole step's tensors are one or two of them, so a run costs less than a bit for each name.
+void EncodeRuns(const std::vector<ResponseCache::Id>& ids, Encoder* encoder) {
+  std::vector<std::pair<uint64_t, uint64_t>> runs;  // distance from the end of the last one, length
+  uint64_t next = 0;
+  for (ResponseCache::Id id : ids) {
+    if (!runs.empty() && id == next)
+      ++runs.back().second;
+    else
+      runs.emplace_back(id - next, 1);
+    next = id + 1;
+  }
+  encoder->Unsigned(runs.size());
+  for (const auto& run : runs) {
+    encoder->Unsigned(run.first);
+    encoder->Unsigned(run.second);
+  }
+}
+
+constexpr uint64_t kMostIds = 1 << 24;
+
+std::vector<ResponseCache::Id> DecodeRuns(Decoder* decoder) {
+  std::vector<ResponseCache::Id> ids;
+  uint64_t next = 0;
+  for (size_t run = decoder->Count(); run > 0 && decoder->ok(); --run) {
+    next += decoder->Unsigned();
+    uint64_t length = decoder->Unsigned();
+    if (length > kMostIds - ids.size()) {
+      decoder->Refuse();
+      break;
+    }
+    for (; length > 0; --length) ids.push_back(next++);
+  }
+  return ids;
+}
+
+void EncodeRefusal(const Refusal& refusal, Encoder* encoder) {
+  encoder->Text(refusal.name);
+  encoder->Byte(static_cast<uint8_t>(refusal.code));
+  encoder->Text(refusal.text);
+}
+
+Refusal DecodeRefusal(Decoder* decoder) {
+  Refusal refusal;
+  refusal.name = decoder->Text();
+  refusal.code = static_cast<StatusCode>(decoder->Byte());
+  refusal.text = decoder->Text();
+  if (Text(refusal.code) == nullptr) decoder->Refuse();
+  return refusal;
+}
+
+void EncodeVerdict(const Verdict& verdict, Encoder* encoder) {
+  encoder->Unsigned(verdict.batch.size());
+  if (verdict.batch.empty()) EncodeRefusal(verdict.failure, encoder);
+  for (const Agreed& agreed : verdict.batch) {
+    encoder->Byte(agreed.cached);
+    encoder->Unsigned(agreed.id);
+    if (!agreed.cached) ringtrain::Encode(agreed.response, encoder);
+  }
+  encoder->SignedList({verdict.joined.begin(), verdict.joined.end()});
+}
+
+Verdict DecodeVerdict(Decoder* decoder) {
+  Verdict verdict;
+  verdict.batch.resize(decoder->Count());
+  if (verdict.batch.empty()) verdict.failure = DecodeRefusal(decoder);
+  for (Agreed& agreed : verdict.batch) {
+    agreed.cached = decoder->Byte() != 0;
+    agreed.id = decoder->Unsigned();
+    if (!agreed.cached) agreed.response = DecodeResponse(decoder);
+  }
+  for (int64_t member : decoder->SignedList()) verdict.joined.push_back(static_cast<int>(member));
+  return verdict;
+}
+
+}  // namespace
+
+std::string Frame::Encode() const {
+  Encoder encoder;
+  encoder.Byte(static_cast<uint8_t>(type));
+  encoder.Unsigned(epoch);
+  encoder.Signed(process_set);
+  switch (type) {
+    case FrameType::kReady:
+      EncodeRuns(ids, &encoder);
+      encoder.Unsigned(requests.size());
+      for (const Request& request : requests) ringtrain::Encode(request, &encoder);
+      encoder.Unsigned(refusals.size());
+      for (const Refusal& refusal : refusals) EncodeRefusal(refusal, &encoder);
+      break;
+    case FrameType::kVerdicts:
+      encoder.Unsigned(verdicts.size());
+      for (const Verdict& verdict : verdicts) EncodeVerdict(verdict, &encoder);
+      break;
+    case FrameType::kResend:
+      EncodeRuns(ids, &encoder);
+      break;
+    case FrameType::kAbort:
+      encoder.Text(text);
+      break;
+    case FrameType::kGoodbye:
+      break;
+    case FrameType::kAllGoodbye:
+      encoder.Byte(flag);
+      break;
+  }
+  return encoder.Take();
+}
+
+bool Frame::Decode(const std::string& bytes, Frame* frame) {
+  Decoder decoder(bytes);
+  frame->type = static_cast<FrameType>(decoder.Byte());
+  frame->epoch = static_cast<uint32_t>(decoder.Unsigned());
+  frame->process_set = static_cast<int>(decoder.Signed());
+  switch (frame->type) {
+    case FrameType::kReady:
+      frame->ids = DecodeRuns(&decoder);
+      frame->requests.resize(decoder.Count());
+      for (Request& request : frame->requests) request = DecodeRequest(&decoder);
+      frame->refusals.resize(decoder.Count());
+      for (Refusal& refusal : frame->refusals) refusal = DecodeRefusal(&decoder);
+      break;
+    case FrameType::kVerdicts:
+      frame->verdicts.resize(decoder.Count());
+      for (Verdict& verdict : frame->verdicts) verdict = DecodeVerdict(&decoder);
+      break;
+    case FrameType::kResend:
+      frame->ids = DecodeRuns(&decoder);
+      break;
+    case FrameType::kAbort:
+      frame->text = decoder.Text();
+      break;
+    case FrameType::kGoodbye:
+      break;
+    case FrameType::kAllGoodbye:
+      frame->flag = decoder.Byte() != 0;
+      break;
+    default:
+      decoder.Refuse();
+  }
+  return decoder.ok() && decoder.AtEnd();
+}
+
+}  // namespace ringtrain

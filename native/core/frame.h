@@ -1,0 +1,61 @@
+// Frame: a negotiation message between two ranks. Every frame names its epoch; those of another are refused.
+#ifndef RINGTRAIN_CORE_FRAME_H_
+#define RINGTRAIN_CORE_FRAME_H_
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/request.h"
+#include "core/response_cache.h"
+
+namespace ringtrain {
+
+enum class FrameType : uint8_t {
+  kReady = 1,      // member to coordinator: what is ready here
+  kVerdicts = 2,   // coordinator to members: what to do
+  kResend = 3,     // coordinator to member: these cached ids are unknown, send the requests
+  kAbort = 4,      // anyone to anyone: the world has failed, with this text
+  kGoodbye = 5,    // this rank is shutting down
+  kAllGoodbye = 6  // rank 0 to all: nobody waits for anyone any more; flag: all have said goodbye
+};
+
+// A submission that its own rank refused: its peers' operation of that name fails with the same text.
+struct Refusal {
+  std::string name;
+  StatusCode code = StatusCode::kInvalidArgument;
+  std::string text;
+};
+
+// One operation of a batch: cached, or in full and to be cached under `id` unless that is kNone.
+struct Agreed {
+  ResponseCache::Id id = ResponseCache::kNone;
+  bool cached = false;
+  Response response;
+};
+
+// What the coordinator decided about one or more names: a batch to run, or why a name fails.
+struct Verdict {
+  std::vector<Agreed> batch;  // empty for a failure
+  std::vector<int> joined;    // of a batch: members that have joined and contribute nothing to it
+  Refusal failure;
+};
+
+struct Frame {
+  FrameType type = FrameType::kReady;
+  uint32_t epoch = 0;
+  int process_set = 0;
+  std::vector<ResponseCache::Id> ids;  // kReady, kResend: ascending
+  std::vector<Request> requests;       // kReady
+  std::vector<Refusal> refusals;       // kReady
+  std::vector<Verdict> verdicts;       // kVerdicts
+  std::string text;                    // kAbort
+  bool flag = false;                   // kAllGoodbye
+
+  std::string Encode() const;
+  // False for bytes that are no frame.
+  static bool Decode(const std::string& bytes, Frame* frame);
+};
+
+}  // namespace ringtrain
+#endif  // RINGTRAIN_CORE_FRAME_H_

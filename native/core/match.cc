@@ -1,0 +1,128 @@
+#include "core/match.h"
+
+#include <cstdio>
+#include <functional>
+
+#include "base/ranks.h"
+
+namespace ringtrain {
+namespace {
+
+std::string NumberText(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.9g", value);
+  return text;
+}
+
+std::string ShapesText(const Request& request, bool without_rows) {
+  std::string text;
+  for (const TensorSpec& tensor : request.tensors) {
+    text += text.empty() ? "[" : ", [";
+    for (size_t dimension = 0; dimension < tensor.shape.size(); ++dimension)
+      text += (dimension > 0 ? ", " : "") +
+              (dimension == 0 && without_rows ? std::string("*") : std::to_string(tensor.shape[dimension]));
+    text += "]";
+  }
+  return text;
+}
+
+std::string DTypesText(const Request& request) {
+  std::string text;
+  for (const TensorSpec& tensor : request.tensors) text += (text.empty() ? "" : ", ") + std::string(Text(tensor.dtype));
+  return text;
+}
+
+std::string ListText(const std::vector<int64_t>& values) {
+  std::string text = "[";
+  for (int64_t value : values) text += (text.size() > 1 ? ", " : "") + std::to_string(value);
+  return text + "]";
+}
+
+bool RaggedRows(const Request& request) {
+  return request.operation == Operation::kAllgather || request.operation == Operation::kAlltoall;
+}
+
+// What must be equal on all ranks, in the order in which a difference is reported. An empty text: does not matter here.
+struct Attribute {
+  const char* name;
+  std::function<std::string(const Request&)> text;
+  const char* advice;
+};
+
+const std::vector<Attribute>& Attributes() {
+  static const std::vector<Attribute> attributes = {
+      {"operation", [](const Request& r) { return std::string(Text(r.operation)); }, "Use different names for different operations."},
+      {"number of tensors", [](const Request& r) { return std::to_string(r.tensors.size()); }, "Group the same tensors on every rank."},
+      {"dtype", DTypesText, "Cast before submitting."},
+      {"shape", [](const Request& r) { return ShapesText(r, RaggedRows(r)); },
+       "Pad or slice to one shape, or use allgather for ragged rows."},
+      {"reduction",
+       [](const Request& r) { return Find(r.operation)->reduces ? std::string(Text(r.reduction)) : std::string(); },
+       "Pass the same op on every rank."},
+      {"prescale factor", [](const Request& r) { return NumberText(r.prescale); }, "Pass the same prescale_factor on every rank."},
+      {"postscale factor", [](const Request& r) { return NumberText(r.postscale); }, "Pass the same postscale_factor on every rank."},
+      {"root", [](const Request& r) { return Find(r.operation)->rooted ? std::to_string(r.root) : std::string(); },
+       "Pass the same root_rank on every rank."},
+      {"device", [](const Request& r) { return std::string(r.device < 0 ? "host" : "CUDA"); },
+       "Move the tensor to the same kind of device on every rank."},
+      {"list", [](const Request& r) { return r.operation == Operation::kAlltoall ? std::string() : ListText(r.splits); },
+       "Pass the same ranks on every rank."},
+  };
+  return attributes;
+}
+
+Status Compare(const Attribute& attribute, const std::vector<const Request*>& requests, const std::vector<int>& members) {
+  std::vector<std::pair<std::string, std::vector<int>>> groups;  // by first appearance
+  const Request* first = nullptr;
+  for (size_t member = 0; member < requests.size(); ++member) {
+    if (requests[member] == nullptr) continue;
+    if (first == nullptr) first = requests[member];
+    std::string text = attribute.text(*requests[member]);
+    size_t group = 0;
+    while (group < groups.size() && groups[group].first != text) ++group;
+    if (group == groups.size()) groups.emplace_back(text, std::vector<int>());
+    groups[group].second.push_back(members[member]);
+  }
+  if (groups.size() == 1) return {};
+  std::string text = first->Subject() + ": " + attribute.name + " must be the same on all ranks, but is ";
+  for (size_t group = 0; group < groups.size(); ++group) {
+    if (group > 0) text += group + 1 == groups.size() ? " and " : ", ";
+    text += groups[group].first + " on " + RanksText(groups[group].second);
+  }
+  return Status::Mismatch(text + ". " + attribute.advice);
+}
+
+Status CheckJoined(const std::vector<const Request*>& requests, const std::vector<int>& members, const Request& first) {
+  if (!Find(first.operation)->rooted) return {};
+  for (size_t member = 0; member < requests.size(); ++member)
+    if (members[member] == first.root && requests[member] == nullptr)
+      return Status::Mismatch(first.Subject() + ": root " + std::to_string(first.root) +
+                              " has joined and has nothing to send. Choose a root that still takes part.");
+  return {};
+}
+
+}  // namespace
+
+Status Match(const std::vector<const Request*>& requests, const std::vector<int>& members, Response* response) {
+  const Request* first = nullptr;
+  for (const Request* request : requests)
+    if (first == nullptr) first = request;
+  bool same = true;
+  for (const Request* request : requests) same = same && (request == nullptr || *request == *first);
+  if (!same)
+    for (const Attribute& attribute : Attributes()) RT_TRY(Compare(attribute, requests, members));
+  RT_TRY(CheckJoined(requests, members, *first));
+
+  response->request = *first;
+  response->rows.clear();
+  if (first->operation == Operation::kAllgather)
+    for (const Request* request : requests)
+      for (size_t tensor = 0; tensor < first->tensors.size(); ++tensor)
+        response->rows.push_back(request == nullptr ? 0 : request->tensors[tensor].shape[0]);
+  if (first->operation == Operation::kAlltoall)
+    for (const Request* request : requests)
+      for (size_t to = 0; to < members.size(); ++to) response->rows.push_back(request == nullptr ? 0 : request->splits[to]);
+  return {};
+}
+
+}  // namespace ringtrain

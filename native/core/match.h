@@ -1,0 +1,16 @@
+// Match: do the requests of all members fit together, and what follows from them? Pure.
+#ifndef RINGTRAIN_CORE_MATCH_H_
+#define RINGTRAIN_CORE_MATCH_H_
+
+#include <vector>
+
+#include "core/request.h"
+
+namespace ringtrain {
+
+// requests: by member, nullptr for one that has joined; at least one is there. members: global ranks.
+// Where they do not fit: kMismatch with a text that names the attribute, both values and the ranks on each side.
+Status Match(const std::vector<const Request*>& requests, const std::vector<int>& members, Response* response);
+
+}  // namespace ringtrain
+#endif  // RINGTRAIN_CORE_MATCH_H_

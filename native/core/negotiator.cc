@@ -1,0 +1,413 @@
+#include "core/negotiator.h"
+
+#include <algorithm>
+
+#include "base/ranks.h"
+#include "core/fusion.h"
+#include "core/match.h"
+
+namespace ringtrain {
+namespace {
+
+// Two batches overlap one's copies with the other's wire; more would only take operations away from fusion.
+constexpr int kMostBatches = 2;
+
+std::string SecondsText(Nanoseconds duration) {
+  std::string text = std::to_string(duration / 1e9);
+  text.erase(text.find_last_not_of('0') + 1);
+  if (text.back() == '.') text.pop_back();
+  return text;
+}
+
+}  // namespace
+
+Negotiator::Negotiator(NegotiatorOptions options)
+    : options_(std::move(options)),
+      cache_(options_.cache_capacity),
+      joined_(options_.members.size(), false),
+      left_(options_.members.size(), false) {
+  ready_ = MakeFrame(FrameType::kReady);
+}
+
+void Negotiator::OnEvent(Nanoseconds now, const Event& event, Effects* effects) {
+  std::visit([&](const auto& what) { On(now, what, effects); }, event);
+}
+
+Frame Negotiator::MakeFrame(FrameType type) const {
+  Frame frame;
+  frame.type = type;
+  frame.process_set = options_.process_set;
+  return frame;
+}
+
+// ---- member ----
+
+void Negotiator::On(Nanoseconds, const event::Submitted& event, Effects* effects) {
+  const Request& request = event.request;
+  if (coordinator_left_) {
+    effects->push_back(effect::Fail{request.name, Status::Closed(request.Subject() + ": rank " + std::to_string(options_.members[0]) +
+                                                                 " has called shutdown(). All ranks must submit before any shuts down.")});
+    return;
+  }
+  ResponseCache::Id id = cache_.IdOf(request.name);
+  if (id != ResponseCache::kNone && !(cache_.Find(id)->RequestOf(options_.me, member_count()) == request)) id = ResponseCache::kNone;
+  if (id != ResponseCache::kNone) {
+    ready_.ids.push_back(id);
+    ++cache_hits_;
+  } else {
+    ready_.requests.push_back(request);
+    ++cache_misses_;
+  }
+  mine_.emplace(request.name, Mine{request, id});
+}
+
+void Negotiator::On(Nanoseconds, const event::Refused& event, Effects*) { ready_.refusals.push_back(event.refusal); }
+
+void Negotiator::On(Nanoseconds now, const event::Arrived& event, Effects* effects) {
+  switch (event.frame.type) {
+    case FrameType::kReady:
+      if (coordinates()) Receive(now, event.member, event.frame, effects);
+      break;
+    case FrameType::kVerdicts:
+      Apply(event.frame, effects);
+      break;
+    case FrameType::kResend:
+      Resend(event.frame.ids);
+      break;
+    default:
+      break;  // the other types concern the world, not a process set
+  }
+}
+
+void Negotiator::On(Nanoseconds, const event::BatchFinished&, Effects*) { --batches_under_way_; }
+
+void Negotiator::On(Nanoseconds, const event::Left& event, Effects* effects) {
+  left_[event.member] = true;
+  if (event.member == 0 && !coordinates()) {
+    coordinator_left_ = true;
+    std::vector<std::string> names;
+    for (const auto& pending : mine_) names.push_back(pending.first);
+    std::sort(names.begin(), names.end());
+    for (const std::string& name : names) {
+      effects->push_back(effect::Fail{name, Status::Closed(mine_[name].request.Subject() + ": rank " +
+                                                           std::to_string(options_.members[0]) +
+                                                           " has called shutdown(). All ranks must submit before any shuts down.")});
+      mine_.erase(name);
+    }
+  }
+  if (!coordinates()) return;
+  CompleteAll(effects);
+}
+
+void Negotiator::On(Nanoseconds now, const event::Tick&, Effects* effects) {
+  Announce(now, effects);
+  if (!coordinates()) return;
+  CheckStalls(now, effects);
+  Decide(effects);
+}
+
+void Negotiator::Announce(Nanoseconds now, Effects* effects) {
+  if (ready_.ids.empty() && ready_.requests.empty() && ready_.refusals.empty()) return;
+  std::sort(ready_.ids.begin(), ready_.ids.end());
+  Frame frame = std::exchange(ready_, MakeFrame(FrameType::kReady));
+  if (coordinates())
+    Receive(now, options_.me, frame, effects);
+  else
+    effects->push_back(effect::Send{0, std::move(frame)});
+}
+
+void Negotiator::Resend(const std::vector<ResponseCache::Id>& unknown) {
+  std::vector<std::string> names;
+  for (auto& pending : mine_)
+    if (std::binary_search(unknown.begin(), unknown.end(), pending.second.id)) names.push_back(pending.first);
+  std::sort(names.begin(), names.end());
+  for (const std::string& name : names) {
+    mine_[name].id = ResponseCache::kNone;
+    ready_.requests.push_back(mine_[name].request);
+  }
+}
+
+void Negotiator::Apply(const Frame& frame, Effects* effects) {
+  for (const Verdict& verdict : frame.verdicts) {
+    if (!verdict.batch.empty())
+      ApplyBatch(verdict, effects);
+    else if (mine_.erase(verdict.failure.name) > 0)
+      effects->push_back(effect::Fail{verdict.failure.name, Status(verdict.failure.code, verdict.failure.text)});
+  }
+}
+
+void Negotiator::ApplyBatch(const Verdict& verdict, Effects* effects) {
+  effect::Execute execute;
+  execute.joined.resize(member_count(), false);
+  for (int member : verdict.joined) execute.joined[member] = true;
+  for (const Agreed& agreed : verdict.batch) {
+    const Response& response = agreed.cached ? *cache_.Find(agreed.id) : agreed.response;
+    mine_.erase(response.request.name);
+    execute.responses.push_back(response);
+    if (agreed.cached)
+      cache_.Touch(agreed.id);
+    else if (agreed.id != ResponseCache::kNone)
+      cache_.Insert(agreed.id, agreed.response);
+  }
+  effects->push_back(std::move(execute));
+}
+
+// ---- coordinator ----
+
+void Negotiator::Receive(Nanoseconds now, int member, const Frame& ready, Effects* effects) {
+  Frame resend = MakeFrame(FrameType::kResend);
+  for (const Refusal& refusal : ready.refusals) Refuse(member, refusal, effects);
+  for (ResponseCache::Id id : ready.ids) {
+    const Response* response = cache_.Find(id);
+    if (response == nullptr) {
+      resend.ids.push_back(id);
+      continue;
+    }
+    Arrival arrival;
+    arrival.id = id;
+    // Copied while the entry exists: by the time all are there it may have been evicted.
+    arrival.request = response->RequestOf(member, member_count());
+    Arrive(now, member, response->request.name, std::move(arrival), effects);
+  }
+  for (const Request& request : ready.requests) {
+    if (request.operation == Operation::kJoin) {
+      Join(member, request, effects);
+      continue;
+    }
+    Arrival arrival;
+    arrival.request = request;
+    Arrive(now, member, request.name, std::move(arrival), effects);
+  }
+  if (resend.ids.empty()) return;
+  if (member == options_.me)
+    Resend(resend.ids);
+  else
+    effects->push_back(effect::Send{member, std::move(resend)});
+}
+
+void Negotiator::Arrive(Nanoseconds now, int member, const std::string& name, Arrival arrival, Effects* effects) {
+  auto debt = owed_.find(name);
+  if (debt != owed_.end()) {
+    auto& members = debt->second;
+    auto found = std::find_if(members.begin(), members.end(), [&](const auto& owed) { return owed.first == member; });
+    if (found != members.end()) {
+      Verdict verdict;
+      verdict.failure = found->second;
+      members.erase(found);
+      if (members.empty()) owed_.erase(debt);
+      Tell(member, std::move(verdict), effects);
+      return;
+    }
+  }
+  Entry& entry = entries_[name];
+  if (entry.count == 0) {
+    entry.name = name;
+    entry.arrivals.resize(member_count());
+    entry.since = now;
+    entry.patience = options_.stall_warning;
+    entry.warn_at = now + entry.patience;
+    entry.place = order_.insert(order_.end(), name);
+  }
+  if (entry.arrivals[member].present) return;  // members refuse a second one themselves; never count it twice
+  entry.count += 1;
+  arrival.present = true;
+  entry.arrivals[member] = std::move(arrival);
+  CompleteIfReady(name, effects);
+}
+
+void Negotiator::Join(int member, const Request& request, Effects* effects) {
+  joined_[member] = true;
+  CompleteAll(effects);
+  if (std::find(joined_.begin(), joined_.end(), false) != joined_.end()) return;
+  Ready ready;
+  ready.agreed.response.request = request;
+  ready.agreed.response.result = options_.members[member];  // the last one
+  ready_to_run_.push_back(std::move(ready));
+  std::fill(joined_.begin(), joined_.end(), false);
+}
+
+void Negotiator::Refuse(int member, const Refusal& refusal, Effects* effects) {
+  auto found = entries_.find(refusal.name);
+  Entry entry;
+  if (found != entries_.end()) {
+    if (found->second.arrivals[member].present) return;
+    entry = Take(found);
+  } else {
+    entry.name = refusal.name;
+    entry.arrivals.resize(member_count());
+  }
+  entry.arrivals[member].present = true;  // the refusing rank has raised already and is owed nothing
+  FailEntry(entry, refusal, true, effects);
+}
+
+Negotiator::Entry Negotiator::Take(Entries::iterator found) {
+  Entry entry = std::move(found->second);
+  entries_.erase(found);
+  order_.erase(entry.place);
+  return entry;
+}
+
+const Request& Negotiator::Entry::any() const {
+  return std::find_if(arrivals.begin(), arrivals.end(), [](const Arrival& arrival) { return arrival.present; })->request;
+}
+
+void Negotiator::CompleteIfReady(const std::string& name, Effects* effects) {
+  auto found = entries_.find(name);
+  if (found == entries_.end()) return;
+  std::vector<int> gone;
+  for (int member = 0; member < member_count(); ++member) {
+    if (found->second.arrivals[member].present || joined_[member]) continue;
+    if (!left_[member]) return;
+    gone.push_back(options_.members[member]);
+  }
+  Entry entry = Take(found);
+  if (gone.empty()) {
+    Complete(std::move(entry), effects);
+    return;
+  }
+  std::string text = entry.any().Subject() + ": " + RanksText(gone) + " called shutdown() without submitting it, but " +
+                     RanksText(Submitters(entry)) + " did. All ranks must submit before any shuts down.";
+  FailEntry(entry, {entry.name, StatusCode::kClosed, text}, false, effects);
+}
+
+void Negotiator::CompleteAll(Effects* effects) {
+  for (const std::string& name : std::list<std::string>(order_)) CompleteIfReady(name, effects);
+}
+
+void Negotiator::Complete(Entry entry, Effects* effects) {
+  ResponseCache::Id id = entry.arrivals[0].id;
+  std::vector<const Request*> requests;
+  Ready ready;
+  for (int member = 0; member < member_count(); ++member) {
+    const Arrival& arrival = entry.arrivals[member];
+    if (arrival.id != id) id = ResponseCache::kNone;
+    if (!arrival.present) ready.joined.push_back(member);
+    requests.push_back(arrival.present ? &arrival.request : nullptr);
+  }
+  if (id != ResponseCache::kNone && cache_.Find(id) != nullptr) {
+    ready.agreed = {id, true, *cache_.Find(id)};
+    ready_to_run_.push_back(std::move(ready));
+    return;
+  }
+  Response& response = ready.agreed.response;
+  Status status = Match(requests, options_.members, &response);
+  if (!status.ok()) {
+    FailEntry(entry, {entry.name, status.code(), status.message()}, false, effects);
+    return;
+  }
+  if (response.request.operation == Operation::kAddProcessSet) response.result = next_process_set_++;
+  // Control operations are rare, and with joined members the rows are not those of the next time.
+  const bool data = ringtrain::Find(response.request.operation)->output != Output::kNone;
+  if (ready.joined.empty() && response.request.cacheable && data && cache_.capacity() > 0) ready.agreed.id = next_id_++;
+  ready_to_run_.push_back(std::move(ready));
+}
+
+// owe: members that have not submitted yet hear of it when they do.
+void Negotiator::FailEntry(const Entry& entry, const Refusal& failure, bool owe, Effects* effects) {
+  for (int member = 0; member < member_count(); ++member) {
+    if (entry.arrivals[member].present) {
+      Verdict verdict;
+      verdict.failure = failure;
+      Tell(member, std::move(verdict), effects);
+    } else if (owe && !joined_[member] && !left_[member]) {
+      owed_[entry.name].emplace_back(member, failure);
+    }
+  }
+}
+
+void Negotiator::Tell(int member, Verdict verdict, Effects* effects) {
+  Frame frame = MakeFrame(FrameType::kVerdicts);
+  frame.verdicts.push_back(std::move(verdict));
+  if (member == options_.me)
+    Apply(frame, effects);
+  else
+    effects->push_back(effect::Send{member, std::move(frame)});
+}
+
+void Negotiator::Decide(Effects* effects) {
+  while (!ready_to_run_.empty() && batches_under_way_ < kMostBatches) {
+    // Operations with other joined members cannot share a batch: fuse within the run that starts the queue.
+    std::vector<const Request*> run;
+    for (const Ready& ready : ready_to_run_) {
+      if (ready.joined != ready_to_run_[0].joined) break;
+      run.push_back(&ready.request());
+    }
+    Start(Fuse(run, options_.fusion_threshold_bytes)[0], effects);
+  }
+}
+
+// Takes these out of the queue and tells every member to run them. A frame for each batch: applying it may evict from the cache
+// what the next one would have named by id.
+void Negotiator::Start(const std::vector<int>& batch, Effects* effects) {
+  Verdict verdict;
+  verdict.joined = ready_to_run_[batch[0]].joined;
+  for (int index : batch) {
+    Agreed& agreed = ready_to_run_[index].agreed;
+    if (agreed.cached && cache_.Find(agreed.id) == nullptr) {
+      agreed.cached = false;  // evicted since it became ready: it travels in full
+      agreed.id = ResponseCache::kNone;
+    }
+    verdict.batch.push_back(std::move(agreed));
+  }
+  for (auto index = batch.rbegin(); index != batch.rend(); ++index) ready_to_run_.erase(ready_to_run_.begin() + *index);
+  ++batches_under_way_;
+  Frame frame = MakeFrame(FrameType::kVerdicts);
+  frame.verdicts.push_back(std::move(verdict));
+  Broadcast(frame, effects);
+}
+
+void Negotiator::Broadcast(const Frame& frame, Effects* effects) {
+  for (int member = 0; member < member_count(); ++member)
+    if (member != options_.me && !left_[member]) effects->push_back(effect::Send{member, frame});
+  Apply(frame, effects);
+}
+
+// ---- stalls ----
+
+std::vector<int> Negotiator::Missing(const Entry& entry) const {
+  std::vector<int> ranks;
+  for (int member = 0; member < member_count(); ++member)
+    if (!entry.arrivals[member].present && !joined_[member]) ranks.push_back(options_.members[member]);
+  return ranks;
+}
+
+std::vector<int> Negotiator::Submitters(const Entry& entry) const {
+  std::vector<int> ranks;
+  for (int member = 0; member < member_count(); ++member)
+    if (entry.arrivals[member].present) ranks.push_back(options_.members[member]);
+  return ranks;
+}
+
+// By the oldest entry alone: the others are younger, and a late report of one of them does no harm.
+Nanoseconds Negotiator::next_timer() const {
+  if (!coordinates() || order_.empty()) return kNever;
+  const Entry& oldest = entries_.at(order_.front());
+  return std::min(oldest.warn_at, AbortAt(oldest));
+}
+
+Nanoseconds Negotiator::AbortAt(const Entry& entry) const {
+  return options_.stall_abort == kNever ? kNever : entry.since + options_.stall_abort;
+}
+
+void Negotiator::CheckStalls(Nanoseconds now, Effects* effects) {
+  if (next_timer() > now) return;
+  for (const std::string& name : std::list<std::string>(order_)) {
+    auto found = entries_.find(name);
+    Entry& entry = found->second;
+    if (now < std::min(entry.warn_at, AbortAt(entry))) continue;
+    std::string text = entry.any().Subject() + ": waiting " + SecondsText(now - entry.since) + " s: submitted by " +
+                       RanksText(Submitters(entry)) + "; missing " + RanksText(Missing(entry)) + ". A branch may differ between ranks.";
+    if (now >= AbortAt(entry)) {
+      text += " It was given up after " + SecondsText(options_.stall_abort) + " s (RINGTRAIN_STALL_ABORT_SECONDS).";
+      FailEntry(Take(found), {name, StatusCode::kTimeout, text}, true, effects);
+      continue;
+    }
+    if (options_.stall_abort != kNever)
+      text += " It will fail after " + SecondsText(options_.stall_abort) + " s (RINGTRAIN_STALL_ABORT_SECONDS).";
+    effects->push_back(effect::Warn{text});
+    entry.patience *= 2;
+    entry.warn_at = entry.since + entry.patience;
+  }
+}
+
+}  // namespace ringtrain

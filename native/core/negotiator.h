@@ -1,0 +1,173 @@
+// Negotiator: how the members of one process set come to do the same operations in the same order. Sans-I/O.
+//
+// Events go in, effects come out; there is no thread, clock, socket, environment or random number inside, and no iteration over
+// an unordered container, so the same code runs under MPI, between threads, and in a simulator, and replays bit for bit.
+//
+//   1. A member tells the coordinator, the set's lowest member, what has become ready here: an id where the response cache
+//      knows the request, else the request itself (kReady).
+//   2. The coordinator counts members, not messages. When every member that has not joined is there, it matches the requests;
+//      what fits becomes ready to run, what does not fails on everyone with one text.
+//   3. While fewer than two of its batches are under way, it fuses all that is ready and tells every member (kVerdicts).
+//      Waiting for a free place, not for a clock, is what lets operations gather for fusion.
+//   4. Every member, the coordinator too, applies the verdicts in the order in which they come, and so keeps an equal cache.
+//
+// A member with nothing of its own pending sends nothing and need not be awake: without its submission nothing can run.
+#ifndef RINGTRAIN_CORE_NEGOTIATOR_H_
+#define RINGTRAIN_CORE_NEGOTIATOR_H_
+
+#include <list>
+#include <string>
+#include <unordered_map>
+#include <variant>
+#include <vector>
+
+#include "base/clock.h"
+#include "core/frame.h"
+#include "core/request.h"
+#include "core/response_cache.h"
+
+namespace ringtrain {
+
+namespace event {
+struct Submitted {  // this rank is ready for it; no other of that name is pending here
+  Request request;
+};
+struct Refused {  // this rank refused it: its peers shall fail
+  Refusal refusal;
+};
+struct Arrived {  // a frame of a member
+  int member;
+  Frame frame;
+};
+struct BatchFinished {};  // the oldest unfinished Execute is done here
+struct Left {             // a member shuts down and will submit no more
+  int member;
+};
+struct Tick {};  // time has passed; sends what has gathered. Due after every group of events and at next_timer().
+}  // namespace event
+using Event = std::variant<event::Submitted, event::Refused, event::Arrived, event::BatchFinished, event::Left, event::Tick>;
+
+namespace effect {
+struct Send {
+  int member;
+  Frame frame;
+};
+struct Execute {  // run these as one batch; joined: by member
+  std::vector<Response> responses;
+  std::vector<bool> joined;
+};
+struct Fail {  // this rank's pending operation of that name ends with this status
+  std::string name;
+  Status status;
+};
+struct Warn {
+  std::string text;
+};
+}  // namespace effect
+using Effect = std::variant<effect::Send, effect::Execute, effect::Fail, effect::Warn>;
+using Effects = std::vector<Effect>;
+
+struct NegotiatorOptions {
+  int process_set = 0;
+  std::vector<int> members;  // global ranks, ascending
+  int me = 0;                // member
+  size_t cache_capacity = 1024;
+  size_t fusion_threshold_bytes = 64 << 20;
+  Nanoseconds stall_warning = 30 * INT64_C(1000000000);
+  Nanoseconds stall_abort = 600 * INT64_C(1000000000);  // kNever: not at all
+};
+
+class Negotiator {
+ public:
+  explicit Negotiator(NegotiatorOptions options);
+
+  // Appends what follows from the event to *effects.
+  void OnEvent(Nanoseconds now, const Event& event, Effects* effects);
+
+  // This rank waits for something: it must be driven.
+  bool pending() const { return !mine_.empty(); }
+  // When Tick is due at the latest, kNever if nothing is timed.
+  Nanoseconds next_timer() const;
+  const std::vector<int>& members() const { return options_.members; }
+  int64_t cache_hits() const { return cache_hits_; }
+  int64_t cache_misses() const { return cache_misses_; }
+
+ private:
+  // ---- member ----
+  struct Mine {
+    Request request;
+    ResponseCache::Id id;  // under which it was announced, or kNone
+  };
+  void On(Nanoseconds now, const event::Submitted& event, Effects* effects);
+  void On(Nanoseconds now, const event::Refused& event, Effects* effects);
+  void On(Nanoseconds now, const event::Arrived& event, Effects* effects);
+  void On(Nanoseconds now, const event::BatchFinished& event, Effects* effects);
+  void On(Nanoseconds now, const event::Left& event, Effects* effects);
+  void On(Nanoseconds now, const event::Tick& event, Effects* effects);
+  void Announce(Nanoseconds now, Effects* effects);
+  void Resend(const std::vector<ResponseCache::Id>& unknown);
+  void Apply(const Frame& verdicts, Effects* effects);
+  void ApplyBatch(const Verdict& verdict, Effects* effects);
+
+  // ---- coordinator ----
+  struct Arrival {
+    bool present = false;
+    ResponseCache::Id id = ResponseCache::kNone;
+    Request request;  // unless id
+  };
+  struct Entry {  // a name that some members have submitted
+    std::string name;
+    std::vector<Arrival> arrivals;  // by member
+    int count = 0;
+    Nanoseconds since = 0, warn_at = 0;
+    Nanoseconds patience = 0;  // from the start to the next warning
+    std::list<std::string>::iterator place;  // in order_
+    const Request& any() const;  // some member's request
+  };
+  struct Ready {
+    Agreed agreed;
+    std::vector<int> joined;  // members without a contribution
+    const Request& request() const { return agreed.response.request; }
+  };
+  using Entries = std::unordered_map<std::string, Entry>;
+  bool coordinates() const { return options_.me == 0; }
+  void Receive(Nanoseconds now, int member, const Frame& ready, Effects* effects);
+  void Arrive(Nanoseconds now, int member, const std::string& name, Arrival arrival, Effects* effects);
+  void Join(int member, const Request& request, Effects* effects);
+  void Refuse(int member, const Refusal& refusal, Effects* effects);
+  Entry Take(Entries::iterator entry);
+  void CompleteIfReady(const std::string& name, Effects* effects);
+  void CompleteAll(Effects* effects);
+  void Complete(Entry entry, Effects* effects);
+  void FailEntry(const Entry& entry, const Refusal& failure, bool owe, Effects* effects);
+  void Tell(int member, Verdict verdict, Effects* effects);
+  void Decide(Effects* effects);
+  void Start(const std::vector<int>& batch, Effects* effects);
+  void Broadcast(const Frame& frame, Effects* effects);
+  void CheckStalls(Nanoseconds now, Effects* effects);
+  Nanoseconds AbortAt(const Entry& entry) const;
+  std::vector<int> Missing(const Entry& entry) const;
+  std::vector<int> Submitters(const Entry& entry) const;
+  Frame MakeFrame(FrameType type) const;
+  int member_count() const { return static_cast<int>(options_.members.size()); }
+
+  const NegotiatorOptions options_;
+  ResponseCache cache_;
+  bool coordinator_left_ = false;
+
+  std::unordered_map<std::string, Mine> mine_;  // submitted here, no verdict yet
+  Frame ready_;                                 // gathers until the next Tick
+  int64_t cache_hits_ = 0, cache_misses_ = 0;
+
+  Entries entries_;
+  std::list<std::string> order_;  // names of entries_ by first arrival
+  std::unordered_map<std::string, std::vector<std::pair<int, Refusal>>> owed_;  // members that will hear of a failure when they submit
+  std::vector<Ready> ready_to_run_;
+  std::vector<bool> joined_, left_;  // by member
+  int batches_under_way_ = 0;
+  ResponseCache::Id next_id_ = 1;
+  int next_process_set_ = 1;
+};
+
+}  // namespace ringtrain
+#endif  // RINGTRAIN_CORE_NEGOTIATOR_H_

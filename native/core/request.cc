@@ -1,0 +1,175 @@
+#include "core/request.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/ranks.h"
+
+namespace ringtrain {
+namespace {
+
+constexpr size_t kMostDimensions = 64;
+
+int64_t ElementsFrom(const std::vector<int64_t>& shape, size_t first) {
+  int64_t elements = 1;
+  for (size_t dimension = first; dimension < shape.size(); ++dimension) elements *= shape[dimension];
+  return elements;
+}
+
+
+Status Refuse(const Request& request, const std::string& text) {
+  return Status::InvalidArgument(request.Subject() + ": " + text);
+}
+
+Status CheckTensors(const Request& request) {
+  const bool needs_rows = Find(request.operation)->output == Output::kRows;
+  for (const TensorSpec& tensor : request.tensors) {
+    if (needs_rows && tensor.shape.empty())
+      return Refuse(request, "the tensor must have a first dimension, but is a scalar. Reshape it to (1,).");
+    if (std::any_of(tensor.shape.begin(), tensor.shape.end(), [](int64_t extent) { return extent < 0; }))
+      return Refuse(request, "the shape must not be negative, but is " + tensor.Text() + ".");
+  }
+  return {};
+}
+
+Status CheckReduction(const Request& request) {
+  if (Text(request.reduction) == nullptr)
+    return Refuse(request, "reduction " + std::to_string(static_cast<int>(request.reduction)) + " does not exist.");
+  const bool scales = request.prescale != 1.0 || request.postscale != 1.0;
+  for (const TensorSpec& tensor : request.tensors) {
+    if (tensor.dtype != DType::kBool) continue;
+    if (request.reduction == Reduction::kAverage)
+      return Refuse(request, "the average of bool is not defined. Use sum (OR), product (AND), or cast first.");
+    if (scales) return Refuse(request, "bool cannot be scaled. Cast first.");
+  }
+  return {};
+}
+
+Status CheckRoot(const Request& request, const std::vector<int>& members) {
+  if (std::binary_search(members.begin(), members.end(), request.root)) return {};
+  const bool whole_range = members.back() - members.front() + 1 == static_cast<int>(members.size());
+  const std::string expected = whole_range ? "in [" + std::to_string(members.front()) + ", " + std::to_string(members.back() + 1) + ")"
+                                           : "one of " + RanksText(members);
+  return Refuse(request, "root must be " + expected + ", got " + std::to_string(request.root) + ".");
+}
+
+Status CheckSplits(const Request& request, const std::vector<int>& members) {
+  const int64_t rows = request.tensors[0].shape[0];
+  if (request.splits.size() != members.size())
+    return Refuse(request, "splits must have one entry for each of the " + std::to_string(members.size()) + " members, got " +
+                               std::to_string(request.splits.size()) + ".");
+  if (std::any_of(request.splits.begin(), request.splits.end(), [](int64_t split) { return split < 0; }))
+    return Refuse(request, "splits must not be negative.");
+  const int64_t sum = std::accumulate(request.splits.begin(), request.splits.end(), int64_t{0});
+  if (sum != rows)
+    return Refuse(request, "splits must add up to the " + std::to_string(rows) + " rows of the tensor, but add up to " +
+                               std::to_string(sum) + ".");
+  return {};
+}
+
+}  // namespace
+
+int64_t TensorSpec::elements() const { return ElementsFrom(shape, 0); }
+int64_t TensorSpec::row_elements() const { return ElementsFrom(shape, 1); }
+
+std::string TensorSpec::Text() const {
+  std::string text = std::string(ringtrain::Text(dtype)) + "[";
+  for (size_t dimension = 0; dimension < shape.size(); ++dimension)
+    text += (dimension > 0 ? ", " : "") + std::to_string(shape[dimension]);
+  return text + "]";
+}
+
+bool Request::operator==(const Request& other) const {
+  return operation == other.operation && reduction == other.reduction && prescale == other.prescale &&
+         postscale == other.postscale && root == other.root && device == other.device && cacheable == other.cacheable &&
+         name == other.name && tensors == other.tensors && splits == other.splits;
+}
+
+std::string Request::Subject() const { return std::string(Text(operation)) + " '" + name + "'"; }
+
+size_t Request::bytes() const {
+  size_t bytes = 0;
+  for (const TensorSpec& tensor : tensors) bytes += tensor.bytes();
+  return bytes;
+}
+
+Request Response::RequestOf(int member, int members) const {
+  Request mine = request;
+  const size_t tensors = mine.tensors.size();
+  if (request.operation == Operation::kAllgather)
+    for (size_t tensor = 0; tensor < tensors; ++tensor) mine.tensors[tensor].shape[0] = rows[member * tensors + tensor];
+  if (request.operation == Operation::kAlltoall) {
+    mine.splits.assign(rows.begin() + member * members, rows.begin() + (member + 1) * members);
+    mine.tensors[0].shape[0] = std::accumulate(mine.splits.begin(), mine.splits.end(), int64_t{0});
+  }
+  return mine;
+}
+
+Status Check(const Request& request, const std::vector<int>& members) {
+  const OperationRow& row = *Find(request.operation);
+  if (request.device >= 0)
+    return Status::Unsupported(request.Subject() + ": expected host memory but found CUDA device " + std::to_string(request.device) +
+                               ". Copy the tensor to the host first.");
+  RT_TRY(CheckTensors(request));
+  if (row.reduces) RT_TRY(CheckReduction(request));
+  if (row.rooted) RT_TRY(CheckRoot(request, members));
+  if (request.operation == Operation::kAlltoall) {
+    if (request.tensors.size() != 1) return Refuse(request, "takes one tensor, got " + std::to_string(request.tensors.size()) + ".");
+    RT_TRY(CheckSplits(request, members));
+  }
+  return {};
+}
+
+void Encode(const Request& request, Encoder* encoder) {
+  encoder->Text(request.name);
+  encoder->Byte(static_cast<uint8_t>(request.operation));
+  encoder->Byte(static_cast<uint8_t>(request.reduction));
+  encoder->Number(request.prescale);
+  encoder->Number(request.postscale);
+  encoder->Signed(request.root);
+  encoder->Signed(request.device);
+  encoder->Byte(request.cacheable);
+  encoder->Unsigned(request.tensors.size());
+  for (const TensorSpec& tensor : request.tensors) {
+    encoder->Byte(static_cast<uint8_t>(tensor.dtype));
+    encoder->SignedList(tensor.shape);
+  }
+  encoder->SignedList(request.splits);
+}
+
+Request DecodeRequest(Decoder* decoder) {
+  Request request;
+  request.name = decoder->Text();
+  request.operation = static_cast<Operation>(decoder->Byte());
+  request.reduction = static_cast<Reduction>(decoder->Byte());
+  request.prescale = decoder->Number();
+  request.postscale = decoder->Number();
+  request.root = static_cast<int>(decoder->Signed());
+  request.device = static_cast<int>(decoder->Signed());
+  request.cacheable = decoder->Byte() != 0;
+  request.tensors.resize(decoder->Count());
+  for (TensorSpec& tensor : request.tensors) {
+    tensor.dtype = static_cast<DType>(decoder->Byte());
+    tensor.shape = decoder->SignedList();
+    if (Find(tensor.dtype) == nullptr || tensor.shape.size() > kMostDimensions) decoder->Refuse();
+  }
+  request.splits = decoder->SignedList();
+  if (Find(request.operation) == nullptr) decoder->Refuse();
+  return request;
+}
+
+void Encode(const Response& response, Encoder* encoder) {
+  Encode(response.request, encoder);
+  encoder->SignedList(response.rows);
+  encoder->Signed(response.result);
+}
+
+Response DecodeResponse(Decoder* decoder) {
+  Response response;
+  response.request = DecodeRequest(decoder);
+  response.rows = decoder->SignedList();
+  response.result = static_cast<int>(decoder->Signed());
+  return response;
+}
+
+}  // namespace ringtrain
