@@ -49,7 +49,7 @@ inline std::atomic<int>& Failures() {
 struct RequirementFailed {};  // thrown to end a test after the failure was printed
 
 inline bool Report(const char* file, int line, const std::string& text) {
-  constexpr int kMostPrinted = 50;
+  constexpr int kMostPrinted = 20;
   static std::mutex mutex;
   const int number = ++Failures();
   std::lock_guard<std::mutex> lock(mutex);
