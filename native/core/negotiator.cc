@@ -51,13 +51,10 @@ void Negotiator::On(Nanoseconds, const event::Submitted& event, Effects* effects
   }
   ResponseCache::Id id = cache_.IdOf(request.name);
   if (id != ResponseCache::kNone && !(cache_.Find(id)->RequestOf(options_.me, member_count()) == request)) id = ResponseCache::kNone;
-  if (id != ResponseCache::kNone) {
+  if (id != ResponseCache::kNone)
     ready_.ids.push_back(id);
-    ++cache_hits_;
-  } else {
+  else
     ready_.requests.push_back(request);
-    ++cache_misses_;
-  }
   mine_.emplace(request.name, Mine{request, id});
 }
 
@@ -110,6 +107,7 @@ void Negotiator::Announce(Nanoseconds now, Effects* effects) {
   if (ready_.ids.empty() && ready_.requests.empty() && ready_.refusals.empty()) return;
   std::sort(ready_.ids.begin(), ready_.ids.end());
   Frame frame = std::exchange(ready_, MakeFrame(FrameType::kReady));
+  effects->push_back(effect::Count{static_cast<int>(frame.ids.size()), static_cast<int>(frame.requests.size())});
   if (coordinates())
     Receive(now, options_.me, frame, effects);
   else
@@ -358,7 +356,7 @@ void Negotiator::Start(const std::vector<int>& batch, Effects* effects) {
 
 void Negotiator::Broadcast(const Frame& frame, Effects* effects) {
   for (int member = 0; member < member_count(); ++member)
-    if (member != options_.me && !left_[member]) effects->push_back(effect::Send{member, frame});
+    if (member != options_.me) effects->push_back(effect::Send{member, frame});
   Apply(frame, effects);
 }
 

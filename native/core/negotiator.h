@@ -63,8 +63,11 @@ struct Fail {  // this rank's pending operation of that name ends with this stat
 struct Warn {
   std::string text;
 };
+struct Count {  // requests of this rank that went out as ids of the response cache, and in full
+  int hits, misses;
+};
 }  // namespace effect
-using Effect = std::variant<effect::Send, effect::Execute, effect::Fail, effect::Warn>;
+using Effect = std::variant<effect::Send, effect::Execute, effect::Fail, effect::Warn, effect::Count>;
 using Effects = std::vector<Effect>;
 
 struct NegotiatorOptions {
@@ -89,8 +92,6 @@ class Negotiator {
   // When Tick is due at the latest, kNever if nothing is timed.
   Nanoseconds next_timer() const;
   const std::vector<int>& members() const { return options_.members; }
-  int64_t cache_hits() const { return cache_hits_; }
-  int64_t cache_misses() const { return cache_misses_; }
 
  private:
   // ---- member ----
@@ -157,7 +158,6 @@ class Negotiator {
 
   std::unordered_map<std::string, Mine> mine_;  // submitted here, no verdict yet
   Frame ready_;                                 // gathers until the next Tick
-  int64_t cache_hits_ = 0, cache_misses_ = 0;
 
   Entries entries_;
   std::list<std::string> order_;  // names of entries_ by first arrival

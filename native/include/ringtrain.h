@@ -105,7 +105,7 @@ int32_t rt_submit(rt_context *context, const rt_request *request, rt_handle **ha
 int32_t rt_wait(rt_handle *handle, double timeout_seconds, char **error);
 /* Status without waiting. */
 int32_t rt_poll(rt_handle *handle);
-/* Output of a finished operation: its memory, owned by the handle until rt_take_output, and its shape (8 entries at most). */
+/* Output of a finished operation: its memory, owned by the handle until rt_take_output, and its shape (room for 64 entries). */
 int32_t rt_output(rt_handle *handle, int32_t tensor, void **data, int32_t *ndim, int64_t *shape, char **error);
 /* Hands the memory of a core-allocated output to the caller, who frees it with rt_free; NULL if there is none. */
 void *rt_take_output(rt_handle *handle, int32_t tensor);

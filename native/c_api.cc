@@ -1,0 +1,219 @@
+// The C ABI: translation only. Exceptions (out of memory, mostly) end here as statuses.
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <new>
+
+#include "core/context.h"
+#include "core/version.h"
+#include "include/ringtrain.h"
+#include "kernels/reduce.h"
+#include "transport/in_process.h"
+
+using ringtrain::Context;
+using ringtrain::Handle;
+using ringtrain::Hub;
+using ringtrain::Status;
+using ringtrain::StatusCode;
+using ringtrain::Submission;
+
+struct rt_context {
+  std::shared_ptr<Context> context;
+};
+struct rt_hub {
+  std::shared_ptr<Hub> hub;
+};
+struct rt_handle {
+  std::shared_ptr<Context> context;  // a waiter may drive it
+  std::shared_ptr<Handle> handle;
+};
+
+namespace {
+
+char* CopyText(const std::string& text) { return strdup(text.c_str()); }
+
+int32_t Report(const Status& status, char** error) {
+  if (!status.ok() && error != nullptr) *error = CopyText(status.message());
+  return static_cast<int32_t>(status.code());
+}
+
+template <typename Body>
+Status Guard(Body body) {
+  try {
+    return body();
+  } catch (const std::exception& exception) {
+    return Status::Internal(exception.what());
+  }
+}
+
+std::string TextOf(const char* text) { return text == nullptr ? "" : text; }
+
+Status MakeSubmission(const rt_request& from, Submission* submission) {
+  ringtrain::Request& request = submission->request;
+  submission->process_set = from.process_set;
+  submission->allocate = from.allocate;
+  submission->done = from.done;
+  submission->callback_context = from.callback_context;
+  request.name = TextOf(from.name);
+  request.operation = static_cast<ringtrain::Operation>(from.operation);
+  if (ringtrain::Find(request.operation) == nullptr)
+    return Status::InvalidArgument("operation " + std::to_string(from.operation) + " does not exist.");
+  request.reduction = static_cast<ringtrain::Reduction>(from.reduction);
+  request.prescale = from.prescale;
+  request.postscale = from.postscale;
+  request.root = from.root;
+  request.cacheable = from.cacheable != 0;
+  request.splits.assign(from.splits, from.splits + from.split_count);
+  for (int32_t index = 0; index < from.tensor_count; ++index) {
+    const rt_tensor& tensor = from.tensors[index];
+    const auto dtype = static_cast<ringtrain::DType>(tensor.dtype);
+    if (ringtrain::Find(dtype) == nullptr)
+      return Status::InvalidArgument(request.Subject() + ": dtype " + std::to_string(tensor.dtype) + " does not exist.");
+    request.tensors.push_back({dtype, {tensor.shape, tensor.shape + tensor.ndim}});
+    request.device = std::max(request.device, tensor.device);
+    submission->inputs.push_back(tensor.data);
+    submission->outputs.push_back(tensor.output);
+  }
+  return {};
+}
+
+}  // namespace
+
+extern "C" {
+
+int32_t rt_abi_version(void) { return 1; }
+
+const char* rt_build_info(void) {
+  static const std::string text = std::string("ringtrain ") + ringtrain::kVersion + ", built with " __VERSION__ ", kernels " +
+                                  ringtrain::KernelVariant();
+  return text.c_str();
+}
+
+const char* rt_table(const char* name) { return ringtrain::TableText(name); }
+
+void rt_free(void* memory) { std::free(memory); }
+
+rt_hub* rt_hub_open(int32_t size, const char* layout, char** error) {
+  std::unique_ptr<rt_hub> opened;
+  Status status = Guard([&]() -> Status {
+    if (size < 1) return Status::InvalidArgument("a world must have one rank at least, got " + std::to_string(size) + ".");
+    std::vector<int> hosts;
+    RT_TRY(ringtrain::ParseLayout(TextOf(layout), size, &hosts));
+    opened.reset(new rt_hub{std::make_shared<Hub>(hosts)});
+    return {};
+  });
+  return Report(status, error) == 0 ? opened.release() : nullptr;
+}
+
+void rt_hub_close(rt_hub* hub) { delete hub; }
+
+rt_context* rt_open_in_process(rt_hub* hub, int32_t rank, const char* options, char** error) {
+  std::unique_ptr<rt_context> opened(new rt_context);
+  Status status = Guard([&] { return Context::OpenInProcess(hub->hub, rank, TextOf(options), &opened->context); });
+  return Report(status, error) == 0 ? opened.release() : nullptr;
+}
+
+rt_context* rt_open_mpi(const char* library, uintptr_t communicator, const char* options, char** error) {
+  std::unique_ptr<rt_context> opened(new rt_context);
+  Status status = Guard([&] { return Context::OpenMpi(TextOf(library), communicator, TextOf(options), &opened->context); });
+  return Report(status, error) == 0 ? opened.release() : nullptr;
+}
+
+int32_t rt_close(rt_context* context, char** error) {
+  return Report(Guard([&] { return context->context->Close(); }), error);
+}
+
+void rt_context_free(rt_context* context) {
+  if (context == nullptr) return;
+  rt_close(context, nullptr);
+  delete context;
+}
+
+void rt_abort(rt_context* context, const char* cause) { context->context->Abort(TextOf(cause)); }
+
+void rt_world_of(rt_context* context, rt_world* world) {
+  const ringtrain::World& from = context->context->world();
+  *world = {from.rank,        from.size,         from.local_rank(),       from.local_size(),
+            from.cross_rank(), from.cross_size(), from.homogeneous() ? 1 : 0, from.epoch};
+}
+
+int32_t rt_process_set_ranks(rt_context* context, int32_t process_set, int32_t* ranks, int32_t capacity) {
+  const std::vector<int> members = context->context->ProcessSetRanks(process_set);
+  if (members.empty()) return -1;
+  std::copy_n(members.begin(), std::min<size_t>(members.size(), static_cast<size_t>(std::max(capacity, 0))), ranks);
+  return static_cast<int32_t>(members.size());
+}
+
+int32_t rt_counters(rt_context* context, int64_t* values, int32_t capacity) {
+  for (int counter = 0; counter < std::min(capacity, ringtrain::kCounterCount); ++counter)
+    values[counter] = context->context->counters().Get(counter);
+  return ringtrain::kCounterCount;
+}
+
+char* rt_log_next(rt_context* context) {
+  std::string line;
+  return context->context->log().Next(&line) ? CopyText(line) : nullptr;
+}
+
+int32_t rt_timeline_start(rt_context* context, const char* path, char** error) {
+  return Report(Guard([&] { return context->context->StartTimeline(TextOf(path)); }), error);
+}
+
+int32_t rt_timeline_stop(rt_context* context, char** error) {
+  return Report(Guard([&] { return context->context->StopTimeline(); }), error);
+}
+
+int32_t rt_submit(rt_context* context, const rt_request* request, rt_handle** handle, char** error) {
+  Status status = Guard([&]() -> Status {
+    auto submission = std::make_shared<Submission>();
+    RT_TRY(MakeSubmission(*request, submission.get()));
+    std::unique_ptr<rt_handle> made(new rt_handle{context->context, submission->handle});
+    RT_TRY(context->context->Submit(std::move(submission), TextOf(request->refusal), request->caller_waits != 0));
+    *handle = made.release();
+    return {};
+  });
+  return Report(status, error);
+}
+
+int32_t rt_wait(rt_handle* handle, double timeout_seconds, char** error) {
+  handle->context->Wait(*handle->handle, ringtrain::DeadlineAfter(timeout_seconds));
+  if (!handle->handle->done()) return static_cast<int32_t>(StatusCode::kPending);
+  return Report(handle->handle->status(), error);
+}
+
+int32_t rt_poll(rt_handle* handle) {
+  return static_cast<int32_t>(handle->handle->done() ? handle->handle->status().code() : StatusCode::kPending);
+}
+
+int32_t rt_output(rt_handle* handle, int32_t tensor, void** data, int32_t* ndim, int64_t* shape, char** error) {
+  constexpr size_t kMostDimensions = 64;
+  Handle& from = *handle->handle;
+  if (!from.done() || tensor < 0 || static_cast<size_t>(tensor) >= from.outputs.size())
+    return Report(Status::InvalidArgument("output " + std::to_string(tensor) + " does not exist, or is not ready."), error);
+  const Handle::Output& output = from.outputs[tensor];
+  *data = output.data;
+  *ndim = static_cast<int32_t>(std::min(output.shape.size(), kMostDimensions));
+  std::copy_n(output.shape.begin(), *ndim, shape);
+  return 0;
+}
+
+void* rt_take_output(rt_handle* handle, int32_t tensor) {
+  Handle& from = *handle->handle;
+  if (!from.done() || tensor < 0 || static_cast<size_t>(tensor) >= from.outputs.size() || !from.outputs[tensor].owned) return nullptr;
+  from.outputs[tensor].owned = false;
+  return from.outputs[tensor].data;
+}
+
+int32_t rt_received_splits(rt_handle* handle, int64_t* splits, int32_t capacity) {
+  const std::vector<int64_t>& from = handle->handle->received_splits;
+  std::copy_n(from.begin(), std::min<size_t>(from.size(), static_cast<size_t>(std::max(capacity, 0))), splits);
+  return static_cast<int32_t>(from.size());
+}
+
+int32_t rt_result(rt_handle* handle) { return handle->handle->result; }
+
+void rt_handle_free(rt_handle* handle) { delete handle; }
+
+}  // extern "C"

@@ -1,0 +1,326 @@
+#include "core/context.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <sys/prctl.h>
+#include <sys/random.h>
+
+#include <algorithm>
+#include <map>
+
+#include "base/ranks.h"
+#include "core/version.h"
+#include "transport/mpi.h"
+
+namespace ringtrain {
+namespace {
+
+constexpr Nanoseconds kSecond = INT64_C(1000000000);
+constexpr Nanoseconds kMicrosecond = 1000;
+constexpr Nanoseconds kShortestPoll = 20 * kMicrosecond, kLongestPoll = 500 * kMicrosecond;
+
+void Pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+int UsableCores() {
+  cpu_set_t cores;
+  return sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1;
+}
+
+// What must be equal on all ranks before they can work together, as name and value.
+std::vector<std::pair<std::string, std::string>> StartFacts(const Options& options) {
+  return {{"ringtrain version", kVersion},
+          {"RINGTRAIN_ALGORITHM", options.algorithm},
+          {"RINGTRAIN_HOST_LAYOUT", options.host_layout},
+          {"RINGTRAIN_CACHE_CAPACITY", std::to_string(options.cache_capacity)},
+          {"RINGTRAIN_SHARED_MEMORY_BYTES", std::to_string(options.shared_memory_bytes)},
+          {"RINGTRAIN_CHUNK_BYTES", std::to_string(options.chunk_bytes)},
+          {"RINGTRAIN_JOIN_DIVISOR", options.join_divisor}};
+}
+
+Status CompareFact(const std::string& name, const std::vector<std::string>& by_rank) {
+  std::map<std::string, std::vector<int>> ranks_of;
+  for (size_t rank = 0; rank < by_rank.size(); ++rank) ranks_of[by_rank[rank]].push_back(static_cast<int>(rank));
+  if (ranks_of.size() == 1) return {};
+  std::string text = "init: " + name + " must be the same on all ranks, but is ";
+  for (auto group = ranks_of.begin(); group != ranks_of.end(); ++group)
+    text += std::string(group == ranks_of.begin() ? "" : " and ") + "'" + group->first + "' on " + RanksText(group->second);
+  return Status::Mismatch(text + ". Set it alike everywhere.");
+}
+
+}  // namespace
+
+// ---- opening ----
+
+Status Context::OpenInProcess(const std::shared_ptr<Hub>& hub, int rank, const std::string& options, std::shared_ptr<Context>* opened) {
+  std::shared_ptr<Context> context(new Context);
+  RT_TRY(Options::Parse(options, &context->options_));
+  RT_TRY(Hub::Join(hub, rank, &context->transport_, &context->memory_));
+  return Open(std::move(context), hub->layout(), opened);
+}
+
+Status Context::OpenMpi(const std::string& library, uintptr_t communicator, const std::string& options,
+                        std::shared_ptr<Context>* opened) {
+  std::shared_ptr<Context> context(new Context);
+  RT_TRY(Options::Parse(options, &context->options_));
+  RT_TRY(OpenMpiTransport(library, communicator, context->options_.start_timeout_seconds, &context->transport_));
+  std::vector<int> layout;
+  if (!context->options_.host_layout.empty())
+    RT_TRY(ParseLayout(context->options_.host_layout, context->transport_->size(), &layout));
+  return Open(std::move(context), layout, opened);
+}
+
+Status Context::Open(std::shared_ptr<Context> context, std::vector<int> layout, std::shared_ptr<Context>* opened) {
+  Context& self = *context;
+  Transport& transport = *self.transport_;
+  const Options& options = self.options_;
+  const Nanoseconds deadline = DeadlineAfter(options.start_timeout_seconds);
+  self.world_.rank = transport.rank();
+  self.world_.size = transport.size();
+  RT_TRY(self.AgreeOnStart(deadline));
+
+  if (self.memory_ == nullptr) {
+    auto window_size = [&](const World& world) {
+      std::vector<int> everyone;
+      for (int rank = 0; rank < world.size; ++rank) everyone.push_back(rank);
+      const Topology topology = TopologyFor(world, options, everyone);
+      return GeometryFor(topology, options).Bytes(topology.local_count());
+    };
+    RT_TRY(MeetOnHosts(transport, layout, window_size, deadline, &self.log_, &self.world_, &self.memory_));
+  } else {
+    std::vector<std::string> keys;
+    for (size_t host = 0; host < layout.size(); ++host) keys.insert(keys.end(), layout[host], std::to_string(host));
+    GroupByHost(keys, &self.world_);
+  }
+  if (options.algorithm == "shared_memory" && self.world_.hosts.size() > 1)
+    return Status::InvalidArgument("option algorithm: shared_memory needs all ranks on one host, but found " +
+                                   std::to_string(self.world_.hosts.size()) + " hosts. Use auto or hierarchical.");
+
+  transport.SetDoorbell(&self.doorbell());
+  self.ChooseSpin();
+  self.coordinator_ = std::make_unique<Coordinator>(self.world_, options, &transport, self.memory_.get(), &self.table_,
+                                                    &self.process_sets_, &self.counters_, &self.timeline_, &self.log_);
+  if (!options.timeline.empty()) RT_TRY(self.StartTimeline(options.timeline));
+  self.thread_ = std::thread(&Context::RunThread, &self);
+  *opened = std::move(context);
+  return {};
+}
+
+// Every rank compares the same facts in the same order, so all raise the same text or none does.
+Status Context::AgreeOnStart(Nanoseconds deadline) {
+  Encoder encoder;
+  uint32_t epoch = 0;
+  if (getrandom(&epoch, sizeof epoch, 0) != sizeof epoch) epoch = static_cast<uint32_t>(Now());
+  encoder.Unsigned(epoch);
+  for (const auto& fact : StartFacts(options_)) encoder.Text(fact.second);
+  std::vector<std::string> texts;
+  RT_TRY(AllgatherTexts(*transport_, encoder.Take(), deadline, &texts));
+
+  std::vector<Decoder> decoders;
+  for (const std::string& text : texts) decoders.emplace_back(text);
+  for (size_t rank = 0; rank < decoders.size(); ++rank) {
+    uint32_t theirs = static_cast<uint32_t>(decoders[rank].Unsigned());
+    if (rank == 0) world_.epoch = theirs;
+  }
+  for (const auto& fact : StartFacts(options_)) {
+    std::vector<std::string> by_rank;
+    for (Decoder& decoder : decoders) by_rank.push_back(decoder.Text());
+    RT_TRY(CompareFact(fact.first, by_rank));
+  }
+  return {};
+}
+
+void Context::ChooseSpin() {
+  constexpr int64_t kBriefly = 20;
+  int64_t microseconds = options_.spin_microseconds;
+  if (microseconds < 0) microseconds = world_.local_size() <= UsableCores() ? kBriefly : 0;
+  spin_ = microseconds * kMicrosecond;
+}
+
+Context::~Context() { Close(); }
+
+// ---- submitting and waiting ----
+
+Status Context::CheckSubmission(Submission* submission) const {
+  Request& request = submission->request;
+  if (request.name.empty()) return Status::InvalidArgument(std::string(Text(request.operation)) + ": the name must not be empty.");
+  const std::vector<int> members = process_sets_.Members(submission->process_set);
+  if (members.empty())
+    return Status::InvalidArgument(request.Subject() + ": process set " + std::to_string(submission->process_set) + " does not exist.");
+  if (!std::binary_search(members.begin(), members.end(), world_.rank))
+    return Status::InvalidArgument(request.Subject() + ": rank " + std::to_string(world_.rank) + " is not in process set " +
+                                   std::to_string(submission->process_set) + ", which has " + RanksText(members) +
+                                   ". Only its members may take part.");
+  return {};
+}
+
+Status Context::Submit(std::shared_ptr<Submission> submission, const std::string& refusal, bool caller_waits) {
+  RT_TRY(table_.closed());
+  RT_TRY(CheckSubmission(submission.get()));
+  Request& request = submission->request;
+  const int process_set = submission->process_set;
+  const std::vector<int> members = process_sets_.Members(process_set);
+  Status status;
+  if (!refusal.empty()) {
+    status = Status::InvalidArgument(refusal);
+  } else {
+    // Without splits, equal parts; normalised here so that it matches a rank that spells them out.
+    if (request.operation == Operation::kAlltoall && request.splits.empty() && request.tensors.size() == 1 &&
+        !request.tensors[0].shape.empty()) {
+      const int64_t rows = request.tensors[0].shape[0], count = static_cast<int64_t>(members.size());
+      if (rows % count == 0)
+        request.splits.assign(members.size(), rows / count);
+      else
+        status = Status::InvalidArgument(request.Subject() + ": without splits the first dimension must be divisible by the " +
+                                         std::to_string(count) + " members, but is " + std::to_string(rows) + ". Pass splits.");
+    }
+    if (status.ok()) status = Check(request, members);
+    if (status.ok() && request.operation == Operation::kRemoveProcessSet && table_.Pending(static_cast<int>(request.splits[0])))
+      status = Status::InvalidArgument(request.Subject() + ": rank " + std::to_string(world_.rank) +
+                                       " has operations pending in it. Wait for them first.");
+  }
+  if (status.ok()) {
+    submission->submitted = Now();
+    RT_TRY(table_.Add(std::move(submission)));
+  } else {
+    table_.AddRefusal(process_set, {request.name, status.code(), status.message()});
+    caller_waits = false;
+  }
+  if (driven_.load(std::memory_order_seq_cst))
+    doorbell().Ring();
+  else if (!caller_waits)
+    WakeThread();
+  return status;
+}
+
+void Context::Wait(Handle& handle, Nanoseconds deadline) {
+  while (!handle.done() && Now() < deadline) {
+    std::unique_lock<std::mutex> lock(drive_mutex_, std::try_to_lock);
+    if (!lock.owns_lock()) {
+      // Somebody drives. Should it be about to stop, the context's thread takes over.
+      WakeThread();
+      handle.Sleep(deadline);
+      continue;
+    }
+    Drive([&] { return handle.done(); }, deadline);
+    if (coordinator_->HasWork()) WakeThread();
+  }
+}
+
+// ---- driving ----
+
+template <typename Finished>
+void Context::Drive(Finished finished, Nanoseconds deadline) {
+  driven_.store(true, std::memory_order_seq_cst);
+  Nanoseconds poll = kShortestPoll, spin_until = 0;
+  while (!finished()) {
+    if (coordinator_->Step()) {
+      poll = kShortestPoll;
+      spin_until = 0;
+      continue;
+    }
+    const Nanoseconds now = Now();
+    if (now >= deadline) break;
+    if (spin_ > 0) {
+      if (spin_until == 0) spin_until = now + spin_;
+      if (now < spin_until) {
+        Pause();
+        continue;
+      }
+    }
+    Nanoseconds until = std::min({deadline, coordinator_->next_timer(), now + kSecond});
+    if (coordinator_->MustPoll()) {
+      until = std::min(until, now + poll);
+      poll = std::min(poll * 2, kLongestPoll);
+    }
+    SleepUnlessMoved(until);
+  }
+  driven_.store(false, std::memory_order_seq_cst);
+}
+
+bool Context::SleepUnlessMoved(Nanoseconds until) {
+  const uint32_t ticket = doorbell().PrepareSleep();
+  if (coordinator_->Step()) {
+    doorbell().CancelSleep();
+    return false;
+  }
+  timeline_.Flush();
+  doorbell().Sleep(ticket, until);
+  counters_.Add(Counter::kWakeups, 1);
+  return true;
+}
+
+void Context::RunThread() {
+  pthread_setname_np(pthread_self(), "ringtrain");
+  prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0);  // polls last as long as asked for
+  while (!stop_.load()) {
+    const uint32_t ticket = parked_.load(std::memory_order_acquire);
+    {
+      std::lock_guard<std::mutex> lock(drive_mutex_);
+      coordinator_->Step();
+      Drive([&] { return stop_.load() || !coordinator_->HasWork(); }, kNever);
+      timeline_.Flush();
+    }
+    if (stop_.load()) return;
+    FutexWait(&parked_, ticket, Now() + kSecond);
+    counters_.Add(Counter::kWakeups, 1);
+  }
+}
+
+void Context::WakeThread() {
+  parked_.fetch_add(1, std::memory_order_release);
+  FutexWake(&parked_, 1);
+}
+
+// ---- ending ----
+
+void Context::Abort(const std::string& cause) {
+  coordinator_->RequestAbort(cause);
+  doorbell().Ring();
+  WakeThread();
+}
+
+Status Context::Close() {
+  std::lock_guard<std::mutex> once(close_mutex_);
+  if (std::exchange(closed_, true) || coordinator_ == nullptr) return {};
+  stop_.store(true);
+  doorbell().Ring();
+  WakeThread();
+  if (thread_.joinable()) thread_.join();
+
+  std::lock_guard<std::mutex> lock(drive_mutex_);
+  const Nanoseconds deadline = DeadlineAfter(options_.shutdown_timeout_seconds);
+  if (table_.closed().ok()) {
+    coordinator_->SayGoodbye();
+    Drive([&] { return coordinator_->ready_to_close() || !table_.closed().ok(); }, deadline);
+    coordinator_->GiveUpWaiting();
+    // What was said last is still to be delivered.
+    Drive([&] { return !coordinator_->HasWork() || !coordinator_->MustPoll() || !table_.closed().ok(); }, deadline);
+  }
+  table_.Close(Status::Closed("rank " + std::to_string(world_.rank) + " has called shutdown(); call init() to start again."));
+  const double left = std::max<double>(0, static_cast<double>(deadline - Now()) / kSecond);
+  transport_->SetDoorbell(nullptr);
+  transport_->Close(coordinator_->closed_cleanly(), left);
+  timeline_.Stop();
+  return {};
+}
+
+Status Context::StartTimeline(const std::string& path) {
+  std::string file = path;
+  const std::string rank = std::to_string(world_.rank);
+  const size_t place = file.find("{rank}");
+  if (place != std::string::npos)
+    file.replace(place, 6, rank);
+  else
+    file += "." + rank;
+  return timeline_.Start(file, world_.rank, options_.timeline_events);
+}
+
+Status Context::StopTimeline() { return timeline_.Stop(); }
+
+}  // namespace ringtrain

@@ -1,0 +1,86 @@
+// Context: one rank of one world, and owner of everything that belongs to it. N contexts in one process are N ranks.
+//
+// Threads. Any thread submits and waits. The coordinator's state is moved by one thread at a time, the driver: a thread that
+// waits for an operation drives if nobody does, which saves waking another; else the context's own thread does, which sleeps
+// while nothing is pending here but for one look a second.
+#ifndef RINGTRAIN_CORE_CONTEXT_H_
+#define RINGTRAIN_CORE_CONTEXT_H_
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "base/counters.h"
+#include "base/log.h"
+#include "base/options.h"
+#include "core/coordinator.h"
+#include "core/submission.h"
+#include "core/timeline.h"
+#include "transport/in_process.h"
+#include "transport/world.h"
+
+namespace ringtrain {
+
+class Context {
+ public:
+  // Both block until all ranks have called, or the start timeout.
+  static Status OpenInProcess(const std::shared_ptr<Hub>& hub, int rank, const std::string& options, std::shared_ptr<Context>* context);
+  static Status OpenMpi(const std::string& library, uintptr_t communicator, const std::string& options,
+                        std::shared_ptr<Context>* context);
+  ~Context();
+
+  const World& world() const { return world_; }
+  std::vector<int> ProcessSetRanks(int process_set) const { return process_sets_.Members(process_set); }
+  const Counters& counters() const { return counters_; }
+  Log& log() { return log_; }
+  Status StartTimeline(const std::string& path);
+  Status StopTimeline();
+
+  // refusal: why the caller refuses it; the text comes back, and the peers get it too.
+  Status Submit(std::shared_ptr<Submission> submission, const std::string& refusal, bool caller_waits);
+  // Returns when the operation is done or the deadline has passed.
+  void Wait(Handle& handle, Nanoseconds deadline);
+  void Abort(const std::string& cause);
+  // Says goodbye, serves the others until all have, and ends.
+  Status Close();
+
+ private:
+  Context() = default;
+  static Status Open(std::shared_ptr<Context> context, std::vector<int> layout, std::shared_ptr<Context>* opened);
+  Status AgreeOnStart(Nanoseconds deadline);
+  void ChooseSpin();
+  Status CheckSubmission(Submission* submission) const;
+
+  void RunThread();
+  void WakeThread();
+  // Drives until `finished()` or the deadline. Needs drive_mutex_.
+  template <typename Finished>
+  void Drive(Finished finished, Nanoseconds deadline);
+  bool SleepUnlessMoved(Nanoseconds until);
+  Doorbell& doorbell() const { return memory_->doorbell(world_.local_rank()); }
+
+  Options options_;
+  World world_;
+  Counters counters_;
+  Log log_;
+  Timeline timeline_;
+  SubmissionTable table_;
+  ProcessSetTable process_sets_;
+  std::unique_ptr<Transport> transport_;
+  std::unique_ptr<HostMemory> memory_;
+  Nanoseconds spin_ = 0;  // how long the driver looks again before it sleeps
+
+  std::mutex drive_mutex_;                    // held by the driver
+  std::unique_ptr<Coordinator> coordinator_;  // guarded by drive_mutex_
+  std::atomic<bool> driven_{false};           // somebody drives, perhaps asleep on the doorbell
+  std::atomic<uint32_t> parked_{0};           // futex of the context's thread; changes when there is work for it
+  std::atomic<bool> stop_{false};
+  std::mutex close_mutex_;
+  bool closed_ = false;  // guarded by close_mutex_
+  std::thread thread_;
+};
+
+}  // namespace ringtrain
+#endif  // RINGTRAIN_CORE_CONTEXT_H_

@@ -1,0 +1,332 @@
+#include "core/coordinator.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <set>
+
+namespace ringtrain {
+namespace {
+
+// MPI moves data only inside its calls, so a rank between hosts stays awake this long after its last work.
+constexpr Nanoseconds kLinger = 10 * INT64_C(1000000);
+
+constexpr int kMostFrames = 64;  // taken in one step
+
+Nanoseconds FromSeconds(double seconds) { return static_cast<Nanoseconds>(seconds * 1e9); }
+
+}  // namespace
+
+Coordinator::Coordinator(const World& world, const Options& options, Transport* transport, HostMemory* memory,
+                         SubmissionTable* table, ProcessSetTable* process_sets, Counters* counters, Timeline* timeline, Log* log)
+    : world_(world),
+      options_(options),
+      transport_(transport),
+      memory_(memory),
+      table_(table),
+      process_sets_(process_sets),
+      counters_(counters),
+      log_(log),
+      mail_(transport, memory, world.my_host()),
+      executor_(world, options, transport, memory, table, counters, timeline),
+      goodbyes_(world.size, false) {
+  std::vector<int> everyone(world.size);
+  std::iota(everyone.begin(), everyone.end(), 0);
+  AddProcessSet(0, everyone);
+}
+
+Coordinator::~Coordinator() = default;
+
+bool Coordinator::Step() {
+  bool moved = false;
+  CheckAbort();
+  TakeSubmissions(&moved);
+  ReceiveMail(&moved);
+  TickNegotiators(Now());
+  if (executor_.busy()) {
+    std::vector<int> finished;
+    Status status = executor_.Advance(&moved, &finished);
+    for (int process_set : finished) Feed(process_set, event::BatchFinished{});
+    if (!finished.empty()) TickNegotiators(Now());
+    if (!status.ok()) Abort(status);
+  }
+  if (moved) last_active_ = Now();
+  return moved;
+}
+
+// ---- in ----
+
+void Coordinator::TakeSubmissions(bool* moved) {
+  SubmissionTable::News news;
+  if (!table_->TakeNews(&news)) return;
+  *moved = true;
+  for (auto& refusal : news.refusals) Feed(refusal.first, event::Refused{std::move(refusal.second)});
+  for (const auto& submission : news.submissions) {
+    if (negotiators_.count(submission->process_set) > 0)
+      Feed(submission->process_set, event::Submitted{submission->request});
+    else
+      table_->Finish(submission, Status::InvalidArgument(submission->request.Subject() + ": process set " +
+                                                         std::to_string(submission->process_set) + " has been removed."));
+  }
+}
+
+void Coordinator::ReceiveMail(bool* moved) {
+  for (int count = 0; count < kMostFrames; ++count) {
+    int from;
+    std::string bytes;
+    bool arrived;
+    Status status = mail_.Receive(&from, &bytes, &arrived);
+    if (!status.ok()) return Abort(status);
+    if (!arrived) return;
+    *moved = true;
+    Frame frame;
+    if (!Frame::Decode(bytes, &frame))
+      return Abort(Status::Internal("a frame of " + std::to_string(bytes.size()) + " bytes from rank " + std::to_string(from) +
+                                    " cannot be read."));
+    if (frame.epoch != world_.epoch)
+      counters_->Add(Counter::kStaleFrames, 1);
+    else
+      Dispatch(from, std::move(frame));
+  }
+}
+
+void Coordinator::Dispatch(int from, Frame frame) {
+  switch (frame.type) {
+    case FrameType::kAbort:
+      Abort(Status::PeerLost(frame.text));
+      return;
+    case FrameType::kGoodbye:
+      HearGoodbye(from);
+      return;
+    case FrameType::kAllGoodbye:
+      all_goodbye_ = true;
+      clean_ = frame.flag;
+      return;
+    default:
+      break;
+  }
+  const int process_set = frame.process_set;
+  if (negotiators_.count(process_set) == 0) {
+    // Another member has learnt of the set before this one; a set that is gone is forgotten by its members at the same step.
+    early_frames_[process_set].emplace_back(from, std::move(frame));
+    return;
+  }
+  Feed(process_set, event::Arrived{MemberOf(process_set, from), std::move(frame)});
+}
+
+void Coordinator::TickNegotiators(Nanoseconds now) {
+  std::vector<int> process_sets;
+  for (const auto& entry : negotiators_) process_sets.push_back(entry.first);
+  for (int process_set : process_sets) {
+    auto found = negotiators_.find(process_set);
+    if (found == negotiators_.end()) continue;  // removed by what was just performed
+    Effects effects;
+    found->second.OnEvent(now, event::Tick{}, &effects);
+    Perform(process_set, std::move(effects));
+  }
+}
+
+void Coordinator::Feed(int process_set, const Event& event) {
+  auto found = negotiators_.find(process_set);
+  if (found == negotiators_.end()) return;
+  Effects effects;
+  found->second.OnEvent(Now(), event, &effects);
+  Perform(process_set, std::move(effects));
+}
+
+// ---- out ----
+
+void Coordinator::Perform(int process_set, Effects effects) {
+  for (Effect& effect : effects) std::visit([&](auto& what) { Perform(process_set, what); }, effect);
+}
+
+void Coordinator::Perform(int process_set, effect::Send& send) {
+  Send(process_sets_->Members(process_set)[send.member], std::move(send.frame));
+}
+
+void Coordinator::Perform(int process_set, effect::Execute& execute) {
+  if (aborted_) return;
+  const Response& first = execute.responses[0];
+  if (Find(first.request.operation)->output == Output::kNone) {  // never fused
+    RunControl(process_set, first);
+    Feed(process_set, event::BatchFinished{});
+    return;
+  }
+  Status status = executor_.Start(process_set, execute);
+  if (!status.ok()) Abort(status);
+}
+
+void Coordinator::Perform(int process_set, effect::Fail& fail) {
+  if (auto submission = table_->Find(process_set, fail.name)) table_->Finish(submission, fail.status);
+}
+
+void Coordinator::Perform(int, effect::Warn& warn) { log_->Warning(warn.text); }
+
+void Coordinator::Perform(int, effect::Count& count) {
+  counters_->Add(Counter::kCacheHits, count.hits);
+  counters_->Add(Counter::kCacheMisses, count.misses);
+}
+
+void Coordinator::RunControl(int process_set, const Response& response) {
+  auto submission = table_->Find(process_set, response.request.name);
+  const std::vector<int64_t>& list = response.request.splits;
+  if (response.request.operation == Operation::kAddProcessSet) AddProcessSet(response.result, {list.begin(), list.end()});
+  if (response.request.operation == Operation::kRemoveProcessSet) RemoveProcessSet(static_cast<int>(list[0]));
+  if (submission == nullptr) return;
+  submission->handle->result = response.result;
+  counters_->Add(Counter::kOperations, 1);
+  table_->Finish(submission, Status());
+}
+
+void Coordinator::Send(int rank, Frame frame) {
+  frame.epoch = world_.epoch;
+  std::string bytes = frame.Encode();
+  if (rank != world_.rank) {
+    counters_->Add(Counter::kFramesSent, 1);
+    counters_->Add(Counter::kFrameBytesSent, static_cast<int64_t>(bytes.size()));
+  }
+  Status status = mail_.Send(rank, std::move(bytes));
+  if (!status.ok() && frame.type != FrameType::kAbort) Abort(status);
+}
+
+// ---- process sets ----
+
+void Coordinator::AddProcessSet(int process_set, const std::vector<int>& members) {
+  process_sets_->Add(process_set, members);
+  auto me = std::find(members.begin(), members.end(), world_.rank);
+  if (me == members.end()) {
+    early_frames_.erase(process_set);
+    return;
+  }
+  NegotiatorOptions options;
+  options.process_set = process_set;
+  options.members = members;
+  options.me = static_cast<int>(me - members.begin());
+  options.cache_capacity = static_cast<size_t>(options_.cache_capacity);
+  options.fusion_threshold_bytes = static_cast<size_t>(options_.fusion_threshold_bytes);
+  options.stall_warning = FromSeconds(options_.stall_warning_seconds);
+  options.stall_abort = options_.stall_abort_seconds == 0 ? kNever : FromSeconds(options_.stall_abort_seconds);
+  executor_.AddGroup(process_set, members);
+  negotiators_.emplace(process_set, Negotiator(std::move(options)));
+  auto early = early_frames_.find(process_set);
+  if (early == early_frames_.end()) return;
+  for (auto& frame : early->second) Feed(process_set, event::Arrived{MemberOf(process_set, frame.first), std::move(frame.second)});
+  early_frames_.erase(early);
+}
+
+void Coordinator::RemoveProcessSet(int process_set) {
+  process_sets_->Remove(process_set);
+  negotiators_.erase(process_set);
+  executor_.RemoveGroup(process_set);
+}
+
+int Coordinator::MemberOf(int process_set, int rank) const {
+  const std::vector<int>& members = negotiators_.at(process_set).members();
+  return static_cast<int>(std::lower_bound(members.begin(), members.end(), rank) - members.begin());
+}
+
+// ---- what the driver asks ----
+
+bool Coordinator::HasWork() const {
+  if (aborted_) return false;
+  if (table_->has_news() || executor_.busy() || mail_.Busy()) return true;
+  for (const auto& entry : negotiators_)
+    if (entry.second.pending()) return true;
+  return MustPoll() && (transport_->Busy() || Now() - last_active_ < kLinger);
+}
+
+bool Coordinator::MustPoll() const {
+  if (mail_.Busy()) return true;
+  return !transport_->RingsDoorbell() && (world_.hosts.size() > 1 || transport_->Busy());
+}
+
+Nanoseconds Coordinator::next_timer() const {
+  Nanoseconds next = kNever;
+  for (const auto& entry : negotiators_) next = std::min(next, entry.second.next_timer());
+  return next;
+}
+
+// ---- the end ----
+
+void Coordinator::SayGoodbye() {
+  if (std::exchange(said_goodbye_, true)) return;
+  // Whoever decides for me, and everyone for whom I decide.
+  std::set<int> concerned = {0};
+  for (const auto& entry : negotiators_) {
+    const std::vector<int>& members = entry.second.members();
+    concerned.insert(members[0]);
+    if (members[0] == world_.rank) concerned.insert(members.begin(), members.end());
+  }
+  for (int rank : concerned) {
+    Frame goodbye;
+    goodbye.type = FrameType::kGoodbye;
+    Send(rank, std::move(goodbye));
+  }
+}
+
+void Coordinator::HearGoodbye(int rank) {
+  std::vector<int> process_sets;
+  for (const auto& entry : negotiators_) process_sets.push_back(entry.first);
+  for (int process_set : process_sets) {
+    const std::vector<int>& members = negotiators_.at(process_set).members();
+    if (std::binary_search(members.begin(), members.end(), rank)) Feed(process_set, event::Left{MemberOf(process_set, rank)});
+  }
+  if (world_.rank != 0) return;
+  goodbyes_[rank] = true;
+  if (std::find(goodbyes_.begin(), goodbyes_.end(), false) != goodbyes_.end()) return;
+  for (int other = 0; other < world_.size; ++other) {
+    Frame all;
+    all.type = FrameType::kAllGoodbye;
+    all.flag = true;
+    Send(other, std::move(all));
+  }
+}
+
+void Coordinator::GiveUpWaiting() {
+  if (world_.rank != 0 || all_goodbye_) return;
+  for (int other = 1; other < world_.size; ++other) {
+    Frame all;
+    all.type = FrameType::kAllGoodbye;
+    Send(other, std::move(all));
+  }
+}
+
+void Coordinator::RequestAbort(const std::string& cause) {
+  std::lock_guard<std::mutex> lock(request_mutex_);
+  if (abort_requested_.load(std::memory_order_relaxed)) return;
+  requested_cause_ = cause;
+  abort_requested_.store(true, std::memory_order_release);
+}
+
+void Coordinator::CheckAbort() {
+  if (aborted_) return;
+  AbortNotice& notice = memory_->control().abort;
+  if (notice.state.load(std::memory_order_acquire) == AbortNotice::kSet)
+    Abort(Status::PeerLost(notice.text));
+  else if (abort_requested_.load(std::memory_order_acquire))
+    Abort(Status::PeerLost(requested_cause_));
+}
+
+void Coordinator::Abort(const Status& cause) {
+  if (std::exchange(aborted_, true)) return;
+  table_->Close(Status(cause.code(), cause.message()));
+  AbortNotice& notice = memory_->control().abort;
+  uint32_t none = AbortNotice::kNone;
+  if (notice.state.compare_exchange_strong(none, AbortNotice::kWriting)) {
+    std::strncpy(notice.text, cause.message().c_str(), sizeof notice.text - 1);
+    notice.state.store(AbortNotice::kSet, std::memory_order_release);
+  }
+  for (int rank = 0; rank < world_.size; ++rank) {
+    if (rank == world_.rank) continue;
+    if (world_.host_of[rank] == world_.host_of[world_.rank]) {
+      memory_->doorbell(world_.local_rank_of[rank]).Ring();
+      continue;
+    }
+    Frame abort;
+    abort.type = FrameType::kAbort;
+    abort.text = cause.message();
+    Send(rank, std::move(abort));
+  }
+}
+
+}  // namespace ringtrain

@@ -1,0 +1,96 @@
+// Coordinator: one rank's side of the work, step by step. Read this file's .cc first: Step shows the way of a tensor in order.
+//
+// Whoever drives the context calls it, one thread at a time (context.h). It owns the mail, the negotiators and the executor;
+// it decides nothing itself, but performs what the negotiators decide.
+#ifndef RINGTRAIN_CORE_COORDINATOR_H_
+#define RINGTRAIN_CORE_COORDINATOR_H_
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/log.h"
+#include "core/executor.h"
+#include "core/negotiator.h"
+#include "core/process_sets.h"
+#include "core/submission.h"
+#include "transport/mail.h"
+
+namespace ringtrain {
+
+class Coordinator {
+ public:
+  Coordinator(const World& world, const Options& options, Transport* transport, HostMemory* memory, SubmissionTable* table,
+              ProcessSetTable* process_sets, Counters* counters, Timeline* timeline, Log* log);
+  ~Coordinator();
+
+  // Does what can be done without waiting. True if anything moved.
+  bool Step();
+
+  // Something of this rank is pending: it must be driven until this is false.
+  bool HasWork() const;
+  // What it waits for cannot ring the doorbell: the driver must look again soon.
+  bool MustPoll() const;
+  Nanoseconds next_timer() const;
+
+  // Tells the others that this rank will submit no more; ready_to_close() once nobody waits for anybody.
+  void SayGoodbye();
+  bool ready_to_close() const { return all_goodbye_ && !executor_.busy(); }
+  // All ranks have said goodbye, so that what is collective may be done.
+  bool closed_cleanly() const { return clean_; }
+  // rank 0 waits no longer: nor need the others.
+  void GiveUpWaiting();
+
+  // Ends the world on all ranks with this cause, unless it has ended already. The driver's thread; any other calls RequestAbort.
+  void Abort(const Status& cause);
+  void RequestAbort(const std::string& cause);
+
+ private:
+  void ReceiveMail(bool* moved);
+  void Dispatch(int from, Frame frame);
+  void TakeSubmissions(bool* moved);
+  void TickNegotiators(Nanoseconds now);
+  void Feed(int process_set, const Event& event);
+  void Perform(int process_set, Effects effects);
+  void Perform(int process_set, effect::Send& send);
+  void Perform(int process_set, effect::Execute& execute);
+  void Perform(int process_set, effect::Fail& fail);
+  void Perform(int process_set, effect::Warn& warn);
+  void Perform(int process_set, effect::Count& count);
+  void RunControl(int process_set, const Response& response);
+  void AddProcessSet(int process_set, const std::vector<int>& members);
+  void RemoveProcessSet(int process_set);
+  void HearGoodbye(int rank);
+  void CheckAbort();
+  void Send(int rank, Frame frame);
+  int MemberOf(int process_set, int rank) const;
+
+  const World& world_;
+  const Options& options_;
+  Transport* const transport_;
+  HostMemory* const memory_;
+  SubmissionTable* const table_;
+  ProcessSetTable* const process_sets_;
+  Counters* const counters_;
+  Log* const log_;
+
+  Mail mail_;
+  Executor executor_;
+  std::map<int, Negotiator> negotiators_;                        // by process set, those this rank belongs to
+  std::map<int, std::vector<std::pair<int, Frame>>> early_frames_;  // for sets that this rank does not know yet
+  Nanoseconds last_active_ = 0;
+
+  bool aborted_ = false;
+  std::mutex request_mutex_;
+  std::atomic<bool> abort_requested_{false};
+  std::string requested_cause_;  // written before abort_requested_
+
+  bool said_goodbye_ = false, all_goodbye_ = false, clean_ = false;
+  std::vector<bool> goodbyes_;  // rank 0: by rank
+};
+
+}  // namespace ringtrain
+#endif  // RINGTRAIN_CORE_COORDINATOR_H_

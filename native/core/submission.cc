@@ -1,0 +1,75 @@
+#include "core/submission.h"
+
+#include <utility>
+
+namespace ringtrain {
+
+Status SubmissionTable::Add(std::shared_ptr<Submission> submission) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!closed_.ok()) return closed_;
+  const Request& request = submission->request;
+  if (!pending_[submission->process_set].emplace(request.name, submission).second)
+    return Status::InvalidArgument(request.Subject() + ": the name must not be in flight, but it has been submitted already and is not "
+                                                       "done on this rank. Wait for it, or use another name.");
+  news_.submissions.push_back(std::move(submission));
+  has_news_.store(true, std::memory_order_release);
+  return {};
+}
+
+void SubmissionTable::AddRefusal(int process_set, Refusal refusal) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!closed_.ok()) return;
+  news_.refusals.emplace_back(process_set, std::move(refusal));
+  has_news_.store(true, std::memory_order_release);
+}
+
+bool SubmissionTable::TakeNews(News* news) {
+  if (!has_news()) return false;
+  std::lock_guard<std::mutex> lock(mutex_);
+  *news = std::exchange(news_, News());
+  has_news_.store(false, std::memory_order_relaxed);
+  return true;
+}
+
+std::shared_ptr<Submission> SubmissionTable::Find(int process_set, const std::string& name) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto names = pending_.find(process_set);
+  if (names == pending_.end()) return nullptr;
+  auto found = names->second.find(name);
+  return found == names->second.end() ? nullptr : found->second;
+}
+
+bool SubmissionTable::Pending(int process_set) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto names = pending_.find(process_set);
+  return names != pending_.end() && !names->second.empty();
+}
+
+void SubmissionTable::Finish(const std::shared_ptr<Submission>& submission, const Status& status) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto names = pending_.find(submission->process_set);
+    if (names == pending_.end() || names->second.erase(submission->request.name) == 0) return;
+  }
+  submission->Finish(status);
+}
+
+void SubmissionTable::Close(const Status& cause) {
+  std::map<int, Names> pending;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (closed_.ok()) closed_ = cause;
+    pending.swap(pending_);
+    news_ = {};
+    has_news_.store(false, std::memory_order_relaxed);
+  }
+  for (auto& names : pending)
+    for (auto& entry : names.second) entry.second->Finish(closed());
+}
+
+Status SubmissionTable::closed() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return closed_;
+}
+
+}  // namespace ringtrain

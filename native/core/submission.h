@@ -1,0 +1,113 @@
+// Handle: the end of an operation that its submitter holds. Submission: the end that the core holds. SubmissionTable: those
+// that are not done, by name.
+#ifndef RINGTRAIN_CORE_SUBMISSION_H_
+#define RINGTRAIN_CORE_SUBMISSION_H_
+
+#include <atomic>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/doorbell.h"
+#include "core/frame.h"
+#include "core/request.h"
+#include "include/ringtrain.h"
+
+namespace ringtrain {
+
+// Written by the driver until Finish, read by anyone afterwards.
+class Handle {
+ public:
+  struct Output {
+    void* data = nullptr;
+    bool owned = false;  // allocated by the core, not yet taken
+    std::vector<int64_t> shape;
+  };
+
+  Handle() = default;
+  Handle(const Handle&) = delete;
+  Handle& operator=(const Handle&) = delete;
+  ~Handle() {
+    for (Output& output : outputs)
+      if (output.owned) std::free(output.data);
+  }
+
+  bool done() const { return done_.load(std::memory_order_acquire) != 0; }
+  const Status& status() const { return status_; }
+  void Finish(Status status) {
+    status_ = std::move(status);
+    done_.store(1, std::memory_order_release);
+    FutexWake(&done_, INT32_MAX);
+  }
+  // Sleeps until the operation is done, the deadline, or for no reason.
+  void Sleep(Nanoseconds deadline) { FutexWait(&done_, 0, deadline); }
+
+  std::vector<Output> outputs;
+  std::vector<int64_t> received_splits;
+  int result = -1;
+
+ private:
+  std::atomic<uint32_t> done_{0};
+  Status status_;
+};
+
+struct Submission {
+  int process_set = 0;
+  Request request;
+  std::vector<const void*> inputs;
+  std::vector<void*> outputs;  // nullptr where the core or `allocate` provides it
+  rt_allocate allocate = nullptr;
+  rt_done done = nullptr;
+  void* callback_context = nullptr;
+  Nanoseconds submitted = 0;
+  std::shared_ptr<Handle> handle = std::make_shared<Handle>();
+
+  void Finish(const Status& status) {
+    if (done != nullptr)
+      done(callback_context, static_cast<int32_t>(status.code()), status.ok() ? nullptr : status.message().c_str());
+    handle->Finish(status);
+  }
+};
+
+// Any thread.
+class SubmissionTable {
+ public:
+  struct News {
+    std::vector<std::shared_ptr<Submission>> submissions;
+    std::vector<std::pair<int, Refusal>> refusals;  // process set, refusal
+  };
+
+  // Refuses a name that is not done yet, and everything once closed.
+  Status Add(std::shared_ptr<Submission> submission);
+  // Tells the peers; the submitter has been told.
+  void AddRefusal(int process_set, Refusal refusal);
+  // What came since the last call. False if nothing did.
+  bool TakeNews(News* news);
+  bool has_news() const { return has_news_.load(std::memory_order_acquire); }
+
+  // nullptr if this rank has not submitted it.
+  std::shared_ptr<Submission> Find(int process_set, const std::string& name) const;
+  bool Pending(int process_set) const;
+  // Ends an operation: its name is free before its handle is done, so that a waiter can submit it again at once.
+  void Finish(const std::shared_ptr<Submission>& submission, const Status& status);
+  // Fails all that is pending and all that will come with the first cause given.
+  void Close(const Status& cause);
+  Status closed() const;
+
+ private:
+  using Names = std::unordered_map<std::string, std::shared_ptr<Submission>>;
+
+  mutable std::mutex mutex_;
+  std::map<int, Names> pending_;  // guarded by mutex_; by process set
+  News news_;                     // guarded by mutex_
+  Status closed_;                 // guarded by mutex_
+  std::atomic<bool> has_news_{false};
+};
+
+}  // namespace ringtrain
+#endif  // RINGTRAIN_CORE_SUBMISSION_H_
