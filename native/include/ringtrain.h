@@ -15,6 +15,7 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+#pragma GCC visibility push(default)
 /* CFFI begin */
 typedef struct rt_context rt_context; /* one rank of one world */
 typedef struct rt_hub rt_hub;         /* N ranks within this process */
@@ -116,6 +117,7 @@ int32_t rt_result(rt_handle *handle);
 /* Gives the handle back. A pending operation goes on; its tensors must stay alive until it is done. */
 void rt_handle_free(rt_handle *handle);
 /* CFFI end */
+#pragma GCC visibility pop
 #ifdef __cplusplus
 }
 #endif
