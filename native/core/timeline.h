@@ -1,0 +1,81 @@
+// Timeline: one rank's trace in the Chrome/Perfetto JSON array format.
+//
+// The coordinator's thread reports spans and flushes when it goes idle; Start and Stop may come from any thread.
+// The file is valid JSON all the time, so a process that is killed leaves a trace that opens: every write replaces the closing
+// bracket by whole events and a new bracket. Memory is bounded, by a buffer and by a limit of names; so is the file.
+//
+// One process is a rank, one track ("thread") a tensor. The stages of a chunk pipeline overlap, and the format has no place for
+// spans of one track that overlap without nesting; such a span goes to a further track of the same tensor, "name (2)". Asynchronous
+// events would allow the overlap, but viewers group them by category and lose the row for each tensor. Times count from the
+// start of 2024 by the wall clock, so that traces of several ranks and hosts can be put into one.
+#ifndef RINGTRAIN_CORE_TIMELINE_H_
+#define RINGTRAIN_CORE_TIMELINE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/status.h"
+
+namespace ringtrain {
+
+class Timeline {
+ public:
+  Timeline() = default;
+  ~Timeline();
+  Timeline(const Timeline&) = delete;
+  Timeline& operator=(const Timeline&) = delete;
+
+  // Begins a new file; refused while another one is open. At most `max_events` spans are written, later ones counted.
+  Status Start(const std::string& path, int rank, int64_t max_events);
+  // Writes what is left, and how many spans were dropped. Says if a write failed since Start. Ok if there is no file.
+  Status Stop();
+  // Whether spans are wanted now.
+  bool enabled() const { return enabled_.load(std::memory_order_relaxed); }
+
+  // A span of `tensor`'s track, in nanoseconds of base/clock.h; `stage` is one of the stages or the operation's name.
+  void Span(const std::string& tensor, const char* stage, Nanoseconds begin, Nanoseconds end, int64_t bytes);
+  // Writes the buffer to the file.
+  void Flush();
+
+ private:
+  struct Interval {
+    Nanoseconds begin, end;
+  };
+  // One row of the viewer. Spans of a row either follow each other or nest.
+  struct Track {
+    int id = 0;
+    Nanoseconds latest_begin = 0;
+    std::vector<Interval> open;  // intervals around latest_begin, from the outside in
+  };
+  using Tracks = std::vector<Track>;  // of one tensor
+
+  static bool Place(Track* track, const Interval& span);
+  Track* TrackFor(const std::string& tensor, const Interval& span);
+  void Append(const std::string& event);
+  void AppendMetadata(const char* what, int track, const std::string& argument);
+  void WriteBuffer();
+  void WriteAtEnd(const char* events, size_t size);
+  void CloseFile();
+
+  std::atomic<bool> enabled_{false};
+
+  std::mutex mutex_;  // guards everything below
+  std::string path_;
+  int file_ = -1;
+  int64_t end_ = 0;  // the file's size
+  int rank_ = 0;
+  Nanoseconds origin_ = 0;  // the trace's time 0 by base/clock.h
+  int64_t events_ = 0, max_events_ = 0, dropped_ = 0;
+  int next_track_ = 1;
+  std::unordered_map<std::string, Tracks> tracks_;
+  std::string buffer_;
+  Status failure_;
+};
+
+}  // namespace ringtrain
+#endif  // RINGTRAIN_CORE_TIMELINE_H_
