@@ -1,0 +1,110 @@
+"""ringtrain: data-parallel training over MPI and shared memory, with Horovod's API.
+
+>>> import ringtrain as rt
+>>> rt.init()
+>>> rt.allreduce(array, name="loss")
+
+Importing this loads NumPy and the native library, and neither a framework nor MPI. ``ringtrain.torch`` is for PyTorch.
+"""
+
+from ringtrain import _native, errors
+from ringtrain.context import current, init, is_initialized, shutdown
+from ringtrain.errors import HorovodInternalError, RingtrainError
+from ringtrain.objects import allgather_object, broadcast_object
+from ringtrain.operations import (
+    Average,
+    Handle,
+    Max,
+    Min,
+    Product,
+    Sum,
+    allgather,
+    allgather_async,
+    allreduce,
+    allreduce_,
+    allreduce_async,
+    allreduce_async_,
+    alltoall,
+    alltoall_async,
+    barrier,
+    broadcast,
+    broadcast_,
+    broadcast_async,
+    broadcast_async_,
+    grouped_allgather,
+    grouped_allgather_async,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+    grouped_reducescatter,
+    grouped_reducescatter_async,
+    join,
+    poll,
+    reducescatter,
+    reducescatter_async,
+    synchronize,
+)
+from ringtrain.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from ringtrain.version import __version__
+
+
+def rank() -> int:
+    """This process's rank in the world, from 0. Raises NotInitializedError (a ValueError) before ``init``."""
+    return current().rank
+
+
+def size() -> int:
+    """Number of ranks in the world."""
+    return current().size
+
+
+def local_rank() -> int:
+    """This rank among those of its host; the usual index of its GPU."""
+    return current().local_rank
+
+
+def local_size() -> int:
+    """Number of ranks on this host."""
+    return current().local_size
+
+
+def cross_rank() -> int:
+    """Place of this host among the hosts that have this local rank."""
+    return current().cross_rank
+
+
+def cross_size() -> int:
+    """Number of hosts that have this local rank."""
+    return current().cross_size
+
+
+def is_homogeneous() -> bool:
+    """Whether every host has the same number of ranks."""
+    return current().is_homogeneous
+
+
+def counters() -> dict[str, int]:
+    """What this rank has done since ``init``, such as ``operations``, ``wire_bytes_sent`` and ``cache_hits``."""
+    return current().counters()
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Starts to write a Chrome/Perfetto trace of this rank; the file is valid JSON at any time.
+
+    Args:
+        file_path: ``{rank}`` in it is replaced by the rank, and appended where it is missing.
+        mark_cycles: accepted for Horovod's sake; there are no cycles to mark.
+    """
+    current().start_timeline(str(file_path))
+
+
+def stop_timeline() -> None:
+    """Ends the trace; without one it does nothing."""
+    current().stop_timeline()
+
+
+def build_info() -> str:
+    """Version, compiler and processor kernels of this installation, in one line."""
+    return _native.build_info()
+

@@ -1,0 +1,223 @@
+"""Memory of tensors: how arguments of any library and layout become addresses, and how results become arrays again.
+
+NumPy arrays take the short way. Everything else is seen through a NumPy view (DLPack, the buffer protocol, ``np.asarray``);
+a framework may register a quicker way of its own. What is not contiguous is copied, never misread.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ringtrain import dlpack, tables
+from ringtrain._native import ffi, lib
+from ringtrain.errors import InvalidArgumentError, UnsupportedError
+
+_BFLOAT16 = tables.DTYPES["bfloat16"].id
+# bfloat16 travels as uint16 inside this module: NumPy has no such type of its own.
+_CARRIERS = {row.id: np.dtype(np.uint16 if row.id == _BFLOAT16 else row.name) for row in tables.DTYPES.values()}
+_ID_OF_DTYPE = {np.dtype(row.name): row.id for row in tables.DTYPES.values() if row.id != _BFLOAT16}
+_UINTPTR = ffi.typeof("uintptr_t")
+
+
+class Buffer:
+    """Contiguous row-major memory of one tensor.
+
+    Attributes:
+        address: of the first byte.
+        dtype: id of a row of ``tables.DTYPES``.
+        shape: number of elements along each dimension.
+        device: index of a CUDA device, or -1 for host memory.
+        ready_event: CUevent after which the memory may be read, or 0.
+        owner: whatever keeps the memory alive.
+    """
+
+    __slots__ = ("address", "dtype", "shape", "device", "ready_event", "owner")
+
+    def __init__(self, address: int, dtype: int, shape: tuple[int, ...], device: int = -1, ready_event: int = 0, owner: object = None):
+        self.address = address
+        self.dtype = dtype
+        self.shape = shape
+        self.device = device
+        self.ready_event = ready_event
+        self.owner = owner
+
+
+class _Framework(NamedTuple):
+    type: type
+    as_buffer: Callable[[Any], Buffer]
+    wrap_output: Callable[[Any, object, int, tuple[int, ...]], Any]
+
+
+_frameworks: list[_Framework] = []
+
+
+def register_framework(
+    tensor_type: type, as_buffer: Callable[[Any], Buffer], wrap_output: Callable[[Any, object, int, tuple[int, ...]], Any]
+) -> None:
+    """Teaches this module a framework's tensors.
+
+    Args:
+        tensor_type: their class.
+        as_buffer: the memory of a tensor, copied first if it is not contiguous.
+        wrap_output: ``(like, memory, dtype, shape)`` to a tensor of the framework; ``memory`` speaks the buffer protocol and
+            owns its bytes, ``like`` is the tensor that went in.
+    """
+    _frameworks.append(_Framework(tensor_type, as_buffer, wrap_output))
+
+
+def as_buffer(tensor: object) -> Buffer:
+    """The memory of a tensor for reading: the tensor's own if it is contiguous host memory of a known type, else a copy.
+
+    Raises:
+        InvalidArgumentError: an element type without a row in the table, or something that is no tensor at all.
+        UnsupportedError: memory of a device.
+    """
+    if type(tensor) is np.ndarray:
+        dtype = _ID_OF_DTYPE.get(tensor.dtype)
+        if dtype is not None and tensor.flags.c_contiguous:
+            return _buffer_of(tensor, dtype)
+    framework = _framework_of(tensor)
+    if framework is not None:
+        return framework.as_buffer(tensor)
+    view, dtype = _view(tensor)
+    return _buffer_of(np.ascontiguousarray(view, _CARRIERS[dtype]).reshape(view.shape), dtype)
+
+
+class InPlace:
+    """The memory of a tensor for reading and writing. ``give_back`` copies the result home where a copy was needed."""
+
+    __slots__ = ("buffer", "_tensor", "_view", "_copy")
+
+    def __init__(self, tensor: object):
+        """Raises what ``as_buffer`` does, and InvalidArgumentError for memory that must not be written."""
+        self._tensor, self._copy = tensor, None
+        self._view, dtype = _view(tensor)
+        if tensor is not self._view and not hasattr(tensor, "__dlpack__") and not _exports_memory(tensor):
+            raise InvalidArgumentError(f"expected a tensor to write to but found a {type(tensor).__name__}. Use the form without '_'.")
+        if not self._view.flags.writeable:
+            raise InvalidArgumentError("expected a tensor that may be written but found a read-only one. Use the form without '_'.")
+        if self._view.flags.c_contiguous and self._view.dtype.isnative:
+            self.buffer = _buffer_of(self._view, dtype)
+        else:
+            self._copy = np.ascontiguousarray(self._view, _CARRIERS[dtype]).reshape(self._view.shape)
+            self.buffer = _buffer_of(self._copy, dtype)
+
+    def give_back(self) -> object:
+        """The tensor that was given, with the result in it."""
+        if self._copy is not None:
+            self._view[...] = self._copy
+            self._copy = None
+        return self._tensor
+
+
+def empty_like(buffer: Buffer) -> tuple[np.ndarray, Buffer]:
+    """Fresh host memory for a result of the same type and shape, as an array to give to ``wrap`` and as a buffer."""
+    array = np.empty(buffer.shape, _CARRIERS[buffer.dtype])
+    return array, _buffer_of(array, buffer.dtype)
+
+
+def wrap(like: object, memory: object, dtype: int, shape: tuple[int, ...]) -> Any:
+    """Memory as an array of the library that ``like`` came from; NumPy where that library has no way to take it.
+
+    Args:
+        like: the tensor that went in.
+        memory: an object with the buffer protocol that owns the bytes.
+        dtype: id of a row of ``tables.DTYPES``.
+    """
+    if type(like) is np.ndarray and dtype != _BFLOAT16:
+        return memory if type(memory) is np.ndarray else np.frombuffer(memory, _CARRIERS[dtype]).reshape(shape)
+    framework = _framework_of(like)
+    if framework is not None:
+        return framework.wrap_output(like, memory, dtype, shape)
+    array = memory if type(memory) is np.ndarray else np.frombuffer(memory, _CARRIERS[dtype]).reshape(shape)
+    if hasattr(like, "__dlpack__") and not isinstance(like, (np.ndarray, np.generic)):
+        foreign = _to_library_of(like, array, dtype)
+        if foreign is not None:
+            return foreign
+    return array.view(_numpy_bfloat16()) if dtype == _BFLOAT16 else array
+
+
+def owned_memory(pointer, size_bytes: int) -> object:
+    """Memory that the native library handed over, as an object with the buffer protocol; the last user's end frees it."""
+    return ffi.buffer(ffi.gc(pointer, lib.rt_free, size_bytes), size_bytes)
+
+
+def _buffer_of(array: np.ndarray, dtype: int) -> Buffer:
+    # The exported buffer also keeps the array from being resized while the operation is pending.
+    try:
+        memory = ffi.from_buffer(array)
+    except (ValueError, BufferError, TypeError):  # element types of extensions cannot be exported: their bytes can
+        memory = ffi.from_buffer(array.view(_CARRIERS[dtype]))
+    return Buffer(int(ffi.cast(_UINTPTR, memory)), dtype, array.shape, -1, 0, memory)
+
+
+def _framework_of(tensor: object) -> _Framework | None:
+    for framework in _frameworks:
+        if isinstance(tensor, framework.type):
+            return framework
+    return None
+
+
+def _view(tensor: object) -> tuple[np.ndarray, int]:
+    """A strided NumPy view of anything (bfloat16 as uint16), and the id of its element type."""
+    if hasattr(tensor, "__dlpack__") and not isinstance(tensor, (np.ndarray, np.generic)):
+        array, dtype = dlpack.view(tensor)
+        return array, dtype.id
+    if isinstance(tensor, np.ma.MaskedArray):
+        raise InvalidArgumentError("expected a plain array but found a masked one. Fill it first.")
+    try:
+        array = _as_array(tensor)
+    except (ValueError, TypeError, BufferError) as problem:
+        raise InvalidArgumentError(f"expected an array but found a {type(tensor).__name__}: {problem}") from problem
+    return (array.view(np.uint16), _BFLOAT16) if array.dtype.name == "bfloat16" else (array, _id_of(array.dtype))
+
+
+def _as_array(tensor: object) -> np.ndarray:
+    if isinstance(tensor, (bytes, bytearray)):
+        return np.frombuffer(tensor, np.uint8)
+    return np.asarray(tensor)
+
+
+def _exports_memory(tensor: object) -> bool:
+    if isinstance(tensor, (np.ndarray, np.generic)):
+        return isinstance(tensor, np.ndarray)
+    try:
+        memoryview(tensor)
+    except TypeError:
+        return False
+    return True
+
+
+def _id_of(dtype: np.dtype) -> int:
+    identity = _ID_OF_DTYPE.get(dtype if dtype.isnative else dtype.newbyteorder("="))
+    if identity is None:
+        raise InvalidArgumentError(f"dtype must be one of {', '.join(tables.DTYPES)}, but is {dtype}. Cast before submitting.")
+    return identity
+
+
+def _numpy_bfloat16() -> np.dtype:
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise UnsupportedError("expected a NumPy type for a bfloat16 result but found none. Run: pip install ml_dtypes") from None
+    return np.dtype(ml_dtypes.bfloat16)
+
+
+def _to_library_of(like: object, array: np.ndarray, dtype: int) -> object | None:
+    """The array in the library of ``like``, by its ``from_dlpack``; None if it has none."""
+    library = _namespace(like)
+    if not hasattr(library, "from_dlpack"):
+        return None
+    try:
+        foreign = library.from_dlpack(array)
+        return foreign.view(library.bfloat16) if dtype == _BFLOAT16 else foreign
+    except (AttributeError, TypeError, ValueError, RuntimeError, BufferError):
+        return None  # documented: what cannot go back becomes NumPy
+
+
+def _namespace(like: object) -> object:
+    if hasattr(like, "__array_namespace__"):
+        return like.__array_namespace__()
+    return sys.modules.get(type(like).__module__.split(".")[0])

@@ -1,0 +1,61 @@
+"""Exceptions: one class per row of ``native/tables/status.def``, each also a built-in type that callers may catch.
+
+``RingtrainError`` is what Horovod calls ``HorovodInternalError``; elastic scripts catch it under that name.
+"""
+
+import builtins
+
+
+class RingtrainError(RuntimeError):
+    """Base of all errors of this package."""
+
+
+HorovodInternalError = RingtrainError
+
+
+class InvalidArgumentError(RingtrainError, ValueError):
+    """An argument that this rank alone can see to be wrong: a root out of range, splits that do not add up, a bad dtype."""
+
+
+class MismatchError(RingtrainError, ValueError):
+    """Ranks submitted different things under one name; the text is the same on all of them."""
+
+
+class UnsupportedError(RingtrainError, NotImplementedError):
+    """Something that this build, machine or release does not offer."""
+
+
+class TimeoutError(RingtrainError, builtins.TimeoutError):
+    """A deadline passed: other ranks did not start, did not submit, or a ``wait`` was given too little time."""
+
+
+class PeerLostError(RingtrainError, ConnectionError):
+    """Another rank died or aborted; the text names it and tells its cause."""
+
+
+class ClosedError(RingtrainError):
+    """The world was shut down, here or by another rank, before the operation was done."""
+
+
+class InternalError(RingtrainError):
+    """A fault of this package or of the machine; the text is for a report."""
+
+
+class NotInitializedError(RingtrainError, ValueError):
+    """``ringtrain.init()`` was not called. Horovod raises ValueError from ``rank()`` and its own error from operations."""
+
+
+_BY_STATUS = {
+    2: InvalidArgumentError,
+    3: MismatchError,
+    4: UnsupportedError,
+    5: TimeoutError,
+    6: PeerLostError,
+    7: ClosedError,
+    8: InternalError,
+}
+
+
+def of_status(status: int) -> type[RingtrainError]:
+    """The class for a status of the native library."""
+    return _BY_STATUS.get(status, InternalError)

