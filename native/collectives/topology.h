@@ -29,9 +29,10 @@ struct Topology {
 // host_of_rank: by global rank; only equality counts.
 inline Topology MakeTopology(std::vector<int> members, int my_rank, const std::vector<int>& host_of_rank) {
   Topology topology;
+  topology.members = std::move(members);
   std::map<int, int> host_index;
-  for (size_t member = 0; member < members.size(); ++member) {
-    int rank = members[member];
+  for (size_t member = 0; member < topology.members.size(); ++member) {
+    int rank = topology.members[member];
     if (rank == my_rank) topology.me = static_cast<int>(member);
     auto found = host_index.emplace(host_of_rank[rank], static_cast<int>(topology.hosts.size()));
     if (found.second) topology.hosts.emplace_back();
@@ -45,7 +46,6 @@ inline Topology MakeTopology(std::vector<int> members, int my_rank, const std::v
     topology.rings = std::min<int>(topology.rings, static_cast<int>(host.size()));
     topology.most_locals = std::max<int>(topology.most_locals, static_cast<int>(host.size()));
   }
-  topology.members = std::move(members);
   return topology;
 }
 
