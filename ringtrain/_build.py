@@ -22,6 +22,13 @@ def sources() -> list[str]:
     return sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "native").rglob("*.cc"))
 
 
+def version() -> str:
+    """The package's version, read without importing the package: that would need the library."""
+    values: dict[str, str] = {}
+    exec((ROOT / "ringtrain" / "version.py").read_text(), values)
+    return values["__version__"]
+
+
 ffibuilder = FFI()
 ffibuilder.cdef(declarations())
 ffibuilder.set_source(
@@ -30,6 +37,7 @@ ffibuilder.set_source(
     source_extension=".cc",
     sources=sources(),
     include_dirs=["native"],
+    define_macros=[("RT_VERSION", f'"{version()}"')],
     # No contraction into fused multiply-adds: every processor gives the same bits.
     extra_compile_args=["-std=c++17", "-O3", "-ffp-contract=off", "-fvisibility=hidden", "-pthread"],
     extra_link_args=["-pthread", "-ldl", "-lrt"],
