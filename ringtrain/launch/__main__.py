@@ -1,0 +1,7 @@
+"""`python -m ringtrain.launch` is `ringtrainrun`."""
+
+import sys
+
+from ringtrain.launch.cli import main
+
+sys.exit(main())

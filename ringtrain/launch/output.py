@@ -1,0 +1,117 @@
+"""Tagged output of many ranks: whole lines, and one progress bar that survives them. Used by `job` alone."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections import deque
+from typing import BinaryIO
+
+LONGEST_LINE = 1 << 20  # bytes after which a line is cut
+KEPT_LINES = 200
+LOG_LINES = 50
+CHAINED = (b"During handling of the above exception", b"The above exception was the direct cause")
+
+
+class Terminal:
+    """Where lines end up: the launcher's stdout and stderr.
+
+    A progress bar, that is text between carriage returns, is drawn below the lines if stderr is a terminal. Into a
+    file or a pipe only its last state goes, when the program ends the line.
+    """
+
+    def __init__(self, stdout: BinaryIO, stderr: BinaryIO):
+        self.streams = {1: stdout, 2: stderr}
+        self.live = stderr.isatty()
+        self.lines = 0  # written so far
+        self._progress = b""
+
+    def write_line(self, stream: int, text: bytes) -> None:
+        """Writes one line to stdout (1) or stderr (2), above the progress bar if there is one."""
+        self._erase_progress()
+        self.streams[stream].write(text + b"\n")
+        self.streams[stream].flush()
+        self.lines += 1
+        self._draw_progress()
+
+    def say(self, text: str) -> None:
+        """Writes what the launcher itself has to say, each of its lines marked so."""
+        for line in text.splitlines():
+            self.write_line(2, b"ringtrainrun: " + line.encode())
+
+    def show_progress(self, text: bytes) -> None:
+        """Replaces the progress bar; b"" removes it."""
+        self._erase_progress()
+        self._progress = text
+        self._draw_progress()
+
+    def _erase_progress(self) -> None:
+        if self.live and self._progress:
+            self.streams[2].write(b"\r\x1b[K")
+            self.streams[2].flush()
+
+    def _draw_progress(self) -> None:
+        if self.live and self._progress:
+            width = shutil.get_terminal_size().columns - 1  # a wrapped line could not be erased
+            self.streams[2].write(b"\r" + self._progress.decode(errors="replace")[:width].encode())
+            self.streams[2].flush()
+
+
+class RankStream:
+    """Stdout (1) or stderr (2) of one rank, cut into lines and tagged."""
+
+    def __init__(self, terminal: Terminal, stream: int, rank: int):
+        self.terminal = terminal
+        self.stream = stream
+        self.tag = b"[%d] " % rank
+        self.shows_progress = rank == 0
+        self.kept: deque[bytes] = deque(maxlen=KEPT_LINES)
+        self.last_line = 0  # terminal.lines when this stream wrote last
+        self._partial = b""
+
+    def feed(self, data: bytes) -> None:
+        """Takes bytes as they come and writes the lines that they complete."""
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        for line in lines:
+            self._write(line)
+        if b"\r" in self._partial:
+            self._partial = b"\r" + last_state(self._partial)
+            if self.shows_progress:
+                self.terminal.show_progress(self.tag + self._partial[1:])
+        if len(self._partial) > LONGEST_LINE:
+            self._write(self._partial)
+            self._partial = b""
+
+    def close(self) -> None:
+        """Writes a last line that had no end."""
+        if last_state(self._partial):
+            self._write(self._partial)
+        self._partial = b""
+
+    def _write(self, line: bytes) -> None:
+        text = last_state(line)
+        if self.shows_progress and b"\r" in line:
+            self.terminal.show_progress(b"")
+        self.terminal.write_line(self.stream, self.tag + text)
+        self.kept.append(text)
+        self.last_line = self.terminal.lines
+
+    def ending(self) -> list[bytes]:
+        """The traceback that this stream ended with, or else its last lines; tagged."""
+        return [self.tag + line for line in last_traceback(list(self.kept)) or list(self.kept)[-LOG_LINES:]]
+
+
+def last_state(line: bytes) -> bytes:
+    """What a terminal would show of a line with carriage returns: the last text between them."""
+    return next((part for part in reversed(re.split(rb"\r+", line)) if part), b"")
+
+
+def last_traceback(lines: list[bytes]) -> list[bytes]:
+    """The last Python traceback among lines, with those it was chained to, and what follows it; [] if none."""
+    starts = [index for index, line in enumerate(lines) if line.startswith(b"Traceback (most recent call last)")]
+    if not starts:
+        return []
+    start = starts.pop()
+    while starts and any(line.startswith(CHAINED) for line in lines[starts[-1]:start]):
+        start = starts.pop()
+    return lines[start:]
