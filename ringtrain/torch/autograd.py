@@ -1,0 +1,43 @@
+"""Gradients of the operations: each backward pass is an operation of its own, on the gradients of all ranks.
+
+``operations`` calls ``differentiable`` from the forms that wait and return a new tensor. The factors are Horovod's: an
+allreduce and an alltoall carry the exact gradient of the sum of all ranks' losses, an allgather and a broadcast its
+average over the ranks, and a reducescatter ``size`` times the exact one.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+_Tensors = Sequence[torch.Tensor]
+
+
+class _Operation(torch.autograd.Function):
+    """An operation on some tensors, and what takes the results' gradients to theirs."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Callable[[], _Tensors], adjoint: Callable[[_Tensors], _Tensors], *tensors: torch.Tensor):
+        ctx.adjoint = adjoint
+        results = tuple(run())
+        ctx.mark_non_differentiable(*(result for result in results if not result.is_floating_point()))
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor):
+        return None, None, *ctx.adjoint(gradients)
+
+
+def differentiable(
+    tensors: _Tensors, run: Callable[[], _Tensors], adjoint: Callable[[_Tensors], _Tensors]
+) -> list[torch.Tensor]:
+    """Results of ``run()``, which gradients flow through back to ``tensors`` where anyone asked for that.
+
+    Args:
+        tensors: the operation's inputs.
+        run: runs it and returns its results.
+        adjoint: gradients of the results to gradients of the inputs, in their order.
+    """
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        return list(_Operation.apply(run, adjoint, *tensors))
+    return list(run())

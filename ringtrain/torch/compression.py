@@ -1,0 +1,47 @@
+"""Compression of gradients on their way to the other ranks, in the form that Horovod scripts know.
+
+A compressor is a class with two static methods; users write their own by deriving from ``Compressor``.
+"""
+
+from typing import Any
+
+import torch
+
+
+class Compressor:
+    """Sends tensors as they are, and is the base of all compressors."""
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """The tensor to send, and whatever ``decompress`` needs to undo it."""
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, context: Any) -> torch.Tensor:
+        """The received tensor as the caller knows it."""
+        return tensor
+
+
+def _cast_to(wire: torch.dtype, name: str) -> type[Compressor]:
+    """A compressor that sends floating-point tensors as ``wire`` and leaves all others alone."""
+
+    class Cast(Compressor):
+        @staticmethod
+        def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+            return (tensor.to(wire), tensor.dtype) if tensor.is_floating_point() else (tensor, None)
+
+        @staticmethod
+        def decompress(tensor: torch.Tensor, context: Any) -> torch.Tensor:
+            return tensor if context is None else tensor.to(context)
+
+    Cast.__name__ = Cast.__qualname__ = name
+    Cast.__doc__ = f"Sends floating-point tensors as {str(wire).removeprefix('torch.')}."
+    return Cast
+
+
+class Compression:
+    """The compressors that come with the package: ``none``, ``fp16`` and ``bf16``."""
+
+    none = Compressor
+    fp16 = _cast_to(torch.float16, "FP16Compressor")
+    bf16 = _cast_to(torch.bfloat16, "BF16Compressor")

@@ -1,0 +1,433 @@
+"""The operations for torch tensors, in the argument order that Horovod's scripts for PyTorch use.
+
+``ringtrain.operations`` does the work and describes the operations; here are the torch-only arguments (``average``,
+``compression``), identity of tensors in the in-place forms, and gradients. Tensors are dense, on the CPU, of any dtype
+of the core and any layout; what is not contiguous is copied. The forms that wait and return a new tensor are
+differentiable. Errors are those of ``ringtrain.operations``.
+"""
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ringtrain import operations as arrays
+from ringtrain.context import current
+from ringtrain.errors import InvalidArgumentError, UnsupportedError
+from ringtrain.operations import Average, Handle, Sum, barrier, join, poll, synchronize
+from ringtrain.process_sets import ProcessSet, global_process_set
+from ringtrain.torch.autograd import differentiable
+from ringtrain.torch.compression import Compression, Compressor
+from ringtrain.torch.tensors import writable
+
+_Tensors = Sequence[torch.Tensor]
+
+
+class InPlaceHandle:
+    """A pending in-place operation: the handle below it, and the very tensors that the caller gave."""
+
+    __slots__ = ("_handle", "_given")
+
+    def __init__(self, handle: Handle, given: Any):
+        self._handle = handle
+        self._given = given
+
+    def done(self) -> bool:
+        """Whether the operation ended, well or not."""
+        return self._handle.done()
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Blocks until the operation is done and returns the caller's tensors."""
+        self._handle.wait(timeout)
+        return self._given
+
+
+# ---- allreduce ----
+
+
+def allreduce(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Combines a tensor of one shape over all ranks; see ``ringtrain.allreduce``.
+
+    Args:
+        tensor: the same shape and dtype on all ranks; not changed.
+        average: deprecated; True is ``op=Average``, False ``op=Sum``.
+        name: identity among the ranks.
+        compression: how the tensor travels.
+        op: ``Average`` (default), ``Sum``, ``Min``, ``Max`` or ``Product``.
+        prescale_factor: factor on each contribution.
+        postscale_factor: factor on the result.
+        process_set: the ranks that take part.
+
+    Example:
+        >>> accuracy = hvd.allreduce(torch.tensor(correct / total), name="accuracy")
+    """
+    op = _op(average, op)
+
+    def run() -> _Tensors:
+        sent, context = compression.compress(tensor)
+        result = arrays.allreduce(sent, name, op, prescale_factor, postscale_factor, process_set)
+        return [compression.decompress(result, context)]
+
+    def adjoint(gradients: _Tensors) -> _Tensors:
+        _require_linear("allreduce", name, op)
+        scales = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
+        return [allreduce(gradients[0], name=_backwards(name), op=op, process_set=process_set, **scales)]
+
+    return differentiable([tensor], run, adjoint)[0]
+
+
+def allreduce_async(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """``allreduce`` that returns a handle at once; leave the tensor unchanged until it is done."""
+    return arrays.allreduce_async(tensor, name, _op(average, op), prescale_factor, postscale_factor, process_set)
+
+
+def allreduce_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """``allreduce`` that puts the result into the tensor, and returns it."""
+    arrays.allreduce_(writable(tensor), name, _op(average, op), prescale_factor, postscale_factor, process_set)
+    return tensor
+
+
+def allreduce_async_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> InPlaceHandle:
+    """``allreduce_`` that returns a handle at once."""
+    scales = prescale_factor, postscale_factor
+    return InPlaceHandle(arrays.allreduce_async_(writable(tensor), name, _op(average, op), *scales, process_set), tensor)
+
+
+def grouped_allreduce(
+    tensors: _Tensors,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """``allreduce`` of several tensors as one operation, all or nothing; returns a list in their order."""
+    op = _op(average, op)
+
+    def run() -> _Tensors:
+        sent, contexts = zip(*(compression.compress(tensor) for tensor in tensors), strict=True)
+        results = arrays.grouped_allreduce(sent, name, op, prescale_factor, postscale_factor, process_set)
+        return [compression.decompress(*pair) for pair in zip(results, contexts, strict=True)]
+
+    def adjoint(gradients: _Tensors) -> _Tensors:
+        _require_linear("grouped_allreduce", name, op)
+        scales = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
+        return grouped_allreduce(gradients, name=_backwards(name), op=op, process_set=process_set, **scales)
+
+    return differentiable(tensors, run, adjoint)
+
+
+def grouped_allreduce_async(
+    tensors: _Tensors,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """``grouped_allreduce`` that returns one handle at once."""
+    return arrays.grouped_allreduce_async(tensors, name, _op(average, op), prescale_factor, postscale_factor, process_set)
+
+
+def grouped_allreduce_(
+    tensors: _Tensors,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> _Tensors:
+    """``grouped_allreduce`` that puts the results into the tensors, and returns them."""
+    views = [writable(tensor) for tensor in tensors]
+    arrays.grouped_allreduce_(views, name, _op(average, op), prescale_factor, postscale_factor, process_set)
+    return tensors
+
+
+def grouped_allreduce_async_(
+    tensors: _Tensors,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> InPlaceHandle:
+    """``grouped_allreduce_`` that returns one handle at once."""
+    views = [writable(tensor) for tensor in tensors]
+    scales = prescale_factor, postscale_factor
+    return InPlaceHandle(arrays.grouped_allreduce_async_(views, name, _op(average, op), *scales, process_set), tensors)
+
+
+# ---- allgather ----
+
+
+def allgather(
+    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """Concatenates the ranks' tensors along the first dimension, which may differ; see ``ringtrain.allgather``."""
+
+    def adjoint(gradients: _Tensors) -> _Tensors:
+        return [_own_rows(tensor, gradients[0], name, process_set)]
+
+    return differentiable([tensor], lambda: [arrays.allgather(tensor, name, process_set)], adjoint)[0]
+
+
+def allgather_async(
+    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
+    """``allgather`` that returns a handle at once."""
+    return arrays.allgather_async(tensor, name, process_set)
+
+
+def grouped_allgather(
+    tensors: _Tensors, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[torch.Tensor]:
+    """``allgather`` of several tensors as one operation, all or nothing."""
+
+    def adjoint(gradients: _Tensors) -> _Tensors:
+        names = [None if name is None else f"{name}.{index}" for index in range(len(tensors))]
+        members = zip(tensors, gradients, names, strict=True)
+        return [_own_rows(tensor, gradient, member, process_set) for tensor, gradient, member in members]
+
+    return differentiable(tensors, lambda: arrays.grouped_allgather(tensors, name, process_set), adjoint)
+
+
+def grouped_allgather_async(
+    tensors: _Tensors, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
+    """``grouped_allgather`` that returns one handle at once."""
+    return arrays.grouped_allgather_async(tensors, name, process_set)
+
+
+# ---- broadcast ----
+
+
+def broadcast(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """Returns the root's tensor on every rank; see ``ringtrain.broadcast``."""
+
+    def adjoint(gradients: _Tensors) -> _Tensors:
+        mean = allreduce(gradients[0], name=_backwards(name), op=Average, process_set=process_set)
+        return [mean if current().rank == root_rank else torch.zeros_like(mean)]
+
+    return differentiable([tensor], lambda: [arrays.broadcast(tensor, root_rank, name, process_set)], adjoint)[0]
+
+
+def broadcast_async(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
+    """``broadcast`` that returns a handle at once."""
+    return arrays.broadcast_async(tensor, root_rank, name, process_set)
+
+
+def broadcast_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """``broadcast`` that puts the root's values into the tensor, and returns it."""
+    arrays.broadcast_(writable(tensor), root_rank, name, process_set)
+    return tensor
+
+
+def broadcast_async_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> InPlaceHandle:
+    """``broadcast_`` that returns a handle at once."""
+    return InPlaceHandle(arrays.broadcast_async_(writable(tensor), root_rank, name, process_set), tensor)
+
+
+# ---- alltoall ----
+
+
+def alltoall(
+    tensor: torch.Tensor, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Sends rows of the first dimension to each rank and concatenates what came; see ``ringtrain.alltoall``.
+
+    Returns:
+        The rows received; with ``splits`` a pair of them and of the rows received from each rank (an int32 tensor).
+    """
+    received = None
+
+    def run() -> _Tensors:
+        nonlocal received
+        rows, received = alltoall_async(tensor, splits, name, process_set).wait()
+        return [rows]
+
+    def adjoint(gradients: _Tensors) -> _Tensors:
+        return [alltoall(gradients[0], received, _backwards(name), process_set)[0]]
+
+    rows = differentiable([tensor], run, adjoint)[0]
+    return rows if splits is None else (rows, received)
+
+
+def alltoall_async(
+    tensor: torch.Tensor, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> "AlltoallHandle":
+    """``alltoall`` that returns a handle at once; its result is always the pair."""
+    return AlltoallHandle(arrays.alltoall_async(tensor, splits, name, process_set))
+
+
+class AlltoallHandle:
+    """A pending alltoall; its result is a pair of tensors."""
+
+    __slots__ = ("_handle",)
+
+    def __init__(self, handle: Handle):
+        self._handle = handle
+
+    def done(self) -> bool:
+        """Whether the operation ended, well or not."""
+        return self._handle.done()
+
+    def wait(self, timeout: float | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Blocks until the operation is done; the rows received and how many came from each rank."""
+        rows, received = self._handle.wait(timeout)
+        return rows, torch.from_numpy(received)
+
+
+# ---- reducescatter ----
+
+
+def reducescatter(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> torch.Tensor:
+    """Combines a tensor as ``allreduce`` does and leaves each rank its rows; see ``ringtrain.reducescatter``."""
+    sent, context = compression.compress(tensor)
+
+    def adjoint(gradients: _Tensors) -> _Tensors:
+        _require_linear("reducescatter", name, op)
+        factor = _spread_factor(op, process_set, prescale_factor, postscale_factor)
+        return [allgather(gradients[0] * factor, _backwards(name), process_set)]
+
+    scales = prescale_factor, postscale_factor
+    rows = differentiable([sent], lambda: [arrays.reducescatter(sent, name, op, process_set, *scales)], adjoint)[0]
+    return compression.decompress(rows, context)
+
+
+def reducescatter_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle:
+    """``reducescatter`` that returns a handle at once."""
+    return arrays.reducescatter_async(tensor, name, op, process_set, prescale_factor, postscale_factor)
+
+
+def grouped_reducescatter(
+    tensors: _Tensors,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[torch.Tensor]:
+    """``reducescatter`` of several tensors as one operation, all or nothing."""
+    sent, contexts = zip(*(compression.compress(tensor) for tensor in tensors), strict=True)
+
+    def run() -> _Tensors:
+        return arrays.grouped_reducescatter(sent, name, op, process_set, prescale_factor, postscale_factor)
+
+    def adjoint(gradients: _Tensors) -> _Tensors:
+        _require_linear("grouped_reducescatter", name, op)
+        factor = _spread_factor(op, process_set, prescale_factor, postscale_factor)
+        return grouped_allgather([gradient * factor for gradient in gradients], _backwards(name), process_set)
+
+    results = differentiable(sent, run, adjoint)
+    return [compression.decompress(*pair) for pair in zip(results, contexts, strict=True)]
+
+
+def grouped_reducescatter_async(
+    tensors: _Tensors,
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle:
+    """``grouped_reducescatter`` that returns one handle at once."""
+    return arrays.grouped_reducescatter_async(tensors, name, op, process_set, prescale_factor, postscale_factor)
+
+
+# ---- arguments and adjoints ----
+
+
+def _op(average: bool | None, op: int | None) -> int:
+    if average is None:
+        return Average if op is None else op
+    if op is not None:
+        raise InvalidArgumentError("allreduce: expected op or the deprecated average but found both. Pass op alone.")
+    warnings.warn("average has become op: pass op=Average or op=Sum.", DeprecationWarning, stacklevel=3)
+    return Average if average else Sum
+
+
+def _backwards(name: str | None) -> str | None:
+    return None if name is None else f"{name}.gradient"
+
+
+def _require_linear(operation: str, name: str | None, op: int) -> None:
+    if op not in (Average, Sum):
+        raise UnsupportedError(
+            f"backward of {operation} '{name or 'unnamed'}': gradients need op Average or Sum, but it is {op}. "
+            "Detach the tensor before the operation."
+        )
+
+
+def _own_rows(tensor: torch.Tensor, gradient: torch.Tensor, name: str | None, process_set: ProcessSet) -> torch.Tensor:
+    """This rank's rows of the averaged gradient of an allgather."""
+    mean = allreduce(gradient, name=_backwards(name), op=Average, process_set=process_set)
+    counts = arrays.allgather(torch.tensor([tensor.shape[0]]), None if name is None else f"{name}.rows", process_set)
+    start = int(counts[: process_set.rank()].sum())
+    return mean[start : start + tensor.shape[0]]
+
+
+def _spread_factor(op: int, process_set: ProcessSet, prescale: float, postscale: float) -> float:
+    return (process_set.size() if op == Sum else 1) * prescale * postscale

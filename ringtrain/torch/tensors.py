@@ -1,0 +1,89 @@
+"""Torch tensors as the core's buffers: address, dtype, shape, and who keeps the memory alive; and results as tensors.
+
+``gradients`` and ``functions`` submit ``buffer_of`` a contiguous tensor; importing this teaches ``ringtrain.buffers``
+the same, so that the operations for arrays take torch tensors of any layout.
+"""
+
+import torch
+
+from ringtrain import tables
+from ringtrain.buffers import Buffer, register_framework
+from ringtrain.errors import InvalidArgumentError, UnsupportedError
+
+# Every element type of the core has the same name in torch.
+DTYPE_IDS: dict[torch.dtype, int] = {getattr(torch, name): dtype.id for name, dtype in tables.DTYPES.items()}
+DTYPE_OF_ID: dict[int, torch.dtype] = {identity: dtype for dtype, identity in DTYPE_IDS.items()}
+
+
+def buffer_of(tensor: torch.Tensor) -> Buffer:
+    """The memory of a contiguous dense CPU tensor, kept alive and in its place as long as the buffer lives.
+
+    Raises InvalidArgumentError for a dtype that the core lacks, UnsupportedError for a sparse tensor or another device.
+    """
+    check_supported(tensor)
+    return Buffer(
+        address=tensor.data_ptr(),
+        dtype=DTYPE_IDS[tensor.dtype],
+        shape=tuple(tensor.shape),
+        device=-1,
+        ready_event=0,
+        owner=pinned_storage(tensor),
+    )
+
+
+def check_supported(tensor: torch.Tensor) -> None:
+    """Raises the error that names what about this tensor the core cannot take."""
+    if not isinstance(tensor, torch.Tensor):
+        raise InvalidArgumentError(f"tensor: expected a torch.Tensor but found {type(tensor).__name__}.")
+    if tensor.layout is not torch.strided:
+        raise UnsupportedError(
+            f"tensor of shape {tuple(tensor.shape)}: expected a dense tensor but found {tensor.layout}. "
+            "Convert it with to_dense()."
+        )
+    if tensor.device.type != "cpu":
+        raise UnsupportedError(
+            f"tensor of shape {tuple(tensor.shape)}: expected CPU memory but found device {tensor.device}. "
+            "Move it with cpu()."
+        )
+    if tensor.dtype not in DTYPE_IDS:
+        raise InvalidArgumentError(
+            f"tensor of shape {tuple(tensor.shape)}: expected a dtype among {', '.join(tables.DTYPES)} "
+            f"but found {str(tensor.dtype).removeprefix('torch.')}. Convert it first."
+        )
+
+
+def pinned_storage(tensor: torch.Tensor) -> object:
+    """An object that keeps the tensor's memory alive, after making sure that torch will not move it.
+
+    A reference to the tensor alone does not protect it: ``resize_`` would free the old memory under the core's
+    hands. Torch refuses to resize a storage that NumPy has seen, for as long as the storage lives; the view is made
+    over the storage, because a 0-dimensional or bfloat16 tensor has no NumPy view of its own. 2 us the first time.
+    """
+    storage = tensor.untyped_storage()
+    if storage.resizable():
+        return torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+    return storage
+
+
+def readable(tensor: torch.Tensor) -> Buffer:
+    """The memory of any dense CPU tensor for reading: its own, or a contiguous copy."""
+    check_supported(tensor)
+    return buffer_of(tensor.detach().contiguous())
+
+
+def writable(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor without its gradient's history, for an operation in place; its memory will not move from now on."""
+    check_supported(tensor)
+    detached = tensor.detach()
+    pinned_storage(detached)
+    return detached
+
+
+def wrap_memory(like: torch.Tensor, memory: object, dtype: int, shape: tuple[int, ...]) -> torch.Tensor:
+    """A tensor over memory that speaks the buffer protocol; ``buffers.register_framework`` says more."""
+    if 0 in shape:  # torch takes no empty memory
+        return torch.empty(shape, dtype=DTYPE_OF_ID[dtype])
+    return torch.frombuffer(memory, dtype=DTYPE_OF_ID[dtype]).reshape(shape)
+
+
+register_framework(torch.Tensor, readable, wrap_memory)
