@@ -1,0 +1,163 @@
+"""``ringtrain bench allreduce``: one tensor, in place, float32, summed; ours, the peers, and a memcpy of the same bytes.
+
+Repetitions of the systems take turns, so that each meets the same caches, frequency and neighbours. Up to 64 KB a
+repetition is a round of operations back to back, as both ranks then submit together without a barrier's skew in the
+figure; above, it is one operation after a barrier. A repetition counts the time of its slowest rank.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ringtrain.bench import machine, ranks, report
+from ringtrain.bench.sizes import bytes_text
+from ringtrain.bench.systems import PEERS, Memcpy, Ringtrain, System
+
+BACK_TO_BACK_BYTES = 64 << 10
+ROUND = 20  # operations back to back; sums of 20 stay exact powers and within float32
+WARM_UP = 3
+MEMORY_OPERATIONS = 10
+
+
+def run(sizes: Sequence[int], peers: Sequence[str], algorithms: Sequence[str], repetitions: int | None, json: str | None) -> bool:
+    """Runs the benchmark on this rank; returns whether every system's results were right."""
+    results: list[dict[str, Any]] = []
+    memory: dict[str, list[int]] = {}
+    for index, algorithm in enumerate(algorithms):
+        ours = Ringtrain(algorithm)
+        memory[ours.name] = _memory_growth(ours, max(sizes))
+        systems = [ours, *_open_peers(peers if index == 0 else ()), Memcpy()]
+        for size_bytes in sizes:
+            results += _measure(systems, size_bytes, repetitions or _repetitions_for(size_bytes))
+        for system in systems:
+            system.close()
+    _print(results, memory, max(sizes))
+    report.write_json(json, results, memory_growth_bytes=memory)
+    return all(result["verified"] for result in results)
+
+
+def _open_peers(names: Sequence[str]) -> list[System]:
+    systems = []
+    for name in names:
+        try:
+            systems.append(PEERS[name]())
+        except ImportError as problem:
+            report.say(f"{name}: left out, {problem}. Run: pip install torch")
+    return systems
+
+
+def _repetitions_for(size_bytes: int) -> int:
+    """Enough for a steady median, few enough for large tensors to end soon; even the floor takes 0.1 s for 1 GB."""
+    return int(np.clip((1 << 30) // max(size_bytes, 1), 7, 50))
+
+
+# ---- measuring ----
+
+
+def _measure(systems: Sequence[System], size_bytes: int, repetitions: int) -> list[dict[str, Any]]:
+    work, source = _arrays(size_bytes)
+    for system in systems:
+        system.use(work)
+    verified = {system.name: _verify(system, work, source) for system in systems}
+    time_once = _time_round if size_bytes <= BACK_TO_BACK_BYTES else _time_one
+    seconds: dict[str, list[float]] = {system.name: [] for system in systems}
+    for repetition in range(WARM_UP + repetitions):
+        for system in systems:
+            np.copyto(work, source)
+            taken = time_once(system)
+            if repetition >= WARM_UP:
+                seconds[system.name] += taken
+    slowest = {name: ranks.slowest(times) for name, times in seconds.items()}
+    floor = float(np.median(slowest["memcpy"]))
+    return [
+        {
+            "system": system.name,
+            "op": "allreduce",
+            "bytes": size_bytes,
+            "np": ranks.size(),
+            "seconds_median": float(np.median(slowest[system.name])),
+            "seconds_min": float(slowest[system.name].min()),
+            "ratio_to_memcpy": float(np.median(slowest[system.name])) / floor,
+            "repetitions": len(slowest[system.name]),
+            "verified": verified[system.name],
+        }
+        for system in systems
+    ]
+
+
+def _arrays(size_bytes: int) -> tuple[np.ndarray, np.ndarray]:
+    """The array to work on, and this rank's values for it: small integers, whose sums float32 holds exactly."""
+    count = max(size_bytes // 4, 1)
+    source = (np.arange(count, dtype=np.int32) % 61 + ranks.rank()).astype(np.float32)
+    return source.copy(), source
+
+
+def _verify(system: System, work: np.ndarray, source: np.ndarray) -> bool:
+    np.copyto(work, source)
+    ranks.wait_for_all()
+    system.run()
+    if not system.sums:
+        return ranks.all_true(bool(np.array_equal(system.result(), source)))
+    others = sum(range(ranks.size())) - ranks.size() * ranks.rank()  # each rank's values are shifted by its rank
+    return ranks.all_true(bool(np.array_equal(system.result(), source * ranks.size() + others)))
+
+
+def _time_one(system: System) -> list[float]:
+    ranks.wait_for_all()
+    start = time.perf_counter()
+    system.run()
+    return [time.perf_counter() - start]
+
+
+def _time_round(system: System) -> list[float]:
+    ranks.wait_for_all()
+    seconds = []
+    for _ in range(ROUND):
+        start = time.perf_counter()
+        system.run()
+        seconds.append(time.perf_counter() - start)
+    return seconds
+
+
+def _memory_growth(system: System, size_bytes: int) -> list[int]:
+    """Growth of each rank's proportional set from before its first operation to after ten of the largest size."""
+    work, _ = _arrays(size_bytes)
+    system.use(work)
+    ranks.wait_for_all()
+    before = machine.proportional_set_bytes()
+    for _ in range(MEMORY_OPERATIONS):
+        system.run()
+    ranks.wait_for_all()
+    growth = machine.proportional_set_bytes() - before
+    ranks.wait_for_all()  # a rank that went on would change what the others share
+    return ranks.gathered(growth)
+
+
+# ---- saying ----
+
+
+def _print(results: Sequence[dict[str, Any]], memory: dict[str, list[int]], largest: int) -> None:
+    facts = machine.describe()
+    report.say(f"allreduce, float32, sum, in place, {ranks.size()} ranks on {facts['cores']} cores ({facts['processor']})")
+    medians = {(result["system"], result["bytes"]): result["seconds_median"] for result in results}
+    rows = [_row(result, medians) for result in results]
+    report.print_table(["size", "system", "median", "fastest", "x memcpy", "x ours", "result"], rows)
+    for name, growth in memory.items():
+        largest_text = bytes_text(largest)
+        per_rank = ", ".join(f"{bytes_ / (1 << 20):.1f}" for bytes_ in growth)
+        report.say(f"memory of {name} beyond the tensors after ten of {largest_text}: {per_rank} MB (each rank)")
+
+
+def _row(result: dict[str, Any], medians: dict[tuple[str, int], float]) -> list[str]:
+    ours = next(seconds for (name, size), seconds in medians.items() if name.startswith("ringtrain") and size == result["bytes"])
+    return [
+        bytes_text(result["bytes"]),
+        result["system"],
+        report.seconds_text(result["seconds_median"]),
+        report.seconds_text(result["seconds_min"]),
+        f"{result['ratio_to_memcpy']:.2f}",
+        f"{result['seconds_median'] / ours:.2f}",
+        "right" if result["verified"] else "WRONG",
+    ]

@@ -1,0 +1,45 @@
+"""The machine and the software that a benchmark ran on: figures mean nothing without them."""
+
+import importlib.metadata
+import os
+import platform
+from pathlib import Path
+
+import ringtrain as rt
+from ringtrain.bench import ranks
+
+
+def describe() -> dict[str, str | int]:
+    """Processor, cores, memory, kernel and versions, for the head of a table and for JSON."""
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "mpi": ranks.mpi_version(),
+        "torch": _version("torch"),
+        "ringtrain": rt.build_info(),
+    }
+
+
+def proportional_set_bytes() -> int:
+    """Memory of this process, where a page that k processes share counts 1/k: what the process costs the machine."""
+    for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024
+    raise OSError("/proc/self/smaps_rollup has no line 'Pss'.")
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.machine()
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,35 @@
+"""How benchmarks say what they found, on rank 0: times in readable units, aligned tables, and JSON."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ringtrain.bench import ranks
+from ringtrain.bench.machine import describe
+
+
+def seconds_text(seconds: float) -> str:
+    """A time in the unit that keeps it readable."""
+    return f"{seconds * 1e6:.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
+
+
+def say(text: str = "") -> None:
+    """Prints on rank 0."""
+    if ranks.rank() == 0:
+        print(text, flush=True)
+
+
+def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Prints columns on rank 0, the first to the left and the others to the right."""
+    widths = [max(len(row[column]) for row in [headings, *rows]) for column in range(len(headings))]
+    for row in [headings, *rows]:
+        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        say("  ".join([row[0].ljust(widths[0]), *cells[1:]]).rstrip())
+
+
+def write_json(path: str | None, results: Sequence[dict[str, Any]], **further: Any) -> None:
+    """Writes machine, results and whatever else on rank 0; does nothing without a path."""
+    if path is not None and ranks.rank() == 0:
+        document = {"machine": describe(), "results": list(results), **further}
+        Path(path).write_text(json.dumps(document, indent=1) + "\n")
