@@ -93,6 +93,11 @@ class InPlace:
     def __init__(self, tensor: object):
         """Raises what ``as_buffer`` does, and InvalidArgumentError for memory that must not be written."""
         self._tensor, self._copy = tensor, None
+        if type(tensor) is np.ndarray:
+            dtype, flags = _ID_OF_DTYPE.get(tensor.dtype), tensor.flags
+            if dtype is not None and flags.c_contiguous and flags.writeable:
+                self.buffer = _buffer_of(tensor, dtype)
+                return
         self._view, dtype = _view(tensor)
         if tensor is not self._view and not hasattr(tensor, "__dlpack__") and not _exports_memory(tensor):
             raise InvalidArgumentError(f"expected a tensor to write to but found a {type(tensor).__name__}. Use the form without '_'.")

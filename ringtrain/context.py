@@ -255,7 +255,7 @@ class Context:
         request.prescale = prescale
         request.postscale = postscale
         request.caller_waits = waits
-        slot.texts = (text, _set_splits(request, splits), _set_refusal(request, refusal))
+        slot.texts = (text, _set_splits(request, splits), _set_refusal(request, operation, refusal))
         slot.describe(inputs, outputs)
         status = lib.rt_submit(self.native, request, slot.handle, slot.error)
         handle, error = slot.handle[0], slot.error
@@ -268,9 +268,8 @@ class Context:
 
     def refuse(self, operation: str, name: str | None, process_set: int, problem: RingtrainError) -> None:
         """Announces to the peers what the front end found wrong before submission, then raises it here with their text."""
-        subject = f" '{name}'" if name is not None else ""
         try:
-            self.submit(operation, name, (), (), process_set=process_set, refusal=f"{operation}{subject}: {problem}")
+            self.submit(operation, name, (), (), process_set=process_set, refusal=str(problem))
         except RingtrainError as announced:
             raise type(problem)(str(announced)) from problem
         raise problem
@@ -368,8 +367,12 @@ def _set_splits(request, splits: Sequence[int] | None):
     return memory
 
 
-def _set_refusal(request, refusal: str | None):
-    memory = request.refusal = ffi.NULL if refusal is None else ffi.new("char[]", refusal.encode())
+def _set_refusal(request, operation: str, refusal: str | None):
+    if refusal is None:
+        memory = ffi.NULL
+    else:
+        memory = ffi.new("char[]", f"{operation} '{ffi.string(request.name).decode()}': {refusal}".encode())
+    request.refusal = memory
     return memory
 
 
