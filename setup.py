@@ -18,8 +18,9 @@ if sys.platform != "linux":
     sys.exit(f"ringtrain runs on Linux only, this is {sys.platform}: its core waits with futexes and shares memory "
              "through /dev/shm. Install it on a Linux machine, in a container or in a virtual machine.")
 
-HEADERS = [path for pattern in ("native/**/*.h", "native/**/*.def", "ringtrain/_build.py") for path in
-           Path(__file__).parent.glob(pattern)]
+# What every source is taken to depend on.
+HEADERS = [str(path) for pattern in ("native/**/*.h", "native/**/*.def", "ringtrain/_build.py", "ringtrain/version.py")
+           for path in Path(__file__).parent.glob(pattern)]
 
 
 class BuildCore(build_ext):
@@ -35,7 +36,8 @@ class BuildCore(build_ext):
 
     def build_extension(self, extension):
         compile_in_turn = self.compiler.compile
-        newest_header = max(path.stat().st_mtime for path in HEADERS)
+        newest_header = max(os.stat(path).st_mtime for path in HEADERS)
+        extension.depends = HEADERS
 
         def compile_one(source, **arguments):
             objects = self.compiler.object_filenames([source], output_dir=arguments["output_dir"])
@@ -49,6 +51,8 @@ class BuildCore(build_ext):
                 return sum(pool.map(lambda source: compile_one(source, **arguments), sources), [])
 
         self.compiler.compile = compile_side_by_side
+        if not self.debug:
+            extension.extra_compile_args += ["-g0"]  # Python's own flags ask for debug information: 17 of 18 MB
         super().build_extension(extension)
 
 
