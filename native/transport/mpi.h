@@ -1,0 +1,20 @@
+// Transport over MPI: the ranks of a communicator that mpi4py has made.
+#ifndef RINGTRAIN_TRANSPORT_MPI_H_
+#define RINGTRAIN_TRANSPORT_MPI_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "transport/transport.h"
+
+namespace ringtrain {
+
+// Opens a transport on a duplicate of `communicator`. All its ranks must call this; it waits for them up to timeout_seconds.
+// library: path of a loaded object that brings MPI (mpi4py.MPI.__file__). communicator: its handle, the pointer or the integer,
+// as mpi4py.MPI._handleof gives it. Refused if MPI is not initialised with thread level multiple.
+Status OpenMpiTransport(const std::string& library, uintptr_t communicator, double timeout_seconds,
+                        std::unique_ptr<Transport>* transport);
+
+}  // namespace ringtrain
+#endif  // RINGTRAIN_TRANSPORT_MPI_H_

@@ -1,0 +1,117 @@
+// What the transport must know of an MPI library's binary interface, written by hand because no mpi.h is needed to build.
+//
+// There are two families: Open MPI, whose handles are pointers to objects in the library, and MPICH (with Intel MPI, MVAPICH,
+// Cray MPICH, ParaStation), whose handles are integers. Each is one struct of facts; transport/mpi.cc is a template over it.
+// tests/native/mpi_abi_check.cc compares these facts with the real mpi.h.
+#ifndef RINGTRAIN_TRANSPORT_MPI_ABI_H_
+#define RINGTRAIN_TRANSPORT_MPI_ABI_H_
+
+#include <cstddef>
+#include <cstdint>
+
+namespace ringtrain {
+
+// Finds a symbol in the loaded MPI library; nullptr if there is none.
+class MpiSymbols {
+ public:
+  virtual ~MpiSymbols() = default;
+  virtual void* Find(const char* name) const = 0;
+};
+
+struct OpenMpiAbi {
+  using Comm = void*;
+  using Request = void*;
+  using Datatype = void*;
+  using Errhandler = void*;
+  struct MessageStatus {
+    int source, tag, error;
+    int cancelled;  // from here on the library's own
+    size_t count;
+  };
+  static constexpr const char* kName = "Open MPI's ABI";
+  static constexpr int kAnySource = -1;
+  static constexpr int kTagUpperBound = 0;  // the attribute's key
+  static constexpr int kThreadMultiple = 3;
+  static constexpr int kMaxErrorText = 256;
+
+  explicit OpenMpiAbi(const MpiSymbols& symbols)
+      : world(symbols.Find("ompi_mpi_comm_world")),
+        byte(symbols.Find("ompi_mpi_byte")),
+        no_request(symbols.Find("ompi_request_null")),
+        errors_return(symbols.Find("ompi_mpi_errors_return")) {}
+  bool complete() const { return world != nullptr && byte != nullptr && no_request != nullptr && errors_return != nullptr; }
+
+  const Comm world;
+  const Datatype byte;
+  const Request no_request;
+  const Errhandler errors_return;
+};
+
+struct MpichAbi {
+  using Comm = int;
+  using Request = int;
+  using Datatype = int;
+  using Errhandler = int;
+  struct MessageStatus {
+    int count_low, count_high_and_cancelled;  // the library's own
+    int source, tag, error;
+  };
+  static constexpr const char* kName = "MPICH's ABI";
+  static constexpr int kAnySource = -2;
+  static constexpr int kTagUpperBound = 0x64400001;
+  static constexpr int kThreadMultiple = 3;
+  static constexpr int kMaxErrorText = 512;
+
+  explicit MpichAbi(const MpiSymbols&) {}
+  bool complete() const { return true; }
+
+  const Comm world = 0x44000000;
+  const Datatype byte = 0x4c00010d;
+  const Request no_request = 0x2c000000;
+  const Errhandler errors_return = 0x54000001;
+};
+
+constexpr int kMpiSuccess = 0;  // in every MPI
+constexpr size_t kMpiLongestVersionText = 8192;
+
+// The functions in use: name after "MPI_", parameters. Types are those of the enclosing struct.
+#define RT_MPI_FUNCTIONS(FUNCTION)                                                           \
+  FUNCTION(Query_thread, (int* provided))                                                    \
+  FUNCTION(Comm_rank, (Comm comm, int* rank))                                                \
+  FUNCTION(Comm_size, (Comm comm, int* size))                                                \
+  FUNCTION(Comm_idup, (Comm comm, Comm* duplicate, Request* request))                        \
+  FUNCTION(Comm_free, (Comm * comm))                                                         \
+  FUNCTION(Comm_set_errhandler, (Comm comm, Errhandler handler))                             \
+  FUNCTION(Comm_get_attr, (Comm comm, int key, void* value, int* found))                     \
+  FUNCTION(Isend, (const void* data, int count, Datatype type, int to, int tag, Comm comm, Request* request))  \
+  FUNCTION(Irecv, (void* data, int count, Datatype type, int from, int tag, Comm comm, Request* request))      \
+  FUNCTION(Test, (Request * request, int* complete, MessageStatus* status))                  \
+  FUNCTION(Get_count, (const MessageStatus* status, Datatype type, int* count))              \
+  FUNCTION(Cancel, (Request * request))                                                      \
+  FUNCTION(Error_string, (int code, char* text, int* length))
+
+template <typename Abi>
+struct MpiFunctions {
+  using Comm = typename Abi::Comm;
+  using Request = typename Abi::Request;
+  using Datatype = typename Abi::Datatype;
+  using Errhandler = typename Abi::Errhandler;
+  using MessageStatus = typename Abi::MessageStatus;
+
+#define RT_MPI_POINTER(name, parameters) int(*name) parameters = nullptr;
+  RT_MPI_FUNCTIONS(RT_MPI_POINTER)
+#undef RT_MPI_POINTER
+
+  // Fills the table; the name of the first function that is missing, nullptr if none is.
+  const char* Load(const MpiSymbols& symbols) {
+#define RT_MPI_LOAD(name, parameters)                                   \
+  name = reinterpret_cast<int(*) parameters>(symbols.Find("MPI_" #name)); \
+  if (name == nullptr) return "MPI_" #name;
+    RT_MPI_FUNCTIONS(RT_MPI_LOAD)
+#undef RT_MPI_LOAD
+    return nullptr;
+  }
+};
+
+}  // namespace ringtrain
+#endif  // RINGTRAIN_TRANSPORT_MPI_ABI_H_
