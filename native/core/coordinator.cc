@@ -162,6 +162,8 @@ void Coordinator::Perform(int process_set, effect::Fail& fail) {
 
 void Coordinator::Perform(int, effect::Warn& warn) { log_->Warning(warn.text); }
 
+void Coordinator::Perform(int, effect::Abort& abort) { Abort(Status::Internal(abort.cause)); }
+
 void Coordinator::Perform(int, effect::Count& count) {
   counters_->Add(Counter::kCacheHits, count.hits);
   counters_->Add(Counter::kCacheMisses, count.misses);

@@ -59,6 +59,7 @@ class Coordinator {
   void Perform(int process_set, effect::Execute& execute);
   void Perform(int process_set, effect::Fail& fail);
   void Perform(int process_set, effect::Warn& warn);
+  void Perform(int process_set, effect::Abort& abort);
   void Perform(int process_set, effect::Count& count);
   void RunControl(int process_set, const Response& response);
   void AddProcessSet(int process_set, const std::vector<int>& members);

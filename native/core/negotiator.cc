@@ -138,15 +138,20 @@ void Negotiator::ApplyBatch(const Verdict& verdict, Effects* effects) {
   effect::Execute execute;
   execute.joined.resize(member_count(), false);
   for (int member : verdict.joined) execute.joined[member] = true;
+  // All ids first, then the insertions: one of them may evict an entry that the same batch names.
   for (const Agreed& agreed : verdict.batch) {
-    const Response& response = agreed.cached ? *cache_.Find(agreed.id) : agreed.response;
-    mine_.erase(response.request.name);
-    execute.responses.push_back(response);
-    if (agreed.cached)
-      cache_.Touch(agreed.id);
-    else if (agreed.id != ResponseCache::kNone)
-      cache_.Insert(agreed.id, agreed.response);
+    const Response* response = agreed.cached ? cache_.Find(agreed.id) : &agreed.response;
+    if (response == nullptr) {
+      effects->push_back(effect::Abort{"rank " + std::to_string(options_.members[options_.me]) + " does not know response " +
+                                       std::to_string(agreed.id) + " that its coordinator named: the response caches differ."});
+      return;
+    }
+    mine_.erase(response->request.name);
+    execute.responses.push_back(*response);
+    if (agreed.cached) cache_.Touch(agreed.id);
   }
+  for (const Agreed& agreed : verdict.batch)
+    if (!agreed.cached && agreed.id != ResponseCache::kNone) cache_.Insert(agreed.id, agreed.response);
   effects->push_back(std::move(execute));
 }
 

@@ -63,11 +63,14 @@ struct Fail {  // this rank's pending operation of that name ends with this stat
 struct Warn {
   std::string text;
 };
+struct Abort {  // the members no longer agree; the world cannot go on
+  std::string cause;
+};
 struct Count {  // requests of this rank that went out as ids of the response cache, and in full
   int hits, misses;
 };
 }  // namespace effect
-using Effect = std::variant<effect::Send, effect::Execute, effect::Fail, effect::Warn, effect::Count>;
+using Effect = std::variant<effect::Send, effect::Execute, effect::Fail, effect::Warn, effect::Abort, effect::Count>;
 using Effects = std::vector<Effect>;
 
 struct NegotiatorOptions {
