@@ -1,0 +1,92 @@
+// Compares transport/mpi_abi.h with the mpi.h of an installed MPI; compiled with that library's own mpicxx.
+//
+// Constants, layouts and signatures are checked while compiling. Run without arguments and without mpirun, the program checks the
+// handles, which some libraries know only at run time, prints what it has compared, and exits with 0 if all agree.
+#include <mpi.h>
+
+#include <dlfcn.h>
+
+#include <cstddef>
+#include <cstdio>
+#include <cstring>
+#include <type_traits>
+
+#include "transport/mpi_abi.h"
+#include "transport/transport.h"
+
+using namespace ringtrain;
+
+#if defined(OPEN_MPI)
+using Abi = OpenMpiAbi;
+#elif defined(MPICH_VERSION)
+using Abi = MpichAbi;
+#else
+#error "neither Open MPI's nor MPICH's mpi.h"
+#endif
+
+static_assert(MPI_SUCCESS == kMpiSuccess, "MPI_SUCCESS");
+static_assert(MPI_ANY_SOURCE == Abi::kAnySource, "MPI_ANY_SOURCE");
+static_assert(MPI_TAG_UB == Abi::kTagUpperBound, "MPI_TAG_UB");
+static_assert(MPI_THREAD_MULTIPLE == Abi::kThreadMultiple, "MPI_THREAD_MULTIPLE");
+static_assert(MPI_MAX_ERROR_STRING <= Abi::kMaxErrorText, "MPI_MAX_ERROR_STRING");
+static_assert(MPI_MAX_LIBRARY_VERSION_STRING <= kMpiLongestVersionText, "MPI_MAX_LIBRARY_VERSION_STRING");
+
+static_assert(sizeof(MPI_Comm) == sizeof(Abi::Comm), "MPI_Comm");
+static_assert(sizeof(MPI_Request) == sizeof(Abi::Request), "MPI_Request");
+static_assert(sizeof(MPI_Datatype) == sizeof(Abi::Datatype), "MPI_Datatype");
+static_assert(sizeof(MPI_Errhandler) == sizeof(Abi::Errhandler), "MPI_Errhandler");
+static_assert(sizeof(MPI_Status) == sizeof(Abi::MessageStatus), "MPI_Status");
+static_assert(alignof(MPI_Status) == alignof(Abi::MessageStatus), "MPI_Status");
+static_assert(offsetof(MPI_Status, MPI_SOURCE) == offsetof(Abi::MessageStatus, source), "MPI_SOURCE");
+static_assert(offsetof(MPI_Status, MPI_TAG) == offsetof(Abi::MessageStatus, tag), "MPI_TAG");
+static_assert(offsetof(MPI_Status, MPI_ERROR) == offsetof(Abi::MessageStatus, error), "MPI_ERROR");
+
+// Two parameters are passed alike if they are of one size and both pointers or both not.
+template <typename A, typename B>
+constexpr bool kAlike = sizeof(A) == sizeof(B) && std::is_pointer_v<A> == std::is_pointer_v<B>;
+template <typename... A, typename... B>
+constexpr bool SameSignature(int (*)(A...), int (*)(B...)) {
+  if constexpr (sizeof...(A) == sizeof...(B)) return (kAlike<A, B> && ...);
+  else return false;
+}
+
+using Functions = MpiFunctions<Abi>;
+#define RT_CHECK_SIGNATURE(name, parameters)                                                           \
+  static_assert(SameSignature(static_cast<decltype(&MPI_##name)>(nullptr), decltype(Functions::name){}), "MPI_" #name);
+RT_MPI_FUNCTIONS(RT_CHECK_SIGNATURE)
+#undef RT_CHECK_SIGNATURE
+
+namespace {
+
+class LinkedSymbols : public MpiSymbols {
+ public:
+  void* Find(const char* name) const override { return dlsym(RTLD_DEFAULT, name); }
+};
+
+template <typename Real, typename Ours>
+int Compare(const char* name, Real real, Ours ours) {
+  static_assert(sizeof real == sizeof ours, "handles of one size");
+  const bool same = std::memcmp(&real, &ours, sizeof real) == 0;
+  std::printf("%s %s\n", same ? "same  " : "DIFFER", name);
+  return same ? 0 : 1;
+}
+
+}  // namespace
+
+int main() {
+  const LinkedSymbols symbols;
+  const Abi abi(symbols);
+  int differences = 0;
+  differences += Compare("MPI_COMM_WORLD", MPI_COMM_WORLD, abi.world);
+  differences += Compare("MPI_BYTE", MPI_BYTE, abi.byte);
+  differences += Compare("MPI_REQUEST_NULL", MPI_REQUEST_NULL, abi.no_request);
+  differences += Compare("MPI_ERRORS_RETURN", MPI_ERRORS_RETURN, abi.errors_return);
+  Functions functions;
+  const char* missing = functions.Load(symbols);
+  if (missing != nullptr) std::printf("MISSING %s\n", missing);
+  char version[MPI_MAX_LIBRARY_VERSION_STRING];
+  int length = 0;
+  MPI_Get_library_version(version, &length);
+  std::printf("%s, header MPI %d.%d, %s\n", Abi::kName, MPI_VERSION, MPI_SUBVERSION, version);
+  return differences == 0 && missing == nullptr && abi.complete() ? 0 : 1;
+}
