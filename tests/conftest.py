@@ -1,0 +1,22 @@
+"""Fixtures shared by the Python tests; see ``worlds`` for the two ways in which a world comes about."""
+
+import pytest
+import worlds
+
+
+def pytest_generate_tests(metafunc):
+    if "world" in metafunc.fixturenames:
+        marker = metafunc.definition.get_closest_marker("least_ranks")
+        least = marker.args[0] if marker else 1
+        metafunc.parametrize("world", worlds.sizes(least), indirect=True, ids=lambda size: f"{size}ranks")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "least_ranks(n): the fixture `world` has n ranks at least")
+
+
+@pytest.fixture
+def world(request):
+    """A world on one host with the default options, for each size; the launcher's world under a launcher."""
+    with worlds.World(request.param) as opened:
+        yield opened
