@@ -1,0 +1,54 @@
+"""A pytest plugin: sorts the tests into groups and prints the minutes that each has taken beside its budget.
+
+bin/test loads it and passes the seconds of its own steps in RINGTRAIN_TEST_STEPS ("install=40.1,build=55.0").
+The budgets are for two cores and add up to what a whole run may take.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+# Minutes, in the order of the run.
+BUDGETS = {"install": 4.0, "build": 2.0, "python": 5.0, "torch": 3.0, "launcher": 1.5, "Open MPI": 2.0, "MPICH": 2.0,
+           "native": 1.0, "sanitizers": 3.0, "packaging": 1.5}
+GROUP_OF_MARKER = {"packaging": "packaging", "openmpi": "Open MPI", "mpich": "MPICH", "plain": "native",
+                   "tsan": "sanitizers", "asan": "sanitizers"}
+GROUP_OF_FILE = {"test_native": "native", "test_launch": "launcher", "test_torch": "torch", "test_training": "torch",
+                 "test_quickstart": "torch", "test_packaging": "packaging"}
+
+seconds: Counter[str] = Counter()
+tests: Counter[str] = Counter()
+
+
+def group_of(path: str, markers: set[str]) -> str:
+    """The group of a test: by its marker if it has one of ours, else by its file's name."""
+    for marker, group in GROUP_OF_MARKER.items():
+        if marker in markers:
+            return group
+    name = os.path.basename(path)
+    return next((group for prefix, group in GROUP_OF_FILE.items() if name.startswith(prefix)), "python")
+
+
+def pytest_collection_modifyitems(items) -> None:
+    for item in items:
+        markers = {marker.name for marker in item.iter_markers()}
+        item.user_properties.append(("group", group_of(str(item.path), markers)))
+
+
+def pytest_runtest_logreport(report) -> None:
+    group = dict(report.user_properties).get("group", "python")
+    seconds[group] += report.duration
+    tests[group] += report.when == "call"
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    for step in filter(None, os.environ.get("RINGTRAIN_TEST_STEPS", "").split(",")):
+        name, _, taken = step.partition("=")
+        seconds[name] += float(taken)
+    terminalreporter.section("minutes spent, on this machine, beside the budget on two cores")
+    for group, budget in BUDGETS.items():
+        mark = "   over" if seconds[group] > 60 * budget else ""
+        terminalreporter.write_line(f"{group:12} {seconds[group] / 60:6.1f} of {budget:4.1f}  {tests[group]:5d} tests{mark}")
+    total, budget = sum(seconds.values()) / 60, sum(BUDGETS.values())
+    terminalreporter.write_line(f"{'total':12} {total:6.1f} of {budget:4.1f}  {sum(tests.values()):5d} tests")

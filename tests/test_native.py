@@ -1,0 +1,81 @@
+"""Builds the native tests and runs each executable as one case: plain, under ThreadSanitizer, under AddressSanitizer.
+
+tests/native/build.py holds the flags. The MPI transport's test also runs on ranks under either MPI.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from environments import EACH_MPI, library_of, python_with, rank_environment, ringtrainrun
+
+sys.path.insert(0, str(Path(__file__).parent / "native"))
+import build  # noqa: E402
+
+FUZZ_SECONDS = 5
+SANITIZER_OPTIONS = {"TSAN_OPTIONS": "halt_on_error=1 second_deadlock_stack=1",
+                     "UBSAN_OPTIONS": "print_stacktrace=1"}
+VARIANTS = [pytest.param(name, marks=getattr(pytest.mark, name)) for name in build.VARIANTS]
+
+
+@pytest.fixture(scope="session")
+def built():
+    """Builds a variant once; its folder."""
+    folders: dict[str, Path] = {}
+
+    def build_once(variant: str) -> Path:
+        if variant not in folders:
+            try:
+                folders[variant] = build.build(variant)
+            except subprocess.CalledProcessError:
+                pytest.fail(f"the native tests ({variant}) do not compile; ninja printed why", pytrace=False)
+        return folders[variant]
+
+    return build_once
+
+
+def run(command: list[str], environment: dict[str, str]) -> None:
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          errors="replace")
+    if done.returncode != 0:
+        pytest.fail(f"{' '.join(map(str, command))} returned {done.returncode}:\n{done.stdout[-20000:]}", pytrace=False)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("name", [source.stem for source in build.test_sources()])
+def test_native(name: str, variant: str, built) -> None:
+    arguments = [str(FUZZ_SECONDS), "1"] if name.endswith("_fuzz") else []
+    run([str(built(variant) / name), *arguments], dict(os.environ, **SANITIZER_OPTIONS))
+
+
+@EACH_MPI
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_mpi_transport_on_ranks(mpi: str, ranks: int, built) -> None:
+    _, library = library_of(python_with(mpi))
+    run(ringtrainrun(mpi, ranks, str(built("plain") / "mpi_transport_test")),
+        rank_environment(RT_TEST_MPI_LIBRARY=library))
+
+
+@EACH_MPI
+def test_mpi_tables_agree_with_the_header(mpi: str, tmp_path: Path) -> None:
+    """Our hand-written description of each ABI, compared with that MPI's mpi.h while it compiles and when it runs."""
+    _, library = library_of(python_with(mpi))
+    header = Path(python_with(mpi)).parents[1] / "include" / "mpi.h"
+    if not header.exists():
+        pytest.skip(f"no mpi.h of {mpi}: {header}")
+    program = str(tmp_path / "mpi_abi_check")
+    run([os.environ.get("CXX", "g++"), *build.COMMON, f"-I{header.parent}",
+         str(build.ROOT / "tests/native/mpi_abi_check.cc"), library, f"-Wl,-rpath,{Path(library).parent}",
+         "-Wl,--allow-shlib-undefined", "-ldl", "-o", program], dict(os.environ))
+    run([program], dict(os.environ))
+
+
+def test_library_reads_no_environment() -> None:
+    """The native library takes options from its caller alone."""
+    for source in (build.ROOT / "native").glob("**/*.cc"):
+        assert not re.search(r"\bgetenv\b", source.read_text()), f"{source}: options come from rt_open's caller"
