@@ -87,6 +87,7 @@ std::string Frame::Encode() const {
   switch (type) {
     case FrameType::kReady:
       EncodeRuns(ids, &encoder);
+      encoder.Unsigned(resent);
       encoder.Unsigned(requests.size());
       for (const Request& request : requests) ringtrain::Encode(request, &encoder);
       encoder.Unsigned(refusals.size());
@@ -103,7 +104,6 @@ std::string Frame::Encode() const {
       encoder.Text(text);
       break;
     case FrameType::kGoodbye:
-      break;
     case FrameType::kAllGoodbye:
       encoder.Byte(flag);
       break;
@@ -119,6 +119,7 @@ bool Frame::Decode(const std::string& bytes, Frame* frame) {
   switch (frame->type) {
     case FrameType::kReady:
       frame->ids = DecodeRuns(&decoder);
+      frame->resent = static_cast<int>(decoder.Count());
       frame->requests.resize(decoder.Count());
       for (Request& request : frame->requests) request = DecodeRequest(&decoder);
       frame->refusals.resize(decoder.Count());
@@ -135,7 +136,6 @@ bool Frame::Decode(const std::string& bytes, Frame* frame) {
       frame->text = decoder.Text();
       break;
     case FrameType::kGoodbye:
-      break;
     case FrameType::kAllGoodbye:
       frame->flag = decoder.Byte() != 0;
       break;

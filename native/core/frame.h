@@ -16,7 +16,7 @@ enum class FrameType : uint8_t {
   kVerdicts = 2,   // coordinator to members: what to do
   kResend = 3,     // coordinator to member: these cached ids are unknown, send the requests
   kAbort = 4,      // anyone to anyone: the world has failed, with this text
-  kGoodbye = 5,    // this rank is shutting down
+  kGoodbye = 5,    // this rank is shutting down; flag: and serves the others no longer
   kAllGoodbye = 6  // rank 0 to all: nobody waits for anyone any more; flag: all have said goodbye
 };
 
@@ -47,10 +47,11 @@ struct Frame {
   int process_set = 0;
   std::vector<ResponseCache::Id> ids;  // kReady, kResend: ascending
   std::vector<Request> requests;       // kReady
+  int resent = 0;                      // kReady: how many of them answer a kResend
   std::vector<Refusal> refusals;       // kReady
   std::vector<Verdict> verdicts;       // kVerdicts
   std::string text;                    // kAbort
-  bool flag = false;                   // kAllGoodbye
+  bool flag = false;                   // kGoodbye, kAllGoodbye
 
   std::string Encode() const;
   // False for bytes that are no frame.

@@ -25,7 +25,9 @@ Negotiator::Negotiator(NegotiatorOptions options)
     : options_(std::move(options)),
       cache_(options_.cache_capacity),
       joined_(options_.members.size(), false),
-      left_(options_.members.size(), false) {
+      left_(options_.members.size(), false),
+      unanswered_(options_.members.size(), 0),
+      held_joins_(options_.members.size()) {
   ready_ = MakeFrame(FrameType::kReady);
 }
 
@@ -44,9 +46,8 @@ Frame Negotiator::MakeFrame(FrameType type) const {
 
 void Negotiator::On(Nanoseconds, const event::Submitted& event, Effects* effects) {
   const Request& request = event.request;
-  if (coordinator_left_) {
-    effects->push_back(effect::Fail{request.name, Status::Closed(request.Subject() + ": rank " + std::to_string(options_.members[0]) +
-                                                                 " has called shutdown(). All ranks must submit before any shuts down.")});
+  if (coordinator_gone_) {
+    effects->push_back(effect::Fail{request.name, CoordinatorGone(request)});
     return;
   }
   ResponseCache::Id id = cache_.IdOf(request.name);
@@ -76,24 +77,29 @@ void Negotiator::On(Nanoseconds now, const event::Arrived& event, Effects* effec
   }
 }
 
-void Negotiator::On(Nanoseconds, const event::BatchFinished&, Effects*) { --batches_under_way_; }
+void Negotiator::On(Nanoseconds, const event::BatchFinished&, Effects*) {
+  if (coordinates()) --batches_under_way_;
+}
 
+// A coordinator that has left still decides until it is gone: what it submitted itself may yet run.
 void Negotiator::On(Nanoseconds, const event::Left& event, Effects* effects) {
   left_[event.member] = true;
-  if (event.member == 0 && !coordinates()) {
-    coordinator_left_ = true;
+  if (coordinates()) {
+    CompleteAll(effects);
+    FailHopelessJoin(effects);
+  } else if (event.member == 0 && event.gone) {
+    coordinator_gone_ = true;
     std::vector<std::string> names;
     for (const auto& pending : mine_) names.push_back(pending.first);
     std::sort(names.begin(), names.end());
-    for (const std::string& name : names) {
-      effects->push_back(effect::Fail{name, Status::Closed(mine_[name].request.Subject() + ": rank " +
-                                                           std::to_string(options_.members[0]) +
-                                                           " has called shutdown(). All ranks must submit before any shuts down.")});
-      mine_.erase(name);
-    }
+    for (const std::string& name : names) effects->push_back(effect::Fail{name, CoordinatorGone(mine_[name].request)});
+    mine_.clear();
   }
-  if (!coordinates()) return;
-  CompleteAll(effects);
+}
+
+Status Negotiator::CoordinatorGone(const Request& request) const {
+  return Status::Closed(request.Subject() + ": rank " + std::to_string(options_.members[0]) +
+                        " has called shutdown(). All ranks must submit before any shuts down.");
 }
 
 void Negotiator::On(Nanoseconds now, const event::Tick&, Effects* effects) {
@@ -122,6 +128,7 @@ void Negotiator::Resend(const std::vector<ResponseCache::Id>& unknown) {
   for (const std::string& name : names) {
     mine_[name].id = ResponseCache::kNone;
     ready_.requests.push_back(mine_[name].request);
+    ++ready_.resent;
   }
 }
 
@@ -172,15 +179,19 @@ void Negotiator::Receive(Nanoseconds now, int member, const Frame& ready, Effect
     arrival.request = response->RequestOf(member, member_count());
     Arrive(now, member, response->request.name, std::move(arrival), effects);
   }
+  // A join counts once all that the member submitted before it has arrived.
+  unanswered_[member] += static_cast<int>(resend.ids.size()) - ready.resent;
   for (const Request& request : ready.requests) {
     if (request.operation == Operation::kJoin) {
-      Join(member, request, effects);
+      held_joins_[member] = request;
       continue;
     }
     Arrival arrival;
     arrival.request = request;
     Arrive(now, member, request.name, std::move(arrival), effects);
   }
+  if (!held_joins_[member].name.empty() && unanswered_[member] == 0)
+    Join(member, std::exchange(held_joins_[member], Request()), effects);
   if (resend.ids.empty()) return;
   if (member == options_.me)
     Resend(resend.ids);
@@ -189,19 +200,8 @@ void Negotiator::Receive(Nanoseconds now, int member, const Frame& ready, Effect
 }
 
 void Negotiator::Arrive(Nanoseconds now, int member, const std::string& name, Arrival arrival, Effects* effects) {
-  auto debt = owed_.find(name);
-  if (debt != owed_.end()) {
-    auto& members = debt->second;
-    auto found = std::find_if(members.begin(), members.end(), [&](const auto& owed) { return owed.first == member; });
-    if (found != members.end()) {
-      Verdict verdict;
-      verdict.failure = found->second;
-      members.erase(found);
-      if (members.empty()) owed_.erase(debt);
-      Tell(member, std::move(verdict), effects);
-      return;
-    }
-  }
+  Verdict verdict;
+  if (TakeOwed(member, name, &verdict.failure)) return Tell(member, std::move(verdict), effects);
   Entry& entry = entries_[name];
   if (entry.count == 0) {
     entry.name = name;
@@ -220,8 +220,9 @@ void Negotiator::Arrive(Nanoseconds now, int member, const std::string& name, Ar
 
 void Negotiator::Join(int member, const Request& request, Effects* effects) {
   joined_[member] = true;
+  join_name_ = request.name;
   CompleteAll(effects);
-  if (std::find(joined_.begin(), joined_.end(), false) != joined_.end()) return;
+  if (std::find(joined_.begin(), joined_.end(), false) != joined_.end()) return FailHopelessJoin(effects);
   Ready ready;
   ready.agreed.response.request = request;
   ready.agreed.response.result = options_.members[member];  // the last one
@@ -229,7 +230,28 @@ void Negotiator::Join(int member, const Request& request, Effects* effects) {
   std::fill(joined_.begin(), joined_.end(), false);
 }
 
+// Without a member that has left, the others would wait for ever.
+void Negotiator::FailHopelessJoin(Effects* effects) {
+  std::vector<int> gone, waiting;
+  for (int member = 0; member < member_count(); ++member) {
+    if (joined_[member])
+      waiting.push_back(options_.members[member]);
+    else if (left_[member])
+      gone.push_back(options_.members[member]);
+  }
+  if (gone.empty() || waiting.empty()) return;
+  Verdict verdict;
+  verdict.failure = {join_name_, StatusCode::kClosed,
+                     "join '" + join_name_ + "': " + RanksText(gone) + " called shutdown() without it, but " + RanksText(waiting) +
+                         " joined. All ranks must join before any shuts down."};
+  for (int member = 0; member < member_count(); ++member)
+    if (joined_[member]) Tell(member, verdict, effects);
+  std::fill(joined_.begin(), joined_.end(), false);
+}
+
 void Negotiator::Refuse(int member, const Refusal& refusal, Effects* effects) {
+  Refusal owed;
+  if (TakeOwed(member, refusal.name, &owed)) return;  // another member's refusal has ended this round of the name
   auto found = entries_.find(refusal.name);
   Entry entry;
   if (found != entries_.end()) {
@@ -239,8 +261,21 @@ void Negotiator::Refuse(int member, const Refusal& refusal, Effects* effects) {
     entry.name = refusal.name;
     entry.arrivals.resize(member_count());
   }
-  entry.arrivals[member].present = true;  // the refusing rank has raised already and is owed nothing
-  FailEntry(entry, refusal, true, effects);
+  entry.arrivals[member].refused = true;
+  FailEntry(entry, refusal, effects);
+}
+
+// The oldest failure that the member has not heard of, if there is one for that name.
+bool Negotiator::TakeOwed(int member, const std::string& name, Refusal* failure) {
+  auto debt = owed_.find(name);
+  if (debt == owed_.end()) return false;
+  auto& members = debt->second;
+  auto found = std::find_if(members.begin(), members.end(), [&](const auto& owed) { return owed.first == member; });
+  if (found == members.end()) return false;
+  *failure = std::move(found->second);
+  members.erase(found);
+  if (members.empty()) owed_.erase(debt);
+  return true;
 }
 
 Negotiator::Entry Negotiator::Take(Entries::iterator found) {
@@ -258,11 +293,15 @@ void Negotiator::CompleteIfReady(const std::string& name, Effects* effects) {
   auto found = entries_.find(name);
   if (found == entries_.end()) return;
   std::vector<int> gone;
+  bool waits = false;
   for (int member = 0; member < member_count(); ++member) {
     if (found->second.arrivals[member].present || joined_[member]) continue;
-    if (!left_[member]) return;
-    gone.push_back(options_.members[member]);
+    if (left_[member])
+      gone.push_back(options_.members[member]);
+    else
+      waits = true;
   }
+  if (waits && gone.empty()) return;
   Entry entry = Take(found);
   if (gone.empty()) {
     Complete(std::move(entry), effects);
@@ -270,7 +309,7 @@ void Negotiator::CompleteIfReady(const std::string& name, Effects* effects) {
   }
   std::string text = entry.any().Subject() + ": " + RanksText(gone) + " called shutdown() without submitting it, but " +
                      RanksText(Submitters(entry)) + " did. All ranks must submit before any shuts down.";
-  FailEntry(entry, {entry.name, StatusCode::kClosed, text}, false, effects);
+  FailEntry(entry, {entry.name, StatusCode::kClosed, text}, effects);
 }
 
 void Negotiator::CompleteAll(Effects* effects) {
@@ -295,7 +334,7 @@ void Negotiator::Complete(Entry entry, Effects* effects) {
   Response& response = ready.agreed.response;
   Status status = Match(requests, options_.members, &response);
   if (!status.ok()) {
-    FailEntry(entry, {entry.name, status.code(), status.message()}, false, effects);
+    FailEntry(entry, {entry.name, status.code(), status.message()}, effects);
     return;
   }
   if (response.request.operation == Operation::kAddProcessSet) response.result = next_process_set_++;
@@ -305,14 +344,14 @@ void Negotiator::Complete(Entry entry, Effects* effects) {
   ready_to_run_.push_back(std::move(ready));
 }
 
-// owe: members that have not submitted yet hear of it when they do.
-void Negotiator::FailEntry(const Entry& entry, const Refusal& failure, bool owe, Effects* effects) {
+// Members that have not submitted yet hear of it when they do.
+void Negotiator::FailEntry(const Entry& entry, const Refusal& failure, Effects* effects) {
   for (int member = 0; member < member_count(); ++member) {
     if (entry.arrivals[member].present) {
       Verdict verdict;
       verdict.failure = failure;
       Tell(member, std::move(verdict), effects);
-    } else if (owe && !joined_[member] && !left_[member]) {
+    } else if (!entry.arrivals[member].refused && !joined_[member] && !left_[member]) {
       owed_[entry.name].emplace_back(member, failure);
     }
   }
@@ -402,7 +441,7 @@ void Negotiator::CheckStalls(Nanoseconds now, Effects* effects) {
                        RanksText(Submitters(entry)) + "; missing " + RanksText(Missing(entry)) + ". A branch may differ between ranks.";
     if (now >= AbortAt(entry)) {
       text += " It was given up after " + SecondsText(options_.stall_abort) + " s (RINGTRAIN_STALL_ABORT_SECONDS).";
-      FailEntry(Take(found), {name, StatusCode::kTimeout, text}, true, effects);
+      FailEntry(Take(found), {name, StatusCode::kTimeout, text}, effects);
       continue;
     }
     if (options_.stall_abort != kNever)

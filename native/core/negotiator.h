@@ -42,6 +42,7 @@ struct Arrived {  // a frame of a member
 struct BatchFinished {};  // the oldest unfinished Execute is done here
 struct Left {             // a member shuts down and will submit no more
   int member;
+  bool gone = false;      // it no longer serves the others either
 };
 struct Tick {};  // time has passed; sends what has gathered. Due after every group of events and at next_timer().
 }  // namespace event
@@ -112,10 +113,12 @@ class Negotiator {
   void Resend(const std::vector<ResponseCache::Id>& unknown);
   void Apply(const Frame& verdicts, Effects* effects);
   void ApplyBatch(const Verdict& verdict, Effects* effects);
+  Status CoordinatorGone(const Request& request) const;
 
   // ---- coordinator ----
   struct Arrival {
     bool present = false;
+    bool refused = false;  // by its own rank, which has raised already
     ResponseCache::Id id = ResponseCache::kNone;
     Request request;  // unless id
   };
@@ -138,12 +141,14 @@ class Negotiator {
   void Receive(Nanoseconds now, int member, const Frame& ready, Effects* effects);
   void Arrive(Nanoseconds now, int member, const std::string& name, Arrival arrival, Effects* effects);
   void Join(int member, const Request& request, Effects* effects);
+  void FailHopelessJoin(Effects* effects);
   void Refuse(int member, const Refusal& refusal, Effects* effects);
+  bool TakeOwed(int member, const std::string& name, Refusal* failure);
   Entry Take(Entries::iterator entry);
   void CompleteIfReady(const std::string& name, Effects* effects);
   void CompleteAll(Effects* effects);
   void Complete(Entry entry, Effects* effects);
-  void FailEntry(const Entry& entry, const Refusal& failure, bool owe, Effects* effects);
+  void FailEntry(const Entry& entry, const Refusal& failure, Effects* effects);
   void Tell(int member, Verdict verdict, Effects* effects);
   void Decide(Effects* effects);
   void Start(const std::vector<int>& batch, Effects* effects);
@@ -157,7 +162,7 @@ class Negotiator {
 
   const NegotiatorOptions options_;
   ResponseCache cache_;
-  bool coordinator_left_ = false;
+  bool coordinator_gone_ = false;
 
   std::unordered_map<std::string, Mine> mine_;  // submitted here, no verdict yet
   Frame ready_;                                 // gathers until the next Tick
@@ -167,6 +172,9 @@ class Negotiator {
   std::unordered_map<std::string, std::vector<std::pair<int, Refusal>>> owed_;  // members that will hear of a failure when they submit
   std::vector<Ready> ready_to_run_;
   std::vector<bool> joined_, left_;  // by member
+  std::vector<int> unanswered_;      // by member: requests that it was asked to send again
+  std::vector<Request> held_joins_;  // by member: behind those requests; no name if there is none
+  std::string join_name_;            // of the join under way
   int batches_under_way_ = 0;
   ResponseCache::Id next_id_ = 1;
   int next_process_set_ = 1;
