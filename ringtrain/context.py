@@ -20,6 +20,7 @@ _SLICE_SECONDS = 0.1  # how long a wait may keep Ctrl-C and the library's log li
 _DIMENSIONS = 8  # of one tensor in a pooled request; more get a request of their own
 _MOST_DIMENSIONS = 64  # that rt_output writes
 _OPERATION_IDS = {row.name: row.id for row in tables.OPERATIONS.values()}
+_START_TIMEOUT = "RINGTRAIN_START_TIMEOUT_SECONDS"  # stands in the text, which is all that a failed opening gives
 _VOID = ffi.typeof("void *")
 _HANDLE_OUT = ffi.typeof("rt_handle **")
 _ERROR_OUT = ffi.typeof("char **")
@@ -500,7 +501,7 @@ def _open_mpi(comm: object, started_by: launcher.Launcher | None, chosen: dict[s
 def _opened(native, error) -> Context:
     if not native:
         text = take_text(error[0])
-        raise (TimeoutError if "start_timeout_seconds" in text else InvalidArgumentError)(text)
+        raise (TimeoutError if _START_TIMEOUT in text else InvalidArgumentError)(text)
     context = Context(native)
     log.drain(native)
     return context

@@ -1,0 +1,129 @@
+"""What the counters say about the bytes and messages of an exchange."""
+
+import time
+
+import numpy as np
+import pytest
+from worlds import LAUNCHED, World, sizes
+
+import ringtrain as rt
+from ringtrain import tables
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def growth(call):
+    """What the call adds to each counter of this rank."""
+    rt.barrier()
+    before = rt.counters()
+    call()
+    after = rt.counters()
+    return {name: after[name] - before[name] for name in before}
+
+
+@pytest.mark.parametrize("size", sizes(least=2))
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32])
+def test_ring_sends_no_more_than_it_must(size, dtype):
+    """2(N-1)/N of the bytes, by every rank."""
+    tensor = np.ones(3_000_017 // np.dtype(dtype).itemsize, dtype)
+
+    def on_rank(rank):
+        grown = growth(lambda: rt.allreduce(tensor, "large", rt.Sum))
+        least = 2 * (size - 1) / size * tensor.nbytes
+        assert abs(grown["wire_bytes_sent"] - least) <= 0.02 * least, (grown["wire_bytes_sent"], least)
+        assert grown["operations"] == 1 and grown["bytes"] == tensor.nbytes
+
+    with World(size, algorithm="ring") as world:
+        world.run(on_rank)
+
+
+@pytest.mark.parametrize("size", [size for size in sizes() if size >= 4])
+def test_hosts_send_their_share_once(size):
+    """Two hosts: together the ranks of one send 2(H-1)/H = 1 × the bytes, however many they are."""
+    tensor = np.ones(1_000_003, np.float32)
+    locals_ = [size // 2, size - size // 2]
+
+    def on_rank(rank):
+        sent = growth(lambda: rt.allreduce(tensor, "large", rt.Sum))["wire_bytes_sent"]
+        by_rank = rt.allgather(np.array([sent]), "sent")
+        for total in (by_rank[: locals_[0]].sum(), by_rank[locals_[0] :].sum()):
+            assert abs(total - tensor.nbytes) <= 0.02 * tensor.nbytes
+
+    with World(size, f"{locals_[0]}+{locals_[1]}") as world:
+        world.run(on_rank)
+
+
+def test_one_host_sends_nothing_through_the_wire(world):
+    def on_rank(rank):
+        grown = growth(lambda: rt.allreduce(np.ones(100_000), "t"))
+        assert grown["wire_bytes_sent"] == 0
+        assert (grown["shared_bytes"] > 0) == (rt.size() > 1)
+
+    world.run(on_rank)
+
+
+def test_cache_is_used_from_the_second_time_on(world):
+    def on_rank(rank):
+        first = growth(lambda: rt.allreduce(np.ones(10), "again"))
+        later = growth(lambda: [rt.allreduce(np.ones(10), "again") for _ in range(10)])
+        assert (first["cache_hits"], first["cache_misses"]) == (0, 1)
+        assert (later["cache_hits"], later["cache_misses"]) == (10, 0)
+
+    world.run(on_rank)
+
+
+def test_tensors_of_a_step_share_batches(world):
+    def on_rank(rank):
+        handles = [rt.allreduce_async(np.ones(100), f"g.{i}") for i in range(50)]
+        grown = growth(lambda: [rt.synchronize(handle) for handle in handles])
+        assert rt.counters()["operations"] >= 50 and grown["batches"] <= 50
+        assert rt.counters()["fused_operations"] > 0
+
+    world.run(on_rank)
+
+
+def test_fusion_can_be_turned_off():
+    def on_rank(rank):
+        for handle in [rt.allreduce_async(np.ones(100), f"g.{i}") for i in range(30)]:
+            rt.synchronize(handle)
+        assert rt.counters()["fused_operations"] == 0
+
+    with World(sizes()[-1], fusion_threshold_bytes=0) as world:
+        world.run(on_rank)
+
+
+def test_nothing_is_sent_while_nothing_is_pending(world):
+    """Idle: no frame at all, and a rank wakes about once a second."""
+
+    def on_rank(rank):
+        rt.allreduce(np.ones(10), "warm up")
+        time.sleep(0.2)  # after the last operation a rank still listens for a moment
+        before = rt.counters()
+        time.sleep(1.0)
+        after = rt.counters()
+        assert after["frames_sent"] == before["frames_sent"]
+        assert after["wakeups"] - before["wakeups"] <= 10
+
+    world.run(on_rank)
+
+
+def test_names_are_the_tables(world):
+    def on_rank(rank):
+        assert list(rt.counters()) == [row.name for row in tables.COUNTERS]
+        assert all(value >= 0 for value in rt.counters().values())
+
+    world.run(on_rank)
+
+
+@pytest.mark.skipif(LAUNCHED, reason="counts frames of ranks in one process")
+def test_a_cached_step_needs_few_frames():
+    """One frame each way between coordinator and member however many tensors are ready at once."""
+
+    def on_rank(rank):
+        tensors = [np.ones(10) for _ in range(40)]
+        for _ in range(3):
+            rt.grouped_allreduce(tensors, "step")
+        return growth(lambda: rt.grouped_allreduce(tensors, "step"))["frames_sent"]
+
+    with World(4) as world:
+        assert world.run(on_rank) == [3, 1, 1, 1]

@@ -1,0 +1,114 @@
+"""Imports and includes point down, the environment is read in two places, and one file opens the library."""
+
+import ast
+import pathlib
+import re
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+PACKAGE, NATIVE = ROOT / "ringtrain", ROOT / "native"
+
+# A module may import those that stand in an earlier row, or in its own.
+PYTHON_FLOORS = [
+    ["version", "errors", "_core", "_build"],
+    ["_native"],
+    ["tables"],
+    ["options", "dlpack", "launcher", "exits"],
+    ["log", "buffers"],
+    ["mpi"],
+    ["context"],
+    ["process_sets"],
+    ["operations"],
+    ["objects"],
+    ["testing"],
+    [""],  # ringtrain/__init__.py
+    ["torch", "tensorflow", "launch", "bench"],
+]
+# A folder may include its own headers and those of earlier rows.
+NATIVE_FLOORS = [
+    ["include", "tables"],
+    ["base"],
+    ["transport", "device", "kernels"],
+    ["collectives"],
+    ["core"],
+    [""],  # native/c_api.cc
+]
+
+
+def floor(name, floors):
+    found = [number for number, names in enumerate(floors) if name in names]
+    assert found, f"{name} stands on no floor: add it to tests/test_layers.py and docs/architecture.md"
+    return found[0]
+
+
+def imports_of(path):
+    """Modules of ringtrain that a file imports, as their first part below the package."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module == "ringtrain":
+            names = [f"ringtrain.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            names = [node.module]
+        else:
+            continue
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "ringtrain":
+                first = parts[1] if len(parts) > 1 else ""
+                is_module = (PACKAGE / f"{first}.py").exists() or (PACKAGE / first).is_dir() or first == "_core"
+                yield first if is_module else ""
+
+
+def part_of(path):
+    """The floor's name for a file of the package: its module, or its subpackage."""
+    first = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    return "" if first == "__init__" else first
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_point_down(path):
+    own = part_of(path)
+    for name in imports_of(path):
+        if name == own:
+            continue
+        assert floor(name, PYTHON_FLOORS) <= floor(own, PYTHON_FLOORS), f"{path.name} imports {name or 'ringtrain'}"
+        top = PYTHON_FLOORS[-1]
+        assert not (name in top and own in top), f"{own} knows {name}: adapters, launcher and benchmark do not know each other"
+
+
+def test_the_check_finds_what_it_looks_for(tmp_path, monkeypatch):
+    """An upward import is found in each of its spellings."""
+    for line in ("import ringtrain.operations", "from ringtrain import operations", "from ringtrain.operations import Sum"):
+        upward = tmp_path / "buffers.py"
+        upward.write_text(line)
+        assert list(imports_of(upward)) == ["operations"]
+    assert floor("operations", PYTHON_FLOORS) > floor("buffers", PYTHON_FLOORS)
+
+
+SOURCES = sorted(path for pattern in ("*.h", "*.cc", "*.def") for path in NATIVE.rglob(pattern))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_includes_point_down(path):
+    own = path.relative_to(NATIVE).parts[0] if path.parent != NATIVE else ""
+    for included in re.findall(r'#include "([^"]+)"', path.read_text()):
+        folder = included.split("/")[0]
+        if folder != own:
+            assert floor(folder, NATIVE_FLOORS) < floor(own, NATIVE_FLOORS), f"{path.name} includes {included}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_native_code_reads_no_environment_and_prints_nothing(path):
+    assert not re.search(r"\b(getenv|setenv|environ|printf|puts|cout|cerr)\b(?!_)", re.sub(r"//.*|/\*[\s\S]*?\*/", "", path.read_text()))
+
+
+def test_environment_is_read_in_options_and_by_the_launcher():
+    readers = {part_of(path) for path in PACKAGE.rglob("*.py") if re.search(r"\bos\.(environ|getenv)\b", path.read_text())}
+    assert readers <= {"options", "launch", "bench"}
+
+
+def test_one_file_opens_the_library():
+    importers = [path.name for path in PACKAGE.rglob("*.py") if "_core" in imports_of(path)]
+    assert importers == ["_native.py"]
