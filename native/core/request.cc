@@ -1,6 +1,7 @@
 #include "core/request.h"
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 
 #include "base/ranks.h"
@@ -67,6 +68,31 @@ Status CheckSplits(const Request& request, const std::vector<int>& members) {
   return {};
 }
 
+// The ranks of a new process set, or the id of one that goes. members: of the set that decides, the world.
+Status CheckProcessSet(const Request& request, const std::vector<int>& members) {
+  const std::vector<int64_t>& list = request.splits;
+  if (request.operation == Operation::kRemoveProcessSet) {
+    if (list.size() == 1 && list[0] > 0) return {};
+    return Refuse(request, "expected the id of one process set other than the world.");
+  }
+  const bool ascending = std::adjacent_find(list.begin(), list.end(), std::greater_equal<int64_t>()) == list.end();
+  if (!list.empty() && ascending && std::includes(members.begin(), members.end(), list.begin(), list.end())) return {};
+  return Refuse(request, "expected different ranks of the world in ascending order, one at least.");
+}
+
+Status CheckNewSet(const Request& request, const std::vector<int>& world) {
+  std::vector<int64_t> ranks = request.splits;
+  std::sort(ranks.begin(), ranks.end());
+  const int64_t size = static_cast<int64_t>(world.size());
+  if (ranks.empty()) return Refuse(request, "the process set must have one rank at least, but has none.");
+  for (int64_t rank : {ranks.front(), ranks.back()})
+    if (rank < 0 || rank >= size)
+      return Refuse(request, "ranks must be in [0, " + std::to_string(size) + "), got " + std::to_string(rank) + ".");
+  auto twice = std::adjacent_find(ranks.begin(), ranks.end());
+  if (twice != ranks.end()) return Refuse(request, "each rank may be listed once, but " + std::to_string(*twice) + " is listed again.");
+  return {};
+}
+
 }  // namespace
 
 int64_t TensorSpec::elements() const { return ElementsFrom(shape, 0); }
@@ -113,10 +139,13 @@ Status Check(const Request& request, const std::vector<int>& members) {
   RT_TRY(CheckTensors(request));
   if (row.reduces) RT_TRY(CheckReduction(request));
   if (row.rooted) RT_TRY(CheckRoot(request, members));
+  if (request.operation == Operation::kAddProcessSet) RT_TRY(CheckNewSet(request, members));
   if (request.operation == Operation::kAlltoall) {
     if (request.tensors.size() != 1) return Refuse(request, "takes one tensor, got " + std::to_string(request.tensors.size()) + ".");
     RT_TRY(CheckSplits(request, members));
   }
+  if (request.operation == Operation::kAddProcessSet || request.operation == Operation::kRemoveProcessSet)
+    RT_TRY(CheckProcessSet(request, members));
   return {};
 }
 
