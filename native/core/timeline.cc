@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -14,13 +15,14 @@ namespace ringtrain {
 namespace {
 
 constexpr size_t kBufferBytes = 256 << 10;
-// A kill may cut a write between two pages of the file, so one write touches no more of them than it must.
-constexpr size_t kWriteBytes = 4096;
-constexpr size_t kMostNames = 10000;   // later names share one set of tracks
-constexpr size_t kMostTracks = 8;      // of one tensor
+constexpr int64_t kPageBytes = 4096;  // or a part of a page, where they are larger
+constexpr int64_t kFirstCapacity = 64 << 10;
+constexpr size_t kLongestText = 1500;           // of a quoted name, so that an event fits into a page
+constexpr size_t kMostNames = 10000;            // later names share one set of tracks
+constexpr size_t kMostTracks = 8;               // of one tensor
 constexpr int64_t kOriginSeconds = 1704067200;  // 2024-01-01 00:00 UTC
 constexpr char kClosing[] = "\n]\n";
-constexpr size_t kClosingBytes = sizeof kClosing - 1;
+constexpr int64_t kClosingBytes = sizeof kClosing - 1;
 
 // Length of the UTF-8 sequence at text[i], 0 if it is malformed.
 size_t SequenceLength(const std::string& text, size_t i) {
@@ -35,12 +37,13 @@ size_t SequenceLength(const std::string& text, size_t i) {
   return overlong || outside ? 0 : length;
 }
 
-// `text` as a JSON string. Bytes that are not UTF-8 become the replacement character.
+// `text` as a JSON string, shortened if need be. Bytes that are not UTF-8 become the replacement character.
 std::string Quoted(const std::string& text) {
   std::string quoted = "\"";
   for (size_t i = 0; i < text.size();) {
     const size_t length = SequenceLength(text, i);
     const auto byte = static_cast<unsigned char>(text[i]);
+    if (quoted.size() > kLongestText) return quoted + "...\"";
     if (length == 0) {
       quoted += "\\ufffd";
     } else if (byte < 0x20) {
@@ -56,11 +59,57 @@ std::string Quoted(const std::string& text) {
   return quoted + '"';
 }
 
-// Nanoseconds as microseconds, the format's unit.
+// Nanoseconds as microseconds, the format's unit. A clock that was set back must not make a number that is none.
 std::string Microseconds(Nanoseconds duration) {
+  duration = std::max<Nanoseconds>(duration, 0);
   char text[40];
   std::snprintf(text, sizeof text, "%" PRId64 ".%03d", duration / 1000, static_cast<int>(duration % 1000));
   return text;
+}
+
+// All of it, whatever interrupts; false with errno otherwise.
+bool WriteAll(int file, const char* data, size_t size, int64_t at) {
+  while (size > 0) {
+    const ssize_t written = pwrite(file, data, size, at);
+    if (written < 0 && errno == EINTR) continue;
+    if (written == 0) errno = ENOSPC;
+    if (written <= 0) return false;
+    data += written;
+    size -= static_cast<size_t>(written);
+    at += written;
+  }
+  return true;
+}
+
+bool Copy(int from, int to, int64_t size) {
+  std::vector<char> block(kBufferBytes);
+  for (int64_t at = 0; at < size;) {
+    const ssize_t read = pread(from, block.data(), std::min<size_t>(block.size(), static_cast<size_t>(size - at)), at);
+    if (read < 0 && errno == EINTR) continue;
+    if (read == 0) errno = EIO;
+    if (read <= 0 || !WriteAll(to, block.data(), static_cast<size_t>(read), at)) return false;
+    at += read;
+  }
+  return true;
+}
+
+// Spaces from `begin` on and the closing bracket, up to `end`.
+bool WriteRoom(int file, int64_t begin, int64_t end) {
+  const std::string spaces(kBufferBytes, ' ');
+  for (const int64_t closing = end - kClosingBytes; begin < closing; begin += static_cast<int64_t>(spaces.size()))
+    if (!WriteAll(file, spaces.data(), std::min<size_t>(spaces.size(), static_cast<size_t>(closing - begin)), begin)) return false;
+  return WriteAll(file, kClosing, kClosingBytes, end - kClosingBytes);
+}
+
+bool IsNoFile(const std::string& path) {
+  struct stat about;
+  return lstat(path.c_str(), &about) == 0 && !S_ISREG(about.st_mode) && !S_ISLNK(about.st_mode);
+}
+
+// `argument` is a member of a JSON object.
+std::string Metadata(const char* what, int rank, int track, const std::string& argument) {
+  return "{\"ph\":\"M\",\"name\":\"" + std::string(what) + "\",\"pid\":" + std::to_string(rank) + ",\"tid\":" +
+         std::to_string(track) + ",\"args\":{" + argument + "}}";
 }
 
 // base/clock.h's time at the trace's time 0.
@@ -79,22 +128,21 @@ Status Timeline::Start(const std::string& path, int rank, int64_t max_events) {
   if (file_ >= 0)
     return Status::InvalidArgument("start of timeline '" + path + "': expected none open but '" + path_ + "' is, on rank " +
                                    std::to_string(rank) + ". Stop it first.");
-  const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (file < 0)
-    return Status::InvalidArgument("start of timeline '" + path + "': cannot write it: " + std::strerror(errno) + ", on rank " +
-                                   std::to_string(rank) + ". Name a file in an existing folder.");
+  if (IsNoFile(path))
+    return Status::InvalidArgument("start of timeline '" + path + "': expected a path for a file but it is a folder or a device, on rank " +
+                                   std::to_string(rank) + ". Name a file.");
   path_ = path;
-  file_ = file;
-  end_ = 0;
   rank_ = rank;
+  used_ = 0;
+  const Status created = Resize(kFirstCapacity);
+  if (!created.ok()) return Status::InvalidArgument(created.message());
   origin_ = TraceOrigin();
   events_ = dropped_ = 0;
   max_events_ = max_events;
   next_track_ = 1;
   tracks_.clear();
   failure_ = Status();
-  AppendMetadata("process_name", 0, "\"name\":\"rank " + std::to_string(rank) + "\"");
-  AppendMetadata("process_sort_index", 0, "\"sort_index\":" + std::to_string(rank));
+  Append(Metadata("process_sort_index", rank, 0, "\"sort_index\":" + std::to_string(rank)));
   WriteBuffer();
   enabled_.store(failure_.ok(), std::memory_order_relaxed);
   if (!failure_.ok()) CloseFile();
@@ -109,6 +157,7 @@ Status Timeline::Stop() {
     Append("{\"ph\":\"i\",\"s\":\"g\",\"name\":\"" + std::to_string(dropped_) + " spans dropped\",\"pid\":" +
            std::to_string(rank_) + ",\"tid\":0,\"ts\":" + Microseconds(Now() - origin_) + "}");
   WriteBuffer();
+  if (failure_.ok()) failure_ = Resize(used_ + kClosingBytes);
   CloseFile();
   return failure_;
 }
@@ -165,13 +214,8 @@ Timeline::Track* Timeline::TrackFor(const std::string& tensor, const Interval& s
   Place(&track, span);
   tracks.push_back(std::move(track));
   const std::string number = tracks.size() > 1 ? " (" + std::to_string(tracks.size()) + ")" : "";
-  AppendMetadata("thread_name", tracks.back().id, "\"name\":" + Quoted(name + number));
+  Append(Metadata("thread_name", rank_, tracks.back().id, "\"name\":" + Quoted(name + number)));
   return &tracks.back();
-}
-
-void Timeline::AppendMetadata(const char* what, int track, const std::string& argument) {
-  Append("{\"ph\":\"M\",\"name\":\"" + std::string(what) + "\",\"pid\":" + std::to_string(rank_) + ",\"tid\":" +
-         std::to_string(track) + ",\"args\":{" + argument + "}}");
 }
 
 // Events are lines; a comma ends the line before.
@@ -182,39 +226,57 @@ void Timeline::Append(const std::string& event) {
   if (buffer_.size() >= kBufferBytes) WriteBuffer();
 }
 
-// Whole events, about a page at a time. An event is never cut: the text in it has no line break.
 void Timeline::WriteBuffer() {
-  size_t begin = 0;
-  while (begin < buffer_.size() && failure_.ok()) {
+  for (size_t begin = 0; begin < buffer_.size() && failure_.ok();) {
+    // As many whole events as the page has room for, at least one; in an event's text there is no line break.
+    const auto room = static_cast<size_t>(kPageBytes - used_ % kPageBytes);
     size_t end = buffer_.size();
-    if (end - begin > kWriteBytes) {
-      end = buffer_.rfind(",\n", begin + kWriteBytes);
-      if (end <= begin) end = std::min(buffer_.find(",\n", begin + 1), buffer_.size());
-    }
-    WriteAtEnd(buffer_.data() + begin, end - begin);
+    if (end - begin > room) end = buffer_.rfind(",\n", begin + room);
+    if (end <= begin) end = std::min(buffer_.find(",\n", begin + 1), buffer_.size());
+    failure_ = WriteEvents(buffer_.data() + begin, end - begin);
     begin = end;
   }
   buffer_.clear();
+  if (!failure_.ok()) enabled_.store(false, std::memory_order_relaxed);
 }
 
-// One write from the closing bracket on: the events and a new bracket. A write that fails ends the timeline.
-void Timeline::WriteAtEnd(const char* events, size_t size) {
-  const bool first = end_ == 0;
-  std::string text = first ? "[" + std::string(events + 1, size - 1) : std::string(events, size);
-  text += kClosing;
-  const int64_t at = first ? 0 : end_ - static_cast<int64_t>(kClosingBytes);
-  ssize_t written = pwrite(file_, text.data(), text.size(), at);
-  while (written < 0 && errno == EINTR) written = pwrite(file_, text.data(), text.size(), at);
-  if (written == static_cast<ssize_t>(text.size())) {
-    end_ = at + written;
-    return;
+// In one write, within one page.
+Status Timeline::WriteEvents(const char* events, size_t size) {
+  const auto bytes = static_cast<int64_t>(size);
+  const int64_t left = kPageBytes - used_ % kPageBytes;
+  const int64_t at = bytes <= left ? used_ : used_ + left;
+  while (at + bytes + kClosingBytes > capacity_) RT_TRY(Resize(2 * capacity_));
+  if (!WriteAll(file_, events, size, at)) return Failure(std::strerror(errno));
+  used_ = at + bytes;
+  return {};
+}
+
+// Puts a file of that size, with what there is so far, into the place of the present one.
+Status Timeline::Resize(int64_t capacity) {
+  const std::string growing = path_ + ".growing";
+  const int file = open(growing.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (file < 0) return Failure(std::strerror(errno));
+  const bool first = file_ < 0;
+  const std::string opening = "[\n" + Metadata("process_name", rank_, 0, "\"name\":\"rank " + std::to_string(rank_) + "\"");
+  const int64_t kept = first ? static_cast<int64_t>(opening.size()) : used_;
+  const bool written = (first ? WriteAll(file, opening.data(), opening.size(), 0) : Copy(file_, file, used_)) &&
+                       WriteRoom(file, kept, capacity) && rename(growing.c_str(), path_.c_str()) == 0;
+  if (!written) {
+    const std::string cause = std::strerror(errno);
+    close(file);
+    unlink(growing.c_str());
+    return Failure(cause);
   }
-  const std::string cause = written >= 0 ? "the device is full" : std::strerror(errno);
-  const bool restored = !first && pwrite(file_, kClosing, kClosingBytes, at) > 0 && ftruncate(file_, end_) == 0;
-  failure_ = Status::Internal("timeline '" + path_ + "': cannot write it: " + cause + ", on rank " + std::to_string(rank_) +
-                              ". The trace ends " + (restored ? "here" : "in the middle of an event") +
-                              "; start another where there is room.");
-  enabled_.store(false, std::memory_order_relaxed);
+  if (!first) close(file_);
+  file_ = file;
+  capacity_ = capacity;
+  used_ = kept;
+  return {};
+}
+
+Status Timeline::Failure(const std::string& cause) const {
+  return Status::Internal("timeline '" + path_ + "': expected to write it but found: " + cause + ", on rank " + std::to_string(rank_) +
+                          ". The trace ends here; name a file in an existing folder with room for it.");
 }
 
 }  // namespace ringtrain

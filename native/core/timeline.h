@@ -1,8 +1,11 @@
 // Timeline: one rank's trace in the Chrome/Perfetto JSON array format.
 //
 // The coordinator's thread reports spans and flushes when it goes idle; Start and Stop may come from any thread.
-// The file is valid JSON all the time, so a process that is killed leaves a trace that opens: every write replaces the closing
-// bracket by whole events and a new bracket. Memory is bounded, by a buffer and by a limit of names; so is the file.
+// Memory is bounded, by a buffer and by a limit of names; so is the file.
+//
+// The file is valid JSON at every moment, also when the process is killed in a write, which the kernel cuts at the boundaries of
+// pages. So the closing bracket stands far ahead of the last event, with spaces between; an event replaces spaces and lies
+// within one page; and when the spaces are used up, a copy with twice the room is renamed into the file's place.
 //
 // One process is a rank, one track ("thread") a tensor. The stages of a chunk pipeline overlap, and the format has no place for
 // spans of one track that overlap without nesting; such a span goes to a further track of the same tensor, "name (2)". Asynchronous
@@ -57,9 +60,10 @@ class Timeline {
   static bool Place(Track* track, const Interval& span);
   Track* TrackFor(const std::string& tensor, const Interval& span);
   void Append(const std::string& event);
-  void AppendMetadata(const char* what, int track, const std::string& argument);
   void WriteBuffer();
-  void WriteAtEnd(const char* events, size_t size);
+  Status WriteEvents(const char* events, size_t size);
+  Status Resize(int64_t capacity);
+  Status Failure(const std::string& cause) const;
   void CloseFile();
 
   std::atomic<bool> enabled_{false};
@@ -67,7 +71,8 @@ class Timeline {
   std::mutex mutex_;  // guards everything below
   std::string path_;
   int file_ = -1;
-  int64_t end_ = 0;  // the file's size
+  int64_t capacity_ = 0;  // the file's size; it ends with the closing bracket
+  int64_t used_ = 0;      // where the next event goes; spaces from here to the bracket
   int rank_ = 0;
   Nanoseconds origin_ = 0;  // the trace's time 0 by base/clock.h
   int64_t events_ = 0, max_events_ = 0, dropped_ = 0;

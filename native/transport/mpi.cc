@@ -7,6 +7,7 @@
 #include "transport/mpi.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <deque>
 #include <utility>
@@ -33,6 +34,12 @@ constexpr size_t kPiecePayload = kPieceBytes - sizeof(PieceHeader);
 void SleepBriefly() {
   const timespec pause = {0, 100000};
   nanosleep(&pause, nullptr);
+}
+
+std::string SecondsText(double seconds) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%g", seconds);
+  return text;
 }
 
 // An MPI library with one ABI: its functions, and its errors as Status.
@@ -236,7 +243,7 @@ class MpiTransport : public Transport {
       if (Now() >= deadline) {
         duplicate.release();
         return Status::Timeout("init of MPI: expected all " + std::to_string(size_) + " ranks to call init() within " +
-                               std::to_string(timeout_seconds) + " s but not all did, seen on rank " + std::to_string(rank_) +
+                               SecondsText(timeout_seconds) + " s but not all did, seen on rank " + std::to_string(rank_) +
                                ". Call init() on every rank of the communicator, or raise start_timeout_seconds.");
       }
       SleepBriefly();
