@@ -24,11 +24,20 @@ constexpr int64_t kOriginSeconds = 1704067200;  // 2024-01-01 00:00 UTC
 constexpr char kClosing[] = "\n]\n";
 constexpr int64_t kClosingBytes = sizeof kClosing - 1;
 
+// How many bytes a UTF-8 sequence with this first byte has, 0 if none begins so.
+size_t SequenceLength(unsigned first) {
+  if (first < 0x80) return 1;
+  if (first >= 0xc2 && first < 0xe0) return 2;
+  if (first >= 0xe0 && first < 0xf0) return 3;
+  if (first >= 0xf0 && first < 0xf5) return 4;
+  return 0;
+}
+
 // Length of the UTF-8 sequence at text[i], 0 if it is malformed.
 size_t SequenceLength(const std::string& text, size_t i) {
   const auto byte = [&](size_t at) { return at < text.size() ? static_cast<unsigned char>(text[at]) : 0u; };
   const unsigned first = byte(i);
-  const size_t length = first < 0x80 ? 1 : first >= 0xc2 && first < 0xe0 ? 2 : (first & 0xf0) == 0xe0 ? 3 : first >= 0xf0 && first < 0xf5 ? 4 : 0;
+  const size_t length = SequenceLength(first);
   for (size_t k = 1; k < length; ++k)
     if ((byte(i + k) & 0xc0) != 0x80) return 0;
   const unsigned second = byte(i + 1);
@@ -129,7 +138,7 @@ Status Timeline::Start(const std::string& path, int rank, int64_t max_events) {
     return Status::InvalidArgument("start of timeline '" + path + "': expected none open but '" + path_ + "' is, on rank " +
                                    std::to_string(rank) + ". Stop it first.");
   if (IsNoFile(path))
-    return Status::InvalidArgument("start of timeline '" + path + "': expected a path for a file but it is a folder or a device, on rank " +
+    return Status::InvalidArgument("start of timeline '" + path + "': expected a file but it is a folder or a device, on rank " +
                                    std::to_string(rank) + ". Name a file.");
   path_ = path;
   rank_ = rank;
@@ -275,8 +284,8 @@ Status Timeline::Resize(int64_t capacity) {
 }
 
 Status Timeline::Failure(const std::string& cause) const {
-  return Status::Internal("timeline '" + path_ + "': expected to write it but found: " + cause + ", on rank " + std::to_string(rank_) +
-                          ". The trace ends here; name a file in an existing folder with room for it.");
+  return Status::Internal("timeline '" + path_ + "': expected to write it but found: " + cause + ", on rank " +
+                          std::to_string(rank_) + ". The trace ends here; name a file in an existing folder with room for it.");
 }
 
 }  // namespace ringtrain

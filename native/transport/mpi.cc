@@ -55,8 +55,9 @@ class Mpi : public Abi, public MpiFunctions<Abi> {
   Status Load() {
     const char* missing = MpiFunctions<Abi>::Load(*library_);
     if (missing == nullptr && Abi::complete()) return {};
-    return Status::Unsupported("init of MPI from '" + library_->path() + "': expected MPI 3.1 with " + Abi::kName + " but it has no " +
-                               (missing != nullptr ? missing : "predefined handles") + ". Use a newer MPI library.");
+    return Status::Unsupported("init of MPI from '" + library_->path() + "': expected MPI 3.1 with " + Abi::kName +
+                               " but it has no " + (missing != nullptr ? missing : "predefined handles") +
+                               ". Use a newer MPI library.");
   }
 
   // Ok, or MPI's own words after what was attempted.
@@ -220,7 +221,7 @@ class MpiTransport : public Transport {
     if (level < Abi::kThreadMultiple)
       return Status::InvalidArgument(
           "init of MPI: expected thread level MPI_THREAD_MULTIPLE but MPI was initialised with level " + std::to_string(level) +
-          ". Call ringtrain's init() before importing mpi4py.MPI, or set mpi4py.rc.thread_level = \"multiple\" before that import.");
+          ". Call ringtrain's init() before importing mpi4py.MPI, or set mpi4py.rc.thread_level = \"multiple\" before it.");
     int* bound = nullptr;
     int found = 0;
     RT_TRY(mpi_.Check(mpi_.Comm_get_attr(mpi_.world, Abi::kTagUpperBound, &bound, &found), "ask for the highest tag"));

@@ -104,7 +104,8 @@ std::string ContentOf(const std::string& path) {
 std::vector<Event> EventsOf(const std::string& path) {
   std::vector<Event> events;
   const std::string text = ContentOf(path);
-  if (!Parser(text).Trace(&events)) check::Report(__FILE__, __LINE__, "not JSON: ..." + text.substr(text.size() - std::min<size_t>(text.size(), 300)));
+  const std::string tail = text.substr(text.size() - std::min<size_t>(text.size(), 300));
+  if (!Parser(text).Trace(&events)) check::Report(__FILE__, __LINE__, "not JSON: ..." + tail);
   return events;
 }
 
