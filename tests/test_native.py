@@ -6,7 +6,6 @@ tests/native/build.py holds the flags. The MPI transport's test also runs on ran
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -73,9 +72,3 @@ def test_mpi_tables_agree_with_the_header(mpi: str, tmp_path: Path) -> None:
          str(build.ROOT / "tests/native/mpi_abi_check.cc"), library, f"-Wl,-rpath,{Path(library).parent}",
          "-Wl,--allow-shlib-undefined", "-ldl", "-o", program], dict(os.environ))
     run([program], dict(os.environ))
-
-
-def test_library_reads_no_environment() -> None:
-    """The native library takes options from its caller alone."""
-    for source in (build.ROOT / "native").glob("**/*.cc"):
-        assert not re.search(r"\bgetenv\b", source.read_text()), f"{source}: options come from rt_open's caller"

@@ -1,0 +1,60 @@
+"""The `ringtrain` command: `ringtrain bench ...` is `python -m ringtrain.bench ...`, and `ringtrain check-build` reports.
+
+The benchmark is started by its name, as `python -m` does, so that the launcher does not know it.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import runpy
+import sys
+
+import ringtrain
+from ringtrain.launch.mpi import LaunchError, find_installation
+
+USAGE = """\
+usage: ringtrain COMMAND ...
+
+  bench        measures allreduce, a training step or idleness beside gloo, MPI and memcpy (ringtrain bench --help)
+  check-build  prints what this installation consists of, and which MPI and frameworks it finds
+"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs `ringtrain` with these arguments (the process's own by default) and returns its exit code."""
+    command, *rest = (sys.argv[1:] if arguments is None else arguments) or [""]
+    if command == "bench":
+        sys.argv[1:] = rest
+        runpy.run_module("ringtrain.bench", run_name="__main__", alter_sys=True)  # ends in sys.exit
+    if command == "check-build":
+        print("\n".join(check_build()))
+        return 0
+    if command in ("--version", "-v"):
+        print(f"ringtrain {ringtrain.__version__}")
+        return 0
+    asked_for_help = command in ("--help", "-h")
+    print(USAGE, end="", file=sys.stdout if asked_for_help else sys.stderr)
+    return 0 if asked_for_help else 2
+
+
+def check_build() -> list[str]:
+    """Lines about the native library, the MPI and the frameworks of this environment."""
+    try:
+        installation = find_installation()
+        mpi = f"{installation.version}\n    library {installation.library}\n    started by {installation.program}"
+    except LaunchError as error:
+        mpi = str(error).replace("\n", "\n    ")
+    return [f"ringtrain {ringtrain.__version__}, Python {sys.version.split()[0]}", f"  library: {ringtrain.build_info()}",
+            f"  MPI: {mpi}", *(f"  {name}: {version_of(name)}" for name in ("mpi4py", "numpy", "torch", "tensorflow"))]
+
+
+def version_of(distribution: str) -> str:
+    """The version that is installed, without importing it."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

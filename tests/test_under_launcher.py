@@ -1,0 +1,40 @@
+"""Runs the tests that use a world once more under ringtrainrun, where the world is the launcher's: 2 and 4 ranks, each MPI."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import worlds
+from environments import EACH_MPI, rank_environment, ringtrainrun
+
+if worlds.LAUNCHED:
+    pytest.skip("these tests start ranks themselves", allow_module_level=True)
+
+HERE = Path(__file__).parent
+FILES = sorted(path.name for path in HERE.glob("test_*.py") if path.name != Path(__file__).name
+               and re.search(r"^(import|from) worlds|^def test_.*\bworld\b", path.read_text(), re.MULTILINE))
+SECONDS = 240
+
+
+@EACH_MPI
+@pytest.mark.timeout(SECONDS + 30)
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("name", FILES)
+def test_file_on_ranks(name: str, ranks: int, mpi: str) -> None:
+    command = ringtrainrun(mpi, ranks, "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/{name}")
+    try:
+        done = subprocess.run(command, cwd=HERE.parent, env=rank_environment(), stdin=subprocess.DEVNULL,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=SECONDS)
+    except subprocess.TimeoutExpired as late:
+        pytest.fail(f"{name} on {ranks} ranks was not done after {SECONDS} s:\n{late.stdout[-20000:]}", pytrace=False)
+    if done.returncode != 0:
+        pytest.fail(f"{name} on {ranks} ranks returned {done.returncode}:\n{done.stdout[-20000:]}", pytrace=False)
+    counts = re.findall(r"^\[\d+\] .*?(\d+) passed", done.stdout, re.MULTILINE)
+    assert len(counts) == ranks and len(set(counts)) == 1, f"every rank must run the same tests, but ran {counts}"
+
+
+def test_files_are_found() -> None:
+    assert "test_operations.py" in FILES
