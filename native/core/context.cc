@@ -152,10 +152,25 @@ Status Context::CheckSubmission(Submission* submission) const {
   const std::vector<int> members = process_sets_.Members(submission->process_set);
   if (members.empty())
     return Status::InvalidArgument(request.Subject() + ": process set " + std::to_string(submission->process_set) + " does not exist.");
+  const bool of_world = request.operation == Operation::kAddProcessSet || request.operation == Operation::kRemoveProcessSet;
+  if (of_world && submission->process_set != 0)
+    return Status::InvalidArgument(request.Subject() + ": all ranks of the world take part, but it was submitted to process set " +
+                                   std::to_string(submission->process_set) + ". Submit it to process set 0.");
   if (!std::binary_search(members.begin(), members.end(), world_.rank))
     return Status::InvalidArgument(request.Subject() + ": rank " + std::to_string(world_.rank) + " is not in process set " +
                                    std::to_string(submission->process_set) + ", which has " + RanksText(members) +
                                    ". Only its members may take part.");
+  return {};
+}
+
+Status Context::CheckRemoval(const Request& request) const {
+  const int process_set = request.splits.empty() ? 0 : static_cast<int>(request.splits[0]);
+  if (process_set == 0) return Status::InvalidArgument(request.Subject() + ": process set 0 is the world and cannot be removed.");
+  if (process_sets_.Members(process_set).empty())
+    return Status::InvalidArgument(request.Subject() + ": process set " + std::to_string(process_set) + " does not exist.");
+  if (table_.Pending(process_set))
+    return Status::InvalidArgument(request.Subject() + ": rank " + std::to_string(world_.rank) +
+                                   " has operations pending in it. Wait for them first.");
   return {};
 }
 
@@ -180,9 +195,10 @@ Status Context::Submit(std::shared_ptr<Submission> submission, const std::string
                                          std::to_string(count) + " members, but is " + std::to_string(rows) + ". Pass splits.");
     }
     if (status.ok()) status = Check(request, members);
-    if (status.ok() && request.operation == Operation::kRemoveProcessSet && table_.Pending(static_cast<int>(request.splits[0])))
-      status = Status::InvalidArgument(request.Subject() + ": rank " + std::to_string(world_.rank) +
-                                       " has operations pending in it. Wait for them first.");
+    if (status.ok() && request.operation == Operation::kRemoveProcessSet &&
+        process_sets_.Members(static_cast<int>(request.splits[0])).empty())
+      status = Status::InvalidArgument(request.Subject() + ": process set " + std::to_string(request.splits[0]) + " does not exist.");
+    if (status.ok() && request.operation == Operation::kRemoveProcessSet) status = CheckRemoval(request);
   }
   if (status.ok()) {
     submission->submitted = Now();
@@ -201,13 +217,14 @@ Status Context::Submit(std::shared_ptr<Submission> submission, const std::string
 void Context::Wait(Handle& handle, Nanoseconds deadline) {
   while (!handle.done() && Now() < deadline) {
     std::unique_lock<std::mutex> lock(drive_mutex_, std::try_to_lock);
-    if (!lock.owns_lock()) {
-      // Somebody drives. Should it be about to stop, the context's thread takes over.
+    if (!lock.owns_lock() || stop_.load()) {
+      // Somebody drives, or Close will end it. Should the driver be about to stop, the context's thread takes over.
+      if (lock.owns_lock()) lock.unlock();
       WakeThread();
       handle.Sleep(deadline);
       continue;
     }
-    Drive([&] { return handle.done(); }, deadline);
+    Drive([&] { return handle.done() || stop_.load(); }, deadline);
     if (coordinator_->HasWork()) WakeThread();
   }
 }
@@ -238,21 +255,16 @@ void Context::Drive(Finished finished, Nanoseconds deadline) {
       until = std::min(until, now + poll);
       poll = std::min(poll * 2, kLongestPoll);
     }
-    SleepUnlessMoved(until);
+    const uint32_t ticket = doorbell().PrepareSleep();
+    if (finished() || coordinator_->Step()) {
+      doorbell().CancelSleep();
+      continue;
+    }
+    timeline_.Flush();
+    doorbell().Sleep(ticket, until);
+    counters_.Add(Counter::kWakeups, 1);
   }
   driven_.store(false, std::memory_order_seq_cst);
-}
-
-bool Context::SleepUnlessMoved(Nanoseconds until) {
-  const uint32_t ticket = doorbell().PrepareSleep();
-  if (coordinator_->Step()) {
-    doorbell().CancelSleep();
-    return false;
-  }
-  timeline_.Flush();
-  doorbell().Sleep(ticket, until);
-  counters_.Add(Counter::kWakeups, 1);
-  return true;
 }
 
 void Context::RunThread() {
@@ -265,6 +277,7 @@ void Context::RunThread() {
       coordinator_->Step();
       Drive([&] { return stop_.load() || !coordinator_->HasWork(); }, kNever);
       timeline_.Flush();
+      if (coordinator_->HasWork()) continue;  // from one who still saw this thread drive and did not wake it
     }
     if (stop_.load()) return;
     FutexWait(&parked_, ticket, Now() + kSecond);
@@ -302,10 +315,11 @@ Status Context::Close() {
     // What was said last is still to be delivered.
     Drive([&] { return !coordinator_->HasWork() || !coordinator_->MustPoll() || !table_.closed().ok(); }, deadline);
   }
-  table_.Close(Status::Closed("rank " + std::to_string(world_.rank) + " has called shutdown(); call init() to start again."));
   const double left = std::max<double>(0, static_cast<double>(deadline - Now()) / kSecond);
   transport_->SetDoorbell(nullptr);
   transport_->Close(coordinator_->closed_cleanly(), left);
+  // Only now may the tensors go back to their owners: nothing moves any more.
+  table_.Close(Status::Closed("rank " + std::to_string(world_.rank) + " has called shutdown(); call init() to start again."));
   timeline_.Stop();
   return {};
 }

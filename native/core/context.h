@@ -52,13 +52,13 @@ class Context {
   Status AgreeOnStart(Nanoseconds deadline);
   void ChooseSpin();
   Status CheckSubmission(Submission* submission) const;
+  Status CheckRemoval(const Request& request) const;
 
   void RunThread();
   void WakeThread();
   // Drives until `finished()` or the deadline. Needs drive_mutex_.
   template <typename Finished>
   void Drive(Finished finished, Nanoseconds deadline);
-  bool SleepUnlessMoved(Nanoseconds until);
   Doorbell& doorbell() const { return memory_->doorbell(world_.local_rank()); }
 
   Options options_;

@@ -42,12 +42,12 @@ bool Coordinator::Step() {
   CheckAbort();
   TakeSubmissions(&moved);
   ReceiveMail(&moved);
-  TickNegotiators(Now());
-  if (executor_.busy()) {
+  TickNegotiators(Now(), &moved);
+  if (executor_.busy() && !aborted_) {  // after an abort the tensors belong to their owners again
     std::vector<int> finished;
     Status status = executor_.Advance(&moved, &finished);
     for (int process_set : finished) Feed(process_set, event::BatchFinished{});
-    if (!finished.empty()) TickNegotiators(Now());
+    if (!finished.empty()) TickNegotiators(Now(), &moved);
     if (!status.ok()) Abort(status);
   }
   if (moved) last_active_ = Now();
@@ -96,7 +96,7 @@ void Coordinator::Dispatch(int from, Frame frame) {
       Abort(Status::PeerLost(frame.text));
       return;
     case FrameType::kGoodbye:
-      HearGoodbye(from);
+      HearGoodbye(from, frame.flag);
       return;
     case FrameType::kAllGoodbye:
       all_goodbye_ = true;
@@ -114,7 +114,7 @@ void Coordinator::Dispatch(int from, Frame frame) {
   Feed(process_set, event::Arrived{MemberOf(process_set, from), std::move(frame)});
 }
 
-void Coordinator::TickNegotiators(Nanoseconds now) {
+void Coordinator::TickNegotiators(Nanoseconds now, bool* moved) {
   std::vector<int> process_sets;
   for (const auto& entry : negotiators_) process_sets.push_back(entry.first);
   for (int process_set : process_sets) {
@@ -122,6 +122,7 @@ void Coordinator::TickNegotiators(Nanoseconds now) {
     if (found == negotiators_.end()) continue;  // removed by what was just performed
     Effects effects;
     found->second.OnEvent(now, event::Tick{}, &effects);
+    *moved |= !effects.empty();  // control operations finish at once, and more may be ready behind them
     Perform(process_set, std::move(effects));
   }
 }
@@ -250,8 +251,7 @@ Nanoseconds Coordinator::next_timer() const {
 
 // ---- the end ----
 
-void Coordinator::SayGoodbye() {
-  if (std::exchange(said_goodbye_, true)) return;
+void Coordinator::SayGoodbye(bool gone) {
   // Whoever decides for me, and everyone for whom I decide.
   std::set<int> concerned = {0};
   for (const auto& entry : negotiators_) {
@@ -262,18 +262,19 @@ void Coordinator::SayGoodbye() {
   for (int rank : concerned) {
     Frame goodbye;
     goodbye.type = FrameType::kGoodbye;
+    goodbye.flag = gone;
     Send(rank, std::move(goodbye));
   }
 }
 
-void Coordinator::HearGoodbye(int rank) {
+void Coordinator::HearGoodbye(int rank, bool gone) {
   std::vector<int> process_sets;
   for (const auto& entry : negotiators_) process_sets.push_back(entry.first);
   for (int process_set : process_sets) {
     const std::vector<int>& members = negotiators_.at(process_set).members();
-    if (std::binary_search(members.begin(), members.end(), rank)) Feed(process_set, event::Left{MemberOf(process_set, rank)});
+    if (std::binary_search(members.begin(), members.end(), rank)) Feed(process_set, event::Left{MemberOf(process_set, rank), gone});
   }
-  if (world_.rank != 0) return;
+  if (world_.rank != 0 || gone) return;
   goodbyes_[rank] = true;
   if (std::find(goodbyes_.begin(), goodbyes_.end(), false) != goodbyes_.end()) return;
   for (int other = 0; other < world_.size; ++other) {
@@ -285,6 +286,11 @@ void Coordinator::HearGoodbye(int rank) {
 }
 
 void Coordinator::GiveUpWaiting() {
+  if (clean_ && !executor_.busy()) return;
+  if (executor_.busy())
+    return Abort(Status::Closed("rank " + std::to_string(world_.rank) +
+                                " called shutdown() and left with operations under way. Wait for them before shutdown()."));
+  SayGoodbye(true);
   if (world_.rank != 0 || all_goodbye_) return;
   for (int other = 1; other < world_.size; ++other) {
     Frame all;

@@ -36,12 +36,12 @@ class Coordinator {
   bool MustPoll() const;
   Nanoseconds next_timer() const;
 
-  // Tells the others that this rank will submit no more; ready_to_close() once nobody waits for anybody.
-  void SayGoodbye();
+  // Tells the others that this rank will submit no more (gone: and decides no more); ready_to_close() once nobody waits for anybody.
+  void SayGoodbye(bool gone = false);
   bool ready_to_close() const { return all_goodbye_ && !executor_.busy(); }
   // All ranks have said goodbye, so that what is collective may be done.
   bool closed_cleanly() const { return clean_; }
-  // rank 0 waits no longer: nor need the others.
+  // This rank waits no longer: those who wait for it fail, and if it is rank 0 nobody need wait for the others either.
   void GiveUpWaiting();
 
   // Ends the world on all ranks with this cause, unless it has ended already. The driver's thread; any other calls RequestAbort.
@@ -52,7 +52,7 @@ class Coordinator {
   void ReceiveMail(bool* moved);
   void Dispatch(int from, Frame frame);
   void TakeSubmissions(bool* moved);
-  void TickNegotiators(Nanoseconds now);
+  void TickNegotiators(Nanoseconds now, bool* moved);
   void Feed(int process_set, const Event& event);
   void Perform(int process_set, Effects effects);
   void Perform(int process_set, effect::Send& send);
@@ -64,7 +64,7 @@ class Coordinator {
   void RunControl(int process_set, const Response& response);
   void AddProcessSet(int process_set, const std::vector<int>& members);
   void RemoveProcessSet(int process_set);
-  void HearGoodbye(int rank);
+  void HearGoodbye(int rank, bool gone);
   void CheckAbort();
   void Send(int rank, Frame frame);
   int MemberOf(int process_set, int rank) const;
@@ -89,7 +89,7 @@ class Coordinator {
   std::atomic<bool> abort_requested_{false};
   std::string requested_cause_;  // written before abort_requested_
 
-  bool said_goodbye_ = false, all_goodbye_ = false, clean_ = false;
+  bool all_goodbye_ = false, clean_ = false;
   std::vector<bool> goodbyes_;  // rank 0: by rank
 };
 

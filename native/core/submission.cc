@@ -8,19 +8,27 @@ Status SubmissionTable::Add(std::shared_ptr<Submission> submission) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!closed_.ok()) return closed_;
   const Request& request = submission->request;
+  const bool removes = request.operation == Operation::kRemoveProcessSet;
+  const int set = removes ? static_cast<int>(request.splits[0]) : submission->process_set;
+  if (removes ? PendingIn(set) : leaving_.count(set) > 0)
+    return Status::InvalidArgument(request.Subject() + ": process set " + std::to_string(set) +
+                                   " must not be used while it is removed. Wait for what is pending in it.");
   if (!pending_[submission->process_set].emplace(request.name, submission).second)
     return Status::InvalidArgument(request.Subject() + ": the name must not be in flight, but it has been submitted already and is not "
                                                        "done on this rank. Wait for it, or use another name.");
+  if (removes) leaving_.insert(set);
   news_.submissions.push_back(std::move(submission));
-  has_news_.store(true, std::memory_order_release);
+  has_news_.store(true, std::memory_order_seq_cst);
   return {};
 }
 
 void SubmissionTable::AddRefusal(int process_set, Refusal refusal) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!closed_.ok()) return;
+  auto names = pending_.find(process_set);
+  if (names != pending_.end() && names->second.count(refusal.name) > 0) return;
   news_.refusals.emplace_back(process_set, std::move(refusal));
-  has_news_.store(true, std::memory_order_release);
+  has_news_.store(true, std::memory_order_seq_cst);
 }
 
 bool SubmissionTable::TakeNews(News* news) {
@@ -41,6 +49,10 @@ std::shared_ptr<Submission> SubmissionTable::Find(int process_set, const std::st
 
 bool SubmissionTable::Pending(int process_set) const {
   std::lock_guard<std::mutex> lock(mutex_);
+  return PendingIn(process_set);
+}
+
+bool SubmissionTable::PendingIn(int process_set) const {
   auto names = pending_.find(process_set);
   return names != pending_.end() && !names->second.empty();
 }
@@ -50,6 +62,8 @@ void SubmissionTable::Finish(const std::shared_ptr<Submission>& submission, cons
     std::lock_guard<std::mutex> lock(mutex_);
     auto names = pending_.find(submission->process_set);
     if (names == pending_.end() || names->second.erase(submission->request.name) == 0) return;
+    if (submission->request.operation == Operation::kRemoveProcessSet)
+      leaving_.erase(leaving_.find(static_cast<int>(submission->request.splits[0])));
   }
   submission->Finish(status);
 }

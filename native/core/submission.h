@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -82,13 +83,13 @@ class SubmissionTable {
     std::vector<std::pair<int, Refusal>> refusals;  // process set, refusal
   };
 
-  // Refuses a name that is not done yet, and everything once closed.
+  // Refuses a name that is not done yet, a process set that is being removed, and everything once closed.
   Status Add(std::shared_ptr<Submission> submission);
-  // Tells the peers; the submitter has been told.
+  // Tells the peers; the submitter has been told. Not if an earlier submission of that name goes on: they have that one.
   void AddRefusal(int process_set, Refusal refusal);
   // What came since the last call. False if nothing did.
   bool TakeNews(News* news);
-  bool has_news() const { return has_news_.load(std::memory_order_acquire); }
+  bool has_news() const { return has_news_.load(std::memory_order_seq_cst); }  // ordered with who drives, in Context
 
   // nullptr if this rank has not submitted it.
   std::shared_ptr<Submission> Find(int process_set, const std::string& name) const;
@@ -102,8 +103,11 @@ class SubmissionTable {
  private:
   using Names = std::unordered_map<std::string, std::shared_ptr<Submission>>;
 
+  bool PendingIn(int process_set) const;  // needs mutex_
+
   mutable std::mutex mutex_;
   std::map<int, Names> pending_;  // guarded by mutex_; by process set
+  std::multiset<int> leaving_;    // guarded by mutex_; process sets whose removal is pending
   News news_;                     // guarded by mutex_
   Status closed_;                 // guarded by mutex_
   std::atomic<bool> has_news_{false};
