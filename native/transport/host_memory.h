@@ -41,7 +41,7 @@ struct AbortNotice {
   char text[1020];
 };
 
-struct HostControl {
+struct alignas(64) HostControl {
   std::atomic<uint64_t> nonce;  // proves to a rank that opened the file that it is the right one
   AbortNotice abort;
 
@@ -52,7 +52,7 @@ struct HostControl {
   Place& place(int local_rank) { return reinterpret_cast<Place*>(this + 1)[local_rank]; }
   static size_t Bytes(int local_size) { return sizeof(HostControl) + local_size * sizeof(Place); }
 };
-static_assert(sizeof(HostControl) % 64 == 0 || alignof(HostControl::Place) == 64, "places are aligned to cache lines");
+static_assert(sizeof(HostControl) % alignof(HostControl::Place) == 0, "places are aligned to cache lines");
 
 class HostMemory {
  public:
