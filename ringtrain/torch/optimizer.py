@@ -69,7 +69,7 @@ def DistributedOptimizer(  # noqa: N802 - the name that Horovod scripts call
     _check_arguments(optimizer, backward_passes_per_step, op, gradient_predivide_factor)
     context = current()
     names = _names_of(optimizer, named_parameters)
-    groups = _checked_groups(num_groups, groups)
+    groups = _checked_groups(num_groups, groups, set(names))
     _make_distributed(optimizer)
     if process_set.size() == 1 or not process_set.included():
         return optimizer
@@ -141,9 +141,13 @@ class _Distributed:
 
     def __reduce_ex__(self, protocol: int) -> tuple:
         """Copies and pickles are plain optimizers of the user's class; wrap them again to distribute them."""
-        function, arguments, *rest = super().__reduce_ex__(protocol)
-        plain = type(self).__bases__[1]
-        return function, tuple(plain if value is type(self) else value for value in arguments), *rest
+        _, _, *contents = super().__reduce_ex__(max(protocol, 2))
+        return _empty_instance, (type(self).__bases__[1],), *contents
+
+
+def _empty_instance(plain: type) -> torch.optim.Optimizer:
+    """What copies and unpickled optimizers start from, before they get their state."""
+    return plain.__new__(plain)
 
 
 def _make_distributed(optimizer: torch.optim.Optimizer) -> None:
@@ -246,7 +250,7 @@ def _next_number(how: Reduction) -> int:
 # ---- groups ----
 
 
-def _checked_groups(num_groups: int, groups: Any) -> int | list[list[torch.Tensor]] | None:
+def _checked_groups(num_groups: int, groups: Any, parameters: set[torch.Tensor]) -> int | list[list[torch.Tensor]] | None:
     if num_groups:
         warnings.warn("num_groups has become groups.", DeprecationWarning, stacklevel=3)
         groups = num_groups if groups is None else groups
@@ -258,7 +262,8 @@ def _checked_groups(num_groups: int, groups: Any) -> int | list[list[torch.Tenso
         return groups
     if not (isinstance(groups, (list, tuple)) and all(isinstance(group, (list, tuple)) for group in groups)):
         raise InvalidArgumentError(f"DistributedOptimizer: groups must be an int or lists of parameters, but is {groups!r}.")
-    return [list(group) for group in groups]
+    _check_members(groups, parameters)
+    return [list(group) for group in groups if group]
 
 
 def _grouped(
@@ -272,14 +277,13 @@ def _grouped(
         bounds = [len(parameters) * index // count for index in range(count + 1)]
         members = [parameters[start:end] for start, end in itertools.pairwise(bounds)]
     else:
-        members = [group for group in groups if group]
-        _check_members(members, set(parameters))
+        members = groups
     taken = {parameter for group in members for parameter in group}
     alone = [Group(names[parameter], [parameter]) for parameter in parameters if parameter not in taken]
     return [Group(f"{prefix}.group.{index}", group) for index, group in enumerate(members)] + alone
 
 
-def _check_members(groups: list[list[torch.Tensor]], parameters: set[torch.Tensor]) -> None:
+def _check_members(groups: Sequence[Sequence[torch.Tensor]], parameters: set[torch.Tensor]) -> None:
     seen: set[torch.Tensor] = set()
     for index, group in enumerate(groups):
         for parameter in group:

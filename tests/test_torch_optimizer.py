@@ -1,0 +1,358 @@
+"""A distributed optimizer stays the user's optimizer; what it adds, and what it refuses."""
+
+import copy
+import gc
+import pickle
+import warnings
+
+import pytest
+import torch
+from torch_models import assert_all_close, assert_same_bits, batches, mean_square, network, parameters, sgd, share, state, train
+
+import ringtrain as rt
+import ringtrain.torch as hvd
+from ringtrain.testing import World
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class Momentum(torch.optim.Optimizer):
+    """An optimizer of a user, with arguments that its class needs and an attribute of its own."""
+
+    def __init__(self, parameters, rate, *, friction):
+        super().__init__(parameters, {"rate": rate, "friction": friction})
+        self.note = "mine"
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    speed = self.state[parameter].setdefault("speed", torch.zeros_like(parameter))
+                    speed.mul_(group["friction"]).add_(parameter.grad)
+                    parameter.sub_(speed, alpha=group["rate"])
+
+
+def user_optimizer(parameters):
+    return Momentum(parameters, 0.1, friction=0.5)
+
+
+# ---- it stays what it was ----
+
+
+def test_it_is_the_same_object_of_the_users_class(world):
+    def on_rank(rank):
+        model = network()
+        plain = user_optimizer(model.parameters())
+        text = repr(plain)
+        optimizer = hvd.DistributedOptimizer(plain, model.named_parameters())
+        assert optimizer is plain and isinstance(optimizer, Momentum)
+        assert type(optimizer).__name__ == "Momentum" and type(optimizer).__module__ == Momentum.__module__
+        assert optimizer.defaults == {"rate": 0.1, "friction": 0.5} and optimizer.note == "mine"
+        assert repr(optimizer) == text
+
+    world.run(on_rank)
+
+
+def test_state_and_defaults_from_before(world):
+    """Steps taken before count, and a group added later gets the user's defaults."""
+    data = batches(world.size, torch.float64)
+    start = network(torch.float64)
+
+    def on_rank(rank):
+        model, expected = copy.deepcopy(start), copy.deepcopy(start)
+        optimizer, expected_optimizer = user_optimizer(model.parameters()), user_optimizer(expected.parameters())
+        for each in ((model, optimizer), (expected, expected_optimizer)):
+            train(*each, data[:2])
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+        train(model, optimizer, [share(batch, rank, world.size) for batch in data[2:]])
+        train(expected, expected_optimizer, data[2:])
+        assert_all_close(state(optimizer), state(expected_optimizer), rtol=1e-10, atol=1e-12)
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
+        assert optimizer.param_groups[1]["friction"] == 0.5
+
+    world.run(on_rank)
+
+
+@pytest.mark.parametrize("make_copy", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))], ids=["deepcopy", "pickle"])
+@pytest.mark.parametrize("make", [user_optimizer, torch.optim.AdamW, torch.optim.LBFGS], ids=["user's", "AdamW", "LBFGS"])
+def test_copies_are_plain_optimizers(world, make, make_copy):
+    start = network()
+
+    def on_rank(rank):
+        model = copy.deepcopy(start)
+        optimizer = hvd.DistributedOptimizer(make(model.parameters()), model.named_parameters())
+        if make is not torch.optim.LBFGS:
+            train(model, optimizer, batches(1)[:1])
+        before = rt.counters()["operations"]
+        copied = make_copy(optimizer)
+        never_wrapped = make_copy(make(start.parameters()))  # a copy gets some defaults from torch itself
+        assert type(copied) is type(never_wrapped) and copied.defaults == never_wrapped.defaults
+        assert_same_bits(state(copied), state(optimizer))
+        for parameter in copied.param_groups[0]["params"]:
+            parameter.grad = torch.ones_like(parameter)
+        if make is not torch.optim.LBFGS:
+            copied.step()
+        assert rt.counters()["operations"] == before
+
+    world.run(on_rank)
+
+
+def test_step_hooks_run_once_and_see_reduced_gradients(world):
+    size = world.size
+
+    def on_rank(rank):
+        parameter = torch.nn.Parameter(torch.zeros(1))
+        optimizer = torch.optim.SGD([parameter], lr=1.0)
+        seen = []
+        optimizer.register_step_pre_hook(lambda *_: seen.append(("before", parameter.grad.item())))
+        optimizer.register_step_post_hook(lambda *_: seen.append(("after", parameter.item())))
+        optimizer = hvd.DistributedOptimizer(optimizer, [("p", parameter)], op=hvd.Sum)
+        (parameter * (rank + 1)).sum().backward()
+        optimizer.step()
+        total = float(sum(range(1, size + 1)))
+        assert seen == [("before", total), ("after", -total)]
+
+    world.run(on_rank)
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_zero_grad_takes_its_arguments(world, set_to_none):
+    def on_rank(rank):
+        model = network()
+        optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters())
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.zero_grad(set_to_none=set_to_none)  # though the gradients travel
+        assert all((p.grad is None) if set_to_none else not p.grad.any() for p in model.parameters())
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+
+    world.run(on_rank)
+
+
+def test_a_world_of_one_changes_nothing():
+    start, data = network(), batches(1)
+    expected = copy.deepcopy(start)
+    train(expected, sgd(expected.parameters()), data)
+
+    def on_rank(rank):
+        model = copy.deepcopy(start)
+        optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters(), backward_passes_per_step=2)
+        for x, y in data:
+            optimizer.zero_grad()
+            mean_square(model(x), y).backward()
+            optimizer.synchronize()
+            with optimizer.skip_synchronize():
+                optimizer.step()
+        assert_same_bits(parameters(model), parameters(expected))
+        assert rt.counters()["operations"] == 0
+        assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
+
+    with World(1) as world:
+        world.run(on_rank)
+
+
+def test_wrapping_again_takes_the_new_settings(world):
+    start, data = network(torch.float64), batches(world.size, torch.float64)
+    expected = copy.deepcopy(start)
+    expected_optimizer = sgd(expected.parameters())
+    train(expected, expected_optimizer, data)
+
+    def on_rank(rank):
+        mine = [share(batch, rank, world.size) for batch in data]
+        model = copy.deepcopy(start)
+        optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters(), op=hvd.Sum)
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+        train(model, optimizer, mine)
+        assert_all_close(parameters(model), parameters(expected), rtol=1e-10, atol=1e-12)
+
+    world.run(on_rank)
+
+
+@pytest.mark.least_ranks(2)
+def test_a_dropped_optimizer_submits_nothing(world):
+    def on_rank(rank):
+        model = network()
+        optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters())
+        del optimizer
+        gc.collect()
+        before = rt.counters()["operations"]
+        model(torch.ones(1, 4)).sum().backward()
+        hvd.barrier()
+        assert rt.counters()["operations"] == before + 1
+
+    world.run(on_rank)
+
+
+@pytest.mark.least_ranks(2)
+def test_names_are_the_users(world):
+    """A mismatch names the parameter; what ranks disagree about fails on all, and the next step works."""
+
+    def on_rank(rank):
+        model = torch.nn.ModuleDict({"fc1": torch.nn.Linear(3 + (rank == 0), 1), "fc2": torch.nn.Linear(2, 1)})
+        optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters())
+        (model["fc1"].weight.sum() + model["fc2"].weight.sum()).backward()
+        with pytest.raises(rt.RingtrainError, match=r"allreduce 'optimizer.0.fc1.weight'") as caught:
+            optimizer.step()
+        texts = hvd.allgather_object(str(caught.value))
+        assert texts == [texts[0]] * world.size
+        optimizer.zero_grad()
+        model["fc2"](torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+
+    world.run(on_rank)
+
+
+# ---- what it adds ----
+
+
+@pytest.mark.least_ranks(2)
+def test_gradients_travel_during_backward(world):
+    """The hook submits; nobody has called step() or synchronize() when the operations are done."""
+
+    def on_rank(rank):
+        parameter = torch.nn.Parameter(torch.zeros(1))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), [("p", parameter)])
+        before = rt.counters()["operations"]
+        (parameter * rank).sum().backward()
+        hvd.barrier()
+        hvd.barrier()
+        assert rt.counters()["operations"] >= before + 3
+        optimizer.step()
+
+    world.run(on_rank)
+
+
+@pytest.mark.least_ranks(2)
+def test_synchronize_without_skip_warns_and_reduces_once(world):
+    def on_rank(rank):
+        parameter = torch.nn.Parameter(torch.zeros(1))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), [("p", parameter)], op=hvd.Sum)
+        (parameter * (rank + 1)).sum().backward()
+        optimizer.synchronize()
+        before = rt.counters()["operations"]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            optimizer.step()
+        assert rt.counters()["operations"] == before
+        assert parameter.item() == -sum(range(1, world.size + 1))
+        (parameter * (rank + 1)).sum().backward()  # and the next step reduces again
+        optimizer.step()
+        assert rt.counters()["operations"] == before + 2
+
+    world.run(on_rank)
+
+
+@pytest.mark.least_ranks(2)
+def test_the_window_can_be_changed(world):
+    def on_rank(rank):
+        parameter = torch.nn.Parameter(torch.zeros(1))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), [("p", parameter)])
+        optimizer.set_backward_passes_per_step(2)
+        before = rt.counters()["operations"]
+        (parameter * rank).sum().backward()
+        assert rt.counters()["operations"] == before
+        (parameter * rank).sum().backward()
+        optimizer.step()
+        torch.testing.assert_close(parameter.item(), -(world.size - 1.0))
+        with pytest.raises(ValueError, match="at least 1, but is 0"):
+            optimizer.set_backward_passes_per_step(0)
+
+    world.run(on_rank)
+
+
+# ---- what it refuses ----
+
+
+@pytest.mark.least_ranks(2)
+def test_too_many_backward_passes(world):
+    def on_rank(rank):
+        model = network()
+        optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters())
+        model(torch.ones(1, 4)).sum().backward()
+        with pytest.raises(ValueError, match="expected 1 backward passes in a step but found another one"):
+            model(torch.ones(1, 4)).sum().backward()
+        optimizer.zero_grad()
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+
+    world.run(on_rank)
+
+
+@pytest.mark.least_ranks(2)
+def test_skip_synchronize_needs_a_synchronize(world):
+    def on_rank(rank):
+        model = network()
+        optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters())
+        model(torch.ones(1, 4)).sum().backward()
+        with pytest.raises(ValueError, match="Call synchronize"), optimizer.skip_synchronize():
+            optimizer.step()
+        optimizer.synchronize()
+        with optimizer.skip_synchronize():
+            optimizer.step()
+
+    world.run(on_rank)
+
+
+def _named(model):
+    return list(model.named_parameters())
+
+
+@pytest.mark.parametrize(
+    "arguments, text",
+    [
+        (lambda m: {"named_parameters": m.parameters()}, r"must be \(name, parameter\) tuples"),
+        (lambda m: {"named_parameters": _named(m)[1:]}, "must name every parameter"),
+        (lambda m: {"named_parameters": [("same", p) for p in m.parameters()]}, "'same' comes twice"),
+        (lambda m: {"groups": 0}, "at least 1, but is 0"),
+        (lambda m: {"groups": "two"}, "an int or lists of parameters"),
+        (lambda m: {"groups": [list(m.parameters())[:1]] * 2}, "group 1 holds one twice"),
+        (lambda m: {"groups": [[torch.nn.Parameter(torch.zeros(1))]]}, "one that is not the optimizer's"),
+        (lambda m: {"op": hvd.Max}, "op must be Average"),
+        (lambda m: {"op": 2}, "op must be Average"),
+        (lambda m: {"op": hvd.Sum, "gradient_predivide_factor": 2.0}, "needs op=Average"),
+        (lambda m: {"gradient_predivide_factor": 0.0}, "must be above 0"),
+        (lambda m: {"backward_passes_per_step": 0}, "at least 1, but is 0"),
+    ],
+)
+def test_wrong_arguments(world, arguments, text):
+    def on_rank(rank):
+        model = network()
+        with pytest.raises(ValueError, match=text):
+            hvd.DistributedOptimizer(sgd(model.parameters()), **arguments(model))
+        assert rt.counters()["operations"] == 0
+
+    world.run(on_rank)
+
+
+def test_only_optimizers(world):
+    def on_rank(rank):
+        with pytest.raises(ValueError, match="expected a torch.optim.Optimizer but found a Linear"):
+            hvd.DistributedOptimizer(torch.nn.Linear(1, 1))
+
+    world.run(on_rank)
+
+
+@pytest.mark.least_ranks(2)
+def test_sparse_gradients_are_refused_by_name(world):
+    def on_rank(rank):
+        model = torch.nn.Embedding(4, 2, sparse=True)
+        hvd.DistributedOptimizer(torch.optim.SparseAdam(model.parameters()), model.named_parameters())
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters())
+        with pytest.raises(NotImplementedError, match=r"allreduce 'optimizer.1.weight': expected a dense gradient"):
+            model(torch.tensor([1])).sum().backward()
+        del optimizer
+
+    world.run(on_rank)
+
+
+def test_before_init():
+    with pytest.raises(ValueError, match="init"):
+        hvd.DistributedOptimizer(sgd([torch.nn.Parameter(torch.zeros(1))]))
+
+
+def test_mean_square_is_a_mean():
+    """The oracle rests on this: the mean over a batch is the mean of the means over its equal parts."""
+    x, y = batches(4, torch.float64)[0]
+    parts = [mean_square(*share((x[:, :2], y), rank, 4)) for rank in range(4)]
+    torch.testing.assert_close(mean_square(x[:, :2], y), sum(parts) / 4)
