@@ -107,4 +107,3 @@ def stop_timeline() -> None:
 def build_info() -> str:
     """Version, compiler and processor kernels of this installation, in one line."""
     return _native.build_info()
-

@@ -1,6 +1,6 @@
 """The only importer of the native library: its functions, the check of a status, and text that crosses the border.
 
-Everything above goes through ``lib`` (functions of ``native/include/ringtrain.h``) and ``ffi`` (memory for their arguments).
+Everything above goes through ``lib`` (functions of ``native/include/ringtrain.h``) and ``ffi`` (their arguments).
 """
 
 from ringtrain import errors

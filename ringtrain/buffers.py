@@ -35,7 +35,15 @@ class Buffer:
 
     __slots__ = ("address", "dtype", "shape", "device", "ready_event", "owner")
 
-    def __init__(self, address: int, dtype: int, shape: tuple[int, ...], device: int = -1, ready_event: int = 0, owner: object = None):
+    def __init__(
+        self,
+        address: int,
+        dtype: int,
+        shape: tuple[int, ...],
+        device: int = -1,
+        ready_event: int = 0,
+        owner: object = None,
+    ):
         self.address = address
         self.dtype = dtype
         self.shape = shape
@@ -54,7 +62,9 @@ _frameworks: list[_Framework] = []
 
 
 def register_framework(
-    tensor_type: type, as_buffer: Callable[[Any], Buffer], wrap_output: Callable[[Any, object, int, tuple[int, ...]], Any]
+    tensor_type: type,
+    as_buffer: Callable[[Any], Buffer],
+    wrap_output: Callable[[Any, object, int, tuple[int, ...]], Any],
 ) -> None:
     """Teaches this module a framework's tensors.
 
@@ -100,9 +110,13 @@ class InPlace:
                 return
         self._view, dtype = _view(tensor)
         if tensor is not self._view and not hasattr(tensor, "__dlpack__") and not _exports_memory(tensor):
-            raise InvalidArgumentError(f"expected a tensor to write to but found a {type(tensor).__name__}. Use the form without '_'.")
+            raise InvalidArgumentError(
+                f"expected a tensor to write to but found a {type(tensor).__name__}. Use the form without '_'."
+            )
         if not self._view.flags.writeable:
-            raise InvalidArgumentError("expected a tensor that may be written but found a read-only one. Use the form without '_'.")
+            raise InvalidArgumentError(
+                "expected a tensor that may be written but found a read-only one. Use the form without '_'."
+            )
         if self._view.flags.c_contiguous and self._view.dtype.isnative:
             self.buffer = _buffer_of(self._view, dtype)
         else:
@@ -198,7 +212,9 @@ def _exports_memory(tensor: object) -> bool:
 def _id_of(dtype: np.dtype) -> int:
     identity = _ID_OF_DTYPE.get(dtype if dtype.isnative else dtype.newbyteorder("="))
     if identity is None:
-        raise InvalidArgumentError(f"dtype must be one of {', '.join(tables.DTYPES)}, but is {dtype}. Cast before submitting.")
+        raise InvalidArgumentError(
+            f"dtype must be one of {', '.join(tables.DTYPES)}, but is {dtype}. Cast before submitting."
+        )
     return identity
 
 
@@ -206,7 +222,9 @@ def _numpy_bfloat16() -> np.dtype:
     try:
         import ml_dtypes
     except ImportError:
-        raise UnsupportedError("expected a NumPy type for a bfloat16 result but found none. Run: pip install ml_dtypes") from None
+        raise UnsupportedError(
+            "expected a NumPy type for a bfloat16 result but found none. Run: pip install ml_dtypes"
+        ) from None
     return np.dtype(ml_dtypes.bfloat16)
 
 

@@ -14,7 +14,14 @@ from collections.abc import Sequence
 from ringtrain import buffers, exits, launcher, log, mpi, options, tables
 from ringtrain._native import OK, PENDING, check, ffi, lib, take_text
 from ringtrain.buffers import Buffer
-from ringtrain.errors import ClosedError, InvalidArgumentError, NotInitializedError, RingtrainError, TimeoutError, of_status
+from ringtrain.errors import (
+    ClosedError,
+    InvalidArgumentError,
+    NotInitializedError,
+    RingtrainError,
+    TimeoutError,
+    of_status,
+)
 
 _SLICE_SECONDS = 0.1  # how long a wait may keep Ctrl-C and the library's log lines waiting
 _DIMENSIONS = 8  # of one tensor in a pooled request; more get a request of their own
@@ -24,7 +31,9 @@ _START_TIMEOUT = "RINGTRAIN_START_TIMEOUT_SECONDS"  # stands in the text, which 
 _VOID = ffi.typeof("void *")
 _HANDLE_OUT = ffi.typeof("rt_handle **")
 _ERROR_OUT = ffi.typeof("char **")
-_FORKED = "the context must be used by the process that called init(), but this one was forked from it. Use the start method spawn."
+_FORKED = (
+    "the context must be used by the process that called init(), but this one was forked from it. Use spawn instead."
+)
 
 
 class _Request:
@@ -95,7 +104,12 @@ class Operation:
 
         The owner speaks the buffer protocol and frees the memory with its last user.
         """
-        data, ndim, shape, error = ffi.new("void **"), ffi.new("int32_t *"), ffi.new("int64_t[]", _MOST_DIMENSIONS), ffi.new(_ERROR_OUT)
+        data, ndim, shape, error = (
+            ffi.new("void **"),
+            ffi.new("int32_t *"),
+            ffi.new("int64_t[]", _MOST_DIMENSIONS),
+            ffi.new(_ERROR_OUT),
+        )
         check(lib.rt_output(self._handle, index, data, ndim, shape, error), error)
         extents = tuple(shape[i] for i in range(ndim[0]))
         size_bytes = tables.DTYPE_BY_ID[self.dtype(index)].bytes
@@ -127,7 +141,9 @@ class Operation:
             log.drain(self._context.native)
             remaining = _SLICE_SECONDS if deadline is None else deadline - time.monotonic()
             if remaining <= 0:
-                raise TimeoutError(f"wait: the operation must be done within {timeout} s, but is pending. Other ranks may be late.")
+                raise TimeoutError(
+                    f"wait: the operation must be done within {timeout} s, but is pending. Other ranks may be late."
+                )
             status = lib.rt_wait(self._handle, min(remaining, _SLICE_SECONDS), ffi.NULL)
             if status != PENDING:
                 return status
@@ -414,11 +430,11 @@ def make_current(context: Context | None) -> None:
 
 
 def init(comm: object = None, process_sets: object = None, **arguments: object) -> None:
-    """Joins the world: all ranks that the launcher started, or a world of one without a launcher. A second call does nothing.
+    """Joins the world: all ranks that the launcher started, or a world of one without it. A second call does nothing.
 
     Args:
         comm: None or [] for all ranks; a list of ranks; or an mpi4py communicator, which is duplicated.
-        process_sets: process sets to register, the same on all ranks; ``"dynamic"`` is accepted, sets can always be added.
+        process_sets: sets to register, the same on all ranks; ``"dynamic"`` is accepted, sets can always be added.
         arguments: options by name; ``docs/options.md`` lists them.
 
     Raises:
@@ -472,7 +488,9 @@ def _open_world(comm: object, chosen: dict[str, str]) -> Context:
     environ = options.environment()
     started_by = launcher.find(environ)
     if not (comm is None or mpi.is_communicator(comm) or isinstance(comm, Sequence)):
-        raise InvalidArgumentError(f"init: comm must be None, a list of ranks or an mpi4py communicator, but is {comm!r}.")
+        raise InvalidArgumentError(
+            f"init: comm must be None, a list of ranks or an mpi4py communicator, but is {comm!r}."
+        )
     if mpi.is_communicator(comm) or (started_by is not None and started_by.announces_several):
         return _open_mpi(comm, started_by, chosen)
     launcher.refuse_torchrun(environ)
@@ -525,7 +543,9 @@ def _abort_at_exception(text: str) -> None:
 def _raise_unusable(context: Context | None) -> None:
     if context is not None and context.forked:
         raise ClosedError(_FORKED)
-    raise NotInitializedError("ringtrain.init() must be called first, but was not, or shutdown() came since. Call init() again.")
+    raise NotInitializedError(
+        "ringtrain.init() must be called first, but was not, or shutdown() came since. Call init() again."
+    )
 
 
 def _mark_forked() -> None:

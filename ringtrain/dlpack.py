@@ -76,7 +76,9 @@ def view(producer: object) -> tuple[np.ndarray, tables.DType]:
     device = int(producer.__dlpack_device__()[0])
     if device not in _HOST_DEVICES:
         where = _DEVICE_NAMES.get(device, f"DLPack type {device}")
-        raise UnsupportedError(f"expected a tensor in host memory but found one on a {where} device. Copy it to the host first.")
+        raise UnsupportedError(
+            f"expected a tensor in host memory but found one on a {where} device. Copy it to the host first."
+        )
     capsule = _export(producer)
     tensor, read_only = _open(capsule)
     dtype = _BY_CODE.get((tensor.code, tensor.bits))

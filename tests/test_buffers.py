@@ -266,7 +266,9 @@ def test_memory_of_a_pending_operation_cannot_be_resized(world):
 def test_results_outlive_the_world():
     results = []
     with World(sizes()[0]) as world:
-        world.run(lambda rank: results.append((rt.allgather(np.arange(1000.0), "rows"), rt.allreduce(np.ones(1000), "sum"))))
+        world.run(
+            lambda rank: results.append((rt.allgather(np.arange(1000.0), "rows"), rt.allreduce(np.ones(1000), "sum")))
+        )
     del world
     gc.collect()
     for gathered, reduced in results:

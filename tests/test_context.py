@@ -1,5 +1,6 @@
 """Opening and closing worlds, who may call what when, waiting, aborting, forking, and how a process ends."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -23,7 +24,11 @@ own_world = pytest.mark.skipif(LAUNCHED, reason="opens a world of one, which the
 def script(text, **environment):
     """Runs a script in a process of its own."""
     return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(text)], capture_output=True, text=True, timeout=50, env={**os.environ, **environment}
+        [sys.executable, "-c", textwrap.dedent(text)],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        env={**os.environ, **environment},
     )
 
 
@@ -109,7 +114,16 @@ def test_options_are_refused_by_name_and_range():
 
 # ---- before and after ----
 
-QUESTIONS = [rt.rank, rt.size, rt.local_rank, rt.local_size, rt.cross_rank, rt.cross_size, rt.is_homogeneous, rt.counters]
+QUESTIONS = [
+    rt.rank,
+    rt.size,
+    rt.local_rank,
+    rt.local_size,
+    rt.cross_rank,
+    rt.cross_size,
+    rt.is_homogeneous,
+    rt.counters,
+]
 OPERATIONS = [
     lambda: rt.allreduce(np.ones(1)),
     lambda: rt.allgather_object(1),
@@ -254,6 +268,29 @@ def test_start_that_not_all_ranks_join(monkeypatch):
         ThreadWorld(3, start_timeout_seconds=0.3)
 
 
+@own_world
+def test_rank_that_fails_alone_does_not_leave_the_others_waiting():
+    """Also where the error is one of ours, which peers mostly hear of by themselves."""
+
+    def on_rank(rank):
+        if rank == 0:
+            raise errors.InvalidArgumentError("rank 0 alone saw this")
+        rt.allreduce(np.ones(1), "waits for rank 0")
+
+    with ThreadWorld(3) as world, pytest.raises(errors.InvalidArgumentError, match="rank 0 alone"):
+        world.run(on_rank)
+
+
+@own_world
+def test_world_that_is_dropped_ends_its_threads():
+    before = len(os.listdir("/proc/self/task"))
+    world = ThreadWorld(4)
+    world.run(lambda rank: rt.allreduce(np.ones(1)))
+    del world
+    gc.collect()
+    assert len(os.listdir("/proc/self/task")) <= before
+
+
 # ---- waiting ----
 
 
@@ -352,7 +389,9 @@ def test_forked_child_gets_a_clear_error():
 
 
 @own_world
-@pytest.mark.parametrize("ending, code", [("raise SystemExit(3)", 3), ("import sys; sys.exit(4)", 4), ("raise ValueError('x')", 1), ("", 0)])
+@pytest.mark.parametrize(
+    "ending, code", [("raise SystemExit(3)", 3), ("import sys; sys.exit(4)", 4), ("raise ValueError('x')", 1), ("", 0)]
+)
 def test_exit_code_is_kept(ending, code):
     done = script(f"import ringtrain as rt\nrt.init()\n{ending}")
     assert done.returncode == code, done
@@ -361,14 +400,19 @@ def test_exit_code_is_kept(ending, code):
 
 @own_world
 def test_torchrun_is_told_apart():
-    done = script("import ringtrain as rt; rt.init()", RANK="1", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+    done = script(
+        "import ringtrain as rt; rt.init()", RANK="1", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="1"
+    )
     assert "ringtrainrun -np 2" in done.stderr and "torchrun" in done.stderr and done.returncode == 1, done
 
 
 @own_world
 @pytest.mark.parametrize(
     "variables, extra",
-    [({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "1"}, "openmpi"), ({"PMI_SIZE": "2", "PMI_RANK": "0"}, "mpich")],
+    [
+        ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "1"}, "openmpi"),
+        ({"PMI_SIZE": "2", "PMI_RANK": "0"}, "mpich"),
+    ],
 )
 def test_launcher_without_mpi(variables, extra):
     done = script("import sys; sys.modules['mpi4py'] = None\nimport ringtrain as rt; rt.init()", **variables)

@@ -75,12 +75,18 @@ def test_imports_point_down(path):
             continue
         assert floor(name, PYTHON_FLOORS) <= floor(own, PYTHON_FLOORS), f"{path.name} imports {name or 'ringtrain'}"
         top = PYTHON_FLOORS[-1]
-        assert not (name in top and own in top), f"{own} knows {name}: adapters, launcher and benchmark do not know each other"
+        assert not (name in top and own in top), (
+            f"{own} knows {name}: adapters, launcher and benchmark do not know each other"
+        )
 
 
 def test_the_check_finds_what_it_looks_for(tmp_path, monkeypatch):
     """An upward import is found in each of its spellings."""
-    for line in ("import ringtrain.operations", "from ringtrain import operations", "from ringtrain.operations import Sum"):
+    for line in (
+        "import ringtrain.operations",
+        "from ringtrain import operations",
+        "from ringtrain.operations import Sum",
+    ):
         upward = tmp_path / "buffers.py"
         upward.write_text(line)
         assert list(imports_of(upward)) == ["operations"]
@@ -101,11 +107,15 @@ def test_includes_point_down(path):
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_native_code_reads_no_environment_and_prints_nothing(path):
-    assert not re.search(r"\b(getenv|setenv|environ|printf|puts|cout|cerr)\b(?!_)", re.sub(r"//.*|/\*[\s\S]*?\*/", "", path.read_text()))
+    assert not re.search(
+        r"\b(getenv|setenv|environ|printf|puts|cout|cerr)\b(?!_)", re.sub(r"//.*|/\*[\s\S]*?\*/", "", path.read_text())
+    )
 
 
 def test_environment_is_read_in_options_and_by_the_launcher():
-    readers = {part_of(path) for path in PACKAGE.rglob("*.py") if re.search(r"\bos\.(environ|getenv)\b", path.read_text())}
+    readers = {
+        part_of(path) for path in PACKAGE.rglob("*.py") if re.search(r"\bos\.(environ|getenv)\b", path.read_text())
+    }
     assert readers <= {"options", "launch", "bench"}
 
 

@@ -37,7 +37,12 @@ def values(dtype, shape, rank, small=False):
 
 
 def assert_same_bits(found, expected, what):
-    assert found.dtype == expected.dtype and found.shape == expected.shape, (what, found.dtype, found.shape, expected.shape)
+    assert found.dtype == expected.dtype and found.shape == expected.shape, (
+        what,
+        found.dtype,
+        found.shape,
+        expected.shape,
+    )
     if found.tobytes() != expected.tobytes():
         at = np.flatnonzero(found.ravel().view(np.uint8) != expected.ravel().view(np.uint8))[0] // found.itemsize
         raise AssertionError(f"{what}: element {at} is {found.ravel()[at]}, expected {expected.ravel()[at]}")
@@ -109,7 +114,9 @@ def test_broadcast(size, layout, algorithm):
                 inputs = [values(dtype, length, rank) for rank in range(size)]
                 expected, text = oracle.broadcast(inputs, root), f"{dtype}[{length}] from {root}"
                 cases.append((text, inputs, expected, lambda x, text=text, root=root: rt.broadcast(x, root, text)))
-                cases.append((text, inputs, expected, lambda x, text=text, root=root: rt.broadcast_(x.copy(), root, text)))
+                cases.append(
+                    (text, inputs, expected, lambda x, text=text, root=root: rt.broadcast_(x.copy(), root, text))
+                )
     with World(size, layout, algorithm=algorithm, chunk_bytes=CHUNK_BYTES) as world:
         check(world, cases)
 
@@ -119,7 +126,10 @@ def test_alltoall(size, layout, algorithm):
     cases = []
     for dtype in DTYPES:
         for length in lengths(size):
-            splits = [[(length * (1 + (source + target) % 3)) // (3 * size) for target in range(size)] for source in range(size)]
+            splits = [
+                [(length * (1 + (source + target) % 3)) // (3 * size) for target in range(size)]
+                for source in range(size)
+            ]
             inputs = [values(dtype, (sum(rows), 2), rank) for rank, rows in enumerate(splits)]
             expected, text = oracle.alltoall(inputs, splits), f"{dtype}[{length}]"
 

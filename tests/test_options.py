@@ -25,6 +25,11 @@ def test_argument_beats_our_variable_beats_horovods():
     assert options.resolve({}, {ours: ""}) == {}, "an empty variable is an unset one"
 
 
+def test_horovods_word_for_a_timeline_that_starts_later():
+    assert options.resolve({}, {"HOROVOD_TIMELINE": "DYNAMIC"}) == {}
+    assert options.resolve({}, {"HOROVOD_TIMELINE": "trace.json"}) == {"timeline": "trace.json"}
+
+
 @pytest.mark.parametrize("option", tables.OPTIONS, ids=lambda option: option.name)
 def test_every_option(option):
     """The default passes, in the environment and as an argument; nonsense is refused and the text names its source."""
@@ -38,7 +43,9 @@ def test_every_option(option):
         options.resolve({option.name: nonsense}, {})
 
 
-@pytest.mark.parametrize("value", ["", " ", "1.5", "0x10", "1e3", "ten", "(None,)", True, "nan", "-1", "99999999999999"])
+@pytest.mark.parametrize(
+    "value", ["", " ", "1.5", "0x10", "1e3", "ten", "(None,)", True, "nan", "-1", "99999999999999"]
+)
 def test_whole_numbers_are_parsed_strictly(value):
     with pytest.raises(InvalidArgumentError, match="whole number"):
         options.resolve({"cache_capacity": value}, {})
@@ -71,7 +78,9 @@ def test_ranks_must_agree_on_what_shapes_the_exchange(size):
 
     context.open_in_process = differing
     try:
-        with pytest.raises(RingtrainError, match=f"RINGTRAIN_CHUNK_BYTES must be the same on all ranks.*rank {size - 1}"):
+        with pytest.raises(
+            RingtrainError, match=f"RINGTRAIN_CHUNK_BYTES must be the same on all ranks.*rank {size - 1}"
+        ):
             World(size)
     finally:
         context.open_in_process = original

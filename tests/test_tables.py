@@ -53,7 +53,9 @@ def test_reductions_are_constants_with_horovods_numbers():
     assert {name: getattr(rt, name.capitalize()) for name in tables.REDUCTIONS} == tables.REDUCTIONS
 
 
-@pytest.mark.parametrize("name, status", [(name, status) for name, status in tables.STATUS.items() if name not in ("ok", "pending")])
+@pytest.mark.parametrize(
+    "name, status", [(name, status) for name, status in tables.STATUS.items() if name not in ("ok", "pending")]
+)
 def test_status_has_a_class_of_its_name(name, status):
     kind = errors.of_status(status)
     assert kind.__name__ == "".join(part.capitalize() for part in name.split("_")) + "Error"
@@ -62,7 +64,9 @@ def test_status_has_a_class_of_its_name(name, status):
 
 def test_errors_are_built_in_types_too():
     assert issubclass(errors.TimeoutError, TimeoutError) and issubclass(errors.MismatchError, ValueError)
-    assert issubclass(errors.InvalidArgumentError, ValueError) and issubclass(errors.UnsupportedError, NotImplementedError)
+    assert issubclass(errors.InvalidArgumentError, ValueError) and issubclass(
+        errors.UnsupportedError, NotImplementedError
+    )
     assert issubclass(errors.NotInitializedError, ValueError) and issubclass(errors.PeerLostError, ConnectionError)
     assert rt.HorovodInternalError is rt.RingtrainError and issubclass(rt.RingtrainError, RuntimeError)
 
@@ -75,5 +79,7 @@ def test_version_and_build():
 def test_every_function_of_the_abi_is_called():
     """From Python, unless it is for callers that are not: a declared function that nobody calls is a promise untested."""
     declared = set(re.findall(r"\b(rt_[a-z_]+)\(", (ROOT / "native" / "include" / "ringtrain.h").read_text()))
-    called = set(re.findall(r"\blib\.(rt_[a-z_]+)", "".join(path.read_text() for path in (ROOT / "ringtrain").glob("*.py"))))
+    called = set(
+        re.findall(r"\blib\.(rt_[a-z_]+)", "".join(path.read_text() for path in (ROOT / "ringtrain").glob("*.py")))
+    )
     assert declared - called == set()

@@ -92,7 +92,9 @@ def test_names_are_escaped(world, tmp_path):
         rt.start_timeline(f"{tmp_path}/escaped")
         rt.allreduce(np.ones(10), 'quote " backslash \\ tab \t Grüße')
         rt.stop_timeline()
-        assert any("Grüße" in json.dumps(event, ensure_ascii=False) for event in events_of(f"{tmp_path}/escaped.{rank}"))
+        assert any(
+            "Grüße" in json.dumps(event, ensure_ascii=False) for event in events_of(f"{tmp_path}/escaped.{rank}")
+        )
 
     world.run(on_rank)
 

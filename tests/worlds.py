@@ -32,7 +32,7 @@ class LaunchedWorld:
         try:
             return [function(rt.rank(), *arguments)]
         except BaseException as problem:
-            if rt.is_initialized() and not isinstance(problem, rt.RingtrainError):
+            if rt.is_initialized():
                 context.current().abort(f"rank {rt.rank()} raised {type(problem).__name__}: {problem}")
             raise
 

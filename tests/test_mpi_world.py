@@ -1,0 +1,198 @@
+"""Worlds over real MPI, in jobs of their own: which ranks they have, whose MPI it is, and how its processes end."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from environments import EACH_MPI, python_with, rank_environment, ringtrainrun
+from worlds import LAUNCHED
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(LAUNCHED, reason="starts jobs of its own"),
+]
+
+
+def job(mpi, ranks, text, **environment):
+    """Runs a script on some ranks under an MPI."""
+    command = ringtrainrun(mpi, ranks, python_with(mpi), "-c", textwrap.dedent(text))
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, env=rank_environment(**environment))
+
+
+def alone(mpi, text, **environment):
+    """Runs a script without a launcher, in the environment that has this MPI."""
+    command = [python_with(mpi), "-c", textwrap.dedent(text)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, env=rank_environment(**environment))
+
+
+@EACH_MPI
+def test_shutdown_leaves_mpi_alone(mpi):
+    done = job(mpi, 2, """
+        import numpy as np, ringtrain as rt
+        for turn in range(200):
+            rt.init()
+            assert rt.size() == 2 and rt.allreduce(np.array([rt.rank()]), op=rt.Sum)[0] == 1
+            rt.shutdown()
+        from mpi4py import MPI
+        assert MPI.COMM_WORLD.allreduce(1) == 2 and not MPI.Is_finalized()
+        print("alive", flush=True)
+    """)  # fmt: skip
+    assert done.returncode == 0 and done.stdout.count("alive") == 2, done
+
+
+@EACH_MPI
+def test_list_of_ranks(mpi):
+    """The listed ranks form a world of their own; the others are told that they are not in it."""
+    done = job(mpi, 3, """
+        import numpy as np, ringtrain as rt
+        from mpi4py import MPI
+        rank = MPI.COMM_WORLD.Get_rank()
+        try:
+            rt.init(comm=[2, 0])
+            assert rt.size() == 2 and rt.rank() == rank // 2
+            print("sum", rt.allreduce(np.array([rank]), op=rt.Sum)[0], flush=True)
+            rt.shutdown()
+        except ValueError as error:
+            assert rank == 1 and "rank 1 is not in [0, 2]" in str(error), error
+            print("left out", flush=True)
+        try:
+            rt.init(comm=[0, 3])
+        except ValueError as error:
+            assert "[0, 3)" in str(error), error
+            print("no such rank", flush=True)
+    """)  # fmt: skip
+    assert done.returncode == 0, done
+    assert (done.stdout.count("sum 2"), done.stdout.count("left out"), done.stdout.count("no such rank")) == (
+        2,
+        1,
+        3,
+    ), done
+
+
+@EACH_MPI
+def test_communicator_is_duplicated(mpi):
+    done = job(mpi, 2, """
+        import numpy as np, ringtrain as rt
+        from mpi4py import MPI
+        half = MPI.COMM_WORLD.Split(color=MPI.COMM_WORLD.Get_rank())
+        rt.init(comm=half)
+        assert (rt.rank(), rt.size()) == (0, 1)
+        half.Free()
+        assert rt.allreduce(np.array([5]), op=rt.Sum)[0] == 5
+        rt.shutdown()
+        reverse = MPI.COMM_WORLD.Split(key=-MPI.COMM_WORLD.Get_rank())
+        rt.init(comm=reverse)
+        assert rt.rank() == 1 - MPI.COMM_WORLD.Get_rank()
+        print("fine", flush=True)
+    """)  # fmt: skip
+    assert done.returncode == 0 and done.stdout.count("fine") == 2, done
+
+
+@EACH_MPI
+def test_uncaught_exception_is_the_others_error(mpi):
+    """The peers fail with the first cause, and the job with the code of the rank that failed."""
+    done = job(mpi, 3, """
+        import numpy as np, ringtrain as rt
+        rt.init()
+        for step in range(10):
+            if rt.rank() == 1 and step == 5:
+                raise LookupError("batch 5 is missing")
+            try:
+                rt.allreduce(np.ones(1000), "gradient")
+            except rt.RingtrainError as error:
+                print("told:", error, flush=True)
+                raise SystemExit(0)
+    """)  # fmt: skip
+    assert done.stdout.count("told: rank 1 ended with an uncaught exception: LookupError: batch 5 is missing") == 2, (
+        done
+    )
+    assert "LookupError: batch 5 is missing" in done.stderr and done.returncode == 1, done
+
+
+@EACH_MPI
+def test_exit_code_of_a_rank_is_the_jobs(mpi):
+    done = job(mpi, 2, """
+        import sys, numpy as np, ringtrain as rt
+        rt.init()
+        rt.allreduce(np.ones(1))
+        sys.exit(7 * rt.rank())
+    """)  # fmt: skip
+    assert done.returncode == 7, done
+
+
+@EACH_MPI
+def test_rank_that_is_through_waits_for_one_that_saves(mpi):
+    """Rank 1 works on for longer than any deadline of shutdown; nobody may end it."""
+    done = job(mpi, 2, """
+        import time, numpy as np, ringtrain as rt
+        rt.init(shutdown_timeout_seconds=0.5)
+        rt.allreduce(np.ones(1))
+        if rt.rank() == 1:
+            time.sleep(8)
+            print("saved", flush=True)
+    """)  # fmt: skip
+    assert done.returncode == 0 and "saved" in done.stdout, done
+
+
+@EACH_MPI
+@pytest.mark.parametrize("owner", ["ringtrain's", "user's"])
+def test_rank_that_failed_does_not_wait_for_one_that_computes(mpi, owner):
+    first = "from mpi4py import MPI" if owner == "user's" else ""
+    done = job(mpi, 2, f"""
+        {first}
+        import time, numpy as np, ringtrain as rt
+        rt.init(shutdown_timeout_seconds=0.5)
+        rt.allreduce(np.ones(1))
+        if rt.rank() == 0:
+            raise LookupError("no such file")
+        time.sleep(90)
+        print("through", flush=True)
+    """)  # fmt: skip
+    assert done.returncode == 1 and "through" not in done.stdout and "no such file" in done.stderr, done
+
+
+@EACH_MPI
+def test_users_thread_level_is_checked(mpi):
+    done = job(mpi, 1, """
+        import mpi4py
+        mpi4py.rc.thread_level = "serialized"
+        from mpi4py import MPI
+        import ringtrain as rt
+        try:
+            rt.init(comm=MPI.COMM_WORLD)
+        except NotImplementedError as error:
+            print("refused:", error, flush=True)
+    """)  # fmt: skip
+    granted_more = done.returncode == 0 and done.stdout == ""  # MPI may give a higher level than asked for
+    assert "refused: init: MPI's thread level must be MPI_THREAD_MULTIPLE" in done.stdout or granted_more, done
+
+
+@pytest.mark.openmpi
+@pytest.mark.mpich
+@pytest.mark.parametrize("mpi, variables, launcher", [
+    ("openmpi", {"PMI_RANK": "1", "PMI_SIZE": "2"}, "MPICH's mpiexec"),
+    ("mpich", {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"}, "Open MPI's mpirun"),
+])  # fmt: skip
+def test_wrong_launcher_is_refused_and_both_are_named(mpi, variables, launcher):
+    """Never N silent worlds of one."""
+    done = alone(mpi, "import ringtrain as rt; rt.init()", **variables)
+    library = {"openmpi": "Open MPI", "mpich": "MPICH"}[mpi]
+    last = done.stderr.strip().splitlines()[-1]
+    assert done.returncode != 0 and launcher in last and library in last and "ringtrainrun" in last, done
+
+
+@EACH_MPI
+def test_rank_bound_to_one_core_is_told_which_flag_helps(mpi):
+    done = job(mpi, 1, """
+        import os
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        from mpi4py import MPI
+        import ringtrain as rt
+        rt.init(comm=MPI.COMM_WORLD)
+    """, RINGTRAIN_LOG_LEVEL="warning")  # fmt: skip
+    assert "--bind-to none" in done.stderr + done.stdout, done
+
+
+def test_tests_ran_in_a_process_without_mpi():
+    assert "mpi4py.MPI" not in sys.modules, "a world of one must not load MPI, nor may a test do so here"
