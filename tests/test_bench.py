@@ -1,0 +1,109 @@
+"""ringtrain bench: every benchmark on two ranks with tiny sizes: results verified, JSON as promised. No timings."""
+
+import json
+import math
+import subprocess
+
+import environments
+import pytest
+
+from ringtrain.bench import __main__ as command_line
+from ringtrain.bench.models import MODELS
+from ringtrain.bench.sizes import bytes_text, parse_bytes
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def bench(mpi: str, *arguments: str) -> subprocess.CompletedProcess:
+    """Runs ``ringtrain bench`` in the environment with this MPI; it starts its ranks itself."""
+    command = [environments.python_with(mpi), "-m", "ringtrain.bench", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environments.rank_environment(), timeout=100)
+
+
+def document(mpi: str, path, *arguments: str) -> dict:
+    finished = bench(mpi, *arguments, "-np", "2", "--json", str(path))
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    written = json.loads(path.read_text())
+    assert written["machine"]["cores"] >= 1 and written["machine"]["ringtrain"].startswith("ringtrain ")
+    return written
+
+
+@environments.EACH_MPI
+def test_allreduce(mpi, tmp_path):
+    peers = "gloo,mpi" if mpi == "openmpi" else "mpi"
+    systems = {"ringtrain", "ringtrain-ring", "memcpy", *peers.split(",")}
+    written = document(
+        mpi, tmp_path / "out.json", "allreduce", "--sizes", "4,4KB,100KB", "--repetitions", "2", "--peers", peers,
+        "--algorithm", "auto,ring",
+    )  # fmt: skip
+    measured = {(result["system"], result["bytes"]) for result in written["results"]}
+    assert measured == {(system, size) for system in systems for size in (4, 4 << 10, 100 << 10)}
+    for result in written["results"]:
+        assert result["verified"] is True and result["op"] == "allreduce" and result["np"] == 2
+        assert 0 < result["seconds_min"] <= result["seconds_median"]
+        assert result["ratio_to_memcpy"] > 0
+    assert {name: len(growth) for name, growth in written["memory_growth_bytes"].items()} == {"ringtrain": 2, "ringtrain-ring": 2}
+
+
+@environments.EACH_MPI
+def test_step(mpi, tmp_path):
+    written = document(mpi, tmp_path / "out.json", "step", "--repetitions", "1", "--fusion-bytes", "0,1MB")
+    assert [result["fusion_threshold_bytes"] for result in written["results"]] == [0, 1 << 20]
+    for result in written["results"]:
+        assert result["verified"] is True and result["bytes"] == 4 * 25_557_032
+        assert result["ratio_to_one_operation"] > 0
+
+
+@environments.EACH_MPI
+def test_idle(mpi, tmp_path):
+    written = document(mpi, tmp_path / "out.json", "idle", "--seconds", "0.5")
+    assert [result["rank"] for result in written["results"]] == [0, 1]
+    assert all(result["threads"] >= 1 and result["context_switches_per_second"] >= 0 for result in written["results"])
+
+
+@pytest.mark.openmpi
+def test_a_wrong_result_is_seen(tmp_path):
+    """The verification has teeth: a system that leaves one element out is called WRONG and fails the run."""
+    broken = tmp_path / "broken.py"
+    broken.write_text(
+        "import sys\n"
+        "from ringtrain.bench import __main__, systems\n"
+        "run = systems.Mpi.run\n"
+        "def leave_one_out(self):\n"
+        "    kept = self._work[-1]\n"
+        "    run(self)\n"
+        "    self._work[-1] = kept\n"
+        "systems.Mpi.run = leave_one_out\n"
+        "sys.exit(__main__.main(['allreduce', '--sizes', '4KB', '--repetitions', '1', '--peers', 'mpi']))\n"
+    )
+    command = environments.ringtrainrun("openmpi", 2, environments.python_with("openmpi"), str(broken))
+    finished = subprocess.run(command, capture_output=True, text=True, env=environments.rank_environment(), timeout=100)
+    assert finished.returncode == 1
+    assert [line.split()[-1] for line in finished.stdout.splitlines() if " mpi " in line] == ["WRONG"]
+
+
+def test_models_have_the_published_sizes():
+    sizes = {name: (len(shapes()), sum(map(math.prod, shapes()))) for name, shapes in MODELS.items()}
+    assert sizes == {"resnet50": (161, 25_557_032), "bert-base": (199, 109_482_240)}
+
+
+@pytest.mark.parametrize("text, count", [("4KB", 4096), ("1.5MB", 3 << 19), ("64mb", 64 << 20), ("1GB", 1 << 30), ("12B", 12), ("7", 7)])
+def test_sizes_are_read(text, count):
+    assert parse_bytes(text) == count
+    assert parse_bytes(bytes_text(count)) == count
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["allreduce", "--sizes", "big"], "expected sizes such as 4KB"),
+        (["allreduce", "--peers", "nccl"], "expected some of gloo, mpi but found 'nccl'"),
+        (["allreduce", "--algorithm", "fast"], "but found 'fast'"),
+        (["step", "--model", "vgg"], "invalid choice"),
+        ([], "required"),
+    ],
+)
+def test_wrong_command_lines(arguments, words, capsys):
+    with pytest.raises(SystemExit):
+        command_line.main(arguments)
+    assert words in capsys.readouterr().err
