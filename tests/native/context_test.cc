@@ -115,7 +115,7 @@ struct Trial {
       const Handle::Output& output = handle.outputs[tensor];
       TensorSpec spec{submission->request.tensors[tensor].dtype, output.shape};
       if (!RT_CHECK_EQ(spec.bytes(), expected[tensor].size())) continue;
-      if (std::memcmp(output.data, expected[tensor].data(), spec.bytes()) != 0)
+      if (spec.bytes() > 0 && std::memcmp(output.data, expected[tensor].data(), spec.bytes()) != 0)
         RT_CHECK_EQ("wrong elements in " + submission->request.Subject() + " " + spec.Text(), std::string());
     }
     RT_CHECK(handle.received_splits == expected_splits);
@@ -733,14 +733,15 @@ RT_TEST(abort_fails_everything_on_all_ranks_with_the_first_cause) {
       ranks.Run([&](int rank) {
         float never = 1;
         auto pending = SmallSum("only" + std::to_string(rank), &never);
-        RT_CHECK_OK(ranks[rank].Submit(pending, "", rank == 1));
+        Status status = ranks[rank].Submit(pending, "", rank == 1);  // another rank may have aborted before
         if (rank == aborter) {
           ranks[rank].Abort("rank " + std::to_string(rank) + " ran out of luck");
           ranks[rank].Abort("a later cause");
         }
         const std::string cause = "rank " + std::to_string(aborter) + " ran out of luck";
-        RT_CHECK_EQ(WaitFor(ranks[rank], *pending).message(), cause);
-        RT_CHECK_EQ(pending->handle->status().code(), StatusCode::kPeerLost);
+        if (status.ok()) status = WaitFor(ranks[rank], *pending);
+        RT_CHECK_EQ(status.message(), cause);
+        RT_CHECK_EQ(status.code(), StatusCode::kPeerLost);
         float value = 1;
         RT_CHECK_EQ(SumOnce(ranks[rank], "later", &value).message(), cause);
       });

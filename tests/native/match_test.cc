@@ -1,0 +1,139 @@
+// Matching: which requests fit together, and what follows from them. The words of each mismatch are in negotiator_test.cc, where
+// all ranks hear them.
+#include "core/match.h"
+
+#include "check.h"
+
+namespace ringtrain {
+namespace {
+
+const std::vector<int> kMembers = {2, 5, 7};
+
+Request Tensor(Operation operation, std::vector<int64_t> shape) {
+  Request request;
+  request.name = "x";
+  request.operation = operation;
+  request.tensors = {{DType::kFloat32, std::move(shape)}};
+  return request;
+}
+
+std::vector<const Request*> Pointers(const std::vector<Request>& requests) {
+  std::vector<const Request*> pointers;
+  for (const Request& request : requests) pointers.push_back(&request);
+  return pointers;
+}
+
+std::string TextOf(const std::vector<Request>& requests) {
+  Response response;
+  return Match(Pointers(requests), kMembers, &response).message();
+}
+
+RT_TEST(equal_requests_are_the_response) {
+  const Request request = Tensor(Operation::kAllreduce, {2, 3});
+  Response response;
+  RT_CHECK_OK(Match(Pointers({request, request, request}), kMembers, &response));
+  RT_CHECK(response.request == request);
+  RT_CHECK(response.rows.empty());
+}
+
+RT_TEST(rows_of_a_gather_may_differ) {
+  std::vector<Request> requests = {Tensor(Operation::kAllgather, {4, 3}), Tensor(Operation::kAllgather, {0, 3}), Tensor(Operation::kAllgather, {9, 3})};
+  for (Request& request : requests) request.tensors.push_back({DType::kInt8, {request.tensors[0].shape[0] + 1}});
+  Response response;
+  RT_CHECK_OK(Match(Pointers(requests), kMembers, &response));
+  RT_CHECK(response.rows == (std::vector<int64_t>{4, 5, 0, 1, 9, 10}));
+  for (int member = 0; member < 3; ++member) RT_CHECK(response.RequestOf(member, 3) == requests[member]);
+}
+
+RT_TEST(joined_members_gather_no_rows) {
+  const Request request = Tensor(Operation::kAllgather, {4, 3});
+  Response response;
+  RT_CHECK_OK(Match({nullptr, &request, nullptr}, kMembers, &response));
+  RT_CHECK(response.rows == (std::vector<int64_t>{0, 4, 0}));
+}
+
+RT_TEST(splits_of_an_alltoall_may_differ) {
+  std::vector<Request> requests(3, Tensor(Operation::kAlltoall, {6}));
+  requests[0].splits = {1, 2, 3};
+  requests[1].splits = {6, 0, 0};
+  requests[2].splits = {0, 0, 2};
+  requests[2].tensors[0].shape = {2};
+  Response response;
+  RT_CHECK_OK(Match(Pointers(requests), kMembers, &response));
+  RT_CHECK(response.rows == (std::vector<int64_t>{1, 2, 3, 6, 0, 0, 0, 0, 2}));
+  for (int member = 0; member < 3; ++member) RT_CHECK(response.RequestOf(member, 3) == requests[member]);
+}
+
+RT_TEST(reduction_and_root_matter_only_where_they_are_used) {
+  std::vector<Request> requests(3, Tensor(Operation::kAllgather, {1}));
+  requests[1].reduction = Reduction::kMax;
+  requests[2].root = 5;
+  RT_CHECK_EQ(TextOf(requests), std::string());
+  for (Request& request : requests) request.operation = Operation::kReducescatter;
+  RT_CHECK(TextOf(requests).find("reducescatter 'x': reduction must be the same on all ranks, but is sum on ranks 2, 7 and max on rank 5.") == 0);
+}
+
+RT_TEST(three_different_values_are_all_named) {
+  RT_CHECK_EQ(TextOf({Tensor(Operation::kAllreduce, {1}), Tensor(Operation::kAllreduce, {2}), Tensor(Operation::kAllreduce, {3})}),
+              std::string("allreduce 'x': shape must be the same on all ranks, but is [1] on rank 2, [2] on rank 5 and [3] on rank 7. "
+                          "Pad or slice to one shape, or use allgather for ragged rows."));
+}
+
+RT_TEST(scalars_and_empty_groups_have_shapes_too) {
+  RT_CHECK(TextOf({Tensor(Operation::kAllreduce, {}), Tensor(Operation::kAllreduce, {1}), Tensor(Operation::kAllreduce, {})})
+               .find("shape must be the same on all ranks, but is [] on ranks 2, 7 and [1] on rank 5.") != std::string::npos);
+  std::vector<Request> requests(3, Tensor(Operation::kAllreduce, {1}));
+  requests[0].tensors.clear();
+  RT_CHECK(TextOf(requests).find("number of tensors must be the same on all ranks, but is 0 on rank 2 and 1 on ranks 5, 7.") != std::string::npos);
+}
+
+RT_TEST(cacheable_here_and_not_there_is_no_mismatch) {
+  std::vector<Request> requests(3, Tensor(Operation::kAllreduce, {1}));
+  requests[1].cacheable = false;
+  RT_CHECK_EQ(TextOf(requests), std::string());
+}
+
+// ---- what one rank can see alone ----
+
+std::string Refused(const Request& request) { return Check(request, kMembers).message(); }
+
+RT_TEST(each_rank_refuses_what_it_sees_to_be_wrong) {
+  RT_CHECK_EQ(Refused(Tensor(Operation::kAllreduce, {2})), std::string());
+  RT_CHECK_EQ(Refused(Tensor(Operation::kAllgather, {})),
+              std::string("allgather 'x': the tensor must have a first dimension, but is a scalar. Reshape it to (1,)."));
+  RT_CHECK_EQ(Refused(Tensor(Operation::kAllreduce, {2, -1})), std::string("allreduce 'x': the shape must not be negative, but is float32[2, -1]."));
+  Request request = Tensor(Operation::kBroadcast, {2});
+  request.root = 3;
+  RT_CHECK_EQ(Refused(request), std::string("broadcast 'x': root must be one of ranks 2, 5, 7, got 3."));
+  request.root = 7;
+  RT_CHECK_EQ(Refused(request), std::string());
+  request = Tensor(Operation::kAllreduce, {2});
+  request.reduction = static_cast<Reduction>(2);
+  RT_CHECK_EQ(Refused(request), std::string("allreduce 'x': reduction 2 does not exist."));
+  request.reduction = Reduction::kAverage;
+  request.tensors[0].dtype = DType::kBool;
+  RT_CHECK_EQ(Refused(request), std::string("allreduce 'x': the average of bool is not defined. Use sum (OR), product (AND), or cast first."));
+  request.reduction = Reduction::kSum;
+  request.postscale = 2;
+  RT_CHECK_EQ(Refused(request), std::string("allreduce 'x': bool cannot be scaled. Cast first."));
+  request = Tensor(Operation::kAllreduce, {2});
+  request.device = 1;
+  RT_CHECK_EQ(Check(request, kMembers).code(), StatusCode::kUnsupported);
+}
+
+RT_TEST(splits_must_fit_the_members_and_the_rows) {
+  Request request = Tensor(Operation::kAlltoall, {6});
+  request.splits = {1, 2};
+  RT_CHECK_EQ(Refused(request), std::string("alltoall 'x': splits must have one entry for each of the 3 members, got 2."));
+  request.splits = {1, 2, -1};
+  RT_CHECK_EQ(Refused(request), std::string("alltoall 'x': splits must not be negative."));
+  request.splits = {1, 2, 4};
+  RT_CHECK_EQ(Refused(request), std::string("alltoall 'x': splits must add up to the 6 rows of the tensor, but add up to 7."));
+  request.splits = {1, 2, 3};
+  RT_CHECK_EQ(Refused(request), std::string());
+  request.tensors.push_back(request.tensors[0]);
+  RT_CHECK_EQ(Refused(request), std::string("alltoall 'x': takes one tensor, got 2."));
+}
+
+}  // namespace
+}  // namespace ringtrain
