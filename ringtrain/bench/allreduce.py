@@ -123,7 +123,8 @@ def _time_round(system: System) -> list[float]:
 
 def _memory_growth(system: System, size_bytes: int) -> list[int]:
     """Growth of each rank's proportional set from before its first operation to after ten of the largest size."""
-    work, _ = _arrays(size_bytes)
+    work, source = _arrays(size_bytes)
+    del source  # freed later, it would hide as much growth
     system.use(work)
     ranks.wait_for_all()
     before = machine.proportional_set_bytes()
