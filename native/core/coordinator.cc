@@ -317,7 +317,6 @@ void Coordinator::CheckAbort() {
 
 void Coordinator::Abort(const Status& cause) {
   if (std::exchange(aborted_, true)) return;
-  table_->Close(Status(cause.code(), cause.message()));
   AbortNotice& notice = memory_->control().abort;
   uint32_t none = AbortNotice::kNone;
   if (notice.state.compare_exchange_strong(none, AbortNotice::kWriting)) {
@@ -335,6 +334,9 @@ void Coordinator::Abort(const Status& cause) {
     abort.text = cause.message();
     Send(rank, std::move(abort));
   }
+  // The peers first, the submitters last: whoever hears of it may free the tensors.
+  transport_->Abandon();
+  table_->Close(cause);
 }
 
 }  // namespace ringtrain

@@ -165,6 +165,16 @@ class MpiTransport : public Transport {
     return message.receives ? CheckSize(message, status) : Status();
   }
 
+  // A send cannot be withdrawn: it gets a moment to leave.
+  void Abandon() override {
+    const Nanoseconds deadline = DeadlineAfter(kCancelSeconds);
+    std::vector<Request*> receives;
+    for (Message& message : messages_)
+      if (message.receives && message.request != mpi_.no_request) receives.push_back(&message.request);
+    Withdraw(receives, deadline);
+    while (!MessagesLeft() && Now() < deadline) SleepBriefly();
+  }
+
   // Forgets frames that have left. Oldest first and no further: MPI drives them all at each call.
   Status Drive() override {
     while (!leaving_.empty()) {
@@ -319,13 +329,17 @@ class MpiTransport : public Transport {
   // Whether all frames and messages have left, or cannot leave any more. A message's memory is its owner's again after Close.
   bool SendsFinished() {
     const bool frames_left = !Drive().ok() || leaving_.empty();
+    return MessagesLeft() && frames_left;
+  }
+
+  bool MessagesLeft() {
     bool messages_left = true;
     for (Message& message : messages_) {
       bool complete = message.receives;
       MessageStatus status;
       if (!complete && TestRequest(&message.request, &complete, &status, "send a message").ok()) messages_left &= complete;
     }
-    return frames_left && messages_left;
+    return messages_left;
   }
 
   // Cancels the receives that are still posted; whether MPI has let go of all their memory.
@@ -334,6 +348,10 @@ class MpiTransport : public Transport {
     for (Piece& piece : posted_) requests.push_back(&piece.request);
     for (Message& message : messages_)
       if (message.receives && message.request != mpi_.no_request) requests.push_back(&message.request);
+    return Withdraw(requests, deadline);
+  }
+
+  bool Withdraw(const std::vector<Request*>& requests, Nanoseconds deadline) {
     for (Request* request : requests) mpi_.Cancel(request);
     for (Request* request : requests) {
       bool complete = false;

@@ -38,6 +38,8 @@ class Transport {
   virtual Status StartReceive(int from, int tag, void* data, size_t bytes, Ticket* ticket) = 0;
   // Says whether the message is complete; a complete ticket is forgotten.
   virtual Status Test(Ticket ticket, bool* complete) = 0;
+  // The world has failed: lets go of the memory of all messages under way, which go back to their owners now. Their tickets are void.
+  virtual void Abandon() = 0;
   // Moves unfinished sends on; needed only where nothing else calls in.
   virtual Status Drive() = 0;
 
