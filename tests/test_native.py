@@ -25,14 +25,14 @@ VARIANTS = [pytest.param(name, marks=getattr(pytest.mark, name)) for name in bui
 @pytest.fixture(scope="session")
 def built():
     """Builds a variant once; its folder."""
-    folders: dict[str, Path] = {}
+    folders: dict[str, Path | None] = {}
 
     def build_once(variant: str) -> Path:
         if variant not in folders:
-            try:
-                folders[variant] = build.build(variant)
-            except subprocess.CalledProcessError:
-                pytest.fail(f"the native tests ({variant}) do not compile; ninja printed why", pytrace=False)
+            folders[variant] = None
+            folders[variant] = build.build(variant)
+        if folders[variant] is None:
+            pytest.fail(f"the native tests ({variant}) do not compile: see the first failure", pytrace=False)
         return folders[variant]
 
     return build_once
