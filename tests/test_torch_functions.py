@@ -89,6 +89,16 @@ def test_shapes_that_differ(world):
     world.run(on_rank)
 
 
+@pytest.mark.least_ranks(2)
+def test_a_tensor_that_one_rank_refuses(world):
+    def on_rank(rank):
+        with pytest.raises(rt.RingtrainError, match="broadcast 'broadcast_parameters.w'.*to_dense"):
+            hvd.broadcast_parameters({"w": torch.ones(2).to_sparse() if rank == 1 else torch.ones(2)}, root_rank=0)
+        hvd.broadcast_parameters({"w": torch.ones(2)}, root_rank=0)
+
+    world.run(on_rank)
+
+
 OPTIMIZERS = {
     "momentum": sgd,
     "adam": lambda p: torch.optim.Adam(p, lr=0.01),

@@ -120,7 +120,9 @@ def test_layouts(world):
         base = torch.arange(2 * 3 * 4 * 4, dtype=torch.float32).reshape(2, 3, 4, 4) + rank
         layouts = [base.transpose(1, 3), base[:, ::2, 1:], base[1:], base.contiguous(memory_format=torch.channels_last)]
         shift = sum(range(world.size)) - world.size * rank  # each rank's values are shifted by its rank
-        for index, tensor in enumerate([*layouts, base[:1, :1, :1, :1].expand(2, 3, 4, 4)]):
+        negative = torch.complex(base, -base).conj().imag[0, 0, 0, :1]  # a view with torch's lazy minus sign
+        assert negative.is_neg() and negative.is_contiguous()
+        for index, tensor in enumerate([*layouts, base[:1, :1, :1, :1].expand(2, 3, 4, 4), negative]):
             expected = tensor.clone() * world.size + shift
             assert torch.equal(hvd.allreduce(tensor, name=f"layout {index}", op=hvd.Sum), expected)
         for index, tensor in enumerate(layouts):

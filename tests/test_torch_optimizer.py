@@ -334,14 +334,30 @@ def test_only_optimizers(world):
 
 
 @pytest.mark.least_ranks(2)
-def test_sparse_gradients_are_refused_by_name(world):
+@pytest.mark.parametrize("groups", [None, 1], ids=["alone", "in a group"])
+@pytest.mark.parametrize("passes", [1, 2], ids=["by the hook", "by step"])
+def test_a_gradient_that_one_rank_refuses_fails_everywhere(world, passes, groups):
+    """It may be seen in backward() or only in step(); nobody waits for what will not come, and the next step works."""
+
     def on_rank(rank):
-        model = torch.nn.Embedding(4, 2, sparse=True)
-        hvd.DistributedOptimizer(torch.optim.SparseAdam(model.parameters()), model.named_parameters())
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters())
-        with pytest.raises(NotImplementedError, match=r"allreduce 'optimizer.1.weight': expected a dense gradient"):
-            model(torch.tensor([1])).sum().backward()
-        del optimizer
+        model = torch.nn.ModuleList([torch.nn.Linear(1, 1), torch.nn.Embedding(4, 2, sparse=rank == 0), torch.nn.Linear(1, 1)])
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        optimizer = hvd.DistributedOptimizer(
+            optimizer, model.named_parameters(), groups=groups, backward_passes_per_step=passes
+        )
+
+        def loss():
+            return sum(layer(torch.ones(1, 1)).sum() for layer in (model[0], model[2]))
+
+        with pytest.raises(rt.RingtrainError, match=r"gradient of 'optimizer.0.1.weight': expected a dense one") as caught:
+            (loss() + model[1](torch.tensor([1])).sum()).backward()
+            optimizer.step()
+        assert rank != 0 or isinstance(caught.value, NotImplementedError)
+        optimizer.zero_grad()
+        assert hvd.allgather_object(str(caught.value)) == [str(caught.value)] * world.size
+        loss().backward()
+        optimizer.step()
+        assert model[2].weight.grad.item() == 1.0
 
     world.run(on_rank)
 

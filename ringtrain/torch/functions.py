@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ringtrain.context import current
-from ringtrain.errors import InvalidArgumentError, MismatchError
+from ringtrain.errors import InvalidArgumentError, MismatchError, RingtrainError
 from ringtrain.objects import allgather_object, broadcast_object
 from ringtrain.process_sets import ProcessSet, global_process_set, id_of
 from ringtrain.torch.tensors import buffer_of, check_supported
@@ -92,7 +92,10 @@ def _broadcast_in_place(named: Mapping[str, torch.Tensor], root: int, process_se
     context, identity = current(), id_of(process_set)
     pending = []
     for name, tensor in named.items():
-        check_supported(tensor)
+        try:
+            check_supported(tensor)
+        except RingtrainError as problem:  # seen by this rank alone: the others must not wait for it
+            context.refuse("broadcast", name, identity, problem)
         contiguous = tensor.detach().contiguous()
         buffer = buffer_of(contiguous)
         operation = context.submit("broadcast", name, [buffer], [buffer], root=root, process_set=identity)

@@ -41,13 +41,19 @@ class Reduction:
 
 @dataclass(eq=False)
 class Group:
-    """Parameters that travel as one operation: usually one. ``pending`` is set from its submission to the wait."""
+    """Parameters that travel as one operation: usually one. The other fields are of the current window.
+
+    Attributes:
+        ready_count: members whose gradient is complete.
+        submitted: whether the operation was submitted, or refused: then there is none.
+    """
 
     name: str
     parameters: list[torch.Tensor]
     ready_count: int = 0
-    pending: "list[_Travelling] | None" = None
+    submitted: bool = False
     operation: Operation | None = None
+    travelling: "list[_Travelling]" = field(default_factory=list)
 
 
 @dataclass(eq=False, slots=True)
@@ -121,7 +127,7 @@ class GradientReduction:
     @property
     def pending(self) -> bool:
         """Whether gradients are travelling."""
-        return self._usage is not None or any(group.pending for group in self._groups)
+        return self._usage is not None or any(group.submitted for group in self._groups)
 
     # ---- the way out: hooks ----
 
@@ -155,24 +161,25 @@ class GradientReduction:
 
     def _submit(self, group: Group, parameters: Sequence[torch.Tensor]) -> None:
         how = self.how
-        travelling = [self._prepare(parameter) for parameter in parameters]
-        buffers = [buffer_of(each.sent) for each in travelling]
+        group.submitted = True
+        try:
+            group.travelling = [self._prepare(parameter) for parameter in parameters]
+            buffers = [buffer_of(each.sent) for each in group.travelling]
+        except RingtrainError as problem:  # seen by this rank alone: the others must not wait for it
+            how.context.refuse("allreduce", group.name, how.process_set, problem)
         group.operation = how.context.submit(
             "allreduce", group.name, buffers, buffers,
             reduction=how.name, prescale=how.prescale, postscale=how.postscale, process_set=how.process_set,
         )  # fmt: skip
-        group.pending = travelling
 
     def _prepare(self, parameter: torch.Tensor) -> _Travelling:
         gradient = parameter.grad
-        dense = gradient
-        if gradient.layout is not torch.strided:
-            if not (self.how.sparse_as_dense and gradient.is_sparse):
-                raise UnsupportedError(
-                    f"allreduce '{self._names[parameter]}': expected a dense gradient but found {gradient.layout}. "
-                    "Pass sparse_as_dense=True, or use dense gradients."
-                )
-            dense = gradient.to_dense()
+        dense = gradient.to_dense() if gradient.is_sparse and self.how.sparse_as_dense else gradient
+        if dense.layout is not torch.strided:
+            raise UnsupportedError(
+                f"gradient of '{self._names[parameter]}': expected a dense one but found {gradient.layout}. "
+                "Pass sparse_as_dense=True, or use dense gradients."
+            )
         if self.how.compression is Compressor and dense.is_contiguous():
             return _Travelling(parameter, gradient, dense, None)
         with torch.no_grad():
@@ -206,56 +213,68 @@ class GradientReduction:
         """
         try:
             with self._lock:
-                self._submit_remaining()
+                problems = self._submit_remaining()
         except BaseException:
             self.reset()  # the operations keep their tensors until they are done
             raise
-        self._finish()
+        problems += self._wait_for_all()
+        self.reset()
+        if problems:
+            raise problems[0]
         self._synchronized = True
 
-    def _submit_remaining(self) -> None:
+    def _submit_remaining(self) -> list[RingtrainError]:
+        """Submits what no hook has. Goes on after a refusal, since the other ranks wait for the rest; returns refusals."""
+        problems: list[RingtrainError] = []
         self._attach_hooks()
         if self._usage is None:
             self._announce_usage()
         used_here = dict(zip(self._group_of, self._usage, strict=True))
         for group in self._waiting_groups():  # complete ones need not await the others' answer
             if all(used_here[parameter] for parameter in group.parameters):
-                self._submit(group, group.parameters)
+                self._submit_noting(group, group.parameters, problems)
         used = self._agreed_usage()
         for group in self._waiting_groups():
             members = [parameter for parameter in group.parameters if used[parameter]]
             for parameter in members:
                 _fill_missing(parameter, used[parameter])
             if members:
-                self._submit(group, members)
+                self._submit_noting(group, members, problems)
+        return problems
+
+    def _submit_noting(self, group: Group, parameters: Sequence[torch.Tensor], problems: list[RingtrainError]) -> None:
+        try:
+            self._submit(group, parameters)
+        except RingtrainError as problem:
+            problems.append(problem)
 
     def _waiting_groups(self) -> list[Group]:
-        return [group for group in self._groups if not group.pending]
+        return [group for group in self._groups if not group.submitted]
 
-    def _finish(self) -> None:
-        first_error = None
+    def _wait_for_all(self) -> list[RingtrainError]:
+        problems: list[RingtrainError] = []
         for group in self._groups:
-            if group.pending:
+            if group.operation is not None:
                 try:
                     group.operation.wait()
-                    with torch.no_grad():
-                        for each in group.pending:
-                            each.arrive(self.how.compression)
-                except RingtrainError as error:
-                    first_error = first_error or error
+                    self._take_results(group)
+                except RingtrainError as problem:
+                    problems.append(problem)
         try:
             self._usage_operation.wait()
-        except RingtrainError as error:
-            first_error = first_error or error
-        self.reset()
-        if first_error is not None:
-            raise first_error
+        except RingtrainError as problem:
+            problems.append(problem)
+        return problems
+
+    @torch.no_grad()
+    def _take_results(self, group: Group) -> None:
+        for each in group.travelling:
+            each.arrive(self.how.compression)
 
     def reset(self) -> None:
         """Starts a new window and forgets what was submitted in this one."""
         for group in self._groups:
-            group.pending = group.operation = None
-            group.ready_count = 0
+            group.ready_count, group.submitted, group.operation, group.travelling = 0, False, None, []
         self._passes.clear()
         self._full_count = 0
         self._usage = self._usage_operation = None

@@ -21,14 +21,7 @@ def buffer_of(tensor: torch.Tensor) -> Buffer:
     Raises InvalidArgumentError for a dtype that the core lacks, UnsupportedError for a sparse tensor or another device.
     """
     check_supported(tensor)
-    return Buffer(
-        address=tensor.data_ptr(),
-        dtype=DTYPE_IDS[tensor.dtype],
-        shape=tuple(tensor.shape),
-        device=-1,
-        ready_event=0,
-        owner=pinned_storage(tensor),
-    )
+    return Buffer(tensor.data_ptr(), DTYPE_IDS[tensor.dtype], tensor.shape, owner=pinned_storage(tensor))
 
 
 def check_supported(tensor: torch.Tensor) -> None:
@@ -40,7 +33,7 @@ def check_supported(tensor: torch.Tensor) -> None:
             f"tensor of shape {tuple(tensor.shape)}: expected a dense tensor but found {tensor.layout}. "
             "Convert it with to_dense()."
         )
-    if tensor.device.type != "cpu":
+    if not tensor.is_cpu:
         raise UnsupportedError(
             f"tensor of shape {tuple(tensor.shape)}: expected CPU memory but found device {tensor.device}. "
             "Move it with cpu()."
@@ -68,7 +61,7 @@ def pinned_storage(tensor: torch.Tensor) -> object:
 def readable(tensor: torch.Tensor) -> Buffer:
     """The memory of any dense CPU tensor for reading: its own, or a contiguous copy."""
     check_supported(tensor)
-    return buffer_of(tensor.detach().contiguous())
+    return buffer_of(tensor.detach().resolve_neg().contiguous())
 
 
 def writable(tensor: torch.Tensor) -> torch.Tensor:
