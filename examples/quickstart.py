@@ -37,7 +37,9 @@ def main() -> None:
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)  # 3  start alike
     batches = global_batches(training, batch_size, options)
     share = slice(hvd.rank(), None, hvd.size())  # 4  read your share
-    seconds = train(model, optimizer, lambda: ((x[share], y[share]) for x, y in batches()), options.epochs, hvd.rank() == 0)
+    seconds = train(
+        model, optimizer, lambda: ((x[share], y[share]) for x, y in batches()), options.epochs, hvd.rank() == 0
+    )
 
     equal = len(set(hvd.allgather_object(digest(model)))) == 1
     if hvd.rank() == 0:
@@ -66,7 +68,7 @@ def load_data(seed: int) -> tuple[Batch, Batch]:
 
 
 def make_model(seed: int) -> nn.Module:
-    """Smooth throughout: the kinks of ReLU and max pooling would turn differences of rounding into different branches."""
+    """Smooth throughout: kinks as in ReLU and max pooling would turn differences of rounding into other branches."""
     torch.manual_seed(seed)
     return nn.Sequential(
         nn.Conv2d(1, 32, 3, padding=1), nn.GELU(),
@@ -111,7 +113,9 @@ def train(
 def train_alone(options: argparse.Namespace, training: Batch, batch_size: int) -> tuple[nn.Module, float]:
     """What one process makes of the same global batches, without ringtrain."""
     model = make_model(options.seed)
-    return model, train(model, make_optimizer(model), global_batches(training, batch_size, options), options.epochs, False)
+    return model, train(
+        model, make_optimizer(model), global_batches(training, batch_size, options), options.epochs, False
+    )
 
 
 def digest(model: nn.Module) -> str:

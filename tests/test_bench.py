@@ -42,7 +42,10 @@ def test_allreduce(mpi, tmp_path):
         assert result["verified"] is True and result["op"] == "allreduce" and result["np"] == 2
         assert 0 < result["seconds_min"] <= result["seconds_median"]
         assert result["ratio_to_memcpy"] > 0
-    assert {name: len(growth) for name, growth in written["memory_growth_bytes"].items()} == {"ringtrain": 2, "ringtrain-ring": 2}
+    assert {name: len(growth) for name, growth in written["memory_growth_bytes"].items()} == {
+        "ringtrain": 2,
+        "ringtrain-ring": 2,
+    }
 
 
 @environments.EACH_MPI
@@ -87,7 +90,9 @@ def test_models_have_the_published_sizes():
     assert sizes == {"resnet50": (161, 25_557_032), "bert-base": (199, 109_482_240)}
 
 
-@pytest.mark.parametrize("text, count", [("4KB", 4096), ("1.5MB", 3 << 19), ("64mb", 64 << 20), ("1GB", 1 << 30), ("12B", 12), ("7", 7)])
+@pytest.mark.parametrize(
+    "text, count", [("4KB", 4096), ("1.5MB", 3 << 19), ("64mb", 64 << 20), ("1GB", 1 << 30), ("12B", 12), ("7", 7)]
+)
 def test_sizes_are_read(text, count):
     assert parse_bytes(text) == count
     assert parse_bytes(bytes_text(count)) == count

@@ -103,7 +103,9 @@ OPTIMIZERS = {
     "momentum": sgd,
     "adam": lambda p: torch.optim.Adam(p, lr=0.01),
     "amsgrad": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True),
-    "adamw with a tensor as rate": lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.01), capturable=False, foreach=False),
+    "adamw with a tensor as rate": lambda p: torch.optim.AdamW(
+        p, lr=torch.tensor(0.01), capturable=False, foreach=False
+    ),
     "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1),
     "lbfgs": lambda p: torch.optim.LBFGS(p, max_iter=3),
 }
@@ -178,7 +180,11 @@ def test_state_keeps_its_dtype(world):
         parameter = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
         optimizer = torch.optim.SGD([parameter], lr=0.1)
         if rank == 0:
-            optimizer.state[parameter] = {"master": torch.full((3,), 1.001), "note": "text", "nested": [torch.arange(2)]}
+            optimizer.state[parameter] = {
+                "master": torch.full((3,), 1.001),
+                "note": "text",
+                "nested": [torch.arange(2)],
+            }
         hvd.broadcast_optimizer_state(optimizer, root_rank=0)
         entries = optimizer.state[parameter]
         assert entries["master"].dtype == torch.float32 and entries["master"][0] == torch.tensor(1.001)

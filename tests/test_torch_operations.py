@@ -81,14 +81,20 @@ def test_rows_and_broadcasts(world, dtype):
         rows = [values(dtype, (each + 1, 2), each) for each in range(size)]
         for gathered in (hvd.allgather(rows[rank], name="a"), hvd.allgather_async(rows[rank], name="b").wait()):
             assert_equal(gathered, torch.cat(rows), dtype)
-        for gathered in (hvd.grouped_allgather([rows[rank]] * 2, "c"), hvd.grouped_allgather_async([rows[rank]] * 2, "d").wait()):
+        for gathered in (
+            hvd.grouped_allgather([rows[rank]] * 2, "c"),
+            hvd.grouped_allgather_async([rows[rank]] * 2, "d").wait(),
+        ):
             assert all(torch.equal(each, torch.cat(rows)) for each in gathered)
 
         root, mine = size - 1, values(dtype, (2, 3), rank)
         for found in (hvd.broadcast(mine, root, "e"), hvd.broadcast_async(mine, root, "f").wait()):
             assert_equal(found, values(dtype, (2, 3), root), dtype)
         target = mine.clone()
-        assert hvd.broadcast_(target, root, "g") is target and hvd.broadcast_async_(mine.clone(), root, "h").wait() is not None
+        assert (
+            hvd.broadcast_(target, root, "g") is target
+            and hvd.broadcast_async_(mine.clone(), root, "h").wait() is not None
+        )
         assert_equal(target, values(dtype, (2, 3), root), dtype)
 
         sent, splits = values(dtype, (sum(range(1, size + 1)), 2), rank), list(range(1, size + 1))
@@ -152,7 +158,9 @@ def test_scales_and_compression(world):
 
     def on_rank(rank):
         mine = torch.full((4,), float(rank))
-        assert hvd.allreduce(mine, name="a", op=hvd.Sum, prescale_factor=2.0, postscale_factor=0.5).tolist() == [total] * 4
+        assert (
+            hvd.allreduce(mine, name="a", op=hvd.Sum, prescale_factor=2.0, postscale_factor=0.5).tolist() == [total] * 4
+        )
         for compression in (hvd.Compression.none, hvd.Compression.fp16, hvd.Compression.bf16):
             found = hvd.allreduce(mine, name="b", compression=compression, op=hvd.Sum)
             assert found.dtype == torch.float32 and found.tolist() == [total] * 4

@@ -3,11 +3,21 @@
 import copy
 import gc
 import pickle
-import warnings
 
 import pytest
 import torch
-from torch_models import assert_all_close, assert_same_bits, batches, mean_square, network, parameters, sgd, share, state, train
+from torch_models import (
+    assert_all_close,
+    assert_same_bits,
+    batches,
+    mean_square,
+    network,
+    parameters,
+    sgd,
+    share,
+    state,
+    train,
+)
 
 import ringtrain as rt
 import ringtrain.torch as hvd
@@ -74,8 +84,12 @@ def test_state_and_defaults_from_before(world):
     world.run(on_rank)
 
 
-@pytest.mark.parametrize("make_copy", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))], ids=["deepcopy", "pickle"])
-@pytest.mark.parametrize("make", [user_optimizer, torch.optim.AdamW, torch.optim.LBFGS], ids=["user's", "AdamW", "LBFGS"])
+@pytest.mark.parametrize(
+    "make_copy", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))], ids=["deepcopy", "pickle"]
+)
+@pytest.mark.parametrize(
+    "make", [user_optimizer, torch.optim.AdamW, torch.optim.LBFGS], ids=["user's", "AdamW", "LBFGS"]
+)
 def test_copies_are_plain_optimizers(world, make, make_copy):
     start = network()
 
@@ -137,7 +151,9 @@ def test_a_world_of_one_changes_nothing():
 
     def on_rank(rank):
         model = copy.deepcopy(start)
-        optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters(), backward_passes_per_step=2)
+        optimizer = hvd.DistributedOptimizer(
+            sgd(model.parameters()), model.named_parameters(), backward_passes_per_step=2
+        )
         for x, y in data:
             optimizer.zero_grad()
             mean_square(model(x), y).backward()
@@ -231,16 +247,15 @@ def test_synchronize_without_skip_warns_and_reduces_once(world):
         (parameter * (rank + 1)).sum().backward()
         optimizer.synchronize()
         before = rt.counters()["operations"]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            optimizer.step()
+        optimizer.step()
         assert rt.counters()["operations"] == before
         assert parameter.item() == -sum(range(1, world.size + 1))
         (parameter * (rank + 1)).sum().backward()  # and the next step reduces again
         optimizer.step()
         assert rt.counters()["operations"] == before + 2
 
-    world.run(on_rank)
+    with pytest.warns(UserWarning, match="skip_synchronize"):
+        world.run(on_rank)
 
 
 @pytest.mark.least_ranks(2)
@@ -257,6 +272,26 @@ def test_the_window_can_be_changed(world):
         torch.testing.assert_close(parameter.item(), -(world.size - 1.0))
         with pytest.raises(ValueError, match="at least 1, but is 0"):
             optimizer.set_backward_passes_per_step(0)
+
+    world.run(on_rank)
+
+
+@pytest.mark.least_ranks(2)
+def test_a_group_added_between_backward_and_step(world):
+    """What travels arrives first; the new parameters have the names that the optimizer was told."""
+
+    def on_rank(rank):
+        model = torch.nn.ModuleDict({"a": torch.nn.Linear(1, 1), "b": torch.nn.Linear(1 + (rank == 0), 1)})
+        optimizer = torch.optim.SGD(model["a"].parameters(), lr=1.0)
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), op=hvd.Sum)
+        (model["a"].weight * rank).sum().backward()
+        optimizer.add_param_group({"params": model["b"].parameters()})
+        optimizer.step()
+        assert model["a"].weight.grad.item() == sum(range(world.size))
+        optimizer.zero_grad()
+        model["b"].weight.sum().backward()
+        with pytest.raises(rt.RingtrainError, match=r"allreduce 'optimizer.0.b.weight'"):
+            optimizer.step()
 
     world.run(on_rank)
 
@@ -340,7 +375,9 @@ def test_a_gradient_that_one_rank_refuses_fails_everywhere(world, passes, groups
     """It may be seen in backward() or only in step(); nobody waits for what will not come, and the next step works."""
 
     def on_rank(rank):
-        model = torch.nn.ModuleList([torch.nn.Linear(1, 1), torch.nn.Embedding(4, 2, sparse=rank == 0), torch.nn.Linear(1, 1)])
+        model = torch.nn.ModuleList(
+            [torch.nn.Linear(1, 1), torch.nn.Embedding(4, 2, sparse=rank == 0), torch.nn.Linear(1, 1)]
+        )
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         optimizer = hvd.DistributedOptimizer(
             optimizer, model.named_parameters(), groups=groups, backward_passes_per_step=passes
@@ -349,7 +386,9 @@ def test_a_gradient_that_one_rank_refuses_fails_everywhere(world, passes, groups
         def loss():
             return sum(layer(torch.ones(1, 1)).sum() for layer in (model[0], model[2]))
 
-        with pytest.raises(rt.RingtrainError, match=r"gradient of 'optimizer.0.1.weight': expected a dense one") as caught:
+        with pytest.raises(
+            rt.RingtrainError, match=r"gradient of 'optimizer.0.1.weight': expected a dense one"
+        ) as caught:
             (loss() + model[1](torch.tensor([1])).sum()).backward()
             optimizer.step()
         assert rank != 0 or isinstance(caught.value, NotImplementedError)

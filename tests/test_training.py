@@ -136,7 +136,9 @@ def test_options_do_not_change_the_result(world, arguments):
     world.run(on_rank)
 
 
-@pytest.mark.parametrize("compression, bound", [(hvd.Compression.fp16, 2e-3), (hvd.Compression.bf16, 2e-2)], ids=["fp16", "bf16"])
+@pytest.mark.parametrize(
+    "compression, bound", [(hvd.Compression.fp16, 2e-3), (hvd.Compression.bf16, 2e-2)], ids=["fp16", "bf16"]
+)
 @pytest.mark.least_ranks(2)
 def test_compressed_gradients_are_close_and_replicas_equal(world, compression, bound):
     start, data = network(), batches(world.size)
@@ -257,13 +259,19 @@ class Branches(torch.nn.Module):
 
 def branches_of(rank, step, pattern):
     """The layers that a rank uses in a step."""
-    return {"nobody uses the last": [0, 1], "some use the last": [0] if rank % 2 else [0, 2],
-            "another one each step": [(rank + step) % 3], "some use none at all": [] if rank == 0 else [1]}[pattern]  # fmt: skip
+    return {
+        "nobody uses the last": [0, 1],
+        "some use the last": [0] if rank % 2 else [0, 2],
+        "another one each step": [(rank + step) % 3],
+        "some use none at all": [] if rank == 0 else [1],
+    }[pattern]
 
 
 @pytest.mark.parametrize("groups", [None, 1, 2], ids=["no groups", "one group", "two groups"])
 @pytest.mark.parametrize("set_to_none", [True, False], ids=["to_none", "to_zero"])
-@pytest.mark.parametrize("pattern", ["nobody uses the last", "some use the last", "another one each step", "some use none at all"])
+@pytest.mark.parametrize(
+    "pattern", ["nobody uses the last", "some use the last", "another one each step", "some use none at all"]
+)
 def test_unused_parameters(world, pattern, set_to_none, groups):
     """The oracle is one process that adds up the ranks' losses and divides by their number."""
     torch.manual_seed(2)
@@ -369,18 +377,20 @@ def test_parameters_frozen_and_unfrozen(world):
     world.run(on_rank)
 
 
-def test_param_groups_and_one_added_later(world):
+@pytest.mark.parametrize("named", [True, False], ids=["named", "unnamed"])
+def test_param_groups_and_one_added_later(world, named):
     start, data = network(torch.float64), batches(world.size, torch.float64)
 
     def run(model, wrap, data):
-        optimizer = wrap(torch.optim.SGD([{"params": model[0].parameters(), "lr": 0.2}], lr=0.05, momentum=0.9))
+        optimizer = torch.optim.SGD([{"params": model[0].parameters(), "lr": 0.2}], lr=0.05, momentum=0.9)
+        optimizer = wrap(optimizer, model.named_parameters() if named else None)
         train(model, optimizer, data[:2])
         optimizer.add_param_group({"params": list(model[2].parameters()) + list(model[4].parameters())})
         train(model, optimizer, data[2:])
         assert [group["lr"] for group in optimizer.param_groups] == [0.2, 0.05]
         return model
 
-    expected = run(copy.deepcopy(start), lambda optimizer: optimizer, data)
+    expected = run(copy.deepcopy(start), lambda optimizer, names: optimizer, data)
 
     def on_rank(rank):
         model = run(copy.deepcopy(start), hvd.DistributedOptimizer, [share(batch, rank, world.size) for batch in data])
@@ -396,7 +406,9 @@ def test_two_optimizers_over_models_of_equal_names(world, in_turn):
 
     def run(wrap, data):
         models = [copy.deepcopy(start) for _ in range(2)]
-        optimizers = [wrap(sgd(model.parameters(), lr=lr), model) for model, lr in zip(models, (0.1, 0.02), strict=True)]
+        optimizers = [
+            wrap(sgd(model.parameters(), lr=lr), model) for model, lr in zip(models, (0.1, 0.02), strict=True)
+        ]
         for x, y in data:
             for chosen in [[0], [1]] if in_turn else [[0, 1]]:
                 for index in chosen:
@@ -448,7 +460,10 @@ def test_process_set_trains_apart(world):
         train(model, optimizer, [share(batch, rank, size) for batch in data])
         members = evens if rank % 2 == 0 else [rank]
         expected = copy.deepcopy(start)
-        of_members = [[torch.cat(parts) for parts in zip(*(share(batch, r, size) for r in members), strict=True)] for batch in data]
+        of_members = [
+            [torch.cat(parts) for parts in zip(*(share(batch, r, size) for r in members), strict=True)]
+            for batch in data
+        ]
         train(expected, sgd(expected.parameters()), of_members)
         assert_all_close(parameters(model), parameters(expected), **TOLERANCES[torch.float64])
 
@@ -575,7 +590,9 @@ def test_learning_rate_schedule(world, scheduler_first):
         optimizer = sgd(model.parameters())
         scheduler = schedule(optimizer) if scheduler_first else None
         optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
-        rate = run(model, optimizer, scheduler or schedule(optimizer), [share(batch, rank, world.size) for batch in data])
+        rate = run(
+            model, optimizer, scheduler or schedule(optimizer), [share(batch, rank, world.size) for batch in data]
+        )
         assert rate == expected_rate
         assert_all_close(parameters(model), parameters(expected), **TOLERANCES[torch.float64])
 

@@ -1,4 +1,4 @@
-"""Small networks and data for the torch tests, and what one process makes of them: the oracle of data-parallel training.
+"""Small networks and data for the torch tests, and the loop that makes one process the oracle of many.
 
 Models are made once, in the main thread, and copied by the ranks: torch's seed is shared by all threads.
 """
@@ -24,22 +24,29 @@ def network(dtype: torch.dtype = torch.float32) -> torch.nn.Module:
     return torch.nn.Sequential(*layers).to(dtype)
 
 
-def batches(ranks: int, dtype: torch.dtype = torch.float32, steps: int = STEPS) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def batches(
+    ranks: int, dtype: torch.dtype = torch.float32, steps: int = STEPS
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Global batches, one for each step."""
     generator = torch.Generator().manual_seed(7)
     count = ranks * PER_RANK
     return [
-        (torch.randn(count, 4, generator=generator, dtype=dtype), torch.randn(count, 2, generator=generator, dtype=dtype))
+        (
+            torch.randn(count, 4, generator=generator, dtype=dtype),
+            torch.randn(count, 2, generator=generator, dtype=dtype),
+        )
         for _ in range(steps)
     ]
 
 
 def share(batch: Sequence[torch.Tensor], rank: int, ranks: int) -> list[torch.Tensor]:
     """A rank's samples of a global batch."""
-    return [tensor[rank :: ranks] for tensor in batch]
+    return [tensor[rank::ranks] for tensor in batch]
 
 
-def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, data, loss: Callable = mean_square) -> torch.nn.Module:
+def train(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, data, loss: Callable = mean_square
+) -> torch.nn.Module:
     """The loop that a user writes, which knows nothing about ranks."""
     for x, y in data:
         optimizer.zero_grad()

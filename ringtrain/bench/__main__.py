@@ -29,7 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """The options of all benchmarks."""
-    parser = argparse.ArgumentParser(prog="ringtrain bench", description="Measures ringtrain beside its peers.", allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="ringtrain bench", description="Measures ringtrain beside its peers.", allow_abbrev=False
+    )
     benchmarks = parser.add_subparsers(dest="benchmark", required=True)
     allreduce = benchmarks.add_parser("allreduce", help="one tensor of several sizes: ours, the peers, a memcpy")
     allreduce.add_argument("--sizes", type=_sizes, default=_sizes("4KB,1MB,16MB,64MB,256MB"), metavar="4KB,1MB,...")

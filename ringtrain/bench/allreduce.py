@@ -1,4 +1,4 @@
-"""``ringtrain bench allreduce``: one tensor, in place, float32, summed; ours, the peers, and a memcpy of the same bytes.
+"""``ringtrain bench allreduce``: one float32 tensor, summed in place; ours, the peers, and a memcpy of the same bytes.
 
 Repetitions of the systems take turns, so that each meets the same caches, frequency and neighbours. Up to 64 KB a
 repetition is a round of operations back to back, as both ranks then submit together without a barrier's skew in the
@@ -21,7 +21,9 @@ WARM_UP = 3
 MEMORY_OPERATIONS = 10
 
 
-def run(sizes: Sequence[int], peers: Sequence[str], algorithms: Sequence[str], repetitions: int | None, json: str | None) -> bool:
+def run(
+    sizes: Sequence[int], peers: Sequence[str], algorithms: Sequence[str], repetitions: int | None, json: str | None
+) -> bool:
     """Runs the benchmark on this rank; returns whether every system's results were right."""
     results: list[dict[str, Any]] = []
     memory: dict[str, list[int]] = {}
@@ -141,7 +143,9 @@ def _memory_growth(system: System, size_bytes: int) -> list[int]:
 
 def _print(results: Sequence[dict[str, Any]], memory: dict[str, list[int]], largest: int) -> None:
     facts = machine.describe()
-    report.say(f"allreduce, float32, sum, in place, {ranks.size()} ranks on {facts['cores']} cores ({facts['processor']})")
+    report.say(
+        f"allreduce, float32, sum, in place, {ranks.size()} ranks on {facts['cores']} cores ({facts['processor']})"
+    )
     medians = {(result["system"], result["bytes"]): result["seconds_median"] for result in results}
     rows = [_row(result, medians) for result in results]
     report.print_table(["size", "system", "median", "fastest", "x memcpy", "x ours", "result"], rows)
@@ -152,7 +156,9 @@ def _print(results: Sequence[dict[str, Any]], memory: dict[str, list[int]], larg
 
 
 def _row(result: dict[str, Any], medians: dict[tuple[str, int], float]) -> list[str]:
-    ours = next(seconds for (name, size), seconds in medians.items() if name.startswith("ringtrain") and size == result["bytes"])
+    ours = next(
+        seconds for (name, size), seconds in medians.items() if name.startswith("ringtrain") and size == result["bytes"]
+    )
     return [
         bytes_text(result["bytes"]),
         result["system"],

@@ -26,7 +26,11 @@ def run(seconds: float, json: str | None) -> bool:
     time.sleep(seconds)
     rates = {f"{_name(thread)} {thread}": (_context_switches(thread) - before[thread]) / seconds for thread in ours}
     everyone = ranks.gathered(rates)
-    rows = [[f"rank {rank}", thread, f"{rate:.2f}"] for rank, theirs in enumerate(everyone) for thread, rate in theirs.items()]
+    rows = [
+        [f"rank {rank}", thread, f"{rate:.2f}"]
+        for rank, theirs in enumerate(everyone)
+        for thread, rate in theirs.items()
+    ]
     report.say(f"context switches per second of our threads, nothing pending, over {seconds:g} s")
     report.print_table(["rank", "thread", "per second"], rows)
     results = [

@@ -25,7 +25,7 @@ def bert_base() -> list[Shape]:
 
 
 def _bottleneck(channels: int, width: int, has_shortcut: bool) -> list[Shape]:
-    """Three convolutions, each with scale and shift of its batch norm, and a fourth on the shortcut if the shape changes."""
+    """Three convolutions, each with scale and shift of its batch norm, and a fourth where the shape changes."""
     convolutions = [(width, channels, 1, 1), (width, width, 3, 3), (4 * width, width, 1, 1)]
     if has_shortcut:
         convolutions.append((4 * width, channels, 1, 1))

@@ -1,4 +1,4 @@
-"""What the ranks of a benchmark do together outside of the system under test: start, wait for each other, compare times.
+"""What the ranks of a benchmark do together outside of the system under test: wait for each other, compare times.
 
 It goes through mpi4py, so that no system under test measures itself.
 """

@@ -94,7 +94,9 @@ def _reduce_all(gradients: Sequence[np.ndarray]) -> None:
         rt.synchronize(handle)
 
 
-def _time_in_turn(variants: Sequence[Callable[[], object]], refill: Callable[[], None], repetitions: int) -> list[np.ndarray]:
+def _time_in_turn(
+    variants: Sequence[Callable[[], object]], refill: Callable[[], None], repetitions: int
+) -> list[np.ndarray]:
     """Times of each variant, of the slowest rank, repetition by repetition."""
     seconds: list[list[float]] = [[] for _ in variants]
     for repetition in range(WARM_UP + repetitions):

@@ -1,7 +1,6 @@
-"""The systems that the allreduce benchmark compares: one class each, with the same four members.
+"""The systems that the allreduce benchmark compares: one class each, with the same members.
 
-``name`` in tables and JSON, ``use(work)`` once for each size, ``run()`` for one timed operation in place on ``work``, and
-``close()``. ``result(work)`` is what the operation leaves where.
+``System`` says what the benchmark calls when. ``PEERS`` are those that ``--peers`` can name.
 """
 
 import shutil

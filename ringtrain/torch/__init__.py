@@ -23,6 +23,7 @@ from ringtrain import (
     Sum,
     add_process_set,
     allgather_object,
+    barrier,
     broadcast_object,
     cross_rank,
     cross_size,
@@ -30,14 +31,17 @@ from ringtrain import (
     init,
     is_homogeneous,
     is_initialized,
+    join,
     local_rank,
     local_size,
+    poll,
     rank,
     remove_process_set,
     shutdown,
     size,
     start_timeline,
     stop_timeline,
+    synchronize,
 )
 from ringtrain.torch.compression import Compression
 from ringtrain.torch.functions import broadcast_optimizer_state, broadcast_parameters
@@ -50,7 +54,6 @@ from ringtrain.torch.operations import (
     allreduce_async_,
     alltoall,
     alltoall_async,
-    barrier,
     broadcast,
     broadcast_,
     broadcast_async,
@@ -63,11 +66,8 @@ from ringtrain.torch.operations import (
     grouped_allreduce_async_,
     grouped_reducescatter,
     grouped_reducescatter_async,
-    join,
-    poll,
     reducescatter,
     reducescatter_async,
-    synchronize,
 )
 from ringtrain.torch.optimizer import DistributedOptimizer
 

@@ -38,7 +38,9 @@ def broadcast_parameters(
         >>> hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     """
     named = _named_tensors(params)
-    _broadcast_in_place({f"broadcast_parameters.{name}": tensor for name, tensor in named.items()}, root_rank, process_set)
+    _broadcast_in_place(
+        {f"broadcast_parameters.{name}": tensor for name, tensor in named.items()}, root_rank, process_set
+    )
 
 
 def broadcast_optimizer_state(
@@ -126,7 +128,7 @@ def _state_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def _set_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Not through ``load_state_dict``: that casts to the parameters' dtype, and the ranks would differ from the root."""
+    """Not by ``load_state_dict``: that casts to the parameters' dtype, and the ranks would differ from the root."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for parameter, values in zip(parameters, state["states"], strict=True):
         if values is None:

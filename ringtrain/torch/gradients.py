@@ -1,14 +1,14 @@
-"""Reduction of one optimizer's gradients: from autograd's hooks to submissions, agreement on what is used, and the wait.
+"""Reduction of one optimizer's gradients: from autograd's hooks to submissions, agreement on what is used, the wait.
 
 ``optimizer.DistributedOptimizer`` owns one ``GradientReduction``. Its hooks run in autograd's threads and only submit;
 ``synchronize`` runs in the thread that steps, and returns with every gradient reduced.
 
 Which parameters take part. Ranks may run different branches of a model, so a parameter may have a gradient on some
-ranks only. Its average then counts zeros for the others, as the concatenated batch would; a parameter that no rank used
-keeps ``None``, so that weight decay and momentum leave it alone. A rank cannot see alone whether others used what it did
-not, and an operation needs every member, so in each step all ranks submit one byte per parameter under a max. That costs
-one small allreduce. A rank whose hooks have all fired submits it from the last hook, where it hides behind the gradients,
-and need not read the answer: nothing can be missing there.
+ranks only. Its average then counts zeros for the others, as the concatenated batch would; a parameter that no rank
+used keeps ``None``, so that weight decay and momentum leave it alone. A rank cannot see alone whether others used what
+it did not, and an operation needs every member, so in each step all ranks submit one byte per parameter under a max.
+That costs one small allreduce. A rank whose hooks have all fired submits it from the last hook, where it hides behind
+the gradients, and need not read the answer: nothing can be missing there.
 """
 
 import threading
@@ -85,15 +85,16 @@ class GradientReduction:
         prefix: of all names that this optimizer submits; unique among the optimizers of the process set.
         passes_per_step: backward passes that are summed here before their gradients travel.
         skipping: True while the user's ``skip_synchronize`` block runs.
+        names: of the parameters, prefix included, the same on all ranks; it may name more than were added.
     """
 
     how: Reduction
     prefix: str
     passes_per_step: int = 1
     skipping: bool = False
+    names: dict[torch.Tensor, str] = field(default_factory=dict)
     _groups: list[Group] = field(default_factory=list)
     _group_of: dict[torch.Tensor, Group] = field(default_factory=dict)
-    _names: dict[torch.Tensor, str] = field(default_factory=dict)
     _hooks: dict[torch.Tensor, object] = field(default_factory=dict)
     _passes: dict[torch.Tensor, int] = field(default_factory=dict)
     _full_count: int = 0
@@ -107,9 +108,10 @@ class GradientReduction:
         """Copies and pickles of an optimizer are plain optimizers: hooks and a world do not travel."""
         return type(None), ()
 
-    def add(self, groups: Sequence[Group], names: dict[torch.Tensor, str]) -> None:
-        """Takes over further parameters, in an order that is the same on all ranks."""
-        self._names.update(names)
+    def add(self, groups: Sequence[Group]) -> None:
+        """Takes over further parameters, which have names, in an order that is the same on all ranks."""
+        if self.pending:
+            self.synchronize()
         for group in groups:
             self._groups.append(group)
             self._group_of.update(dict.fromkeys(group.parameters, group))
@@ -145,7 +147,7 @@ class GradientReduction:
             passes = self._passes.get(parameter, 0) + 1
             if passes > self.passes_per_step:
                 raise InvalidArgumentError(
-                    f"backward '{self._names[parameter]}': expected {self.passes_per_step} backward passes in a step "
+                    f"backward '{self.names[parameter]}': expected {self.passes_per_step} backward passes in a step "
                     f"but found another one. Call step() or zero_grad(), or raise backward_passes_per_step."
                 )
             self._passes[parameter] = passes
@@ -177,7 +179,7 @@ class GradientReduction:
         dense = gradient.to_dense() if gradient.is_sparse and self.how.sparse_as_dense else gradient
         if dense.layout is not torch.strided:
             raise UnsupportedError(
-                f"gradient of '{self._names[parameter]}': expected a dense one but found {gradient.layout}. "
+                f"gradient of '{self.names[parameter]}': expected a dense one but found {gradient.layout}. "
                 "Pass sparse_as_dense=True, or use dense gradients."
             )
         if self.how.compression is Compressor and dense.is_contiguous():
@@ -224,7 +226,7 @@ class GradientReduction:
         self._synchronized = True
 
     def _submit_remaining(self) -> list[RingtrainError]:
-        """Submits what no hook has. Goes on after a refusal, since the other ranks wait for the rest; returns refusals."""
+        """Submits what no hook has. Goes on after refusals, since other ranks wait for the rest, and returns them."""
         problems: list[RingtrainError] = []
         self._attach_hooks()
         if self._usage is None:

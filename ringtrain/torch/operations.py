@@ -15,7 +15,7 @@ import torch
 from ringtrain import operations as arrays
 from ringtrain.context import current
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
-from ringtrain.operations import Average, Handle, Sum, barrier, join, poll, synchronize
+from ringtrain.operations import Average, Handle, Sum
 from ringtrain.process_sets import ProcessSet, global_process_set
 from ringtrain.torch.autograd import differentiable
 from ringtrain.torch.compression import Compression, Compressor
@@ -124,7 +124,9 @@ def allreduce_async_(
 ) -> InPlaceHandle:
     """``allreduce_`` that returns a handle at once."""
     scales = prescale_factor, postscale_factor
-    return InPlaceHandle(arrays.allreduce_async_(writable(tensor), name, _op(average, op), *scales, process_set), tensor)
+    return InPlaceHandle(
+        arrays.allreduce_async_(writable(tensor), name, _op(average, op), *scales, process_set), tensor
+    )
 
 
 def grouped_allreduce(
@@ -163,7 +165,9 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """``grouped_allreduce`` that returns one handle at once."""
-    return arrays.grouped_allreduce_async(tensors, name, _op(average, op), prescale_factor, postscale_factor, process_set)
+    return arrays.grouped_allreduce_async(
+        tensors, name, _op(average, op), prescale_factor, postscale_factor, process_set
+    )
 
 
 def grouped_allreduce_(

@@ -40,8 +40,9 @@ def DistributedOptimizer(  # noqa: N802 - the name that Horovod scripts call
     """Makes an optimizer step with the gradients of all ranks, and returns it.
 
     Each gradient starts to travel when ``backward()`` has computed it; ``step()`` waits for all of them. N ranks with
-    equal batches and a mean loss then train as one process does with the N batches in one. A parameter that no rank used
-    keeps the gradient ``None``; one that some ranks used counts zeros for the others. In a world of one nothing changes.
+    equal batches and a mean loss then train as one process does with the N batches in one. A parameter that no rank
+    used keeps the gradient ``None``; one that some ranks used counts zeros for the others. With a closure, ``step()``
+    reduces the loss too. In a world of one nothing changes.
 
     Args:
         optimizer: any ``torch.optim.Optimizer``; changed in place, so schedulers made before stay right.
@@ -68,7 +69,8 @@ def DistributedOptimizer(  # noqa: N802 - the name that Horovod scripts call
     """
     _check_arguments(optimizer, backward_passes_per_step, op, gradient_predivide_factor)
     context = current()
-    names = _names_of(optimizer, named_parameters)
+    known = _known_names(named_parameters)
+    names = _names_of(optimizer, known)
     groups = _checked_groups(num_groups, groups, set(names))
     _make_distributed(optimizer)
     if process_set.size() == 1 or not process_set.included():
@@ -84,8 +86,10 @@ def DistributedOptimizer(  # noqa: N802 - the name that Horovod scripts call
         sparse_as_dense=sparse_as_dense,
     )
     reduction = GradientReduction(how, f"optimizer.{_next_number(how)}", backward_passes_per_step)
-    names = {parameter: f"{reduction.prefix}.{name}" for parameter, name in names.items()}
-    reduction.add(_grouped(list(names), groups, names, reduction.prefix), names)
+    reduction.names = {
+        parameter: f"{reduction.prefix}.{name}" for parameter, name in {**(known or {}), **names}.items()
+    }
+    reduction.add(_grouped(list(names), groups, reduction))
     optimizer._gradient_reduction = reduction
     return optimizer
 
@@ -96,7 +100,7 @@ class _Distributed:
     _gradient_reduction: GradientReduction | None = None  # None in a world of one, and in copies
 
     def synchronize(self) -> None:
-        """Waits until all gradients are reduced, so that they can be clipped; then step within ``skip_synchronize()``."""
+        """Waits until all gradients are reduced, to clip them for example; then step within ``skip_synchronize()``."""
         if self._gradient_reduction is not None:
             self._gradient_reduction.synchronize()
 
@@ -130,8 +134,8 @@ class _Distributed:
         super().add_param_group(param_group)
         reduction = self._gradient_reduction
         if reduction is not None:
-            names = _added_names(self.param_groups, reduction)
-            reduction.add(_grouped(list(names), None, names, reduction.prefix), names)
+            _name_last_group(self.param_groups, reduction)
+            reduction.add(_grouped(self.param_groups[-1]["params"], None, reduction))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """The user's ``load_state_dict``; a begun window starts anew."""
@@ -151,7 +155,7 @@ def _empty_instance(plain: type) -> torch.optim.Optimizer:
 
 
 def _make_distributed(optimizer: torch.optim.Optimizer) -> None:
-    """Gives the optimizer the methods and the pre-hook; one that has them is set back, so that it can be wrapped anew."""
+    """Gives the optimizer the methods and the pre-hook; one that has them is set back, to be wrapped anew."""
     if isinstance(optimizer, _Distributed):
         if optimizer._gradient_reduction is not None:
             optimizer._gradient_reduction.close()
@@ -177,7 +181,8 @@ def _reduce_before_step(optimizer: torch.optim.Optimizer, args: tuple, kwargs: d
         return ((optimizer, reducing, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": reducing})
     if not reduction.before_step():
         warnings.warn(
-            "step() after synchronize() reduces nothing again. Put it within optimizer.skip_synchronize().", stacklevel=3
+            "step() after synchronize() reduces nothing again. Put it within optimizer.skip_synchronize().",
+            stacklevel=3,
         )
     return None
 
@@ -185,11 +190,8 @@ def _reduce_before_step(optimizer: torch.optim.Optimizer, args: tuple, kwargs: d
 # ---- names ----
 
 
-def _names_of(
-    optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None
-) -> dict[torch.Tensor, str]:
+def _names_of(optimizer: torch.optim.Optimizer, known: dict[torch.Tensor, str] | None) -> dict[torch.Tensor, str]:
     """The optimizer's parameters in its order, with the names that all ranks know them by."""
-    known = _known_names(named_parameters)
     names = {}
     for group_index, group in enumerate(optimizer.param_groups):
         own_names = group.get("param_names")  # torch keeps them when it was given named parameters
@@ -233,13 +235,13 @@ def _require_unique(names: Iterable[str]) -> None:
         seen.add(name)
 
 
-def _added_names(param_groups: list[dict[str, Any]], reduction: GradientReduction) -> dict[torch.Tensor, str]:
+def _name_last_group(param_groups: list[dict[str, Any]], reduction: GradientReduction) -> None:
+    """Names parameters that were added later: as ``named_parameters`` did, else as torch does, else by number."""
     last = len(param_groups) - 1
     own_names = param_groups[last].get("param_names")
-    return {
-        parameter: f"{reduction.prefix}.{own_names[index] if own_names else f'noname.{last}.{index}'}"
-        for index, parameter in enumerate(param_groups[last]["params"])
-    }
+    for index, parameter in enumerate(param_groups[last]["params"]):
+        name = own_names[index] if own_names else f"noname.{last}.{index}"
+        reduction.names.setdefault(parameter, f"{reduction.prefix}.{name}")
 
 
 def _next_number(how: Reduction) -> int:
@@ -250,7 +252,9 @@ def _next_number(how: Reduction) -> int:
 # ---- groups ----
 
 
-def _checked_groups(num_groups: int, groups: Any, parameters: set[torch.Tensor]) -> int | list[list[torch.Tensor]] | None:
+def _checked_groups(
+    num_groups: int, groups: Any, parameters: set[torch.Tensor]
+) -> int | list[list[torch.Tensor]] | None:
     if num_groups:
         warnings.warn("num_groups has become groups.", DeprecationWarning, stacklevel=3)
         groups = num_groups if groups is None else groups
@@ -261,13 +265,15 @@ def _checked_groups(num_groups: int, groups: Any, parameters: set[torch.Tensor])
             raise InvalidArgumentError(f"DistributedOptimizer: groups must be at least 1, but is {groups}.")
         return groups
     if not (isinstance(groups, (list, tuple)) and all(isinstance(group, (list, tuple)) for group in groups)):
-        raise InvalidArgumentError(f"DistributedOptimizer: groups must be an int or lists of parameters, but is {groups!r}.")
+        raise InvalidArgumentError(
+            f"DistributedOptimizer: groups must be an int or lists of parameters, but is {groups!r}."
+        )
     _check_members(groups, parameters)
     return [list(group) for group in groups if group]
 
 
 def _grouped(
-    parameters: list[torch.Tensor], groups: int | list[list[torch.Tensor]] | None, names: dict[torch.Tensor, str], prefix: str
+    parameters: list[torch.Tensor], groups: int | list[list[torch.Tensor]] | None, reduction: GradientReduction
 ) -> list[Group]:
     """The parameters in groups, in an order that is the same on all ranks."""
     if groups is None:
@@ -279,8 +285,8 @@ def _grouped(
     else:
         members = groups
     taken = {parameter for group in members for parameter in group}
-    alone = [Group(names[parameter], [parameter]) for parameter in parameters if parameter not in taken]
-    return [Group(f"{prefix}.group.{index}", group) for index, group in enumerate(members)] + alone
+    alone = [Group(reduction.names[parameter], [parameter]) for parameter in parameters if parameter not in taken]
+    return [Group(f"{reduction.prefix}.group.{index}", group) for index, group in enumerate(members)] + alone
 
 
 def _check_members(groups: Sequence[Sequence[torch.Tensor]], parameters: set[torch.Tensor]) -> None:
@@ -290,7 +296,8 @@ def _check_members(groups: Sequence[Sequence[torch.Tensor]], parameters: set[tor
             if parameter not in parameters or parameter in seen:
                 found = "one twice" if parameter in seen else "one that is not the optimizer's"
                 raise InvalidArgumentError(
-                    f"DistributedOptimizer: groups must hold parameters of the optimizer, each once, but group {index} holds {found}."
+                    f"DistributedOptimizer: groups must hold the optimizer's parameters, each once, but group {index} "
+                    f"holds {found}."
                 )
             seen.add(parameter)
 
@@ -305,13 +312,19 @@ def _check_arguments(optimizer: Any, passes: int, op: int, predivide: float) -> 
         )
     _check_passes(passes)
     if op not in (Average, Sum):
-        raise InvalidArgumentError(f"DistributedOptimizer: op must be Average ({Average}) or Sum ({Sum}), but is {op!r}.")
+        raise InvalidArgumentError(
+            f"DistributedOptimizer: op must be Average ({Average}) or Sum ({Sum}), but is {op!r}."
+        )
     if predivide != 1.0 and op != Average:
         raise InvalidArgumentError("DistributedOptimizer: gradient_predivide_factor needs op=Average, but op is Sum.")
     if not predivide > 0:
-        raise InvalidArgumentError(f"DistributedOptimizer: gradient_predivide_factor must be above 0, but is {predivide!r}.")
+        raise InvalidArgumentError(
+            f"DistributedOptimizer: gradient_predivide_factor must be above 0, but is {predivide!r}."
+        )
 
 
 def _check_passes(passes: Any) -> None:
     if not isinstance(passes, int) or passes < 1:
-        raise InvalidArgumentError(f"DistributedOptimizer: backward_passes_per_step must be at least 1, but is {passes!r}.")
+        raise InvalidArgumentError(
+            f"DistributedOptimizer: backward_passes_per_step must be at least 1, but is {passes!r}."
+        )
