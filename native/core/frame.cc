@@ -21,7 +21,7 @@ void EncodeRuns(const std::vector<ResponseCache::Id>& ids, Encoder* encoder) {
   }
 }
 
-constexpr uint64_t kMostIds = 1 << 24;
+constexpr uint64_t kMostIds = 1 << 20;  // the highest cache_capacity
 
 std::vector<ResponseCache::Id> DecodeRuns(Decoder* decoder) {
   std::vector<ResponseCache::Id> ids;
