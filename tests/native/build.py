@@ -1,4 +1,4 @@
-"""Builds the native tests with ninja: one executable for each tests/native/*_test.cc and *_fuzz.cc.
+"""Builds the native tests with ninja: one executable for each *_test.cc, *_fuzz.cc and *_test.c here.
 
     python tests/native/build.py [--variant plain|tsan|asan] [--into DIR] [NAME ...]
 
@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMON = ["-std=c++17", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-pthread", "-g", f"-I{ROOT / 'native'}"]
+COMMON = ["-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-pthread", "-g", f"-I{ROOT / 'native'}"]
 VARIANTS = {
     "plain": ["-O3"],  # as the package is built: other loops than -O2 makes
     "tsan": ["-O1", "-fsanitize=thread", "-Wno-tsan"],  # it says of fences, which it does not model; locks and atomics it does
@@ -24,7 +24,12 @@ VARIANTS = {
 RULES = """\
 builddir = .
 rule compile
-  command = $cxx $flags -MMD -MF $out.d -c $in -o $out
+  command = $cxx -std=c++17 $flags -MMD -MF $out.d -c $in -o $out
+  depfile = $out.d
+  deps = gcc
+  description = compile $in
+rule compile_c
+  command = $cc -std=c11 -D_DEFAULT_SOURCE $flags -MMD -MF $out.d -c $in -o $out
   depfile = $out.d
   deps = gcc
   description = compile $in
@@ -40,7 +45,7 @@ rule link
 def test_sources() -> list[Path]:
     """Sources that become an executable each, in order of their names."""
     here = ROOT / "tests" / "native"
-    return sorted([*here.glob("*_test.cc"), *here.glob("*_fuzz.cc")])
+    return sorted([*here.glob("*_test.cc"), *here.glob("*_fuzz.cc"), *here.glob("*_test.c")])
 
 
 def build_folder(variant: str) -> Path:
@@ -50,10 +55,11 @@ def build_folder(variant: str) -> Path:
 
 def describe(variant: str) -> str:
     """The text of build.ninja for a variant."""
-    lines = [f"cxx = {os.environ.get('CXX', 'g++')}", "flags = " + " ".join(COMMON + VARIANTS[variant]), RULES]
+    compilers = [f"cxx = {os.environ.get('CXX', 'g++')}", f"cc = {os.environ.get('CC', 'gcc')}"]
+    lines = [*compilers, "flags = " + " ".join(COMMON + VARIANTS[variant]), RULES]
     library = sorted((ROOT / "native").glob("**/*.cc"))
     for source in [*library, *test_sources()]:
-        lines.append(f"build {object_of(source)}: compile {source}")
+        lines.append(f"build {object_of(source)}: {'compile_c' if source.suffix == '.c' else 'compile'} {source}")
     lines.append("build libringtrain.a: archive " + " ".join(object_of(source) for source in library))
     for source in test_sources():
         lines.append(f"build {source.stem}: link {object_of(source)} libringtrain.a")

@@ -1,0 +1,191 @@
+// Memory that the ranks of a host share: between contexts of one process, and between processes through POSIX shared memory.
+#include "transport/host_memory.h"
+
+#include <dirent.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <set>
+
+#include "check.h"
+
+namespace ringtrain {
+namespace {
+
+constexpr size_t kBytes = 100000;
+
+// Names of shared files of ringtrain; other processes may have some, too, for a moment.
+std::set<std::string> Files() {
+  std::set<std::string> files;
+  DIR* folder = opendir("/dev/shm");
+  if (folder == nullptr) return files;
+  for (dirent* entry = readdir(folder); entry != nullptr; entry = readdir(folder))
+    if (std::strncmp(entry->d_name, "ringtrain-", 10) == 0) files.insert(std::string("/") + entry->d_name);
+  closedir(folder);
+  return files;
+}
+
+bool Exists(const std::string& name) { return access(("/dev/shm" + name).c_str(), F_OK) == 0; }
+
+bool Zero(const char* memory, size_t bytes) {
+  for (size_t byte = 0; byte < bytes; ++byte)
+    if (memory[byte] != 0) return false;
+  return true;
+}
+
+RT_TEST(places_of_the_control_block_are_aligned) {
+  for (int local_size : {1, 3}) {
+    auto host = MakeProcessHost(local_size);
+    auto memory = OpenProcessMemory(host, local_size - 1);
+    RT_CHECK_EQ(memory->local_rank(), local_size - 1);
+    RT_CHECK_EQ(memory->local_size(), local_size);
+    for (int local = 0; local < local_size; ++local)
+      RT_CHECK_EQ(reinterpret_cast<uintptr_t>(&memory->control().place(local)) % 64, uintptr_t{0});
+    RT_CHECK(Zero(reinterpret_cast<char*>(&memory->control()), HostControl::Bytes(local_size)));
+  }
+}
+
+RT_TEST(windows_of_a_process_are_shared_until_the_last_has_left) {
+  auto host = MakeProcessHost(2);
+  auto first = OpenProcessMemory(host, 0), second = OpenProcessMemory(host, 1);
+  char *a, *b, *other;
+  RT_REQUIRE_OK(first->MapWindow(0, 2, kBytes, &a));
+  RT_CHECK(Zero(a, kBytes));
+  std::memset(a, 7, kBytes);
+  RT_REQUIRE_OK(first->MapWindow(1, 2, kBytes, &other));
+  RT_CHECK(other != a);
+  first->UnmapWindow(0, true);
+  RT_REQUIRE_OK(second->MapWindow(0, 2, kBytes, &b));  // comes late, finds what was written
+  RT_CHECK_EQ(int{b[kBytes - 1]}, 7);
+  second->UnmapWindow(0, true);
+  RT_REQUIRE_OK(second->MapWindow(0, 2, kBytes, &b));
+  RT_CHECK(Zero(b, kBytes));  // all had left, so this is a new one
+}
+
+RT_TEST(file_is_private_and_nameless_once_unlinked) {
+  {
+    std::unique_ptr<PosixMemory> creator, member;
+    RT_REQUIRE_OK(PosixMemory::Create(2, kBytes, &creator));
+    struct stat information;
+    RT_REQUIRE_EQ(stat(("/dev/shm" + creator->name()).c_str(), &information), 0);
+    RT_CHECK_EQ(information.st_mode & 0777, 0600u);
+    RT_REQUIRE_OK(PosixMemory::Open(creator->name(), creator->nonce(), 1, 2, &member));
+    creator->Unlink();
+    RT_CHECK(!Exists(creator->name()));
+    char *a, *b;
+    RT_REQUIRE_OK(creator->MapWindow(0, 2, kBytes, &a));
+    RT_REQUIRE_OK(member->MapWindow(0, 2, kBytes, &b));
+    a[kBytes - 1] = 5;
+    RT_CHECK_EQ(int{b[kBytes - 1]}, 5);
+    creator->control().abort.state = AbortNotice::kSet;
+    RT_CHECK_EQ(member->control().abort.state.load(), uint32_t{AbortNotice::kSet});
+  }
+}
+
+RT_TEST(creator_that_fails_half_way_leaves_no_file) {
+  const std::set<std::string> before = Files();
+  std::unique_ptr<PosixMemory> creator;
+  const Status status = PosixMemory::Create(2, size_t{1} << 50, &creator);
+  RT_CHECK_EQ(status.code(), StatusCode::kInternal);
+  RT_CHECK(status.message().find("cannot be reserved in /dev/shm") != std::string::npos);
+  RT_CHECK(creator == nullptr);
+  for (const std::string& name : Files()) {
+    if (before.count(name) > 0) continue;
+    const Nanoseconds deadline = DeadlineAfter(20);
+    while (Exists(name) && Now() < deadline) usleep(1000);
+    RT_CHECK(!Exists(name));
+  }
+}
+
+RT_TEST(creator_that_goes_takes_the_name_along) {
+  std::string name;
+  {
+    std::unique_ptr<PosixMemory> creator;
+    RT_REQUIRE_OK(PosixMemory::Create(4, kBytes, &creator));
+    name = creator->name();
+    RT_CHECK(Exists(name));
+  }
+  RT_CHECK(!Exists(name));
+}
+
+RT_TEST(wrong_file_is_not_opened) {
+  std::unique_ptr<PosixMemory> creator, member;
+  RT_REQUIRE_OK(PosixMemory::Create(2, kBytes, &creator));
+  RT_CHECK(!PosixMemory::Open(creator->name(), creator->nonce() + 1, 1, 2, &member).ok());
+  RT_CHECK(!PosixMemory::Open("/ringtrain-none", creator->nonce(), 1, 2, &member).ok());
+  RT_CHECK(member == nullptr);
+}
+
+RT_TEST(windows_of_several_sets_do_not_touch) {
+  std::unique_ptr<PosixMemory> creator, member;
+  RT_REQUIRE_OK(PosixMemory::Create(2, kBytes, &creator));
+  RT_REQUIRE_OK(PosixMemory::Open(creator->name(), creator->nonce(), 1, 2, &member));
+  for (int set : {0, 1, 2, 100}) {
+    char* window;
+    RT_REQUIRE_OK(creator->MapWindow(set, 2, kBytes, &window));
+    RT_CHECK(Zero(window, kBytes));
+    std::memset(window, set + 1, kBytes);
+  }
+  for (int set : {100, 0, 2, 1}) {
+    char* window;
+    RT_REQUIRE_OK(member->MapWindow(set, 2, kBytes, &window));
+    for (size_t byte : {size_t{0}, kBytes / 2, kBytes - 1}) RT_CHECK_EQ(int{window[byte]}, set + 1);
+  }
+  member->UnmapWindow(2, false);
+  creator->UnmapWindow(2, true);
+  member->UnmapWindow(77, false);  // never mapped
+}
+
+RT_TEST(processes_ring_each_other) {
+  std::unique_ptr<PosixMemory> creator;
+  RT_REQUIRE_OK(PosixMemory::Create(2, kBytes, &creator));
+  const std::string name = creator->name();
+  const uint64_t nonce = creator->nonce();
+  constexpr int kRounds = 500;
+  const pid_t child = fork();
+  RT_REQUIRE(child >= 0);
+  // Counts in the window: the child answers each odd number with the next even one.
+  auto await = [](HostMemory& memory, std::atomic<uint32_t>& word, uint32_t value) {
+    Doorbell& doorbell = memory.doorbell(memory.local_rank());
+    const Nanoseconds deadline = DeadlineAfter(60);
+    while (word.load(std::memory_order_acquire) != value && Now() < deadline) {
+      const uint32_t ticket = doorbell.PrepareSleep();
+      if (word.load(std::memory_order_acquire) == value) {
+        doorbell.CancelSleep();
+        break;
+      }
+      doorbell.Sleep(ticket, deadline);
+    }
+    return word.load(std::memory_order_acquire) == value;
+  };
+  if (child == 0) {
+    std::unique_ptr<PosixMemory> member;
+    char* window = nullptr;
+    if (!PosixMemory::Open(name, nonce, 1, 2, &member).ok() || !member->MapWindow(0, 2, kBytes, &window).ok()) _exit(1);
+    auto& word = *reinterpret_cast<std::atomic<uint32_t>*>(window);
+    for (uint32_t round = 0; round < kRounds; ++round) {
+      if (!await(*member, word, 2 * round + 1)) _exit(2);
+      word.store(2 * round + 2, std::memory_order_release);
+      member->doorbell(0).Ring();
+    }
+    _exit(0);
+  }
+  char* window;
+  RT_REQUIRE_OK(creator->MapWindow(0, 2, kBytes, &window));
+  auto& word = *reinterpret_cast<std::atomic<uint32_t>*>(window);
+  bool answered = true;
+  for (uint32_t round = 0; round < kRounds && answered; ++round) {
+    word.store(2 * round + 1, std::memory_order_release);
+    creator->doorbell(1).Ring();
+    answered = await(*creator, word, 2 * round + 2);
+  }
+  RT_CHECK(answered);
+  int status = -1;
+  RT_CHECK_EQ(waitpid(child, &status, 0), child);
+  RT_CHECK_EQ(status, 0);
+}
+
+}  // namespace
+}  // namespace ringtrain
