@@ -568,6 +568,25 @@ def test_closure(world, make):
     world.run(on_rank)
 
 
+def test_closure_with_parameters_that_some_ranks_use(world):
+    """The gradients must be complete when the closure returns, also those that this rank had no part in."""
+    start = Branches().double()
+
+    def on_rank(rank):
+        model, optimizer = distributed(start, sgd, op=hvd.Sum)
+
+        def closure():
+            optimizer.zero_grad()
+            model(torch.ones(1, 4, dtype=torch.float64), [rank % 3]).sum().backward()
+
+        assert optimizer.step(closure) is None
+        used_by = [len(range(layer, world.size, 3)) for layer in range(3)]
+        for layer, count in zip(model.layers, used_by, strict=True):
+            assert (layer.weight.grad is None) if count == 0 else layer.weight.grad.eq(count).all()
+
+    world.run(on_rank)
+
+
 @pytest.mark.parametrize("scheduler_first", [True, False])
 def test_learning_rate_schedule(world, scheduler_first):
     start, data = network(torch.float64), batches(world.size, torch.float64)

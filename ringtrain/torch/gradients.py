@@ -86,6 +86,7 @@ class GradientReduction:
         passes_per_step: backward passes that are summed here before their gradients travel.
         skipping: True while the user's ``skip_synchronize`` block runs.
         names: of the parameters, prefix included, the same on all ranks; it may name more than were added.
+        asked: True once the user has called ``synchronize()`` in this window.
     """
 
     how: Reduction
@@ -93,6 +94,7 @@ class GradientReduction:
     passes_per_step: int = 1
     skipping: bool = False
     names: dict[torch.Tensor, str] = field(default_factory=dict)
+    asked: bool = False
     _groups: list[Group] = field(default_factory=list)
     _group_of: dict[torch.Tensor, Group] = field(default_factory=dict)
     _hooks: dict[torch.Tensor, object] = field(default_factory=dict)
@@ -143,7 +145,7 @@ class GradientReduction:
 
     def _on_gradient(self, parameter: torch.Tensor) -> None:
         with self._lock:
-            self._synchronized = False
+            self._synchronized = self.asked = False
             passes = self._passes.get(parameter, 0) + 1
             if passes > self.passes_per_step:
                 raise InvalidArgumentError(
@@ -284,15 +286,15 @@ class GradientReduction:
     # ---- what the optimizer asks for ----
 
     def before_step(self) -> bool:
-        """Reduces unless the user has; returns False if the gradients were reduced before, outside a skip block."""
-        reduced_before = self._synchronized
+        """Reduces what is not reduced yet; returns False if the user had asked for that and forgot the skip block."""
         if self.skipping:
             self._require_nothing_pending()
-        elif not reduced_before:
+        elif not self._synchronized:
             self.synchronize()
-        self._synchronized = False
+        forgotten = self.asked and not self.skipping
+        self._synchronized = self.asked = False
         self.reset()
-        return self.skipping or not reduced_before
+        return not forgotten
 
     def _require_nothing_pending(self) -> None:
         if self.pending:
@@ -305,7 +307,7 @@ class GradientReduction:
         """Before gradients are set to zero: finishes what travels, on all ranks, and starts a new window."""
         if self.pending:
             self.synchronize()
-        self._synchronized = False
+        self._synchronized = self.asked = False
         self.reset()
 
     def closure_of_all(self, closure: Callable[[], object]) -> Callable[[], object]:

@@ -103,6 +103,7 @@ class _Distributed:
         """Waits until all gradients are reduced, to clip them for example; then step within ``skip_synchronize()``."""
         if self._gradient_reduction is not None:
             self._gradient_reduction.synchronize()
+            self._gradient_reduction.asked = True
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
