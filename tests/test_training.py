@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+import worlds
 from torch_models import (
     STEPS,
     assert_all_close,
@@ -62,6 +63,21 @@ def test_equals_one_process(world, name, dtype):
         assert_all_close(state(optimizer), state(expected_optimizer), **TOLERANCES[dtype])
 
     world.run(on_rank)
+
+
+@pytest.mark.parametrize("size, layout, algorithm", worlds.configurations(2), ids=str)
+def test_every_layout_of_hosts_and_algorithm(size, layout, algorithm):
+    start, data = network(torch.float64), batches(size, torch.float64)
+    expected, _ = alone(start, sgd, data)
+
+    def on_rank(rank):
+        model, optimizer = distributed(start, sgd)
+        train(model, optimizer, [share(batch, rank, size) for batch in data])
+        assert_replicas_equal(parameters(model))
+        assert_all_close(parameters(model), parameters(expected), **TOLERANCES[torch.float64])
+
+    with worlds.World(size, layout, algorithm=algorithm) as world:
+        world.run(on_rank)
 
 
 def test_dyadic_data_gives_the_same_bits(world):
