@@ -203,7 +203,7 @@ void Negotiator::Arrive(Nanoseconds now, int member, const std::string& name, Ar
   Verdict verdict;
   if (TakeOwed(member, name, &verdict.failure)) return Tell(member, std::move(verdict), effects);
   Entry& entry = entries_[name];
-  if (entry.count == 0) {
+  if (entry.arrivals.empty()) {
     entry.name = name;
     entry.arrivals.resize(member_count());
     entry.since = now;
@@ -212,7 +212,6 @@ void Negotiator::Arrive(Nanoseconds now, int member, const std::string& name, Ar
     entry.place = order_.insert(order_.end(), name);
   }
   if (entry.arrivals[member].present) return;  // members refuse a second one themselves; never count it twice
-  entry.count += 1;
   arrival.present = true;
   entry.arrivals[member] = std::move(arrival);
   CompleteIfReady(name, effects);

@@ -125,7 +125,6 @@ class Negotiator {
   struct Entry {  // a name that some members have submitted
     std::string name;
     std::vector<Arrival> arrivals;  // by member
-    int count = 0;
     Nanoseconds since = 0, warn_at = 0;
     Nanoseconds patience = 0;  // from the start to the next warning
     std::list<std::string>::iterator place;  // in order_
