@@ -153,7 +153,7 @@ RT_TEST(frames_with_something_behind_them_are_refused) {
 
 // A flipped byte may leave a frame that means something else; it must not do harm, and what is accepted can be written again.
 RT_TEST(flipped_bytes_do_no_harm) {
-  for (uint64_t seed = 1; seed <= 100; ++seed) {
+  for (uint64_t seed = 1; seed <= 25; ++seed) {
     const std::string bytes = RandomFrame(seed).Make().Encode();
     for (size_t place = 0; place < bytes.size(); ++place)
       for (int flip : {0x01, 0x80, 0xff}) {
