@@ -1,6 +1,6 @@
 """What bin/test does once there is a Python environment: installs, builds, runs pytest, whose line is the last.
 
-    run.py [PATTERN | FILE ...] [--native | --tsan | --asan | --long] [options of pytest]
+    run.py [PATTERN | FILE ...] [--native | --tsan | --asan | --long] [-- options of pytest]
 
 Two environments are kept beside each other: the one that this file runs in, with Open MPI and everything that tests
 need, and one for MPICH that sees the packages of the first and adds MPICH alone.
@@ -99,15 +99,16 @@ def run_pytest(arguments: list[str]) -> int:
 
 def selection(arguments: list[str]) -> list[str]:
     """Turns the arguments of bin/test into pytest's: markers for its own options, -k for a pattern."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
     chosen, passed = [], []
-    for argument in arguments:
+    for argument in arguments[:end]:
         if argument in SELECTIONS:
             chosen.append(SELECTIONS[argument])
         elif argument.startswith("-") or (ROOT / argument.split("::")[0]).exists():
             passed.append(argument)
         else:
             passed += ["-k", argument]
-    return ["-m", " or ".join(chosen) if chosen else "not long", *passed]
+    return ["-m", " or ".join(chosen) if chosen else "not long", *passed, *arguments[end + 1:]]
 
 
 if __name__ == "__main__":

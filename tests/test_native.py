@@ -68,7 +68,7 @@ def test_mpi_tables_agree_with_the_header(mpi: str, tmp_path: Path) -> None:
     if not header.exists():
         pytest.skip(f"no mpi.h of {mpi}: {header}")
     program = str(tmp_path / "mpi_abi_check")
-    run([os.environ.get("CXX", "g++"), *build.COMMON, f"-I{header.parent}",
+    run([os.environ.get("CXX", "g++"), "-std=c++17", *build.COMMON, f"-I{header.parent}",
          str(build.ROOT / "tests/native/mpi_abi_check.cc"), library, f"-Wl,-rpath,{Path(library).parent}",
          "-Wl,--allow-shlib-undefined", "-ldl", "-o", program], dict(os.environ))
     run([program], dict(os.environ))
