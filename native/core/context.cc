@@ -17,6 +17,11 @@ namespace {
 
 constexpr Nanoseconds kSecond = INT64_C(1000000000);
 constexpr Nanoseconds kMicrosecond = 1000;
+// Small operations that nobody waits for yet gather this long, so that a backward pass of many small gradients costs a few
+// wake-ups and not a few for each; larger ones leave at once, because their transfer is worth overlapping.
+constexpr Nanoseconds kGather = 1000 * kMicrosecond;
+constexpr int64_t kLeaveAtOnceBytes = 128 << 10;
+
 constexpr Nanoseconds kShortestPoll = 20 * kMicrosecond, kLongestPoll = 500 * kMicrosecond;
 
 void Pause() {
@@ -195,23 +200,31 @@ Status Context::Submit(std::shared_ptr<Submission> submission, const std::string
                                          std::to_string(count) + " members, but is " + std::to_string(rows) + ". Pass splits.");
     }
     if (status.ok()) status = Check(request, members);
-    if (status.ok() && request.operation == Operation::kRemoveProcessSet &&
-        process_sets_.Members(static_cast<int>(request.splits[0])).empty())
-      status = Status::InvalidArgument(request.Subject() + ": process set " + std::to_string(request.splits[0]) + " does not exist.");
     if (status.ok() && request.operation == Operation::kRemoveProcessSet) status = CheckRemoval(request);
   }
   if (status.ok()) {
     submission->submitted = Now();
+    const bool calls_back = submission->done != nullptr;
+    const int64_t bytes = static_cast<int64_t>(request.bytes());
     RT_TRY(table_.Add(std::move(submission)));
+    Announce(caller_waits, calls_back, bytes);
   } else {
     table_.AddRefusal(process_set, {request.name, status.code(), status.message()});
-    caller_waits = false;
+    Announce(false, true, 0);
   }
+  return status;
+}
+
+// Gets the news taken: at once, or by whoever has promised to look soon.
+void Context::Announce(bool caller_waits, bool urgent, int64_t bytes) {
+  urgent |= gathered_bytes_.fetch_add(bytes) + bytes >= kLeaveAtOnceBytes;
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // the news before the promise: see StopLooking
+  if (!urgent && !caller_waits && Now() < looks_by_.load(std::memory_order_relaxed)) return;
+  gathered_bytes_.store(0);
   if (driven_.load(std::memory_order_seq_cst))
     doorbell().Ring();
   else if (!caller_waits)
-    WakeThread();
-  return status;
+    WakeThread(urgent);
 }
 
 void Context::Wait(Handle& handle, Nanoseconds deadline) {
@@ -220,12 +233,14 @@ void Context::Wait(Handle& handle, Nanoseconds deadline) {
     if (!lock.owns_lock() || stop_.load()) {
       // Somebody drives, or Close will end it. Should the driver be about to stop, the context's thread takes over.
       if (lock.owns_lock()) lock.unlock();
-      WakeThread();
+      if (table_.has_news()) doorbell().Ring();
+      WakeThread(true);
       handle.Sleep(deadline);
       continue;
     }
     Drive([&] { return handle.done() || stop_.load(); }, deadline);
-    if (coordinator_->HasWork()) WakeThread();
+    StopLooking();
+    if (coordinator_->HasWork()) WakeThread(true);
   }
 }
 
@@ -236,7 +251,9 @@ void Context::Drive(Finished finished, Nanoseconds deadline) {
   driven_.store(true, std::memory_order_seq_cst);
   Nanoseconds poll = kShortestPoll, spin_until = 0;
   while (!finished()) {
+    const bool news = table_.has_news();
     if (coordinator_->Step()) {
+      if (news) looks_by_.store(Now() + 2 * kGather, std::memory_order_relaxed);
       poll = kShortestPoll;
       spin_until = 0;
       continue;
@@ -255,6 +272,11 @@ void Context::Drive(Finished finished, Nanoseconds deadline) {
       until = std::min(until, now + poll);
       poll = std::min(poll * 2, kLongestPoll);
     }
+    const Nanoseconds looks_by = looks_by_.load(std::memory_order_relaxed);
+    if (now < looks_by)
+      until = std::min(until, looks_by);
+    else
+      StopLooking();
     const uint32_t ticket = doorbell().PrepareSleep();
     if (finished() || coordinator_->Step()) {
       doorbell().CancelSleep();
@@ -277,15 +299,34 @@ void Context::RunThread() {
       coordinator_->Step();
       Drive([&] { return stop_.load() || !coordinator_->HasWork(); }, kNever);
       timeline_.Flush();
+      StopLooking();
       if (coordinator_->HasWork()) continue;  // from one who still saw this thread drive and did not wake it
     }
     if (stop_.load()) return;
     FutexWait(&parked_, ticket, Now() + kSecond);
     counters_.Add(Counter::kWakeups, 1);
+    Gather();
   }
 }
 
-void Context::WakeThread() {
+// Woken by a small submission: gives those that follow it the time to come along, unless somebody calls for the thread.
+void Context::Gather() {
+  const uint32_t ticket = parked_.load(std::memory_order_acquire);
+  if (!table_.has_news() || urgent_.exchange(false) || stop_.load()) return;
+  const Nanoseconds until = Now() + kGather;
+  looks_by_.store(until, std::memory_order_relaxed);
+  FutexWait(&parked_, ticket, until);
+  if (driven_.load(std::memory_order_seq_cst)) doorbell().Ring();  // a waiter drives by now: it looks in our place
+}
+
+// Takes the promise back. Whoever calls this looks for news afterwards, since a submitter may have relied on it just before.
+void Context::StopLooking() {
+  looks_by_.store(0, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+}
+
+void Context::WakeThread(bool urgent) {
+  if (urgent) urgent_.store(true);
   parked_.fetch_add(1, std::memory_order_release);
   FutexWake(&parked_, 1);
 }
@@ -295,7 +336,7 @@ void Context::WakeThread() {
 void Context::Abort(const std::string& cause) {
   coordinator_->RequestAbort(cause);
   doorbell().Ring();
-  WakeThread();
+  WakeThread(true);
 }
 
 Status Context::Close() {
@@ -303,7 +344,7 @@ Status Context::Close() {
   if (std::exchange(closed_, true) || coordinator_ == nullptr) return {};
   stop_.store(true);
   doorbell().Ring();
-  WakeThread();
+  WakeThread(true);
   if (thread_.joinable()) thread_.join();
 
   std::lock_guard<std::mutex> lock(drive_mutex_);

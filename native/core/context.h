@@ -54,8 +54,11 @@ class Context {
   Status CheckSubmission(Submission* submission) const;
   Status CheckRemoval(const Request& request) const;
 
+  void Announce(bool caller_waits, bool urgent, int64_t bytes);
   void RunThread();
-  void WakeThread();
+  void Gather();
+  void StopLooking();
+  void WakeThread(bool urgent);
   // Drives until `finished()` or the deadline. Needs drive_mutex_.
   template <typename Finished>
   void Drive(Finished finished, Nanoseconds deadline);
@@ -76,6 +79,9 @@ class Context {
   std::unique_ptr<Coordinator> coordinator_;  // guarded by drive_mutex_
   std::atomic<bool> driven_{false};           // somebody drives, perhaps asleep on the doorbell
   std::atomic<uint32_t> parked_{0};           // futex of the context's thread; changes when there is work for it
+  std::atomic<bool> urgent_{false};           // the thread was woken for something that must not wait
+  std::atomic<Nanoseconds> looks_by_{0};      // somebody will have looked for news by then without being called
+  std::atomic<int64_t> gathered_bytes_{0};    // submitted since somebody was called
   std::atomic<bool> stop_{false};
   std::mutex close_mutex_;
   bool closed_ = false;  // guarded by close_mutex_
