@@ -66,9 +66,9 @@ def run_program(rank, program, seed, steps):
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(program=operations, world=layouts, chosen=options, seed=st.integers(0, 2**16))
-def test_every_program_gives_what_numpy_gives(program, world, chosen, seed):
-    size, layout = world
+@given(program=operations, shape=layouts, chosen=options, seed=st.integers(0, 2**16))
+def test_every_program_gives_what_numpy_gives(program, shape, chosen, seed):
+    size, layout = shape
     with World(size, layout, **chosen) as ranks:
         for results, counters in ranks.run(run_program, program, seed, 2):
             for place, result in enumerate(results):
