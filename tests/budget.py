@@ -10,7 +10,7 @@ import os
 from collections import Counter
 
 # Minutes, in the order of the run.
-BUDGETS = {"install": 2.5, "build": 1.0, "python": 3.0, "torch": 2.0, "launcher": 0.5, "Open MPI": 4.0, "MPICH": 4.0,
+BUDGETS = {"install": 2.5, "build": 1.0, "python": 2.0, "torch": 1.5, "launcher": 0.5, "Open MPI": 5.0, "MPICH": 4.5,
            "native": 1.5, "sanitizers": 5.0, "packaging": 1.5}
 GROUP_OF_MARKER = {"packaging": "packaging", "openmpi": "Open MPI", "mpich": "MPICH", "plain": "native",
                    "tsan": "sanitizers", "asan": "sanitizers"}

@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent / "native"))
 import build  # noqa: E402
 
 FUZZ_SECONDS = 5
+LONG_FUZZ_SECONDS = 600
 SANITIZER_OPTIONS = {"TSAN_OPTIONS": "halt_on_error=1 second_deadlock_stack=1",
                      "UBSAN_OPTIONS": "print_stacktrace=1"}
 VARIANTS = [pytest.param(name, marks=getattr(pytest.mark, name)) for name in build.VARIANTS]
@@ -50,6 +51,15 @@ def run(command: list[str], environment: dict[str, str]) -> None:
 def test_native(name: str, variant: str, built) -> None:
     arguments = [str(FUZZ_SECONDS), "1"] if name.endswith("_fuzz") else []
     run([str(built(variant) / name), *arguments], dict(os.environ, **SANITIZER_OPTIONS))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(LONG_FUZZ_SECONDS + 300)
+@pytest.mark.parametrize("name", [source.stem for source in build.test_sources() if source.stem.endswith("_fuzz")])
+def test_fuzz_for_long(name: str, built) -> None:
+    """Minutes instead of seconds, from a seed that no other run has used; the program prints it."""
+    seed = int.from_bytes(os.urandom(4), "little")
+    run([str(built("asan") / name), str(LONG_FUZZ_SECONDS), str(seed)], dict(os.environ, **SANITIZER_OPTIONS))
 
 
 @EACH_MPI
