@@ -320,8 +320,8 @@ def test_ctrl_c_interrupts_a_wait():
             from ringtrain.testing import World
             world = World(2)
             context.make_current(world.contexts[0])
-            print("waiting", flush=True)
             try:
+                print("waiting", flush=True)
                 rt.allreduce(np.ones(1), "never")
             except KeyboardInterrupt:
                 print("interrupted", flush=True)
