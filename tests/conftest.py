@@ -1,5 +1,7 @@
 """Fixtures shared by the Python tests; see ``worlds`` for the two ways in which a world comes about."""
 
+import signal
+
 import pytest
 import worlds
 
@@ -12,6 +14,9 @@ def pytest_generate_tests(metafunc):
 
 
 def pytest_configure(config):
+    # A shell's background job ignores SIGINT, and so would all that the tests start; those of Ctrl-C need it.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "least_ranks(n): the fixture `world` has n ranks at least")
 
 
