@@ -20,7 +20,7 @@ constexpr Nanoseconds kMicrosecond = 1000;
 // Small operations that nobody waits for yet gather this long, so that a backward pass of many small gradients costs a few
 // wake-ups and not a few for each; larger ones leave at once, because their transfer is worth overlapping.
 constexpr Nanoseconds kGather = 1000 * kMicrosecond;
-constexpr int64_t kLeaveAtOnceBytes = 128 << 10;
+constexpr int64_t kLeaveAtOnceBytes = 1 << 20;
 
 constexpr Nanoseconds kShortestPoll = 20 * kMicrosecond, kLongestPoll = 500 * kMicrosecond;
 
