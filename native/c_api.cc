@@ -30,6 +30,12 @@ struct rt_handle {
   std::shared_ptr<Handle> handle;
 };
 
+#if defined(__clang__)
+#define RT_COMPILER __VERSION__
+#else
+#define RT_COMPILER "GCC " __VERSION__
+#endif
+
 namespace {
 
 char* CopyText(const std::string& text) { return strdup(text.c_str()); }
@@ -86,7 +92,7 @@ extern "C" {
 int32_t rt_abi_version(void) { return 1; }
 
 const char* rt_build_info(void) {
-  static const std::string text = std::string("ringtrain ") + ringtrain::kVersion + ", built with " __VERSION__ ", kernels " +
+  static const std::string text = std::string("ringtrain ") + ringtrain::kVersion + ", built with " RT_COMPILER ", kernels " +
                                   ringtrain::KernelVariant();
   return text.c_str();
 }
