@@ -10,7 +10,6 @@ namespace ringtrain {
 
 class Log {
  public:
-  void Info(const std::string& text) { Add("info|" + text); }
   void Warning(const std::string& text) { Add("warning|" + text); }
 
   // False if there is no line.

@@ -58,6 +58,19 @@ Status CompareFact(const std::string& name, const std::vector<std::string>& by_r
   return Status::Mismatch(text + ". Set it alike everywhere.");
 }
 
+// alltoall without splits sends equal parts; filled in here so that it matches a rank that spells them out.
+Status FillSplits(int64_t members, Request* request) {
+  const std::vector<TensorSpec>& tensors = request->tensors;
+  if (request->operation != Operation::kAlltoall || !request->splits.empty() || tensors.size() != 1 || tensors[0].shape.empty())
+    return {};
+  const int64_t rows = tensors[0].shape[0];
+  if (rows % members != 0)
+    return Status::InvalidArgument(request->Subject() + ": without splits the first dimension must be divisible by the " +
+                                   std::to_string(members) + " members, but is " + std::to_string(rows) + ". Pass splits.");
+  request->splits.assign(static_cast<size_t>(members), rows / members);
+  return {};
+}
+
 }  // namespace
 
 // ---- opening ----
@@ -151,19 +164,18 @@ Context::~Context() { Close(); }
 
 // ---- submitting and waiting ----
 
-Status Context::CheckSubmission(Submission* submission) const {
-  Request& request = submission->request;
+Status Context::CheckSubmission(const Submission& submission, const std::vector<int>& members) const {
+  const Request& request = submission.request;
   if (request.name.empty()) return Status::InvalidArgument(std::string(Text(request.operation)) + ": the name must not be empty.");
-  const std::vector<int> members = process_sets_.Members(submission->process_set);
   if (members.empty())
-    return Status::InvalidArgument(request.Subject() + ": process set " + std::to_string(submission->process_set) + " does not exist.");
+    return Status::InvalidArgument(request.Subject() + ": process set " + std::to_string(submission.process_set) + " does not exist.");
   const bool of_world = request.operation == Operation::kAddProcessSet || request.operation == Operation::kRemoveProcessSet;
-  if (of_world && submission->process_set != 0)
+  if (of_world && submission.process_set != 0)
     return Status::InvalidArgument(request.Subject() + ": all ranks of the world take part, but it was submitted to process set " +
-                                   std::to_string(submission->process_set) + ". Submit it to process set 0.");
+                                   std::to_string(submission.process_set) + ". Submit it to process set 0.");
   if (!std::binary_search(members.begin(), members.end(), world_.rank))
     return Status::InvalidArgument(request.Subject() + ": rank " + std::to_string(world_.rank) + " is not in process set " +
-                                   std::to_string(submission->process_set) + ", which has " + RanksText(members) +
+                                   std::to_string(submission.process_set) + ", which has " + RanksText(members) +
                                    ". Only its members may take part.");
   return {};
 }
@@ -181,24 +193,15 @@ Status Context::CheckRemoval(const Request& request) const {
 
 Status Context::Submit(std::shared_ptr<Submission> submission, const std::string& refusal, bool caller_waits) {
   RT_TRY(table_.closed());
-  RT_TRY(CheckSubmission(submission.get()));
   Request& request = submission->request;
   const int process_set = submission->process_set;
   const std::vector<int> members = process_sets_.Members(process_set);
+  RT_TRY(CheckSubmission(*submission, members));
   Status status;
   if (!refusal.empty()) {
     status = Status::InvalidArgument(refusal);
   } else {
-    // Without splits, equal parts; normalised here so that it matches a rank that spells them out.
-    if (request.operation == Operation::kAlltoall && request.splits.empty() && request.tensors.size() == 1 &&
-        !request.tensors[0].shape.empty()) {
-      const int64_t rows = request.tensors[0].shape[0], count = static_cast<int64_t>(members.size());
-      if (rows % count == 0)
-        request.splits.assign(members.size(), rows / count);
-      else
-        status = Status::InvalidArgument(request.Subject() + ": without splits the first dimension must be divisible by the " +
-                                         std::to_string(count) + " members, but is " + std::to_string(rows) + ". Pass splits.");
-    }
+    status = FillSplits(static_cast<int64_t>(members.size()), &request);
     if (status.ok()) status = Check(request, members);
     if (status.ok() && request.operation == Operation::kRemoveProcessSet) status = CheckRemoval(request);
   }

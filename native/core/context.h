@@ -51,7 +51,7 @@ class Context {
   static Status Open(std::shared_ptr<Context> context, std::vector<int> layout, std::shared_ptr<Context>* opened);
   Status AgreeOnStart(Nanoseconds deadline);
   void ChooseSpin();
-  Status CheckSubmission(Submission* submission) const;
+  Status CheckSubmission(const Submission& submission, const std::vector<int>& members) const;
   Status CheckRemoval(const Request& request) const;
 
   void Announce(bool caller_waits, bool urgent, int64_t bytes);
