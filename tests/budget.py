@@ -10,12 +10,13 @@ import os
 from collections import Counter
 
 # Minutes, in the order of the run.
-BUDGETS = {"install": 2.5, "build": 1.0, "python": 2.0, "torch": 1.5, "launcher": 0.5, "Open MPI": 5.0, "MPICH": 4.5,
-           "native": 1.5, "sanitizers": 5.0, "packaging": 1.5}
+BUDGETS = {"install": 3.0, "build": 1.0, "python": 2.0, "torch": 3.0, "TensorFlow": 3.0, "launcher": 1.5,
+           "Open MPI": 2.0, "MPICH": 2.0, "native": 1.0, "simulation": 2.5, "sanitizers": 3.0, "packaging": 1.0}
 GROUP_OF_MARKER = {"packaging": "packaging", "openmpi": "Open MPI", "mpich": "MPICH", "plain": "native",
                    "tsan": "sanitizers", "asan": "sanitizers"}
 GROUP_OF_FILE = {"test_native": "native", "test_launch": "launcher", "test_torch": "torch", "test_training": "torch",
-                 "test_quickstart": "torch", "test_packaging": "packaging"}
+                 "test_quickstart": "torch", "test_tensorflow": "TensorFlow", "test_keras": "TensorFlow",
+                 "test_simulation": "simulation", "test_spin": "simulation", "test_packaging": "packaging"}
 
 seconds: Counter[str] = Counter()
 tests: Counter[str] = Counter()

@@ -1,4 +1,8 @@
-"""Runs the tests that use a world once more under ringtrainrun, where the world is the launcher's: 2 and 4 ranks, each MPI."""
+"""Runs the tests that use a world once more under ringtrainrun, where the world is the launcher's.
+
+Every run takes 2 ranks under one MPI and 4 under the other; the two combinations that are left take as long again and
+find what one of the first two does, so they are run by bin/test --long.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import worlds
-from environments import EACH_MPI, rank_environment, ringtrainrun
+from environments import rank_environment, ringtrainrun
 
 if worlds.LAUNCHED:
     pytest.skip("these tests start ranks themselves", allow_module_level=True)
@@ -19,13 +23,18 @@ USES_A_WORLD = re.compile(r"^(import|from) worlds|^def test_.*\bworld\b", re.MUL
 FILES = sorted(path.name for path in HERE.glob("test_*.py")
                if path.name not in STARTS_RANKS_ITSELF and USES_A_WORLD.search(path.read_text()))
 SECONDS = 240
+MPI_AND_RANKS = [
+    pytest.param("openmpi", 2, marks=pytest.mark.openmpi),
+    pytest.param("mpich", 4, marks=pytest.mark.mpich),
+    pytest.param("openmpi", 4, marks=[pytest.mark.openmpi, pytest.mark.long]),
+    pytest.param("mpich", 2, marks=[pytest.mark.mpich, pytest.mark.long]),
+]
 
 
-@EACH_MPI
 @pytest.mark.timeout(SECONDS + 30)
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("mpi, ranks", MPI_AND_RANKS)
 @pytest.mark.parametrize("name", FILES)
-def test_file_on_ranks(name: str, ranks: int, mpi: str) -> None:
+def test_file_on_ranks(name: str, mpi: str, ranks: int) -> None:
     command = ringtrainrun(mpi, ranks, "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/{name}")
     try:
         done = subprocess.run(command, cwd=HERE.parent, env=rank_environment(), stdin=subprocess.DEVNULL,
