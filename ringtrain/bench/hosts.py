@@ -1,0 +1,249 @@
+"""Several hosts on one Linux machine: namespaces with their own names, interfaces, /dev/shm, processes and sshd.
+
+Used by `ringtrain bench wire` and by the tests. Each host is a process that is init of its own namespaces; when it
+dies, the kernel ends every process of the host and takes its interfaces away, so nothing can be left over, even if the
+program that made the hosts is killed. A further process holds the switch that their first interfaces are plugged into.
+
+Needs root, util-linux (unshare, nsenter), iproute2 (ip, tc) and OpenSSH's server.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+DEBIAN_PACKAGES = {"unshare": "util-linux", "nsenter": "util-linux", "ip": "iproute2", "tc": "iproute2", "ps": "procps",
+                   "sshd": "openssh-server", "ssh": "openssh-client", "ssh-keygen": "openssh-client"}  # fmt: skip
+NETWORK = "10.77.0"
+START_SECONDS = 20.0
+# What a link may hold back: enough for 1 ms at 1 Gbit/s, so that the shaper reaches its rate, and a switch's buffer.
+BURST_BYTES, BUFFER_BYTES = 128 << 10, 512 << 10
+# Runs as init of a host: reaps what others leave to it, and goes with whoever made the host.
+HOLDER = "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN); print(flush=True)\nwhile True: signal.pause()"
+SSHD_CONFIG = """\
+Port 22
+HostKey {folder}/host_key
+AuthorizedKeysFile {folder}/authorized_keys
+PidFile none
+StrictModes no
+UsePAM no
+PasswordAuthentication no
+PermitRootLogin yes
+LogLevel ERROR
+"""
+
+
+def missing() -> str:
+    """What stands in the way of making hosts here; "" if nothing does."""
+    if os.geteuid() != 0:
+        return "hosts in network namespaces need root"
+    absent = sorted({package for program, package in DEBIAN_PACKAGES.items() if not _which(program)})
+    if absent:
+        return f"hosts in network namespaces need these Debian packages: {' '.join(absent)}"
+    probe = subprocess.run(["unshare", "--net", "--uts", "--mount", "--pid", "--fork", "ip", "link", "add", "type", "veth"],
+                           capture_output=True, text=True)  # fmt: skip
+    return f"this kernel makes no network namespace: {probe.stderr.strip()}" if probe.returncode else ""
+
+
+@dataclass
+class Host:
+    """One host. Its processes see its name, its interfaces and each other, and the machine's files."""
+
+    name: str
+    address: str
+    interface: str
+    folder: Path
+    holder: subprocess.Popen
+    pid: int  # of its init
+
+    def command(self, *line: str, folder: str | Path | None = None) -> list[str]:
+        """The command line that runs `line` on this host, in the folder (the caller's by default)."""
+        return [_which("nsenter"), "--target", str(self.pid), "--net", "--uts", "--mount", "--pid",
+                f"--wd={folder or os.getcwd()}", "--", *line]  # fmt: skip
+
+    def run(self, *line: str, folder: str | Path | None = None, **options) -> subprocess.CompletedProcess:
+        """`subprocess.run` on this host; text is captured unless `options` say otherwise."""
+        return subprocess.run(self.command(*line, folder=folder), **{"capture_output": True, "text": True, **options})
+
+    def start(self, *line: str, **options) -> subprocess.Popen:
+        """`subprocess.Popen` on this host. Send signals with `signal_to`, as a helper stands between."""
+        return subprocess.Popen(self.command(*line), **options)
+
+    def signal_to(self, process: subprocess.Popen, number: int) -> None:
+        """Sends a signal to the process itself that `start` returned."""
+        for child in _children(process.pid):
+            os.kill(child, number)
+
+    def processes(self) -> dict[int, str]:
+        """Command lines of this host's processes but its init and its sshd, by process id within the host."""
+        listing = self.run("ps", "-e", "-o", "pid=,ppid=,stat=,args=").stdout.splitlines()
+        found = [line.split(None, 3) for line in listing]
+        return {int(pid): arguments for pid, _, state, arguments in found
+                if pid != "1" and "Z" not in state and not arguments.startswith(("sshd:", "ps -e", _which("sshd")))}
+
+    def hide(self, folder: str | Path) -> None:
+        """Lets an empty folder stand in place of this one on this host alone."""
+        self.check("mount", "-t", "tmpfs", "none", str(folder))
+
+    def replace(self, path: str | Path, text: str, mode: int = 0o644) -> None:
+        """Lets a file hold this text on this host alone."""
+        other = self.folder / f"replaced-{len(list(self.folder.iterdir()))}"
+        other.write_text(text)
+        other.chmod(mode)
+        self.check("mount", "--bind", str(other), str(path))
+
+    def check(self, *line: str) -> None:
+        """Runs a command on this host. Raises CalledProcessError with its words if it fails."""
+        _check(self.command(*line, folder="/"))
+
+
+class Network:
+    """Hosts and the switch between them.
+
+    >>> with Network({"node-a": "eth0", "node-b": "ens5"}, rate="1gbit") as network:
+    ...     network["node-a"].run("ssh", "node-b", "hostname").stdout
+    'node-b\\n'
+
+    Args:
+        interfaces: for each host the name of the interface that leads to the switch.
+        rate: of each link, both ways, in tc's words; None for as fast as the machine is.
+        useless: name of a second interface with the same address on every host, as docker0 is; None for none.
+    """
+
+    def __init__(self, interfaces: Mapping[str, str], rate: str | None = None, useless: str | None = "docker0"):
+        self.folder = Path(tempfile.mkdtemp(prefix="ringtrain-hosts-"))
+        self.hosts: dict[str, Host] = {}
+        self._holders: list[subprocess.Popen] = []
+        try:
+            self._make(interfaces, rate, useless)
+        except BaseException:
+            self.close()
+            raise
+
+    def __getitem__(self, name: str) -> Host:
+        return self.hosts[name]
+
+    def __enter__(self) -> Network:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends every process of every host and takes the network away."""
+        for holder in self._holders:
+            holder.kill()  # which kills the init, see --kill-child
+            holder.wait()
+            holder.stdout.close()
+        self._holders.clear()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def unplug(self, name: str) -> None:
+        """Takes a host off the network, as pulling its cable does."""
+        _check(self._in_switch("ip", "link", "set", f"to-{self[name].address.split('.')[-1]}", "down"))
+
+    # ---- making ----
+
+    def _make(self, interfaces: Mapping[str, str], rate: str | None, useless: str | None) -> None:
+        self.switch = self._hold("--net")
+        _check(self._in_switch("ip", "link", "add", "switch", "type", "bridge"))
+        _check(self._in_switch("ip", "link", "set", "switch", "up"))
+        for number, (name, interface) in enumerate(interfaces.items(), start=1):
+            holder = self._hold("--net", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
+            folder = self.folder / name
+            folder.mkdir(mode=0o700)
+            init = _children(holder.pid)[0]
+            self.hosts[name] = Host(name, f"{NETWORK}.{number}", interface, folder, holder, init)
+            self._plug_in(self[name], number, rate, useless)
+        self._write_files()
+        for host in self.hosts.values():
+            self._furnish(host)
+
+    def _hold(self, *namespaces: str) -> subprocess.Popen:
+        holder = subprocess.Popen([_which("unshare"), *namespaces, sys.executable, "-I", "-S", "-c", HOLDER],
+                                  stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, preexec_fn=_die_with_parent)
+        self._holders.append(holder)
+        holder.stdout.readline()  # its namespaces are there now
+        return holder
+
+    def _in_switch(self, *line: str) -> list[str]:
+        return [_which("nsenter"), "--target", str(self.switch.pid), "--net", "--", *line]
+
+    def _plug_in(self, host: Host, number: int, rate: str | None, useless: str | None) -> None:
+        port = f"to-{number}"
+        _check(self._in_switch("ip", "link", "add", port, "type", "veth", "peer", "name", host.interface,
+                               "netns", str(host.pid)))  # fmt: skip
+        _check(self._in_switch("ip", "link", "set", port, "master", "switch", "up"))
+        for line in (["hostname", host.name], ["ip", "link", "set", "lo", "up"],
+                     ["ip", "address", "add", f"{host.address}/24", "dev", host.interface],
+                     ["ip", "link", "set", host.interface, "up"]):  # fmt: skip
+            host.check(*line)
+        if useless:
+            host.check("ip", "link", "add", useless, "type", "bridge")
+            host.check("ip", "address", "add", "172.17.0.1/16", "dev", useless)
+            host.check("ip", "link", "set", useless, "up")
+        if rate:
+            shape = ["root", "tbf", "rate", rate, "burst", str(BURST_BYTES), "limit", str(BUFFER_BYTES)]
+            host.check("tc", "qdisc", "add", "dev", host.interface, *shape)
+            _check(self._in_switch("tc", "qdisc", "add", "dev", port, *shape))
+
+    def _write_files(self) -> None:
+        """What all hosts share: names, and one user key that opens each of them."""
+        names = "".join(f"{host.address} {host.name}\n" for host in self.hosts.values())
+        (self.folder / "names").write_text(f"127.0.0.1 localhost\n{names}")
+        (self.folder / "nsswitch").write_text("hosts: files\npasswd: files\ngroup: files\n")
+        _check(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.folder / "user_key")])
+
+    def _furnish(self, host: Host) -> None:
+        """Gives a host its files, its shared memory and its sshd."""
+        _check(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(host.folder / "host_key")])
+        shutil.copy(self.folder / "user_key.pub", host.folder / "authorized_keys")
+        (host.folder / "sshd_config").write_text(SSHD_CONFIG.format(folder=host.folder))
+        home = host.folder / "ssh"
+        home.mkdir(mode=0o700)
+        shutil.copy(self.folder / "user_key", home / "id_ed25519")
+        real_home = Path("~root/.ssh").expanduser()
+        for folder in (real_home, Path("/run/sshd")):
+            folder.mkdir(mode=0o700, exist_ok=True)
+        for line in (["mount", "--bind", str(home), str(real_home)],
+                     ["mount", "--bind", str(self.folder / "names"), "/etc/hosts"],
+                     ["mount", "--bind", str(self.folder / "nsswitch"), "/etc/nsswitch.conf"],
+                     ["mount", "-t", "tmpfs", "none", "/dev/shm"],
+                     [_which("sshd"), "-f", str(host.folder / "sshd_config")]):  # fmt: skip
+            host.check(*line)
+
+
+def _which(program: str) -> str:
+    """The program's path, also where root's PATH lacks /usr/sbin; "" if there is none."""
+    return shutil.which(program, path=os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin") or ""
+
+
+def _check(line: Sequence[str]) -> None:
+    done = subprocess.run([_which(line[0]), *line[1:]], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if done.returncode:
+        raise RuntimeError(f"making a host: '{' '.join(line)}' returned {done.returncode}: {done.stderr.strip()}")
+
+
+def _children(process: int) -> list[int]:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        listed = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+        if listed:
+            return [int(child) for child in listed]
+        time.sleep(0.01)
+    raise TimeoutError(f"process {process}: expected a child within {START_SECONDS:g} s, but it started none.")
+
+
+def _die_with_parent() -> None:
+    """In a holder before it starts: if the maker of the hosts is killed, they go too."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
