@@ -20,7 +20,7 @@ PYTHON_FLOORS = [
     ["context"],
     ["process_sets"],
     ["operations"],
-    ["objects"],
+    ["objects", "sharding"],
     ["testing"],
     [""],  # ringtrain/__init__.py
     ["torch", "tensorflow", "launch", "bench"],

@@ -70,5 +70,6 @@ from ringtrain.torch.operations import (
     reducescatter_async,
 )
 from ringtrain.torch.optimizer import DistributedOptimizer
+from ringtrain.torch.sampler import DistributedSampler
 
 __all__ = [name for name in dir() if not name.startswith("_")]

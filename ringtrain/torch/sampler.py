@@ -1,0 +1,103 @@
+"""The sampler that deals a data set out to the ranks for a ``DataLoader``; ``ringtrain.sharding`` decides who reads what.
+
+It knows how far the epoch has come, so that a run resumes between two batches, on as many ranks as it then has.
+"""
+
+from collections.abc import Iterator, Sized
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+import torch
+
+from ringtrain import sharding
+from ringtrain.errors import InvalidArgumentError
+from ringtrain.process_sets import ProcessSet, global_process_set
+
+
+class DistributedSampler(torch.utils.data.Sampler[int]):
+    """This rank's indices of each epoch, for ``DataLoader(dataset, batch_size, sampler=sampler)``.
+
+    Args:
+        dataset: the whole data set, or its number of samples.
+        policy: ``"pad"``, ``"truncate"`` or ``"uneven"``, as ``ringtrain.shard`` explains.
+        seed: of the order, the same on all ranks; None for the data set's own order.
+        process_set: the ranks that share the data; this rank must be one.
+
+    Raises:
+        InvalidArgumentError: as ``ringtrain.shard``.
+
+    Example:
+        >>> sampler = hvd.DistributedSampler(dataset, seed=1)
+        >>> loader = torch.utils.data.DataLoader(dataset, batch_size=32, sampler=sampler)
+        >>> for epoch in range(sampler.epoch, 10):
+        ...     sampler.set_epoch(epoch)
+        ...     for x, y in loader:
+        ...         train_on(x, y)
+    """
+
+    def __init__(
+        self,
+        dataset: Sized | int,
+        policy: str = "pad",
+        seed: int | None = 0,
+        process_set: ProcessSet = global_process_set,
+    ):
+        self.epoch = 0
+        self._count = dataset if isinstance(dataset, Integral) else len(dataset)
+        self._policy = policy
+        self._seed = seed
+        self._rank, self._size = process_set.rank(), process_set.size()
+        # Places in the epoch, counted in samples that all ranks together have read.
+        self._start = 0  # where the current iteration began,
+        self._read = 0  # where it is,
+        self._next_start = 0  # and where the next one will begin
+        self._indices(0)  # wrong arguments are reported here
+
+    def set_epoch(self, epoch: int) -> None:
+        """Chooses the epoch of the next iteration. A resumed epoch that is named again goes on where it was."""
+        if epoch != self.epoch:
+            self._start = self._read = self._next_start = 0
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        self._start = self._read = self._next_start
+        self._next_start = 0
+        for index in self._indices(self._start).tolist():
+            self._read += self._size
+            yield index
+
+    def __len__(self) -> int:
+        """Samples that the next iteration gives this rank."""
+        return len(range(self._next_start + self._rank, self._end(self._next_start), self._size))
+
+    def state_dict(self, samples: int | None = None) -> dict[str, Any]:
+        """The place in the epoch, the same on all ranks that have taken equally many steps; for a checkpoint.
+
+        Args:
+            samples: samples that this rank has trained on in this iteration, if a loader with workers has asked for
+                more ahead of time; None for those it has asked for.
+        """
+        read = self._read if samples is None else self._start + samples * self._size
+        return {"epoch": self.epoch, "read": read, "seed": self._seed, "count": self._count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on at a place that ``state_dict`` gave, also with another number of ranks: no sample comes twice.
+
+        Raises:
+            InvalidArgumentError: the state is of another data set or seed, so the place would mean other samples.
+        """
+        for name, mine in (("count", self._count), ("seed", self._seed)):
+            if state[name] != mine:
+                raise InvalidArgumentError(
+                    f"load_state_dict: {name} must be that of the saved run, {state[name]}, but is {mine}. "
+                    "Make the sampler as that run did."
+                )
+        self.epoch = state["epoch"]
+        self._start = self._read = self._next_start = state["read"]
+
+    def _indices(self, start: int) -> np.ndarray:
+        return sharding.indices(self._count, self._rank, self._size, self._policy, self._seed, self.epoch, start)
+
+    def _end(self, start: int) -> int:
+        return sharding.epoch_end(self._count, self._size, self._policy, start)
