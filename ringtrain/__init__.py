@@ -12,6 +12,7 @@ from ringtrain.context import current, init, is_initialized, shutdown
 from ringtrain.errors import HorovodInternalError, RingtrainError
 from ringtrain.objects import allgather_object, broadcast_object
 from ringtrain.operations import (
+    Adasum,
     Average,
     Handle,
     Max,

@@ -171,12 +171,14 @@ class Context:
         native: the library's ``rt_context *``.
         usable: False once it was closed, and in the child of a fork.
         forked: True in the child of a fork, where the library's threads and locks did not come along.
+        over_mpi: whether its world runs over MPI.
     """
 
     def __init__(self, native):
         self.native = native
         self.usable = True
         self.forked = False
+        self.over_mpi = False
         self._world = ffi.new("rt_world *")
         lib.rt_world_of(native, self._world)
         self._requests: list[_Request] = []  # pool; append and pop are atomic
@@ -512,6 +514,7 @@ def _open_mpi(comm: object, started_by: launcher.Launcher | None, chosen: dict[s
     error = ffi.new(_ERROR_OUT)
     native = lib.rt_open_mpi(os.fsencode(MPI.__file__), MPI._handleof(communicator), options.as_lines(chosen), error)
     context = _opened(native, error)
+    context.over_mpi = True
     mpi.warn_if_bound(started_by, context.local_rank)
     return context
 

@@ -18,7 +18,7 @@ import numpy as np
 from ringtrain import buffers, tables
 from ringtrain.buffers import Buffer, InPlace
 from ringtrain.context import Context, Operation, current
-from ringtrain.errors import InvalidArgumentError, RingtrainError
+from ringtrain.errors import InvalidArgumentError, RingtrainError, UnsupportedError
 from ringtrain.process_sets import ProcessSet, global_process_set, id_of
 
 Average = tables.REDUCTIONS["average"]
@@ -26,6 +26,7 @@ Sum = tables.REDUCTIONS["sum"]
 Min = tables.REDUCTIONS["min"]
 Max = tables.REDUCTIONS["max"]
 Product = tables.REDUCTIONS["product"]
+Adasum = 2  # Horovod's number for a reduction that this release lacks
 
 _Results = Callable[[Operation], Any]
 
@@ -441,6 +442,8 @@ def _allocated(like: Any, operation: Operation, index: int) -> Any:
 def _reduction(op: int | None) -> str:
     if op is None:
         return "average"
+    if op == Adasum:
+        raise UnsupportedError(f"op must be one of {_reductions_text()}, but is Adasum, which this release lacks.")
     name = tables.REDUCTION_BY_ID.get(op)
     if name is None:
         raise InvalidArgumentError(f"op must be one of {_reductions_text()}, but is {op!r}.")

@@ -18,11 +18,12 @@ PYTHON_FLOORS = [
     ["log", "buffers"],
     ["mpi"],
     ["context"],
-    ["process_sets"],
+    ["process_sets", "probes"],
     ["operations"],
     ["objects", "sharding"],
     ["testing"],
     [""],  # ringtrain/__init__.py
+    ["common"],
     ["torch", "tensorflow", "launch", "bench"],
 ]
 # A folder may include its own headers and those of earlier rows.

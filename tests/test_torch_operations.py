@@ -244,12 +244,12 @@ def test_a_pending_tensor_may_be_dropped(world):
 @pytest.mark.parametrize(
     "make, kind, text",
     [
-        (lambda: torch.ones(2).to_sparse(), NotImplementedError, "to_dense"),
+        (lambda: torch.ones(2, 2).to_sparse_csr(), NotImplementedError, "to_dense"),
         (lambda: torch.ones(2, device="meta"), NotImplementedError, "expected CPU memory but found device meta"),
         (lambda: torch.ones(2, dtype=torch.complex64), ValueError, "complex64"),
         (lambda: torch.ones(2, dtype=torch.bool), ValueError, "bool"),
     ],
-    ids=["sparse", "meta", "complex", "average of bool"],
+    ids=["sparse rows", "meta", "complex", "average of bool"],
 )
 def test_what_one_rank_refuses_fails_everywhere(world, make, kind, text):
     def on_rank(rank):

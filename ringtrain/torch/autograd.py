@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from ringtrain.errors import InvalidArgumentError
+
 _Tensors = Sequence[torch.Tensor]
 
 
@@ -37,7 +39,13 @@ def differentiable(
         tensors: the operation's inputs.
         run: runs it and returns its results.
         adjoint: gradients of the results to gradients of the inputs, in their order.
+
+    Raises:
+        InvalidArgumentError: an input is no tensor.
     """
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor):
+            raise InvalidArgumentError(f"tensor: expected a torch.Tensor but found {type(tensor).__name__}.")
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return list(_Operation.apply(run, adjoint, *tensors))
     return list(run())

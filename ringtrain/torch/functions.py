@@ -38,7 +38,7 @@ def broadcast_parameters(
         >>> hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     """
     named = _named_tensors(params)
-    _broadcast_in_place(
+    broadcast_in_place(
         {f"broadcast_parameters.{name}": tensor for name, tensor in named.items()}, root_rank, process_set
     )
 
@@ -61,14 +61,14 @@ def broadcast_optimizer_state(
         MismatchError: the optimizers hold different numbers of parameters.
     """
     sizes = [len(group["params"]) for group in optimizer.param_groups]
-    _require_equal_sizes(allgather_object(sizes, name="broadcast_optimizer_state.sizes"), process_set)
+    _require_equal_sizes(allgather_object(sizes, "broadcast_optimizer_state.sizes", process_set), process_set)
     is_root = current().rank == root_rank
     packed, tensors = _pack(_state_of(optimizer)) if is_root else (b"", [])
     packed = broadcast_object(packed, root_rank, "broadcast_optimizer_state", process_set)
     if not is_root:
         state, tensors = _unpack(packed)
     named = {f"broadcast_optimizer_state.{index}": tensor for index, tensor in enumerate(tensors)}
-    _broadcast_in_place(named, root_rank, process_set)
+    broadcast_in_place(named, root_rank, process_set)
     if not is_root:
         _set_state(optimizer, state)
 
@@ -89,8 +89,11 @@ def _named_tensors(params: Any) -> dict[str, torch.Tensor]:
     return named
 
 
-def _broadcast_in_place(named: Mapping[str, torch.Tensor], root: int, process_set: ProcessSet) -> None:
-    """All at once, so that small tensors share a batch; then waits for each."""
+def broadcast_in_place(named: Mapping[str, torch.Tensor], root: int, process_set: ProcessSet) -> None:
+    """Puts the root's values into named tensors of any layout: all at once, so that small ones share a batch.
+
+    Raises MismatchError if ranks disagree about a shape or dtype.
+    """
     context, identity = current(), id_of(process_set)
     pending = []
     for name, tensor in named.items():
@@ -109,11 +112,12 @@ def _broadcast_in_place(named: Mapping[str, torch.Tensor], root: int, process_se
 
 
 def _require_equal_sizes(sizes: list[list[int]], process_set: ProcessSet) -> None:
-    for rank, theirs in enumerate(sizes):
+    ranks = process_set.ranks
+    for rank, theirs in zip(ranks, sizes, strict=True):
         if theirs != sizes[0]:
             raise MismatchError(
                 f"broadcast_optimizer_state: parameters per group must be the same on all ranks, but are {sizes[0]} "
-                f"on rank 0 and {theirs} on rank {rank}. Make the same optimizer everywhere."
+                f"on rank {ranks[0]} and {theirs} on rank {rank}. Make the same optimizer everywhere."
             )
 
 

@@ -2,8 +2,8 @@
 
 ``ringtrain.operations`` does the work and describes the operations; here are the torch-only arguments (``average``,
 ``compression``), identity of tensors in the in-place forms, and gradients. Tensors are dense, on the CPU, of any dtype
-of the core and any layout; what is not contiguous is copied. The forms that wait and return a new tensor are
-differentiable. Errors are those of ``ringtrain.operations``.
+of the core and any layout; what is not contiguous is copied. ``allreduce`` takes sparse ones too. The forms that wait and
+return a new tensor are differentiable. Errors are those of ``ringtrain.operations``.
 """
 
 import warnings
@@ -16,31 +16,14 @@ from ringtrain import operations as arrays
 from ringtrain.context import current
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.operations import Average, Handle, Sum
-from ringtrain.process_sets import ProcessSet, global_process_set
+from ringtrain.process_sets import ProcessSet, global_process_set, id_of
 from ringtrain.torch.autograd import differentiable
 from ringtrain.torch.compression import Compression, Compressor
+from ringtrain.torch.handles import AlltoallHandle, InPlaceHandle
+from ringtrain.torch.sparse import SparseAllreduce
 from ringtrain.torch.tensors import writable
 
 _Tensors = Sequence[torch.Tensor]
-
-
-class InPlaceHandle:
-    """A pending in-place operation: the handle below it, and the very tensors that the caller gave."""
-
-    __slots__ = ("_handle", "_given")
-
-    def __init__(self, handle: Handle, given: Any):
-        self._handle = handle
-        self._given = given
-
-    def done(self) -> bool:
-        """Whether the operation ended, well or not."""
-        return self._handle.done()
-
-    def wait(self, timeout: float | None = None) -> Any:
-        """Blocks until the operation is done and returns the caller's tensors."""
-        self._handle.wait(timeout)
-        return self._given
 
 
 # ---- allreduce ----
@@ -59,10 +42,10 @@ def allreduce(
     """Combines a tensor of one shape over all ranks; see ``ringtrain.allreduce``.
 
     Args:
-        tensor: the same shape and dtype on all ranks; not changed.
+        tensor: the same shape and dtype on all ranks; not changed. A sparse one gives a coalesced sparse result.
         average: deprecated; True is ``op=Average``, False ``op=Sum``.
         name: identity among the ranks.
-        compression: how the tensor travels.
+        compression: how a dense tensor travels.
         op: ``Average`` (default), ``Sum``, ``Min``, ``Max`` or ``Product``.
         prescale_factor: factor on each contribution.
         postscale_factor: factor on the result.
@@ -74,6 +57,8 @@ def allreduce(
     op = _op(average, op)
 
     def run() -> _Tensors:
+        if _is_sparse(tensor):
+            return [_sparse(tensor, name, op, process_set, prescale_factor, postscale_factor).wait()]
         sent, context = compression.compress(tensor)
         result = arrays.allreduce(sent, name, op, prescale_factor, postscale_factor, process_set)
         return [compression.decompress(result, context)]
@@ -94,8 +79,10 @@ def allreduce_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-) -> Handle:
+) -> Handle | SparseAllreduce:
     """``allreduce`` that returns a handle at once; leave the tensor unchanged until it is done."""
+    if _is_sparse(tensor):
+        return _sparse(tensor, name, _op(average, op), process_set, prescale_factor, postscale_factor)
     return arrays.allreduce_async(tensor, name, _op(average, op), prescale_factor, postscale_factor, process_set)
 
 
@@ -198,6 +185,27 @@ def grouped_allreduce_async_(
     views = [writable(tensor) for tensor in tensors]
     scales = prescale_factor, postscale_factor
     return InPlaceHandle(arrays.grouped_allreduce_async_(views, name, _op(average, op), *scales, process_set), tensors)
+
+
+def sparse_allreduce_async(
+    tensor: torch.Tensor, name: str | None, op: int, process_set: ProcessSet = global_process_set
+) -> SparseAllreduce:
+    """Sums or averages sparse COO tensors: each rank sends the entries that it has.
+
+    Returns:
+        A handle for ``synchronize``, which can be called too; both give the coalesced sparse result.
+    """
+    return _sparse(tensor, name, op, process_set)
+
+
+def _sparse(
+    tensor: torch.Tensor, name: str | None, op: int, process_set: ProcessSet, *scales: float
+) -> SparseAllreduce:
+    return SparseAllreduce(current(), tensor, name, op, id_of(process_set), *scales)
+
+
+def _is_sparse(tensor: object) -> bool:
+    return isinstance(tensor, torch.Tensor) and tensor.is_sparse
 
 
 # ---- allgather ----
@@ -305,27 +313,9 @@ def alltoall(
 
 def alltoall_async(
     tensor: torch.Tensor, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> "AlltoallHandle":
+) -> AlltoallHandle:
     """``alltoall`` that returns a handle at once; its result is always the pair."""
     return AlltoallHandle(arrays.alltoall_async(tensor, splits, name, process_set))
-
-
-class AlltoallHandle:
-    """A pending alltoall; its result is a pair of tensors."""
-
-    __slots__ = ("_handle",)
-
-    def __init__(self, handle: Handle):
-        self._handle = handle
-
-    def done(self) -> bool:
-        """Whether the operation ended, well or not."""
-        return self._handle.done()
-
-    def wait(self, timeout: float | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Blocks until the operation is done; the rows received and how many came from each rank."""
-        rows, received = self._handle.wait(timeout)
-        return rows, torch.from_numpy(received)
 
 
 # ---- reducescatter ----

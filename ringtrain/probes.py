@@ -1,0 +1,74 @@
+"""What this installation can use and what this process uses, under the names that Horovod's scripts branch on.
+
+The adapters for frameworks export these. The answers are true of ringtrain: its one native library links nothing, so
+nothing is "built in" but what it can reach at run time, and what it does not use at all is never built nor enabled.
+``verbose`` is accepted for the sake of Horovod's scripts.
+"""
+
+import importlib.util
+
+from ringtrain import context as contexts
+from ringtrain.errors import InvalidArgumentError
+
+__all__ = [
+    "ccl_built", "cuda_built", "ddl_built", "gloo_built", "gloo_enabled", "mpi_built", "mpi_enabled",
+    "mpi_threads_supported", "nccl_built", "rocm_built",
+]  # fmt: skip
+
+
+def mpi_built(verbose: bool = False) -> bool:
+    """Whether MPI can be reached, that is, whether mpi4py is installed; which MPI it finds shows in ``init``."""
+    return importlib.util.find_spec("mpi4py") is not None
+
+
+def mpi_enabled() -> bool:
+    """Whether this process's world runs over MPI; False before ``init`` and in a world without a launcher."""
+    return contexts.is_initialized() and contexts.current().over_mpi
+
+
+def mpi_threads_supported() -> bool:
+    """Whether MPI may be called from several threads: always, since ``init`` refuses less.
+
+    Raises:
+        InvalidArgumentError: this process does not use MPI.
+    """
+    if not mpi_enabled():
+        raise InvalidArgumentError(
+            "mpi_threads_supported: expected a world over MPI but found one without. Ask mpi_enabled() first."
+        )
+    return True
+
+
+def nccl_built(verbose: bool = False) -> int:
+    """NCCL's version code, such as 22005, or 0 without it: an int, because scripts compare it."""
+    return 0
+
+
+def cuda_built(verbose: bool = False) -> bool:
+    """Whether tensors in CUDA memory travel without a copy to the host."""
+    return False
+
+
+def rocm_built(verbose: bool = False) -> bool:
+    """Whether tensors in ROCm memory travel without a copy to the host."""
+    return False
+
+
+def gloo_built(verbose: bool = False) -> bool:
+    """False: ringtrain has no use for Gloo."""
+    return False
+
+
+def gloo_enabled() -> bool:
+    """False: ringtrain has no use for Gloo."""
+    return False
+
+
+def ccl_built(verbose: bool = False) -> bool:
+    """False: ringtrain has no use for oneCCL."""
+    return False
+
+
+def ddl_built(verbose: bool = False) -> bool:
+    """False: ringtrain has no use for IBM's DDL."""
+    return False

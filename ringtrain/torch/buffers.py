@@ -1,0 +1,61 @@
+"""Buffers of a model, such as BatchNorm's running statistics, made equal on all ranks: once, or before every forward pass.
+
+Gradients keep the parameters equal, but nothing does so for buffers: each rank's follow its own batches.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from ringtrain.context import current, is_initialized
+from ringtrain.process_sets import ProcessSet, global_process_set, id_of
+from ringtrain.torch.accumulation import is_accumulating
+from ringtrain.torch.functions import broadcast_in_place
+from ringtrain.torch.numbering import next_number
+
+
+def broadcast_buffers(
+    model: torch.nn.Module,
+    root_rank: int = 0,
+    every_forward: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> RemovableHandle | None:
+    """Puts the root's buffers into the model of all ranks, at once and, if asked for, before every forward pass too.
+
+    Args:
+        model: of the same structure on all ranks; buffers of its submodules count.
+        root_rank: global rank of the root.
+        every_forward: whether to repeat it before each forward pass in training mode with gradients enabled, as
+            ``DistributedDataParallel`` does. All ranks must then make the same number of such passes. Within an
+            optimizer's ``no_sync()`` nothing is sent; in evaluation a rank may call the model alone.
+        process_set: the ranks that take part.
+
+    Returns:
+        With ``every_forward`` the hook, whose ``remove()`` ends it; else None.
+
+    Raises:
+        MismatchError: ranks disagree about a buffer's shape or dtype.
+
+    Example:
+        >>> hvd.broadcast_buffers(model)  # before evaluation on all ranks
+    """
+    identity = id_of(process_set)
+    name = f"broadcast_buffers.{next_number(current(), identity, 'broadcast_buffers')}"
+    _broadcast(model, name, root_rank, process_set)
+    if not every_forward:
+        return None
+    return model.register_forward_pre_hook(partial(_before_forward, name, root_rank, process_set))
+
+
+def _before_forward(name: str, root: int, process_set: ProcessSet, model: torch.nn.Module, inputs: Any) -> None:
+    """The hook: a partial of a plain function, so that the model can still be copied and pickled."""
+    if model.training and torch.is_grad_enabled() and not is_accumulating() and is_initialized():
+        _broadcast(model, name, root, process_set)
+
+
+def _broadcast(model: torch.nn.Module, name: str, root: int, process_set: ProcessSet) -> None:
+    buffers = {f"{name}.{buffer_name}": buffer for buffer_name, buffer in model.named_buffers()}
+    if process_set.size() > 1 and process_set.included():
+        broadcast_in_place(buffers, root, process_set)

@@ -1,0 +1,78 @@
+"""What the ``_async`` forms for torch return, and the two functions that take it.
+
+A handle is an object where Horovod's is a number: it can be kept, compared, put into a dict or a set, and dropped.
+``ringtrain.operations.Handle`` serves where the result is a tensor of its own; the others are here and in ``sparse``.
+"""
+
+from typing import Any
+
+import torch
+
+from ringtrain.errors import InvalidArgumentError
+from ringtrain.operations import Handle
+
+
+class InPlaceHandle:
+    """A pending in-place operation: the handle below it, and the very tensors that the caller gave."""
+
+    __slots__ = ("_handle", "_given")
+
+    def __init__(self, handle: Handle, given: Any):
+        self._handle = handle
+        self._given = given
+
+    def done(self) -> bool:
+        """Whether the operation ended, well or not."""
+        return self._handle.done()
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Blocks until the operation is done and returns the caller's tensors."""
+        self._handle.wait(timeout)
+        return self._given
+
+
+class AlltoallHandle:
+    """A pending alltoall; its result is a pair of tensors."""
+
+    __slots__ = ("_handle",)
+
+    def __init__(self, handle: Handle):
+        self._handle = handle
+
+    def done(self) -> bool:
+        """Whether the operation ended, well or not."""
+        return self._handle.done()
+
+    def wait(self, timeout: float | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Blocks until the operation is done; the rows received and how many came from each rank."""
+        rows, received = self._handle.wait(timeout)
+        return rows, torch.from_numpy(received)
+
+
+def poll(handle: Any) -> bool:
+    """Whether the operation of an ``_async`` form is done; ``synchronize`` then returns at once.
+
+    Raises InvalidArgumentError for what is no handle.
+    """
+    _check("poll", handle)
+    return handle.done()
+
+
+def synchronize(handle: Any) -> Any:
+    """Waits for an ``_async`` form and returns its result: a tensor, a list of them, or a pair for an alltoall.
+
+    A second call returns the same result. Other Python threads run while it waits.
+
+    Raises:
+        InvalidArgumentError: what is no handle.
+        HorovodInternalError: the operation failed; the class tells how.
+    """
+    _check("synchronize", handle)
+    return handle.wait()
+
+
+def _check(function: str, handle: Any) -> None:
+    if not (hasattr(handle, "wait") and hasattr(handle, "done")):
+        raise InvalidArgumentError(
+            f"{function}: expected what an _async form returned but found {handle!r}. Handles are no numbers here."
+        )

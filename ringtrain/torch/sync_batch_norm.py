@@ -1,0 +1,215 @@
+"""Batch normalisation over the batches of all ranks: as ``torch.nn.BatchNorm`` computes it on the concatenated batch.
+
+Forward, each rank sends its count, mean and variance for every channel in one allgather, and all combine them in rank order
+(Chan, Golub and LeVeque, 1979: "Updating formulae and a pairwise algorithm for computing sample variances"), in float64.
+Backward, the two sums over the batch that the gradient of the input needs are added up in one allreduce.
+"""
+
+import weakref
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ringtrain.context import Context, current
+from ringtrain.errors import InvalidArgumentError
+from ringtrain.process_sets import ProcessSet, global_process_set, id_of
+from ringtrain.torch.numbering import next_number
+from ringtrain.torch.tensors import buffer_of, wrap_memory
+
+
+class SyncBatchNorm(_BatchNorm):
+    """Batch normalisation with the statistics of all ranks' batches, which may differ in size; one may be empty.
+
+    In evaluation, in a world of one and on ranks outside of the process set it is plain batch normalisation.
+
+    Args:
+        num_features: C of an input of shape (N, C, ...), of any floating-point dtype.
+        eps: added to the variance.
+        momentum: weight of the newest batch in the running statistics; None for their plain average.
+        affine: whether there are a weight and a bias.
+        track_running_stats: whether there are running statistics.
+        process_set: the ranks that share their statistics.
+
+    Raises:
+        InvalidArgumentError: an input of fewer than 2 dimensions, or no more than one value for each channel on all
+            ranks together.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        process_set: ProcessSet = global_process_set,
+    ):
+        super().__init__(num_features, eps, momentum, affine, track_running_stats)
+        self.process_set = process_set
+
+    @classmethod
+    def convert_sync_batchnorm(
+        cls, module: torch.nn.Module, process_set: ProcessSet = global_process_set
+    ) -> torch.nn.Module:
+        """The module with every ``BatchNorm`` in it, of any number of dimensions, replaced by a ``SyncBatchNorm``.
+
+        Parameters and buffers stay the same objects, so an optimizer made before still steps them.
+        """
+        replaced = {each: cls._like(each, process_set) for each in module.modules() if _is_plain(each)}
+        for parent in list(module.modules()):
+            for name, child in list(parent._modules.items()):  # named_children() would hide a second name
+                if child in replaced:
+                    setattr(parent, name, replaced[child])
+        return replaced.get(module, module)
+
+    @classmethod
+    def _like(cls, plain: _BatchNorm, process_set: ProcessSet) -> "SyncBatchNorm":
+        settings = plain.eps, plain.momentum, plain.affine, plain.track_running_stats
+        module = cls(plain.num_features, *settings, process_set)
+        module._parameters, module._buffers = plain._parameters, plain._buffers
+        return module.train(plain.training)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Normalises ``input`` of shape (N, C, ...); the result has its shape and dtype."""
+        self._check_input_dim(input)
+        if not (self.training and self.process_set.included() and self.process_set.size() > 1):
+            return super().forward(input)
+        ranks = _ranks_of(self)
+        moments = _moments(input.detach(), ranks)
+        self._update_running_statistics(moments)
+        return _Normalize.apply(input, self.weight, self.bias, self.eps, moments, ranks)
+
+    def _check_input_dim(self, input: torch.Tensor) -> None:
+        if input.dim() < 2:
+            raise InvalidArgumentError(
+                f"SyncBatchNorm: expected an input of shape (N, C, ...) but found {tuple(input.shape)}. Add a dimension."
+            )
+
+    @torch.no_grad()
+    def _update_running_statistics(self, moments: "_Moments") -> None:
+        if not self.track_running_stats:
+            return
+        self.num_batches_tracked.add_(1)
+        newest = 1.0 / self.num_batches_tracked.item() if self.momentum is None else self.momentum
+        unbiased = moments.variance * (moments.count / (moments.count - 1))
+        self.running_mean.lerp_(moments.mean.to(self.running_mean.dtype), newest)
+        self.running_var.lerp_(unbiased.to(self.running_var.dtype), newest)
+
+
+class _Moments(NamedTuple):
+    """Of each channel over all ranks: number of values, mean and biased variance, in float64."""
+
+    count: float
+    mean: torch.Tensor
+    variance: torch.Tensor
+
+
+class _Ranks(NamedTuple):
+    """Those who share statistics, as seen by one module on one rank."""
+
+    context: Context
+    process_set: int
+    name: str
+
+    def rows(self, row: torch.Tensor) -> torch.Tensor:
+        """Everyone's row, stacked in rank order."""
+        sent = row.unsqueeze(0)
+        operation = self.context.submit(
+            "allgather", f"{self.name}.moments", [buffer_of(sent)], [None], process_set=self.process_set, waits=True
+        )
+        operation.wait()
+        _, shape, memory = operation.output()
+        return wrap_memory(row, memory, operation.dtype(), shape)
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sum of everyone's tensor, in its place."""
+        buffers = [buffer_of(tensor)]
+        self.context.submit(
+            "allreduce", f"{self.name}.gradient", buffers, buffers, process_set=self.process_set, waits=True
+        ).wait()
+        return tensor
+
+
+_names: "weakref.WeakKeyDictionary[Context, weakref.WeakKeyDictionary[SyncBatchNorm, str]]"
+_names = weakref.WeakKeyDictionary()
+
+
+def _ranks_of(module: SyncBatchNorm) -> _Ranks:
+    """Modules are named in the order of their first forward pass, which all ranks make together, so copies differ."""
+    context, identity = current(), id_of(module.process_set)
+    names = _names.setdefault(context, weakref.WeakKeyDictionary())
+    if module not in names:
+        names[module] = f"sync_batch_norm.{next_number(context, identity, 'sync_batch_norm')}"
+    return _Ranks(context, identity, names[module])
+
+
+def _moments(input: torch.Tensor, ranks: _Ranks) -> _Moments:
+    channels = input.shape[1]
+    row = torch.zeros(1 + 2 * channels, dtype=torch.float64)
+    if input.numel() > 0:
+        variance, mean = torch.var_mean(_wide(input), _batch_dimensions(input), correction=0)
+        row[0], row[1 : 1 + channels], row[1 + channels :] = input.numel() / channels, mean, variance
+    rows = ranks.rows(row)
+    counts, means, variances = rows[:, :1], rows[:, 1 : 1 + channels], rows[:, 1 + channels :]
+    count = counts.sum().item()
+    if count <= 1:
+        raise InvalidArgumentError(
+            f"SyncBatchNorm: expected more than one value for each channel on all ranks together but found {count:.0f}. "
+            "Make the batch larger, or call eval()."
+        )
+    mean = (counts * means).sum(0) / count
+    return _Moments(count, mean, (counts * (variances + (means - mean) ** 2)).sum(0) / count)
+
+
+class _Normalize(torch.autograd.Function):
+    """weight * (input - mean) / sqrt(variance + eps) + bias, where mean and variance depend on all ranks' inputs."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, input: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float,
+        moments: _Moments, ranks: _Ranks,
+    ) -> torch.Tensor:  # fmt: skip
+        ctx.save_for_backward(input, weight)
+        ctx.eps, ctx.moments, ctx.ranks = eps, moments, ranks
+        wide = torch.promote_types(input.dtype, torch.float32)
+        mean, variance = moments.mean.to(wide), moments.variance.to(wide)
+        return torch.nn.functional.batch_norm(input, mean, variance, weight, bias, eps=eps)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple:
+        input, weight = ctx.saved_tensors
+        dimensions = _batch_dimensions(input)
+        wide = _wide(gradient)
+        count, mean, variance = ctx.moments
+
+        def by_channel(values: torch.Tensor) -> torch.Tensor:
+            return values.to(wide.dtype).view(1, -1, *[1] * (input.dim() - 2))
+
+        inverse_deviation = torch.rsqrt(variance + ctx.eps)
+        normalized = (_wide(input) - by_channel(mean)) * by_channel(inverse_deviation)
+        of_bias, of_weight = wide.sum(dimensions), (wide * normalized).sum(dimensions)
+        of_input = None
+        if ctx.needs_input_grad[0]:
+            sums = ctx.ranks.sum(torch.stack([of_bias, of_weight]).double()) / count
+            scale = inverse_deviation if weight is None else inverse_deviation * weight
+            of_input = (wide - by_channel(sums[0]) - normalized * by_channel(sums[1])) * by_channel(scale)
+            of_input = of_input.to(input.dtype)
+        if weight is None:
+            return of_input, None, None, None, None, None
+        return of_input, of_weight.to(weight.dtype), of_bias.to(weight.dtype), None, None, None
+
+
+def _is_plain(module: torch.nn.Module) -> bool:
+    return isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm)
+
+
+def _batch_dimensions(input: torch.Tensor) -> list[int]:
+    return [dimension for dimension in range(input.dim()) if dimension != 1]
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    """16-bit floats as float32; float32 and float64 as they are."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

@@ -1,0 +1,268 @@
+"""What a script written for ``horovod.torch`` relies on: names, signatures, constants, modules, probes and error classes.
+
+The table of signatures is the contract, written by hand: argument names, their order and their defaults. Ours may have
+more arguments, behind those.
+"""
+
+import importlib
+import inspect
+import subprocess
+import sys
+
+import pytest
+import torch
+from worlds import LAUNCHED
+
+import ringtrain as rt
+import ringtrain.torch as hvd
+from ringtrain.common import exceptions
+from ringtrain.testing import World
+
+pytestmark = pytest.mark.skipif(LAUNCHED, reason="starts worlds itself")
+
+NONE, FACTORS, SET = "compression=Compressor", "prescale_factor=1.0, postscale_factor=1.0", "process_set=GLOBAL"
+REDUCE = f"average=None, name=None, op=None, {FACTORS}, {SET}"
+REDUCE_WAITING = f"average=None, name=None, {NONE}, op=None, {FACTORS}, {SET}"
+SCATTER = f"name=None, op=0, {SET}, {FACTORS}"
+SCATTER_WAITING = f"name=None, {NONE}, op=0, {SET}, {FACTORS}"
+NOTHING = (
+    "shutdown is_initialized rank size local_rank local_size cross_rank cross_size is_homogeneous stop_timeline "
+    "mpi_enabled gloo_enabled mpi_threads_supported"
+).split()
+BUILT = "mpi_built gloo_built nccl_built ddl_built ccl_built cuda_built rocm_built".split()
+SIGNATURES = {
+    **dict.fromkeys(NOTHING, ""),
+    **dict.fromkeys(BUILT, ""),
+    "init": "comm=None, process_sets=None",
+    "start_timeline": "file_path, mark_cycles=False",
+    "add_process_set": "process_set",
+    "remove_process_set": "process_set",
+    "allreduce": f"tensor, {REDUCE_WAITING}",
+    **dict.fromkeys(("allreduce_async", "allreduce_", "allreduce_async_"), f"tensor, {REDUCE}"),
+    "grouped_allreduce": f"tensors, {REDUCE_WAITING}",
+    **dict.fromkeys(
+        ("grouped_allreduce_async", "grouped_allreduce_", "grouped_allreduce_async_"), f"tensors, {REDUCE}"
+    ),
+    "sparse_allreduce_async": f"tensor, name, op, {SET}",
+    **dict.fromkeys(("allgather", "allgather_async"), f"tensor, name=None, {SET}"),
+    **dict.fromkeys(("grouped_allgather", "grouped_allgather_async"), f"tensors, name=None, {SET}"),
+    **dict.fromkeys(
+        ("broadcast", "broadcast_async", "broadcast_", "broadcast_async_"), f"tensor, root_rank, name=None, {SET}"
+    ),
+    **dict.fromkeys(("alltoall", "alltoall_async"), f"tensor, splits=None, name=None, {SET}"),
+    "reducescatter": f"tensor, {SCATTER_WAITING}",
+    "reducescatter_async": f"tensor, {SCATTER}",
+    "grouped_reducescatter": f"tensors, {SCATTER_WAITING}",
+    "grouped_reducescatter_async": f"tensors, {SCATTER}",
+    "join": "device=-1",
+    "barrier": SET,
+    "poll": "handle",
+    "synchronize": "handle",
+    "broadcast_parameters": "params, root_rank",
+    "broadcast_optimizer_state": "optimizer, root_rank, model=None",
+    "broadcast_object": f"obj, root_rank=0, name=None, {SET}",
+    "allgather_object": "obj, name=None",
+    "DistributedOptimizer": f"optimizer, named_parameters=None, {NONE}, backward_passes_per_step=1, op=0, "
+    f"gradient_predivide_factor=1.0, num_groups=0, groups=None, sparse_as_dense=False, {SET}",
+    "SyncBatchNorm": "num_features, eps=1e-05, momentum=0.1, affine=True, track_running_stats=True",
+    "check_extension": "ext_name, ext_env_var, pkg_path, *args",
+    "broadcast_buffers": "model, root_rank=0, every_forward=False",  # not Horovod's
+}
+CONSTANTS = {"Average": 0, "Sum": 1, "Adasum": 2, "Min": 3, "Max": 4, "Product": 5}
+OTHERS = {"Compression", "ProcessSet", "global_process_set", "HorovodInternalError", "elastic"}
+BEYOND_HOROVOD = {"DistributedSampler", "Handle", "RingtrainError"}
+MODULES = {
+    "ringtrain.torch.mpi_ops": set(SIGNATURES) - {
+        "broadcast_parameters", "broadcast_optimizer_state", "broadcast_object", "allgather_object",
+        "DistributedOptimizer", "SyncBatchNorm", "check_extension", "broadcast_buffers",
+    } | set(CONSTANTS),
+    "ringtrain.torch.compression": {"Compression", "Compressor"},
+    "ringtrain.torch.functions": {
+        "broadcast_parameters", "broadcast_optimizer_state", "broadcast_object", "allgather_object"
+    },
+    "ringtrain.torch.optimizer": {"DistributedOptimizer"},
+    "ringtrain.torch.sync_batch_norm": {"SyncBatchNorm"},
+    "ringtrain.torch.elastic": {"run", "TorchState", "ElasticSampler", "State", "ObjectState"},
+    "ringtrain.torch.elastic.state": {"TorchState"},
+    "ringtrain.torch.elastic.sampler": {"ElasticSampler"},
+    "ringtrain.common.exceptions": {"HorovodInternalError", "HostsUpdatedInterrupt", "HorovodVersionMismatchError"},
+    "ringtrain.common.process_sets": {"ProcessSet", "global_process_set", "add_process_set", "remove_process_set"},
+    "ringtrain.common.util": {*BUILT, "check_extension", "extension_available", "num_rank_is_power_2"},
+    "ringtrain.common.elastic": {"State", "ObjectState", "run_fn"},
+}  # fmt: skip
+
+
+def described(parameter: inspect.Parameter) -> str:
+    """A parameter as the table writes it."""
+    if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+        return f"*{parameter.name}"
+    if parameter.default is inspect.Parameter.empty:
+        return parameter.name
+    default = parameter.default
+    text = "GLOBAL" if default is hvd.global_process_set else getattr(default, "__name__", repr(default))
+    return f"{parameter.name}={text}"
+
+
+def assert_signature(function, contract: str) -> None:
+    expected = contract.split(", ") if contract else []
+    assert [described(each) for each in inspect.signature(function).parameters.values()][: len(expected)] == expected
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_signature(name):
+    assert_signature(getattr(hvd, name), SIGNATURES[name])
+    assert getattr(hvd, name).__doc__
+
+
+def test_another_order_of_arguments_is_noticed():
+    def allreduce(tensor, name=None, average=None):
+        """Arguments in another order."""
+
+    with pytest.raises(AssertionError):
+        assert_signature(allreduce, SIGNATURES["allreduce"])
+
+
+def test_all_names_are_exported_and_listed():
+    assert set(hvd.__all__) == {*SIGNATURES, *CONSTANTS, *OTHERS, *BEYOND_HOROVOD}
+    assert {name: getattr(hvd, name) for name in CONSTANTS} == CONSTANTS
+    assert hvd.HorovodInternalError is exceptions.HorovodInternalError is rt.RingtrainError
+    assert issubclass(hvd.HorovodInternalError, RuntimeError)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_module(module):
+    found = importlib.import_module(module)
+    assert [name for name in MODULES[module] if not hasattr(found, name)] == []
+
+
+def test_common_modules_import_no_framework():
+    names = [name for name in MODULES if name.startswith("ringtrain.common")]
+    code = f"import sys, {', '.join(names)}; print({{'torch', 'tensorflow', 'mpi4py.MPI'}} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"
+
+
+def test_probes():
+    built = {name: getattr(hvd, name)() for name in BUILT}
+    assert built.pop("nccl_built") == 0 and type(hvd.nccl_built()) is int
+    assert built.pop("mpi_built") is True and set(built.values()) == {False}
+    assert hvd.mpi_enabled() is False and hvd.gloo_enabled() is False
+    with pytest.raises(ValueError, match="without"):
+        hvd.mpi_threads_supported()
+    hvd.check_extension("ringtrain.torch", "RINGTRAIN_WITH_PYTORCH", __file__, "mpi_lib_v2")
+
+
+def test_exceptions():
+    mismatch = exceptions.HorovodVersionMismatchError("torch", "2.1", "2.2")
+    assert isinstance(mismatch, ImportError)
+    assert (mismatch.name, mismatch.version, mismatch.installed_version) == ("torch", "2.1", "2.2")
+    updated = exceptions.HostsUpdatedInterrupt(skip_sync=True)
+    assert isinstance(updated, RuntimeError) and updated.skip_sync and not exceptions.HostsUpdatedInterrupt().skip_sync
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda: hvd.elastic.run(lambda state: None),
+        lambda: hvd.elastic.TorchState(model=None, optimizer=None, batch=0),
+        lambda: hvd.elastic.ElasticSampler([1, 2]),
+        lambda: hvd.elastic.ObjectState(None, None),
+    ],
+    ids=["run", "TorchState", "ElasticSampler", "ObjectState"],
+)
+def test_elastic_says_why_not(use, request):
+    with pytest.raises(NotImplementedError, match=rf"elastic '{request.node.callspec.id}'.*fixed size"):
+        use()
+
+
+# ---- which class an error has ----
+
+X = torch.ones(4)
+# case: the class on every rank, what each rank calls
+ON_EVERY_RANK = {
+    "dtypes": (RuntimeError, lambda rank: hvd.allreduce(X.to([torch.float32, torch.float64][rank]), name="a")),
+    "shapes": (RuntimeError, lambda rank: hvd.allreduce(torch.ones(2 + rank), name="a")),
+    "reductions": (RuntimeError, lambda rank: hvd.allreduce(X, name="a", op=[hvd.Sum, hvd.Max][rank])),
+    "prescale": (RuntimeError, lambda rank: hvd.allreduce(X, name="a", prescale_factor=1.0 + rank)),
+    "postscale": (RuntimeError, lambda rank: hvd.allreduce(X, name="a", postscale_factor=1.0 + rank)),
+    "roots": (RuntimeError, lambda rank: hvd.broadcast(X, rank, name="a")),
+    "kinds": (RuntimeError, lambda rank: [hvd.allreduce, hvd.allgather][rank](X, name="a")),
+    "trailing dimensions": (RuntimeError, lambda rank: hvd.allgather(torch.ones(2, 2 + rank), name="a")),
+    "numbers of dimensions": (RuntimeError, lambda rank: hvd.alltoall(torch.ones([2] * (1 + rank)), name="a")),
+    "sparse shapes": (
+        RuntimeError,
+        lambda rank: hvd.allreduce(torch.sparse_coo_tensor([[0]], [1.0], (2 + rank,)), name="a"),
+    ),
+    "sparse and dense": (
+        RuntimeError,
+        lambda rank: hvd.allreduce(X.to_sparse() if rank else X, name="a"),
+    ),
+    "0 dimensions": (RuntimeError, lambda rank: hvd.allgather(torch.ones(()), name="a")),
+    "one refuses": (RuntimeError, lambda rank: hvd.allreduce(X.bool() if rank else X, name="a")),
+    "a scalar to scatter": (ValueError, lambda rank: hvd.reducescatter(torch.ones(()), name="a")),
+    "no such root": (ValueError, lambda rank: hvd.broadcast(X, 2, name="a")),
+    "splits of another length": (ValueError, lambda rank: hvd.alltoall(X, [4], name="a")),
+    "splits of another sum": (ValueError, lambda rank: hvd.alltoall(X, [4, 4], name="a")),
+    "splits below the sum": (ValueError, lambda rank: hvd.alltoall(X, [1, 1], name="a")),
+    "splits of 2 dimensions": (ValueError, lambda rank: hvd.alltoall(X, torch.ones(1, 2).int(), name="a")),
+    "nothing to divide": (ValueError, lambda rank: hvd.alltoall(torch.ones(3), name="a")),
+    "an unknown dtype": (ValueError, lambda rank: hvd.allreduce(X.to(torch.complex64), name="a")),
+    "op and average": (ValueError, lambda rank: hvd.allreduce(X, average=True, op=hvd.Sum)),
+    "an unknown op": (ValueError, lambda rank: hvd.allreduce(X, op=17)),
+    "Adasum": (NotImplementedError, lambda rank: hvd.allreduce(X, op=hvd.Adasum)),
+    "sparse Adasum": (NotImplementedError, lambda rank: hvd.sparse_allreduce_async(X.to_sparse(), "a", hvd.Adasum)),
+    "sparse Max": (ValueError, lambda rank: hvd.sparse_allreduce_async(X.to_sparse(), "a", hvd.Max)),
+    "no set": (ValueError, lambda rank: hvd.allreduce(X, process_set=hvd.ProcessSet([0]))),
+    "no tensor": (ValueError, lambda rank: hvd.allreduce([1.0])),
+    "no handle": (ValueError, lambda rank: hvd.synchronize(1)),
+    "no handle to poll": (ValueError, lambda rank: hvd.poll(None)),
+}
+
+
+def raised(function, *arguments) -> Exception:
+    with pytest.raises(hvd.HorovodInternalError) as caught:
+        function(*arguments)
+    return caught.value
+
+
+def test_class_of_each_error():
+    def on_rank(rank):
+        for case, (kind, call) in ON_EVERY_RANK.items():
+            problem = raised(call, rank)
+            assert isinstance(problem, kind), f"{case}: {problem!r}"
+            assert "expected" in str(problem) or "must" in str(problem), f"{case}: {problem}"
+            texts = hvd.allgather_object(str(problem))
+            assert len(set(texts)) == 1, f"{case}: other words on each rank: {texts}"
+        handle = hvd.allreduce_async(X, name="twice")
+        if rank == 0:
+            hvd.barrier()
+            assert hvd.synchronize(handle) is hvd.synchronize(handle)
+            return
+        assert isinstance(raised(lambda: hvd.allreduce_async(X, name="twice")), ValueError)
+        hvd.barrier()
+        assert hvd.synchronize(handle).tolist() == X.tolist()
+
+    with World(2) as world:
+        world.run(on_rank)
+
+
+def test_before_init():
+    assert not hvd.is_initialized()
+    for call in (hvd.rank, hvd.size, lambda: hvd.start_timeline("x.json"), lambda: hvd.allreduce(X)):
+        assert isinstance(raised(call), ValueError)
+
+
+def test_handles_as_scripts_use_them():
+    """In dicts, lists and sets, compared, tested for truth, polled in a loop, dropped."""
+
+    def on_rank(rank):
+        handles = {name: hvd.allreduce_async_(torch.ones(3), name=name, op=hvd.Sum) for name in "abc"}
+        assert all(handles.values()) and len(set(handles.values())) == 3 and handles["a"] != handles["b"]
+        for handle in handles.values():
+            while not hvd.poll(handle):
+                pass
+            assert hvd.synchronize(handle).tolist() == [2.0] * 3
+        del handles
+        assert callable(hvd.sparse_allreduce_async(X.to_sparse(), "sparse", hvd.Sum))
+
+    with World(2) as world:
+        world.run(on_rank)
