@@ -25,6 +25,6 @@ from ringtrain.torch.sync_batch_norm import SyncBatchNorm
 __all__ = [
     *mpi_ops.__all__,
     "Compression", "DistributedOptimizer", "DistributedSampler", "Handle", "RingtrainError", "SyncBatchNorm",
-    "allgather_object", "broadcast_buffers", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters", "check_extension",
-    "elastic",
+    "allgather_object", "broadcast_buffers", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters",
+    "check_extension", "elastic",
 ]  # fmt: skip
