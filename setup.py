@@ -1,7 +1,7 @@
-"""Builds the native library into one extension module; everything else stands in pyproject.toml.
+"""Builds the core into an extension module and, beside it, the library that TensorFlow loads; the rest is in pyproject.toml.
 
-The library needs a C++17 compiler and nothing else: no header of MPI, NCCL, CUDA, PyTorch or TensorFlow.
-It uses Python's limited API, so one wheel serves every CPython from 3.10 on.
+Both need a C++17 compiler and nothing else: no header of MPI, NCCL, CUDA, PyTorch or TensorFlow.
+The core uses Python's limited API, so one wheel serves every CPython from 3.10 on.
 """
 
 import os
@@ -11,7 +11,7 @@ import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 if sys.platform != "linux":
@@ -21,6 +21,20 @@ if sys.platform != "linux":
 # What every source is taken to depend on.
 HEADERS = [str(path) for pattern in ("native/**/*.h", "native/**/*.def", "ringtrain/_build.py", "ringtrain/version.py")
            for path in Path(__file__).parent.glob(pattern)]
+
+
+BUILD: dict[str, object] = {"__file__": str(Path(__file__).parent / "ringtrain" / "_build.py")}
+exec(Path(BUILD["__file__"]).read_text(), BUILD)  # without importing the package, which needs what is built here
+
+# Not a module: TensorFlow loads it.
+TENSORFLOW_LIBRARY = Extension(
+    "ringtrain.tensorflow.libringtrain_tensorflow",
+    sources=BUILD["tensorflow_sources"](),
+    include_dirs=["native"],
+    extra_compile_args=BUILD["COMPILE_ARGUMENTS"],
+    extra_link_args=["-ldl"],
+    language="c++",
+)
 
 
 class BuildCore(build_ext):
@@ -34,8 +48,13 @@ class BuildCore(build_ext):
         key = zlib.crc32(repr([settings, sysconfig.get_platform()]).encode())
         self.build_temp = os.path.join("build", f"objects-{key:08x}")
 
+    def get_ext_filename(self, fullname):
+        if fullname.rpartition(".")[2].startswith("lib"):  # a plain library has no Python in its name
+            return os.path.join(*fullname.split(".")) + ".so"
+        return super().get_ext_filename(fullname)
+
     def build_extension(self, extension):
-        compile_in_turn = self.compiler.compile
+        compile_in_turn = type(self.compiler).compile
         newest_header = max(os.stat(path).st_mtime for path in HEADERS)
         extension.depends = HEADERS
 
@@ -44,7 +63,7 @@ class BuildCore(build_ext):
             newest = max(newest_header, os.stat(source).st_mtime)
             if os.path.exists(objects[0]) and os.stat(objects[0]).st_mtime > newest:
                 return objects
-            return compile_in_turn([source], **arguments)
+            return compile_in_turn(self.compiler, [source], **arguments)
 
         def compile_side_by_side(sources, **arguments):
             with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
@@ -62,5 +81,6 @@ limited_api = {} if sysconfig.get_config_var("Py_GIL_DISABLED") else {"bdist_whe
 setup(
     cmdclass={"build_ext": BuildCore},
     cffi_modules=["ringtrain/_build.py:ffibuilder"],
+    ext_modules=[TENSORFLOW_LIBRARY],
     options=limited_api,
 )

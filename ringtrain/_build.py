@@ -10,6 +10,8 @@ from cffi import FFI
 
 ROOT = Path(__file__).resolve().parent.parent
 HEADER = ROOT / "native" / "include" / "ringtrain.h"
+# No contraction into fused multiply-adds: every processor gives the same bits.
+COMPILE_ARGUMENTS = ["-std=c++17", "-O3", "-ffp-contract=off", "-fvisibility=hidden", "-pthread"]
 
 
 def declarations() -> str:
@@ -18,8 +20,17 @@ def declarations() -> str:
 
 
 def sources() -> list[str]:
-    """Every C++ file of the library, relative to the project's root as setuptools wants it."""
-    return sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "native").rglob("*.cc"))
+    """Every C++ file of the core, relative to the project's root as setuptools wants it."""
+    return sorted(set(_sources_in("native")) - set(_sources_in("native/tensorflow")))
+
+
+def tensorflow_sources() -> list[str]:
+    """The C++ files of the library that TensorFlow loads; it finds TensorFlow and the core when it runs."""
+    return [*_sources_in("native/tensorflow"), "native/tables/tables.cc"]
+
+
+def _sources_in(folder: str) -> list[str]:
+    return sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob("*.cc"))
 
 
 def version() -> str:
@@ -38,7 +49,6 @@ ffibuilder.set_source(
     sources=sources(),
     include_dirs=["native"],
     define_macros=[("RT_VERSION", f'"{version()}"')],
-    # No contraction into fused multiply-adds: every processor gives the same bits.
-    extra_compile_args=["-std=c++17", "-O3", "-ffp-contract=off", "-fvisibility=hidden", "-pthread"],
+    extra_compile_args=COMPILE_ARGUMENTS,
     extra_link_args=["-pthread", "-ldl", "-lrt"],
 )

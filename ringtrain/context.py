@@ -426,6 +426,11 @@ def current() -> Context:
     return context
 
 
+def is_default(context: Context) -> bool:
+    """Whether this is the context that ``init`` opened, and not a rank of a ``testing.World``."""
+    return context is _default
+
+
 def make_current(context: Context | None) -> None:
     """Makes a context that of this thread; None gives the thread the default one again."""
     _of_thread.context = context

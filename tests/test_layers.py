@@ -34,6 +34,7 @@ NATIVE_FLOORS = [
     ["collectives"],
     ["core"],
     [""],  # native/c_api.cc
+    ["tensorflow"],  # a library of its own
 ]
 
 

@@ -2,7 +2,7 @@
 
     python tests/native/build.py [--variant plain|tsan|asan] [--into DIR] [NAME ...]
 
-All sources of native/ go into one archive, each test is linked with it. The variants differ in flags only, and
+All sources of the core go into one archive, each test is linked with it. The variants differ in flags only, and
 each has a folder of its own, so that a second build compiles what changed. tests/test_native.py runs the results.
 """
 
@@ -57,7 +57,7 @@ def describe(variant: str) -> str:
     """The text of build.ninja for a variant."""
     compilers = [f"cxx = {os.environ.get('CXX', 'g++')}", f"cc = {os.environ.get('CC', 'gcc')}"]
     lines = [*compilers, "flags = " + " ".join(COMMON + VARIANTS[variant]), RULES]
-    library = sorted((ROOT / "native").glob("**/*.cc"))
+    library = sorted(set((ROOT / "native").glob("**/*.cc")) - set((ROOT / "native" / "tensorflow").glob("*.cc")))
     for source in [*library, *test_sources()]:
         lines.append(f"build {object_of(source)}: {'compile_c' if source.suffix == '.c' else 'compile'} {source}")
     lines.append("build libringtrain.a: archive " + " ".join(object_of(source) for source in library))

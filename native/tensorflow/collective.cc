@@ -1,0 +1,258 @@
+#include "tensorflow/collective.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "tensorflow/core_link.h"
+
+namespace ringtrain::tensorflow {
+namespace {
+
+struct DTypePair {
+  TF_DataType tensorflow;
+  DType core;
+  bool computes;  // else the core has another type of that size, which will do where elements are only moved
+};
+constexpr DTypePair kDTypes[] = {
+    {TF_FLOAT, DType::kFloat32, true},  {TF_DOUBLE, DType::kFloat64, true},     {TF_HALF, DType::kFloat16, true},
+    {TF_INT32, DType::kInt32, true},    {TF_BFLOAT16, DType::kBFloat16, true},  {TF_INT64, DType::kInt64, true},
+    {TF_UINT8, DType::kUInt8, true},    {TF_INT8, DType::kInt8, true},          {TF_INT16, DType::kInt16, true},
+    {TF_BOOL, DType::kBool, true},      {TF_UINT16, DType::kInt16, false},      {TF_UINT32, DType::kInt32, false},
+    {TF_UINT64, DType::kInt64, false},
+};
+
+// nullptr where the operation has no such type; the operation's definition admits no such tensor.
+const DTypePair* FindDType(TF_DataType dtype, bool moves) {
+  for (const DTypePair& pair : kDTypes)
+    if (pair.tensorflow == dtype && (pair.computes || moves)) return &pair;
+  return nullptr;
+}
+
+struct CodePair {
+  StatusCode core;
+  TF_Code tensorflow;
+};
+constexpr CodePair kCodes[] = {
+    {StatusCode::kInvalidArgument, TF_INVALID_ARGUMENT}, {StatusCode::kMismatch, TF_INVALID_ARGUMENT},
+    {StatusCode::kUnsupported, TF_UNIMPLEMENTED},        {StatusCode::kTimeout, TF_DEADLINE_EXCEEDED},
+    {StatusCode::kPeerLost, TF_ABORTED},                 {StatusCode::kClosed, TF_FAILED_PRECONDITION},
+};
+
+TF_Code CodeFor(int32_t status) {
+  for (const CodePair& pair : kCodes)
+    if (static_cast<int32_t>(pair.core) == status) return pair.tensorflow;
+  return TF_INTERNAL;
+}
+
+}  // namespace
+
+void Execution::Start(const Collective& collective, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done) {
+  auto* execution = new Execution(collective, context, done);
+  // Without a submission nobody will call back.
+  if (!execution->TakeInputs() || execution->Submit() != 0) execution->parts_left_.store(1);
+  execution->EndPart();
+}
+
+// TensorFlow hands out the address of a std::function on its caller's stack, which is gone once the kernel has returned; a copy
+// keeps. The header does not say so: it is the one fact here that each release of TensorFlow must be tested for.
+Execution::Execution(const Collective& collective, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done)
+    : collective_(collective), context_(context), done_(*reinterpret_cast<DoneCallback*>(done)) {}
+
+// ---- inputs and outputs ----
+
+bool Execution::TakeInputs() {
+  int count = 0;
+  switch (collective_.operation) {
+    case Operation::kBarrier:
+    case Operation::kJoin:
+      break;
+    case Operation::kAlltoall:
+      if (!TakeSplits(1)) return false;
+      count = 1;
+      break;
+    default:
+      count = tf().TF_NumOutputs(context_);  // one for each tensor; gates come after the tensors and give nothing
+  }
+  for (int index = 0; index < count; ++index)
+    if (!TakeInput(index)) return false;
+  for (int index = 0; index < count; ++index) {
+    tensors_[index].shape = shapes_[index].data();
+    if (same_shape() && !ProvideOutput(index)) return false;
+  }
+  return true;
+}
+
+bool Execution::TakeInput(int index) {
+  StatusPointer status = NewStatus();
+  TF_Tensor* input = nullptr;
+  tf().TF_GetInput(context_, index, &input, status.get());
+  if (!Check(status)) return false;
+  TensorPointer held(input);
+  const TF_DataType dtype = tf().TF_TensorType(input);
+  const DTypePair* pair = FindDType(dtype, moves());
+  if (pair == nullptr) {
+    Fail(static_cast<int32_t>(StatusCode::kUnsupported),
+         (Subject(collective_.name) + ": TensorFlow's dtype " + std::to_string(dtype) +
+          " has no counterpart. Cast the tensor first.").c_str());
+    return false;
+  }
+  std::vector<int64_t> shape(static_cast<size_t>(tf().TF_NumDims(input)));
+  for (size_t dimension = 0; dimension < shape.size(); ++dimension)
+    shape[dimension] = tf().TF_Dim(input, static_cast<int>(dimension));
+  rt_tensor tensor{};
+  tensor.data = tf().TF_TensorData(input);
+  tensor.dtype = static_cast<int32_t>(pair->core);
+  tensor.device = -1;
+  tensor.ndim = static_cast<int32_t>(shape.size());
+  tensors_.push_back(tensor);
+  shapes_.push_back(std::move(shape));
+  dtypes_.push_back(dtype);
+  // TensorFlow gives an input's memory away only while nobody else refers to it, so where it may, this reference has to go first.
+  if (!same_shape()) held_.push_back(std::move(held));
+  return true;
+}
+
+bool Execution::ProvideOutput(int index) {
+  StatusPointer status = NewStatus();
+  rt_tensor& tensor = tensors_[index];
+  int forwarded = -1;
+  TensorPointer output(tf().TF_ForwardInputOrAllocateOutput(context_, &index, 1, index, tensor.shape, tensor.ndim, &forwarded,
+                                                            status.get()));
+  if (!Check(status)) return false;
+  tensor.output = tf().TF_TensorData(output.get());
+  held_.push_back(std::move(output));
+  if (forwarded >= 0) return true;
+  TF_Tensor* input = nullptr;
+  tf().TF_GetInput(context_, index, &input, status.get());
+  if (!Check(status)) return false;
+  held_.emplace_back(input);
+  return true;
+}
+
+bool Execution::TakeSplits(int index) {
+  StatusPointer status = NewStatus();
+  TF_Tensor* input = nullptr;
+  tf().TF_GetInput(context_, index, &input, status.get());
+  if (!Check(status)) return false;
+  TensorPointer held(input);
+  const auto* rows = static_cast<const int64_t*>(tf().TF_TensorData(input));
+  splits_.assign(rows, rows + tf().TF_TensorByteSize(input) / sizeof(int64_t));
+  return true;
+}
+
+void* Execution::Allocate(int32_t index, TF_DataType dtype, int32_t ndim, const int64_t* shape) {
+  static char nothing;  // an empty tensor has no memory, and the core takes NULL for a failure
+  StatusPointer status = NewStatus();
+  size_t bytes = 1;
+  for (const DTypePair& pair : kDTypes)
+    if (pair.tensorflow == dtype) bytes = Bytes(pair.core);
+  for (int32_t dimension = 0; dimension < ndim; ++dimension) bytes *= static_cast<size_t>(shape[dimension]);
+  TensorPointer output(tf().TF_AllocateOutput(context_, index, dtype, shape, ndim, bytes, status.get()));
+  if (!Check(status)) return nullptr;
+  held_.push_back(std::move(output));
+  void* data = tf().TF_TensorData(held_.back().get());
+  return data == nullptr ? &nothing : data;
+}
+
+// ---- submission ----
+
+int32_t Execution::Submit() {
+  CoreLink& link = CoreLink::Get();
+  const std::string name =
+      collective_.name.empty() ? link.NextName(collective_.slot, Text(collective_.operation), collective_.process_set) : collective_.name;
+  rt_request request{};
+  request.name = name.c_str();
+  request.operation = static_cast<int32_t>(collective_.operation);
+  request.reduction = collective_.reduction;
+  request.process_set = collective_.process_set;
+  request.root = collective_.root;
+  request.prescale = collective_.prescale;
+  request.postscale = collective_.postscale;
+  request.tensor_count = static_cast<int32_t>(tensors_.size());
+  request.tensors = tensors_.data();
+  request.split_count = static_cast<int32_t>(splits_.size());
+  request.splits = splits_.data();
+  request.cacheable = !collective_.name.empty();
+  request.allocate = &Execution::OnAllocate;
+  request.done = &Execution::OnDone;
+  request.callback_context = this;
+  return link.With(collective_.slot, [&](rt_context* context) -> int32_t {
+    char* error = nullptr;
+    int32_t status = static_cast<int32_t>(StatusCode::kClosed);
+    if (context == nullptr) {
+      Fail(status, (Subject(name) + ": there is no world. Call init() first.").c_str());
+    } else if ((status = link.functions().submit(context, &request, &handle_, &error)) != 0) {
+      Fail(status, error);
+      link.functions().free(error);
+    }
+    return status;
+  });
+}
+
+void* Execution::OnAllocate(void* execution, int32_t tensor, int32_t ndim, const int64_t* shape) {
+  auto* self = static_cast<Execution*>(execution);
+  return self->Allocate(tensor, self->dtypes_[tensor], ndim, shape);
+}
+
+void Execution::OnDone(void* execution, int32_t status, const char* error) {
+  auto* self = static_cast<Execution*>(execution);
+  if (status != 0) self->Fail(status, error);
+  self->EndPart();
+}
+
+// ---- the end ----
+
+// The submission returns and the operation ends in either order; the later of the two finishes.
+void Execution::EndPart() {
+  if (parts_left_.fetch_sub(1, std::memory_order_acq_rel) == 1) Finish();
+}
+
+void Execution::Finish() {
+  if (code_ == TF_OK && collective_.operation == Operation::kAlltoall) SetReceivedSplits();
+  if (code_ == TF_OK && collective_.operation == Operation::kJoin) SetResult();
+  if (handle_ != nullptr) CoreLink::Get().functions().handle_free(handle_);
+  if (code_ != TF_OK) {
+    StatusPointer status = NewStatus();
+    tf().TF_SetStatus(status.get(), code_, error_.c_str());
+    tf().TF_OpKernelContext_Failure(context_, status.get());
+  }
+  DoneCallback done = std::move(done_);
+  delete this;  // lets go of the tensors: their next user may want the memory
+  tf().TF_RunAsyncOpKernelDoneCallback(reinterpret_cast<TF_AsyncOpKernelDoneCallback*>(&done));
+}
+
+bool Execution::SetReceivedSplits() {
+  const CoreFunctions& core = CoreLink::Get().functions();
+  const int64_t members = core.received_splits(handle_, nullptr, 0);
+  void* data = Allocate(1, TF_INT64, 1, &members);
+  if (data == nullptr) return false;
+  core.received_splits(handle_, static_cast<int64_t*>(data), static_cast<int32_t>(members));
+  return true;
+}
+
+bool Execution::SetResult() {
+  void* data = Allocate(0, TF_INT32, 0, nullptr);
+  if (data == nullptr) return false;
+  *static_cast<int32_t*>(data) = CoreLink::Get().functions().result(handle_);
+  return true;
+}
+
+std::string Execution::Subject(const std::string& name) const { return std::string(Text(collective_.operation)) + " '" + name + "'"; }
+
+// The first failure counts.
+void Execution::Fail(int32_t status, const char* error) {
+  if (code_ != TF_OK) return;
+  code_ = CodeFor(status);
+  error_ = error == nullptr ? "" : error;
+}
+
+bool Execution::Check(const StatusPointer& status) {
+  if (Ok(status)) return true;
+  if (code_ == TF_OK) {
+    code_ = tf().TF_GetCode(status.get());
+    error_ = tf().TF_Message(status.get());
+  }
+  return false;
+}
+
+}  // namespace ringtrain::tensorflow

@@ -1,0 +1,61 @@
+// The way to the core, which lives in another shared object: its functions, handed over by Python as a table of pointers, and its
+// contexts by slot. An operation carries the number of a slot, since TensorFlow's threads belong to no rank: slot 0 is the context
+// that init() opened, whichever that is by now; the ranks of a testing.World have slots of their own.
+#ifndef RINGTRAIN_TENSORFLOW_CORE_LINK_H_
+#define RINGTRAIN_TENSORFLOW_CORE_LINK_H_
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <shared_mutex>
+#include <string>
+
+#include "include/ringtrain.h"
+
+namespace ringtrain::tensorflow {
+
+// The functions that Python hands over, in this order; ringtrain/tensorflow/library.py has the same.
+struct CoreFunctions {
+  decltype(&rt_submit) submit;
+  decltype(&rt_handle_free) handle_free;
+  decltype(&rt_free) free;
+  decltype(&rt_received_splits) received_splits;
+  decltype(&rt_result) result;
+  decltype(&rt_world_of) world_of;
+  decltype(&rt_process_set_ranks) process_set_ranks;
+};
+
+class CoreLink {
+ public:
+  // One in each process. Never destroyed: TensorFlow's threads outlive static objects.
+  static CoreLink& Get();
+
+  void Connect(const CoreFunctions& functions) { functions_ = functions; }
+  // context: NULL empties the slot. Returns when no call uses the slot's former context any more.
+  void Bind(int64_t slot, rt_context* context);
+
+  const CoreFunctions& functions() const { return functions_; }
+  // Calls `use(context)` and returns its result; the context cannot go away meanwhile. nullptr stands for an empty slot.
+  template <typename Use>
+  auto With(int64_t slot, Use use) {
+    std::shared_lock<std::shared_mutex> lock(mutex_);
+    auto found = slots_.find(slot);
+    return use(found == slots_.end() ? nullptr : found->second.context);
+  }
+  // A name for an unnamed operation: they are matched in the order of submission.
+  std::string NextName(int64_t slot, const std::string& operation, int32_t process_set);
+
+ private:
+  struct Slot {
+    rt_context* context = nullptr;
+    std::map<std::pair<std::string, int32_t>, int64_t> unnamed;  // submissions so far, by operation and process set
+  };
+
+  CoreFunctions functions_{};
+  std::shared_mutex mutex_;
+  std::map<int64_t, Slot> slots_;  // guarded by mutex_
+};
+
+}  // namespace ringtrain::tensorflow
+#endif  // RINGTRAIN_TENSORFLOW_CORE_LINK_H_

@@ -1,0 +1,277 @@
+// The operations as TensorFlow knows them. Loading this library registers them; tf.load_op_library then makes a Python function of
+// each, and ringtrain/tensorflow/operations.py calls those.
+//
+// Every operation is stateful: constant folding must not run it ahead of time, nor pruning drop it on the one rank that does not use
+// the result. TensorFlow lets stateful operations run one after the other, which would end both fusion and any freedom of order; but
+// those that use a resource are ordered among the users of that resource alone. So in a graph each operation gets a resource of
+// its own, its gate, and hundreds are in flight. Eager operations need none.
+#include <cstring>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "tables/tables.h"
+#include "tensorflow/collective.h"
+#include "tensorflow/core_link.h"
+#include "tensorflow/kernel_api.h"
+
+namespace ringtrain::tensorflow {
+namespace {
+
+#define RT_REDUCED_TYPES "{float, double, half, bfloat16, int32, int64, uint8, int8, int16, bool}"
+#define RT_MOVED_TYPES "{float, double, half, bfloat16, int32, int64, uint8, int8, int16, bool, uint16, uint32, uint64}"
+
+enum class Shapes { kSame, kRows, kAlltoall, kScalar, kNone };
+
+struct OperationSpec {
+  const char* name;
+  Operation operation;
+  Shapes shapes;
+  std::vector<const char*> attributes;  // beside those that every operation has
+  std::vector<const char*> inputs;      // beside the gates
+  std::vector<const char*> outputs;
+};
+
+const auto& Operations() {
+  static const OperationSpec operations[] = {
+      {"RingtrainAllreduce", Operation::kAllreduce, Shapes::kSame,
+       {"T: list(" RT_REDUCED_TYPES ") >= 1", "reduction: int", "prescale_bits: int", "postscale_bits: int"},
+       {"tensors: T"}, {"results: T"}},
+      {"RingtrainReducescatter", Operation::kReducescatter, Shapes::kRows,
+       {"T: list(" RT_REDUCED_TYPES ") >= 1", "reduction: int", "prescale_bits: int", "postscale_bits: int"},
+       {"tensors: T"}, {"results: T"}},
+      {"RingtrainAllgather", Operation::kAllgather, Shapes::kRows, {"T: list(" RT_MOVED_TYPES ") >= 1"}, {"tensors: T"}, {"results: T"}},
+      {"RingtrainBroadcast", Operation::kBroadcast, Shapes::kSame,
+       {"T: list(" RT_MOVED_TYPES ") >= 1", "root: int"}, {"tensors: T"}, {"results: T"}},
+      {"RingtrainAlltoall", Operation::kAlltoall, Shapes::kAlltoall,
+       {"T: " RT_MOVED_TYPES}, {"tensor: T", "splits: int64"}, {"rows: T", "received: int64"}},
+      {"RingtrainBarrier", Operation::kBarrier, Shapes::kNone, {}, {}, {}},
+      {"RingtrainJoin", Operation::kJoin, Shapes::kScalar, {}, {}, {"last_rank: int32"}},
+  };
+  return operations;
+}
+constexpr size_t kOperationCount = std::extent_v<std::remove_reference_t<decltype(Operations())>>;
+
+constexpr const char* kCommonAttributes[] = {"tensor_name: string", "slot: int", "process_set: int", "G: int >= 0"};
+constexpr char kGates[] = "gates: G * resource";
+constexpr char kWorld[] = "RingtrainWorld";
+
+// ---- attributes ----
+
+int64_t ReadInteger(TF_OpKernelConstruction* construction, const char* name, const StatusPointer& status) {
+  int64_t value = 0;
+  if (Ok(status)) tf().TF_OpKernelConstruction_GetAttrInt64(construction, name, &value, status.get());
+  return value;
+}
+
+// Attributes have single precision only, so factors travel as their bits.
+double ReadDouble(TF_OpKernelConstruction* construction, const char* name, const StatusPointer& status) {
+  const int64_t bits = ReadInteger(construction, name, status);
+  double value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+std::string ReadText(TF_OpKernelConstruction* construction, const char* name, const StatusPointer& status) {
+  int32_t list_size = 0, bytes = 0;
+  if (Ok(status)) tf().TF_OpKernelConstruction_GetAttrSize(construction, name, &list_size, &bytes, status.get());
+  std::string text(static_cast<size_t>(bytes), '\0');
+  if (Ok(status)) tf().TF_OpKernelConstruction_GetAttrString(construction, name, text.data(), text.size(), status.get());
+  return text;
+}
+
+// ---- collective kernels ----
+
+template <size_t kIndex>
+void* CreateCollective(TF_OpKernelConstruction* construction) {
+  const OperationSpec& spec = Operations()[kIndex];
+  const OperationRow& row = *Find(spec.operation);
+  StatusPointer status = NewStatus();
+  auto collective = std::make_unique<Collective>();
+  collective->operation = spec.operation;
+  collective->name = ReadText(construction, "tensor_name", status);
+  collective->slot = ReadInteger(construction, "slot", status);
+  collective->process_set = static_cast<int32_t>(ReadInteger(construction, "process_set", status));
+  if (row.reduces) {
+    collective->reduction = static_cast<int32_t>(ReadInteger(construction, "reduction", status));
+    collective->prescale = ReadDouble(construction, "prescale_bits", status);
+    collective->postscale = ReadDouble(construction, "postscale_bits", status);
+  }
+  if (row.rooted) collective->root = static_cast<int32_t>(ReadInteger(construction, "root", status));
+  if (Ok(status)) return collective.release();
+  tf().TF_OpKernelConstruction_Failure(construction, status.get());
+  return nullptr;
+}
+
+void ComputeCollective(void* collective, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done) {
+  Execution::Start(*static_cast<const Collective*>(collective), context, done);
+}
+
+void DeleteCollective(void* collective) { delete static_cast<Collective*>(collective); }
+
+// ---- the world, asked when the graph runs ----
+
+struct WorldQuestion {
+  std::string what;
+  int64_t slot = 0;
+  int32_t process_set = 0;
+};
+
+void* CreateWorldQuestion(TF_OpKernelConstruction* construction) {
+  StatusPointer status = NewStatus();
+  auto question = std::make_unique<WorldQuestion>();
+  question->what = ReadText(construction, "what", status);
+  question->slot = ReadInteger(construction, "slot", status);
+  question->process_set = static_cast<int32_t>(ReadInteger(construction, "process_set", status));
+  if (Ok(status)) return question.release();
+  tf().TF_OpKernelConstruction_Failure(construction, status.get());
+  return nullptr;
+}
+
+// Horovod's numbers where there is no answer: -1 without a world, -2 for an unknown process set.
+int32_t Answer(const WorldQuestion& question) {
+  CoreLink& link = CoreLink::Get();
+  return link.With(question.slot, [&](rt_context* context) -> int32_t {
+    if (context == nullptr) return -1;
+    rt_world world;
+    link.functions().world_of(context, &world);
+    if (question.what == "rank") return world.rank;
+    if (question.what == "local_rank") return world.local_rank;
+    if (question.what == "local_size") return world.local_size;
+    std::vector<int32_t> members(static_cast<size_t>(world.size));
+    const int32_t count = link.functions().process_set_ranks(context, question.process_set, members.data(), world.size);
+    if (count < 0) return -2;
+    if (question.what == "size") return count;
+    for (int32_t index = 0; index < count; ++index)
+      if (members[index] == world.rank) return 1;
+    return 0;
+  });
+}
+
+void ComputeAnswer(void* question, TF_OpKernelContext* context) {
+  StatusPointer status = NewStatus();
+  TensorPointer output(tf().TF_AllocateOutput(context, 0, TF_INT32, nullptr, 0, sizeof(int32_t), status.get()));
+  if (Ok(status))
+    *static_cast<int32_t*>(tf().TF_TensorData(output.get())) = Answer(*static_cast<const WorldQuestion*>(question));
+  else
+    tf().TF_OpKernelContext_Failure(context, status.get());
+}
+
+void DeleteWorldQuestion(void* question) { delete static_cast<WorldQuestion*>(question); }
+
+// ---- shapes ----
+
+// The shape of an input with an unknown first dimension; an unknown shape stays unknown.
+void WithUnknownRows(TF_ShapeInferenceContext* context, const ShapePointer& shape, const StatusPointer& status) {
+  if (!tf().TF_ShapeInferenceContextRankKnown(context, shape.get())) return;
+  const int64_t rank = tf().TF_ShapeInferenceContextRank(context, shape.get());
+  if (rank < 1) return;  // refused when it is submitted, in words that the peers see too
+  ShapePointer rows(tf().TF_ShapeInferenceContextVectorFromSize(context, static_cast<size_t>(-1)));
+  ShapePointer others(tf().TF_NewShapeHandle());
+  tf().TF_ShapeInferenceContextSubshape(context, shape.get(), 1, rank, others.get(), status.get());
+  if (Ok(status)) tf().TF_ShapeInferenceContextConcatenateShapes(context, rows.get(), others.get(), shape.get(), status.get());
+}
+
+// Output i follows input i. The gates have no outputs: TensorFlow says so, and that ends the loop.
+template <bool kKeepsRows>
+void InferFromInputs(TF_ShapeInferenceContext* context, TF_Status*) {
+  const int64_t inputs = tf().TF_ShapeInferenceContextNumInputs(context);
+  StatusPointer status = NewStatus();
+  for (int index = 0; index < inputs && Ok(status); ++index) {
+    ShapePointer shape(tf().TF_NewShapeHandle());
+    tf().TF_ShapeInferenceContextGetInput(context, index, shape.get(), status.get());
+    if (Ok(status) && !kKeepsRows) WithUnknownRows(context, shape, status);
+    if (Ok(status)) tf().TF_ShapeInferenceContextSetOutput(context, index, shape.get(), status.get());
+  }
+}
+
+void InferAlltoall(TF_ShapeInferenceContext* context, TF_Status* status) {
+  InferFromInputs<false>(context, status);
+  ShapePointer received(tf().TF_ShapeInferenceContextVectorFromSize(context, static_cast<size_t>(-1)));
+  tf().TF_ShapeInferenceContextSetOutput(context, 1, received.get(), status);
+}
+
+void InferScalar(TF_ShapeInferenceContext* context, TF_Status* status) {
+  ShapePointer scalar(tf().TF_ShapeInferenceContextScalar(context));
+  tf().TF_ShapeInferenceContextSetOutput(context, 0, scalar.get(), status);
+}
+
+void InferNothing(TF_ShapeInferenceContext*, TF_Status*) {}
+
+void (*InferenceFor(Shapes shapes))(TF_ShapeInferenceContext*, TF_Status*) {
+  switch (shapes) {
+    case Shapes::kSame:
+      return &InferFromInputs<true>;
+    case Shapes::kRows:
+      return &InferFromInputs<false>;
+    case Shapes::kAlltoall:
+      return &InferAlltoall;
+    case Shapes::kScalar:
+      return &InferScalar;
+    default:
+      return &InferNothing;
+  }
+}
+
+// ---- registration ----
+
+// The part of "name: type" before the colon.
+std::string NameOf(const char* spec) { return std::string(spec, std::strcspn(spec, ":")); }
+
+void Define(const char* name, Shapes shapes, const std::vector<const char*>& attributes, const std::vector<const char*>& inputs,
+            const std::vector<const char*>& outputs) {
+  TF_OpDefinitionBuilder* builder = tf().TF_NewOpDefinitionBuilder(name);
+  for (const char* attribute : attributes) tf().TF_OpDefinitionBuilderAddAttr(builder, attribute);
+  for (const char* input : inputs) tf().TF_OpDefinitionBuilderAddInput(builder, input);
+  for (const char* output : outputs) tf().TF_OpDefinitionBuilderAddOutput(builder, output);
+  tf().TF_OpDefinitionBuilderSetIsStateful(builder, true);
+  tf().TF_OpDefinitionBuilderSetShapeInferenceFunction(builder, InferenceFor(shapes));
+  StatusPointer status = NewStatus();
+  tf().TF_RegisterOpDefinition(builder, status.get());  // errors come out of tf.load_op_library
+}
+
+// The core reads and writes host memory. A kernel for the GPU that asks for its tensors there lets TensorFlow make the copies, in
+// the order of its streams.
+void RegisterKernel(TF_KernelBuilder* builder, const std::string& name, const std::vector<const char*>& tensors) {
+  for (const char* tensor : tensors) tf().TF_KernelBuilder_HostMemory(builder, NameOf(tensor).c_str());
+  StatusPointer status = NewStatus();
+  tf().TF_RegisterKernelBuilder(name.c_str(), builder, status.get());
+}
+
+template <size_t kIndex>
+void RegisterCollective() {
+  const OperationSpec& spec = Operations()[kIndex];
+  std::vector<const char*> attributes = spec.attributes, inputs = spec.inputs;
+  attributes.insert(attributes.end(), std::begin(kCommonAttributes), std::end(kCommonAttributes));
+  inputs.push_back(kGates);
+  Define(spec.name, spec.shapes, attributes, inputs, spec.outputs);
+  std::vector<const char*> tensors = inputs;
+  tensors.insert(tensors.end(), spec.outputs.begin(), spec.outputs.end());
+  for (const char* device : {"CPU", "GPU"})
+    RegisterKernel(tf().TF_NewAsyncKernelBuilder(spec.name, device, &CreateCollective<kIndex>, &ComputeCollective, &DeleteCollective),
+                   std::string(spec.name) + device, tensors);
+}
+
+void RegisterWorldQuestion() {
+  Define(kWorld, Shapes::kScalar, {"what: string", "slot: int", "process_set: int"}, {}, {"answer: int32"});
+  for (const char* device : {"CPU", "GPU"})
+    RegisterKernel(tf().TF_NewKernelBuilder(kWorld, device, &CreateWorldQuestion, &ComputeAnswer, &DeleteWorldQuestion),
+                   std::string(kWorld) + device, {"answer"});
+}
+
+template <size_t... kIndices>
+void RegisterCollectives(std::index_sequence<kIndices...>) {
+  (RegisterCollective<kIndices>(), ...);
+}
+
+// Runs while tf.load_op_library loads this library. With a function missing nothing is registered, and Python is told why.
+[[maybe_unused]] const bool kRegistered = [] {
+  if (!tf().missing.empty()) return false;
+  RegisterCollectives(std::make_index_sequence<kOperationCount>());
+  RegisterWorldQuestion();
+  return true;
+}();
+
+}  // namespace
+}  // namespace ringtrain::tensorflow
