@@ -4,20 +4,16 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-import numpy as np  # noqa: E402
-import worlds  # noqa: E402
-
 import ringtrain.tensorflow as hvd  # noqa: E402
-
-if worlds.LAUNCHED:
-    pytest.skip("test_tensorflow_launched.py does this under the launcher", allow_module_level=True)
+from ringtrain.testing import World  # noqa: E402
 
 DTYPES = ["float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool"]
 
 
-@pytest.fixture(scope="module")
-def world():
-    with worlds.World(3) as opened:
+@pytest.fixture
+def three():
+    """Ranks as threads of this process; test_tensorflow_launched.py has them as processes."""
+    with World(3) as opened:
         yield opened
 
 
@@ -27,7 +23,7 @@ def both_modes(function):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_each_dtype(world, dtype):
+def test_each_dtype(three, dtype):
     def body(rank):
         mine = tf.cast(tf.constant([[0, 1], [rank, 1]]), dtype)
         for mode, function in both_modes(lambda x: [hvd.allreduce(x, op=hvd.Max, name="r"), hvd.allgather(x, name="g"),
@@ -37,4 +33,4 @@ def test_each_dtype(world, dtype):
             assert reduced[1, 0] == tf.cast(2, dtype) and sent[1, 0] == tf.cast(1, dtype)
             assert gathered.shape == (6, 2) and gathered[2 * 2 + 1, 0] == tf.cast(2, dtype)
             assert exchanged.shape == (6, 2)
-    world.run(body)
+    three.run(body)
