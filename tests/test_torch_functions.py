@@ -1,6 +1,7 @@
-"""The start of a run: parameters and optimizer state of one rank, exactly, on all."""
+"""The start of a run: parameters, optimizer state and buffers of one rank, exactly, on all; and buffers later on."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch_models import assert_replicas_equal, assert_same_bits, batches, netwo
 
 import ringtrain as rt
 import ringtrain.torch as hvd
+from ringtrain.torch import accumulation
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -199,5 +201,66 @@ def test_optimizers_that_differ(world):
         optimizer = sgd([torch.nn.Parameter(torch.zeros(1)) for _ in range(1 + (rank == 1))])
         with pytest.raises(rt.RingtrainError, match=r"are \[1\] on rank 0 and \[2\] on rank 1"):
             hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+
+    world.run(on_rank)
+
+
+# ---- buffers ----
+
+
+def with_buffers(rank: int) -> torch.nn.Module:
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    module.register_buffer("mask", torch.tensor([rank % 2 == 0, True]))
+    module[1].running_mean.fill_(rank)
+    return module
+
+
+def test_buffers_once(world):
+    root = world.size - 1
+
+    def on_rank(rank):
+        module = with_buffers(rank)
+        weight = module[0].weight.detach().clone()
+        assert hvd.broadcast_buffers(module, root_rank=root) is None
+        assert module[1].running_mean.tolist() == [root] * 2 and module.mask.tolist() == [root % 2 == 0, True]
+        assert torch.equal(module[0].weight, weight), "parameters are not buffers"
+
+    world.run(on_rank)
+
+
+@pytest.mark.least_ranks(2)
+def test_buffers_before_every_forward(world):
+    """In training only, not within no_sync, not without gradients, and not any more once the hook is removed."""
+
+    def on_rank(rank):
+        module = with_buffers(rank)
+        hook = hvd.broadcast_buffers(module, every_forward=True)
+        operations = rt.counters()["operations"]
+
+        def sent() -> bool:
+            nonlocal operations
+            module(torch.full((3, 2), float(rank)))
+            before, operations = operations, rt.counters()["operations"]
+            return operations > before
+
+        assert sent() and sent()
+        with accumulation.accumulating():
+            with accumulation.accumulating():
+                assert not sent()
+            assert not sent()
+        with torch.no_grad():
+            assert not sent()
+        assert not copy.deepcopy(module).eval().training and pickle.loads(pickle.dumps(module)).training
+        module.eval()
+        assert not sent()
+        module.train()
+        differ = len({str(each) for each in hvd.allgather_object(module[1].running_mean.tolist())}) > 1
+        assert differ, "each rank's batch moved its own statistics"
+        hvd.broadcast_buffers(module)
+        assert_replicas_equal(list(module.buffers()))
+        operations = rt.counters()["operations"]
+        assert sent()
+        hook.remove()
+        assert not sent()
 
     world.run(on_rank)
