@@ -11,14 +11,11 @@ import sys
 
 import pytest
 import torch
-from worlds import LAUNCHED
 
 import ringtrain as rt
 import ringtrain.torch as hvd
 from ringtrain.common import exceptions
 from ringtrain.testing import World
-
-pytestmark = pytest.mark.skipif(LAUNCHED, reason="starts worlds itself")
 
 NONE, FACTORS, SET = "compression=Compressor", "prescale_factor=1.0, postscale_factor=1.0", "process_set=GLOBAL"
 REDUCE = f"average=None, name=None, op=None, {FACTORS}, {SET}"
