@@ -14,6 +14,7 @@ from ringtrain.objects import allgather_object, broadcast_object
 from ringtrain.operations import (
     Adasum,
     Average,
+    Compression,
     Handle,
     Max,
     Min,

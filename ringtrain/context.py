@@ -232,6 +232,7 @@ class Context:
         reduction: str = "sum",
         prescale: float = 1.0,
         postscale: float = 1.0,
+        compression: str = "none",
         root: int = -1,
         splits: Sequence[int] | None = None,
         process_set: int = 0,
@@ -248,6 +249,7 @@ class Context:
             reduction: name of a row of ``tables.REDUCTIONS``, where the operation reduces.
             prescale: factor on each contribution.
             postscale: factor on the result.
+            compression: name of a row of ``tables.COMPRESSIONS``, where the operation reduces.
             root: global rank, where the operation is rooted.
             splits: alltoall: rows for each member; add_process_set: ranks; remove_process_set: the id.
             process_set: id of the process set.
@@ -273,6 +275,7 @@ class Context:
         request.root = root
         request.prescale = prescale
         request.postscale = postscale
+        request.compression = tables.COMPRESSIONS[compression]
         request.caller_waits = waits
         slot.texts = (text, _set_splits(request, splits), _set_refusal(request, operation, refusal))
         slot.describe(inputs, outputs)

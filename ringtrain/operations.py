@@ -28,6 +28,15 @@ Max = tables.REDUCTIONS["max"]
 Product = tables.REDUCTIONS["product"]
 Adasum = 2  # Horovod's number for a reduction that this release lacks
 
+
+class Compression:
+    """How ``allreduce`` and ``reducescatter`` send float32 and float64 between hosts; within a host nothing is lost."""
+
+    none = "none"
+    fp16 = "float16"
+    bf16 = "bfloat16"
+
+
 _Results = Callable[[Operation], Any]
 
 
@@ -74,6 +83,7 @@ def allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    compression: str = Compression.none,
 ) -> Any:
     """Combines a tensor of one shape over all ranks: ``postscale * op(prescale * tensor)``, the same bits on every rank.
 
@@ -84,12 +94,14 @@ def allreduce(
         prescale_factor: factor on each contribution.
         postscale_factor: factor on the result.
         process_set: the ranks that take part.
+        compression: ``Compression.none``, or ``fp16`` or ``bf16`` for 16 bits between hosts: each host's sum is
+            rounded, the sum of those is taken in float32 and rounded once, and all ranks get the same bits.
 
     Example:
         >>> rt.allreduce(np.array([1.0, 2.0]), name="loss", op=rt.Sum)
         array([1., 2.])
     """
-    return _reduce(tensor, name, op, prescale_factor, postscale_factor, process_set, waits=True).wait()
+    return _reduce(tensor, name, op, prescale_factor, postscale_factor, process_set, compression, waits=True).wait()
 
 
 def allreduce_async(
@@ -99,9 +111,10 @@ def allreduce_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    compression: str = Compression.none,
 ) -> Handle:
     """``allreduce`` that returns a handle at once; leave the tensor unchanged until it is done."""
-    return _reduce(tensor, name, op, prescale_factor, postscale_factor, process_set)
+    return _reduce(tensor, name, op, prescale_factor, postscale_factor, process_set, compression)
 
 
 def allreduce_(
@@ -111,9 +124,12 @@ def allreduce_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    compression: str = Compression.none,
 ) -> Any:
     """``allreduce`` that puts the result into the tensor, and returns it."""
-    return _reduce(tensor, name, op, prescale_factor, postscale_factor, process_set, in_place=True, waits=True).wait()
+    return _reduce(
+        tensor, name, op, prescale_factor, postscale_factor, process_set, compression, in_place=True, waits=True
+    ).wait()
 
 
 def allreduce_async_(
@@ -123,9 +139,10 @@ def allreduce_async_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    compression: str = Compression.none,
 ) -> Handle:
     """``allreduce_`` that returns a handle at once."""
-    return _reduce(tensor, name, op, prescale_factor, postscale_factor, process_set, in_place=True)
+    return _reduce(tensor, name, op, prescale_factor, postscale_factor, process_set, compression, in_place=True)
 
 
 def grouped_allreduce(
@@ -135,9 +152,12 @@ def grouped_allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    compression: str = Compression.none,
 ) -> list[Any]:
     """``allreduce`` of several tensors as one operation, all or nothing; returns a list in their order."""
-    return _reduce(tensors, name, op, prescale_factor, postscale_factor, process_set, grouped=True, waits=True).wait()
+    return _reduce(
+        tensors, name, op, prescale_factor, postscale_factor, process_set, compression, grouped=True, waits=True
+    ).wait()
 
 
 def grouped_allreduce_async(
@@ -147,9 +167,10 @@ def grouped_allreduce_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    compression: str = Compression.none,
 ) -> Handle:
     """``grouped_allreduce`` that returns one handle at once."""
-    return _reduce(tensors, name, op, prescale_factor, postscale_factor, process_set, grouped=True)
+    return _reduce(tensors, name, op, prescale_factor, postscale_factor, process_set, compression, grouped=True)
 
 
 def grouped_allreduce_(
@@ -159,9 +180,12 @@ def grouped_allreduce_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    compression: str = Compression.none,
 ) -> list[Any]:
     """``grouped_allreduce`` that puts the results into the tensors."""
-    return _reduce(tensors, name, op, prescale_factor, postscale_factor, process_set, True, True, True).wait()
+    return _reduce(
+        tensors, name, op, prescale_factor, postscale_factor, process_set, compression, True, True, True
+    ).wait()
 
 
 def grouped_allreduce_async_(
@@ -171,9 +195,12 @@ def grouped_allreduce_async_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    compression: str = Compression.none,
 ) -> Handle:
     """``grouped_allreduce_`` that returns one handle at once."""
-    return _reduce(tensors, name, op, prescale_factor, postscale_factor, process_set, grouped=True, in_place=True)
+    return _reduce(
+        tensors, name, op, prescale_factor, postscale_factor, process_set, compression, grouped=True, in_place=True
+    )
 
 
 def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
@@ -280,6 +307,7 @@ def reducescatter(
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    compression: str = Compression.none,
 ) -> Any:
     """Combines a tensor as ``allreduce`` does and leaves each rank its rows of the first dimension.
 
@@ -291,9 +319,10 @@ def reducescatter(
         process_set: the ranks that take part.
         prescale_factor: factor on each contribution.
         postscale_factor: factor on the result.
+        compression: as in ``allreduce``.
     """
-    scales = {"prescale": prescale_factor, "postscale": postscale_factor}
-    return _rows("reducescatter", tensor, name, process_set, op=op, waits=True, **scales).wait()
+    factors = {"prescale": prescale_factor, "postscale": postscale_factor, "compression": compression}
+    return _rows("reducescatter", tensor, name, process_set, op=op, waits=True, **factors).wait()
 
 
 def reducescatter_async(
@@ -303,10 +332,11 @@ def reducescatter_async(
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    compression: str = Compression.none,
 ) -> Handle:
     """``reducescatter`` that returns a handle at once."""
-    scales = {"prescale": prescale_factor, "postscale": postscale_factor}
-    return _rows("reducescatter", tensor, name, process_set, op=op, **scales)
+    factors = {"prescale": prescale_factor, "postscale": postscale_factor, "compression": compression}
+    return _rows("reducescatter", tensor, name, process_set, op=op, **factors)
 
 
 def grouped_reducescatter(
@@ -316,10 +346,11 @@ def grouped_reducescatter(
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    compression: str = Compression.none,
 ) -> list[Any]:
     """``reducescatter`` of several tensors as one operation, all or nothing."""
-    scales = {"prescale": prescale_factor, "postscale": postscale_factor}
-    return _rows("reducescatter", tensors, name, process_set, op=op, grouped=True, waits=True, **scales).wait()
+    factors = {"prescale": prescale_factor, "postscale": postscale_factor, "compression": compression}
+    return _rows("reducescatter", tensors, name, process_set, op=op, grouped=True, waits=True, **factors).wait()
 
 
 def grouped_reducescatter_async(
@@ -329,10 +360,11 @@ def grouped_reducescatter_async(
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    compression: str = Compression.none,
 ) -> Handle:
     """``grouped_reducescatter`` that returns one handle at once."""
-    scales = {"prescale": prescale_factor, "postscale": postscale_factor}
-    return _rows("reducescatter", tensors, name, process_set, op=op, grouped=True, **scales)
+    factors = {"prescale": prescale_factor, "postscale": postscale_factor, "compression": compression}
+    return _rows("reducescatter", tensors, name, process_set, op=op, grouped=True, **factors)
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
@@ -383,12 +415,12 @@ class _Submission:
 
 def _reduce(
     given: Any, name: str | None, op: int | None, prescale: float, postscale: float, process_set: ProcessSet,
-    grouped: bool = False, in_place: bool = False, waits: bool = False,
+    compression: str, grouped: bool = False, in_place: bool = False, waits: bool = False,
 ) -> Handle:  # fmt: skip
     with _Submission("allreduce", name, process_set, waits) as submission:
-        reduction = _reduction(op)
+        checked = {"reduction": _reduction(op), "compression": _compression(compression)}
         inputs, outputs, results = _same_shape(given, grouped, in_place)
-        operation = submission.start(inputs, outputs, reduction=reduction, prescale=prescale, postscale=postscale)
+        operation = submission.start(inputs, outputs, prescale=prescale, postscale=postscale, **checked)
     return Handle(operation, results)
 
 
@@ -403,15 +435,16 @@ def _broadcast(
 
 def _rows(
     kind: str, given: Any, name: str | None, process_set: ProcessSet, op: int | None = None,
-    grouped: bool = False, waits: bool = False, **scales: float,
+    grouped: bool = False, waits: bool = False, **arguments: Any,
 ) -> Handle:  # fmt: skip
     """Operations whose results have another first dimension than their inputs; the library allocates them."""
     with _Submission(kind, name, process_set, waits) as submission:
         if tables.OPERATIONS[kind].reduces:
-            scales["reduction"] = _reduction(op)
+            arguments["reduction"] = _reduction(op)
+            arguments["compression"] = _compression(arguments["compression"])
         tensors = list(given) if grouped else [given]
         inputs = [buffers.as_buffer(tensor) for tensor in tensors]
-        operation = submission.start(inputs, [None] * len(inputs), **scales)
+        operation = submission.start(inputs, [None] * len(inputs), **arguments)
 
     def results(operation: Operation) -> Any:
         rows = [_allocated(tensor, operation, index) for index, tensor in enumerate(tensors)]
@@ -452,6 +485,13 @@ def _reduction(op: int | None) -> str:
 
 def _reductions_text() -> str:
     return ", ".join(f"{name.capitalize()} ({identity})" for name, identity in tables.REDUCTIONS.items())
+
+
+def _compression(compression: str) -> str:
+    if compression not in tables.COMPRESSIONS:
+        known = ", ".join(tables.COMPRESSIONS)
+        raise InvalidArgumentError(f"compression must be one of {known}, but is {compression!r}.")
+    return compression
 
 
 def _integer(what: str, value: Any) -> int:

@@ -1,4 +1,4 @@
-"""The native library's tables as Python values: dtypes, operations, reductions, status, counters and options.
+"""The native library's tables as Python values: dtypes, operations, reductions, compressions, status, counters and options.
 
 Each row exists once, in ``native/tables/*.def``; this module reads the text that the library was compiled with.
 """
@@ -66,6 +66,7 @@ def _operation(row: list[str]) -> Operation:
 
 DTYPES: dict[str, DType] = {row[1]: _dtype(row) for row in _native.table("dtypes")}
 OPERATIONS: dict[str, Operation] = {row[1]: _operation(row) for row in _native.table("operations")}
+COMPRESSIONS: dict[str, int] = {row[1]: int(row[0]) for row in _native.table("compressions")}
 REDUCTIONS: dict[str, int] = {row[1]: int(row[0]) for row in _native.table("reductions")}
 STATUS: dict[str, int] = {row[1]: int(row[0]) for row in _native.table("status")}
 COUNTERS: list[Counter] = [Counter(int(row[0]), row[1], row[2]) for row in _native.table("counters")]

@@ -13,7 +13,7 @@ from ringtrain._native import ffi, lib
 from ringtrain.buffers import _CARRIERS
 
 ROOT = pathlib.Path(__file__).parent.parent
-TABLES = {"dtypes": tables.DTYPES, "operations": tables.OPERATIONS, "reductions": tables.REDUCTIONS, "status": tables.STATUS,
+TABLES = {"dtypes": tables.DTYPES, "operations": tables.OPERATIONS, "reductions": tables.REDUCTIONS, "compressions": tables.COMPRESSIONS, "status": tables.STATUS,
           "counters": tables.COUNTERS, "options": tables.OPTIONS}  # fmt: skip
 
 

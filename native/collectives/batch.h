@@ -26,6 +26,7 @@ struct Batch {
   Operation operation = Operation::kAllreduce;
   Reduction reduction = Reduction::kSum;
   DType dtype = DType::kUInt8;
+  DType wire = DType::kUInt8;  // in which it travels between hosts: `dtype`, or float16 or bfloat16 for wider floats
   Scaling scaling;
   int root = 0;              // member
   std::vector<bool> joined;  // by member: takes part without a contribution

@@ -40,11 +40,10 @@ Pipeline::Pipeline(Batch batch, Group* group, StageObserver* observer)
 
   local_scaling_ = {batch_.scaling.prescale, 1.0, 1};
   if (ring_ < 0) return;
-  Scaling final_scaling = {1.0, batch_.scaling.postscale, batch_.scaling.divisor};
   std::vector<int> leaders;
   for (int host = 0; host < hosts_; ++host) leaders.push_back(group->topology.hosts[host][partition_.Leader(host, ring_)]);
   for (int slot = 0; slot < group->geometry.result_slots; ++slot)
-    passes_.push_back(std::make_unique<RingPass>(group, leaders, reduces(), gathers(), batch_.dtype, batch_.reduction, final_scaling));
+    passes_.push_back(std::make_unique<RingPass>(group, leaders, batch_));
 }
 
 Status Pipeline::Advance(bool* moved) {

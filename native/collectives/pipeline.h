@@ -32,7 +32,6 @@ class Pipeline : public Task {
 
  private:
   bool reduces() const { return batch_.operation == Operation::kAllreduce || batch_.operation == Operation::kReducescatter; }
-  bool gathers() const { return batch_.operation != Operation::kReducescatter; }
   bool several_hosts() const { return hosts_ > 1; }
 
   // One chunk each; false if it cannot run yet or nothing is left for it.

@@ -5,27 +5,55 @@
 
 namespace ringtrain {
 
-RingPass::RingPass(Group* group, std::vector<int> leaders, bool reduces, bool gathers, DType dtype, Reduction reduction,
-                   Scaling scaling)
+RingPass::RingPass(Group* group, std::vector<int> leaders, const Batch& batch)
     : group_(group),
       leaders_(std::move(leaders)),
-      reduces_(reduces),
-      gathers_(gathers),
-      dtype_(dtype),
-      reduction_(reduction),
-      scaling_(scaling),
+      batch_(batch),
+      scaling_{1.0, narrows() ? 1.0 : batch.scaling.postscale, batch.scaling.divisor},
       hosts_(group->topology.host_count()),
       me_(group->topology.my_host()) {}
 
 int RingPass::Host(int distance) const { return ((me_ + distance) % hosts_ + hosts_) % hosts_; }
 
 void RingPass::Start(char* slot, uint64_t chunk, std::vector<Part> parts) {
-  slot_ = slot;
+  slot_ = data_ = slot;
   parts_ = std::move(parts);
   tag_ = group_->Tag(chunk);
   started_ = Now();
-  bool direct = dtype_ == DType::kFloat16 || dtype_ == DType::kBFloat16;
-  Enter(!reduces_ ? Phase::kGatherStep : direct ? Phase::kDirectReduce : Phase::kReduceStep);
+  if (narrows()) Narrow();
+  const bool direct = batch_.wire == DType::kFloat16 || batch_.wire == DType::kBFloat16;
+  Enter(!reduces() ? Phase::kGatherStep : direct ? Phase::kDirectReduce : Phase::kReduceStep);
+}
+
+void RingPass::Narrow() {
+  const size_t wide = Bytes(batch_.dtype), narrow = Bytes(batch_.wire);
+  const size_t count = (parts_.back().offset + parts_.back().bytes) / wide;
+  image_.resize(std::max(image_.size(), count * narrow));
+  Convert(batch_.dtype, batch_.wire, image_.data(), slot_, count);
+  for (Part& part : parts_) part = {part.offset / wide * narrow, part.bytes / wide * narrow};
+  data_ = image_.data();
+}
+
+// All parts, or of a reducescatter the one that this host has finished.
+void RingPass::Widen() const {
+  const size_t wide = Bytes(batch_.dtype), narrow = Bytes(batch_.wire);
+  for (int host = 0; host < hosts_; ++host) {
+    if (!gathers() && host != me_) continue;
+    const size_t first = parts_[host].offset / narrow, count = parts_[host].bytes / narrow;
+    Convert(batch_.wire, batch_.dtype, slot_ + first * wide, data_ + first * narrow, count, batch_.scaling.postscale);
+  }
+}
+
+void RingPass::EndReduce() {
+  if (gathers())
+    Enter(Phase::kGatherStep);
+  else
+    Finish();
+}
+
+void RingPass::Finish() {
+  if (narrows()) Widen();
+  Enter(Phase::kDone);
 }
 
 void RingPass::Enter(Phase phase) {
@@ -54,7 +82,7 @@ Status RingPass::StartStep() {
   if (phase_ == Phase::kDirectReduce) return StartDirect();
   if (phase_ == Phase::kGatherStep) {
     int receives = Host(-step_ - 1);
-    return StartExchange(Host(-step_), receives, slot_ + parts_[receives].offset);
+    return StartExchange(Host(-step_), receives, data_ + parts_[receives].offset);
   }
   int receives = Host(-step_ - 2);
   incoming_.resize(std::max(incoming_.size(), parts_[receives].bytes));
@@ -75,7 +103,7 @@ Status RingPass::Send(int host, int part) {
   size_t bytes = parts_[part].bytes;
   if (bytes == 0) return {};
   Transport::Ticket ticket;
-  RT_TRY(group_->transport->StartSend(group_->RankOf(leaders_[host]), tag_, slot_ + parts_[part].offset, bytes, &ticket));
+  RT_TRY(group_->transport->StartSend(group_->RankOf(leaders_[host]), tag_, data_ + parts_[part].offset, bytes, &ticket));
   tickets_.push_back(ticket);
   group_->counters->Add(Counter::kWireBytesSent, static_cast<int64_t>(bytes));
   return {};
@@ -99,8 +127,9 @@ void RingPass::FinishDirect() {
   std::vector<const void*> in_host_order(hosts_);
   for (int distance = 0; distance < hosts_; ++distance)
     in_host_order[Host(-distance)] =
-        distance == 0 ? slot_ + parts_[me_].offset : incoming_.data() + bytes * (distance - 1);
-  Reduce(dtype_, reduction_, slot_ + parts_[me_].offset, in_host_order.data(), hosts_, bytes / Bytes(dtype_), scaling_);
+        distance == 0 ? data_ + parts_[me_].offset : incoming_.data() + bytes * (distance - 1);
+  Reduce(batch_.wire, batch_.reduction, data_ + parts_[me_].offset, in_host_order.data(), hosts_, bytes / Bytes(batch_.wire),
+         scaling_);
 }
 
 Status RingPass::TestAll(bool* complete) {
@@ -117,17 +146,18 @@ Status RingPass::FinishStep() {
   step_started_ = false;
   if (phase_ == Phase::kDirectReduce) {
     FinishDirect();
-    Enter(gathers_ ? Phase::kGatherStep : Phase::kDone);
+    EndReduce();
     return {};
   }
   const bool last = ++step_ == hosts_ - 1;
   if (phase_ == Phase::kReduceStep) {
     const Part& part = parts_[Host(-step_ - 1)];
-    const void* sources[] = {incoming_.data(), slot_ + part.offset};
-    Reduce(dtype_, reduction_, slot_ + part.offset, sources, 2, part.bytes / Bytes(dtype_), last ? scaling_ : Scaling{});
-    if (last) Enter(gathers_ ? Phase::kGatherStep : Phase::kDone);
+    const void* sources[] = {incoming_.data(), data_ + part.offset};
+    Reduce(batch_.wire, batch_.reduction, data_ + part.offset, sources, 2, part.bytes / Bytes(batch_.wire),
+           last ? scaling_ : Scaling{});
+    if (last) EndReduce();
   } else if (last) {
-    phase_ = Phase::kDone;
+    Finish();
   }
   return {};
 }

@@ -15,6 +15,10 @@
 //
 // 16-bit floats do not travel as partial sums, which would round at each host: every host's sum goes straight to the part's
 // host, is added there in float32 in host order, and is rounded once. The bytes are the same.
+//
+// A batch whose wire is narrower than its dtype travels as a 16-bit image of the slot. Each host's sum is rounded into it, the
+// part's host's own too, the average is taken before the sum is rounded, and all hosts widen the same bits; the postscale comes
+// after that, so that it can bring back what the narrow format could not hold.
 #ifndef RINGTRAIN_COLLECTIVES_RING_H_
 #define RINGTRAIN_COLLECTIVES_RING_H_
 
@@ -31,8 +35,8 @@ class RingPass {
     size_t offset, bytes;
   };
 
-  // ring: which leader of each host takes part. Reduces only: reducescatter; gathers only: allgather, broadcast.
-  RingPass(Group* group, std::vector<int> leaders, bool reduces, bool gathers, DType dtype, Reduction reduction, Scaling scaling);
+  // leaders: the member of each host that takes part. The batch outlives the pass; prescaling has been done within the hosts.
+  RingPass(Group* group, std::vector<int> leaders, const Batch& batch);
 
   // Starts with the chunk in `slot`; parts by host. The slot is the pass's until it is done.
   void Start(char* slot, uint64_t chunk, std::vector<Part> parts);
@@ -44,7 +48,12 @@ class RingPass {
  private:
   enum class Phase { kReduceStep, kDirectReduce, kGatherStep, kDone };
 
+  bool narrows() const { return batch_.wire != batch_.dtype; }
+  bool reduces() const { return batch_.operation == Operation::kAllreduce || batch_.operation == Operation::kReducescatter; }
+  bool gathers() const { return batch_.operation != Operation::kReducescatter; }
   int Host(int distance) const;
+  void Narrow();
+  void Widen() const;
   Status StartStep();
   Status StartExchange(int send_part, int receive_part, char* receive_into);
   Status StartDirect();
@@ -53,17 +62,19 @@ class RingPass {
   Status TestAll(bool* complete);
   Status Send(int host, int part);
   void Enter(Phase phase);
+  void EndReduce();
+  void Finish();
 
   Group* const group_;
   const std::vector<int> leaders_;  // member by host
-  const bool reduces_, gathers_;
-  const DType dtype_;
-  const Reduction reduction_;
-  const Scaling scaling_;
+  const Batch& batch_;
+  const Scaling scaling_;  // of the last addition
   const int hosts_, me_;
 
   char* slot_ = nullptr;
-  std::vector<Part> parts_;
+  char* data_ = nullptr;     // what travels: the slot, or its image
+  std::vector<char> image_;  // of a slot that is narrowed
+  std::vector<Part> parts_;  // of data_
   int tag_ = 0;
   Phase phase_ = Phase::kDone;
   int step_ = 0;

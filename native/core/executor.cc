@@ -122,6 +122,7 @@ class Executor::Execution : public StageObserver {
     batch.operation = request.operation;
     batch.reduction = request.reduction;
     batch.dtype = dtype;
+    batch.wire = WireDType(request.compression, dtype);
     batch.joined = joined_;
     batch.scaling.prescale = request.prescale;
     batch.scaling.postscale = request.postscale;

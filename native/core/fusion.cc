@@ -15,7 +15,7 @@ bool CanFuse(const Request& a, const Request& b) {
   if (a.operation != b.operation || !Find(a.operation)->fuses || a.device != b.device || a.root != b.root) return false;
   if (!Find(a.operation)->reduces) return true;  // bytes are bytes
   return OneDType(a) && OneDType(b) && a.tensors[0].dtype == b.tensors[0].dtype && a.reduction == b.reduction &&
-         a.prescale == b.prescale && a.postscale == b.postscale;
+         a.prescale == b.prescale && a.postscale == b.postscale && a.compression == b.compression;
 }
 
 std::vector<std::vector<int>> Fuse(const std::vector<const Request*>& ready, size_t threshold_bytes) {

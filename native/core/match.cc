@@ -61,6 +61,7 @@ const std::vector<Attribute>& Attributes() {
        "Pass the same op on every rank."},
       {"prescale factor", [](const Request& r) { return NumberText(r.prescale); }, "Pass the same prescale_factor on every rank."},
       {"postscale factor", [](const Request& r) { return NumberText(r.postscale); }, "Pass the same postscale_factor on every rank."},
+      {"compression", [](const Request& r) { return std::string(Text(r.compression)); }, "Pass the same compression on every rank."},
       {"root", [](const Request& r) { return Find(r.operation)->rooted ? std::to_string(r.root) : std::string(); },
        "Pass the same root_rank on every rank."},
       {"device", [](const Request& r) { return std::string(r.device < 0 ? "host" : "CUDA"); },

@@ -46,6 +46,14 @@ Status CheckReduction(const Request& request) {
   return {};
 }
 
+Status CheckCompression(const Request& request) {
+  if (Text(request.compression) == nullptr)
+    return Refuse(request, "compression " + std::to_string(static_cast<int>(request.compression)) + " does not exist.");
+  if (request.compression == Compression::kNone || Find(request.operation)->reduces) return {};
+  return Refuse(request, "only operations that reduce may be compressed, but found compression " +
+                             std::string(Text(request.compression)) + ". Leave it out, or cast the tensor.");
+}
+
 Status CheckRoot(const Request& request, const std::vector<int>& members) {
   if (std::binary_search(members.begin(), members.end(), request.root)) return {};
   const bool whole_range = members.back() - members.front() + 1 == static_cast<int>(members.size());
@@ -107,7 +115,8 @@ std::string TensorSpec::Text() const {
 
 bool Request::operator==(const Request& other) const {
   return operation == other.operation && reduction == other.reduction && prescale == other.prescale &&
-         postscale == other.postscale && root == other.root && device == other.device && cacheable == other.cacheable &&
+         postscale == other.postscale && compression == other.compression && root == other.root &&
+         device == other.device && cacheable == other.cacheable &&
          name == other.name && tensors == other.tensors && splits == other.splits;
 }
 
@@ -131,6 +140,11 @@ Request Response::RequestOf(int member, int members) const {
   return mine;
 }
 
+DType WireDType(Compression compression, DType dtype) {
+  if (compression == Compression::kNone || (dtype != DType::kFloat32 && dtype != DType::kFloat64)) return dtype;
+  return compression == Compression::kFloat16 ? DType::kFloat16 : DType::kBFloat16;
+}
+
 Status Check(const Request& request, const std::vector<int>& members) {
   const OperationRow& row = *Find(request.operation);
   if (request.device >= 0)
@@ -138,6 +152,7 @@ Status Check(const Request& request, const std::vector<int>& members) {
                                ". Copy the tensor to the host first.");
   RT_TRY(CheckTensors(request));
   if (row.reduces) RT_TRY(CheckReduction(request));
+  RT_TRY(CheckCompression(request));
   if (row.rooted) RT_TRY(CheckRoot(request, members));
   if (request.operation == Operation::kAddProcessSet) RT_TRY(CheckNewSet(request, members));
   if (request.operation == Operation::kAlltoall) {
@@ -155,6 +170,7 @@ void Encode(const Request& request, Encoder* encoder) {
   encoder->Byte(static_cast<uint8_t>(request.reduction));
   encoder->Number(request.prescale);
   encoder->Number(request.postscale);
+  encoder->Byte(static_cast<uint8_t>(request.compression));
   encoder->Signed(request.root);
   encoder->Signed(request.device);
   encoder->Byte(request.cacheable);
@@ -173,6 +189,7 @@ Request DecodeRequest(Decoder* decoder) {
   request.reduction = static_cast<Reduction>(decoder->Byte());
   request.prescale = decoder->Number();
   request.postscale = decoder->Number();
+  request.compression = static_cast<Compression>(decoder->Byte());
   request.root = static_cast<int>(decoder->Signed());
   request.device = static_cast<int>(decoder->Signed());
   request.cacheable = decoder->Byte() != 0;
@@ -183,7 +200,8 @@ Request DecodeRequest(Decoder* decoder) {
     if (Find(tensor.dtype) == nullptr || tensor.shape.size() > kMostDimensions) decoder->Refuse();
   }
   request.splits = decoder->SignedList();
-  if (Find(request.operation) == nullptr) decoder->Refuse();
+  if (Find(request.operation) == nullptr || Text(request.reduction) == nullptr || Text(request.compression) == nullptr)
+    decoder->Refuse();
   return request;
 }
 

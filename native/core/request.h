@@ -29,6 +29,7 @@ struct Request {
   Operation operation = Operation::kAllreduce;
   Reduction reduction = Reduction::kSum;
   double prescale = 1.0, postscale = 1.0;
+  Compression compression = Compression::kNone;
   int root = -1;    // global rank
   int device = -1;  // host memory, or a GPU's index
   bool cacheable = true;
@@ -50,6 +51,9 @@ struct Response {
   // The request that this member must have sent for the response to fit.
   Request RequestOf(int member, int members) const;
 };
+
+// The dtype in which tensors of `dtype` travel between hosts.
+DType WireDType(Compression compression, DType dtype);
 
 // What this rank can see alone to be wrong with a request of its own. members: global ranks of the process set.
 Status Check(const Request& request, const std::vector<int>& members);

@@ -45,6 +45,7 @@ typedef struct {
   int32_t root;            /* global rank, where the operation is rooted */
   double prescale;         /* factor on each contribution */
   double postscale;        /* factor on the result, after averaging */
+  int32_t compression;     /* row of tables/compressions.def, where the operation reduces */
   int32_t tensor_count;    /* several tensors form a group: all or nothing, one handle */
   const rt_tensor *tensors;
   int32_t split_count;     /* alltoall: rows for each member, per tensor 0; add_process_set: global ranks; */
@@ -61,8 +62,8 @@ typedef struct {
 int32_t rt_abi_version(void);
 /* Text: compiler, processor kernels in use, build type. Static. */
 const char *rt_build_info(void);
-/* Rows of the tables as lines, columns parted by tabs, one table per name: dtypes, operations, reductions, status, counters, options.
- * Static; NULL for an unknown name. */
+/* Rows of the tables as lines, columns parted by tabs, one table per name: dtypes, operations, reductions, compressions, status,
+ * counters, options. Static; NULL for an unknown name. */
 const char *rt_table(const char *name);
 void rt_free(void *memory);
 

@@ -6,15 +6,15 @@
 // operations are the same, in the same order, and each is rounded as IEEE 754 says.
 #include "kernels/reduce.h"
 
+#include <algorithm>
 #include <atomic>
 #include <limits>
 #include <type_traits>
 
-#include "kernels/float16.h"
+#include "kernels/formats.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
-#include <immintrin.h>
 #endif
 
 // Promises the compiler that iterations do not depend on each other although `dst` may be the very address of a source.
@@ -120,63 +120,6 @@ RT_ALWAYS_INLINE void Finish(T* values, size_t n, const Scaling& scaling) {
   if (scaling.postscale != 1.0) Multiply(values, values, n, scaling.postscale);
 }
 
-// ---- how elements lie in memory and in which type they are added ----
-
-template <typename T>
-struct Native {
-  using Stored = T;
-  using Value = T;
-  static constexpr bool kConverts = false;
-  static RT_ALWAYS_INLINE void Widen(const T*, T*, size_t) {}
-  static RT_ALWAYS_INLINE void Narrow(const T*, T*, size_t) {}
-};
-
-struct BFloat16 {
-  using Stored = uint16_t;
-  using Value = float;
-  static constexpr bool kConverts = true;
-  static RT_ALWAYS_INLINE void Widen(const uint16_t* in, float* out, size_t n) {
-    for (size_t i = 0; i < n; ++i) out[i] = BFloat16ToFloat32(in[i]);
-  }
-  static RT_ALWAYS_INLINE void Narrow(const float* in, uint16_t* out, size_t n) {
-    for (size_t i = 0; i < n; ++i) out[i] = Float32ToBFloat16(in[i]);
-  }
-};
-
-struct Float16 {
-  using Stored = uint16_t;
-  using Value = float;
-  static constexpr bool kConverts = true;
-  static RT_ALWAYS_INLINE void Widen(const uint16_t* in, float* out, size_t n) {
-    for (size_t i = 0; i < n; ++i) out[i] = Float16ToFloat32(in[i]);
-  }
-  static RT_ALWAYS_INLINE void Narrow(const float* in, uint16_t* out, size_t n) {
-    for (size_t i = 0; i < n; ++i) out[i] = Float32ToFloat16(in[i]);
-  }
-};
-
-#if defined(__x86_64__)
-// The same conversions by the processor's instructions, eight at a time.
-struct Float16ByF16c {
-  using Stored = uint16_t;
-  using Value = float;
-  static constexpr bool kConverts = true;
-  __attribute__((target("avx,f16c"))) static void Widen(const uint16_t* in, float* out, size_t n) {
-    size_t i = 0;
-    for (; i + 8 <= n; i += 8)
-      _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i))));
-    for (; i < n; ++i) out[i] = Float16ToFloat32(in[i]);
-  }
-  __attribute__((target("avx,f16c"))) static void Narrow(const float* in, uint16_t* out, size_t n) {
-    size_t i = 0;
-    for (; i + 8 <= n; i += 8)
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i),
-                       _mm256_cvtps_ph(_mm256_loadu_ps(in + i), _MM_FROUND_TO_NEAREST_INT));
-    for (; i < n; ++i) out[i] = Float32ToFloat16(in[i]);
-  }
-};
-#endif
-
 // ---- one dtype ----
 
 constexpr size_t kBlockBytes = 4096;  // accumulator and operand of a block stay in the first-level cache
@@ -263,13 +206,63 @@ RT_ALWAYS_INLINE void ReduceAny(DType dtype, Reduction reduction, void* dst, con
   }
 }
 
-// ---- one function per processor level ----
+// ---- between a wide format and a 16-bit one ----
+
+template <typename Format, typename Wide>
+RT_ALWAYS_INLINE void NarrowElements(const Wide* in, uint16_t* out, size_t count) {
+  constexpr size_t kRoom = kBlockBytes / sizeof(float);
+  alignas(64) float room[kRoom];
+  size_t n;
+  for (size_t begin = 0; begin < count; begin += n) {
+    n = std::min(count - begin, kRoom);
+    if constexpr (std::is_same_v<Wide, float>) {
+      Format::Narrow(in + begin, out + begin, n);
+    } else {
+      for (size_t i = 0; i < n; ++i) room[i] = static_cast<float>(in[begin + i]);
+      Format::Narrow(room, out + begin, n);
+    }
+  }
+}
+
+template <typename Format, typename Wide>
+RT_ALWAYS_INLINE void WidenElements(const uint16_t* in, Wide* out, size_t count, double factor) {
+  constexpr size_t kRoom = kBlockBytes / sizeof(float);
+  alignas(64) float room[kRoom];
+  size_t n;
+  for (size_t begin = 0; begin < count; begin += n) {
+    n = std::min(count - begin, kRoom);
+    Format::Widen(in + begin, room, n);
+    for (size_t i = 0; i < n; ++i) out[begin + i] = static_cast<Wide>(room[i]) * static_cast<Wide>(factor);
+  }
+}
+
+template <typename Format>
+RT_ALWAYS_INLINE void ConvertElements(DType from, DType to, void* dst, const void* source, size_t count, double factor) {
+  auto* narrowed = static_cast<uint16_t*>(dst);
+  const auto* narrow = static_cast<const uint16_t*>(source);
+  if (from == DType::kFloat32) return NarrowElements<Format>(static_cast<const float*>(source), narrowed, count);
+  if (from == DType::kFloat64) return NarrowElements<Format>(static_cast<const double*>(source), narrowed, count);
+  if (to == DType::kFloat32) return WidenElements<Format>(narrow, static_cast<float*>(dst), count, factor);
+  WidenElements<Format>(narrow, static_cast<double*>(dst), count, factor);
+}
+
+template <typename Float16Format>
+RT_ALWAYS_INLINE void ConvertAny(DType from, DType to, void* dst, const void* source, size_t count, double factor) {
+  if (from == DType::kFloat16 || to == DType::kFloat16) return ConvertElements<Float16Format>(from, to, dst, source, count, factor);
+  ConvertElements<BFloat16>(from, to, dst, source, count, factor);
+}
+
+// ---- one pair of functions per processor level ----
 
 using ReduceFunction = void (*)(DType, Reduction, void*, const void* const*, int, size_t, const Scaling&);
+using ConvertFunction = void (*)(DType, DType, void*, const void*, size_t, double);
 
 void ReduceBaseline(DType dtype, Reduction reduction, void* dst, const void* const* sources, int source_count, size_t count,
                     const Scaling& scaling) {
   ReduceAny<Float16>(dtype, reduction, dst, sources, source_count, count, scaling);
+}
+void ConvertBaseline(DType from, DType to, void* dst, const void* source, size_t count, double factor) {
+  ConvertAny<Float16>(from, to, dst, source, count, factor);
 }
 bool Always() { return true; }
 
@@ -277,6 +270,7 @@ struct Variant {
   const char* name;
   bool (*available)();
   ReduceFunction reduce;
+  ConvertFunction convert;
 };
 
 #if defined(__x86_64__)
@@ -284,10 +278,18 @@ __attribute__((target("avx2,f16c"))) void ReduceAvx2(DType dtype, Reduction redu
                                                      int source_count, size_t count, const Scaling& scaling) {
   ReduceAny<Float16ByF16c>(dtype, reduction, dst, sources, source_count, count, scaling);
 }
+__attribute__((target("avx2,f16c"))) void ConvertAvx2(DType from, DType to, void* dst, const void* source, size_t count,
+                                                      double factor) {
+  ConvertAny<Float16ByF16c>(from, to, dst, source, count, factor);
+}
 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,f16c"))) void ReduceAvx512(
     DType dtype, Reduction reduction, void* dst, const void* const* sources, int source_count, size_t count,
     const Scaling& scaling) {
   ReduceAny<Float16ByF16c>(dtype, reduction, dst, sources, source_count, count, scaling);
+}
+__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,f16c"))) void ConvertAvx512(
+    DType from, DType to, void* dst, const void* source, size_t count, double factor) {
+  ConvertAny<Float16ByF16c>(from, to, dst, source, count, factor);
 }
 
 // __builtin_cpu_supports has no name for F16C in the older compilers that we support.
@@ -302,9 +304,11 @@ bool HasAvx512() {
 }
 
 constexpr Variant kVariants[] = {
-    {"avx512", HasAvx512, ReduceAvx512}, {"avx2", HasAvx2, ReduceAvx2}, {"baseline", Always, ReduceBaseline}};
+    {"avx512", HasAvx512, ReduceAvx512, ConvertAvx512},
+    {"avx2", HasAvx2, ReduceAvx2, ConvertAvx2},
+    {"baseline", Always, ReduceBaseline, ConvertBaseline}};
 #else
-constexpr Variant kVariants[] = {{"baseline", Always, ReduceBaseline}};
+constexpr Variant kVariants[] = {{"baseline", Always, ReduceBaseline, ConvertBaseline}};
 #endif
 
 // The best variant of that name, any name if it is empty; nullptr if this processor has none.
@@ -392,6 +396,11 @@ void Reduce(DType dtype, Reduction reduction, void* dst, const void* const* sour
             const Scaling& scaling) {
   const DefaultFloatMode mode;
   ChosenVariant().load(std::memory_order_relaxed)->reduce(dtype, reduction, dst, sources, source_count, count, scaling);
+}
+
+void Convert(DType from, DType to, void* dst, const void* source, size_t count, double factor) {
+  const DefaultFloatMode mode;
+  ChosenVariant().load(std::memory_order_relaxed)->convert(from, to, dst, source, count, factor);
 }
 
 void FillNeutral(DType dtype, Reduction reduction, void* dst, size_t count) {

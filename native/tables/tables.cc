@@ -42,6 +42,17 @@ const char* Text(Reduction reduction) {
   return nullptr;
 }
 
+const char* Text(Compression compression) {
+  switch (compression) {
+#define RT_COMPRESSION(name, id, text) \
+  case Compression::name:              \
+    return text;
+#include "tables/compressions.def"
+#undef RT_COMPRESSION
+  }
+  return nullptr;
+}
+
 const char* Text(StatusCode code) {
   switch (code) {
 #define RT_STATUS(name, id, text) \
@@ -74,6 +85,11 @@ const char* TableText(const char* name) {
 #define RT_REDUCTION(name, id, text) #id "\t" text "\n"
 #include "tables/reductions.def"
 #undef RT_REDUCTION
+      },
+      {"compressions",
+#define RT_COMPRESSION(name, id, text) #id "\t" text "\n"
+#include "tables/compressions.def"
+#undef RT_COMPRESSION
       },
       {"status",
 #define RT_STATUS(name, id, text) #id "\t" text "\n"

@@ -25,6 +25,12 @@ enum class Reduction : int32_t {
 #undef RT_REDUCTION
 };
 
+enum class Compression : int32_t {
+#define RT_COMPRESSION(name, id, text) name = id,
+#include "tables/compressions.def"
+#undef RT_COMPRESSION
+};
+
 enum class StatusCode : int32_t {
 #define RT_STATUS(name, id, text) name = id,
 #include "tables/status.def"
@@ -60,6 +66,7 @@ struct OperationRow {
 const DTypeRow* Find(DType dtype);
 const OperationRow* Find(Operation operation);
 const char* Text(Reduction reduction);
+const char* Text(Compression compression);
 const char* Text(StatusCode code);
 
 inline const char* Text(DType dtype) { return Find(dtype)->text; }

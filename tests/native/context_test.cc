@@ -132,6 +132,7 @@ struct Plan {
   bool in_place = false;
   int root = 0;  // global rank
   int process_set = 0;
+  Compression compression = Compression::kNone;
 };
 
 struct Party {
@@ -169,6 +170,7 @@ Trial MakeTrial(const Plan& plan, const Party& party, int rank) {
   request.name = plan.name;
   request.operation = plan.operation;
   request.reduction = plan.reduction;
+  request.compression = plan.compression;
   if (plan.operation == Operation::kBroadcast) request.root = plan.root;
   submission.process_set = plan.process_set;
   const size_t bytes = Bytes(plan.dtype);
@@ -255,6 +257,11 @@ std::vector<Plan> AllPlans(int size) {
       add({"", operation, Reduction::kSum, dtype, 20011, 1, true, size - 1});
       if (operation != Operation::kAlltoall) add({"", operation, Reduction::kSum, dtype, 611, 3, true, size / 2});
     }
+  // Sums small enough to lose nothing on a 16-bit wire.
+  for (DType dtype : {DType::kFloat32, DType::kFloat64, DType::kInt32})
+    for (Compression compression : {Compression::kFloat16, Compression::kBFloat16})
+      for (Operation operation : {Operation::kAllreduce, Operation::kReducescatter})
+        for (int64_t count : {size - 1, 611}) add({"", operation, Reduction::kSum, dtype, count, 2, true, 0, 0, compression});
   return plans;
 }
 

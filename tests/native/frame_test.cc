@@ -71,6 +71,7 @@ class RandomFrame {
     request.reduction = Reduction::kMax;
     request.prescale = static_cast<double>(Number());
     request.postscale = 1.0 / 3;
+    request.compression = static_cast<Compression>(Pick(3));
     request.root = static_cast<int>(Pick(10)) - 1;
     request.device = static_cast<int>(Pick(3)) - 1;
     request.cacheable = Pick(2) == 0;

@@ -24,6 +24,7 @@ Request RandomRequest(std::mt19937_64* random, int index) {
   request.device = Pick(random, 5) == 0 ? 0 : -1;
   if (Pick(random, 5) == 0) request.prescale = 0.5;
   if (Pick(random, 5) == 0) request.postscale = 2;
+  if (Pick(random, 5) == 0) request.compression = Compression::kFloat16;
   if (Find(request.operation)->output == Output::kNone) return request;
   for (size_t tensors = 1 + Pick(random, 2); tensors > 0; --tensors)
     request.tensors.push_back({kDTypes[Pick(random, 2)], {static_cast<int64_t>(Pick(random, 50))}});
@@ -44,6 +45,7 @@ void CheckMayShare(const Request& a, const Request& b) {
   RT_CHECK_EQ(a.reduction, b.reduction);
   RT_CHECK_EQ(a.prescale, b.prescale);
   RT_CHECK_EQ(a.postscale, b.postscale);
+  RT_CHECK_EQ(a.compression, b.compression);
 }
 
 void CheckBatches(const std::vector<const Request*>& ready, const std::vector<std::vector<int>>& batches, size_t threshold) {

@@ -116,6 +116,14 @@ RT_TEST(each_rank_refuses_what_it_sees_to_be_wrong) {
   request.reduction = Reduction::kSum;
   request.postscale = 2;
   RT_CHECK_EQ(Refused(request), std::string("allreduce 'x': bool cannot be scaled. Cast first."));
+  request = Tensor(Operation::kBroadcast, {2});
+  request.root = 7;
+  request.compression = Compression::kFloat16;
+  RT_CHECK_EQ(Refused(request), std::string("broadcast 'x': only operations that reduce may be compressed, but found compression float16. "
+                                            "Leave it out, or cast the tensor."));
+  request = Tensor(Operation::kAllreduce, {2});
+  request.compression = static_cast<Compression>(9);
+  RT_CHECK_EQ(Refused(request), std::string("allreduce 'x': compression 9 does not exist."));
   request = Tensor(Operation::kAllreduce, {2});
   request.device = 1;
   RT_CHECK_EQ(Check(request, kMembers).code(), StatusCode::kUnsupported);

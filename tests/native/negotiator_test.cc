@@ -619,6 +619,8 @@ RT_TEST(each_mismatch_is_told_to_all_in_the_same_words) {
   add(x, odd, "reduction must be the same on all ranks, but is sum on ranks 10, 12 and min on rank 11. ");
   odd = x, odd.prescale = 0.5;
   add(x, odd, "prescale factor must be the same on all ranks, but is 1 on ranks 10, 12 and 0.5 on rank 11. ");
+  odd = x, odd.compression = Compression::kBFloat16;
+  add(x, odd, "compression must be the same on all ranks, but is none on ranks 10, 12 and bfloat16 on rank 11. ");
   odd = x, odd.postscale = 2;
   add(x, odd, "postscale factor must be the same on all ranks, but is 1 on ranks 10, 12 and 2 on rank 11. ");
   odd = x, odd.device = 3;

@@ -279,6 +279,40 @@ RT_TEST(reduce_gives_the_oracles_bits) {
       }
 }
 
+// Between float32 or float64 and 16 bits: every 16-bit value comes back, and random wide ones are rounded as one by one.
+RT_TEST(conversion_rounds_once_in_every_variant) {
+  constexpr size_t kCount = 65536 + 37;
+  std::vector<uint16_t> all(kCount), narrow(kCount);
+  std::vector<float> wide(kCount);
+  std::vector<double> wider(kCount);
+  std::mt19937 random(7);
+  for (const char* variant : AvailableVariants())
+    for (DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+      RT_REQUIRE(SelectKernelVariant(variant));
+      const auto one = dtype == DType::kFloat16 ? Float32ToFloat16 : Float32ToBFloat16;
+      const uint16_t infinity = dtype == DType::kFloat16 ? 0x7c00 : 0x7f80;
+      for (size_t i = 0; i < kCount; ++i) {
+        all[i] = static_cast<uint16_t>(i);
+        if ((all[i] & 0x7fff) > infinity) all[i] = infinity | 0x40 << (dtype == DType::kFloat16 ? 3 : 0);  // a quiet NaN
+      }
+      Convert(dtype, DType::kFloat32, wide.data(), all.data(), kCount);
+      Convert(DType::kFloat32, dtype, narrow.data(), wide.data(), kCount);
+      RT_CHECK(narrow == all);
+      Convert(dtype, DType::kFloat64, wider.data(), all.data(), kCount);
+      Convert(DType::kFloat64, dtype, narrow.data(), wider.data(), kCount);
+      RT_CHECK(narrow == all);
+      Convert(dtype, DType::kFloat32, wide.data(), all.data(), 1000, 0.25);
+      for (size_t i = 0; i < 1000; ++i) RT_CHECK_EQ(wide[i], static_cast<float>(wider[i]) * 0.25f);
+
+      for (float& value : wide) value = FloatFromBits(random());
+      for (float& value : wide) value = value != value ? 1e30f : value;
+      Convert(DType::kFloat32, dtype, narrow.data(), wide.data(), kCount);
+      for (size_t i = 0; i < kCount; ++i)
+        if (narrow[i] != one(wide[i])) RT_CHECK_EQ(narrow[i], one(wide[i]));
+    }
+  SelectKernelVariant("");
+}
+
 RT_TEST(every_float16_and_bfloat16_survives_a_reduction_of_one) {
   std::vector<uint16_t> all(65536), found(65536);
   for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint16_t>(i);
