@@ -1,6 +1,10 @@
 """``ringtrain bench``: ours, the peers and the floor side by side in one run, with verified results.
 
-``__main__`` reads the command line and starts itself on N ranks; ``allreduce``, ``step`` and ``idle`` are the
-benchmarks, one file each; ``systems`` holds what is compared, ``ranks`` what the ranks do together outside of it,
-``report`` tables and JSON, ``sizes`` numbers of bytes as text, ``machine`` and ``models`` facts.
+``__main__`` reads the command line and starts itself on N ranks; its table has one row for each benchmark, whose file of
+the same name has ``run(**options)``. ``turns`` times systems that take turns, ``report`` writes results, tables and JSON,
+``ranks`` is what the ranks do together outside of the system under test, ``sizes`` numbers of bytes as text, ``machine``
+facts.
+
+What is compared: ``systems`` for single operations, ``torch_systems`` for training steps with PyTorch. What they work
+on: ``models`` (parameter shapes) and ``torch_networks``. Another framework brings its own pair of files and a row.
 """

@@ -5,9 +5,11 @@ benchmark. Exit code 1 means that a result was wrong.
 """
 
 import argparse
+import importlib
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from ringtrain import launcher, tables
 from ringtrain.bench.models import MODELS
@@ -15,7 +17,7 @@ from ringtrain.bench.sizes import parse_bytes
 from ringtrain.options import environment
 
 ALGORITHMS = next(option for option in tables.OPTIONS if option.name == "algorithm").lowest.split("|")
-PEER_NAMES = ("gloo", "mpi")
+NETWORKS = ("convnet", "mlp", "transformer")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,7 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = make_parser().parse_args(arguments)
     if launcher.find(environment()) is None:
         return _start_ranks(chosen.ranks, arguments)
-    return 0 if _run(chosen) else 1
+    options = {name: value for name, value in vars(chosen).items() if name not in ("benchmark", "ranks")}
+    return 0 if _run(chosen.benchmark, options) else 1
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -33,18 +36,9 @@ def make_parser() -> argparse.ArgumentParser:
         prog="ringtrain bench", description="Measures ringtrain beside its peers.", allow_abbrev=False
     )
     benchmarks = parser.add_subparsers(dest="benchmark", required=True)
-    allreduce = benchmarks.add_parser("allreduce", help="one tensor of several sizes: ours, the peers, a memcpy")
-    allreduce.add_argument("--sizes", type=_sizes, default=_sizes("4KB,1MB,16MB,64MB,256MB"), metavar="4KB,1MB,...")
-    allreduce.add_argument("--peers", type=_choices(PEER_NAMES), default=[], metavar="gloo,mpi")
-    allreduce.add_argument("--algorithm", type=_choices(ALGORITHMS), default=["auto"], metavar="auto,ring,...")
-    step = benchmarks.add_parser("step", help="all gradients of a model against one operation of as many bytes")
-    step.add_argument("--model", choices=MODELS, default="resnet50")
-    step.add_argument("--fusion-bytes", type=_sizes, default=[None], metavar="0,1MB,...", help="thresholds to try")
-    idle = benchmarks.add_parser("idle", help="context switches of our threads while nothing is pending")
-    idle.add_argument("--seconds", type=float, default=5.0)
-    for benchmark in (allreduce, step):
-        benchmark.add_argument("--repetitions", type=int, metavar="N", help="default: by size")
-    for benchmark in (allreduce, step, idle):
+    for name, (text, add_options) in BENCHMARKS.items():
+        benchmark = benchmarks.add_parser(name, help=text, allow_abbrev=False)
+        add_options(benchmark)
         benchmark.add_argument("-np", dest="ranks", type=int, default=2, metavar="N", help="number of ranks (2)")
         benchmark.add_argument("--json", metavar="FILE", help="write the results there too")
     return parser
@@ -55,15 +49,58 @@ def _start_ranks(count: int, arguments: Sequence[str]) -> int:
     return subprocess.call([sys.executable, "-m", "ringtrain.launch", "-np", str(count), *itself])
 
 
-def _run(chosen: argparse.Namespace) -> bool:
-    # Imported only now: these start MPI, which the process that only starts the ranks must not.
-    from ringtrain.bench import allreduce, idle, step
+def _run(benchmark: str, options: dict[str, Any]) -> bool:
+    # Imported only now: it starts MPI, which the process that only starts the ranks must not.
+    return importlib.import_module(f"ringtrain.bench.{benchmark}").run(**options)
 
-    if chosen.benchmark == "allreduce":
-        return allreduce.run(chosen.sizes, chosen.peers, chosen.algorithm, chosen.repetitions, chosen.json)
-    if chosen.benchmark == "step":
-        return step.run(chosen.model, chosen.fusion_bytes, chosen.repetitions, chosen.json)
-    return idle.run(chosen.seconds, chosen.json)
+
+# ---- options ----
+
+
+def _allreduce_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--sizes", type=_sizes, default=_sizes("4KB,1MB,16MB,64MB,256MB"), metavar="4KB,1MB,...")
+    parser.add_argument("--peers", type=_choices("gloo", "mpi"), default=[], metavar="gloo,mpi")
+    parser.add_argument(
+        "--algorithm", dest="algorithms", type=_choices(*ALGORITHMS), default=["auto"], metavar="auto,ring,..."
+    )
+    _repetitions_option(parser)
+
+
+def _step_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", choices=MODELS, default="resnet50")
+    parser.add_argument("--fusion-bytes", type=_sizes, default=[None], metavar="0,1MB,...", help="thresholds to try")
+    _repetitions_option(parser)
+
+
+def _idle_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seconds", type=float, default=5.0)
+
+
+def _train_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--networks", type=_choices(*NETWORKS), default=list(NETWORKS), metavar=",".join(NETWORKS))
+    parser.add_argument("--peers", type=_choices("ddp"), default=[], metavar="ddp")
+    _repetitions_option(parser)
+
+
+def _accumulation_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--passes", type=_numbers, default=[1, 2, 4, 8], metavar="1,2,...", help="batches in a step")
+    parser.add_argument("--network", choices=NETWORKS, default="mlp")
+    parser.add_argument("--host-layout", metavar="1+1", help="simulate several hosts: ranks of each")
+    _repetitions_option(parser)
+
+
+def _repetitions_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--repetitions", type=int, metavar="N", help="default: by size")
+
+
+# A benchmark's name, which is that of its file; what it measures; its own options, which are the arguments of its run().
+BENCHMARKS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
+    "allreduce": ("one tensor of several sizes: ours, the peers, a memcpy", _allreduce_options),
+    "step": ("all gradients of a model against one operation of as many bytes", _step_options),
+    "idle": ("context switches of our threads while nothing is pending", _idle_options),
+    "train": ("training steps with PyTorch: ours, DDP, and without communication", _train_options),
+    "accumulation": ("bytes and seconds a batch when several make a step", _accumulation_options),
+}
 
 
 def _sizes(text: str) -> list[int]:
@@ -73,7 +110,14 @@ def _sizes(text: str) -> list[int]:
         raise argparse.ArgumentTypeError(f"expected sizes such as 4KB,1MB or 1000 but found '{text}'") from None
 
 
-def _choices(allowed: Sequence[str]):
+def _numbers(text: str) -> list[int]:
+    numbers = [int(number) if number.isdigit() else 0 for number in text.split(",")]
+    if min(numbers) < 1:
+        raise argparse.ArgumentTypeError(f"expected numbers such as 1,2,4 but found '{text}'")
+    return numbers
+
+
+def _choices(*allowed: str) -> Callable[[str], list[str]]:
     def parse(text: str) -> list[str]:
         names = text.split(",") if text else []
         for name in names:

@@ -1,12 +1,12 @@
 """``ringtrain bench allreduce``: one float32 tensor, summed in place; ours, the peers, and a memcpy of the same bytes.
 
-Repetitions of the systems take turns, so that each meets the same caches, frequency and neighbours. Up to 64 KB a
-repetition is a round of operations back to back, as both ranks then submit together without a barrier's skew in the
-figure; above, it is one operation after a barrier. A repetition counts the time of its slowest rank.
+Up to 64 KB a repetition is a round of operations back to back, as both ranks then submit together without a barrier's
+skew in the figure; above, it is one operation after a barrier.
 """
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,10 @@ import numpy as np
 from ringtrain.bench import machine, ranks, report
 from ringtrain.bench.sizes import bytes_text
 from ringtrain.bench.systems import PEERS, Memcpy, Ringtrain, System
+from ringtrain.bench.turns import time_in_turn, time_of
 
 BACK_TO_BACK_BYTES = 64 << 10
 ROUND = 20  # operations back to back; sums of 20 stay exact powers and within float32
-WARM_UP = 3
 MEMORY_OPERATIONS = 10
 
 
@@ -63,30 +63,17 @@ def _measure(systems: Sequence[System], size_bytes: int, repetitions: int) -> li
     for system in systems:
         system.use(work)
     verified = {system.name: _verify(system, work, source) for system in systems}
-    time_once = _time_round if size_bytes <= BACK_TO_BACK_BYTES else _time_one
-    seconds: dict[str, list[float]] = {system.name: [] for system in systems}
-    for repetition in range(WARM_UP + repetitions):
-        for system in systems:
-            np.copyto(work, source)
-            taken = time_once(system)
-            if repetition >= WARM_UP:
-                seconds[system.name] += taken
-    slowest = {name: ranks.slowest(times) for name, times in seconds.items()}
-    floor = float(np.median(slowest["memcpy"]))
+    time_turn = _time_round if size_bytes <= BACK_TO_BACK_BYTES else _time_one
+    timed = {system.name: partial(time_turn, system, work, source) for system in systems}
+    seconds = time_in_turn(timed, repetitions)
+    floor = float(np.median(seconds["memcpy"]))
     return [
-        {
-            "system": system.name,
-            "op": "allreduce",
-            "bytes": size_bytes,
-            "np": ranks.size(),
-            "seconds_median": float(np.median(slowest[system.name])),
-            "seconds_min": float(slowest[system.name].min()),
-            "ratio_to_memcpy": float(np.median(slowest[system.name])) / floor,
-            "repetitions": len(slowest[system.name]),
-            "verified": verified[system.name],
-        }
-        for system in systems
-    ]
+        report.result(
+            name, "allreduce", times, verified[name],
+            bytes=size_bytes, ratio_to_memcpy=float(np.median(times)) / floor,
+        )
+        for name, times in seconds.items()
+    ]  # fmt: skip
 
 
 def _arrays(size_bytes: int) -> tuple[np.ndarray, np.ndarray]:
@@ -106,14 +93,13 @@ def _verify(system: System, work: np.ndarray, source: np.ndarray) -> bool:
     return ranks.all_true(bool(np.array_equal(system.result(), source * ranks.size() + others)))
 
 
-def _time_one(system: System) -> list[float]:
-    ranks.wait_for_all()
-    start = time.perf_counter()
-    system.run()
-    return [time.perf_counter() - start]
+def _time_one(system: System, work: np.ndarray, source: np.ndarray) -> list[float]:
+    np.copyto(work, source)
+    return [time_of(system.run)]
 
 
-def _time_round(system: System) -> list[float]:
+def _time_round(system: System, work: np.ndarray, source: np.ndarray) -> list[float]:
+    np.copyto(work, source)
     ranks.wait_for_all()
     seconds = []
     for _ in range(ROUND):
@@ -166,5 +152,5 @@ def _row(result: dict[str, Any], medians: dict[tuple[str, int], float]) -> list[
         report.seconds_text(result["seconds_min"]),
         f"{result['ratio_to_memcpy']:.2f}",
         f"{result['seconds_median'] / ours:.2f}",
-        "right" if result["verified"] else "WRONG",
+        report.verdict(result),
     ]

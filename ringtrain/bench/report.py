@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ringtrain.bench import ranks
 from ringtrain.bench.machine import describe
 
@@ -26,6 +28,25 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for row in [headings, *rows]:
         cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
         say("  ".join([row[0].ljust(widths[0]), *cells[1:]]).rstrip())
+
+
+def result(system: str, op: str, seconds: np.ndarray, verified: bool, **further: Any) -> dict[str, Any]:
+    """One result in the form that all benchmarks share: of one system, over all repetitions."""
+    return {
+        "system": system,
+        "op": op,
+        "np": ranks.size(),
+        "seconds_median": float(np.median(seconds)),
+        "seconds_min": float(seconds.min()),
+        "repetitions": len(seconds),
+        "verified": verified,
+        **further,
+    }
+
+
+def verdict(result: dict[str, Any]) -> str:
+    """The last cell of a row."""
+    return "right" if result["verified"] else "WRONG"
 
 
 def write_json(path: str | None, results: Sequence[dict[str, Any]], **further: Any) -> None:

@@ -4,8 +4,8 @@ All parameter-shaped tensors are submitted asynchronously in reverse order and t
 allreduce of as many bytes. Each fusion threshold gets a world of its own.
 """
 
-import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,7 @@ import ringtrain as rt
 from ringtrain.bench import ranks, report
 from ringtrain.bench.models import MODELS
 from ringtrain.bench.sizes import bytes_text
-
-WARM_UP = 3
+from ringtrain.bench.turns import time_in_turn, time_of
 
 
 def run(model: str, fusion_bytes: Sequence[int | None], repetitions: int | None, json: str | None) -> bool:
@@ -30,7 +29,7 @@ def run(model: str, fusion_bytes: Sequence[int | None], repetitions: int | None,
             report.seconds_text(result["seconds_median"]),
             report.seconds_text(result["one_operation_seconds_median"]),
             f"{result['ratio_to_one_operation']:.2f}",
-            "right" if result["verified"] else "WRONG",
+            report.verdict(result),
         ]
         for result in results
     ]
@@ -46,31 +45,25 @@ def _measure(model: str, shapes: Sequence[tuple[int, ...]], threshold: int | Non
     whole_source = np.concatenate([source.ravel() for source in sources])
     whole = whole_source.copy()
 
-    def refill() -> None:
-        for gradient, source in zip(gradients, sources, strict=True):
-            np.copyto(gradient, source)
-        np.copyto(whole, whole_source)
+    def turn(arrays: Sequence[np.ndarray], values: Sequence[np.ndarray], reduce: Callable[[], object]) -> list[float]:
+        for array, value in zip(arrays, values, strict=True):
+            np.copyto(array, value)
+        return [time_of(reduce)]
 
-    variants = (lambda: _reduce_all(gradients), lambda: rt.allreduce_(whole, name="bench.whole", op=rt.Sum))
-    seconds = _time_in_turn(variants, refill, repetitions)
+    timed = {
+        "step": partial(turn, gradients, sources, lambda: _reduce_all(gradients)),
+        "one": partial(turn, [whole], [whole_source], lambda: rt.allreduce_(whole, name="bench.whole", op=rt.Sum)),
+    }
+    seconds = time_in_turn(timed, repetitions)
     verified = ranks.all_true(_is_sum(whole, whole_source) and all(map(_is_sum, gradients, sources)))
     rt.shutdown()
-    step, one = (float(np.median(times)) for times in seconds)
-    return {
-        "system": "ringtrain",
-        "op": "step",
-        "model": model,
-        "bytes": whole.nbytes,
-        "np": ranks.size(),
-        "fusion_threshold_bytes": threshold,
-        "fusion_text": "default" if threshold is None else bytes_text(threshold),
-        "seconds_median": step,
-        "seconds_min": float(seconds[0].min()),
-        "one_operation_seconds_median": one,
-        "ratio_to_one_operation": step / one,
-        "repetitions": repetitions,
-        "verified": verified,
-    }
+    one = float(np.median(seconds["one"]))
+    return report.result(
+        "ringtrain", "step", seconds["step"], verified,
+        model=model, bytes=whole.nbytes, fusion_threshold_bytes=threshold,
+        fusion_text="default" if threshold is None else bytes_text(threshold),
+        one_operation_seconds_median=one, ratio_to_one_operation=float(np.median(seconds["step"])) / one,
+    )  # fmt: skip
 
 
 def _values(shape: tuple[int, ...], index: int) -> np.ndarray:
@@ -92,20 +85,3 @@ def _reduce_all(gradients: Sequence[np.ndarray]) -> None:
     ]
     for handle in handles:
         rt.synchronize(handle)
-
-
-def _time_in_turn(
-    variants: Sequence[Callable[[], object]], refill: Callable[[], None], repetitions: int
-) -> list[np.ndarray]:
-    """Times of each variant, of the slowest rank, repetition by repetition."""
-    seconds: list[list[float]] = [[] for _ in variants]
-    for repetition in range(WARM_UP + repetitions):
-        refill()
-        for variant, times in zip(variants, seconds, strict=True):
-            ranks.wait_for_all()
-            start = time.perf_counter()
-            variant()
-            taken = time.perf_counter() - start
-            if repetition >= WARM_UP:
-                times.append(taken)
-    return [ranks.slowest(times) for times in seconds]

@@ -1,0 +1,34 @@
+"""Timing of systems that take turns, so that each meets the same caches, frequency and neighbours."""
+
+import time
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from ringtrain.bench import ranks
+
+WARM_UP = 3  # turns that do not count
+
+
+def time_in_turn(timed: Mapping[str, Callable[[], list[float]]], repetitions: int) -> dict[str, np.ndarray]:
+    """Times in seconds of each system, of the rank that took longest; the same on all ranks.
+
+    Args:
+        timed: by name, a system's turn, which returns the times that it took.
+        repetitions: turns of each, after ``WARM_UP`` more.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in timed}
+    for repetition in range(WARM_UP + repetitions):
+        for name, turn in timed.items():
+            taken = turn()
+            if repetition >= WARM_UP:
+                seconds[name] += taken
+    return {name: ranks.slowest(times) for name, times in seconds.items()}
+
+
+def time_of(run: Callable[[], object]) -> float:
+    """Seconds that it takes, on ranks that begin together."""
+    ranks.wait_for_all()
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
