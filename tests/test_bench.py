@@ -65,24 +65,75 @@ def test_idle(mpi, tmp_path):
 
 
 @pytest.mark.openmpi
-def test_a_wrong_result_is_seen(tmp_path):
-    """The verification has teeth: a system that leaves one element out is called WRONG and fails the run."""
-    broken = tmp_path / "broken.py"
-    broken.write_text(
-        "import sys\n"
-        "from ringtrain.bench import __main__, systems\n"
+def test_train(tmp_path):
+    written = document(
+        "openmpi", tmp_path / "out.json", "train", "--networks", "convnet", "--peers", "ddp", "--repetitions", "1"
+    )  # fmt: skip
+    assert [result["system"] for result in written["results"]] == ["ringtrain", "ddp", "alone"]
+    for result in written["results"]:
+        assert result["verified"] is True and result["network"] == "convnet" and result["tensors"] == 10
+        assert result["samples_per_second"] > 0 and result["of_alone"] > 0
+    assert 0 < written["hook_seconds"]["convnet"]["median"] < 1
+
+
+@pytest.mark.openmpi
+def test_accumulation(tmp_path):
+    written = document(
+        "openmpi", tmp_path / "out.json", "accumulation", "--network", "transformer", "--passes", "1,3",
+        "--repetitions", "1", "--host-layout", "1+1",
+    )  # fmt: skip
+    once, thrice = written["results"]
+    assert once["verified"] is thrice["verified"] is True
+    assert once["bytes_sent"] == pytest.approx(3 * thrice["bytes_sent"], rel=0.01)
+    assert once["operations"] == pytest.approx(3 * thrice["operations"])
+    assert thrice["early_bytes"] == thrice["early_operations"] == 0
+
+
+# A system with a fault, its benchmark, and the column in which it is called WRONG.
+FAULTS = {
+    "an element left out": (
+        "from ringtrain.bench import systems\n"
         "run = systems.Mpi.run\n"
         "def leave_one_out(self):\n"
         "    kept = self._work[-1]\n"
         "    run(self)\n"
         "    self._work[-1] = kept\n"
-        "systems.Mpi.run = leave_one_out\n"
-        "sys.exit(__main__.main(['allreduce', '--sizes', '4KB', '--repetitions', '1', '--peers', 'mpi']))\n"
+        "systems.Mpi.run = leave_one_out\n",
+        ["allreduce", "--sizes", "4KB", "--peers", "mpi"],
+        " mpi ",
+    ),
+    "gradients that are not averaged": (
+        "from ringtrain.bench import torch_systems\n"
+        "torch_systems.Ringtrain.use = torch_systems.Alone.use\n",
+        ["train", "--networks", "convnet"],
+        " ringtrain ",
+    ),
+    "a step that talks before its last pass": (
+        "import ringtrain\n"
+        "from ringtrain.bench import torch_networks\n"
+        "loss_of = torch_networks.loss_of\n"
+        "torch_networks.loss_of = lambda *given: (ringtrain.allreduce(1.0), loss_of(*given))[1]\n",
+        ["accumulation", "--network", "convnet", "--passes", "2"],
+        "] 2 ",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.openmpi
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_wrong_result_is_seen(fault, tmp_path):
+    """The verification has teeth: it calls the system WRONG and fails the run."""
+    planted, arguments, row = FAULTS[fault]
+    broken = tmp_path / "broken.py"
+    broken.write_text(
+        f"{planted}import sys\n"
+        "from ringtrain.bench import __main__\n"
+        f"sys.exit(__main__.main({[*arguments, '--repetitions', '1']}))\n"
     )
     command = environments.ringtrainrun("openmpi", 2, environments.python_with("openmpi"), str(broken))
     finished = subprocess.run(command, capture_output=True, text=True, env=environments.rank_environment(), timeout=100)
     assert finished.returncode == 1
-    assert [line.split()[-1] for line in finished.stdout.splitlines() if " mpi " in line] == ["WRONG"]
+    assert [line.split()[-1] for line in finished.stdout.splitlines() if row in line] == ["WRONG"]
 
 
 def test_models_have_the_published_sizes():
@@ -105,6 +156,8 @@ def test_sizes_are_read(text, count):
         (["allreduce", "--peers", "nccl"], "expected some of gloo, mpi but found 'nccl'"),
         (["allreduce", "--algorithm", "fast"], "but found 'fast'"),
         (["step", "--model", "vgg"], "invalid choice"),
+        (["train", "--peers", "gloo"], "expected some of ddp but found 'gloo'"),
+        (["accumulation", "--passes", "1,0"], "expected numbers such as 1,2,4 but found '1,0'"),
         ([], "required"),
     ],
 )

@@ -1,7 +1,7 @@
 """Timing of systems that take turns, so that each meets the same caches, frequency and neighbours."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 
 import numpy as np
 
@@ -10,14 +10,14 @@ from ringtrain.bench import ranks
 WARM_UP = 3  # turns that do not count
 
 
-def time_in_turn(timed: Mapping[str, Callable[[], list[float]]], repetitions: int) -> dict[str, np.ndarray]:
+def time_in_turn(timed: Mapping[Hashable, Callable[[], list[float]]], repetitions: int) -> dict[Hashable, np.ndarray]:
     """Times in seconds of each system, of the rank that took longest; the same on all ranks.
 
     Args:
         timed: by name, a system's turn, which returns the times that it took.
         repetitions: turns of each, after ``WARM_UP`` more.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in timed}
+    seconds: dict[Hashable, list[float]] = {name: [] for name in timed}
     for repetition in range(WARM_UP + repetitions):
         for name, turn in timed.items():
             taken = turn()

@@ -1,0 +1,88 @@
+"""Small PyTorch networks for the training benchmarks, each with a batch: what they cost differs in kind.
+
+The convnet computes much for each parameter, the MLP has 25 M parameters and little to compute, the transformer has
+many small tensors.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Network:
+    """A classifier, and what it is trained on.
+
+    Attributes:
+        make: a fresh network, the same for the same torch seed.
+        batch: inputs and labels of a number of samples, from a generator.
+        samples: of one rank in one step.
+    """
+
+    make: Callable[[], nn.Module]
+    batch: Callable[[int, torch.Generator], Batch]
+    samples: int
+
+    def batches(self, rank: int, samples: int | None = None) -> Batch:
+        """A rank's batch, always the same one."""
+        return self.batch(samples or self.samples, torch.Generator().manual_seed(rank))
+
+
+def loss_of(network: nn.Module, batch: Batch) -> torch.Tensor:
+    """The mean loss of a batch."""
+    x, y = batch
+    return nn.functional.cross_entropy(network(x), y)
+
+
+def _convnet() -> nn.Module:
+    layers: list[nn.Module] = []
+    for before, after in ((3, 32), (32, 64), (64, 128), (128, 128)):
+        layers += [nn.Conv2d(before, after, 3, padding=1), nn.GELU(), nn.AvgPool2d(2)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(128 * 2 * 2, 10))
+
+
+def _mlp() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(1024, 3072), nn.GELU(), nn.Linear(3072, 3072), nn.GELU(), nn.Linear(3072, 3072), nn.GELU(),
+        nn.Linear(3072, 1000),
+    )  # fmt: skip
+
+
+class _Transformer(nn.Module):
+    """Four encoder layers over 64 tokens, and a class for each token."""
+
+    def __init__(self, tokens: int = 256, width: int = 128, length: int = 64):
+        super().__init__()
+        self.token = nn.Embedding(tokens, width)
+        self.place = nn.Parameter(torch.zeros(length, width))
+        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+        self.head = nn.Linear(width, tokens)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Class scores (batch, tokens, length) of tokens (batch, length)."""
+        return self.head(self.layers(self.token(tokens) + self.place)).transpose(1, 2)
+
+
+def _images(samples: int, generator: torch.Generator) -> Batch:
+    return torch.randn(samples, 3, 32, 32, generator=generator), torch.randint(10, (samples,), generator=generator)
+
+
+def _vectors(samples: int, generator: torch.Generator) -> Batch:
+    return torch.randn(samples, 1024, generator=generator), torch.randint(1000, (samples,), generator=generator)
+
+
+def _texts(samples: int, generator: torch.Generator) -> Batch:
+    text = torch.randint(256, (samples, 65), generator=generator)
+    return text[:, :-1].contiguous(), text[:, 1:].contiguous()
+
+
+NETWORKS = {
+    "convnet": Network(_convnet, _images, samples=32),
+    "mlp": Network(_mlp, _vectors, samples=32),
+    "transformer": Network(_Transformer, _texts, samples=8),
+}

@@ -1,0 +1,161 @@
+"""``ringtrain bench train``: training steps with PyTorch: ours, DDP over gloo, and ranks that train alone.
+
+A turn is a few steps back to back, as in a training loop, and its figure their mean. Before that, every system must
+reach in two steps what one process reaches with the batches of all ranks in one. Below the table stands what our hook
+costs autograd's thread for each gradient, submission included.
+"""
+
+import copy
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+import ringtrain.torch as hvd
+from ringtrain.bench import machine, ranks, report
+from ringtrain.bench.torch_networks import NETWORKS, Batch, Network, loss_of
+from ringtrain.bench.torch_systems import (
+    PEERS,
+    Alone,
+    Ringtrain,
+    TrainingSystem,
+    make_optimizer,
+    replicas_are_equal,
+    share_cores,
+)
+from ringtrain.bench.turns import time_in_turn, time_of
+
+STEPS_IN_A_TURN = 5
+STEPS_TO_VERIFY = 2
+HOOK_STEPS = 10
+
+
+def run(networks: Sequence[str], peers: Sequence[str], repetitions: int | None, json: str | None) -> bool:
+    """Runs the benchmark on this rank; returns whether every system trained right."""
+    share_cores()
+    results: list[dict[str, Any]] = []
+    hooks: dict[str, dict[str, float]] = {}
+    for name in networks:
+        network = NETWORKS[name]
+        results += _measure(name, network, peers, repetitions or 20)
+        hooks[name] = _time_hooks(network)
+    _print(results, hooks)
+    report.write_json(json, results, hook_seconds=hooks)
+    return all(result["verified"] for result in results)
+
+
+def _measure(name: str, network: Network, peers: Sequence[str], repetitions: int) -> list[dict[str, Any]]:
+    torch.manual_seed(0)
+    start = network.make()
+    batch = network.batches(ranks.rank())
+    systems: list[TrainingSystem] = [Ringtrain(), *(PEERS[peer]() for peer in peers), Alone()]
+    goal = _train_on_all_batches(start, network)
+    verified = {}
+    for system in systems:
+        trained = copy.deepcopy(start)
+        system.use(trained)
+        verified[system.name] = _verify(system, trained, batch, goal)
+    timed = {system.name: (lambda system=system: [_time_steps(system, batch)]) for system in systems}
+    seconds = time_in_turn(timed, repetitions)
+    for system in systems:
+        system.close()
+    floor = float(np.median(seconds[Alone.name]))
+    return [
+        report.result(
+            system, "train", times, verified[system],
+            network=name, parameters=sum(each.numel() for each in start.parameters()), tensors=len(goal),
+            samples_per_second=ranks.size() * network.samples / float(np.median(times)),
+            of_alone=floor / float(np.median(times)),
+        )
+        for system, times in seconds.items()
+    ]  # fmt: skip
+
+
+def _time_steps(system: TrainingSystem, batch: Batch) -> float:
+    def steps() -> None:
+        for _ in range(STEPS_IN_A_TURN):
+            system.step(batch)
+
+    return time_of(steps) / STEPS_IN_A_TURN
+
+
+# ---- verifying ----
+
+
+def _train_on_all_batches(start: torch.nn.Module, network: Network) -> list[torch.Tensor]:
+    """The parameters that one process reaches with the batches of all ranks in one."""
+    x, y = zip(*(network.batches(rank) for rank in range(ranks.size())), strict=True)
+    alone = Alone()
+    alone.use(copy.deepcopy(start))
+    for _ in range(STEPS_TO_VERIFY):
+        alone.step((torch.cat(x), torch.cat(y)))
+    return [parameter.detach() for parameter in alone.network.parameters()]
+
+
+def _verify(system: TrainingSystem, trained: torch.nn.Module, batch: Batch, goal: Sequence[torch.Tensor]) -> bool:
+    for _ in range(STEPS_TO_VERIFY):
+        system.step(batch)
+    if not system.communicates:
+        return True
+    found = [parameter.detach() for parameter in trained.parameters()]
+    close = all(torch.allclose(*pair, rtol=1e-3, atol=1e-5) for pair in zip(found, goal, strict=True))
+    return ranks.all_true(close) and replicas_are_equal(trained)
+
+
+# ---- the hook ----
+
+
+def _time_hooks(network: Network) -> dict[str, float]:
+    """Seconds of processor time that autograd's thread spends in our hook, over all parameters and some steps, here.
+
+    Hooks run in the order in which they were registered: one of ours comes before the optimizer's, one after.
+    Processor time, because on busy cores the clock would tell when the core was given to another thread.
+    """
+    hvd.init()
+    model = network.make()
+    batch = network.batches(ranks.rank())
+    begun: dict[torch.Tensor, float] = {}
+    seconds: list[float] = []
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p: begun.update({p: time.thread_time()}))
+    optimizer = hvd.DistributedOptimizer(make_optimizer(model), model.named_parameters())
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p: seconds.append(time.thread_time() - begun[p]))
+    for _ in range(HOOK_STEPS):
+        optimizer.zero_grad()
+        loss_of(model, batch).backward()
+        optimizer.step()
+    hvd.shutdown()
+    times = np.array(seconds[len(begun) :])  # the first step's are not typical
+    return {"median": float(np.median(times)), "mean": float(times.mean())}
+
+
+# ---- saying ----
+
+
+def _print(results: Sequence[dict[str, Any]], hooks: dict[str, dict[str, float]]) -> None:
+    facts = machine.describe()
+    report.say(f"training steps, {ranks.size()} ranks on {facts['cores']} cores ({facts['processor']}), "
+               f"{torch.get_num_threads()} threads each, torch {facts['torch']}")  # fmt: skip
+    ours = {each["network"]: each["seconds_median"] for each in results if each["system"] == Ringtrain.name}
+    rows = [
+        [
+            each["network"],
+            each["system"],
+            report.seconds_text(each["seconds_median"]),
+            report.seconds_text(each["seconds_min"]),
+            f"{each['samples_per_second']:.0f}",
+            f"{each['of_alone']:.3f}",
+            f"{each['seconds_median'] / ours[each['network']]:.2f}",
+            report.verdict(each),
+        ]
+        for each in results
+    ]
+    report.print_table(
+        ["network", "system", "step", "fastest", "samples/s", "x alone's samples/s", "x our time", "result"], rows
+    )
+    for network, seconds in hooks.items():
+        texts = ", ".join(f"{name} {report.seconds_text(value)}" for name, value in seconds.items())
+        report.say(f"processor time of our hook for each gradient of {network}, on rank 0: {texts}")
