@@ -1,4 +1,4 @@
-"""The operations for torch tensors: every dtype and layout, identity of tensors, lifetime of memory, gradients."""
+"""The operations for torch tensors: every dtype and layout, identity of tensors, lifetime of memory, refusals."""
 
 import gc
 
@@ -259,65 +259,5 @@ def test_what_one_rank_refuses_fails_everywhere(world, make, kind, text):
             assert isinstance(caught.value, kind)
         assert "allreduce 'refused'" in str(caught.value)
         assert hvd.allreduce(torch.ones(2), name="next", op=hvd.Sum).tolist() == [world.size] * 2
-
-    world.run(on_rank)
-
-
-# ---- gradients ----
-
-
-def check_gradient(operate, tensor, weights, expected):
-    """The gradient of a weighted sum of the operation's results on this rank."""
-    leaf = tensor.clone().requires_grad_(True)
-    results = operate(leaf)
-    results = results if isinstance(results, (list, tuple)) else [results]
-    sum((result * weight).sum() for result, weight in zip(results, weights, strict=False)).backward()
-    torch.testing.assert_close(leaf.grad, expected)
-
-
-def test_gradients_have_horovods_factors(world):
-    """Each rank weighs its results by numbers of its own; the adjoint by hand, in float64."""
-    size = world.size
-
-    def weights(rank, *shape):
-        return (torch.arange(torch.Size(shape).numel(), dtype=torch.float64).reshape(shape) + 1) * (rank + 1)
-
-    def on_rank(rank):
-        x = torch.ones(2 * size, 3, dtype=torch.float64)
-        everyone = [weights(each, 2 * size, 3) for each in range(size)]
-        mine, total = [everyone[rank]], sum(everyone)
-        scales = {"prescale_factor": 3.0, "postscale_factor": 0.5}
-        check_gradient(lambda t: hvd.allreduce(t, name="a", op=hvd.Sum), x, mine, total)
-        check_gradient(lambda t: hvd.allreduce(t, name="b", **scales), x, mine, total * 1.5 / size)
-        check_gradient(lambda t: hvd.grouped_allreduce([t, t * 2], name="c", op=hvd.Sum), x, mine * 2, total * 3)
-
-        gathered = [weights(each, 2 * size * size, 3) for each in range(size)]
-        rows = slice(2 * size * rank, 2 * size * (rank + 1))
-        expected = sum(gathered)[rows] / size
-        check_gradient(lambda t: hvd.allgather(t, name="d"), x, [gathered[rank]], expected)
-        check_gradient(lambda t: hvd.grouped_allgather([t], name="e"), x, [gathered[rank]], expected)
-
-        root = size - 1
-        expected = total / size if rank == root else torch.zeros_like(x)
-        check_gradient(lambda t: hvd.broadcast(t, root, name="f"), x, mine, expected)
-        expected = torch.cat([everyone[each][2 * rank : 2 * rank + 2] for each in range(size)])
-        check_gradient(lambda t: hvd.alltoall(t, name="g"), x, mine, expected)
-        check_gradient(lambda t: hvd.alltoall(t, splits=[2] * size, name="h")[0], x, mine, expected)
-
-        parts = [weights(each, 2, 3) for each in range(size)]
-        check_gradient(lambda t: hvd.reducescatter(t, "i", op=hvd.Sum), x, [parts[rank]], torch.cat(parts) * size)
-        check_gradient(lambda t: hvd.reducescatter(t, "j", **scales), x, [parts[rank]], torch.cat(parts) * 1.5)
-        check_gradient(lambda t: hvd.grouped_reducescatter([t], "k"), x, [parts[rank]], torch.cat(parts))
-
-    world.run(on_rank)
-
-
-def test_gradients_of_other_reductions_are_refused(world):
-    def on_rank(rank):
-        leaf = torch.ones(2, requires_grad=True)
-        with pytest.raises(NotImplementedError, match="backward of allreduce 'max'"):
-            hvd.allreduce(leaf, name="max", op=hvd.Max).sum().backward()
-        with torch.no_grad():
-            assert not hvd.allreduce(leaf, name="quiet", op=hvd.Max).requires_grad
 
     world.run(on_rank)
