@@ -1,4 +1,4 @@
-"""What a script written for ``horovod.torch`` relies on: names, signatures, constants, modules, probes and error classes.
+"""What a script for ``horovod.torch`` relies on: names, signatures, constants, modules, probes and error classes.
 
 The table of signatures is the contract, written by hand: argument names, their order and their defaults. Ours may have
 more arguments, behind those.

@@ -74,7 +74,10 @@ def ragged(rank):
 ADJOINTS = {
     "allreduce": (lambda x, s: hvd.allreduce(x, name="x", postscale_factor=3.0, process_set=s), lambda r, n: 4, 1),
     "sum": (lambda x, s: hvd.allreduce(x, op=hvd.Sum, prescale_factor=0.5, process_set=s), lambda r, n: 4, 1),
-    "fp16": (lambda x, s: hvd.allreduce(x, compression=hvd.Compression.fp16, op=hvd.Sum, process_set=s), lambda r, n: 4, 1),
+    "fp16": (
+        lambda x, s: hvd.allreduce(x, compression=hvd.Compression.fp16, op=hvd.Sum, process_set=s),
+        lambda r, n: 4, 1,
+    ),
     "grouped": (lambda x, s: hvd.grouped_allreduce([x, 3 * x[:1]], process_set=s), lambda r, n: 4, 1),
     "allgather": (lambda x, s: hvd.allgather(x, name="x", process_set=s), lambda r, n: ragged(r), lambda n: 1 / n),
     "gathered": (

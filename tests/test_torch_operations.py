@@ -9,6 +9,7 @@ import ringtrain as rt
 import ringtrain.torch as hvd
 from ringtrain import tables
 from ringtrain.testing import World
+from ringtrain.torch import Compression
 
 torch.set_num_threads(1)
 
@@ -161,7 +162,7 @@ def test_scales_and_compression(world):
         assert (
             hvd.allreduce(mine, name="a", op=hvd.Sum, prescale_factor=2.0, postscale_factor=0.5).tolist() == [total] * 4
         )
-        for compression in (hvd.Compression.none, hvd.Compression.fp16, hvd.Compression.bf16):
+        for compression in (Compression.none, Compression.fp16, Compression.bf16):
             found = hvd.allreduce(mine, name="b", compression=compression, op=hvd.Sum)
             assert found.dtype == torch.float32 and found.tolist() == [total] * 4
             found = hvd.grouped_allreduce([mine], name="c", compression=compression, op=hvd.Sum)[0]
@@ -172,6 +173,49 @@ def test_scales_and_compression(world):
             assert rows.dtype == torch.float32 and rows.tolist() == [[size] * 2]
 
     world.run(on_rank)
+
+
+class Halves(Compression.none):
+    """A user's compressor, of which both methods must be called."""
+
+    @staticmethod
+    def compress(tensor):
+        return tensor / 2, "context"
+
+    @staticmethod
+    def decompress(tensor, context):
+        return tensor * 2 + (0 if context == "context" else torch.nan)
+
+
+def test_a_compressor_of_the_user(world):
+    def on_rank(rank):
+        x, rows = torch.ones(2, requires_grad=True), torch.ones(world.size)
+        total = hvd.allreduce(x, name="a", compression=Halves, op=hvd.Max)
+        assert total.tolist() == [1.0] * 2
+        assert hvd.grouped_allreduce([rows], name="b", compression=Halves, op=hvd.Sum)[0][0] == world.size
+        assert hvd.reducescatter(rows, "c", Halves, hvd.Sum).tolist() == [world.size]
+        assert hvd.grouped_reducescatter([rows], "d", Halves, hvd.Sum)[0].tolist() == [world.size]
+        hvd.allreduce(x, name="e", compression=Halves, op=hvd.Sum).sum().backward()
+        assert x.grad.tolist() == [world.size] * 2
+
+    world.run(on_rank)
+
+
+@pytest.mark.parametrize("compression", ["fp16", "bf16"])
+def test_compression_halves_what_travels_between_hosts(compression):
+    def on_rank(rank):
+        sent = []
+        for chosen in (Compression.none, getattr(Compression, compression)):
+            before = rt.counters()["wire_bytes_sent"]
+            hvd.allreduce(torch.ones(1 << 16), compression=chosen)
+            hvd.grouped_allreduce([torch.ones(1 << 16)], compression=chosen)
+            hvd.reducescatter(torch.ones(1 << 16), compression=chosen)
+            hvd.grouped_reducescatter([torch.ones(1 << 16)], compression=chosen)
+            sent.append(rt.counters()["wire_bytes_sent"] - before)
+        assert sent[0] > 0 and sent[1] == sent[0] / 2
+
+    with World(2, "1+1") as world:
+        world.run(on_rank)
 
 
 def test_the_deprecated_average():

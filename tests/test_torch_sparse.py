@@ -26,7 +26,9 @@ def dense_sum(ranks: int, dtype: torch.dtype, dense: tuple[int, ...]) -> torch.T
     return sum(entries(rank, torch.float64, dense).to_dense() for rank in range(ranks)).to(dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8]
+)
 def test_sparse_sums(world, dtype):
     def on_rank(rank):
         for dense in ((), (2,), (2, 3)):

@@ -141,10 +141,14 @@ def test_conversion():
         shared, shared, torch.nn.BatchNorm3d(2, eps=0.5, momentum=None).eval(), torch.nn.SyncBatchNorm(2),
     )  # fmt: skip
     converted = hvd.SyncBatchNorm.convert_sync_batchnorm(network)
-    kinds = [type(module) for module in converted.modules() if isinstance(module, torch.nn.modules.batchnorm._BatchNorm)]
+    kinds = [
+        type(module) for module in converted.modules() if isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
+    ]
     assert converted is network and kinds == [hvd.SyncBatchNorm] * 4
     assert converted[1] is converted[2] and converted[1].weight is shared.weight
     assert (converted[3].eps, converted[3].momentum, converted[3].training) == (0.5, None, False)
     single = hvd.SyncBatchNorm.convert_sync_batchnorm(torch.nn.BatchNorm1d(2))
-    assert isinstance(single, hvd.SyncBatchNorm) and list(single.state_dict()) == list(torch.nn.BatchNorm1d(2).state_dict())
+    assert isinstance(single, hvd.SyncBatchNorm) and list(single.state_dict()) == list(
+        torch.nn.BatchNorm1d(2).state_dict()
+    )
     assert isinstance(pickle.loads(pickle.dumps(copy.deepcopy(single))), hvd.SyncBatchNorm)

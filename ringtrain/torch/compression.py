@@ -1,11 +1,14 @@
 """Compression of gradients on their way to the other ranks, in the form that Horovod scripts know.
 
-A compressor is a class with two static methods; users write their own by deriving from ``Compressor``.
+A compressor is a class with two static methods; users write their own by deriving from ``Compressor``. Those that come
+with the package only name what the core does while it packs: it adds in float32 and rounds what travels between hosts.
 """
 
 from typing import Any
 
 import torch
+
+import ringtrain
 
 
 class Compressor:
@@ -45,3 +48,15 @@ class Compression:
     none = Compressor
     fp16 = _cast_to(torch.float16, "FP16Compressor")
     bf16 = _cast_to(torch.bfloat16, "BF16Compressor")
+
+
+_IN_THE_CORE = {
+    Compression.none: ringtrain.Compression.none,
+    Compression.fp16: ringtrain.Compression.fp16,
+    Compression.bf16: ringtrain.Compression.bf16,
+}
+
+
+def compression_in_the_core(compressor: Any) -> str | None:
+    """The core's name for what a compressor does; None for one that a user wrote, whose methods must be called."""
+    return _IN_THE_CORE.get(compressor)

@@ -1,4 +1,4 @@
-"""The operations and the world's basics, at the place where scripts for Horovod may import them: ``horovod.torch.mpi_ops``.
+"""The operations and the world's basics, where scripts for Horovod may import them: ``horovod.torch.mpi_ops``.
 
 This is also the list of them: ``ringtrain.torch`` exports the same names.
 """

@@ -2,12 +2,12 @@
 
 ``ringtrain.operations`` does the work and describes the operations; here are the torch-only arguments (``average``,
 ``compression``), identity of tensors in the in-place forms, and gradients. Tensors are dense, on the CPU, of any dtype
-of the core and any layout; what is not contiguous is copied. ``allreduce`` takes sparse ones too. The forms that wait and
-return a new tensor are differentiable. Errors are those of ``ringtrain.operations``.
+of the core and any layout; what is not contiguous is copied. ``allreduce`` takes sparse ones too. The forms that wait
+and return a new tensor are differentiable. Errors are those of ``ringtrain.operations``.
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.operations import Average, Handle, Sum
 from ringtrain.process_sets import ProcessSet, global_process_set, id_of
 from ringtrain.torch.autograd import differentiable
-from ringtrain.torch.compression import Compression, Compressor
+from ringtrain.torch.compression import Compression, Compressor, compression_in_the_core
 from ringtrain.torch.handles import AlltoallHandle, InPlaceHandle
 from ringtrain.torch.sparse import SparseAllreduce
 from ringtrain.torch.tensors import writable
@@ -56,17 +56,19 @@ def allreduce(
     """
     op = _op(average, op)
 
+    scales = prescale_factor, postscale_factor
+
     def run() -> _Tensors:
         if _is_sparse(tensor):
-            return [_sparse(tensor, name, op, process_set, prescale_factor, postscale_factor).wait()]
-        sent, context = compression.compress(tensor)
-        result = arrays.allreduce(sent, name, op, prescale_factor, postscale_factor, process_set)
-        return [compression.decompress(result, context)]
+            return [_sparse(tensor, name, op, process_set, *scales).wait()]
+        return _compressed(compression, [tensor], operate)
+
+    def operate(sent: _Tensors, by_core: str) -> _Tensors:
+        return [arrays.allreduce(*sent, name, op, *scales, process_set, by_core)]
 
     def adjoint(gradients: _Tensors) -> _Tensors:
         _require_linear("allreduce", name, op)
-        scales = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
-        return [allreduce(gradients[0], name=_backwards(name), op=op, process_set=process_set, **scales)]
+        return [allreduce(gradients[0], None, _backwards(name), compression, op, *scales, process_set)]
 
     return differentiable([tensor], run, adjoint)[0]
 
@@ -129,17 +131,16 @@ def grouped_allreduce(
     """``allreduce`` of several tensors as one operation, all or nothing; returns a list in their order."""
     op = _op(average, op)
 
-    def run() -> _Tensors:
-        sent, contexts = zip(*(compression.compress(tensor) for tensor in tensors), strict=True)
-        results = arrays.grouped_allreduce(sent, name, op, prescale_factor, postscale_factor, process_set)
-        return [compression.decompress(*pair) for pair in zip(results, contexts, strict=True)]
+    scales = prescale_factor, postscale_factor
+
+    def operate(sent: _Tensors, by_core: str) -> _Tensors:
+        return arrays.grouped_allreduce(sent, name, op, *scales, process_set, by_core)
 
     def adjoint(gradients: _Tensors) -> _Tensors:
         _require_linear("grouped_allreduce", name, op)
-        scales = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
-        return grouped_allreduce(gradients, name=_backwards(name), op=op, process_set=process_set, **scales)
+        return grouped_allreduce(gradients, None, _backwards(name), compression, op, *scales, process_set)
 
-    return differentiable(tensors, run, adjoint)
+    return differentiable(tensors, lambda: _compressed(compression, tensors, operate), adjoint)
 
 
 def grouped_allreduce_async(
@@ -331,16 +332,16 @@ def reducescatter(
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
     """Combines a tensor as ``allreduce`` does and leaves each rank its rows; see ``ringtrain.reducescatter``."""
-    sent, context = compression.compress(tensor)
+    scales = prescale_factor, postscale_factor
+
+    def operate(sent: _Tensors, by_core: str) -> _Tensors:
+        return [arrays.reducescatter(*sent, name, op, process_set, *scales, by_core)]
 
     def adjoint(gradients: _Tensors) -> _Tensors:
         _require_linear("reducescatter", name, op)
-        factor = _spread_factor(op, process_set, prescale_factor, postscale_factor)
-        return [allgather(gradients[0] * factor, _backwards(name), process_set)]
+        return [allgather(gradients[0] * _spread_factor(op, process_set, *scales), _backwards(name), process_set)]
 
-    scales = prescale_factor, postscale_factor
-    rows = differentiable([sent], lambda: [arrays.reducescatter(sent, name, op, process_set, *scales)], adjoint)[0]
-    return compression.decompress(rows, context)
+    return differentiable([tensor], lambda: _compressed(compression, [tensor], operate), adjoint)[0]
 
 
 def reducescatter_async(
@@ -365,18 +366,17 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
     """``reducescatter`` of several tensors as one operation, all or nothing."""
-    sent, contexts = zip(*(compression.compress(tensor) for tensor in tensors), strict=True)
+    scales = prescale_factor, postscale_factor
 
-    def run() -> _Tensors:
-        return arrays.grouped_reducescatter(sent, name, op, process_set, prescale_factor, postscale_factor)
+    def operate(sent: _Tensors, by_core: str) -> _Tensors:
+        return arrays.grouped_reducescatter(sent, name, op, process_set, *scales, by_core)
 
     def adjoint(gradients: _Tensors) -> _Tensors:
         _require_linear("grouped_reducescatter", name, op)
-        factor = _spread_factor(op, process_set, prescale_factor, postscale_factor)
+        factor = _spread_factor(op, process_set, *scales)
         return grouped_allgather([gradient * factor for gradient in gradients], _backwards(name), process_set)
 
-    results = differentiable(sent, run, adjoint)
-    return [compression.decompress(*pair) for pair in zip(results, contexts, strict=True)]
+    return differentiable(tensors, lambda: _compressed(compression, tensors, operate), adjoint)
 
 
 def grouped_reducescatter_async(
@@ -392,6 +392,18 @@ def grouped_reducescatter_async(
 
 
 # ---- arguments and adjoints ----
+
+
+def _compressed(
+    compression: type[Compressor], tensors: _Tensors, operate: Callable[[_Tensors, str], _Tensors]
+) -> _Tensors:
+    """Results of ``operate(tensors, compression)``, of which the core does the compression or a user's class does."""
+    by_core = compression_in_the_core(compression)
+    if by_core is not None:
+        return operate(tensors, by_core)
+    pairs = [compression.compress(tensor) for tensor in tensors]
+    results = operate([sent for sent, _ in pairs], arrays.Compression.none)
+    return [compression.decompress(result, context) for result, (_, context) in zip(results, pairs, strict=True)]
 
 
 def _op(average: bool | None, op: int | None) -> int:

@@ -1,8 +1,8 @@
 """Batch normalisation over the batches of all ranks: as ``torch.nn.BatchNorm`` computes it on the concatenated batch.
 
-Forward, each rank sends its count, mean and variance for every channel in one allgather, and all combine them in rank order
-(Chan, Golub and LeVeque, 1979: "Updating formulae and a pairwise algorithm for computing sample variances"), in float64.
-Backward, the two sums over the batch that the gradient of the input needs are added up in one allreduce.
+Forward, each rank sends its count, mean and variance for every channel in one allgather, and all combine them in rank
+order and float64 (Chan, Golub and LeVeque, 1979: "Updating formulae and a pairwise algorithm for computing sample
+variances"). Backward, the two sums over the batch that the gradient of the input needs are added in one allreduce.
 """
 
 import weakref
@@ -84,7 +84,7 @@ class SyncBatchNorm(_BatchNorm):
     def _check_input_dim(self, input: torch.Tensor) -> None:
         if input.dim() < 2:
             raise InvalidArgumentError(
-                f"SyncBatchNorm: expected an input of shape (N, C, ...) but found {tuple(input.shape)}. Add a dimension."
+                f"SyncBatchNorm: expected an input of shape (N, C, ...) but found {tuple(input.shape)}. Reshape it."
             )
 
     @torch.no_grad()
@@ -156,8 +156,8 @@ def _moments(input: torch.Tensor, ranks: _Ranks) -> _Moments:
     count = counts.sum().item()
     if count <= 1:
         raise InvalidArgumentError(
-            f"SyncBatchNorm: expected more than one value for each channel on all ranks together but found {count:.0f}. "
-            "Make the batch larger, or call eval()."
+            f"SyncBatchNorm: expected more than one value for each channel on all ranks together but found "
+            f"{count:.0f}. Make the batch larger, or call eval()."
         )
     mean = (counts * means).sum(0) / count
     return _Moments(count, mean, (counts * (variances + (means - mean) ** 2)).sum(0) / count)
