@@ -164,6 +164,7 @@ int32_t Execution::Submit() {
   request.name = name.c_str();
   request.operation = static_cast<int32_t>(collective_.operation);
   request.reduction = collective_.reduction;
+  request.compression = collective_.compression;
   request.process_set = collective_.process_set;
   request.root = collective_.root;
   request.prescale = collective_.prescale;

@@ -21,6 +21,7 @@ struct Collective {
   int64_t slot = 0;
   int32_t process_set = 0;
   int32_t reduction = 0;
+  int32_t compression = 0;
   int32_t root = -1;
   double prescale = 1, postscale = 1;
 };

@@ -36,10 +36,10 @@ struct OperationSpec {
 const auto& Operations() {
   static const OperationSpec operations[] = {
       {"RingtrainAllreduce", Operation::kAllreduce, Shapes::kSame,
-       {"T: list(" RT_REDUCED_TYPES ") >= 1", "reduction: int", "prescale_bits: int", "postscale_bits: int"},
+       {"T: list(" RT_REDUCED_TYPES ") >= 1", "reduction: int", "prescale_bits: int", "postscale_bits: int", "compression: int"},
        {"tensors: T"}, {"results: T"}},
       {"RingtrainReducescatter", Operation::kReducescatter, Shapes::kRows,
-       {"T: list(" RT_REDUCED_TYPES ") >= 1", "reduction: int", "prescale_bits: int", "postscale_bits: int"},
+       {"T: list(" RT_REDUCED_TYPES ") >= 1", "reduction: int", "prescale_bits: int", "postscale_bits: int", "compression: int"},
        {"tensors: T"}, {"results: T"}},
       {"RingtrainAllgather", Operation::kAllgather, Shapes::kRows, {"T: list(" RT_MOVED_TYPES ") >= 1"}, {"tensors: T"}, {"results: T"}},
       {"RingtrainBroadcast", Operation::kBroadcast, Shapes::kSame,
@@ -97,6 +97,7 @@ void* CreateCollective(TF_OpKernelConstruction* construction) {
     collective->reduction = static_cast<int32_t>(ReadInteger(construction, "reduction", status));
     collective->prescale = ReadDouble(construction, "prescale_bits", status);
     collective->postscale = ReadDouble(construction, "postscale_bits", status);
+    collective->compression = static_cast<int32_t>(ReadInteger(construction, "compression", status));
   }
   if (row.rooted) collective->root = static_cast<int32_t>(ReadInteger(construction, "root", status));
   if (Ok(status)) return collective.release();

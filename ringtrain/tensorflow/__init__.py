@@ -11,48 +11,28 @@ try:
 except ImportError as _problem:
     raise ImportError("ringtrain.tensorflow needs TensorFlow. Run: pip install tensorflow") from _problem
 
-from ringtrain import (
-    Average,
-    HorovodInternalError,
-    Max,
-    Min,
-    ProcessSet,
-    Product,
-    RingtrainError,
-    Sum,
-    add_process_set,
-    allgather_object,
-    broadcast_object,
-    cross_rank,
-    cross_size,
-    global_process_set,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    rank,
-    remove_process_set,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
+from ringtrain import RingtrainError
+from ringtrain.common.util import check_extension
 from ringtrain.tensorflow import autograd as _autograd  # noqa: F401 - registers the gradients
+from ringtrain.tensorflow import elastic, mpi_ops
 from ringtrain.tensorflow.compression import Compression
-from ringtrain.tensorflow.functions import broadcast_variables
-from ringtrain.tensorflow.operations import (
-    allgather,
-    allreduce,
-    alltoall,
-    barrier,
-    broadcast,
-    broadcast_,
-    grouped_allgather,
-    grouped_allreduce,
-    grouped_reducescatter,
-    join,
-    reducescatter,
+from ringtrain.tensorflow.functions import (
+    BroadcastGlobalVariablesHook,
+    allgather_object,
+    broadcast_global_variables,
+    broadcast_object,
+    broadcast_object_fn,
+    broadcast_variables,
 )
-from ringtrain.tensorflow.start import init
+from ringtrain.tensorflow.mpi_ops import *  # noqa: F403 - the operations and basics, listed once
+from ringtrain.tensorflow.optimizer import DistributedOptimizer
+from ringtrain.tensorflow.sync_batch_norm import SyncBatchNormalization
+from ringtrain.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
 
-__all__ = [name for name in dir() if not name.startswith("_")]
+__all__ = [
+    *mpi_ops.__all__,
+    "BroadcastGlobalVariablesHook", "Compression", "DistributedGradientTape", "DistributedOptimizer",
+    "PartialDistributedGradientTape", "RingtrainError", "SyncBatchNormalization", "allgather_object",
+    "broadcast_global_variables", "broadcast_object", "broadcast_object_fn", "broadcast_variables", "check_extension",
+    "elastic",
+]  # fmt: skip

@@ -45,7 +45,7 @@ class _Forward:
 
     def mean(self, gradients: Sequence[Any]) -> list[tf.Tensor]:
         """The average of the gradients over the ranks."""
-        return self.run("allreduce", [gradients], reduction=Average, prescale_bits=_ONE, postscale_bits=_ONE)
+        return self.run("allreduce", [gradients], reduction=Average, prescale_bits=_ONE, postscale_bits=_ONE, compression=0)
 
     def require_linear(self) -> None:
         """Raises UnsupportedError for a reduction without a gradient."""
@@ -69,7 +69,7 @@ _ONE = nodes.bits(1.0)
 def _of_allreduce(operation: tf.Operation, *gradients: Any) -> _Gradients:
     forward = _Forward(operation)
     forward.require_linear()
-    factors = forward.attributes("reduction", "prescale_bits", "postscale_bits")
+    factors = forward.attributes("reduction", "prescale_bits", "postscale_bits", "compression")
     return forward.complete(forward.run("allreduce", [_dense(gradients)], **factors))
 
 

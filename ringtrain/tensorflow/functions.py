@@ -1,12 +1,14 @@
-"""The start of a training run: every rank gets the variables of one of them."""
+"""The start of a training run: every rank gets the variables, or any objects, of one of them."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from ringtrain import objects
+from ringtrain.errors import InvalidArgumentError
 from ringtrain.process_sets import ProcessSet, global_process_set
-from ringtrain.tensorflow.operations import broadcast_
+from ringtrain.tensorflow.operations import broadcast, broadcast_
 
 _GROUP_BYTES = 64 << 20  # one operation's worth of values, which exist beside the variables until they are assigned
 
@@ -23,23 +25,106 @@ def broadcast_variables(
         inplace: accepted for Horovod's sake; the variables are always the same objects afterwards.
 
     Raises:
-        tf.errors.InvalidArgumentError: ranks disagree about a number of variables, a shape or a dtype.
+        InvalidArgumentError: something else than variables.
+        tf.errors.InvalidArgumentError: ranks disagree about the number, a shape or a dtype.
 
     Example:
         >>> hvd.broadcast_variables(model.variables + optimizer.variables, root_rank=0)
     """
-    group: list[tf.Variable] = []
-    number = size_bytes = 0
-    for variable in _numeric(variables):
-        group.append(variable)
-        size_bytes += variable.dtype.size * variable.shape.num_elements()
-        if size_bytes >= _GROUP_BYTES:
-            broadcast_(group, root_rank, f"broadcast_variables.{number}", process_set)
-            group, number, size_bytes = [], number + 1, 0
-    broadcast_(group, root_rank, f"broadcast_variables.{number}", process_set)
+    for number, group in enumerate(_groups(_numeric(variables))):
+        broadcast_(group, root_rank, f"broadcast_variables.{number}", process_set)
+
+
+def broadcast_global_variables(root_rank: int) -> tf.Operation:
+    """In a graph of TensorFlow 1: an operation that gives all global variables the root's values.
+
+    Raises:
+        RuntimeError: in eager mode, which has no global variables.
+    """
+    _require_graph("broadcast_global_variables", "hvd.broadcast_variables(<model/optimizer variables>, root_rank)")
+    variables = tf.compat.v1.global_variables()
+    return tf.group(*[variable.assign(broadcast(variable, root_rank)) for variable in variables])
+
+
+class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
+    """Gives all ranks the root's global variables when a session of TensorFlow 1 is made.
+
+    Args:
+        root_rank: global rank of the root.
+        device: device on which the operations are placed.
+    """
+
+    def __init__(self, root_rank: int, device: str = ""):
+        super().__init__()
+        self._root_rank = root_rank
+        self._device = device
+        self._operation: tf.Operation | None = None
+
+    def begin(self) -> None:
+        """Adds the operation to the graph, once."""
+        graph = tf.compat.v1.get_default_graph()
+        if self._operation is None or self._operation.graph is not graph:
+            with tf.device(self._device or None):
+                self._operation = broadcast_global_variables(self._root_rank)
+
+    def after_create_session(self, session: tf.compat.v1.Session, coord: Any) -> None:
+        """Runs it."""
+        session.run(self._operation)
+
+
+def broadcast_object(
+    obj: Any,
+    root_rank: int = 0,
+    session: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Returns the root's object on every rank; see ``ringtrain.broadcast_object``. No ``session`` is needed."""
+    return objects.broadcast_object(obj, root_rank, name, process_set)
+
+
+def broadcast_object_fn(
+    root_rank: int = 0, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Callable[[Any], Any]:
+    """A function of one object that is ``broadcast_object`` with these arguments."""
+    return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
+
+
+def allgather_object(
+    obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Any]:
+    """Returns the objects of all ranks, in rank order; see ``ringtrain.allgather_object``. No ``session`` is needed."""
+    return objects.allgather_object(obj, name, process_set)
+
+
+def _require_graph(name: str, instead: str) -> None:
+    if tf.executing_eagerly():
+        raise RuntimeError(f"{name}: expected a graph of TensorFlow 1 but found eager mode. Use {instead}.")
 
 
 def _numeric(variables: Iterable[Any]) -> list[tf.Variable]:
     """TensorFlow's variables below Keras' ones, each once."""
-    below = [variable if isinstance(variable, tf.Variable) else variable.value for variable in variables]
-    return list({id(variable): variable for variable in below if variable.dtype != tf.string}.values())
+    below = {}
+    for variable in variables:
+        inner = variable if isinstance(variable, tf.Variable) else getattr(variable, "value", None)
+        if not isinstance(inner, tf.Variable):
+            raise InvalidArgumentError(
+                f"broadcast_variables: expected variables but found a {type(variable).__name__}. "
+                "Send other objects with broadcast_object."
+            )
+        if inner.dtype != tf.string:
+            below[id(inner)] = inner
+    return list(below.values())
+
+
+def _groups(variables: Sequence[tf.Variable]) -> list[list[tf.Variable]]:
+    """Runs of variables that are one operation each; the same on all ranks that have the same variables."""
+    groups: list[list[tf.Variable]] = []
+    size_bytes = _GROUP_BYTES
+    for variable in variables:
+        if size_bytes >= _GROUP_BYTES:
+            groups.append([])
+            size_bytes = 0
+        groups[-1].append(variable)
+        size_bytes += variable.dtype.size * (variable.shape.num_elements() or 0)
+    return groups

@@ -16,8 +16,8 @@ from typing import Any, ContextManager
 import tensorflow as tf
 
 from ringtrain import tables
-from ringtrain.errors import InvalidArgumentError
-from ringtrain.operations import Average, Sum
+from ringtrain.errors import InvalidArgumentError, UnsupportedError
+from ringtrain.operations import Adasum, Average, Sum
 from ringtrain.process_sets import ProcessSet, global_process_set, id_of
 from ringtrain.tensorflow import nodes, sparse
 from ringtrain.tensorflow.compression import Compression, Compressor
@@ -236,15 +236,27 @@ def _reduce(
     operation: str, tensors: Sequence[Any], name: str | None, process_set: ProcessSet, compression: type[Compressor],
     op: int, prescale: float, postscale: float,
 ) -> list[tf.Tensor]:  # fmt: skip
-    if op not in tables.REDUCTION_BY_ID:
-        known = ", ".join(f"{text.capitalize()} ({identity})" for text, identity in tables.REDUCTIONS.items())
-        raise InvalidArgumentError(f"{operation} '{name or 'unnamed'}': op must be one of {known}, but is {op!r}.")
-    sent = [compression.compress(tf.convert_to_tensor(tensor)) for tensor in tensors]
+    _check_reduction(operation, name, op)
+    tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    sent = [(tensor, None) if compression.wire else compression.compress(tensor) for tensor in tensors]
     results = nodes.run(
         operation, [[tensor for tensor, _ in sent]], name, id_of(process_set),
         reduction=op, prescale_bits=nodes.bits(prescale), postscale_bits=nodes.bits(postscale),
+        compression=tables.COMPRESSIONS[compression.wire or "none"],
     )  # fmt: skip
+    if compression.wire:
+        return results
     return [compression.decompress(result, context) for result, (_, context) in zip(results, sent, strict=True)]
+
+
+def _check_reduction(operation: str, name: str | None, op: Any) -> None:
+    if op in tables.REDUCTION_BY_ID:
+        return
+    known = ", ".join(f"{text.capitalize()} ({identity})" for text, identity in tables.REDUCTIONS.items())
+    subject = f"{operation} '{name or 'unnamed'}'"
+    if op == Adasum:
+        raise UnsupportedError(f"{subject}: op must be one of {known}, but is Adasum, which this release lacks.")
+    raise InvalidArgumentError(f"{subject}: op must be one of {known}, but is {op!r}.")
 
 
 def _op(average: bool | None, op: int | None) -> int:

@@ -1,0 +1,83 @@
+"""Batch normalisation over the batches of all ranks: as Keras computes it on the concatenated batch.
+
+Two allreduces forward, one for the mean and one for the variance around it, each weighted by what a rank's batch holds;
+backpropagation goes through both. The Keras backend must be TensorFlow.
+"""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ringtrain.context import current
+from ringtrain.errors import InvalidArgumentError, UnsupportedError
+from ringtrain.operations import Sum
+from ringtrain.tensorflow.operations import allreduce
+
+
+class SyncBatchNormalization(keras.layers.BatchNormalization):
+    """Batch normalisation with the statistics of all ranks' batches, which may differ in size.
+
+    In inference and in a world of one it is plain batch normalisation.
+
+    Args:
+        fused: must be False; there is no fused kernel across ranks.
+        kwargs: those of ``keras.layers.BatchNormalization``, except ``renorm``.
+
+    Raises:
+        InvalidArgumentError: ``fused`` is not False.
+        UnsupportedError: ``renorm``, or another Keras backend than TensorFlow.
+    """
+
+    def __init__(self, fused: bool | None = False, **kwargs: Any):
+        if fused is not False:
+            raise InvalidArgumentError(f"SyncBatchNormalization: fused must be False, but is {fused!r}.")
+        if kwargs.get("renorm"):
+            raise UnsupportedError("SyncBatchNormalization: renorm must be False, but is True. Leave it out.")
+        if keras.backend.backend() != "tensorflow":
+            raise UnsupportedError(
+                f"SyncBatchNormalization: expected Keras on TensorFlow but found it on {keras.backend.backend()}. "
+                "Set KERAS_BACKEND=tensorflow."
+            )
+        super().__init__(**kwargs)
+
+    def call(self, inputs: tf.Tensor, training: bool | None = None, mask: tf.Tensor | None = None) -> tf.Tensor:
+        """Normalises ``inputs``; the result has their shape.
+
+        Args:
+            inputs: channels along the layer's ``axis``, floating point.
+            training: whether to use the batch's statistics, which then enter the moving ones.
+            mask: of the shape of ``inputs`` without its last dimension; where it is False, values do not count.
+        """
+        if not (training and self.trainable) or current().size == 1:
+            return super().call(inputs, training=training, mask=mask)
+        values = tf.cast(inputs, tf.float64 if inputs.dtype == tf.float64 else tf.float32)
+        mean, variance = self._moments_of_all(values, mask)
+        self._move(self.moving_mean, mean)
+        self._move(self.moving_variance, variance)
+        offset = tf.cast(self.beta, values.dtype) if self.center else None
+        scale = tf.cast(self.gamma, values.dtype) if self.scale else None
+        statistics = [self._spread(tensor, values) for tensor in (mean, variance, offset, scale)]
+        return tf.cast(tf.nn.batch_normalization(values, *statistics, self.epsilon), self.compute_dtype)
+
+    def _moments_of_all(self, values: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
+        """Mean and variance of every channel over all ranks, each of shape (channels,)."""
+        axes = [axis for axis in range(len(values.shape)) if axis != self.axis % len(values.shape)]
+        weights = tf.ones_like(values) if mask is None else tf.cast(mask, values.dtype)[..., None] * tf.ones_like(values)
+        local = tf.stack([tf.reduce_sum(values * weights, axes), tf.reduce_sum(weights, axes)])
+        total, count = tf.unstack(allreduce(local, op=Sum, name=f"{self.path}.mean"))
+        mean = tf.math.divide_no_nan(total, count)
+        squares = tf.reduce_sum(tf.square(values - self._spread(mean, values)) * weights, axes)
+        return mean, tf.math.divide_no_nan(allreduce(squares, op=Sum, name=f"{self.path}.variance"), count)
+
+    def _move(self, moving: Any, newest: tf.Tensor) -> None:
+        kept = tf.cast(moving, newest.dtype) * self.momentum
+        moving.assign(kept + tf.stop_gradient(newest) * (1.0 - self.momentum))
+
+    def _spread(self, tensor: tf.Tensor | None, values: tf.Tensor) -> tf.Tensor | None:
+        """A tensor of shape (channels,) in a shape that broadcasts against ``values``."""
+        if tensor is None:
+            return None
+        shape = [1] * len(values.shape)
+        shape[self.axis] = -1
+        return tf.reshape(tensor, shape)

@@ -1,0 +1,151 @@
+"""Gradient tapes whose ``gradient`` returns what all ranks have found together.
+
+A distributed tape is the user's tape: only its class is exchanged, so it may be wrapped before, within or after the
+``with`` block that records on it.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ringtrain.errors import InvalidArgumentError
+from ringtrain.operations import Average
+from ringtrain.process_sets import ProcessSet, global_process_set
+from ringtrain.tensorflow.compression import Compression, Compressor
+from ringtrain.tensorflow.gradients import GradientReduction, Groups, unique_names
+
+
+class _DistributedTape(tf.GradientTape):
+    """What a tape becomes. ``_reduction``, ``_local`` and ``_scales_local`` are set by ``DistributedGradientTape``."""
+
+    _reduction: GradientReduction
+    _local: dict[int, Any]  # by identity; Keras' variables have no hash of their own
+    _scales_local: bool
+
+    def register_local_source(self, source: Any) -> None:
+        """Leaves the gradient of a variable out of the reduction: it differs from rank to rank on purpose."""
+        self._local[id(source)] = source
+
+    def gradient(
+        self,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        use_generic_names: bool = False,
+        unconnected_gradients: tf.UnconnectedGradients = tf.UnconnectedGradients.NONE,
+    ) -> Any:
+        """``tf.GradientTape.gradient``, reduced over the ranks.
+
+        Args:
+            target: as in TensorFlow.
+            sources: variables or tensors, in a structure that all ranks share.
+            output_gradients: as in TensorFlow.
+            use_generic_names: name the gradients by their places, where the variables' names differ between ranks.
+            unconnected_gradients: as in TensorFlow; what is None stays None.
+
+        Returns:
+            Gradients in the structure of ``sources``. Those of local sources are not reduced, but divided by the number
+            of ranks if so asked for, so that they match the averages beside them.
+        """
+        gradients = super().gradient(target, sources, output_gradients, unconnected_gradients)
+        flat_sources, flat = tf.nest.flatten(sources), tf.nest.flatten(gradients)
+        shared = [index for index, source in enumerate(flat_sources) if id(source) not in self._local]
+        shared_sources = [flat_sources[index] for index in shared]
+        names = unique_names("grad", shared_sources)
+        if use_generic_names:
+            names = [f"grad_{index}" for index in shared]
+        reduced = self._reduction.reduce([flat[index] for index in shared], names, shared_sources)
+        flat = [self._scaled(gradient) for gradient in flat]
+        for index, gradient in zip(shared, reduced, strict=True):
+            flat[index] = gradient
+        return tf.nest.pack_sequence_as(gradients, flat)
+
+    def get_local_and_global_gradients(
+        self, target: Any, sources: Sequence[Any], output_gradients: Any = None, use_generic_names: bool = False
+    ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
+        """Two lists of ``(source, gradient)``: of the local sources, and of those that were reduced."""
+        gradients = self.gradient(target, sources, output_gradients, use_generic_names)
+        pairs = list(zip(sources, gradients, strict=True))
+        return (
+            [pair for pair in pairs if id(pair[0]) in self._local],
+            [pair for pair in pairs if id(pair[0]) not in self._local],
+        )
+
+    def _scaled(self, gradient: Any) -> Any:
+        if gradient is None or not self._scales_local:
+            return gradient
+        return tf.math.scalar_mul(1.0 / self._reduction.process_set.size(), gradient)
+
+
+def DistributedGradientTape(
+    gradtape: tf.GradientTape,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    sparse_as_dense: bool = False,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Groups = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> tf.GradientTape:
+    """Makes ``gradtape.gradient`` reduce the gradients over the ranks, and returns the tape.
+
+    Args:
+        gradtape: the tape; it stays the same object.
+        device_dense: accepted for Horovod's sake; TensorFlow places the operations.
+        device_sparse: accepted for Horovod's sake.
+        compression: how gradients travel.
+        sparse_as_dense: make ``tf.IndexedSlices`` dense first.
+        op: ``Average`` or ``Sum``.
+        gradient_predivide_factor: part of the average's divisor that is applied before the sum.
+        num_groups: deprecated; ``groups`` as a number.
+        groups: number of groups, or lists of variables whose gradients are one operation each.
+        process_set: the ranks that take part.
+        scale_local_gradients: divide the gradients of local sources by the number of ranks.
+
+    Example:
+        >>> with tf.GradientTape() as tape:
+        ...     loss = loss_of(model(images), labels)
+        >>> tape = hvd.DistributedGradientTape(tape)
+        >>> optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+    """
+    if not isinstance(gradtape, tf.GradientTape) or isinstance(gradtape, _DistributedTape):
+        found = "one that is distributed already" if isinstance(gradtape, tf.GradientTape) else type(gradtape).__name__
+        raise InvalidArgumentError(f"DistributedGradientTape: expected a tf.GradientTape but found {found}.")
+    reduction = GradientReduction(
+        "DistributedGradientTape", op, compression, sparse_as_dense, gradient_predivide_factor, groups or num_groups or None,
+        process_set,
+    )  # fmt: skip
+    kind = type(gradtape)
+    gradtape.__class__ = type(kind.__name__, (_DistributedTape, kind), {})
+    gradtape._reduction, gradtape._local, gradtape._scales_local = reduction, {}, scale_local_gradients
+    return gradtape
+
+
+def PartialDistributedGradientTape(
+    gradtape: tf.GradientTape,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    sparse_as_dense: bool = False,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Groups = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
+) -> tf.GradientTape:
+    """``DistributedGradientTape`` that leaves the variables of ``local_layers`` (a Keras layer or several) to each rank."""
+    tape = DistributedGradientTape(
+        gradtape, device_dense, device_sparse, compression, sparse_as_dense, op, gradient_predivide_factor, num_groups,
+        groups, process_set, scale_local_gradients,
+    )  # fmt: skip
+    layers = local_layers if isinstance(local_layers, (list, tuple, set)) else [local_layers] if local_layers else []
+    for layer in layers:
+        for variable in layer.trainable_weights:
+            tape.register_local_source(variable)
+    return tape

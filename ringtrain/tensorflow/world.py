@@ -1,0 +1,34 @@
+"""The world as the graph finds it when it runs: for graphs that are traced in one world and run in another."""
+
+import tensorflow as tf
+
+from ringtrain.tensorflow.library import current_slot, ops
+
+
+def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
+    """Number of ranks of a process set, an int32 scalar; negative if there is no such set or no world."""
+    return _ask("size", process_set_id, name)
+
+
+def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
+    """1 if this rank is in a process set, else 0 (int32 scalar); negative if there is no such set or no world."""
+    return _ask("included", process_set_id, name)
+
+
+def rank_op(name: str | None = None) -> tf.Tensor:
+    """This rank, an int32 scalar."""
+    return _ask("rank", 0, name)
+
+
+def local_rank_op(name: str | None = None) -> tf.Tensor:
+    """This rank among those of its host, an int32 scalar."""
+    return _ask("local_rank", 0, name)
+
+
+def local_size_op(name: str | None = None) -> tf.Tensor:
+    """Number of ranks of this host, an int32 scalar."""
+    return _ask("local_size", 0, name)
+
+
+def _ask(what: str, process_set_id: int, name: str | None) -> tf.Tensor:
+    return ops.ringtrain_world(what=what, slot=current_slot(), process_set=process_set_id, name=name)
