@@ -3,7 +3,7 @@
 MPI_Finalize waits for all ranks. A rank that ends well waits too: the others may still save a checkpoint, and the launcher
 would end them if it left first. A rank that failed waits a few seconds only, so that the launcher ends the job.
 
-``context.init`` installs this once. Order at the end: exception hook (abort), exit handler (shutdown, MPI_Finalize).
+``context.init`` installs this once. Order at the end: exception hook (traceback, abort), exit handler (shutdown, MPI_Finalize).
 """
 
 import atexit
@@ -12,6 +12,8 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+
+from ringtrain.announce import announce_failure
 
 FINALIZE_SECONDS = 5.0  # how long a failed rank waits for the others in MPI_Finalize
 
@@ -55,9 +57,13 @@ def _watch_exceptions(abort: Callable[[str], None]) -> None:
 
     def hook(kind, problem, traceback):
         _ending.code = 1
-        if _ending.process == os.getpid():
+        ours = _ending.process == os.getpid()
+        if ours:
+            announce_failure()
+        earlier(kind, problem, traceback)  # first of all: once the peers know, the launcher may end this rank
+        if ours:
+            _flush()
             abort(f"{kind.__name__}: {problem}".strip().split("\n")[0])
-        earlier(kind, problem, traceback)
 
     sys.excepthook = hook
 
@@ -79,12 +85,16 @@ def _at_exit(shutdown: Callable[[], None]) -> None:
     shutdown()
     failed = _ending.code != 0
     if _ending.library is not None and (_ending.finalizes or failed):
-        for stream in filter(None, (sys.stdout, sys.stderr)):
-            stream.flush()
+        _flush()
         if failed:
             _ending.finalizing.set()
         _finalize(_ending.library)
         _ending.finalized.set()
+
+
+def _flush() -> None:
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        stream.flush()
 
 
 def _finalize(library: str) -> None:

@@ -10,13 +10,15 @@ import sys
 
 import pytest
 
-from ringtrain.launch import cli, mpich, openmpi
-from ringtrain.launch.hosts import Host, HostsError, is_this_host, parse_hostfile, parse_hosts, place
-from ringtrain.launch.job import command_line, rank_environment
+from ringtrain.launch import cli, mpich, openmpi, srun
+from ringtrain.launch.environment import job_environment
+from ringtrain.launch.hosts import Host, HostsError, find_here, is_this_host, parse_hostfile, parse_hosts, parse_slurm, place
+from ringtrain.launch.job import command_line
 from ringtrain.launch.mpi import Installation, LaunchError, find_program
 from ringtrain.launch.output import RankStream, Terminal, last_state, last_traceback
-from ringtrain.launch.plan import Plan
+from ringtrain.launch.plan import Plan, forwarded
 from ringtrain.launch.rank import threads_per_rank
+from ringtrain.launch.settings import SWITCHES_WITHOUT_MEANING, WITHOUT_MEANING, ConfigError
 
 
 def launch(*arguments: str, **variables: str) -> subprocess.CompletedProcess:
@@ -76,7 +78,7 @@ def test_this_host_goes_by_several_names() -> None:
 # ---- command lines ----
 
 def plan(ranks: int = 2, hosts: str = "localhost:2", cores: int = 2, as_root: bool = False) -> Plan:
-    return Plan(["python", "train.py"], ranks, parse_hosts(hosts), cores=cores, as_root=as_root)
+    return Plan(["python", "train.py"], ranks, find_here(parse_hosts(hosts)), cores=cores, as_root=as_root)
 
 
 def test_open_mpi_command_line() -> None:
@@ -89,22 +91,35 @@ def test_mpich_command_line() -> None:
     assert mpich.command_line("/x/mpiexec", plan(as_root=True)) == ["/x/mpiexec", "-np", "2"]
 
 
-def test_other_hosts_are_named_to_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RINGTRAIN_LOG_LEVEL", "debug-value")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+def test_other_hosts_are_named_to_the_engine() -> None:
     far = plan(4, "node-a:2,node-b:2")
     line = openmpi.command_line("mpirun", far)
     assert line[line.index("--host") + 1] == "node-a:2,node-b:2"
-    assert "RINGTRAIN_LOG_LEVEL" in line and "CUDA_VISIBLE_DEVICES" not in line
-    assert not any("debug-value" in part for part in line), "values must not stand on command lines"
     line = mpich.command_line("mpiexec", far)
     assert line[line.index("-hosts") + 1] == "node-a:2,node-b:2"
 
 
+def test_daemons_are_started_without_a_prompt_and_on_the_networks_that_were_found() -> None:
+    far = plan(4, "node-a:2,node-b:2")
+    settings = openmpi.environment(far, ["10.0.0.0/24"])
+    assert settings["OMPI_MCA_btl_tcp_if_include"] == "10.0.0.0/24"
+    assert "PRTE_MCA_prte_if_include" not in settings, "mpirun itself is on none of these hosts"
+    assert "BatchMode=yes" in settings["PRTE_MCA_plm_ssh_args"]
+    assert "StrictHostKeyChecking=accept-new" in mpich.environment(far)["HYDRA_LAUNCHER_EXTRA_ARGS"]
+
+
 def test_each_rank_runs_the_command_under_the_supervisor() -> None:
-    line = command_line(plan(), Installation("Open MPI v5", "/x/lib/libmpi.so.40", openmpi, "/x/bin/mpirun"))
+    line = command_line(plan(), Installation("Open MPI v5", "/x/lib/libmpi.so.40", openmpi, "/x/bin/mpirun"), "socket-1")
     assert line[0] == "/x/bin/mpirun" and line[-3:] == ["--", "python", "train.py"]
-    assert line[line.index("-S") + 1].endswith("rank.py")
+    assert line[line.index("-S") + 1].endswith("rank.py") and line[line.index("-S") + 2] == "socket-1"
+
+
+def test_what_belongs_to_this_machine_or_to_another_engine_does_not_travel() -> None:
+    environment = {"AWS_SECRET_ACCESS_KEY": "s", "HOME": "/root", "CUDA_VISIBLE_DEVICES": "0", "OMPI_MCA_btl": "tcp",
+                   "OMPI_COMM_WORLD_RANK": "3", "ODD": "two\nlines $(x) %"}
+    assert forwarded(environment, is_here=False) == {"AWS_SECRET_ACCESS_KEY": "s", "OMPI_MCA_btl": "tcp",
+                                                     "ODD": "two\nlines $(x) %"}
+    assert forwarded(environment, is_here=True).keys() == environment.keys() - {"OMPI_COMM_WORLD_RANK"}
 
 
 def test_settings_of_open_mpi_fill_the_wire_and_yield_when_crowded() -> None:
@@ -115,7 +130,7 @@ def test_settings_of_open_mpi_fill_the_wire_and_yield_when_crowded() -> None:
 
 def test_the_users_settings_win(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMPI_MCA_btl_tcp_eager_limit", "4096")
-    environment = rank_environment(plan(), Installation("Open MPI v5", "", openmpi, ""))
+    environment = job_environment(plan(), Installation("Open MPI v5", "", openmpi, ""))
     assert environment["OMPI_MCA_btl_tcp_eager_limit"] == "4096"
     assert environment["OMPI_MCA_btl_tcp_max_send_size"] == "2097152"
 
@@ -130,14 +145,6 @@ def test_cores_are_shared_among_the_ranks_of_a_host(monkeypatch: pytest.MonkeyPa
     ("Intel(R) MPI Library 2021.12 for Linux* OS", mpich), ("MVAPICH2 Version      :  2.3.7", mpich)])
 def test_engine_is_told_by_the_librarys_own_words(version: str, engine) -> None:
     assert [each for each in (openmpi, mpich) if each.owns(version)] == [engine]
-
-
-def test_engine_lines_of_other_hosts_get_our_tags() -> None:
-    assert openmpi.rank_tag(b"[1,3]<stdout>: epoch 1") == b"[3] epoch 1"
-    assert openmpi.rank_tag(b"[prterun-vm-55@1,12]<stderr>: loss") == b"[12] loss"
-    assert openmpi.rank_tag(b"prterun noticed something") is None
-    assert mpich.rank_tag(b"[3] epoch 1") == b"[3] epoch 1"
-    assert mpich.rank_tag(b"[mpiexec@vm] error") is None
 
 
 def test_program_is_looked_for_above_the_library(tmp_path) -> None:
@@ -155,27 +162,126 @@ def test_program_is_looked_for_above_the_library(tmp_path) -> None:
 # ---- the command line ----
 
 @pytest.mark.parametrize("arguments, words", [
-    ([], "-np/--num-proc"), (["-np", "0", "true"], "at least 1, but found '0'"), (["-np", "two", "true"], "found 'two'"),
+    (["true"], "-np: expected the number of ranks"), (["-np", "0", "true"], "0 is not in the range x>=1"),
+    (["-np", "two", "true"], "'two' is not a valid integer"),
     (["-np", "2"], "command: expected what each rank has to run"),
     (["-np", "3", "-H", "localhost:2", "true"], "-np 3 needs 3 slots, but there are 2"),
     (["-np", "1", "-H", "a:x", "true"], "slots must be a number"),
     (["-np", "1", "--hostfile", "/no/such/file", "true"], "/no/such/file"),
-    (["-np", "1", "-H", "a", "--hostfile", "b", "true"], "not allowed with"),
-    (["-np", "1", "--no-such-option", "true"], "unrecognized arguments"),
+    (["-np", "1", "-H", "a", "--hostfile", "b", "true"], "only one of them may name the hosts"),
+    (["-np", "1", "--no-such-option", "true"], "No such option"),
+    (["-np", "1", "--port-range", "80-90", "true"], "expected FIRST-LAST within 1024-65535"),
+    (["-np", "1", "-x", "NOT_SET_ANYWHERE", "true"], "-x 'NOT_SET_ANYWHERE': it must be a variable"),
+    (["-np", "1", "--cache-capacity", "-1", "true"], "-1 is not in the range"),
+    (["-np", "1", "--cache-capacity", "99999999", "true"], "RINGTRAIN_CACHE_CAPACITY"),
+    (["-np", "1", "--host-discovery-script", "x.sh", "true"], "the hosts must be known at the start"),
 ])
 def test_wrong_usage_returns_2_and_says_why(arguments: list[str], words: str, capsys) -> None:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(arguments)
-    assert ended.value.code == 2
-    assert words in capsys.readouterr().err
+    assert cli.main(arguments) == 2
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
+def parsed(*arguments: str) -> dict:
+    """What the flags of a command line say."""
+    return cli.ringtrainrun.make_context("ringtrainrun", list(arguments)).params
+
+
+def planned(*arguments: str, **environment: str) -> Plan:
+    return cli.make_plan(parsed(*arguments), environment)
 
 
 def test_options_after_the_command_are_the_commands() -> None:
-    options = cli.make_parser().parse_args(["-np", "2", "python", "-u", "t.py", "-np", "9", "--verbose"])
-    assert options.ranks == 2 and not options.verbose
-    assert cli.make_plan(options).command == ["python", "-u", "t.py", "-np", "9", "--verbose"]
-    options = cli.make_parser().parse_args(["-np", "2", "--", "--odd-name"])
-    assert cli.make_plan(options).command == ["--odd-name"]
+    given = parsed("-np", "2", "python", "-u", "t.py", "-np", "9", "--verbose")
+    assert given["ranks"] == 2 and not given["verbose"]
+    assert cli.make_plan(given, {}).command == ["python", "-u", "t.py", "-np", "9", "--verbose"]
+    assert planned("-np", "2", "--", "--odd-name").command == ["--odd-name"]
+
+
+def test_horovods_spellings_are_understood(tmp_path) -> None:
+    (tmp_path / "hosts").write_text("node-a slots=2\nnode-b slots=2\n")
+    made = planned("-np", "3", "-hostfile", f"{tmp_path}/hosts", "-p", "2222", "-i", "key", "--network-interface", "eth0",
+                   "--network-interface", "eth1", "-prefix-timestamp", "--mpi-args=--map-by node", "python", "t.py")
+    assert made.hosts == [Host("node-a", 2), Host("node-b", 1)] and made.shows_time
+    assert made.ssh.options[-4:] == ["-p", "2222", "-i", "key"] and made.interfaces == ("eth0", "eth1")
+    assert openmpi.command_line("mpirun", made)[-2:] == ["--map-by", "node"]
+
+
+def test_tuning_flags_become_options_of_the_ranks() -> None:
+    made = planned("-np", "2", "--fusion-threshold-mb", "1", "--cache-capacity", "7", "--hierarchical-allreduce",
+                   "--timeline-filename", "t.json", "--no-stall-check", "--log-level", "TRACE", "--tcp", "true")
+    assert made.settings == {
+        "RINGTRAIN_FUSION_THRESHOLD_BYTES": "1048576", "RINGTRAIN_CACHE_CAPACITY": "7", "RINGTRAIN_ALGORITHM": "hierarchical",
+        "RINGTRAIN_TIMELINE": "t.json", "RINGTRAIN_STALL_WARNING_SECONDS": "86400", "RINGTRAIN_STALL_ABORT_SECONDS": "0",
+        "RINGTRAIN_LOG_LEVEL": "debug", "NCCL_IB_DISABLE": "1"}  # fmt: skip
+
+
+def test_flags_win_over_the_configuration_file_and_x_over_all(tmp_path) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text("controller: {mpi: true}\nparams: {cache_capacity: 5, cycle_time_ms: 2}\ntimeline: {filename: a}\n")
+    arguments = ("-np", "1", "--config-file", str(config), "--cache-capacity", "6")
+    made = planned(*arguments, "-x", "RINGTRAIN_TIMELINE=b", "-x", "FROM_HERE", "true", FROM_HERE="1")
+    assert made.settings == {"RINGTRAIN_CACHE_CAPACITY": "6", "RINGTRAIN_TIMELINE": "a"}
+    assert made.exported == {"RINGTRAIN_TIMELINE": "b", "FROM_HERE": "1"}
+    assert job_environment(made, Installation("Open MPI v5", "", openmpi, ""))["RINGTRAIN_TIMELINE"] == "b"
+    assert "params.cycle_time_ms" in "".join(cli.idle_flags(parsed(*arguments, "true")))
+
+
+@pytest.mark.parametrize("text, words", [
+    ("params: {cache_capacity: -1}", "-1 is not in the range"), ("params: {cache: 1}", "'params.cache' is no setting"),
+    ("- a\n- b", "expected sections"), ("a: [", "it must be YAML"), ("no_such: 3", "'no_such.None' is no setting")])
+def test_a_configuration_file_that_cannot_be_used_is_refused(text: str, words: str, tmp_path) -> None:
+    (tmp_path / "run.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=words) as refusal:
+        planned("-np", "1", "--config-file", f"{tmp_path}/run.yaml", "true")
+    assert "run.yaml" in str(refusal.value)
+
+
+def test_flags_without_meaning_are_accepted_with_a_line() -> None:
+    flags = [flag.split("/")[0] for flag in SWITCHES_WITHOUT_MEANING]
+    flags += [word for flag in WITHOUT_MEANING for word in (flag, "3")]
+    lines = cli.idle_flags(parsed("-np", "1", *flags, "true"))
+    assert len(lines) == len(WITHOUT_MEANING) + len(SWITCHES_WITHOUT_MEANING)
+    assert "--cycle-time-ms is accepted, but has no effect: there is no cycle" in lines[0]
+
+
+def test_values_of_x_are_not_shown(capfd) -> None:
+    assert cli.main(["-np", "1", "--dry-run", "-x", "TOKEN=secret", "true"]) == 0
+    said = capfd.readouterr().err
+    assert "TOKEN=..." in said and "secret" not in said and "command line: " in said
+
+
+def test_completion_knows_the_flags() -> None:
+    done = launch(_RINGTRAINRUN_COMPLETE="bash_complete", COMP_WORDS="ringtrainrun --net", COMP_CWORD="1")
+    assert "--network-interfaces" in done.stdout
+
+
+# ---- Slurm; srun itself is stood in for, so this checks command lines and no cluster ----
+
+def stand_in(folder, name: str, text: str) -> None:
+    program = folder / name
+    program.write_text(f"#!/bin/sh\n{text}\n")
+    program.chmod(0o755)
+
+
+def test_an_allocation_gives_hosts_and_ranks(tmp_path, monkeypatch) -> None:
+    stand_in(tmp_path, "srun", "exit 1")
+    stand_in(tmp_path, "scontrol", "printf 'node-1\\nnode-2\\nnode-3\\n'")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node-[1-3]", "SLURM_TASKS_PER_NODE": "4(x2),1",
+             "PATH": os.environ["PATH"]}
+    made = planned("python", "t.py", **slurm)
+    assert made.by_srun and made.ranks == 9 and made.hosts == [Host("node-1", 4), Host("node-2", 4), Host("node-3", 1)]
+    line = srun.command_line("/x/srun", made)
+    assert line[:4] == ["/x/srun", "--ntasks=9", "--nodes=3", "--nodelist=node-1,node-2,node-3"]
+    assert "--kill-on-bad-exit=1" in line and "--cpu-bind=none" in line
+    assert not planned("-np", "2", "--mpi", "true", **slurm).by_srun
+    assert not planned("-np", "2", "-H", "localhost:2", "true", **slurm).by_srun
+
+
+@pytest.mark.parametrize("tasks, words", [("2,x", "found 'x'"), ("2(x3)", "expected 1 hosts")])
+def test_slurms_counts_that_do_not_fit_are_refused(tasks: str, words: str) -> None:
+    with pytest.raises(HostsError, match=words):
+        parse_slurm(["node-1"], tasks)
 
 
 def test_a_script_without_python_is_explained(tmp_path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -97,7 +96,7 @@ def address_of_this_machine() -> str:
 
 
 def test_hosts_are_handed_to_the_engine(mpi: str) -> None:
-    """The launcher takes this machine's address for another host; the engine knows better and needs no ssh."""
+    """An address of this machine needs no ssh, nor does a name that stands for one."""
     done = run(mpi, 2, "-H", f"{address_of_this_machine()}:2", "sh", "-c", "echo here; exit $RINGTRAIN_RANK")
     assert sorted(done.stdout.splitlines()) == ["[0] here", "[1] here"]
     assert done.returncode == 1
@@ -162,7 +161,7 @@ def test_a_rank_that_announces_its_failure_first_is_the_cause(mpi: str) -> None:
     """A rank may be slow to leave after it has told its peers; these leave before it."""
     done = run(mpi, 2, *python("""
 import os, sys, time
-from ringtrain.launch.announce import announce_failure
+from ringtrain.announce import announce_failure
 if os.environ["RINGTRAIN_RANK"] == "1":
     announce_failure()
     time.sleep(0.7)
@@ -247,18 +246,3 @@ def test_the_engines_death_ends_the_ranks(mpi: str) -> None:
     os.kill(int(children[0]), signal.SIGKILL)
     assert launcher.wait(PATIENCE) not in (0, None)
     await_that(lambda: not members(mark), "all processes of the job had ended")
-
-
-# ---- ranks of other hosts ----
-
-def test_a_rank_without_the_launchers_socket_reports_a_failure_through_the_engine(mpi: str) -> None:
-    """The supervisor on another host: its output and its report go to its own stderr."""
-    from ringtrain.launch import rank
-
-    place = dict(A="3", B="4", C="1", D="2")
-    done = subprocess.run([ringtrainrun(mpi, 1)[0], "-I", "-S", rank.__file__, "A,B,C,D", "--", "sh", "-c",
-                           "echo out $RINGTRAIN_RANK; exit 9"], capture_output=True, text=True,
-                          env=dict(os.environ, RINGTRAIN_LAUNCHER="/no/such/socket", **place))
-    assert (done.returncode, done.stdout) == (9, "out 3\n")
-    report = json.loads(done.stderr.removeprefix(rank.REPORT_MARK))
-    assert (report["rank"], report["ended"], report["host"]) == (3, 9, os.uname().nodename)

@@ -14,7 +14,7 @@ PYTHON_FLOORS = [
     ["version", "errors", "_core", "_build"],
     ["_native"],
     ["tables"],
-    ["options", "dlpack", "launcher", "exits"],
+    ["options", "dlpack", "launcher", "announce", "exits"],
     ["log", "buffers"],
     ["mpi"],
     ["context"],

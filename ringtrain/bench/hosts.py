@@ -66,7 +66,7 @@ class Host:
 
     def command(self, *line: str, folder: str | Path | None = None) -> list[str]:
         """The command line that runs `line` on this host, in the folder (the caller's by default)."""
-        return [_which("nsenter"), "--target", str(self.pid), "--net", "--uts", "--mount", "--pid",
+        return [_which("nsenter"), "--target", str(self.pid), "--net", "--uts", "--mount", "--ipc", "--pid",
                 f"--wd={folder or os.getcwd()}", "--", *line]  # fmt: skip
 
     def run(self, *line: str, folder: str | Path | None = None, **options) -> subprocess.CompletedProcess:
@@ -157,7 +157,7 @@ class Network:
         _check(self._in_switch("ip", "link", "add", "switch", "type", "bridge"))
         _check(self._in_switch("ip", "link", "set", "switch", "up"))
         for number, (name, interface) in enumerate(interfaces.items(), start=1):
-            holder = self._hold("--net", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
+            holder = self._hold("--net", "--uts", "--mount", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc")
             folder = self.folder / name
             folder.mkdir(mode=0o700)
             init = _children(holder.pid)[0]
@@ -216,6 +216,7 @@ class Network:
         for line in (["mount", "--bind", str(home), str(real_home)],
                      ["mount", "--bind", str(self.folder / "names"), "/etc/hosts"],
                      ["mount", "--bind", str(self.folder / "nsswitch"), "/etc/nsswitch.conf"],
+                     ["mount", "-t", "sysfs", "none", "/sys"],  # which lists the interfaces of this host
                      ["mount", "-t", "tmpfs", "none", "/dev/shm"],
                      [_which("sshd"), "-f", str(host.folder / "sshd_config")]):  # fmt: skip
             host.check(*line)

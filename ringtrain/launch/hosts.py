@@ -1,10 +1,10 @@
-"""Where ranks may run: the hosts and slots of `-H` and of host files. Pure, but for the question which host this is."""
+"""Where ranks may run: the hosts and slots of `-H`, of host files and of Slurm. Pure, but for which host this is."""
 
 from __future__ import annotations
 
 import re
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 class HostsError(ValueError):
@@ -17,6 +17,7 @@ class Host:
 
     name: str
     slots: int
+    is_here: bool = False  # whether it is the machine that the launcher runs on
 
     def __str__(self) -> str:
         return f"{self.name}:{self.slots}"
@@ -44,7 +45,7 @@ def place(hosts: list[Host], ranks: int) -> list[Host]:
     placed, left = [], ranks
     for host in hosts:
         if left:
-            placed.append(Host(host.name, min(host.slots, left)))
+            placed.append(replace(host, slots=min(host.slots, left)))
             left -= placed[-1].slots
     if left:
         listed = ",".join(map(str, hosts))
@@ -53,15 +54,43 @@ def place(hosts: list[Host], ranks: int) -> list[Host]:
     return placed
 
 
+def parse_slurm(names: list[str], tasks_per_node: str) -> list[Host]:
+    """The hosts of an allocation with Slurm's count of tasks for each, such as "4(x2),3". Raises HostsError."""
+    counts: list[int] = []
+    for group in tasks_per_node.split(","):
+        matched = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", group)
+        if not matched:
+            raise HostsError(f"SLURM_TASKS_PER_NODE '{tasks_per_node}': expected numbers such as 4(x2),3, but found "
+                             f"'{group}'. Name the hosts with -H.")
+        counts += [int(matched[1])] * int(matched[2] or 1)
+    if len(counts) != len(names):
+        raise HostsError(f"SLURM_TASKS_PER_NODE '{tasks_per_node}': expected {len(names)} hosts as in the allocation, but "
+                         f"found {len(counts)}. Name the hosts with -H.")
+    return [Host(name, count) for name, count in zip(names, counts, strict=True)]
+
+
+def find_here(hosts: list[Host]) -> list[Host]:
+    """The hosts, with the one that the launcher runs on marked."""
+    return [replace(host, is_here=is_this_host(host.name)) for host in hosts]
+
+
 def is_this_host(name: str) -> bool:
-    """Whether a name means the machine that the launcher runs on."""
+    """Whether a name means the machine that the launcher runs on: nobody else can listen on its address."""
     own = socket.gethostname()
-    return name in ("localhost", own, own.split(".")[0], socket.getfqdn()) or name.startswith("127.")
+    if name in ("localhost", own, own.split(".")[0]) or name.startswith("127."):
+        return True
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(name.strip("[]"), 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.bind(address)
+            return True
+    except OSError:  # it is another's address, or none: then reaching it says what is wrong
+        return False
 
 
 def _host(entry: str, source: str) -> Host:
     name, colon, slots = entry.rpartition(":") if re.search(r":[^\]]*$", entry) else (entry, "", "1")
-    if not re.fullmatch(r"[\w.:%\[\]-]+", name):
+    if not re.fullmatch(r"[\w\[:][\w.:%\[\]-]*", name):
         raise HostsError(f"{source} '{entry}': expected host:slots, but found no host name. "
                          "Write for example -H node-a:4,node-b:4.")
     if not (slots.isdecimal() and int(slots) > 0):

@@ -1,33 +1,35 @@
-"""One run: starts the engine, listens to its ranks, ends them all when one fails, says who failed first.
+"""One run: starts the engine, listens to the agents of all hosts, ends all ranks when one fails, says who failed first.
 
-Single-threaded, around one selector. Each rank of this host has a socket to the launcher (see `rank`), on which it
-gets the pipes of its output and reports how it ended; ranks of other hosts speak through the engine's output.
+Single-threaded, around one selector, but for a thread that lets the agents know that the launcher lives. What ranks
+write and how they end comes from their hosts' agents (see `agent`); the engine's own words are passed on.
 """
 
 from __future__ import annotations
 
-import json
 import os
+import secrets
 import selectors
 import shlex
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
+import threading
 import time
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
+from ringtrain.launch.agent import SECONDS_TO_KILL, kill_group
+from ringtrain.launch.environment import of_host
 from ringtrain.launch.mpi import Installation, LaunchError
-from ringtrain.launch.output import RankStream, Terminal
-from ringtrain.launch.plan import Plan
-from ringtrain.launch.rank import REPORT_MARK, SECONDS_TO_END
+from ringtrain.launch.networks import Chosen
+from ringtrain.launch.output import RankFile, RankStream, Terminal
+from ringtrain.launch.plan import Plan, forwarded
+from ringtrain.launch.preflight import RANK_PROGRAM
+from ringtrain.launch.reach import Agent, HostError
 
-RANK_PROGRAM = Path(__file__).with_name("rank.py")
 SECONDS_TO_REPORT = 2.0  # for the other ranks, after a failure, to say what they saw
-SECONDS_TO_KILL = SECONDS_TO_END + 2.0  # from the request to end until everything is killed
+SECONDS_BETWEEN_BEATS = 5.0
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LOST = -signal.SIGKILL  # outcome of a rank whose supervisor vanished without a report: the engine killed it
 
@@ -37,12 +39,13 @@ class Rank:
     """What is known of one rank."""
 
     number: int
-    host: str = "?"
-    group: int = 0  # process group of its command, if it runs on this host
+    listed_as: str  # its host's name in the plan
+    host: str = "?"  # the name that the host gives itself
+    is_connected: bool = False
     outcome: int | None = None  # exit code, -n for signal n
     was_told_to: bool = False  # the engine or the launcher ended it
-    failed_at: float = float("inf")  # CLOCK_MONOTONIC
-    stderr: RankStream | None = None
+    failed_at: float = float("inf")  # time.monotonic() of the launcher
+    streams: dict[int, RankStream] = field(default_factory=dict)
 
     def describe_outcome(self) -> str:
         """For people: which rank, where, and how it ended."""
@@ -56,31 +59,40 @@ class Rank:
 
 
 class Job:
-    """A plan being carried out."""
+    """A plan being carried out, once its hosts have been checked."""
 
-    def __init__(self, plan: Plan, installation: Installation, terminal: Terminal):
+    def __init__(self, plan: Plan, installation: Installation, terminal: Terminal, agents: list[Agent],
+                 environment: Mapping[str, str], networks: Chosen | None = None):
         self.plan = plan
         self.installation = installation
         self.terminal = terminal
+        self.agents = agents
+        self.environment = environment
+        self.networks = networks
+        self.socket = f"ringtrainrun-{secrets.token_hex(16)}"  # of each agent, on its host
         self.ranks: dict[int, Rank] = {}
-        self.connections: dict[socket.socket, Rank | None] = {}
-        self.streams: dict[int, RankStream] = {}  # by descriptor
+        self.lost_hosts: list[str] = []
         self.selector = selectors.DefaultSelector()
         self.engine: subprocess.Popen | None = None
+        self.engine_streams: dict[int, EngineStream] = {}  # by descriptor
         self.interrupted_by = 0
         self.end_at = float("inf")
         self.kill_at = float("inf")
 
     def run(self) -> int:
         """Runs the plan to its end and returns the exit code. Raises LaunchError if no rank ever started."""
-        with tempfile.TemporaryDirectory(prefix="ringtrainrun-") as folder:
-            self._watch_signals()
-            listener = self._listen(os.path.join(folder, "launcher"))
-            self._start_engine(os.path.join(folder, "launcher"))
+        self._watch_signals()
+        stop_beating = self._start_beating()
+        try:
+            self._open_ears()
+            self._start_engine()
             while not self._has_ended():
                 self._step()
-            self._kill()
-            listener.close()
+            self._kill_engine()
+        finally:
+            stop_beating()
+            for agent in self.agents:
+                agent.close()
         self._drain()
         return self._conclude()
 
@@ -95,24 +107,45 @@ class Job:
         for number in STOPPING:
             signal.signal(number, self._on_signal)
         signal.signal(signal.SIGCHLD, lambda *_: None)  # wakes the selector
+        if self.plan.has_remote_hosts:
+            signal.signal(signal.SIGTSTP, signal.SIG_IGN)  # a launcher that sleeps is dead for the other hosts
         self.selector.register(wakeup, selectors.EVENT_READ, lambda: wakeup.recv(4096))
 
-    def _listen(self, path: str) -> socket.socket:
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(path)
-        listener.listen(1024)
-        self.selector.register(listener, selectors.EVENT_READ, lambda: self._accept(listener))
-        return listener
+    def _start_beating(self) -> Callable[[], None]:
+        """Tells the agents every few seconds that the launcher lives, even while it waits for a slow terminal."""
+        stopped = threading.Event()
 
-    def _start_engine(self, path: str) -> None:
-        environment = rank_environment(self.plan, self.installation, self.terminal.live)
-        environment["RINGTRAIN_LAUNCHER"] = path
-        line = command_line(self.plan, self.installation)
+        def beat() -> None:
+            while not stopped.wait(SECONDS_BETWEEN_BEATS):
+                for agent in self.agents:
+                    agent.send(do="beat")
+
+        threading.Thread(target=beat, name="ringtrainrun-beat", daemon=True).start()
+        return stopped.set
+
+    def _open_ears(self) -> None:
+        """Lets every agent wait for the ranks of its host."""
+        deadline = time.monotonic() + self.plan.start_seconds
+        for agent in self.agents:
+            host = agent.host
+            environment = forwarded(self.environment, host.is_here) | of_host(host.name, self.networks, self.environment)
+            environment["RINGTRAIN_SLOTS"] = str(host.slots)
+            try:
+                agent.ask(deadline, do="serve", socket=self.socket, directory=os.getcwd(), environment=environment)
+            except HostError as error:
+                raise LaunchError(str(error)) from None
+            self.selector.register(agent.process.stdout, selectors.EVENT_READ, lambda agent=agent: self._hear(agent))
+            self.selector.register(agent.process.stderr, selectors.EVENT_READ, agent.hear_words)
+
+    def _start_engine(self) -> None:
+        line = command_line(self.plan, self.installation, self.socket)
         # A session of its own: Ctrl-C reaches the launcher alone, which then ends the ranks in order.
-        self.engine = subprocess.Popen(line, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                       stderr=subprocess.PIPE, start_new_session=True)
-        for stream, pipe in ((1, self.engine.stdout), (2, self.engine.stderr)):
-            self._read_lines(pipe.fileno(), EngineStream(self, stream))
+        self.engine = subprocess.Popen(line, env=dict(self.environment), stdin=subprocess.DEVNULL,
+                                       stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+        for number, pipe in ((1, self.engine.stdout), (2, self.engine.stderr)):
+            os.set_blocking(pipe.fileno(), False)
+            self.engine_streams[pipe.fileno()] = EngineStream(self, number)
+            self.selector.register(pipe, selectors.EVENT_READ, lambda pipe=pipe: self._read_engine(pipe.fileno()))
 
     # ---- events ----
 
@@ -122,12 +155,12 @@ class Job:
         for key, _ in self.selector.select(timeout):
             key.data()
         now = time.monotonic()
-        if self.engine.poll() is not None and self.connections:
+        if self.engine.poll() is not None and self._some_are_connected():
             self._end()  # the engine is gone: whoever is still there will not be ended by it
         if now >= self.end_at:
             self._end()
         if now >= self.kill_at:
-            self._kill()
+            self._kill_engine()
 
     def _on_signal(self, number: int, _frame: object) -> None:
         if self.interrupted_by:
@@ -135,121 +168,116 @@ class Job:
         self.interrupted_by = self.interrupted_by or number
         self.end_at = time.monotonic()
 
-    def _accept(self, listener: socket.socket) -> None:
-        connection, _ = listener.accept()
-        self.connections[connection] = None
-        pending = bytearray()
-        self.selector.register(connection, selectors.EVENT_READ, lambda: self._hear(connection, pending))
+    def _hear(self, agent: Agent) -> None:
+        for facts, data in agent.news():
+            self._take(facts, data, agent.host.name)
+        if not agent.is_open:
+            self.selector.unregister(agent.process.stdout)
+            self.selector.unregister(agent.process.stderr)
+            self._lose(agent)
 
-    def _hear(self, connection: socket.socket, pending: bytearray) -> None:
-        """Takes what a rank says about itself: one JSON object a line."""
-        try:
-            data = connection.recv(65536)
-        except ConnectionError:
-            data = b""
-        pending += data
-        while b"\n" in pending:
-            line, _, rest = bytes(pending).partition(b"\n")
-            pending[:] = rest
-            self._take(json.loads(line), connection)
-        if not data:
-            self._hang_up(connection)
-
-    def _take(self, facts: dict, connection: socket.socket | None) -> None:
-        """Notes facts about a rank. One that a rank's own program sends may carry only `failed_at`."""
-        rank = self.ranks.setdefault(facts["rank"], Rank(facts["rank"]))
-        rank.host = facts.get("host", rank.host)
-        rank.group = facts.get("group", rank.group)
-        rank.failed_at = min(rank.failed_at, facts.get("failed_at", float("inf")))
-        if "omp_num_threads" in facts and connection is not None:
-            self._welcome(rank, connection, facts["omp_num_threads"])
+    def _take(self, facts: dict, data: bytes, host: str) -> None:
+        """Notes facts about a rank. What a rank's own program sends may carry only "failing"."""
+        rank = self.ranks.setdefault(facts["rank"], Rank(facts["rank"], host))
+        if "stream" in facts:
+            self._stream(rank, facts["stream"]).feed(data)
+        if "starts" in facts:
+            rank.is_connected = True
+            rank.host = facts["host"]
+        if "failing" in facts:
+            rank.failed_at = min(rank.failed_at, time.monotonic() - facts["ago"])
+        if "omp_num_threads" in facts and rank.number == 0:
+            self.terminal.say(f"OMP_NUM_THREADS={facts['omp_num_threads']} (cores / ranks of this host), "
+                              "because it is not set.")
         if "ended" in facts:
             rank.was_told_to = facts["was_told_to"]
-            self._note_outcome(rank, facts["ended"], facts["at"] if connection is not None else time.monotonic())
-
-    def _welcome(self, rank: Rank, connection: socket.socket, omp_num_threads: int | None) -> None:
-        """Gives a starting rank the pipes for its output."""
-        self.connections[connection] = rank
-        write_ends = []
-        for stream in (1, 2):
-            read_end, write_end = os.pipe()
-            lines = RankStream(self.terminal, stream, rank.number)
-            self._read_lines(read_end, lines)
-            write_ends.append(write_end)
-        rank.stderr = lines
-        socket.send_fds(connection, [b"."], write_ends)
-        for descriptor in write_ends:
-            os.close(descriptor)
-        if rank.number == 0 and omp_num_threads is not None:
-            self.terminal.say(f"OMP_NUM_THREADS={omp_num_threads} (cores / ranks of this host), "
-                              "because it is not set.")
-
-    def _hang_up(self, connection: socket.socket) -> None:
-        self.selector.unregister(connection)
-        connection.close()
-        rank = self.connections.pop(connection)
-        if rank is not None and rank.outcome is None:
+            self._note_outcome(rank, facts["ended"], time.monotonic() - facts["ago"])
+        if "lost" in facts:
             rank.was_told_to = True
             self._note_outcome(rank, LOST, time.monotonic())
 
+    def _stream(self, rank: Rank, stream: int) -> RankStream:
+        if stream not in rank.streams:
+            target = RankFile(self.plan.folder, rank.number, self.plan.ranks, stream) if self.plan.folder else None
+            rank.streams[stream] = RankStream(self.terminal, stream, rank.number, self.plan.shows_time, target)
+        return rank.streams[stream]
+
     def _note_outcome(self, rank: Rank, outcome: int, at: float) -> None:
         rank.outcome = outcome
+        rank.is_connected = False
         if outcome != 0:
             rank.failed_at = min(rank.failed_at, at)
             self.end_at = min(self.end_at, time.monotonic() + SECONDS_TO_REPORT)
 
-    def _read_lines(self, descriptor: int, lines: RankStream | EngineStream) -> None:
-        os.set_blocking(descriptor, False)
-        self.streams[descriptor] = lines
-        self.selector.register(descriptor, selectors.EVENT_READ, lambda: self._read(descriptor))
+    def _lose(self, agent: Agent) -> None:
+        """An agent has gone, and with it what is known of its host's ranks."""
+        left = [rank for rank in self.ranks.values() if rank.is_connected and rank.listed_as == agent.host.name]
+        if left or self.kill_at == float("inf"):
+            self.lost_hosts.append(agent.host.name)
+        for rank in left:
+            rank.was_told_to = True
+            self._note_outcome(rank, LOST, time.monotonic())
+        self.end_at = min(self.end_at, time.monotonic())
 
-    def _read(self, descriptor: int) -> bool:
+    def _read_engine(self, descriptor: int) -> bool:
         """Reads once; False at the end of the stream or if nothing is there."""
         try:
             data = os.read(descriptor, 65536)
         except BlockingIOError:
             return False
-        lines = self.streams[descriptor]
         if data:
-            lines.feed(data)
+            self.engine_streams[descriptor].feed(data)
             return True
-        lines.close()
+        self.engine_streams.pop(descriptor).close()
         self.selector.unregister(descriptor)
-        del self.streams[descriptor]
         return False
 
     # ---- end ----
 
+    def _some_are_connected(self) -> bool:
+        return any(rank.is_connected for rank in self.ranks.values())
+
     def _has_ended(self) -> bool:
-        return self.engine.poll() is not None and not self.connections
+        return self.engine.poll() is not None and not self._some_are_connected()
 
     def _end(self) -> None:
-        """Asks every rank to end: its supervisor does so when the socket closes, and kills after SECONDS_TO_END."""
+        """Asks every rank to end: its supervisor does so when the agent closes its socket, and kills after 3 s."""
         if self.kill_at == float("inf"):
-            self.kill_at = time.monotonic() + SECONDS_TO_KILL
-            for connection in self.connections:
-                connection.shutdown(socket.SHUT_WR)
-            if self.plan.has_remote_hosts:
-                self.engine.terminate()
+            self.kill_at = time.monotonic() + SECONDS_TO_KILL + 1.0
+            for agent in self.agents:
+                agent.send(do="end")
         self.end_at = float("inf")
 
-    def _kill(self) -> None:
-        """Kills what is left of the job on this host; the engine's daemons on other hosts end without it."""
-        for rank in self.ranks.values():
-            if rank.group and rank.outcome in (None, LOST):  # its supervisor has not seen to it
-                kill_group(rank.group)
+    def _kill_engine(self) -> None:
+        """Kills the engine if it is still there; the agents have killed what was left of the ranks."""
         if self.engine.poll() is None:
             kill_group(self.engine.pid)
+        for rank in self.ranks.values():
+            rank.is_connected = False
         self.kill_at = float("inf")
 
     def _drain(self) -> None:
-        """Reads what is still in the pipes, without waiting for processes that keep them open."""
+        """Reads what is still under way from agents and engine, without waiting for processes that keep pipes open."""
         self.engine.wait()
-        for descriptor in list(self.streams):
-            while self._read(descriptor):
+        deadline = time.monotonic() + SECONDS_TO_KILL
+        for agent in self.agents:
+            while agent.is_open and time.monotonic() < deadline:
+                for facts, data in agent.news():
+                    if "rank" in facts:
+                        self._take(facts, data, agent.host.name)
+                if agent.is_open:
+                    wait_readable(agent.process.stdout, deadline)
+            if agent.is_open:
+                kill_group(agent.process.pid)
+            agent.process.wait()
+        for descriptor in list(self.engine_streams):
+            while self._read_engine(descriptor):
                 pass
-        for lines in self.streams.values():
+        for lines in self.engine_streams.values():
             lines.close()
+        for rank in self.ranks.values():
+            for lines in rank.streams.values():
+                lines.close()
 
     def _conclude(self) -> int:
         """Says how the job ended, the first cause last, and returns the exit code."""
@@ -261,19 +289,20 @@ class Job:
             first = min(failed, key=lambda rank: (rank.failed_at, rank.number))
             self._explain(first)
             return first.outcome if first.outcome > 0 else 128 - first.outcome
+        if self.lost_hosts:
+            self.terminal.say(f"host {', '.join(self.lost_hosts)}: the connection was lost, so the job has ended. "
+                              "The machine may be down, or the network between.")
+            return 1
         if not self.ranks:
             raise LaunchError(f"{self.installation.engine.NAME} could not start the ranks: "
-                              f"{shlex.join(command_line(self.plan, self.installation))}\n"
+                              f"{shlex.join(command_line(self.plan, self.installation, self.socket))}\n"
                               f"ended with code {self.engine.returncode}. Its words stand above.")
         if all(rank.outcome == 0 for rank in self.ranks.values()) and len(self.ranks) == self.plan.ranks:
             return 0
         return self._explain_engine()
 
     def _explain_engine(self) -> int:
-        """Says why the engine ended ranks that had not failed, and returns the exit code.
-
-        Ranks of other hosts that returned 0 are not known here: then the engine's code is all there is.
-        """
+        """Says why the engine ended ranks that had not failed, and returns the exit code."""
         name, code = self.installation.engine.NAME, self.engine.returncode
         ended = any(rank.outcome for rank in self.ranks.values())
         left = ", ".join(str(rank.number) for rank in self.ranks.values() if rank.outcome == 0)
@@ -286,14 +315,15 @@ class Job:
 
     def _explain(self, first: Rank) -> None:
         """Names the first failing rank, and repeats its last words if others have spoken since."""
-        repeat = first.stderr is not None and first.stderr.kept and first.stderr.last_line != self.terminal.lines
+        words = first.streams.get(2)
+        repeat = words is not None and words.kept and words.last_line != self.terminal.lines
         self.terminal.say(first.describe_outcome() + ("; it ended with:" if repeat else "."))
-        for line in first.stderr.ending() if repeat else []:
+        for line in words.ending() if repeat else []:
             self.terminal.write_line(2, line)
 
 
 class EngineStream:
-    """The engine's own stdout (1) or stderr (2), which also carries the output of ranks on other hosts."""
+    """The engine's own stdout (1) or stderr (2)."""
 
     def __init__(self, job: Job, stream: int):
         self.job = job
@@ -301,7 +331,7 @@ class EngineStream:
         self._partial = b""
 
     def feed(self, data: bytes) -> None:
-        """Takes bytes as they come; reports of ranks are taken out, the rest is passed on line by line."""
+        """Takes bytes as they come and passes them on line by line."""
         *lines, self._partial = (self._partial + data).split(b"\n")
         for line in lines:
             self._pass_on(line)
@@ -313,39 +343,21 @@ class EngineStream:
         self._partial = b""
 
     def _pass_on(self, line: bytes) -> None:
-        before, mark, report = line.partition(REPORT_MARK.encode())
-        if mark:
-            self.job._take(json.loads(report), None)
-            return
-        tagged = self.job.installation.engine.rank_tag(line)
         # Once a rank's failure is known, the engine's own account of it only hides the cause.
-        known = any(rank.outcome for rank in self.job.ranks.values()) or self.job.interrupted_by
-        if tagged is not None or not known or self.job.plan.verbose:
-            self.job.terminal.write_line(self.stream, line if tagged is None else tagged)
+        known = any(rank.outcome for rank in self.job.ranks.values()) or self.job.interrupted_by or self.job.lost_hosts
+        if not known or self.job.plan.verbose:
+            self.job.terminal.write_line(self.stream, line)
 
 
-def command_line(plan: Plan, installation: Installation) -> list[str]:
+def command_line(plan: Plan, installation: Installation, socket_name: str) -> list[str]:
     """The engine's whole command line."""
     engine = installation.engine
     return [*engine.command_line(installation.program, plan), sys.executable, "-I", "-S", str(RANK_PROGRAM),
-            ",".join(engine.RANK_VARIABLES), "--", *plan.command]
+            socket_name, ",".join(engine.RANK_VARIABLES), "--", *plan.command]
 
 
-def rank_environment(plan: Plan, installation: Installation, live: bool = False) -> dict[str, str]:
-    """The environment for the engine and its ranks: the user's, and what it leaves open."""
-    environment = dict(installation.engine.environment(plan))
-    if live:  # the ranks write into pipes and cannot ask the terminal for its size
-        size = os.get_terminal_size(sys.stderr.fileno())
-        environment.update(COLUMNS=str(size.columns - 5), LINES=str(size.lines))
-    environment.update(os.environ)
-    if sys.prefix != sys.base_prefix:  # `python` means the environment that has ringtrain, activated or not
-        environment["PATH"] = os.path.join(sys.prefix, "bin") + os.pathsep + environment.get("PATH", os.defpath)
-    return environment
-
-
-def kill_group(group: int) -> None:
-    """Kills a process group of this host, if there is something left of it."""
-    try:
-        os.killpg(group, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
+def wait_readable(stream, deadline: float) -> None:
+    """Waits until a stream has something to read, or the deadline."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(stream, selectors.EVENT_READ)
+        selector.select(max(0.0, deadline - time.monotonic()))

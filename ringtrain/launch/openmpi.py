@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import re
+import shlex
+from collections.abc import Sequence
 
 from ringtrain.launch.plan import Plan
 
@@ -28,18 +29,17 @@ def command_line(mpirun: str, plan: Plan) -> list[str]:
     Not bound to cores, because a rank has several threads; more ranks than cores are what the user asked for.
     """
     line = [mpirun, "-np", str(plan.ranks), "--host", ",".join(map(str, plan.hosts)),
-            "--map-by", "slot:OVERSUBSCRIBE", "--bind-to", "none"]
+            "--map-by", "slot:OVERSUBSCRIBE", *(plan.binding_arguments or ("--bind-to", "none"))]
     if plan.as_root:
         line.append("--allow-run-as-root")
-    if plan.has_remote_hosts:
-        line.append("--tag-output")
-        # Names only: the values travel inside the engine, not on command lines that others can read.
-        line += [part for name in plan.forwarded for part in ("-x", name)]
-    return line
+    return [*line, *plan.engine_arguments]
 
 
-def environment(plan: Plan) -> dict[str, str]:
-    """Settings of the library for this plan; what the user has set wins."""
+def environment(plan: Plan, networks: Sequence[str] = ()) -> dict[str, str]:
+    """Settings of the library and of its daemons for this plan; what the user has set wins.
+
+    They concern TCP alone: where the library finds InfiniBand or UCX, it uses that as ever.
+    """
     settings = {
         "OMPI_MCA_btl_tcp_eager_limit": str(TCP_BYTES),
         "OMPI_MCA_btl_tcp_rndv_eager_limit": str(TCP_BYTES),
@@ -48,10 +48,18 @@ def environment(plan: Plan) -> dict[str, str]:
     if plan.oversubscribed:
         # A rank that waits inside MPI gives its core to the others; the engine cannot see this, it was given slots.
         settings["OMPI_MCA_mpi_yield_when_idle"] = "1"
+    if plan.has_remote_hosts:
+        arguments = shlex.join(plan.ssh.options)
+        settings |= {"PRTE_MCA_plm_ssh_args": arguments, "OMPI_MCA_plm_rsh_args": arguments,
+                     # All hosts are reached from here, as has just been tested, and not from each other.
+                     "PRTE_MCA_plm_ssh_no_tree_spawn": "1", "OMPI_MCA_plm_rsh_no_tree_spawn": "1"}
+    if networks:
+        settings["OMPI_MCA_btl_tcp_if_include"] = ",".join(networks)
+        if any(host.is_here for host in plan.hosts):  # else mpirun itself may be on none of these networks
+            settings |= {"PRTE_MCA_prte_if_include": ",".join(networks), "OMPI_MCA_oob_tcp_if_include": ",".join(networks)}
+    first, last = plan.ports
+    if first:
+        settings |= {"OMPI_MCA_btl_tcp_port_min_v4": str(first), "OMPI_MCA_btl_tcp_port_range_v4": str(last - first + 1),
+                     "PRTE_MCA_prte_dynamic_ipv4_ports": f"{first}-{last}",
+                     "OMPI_MCA_oob_tcp_dynamic_ipv4_ports": f"{first}-{last}"}
     return settings
-
-
-def rank_tag(line: bytes) -> bytes | None:
-    """A line that the engine brought from a rank, tagged as the launcher does; None for its own lines."""
-    tagged = re.match(rb"\[[^\],]*,(\d+)\]<std(?:out|err)>: ?(.*)", line)
-    return b"[%s] %s" % tagged.groups() if tagged else None

@@ -1,10 +1,14 @@
-"""Tagged output of many ranks: whole lines, and one progress bar that survives them. Used by `job` alone."""
+"""Tagged output of many ranks: whole lines, and one progress bar that survives them; or a file for each. For `job`."""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import stat
+import time
 from collections import deque
+from pathlib import Path
 from typing import BinaryIO
 
 LONGEST_LINE = 1 << 20  # bytes after which a line is cut
@@ -57,20 +61,51 @@ class Terminal:
             self.streams[2].flush()
 
 
-class RankStream:
-    """Stdout (1) or stderr (2) of one rank, cut into lines and tagged."""
+class RankFile:
+    """The file that has one stream of a rank: FOLDER/rank.3/stderr, numbers padded, for the user's eyes alone."""
 
-    def __init__(self, terminal: Terminal, stream: int, rank: int):
+    def __init__(self, folder: str, rank: int, ranks: int, stream: int):
+        place = Path(folder) / f"rank.{rank:0{len(str(ranks - 1))}d}"
+        private_folder(folder)
+        private_folder(place)
+        self.path = place / ("stdout" if stream == 1 else "stderr")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
+        self.file = os.fdopen(os.open(self.path, flags, 0o600), "wb", buffering=0)
+        os.fchmod(self.file.fileno(), 0o600)
+
+
+def private_folder(path: str | Path) -> None:
+    """Makes a folder that only this user can look into. Raises PermissionError if it is another's, or a link."""
+    os.makedirs(path, mode=0o700, exist_ok=True)
+    found = os.lstat(path)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise PermissionError(f"output folder '{path}': it must be a folder of this user, but is a link or another's. "
+                              "Name another one with --output-filename.")
+    os.chmod(path, 0o700)
+
+
+class RankStream:
+    """Stdout (1) or stderr (2) of one rank, cut into lines and tagged with the rank, and with the time if asked to.
+
+    With a file, all bytes go there as they come, and only the last lines are kept.
+    """
+
+    def __init__(self, terminal: Terminal, stream: int, rank: int, shows_time: bool = False,
+                 target: RankFile | None = None):
         self.terminal = terminal
         self.stream = stream
         self.tag = b"[%d] " % rank
-        self.shows_progress = rank == 0
+        self.shows_time = shows_time
+        self.target = target
+        self.shows_progress = rank == 0 and target is None
         self.kept: deque[bytes] = deque(maxlen=KEPT_LINES)
-        self.last_line = 0  # terminal.lines when this stream wrote last
+        self.last_line = -1  # terminal.lines when this stream wrote to it last
         self._partial = b""
 
     def feed(self, data: bytes) -> None:
         """Takes bytes as they come and writes the lines that they complete."""
+        if self.target is not None:
+            self.target.file.write(data)
         *lines, self._partial = (self._partial + data).split(b"\n")
         for line in lines:
             self._write(line)
@@ -92,9 +127,11 @@ class RankStream:
         text = last_state(line)
         if self.shows_progress and b"\r" in line:
             self.terminal.show_progress(b"")
-        self.terminal.write_line(self.stream, self.tag + text)
+        if self.target is None:
+            stamp = time.strftime("%Y-%m-%d %H:%M:%S ").encode() if self.shows_time else b""
+            self.terminal.write_line(self.stream, stamp + self.tag + text)
+            self.last_line = self.terminal.lines
         self.kept.append(text)
-        self.last_line = self.terminal.lines
 
     def ending(self) -> list[bytes]:
         """The traceback that this stream ended with, or else its last lines; tagged."""

@@ -1,39 +1,65 @@
-"""What is to be run, as decided by `cli`: plain data, read by the engines' files and by `job`."""
+"""What is to be run, as decided by `cli`: plain data, read by the engines' files, `preflight` and `job`."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ringtrain.launch.hosts import Host, is_this_host
+from ringtrain.launch.hosts import Host
+from ringtrain.launch.reach import Ssh
 
-# Of this machine or of this shell; and CUDA_VISIBLE_DEVICES means other devices elsewhere.
-NOT_FORWARDED = ("BASH_FUNC_", "OLDPWD", "HOSTNAME", "DISPLAY", "SSH_", "XDG_", "CUDA_VISIBLE_DEVICES")
+# Of this machine, this login or this shell; and CUDA_VISIBLE_DEVICES means other devices elsewhere.
+NOT_FORWARDED = ("BASH_FUNC_", "CUDA_VISIBLE_DEVICES", "DBUS_", "DISPLAY", "HOME", "HOSTNAME", "LOGNAME", "MAIL", "OLDPWD",
+                 "PWD", "SHELL", "SHLVL", "SSH_", "TMPDIR", "USER", "WAYLAND_", "XDG_")  # fmt: skip
+# The engine gives each rank its own; those of a job that the launcher itself is part of would stand in their way.
+OF_THE_ENGINE = ("OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "PMI_", "PMIX_RANK", "PMIX_NAMESPACE", "PMIX_SERVER_", "MPI_LOCAL",
+                 "HYDI_", "SLURM_PROCID", "SLURM_LOCALID")  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A command on a number of ranks, and where they run."""
+    """A command on a number of ranks, and where and how they run.
+
+    Attributes:
+        settings: environment variables that flags stand for; they win over the user's own.
+        exported: those of -x, which may be secrets; they win over all.
+        interfaces: what --network-interfaces names: interfaces or networks; () to find them.
+        ports: first and last port that may be listened on; (0, 0) for any.
+        folder: of --output-filename; "" to show the ranks' output.
+        engine_arguments: of --mpi-args and --binding-args, for the engine's command line.
+    """
 
     command: list[str]
     ranks: int
     hosts: list[Host]
     verbose: bool = False
+    settings: Mapping[str, str] = field(default_factory=dict)
+    exported: Mapping[str, str] = field(default_factory=dict)
+    ssh: Ssh = Ssh()
+    start_seconds: float = 30.0
+    interfaces: tuple[str, ...] = ()
+    ports: tuple[int, int] = (0, 0)
+    folder: str = ""
+    shows_time: bool = False
+    engine_arguments: tuple[str, ...] = ()
+    binding_arguments: tuple[str, ...] = ()
+    by_srun: bool = False
     cores: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
     as_root: bool = field(default_factory=lambda: os.geteuid() == 0)
 
     @property
     def has_remote_hosts(self) -> bool:
         """Whether a rank runs on another machine than the launcher."""
-        return not all(is_this_host(host.name) for host in self.hosts)
+        return not all(host.is_here for host in self.hosts)
 
     @property
     def oversubscribed(self) -> bool:
         """Whether some host has more ranks than this machine has cores; others are taken to be like it."""
         return max(host.slots for host in self.hosts) > self.cores
 
-    @property
-    def forwarded(self) -> list[str]:
-        """Names of the variables that ranks on other hosts need."""
-        return sorted(name for name in os.environ
-                      if not name.startswith(NOT_FORWARDED) and name.replace("_", "").isalnum())
+
+def forwarded(environment: Mapping[str, str], is_here: bool) -> dict[str, str]:
+    """The part of an environment that ranks get from the launcher: on its own host the engine passes on the rest."""
+    left_out = OF_THE_ENGINE + (() if is_here else NOT_FORWARDED)
+    return {name: value for name, value in environment.items() if not name.startswith(left_out)}

@@ -1,10 +1,10 @@
 """Runs one rank: the engine starts this file on every rank, with the rank's command behind `--`.
 
-    python -I -S rank.py RANK,SIZE,LOCAL_RANK,LOCAL_SIZE -- command ...        (names of the engine's variables)
+    python -I -S rank.py SOCKET RANK,SIZE,LOCAL_RANK,LOCAL_SIZE -- command ...       (names of the engine's variables)
 
-It puts the rank's place into the environment, runs the command as its child, and tells the launcher how the child
-ended. On the launcher's host the two speak over a Unix socket, on which the rank also gets the pipes for its output;
-when the socket closes, the launcher is gone and the child is ended. On other hosts output goes through the engine.
+It connects to the launcher's agent on its host (see `agent`), which sends the environment, the working directory and
+the pipes for the rank's output. It runs the command as its child and tells how the child ended. When the agent closes
+the socket, or is gone, or the engine that started this process is gone, the child is ended.
 Run by its path and with the standard library only, so that it costs a rank a few milliseconds and imports no MPI.
 """
 
@@ -14,38 +14,46 @@ import os
 import select
 import signal
 import socket
+import struct
 import sys
 import time
 
 FORWARDED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2,
              signal.SIGCONT)
 PLACE = ("RINGTRAIN_RANK", "RINGTRAIN_SIZE", "RINGTRAIN_LOCAL_RANK", "RINGTRAIN_LOCAL_SIZE")
-REPORT_MARK = "\x1eringtrain-rank "  # begins a report that has to travel through the engine's stderr
 SECONDS_TO_END = 3.0  # from a request to end until the child is killed
 PR_SET_PDEATHSIG = 1
 
 
 def main(arguments):
     """Runs the command and returns its exit code, 128 + n if signal n ended it."""
-    names, command = arguments[0].split(","), arguments[2:]
-    missing = [name for name in names if name not in os.environ]
+    name, names, command = arguments[0], arguments[1].split(","), arguments[3:]
+    try:
+        agent = Agent(name, os.environ.get(names[0]))
+        environment = dict(os.environ, **agent.environment, RINGTRAIN_LAUNCHER=name)
+        os.chdir(agent.directory)
+    except OSError as error:
+        return refuse(f"the launcher's agent on {socket.gethostname()} cannot be reached: {error}")
+    missing = [name for name in names if name not in environment]
     if missing:
-        print(f"ringtrainrun: the MPI library's engine must set {missing[0]} for each rank, but did not.",
-              file=sys.stderr)
-        return 125
-    place = dict(zip(PLACE, (os.environ[name] for name in names)))
-    launcher = Launcher(int(place["RINGTRAIN_RANK"]))
-    environment = dict(os.environ, **place)
+        return refuse(f"the MPI library's engine must set {missing[0]} for each rank, but did not.")
+    environment.update(zip(PLACE, [environment[name] for name in names]))
     environment.setdefault("PYTHONUNBUFFERED", "1")
-    threads = threads_per_rank(int(place["RINGTRAIN_LOCAL_SIZE"]))
-    chosen = "OMP_NUM_THREADS" not in environment
-    environment.setdefault("OMP_NUM_THREADS", str(threads))
-    streams = launcher.announce(omp_num_threads=threads if chosen else None)
-    child = Child(command, environment, streams)
-    launcher.tell(group=child.pid)
-    status = child.wait(launcher)
-    launcher.tell(ended=status, at=time.monotonic(), was_told_to=child.kill_at is not None)
+    threads = threads_per_rank(int(environment["RINGTRAIN_LOCAL_SIZE"]))
+    if "OMP_NUM_THREADS" not in environment:
+        environment["OMP_NUM_THREADS"] = str(threads)
+        agent.tell(omp_num_threads=threads)
+    child = Child(command, environment, agent.streams)
+    agent.tell(group=child.pid)
+    status = child.wait(agent)
+    agent.tell(ended=status, at=time.monotonic(), was_told_to=child.kill_at is not None)
     return status if status >= 0 else 128 - status
+
+
+def refuse(why):
+    """Says why the command is not run; returns the exit code."""
+    print(f"ringtrainrun: {why}", file=sys.stderr)
+    return 125
 
 
 def threads_per_rank(local_size):
@@ -60,42 +68,39 @@ def threads_per_rank(local_size):
     return max(1, cores // local_size)
 
 
-class Launcher:
-    """The way to the launcher: its socket if it is on this host, else the engine's stderr."""
+class Agent:
+    """The launcher's agent on this host.
 
-    def __init__(self, rank):
-        self.rank = rank
-        self.socket = None
-        path = os.environ.get("RINGTRAIN_LAUNCHER")
-        try:
-            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            connection.connect(path or "")
-            self.socket = connection
-        except OSError:  # the launcher is on another host
-            connection.close()
+    Attributes:
+        environment: what the launcher wants in the command's environment.
+        directory: where the command runs.
+        streams: descriptors for its stdout and stderr.
+    """
 
-    def announce(self, omp_num_threads):
-        """Says that this rank starts; returns descriptors for its stdout and stderr, () to keep the engine's."""
-        self.tell(host=socket.gethostname(), omp_num_threads=omp_num_threads)
-        if self.socket is None:
-            return ()
-        _, streams, _, _ = socket.recv_fds(self.socket, 1, 2, socket.MSG_CMSG_CLOEXEC)
-        return streams
+    def __init__(self, name, rank):
+        self.rank = int(rank or 0)
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.socket.connect("\0" + name)
+        credentials = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        if struct.unpack("3i", credentials)[1] != os.getuid():
+            raise PermissionError("its socket belongs to another user")
+        self.tell(starts=True, host=socket.gethostname())
+        length, self.streams, _, _ = socket.recv_fds(self.socket, 4, 2, socket.MSG_CMSG_CLOEXEC)
+        if len(length) < 4:
+            raise ConnectionResetError("it has just ended the job")
+        with self.socket.makefile("rb") as reader:
+            welcome = json.loads(reader.read(struct.unpack("I", length)[0]))
+        self.environment, self.directory = welcome["environment"], welcome["directory"]
 
     def tell(self, **facts):
-        """Sends facts about this rank. Through the engine only a failure is worth a line."""
-        line = json.dumps(dict(facts, rank=self.rank)) + "\n"
+        """Sends facts about this rank."""
         try:
-            if self.socket is not None:
-                self.socket.sendall(line.encode())
-            elif facts.get("ended"):
-                print(REPORT_MARK + json.dumps(dict(facts, rank=self.rank, host=socket.gethostname())),
-                      file=sys.stderr, flush=True)
-        except OSError:  # the launcher is gone: nobody is left to tell
+            self.socket.sendall(json.dumps(dict(facts, rank=self.rank)).encode() + b"\n")
+        except OSError:  # the agent is gone: nobody is left to tell
             pass
 
     def has_closed(self):
-        """Whether the launcher is gone, or wants the rank to end. Called when the socket is readable."""
+        """Whether the agent is gone, or wants the rank to end. Called when the socket is readable."""
         try:
             return self.socket.recv(4096) == b""
         except OSError:
@@ -119,12 +124,12 @@ class Child:
         for number in (*FORWARDED, signal.SIGCHLD):
             signal.signal(number, self._on_signal)
 
-    def wait(self, launcher):
-        """Waits for the command's end; returns its exit code, -n for signal n. Ends it if the launcher closes."""
+    def wait(self, agent):
+        """Waits for the command's end; returns its exit code, -n for signal n. Ends it if agent or engine are gone."""
         sources = select.poll()
-        sources.register(self.wakeup, select.POLLIN)
-        if launcher.socket is not None:
-            sources.register(launcher.socket, select.POLLIN)
+        engine = pidfd_of(os.getppid())
+        for source in filter(None, (self.wakeup, agent.socket.fileno(), engine)):
+            sources.register(source, select.POLLIN)
         while True:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -134,8 +139,8 @@ class Child:
             ready = [descriptor for descriptor, _ in sources.poll(left)]
             if self.wakeup in ready:
                 os.read(self.wakeup, 4096)
-            if launcher.socket is not None and launcher.socket.fileno() in ready and launcher.has_closed():
-                sources.unregister(launcher.socket)
+            if engine in ready or agent.socket.fileno() in ready and agent.has_closed():
+                sources.unregister(engine if engine in ready else agent.socket)
                 self.end()
             if self.kill_at is not None and time.monotonic() >= self.kill_at:
                 self.send(signal.SIGKILL)
@@ -158,6 +163,14 @@ class Child:
             self.end()
         elif number != signal.SIGCHLD:  # which only has to wake wait()
             self.send(number)
+
+
+def pidfd_of(process):
+    """A descriptor that is readable once the process has ended; None where the kernel has no such thing."""
+    try:
+        return os.pidfd_open(process)
+    except (AttributeError, OSError):
+        return None
 
 
 def become(command, environment, streams, prctl):

@@ -1,0 +1,23 @@
+"""What a rank's own program tells the launcher: that it fails now, before its peers hear of it and fail in turn."""
+
+import json
+import socket
+import time
+
+from ringtrain.options import environment
+
+
+def announce_failure() -> None:
+    """Marks this rank as failing from this moment on, so that it is reported as the first cause even if it leaves last.
+
+    To be called before the other ranks are told. Without ringtrainrun it does nothing.
+    """
+    name, rank = environment().get("RINGTRAIN_LAUNCHER"), environment().get("RINGTRAIN_RANK")
+    if not name or not rank:
+        return
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as agent:
+            agent.connect("\0" + name)
+            agent.sendall(json.dumps({"rank": int(rank), "failing": True, "at": time.monotonic()}).encode() + b"\n")
+    except OSError:  # the agent has gone, and nobody waits for this rank any more
+        pass

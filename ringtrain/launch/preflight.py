@@ -1,0 +1,126 @@
+"""Before a job: every host is reached without a prompt, is like this one, and is on a network with the others.
+
+All hosts at once, and within the start timeout. What is wrong becomes one LaunchError with a line for each host: its
+name, the reason, what to do, and often a command that reproduces it. Used by `cli`; the agents it starts serve the job.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import secrets
+import sys
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+
+
+from ringtrain.launch.mpi import PROBE, Installation, LaunchError
+from ringtrain.launch.networks import Address, Chosen, choose
+from ringtrain.launch.plan import Plan, forwarded
+from ringtrain.launch.reach import Agent, HostError, SrunShell
+
+RANK_PROGRAM = Path(__file__).with_name("rank.py")
+
+
+def check_hosts(plan: Plan, installation: Installation, environment: Mapping[str, str]) -> tuple[list[Agent], Chosen | None]:
+    """Starts an agent on every host of the plan; returns them, and the networks if there are several hosts.
+
+    Raises LaunchError, after it has hung up on all, if a host cannot take part.
+    """
+    shell = SrunShell(installation.program) if plan.by_srun else plan.ssh
+    agents = [Agent(host, shell) for host in plan.hosts]
+    deadline = time.monotonic() + plan.start_seconds
+    try:
+        facts = _of_each(agents, lambda agent: _describe(agent, plan, installation, environment, deadline))
+        _refuse([problem for agent in agents for problem in problems_of(agent.host.name, agent.host.slots,
+                                                                         facts[agent.host.name], installation)])
+        _refuse(_machines_named_twice(facts))
+        return agents, _test_networks(agents, plan, deadline) if len(agents) > 1 else None
+    except BaseException:
+        for agent in agents:
+            agent.close()
+        raise
+
+
+def problems_of(host: str, ranks: int, facts: Mapping, installation: Installation) -> list[str]:
+    """What keeps a host with these facts from running ranks beside this one; pure."""
+    if "problem" in facts:
+        subject, name, text = facts["problem"]
+        return [f"host '{host}': {subject} '{name}': {text}."]
+    here = {"Python": ".".join(platform.python_version_tuple()[:2]), "ringtrain": installation.package,
+            "MPI": installation.version}
+    found = {"Python": ".".join(facts["python"].split(".")[:2]), "ringtrain": facts.get("package"),
+             "MPI": (facts.get("mpi") or "").partition("\n")[0]}
+    told = [f"host '{host}': {name} must be the same as here, but is {found[name]} there and {here[name]} here. "
+            "Install the same environment on every host, or share one."
+            for name in here if found[name] != here[name] and facts.get("package")]
+    if facts["gpus_are_chosen"] and 0 < facts["gpus"] < ranks:
+        told.append(f"host '{host}': CUDA_VISIBLE_DEVICES must name a GPU for each rank, but it names {facts['gpus']} for "
+                    f"{ranks} ranks. Name more GPUs, give the host fewer slots, or unset it for a job without GPUs.")
+    return told
+
+
+def _machines_named_twice(facts: Mapping[str, Mapping]) -> list[str]:
+    first: dict[tuple, str] = {}
+    told = []
+    for host, known in facts.items():
+        machine = tuple(known["machine"])
+        if machine in first:
+            told.append(f"hosts '{first[machine]},{host}': each name must be another machine, but both are "
+                        f"{known['name']}. Name it once and add its slots up.")
+        first.setdefault(machine, host)
+    return told
+
+
+def _describe(agent: Agent, plan: Plan, installation: Installation, environment: Mapping[str, str],
+              deadline: float) -> dict:
+    """Facts about one host. The launcher's own environment has been probed already."""
+    files = [str(RANK_PROGRAM), installation.program]
+    return agent.ask(deadline, do="describe", directory=os.getcwd(), files=files,
+                     environment={} if agent.host.is_here else forwarded(environment, is_here=False),
+                     probe=None if agent.host.is_here else PROBE)
+
+
+def _test_networks(agents: list[Agent], plan: Plan, deadline: float) -> Chosen:
+    nonces = {agent.host.name: secrets.token_hex(16) for agent in agents}
+    listening = _of_each(agents, lambda agent: agent.ask(
+        deadline, do="listen", nonce=nonces[agent.host.name], ports=plan.ports)["addresses"])
+    addresses = {host: [address for address in (Address(*each) for each in own)
+                        if not plan.interfaces or address.is_named_by(plan.interfaces)]
+                 for host, own in listening.items()}
+    targets = [(host, address) for host, own in addresses.items() for address in own]
+
+    def connect(agent: Agent) -> dict[tuple[str, str, str], str]:
+        others = [(host, address) for host, address in targets if host != agent.host.name]
+        answers = agent.ask(deadline, do="connect",
+                            targets=[(address.address, address.port, nonces[host]) for host, address in others])
+        return {(agent.host.name, host, address.address): answer
+                for (host, address), answer in zip(others, answers["reached"], strict=True)}
+
+    reached = {key: why for results in _of_each(agents, connect).values() for key, why in results.items()}
+    chosen = choose(addresses, reached)
+    if isinstance(chosen, str):
+        raise LaunchError(chosen)
+    return chosen
+
+
+def _of_each(agents: list[Agent], ask: Callable[[Agent], object]) -> dict:
+    """Asks all agents at once; the answers by host. Raises LaunchError with what was wrong on each."""
+    with ThreadPoolExecutor(len(agents)) as pool:
+        asked = {agent.host.name: pool.submit(ask, agent) for agent in agents}
+        try:
+            wait(asked.values())
+        except KeyboardInterrupt:
+            for agent in agents:
+                agent.give_up()
+            raise
+        _refuse([str(error) for error in (future.exception() for future in asked.values())
+                 if isinstance(error, HostError)])
+        return {host: future.result() for host, future in asked.items()}
+
+
+def _refuse(problems: list[str]) -> None:
+    if problems:
+        raise LaunchError("\n".join(problems))

@@ -1,0 +1,133 @@
+"""Flags that stand for something else: environment variables of the ranks, or nothing any more. Tables, read by `cli`.
+
+They are Horovod's, so that its job scripts keep working, as is the YAML of --config-file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+
+class ConfigError(ValueError):
+    """A configuration file that cannot be used."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A flag that sets environment variables for the ranks.
+
+    `place` is where the configuration file has it: section and key.
+    """
+
+    flags: tuple[str, ...]
+    kind: click.ParamType
+    help: str
+    variables: Callable[[Any], dict[str, str]]
+    place: tuple[str, str]
+
+    @property
+    def name(self) -> str:
+        """The parameter's name, from its first flag."""
+        return self.flags[0].split("/")[0].lstrip("-").replace("-", "_")
+
+
+def _to(variable: str, convert: Callable[[Any], object] = lambda value: value) -> Callable[[Any], dict[str, str]]:
+    return lambda value: {variable: str(convert(value))}
+
+
+LEVELS = {"TRACE": "debug", "DEBUG": "debug", "INFO": "info", "WARNING": "warning", "ERROR": "error", "FATAL": "error"}
+SETTINGS = (
+    Setting(("--fusion-threshold-mb",), click.FloatRange(min=0), "most MB of tensors that are fused; 0 turns it off",
+            _to("RINGTRAIN_FUSION_THRESHOLD_BYTES", lambda mb: int(mb * (1 << 20))), ("params", "fusion_threshold_mb")),
+    Setting(("--cache-capacity",), click.IntRange(min=0), "names in the response cache; 0 turns it off",
+            _to("RINGTRAIN_CACHE_CAPACITY"), ("params", "cache_capacity")),
+    Setting(("--hierarchical-allreduce/--no-hierarchical-allreduce",), click.BOOL,
+            "shared memory in each host and a ring across them, whatever the layout",
+            lambda on: {"RINGTRAIN_ALGORITHM": "hierarchical" if on else "auto"}, ("params", "hierarchical_allreduce")),
+    Setting(("--timeline-filename",), click.Path(dir_okay=False), "a Chrome/Perfetto trace of each rank",
+            _to("RINGTRAIN_TIMELINE"), ("timeline", "filename")),
+    Setting(("--stall-check/--no-stall-check",), click.BOOL, "report operations that some ranks do not submit (on)",
+            lambda on: {} if on else {"RINGTRAIN_STALL_WARNING_SECONDS": "86400", "RINGTRAIN_STALL_ABORT_SECONDS": "0"},
+            ("stall_check", "enabled")),
+    Setting(("--stall-check-warning-time-seconds",), click.FloatRange(min=0.01), "after how long",
+            _to("RINGTRAIN_STALL_WARNING_SECONDS"), ("stall_check", "warning_time_seconds")),
+    Setting(("--stall-check-shutdown-time-seconds",), click.FloatRange(min=0), "after how long they fail; 0: never",
+            _to("RINGTRAIN_STALL_ABORT_SECONDS"), ("stall_check", "shutdown_time_seconds")),
+    Setting(("--log-level",), click.Choice(list(LEVELS), case_sensitive=False), "of the ranks' logger",
+            _to("RINGTRAIN_LOG_LEVEL", lambda level: LEVELS[level.upper()]), ("logging", "level")),
+    Setting(("--tcp",), click.BOOL, "let NCCL leave InfiniBand alone",
+            lambda on: {"NCCL_IB_DISABLE": "1"} if on else {}, ("library_options", "tcp")),
+)  # fmt: skip
+
+# Flags with no meaning here, and why. Those in the first table take a value.
+_NO_CYCLE = "there is no cycle: an operation starts when all ranks have submitted it"
+_NO_AUTOTUNE = "nothing is tuned at run time, as the order of additions would change with it"
+_NO_ELASTIC = "the number of ranks does not change during a run"
+_ONE_ALGORITHM = "the algorithm follows from where the ranks are"
+WITHOUT_MEANING = {
+    "--cycle-time-ms": _NO_CYCLE, "--autotune-log-file": _NO_AUTOTUNE, "--autotune-warmup-samples": _NO_AUTOTUNE,
+    "--autotune-steps-per-sample": _NO_AUTOTUNE, "--autotune-bayes-opt-max-samples": _NO_AUTOTUNE,
+    "--autotune-gaussian-process-noise": _NO_AUTOTUNE, "--min-np": _NO_ELASTIC, "--min-num-proc": _NO_ELASTIC,
+    "--max-np": _NO_ELASTIC, "--max-num-proc": _NO_ELASTIC, "--slots-per-host": "the hosts have their slots by name",
+    "--elastic-timeout": _NO_ELASTIC, "--reset-limit": _NO_ELASTIC, "--num-nccl-streams": "there is one for each set",
+    "--thread-affinity": "the thread that communicates runs where there is room",
+    "--gloo-timeout-seconds": "Gloo is not used",
+}  # fmt: skip
+SWITCHES_WITHOUT_MEANING = {
+    "--disable-cache": "no check is remembered", "--gloo": "the ranks find each other by MPI",
+    "--jsrun": "jsrun is not known; mpirun or srun starts the ranks",
+    "--hierarchical-allgather/--no-hierarchical-allgather": _ONE_ALGORITHM,
+    "--torus-allreduce/--no-torus-allreduce": _ONE_ALGORITHM, "--autotune/--no-autotune": _NO_AUTOTUNE,
+    "--timeline-mark-cycles/--no-timeline-mark-cycles": _NO_CYCLE,
+    "--mpi-threads-disable/--no-mpi-threads-disable": "user threads may always call MPI",
+    "--log-with-timestamp": "Python's logging decides", "--log-without-timestamp": "Python's logging decides",
+    "--log-hide-timestamp/--no-log-hide-timestamp": "Python's logging decides",
+}  # fmt: skip
+# Keys of the configuration file that are Horovod's and have no meaning here: section, key.
+KEYS_WITHOUT_MEANING = {
+    ("params", "cycle_time_ms"), ("params", "hierarchical_allgather"), ("params", "torus_allreduce"),
+    ("autotune", "enabled"), ("autotune", "log_file"), ("autotune", "warmup_samples"), ("autotune", "steps_per_sample"),
+    ("autotune", "bayes_opt_max_samples"), ("autotune", "gaussian_process_noise"), ("timeline", "mark_cycles"),
+    ("library_options", "mpi_threads_disable"), ("library_options", "num_nccl_streams"),
+    ("library_options", "thread_affinity"), ("library_options", "gloo_timeout_seconds"), ("logging", "with_timestamp"),
+}  # fmt: skip
+
+
+def read_config(text: str, path: str) -> tuple[dict[str, Any], list[str]]:
+    """Reads a configuration file: values of settings by name, and the keys in it that have no meaning here.
+
+    Raises ConfigError for what is not YAML, a key that nobody knows, and a value outside of its range.
+    """
+    import yaml  # takes 15 ms, and few jobs have such a file
+
+    try:
+        sections = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise ConfigError(f"config file '{path}': it must be YAML, but {' '.join(str(error).split())}.") from None
+    if not isinstance(sections, dict):
+        raise ConfigError(f"config file '{path}': expected sections such as 'params:', but found {sections!r}.")
+    by_place = {setting.place: setting for setting in SETTINGS}
+    values, idle = {}, []
+    for section, keys in sections.items():
+        if section == "controller":
+            continue  # MPI, always
+        for key, value in (keys if isinstance(keys, Mapping) else {None: keys}).items():
+            if (section, key) in KEYS_WITHOUT_MEANING:
+                idle.append(f"{section}.{key}")
+            elif (section, key) in by_place:
+                setting = by_place[section, key]
+                values[setting.name] = _converted(setting, value, path)
+            else:
+                raise ConfigError(f"config file '{path}': '{section}.{key}' is no setting. docs/launch.md lists them.")
+    return values, idle
+
+
+def _converted(setting: Setting, value: object, path: str) -> object:
+    try:
+        return setting.kind.convert(value, None, None)
+    except click.BadParameter as error:
+        raise ConfigError(f"config file '{path}': {'.'.join(setting.place)}: {error.message}") from None

@@ -1,0 +1,48 @@
+"""Slurm's srun, inside an allocation: its command line, and the hosts that Slurm has given. Used by `cli`.
+
+Tested with a stand-in for srun only, which checks command lines; on a cluster, `srun python train.py` works without
+any of this, as `init` finds rank and size by itself.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from ringtrain.launch import mpich, openmpi
+from ringtrain.launch.hosts import Host, HostsError, parse_slurm
+from ringtrain.launch.plan import Plan
+
+NAME = "Slurm's srun"
+# The last one is what the launcher's agent adds on each host: Slurm gives no rank the number of ranks of its host.
+RANK_VARIABLES = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "RINGTRAIN_SLOTS")
+
+
+def find_program(environment: Mapping[str, str]) -> str:
+    """The path of srun within an allocation, "" without one."""
+    return shutil.which("srun", path=environment.get("PATH")) or "" if "SLURM_JOB_ID" in environment else ""
+
+
+def find_hosts(environment: Mapping[str, str]) -> list[Host]:
+    """The hosts of the allocation, with as many slots as it has tasks for them. Raises HostsError."""
+    listed = environment.get("SLURM_JOB_NODELIST", "")
+    shown = subprocess.run(["scontrol", "show", "hostnames", listed], capture_output=True, text=True)
+    if shown.returncode or not shown.stdout.split():
+        raise HostsError(f"SLURM_JOB_NODELIST '{listed}': scontrol must be able to list its hosts, but says: "
+                         f"{shown.stderr.strip() or 'nothing'}. Name the hosts with -H.")
+    names = shown.stdout.split()
+    tasks = environment.get("SLURM_TASKS_PER_NODE") or f"1(x{len(names)})"
+    return parse_slurm(names, tasks)
+
+
+def command_line(srun: str, plan: Plan) -> list[str]:
+    """The engine's command, up to what each rank runs. The MPI library decides which plug-in it can speak with."""
+    hosts = ",".join(host.name for host in plan.hosts)
+    return [srun, f"--ntasks={plan.ranks}", f"--nodes={len(plan.hosts)}", f"--nodelist={hosts}", "--distribution=block",
+            "--kill-on-bad-exit=1", "--overlap", *(plan.binding_arguments or ("--cpu-bind=none",)), *plan.engine_arguments]
+
+
+def environment(plan: Plan, networks: Sequence[str] = ()) -> dict[str, str]:
+    """Settings of whichever library it is: their names differ."""
+    return openmpi.environment(plan, networks) | mpich.environment(plan, networks)
