@@ -1,28 +1,26 @@
 """``DistributedOptimizer``: the user's optimizer, which from then on steps with the gradients of all ranks.
 
 The object stays the same one: its class becomes a subclass with a few methods more, and a step pre-hook waits for the
-reductions. So its defaults, state, schedulers, hooks and pickles are what they were. ``gradients`` does the reducing.
+reductions. So its defaults, state, schedulers, hooks and pickles are what they were. ``window`` does the reducing.
 """
 
-import itertools
 import warnings
-import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 
-from ringtrain.context import Context, current
+from ringtrain.context import current
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.operations import Average, Sum
 from ringtrain.process_sets import ProcessSet, global_process_set, id_of
+from ringtrain.torch import parameters
+from ringtrain.torch.accumulation import accumulating
 from ringtrain.torch.compression import Compression, Compressor
-from ringtrain.torch.gradients import GradientReduction, Group, Reduction
-
-# Optimizers of one process set are numbered in the order of their making, which is the same on all its members;
-# two that hold parameters of equal names then never share a name.
-_optimizer_counts: "weakref.WeakKeyDictionary[Context, dict[int, itertools.count]]" = weakref.WeakKeyDictionary()
+from ringtrain.torch.gradients import Reduction
+from ringtrain.torch.numbering import next_number
+from ringtrain.torch.window import GradientReduction
 
 
 def DistributedOptimizer(  # noqa: N802 - the name that Horovod scripts call
@@ -36,20 +34,25 @@ def DistributedOptimizer(  # noqa: N802 - the name that Horovod scripts call
     groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
+    average_aggregated_gradients: bool = False,
 ) -> torch.optim.Optimizer:
     """Makes an optimizer step with the gradients of all ranks, and returns it.
 
-    Each gradient starts to travel when ``backward()`` has computed it; ``step()`` waits for all of them. N ranks with
-    equal batches and a mean loss then train as one process does with the N batches in one. A parameter that no rank
-    used keeps the gradient ``None``; one that some ranks used counts zeros for the others. With a closure, ``step()``
-    reduces the loss too. In a world of one nothing changes.
+    Each gradient starts to travel when ``backward()`` has computed it, and ``backward()`` returns when those of this
+    pass have arrived: what clips or unscales them then has those of all ranks. N ranks with equal batches and a mean
+    loss train as one process does with the N batches in one. A parameter that no rank used keeps the gradient ``None``;
+    one that some ranks used counts zeros for the others. With a closure, ``step()`` reduces the loss too. In a world of
+    one nothing changes.
+
+    All ranks call ``step()``, ``synchronize()`` and ``zero_grad()`` equally often. A rank may run no backward pass at
+    all before a step, but must come to ``step()`` without waiting for the others first.
 
     Args:
         optimizer: any ``torch.optim.Optimizer``; changed in place, so schedulers made before stay right.
         named_parameters: ``model.named_parameters()``: the names in error messages and traces. It may hold more
             parameters than the optimizer, not fewer. All ranks must use the same names.
         compression: how gradients travel: ``Compression.none``, ``fp16``, ``bf16`` or a class like them.
-        backward_passes_per_step: backward passes whose gradients are summed here before they travel.
+        backward_passes_per_step: backward passes whose gradients are summed here before they travel. See ``no_sync``.
         op: ``Average`` or ``Sum``.
         gradient_predivide_factor: with ``Average``, divides by this before the addition and by the rest after it.
         num_groups: Horovod's older spelling of ``groups`` with an int.
@@ -57,6 +60,8 @@ def DistributedOptimizer(  # noqa: N802 - the name that Horovod scripts call
             themselves as lists of parameters; the parameters in none travel alone.
         sparse_as_dense: sends sparse gradients as dense ones.
         process_set: the ranks that train together. On another rank the optimizer stays as it is.
+        average_aggregated_gradients: divides the sum of a window by ``backward_passes_per_step``, as Keras users know
+            it; also where a window is cut short, so that every sample weighs the same.
 
     Raises:
         InvalidArgumentError: not an optimizer, or names, groups, ``op`` or a number that cannot be.
@@ -69,27 +74,26 @@ def DistributedOptimizer(  # noqa: N802 - the name that Horovod scripts call
     """
     _check_arguments(optimizer, backward_passes_per_step, op, gradient_predivide_factor)
     context = current()
-    known = _known_names(named_parameters)
-    names = _names_of(optimizer, known)
-    groups = _checked_groups(num_groups, groups, set(names))
+    known = parameters.known_names(named_parameters)
+    names = parameters.names_of(optimizer, known)
+    groups = parameters.checked_groups(num_groups, groups, set(names))
     _make_distributed(optimizer)
     if process_set.size() == 1 or not process_set.included():
         return optimizer
-    averaging = op == Average
     how = Reduction(
         context=context,
         process_set=id_of(process_set),
-        name="average" if averaging else "sum",
+        averages=op == Average,
         prescale=1.0 / gradient_predivide_factor,
         postscale=gradient_predivide_factor,
         compression=compression,
         sparse_as_dense=sparse_as_dense,
     )
-    reduction = GradientReduction(how, f"optimizer.{_next_number(how)}", backward_passes_per_step)
-    reduction.names = {
-        parameter: f"{reduction.prefix}.{name}" for parameter, name in {**(known or {}), **names}.items()
-    }
-    reduction.add(_grouped(list(names), groups, reduction))
+    # Optimizers are numbered, so that two that hold parameters of equal names never share a name.
+    prefix = f"optimizer.{next_number(context, how.process_set, 'optimizer')}"
+    reduction = GradientReduction(how, prefix, backward_passes_per_step, average_aggregated_gradients)
+    reduction.add_names({**(known or {}), **names})
+    reduction.add(parameters.grouped(list(names), groups))
     optimizer._gradient_reduction = reduction
     return optimizer
 
@@ -100,7 +104,10 @@ class _Distributed:
     _gradient_reduction: GradientReduction | None = None  # None in a world of one, and in copies
 
     def synchronize(self) -> None:
-        """Waits until all gradients are reduced, to clip them for example; then step within ``skip_synchronize()``."""
+        """Reduces what ``backward()`` has not, at the end of a window that is cut short for example.
+
+        Then step within ``skip_synchronize()``.
+        """
         if self._gradient_reduction is not None:
             self._gradient_reduction.synchronize()
             self._gradient_reduction.asked = True
@@ -118,6 +125,21 @@ class _Distributed:
         finally:
             reduction.skipping = False
 
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Within this block gradients are only added up on this rank; the first backward pass after it reduces them.
+
+        Example:
+            >>> with optimizer.no_sync():
+            ...     for x, y in micro_batches[:-1]:
+            ...         loss(model(x), y).backward()
+            >>> loss(model(micro_batches[-1][0]), micro_batches[-1][1]).backward()
+            >>> optimizer.step()
+        """
+        reduction = self._gradient_reduction
+        with accumulating(), reduction.silence() if reduction is not None else nullcontext():
+            yield
+
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Changes the number of backward passes in a step, between two steps."""
         _check_passes(passes)
@@ -125,7 +147,7 @@ class _Distributed:
             self._gradient_reduction.passes_per_step = passes
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """The user's ``zero_grad``; gradients that still travel arrive first, and a begun window starts anew."""
+        """The user's ``zero_grad``; a window starts anew, and if the one before came to no end, on all ranks together."""
         if self._gradient_reduction is not None:
             self._gradient_reduction.discard()
         super().zero_grad(*args, **kwargs)
@@ -135,14 +157,30 @@ class _Distributed:
         super().add_param_group(param_group)
         reduction = self._gradient_reduction
         if reduction is not None:
-            _name_last_group(self.param_groups, reduction)
-            reduction.add(_grouped(self.param_groups[-1]["params"], None, reduction))
+            names = parameters.names_of_group(self, len(self.param_groups) - 1)
+            reduction.add_names(names)
+            reduction.add(parameters.grouped(list(names), None))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """The user's ``load_state_dict``; a begun window starts anew."""
         if self._gradient_reduction is not None:
-            self._gradient_reduction.discard()
+            self._gradient_reduction.restart()
         super().load_state_dict(state_dict)
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """``GradScaler.step`` asks this of fused optimizers, before it looks at the gradients and perhaps does not step.
+
+        A rank without a backward pass learns here that the others' gradients are there to be unscaled.
+        """
+        reduction = self._gradient_reduction
+        if reduction is not None and not reduction.skipping:
+            reduction.synchronize()
+        return vars(self).get("_step_supports_amp_scaling", False)
+
+    @_step_supports_amp_scaling.setter
+    def _step_supports_amp_scaling(self, supports: bool) -> None:
+        vars(self)["_step_supports_amp_scaling"] = supports
 
     def __reduce_ex__(self, protocol: int) -> tuple:
         """Copies and pickles are plain optimizers of the user's class; wrap them again to distribute them."""
@@ -186,121 +224,6 @@ def _reduce_before_step(optimizer: torch.optim.Optimizer, args: tuple, kwargs: d
             stacklevel=3,
         )
     return None
-
-
-# ---- names ----
-
-
-def _names_of(optimizer: torch.optim.Optimizer, known: dict[torch.Tensor, str] | None) -> dict[torch.Tensor, str]:
-    """The optimizer's parameters in its order, with the names that all ranks know them by."""
-    names = {}
-    for group_index, group in enumerate(optimizer.param_groups):
-        own_names = group.get("param_names")  # torch keeps them when it was given named parameters
-        for index, parameter in enumerate(group["params"]):
-            if known is None:
-                names[parameter] = own_names[index] if own_names else f"noname.{group_index}.{index}"
-            elif parameter in known:
-                names[parameter] = known[parameter]
-            else:
-                raise InvalidArgumentError(
-                    f"DistributedOptimizer: named_parameters must name every parameter of the optimizer, but lacks "
-                    f"number {index} of group {group_index}, of shape {tuple(parameter.shape)}. "
-                    "Pass the model's named_parameters()."
-                )
-    _require_unique(names.values())
-    return names
-
-
-def _known_names(named_parameters: Iterable[tuple[str, torch.Tensor]] | None) -> dict[torch.Tensor, str] | None:
-    if named_parameters is None:
-        return None
-    pairs = list(named_parameters)
-    for pair in pairs:
-        if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)):
-            raise InvalidArgumentError(
-                f"DistributedOptimizer: named_parameters must be (name, parameter) tuples, but holds a "
-                f"{type(pair).__name__}. Pass model.named_parameters()."
-            )
-    _require_unique(name for name, _ in pairs)
-    return {parameter: name for name, parameter in pairs}
-
-
-def _require_unique(names: Iterable[str]) -> None:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            raise InvalidArgumentError(
-                f"DistributedOptimizer: names of parameters must be unique, but '{name}' comes twice. "
-                "Put the model's name in front."
-            )
-        seen.add(name)
-
-
-def _name_last_group(param_groups: list[dict[str, Any]], reduction: GradientReduction) -> None:
-    """Names parameters that were added later: as ``named_parameters`` did, else as torch does, else by number."""
-    last = len(param_groups) - 1
-    own_names = param_groups[last].get("param_names")
-    for index, parameter in enumerate(param_groups[last]["params"]):
-        name = own_names[index] if own_names else f"noname.{last}.{index}"
-        reduction.names.setdefault(parameter, f"{reduction.prefix}.{name}")
-
-
-def _next_number(how: Reduction) -> int:
-    counts = _optimizer_counts.setdefault(how.context, {})
-    return next(counts.setdefault(how.process_set, itertools.count()))
-
-
-# ---- groups ----
-
-
-def _checked_groups(
-    num_groups: int, groups: Any, parameters: set[torch.Tensor]
-) -> int | list[list[torch.Tensor]] | None:
-    if num_groups:
-        warnings.warn("num_groups has become groups.", DeprecationWarning, stacklevel=3)
-        groups = num_groups if groups is None else groups
-    if groups is None:
-        return None
-    if isinstance(groups, int) and not isinstance(groups, bool):
-        if groups < 1:
-            raise InvalidArgumentError(f"DistributedOptimizer: groups must be at least 1, but is {groups}.")
-        return groups
-    if not (isinstance(groups, (list, tuple)) and all(isinstance(group, (list, tuple)) for group in groups)):
-        raise InvalidArgumentError(
-            f"DistributedOptimizer: groups must be an int or lists of parameters, but is {groups!r}."
-        )
-    _check_members(groups, parameters)
-    return [list(group) for group in groups if group]
-
-
-def _grouped(
-    parameters: list[torch.Tensor], groups: int | list[list[torch.Tensor]] | None, reduction: GradientReduction
-) -> list[Group]:
-    """The parameters in groups, in an order that is the same on all ranks."""
-    if groups is None:
-        members = []
-    elif isinstance(groups, int):
-        count = min(groups, len(parameters))
-        bounds = [len(parameters) * index // count for index in range(count + 1)]
-        members = [parameters[start:end] for start, end in itertools.pairwise(bounds)]
-    else:
-        members = groups
-    taken = {parameter for group in members for parameter in group}
-    alone = [Group(reduction.names[parameter], [parameter]) for parameter in parameters if parameter not in taken]
-    return [Group(f"{reduction.prefix}.group.{index}", group) for index, group in enumerate(members)] + alone
-
-
-def _check_members(groups: Sequence[Sequence[torch.Tensor]], parameters: set[torch.Tensor]) -> None:
-    seen: set[torch.Tensor] = set()
-    for index, group in enumerate(groups):
-        for parameter in group:
-            if parameter not in parameters or parameter in seen:
-                found = "one twice" if parameter in seen else "one that is not the optimizer's"
-                raise InvalidArgumentError(
-                    f"DistributedOptimizer: groups must hold the optimizer's parameters, each once, but group {index} "
-                    f"holds {found}."
-                )
-            seen.add(parameter)
 
 
 # ---- arguments ----

@@ -1,0 +1,81 @@
+"""What autograd's engine tells of a backward pass: when it ends, and whether it runs within another one.
+
+``gradients`` asks from the hooks of its parameters. An activation checkpoint with ``use_reentrant=True`` runs a
+backward pass of its own within a node of the one that the user started; only the end of the user's counts here.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+
+import torch
+from torch.autograd.function import BackwardCFunction
+
+from ringtrain.context import Operation
+from ringtrain.errors import RingtrainError, TimeoutError
+
+_TURN_SECONDS = 0.01  # how long one optimizer waits before another one that ends in the same pass goes on
+_NODE_IN_PYTHON = BackwardCFunction.apply.__code__
+
+
+def graph_task() -> int:
+    """The id of the pass that calls this hook; a pass within another one has an id of its own."""
+    return torch._C._current_graph_task_id()
+
+
+def is_nested() -> bool:
+    """Whether the pass that calls this hook runs within a node of another one. Looks at the whole stack, some 2 us."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _NODE_IN_PYTHON:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def call_at_end(function: Callable[[], None]) -> None:
+    """Has the engine call a function when the user's backward pass has ended; to be called from a hook within it.
+
+    What the function raises, ``backward()`` raises. If the pass fails, the function is not called.
+    """
+
+    def ended() -> None:
+        node = torch._C._current_autograd_node()  # the one that this pass runs within
+        if node is None:
+            function()
+        else:
+            _call_in_pass_of(node, lambda: call_at_end(function))
+
+    _queue(ended)
+
+
+def take_turns(steps: Iterator[Operation]) -> None:
+    """Runs an iterator of operations to wait for, in turns with others that the engine calls at the end of this pass.
+
+    Two optimizers may end in one pass, on other ranks in another order; each must go on while the first one waits.
+    """
+    for operation in steps:
+        try:
+            operation.wait(_TURN_SECONDS)
+        except TimeoutError:
+            _queue(lambda: take_turns(steps))
+            return
+        except RingtrainError:
+            pass  # the iterator looks at each operation itself
+
+
+def _call_in_pass_of(node: torch.autograd.graph.Node, function: Callable[[], None]) -> None:
+    """Calls a function in the pass that a node belongs to: before the node that follows it."""
+    following = next((each for each, _ in node.next_functions if each is not None), None)
+    if following is None:
+        function()
+        return
+
+    def before(gradients: tuple) -> None:
+        hook.remove()
+        function()
+
+    hook = following.register_prehook(before)
+
+
+def _queue(function: Callable[[], None]) -> None:
+    torch.autograd.Variable._execution_engine.queue_callback(function)

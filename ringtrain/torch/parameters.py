@@ -1,0 +1,133 @@
+"""Which parameters an optimizer trains, their names and groups, checked as the user gave them.
+
+``optimizer.DistributedOptimizer`` and its ``add_param_group`` call this; everything comes in an order that all ranks share.
+"""
+
+import itertools
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from ringtrain.errors import InvalidArgumentError
+
+Groups = int | list[list[torch.Tensor]] | None
+
+
+def trained(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> list[torch.Tensor]:
+    """The parameters of a param group as autograd knows them.
+
+    NVIDIA Apex's O2 puts float32 copies into the optimizer, which never meet autograd: the model's parameters do.
+    """
+    stash = getattr(optimizer, "_amp_stash", None)
+    masters = getattr(stash, "all_fp32_from_fp16_params", ())
+    of_model = dict(zip(masters, getattr(stash, "all_fp16_params", ()), strict=True))
+    return [of_model.get(parameter, parameter) for parameter in group["params"]]
+
+
+def names_of(optimizer: torch.optim.Optimizer, known: dict[torch.Tensor, str] | None) -> dict[torch.Tensor, str]:
+    """The optimizer's parameters in its order, with the names that all ranks know them by.
+
+    Raises InvalidArgumentError if ``known`` lacks one, or a name comes twice.
+    """
+    names = {}
+    for group_index, group in enumerate(optimizer.param_groups):
+        for index, (parameter, own_name) in enumerate(_numbered(optimizer, group_index, group)):
+            if known is not None and parameter not in known:
+                raise InvalidArgumentError(
+                    f"DistributedOptimizer: named_parameters must name every parameter of the optimizer, but lacks "
+                    f"number {index} of group {group_index}, of shape {tuple(parameter.shape)}. "
+                    "Pass the model's named_parameters()."
+                )
+            names[parameter] = own_name if known is None else known[parameter]
+    _require_unique(names.values())
+    return names
+
+
+def names_of_group(optimizer: torch.optim.Optimizer, group_index: int) -> dict[torch.Tensor, str]:
+    """The parameters of one param group with the names that the optimizer has for them."""
+    return dict(_numbered(optimizer, group_index, optimizer.param_groups[group_index]))
+
+
+def _numbered(
+    optimizer: torch.optim.Optimizer, group_index: int, group: dict[str, Any]
+) -> list[tuple[torch.Tensor, str]]:
+    parameters = trained(optimizer, group)
+    given = group.get("param_names")  # torch keeps them when it was given named parameters
+    return list(zip(parameters, given or [f"noname.{group_index}.{i}" for i in range(len(parameters))], strict=True))
+
+
+def known_names(named_parameters: Iterable[tuple[str, torch.Tensor]] | None) -> dict[torch.Tensor, str] | None:
+    """``named_parameters`` as a dict; raises InvalidArgumentError for anything else than unique pairs."""
+    if named_parameters is None:
+        return None
+    pairs = list(named_parameters)
+    for pair in pairs:
+        if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)):
+            raise InvalidArgumentError(
+                f"DistributedOptimizer: named_parameters must be (name, parameter) tuples, but holds a "
+                f"{type(pair).__name__}. Pass model.named_parameters()."
+            )
+    _require_unique(name for name, _ in pairs)
+    return {parameter: name for name, parameter in pairs}
+
+
+def _require_unique(names: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise InvalidArgumentError(
+                f"DistributedOptimizer: names of parameters must be unique, but '{name}' comes twice. "
+                "Put the model's name in front."
+            )
+        seen.add(name)
+
+
+# ---- groups ----
+
+
+def checked_groups(num_groups: int, groups: Any, parameters: set[torch.Tensor]) -> Groups:
+    """The argument ``groups`` or, under Horovod's older name, ``num_groups``; raises InvalidArgumentError."""
+    if num_groups:
+        warnings.warn("num_groups has become groups.", DeprecationWarning, stacklevel=4)
+        groups = num_groups if groups is None else groups
+    if groups is None:
+        return None
+    if isinstance(groups, int) and not isinstance(groups, bool):
+        if groups < 1:
+            raise InvalidArgumentError(f"DistributedOptimizer: groups must be at least 1, but is {groups}.")
+        return groups
+    if not (isinstance(groups, (list, tuple)) and all(isinstance(group, (list, tuple)) for group in groups)):
+        raise InvalidArgumentError(
+            f"DistributedOptimizer: groups must be an int or lists of parameters, but is {groups!r}."
+        )
+    _check_members(groups, parameters)
+    return [list(group) for group in groups if group]
+
+
+def grouped(parameters: Sequence[torch.Tensor], groups: Groups) -> list[list[torch.Tensor]]:
+    """The parameters that travel together, and then, each in a list of its own, those that travel alone."""
+    if groups is None:
+        members = []
+    elif isinstance(groups, int):
+        count = min(groups, len(parameters))
+        bounds = [len(parameters) * index // count for index in range(count + 1)]
+        members = [list(parameters[start:end]) for start, end in itertools.pairwise(bounds)]
+    else:
+        members = groups
+    taken = {parameter for group in members for parameter in group}
+    return members + [[parameter] for parameter in parameters if parameter not in taken]
+
+
+def _check_members(groups: Sequence[Sequence[torch.Tensor]], parameters: set[torch.Tensor]) -> None:
+    seen: set[torch.Tensor] = set()
+    for index, group in enumerate(groups):
+        for parameter in group:
+            if parameter not in parameters or parameter in seen:
+                found = "one twice" if parameter in seen else "one that is not the optimizer's"
+                raise InvalidArgumentError(
+                    f"DistributedOptimizer: groups must hold the optimizer's parameters, each once, but group {index} "
+                    f"holds {found}."
+                )
+            seen.add(parameter)

@@ -1,0 +1,460 @@
+"""One optimizer's windows: from hooks through agreement on what is complete to reduced gradients.
+
+A window is what happens between two steps. Gradients start to travel from autograd's hooks in the backward pass that
+completes them, the ``passes_per_step``-th of the window, and have arrived when that pass ends. So whoever reads them
+afterwards, a ``GradScaler`` or ``clip_grad_norm_``, sees those of all ranks. ``optimizer`` owns one
+``GradientReduction`` for each distributed optimizer; ``gradients`` sends.
+
+Rounds. Ranks may run different branches of a model, so a gradient may come on some ranks only. Its average then counts
+zeros for the others, as the concatenated batch would; one that no rank has stays ``None``, so that weight decay and
+momentum leave it alone. No rank can see alone what the others have, and an operation needs every member. So a round
+begins with one small maximum over a code for each parameter, and then every rank sends what any rank has. The pass that
+completes gradients ends with a round; ``step()`` and ``synchronize()`` hold rounds until every rank is there and nothing
+is left. A rank that has everything need not await the maximum, which its last hook has submitted.
+"""
+
+import enum
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+
+import torch
+
+from ringtrain.context import Operation
+from ringtrain.errors import InvalidArgumentError, RingtrainError
+from ringtrain.torch.backward import call_at_end, graph_task, is_nested, take_turns
+from ringtrain.torch.gradients import Group, Member, Reduction
+from ringtrain.torch.tensors import buffer_of
+
+# What a rank says about a parameter. The greatest counts, so the order matters.
+SETTLED, MISSING, DENSE, SPARSE = range(4)
+
+
+class Stage(enum.Enum):
+    """Why a rank holds a round."""
+
+    PASS_ENDED = "more passes may follow in this window"
+    CLOSING = "this rank steps next"
+    DISCARDING = "this rank gives up the window's gradients"
+
+
+class GradientReduction:
+    """Hooks, rounds and the current window of one optimizer.
+
+    Args:
+        how: the settings, the same on all ranks.
+        prefix: of all names that this optimizer submits; unique among the optimizers of the process set.
+        passes_per_step: backward passes that are summed here before their gradients travel.
+        averages_passes: whether the sum is then divided by ``passes_per_step``.
+
+    Attributes:
+        skipping: True while the user's ``skip_synchronize`` block runs.
+        quiet: True while the user's ``no_sync`` block runs.
+        asked: True once the user has called ``synchronize()`` in this window.
+        closed: True once every gradient of the window is settled on all ranks.
+    """
+
+    def __init__(self, how: Reduction, prefix: str, passes_per_step: int, averages_passes: bool):
+        self.how = how
+        self.prefix = prefix
+        self.passes_per_step = passes_per_step
+        self.skipping = self.quiet = self.asked = self.closed = False
+        self._averages_passes = averages_passes
+        self._names: dict[torch.Tensor, str] = {}  # prefix included
+        self._groups: list[Group] = []
+        self._members: list[Member] = []
+        self._hooks: dict[torch.Tensor, torch.utils.hooks.RemovableHandle] = {}
+        self._lost_to: tuple[str, str] | None = None  # name of a parameter and the later optimizer that reduces it
+        # of the backward pass under way
+        self._pass = 0  # its number
+        self._pass_runs = False
+        self._nested: dict[int, bool] = {}  # of its graph tasks
+        self._completes = False  # whether it is the window's last for a gradient
+        # of the window
+        self._first_pass = 1
+        self._codes = bytearray()  # what this rank has: MISSING until a hook completes it
+        self._ready_count = 0
+        self._unsettled_count = 0
+        self._unended = True  # whether no step has come since zero_grad(), or at all
+        self._witness: Member | None = None  # one whose gradient was reduced
+        self._problems: list[RingtrainError] = []  # what this rank had to refuse
+        # of the round
+        self._announced: bytes | None = None
+        self._agreed = bytearray()
+        self._agreement: Operation | None = None
+        self._lock = threading.Lock()  # hooks of several devices run in several threads
+        self._round_lock = threading.Lock()
+        _live.add(self)
+
+    def __reduce__(self) -> tuple:
+        """Copies and pickles of an optimizer are plain optimizers: hooks and a world do not travel."""
+        return type(None), ()
+
+    # ---- parameters ----
+
+    def add_names(self, names: Mapping[torch.Tensor, str]) -> None:
+        """Names parameters, those of this optimizer or others that may be added later; the first name stays."""
+        for parameter, name in names.items():
+            self._names.setdefault(parameter, f"{self.prefix}.{name}")
+
+    def add(self, groups: Sequence[Sequence[torch.Tensor]]) -> None:
+        """Takes over further parameters, which have names, in groups and an order that are the same on all ranks."""
+        if self._in_flight():
+            self.synchronize()
+        for other in _others(self):
+            other._release({parameter for parameters in groups for parameter in parameters}, self)
+        for parameters in groups:
+            together = f"{self.prefix}.group.{len(self._groups)}"
+            group = Group(self._names[parameters[0]] if len(parameters) == 1 else together, [])
+            for parameter in parameters:
+                member = Member(parameter, self._names[parameter], len(self._members))
+                group.members.append(member)
+                self._members.append(member)
+                self._attach(group, member)
+            self._groups.append(group)
+        self._begin_window()
+
+    def close(self) -> None:
+        """Removes the hooks; what is pending is finished first."""
+        if self._in_flight():
+            self.synchronize()
+        for hook in self._hooks.values():
+            hook.remove()
+        self._hooks.clear()
+        _live.discard(self)
+
+    def _attach(self, group: Group, member: Member) -> None:
+        parameter = member.parameter
+        if not (parameter.is_floating_point() or parameter.is_complex()):
+            return  # it can have no gradient
+        needed = parameter.requires_grad
+        parameter.requires_grad_(True)  # or torch takes no hook; a frozen one may be unfrozen later
+        hook = _calls(weakref.WeakMethod(self._on_gradient), group, member)
+        self._hooks[parameter] = parameter.register_post_accumulate_grad_hook(hook)
+        parameter.requires_grad_(needed)
+
+    def _release(self, parameters: set[torch.Tensor], owner: "GradientReduction") -> None:
+        """Leaves parameters to an optimizer that was made later: two would reduce one gradient twice."""
+        for parameter in parameters & self._hooks.keys():
+            if self._in_flight():
+                self.synchronize()
+            self._hooks.pop(parameter).remove()
+            self._lost_to = self._names[parameter], owner.prefix
+
+    def _require_own(self) -> None:
+        if self._lost_to is not None:
+            name, owner = self._lost_to
+            raise InvalidArgumentError(
+                f"step '{self.prefix}': expected to reduce '{name}' but '{owner}' does, which was made later over the "
+                "same parameter. Give each parameter to one distributed optimizer."
+            )
+
+    # ---- the way out: hooks ----
+
+    def _on_gradient(self, group: Group, member: Member) -> None:
+        with self._lock:
+            nested = self._enter_pass()
+            if member.settled:
+                self._begin_again(member)
+            if not nested or member.backward != self._pass:
+                member.passes += 1
+                member.backward = self._pass
+            if self.quiet or member.passes < self.passes_per_step:
+                return
+            self._completes = True
+            if nested:
+                return  # another part of this pass may add to it; the round at its end sends it
+            if self._codes[member.index] != MISSING:
+                raise InvalidArgumentError(self._too_many(member))
+            self._codes[member.index] = SPARSE if member.parameter.grad.is_sparse else DENSE
+            group.ready_count += 1
+            if group.complete:
+                self._submit(group, group.unsettled())
+            self._ready_count += 1
+            if self._ready_count == self._unsettled_count and self._announced is None:
+                self._announce(Stage.PASS_ENDED)
+
+    def _enter_pass(self) -> bool:
+        """Notes the pass that a hook runs in; returns whether it is part of another one."""
+        task = graph_task()
+        nested = self._nested.get(task)
+        if nested is None:
+            nested = self._nested[task] = is_nested()
+            if not self._pass_runs:
+                self._pass_runs = True
+                self._pass += 1
+            call_at_end(self._end_pass)
+        return nested
+
+    def _end_pass(self) -> None:
+        if not self._pass_runs:
+            return  # several parts of the pass have asked to be told
+        completes = self._completes
+        self._forget_pass()
+        if completes:
+            take_turns(self._round(Stage.PASS_ENDED))
+
+    def _forget_pass(self) -> None:
+        self._pass_runs = self._completes = False
+        self._nested.clear()
+
+    def _begin_again(self, member: Member) -> None:
+        """A gradient that was settled comes anew: the window is over, unless it was added to what was reduced."""
+        if member.holds_result(additions=1):
+            raise InvalidArgumentError(self._too_many(member))
+        self._begin_window()
+        self._unended = False
+
+    def _too_many(self, member: Member) -> str:
+        return (
+            f"backward '{member.name}': expected {self.passes_per_step} backward passes in a step but found another "
+            "one. Call step() or zero_grad(), raise backward_passes_per_step, or use no_sync()."
+        )
+
+    def _submit(self, group: Group, members: Sequence[Member]) -> None:
+        """Submits, and goes on after a refusal: the other ranks wait for the rest."""
+        postscale = self.how.postscale / (self.passes_per_step if self._averages_passes else 1)
+        try:
+            group.submit(members, self.how, postscale)
+        except RingtrainError as problem:
+            self._problems.append(problem)
+
+    # ---- rounds ----
+
+    def _round(self, stage: Stage) -> Iterator[Operation]:
+        """Holds one round; yields the operations that it waits for."""
+        with self._round_lock:
+            try:
+                with self._lock:
+                    if self._announced is None:
+                        self._announce(stage)
+                    self._submit_where(self._announced, everything=True)
+                agreed = yield from self._agree()
+                with self._lock:
+                    self._submit_where(agreed, everything=False)
+                yield from self._take_results()
+                self._settle(agreed, stage)
+            except BaseException:
+                self._reset()
+                self._unended = False  # the others have seen the end of this window too
+                raise
+
+    def _announce(self, stage: Stage) -> None:
+        """Submits this rank's codes, and with them whether it may still run passes in this window."""
+        codes = self._codes.copy()
+        if MISSING in codes:
+            for member in self._members:
+                if codes[member.index] == MISSING:
+                    codes[member.index] = self._code_of(member, stage)
+        codes.append(stage is Stage.PASS_ENDED)
+        self._announced, self._agreed = bytes(codes), codes
+        buffer = buffer_of(torch.frombuffer(codes, dtype=torch.uint8))
+        self._agreement = self.how.context.submit(
+            "allreduce", f"{self.prefix}.used", [buffer], [buffer],
+            reduction="max", process_set=self.how.process_set,
+        )  # fmt: skip
+
+    def _code_of(self, member: Member, stage: Stage) -> int:
+        """The code of a parameter whose gradient no hook has completed."""
+        gradient = member.parameter.grad
+        if gradient is None:
+            return MISSING if member.parameter.requires_grad else SETTLED
+        if stage is Stage.PASS_ENDED:
+            # A gradient with fewer passes is complete too, unless the micro-batches have several passes each: then the
+            # pass for this one may be still to come.
+            one_a_batch = self._pass - self._first_pass < self.passes_per_step
+            complete = member.passes > 0 and (one_a_batch or member.passes >= self.passes_per_step)
+        else:
+            complete = stage is Stage.CLOSING and not member.holds_result()
+        if not complete:
+            return MISSING
+        return SPARSE if gradient.is_sparse else DENSE
+
+    def _agree(self) -> Iterator[Operation]:
+        """Returns the codes that all ranks agree on."""
+        if self._ready_count == self._unsettled_count:
+            return self._announced
+        while not self._agreement.done():
+            yield self._agreement
+        self._agreement.wait()
+        return self._agreed
+
+    def _submit_where(self, codes: bytes, everything: bool) -> None:
+        """Submits the gradients that the codes call for, either groups of which all are there, or all the rest."""
+        for group in self._groups:
+            if group.submitted:
+                continue
+            unsettled = group.unsettled()
+            members = [member for member in unsettled if codes[member.index] >= DENSE]
+            if members and not (everything and len(members) < len(unsettled)):
+                for member in members:
+                    member.fill(codes[member.index] == SPARSE)
+                self._submit(group, members)
+
+    def _take_results(self) -> Iterator[Operation]:
+        for group in self._groups:
+            if group.submitted:
+                for operation in group.waiting():
+                    while not operation.done():
+                        yield operation
+                try:
+                    with torch.no_grad():
+                        group.take_results(self.how.compression)
+                except RingtrainError as problem:
+                    self._problems.append(problem)
+        while not self._agreement.done():
+            yield self._agreement
+        self._agreement.wait()
+        if self._problems:
+            raise self._problems[0]
+
+    def _settle(self, codes: bytes, stage: Stage) -> None:
+        last = stage is not Stage.PASS_ENDED and not codes[-1]
+        for group in self._groups:
+            for member in group.unsettled():
+                code = codes[member.index]
+                if code >= DENSE:
+                    self._witness = member
+                elif code == MISSING and not last:
+                    continue
+                member.settled = True
+                self._codes[member.index] = SETTLED
+            group.settled_count = sum(member.settled for member in group.members)
+        self._unsettled_count = self._codes.count(MISSING)
+        self._ready_count = 0
+        self._announced = self._agreement = None
+        self.closed = self._unsettled_count == 0
+
+    # ---- windows ----
+
+    def _begin_window(self) -> None:
+        """Opens what is settled again; what a hook has submitted meanwhile is the new window's."""
+        for group in self._groups:
+            group.begin()
+        open_codes = bytes(MISSING if code == SETTLED else code for code in self._codes)
+        self._codes = bytearray(open_codes.ljust(len(self._members), bytes([MISSING])))
+        self._unsettled_count = len(self._members)
+        self._first_pass = self._pass + (not self._pass_runs)
+        self._witness = None
+        self.asked = self.closed = False
+
+    def _reset(self) -> None:
+        """Starts anew after an error, which all ranks have seen, or without what this rank had begun."""
+        for group in self._groups:
+            group.forget()
+            for member in group.members:
+                member.passes, member.settled = 0, False
+            group.settled_count = 0
+        self._codes = bytearray()
+        self._ready_count = 0
+        self._problems = []
+        self._announced = self._agreement = None
+        self._forget_pass()
+        self._begin_window()
+
+    def _in_flight(self) -> bool:
+        """Whether a hook has submitted something of which no round has taken the result."""
+        return self._ready_count > 0 or self._announced is not None
+
+    def _close(self, stage: Stage) -> None:
+        while not self.closed:
+            for operation in self._round(stage):
+                with suppress(RingtrainError):  # the round looks at it itself
+                    operation.wait()
+
+    # ---- what the optimizer asks for ----
+
+    def synchronize(self) -> None:
+        """Returns when every gradient that any rank has is reduced and all ranks have called this, or step.
+
+        Raises:
+            RingtrainError: ranks disagree about a gradient, or the world ended. Nothing is pending afterwards.
+        """
+        self._require_own()
+        if self.closed and self._witness is not None and self._witness.has_lost_result():
+            self._reset()  # closed for a step that was skipped, and zeroed since
+        self._close(Stage.CLOSING)
+
+    def before_step(self) -> bool:
+        """Reduces what is not reduced yet; returns False if the user had asked for that and forgot the skip block."""
+        self._require_own()
+        if not self.skipping:
+            self.synchronize()
+        elif not self.closed:
+            raise InvalidArgumentError(
+                f"step '{self.prefix}': expected reduced gradients inside skip_synchronize() but found some that are "
+                "not. Call synchronize() before."
+            )
+        forgotten = self.asked and not self.skipping
+        self._reset()
+        self._unended = False
+        return not forgotten
+
+    def discard(self) -> None:
+        """Before gradients are set to zero: begins a new window.
+
+        If the one before came to no end, all ranks give it up together here: one of them may have had no gradient in
+        it and know nothing of what the others have sent.
+        """
+        if not self.closed and (self._unended or self._in_flight()):
+            self._close(Stage.DISCARDING)
+        self._reset()
+        self._unended = True
+
+    def restart(self) -> None:
+        """Begins a new window on this rank, which may be the only one that loads a state."""
+        if self._in_flight():
+            self._close(Stage.DISCARDING)
+        self._reset()
+
+    @contextmanager
+    def silence(self) -> Iterator[None]:
+        """A block of passes that only add to the gradients of this rank."""
+        before, self.quiet = self.quiet, True
+        try:
+            yield
+        finally:
+            self.quiet = before
+
+    def closure_of_all(self, closure: Callable[[], object]) -> Callable[[], object]:
+        """The user's closure with gradients and loss of all ranks, as one process with all batches has them."""
+
+        def reducing_closure() -> object:
+            loss = closure()
+            self.synchronize()
+            return None if loss is None else self._reduced_loss(loss)
+
+        return reducing_closure
+
+    def _reduced_loss(self, loss: object) -> object:
+        # Line searches compare losses, and ranks that compare different ones would part.
+        is_tensor = isinstance(loss, torch.Tensor)
+        total = loss.detach().clone() if is_tensor else torch.tensor(float(loss), dtype=torch.float64)
+        buffer = buffer_of(total)
+        self.how.context.submit(
+            "allreduce", f"{self.prefix}.loss", [buffer], [buffer],
+            reduction=self.how.name, process_set=self.how.process_set, waits=True,
+        ).wait()  # fmt: skip
+        return total if is_tensor else total.item()
+
+
+_live: "weakref.WeakSet[GradientReduction]" = weakref.WeakSet()
+
+
+def _others(own: GradientReduction) -> list[GradientReduction]:
+    """Those of the same rank, in an order that is the same on all ranks."""
+    return sorted(
+        (each for each in _live if each is not own and each.how.context is own.how.context), key=lambda each: each.prefix
+    )
+
+
+def _calls(method: weakref.WeakMethod, group: Group, member: Member) -> Callable[[torch.Tensor], None]:
+    """A hook that does nothing once its optimizer is gone, and does not keep it alive."""
+
+    def hook(parameter: torch.Tensor) -> None:
+        on_gradient = method()
+        if on_gradient is not None:
+            on_gradient(group, member)
+
+    return hook

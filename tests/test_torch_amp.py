@@ -1,0 +1,263 @@
+"""Loss scaling: an overflow on one rank skips the step on all, leaves no trace, and needs no recipe of its own."""
+
+import copy
+
+import pytest
+import torch
+from torch_models import (
+    assert_all_close,
+    assert_replicas_equal,
+    assert_same_bits,
+    batches,
+    distributed,
+    mean_square,
+    network,
+    parameters,
+    share,
+    state,
+)
+
+import ringtrain as rt
+import ringtrain.torch as hvd
+from ringtrain.torch.window import GradientReduction
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.least_ranks(2)]
+
+BAD_STEP = 2
+SCALE = 2.0**10
+
+
+def adam(parameters, **arguments):
+    return torch.optim.Adam(parameters, lr=0.01, **arguments)
+
+
+# ---- recipes: what a script does between backward() and update() ----
+
+
+def plain(optimizer, scaler, model):
+    scaler.step(optimizer)
+
+
+def clipped(optimizer, scaler, model):
+    scaler.unscale_(optimizer)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+    scaler.step(optimizer)
+
+
+def older(optimizer, scaler, model):
+    optimizer.synchronize()
+    scaler.unscale_(optimizer)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+    with optimizer.skip_synchronize():
+        scaler.step(optimizer)
+
+
+RECIPES = [plain, clipped, older]
+
+
+# ---- faults: what a rank adds to its scaled loss in the bad step ----
+
+
+def overflow(weight, rank, size):
+    return weight.sum() * (float("inf") if rank == size - 1 else 0.0)
+
+
+def not_a_number(weight, rank, size):
+    return weight.sum() * (float("nan") if rank == 0 else 0.0)
+
+
+def opposite_overflows(weight, rank, size):
+    return weight.sum() * (float("inf") if rank == 0 else float("-inf"))
+
+
+def overflow_of_the_sum(weight, rank, size):
+    """Each rank's gradient is finite."""
+    return weight.sum() * 3e38
+
+
+FAULTS = [overflow, not_a_number, opposite_overflows, overflow_of_the_sum]
+
+
+def scaled_training(start, data, recipe, rank, size, fault=None, make=adam):
+    """Trains one rank; returns its model and optimizer, and its scales after each step."""
+    model, optimizer = distributed(start, make)
+    scaler = torch.amp.GradScaler("cpu", init_scale=SCALE)
+    scales = []
+    for step, batch in enumerate(data):
+        optimizer.zero_grad()
+        x, y = share(batch, rank, size)
+        loss = scaler.scale(mean_square(model(x), y))
+        if fault is not None and step == BAD_STEP:
+            loss = loss + fault(model[0].weight, rank, size)
+        loss.backward()
+        recipe(optimizer, scaler, model)
+        scaler.update()
+        scales.append(scaler.get_scale())
+        assert_replicas_equal([*parameters(model), *state(optimizer)])
+    return model, optimizer, scales
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda each: each.__name__)
+def test_a_bad_step_leaves_no_trace(world, recipe, fault):
+    """Parameters and Adam's state are, bit for bit, those of a run that never saw the bad batch."""
+    start, data, size = network(), batches(world.size), world.size
+    good = data[:BAD_STEP] + data[BAD_STEP + 1 :]
+
+    def on_rank(rank):
+        expected, expected_optimizer, scales = scaled_training(start, good, recipe, rank, size)
+        assert set(scales) == {SCALE}
+        model, optimizer, scales = scaled_training(start, data, recipe, rank, size, fault)
+        assert scales == [SCALE] * BAD_STEP + [SCALE / 2] * (len(data) - BAD_STEP)
+        assert_same_bits(parameters(model), parameters(expected))
+        assert_same_bits(state(optimizer), state(expected_optimizer))
+
+    world.run(on_rank)
+
+
+def test_the_test_would_see_a_step_that_only_some_skip(world, monkeypatch):
+    """Planted fault: gradients that arrive in step(), after the scaler has looked at this rank's own."""
+    monkeypatch.setattr(GradientReduction, "_end_pass", lambda self: self._forget_pass())
+    monkeypatch.delattr(hvd.optimizer._Distributed, "_step_supports_amp_scaling")
+
+    def on_rank(rank):
+        scaled_training(network(), batches(world.size), plain, rank, world.size, overflow)
+
+    with pytest.raises((AssertionError, rt.RingtrainError)):
+        world.run(on_rank)
+
+
+@pytest.mark.parametrize("zero", ["optimizer", "model", "model, in place"])
+def test_a_skipped_step_leaves_nothing_behind(world, zero):
+    """No gradient travels, and zero_grad is legal, whoever does it."""
+    start, data = network(), batches(world.size)
+
+    def on_rank(rank):
+        model, optimizer = distributed(start, adam)
+        scaler = torch.amp.GradScaler("cpu", init_scale=SCALE)
+        for step, batch in enumerate(data):
+            x, y = share(batch, rank, world.size)
+            loss = scaler.scale(mean_square(model(x), y))
+            loss = loss + overflow(model[0].weight, rank, world.size) if step != BAD_STEP else loss
+            loss.backward()
+            before = rt.counters()["operations"]
+            scaler.step(optimizer)
+            scaler.update()
+            if zero == "optimizer":
+                optimizer.zero_grad()
+            else:
+                model.zero_grad(set_to_none=zero == "model")
+            assert rt.counters()["operations"] == before
+            stepped = [int(each["step"]) for each in optimizer.state.values()]
+            assert stepped == ([1] * len(parameters(model)) if step >= BAD_STEP else [])
+
+    world.run(on_rank)
+
+
+@pytest.mark.parametrize("step_of", ["optimizer", "scaler"])
+def test_a_rank_without_any_gradient(world, step_of):
+    """It runs no backward pass, learns the others' gradients in step(), and skips what they skip."""
+    start, data, size = network(torch.float64), batches(world.size, torch.float64), world.size
+
+    def idle(rank, step):
+        return step > 0 and rank == step % size  # a scaler must have scaled once before it can step
+
+    expected = copy.deepcopy(start)
+    expected_optimizer = adam(expected.parameters())
+    for step, batch in enumerate(data):
+        expected_optimizer.zero_grad()
+        for rank in range(size):
+            if not idle(rank, step):
+                x, y = share(batch, rank, size)
+                (mean_square(expected(x), y) / size).backward()
+        expected_optimizer.step()
+
+    def on_rank(rank):
+        model, optimizer = distributed(start, adam)
+        scaler = torch.amp.GradScaler("cpu", init_scale=SCALE, enabled=step_of == "scaler")
+        for step, batch in enumerate(data):
+            optimizer.zero_grad()
+            if not idle(rank, step):
+                x, y = share(batch, rank, size)
+                scaler.scale(mean_square(model(x), y)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        assert_all_close(parameters(model), parameters(expected), rtol=1e-10, atol=1e-11)
+        assert_replicas_equal([*parameters(model), *state(optimizer)])
+
+    world.run(on_rank)
+
+
+def test_an_optimizer_that_unscales_by_itself(world):
+    """Fused optimizers take the scale as an argument, and skip the step inside."""
+    start, data, size = network(), batches(world.size), world.size
+
+    def fused(parameters):
+        return adam(parameters, fused=True)
+
+    def on_rank(rank):
+        good = data[:BAD_STEP] + data[BAD_STEP + 1 :]
+        expected, expected_optimizer, _ = scaled_training(start, good, plain, rank, size, make=fused)
+        assert expected_optimizer._step_supports_amp_scaling
+        model, optimizer, scales = scaled_training(start, data, plain, rank, size, overflow, make=fused)
+        assert scales[-1] == SCALE / 2
+        assert_same_bits(parameters(model), parameters(expected))
+        assert_same_bits(state(optimizer), state(expected_optimizer))
+
+    world.run(on_rank)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+def test_autocast(world, dtype):
+    start, data, size = network(), batches(world.size), world.size
+
+    def run(model, optimizer, data):
+        scaler = torch.amp.GradScaler("cpu", init_scale=SCALE, enabled=dtype == torch.float16)
+        for x, y in data:
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=dtype):
+                output = model(x)
+                assert output.dtype == dtype
+                loss = mean_square(output.float(), y)
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+        return model
+
+    expected = copy.deepcopy(start)
+    run(expected, torch.optim.SGD(expected.parameters(), lr=0.1), data)
+
+    def on_rank(rank):
+        model, optimizer = distributed(start, lambda p: torch.optim.SGD(p, lr=0.1))
+        run(model, optimizer, [share(batch, rank, size) for batch in data])
+        assert_all_close(parameters(model), parameters(expected), rtol=0, atol=0.02)
+        assert_replicas_equal(parameters(model))
+
+    world.run(on_rank)
+
+
+def test_accumulation_under_a_scaler(world):
+    """The scaler is asked once a window; a window with an overflow in any of its passes is skipped everywhere."""
+    start, passes = network(), 2
+    data = batches(world.size, steps=3 * passes)
+
+    def on_rank(rank):
+        model, optimizer = distributed(start, adam, backward_passes_per_step=passes)
+        scaler = torch.amp.GradScaler("cpu", init_scale=SCALE)
+        for step in range(3):
+            optimizer.zero_grad()
+            for micro in range(passes):
+                x, y = share(data[step * passes + micro], rank, world.size)
+                loss = scaler.scale(mean_square(model(x), y))
+                if step == 1 and micro == 0:
+                    loss = loss + overflow(model[0].weight, rank, world.size)
+                loss.backward()
+            clipped(optimizer, scaler, model)
+            scaler.update()
+        assert scaler.get_scale() == SCALE / 2
+        assert {int(each["step"]) for each in optimizer.state.values()} == {2}
+        assert_replicas_equal([*parameters(model), *state(optimizer)])
+
+    world.run(on_rank)
