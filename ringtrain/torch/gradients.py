@@ -19,14 +19,24 @@ from ringtrain.torch.tensors import buffer_of
 
 @dataclass(frozen=True)
 class Reduction:
-    """How gradients are combined: one value for all parameters of an optimizer, the same on all ranks."""
+    """How gradients are combined: one value for all parameters of an optimizer, the same on all ranks.
+
+    Attributes:
+        averages: the sum is divided by the number of ranks.
+        prescale: factor on each contribution.
+        postscale: factor on the result.
+        compression: what the core does to narrow the wire; a row of ``tables.COMPRESSIONS``.
+        compressor: a user's own, whose methods are called here.
+        sparse_as_dense: sends sparse gradients as dense ones.
+    """
 
     context: Context
     process_set: int
     averages: bool
     prescale: float = 1.0
     postscale: float = 1.0
-    compression: type[Compressor] = Compressor
+    compression: str = "none"
+    compressor: type[Compressor] | None = None
     sparse_as_dense: bool = False
 
     @property
@@ -95,10 +105,10 @@ class _Dense:
     sent: torch.Tensor
     compression_context: object
 
-    def arrive(self, compression: type[Compressor]) -> None:
+    def arrive(self, compressor: type[Compressor] | None) -> None:
         """Brings the result from the tensor that was sent to the gradient."""
         if self.sent is not self.gradient:
-            result = compression.decompress(self.sent, self.compression_context)
+            result = self.sent if compressor is None else compressor.decompress(self.sent, self.compression_context)
             if self.gradient.is_sparse:
                 self.member.parameter.grad = result.to_sparse(self.gradient.sparse_dim())
             else:
@@ -156,14 +166,14 @@ class Group:
         for _, operation in self._sparse:
             yield operation
 
-    def take_results(self, compression: type[Compressor]) -> None:
+    def take_results(self, compressor: type[Compressor] | None) -> None:
         """Puts the results of finished operations into the gradients; raises the first error after the others."""
         problem: RingtrainError | None = None
         if self._operation is not None:
             try:
                 self._operation.wait()
                 for each in self._dense:
-                    each.arrive(compression)
+                    each.arrive(compressor)
             except RingtrainError as failed:
                 problem = failed
         for member, operation in self._sparse:
@@ -198,6 +208,7 @@ class Group:
         self._operation = how.context.submit(
             "allreduce", self.name, buffers, buffers,
             reduction=how.name, prescale=how.prescale, postscale=postscale, process_set=how.process_set,
+            compression=how.compression,
         )  # fmt: skip
 
     def _submit_sparse(self, member: Member, how: Reduction, postscale: float) -> None:
@@ -215,10 +226,10 @@ def _prepare(member: Member, how: Reduction) -> _Dense:
             f"gradient of '{member.name}': expected a dense or a sparse COO one but found {gradient.layout}. "
             "Use dense gradients."
         )
-    if how.compression is Compressor and dense.is_contiguous():
+    if how.compressor is None and dense.is_contiguous():
         return _Dense(member, gradient, dense, None)
     with torch.no_grad():
-        sent, compression_context = how.compression.compress(dense)
+        sent, compression_context = (dense, None) if how.compressor is None else how.compressor.compress(dense)
         return _Dense(member, gradient, sent.contiguous(), compression_context)
 
 

@@ -17,7 +17,7 @@ from ringtrain.operations import Average, Sum
 from ringtrain.process_sets import ProcessSet, global_process_set, id_of
 from ringtrain.torch import parameters
 from ringtrain.torch.accumulation import accumulating
-from ringtrain.torch.compression import Compression, Compressor
+from ringtrain.torch.compression import Compression, Compressor, compression_in_the_core
 from ringtrain.torch.gradients import Reduction
 from ringtrain.torch.numbering import next_number
 from ringtrain.torch.window import GradientReduction
@@ -51,7 +51,8 @@ def DistributedOptimizer(  # noqa: N802 - the name that Horovod scripts call
         optimizer: any ``torch.optim.Optimizer``; changed in place, so schedulers made before stay right.
         named_parameters: ``model.named_parameters()``: the names in error messages and traces. It may hold more
             parameters than the optimizer, not fewer. All ranks must use the same names.
-        compression: how gradients travel: ``Compression.none``, ``fp16``, ``bf16`` or a class like them.
+        compression: ``Compression.fp16`` or ``bf16`` send dense gradients between hosts as 16 bits, added in float32;
+            or a class of your own, derived from ``Compression.none``, which is called for each gradient.
         backward_passes_per_step: backward passes whose gradients are summed here before they travel. See ``no_sync``.
         op: ``Average`` or ``Sum``.
         gradient_predivide_factor: with ``Average``, divides by this before the addition and by the rest after it.
@@ -80,13 +81,15 @@ def DistributedOptimizer(  # noqa: N802 - the name that Horovod scripts call
     _make_distributed(optimizer)
     if process_set.size() == 1 or not process_set.included():
         return optimizer
+    by_core = compression_in_the_core(compression)
     how = Reduction(
         context=context,
         process_set=id_of(process_set),
         averages=op == Average,
         prescale=1.0 / gradient_predivide_factor,
         postscale=gradient_predivide_factor,
-        compression=compression,
+        compression=by_core or "none",
+        compressor=None if by_core else compression,
         sparse_as_dense=sparse_as_dense,
     )
     # Optimizers are numbered, so that two that hold parameters of equal names never share a name.

@@ -300,7 +300,7 @@ class GradientReduction:
                         yield operation
                 try:
                     with torch.no_grad():
-                        group.take_results(self.how.compression)
+                        group.take_results(self.how.compressor)
                 except RingtrainError as problem:
                     self._problems.append(problem)
         while not self._agreement.done():
