@@ -11,7 +11,7 @@ try:
 except ImportError as _problem:
     raise ImportError("ringtrain.torch needs PyTorch. Run: pip install torch") from _problem
 
-from ringtrain import Handle, RingtrainError, allgather_object, broadcast_object
+from ringtrain import Handle, RingtrainError, allgather_object, broadcast_object, shard
 from ringtrain.common.util import check_extension
 from ringtrain.torch import elastic, mpi_ops
 from ringtrain.torch.buffers import broadcast_buffers
@@ -26,5 +26,5 @@ __all__ = [
     *mpi_ops.__all__,
     "Compression", "DistributedOptimizer", "DistributedSampler", "Handle", "RingtrainError", "SyncBatchNorm",
     "allgather_object", "broadcast_buffers", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters",
-    "check_extension", "elastic",
+    "check_extension", "elastic", "shard",
 ]  # fmt: skip
