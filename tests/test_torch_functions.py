@@ -156,6 +156,52 @@ def test_optimizer_state(world, name, wrapped):
     world.run(on_rank)
 
 
+EVERY_CLASS = [
+    kind for kind in vars(torch.optim).values()
+    if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
+]  # fmt: skip
+
+
+@pytest.mark.least_ranks(2)
+def test_every_class_of_torch(world):
+    """Only rank 0 has stepped; afterwards all take the same step to the same bits."""
+    assert len(EVERY_CLASS) >= 13
+
+    def step(optimizer, parameter):
+        gradient = torch.linspace(-1, 2, parameter.numel()).reshape(parameter.shape)
+        parameter.grad = gradient.to_sparse(1) if type(optimizer) is torch.optim.SparseAdam else gradient
+        optimizer.step(lambda: torch.tensor(1.0))
+
+    def on_rank(rank):
+        for kind in EVERY_CLASS:
+            parameter = torch.nn.Parameter(torch.full((4, 3), 1.0 + rank))
+            optimizer = kind([parameter], lr=0.1)
+            if rank == 0:
+                step(optimizer, parameter)
+                step(optimizer, parameter)
+            hvd.broadcast_parameters([parameter], root_rank=0)
+            before = parameter.detach().clone()
+            hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+            assert torch.equal(parameter, before), f"{kind.__name__} took a step"
+            step(optimizer, parameter)
+            assert_replicas_equal([parameter.detach(), *state(optimizer)])
+
+    world.run(on_rank)
+
+
+@pytest.mark.least_ranks(2)
+def test_optimizer_state_of_a_process_set(world):
+    def on_rank(rank):
+        part = hvd.add_process_set([0, world.size - 1])
+        parameter = torch.nn.Parameter(torch.ones(2))
+        optimizer = sgd([parameter], lr=0.1 + rank)
+        if part.included():
+            hvd.broadcast_optimizer_state(optimizer, root_rank=world.size - 1, process_set=part)
+        assert optimizer.param_groups[0]["lr"] == 0.1 + (world.size - 1 if part.included() else rank)
+
+    world.run(on_rank)
+
+
 @pytest.mark.least_ranks(2)
 @pytest.mark.parametrize("root_has_state", [False, True])
 def test_empty_state(world, root_has_state):

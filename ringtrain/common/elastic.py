@@ -1,6 +1,6 @@
 """Horovod's elastic training: the names are here, and each says why it cannot be used yet.
 
-A script that only imports them runs. Until then a job that fails ends with the first cause on every rank, and is started
+A script that only imports them runs. A job that fails ends with the first cause on every rank, and must be started
 again from its last checkpoint.
 """
 

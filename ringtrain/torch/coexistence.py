@@ -1,0 +1,74 @@
+"""Refuses what would average gradients twice or never: other data-parallel wrappers around the same optimizer or model.
+
+``DistributedOptimizer`` calls it when it is made, and before its first reduction, because Accelerate and Lightning wrap a
+model later. torch.distributed itself may be used beside ringtrain, for whatever else a script does with it.
+"""
+
+import gc
+import sys
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import torch
+
+from ringtrain.errors import InvalidArgumentError, UnsupportedError
+
+# module and class of a wrapper whose step() calls that of an optimizer below; what to do instead
+_WRAPPERS = [
+    ("accelerate.optimizer", "AcceleratedOptimizer", "Call accelerator.prepare() with the distributed optimizer."),
+    ("lightning.pytorch.core.optimizer", "LightningOptimizer", "Distribute it in configure_optimizers()."),
+    ("pytorch_lightning.core.optimizer", "LightningOptimizer", "Distribute it in configure_optimizers()."),
+]
+_SHARDS = [
+    ("torch.distributed.tensor", "DTensor"),
+    ("torch.distributed.fsdp._flat_param", "FlatParameter"),
+]
+
+
+def refuse_wrapped_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Raises InvalidArgumentError for another library's wrapper, on which step hooks would never run."""
+    for module, name, advice in _WRAPPERS:
+        if _is_of(optimizer, module, name):
+            raise InvalidArgumentError(
+                f"DistributedOptimizer: expected the optimizer itself but found a {name} around it. {advice}"
+            )
+
+
+def refuse_shared_parameters(parameters: Collection[torch.Tensor]) -> None:
+    """Raises where another library already averages the gradients of some parameters, or holds only shards of them.
+
+    Raises:
+        InvalidArgumentError: a parameter belongs to a ``DistributedDataParallel`` of several ranks.
+        UnsupportedError: a parameter is sharded, as by FSDP.
+    """
+    for parameter in parameters:
+        for module, name in _SHARDS:
+            if _is_of(parameter, module, name):
+                raise UnsupportedError(
+                    f"DistributedOptimizer: expected whole parameters but found a shard, a {name}. "
+                    "Use either ringtrain or sharded data parallelism, not both."
+                )
+    ours = set(parameters)
+    for wrapper in _data_parallel_wrappers():
+        if any(parameter in ours for parameter in wrapper.parameters()):
+            raise InvalidArgumentError(
+                "DistributedOptimizer: expected parameters that nobody else averages but found those of a "
+                f"DistributedDataParallel on {wrapper.process_group.size()} ranks. Pass the module without that "
+                "wrapper; Accelerate and Lightning leave it out when they are told to use one process."
+            )
+
+
+def _is_of(value: Any, module: str, name: str) -> bool:
+    """Whether a value is of a class of a module; what was never imported has no instances."""
+    kind = getattr(sys.modules.get(module), name, None)
+    return kind is not None and isinstance(value, kind)
+
+
+def _data_parallel_wrappers() -> Iterator[torch.nn.parallel.DistributedDataParallel]:
+    """All live ones of several ranks. A parameter does not know its wrapper, so they are looked for among all objects;
+    only where torch.distributed is in use, and then it takes some 50 ms."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return
+    for value in gc.get_objects():
+        if issubclass(type(value), torch.nn.parallel.DistributedDataParallel) and value.process_group.size() > 1:
+            yield value
