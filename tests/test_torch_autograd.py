@@ -175,3 +175,31 @@ def test_groups_of_which_some_have_no_gradient(world):
         assert x.grad.tolist() == [world.size] * 2 and constant.grad is None
 
     world.run(on_rank)
+
+
+@pytest.mark.least_ranks(2)
+def test_compiled_code_calls_operations(world):
+    """The graph breaks around an operation, a SyncBatchNorm and the broadcast of buffers; results are those without."""
+
+    class Scales(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = hvd.SyncBatchNorm(2, affine=False)
+
+        def forward(self, x):
+            total = hvd.allreduce(x * 2, name="total", op=hvd.Sum)
+            return (self.norm(total[:1] * torch.arange(4.0).reshape(2, 2)) + total).sum()
+
+    def on_rank(rank):
+        module = Scales()
+        hvd.broadcast_buffers(module, every_forward=True)
+        found = []
+        for run in (module, torch.compile(module, backend="eager")):
+            x = torch.full((2, 2), float(rank + 1), requires_grad=True)
+            value = run(x)
+            value.backward()
+            found.append((value.item(), x.grad.tolist(), module.norm.running_mean.tolist()))
+            module.norm.reset_running_stats()
+        assert found[0] == found[1] and found[0][1][1] == [2.0 * world.size] * 2
+
+    world.run(on_rank)

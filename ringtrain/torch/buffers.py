@@ -12,6 +12,7 @@ from torch.utils.hooks import RemovableHandle
 from ringtrain.context import current, is_initialized
 from ringtrain.process_sets import ProcessSet, global_process_set, id_of
 from ringtrain.torch.accumulation import is_accumulating
+from ringtrain.torch.compilation import eager
 from ringtrain.torch.functions import broadcast_in_place
 from ringtrain.torch.numbering import next_number
 
@@ -49,6 +50,7 @@ def broadcast_buffers(
     return model.register_forward_pre_hook(partial(_before_forward, name, root_rank, process_set))
 
 
+@eager
 def _before_forward(name: str, root: int, process_set: ProcessSet, model: torch.nn.Module, inputs: Any) -> None:
     """The hook: a partial of a plain function, so that the model can still be copied and pickled."""
     if model.training and torch.is_grad_enabled() and not is_accumulating() and is_initialized():

@@ -18,6 +18,7 @@ from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.operations import Average, Handle, Sum
 from ringtrain.process_sets import ProcessSet, global_process_set, id_of
 from ringtrain.torch.autograd import differentiable
+from ringtrain.torch.compilation import eager
 from ringtrain.torch.compression import Compression, Compressor, compression_in_the_core
 from ringtrain.torch.handles import AlltoallHandle, InPlaceHandle
 from ringtrain.torch.sparse import SparseAllreduce
@@ -29,6 +30,7 @@ _Tensors = Sequence[torch.Tensor]
 # ---- allreduce ----
 
 
+@eager
 def allreduce(
     tensor: torch.Tensor,
     average: bool | None = None,
@@ -73,6 +75,7 @@ def allreduce(
     return differentiable([tensor], run, adjoint)[0]
 
 
+@eager
 def allreduce_async(
     tensor: torch.Tensor,
     average: bool | None = None,
@@ -88,6 +91,7 @@ def allreduce_async(
     return arrays.allreduce_async(tensor, name, _op(average, op), prescale_factor, postscale_factor, process_set)
 
 
+@eager
 def allreduce_(
     tensor: torch.Tensor,
     average: bool | None = None,
@@ -102,6 +106,7 @@ def allreduce_(
     return tensor
 
 
+@eager
 def allreduce_async_(
     tensor: torch.Tensor,
     average: bool | None = None,
@@ -118,6 +123,7 @@ def allreduce_async_(
     )
 
 
+@eager
 def grouped_allreduce(
     tensors: _Tensors,
     average: bool | None = None,
@@ -143,6 +149,7 @@ def grouped_allreduce(
     return differentiable(tensors, lambda: _compressed(compression, tensors, operate), adjoint)
 
 
+@eager
 def grouped_allreduce_async(
     tensors: _Tensors,
     average: bool | None = None,
@@ -158,6 +165,7 @@ def grouped_allreduce_async(
     )
 
 
+@eager
 def grouped_allreduce_(
     tensors: _Tensors,
     average: bool | None = None,
@@ -173,6 +181,7 @@ def grouped_allreduce_(
     return tensors
 
 
+@eager
 def grouped_allreduce_async_(
     tensors: _Tensors,
     average: bool | None = None,
@@ -188,6 +197,7 @@ def grouped_allreduce_async_(
     return InPlaceHandle(arrays.grouped_allreduce_async_(views, name, _op(average, op), *scales, process_set), tensors)
 
 
+@eager
 def sparse_allreduce_async(
     tensor: torch.Tensor, name: str | None, op: int, process_set: ProcessSet = global_process_set
 ) -> SparseAllreduce:
@@ -212,6 +222,7 @@ def _is_sparse(tensor: object) -> bool:
 # ---- allgather ----
 
 
+@eager
 def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
@@ -223,6 +234,7 @@ def allgather(
     return differentiable([tensor], lambda: [arrays.allgather(tensor, name, process_set)], adjoint)[0]
 
 
+@eager
 def allgather_async(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
@@ -230,6 +242,7 @@ def allgather_async(
     return arrays.allgather_async(tensor, name, process_set)
 
 
+@eager
 def grouped_allgather(
     tensors: _Tensors, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[torch.Tensor]:
@@ -243,6 +256,7 @@ def grouped_allgather(
     return differentiable(tensors, lambda: arrays.grouped_allgather(tensors, name, process_set), adjoint)
 
 
+@eager
 def grouped_allgather_async(
     tensors: _Tensors, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
@@ -253,6 +267,7 @@ def grouped_allgather_async(
 # ---- broadcast ----
 
 
+@eager
 def broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
@@ -265,6 +280,7 @@ def broadcast(
     return differentiable([tensor], lambda: [arrays.broadcast(tensor, root_rank, name, process_set)], adjoint)[0]
 
 
+@eager
 def broadcast_async(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
@@ -272,6 +288,7 @@ def broadcast_async(
     return arrays.broadcast_async(tensor, root_rank, name, process_set)
 
 
+@eager
 def broadcast_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
@@ -280,6 +297,7 @@ def broadcast_(
     return tensor
 
 
+@eager
 def broadcast_async_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> InPlaceHandle:
@@ -290,6 +308,7 @@ def broadcast_async_(
 # ---- alltoall ----
 
 
+@eager
 def alltoall(
     tensor: torch.Tensor, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -312,6 +331,7 @@ def alltoall(
     return rows if splits is None else (rows, received)
 
 
+@eager
 def alltoall_async(
     tensor: torch.Tensor, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> AlltoallHandle:
@@ -322,6 +342,7 @@ def alltoall_async(
 # ---- reducescatter ----
 
 
+@eager
 def reducescatter(
     tensor: torch.Tensor,
     name: str | None = None,
@@ -344,6 +365,7 @@ def reducescatter(
     return differentiable([tensor], lambda: _compressed(compression, [tensor], operate), adjoint)[0]
 
 
+@eager
 def reducescatter_async(
     tensor: torch.Tensor,
     name: str | None = None,
@@ -356,6 +378,7 @@ def reducescatter_async(
     return arrays.reducescatter_async(tensor, name, op, process_set, prescale_factor, postscale_factor)
 
 
+@eager
 def grouped_reducescatter(
     tensors: _Tensors,
     name: str | None = None,
@@ -379,6 +402,7 @@ def grouped_reducescatter(
     return differentiable(tensors, lambda: _compressed(compression, tensors, operate), adjoint)
 
 
+@eager
 def grouped_reducescatter_async(
     tensors: _Tensors,
     name: str | None = None,

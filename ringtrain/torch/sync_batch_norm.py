@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ringtrain.context import Context, current
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.process_sets import ProcessSet, global_process_set, id_of
+from ringtrain.torch.compilation import eager
 from ringtrain.torch.numbering import next_number
 from ringtrain.torch.tensors import buffer_of, wrap_memory
 
@@ -71,6 +72,7 @@ class SyncBatchNorm(_BatchNorm):
         module._parameters, module._buffers = plain._parameters, plain._buffers
         return module.train(plain.training)
 
+    @eager
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalises ``input`` of shape (N, C, ...); the result has its shape and dtype."""
         self._check_input_dim(input)
