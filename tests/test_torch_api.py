@@ -67,7 +67,7 @@ SIGNATURES = {
 }
 CONSTANTS = {"Average": 0, "Sum": 1, "Adasum": 2, "Min": 3, "Max": 4, "Product": 5}
 OTHERS = {"Compression", "ProcessSet", "global_process_set", "HorovodInternalError", "elastic"}
-BEYOND_HOROVOD = {"DistributedSampler", "Handle", "RingtrainError"}
+BEYOND_HOROVOD = {"DistributedSampler", "Handle", "RingtrainError", "shard"}
 MODULES = {
     "ringtrain.torch.mpi_ops": set(SIGNATURES) - {
         "broadcast_parameters", "broadcast_optimizer_state", "broadcast_object", "allgather_object",
@@ -174,6 +174,12 @@ def test_elastic_says_why_not(use, request):
 # ---- which class an error has ----
 
 X = torch.ones(4)
+
+
+def sgd() -> torch.optim.Optimizer:
+    return torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+
+
 # case: the class on every rank, what each rank calls
 ON_EVERY_RANK = {
     "dtypes": (RuntimeError, lambda rank: hvd.allreduce(X.to([torch.float32, torch.float64][rank]), name="a")),
@@ -206,6 +212,8 @@ ON_EVERY_RANK = {
     "op and average": (ValueError, lambda rank: hvd.allreduce(X, average=True, op=hvd.Sum)),
     "an unknown op": (ValueError, lambda rank: hvd.allreduce(X, op=17)),
     "Adasum": (NotImplementedError, lambda rank: hvd.allreduce(X, op=hvd.Adasum)),
+    "an optimizer's Adasum": (NotImplementedError, lambda rank: hvd.DistributedOptimizer(sgd(), op=hvd.Adasum)),
+    "an optimizer's Max": (ValueError, lambda rank: hvd.DistributedOptimizer(sgd(), op=hvd.Max)),
     "sparse Adasum": (NotImplementedError, lambda rank: hvd.sparse_allreduce_async(X.to_sparse(), "a", hvd.Adasum)),
     "sparse Max": (ValueError, lambda rank: hvd.sparse_allreduce_async(X.to_sparse(), "a", hvd.Max)),
     "no set": (ValueError, lambda rank: hvd.allreduce(X, process_set=hvd.ProcessSet([0]))),

@@ -6,6 +6,8 @@ import types
 import pytest
 import torch
 
+import ringtrain.torch as hvd
+from ringtrain.testing import World
 from ringtrain.torch import coexistence
 
 
@@ -55,8 +57,20 @@ def test_models_of_data_parallel_wrappers_are_refused(monkeypatch):
 
 def test_shards_are_refused(monkeypatch):
     kind = type("FlatParameter", (torch.nn.Parameter,), {})
-    monkeypatch.setitem(
-        sys.modules, "torch.distributed.fsdp._flat_param", types.SimpleNamespace(FlatParameter=kind)
-    )
+    monkeypatch.setitem(sys.modules, "torch.distributed.fsdp._flat_param", types.SimpleNamespace(FlatParameter=kind))
     with pytest.raises(NotImplementedError, match="a shard, a FlatParameter"):
         coexistence.refuse_shared_parameters([kind(torch.ones(1))])
+
+
+def test_the_distributed_optimizer_asks(monkeypatch):
+    def on_rank(rank):
+        with pytest.raises(ValueError, match="found a AcceleratedOptimizer"):
+            hvd.DistributedOptimizer(wrapping("accelerate.optimizer", "AcceleratedOptimizer", monkeypatch))
+        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+        model = torch.nn.Linear(2, 2)
+        wrapper = data_parallel(model, 2)
+        with pytest.raises(ValueError, match="DistributedDataParallel"):
+            hvd.DistributedOptimizer(torch.optim.SGD(wrapper.parameters(), lr=0.1))
+
+    with World(1) as world:
+        world.run(on_rank)

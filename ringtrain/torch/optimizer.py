@@ -12,11 +12,12 @@ from typing import Any
 import torch
 
 from ringtrain.context import current
-from ringtrain.errors import InvalidArgumentError
-from ringtrain.operations import Average, Sum
+from ringtrain.errors import InvalidArgumentError, UnsupportedError
+from ringtrain.operations import Adasum, Average, Sum
 from ringtrain.process_sets import ProcessSet, global_process_set, id_of
 from ringtrain.torch import parameters
 from ringtrain.torch.accumulation import accumulating
+from ringtrain.torch.coexistence import refuse_shared_parameters, refuse_wrapped_optimizer
 from ringtrain.torch.compression import Compression, Compressor, compression_in_the_core
 from ringtrain.torch.gradients import Reduction
 from ringtrain.torch.numbering import next_number
@@ -65,7 +66,9 @@ def DistributedOptimizer(  # noqa: N802 - the name that Horovod scripts call
             it; also where a window is cut short, so that every sample weighs the same.
 
     Raises:
-        InvalidArgumentError: not an optimizer, or names, groups, ``op`` or a number that cannot be.
+        InvalidArgumentError: not an optimizer, or names, groups, ``op`` or a number that cannot be; or another library
+            averages these gradients already.
+        UnsupportedError: another library holds these parameters in shards; or ``op`` is ``Adasum``.
 
     Example:
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -73,11 +76,13 @@ def DistributedOptimizer(  # noqa: N802 - the name that Horovod scripts call
         >>> loss(model(x), y).backward()
         >>> optimizer.step()
     """
+    refuse_wrapped_optimizer(optimizer)
     _check_arguments(optimizer, backward_passes_per_step, op, gradient_predivide_factor)
     context = current()
     known = parameters.known_names(named_parameters)
     names = parameters.names_of(optimizer, known)
     groups = parameters.checked_groups(num_groups, groups, set(names))
+    refuse_shared_parameters(names.keys())
     _make_distributed(optimizer)
     if process_set.size() == 1 or not process_set.included():
         return optimizer
@@ -238,6 +243,8 @@ def _check_arguments(optimizer: Any, passes: int, op: int, predivide: float) -> 
             f"DistributedOptimizer: expected a torch.optim.Optimizer but found a {type(optimizer).__name__}."
         )
     _check_passes(passes)
+    if op == Adasum:
+        raise UnsupportedError("DistributedOptimizer: op must be Average or Sum, but is Adasum, which this release lacks.")
     if op not in (Average, Sum):
         raise InvalidArgumentError(
             f"DistributedOptimizer: op must be Average ({Average}) or Sum ({Sum}), but is {op!r}."
