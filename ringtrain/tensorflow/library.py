@@ -8,18 +8,20 @@ context that ``init`` opened, whichever that is by now, and each rank of a ``tes
 import ctypes
 import itertools
 import threading
+import time
 from pathlib import Path
 
 import tensorflow as tf
 
 from ringtrain import context as contexts
-from ringtrain import options
+from ringtrain import log, options
 from ringtrain._native import ffi, lib
 from ringtrain.errors import UnsupportedError
 
 TESTED_RELEASES = ("2.20", "2.21")
 ANY_RELEASE = "RINGTRAIN_TENSORFLOW_ANY_RELEASE"
 
+_LOG_SECONDS = 1.0  # how late a line of the core's log may appear
 _PATH = Path(__file__).with_name("libringtrain_tensorflow.so")
 # In the order of CoreFunctions in native/tensorflow/core_link.h.
 _CORE_FUNCTIONS = (
@@ -80,11 +82,24 @@ class _Slots:
             self._bound = {**self._bound, slot: context}
             return slot
 
+    def contexts(self) -> list[contexts.Context]:
+        """The contexts that have a slot."""
+        return list(self._bound.values())
+
     def _let_go_of_closed(self) -> None:
         for slot, context in list(self._bound.items()):
             if not context.usable:
                 self._library.rt_tensorflow_bind(slot, None)
                 self._bound = {other: bound for other, bound in self._bound.items() if other != slot}
+
+
+def _read_logs(slots: _Slots) -> None:
+    """Passes the core's lines on, such as those about stalled operations: nobody in Python waits for TensorFlow's."""
+    while True:
+        time.sleep(_LOG_SECONDS)
+        for context in slots.contexts():
+            if context.usable:
+                log.drain(context.native)
 
 
 def current_slot() -> int:
@@ -94,3 +109,4 @@ def current_slot() -> int:
 
 ops, _library = _load()
 _slots = _Slots(_library)
+threading.Thread(target=_read_logs, args=(_slots,), name="ringtrain-log", daemon=True).start()

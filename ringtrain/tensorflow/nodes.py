@@ -49,13 +49,21 @@ def factor(bits: int) -> float:
 
 
 def unique_name(operation: str, inputs: Sequence[Any], ignore_name_scope: bool = False) -> str:
-    """A name for an operation in the current graph, the same on all ranks that build the same graph."""
+    """A name for an operation in the current graph, the same on all ranks that build the same graph.
+
+    It is made of the names of the first and the last tensor, and of a number where that is not unique.
+    """
     tensors = [tensor for tensor in tf.nest.flatten(list(inputs)) if hasattr(tensor, "name")]
-    ends = [tensors[0].name, tensors[-1].name] if len(tensors) > 1 else [tensor.name for tensor in tensors]
+    ends = [_stable(tensor.name) for tensor in (tensors if len(tensors) < 2 else (tensors[0], tensors[-1]))]
     if ignore_name_scope:
         ends = [end.rpartition("/")[2] for end in ends]
     label = "_".join(re.sub(r"[^A-Za-z0-9_/]", "_", end) for end in ends)
     return tf.compat.v1.get_default_graph().unique_name(f"{operation}.{label}")
+
+
+def _stable(name: str) -> str:
+    """The name of a tensor without what differs between ranks: TensorFlow calls what a graph captures by a number of the process."""
+    return re.sub(r"(^|/)\d+(_\d+)?(?=:)", r"\1captured", name)
 
 
 def _gate() -> tf.Tensor:

@@ -89,7 +89,7 @@ def DistributedOptimizer(
     if isinstance(optimizer, _DistributedOptimizer):
         raise InvalidArgumentError("DistributedOptimizer: expected a plain optimizer but found a distributed one.")
     kind = type(optimizer)
-    optimizer.__class__ = type(kind.__name__, (_DistributedOptimizer, kind), {})
+    optimizer.__class__ = type(kind.__name__, (_DistributedOptimizer, kind), {"__module__": kind.__module__})
     optimizer._reduction = reduction
     return optimizer
 
