@@ -244,7 +244,9 @@ def _check_arguments(optimizer: Any, passes: int, op: int, predivide: float) -> 
         )
     _check_passes(passes)
     if op == Adasum:
-        raise UnsupportedError("DistributedOptimizer: op must be Average or Sum, but is Adasum, which this release lacks.")
+        raise UnsupportedError(
+            "DistributedOptimizer: op must be Average or Sum, but is Adasum, which this release lacks."
+        )
     if op not in (Average, Sum):
         raise InvalidArgumentError(
             f"DistributedOptimizer: op must be Average ({Average}) or Sum ({Sum}), but is {op!r}."
