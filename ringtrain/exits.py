@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 
 from ringtrain.announce import announce_failure
+from ringtrain.errors import ClosedError, PeerLostError
 
 FINALIZE_SECONDS = 5.0  # how long a failed rank waits for the others in MPI_Finalize
 
@@ -59,13 +60,22 @@ def _watch_exceptions(abort: Callable[[str], None]) -> None:
         _ending.code = 1
         ours = _ending.process == os.getpid()
         if ours:
-            announce_failure()
+            announce_failure(follows=_follows_a_peer(problem))
         earlier(kind, problem, traceback)  # first of all: once the peers know, the launcher may end this rank
         if ours:
             _flush()
             abort(f"{kind.__name__}: {problem}".strip().split("\n")[0])
 
     sys.excepthook = hook
+
+
+def _follows_a_peer(problem: BaseException | None) -> bool:
+    """Whether an exception came of an error that says what another rank did."""
+    while problem is not None:
+        if isinstance(problem, (PeerLostError, ClosedError)):
+            return True
+        problem = problem.__cause__ or problem.__context__
+    return False
 
 
 def _watch_exit_codes() -> None:

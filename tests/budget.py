@@ -14,8 +14,9 @@ BUDGETS = {"install": 3.0, "build": 1.0, "python": 2.0, "torch": 3.0, "TensorFlo
            "Open MPI": 2.0, "MPICH": 2.0, "native": 1.0, "simulation": 2.5, "sanitizers": 3.0, "packaging": 1.0}
 GROUP_OF_MARKER = {"packaging": "packaging", "openmpi": "Open MPI", "mpich": "MPICH", "plain": "native",
                    "tsan": "sanitizers", "asan": "sanitizers"}
-GROUP_OF_FILE = {"test_native": "native", "test_launch": "launcher", "test_torch": "torch", "test_training": "torch",
-                 "test_quickstart": "torch", "test_examples": "torch", "test_docs": "torch",
+GROUP_OF_FILE = {"test_native": "native", "test_launch": "launcher", "test_hosts": "launcher",
+                 "test_torch": "torch", "test_training": "torch", "test_quickstart": "torch",
+                 "test_examples": "torch", "test_docs": "torch",
                  "test_tensorflow": "TensorFlow", "test_keras": "TensorFlow",
                  "test_simulation": "simulation", "test_spin": "simulation", "test_packaging": "packaging"}
 

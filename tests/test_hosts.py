@@ -36,7 +36,7 @@ def test_hosts_have_their_own_names_interfaces_memory_and_processes(network: Net
 
 
 def test_hosts_reach_each_other_by_ssh(network: Network) -> None:
-    done = network["node-a"].run("ssh", "-o", "StrictHostKeyChecking=accept-new", "node-b", "hostname")
+    done = network["node-a"].run("ssh", "-o", "StrictHostKeyChecking=accept-new", "node-b", "/bin/hostname")
     assert done.stdout == "node-b\n", done.stderr
 
 

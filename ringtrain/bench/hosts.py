@@ -16,7 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,7 @@ START_SECONDS = 20.0
 BURST_BYTES, BUFFER_BYTES = 128 << 10, 512 << 10
 # Runs as init of a host: reaps what others leave to it, and goes with whoever made the host.
 HOLDER = "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN); print(flush=True)\nwhile True: signal.pause()"
+# Who has no key is asked for a password, and a command finds no program by its name: as bare as a login can be.
 SSHD_CONFIG = """\
 Port 22
 HostKey {folder}/host_key
@@ -35,8 +37,9 @@ AuthorizedKeysFile {folder}/authorized_keys
 PidFile none
 StrictModes no
 UsePAM no
-PasswordAuthentication no
+PasswordAuthentication yes
 PermitRootLogin yes
+SetEnv PATH=/nonexistent
 LogLevel ERROR
 """
 
@@ -84,21 +87,30 @@ class Host:
 
     def processes(self) -> dict[int, str]:
         """Command lines of this host's processes but its init and its sshd, by process id within the host."""
-        listing = self.run("ps", "-e", "-o", "pid=,ppid=,stat=,args=").stdout.splitlines()
+        listing = self.run("ps", "-e", "-ww", "-o", "pid=,ppid=,stat=,args=").stdout.splitlines()
         found = [line.split(None, 3) for line in listing]
         return {int(pid): arguments for pid, _, state, arguments in found
                 if pid != "1" and "Z" not in state and not arguments.startswith(("sshd:", "ps -e", _which("sshd")))}
 
-    def hide(self, folder: str | Path) -> None:
-        """Lets an empty folder stand in place of this one on this host alone."""
+    @contextmanager
+    def hidden(self, folder: str | Path) -> Iterator[None]:
+        """Lets an empty folder stand in place of this one, on this host alone."""
         self.check("mount", "-t", "tmpfs", "none", str(folder))
+        try:
+            yield
+        finally:
+            self.check("umount", str(folder))
 
-    def replace(self, path: str | Path, text: str, mode: int = 0o644) -> None:
-        """Lets a file hold this text on this host alone."""
-        other = self.folder / f"replaced-{len(list(self.folder.iterdir()))}"
+    @contextmanager
+    def replaced(self, path: str | Path, text: str) -> Iterator[None]:
+        """Lets a file hold this text, on this host alone."""
+        other = self.folder / "replaced"
         other.write_text(text)
-        other.chmod(mode)
         self.check("mount", "--bind", str(other), str(path))
+        try:
+            yield
+        finally:
+            self.check("umount", str(path))
 
     def check(self, *line: str) -> None:
         """Runs a command on this host. Raises CalledProcessError with its words if it fails."""

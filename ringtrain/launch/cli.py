@@ -34,6 +34,7 @@ from ringtrain.version import __version__
 
 LAUNCH_FAILED = 125
 INTERRUPTED = 130
+LEAST_PORTS = 8  # two for the engine's daemon, the others for the ranks of a host
 EXAMPLE = "Write for example: ringtrainrun -np 2 python train.py"
 
 
@@ -210,8 +211,9 @@ def parse_ports(text: str | None) -> tuple[int, int]:
         return 0, 0
     matched = re.fullmatch(r"(\d+)[-:](\d+)", text)
     first, last = (int(matched[1]), int(matched[2])) if matched else (0, 0)
-    if not 1024 <= first <= last <= 65535:
-        raise HostsError(f"--port-range '{text}': expected FIRST-LAST within 1024-65535. Write for example 20000-20999.")
+    if not 1024 <= first < last <= 65535 or last - first < LEAST_PORTS - 1:
+        raise HostsError(f"--port-range '{text}': expected FIRST-LAST within 1024-65535, at least {LEAST_PORTS} ports. "
+                         "Write for example 20000-20999.")
     return first, last
 
 

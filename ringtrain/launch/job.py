@@ -43,18 +43,25 @@ class Rank:
     host: str = "?"  # the name that the host gives itself
     is_connected: bool = False
     outcome: int | None = None  # exit code, -n for signal n
+    announced: int | None = None  # exit code that its own program announced when it failed
+    follows: bool = False  # it said that another rank's failure is the reason of its own
     was_told_to: bool = False  # the engine or the launcher ended it
     failed_at: float = float("inf")  # time.monotonic() of the launcher
     streams: dict[int, RankStream] = field(default_factory=dict)
 
-    def describe_outcome(self) -> str:
+    @property
+    def failure(self) -> int:
+        """The exit code, -n for signal n, with which it failed by itself; 0 if it did not."""
+        return (self.announced or 0) if self.was_told_to else (self.outcome or 0)
+
+    def describe_failure(self) -> str:
         """For people: which rank, where, and how it ended."""
-        if self.outcome < 0:
-            number = signal.Signals(-self.outcome)
+        if self.failure < 0:
+            number = signal.Signals(-self.failure)
             hint = " (the kernel does so when memory runs out)" if number == signal.SIGKILL else ""
             how = f"was killed by signal {int(number)}, {number.name}{hint}"
         else:
-            how = f"failed with exit code {self.outcome}"
+            how = f"failed with exit code {self.failure}"
         return f"rank {self.number} (host {self.host}) {how}"
 
 
@@ -177,7 +184,7 @@ class Job:
             self._lose(agent)
 
     def _take(self, facts: dict, data: bytes, host: str) -> None:
-        """Notes facts about a rank. What a rank's own program sends may carry only "failing"."""
+        """Notes facts about a rank. What a rank's own program sends carries "failing" alone."""
         rank = self.ranks.setdefault(facts["rank"], Rank(facts["rank"], host))
         if "stream" in facts:
             self._stream(rank, facts["stream"]).feed(data)
@@ -185,6 +192,7 @@ class Job:
             rank.is_connected = True
             rank.host = facts["host"]
         if "failing" in facts:
+            rank.announced, rank.follows = facts["failing"], facts["follows"]
             rank.failed_at = min(rank.failed_at, time.monotonic() - facts["ago"])
         if "omp_num_threads" in facts and rank.number == 0:
             self.terminal.say(f"OMP_NUM_THREADS={facts['omp_num_threads']} (cores / ranks of this host), "
@@ -284,11 +292,11 @@ class Job:
         if self.interrupted_by:
             self.terminal.say(f"stopped by {signal.Signals(self.interrupted_by).name}; all ranks have ended.")
             return 128 + self.interrupted_by
-        failed = [rank for rank in self.ranks.values() if rank.outcome and not rank.was_told_to]
+        failed = [rank for rank in self.ranks.values() if rank.failure]
         if failed:
-            first = min(failed, key=lambda rank: (rank.failed_at, rank.number))
+            first = min(failed, key=lambda rank: (rank.follows, rank.failed_at, rank.number))
             self._explain(first)
-            return first.outcome if first.outcome > 0 else 128 - first.outcome
+            return first.failure if first.failure > 0 else 128 - first.failure
         if self.lost_hosts:
             self.terminal.say(f"host {', '.join(self.lost_hosts)}: the connection was lost, so the job has ended. "
                               "The machine may be down, or the network between.")
@@ -309,7 +317,8 @@ class Job:
         if ended and left:
             self.terminal.say(f"rank {left} left with exit code 0, but without ending MPI and while other ranks still "
                               f"ran; {name} then ended these.")
-        elif ended or code:
+            return 1
+        if ended or code:
             self.terminal.say(f"{name} ended the job with code {code}, as MPI_Abort and a lost host make it do.")
         return max(code, int(ended)) if code >= 0 else 128 - code
 
@@ -317,7 +326,7 @@ class Job:
         """Names the first failing rank, and repeats its last words if others have spoken since."""
         words = first.streams.get(2)
         repeat = words is not None and words.kept and words.last_line != self.terminal.lines
-        self.terminal.say(first.describe_outcome() + ("; it ended with:" if repeat else "."))
+        self.terminal.say(first.describe_failure() + ("; it ended with:" if repeat else "."))
         for line in words.ending() if repeat else []:
             self.terminal.write_line(2, line)
 

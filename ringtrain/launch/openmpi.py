@@ -57,9 +57,16 @@ def environment(plan: Plan, networks: Sequence[str] = ()) -> dict[str, str]:
         settings["OMPI_MCA_btl_tcp_if_include"] = ",".join(networks)
         if any(host.is_here for host in plan.hosts):  # else mpirun itself may be on none of these networks
             settings |= {"PRTE_MCA_prte_if_include": ",".join(networks), "OMPI_MCA_oob_tcp_if_include": ",".join(networks)}
-    first, last = plan.ports
-    if first:
-        settings |= {"OMPI_MCA_btl_tcp_port_min_v4": str(first), "OMPI_MCA_btl_tcp_port_range_v4": str(last - first + 1),
-                     "PRTE_MCA_prte_dynamic_ipv4_ports": f"{first}-{last}",
-                     "OMPI_MCA_oob_tcp_dynamic_ipv4_ports": f"{first}-{last}"}
+    settings.update(ports(*plan.ports) if plan.ports[0] else {})
+    return settings
+
+
+def ports(first: int, last: int) -> dict[str, str]:
+    """Lets ranks listen on a port within these, and each daemon on the last two: it takes all that it is given."""
+    daemons = f"{last - 1}-{last}"
+    settings = {f"{prefix}_MCA_oob_tcp_dynamic_{family}_ports": daemons
+                for prefix in ("PRTE", "OMPI") for family in ("ipv4", "ipv6")}
+    for family in ("v4", "v6"):
+        settings |= {f"OMPI_MCA_btl_tcp_port_min_{family}": str(first),
+                     f"OMPI_MCA_btl_tcp_port_range_{family}": str(last - first - 1)}
     return settings

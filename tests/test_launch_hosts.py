@@ -1,0 +1,242 @@
+"""ringtrainrun across three hosts on this machine: what is checked before the start, what travels, and what is left.
+
+The hosts have real sshds, interfaces of different names, a docker0 that leads nowhere, and a bare PATH.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from environments import EACH_MPI, python_with
+
+import ringtrain.version
+from ringtrain.bench import hosts
+from ringtrain.bench.hosts import Host, Network
+
+pytestmark = pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())
+ROOT = Path(__file__).parents[1]
+PATIENCE = 60.0
+ALL = "node-a:2,node-b:1,node-c:1"
+# Says where it is, then waits; a child of it ignores what asks it to end.
+STUBBORN = """
+import os, signal, subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(300)"])
+print("ready", flush=True)
+time.sleep(300)
+"""
+
+
+@pytest.fixture(scope="module")
+def network() -> Iterator[Network]:
+    with Network({"node-a": "eth0", "node-b": "ens5", "node-c": "enp3s0"}) as made:
+        yield made
+
+
+def environment(**variables: str) -> dict[str, str]:
+    return dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", **variables)
+
+
+def launch(host: Host, python: str, *arguments: str, **options) -> subprocess.CompletedProcess:
+    options = {"env": environment(), "timeout": PATIENCE, **options}
+    return host.run(python, "-m", "ringtrain.launch", *arguments, **options)
+
+
+def await_empty(network: Network) -> None:
+    """Until no host has a process of the job, and that of ssh neither."""
+    deadline = time.monotonic() + PATIENCE
+    while left := {name: host.processes() for name, host in network.hosts.items() if host.processes()}:
+        assert time.monotonic() < deadline, f"left over: {left}"
+        time.sleep(0.1)
+
+
+# ---- a job ----
+
+@EACH_MPI
+def test_ranks_of_all_hosts_meet(mpi: str, network: Network, tmp_path: Path) -> None:
+    """Relative path of the script, working directory, odd values of variables, interfaces: as on the launcher's host."""
+    (tmp_path / "train.py").write_text("""
+import json, os, sys, time
+import numpy as np, ringtrain as rt
+rt.init()
+total = rt.allreduce(np.ones(100_000, np.float32), op=rt.Sum)
+print(json.dumps([os.uname().nodename, rt.local_rank(), os.environ["RINGTRAIN_LOCAL_SIZE"], float(total.sum()), os.getcwd(),
+                  os.environ["ODD"] == "two\\nlines, 'quotes', $(x) % \\u00e9" + 100_000 * "o", os.environ["NCCL_SOCKET_IFNAME"]]))
+""")
+    odd = "two\nlines, 'quotes', $(x) % \u00e9" + 100_000 * "o"
+    python = python_with(mpi)
+    done = network["node-a"].run(python, "-m", "ringtrain.launch", "-np", "4", "-H", ALL, "python", "train.py",
+                                 folder=tmp_path, env=environment(ODD=odd), timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    lines = sorted(done.stdout.splitlines())
+    facts = [json.loads(line.partition(" ")[2]) for line in lines]
+    assert [line[:4] for line in lines] == ["[0] ", "[1] ", "[2] ", "[3] "]
+    assert [fact[:3] for fact in facts] == [["node-a", 0, "2"], ["node-a", 1, "2"], ["node-b", 0, "1"], ["node-c", 0, "1"]]
+    assert [fact[3:6] for fact in facts] == [[400_000.0, str(tmp_path), True]] * 4
+    assert [fact[6] for fact in facts] == ["=eth0", "=eth0", "=ens5", "=enp3s0"]
+    await_empty(network)
+
+
+@EACH_MPI
+def test_a_failure_on_another_host_is_the_last_word(mpi: str, network: Network) -> None:
+    program = """
+import sys
+import numpy as np, ringtrain as rt
+rt.init()
+if rt.rank() == 2:
+    raise ValueError("the cause")
+rt.allreduce(np.ones(10, np.float32))
+"""
+    done = launch(network["node-a"], python_with(mpi), "-np", "3", "-H", "node-a:1,node-b:1,node-c:1", "python", "-c", program)
+    assert done.returncode == 1
+    lines = done.stderr.splitlines()
+    assert lines[-1] == "[2] ValueError: the cause" or lines[-1].startswith("ringtrainrun: rank 2 (host node-c)"), done.stderr
+    assert any(re.match(r"ringtrainrun: rank 2 \(host node-c\) failed with exit code 1", line) for line in lines)
+    await_empty(network)
+
+
+@pytest.mark.parametrize("mpi, number, code", [
+    pytest.param(mpi, number, code, marks=getattr(pytest.mark, mpi))
+    for mpi, number, code in [("openmpi", signal.SIGINT, 130), ("openmpi", signal.SIGKILL, -9), ("mpich", signal.SIGTERM, 143),
+                              ("mpich", signal.SIGKILL, -9)]])
+def test_the_launchers_end_leaves_no_process_on_any_host(mpi: str, number: int, code: int, network: Network) -> None:
+    launcher = network["node-a"].start(python_with(mpi), "-m", "ringtrain.launch", "-np", "3", "-H",
+                                       "node-a:1,node-b:1,node-c:1", "python", "-c", STUBBORN,
+                                       stdout=subprocess.PIPE, text=True, env=environment(TOKEN="a-secret-of-the-user"))
+    assert sorted(launcher.stdout.readline() for _ in range(3)) == [f"[{rank}] ready\n" for rank in range(3)]
+    running = {name: host.processes() for name, host in network.hosts.items()}
+    assert all(running.values())
+    shown = "\n".join(line for processes in running.values() for line in processes.values())
+    assert "a-secret-of-the-user" not in shown, "a variable's value stands on a command line"
+    network["node-a"].signal_to(launcher, number)
+    assert launcher.wait(PATIENCE) == code
+    launcher.stdout.close()
+    await_empty(network)
+
+
+def test_a_lost_agent_ends_the_job_and_names_the_host(network: Network) -> None:
+    launcher = network["node-a"].start(python_with("openmpi"), "-m", "ringtrain.launch", "-np", "2", "-H",
+                                       "node-a:1,node-b:1", "python", "-c", STUBBORN, stdout=subprocess.PIPE,
+                                       stderr=subprocess.PIPE, text=True, env=environment())
+    assert sorted(launcher.stdout.readline() for _ in range(2)) == ["[0] ready\n", "[1] ready\n"]
+    agent = next(pid for pid, line in network["node-b"].processes().items() if "io.BufferedReader" in line)
+    network["node-b"].run("kill", "-9", str(agent))
+    _, said = launcher.communicate(timeout=PATIENCE)
+    assert launcher.returncode == 1 and "host node-b: the connection was lost" in said, said
+    await_empty(network)
+
+
+@pytest.mark.long
+def test_a_host_that_leaves_the_network_ends_the_job_on_both_sides() -> None:
+    with Network({"node-a": "eth0", "node-b": "ens5"}) as network:
+        launcher = network["node-a"].start(python_with("openmpi"), "-m", "ringtrain.launch", "-np", "2", "-H",
+                                           "node-a:1,node-b:1", "python", "-c", STUBBORN, stdout=subprocess.PIPE,
+                                           stderr=subprocess.PIPE, text=True, env=environment())
+        assert sorted(launcher.stdout.readline() for _ in range(2)) == ["[0] ready\n", "[1] ready\n"]
+        network.unplug("node-b")
+        _, said = launcher.communicate(timeout=PATIENCE)
+        assert launcher.returncode == 1 and "host node-b: the connection was lost" in said, said
+        deadline = time.monotonic() + PATIENCE
+        while ranks := [line for line in network["node-b"].processes().values() if "time.sleep" in line]:
+            assert time.monotonic() < deadline, f"cut off and still there: {ranks}"
+            time.sleep(0.5)
+
+
+# ---- before it ----
+
+def refused(network: Network, listed: str, *arguments: str, folder: str | Path = ROOT) -> str:
+    """What the launcher says when it refuses to start on these hosts."""
+    count = str(len(listed.split(",")))
+    start = time.monotonic()
+    done = network["node-a"].run(python_with("openmpi"), "-m", "ringtrain.launch", "-np", count, "-H", listed, *arguments,
+                                 "echo", "started", folder=folder, env=environment(), timeout=PATIENCE)
+    assert done.returncode == 125 and "started" not in done.stdout, done.stdout + done.stderr
+    assert time.monotonic() - start < 45
+    return done.stderr
+
+
+def test_every_host_that_cannot_be_reached_is_named_with_its_reason(network: Network) -> None:
+    """All at once: one without route, one without a name, one that would ask for a password."""
+    with (network.folder / "names").open("a") as names:
+        names.write("10.77.0.99 absent\n")
+    node_c = network["node-c"].folder / "authorized_keys"
+    keys = node_c.read_text()
+    node_c.write_text("")
+    try:
+        said = refused(network, "node-a:1,absent:1,no-such-name:1,node-c:1")
+    finally:
+        node_c.write_text(keys)
+    for host, reason in (("absent", "it does not answer"), ("no-such-name", "its name cannot be resolved"),
+                         ("node-c", "it accepts no key of this user")):
+        line = next(line for line in said.splitlines() if f"host '{host}'" in line)
+        assert reason in line and f"To see it: ssh -x -T -o BatchMode=yes" in line and f"{host} true" in line
+    assert "node-a" not in said and "node-b" not in said
+
+
+def test_a_changed_host_key_is_refused_with_the_way_out(network: Network) -> None:
+    assert launch(network["node-a"], python_with("openmpi"), "-np", "1", "-H", "node-b:1", "true").returncode == 0
+    home = network["node-a"].folder / "ssh" / "known_hosts"
+    known = home.read_text()  # its names may be hashed, so every key is changed
+    other = subprocess.run(["ssh-keygen", "-y", "-f", network.folder / "user_key"], capture_output=True, text=True, check=True)
+    kind, key = other.stdout.split()[:2]
+    home.write_text(re.sub(r"^(\S+) .*$", rf"\1 {kind} {key}", known, flags=re.MULTILINE))
+    try:
+        said = refused(network, "node-b:1")
+    finally:
+        home.write_text(known)
+    assert "host 'node-b'" in said and "its host key" in said and "ssh-keygen -R node-b" in said
+
+
+def test_hosts_that_are_not_like_this_one_are_refused(network: Network, tmp_path: Path) -> None:
+    """At once: a missing directory on one host, another version of ringtrain on the other."""
+    there = tmp_path / "work"
+    there.mkdir()
+    with network["node-b"].hidden(tmp_path), \
+            network["node-c"].replaced(ringtrain.version.__file__, '__version__ = "9.9.9"\n'):
+        said = refused(network, "node-b:1,node-c:1", folder=there)
+    here = ringtrain.version.__version__
+    assert f"host 'node-b': working directory '{there}': it must exist there, but does not" in said
+    assert "host 'node-c': ringtrain must be the same as here, but is 9.9.9" in said and f"{here} (native" in said
+
+
+def test_a_host_without_the_launchers_python_is_refused(network: Network) -> None:
+    with network["node-b"].hidden(sys.prefix):
+        said = refused(network, "node-b:1")
+    assert f"host 'node-b': it must run a command without a prompt, but there is no Python at" in said
+
+
+def test_one_machine_under_two_names_is_refused(network: Network) -> None:
+    with (network.folder / "names").open("a") as names:
+        names.write(f"{network['node-b'].address} alias\n")
+    assert "hosts 'node-b,alias': each name must be another machine" in refused(network, "node-b:1,alias:1")
+
+
+def test_interfaces_that_lead_nowhere_are_refused(network: Network) -> None:
+    said = refused(network, "node-a:1,node-b:1", "--network-interfaces", "docker0")
+    assert "every other host must reach it" in said and "at 172.17.0.1 (docker0): " in said
+    said = refused(network, "node-a:1,node-b:1", "--network-interfaces", "eth0")
+    assert "host 'node-b': it must have a network interface" in said
+
+
+def test_ports_stay_within_the_range(network: Network) -> None:
+    program = """
+import subprocess, ringtrain as rt
+rt.init()
+rt.barrier()
+print(subprocess.run(["ss", "-Hltn"], capture_output=True, text=True).stdout, flush=True)
+rt.barrier()
+"""
+    done = launch(network["node-a"], python_with("openmpi"), "-np", "2", "-H", "node-a:1,node-b:1", "--port-range",
+                  "21000-21099", "python", "-c", program)
+    assert done.returncode == 0, done.stderr
+    listening = {tuple(address.rsplit(":", 1)) for address in re.findall(r"LISTEN\s+\d+\s+\d+\s+(\S+)", done.stdout)}
+    ports = {int(port) for address, port in listening if address != "127.0.0.1"} - {22}
+    assert ports and all(21000 <= port <= 21099 for port in ports), listening
