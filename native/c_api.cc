@@ -69,6 +69,7 @@ Status MakeSubmission(const rt_request& from, Submission* submission) {
   request.reduction = static_cast<ringtrain::Reduction>(from.reduction);
   request.prescale = from.prescale;
   request.postscale = from.postscale;
+  if (from.weight != nullptr) request.weight = *from.weight;
   request.compression = static_cast<ringtrain::Compression>(from.compression);
   request.root = from.root;
   request.cacheable = from.cacheable != 0;
@@ -90,7 +91,7 @@ Status MakeSubmission(const rt_request& from, Submission* submission) {
 
 extern "C" {
 
-int32_t rt_abi_version(void) { return 2; }
+int32_t rt_abi_version(void) { return 3; }
 
 const char* rt_build_info(void) {
   static const std::string text = std::string("ringtrain ") + ringtrain::kVersion + ", built with " RT_COMPILER ", kernels " +

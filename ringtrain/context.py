@@ -232,6 +232,7 @@ class Context:
         reduction: str = "sum",
         prescale: float = 1.0,
         postscale: float = 1.0,
+        weight: int | None = None,
         compression: str = "none",
         root: int = -1,
         splits: Sequence[int] | None = None,
@@ -249,6 +250,7 @@ class Context:
             reduction: name of a row of ``tables.REDUCTIONS``, where the operation reduces.
             prescale: factor on each contribution.
             postscale: factor on the result.
+            weight: what this rank's contribution counts in an average; None on all ranks to count them alike.
             compression: name of a row of ``tables.COMPRESSIONS``, where the operation reduces.
             root: global rank, where the operation is rooted.
             splits: alltoall: rows for each member; add_process_set: ranks; remove_process_set: the id.
@@ -275,9 +277,10 @@ class Context:
         request.root = root
         request.prescale = prescale
         request.postscale = postscale
+        own_weight = request.weight = ffi.NULL if weight is None else ffi.new("int64_t *", weight)
         request.compression = tables.COMPRESSIONS[compression]
         request.caller_waits = waits
-        slot.texts = (text, _set_splits(request, splits), _set_refusal(request, operation, refusal))
+        slot.texts = (text, own_weight, _set_splits(request, splits), _set_refusal(request, operation, refusal))
         slot.describe(inputs, outputs)
         status = lib.rt_submit(self.native, request, slot.handle, slot.error)
         handle, error = slot.handle[0], slot.error

@@ -84,6 +84,7 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     compression: str = Compression.none,
+    weight: int | None = None,
 ) -> Any:
     """Combines a tensor of one shape over all ranks: ``postscale * op(prescale * tensor)``, the same bits on every rank.
 
@@ -96,12 +97,15 @@ def allreduce(
         process_set: the ranks that take part.
         compression: ``Compression.none``, or ``fp16`` or ``bf16`` for 16 bits between hosts: each host's sum is
             rounded, the sum of those is taken in float32 and rounded once, and all ranks get the same bits.
+        weight: with ``Average``, what this rank's tensor counts, such as its number of samples: the result is
+            ``sum(weight * tensor) / sum(weight)``. A rank whose weight is 0 contributes nothing. All ranks or none.
 
     Example:
         >>> rt.allreduce(np.array([1.0, 2.0]), name="loss", op=rt.Sum)
         array([1., 2.])
     """
-    return _reduce(tensor, name, op, prescale_factor, postscale_factor, process_set, compression, waits=True).wait()
+    factors = _factors(prescale_factor, postscale_factor, compression, weight)
+    return _reduce(tensor, name, op, process_set, factors, waits=True).wait()
 
 
 def allreduce_async(
@@ -112,9 +116,11 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     compression: str = Compression.none,
+    weight: int | None = None,
 ) -> Handle:
     """``allreduce`` that returns a handle at once; leave the tensor unchanged until it is done."""
-    return _reduce(tensor, name, op, prescale_factor, postscale_factor, process_set, compression)
+    factors = _factors(prescale_factor, postscale_factor, compression, weight)
+    return _reduce(tensor, name, op, process_set, factors)
 
 
 def allreduce_(
@@ -125,11 +131,11 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     compression: str = Compression.none,
+    weight: int | None = None,
 ) -> Any:
     """``allreduce`` that puts the result into the tensor, and returns it."""
-    return _reduce(
-        tensor, name, op, prescale_factor, postscale_factor, process_set, compression, in_place=True, waits=True
-    ).wait()
+    factors = _factors(prescale_factor, postscale_factor, compression, weight)
+    return _reduce(tensor, name, op, process_set, factors, in_place=True, waits=True).wait()
 
 
 def allreduce_async_(
@@ -140,9 +146,11 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     compression: str = Compression.none,
+    weight: int | None = None,
 ) -> Handle:
     """``allreduce_`` that returns a handle at once."""
-    return _reduce(tensor, name, op, prescale_factor, postscale_factor, process_set, compression, in_place=True)
+    factors = _factors(prescale_factor, postscale_factor, compression, weight)
+    return _reduce(tensor, name, op, process_set, factors, in_place=True)
 
 
 def grouped_allreduce(
@@ -153,11 +161,11 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     compression: str = Compression.none,
+    weight: int | None = None,
 ) -> list[Any]:
     """``allreduce`` of several tensors as one operation, all or nothing; returns a list in their order."""
-    return _reduce(
-        tensors, name, op, prescale_factor, postscale_factor, process_set, compression, grouped=True, waits=True
-    ).wait()
+    factors = _factors(prescale_factor, postscale_factor, compression, weight)
+    return _reduce(tensors, name, op, process_set, factors, grouped=True, waits=True).wait()
 
 
 def grouped_allreduce_async(
@@ -168,9 +176,11 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     compression: str = Compression.none,
+    weight: int | None = None,
 ) -> Handle:
     """``grouped_allreduce`` that returns one handle at once."""
-    return _reduce(tensors, name, op, prescale_factor, postscale_factor, process_set, compression, grouped=True)
+    factors = _factors(prescale_factor, postscale_factor, compression, weight)
+    return _reduce(tensors, name, op, process_set, factors, grouped=True)
 
 
 def grouped_allreduce_(
@@ -181,11 +191,11 @@ def grouped_allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     compression: str = Compression.none,
+    weight: int | None = None,
 ) -> list[Any]:
     """``grouped_allreduce`` that puts the results into the tensors."""
-    return _reduce(
-        tensors, name, op, prescale_factor, postscale_factor, process_set, compression, True, True, True
-    ).wait()
+    factors = _factors(prescale_factor, postscale_factor, compression, weight)
+    return _reduce(tensors, name, op, process_set, factors, True, True, True).wait()
 
 
 def grouped_allreduce_async_(
@@ -196,11 +206,11 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     compression: str = Compression.none,
+    weight: int | None = None,
 ) -> Handle:
     """``grouped_allreduce_`` that returns one handle at once."""
-    return _reduce(
-        tensors, name, op, prescale_factor, postscale_factor, process_set, compression, grouped=True, in_place=True
-    )
+    factors = _factors(prescale_factor, postscale_factor, compression, weight)
+    return _reduce(tensors, name, op, process_set, factors, grouped=True, in_place=True)
 
 
 def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
@@ -308,6 +318,7 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     compression: str = Compression.none,
+    weight: int | None = None,
 ) -> Any:
     """Combines a tensor as ``allreduce`` does and leaves each rank its rows of the first dimension.
 
@@ -320,8 +331,9 @@ def reducescatter(
         prescale_factor: factor on each contribution.
         postscale_factor: factor on the result.
         compression: as in ``allreduce``.
+        weight: as in ``allreduce``.
     """
-    factors = {"prescale": prescale_factor, "postscale": postscale_factor, "compression": compression}
+    factors = _factors(prescale_factor, postscale_factor, compression, weight)
     return _rows("reducescatter", tensor, name, process_set, op=op, waits=True, **factors).wait()
 
 
@@ -333,9 +345,10 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     compression: str = Compression.none,
+    weight: int | None = None,
 ) -> Handle:
     """``reducescatter`` that returns a handle at once."""
-    factors = {"prescale": prescale_factor, "postscale": postscale_factor, "compression": compression}
+    factors = _factors(prescale_factor, postscale_factor, compression, weight)
     return _rows("reducescatter", tensor, name, process_set, op=op, **factors)
 
 
@@ -347,9 +360,10 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     compression: str = Compression.none,
+    weight: int | None = None,
 ) -> list[Any]:
     """``reducescatter`` of several tensors as one operation, all or nothing."""
-    factors = {"prescale": prescale_factor, "postscale": postscale_factor, "compression": compression}
+    factors = _factors(prescale_factor, postscale_factor, compression, weight)
     return _rows("reducescatter", tensors, name, process_set, op=op, grouped=True, waits=True, **factors).wait()
 
 
@@ -361,9 +375,10 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     compression: str = Compression.none,
+    weight: int | None = None,
 ) -> Handle:
     """``grouped_reducescatter`` that returns one handle at once."""
-    factors = {"prescale": prescale_factor, "postscale": postscale_factor, "compression": compression}
+    factors = _factors(prescale_factor, postscale_factor, compression, weight)
     return _rows("reducescatter", tensors, name, process_set, op=op, grouped=True, **factors)
 
 
@@ -414,13 +429,13 @@ class _Submission:
 
 
 def _reduce(
-    given: Any, name: str | None, op: int | None, prescale: float, postscale: float, process_set: ProcessSet,
-    compression: str, grouped: bool = False, in_place: bool = False, waits: bool = False,
+    given: Any, name: str | None, op: int | None, process_set: ProcessSet, factors: dict[str, Any],
+    grouped: bool = False, in_place: bool = False, waits: bool = False,
 ) -> Handle:  # fmt: skip
     with _Submission("allreduce", name, process_set, waits) as submission:
-        checked = {"reduction": _reduction(op), "compression": _compression(compression)}
+        arguments = _reducing(op, factors)
         inputs, outputs, results = _same_shape(given, grouped, in_place)
-        operation = submission.start(inputs, outputs, prescale=prescale, postscale=postscale, **checked)
+        operation = submission.start(inputs, outputs, **arguments)
     return Handle(operation, results)
 
 
@@ -440,8 +455,7 @@ def _rows(
     """Operations whose results have another first dimension than their inputs; the library allocates them."""
     with _Submission(kind, name, process_set, waits) as submission:
         if tables.OPERATIONS[kind].reduces:
-            arguments["reduction"] = _reduction(op)
-            arguments["compression"] = _compression(arguments["compression"])
+            arguments = _reducing(op, arguments)
         tensors = list(given) if grouped else [given]
         inputs = [buffers.as_buffer(tensor) for tensor in tensors]
         operation = submission.start(inputs, [None] * len(inputs), **arguments)
@@ -487,11 +501,19 @@ def _reductions_text() -> str:
     return ", ".join(f"{name.capitalize()} ({identity})" for name, identity in tables.REDUCTIONS.items())
 
 
-def _compression(compression: str) -> str:
+def _factors(prescale: float, postscale: float, compression: str, weight: int | None) -> dict[str, Any]:
+    return {"prescale": prescale, "postscale": postscale, "compression": compression, "weight": weight}
+
+
+def _reducing(op: int | None, factors: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of an operation that reduces, checked."""
+    compression, weight = factors["compression"], factors["weight"]
     if compression not in tables.COMPRESSIONS:
         known = ", ".join(tables.COMPRESSIONS)
         raise InvalidArgumentError(f"compression must be one of {known}, but is {compression!r}.")
-    return compression
+    if weight is not None and not 0 <= _integer("weight", weight) < 1 << 63:
+        raise InvalidArgumentError(f"weight must not be negative, but is {weight}.")
+    return {**factors, "reduction": _reduction(op)}
 
 
 def _integer(what: str, value: Any) -> int:

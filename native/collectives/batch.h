@@ -28,7 +28,8 @@ struct Batch {
   DType dtype = DType::kUInt8;
   DType wire = DType::kUInt8;  // in which it travels between hosts: `dtype`, or float16 or bfloat16 for wider floats
   Scaling scaling;
-  int root = 0;              // member
+  std::vector<double> weights;  // by member, of a weighted average: 0 contributes nothing; else empty
+  int root = 0;                 // member
   std::vector<bool> joined;  // by member: takes part without a contribution
   std::vector<BatchTensor> tensors;
 };

@@ -34,11 +34,16 @@ Pipeline::Pipeline(Batch batch, Group* group, StageObserver* observer)
   group->next_chunk = end_;
   for (int ring = 0; ring < partition_.rings(); ++ring)
     if (partition_.Leader(group->topology.my_host(), ring) == local_) ring_ = ring;
-  for (int member : group->topology.locals()) contributes_.push_back(!batch_.joined[member]);
+  for (int member : group->topology.locals()) {
+    const bool weighted = !batch_.weights.empty();
+    contributes_.push_back(!batch_.joined[member] && (!weighted || batch_.weights[member] > 0));
+    if (weighted && contributes_.back()) weights_.push_back(batch_.weights[member]);
+  }
   local_scaling_ = batch_.scaling;
+  if (several_hosts()) local_scaling_ = {batch_.scaling.prescale, 1.0, 1.0};
+  if (!weights_.empty()) local_scaling_.weights = weights_.data();
   if (!several_hosts()) return;
 
-  local_scaling_ = {batch_.scaling.prescale, 1.0, 1};
   if (ring_ < 0) return;
   std::vector<int> leaders;
   for (int host = 0; host < hosts_; ++host) leaders.push_back(group->topology.hosts[host][partition_.Leader(host, ring_)]);

@@ -72,6 +72,7 @@ class Pipeline : public Task {
   bool straight_;         // reductions on one host: a leader reduces straight into its own output
   Scaling local_scaling_; // applied within the host
   std::vector<bool> contributes_;  // by local member
+  std::vector<double> weights_;    // of a weighted average: those of the local members that contribute
 
   // Chunks of the window's sequence: mine are [begin_, end_), and each cursor is the next one of its stage.
   const uint64_t begin_, end_;

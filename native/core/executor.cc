@@ -1,6 +1,7 @@
 #include "core/executor.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 namespace ringtrain {
@@ -105,7 +106,7 @@ class Executor::Execution : public StageObserver {
         scratch_.resize(Rows(response, tensor) * tensor.row_bytes);  // what comes to a rank that has joined is dropped
         tensor.output = scratch_.data();
       }
-      BatchFor(request, request.tensors[index].dtype).tensors.push_back(std::move(tensor));
+      BatchFor(response, request.tensors[index].dtype).tensors.push_back(std::move(tensor));
       operation_of_tensor_.push_back(operation);
     }
     if (submission != nullptr && request.operation == Operation::kAlltoall)
@@ -114,7 +115,8 @@ class Executor::Execution : public StageObserver {
   }
 
   // The batch that tensors of this dtype join: reductions need one for each dtype, the others move bytes.
-  Batch& BatchFor(const Request& request, DType dtype) {
+  Batch& BatchFor(const Response& response, DType dtype) {
+    const Request& request = response.request;
     if (!Find(request.operation)->reduces) dtype = DType::kUInt8;
     for (DTypeBatch& known : batches_)
       if (known.dtype == dtype) return known.batch;
@@ -126,13 +128,22 @@ class Executor::Execution : public StageObserver {
     batch.joined = joined_;
     batch.scaling.prescale = request.prescale;
     batch.scaling.postscale = request.postscale;
-    if (request.reduction == Reduction::kAverage) batch.scaling.divisor = Divisor();
+    if (request.reduction == Reduction::kAverage) batch.scaling.divisor = static_cast<double>(Divisor());
+    if (!response.weights.empty()) Weigh(response.weights, &batch);
     if (Find(request.operation)->rooted) {
       const std::vector<int>& ranks = group_->topology.members;
       batch.root = static_cast<int>(std::find(ranks.begin(), ranks.end(), request.root) - ranks.begin());
     }
     batches_.push_back({dtype, std::move(batch)});
     return batches_.back().batch;
+  }
+
+  // By a power of two, which is exact, the weights become at most 1: a sum of 16-bit floats overflows no sooner than without.
+  void Weigh(const std::vector<int64_t>& weights, Batch* batch) const {
+    int exponent;
+    std::frexp(static_cast<double>(*std::max_element(weights.begin(), weights.end())), &exponent);
+    for (int64_t weight : weights) batch->weights.push_back(std::ldexp(static_cast<double>(weight), -exponent));
+    batch->scaling.divisor = std::accumulate(batch->weights.begin(), batch->weights.end(), 0.0);
   }
 
   int64_t Divisor() const {

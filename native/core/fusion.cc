@@ -11,24 +11,26 @@ bool OneDType(const Request& request) {
 
 }  // namespace
 
-bool CanFuse(const Request& a, const Request& b) {
+bool CanFuse(const Response& one, const Response& other) {
+  const Request &a = one.request, &b = other.request;
   if (a.operation != b.operation || !Find(a.operation)->fuses || a.device != b.device || a.root != b.root) return false;
   if (!Find(a.operation)->reduces) return true;  // bytes are bytes
   return OneDType(a) && OneDType(b) && a.tensors[0].dtype == b.tensors[0].dtype && a.reduction == b.reduction &&
-         a.prescale == b.prescale && a.postscale == b.postscale && a.compression == b.compression;
+         a.prescale == b.prescale && a.postscale == b.postscale && a.compression == b.compression &&
+         one.weights == other.weights;
 }
 
-std::vector<std::vector<int>> Fuse(const std::vector<const Request*>& ready, size_t threshold_bytes) {
+std::vector<std::vector<int>> Fuse(const std::vector<const Response*>& ready, size_t threshold_bytes) {
   std::vector<std::vector<int>> batches;
   std::vector<bool> taken(ready.size(), false);
   for (size_t first = 0; first < ready.size(); ++first) {
     if (taken[first]) continue;
     batches.push_back({static_cast<int>(first)});
-    size_t bytes = ready[first]->bytes();
+    size_t bytes = ready[first]->request.bytes();
     for (size_t next = first + 1; next < ready.size() && bytes < threshold_bytes; ++next) {
-      if (taken[next] || !CanFuse(*ready[first], *ready[next]) || bytes + ready[next]->bytes() > threshold_bytes) continue;
+      if (taken[next] || !CanFuse(*ready[first], *ready[next]) || bytes + ready[next]->request.bytes() > threshold_bytes) continue;
       taken[next] = true;
-      bytes += ready[next]->bytes();
+      bytes += ready[next]->request.bytes();
       batches.back().push_back(static_cast<int>(next));
     }
   }

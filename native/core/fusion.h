@@ -10,11 +10,11 @@
 namespace ringtrain {
 
 // May these two share a batch at all?
-bool CanFuse(const Request& a, const Request& b);
+bool CanFuse(const Response& a, const Response& b);
 
 // Batches as indices into `ready`, each in the order given and led by the earliest that is not in one before. A batch holds
 // at most `threshold_bytes`, unless one operation alone is larger. Operations that do not fit are looked past.
-std::vector<std::vector<int>> Fuse(const std::vector<const Request*>& ready, size_t threshold_bytes);
+std::vector<std::vector<int>> Fuse(const std::vector<const Response*>& ready, size_t threshold_bytes);
 
 }  // namespace ringtrain
 #endif  // RINGTRAIN_CORE_FUSION_H_

@@ -1,5 +1,6 @@
 #include "core/match.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <functional>
 
@@ -61,6 +62,8 @@ const std::vector<Attribute>& Attributes() {
        "Pass the same op on every rank."},
       {"prescale factor", [](const Request& r) { return NumberText(r.prescale); }, "Pass the same prescale_factor on every rank."},
       {"postscale factor", [](const Request& r) { return NumberText(r.postscale); }, "Pass the same postscale_factor on every rank."},
+      {"weighting", [](const Request& r) { return std::string(r.weight == Request::kUnweighted ? "none" : "by weights"); },
+       "Pass a weight on every rank, or on none."},
       {"compression", [](const Request& r) { return std::string(Text(r.compression)); }, "Pass the same compression on every rank."},
       {"root", [](const Request& r) { return Find(r.operation)->rooted ? std::to_string(r.root) : std::string(); },
        "Pass the same root_rank on every rank."},
@@ -102,6 +105,25 @@ Status CheckJoined(const std::vector<const Request*>& requests, const std::vecto
   return {};
 }
 
+std::vector<int64_t> RowsOf(const std::vector<const Request*>& requests, const Request& first) {
+  std::vector<int64_t> rows;
+  for (const Request* request : requests) {
+    if (first.operation == Operation::kAllgather)
+      for (size_t tensor = 0; tensor < first.tensors.size(); ++tensor)
+        rows.push_back(request == nullptr ? 0 : request->tensors[tensor].shape[0]);
+    if (first.operation == Operation::kAlltoall)
+      for (size_t to = 0; to < requests.size(); ++to) rows.push_back(request == nullptr ? 0 : request->splits[to]);
+  }
+  return rows;
+}
+
+std::vector<int64_t> WeightsOf(const std::vector<const Request*>& requests, const Request& first) {
+  std::vector<int64_t> weights;
+  if (first.weight == Request::kUnweighted) return weights;
+  for (const Request* request : requests) weights.push_back(request == nullptr ? 0 : request->weight);
+  return weights;
+}
+
 }  // namespace
 
 Status Match(const std::vector<const Request*>& requests, const std::vector<int>& members, Response* response) {
@@ -115,15 +137,11 @@ Status Match(const std::vector<const Request*>& requests, const std::vector<int>
   RT_TRY(CheckJoined(requests, members, *first));
 
   response->request = *first;
-  response->rows.clear();
-  if (first->operation == Operation::kAllgather)
-    for (const Request* request : requests)
-      for (size_t tensor = 0; tensor < first->tensors.size(); ++tensor)
-        response->rows.push_back(request == nullptr ? 0 : request->tensors[tensor].shape[0]);
-  if (first->operation == Operation::kAlltoall)
-    for (const Request* request : requests)
-      for (size_t to = 0; to < members.size(); ++to) response->rows.push_back(request == nullptr ? 0 : request->splits[to]);
-  return {};
+  response->rows = RowsOf(requests, *first);
+  response->weights = WeightsOf(requests, *first);
+  if (response->weights.empty() || *std::max_element(response->weights.begin(), response->weights.end()) > 0) return {};
+  return Status::Mismatch(first->Subject() + ": some weight must be above 0, but those of all ranks that take part are 0. "
+                                             "Skip the operation on all ranks.");
 }
 
 }  // namespace ringtrain

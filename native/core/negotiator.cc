@@ -368,10 +368,10 @@ void Negotiator::Tell(int member, Verdict verdict, Effects* effects) {
 void Negotiator::Decide(Effects* effects) {
   while (!ready_to_run_.empty() && batches_under_way_ < kMostBatches) {
     // Operations with other joined members cannot share a batch: fuse within the run that starts the queue.
-    std::vector<const Request*> run;
+    std::vector<const Response*> run;
     for (const Ready& ready : ready_to_run_) {
       if (ready.joined != ready_to_run_[0].joined) break;
-      run.push_back(&ready.request());
+      run.push_back(&ready.agreed.response);
     }
     Start(Fuse(run, options_.fusion_threshold_bytes)[0], effects);
   }

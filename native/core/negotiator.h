@@ -133,7 +133,6 @@ class Negotiator {
   struct Ready {
     Agreed agreed;
     std::vector<int> joined;  // members without a contribution
-    const Request& request() const { return agreed.response.request; }
   };
   using Entries = std::unordered_map<std::string, Entry>;
   bool coordinates() const { return options_.me == 0; }

@@ -9,6 +9,7 @@
 namespace ringtrain {
 namespace {
 
+constexpr int64_t kHighestWeight = int64_t{1} << 40;  // sums of many are exact in double
 constexpr size_t kMostDimensions = 64;
 
 int64_t ElementsFrom(const std::vector<int64_t>& shape, size_t first) {
@@ -43,6 +44,19 @@ Status CheckReduction(const Request& request) {
       return Refuse(request, "the average of bool is not defined. Use sum (OR), product (AND), or cast first.");
     if (scales) return Refuse(request, "bool cannot be scaled. Cast first.");
   }
+  return {};
+}
+
+Status CheckWeight(const Request& request) {
+  if (request.weight == Request::kUnweighted) return {};
+  if (!Find(request.operation)->reduces || request.reduction != Reduction::kAverage)
+    return Refuse(request, "only an average may be weighted. Leave the weight out, or use Average.");
+  if (request.weight < 0 || request.weight > kHighestWeight)
+    return Refuse(request, "the weight must be in [0, " + std::to_string(kHighestWeight) + "], but is " +
+                               std::to_string(request.weight) + ".");
+  for (const TensorSpec& tensor : request.tensors)
+    if (!Find(tensor.dtype)->floating)
+      return Refuse(request, "a weighted average needs floating-point tensors, but found " + tensor.Text() + ". Cast first.");
   return {};
 }
 
@@ -115,7 +129,7 @@ std::string TensorSpec::Text() const {
 
 bool Request::operator==(const Request& other) const {
   return operation == other.operation && reduction == other.reduction && prescale == other.prescale &&
-         postscale == other.postscale && compression == other.compression && root == other.root &&
+         postscale == other.postscale && weight == other.weight && compression == other.compression && root == other.root &&
          device == other.device && cacheable == other.cacheable &&
          name == other.name && tensors == other.tensors && splits == other.splits;
 }
@@ -131,6 +145,7 @@ size_t Request::bytes() const {
 Request Response::RequestOf(int member, int members) const {
   Request mine = request;
   const size_t tensors = mine.tensors.size();
+  if (!weights.empty()) mine.weight = weights[member];
   if (request.operation == Operation::kAllgather)
     for (size_t tensor = 0; tensor < tensors; ++tensor) mine.tensors[tensor].shape[0] = rows[member * tensors + tensor];
   if (request.operation == Operation::kAlltoall) {
@@ -152,6 +167,7 @@ Status Check(const Request& request, const std::vector<int>& members) {
                                ". Copy the tensor to the host first.");
   RT_TRY(CheckTensors(request));
   if (row.reduces) RT_TRY(CheckReduction(request));
+  RT_TRY(CheckWeight(request));
   RT_TRY(CheckCompression(request));
   if (row.rooted) RT_TRY(CheckRoot(request, members));
   if (request.operation == Operation::kAddProcessSet) RT_TRY(CheckNewSet(request, members));
@@ -170,6 +186,7 @@ void Encode(const Request& request, Encoder* encoder) {
   encoder->Byte(static_cast<uint8_t>(request.reduction));
   encoder->Number(request.prescale);
   encoder->Number(request.postscale);
+  encoder->Signed(request.weight);
   encoder->Byte(static_cast<uint8_t>(request.compression));
   encoder->Signed(request.root);
   encoder->Signed(request.device);
@@ -189,6 +206,7 @@ Request DecodeRequest(Decoder* decoder) {
   request.reduction = static_cast<Reduction>(decoder->Byte());
   request.prescale = decoder->Number();
   request.postscale = decoder->Number();
+  request.weight = decoder->Signed();
   request.compression = static_cast<Compression>(decoder->Byte());
   request.root = static_cast<int>(decoder->Signed());
   request.device = static_cast<int>(decoder->Signed());
@@ -208,6 +226,7 @@ Request DecodeRequest(Decoder* decoder) {
 void Encode(const Response& response, Encoder* encoder) {
   Encode(response.request, encoder);
   encoder->SignedList(response.rows);
+  encoder->SignedList(response.weights);
   encoder->Signed(response.result);
 }
 
@@ -215,6 +234,7 @@ Response DecodeResponse(Decoder* decoder) {
   Response response;
   response.request = DecodeRequest(decoder);
   response.rows = decoder->SignedList();
+  response.weights = decoder->SignedList();
   response.result = static_cast<int>(decoder->Signed());
   return response;
 }

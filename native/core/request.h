@@ -25,10 +25,13 @@ struct TensorSpec {
 };
 
 struct Request {
+  static constexpr int64_t kUnweighted = -1;
+
   std::string name;
   Operation operation = Operation::kAllreduce;
   Reduction reduction = Reduction::kSum;
   double prescale = 1.0, postscale = 1.0;
+  int64_t weight = kUnweighted;  // of this member's contribution to an average
   Compression compression = Compression::kNone;
   int root = -1;    // global rank
   int device = -1;  // host memory, or a GPU's index
@@ -43,10 +46,11 @@ struct Request {
 };
 
 struct Response {
-  Request request;  // the members'; where only the first dimension may differ, `rows` has it
+  Request request;  // the members'; where only the first dimension or the weight may differ, `rows` and `weights` have it
   // allgather: rows [member * tensors + tensor]; alltoall: rows [from * members + to]; else empty.
   std::vector<int64_t> rows;
   int result = -1;  // join: the last rank; add_process_set: the id
+  std::vector<int64_t> weights;  // weighted average: by member, 0 for one that has joined; else empty
 
   // The request that this member must have sent for the response to fit.
   Request RequestOf(int member, int members) const;

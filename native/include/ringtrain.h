@@ -45,6 +45,7 @@ typedef struct {
   int32_t root;            /* global rank, where the operation is rooted */
   double prescale;         /* factor on each contribution */
   double postscale;        /* factor on the result, after averaging */
+  const int64_t *weight;   /* NULL, or what this rank's contribution counts in a weighted average, in samples say; on all ranks or none */
   int32_t compression;     /* row of tables/compressions.def, where the operation reduces */
   int32_t tensor_count;    /* several tensors form a group: all or nothing, one handle */
   const rt_tensor *tensors;

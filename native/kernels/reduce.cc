@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <limits>
 #include <type_traits>
 
@@ -100,21 +101,22 @@ RT_ALWAYS_INLINE void Multiply(T* out, const T* in, size_t n, double factor) {
 // Up to 32 bits the quotient of two integers, rounded to a double, never reaches the next integer, so truncating it is exact
 // (and vectorises, unlike integer division).
 template <typename T>
-RT_ALWAYS_INLINE void Divide(T* out, const T* in, size_t n, int64_t divisor) {
+RT_ALWAYS_INLINE void Divide(T* out, const T* in, size_t n, double divisor) {
   RT_INDEPENDENT_ITERATIONS
   for (size_t i = 0; i < n; ++i) {
     if constexpr (std::is_floating_point_v<T>) out[i] = in[i] / static_cast<T>(divisor);
-    else if constexpr (sizeof(T) == 8) out[i] = in[i] / divisor;
-    else out[i] = static_cast<T>(static_cast<double>(in[i]) / static_cast<double>(divisor));
+    else if constexpr (sizeof(T) == 8) out[i] = in[i] / static_cast<T>(divisor);
+    else out[i] = static_cast<T>(static_cast<double>(in[i]) / divisor);
   }
 }
 
 // Division and postscale, in place, over a block that is in the first-level cache.
 template <typename T>
 RT_ALWAYS_INLINE void Finish(T* values, size_t n, const Scaling& scaling) {
-  const bool power_of_two = (scaling.divisor & (scaling.divisor - 1)) == 0;
-  if (scaling.divisor != 1) {
-    if (std::is_floating_point_v<T> && power_of_two) Multiply(values, values, n, 1.0 / static_cast<double>(scaling.divisor));
+  int exponent;
+  const bool power_of_two = std::frexp(scaling.divisor, &exponent) == 0.5;
+  if (scaling.divisor != 1.0) {
+    if (std::is_floating_point_v<T> && power_of_two) Multiply(values, values, n, 1.0 / scaling.divisor);
     else Divide(values, values, n, scaling.divisor);
   }
   if (scaling.postscale != 1.0) Multiply(values, values, n, scaling.postscale);
@@ -124,19 +126,19 @@ RT_ALWAYS_INLINE void Finish(T* values, size_t n, const Scaling& scaling) {
 
 constexpr size_t kBlockBytes = 4096;  // accumulator and operand of a block stay in the first-level cache
 
-// One source's values from `begin` on: where they lie if they can be used as they are, else converted and prescaled in `room`.
+// One source's values from `begin` on: where they lie if they can be used as they are, else converted and multiplied in `room`.
 template <typename Format>
-RT_ALWAYS_INLINE const typename Format::Value* Load(const void* source, size_t begin, size_t n, double prescale,
+RT_ALWAYS_INLINE const typename Format::Value* Load(const void* source, size_t begin, size_t n, double factor,
                                                     typename Format::Value* room) {
   using Value = typename Format::Value;
   const auto* stored = static_cast<const typename Format::Stored*>(source) + begin;
   if constexpr (Format::kConverts) {
     Format::Widen(stored, room, n);
-    if (prescale != 1.0) Multiply<Value>(room, room, n, prescale);
+    if (factor != 1.0) Multiply<Value>(room, room, n, factor);
     return room;
   } else {
-    if (prescale == 1.0) return stored;
-    Multiply<Value>(room, stored, n, prescale);
+    if (factor == 1.0) return stored;
+    Multiply<Value>(room, stored, n, factor);
     return room;
   }
 }
@@ -158,9 +160,9 @@ RT_ALWAYS_INLINE void ReduceElements(Reduction reduction, void* dst, const void*
     auto* stored = static_cast<typename Format::Stored*>(dst) + begin;
     Value* result = total;
     if constexpr (!Format::kConverts) result = stored;
-    const Value* left = Load<Format>(sources[0], begin, n, scaling.prescale, total);
+    const Value* left = Load<Format>(sources[0], begin, n, scaling.factor(0), total);
     for (int j = 1; j < source_count; ++j) {
-      const Value* right = Load<Format>(sources[j], begin, n, scaling.prescale, operand);
+      const Value* right = Load<Format>(sources[j], begin, n, scaling.factor(j), operand);
       Value* out = j + 1 < source_count ? total : result;
       Combine(reduction, out, left, right, n);
       left = out;

@@ -16,8 +16,10 @@ namespace ringtrain {
 struct Scaling {
   double prescale = 1.0;   // each source is multiplied by it before the reduction
   double postscale = 1.0;  // the result is multiplied by it, after the division
-  int64_t divisor = 1;     // the result is divided by it: the exact average, integers truncate towards zero
-  bool identity() const { return prescale == 1.0 && postscale == 1.0 && divisor == 1; }
+  double divisor = 1.0;    // the result is divided by it: the exact average; a whole number for integers, which truncate towards zero
+  const double* weights = nullptr;  // of the sources, by which they are multiplied besides; not for integers
+  bool identity() const { return prescale == 1.0 && postscale == 1.0 && divisor == 1.0 && weights == nullptr; }
+  double factor(int source) const { return weights == nullptr ? prescale : prescale * weights[source]; }
 };
 
 // dst[i] = scale(s0[i] ∘ s1[i] ∘ …) for `count` elements. Requires source_count >= 1. `dst` may be one of the sources

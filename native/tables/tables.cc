@@ -7,10 +7,10 @@ namespace ringtrain {
 
 const DTypeRow* Find(DType dtype) {
   switch (dtype) {
-#define RT_DTYPE(name, id, bytes, dlpack_code, dlpack_bits, text) \
-  case DType::name: {                                             \
-    static const DTypeRow row = {bytes, text};                    \
-    return &row;                                                  \
+#define RT_DTYPE(name, id, bytes, dlpack_code, dlpack_bits, text)                          \
+  case DType::name: {                                                                      \
+    static const DTypeRow row = {bytes, dlpack_code == 2 || dlpack_code == 4, text};       \
+    return &row;                                                                           \
   }
 #include "tables/dtypes.def"
 #undef RT_DTYPE

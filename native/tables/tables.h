@@ -52,6 +52,7 @@ enum class Output : int32_t { kSame, kRows, kNone };
 
 struct DTypeRow {
   size_t bytes;
+  bool floating;
   const char* text;
 };
 struct OperationRow {

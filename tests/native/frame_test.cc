@@ -71,6 +71,7 @@ class RandomFrame {
     request.reduction = Reduction::kMax;
     request.prescale = static_cast<double>(Number());
     request.postscale = 1.0 / 3;
+    request.weight = Number();
     request.compression = static_cast<Compression>(Pick(3));
     request.root = static_cast<int>(Pick(10)) - 1;
     request.device = static_cast<int>(Pick(3)) - 1;
@@ -94,6 +95,7 @@ class RandomFrame {
       agreed.response.request = MakeRequest();
       agreed.response.result = static_cast<int>(Pick(5)) - 1;
       for (size_t count = Pick(5); count > 0; --count) agreed.response.rows.push_back(Number());
+      for (size_t count = Pick(5); count > 0; --count) agreed.response.weights.push_back(Number());
     }
     for (size_t count = Pick(4); count > 0; --count) verdict.joined.push_back(static_cast<int>(Pick(100)));
     return verdict;
@@ -108,7 +110,7 @@ bool Same(const Verdict& a, const Verdict& b) {
   bool same = a.joined == b.joined && Same(a.failure, b.failure) && a.batch.size() == b.batch.size();
   for (size_t index = 0; same && index < a.batch.size(); ++index) {
     const Agreed &x = a.batch[index], &y = b.batch[index];
-    same = x.id == y.id && x.cached == y.cached && x.response.request == y.response.request && x.response.rows == y.response.rows &&
+    same = x.id == y.id && x.cached == y.cached && x.response.request == y.response.request && x.response.rows == y.response.rows && x.response.weights == y.response.weights &&
            x.response.result == y.response.result;
   }
   return same;

@@ -31,8 +31,16 @@ Request RandomRequest(std::mt19937_64* random, int index) {
   return request;
 }
 
+Response RandomResponse(std::mt19937_64* random, int index) {
+  Response response;
+  response.request = RandomRequest(random, index);
+  if (Find(response.request.operation)->reduces && Pick(random, 3) == 0) response.weights = {1, static_cast<int64_t>(Pick(random, 2))};
+  return response;
+}
+
 // What two operations of one batch must share. Written down again here, not taken from CanFuse.
-void CheckMayShare(const Request& a, const Request& b) {
+void CheckMayShare(const Response& one, const Response& other) {
+  const Request &a = one.request, &b = other.request;
   RT_CHECK(Find(a.operation)->fuses);
   RT_CHECK_EQ(a.operation, b.operation);
   RT_CHECK_EQ(a.root, b.root);
@@ -46,9 +54,10 @@ void CheckMayShare(const Request& a, const Request& b) {
   RT_CHECK_EQ(a.prescale, b.prescale);
   RT_CHECK_EQ(a.postscale, b.postscale);
   RT_CHECK_EQ(a.compression, b.compression);
+  RT_CHECK(one.weights == other.weights);
 }
 
-void CheckBatches(const std::vector<const Request*>& ready, const std::vector<std::vector<int>>& batches, size_t threshold) {
+void CheckBatches(const std::vector<const Response*>& ready, const std::vector<std::vector<int>>& batches, size_t threshold) {
   std::set<int> seen;
   int led_by = -1;
   for (const std::vector<int>& batch : batches) {
@@ -58,7 +67,7 @@ void CheckBatches(const std::vector<const Request*>& ready, const std::vector<st
     size_t bytes = 0;
     for (size_t place = 0; place < batch.size(); ++place) {
       RT_CHECK(seen.insert(batch[place]).second);
-      bytes += ready[batch[place]]->bytes();
+      bytes += ready[batch[place]]->request.bytes();
       if (place == 0) continue;
       RT_CHECK(batch[place] > batch[place - 1]);
       for (size_t earlier = 0; earlier < place; ++earlier) CheckMayShare(*ready[batch[earlier]], *ready[batch[place]]);
@@ -72,10 +81,11 @@ RT_TEST(batches_keep_the_set_the_order_and_the_limit) {
   for (uint64_t seed = 1; seed <= 500; ++seed) {
     const int before = check::Failures();
     std::mt19937_64 random(seed);
-    std::vector<Request> requests;
-    for (size_t count = Pick(&random, 40); requests.size() < count;) requests.push_back(RandomRequest(&random, static_cast<int>(requests.size())));
-    std::vector<const Request*> ready;
-    for (const Request& request : requests) ready.push_back(&request);
+    std::vector<Response> responses;
+    for (size_t count = Pick(&random, 40); responses.size() < count;)
+      responses.push_back(RandomResponse(&random, static_cast<int>(responses.size())));
+    std::vector<const Response*> ready;
+    for (const Response& response : responses) ready.push_back(&response);
     for (size_t threshold : {size_t{0}, size_t{100}, size_t{1000}, size_t{1} << 30}) {
       const auto batches = Fuse(ready, threshold);
       CheckBatches(ready, batches, threshold);
@@ -95,8 +105,12 @@ Request Floats(int64_t count) {
 }
 
 std::vector<std::vector<int>> FuseAll(const std::vector<Request>& requests, size_t threshold) {
-  std::vector<const Request*> ready;
-  for (const Request& request : requests) ready.push_back(&request);
+  std::vector<Response> responses(requests.size());
+  std::vector<const Response*> ready;
+  for (size_t index = 0; index < requests.size(); ++index) {
+    responses[index].request = requests[index];
+    ready.push_back(&responses[index]);
+  }
   return Fuse(ready, threshold);
 }
 

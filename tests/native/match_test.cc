@@ -52,6 +52,22 @@ RT_TEST(joined_members_gather_no_rows) {
   RT_CHECK(response.rows == (std::vector<int64_t>{0, 4, 0}));
 }
 
+RT_TEST(weights_may_differ_and_a_joined_member_has_none) {
+  std::vector<Request> requests(3, Tensor(Operation::kAllreduce, {4}));
+  for (size_t member = 0; member < 3; ++member) requests[member].weight = 7 - static_cast<int64_t>(member);
+  Response response;
+  RT_CHECK_OK(Match({&requests[0], nullptr, &requests[2]}, kMembers, &response));
+  RT_CHECK(response.weights == (std::vector<int64_t>{7, 0, 5}));
+  RT_CHECK_OK(Match(Pointers(requests), kMembers, &response));
+  for (int member = 0; member < 3; ++member) RT_CHECK(response.RequestOf(member, 3) == requests[member]);
+  requests[1].weight = Request::kUnweighted;
+  RT_CHECK_EQ(TextOf(requests), std::string("allreduce 'x': weighting must be the same on all ranks, but is by weights on ranks 2, 7 "
+                                            "and none on rank 5. Pass a weight on every rank, or on none."));
+  for (Request& request : requests) request.weight = 0;
+  RT_CHECK_EQ(TextOf(requests), std::string("allreduce 'x': some weight must be above 0, but those of all ranks that take part are 0. "
+                                            "Skip the operation on all ranks."));
+}
+
 RT_TEST(splits_of_an_alltoall_may_differ) {
   std::vector<Request> requests(3, Tensor(Operation::kAlltoall, {6}));
   requests[0].splits = {1, 2, 3};
