@@ -1,0 +1,39 @@
+"""Callbacks for ``model.fit``, with the names that Horovod's scripts use. All ranks must pass the same ones."""
+
+import keras
+
+from ringtrain.keras.callbacks.checkpoint import BestModelCheckpoint
+from ringtrain.keras.callbacks.learning_rate import ScheduleHooks, WarmupHooks
+from ringtrain.keras.callbacks.metrics import MetricHooks
+from ringtrain.keras.callbacks.start import StartHooks
+from ringtrain.keras.callbacks.statistics import StatisticsHooks
+
+
+class BroadcastGlobalVariablesCallback(StartHooks, keras.callbacks.Callback):
+    __doc__ = StartHooks.__doc__
+
+
+class MetricAverageCallback(MetricHooks, keras.callbacks.Callback):
+    __doc__ = MetricHooks.__doc__
+
+
+class MovingStatisticsAverageCallback(StatisticsHooks, keras.callbacks.Callback):
+    __doc__ = StatisticsHooks.__doc__
+
+
+class LearningRateScheduleCallback(ScheduleHooks, keras.callbacks.Callback):
+    __doc__ = ScheduleHooks.__doc__
+
+
+class LearningRateWarmupCallback(WarmupHooks, keras.callbacks.Callback):
+    __doc__ = WarmupHooks.__doc__
+
+
+__all__ = [
+    "BestModelCheckpoint",
+    "BroadcastGlobalVariablesCallback",
+    "LearningRateScheduleCallback",
+    "LearningRateWarmupCallback",
+    "MetricAverageCallback",
+    "MovingStatisticsAverageCallback",
+]

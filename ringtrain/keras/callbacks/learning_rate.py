@@ -1,0 +1,134 @@
+"""Learning rates that follow the epoch, fractions included: schedules, and the warm-up of Goyal et al. (2017),
+"Accurate, Large Minibatch SGD", section 2.2."""
+
+from collections.abc import Callable
+from typing import Any
+
+from ringtrain.context import current
+from ringtrain.errors import InvalidArgumentError
+
+
+class ScheduleHooks:
+    """Sets the learning rate to ``initial_lr * multiplier(epoch)`` from ``start_epoch`` on, before ``end_epoch``.
+
+    Args:
+        initial_lr: the rate that is multiplied; usually already times the number of ranks.
+        multiplier: a function of the epoch, or a number that is raised to the power of the epochs since ``start_epoch``.
+        start_epoch: the first epoch that it sets.
+        end_epoch: the first one that it leaves alone again; None for all.
+        staircase: once an epoch; otherwise before every batch, with a fractional epoch.
+        momentum_correction: scales the velocities of SGD and RMSprop by new rate / old rate when the rate changes,
+            since Keras has the rate within them (section 2.1 of the paper).
+        steps_per_epoch: for ``staircase=False``, where ``fit`` does not know it.
+
+    Raises:
+        InvalidArgumentError: when ``fit`` begins: the optimizer has a schedule already, or the steps are not known.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        multiplier: Callable[[float], float] | float,
+        start_epoch: int = 0,
+        end_epoch: int | None = None,
+        staircase: bool = True,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+    ):
+        super().__init__()
+        self._initial_lr = initial_lr
+        self._multiplier = multiplier if callable(multiplier) else lambda epoch: multiplier ** (epoch - start_epoch)
+        self._start_epoch, self._end_epoch = start_epoch, end_epoch
+        self._staircase = staircase
+        self._corrects_momentum = momentum_correction
+        self._steps_per_epoch = steps_per_epoch
+        self._epoch = 0
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Checks what it needs."""
+        rate = getattr(self.model.optimizer, "_learning_rate", None)
+        rate = getattr(getattr(self.model.optimizer, "inner_optimizer", None), "_learning_rate", rate)
+        if not hasattr(rate, "assign"):
+            raise InvalidArgumentError(
+                f"{type(self).__name__}: expected an optimizer with a number as learning rate but found a "
+                f"{type(rate).__name__}. Keras' schedules have warm-up of their own: "
+                "CosineDecay(..., warmup_target=..., warmup_steps=...)."
+            )
+        if self._steps_per_epoch is None:
+            self._steps_per_epoch = (self.params or {}).get("steps")
+        if self._steps_per_epoch is None and not self._staircase:
+            raise InvalidArgumentError(
+                f"{type(self).__name__}: expected a known number of steps in an epoch but found none. "
+                "Pass steps_per_epoch."
+            )
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Notes the epoch; a staircase steps here."""
+        self._epoch = epoch
+        if self._staircase:
+            self._set_rate(epoch)
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Everything but a staircase moves here."""
+        if not self._staircase:
+            self._set_rate(self._epoch + batch / self._steps_per_epoch)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Puts the rate into the metrics, as ``lr``."""
+        if logs is not None:
+            logs["lr"] = float(self.model.optimizer.learning_rate)
+
+    def _is_active(self) -> bool:
+        return self._start_epoch <= self._epoch and (self._end_epoch is None or self._epoch < self._end_epoch)
+
+    def _set_rate(self, epoch: float) -> None:
+        if not self._is_active():
+            return
+        optimizer = self.model.optimizer
+        old, new = float(optimizer.learning_rate), self._initial_lr * self._multiplier(epoch)
+        optimizer.learning_rate = new
+        if self._corrects_momentum and old > 0 and new != old:
+            for velocity in _velocities(optimizer):
+                velocity.assign(velocity * (new / old))
+
+
+class WarmupHooks(ScheduleHooks):
+    """Raises the learning rate from ``initial_lr / size`` to ``initial_lr`` during the first epochs, batch by batch.
+
+    Args:
+        initial_lr: the full rate, already times the number of ranks.
+        warmup_epochs: how long it takes.
+        momentum_correction: as for ``LearningRateScheduleCallback``.
+        steps_per_epoch: where ``fit`` does not know it.
+        verbose: 1 to say when it is done.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        warmup_epochs: int = 5,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
+    ):
+        def multiplier(epoch: float) -> float:
+            # Shifted by a batch, so that the last batch of the warm-up has the full rate.
+            size, epoch = current().size, epoch + 1.0 / self._steps_per_epoch
+            return (epoch * (size - 1) / warmup_epochs + 1) / size
+
+        super().__init__(initial_lr, multiplier, 0, warmup_epochs, False, momentum_correction, steps_per_epoch)
+        self._verbose = verbose
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Puts the rate into the metrics, and says when the warm-up is done."""
+        super().on_epoch_end(epoch, logs)
+        if self._verbose and epoch == self._end_epoch - 1:
+            print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {self._initial_lr}.")
+
+
+def _velocities(optimizer: Any) -> list[Any]:
+    """The velocities of optimizers that have a momentum: SGD and RMSprop."""
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    if not getattr(optimizer, "momentum", None):
+        return []
+    return [variable for variable in optimizer.variables if variable.name.split(":")[0].endswith("_momentum")]

@@ -1,0 +1,72 @@
+"""The guard against silent divergence: did the first update move all replicas alike?
+
+An optimizer that was compiled without ``DistributedOptimizer``, or loaded from a file and not wrapped again, trains each
+rank on its own data without an error. Each rank's update is put into two numbers for each variable, and these are
+compared; an update that was averaged gives all ranks the same ones.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ringtrain.errors import MismatchError
+from ringtrain.objects import allgather_object
+from ringtrain.process_sets import ProcessSet
+
+_TOLERANCE = 1e-3  # of the update's size; processors that round differently stay far below, other data far above
+
+
+class ReplicaGuard:
+    """Compares the first update of all ranks.
+
+    Args:
+        variables: those that training changes, with equal values on all ranks now.
+        process_set: the ranks that must move alike.
+    """
+
+    def __init__(self, variables: Sequence[Any], process_set: ProcessSet):
+        self._variables = list(variables)
+        self._process_set = process_set
+        self._before = [np.array(variable.numpy()) for variable in self._variables]
+
+    def passed(self) -> bool:
+        """Compares, on all ranks together. False if nothing has moved on any rank yet; ask again after the next step.
+
+        Raises:
+            MismatchError: the updates differ.
+        """
+        own = [
+            fingerprint(np.asarray(variable.numpy(), np.float64) - before.astype(np.float64))
+            for variable, before in zip(self._variables, self._before, strict=True)
+        ]
+        everyone = allgather_object(own, "replica_guard", self._process_set)
+        if not any(size for theirs in everyone for size, _ in theirs):
+            return False
+        for rank, theirs in zip(self._process_set.ranks, everyone, strict=True):
+            differing = first_difference(everyone[0], theirs)
+            if differing is not None:
+                variable = self._variables[differing]
+                raise MismatchError(
+                    f"first update of '{getattr(variable, 'path', None) or variable.name}': the change must be the same "
+                    f"on all ranks, but differs between rank {self._process_set.ranks[0]} and rank {rank}: gradients "
+                    "are not averaged. Compile with DistributedOptimizer(...), load files with load_model(), or pass "
+                    "check_replicas=False to BroadcastGlobalVariablesCallback if ranks shall part."
+                )
+        return True
+
+
+def fingerprint(update: np.ndarray) -> tuple[float, float]:
+    """The norm of an update, and its projection onto a direction that is fixed for its size."""
+    direction = np.random.Generator(np.random.Philox(key=update.size)).standard_normal(update.size)
+    return float(np.linalg.norm(update)), float(update.reshape(-1) @ direction)
+
+
+def first_difference(first: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]]) -> int | None:
+    """The place of the first fingerprints that are not of the same update."""
+    for place, ((size, projection), (other_size, other_projection)) in enumerate(zip(first, other, strict=True)):
+        allowed = _TOLERANCE * max(size, other_size)
+        alike = abs(size - other_size) <= allowed and abs(projection - other_projection) <= allowed
+        if not alike and not (np.isnan(size) and np.isnan(other_size)):
+            return place
+    return None

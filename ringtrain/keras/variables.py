@@ -1,0 +1,111 @@
+"""Variables of a model and its optimizer between ranks: the start of a run, and statistics that each rank keeps alone.
+
+Values travel as NumPy arrays, which works alike for Keras 3 on both backends and for tf_keras.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ringtrain.context import current
+from ringtrain.errors import MismatchError
+from ringtrain.objects import allgather_object
+from ringtrain.operations import allreduce_async, broadcast_async_
+from ringtrain.process_sets import ProcessSet, global_process_set
+
+SEED_STATE = "seed_generator_state"  # the name of a keras.random.SeedGenerator's variable: a seed and a counter
+_SEED_STRIDE = 1_000_003  # between the seeds of neighbouring ranks
+
+
+def broadcast_variables(
+    variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set
+) -> None:
+    """Puts the root's values into the variables of all ranks.
+
+    The seeds of dropout and of other random layers follow from the root's too, but differ from rank to rank, so that
+    ranks do not drop the same units.
+
+    Args:
+        variables: in an order that all ranks share; one that comes twice is sent once, text is left alone.
+        root_rank: global rank of the root.
+        process_set: the ranks that take part.
+
+    Raises:
+        MismatchError: ranks hold different numbers of variables, or different shapes or dtypes.
+
+    Example:
+        >>> hvd.broadcast_variables(model.variables + model.optimizer.variables, root_rank=0)
+    """
+    chosen = _numeric(variables)
+    if process_set.size() == 1:
+        return
+    _require_alike(chosen, process_set)
+    pending = []
+    for index, variable in enumerate(chosen):
+        value = np.array(variable.numpy(), order="C")
+        name = f"broadcast_variables.{index}.{_name_of(variable)}"
+        # As bytes: any dtype travels. Dtypes and shapes are known to be the same.
+        handle = broadcast_async_(value.reshape(-1).view(np.uint8), root_rank, name, process_set)
+        pending.append((handle, variable, value))
+    for handle, variable, value in pending:
+        handle.wait()
+        if variable.name.startswith(SEED_STATE):
+            value = _seed_of_this_rank(value, root_rank)
+        variable.assign(value)
+
+
+def average_variables(variables: Iterable[Any], process_set: ProcessSet = global_process_set) -> None:
+    """Puts the average over the ranks into floating-point variables, in an order that all ranks share."""
+    chosen = _numeric(variables)
+    if process_set.size() == 1:
+        return
+    pending = [
+        (allreduce_async(np.array(variable.numpy()), f"average_variables.{index}.{_name_of(variable)}",
+                         process_set=process_set), variable)
+        for index, variable in enumerate(chosen)
+    ]  # fmt: skip
+    for handle, variable in pending:
+        variable.assign(handle.wait())
+
+
+def _numeric(variables: Iterable[Any]) -> list[Any]:
+    unique = {id(variable): variable for variable in variables}
+    return [variable for variable in unique.values() if "string" not in str(variable.dtype)]
+
+
+def _name_of(variable: Any) -> str:
+    return getattr(variable, "path", None) or variable.name
+
+
+def _require_alike(variables: Sequence[Any], process_set: ProcessSet) -> None:
+    described = [(tuple(variable.shape), str(variable.dtype)) for variable in variables]
+    names = [_name_of(variable) for variable in variables]
+    everyone = allgather_object((described, names), "broadcast_variables.described", process_set)
+    first, first_names = everyone[0]
+    for rank, (theirs, their_names) in zip(process_set.ranks, everyone, strict=True):
+        place = next((place for place, pair in enumerate(zip(first, theirs)) if pair[0] != pair[1]), None)
+        if place is not None:
+            raise MismatchError(
+                f"broadcast_variables '{first_names[place]}': shape and dtype must be the same on all ranks, but are "
+                f"{_text(first[place])} on rank {process_set.ranks[0]} and {_text(theirs[place])} "
+                f"('{their_names[place]}') on rank {rank}. Make the same model and optimizer everywhere."
+            )
+        if len(theirs) != len(first):
+            raise MismatchError(
+                f"broadcast_variables: the number of variables must be the same on all ranks, but is {len(first)} on "
+                f"rank {process_set.ranks[0]} and {len(theirs)} on rank {rank}. Make the same model and optimizer "
+                "everywhere, and build both before."
+            )
+
+
+def _text(described: tuple[tuple[int, ...], str]) -> str:
+    shape, dtype = described
+    return f"{shape} {dtype}"
+
+
+def _seed_of_this_rank(state: np.ndarray, root_rank: int) -> np.ndarray:
+    # From the root's seed, which files keep: a resumed run draws what an uninterrupted one draws.
+    seed, counter = (int(number) for number in state)
+    shifted = (seed + _SEED_STRIDE * (current().rank - root_rank)) % (1 << 31)
+    return np.array([shifted, counter]).astype(state.dtype)
