@@ -1,6 +1,7 @@
 """The framework under Keras 3: the module with the lines that differ between TensorFlow and PyTorch.
 
-Both modules have the same functions: ``is_sparse``, ``dense``, ``scaled``, ``in_graph``, ``scopes`` and ``perform``.
+Both modules have the same functions: ``is_sparse``, ``dense``, ``scaled``, ``in_graph``, ``scopes``,
+``perform`` and ``unconverted``.
 """
 
 import importlib

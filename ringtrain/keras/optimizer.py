@@ -163,6 +163,7 @@ class _Distributed:
 
     _gradient_reduction: GradientReduction | None = None  # None in copies
 
+    @backend.unconverted
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
         """The user's ``apply`` with gradients of all ranks: reduced here, or by ``synchronize`` before."""
         reduction = self._gradient_reduction
@@ -180,6 +181,7 @@ class _Distributed:
             full, grads = self._collect(grads, variables)
         when(full, lambda: super(_Distributed, self).apply(grads, variables))
 
+    @backend.unconverted
     def synchronize(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         """Reduces gradients now, to clip or unscale them for example; then apply them within ``skip_synchronize()``.
 

@@ -5,7 +5,6 @@
 """
 
 import itertools
-import re
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from ringtrain.errors import InvalidArgumentError
 from ringtrain.keras.accumulation import AccumulationWindow
 from ringtrain.keras.backends import backend
 from ringtrain.keras.pairing import Pairing
+from ringtrain.keras.variables import shared_name
 from ringtrain.operations import Average, Max
 from ringtrain.process_sets import ProcessSet, global_process_set, id_of
 
@@ -154,11 +154,10 @@ class GradientReduction:
         return f"{dtype}.overwritten" if _is_overwritten(variable) else dtype
 
     def _name_of(self, variable: Any) -> str:
-        """A name that is the same on all ranks, also where one has built more models and Keras counted further."""
+        """A name that is the same on all ranks: they see the variables in one order."""
         name = self._names.get(id(variable))
         if name is None:
-            path = getattr(variable, "path", None) or variable.name
-            name = f"{self.prefix}.{len(self._names)}.{re.sub(r'_[0-9]+(?=/|$)', '', path)}"
+            name = f"{self.prefix}.{len(self._names)}.{shared_name(variable)}"
             self._names[id(variable)] = name
             self._named.append(variable)
         return name

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ringtrain.errors import MismatchError
+from ringtrain.keras.variables import path_of
 from ringtrain.objects import allgather_object
 from ringtrain.process_sets import ProcessSet
 
@@ -46,9 +47,8 @@ class ReplicaGuard:
         for rank, theirs in zip(self._process_set.ranks, everyone, strict=True):
             differing = first_difference(everyone[0], theirs)
             if differing is not None:
-                variable = self._variables[differing]
                 raise MismatchError(
-                    f"first update of '{getattr(variable, 'path', None) or variable.name}': the change must be the same "
+                    f"first update of '{path_of(self._variables[differing])}': the change must be the same "
                     f"on all ranks, but differs between rank {self._process_set.ranks[0]} and rank {rank}: gradients "
                     "are not averaged. Compile with DistributedOptimizer(...), load files with load_model(), or pass "
                     "check_replicas=False to BroadcastGlobalVariablesCallback if ranks shall part."

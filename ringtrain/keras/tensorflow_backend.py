@@ -13,6 +13,7 @@ class _Eager:
 
 
 _EAGER = _Eager()
+unconverted = tf.autograph.experimental.do_not_convert  # Python's control flow in a method is meant as it stands
 
 
 def is_sparse(gradient: Any) -> bool:

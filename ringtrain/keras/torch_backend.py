@@ -1,6 +1,6 @@
 """Gradients of Keras on PyTorch; see ``backends`` for who asks."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,11 @@ class _Eager:
 
 
 _EAGER = _Eager()
+
+
+def unconverted(method: Callable) -> Callable:
+    """The method: PyTorch does not convert control flow."""
+    return method
 
 
 def is_sparse(gradient: torch.Tensor) -> bool:

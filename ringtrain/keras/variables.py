@@ -3,6 +3,7 @@
 Values travel as NumPy arrays, which works alike for Keras 3 on both backends and for tf_keras.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -44,7 +45,7 @@ def broadcast_variables(
     pending = []
     for index, variable in enumerate(chosen):
         value = np.array(variable.numpy(), order="C")
-        name = f"broadcast_variables.{index}.{_name_of(variable)}"
+        name = f"broadcast_variables.{index}.{shared_name(variable)}"
         # As bytes: any dtype travels. Dtypes and shapes are known to be the same.
         handle = broadcast_async_(value.reshape(-1).view(np.uint8), root_rank, name, process_set)
         pending.append((handle, variable, value))
@@ -61,7 +62,7 @@ def average_variables(variables: Iterable[Any], process_set: ProcessSet = global
     if process_set.size() == 1:
         return
     pending = [
-        (allreduce_async(np.array(variable.numpy()), f"average_variables.{index}.{_name_of(variable)}",
+        (allreduce_async(np.array(variable.numpy()), f"average_variables.{index}.{shared_name(variable)}",
                          process_set=process_set), variable)
         for index, variable in enumerate(chosen)
     ]  # fmt: skip
@@ -74,13 +75,19 @@ def _numeric(variables: Iterable[Any]) -> list[Any]:
     return [variable for variable in unique.values() if "string" not in str(variable.dtype)]
 
 
-def _name_of(variable: Any) -> str:
+def path_of(variable: Any) -> str:
+    """What Keras calls a variable: ``sequential_1/dense_2/kernel``."""
     return getattr(variable, "path", None) or variable.name
+
+
+def shared_name(variable: Any) -> str:
+    """The path without Keras' counters, which differ where one rank has built more models; not unique."""
+    return re.sub(r"_[0-9]+(?=/|$)", "", path_of(variable))
 
 
 def _require_alike(variables: Sequence[Any], process_set: ProcessSet) -> None:
     described = [(tuple(variable.shape), str(variable.dtype)) for variable in variables]
-    names = [_name_of(variable) for variable in variables]
+    names = [path_of(variable) for variable in variables]
     everyone = allgather_object((described, names), "broadcast_variables.described", process_set)
     first, first_names = everyone[0]
     for rank, (theirs, their_names) in zip(process_set.ranks, everyone, strict=True):
