@@ -15,7 +15,6 @@ import tensorflow as tf  # noqa: E402
 import ringtrain as rt  # noqa: E402
 import ringtrain.keras as hvd  # noqa: E402
 from ringtrain.keras.optimizer import hoist, reduction_of  # noqa: E402
-from ringtrain.keras.reduction import SPARSE, batches  # noqa: E402
 from ringtrain.testing import World  # noqa: E402
 
 
@@ -152,16 +151,6 @@ def test_no_byte_travels_before_the_boundary(two):
     two.run(body)
 
 
-def test_groups_dtypes_and_sparse_gradients_decide_what_shares_an_operation():
-    names, kinds = list("abcde"), ["float32", "float16", None, SPARSE, "float32"]
-    alone = batches("p", names, kinds, [None] * 5, together=False)
-    assert alone == [("a", [0]), ("b", [1]), ("d", [3]), ("e", [4])]
-    together = batches("p", names, kinds, [None] * 5, together=True)
-    assert together == [("p.all.float32", [0, 4]), ("p.all.float16", [1]), ("d", [3])]
-    grouped = batches("p", names, kinds, [0, 0, 0, 1, 0], together=False)
-    assert grouped == [("p.group.0.float32", [0, 4]), ("p.group.0.float16", [1]), ("d", [3])]
-
-
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 @pytest.mark.parametrize("settings", [{}, {"sparse_as_dense": True}, {"backward_passes_per_step": 2}], ids=str)
 def test_sparse_gradients(two, mode, settings):
@@ -203,7 +192,7 @@ def test_gradients_that_some_ranks_lack_are_an_error_everywhere(two):
         return text[: text.index(" [Op:")].partition("}} ")[2]  # TensorFlow puts its own words around ours
 
     one, other = two.run(body)
-    assert one == other and "allreduce 'optimizer.0.all.float32'" in one
+    assert one == other and "allreduce 'optimizer.0.0." in one
 
 
 def test_two_optimizers_and_a_rank_with_more_models_do_not_mix_names_up(two):

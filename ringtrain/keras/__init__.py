@@ -6,6 +6,8 @@
 >>> model.fit(x, y, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
 """
 
+import inspect as _inspect
+
 try:
     import keras as _keras
 except ImportError as _problem:
@@ -47,8 +49,23 @@ from ringtrain.keras.backends import backend as _backend
 from ringtrain.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from ringtrain.keras.saving import load_model
 from ringtrain.keras.values import allgather, allreduce, broadcast, reducescatter
-from ringtrain.keras.variables import broadcast_variables
+from ringtrain.keras.variables import broadcast_global_variables, broadcast_variables
+from ringtrain.probes import (
+    ccl_built,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rocm_built,
+)
 
 init, Compression = _backend.hvd.init, _backend.hvd.Compression
 
-__all__ = [name for name in dir() if not name.startswith("_")]
+_SUBMODULES = ("callbacks", "elastic")
+__all__ = [
+    name for name in dir() if not name.startswith("_") and (name in _SUBMODULES or not _inspect.ismodule(globals()[name]))
+]

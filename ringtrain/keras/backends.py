@@ -1,7 +1,6 @@
 """The framework under Keras 3: the module with the lines that differ between TensorFlow and PyTorch.
 
-Both modules have the same functions: ``is_sparse``, ``dense``, ``scaled``, ``in_graph``, ``scopes``,
-``perform`` and ``unconverted``.
+Both modules have the same functions: ``dense``, ``scaled``, ``reduce``, ``maximum``, ``scopes`` and ``unconverted``.
 """
 
 import importlib

@@ -1,35 +1,28 @@
-"""Elastic training with Keras is not offered yet: the names that Horovod's scripts use say so when they are called."""
+"""Elastic training for Keras, by Horovod's names; each raises UnsupportedError with the reason when it is used."""
 
-from typing import Any
+from typing import Any, NoReturn
 
-from ringtrain.errors import UnsupportedError
+from ringtrain.common.elastic import State, refuse
 
-
-def _refuse(name: str) -> UnsupportedError:
-    return UnsupportedError(
-        f"{name}: elastic training is not offered yet. Save checkpoints, and start the job again when a rank is lost."
-    )
+__all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "UpdateEpochStateCallback", "run"]
 
 
-def run(func: Any) -> Any:
-    """Raises UnsupportedError, which is a NotImplementedError."""
-    raise _refuse("elastic.run")
+class KerasState(State):
+    """State of a model and its optimizer; making one raises UnsupportedError."""
 
 
-class KerasState:
-    """Raises UnsupportedError, which is a NotImplementedError."""
-
-    def __init__(self, *arguments: Any, **named: Any):
-        raise _refuse(f"elastic.{type(self).__name__}")
+class CommitStateCallback(State):
+    """Would commit the state after some batches; making one raises UnsupportedError."""
 
 
-class CommitStateCallback(KerasState):
-    """Raises UnsupportedError, which is a NotImplementedError."""
+class UpdateBatchStateCallback(State):
+    """Would count batches in the state; making one raises UnsupportedError."""
 
 
-class UpdateBatchStateCallback(KerasState):
-    """Raises UnsupportedError, which is a NotImplementedError."""
+class UpdateEpochStateCallback(State):
+    """Would count epochs in the state; making one raises UnsupportedError."""
 
 
-class UpdateEpochStateCallback(KerasState):
-    """Raises UnsupportedError, which is a NotImplementedError."""
+def run(func: Any) -> NoReturn:
+    """Raises UnsupportedError where a script decorates its training function."""
+    refuse("run")

@@ -1,6 +1,6 @@
-"""Reduction of one Keras optimizer's gradients: what travels together, under which names, and when.
+"""Reduction of one Keras optimizer's gradients: which ones travel, under which names, and when.
 
-``optimizer.DistributedOptimizer`` owns one ``GradientReduction`` for each optimizer. It decides; a backend
+``optimizer.DistributedOptimizer`` makes one ``GradientReduction`` for each optimizer. It decides; a backend
 (``tensorflow_backend``, ``torch_backend``) has the few lines that differ between the frameworks under Keras.
 """
 
@@ -8,7 +8,7 @@ import itertools
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 
@@ -18,10 +18,8 @@ from ringtrain.keras.accumulation import AccumulationWindow
 from ringtrain.keras.backends import backend
 from ringtrain.keras.pairing import Pairing
 from ringtrain.keras.variables import shared_name
-from ringtrain.operations import Average, Max
+from ringtrain.operations import Average
 from ringtrain.process_sets import ProcessSet, global_process_set, id_of
-
-SPARSE = "sparse"  # in the place of a gradient's dtype
 
 # Optimizers of one process set are numbered in the order of their making, which is the same on all its members;
 # the names of two optimizers then never meet, whatever their models are called.
@@ -47,23 +45,6 @@ class Settings:
     def alone(self) -> bool:
         """Whether there is nobody to combine with: a world of one, or a set that this rank is no member of."""
         return self.process_set.size() == 1 or not self.process_set.included()
-
-
-class Batch(NamedTuple):
-    """Gradients that travel as one operation: its name and their places."""
-
-    name: str
-    places: list[int]
-
-
-@dataclass(frozen=True)
-class Operation:
-    """What a backend has to do for a batch."""
-
-    name: str
-    tensors: list[Any]
-    op: int
-    scale: float  # divides each contribution, and multiplies the result
 
 
 class GradientReduction:
@@ -119,39 +100,32 @@ class GradientReduction:
         results = list(gradients)
         if self.settings.alone:
             return results
-        local = self._local_variables()
-        for place, variable in enumerate(variables):
-            if id(variable) in local and self.settings.scale_local_gradients and results[place] is not None:
-                results[place] = backend.scaled(results[place], 1.0 / self.settings.process_set.size())
-        batches = self._batches(gradients, variables, local)
-        operations = [self._operation(batch, gradients, variables) for batch in batches]
-        for batch, tensors in zip(batches, backend.perform(operations, self.settings), strict=True):
-            for place, tensor in zip(batch.places, tensors, strict=True):
-                results[place] = tensor
+        places: dict[str, list[int]] = {kind: [] for kind in _KINDS}
+        local = {id(variable) for layer in self.settings.local_layers for variable in layer.trainable_variables}
+        for place, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
+            if gradient is not None:
+                places[_kind_of(variable, local)].append(place)
+        for kind, combine in _KINDS.items():
+            chosen = places[kind]
+            combined = combine(self, [gradients[place] for place in chosen], [variables[place] for place in chosen])
+            for place, gradient in zip(chosen, combined, strict=True):
+                results[place] = gradient
         return results
 
-    def _batches(self, gradients: Sequence[Any], variables: Sequence[Any], local: set[int]) -> list[Batch]:
-        kinds = [
-            None if gradient is None or id(variable) in local else self._kind(gradient, variable)
+    def _average(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
+        names = [self._name_of(variable) for variable in variables]
+        return backend.reduce(gradients, names, variables, self.settings)
+
+    def _maximum(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
+        return [
+            backend.maximum(gradient, self._name_of(variable), self.settings)
             for gradient, variable in zip(gradients, variables, strict=True)
         ]
-        names = [self._name_of(variable) for variable in variables]
-        return batches(self.prefix, names, kinds, self._groups_of(variables), together=not backend.in_graph())
 
-    def _operation(self, batch: Batch, gradients: Sequence[Any], variables: Sequence[Any]) -> Operation:
-        tensors = [gradients[place] for place in batch.places]
-        if self.settings.sparse_as_dense:
-            tensors = [backend.dense(tensor) for tensor in tensors]
-        if _is_overwritten(variables[batch.places[0]]):
-            return Operation(batch.name, tensors, Max, 1.0)
-        return Operation(batch.name, tensors, self.settings.op, self.settings.gradient_predivide_factor)
-
-    def _kind(self, gradient: Any, variable: Any) -> str:
-        """What a gradient may share a batch with: its dtype, or nothing if it is sparse."""
-        if backend.is_sparse(gradient) and not self.settings.sparse_as_dense:
-            return SPARSE
-        dtype = keras.backend.standardize_dtype(gradient.dtype)
-        return f"{dtype}.overwritten" if _is_overwritten(variable) else dtype
+    def _keep(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
+        if not self.settings.scale_local_gradients:
+            return gradients
+        return [backend.scaled(gradient, 1.0 / self.settings.process_set.size()) for gradient in gradients]
 
     def _name_of(self, variable: Any) -> str:
         """A name that is the same on all ranks: they see the variables in one order."""
@@ -162,43 +136,20 @@ class GradientReduction:
             self._named.append(variable)
         return name
 
-    def _groups_of(self, variables: Sequence[Any]) -> list[int | None]:
-        """The number of each variable's group, None for those that travel alone."""
-        groups = self.settings.groups
-        if groups is None:
-            return [None] * len(variables)
-        if isinstance(groups, int):
-            return [place * min(groups, len(variables)) // len(variables) for place in range(len(variables))]
-        numbers = {id(variable): number for number, group in enumerate(groups) for variable in group}
-        return [numbers.get(id(variable)) for variable in variables]
 
-    def _local_variables(self) -> set[int]:
-        return {id(variable) for layer in self.settings.local_layers for variable in layer.trainable_variables}
+_KINDS = {
+    "averaged": GradientReduction._average,
+    "overwriting": GradientReduction._maximum,
+    "local": GradientReduction._keep,
+}
 
 
-def batches(
-    prefix: str, names: Sequence[str], kinds: Sequence[str | None], groups: Sequence[int | None], together: bool
-) -> list[Batch]:
-    """What travels with what.
-
-    Args:
-        prefix: of the names of batches with several members.
-        names: of the gradients.
-        kinds: dtype of each gradient, ``SPARSE``, or None for one that does not travel.
-        groups: number of the user's group of each gradient, or None.
-        together: whether those without a group share a batch. In a graph each travels alone, as soon as it is computed;
-            where TensorFlow runs operations one by one they share one, or each would wait for the one before.
-    """
-    members: dict[str, list[int]] = {}
-    for place, (name, kind, group) in enumerate(zip(names, kinds, groups, strict=True)):
-        if kind is None:
-            continue
-        if kind == SPARSE or (group is None and not together):
-            key = name
-        else:
-            key = f"{prefix}.all.{kind}" if group is None else f"{prefix}.group.{group}.{kind}"
-        members.setdefault(key, []).append(place)
-    return [Batch(name, places) for name, places in members.items()]
+def _kind_of(variable: Any, local: set[int]) -> str:
+    """What becomes of a variable's gradient: a row of ``_KINDS``."""
+    if id(variable) in local:
+        return "local"
+    # Keras stores such a gradient in the variable: the maxima that float8 scales by, which one does not average.
+    return "overwriting" if getattr(variable, "overwrite_with_gradient", False) else "averaged"
 
 
 def when(condition: Any, action: Callable[[], None]) -> None:
@@ -207,11 +158,6 @@ def when(condition: Any, action: Callable[[], None]) -> None:
         action()
     else:
         keras.ops.cond(condition, action, lambda: None)
-
-
-def _is_overwritten(variable: Any) -> bool:
-    """Whether Keras stores the gradient in the variable: float8 keeps maxima so, and a maximum is not averaged."""
-    return getattr(variable, "overwrite_with_gradient", False)
 
 
 def _next_number(process_set: ProcessSet) -> int:

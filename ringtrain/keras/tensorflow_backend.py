@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 import ringtrain.tensorflow as hvd
+from ringtrain.tensorflow.gradients import GradientReduction
 
 
 class _Eager:
@@ -16,11 +17,6 @@ _EAGER = _Eager()
 unconverted = tf.autograph.experimental.do_not_convert  # Python's control flow in a method is meant as it stands
 
 
-def is_sparse(gradient: Any) -> bool:
-    """Whether a gradient holds some rows only."""
-    return isinstance(gradient, tf.IndexedSlices)
-
-
 def dense(gradient: Any) -> tf.Tensor:
     """The gradient with all its rows."""
     return tf.convert_to_tensor(gradient)
@@ -28,14 +24,7 @@ def dense(gradient: Any) -> tf.Tensor:
 
 def scaled(gradient: Any, factor: float) -> Any:
     """The gradient times a number."""
-    if is_sparse(gradient):
-        return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
-    return gradient * factor
-
-
-def in_graph() -> bool:
-    """Whether operations are being traced into a graph."""
-    return not tf.executing_eagerly()
+    return tf.math.scalar_mul(factor, gradient)
 
 
 def scopes() -> list[Any]:
@@ -49,17 +38,20 @@ def scopes() -> list[Any]:
     return found
 
 
-def perform(operations: Sequence[Any], settings: Any) -> list[list[Any]]:
-    """The results of reductions (``reduction.Operation``), in their order."""
-    return [_reduced(operation, settings) for operation in operations]
+def reduce(gradients: Sequence[Any], names: Sequence[str], variables: Sequence[Any], settings: Any) -> list[Any]:
+    """The gradients, none of them None, combined over the ranks as ``reduction.Settings`` say."""
+    combined = GradientReduction(
+        "DistributedOptimizer",
+        settings.op,
+        settings.compression or hvd.Compression.none,
+        settings.sparse_as_dense,
+        settings.gradient_predivide_factor,
+        settings.groups,
+        settings.process_set,
+    )
+    return combined.reduce(gradients, names, variables)
 
 
-def _reduced(operation: Any, settings: Any) -> list[Any]:
-    arguments = {"op": operation.op, "name": operation.name, "process_set": settings.process_set}
-    if settings.compression is not None:
-        arguments["compression"] = settings.compression
-    if operation.scale != 1.0 and not is_sparse(operation.tensors[0]):
-        arguments.update(prescale_factor=1.0 / operation.scale, postscale_factor=operation.scale)
-    if len(operation.tensors) == 1:
-        return [hvd.allreduce(operation.tensors[0], **arguments)]
-    return hvd.grouped_allreduce(operation.tensors, **arguments)
+def maximum(gradient: Any, name: str, settings: Any) -> tf.Tensor:
+    """The largest of the ranks' values."""
+    return hvd.allreduce(gradient, op=hvd.Max, name=name, process_set=settings.process_set)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ringtrain.context import current
-from ringtrain.errors import MismatchError
+from ringtrain.errors import MismatchError, UnsupportedError
 from ringtrain.objects import allgather_object
 from ringtrain.operations import allreduce_async, broadcast_async_
 from ringtrain.process_sets import ProcessSet, global_process_set
@@ -54,6 +54,14 @@ def broadcast_variables(
         if variable.name.startswith(SEED_STATE):
             value = _seed_of_this_rank(value, root_rank)
         variable.assign(value)
+
+
+def broadcast_global_variables(root_rank: int) -> None:
+    """Horovod's call for graphs of TensorFlow 1; raises UnsupportedError, since nothing knows all variables today."""
+    raise UnsupportedError(
+        "broadcast_global_variables: expected a graph of TensorFlow 1 but found Keras 3. Pass "
+        f"BroadcastGlobalVariablesCallback({root_rank}) to fit(), or call broadcast_variables(model.variables, {root_rank})."
+    )
 
 
 def average_variables(variables: Iterable[Any], process_set: ProcessSet = global_process_set) -> None:

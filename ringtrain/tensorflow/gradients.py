@@ -79,9 +79,9 @@ class GradientReduction:
         present = [index for index, gradient in enumerate(reduced) if gradient is not None]
         dense = [index for index in present if not isinstance(reduced[index], tf.IndexedSlices)]
         for members in self._grouped(dense, variables):
-            name = names[members[0]] if len(members) == 1 else f"{names[members[0]]}.and.{len(members) - 1}"
             inputs = [reduced[index] for index in members]
-            results = grouped_allreduce(inputs, op=self.op, name=name, **self._factors())
+            # Not named by its size: ranks that lack different gradients then get an error instead of waiting.
+            results = grouped_allreduce(inputs, op=self.op, name=names[members[0]], **self._factors())
             for index, result in zip(members, results, strict=True):
                 reduced[index] = result
         for index in sorted(set(present) - set(dense)):

@@ -1,5 +1,4 @@
-"""ringtrain for ``tf.keras``, with the names that Horovod's scripts use: for Keras 3 those of ``ringtrain.keras``, and for
-the legacy Keras 2 (``TF_USE_LEGACY_KERAS=1``) those of its adapter.
+"""ringtrain for ``tf.keras``, with the names that Horovod's scripts use; they are those of ``ringtrain.keras``.
 
 >>> import ringtrain.tensorflow.keras as hvd
 >>> hvd.init()
@@ -7,15 +6,11 @@ the legacy Keras 2 (``TF_USE_LEGACY_KERAS=1``) those of its adapter.
 >>> model.fit(x, y, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
 """
 
-import importlib
 import sys
 
-import tensorflow as _tensorflow
+import ringtrain.keras as _names
+from ringtrain.keras import *  # noqa: F403 - listed there
 
-_names = importlib.import_module(
-    "ringtrain.tensorflow.keras.legacy" if _tensorflow.keras.__version__.startswith("2.") else "ringtrain.keras"
-)
-globals().update({name: getattr(_names, name) for name in _names.__all__})
 for _submodule in ("callbacks", "elastic"):  # scripts import them by their own names too
     sys.modules[f"{__name__}.{_submodule}"] = getattr(_names, _submodule)
 
