@@ -56,6 +56,7 @@ class _Framework(NamedTuple):
     type: type
     as_buffer: Callable[[Any], Buffer]
     wrap_output: Callable[[Any, object, int, tuple[int, ...]], Any]
+    own_memory: Callable[[Any], Buffer | None]
 
 
 _frameworks: list[_Framework] = []
@@ -65,6 +66,7 @@ def register_framework(
     tensor_type: type,
     as_buffer: Callable[[Any], Buffer],
     wrap_output: Callable[[Any, object, int, tuple[int, ...]], Any],
+    own_memory: Callable[[Any], Buffer | None],
 ) -> None:
     """Teaches this module a framework's tensors.
 
@@ -73,8 +75,9 @@ def register_framework(
         as_buffer: the memory of a tensor, copied first if it is not contiguous.
         wrap_output: ``(like, memory, dtype, shape)`` to a tensor of the framework; ``memory`` speaks the buffer protocol and
             owns its bytes, ``like`` is the tensor that went in.
+        own_memory: the memory of a tensor for writing, or None where it is not contiguous; then DLPack finds its strides.
     """
-    _frameworks.append(_Framework(tensor_type, as_buffer, wrap_output))
+    _frameworks.append(_Framework(tensor_type, as_buffer, wrap_output, own_memory))
 
 
 def as_buffer(tensor: object) -> Buffer:
@@ -108,6 +111,10 @@ class InPlace:
             if dtype is not None and flags.c_contiguous and flags.writeable:
                 self.buffer = _buffer_of(tensor, dtype)
                 return
+        framework = _framework_of(tensor)
+        self.buffer = None if framework is None else framework.own_memory(tensor)
+        if self.buffer is not None:
+            return
         self._view, dtype = _view(tensor)
         if tensor is not self._view and not hasattr(tensor, "__dlpack__") and not _exports_memory(tensor):
             raise InvalidArgumentError(

@@ -64,6 +64,12 @@ def readable(tensor: torch.Tensor) -> Buffer:
     return buffer_of(tensor.detach().resolve_neg().contiguous())
 
 
+def own_memory(tensor: torch.Tensor) -> Buffer | None:
+    """The memory of a dense CPU tensor for writing, if it is contiguous; None if it is strided or lazily negated."""
+    check_supported(tensor)
+    return buffer_of(tensor) if tensor.is_contiguous() and not tensor.is_neg() else None
+
+
 def writable(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor without its gradient's history, for an operation in place; its memory will not move from now on."""
     check_supported(tensor)
@@ -79,4 +85,4 @@ def wrap_memory(like: torch.Tensor, memory: object, dtype: int, shape: tuple[int
     return torch.frombuffer(memory, dtype=DTYPE_OF_ID[dtype]).reshape(shape)
 
 
-register_framework(torch.Tensor, readable, wrap_memory)
+register_framework(torch.Tensor, readable, wrap_memory, own_memory)
