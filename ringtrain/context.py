@@ -472,7 +472,7 @@ def init(comm: object = None, process_sets: object = None, **arguments: object) 
         exits.install(_abort_at_exception, shutdown)
         _default = _open_world(comm, chosen)
     try:
-        _register_process_sets(_default, process_sets)
+        _register_process_sets(_default, process_sets, comm)
     except BaseException:
         shutdown()
         raise
@@ -539,12 +539,12 @@ def _opened(native, error) -> Context:
     return context
 
 
-def _register_process_sets(context: Context, process_sets: object) -> None:
+def _register_process_sets(context: Context, process_sets: object, comm: object) -> None:
     if process_sets is None or (isinstance(process_sets, str) and process_sets.lower() == "dynamic"):
         return
     for process_set in process_sets:
         if hasattr(process_set, "register"):
-            process_set.register(context)
+            process_set.register(context, comm)
         else:
             context.add_process_set(process_set)
 

@@ -1,20 +1,28 @@
 """Process sets: named subsets of the ranks that run collective operations of their own.
 
-A set is registered by all ranks of the world together, in the same order; then its members alone use it.
+A set is registered by all ranks of the world together, in the same order; then its members alone use it. One that is given
+as an mpi4py communicator gets its ranks when ``init`` registers it.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from ringtrain import context as contexts
-from ringtrain.errors import InvalidArgumentError
+from ringtrain import mpi
+from ringtrain.errors import InvalidArgumentError, UnsupportedError
 
 
 class ProcessSet:
     """A set of ranks for ``process_set=``; usable once ``init`` or ``add_process_set`` has registered it.
 
+    Args:
+        ranks_or_comm: the members' global ranks; or, for ``init(comm=...)``, an mpi4py communicator of them, of which
+            other ranks may pass another one at the same place, such as the parts of a ``Split``.
+
     Attributes:
         process_set_id: None until it is registered, and after its removal.
-        ranks: the members' global ranks, ascending.
+        ranks: the members' global ranks, ascending; None for a communicator until it is registered.
+        mpi_comm: the communicator, or None.
 
     Example:
         >>> even = rt.add_process_set(rt.ProcessSet(range(0, rt.size(), 2)))
@@ -22,20 +30,46 @@ class ProcessSet:
         ...     rt.allreduce(loss, name="loss", process_set=even)
     """
 
-    def __init__(self, ranks: Sequence[int]):
-        try:
-            self.ranks: list[int] | None = sorted(int(rank) for rank in ranks)
-        except (TypeError, ValueError):
-            raise InvalidArgumentError(f"ProcessSet: expected a sequence of ranks but found {ranks!r}.") from None
+    def __init__(self, ranks_or_comm: Sequence[int] | Any):
         self.process_set_id: int | None = None
+        self.mpi_comm: Any = ranks_or_comm if mpi.is_communicator(ranks_or_comm) else None
+        self.ranks: list[int] | None = None
+        if self.mpi_comm is None:
+            try:
+                self.ranks = sorted(int(rank) for rank in ranks_or_comm)
+            except (TypeError, ValueError):
+                raise InvalidArgumentError(
+                    f"ProcessSet: expected a sequence of ranks but found {ranks_or_comm!r}."
+                ) from None
 
-    def register(self, context: contexts.Context) -> None:
-        """Registers the set with a world; called by ``init`` and ``add_process_set`` on all ranks alike."""
+    def register(self, context: contexts.Context, world: Any = None) -> None:
+        """Registers the set with a world; called by ``init`` and ``add_process_set`` on all ranks alike.
+
+        Args:
+            context: of this rank.
+            world: the mpi4py communicator that ``init`` was given, or None.
+        """
         if self.process_set_id is not None:
             raise InvalidArgumentError(
                 f"add_process_set: expected an unregistered set but found {self}. Remove it first."
             )
-        self.process_set_id = context.add_process_set(self.ranks)
+        if self.mpi_comm is None:
+            self.process_set_id = context.add_process_set(self.ranks)
+        else:
+            self._register_communicator(context, world)
+
+    def _register_communicator(self, context: contexts.Context, world: Any) -> None:
+        """Registers what all ranks brought at this place, each set once, by their lowest ranks; this rank's is its own."""
+        if not mpi.is_communicator(world):
+            raise UnsupportedError(
+                "ProcessSet: a communicator needs init(comm=...) with a communicator of the world, but found none. "
+                "Give the ranks instead."
+            )
+        mine = sorted(self.mpi_comm.allgather(context.rank)) if self.mpi_comm else []
+        for ranks in sorted({tuple(theirs) for theirs in world.allgather(mine)} - {()}):
+            identity = context.add_process_set(ranks)
+            if list(ranks) == mine:
+                self.process_set_id, self.ranks = identity, mine
 
     def size(self) -> int | None:
         """Number of members; None if the set is not registered."""
@@ -69,6 +103,7 @@ class _GlobalProcessSet(ProcessSet):
 
     def __init__(self):
         self.process_set_id = 0
+        self.mpi_comm = None
 
     @property
     def ranks(self) -> list[int] | None:

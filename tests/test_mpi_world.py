@@ -90,6 +90,34 @@ def test_communicator_is_duplicated(mpi):
 
 
 @EACH_MPI
+def test_process_sets_from_communicators(mpi):
+    """Each rank brings its part of a split, and one a part that the others have no share in; and what MPI's probes say."""
+    done = job(mpi, 3, """
+        import numpy as np, ringtrain as rt
+        from ringtrain import probes
+        from mpi4py import MPI
+        world = MPI.COMM_WORLD
+        part = rt.ProcessSet(world.Split(color=world.Get_rank() % 2))
+        first = rt.ProcessSet(world.Split(color=0 if world.Get_rank() < 2 else MPI.UNDEFINED))
+        assert not probes.mpi_enabled() and part.ranks is None
+        rt.init(comm=world, process_sets=[part, first])
+        assert probes.mpi_enabled() and probes.mpi_built() and probes.mpi_threads_supported()
+        assert part.ranks == [[0, 2], [1]][rt.rank() % 2] and part.size() == len(part.ranks)
+        assert rt.allreduce(np.ones(1), op=rt.Sum, process_set=part)[0] == part.size()
+        if rt.rank() < 2:
+            assert first.included() and rt.allreduce(np.ones(1), op=rt.Sum, process_set=first)[0] == 2
+        else:
+            assert not first.included()
+        try:
+            rt.add_process_set(rt.ProcessSet(world))
+        except NotImplementedError as error:
+            assert "Give the ranks" in str(error)
+            print("fine", flush=True)
+    """)  # fmt: skip
+    assert done.returncode == 0 and done.stdout.count("fine") == 3, done
+
+
+@EACH_MPI
 def test_uncaught_exception_is_the_others_error(mpi):
     """The peers fail with the first cause, and the job with the code of the rank that failed."""
     done = job(mpi, 3, """
