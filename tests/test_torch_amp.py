@@ -2,6 +2,7 @@
 
 import copy
 
+import apex_standin
 import pytest
 import torch
 from torch_models import (
@@ -259,5 +260,130 @@ def test_accumulation_under_a_scaler(world):
         assert scaler.get_scale() == SCALE / 2
         assert {int(each["step"]) for each in optimizer.state.values()} == {2}
         assert_replicas_equal([*parameters(model), *state(optimizer)])
+
+    world.run(on_rank)
+
+
+# ---- NVIDIA Apex ----
+
+
+def momentum(parameters):
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.5)
+
+
+def with_apex(start, level, order, wrap):
+    """Model and optimizer, prepared by Apex and wrapped in some order."""
+    model = copy.deepcopy(start)
+    optimizer = momentum(model.parameters())
+    if order == "wrap first":
+        return apex_standin.initialize(model, wrap(model, optimizer), level)
+    model, optimizer = apex_standin.initialize(model, optimizer, level)
+    if order == "amp first, masters made":
+        with apex_standin.scale_loss(torch.zeros(1), optimizer):
+            pass
+    return model, wrap(model, optimizer)
+
+
+def wrap(model, optimizer):
+    return hvd.DistributedOptimizer(optimizer, model.named_parameters())
+
+
+def as_float32(model):
+    return [parameter.float() for parameter in parameters(model)]
+
+
+APEX = pytest.mark.parametrize(
+    "level, order",
+    [(level, order) for level in ("O1", "O2") for order in ("wrap first", "amp first", "amp first, masters made")],
+)
+
+
+@APEX
+def test_apex(world, level, order):
+    """The pattern of Horovod's documentation: every gradient travels once, and all ranks skip what one must."""
+    start, data, size = network(), batches(world.size), world.size
+
+    def train_alone():
+        model, optimizer = with_apex(start, level, order, lambda model, optimizer: optimizer)
+        for step, (x, y) in enumerate(data):
+            optimizer.zero_grad()
+            with apex_standin.scale_loss(mean_square(model(x), y), optimizer) as scaled:
+                (scaled * (float("inf") if step == BAD_STEP else 1.0)).backward()
+            optimizer.step()
+        return model
+
+    expected = train_alone()
+
+    def on_rank(rank):
+        model, optimizer = with_apex(start, level, order, wrap)
+        once = len(parameters(model)) + 1
+        for step, batch in enumerate(data):
+            optimizer.zero_grad()
+            x, y = share(batch, rank, size)
+            before = rt.counters()["operations"]
+            with apex_standin.scale_loss(mean_square(model(x), y), optimizer) as scaled:
+                if step == BAD_STEP:
+                    scaled = scaled + overflow(next(model.parameters()), rank, size)
+                scaled.backward()
+                optimizer.synchronize()
+            with optimizer.skip_synchronize():
+                optimizer.step()
+            assert rt.counters()["operations"] == before + once
+            assert optimizer._amp_stash.scale == (2.0**8 if step < BAD_STEP else 2.0**7)
+        assert_replicas_equal(parameters(model))
+        assert_all_close(as_float32(model), as_float32(expected), rtol=0, atol=5e-3 if level == "O2" else 1e-5)
+
+    world.run(on_rank)
+
+
+@APEX
+def test_apex_with_the_step_inside_the_block(world, level, order):
+    """Legal, and reduces once, though Apex unscales only at the end of the block."""
+    start, data = network(), batches(world.size)
+
+    def on_rank(rank):
+        model, optimizer = with_apex(start, level, order, wrap)
+        for batch in data:
+            optimizer.zero_grad()
+            x, y = share(batch, rank, world.size)
+            before = rt.counters()["operations"]
+            with apex_standin.scale_loss(mean_square(model(x), y), optimizer) as scaled:
+                scaled.backward()
+                optimizer.synchronize()
+                with optimizer.skip_synchronize():
+                    optimizer.step()
+            assert rt.counters()["operations"] == before + len(parameters(model)) + 1
+        assert_replicas_equal(parameters(model))
+
+    world.run(on_rank)
+
+
+def test_apex_with_accumulation(world):
+    """``delay_unscale`` adds scaled gradients up; the last micro-batch of the window reduces and unscales them."""
+    start, passes = network(), 2
+    data = batches(world.size * passes, steps=2)
+
+    def on_rank(rank):
+        model, optimizer = distributed(start, lambda p: torch.optim.SGD(p, lr=0.05), backward_passes_per_step=passes)
+        model, optimizer = apex_standin.initialize(model, optimizer, "O2")
+        for batch in data:
+            optimizer.zero_grad()
+            for micro in range(passes):
+                x, y = share(batch, rank * passes + micro, world.size * passes)
+                loss, last = mean_square(model(x), y) / passes, micro == passes - 1
+                with apex_standin.scale_loss(loss, optimizer, delay_unscale=not last) as scaled:
+                    scaled.backward()
+                    if last:
+                        optimizer.synchronize()
+            with optimizer.skip_synchronize():
+                optimizer.step()
+        assert_replicas_equal(parameters(model))
+        expected = copy.deepcopy(start)
+        plain_optimizer = torch.optim.SGD(expected.parameters(), lr=0.05)
+        for x, y in data:
+            plain_optimizer.zero_grad()
+            mean_square(expected(x), y).backward()
+            plain_optimizer.step()
+        assert_all_close(as_float32(model), parameters(expected), rtol=0, atol=5e-3)
 
     world.run(on_rank)

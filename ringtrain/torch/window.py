@@ -136,11 +136,13 @@ class GradientReduction:
 
     def _release(self, parameters: set[torch.Tensor], owner: "GradientReduction") -> None:
         """Leaves parameters to an optimizer that was made later: two would reduce one gradient twice."""
-        for parameter in parameters & self._hooks.keys():
-            if self._in_flight():
-                self.synchronize()
+        lost = [parameter for parameter in self._hooks if parameter in parameters]
+        if lost and self._in_flight():
+            self.synchronize()
+        for parameter in lost:
             self._hooks.pop(parameter).remove()
-            self._lost_to = self._names[parameter], owner.prefix
+        if lost and self._lost_to is None:
+            self._lost_to = self._names[lost[0]], owner.prefix
 
     def _require_own(self) -> None:
         if self._lost_to is not None:
