@@ -350,7 +350,6 @@ def _named(model):
         (lambda m: {"groups": [list(m.parameters())[:1]] * 2}, "group 1 holds one twice"),
         (lambda m: {"groups": [[torch.nn.Parameter(torch.zeros(1))]]}, "one that is not the optimizer's"),
         (lambda m: {"op": hvd.Max}, "op must be Average"),
-        (lambda m: {"op": 2}, "op must be Average"),
         (lambda m: {"op": hvd.Sum, "gradient_predivide_factor": 2.0}, "needs op=Average"),
         (lambda m: {"gradient_predivide_factor": 0.0}, "must be above 0"),
         (lambda m: {"backward_passes_per_step": 0}, "at least 1, but is 0"),
