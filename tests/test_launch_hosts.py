@@ -37,7 +37,7 @@ time.sleep(300)
 
 @pytest.fixture(scope="module")
 def network() -> Iterator[Network]:
-    with Network({"node-a": "eth0", "node-b": "ens5", "node-c": "enp3s0"}) as made:
+    with Network({"node-a": "eth0", "node-b": "ens5", "node-c": "enp3s0"}, login_path="/nonexistent") as made:
         yield made
 
 

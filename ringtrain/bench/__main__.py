@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ringtrain import launcher, tables
+from ringtrain.bench import shaped
 from ringtrain.bench.models import MODELS
 from ringtrain.bench.sizes import parse_bytes
 from ringtrain.options import environment
@@ -25,6 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     chosen = make_parser().parse_args(arguments)
     if launcher.find(environment()) is None:
+        if chosen.benchmark == "wire":
+            return shaped.start(chosen, arguments)
         return _start_ranks(chosen.ranks, arguments)
     options = {name: value for name, value in vars(chosen).items() if name not in ("benchmark", "ranks")}
     return 0 if _run(chosen.benchmark, options) else 1
@@ -89,6 +92,16 @@ def _accumulation_options(parser: argparse.ArgumentParser) -> None:
     _repetitions_option(parser)
 
 
+def _wire_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rate", default="1gbit", help="of each link, both ways, as tc spells it (1gbit)")
+    parser.add_argument("--hosts", type=int, choices=range(2, 9), default=2, metavar="N", help="how many to make (2)")
+    parser.add_argument("--ranks-per-host", type=_numbers, default=[1, 2], metavar="1,2,...")
+    parser.add_argument("--sizes", type=_sizes, default=_sizes("1KB,250000000"), metavar="1KB,250000000,...")
+    parser.add_argument("--peers", type=_choices("gloo", "mpi"), default=[], metavar="gloo,mpi")
+    parser.add_argument("--repetitions", type=int, default=5, metavar="N", help="turns of each system (5)")
+    parser.add_argument("--measured-rate", type=float, help=argparse.SUPPRESS)  # bytes per second, for its own ranks
+
+
 def _repetitions_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repetitions", type=int, metavar="N", help="default: by size")
 
@@ -99,6 +112,7 @@ BENCHMARKS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "step": ("all gradients of a model against one operation of as many bytes", _step_options),
     "idle": ("context switches of our threads while nothing is pending", _idle_options),
     "train": ("training steps with PyTorch: ours, DDP, and without communication", _train_options),
+    "wire": ("one tensor between hosts made on this machine, beside the floor that their links set; as root", _wire_options),
     "accumulation": ("bytes and seconds a batch when several make a step", _accumulation_options),
 }
 

@@ -5,7 +5,7 @@ skew in the figure; above, it is one operation after a barrier.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -59,11 +59,11 @@ def _repetitions_for(size_bytes: int) -> int:
 
 
 def _measure(systems: Sequence[System], size_bytes: int, repetitions: int) -> list[dict[str, Any]]:
-    work, source = _arrays(size_bytes)
+    work, source = arrays(size_bytes)
     for system in systems:
         system.use(work)
-    verified = {system.name: _verify(system, work, source) for system in systems}
-    time_turn = _time_round if size_bytes <= BACK_TO_BACK_BYTES else _time_one
+    verified = {system.name: verify(system, work, source) for system in systems}
+    time_turn = turn_for(size_bytes)
     timed = {system.name: partial(time_turn, system, work, source) for system in systems}
     seconds = time_in_turn(timed, repetitions)
     floor = float(np.median(seconds["memcpy"]))
@@ -76,14 +76,15 @@ def _measure(systems: Sequence[System], size_bytes: int, repetitions: int) -> li
     ]  # fmt: skip
 
 
-def _arrays(size_bytes: int) -> tuple[np.ndarray, np.ndarray]:
+def arrays(size_bytes: int) -> tuple[np.ndarray, np.ndarray]:
     """The array to work on, and this rank's values for it: small integers, whose sums float32 holds exactly."""
     count = max(size_bytes // 4, 1)
     source = (np.arange(count, dtype=np.int32) % 61 + ranks.rank()).astype(np.float32)
     return source.copy(), source
 
 
-def _verify(system: System, work: np.ndarray, source: np.ndarray) -> bool:
+def verify(system: System, work: np.ndarray, source: np.ndarray) -> bool:
+    """Whether the system's sums are right on every rank."""
     np.copyto(work, source)
     ranks.wait_for_all()
     system.run()
@@ -91,6 +92,11 @@ def _verify(system: System, work: np.ndarray, source: np.ndarray) -> bool:
         return ranks.all_true(bool(np.array_equal(system.result(), source)))
     others = sum(range(ranks.size())) - ranks.size() * ranks.rank()  # each rank's values are shifted by its rank
     return ranks.all_true(bool(np.array_equal(system.result(), source * ranks.size() + others)))
+
+
+def turn_for(size_bytes: int) -> Callable[[System, np.ndarray, np.ndarray], list[float]]:
+    """What a system does in its turn with a tensor of this size."""
+    return _time_round if size_bytes <= BACK_TO_BACK_BYTES else _time_one
 
 
 def _time_one(system: System, work: np.ndarray, source: np.ndarray) -> list[float]:
@@ -111,7 +117,7 @@ def _time_round(system: System, work: np.ndarray, source: np.ndarray) -> list[fl
 
 def _memory_growth(system: System, size_bytes: int) -> list[int]:
     """Growth of each rank's proportional set from before its first operation to after ten of the largest size."""
-    work, source = _arrays(size_bytes)
+    work, source = arrays(size_bytes)
     del source  # freed later, it would hide as much growth
     system.use(work)
     ranks.wait_for_all()

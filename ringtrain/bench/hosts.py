@@ -29,7 +29,8 @@ START_SECONDS = 20.0
 BURST_BYTES, BUFFER_BYTES = 128 << 10, 512 << 10
 # Runs as init of a host: reaps what others leave to it, and goes with whoever made the host.
 HOLDER = "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN); print(flush=True)\nwhile True: signal.pause()"
-# Who has no key is asked for a password, and a command finds no program by its name: as bare as a login can be.
+DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
+# Who has no key is asked for a password.
 SSHD_CONFIG = """\
 Port 22
 HostKey {folder}/host_key
@@ -39,7 +40,7 @@ StrictModes no
 UsePAM no
 PasswordAuthentication yes
 PermitRootLogin yes
-SetEnv PATH=/nonexistent
+SetEnv PATH={path}
 LogLevel ERROR
 """
 
@@ -48,7 +49,7 @@ def missing() -> str:
     """What stands in the way of making hosts here; "" if nothing does."""
     if os.geteuid() != 0:
         return "hosts in network namespaces need root"
-    absent = sorted({package for program, package in DEBIAN_PACKAGES.items() if not _which(program)})
+    absent = sorted({package for program, package in DEBIAN_PACKAGES.items() if not find_program(program)})
     if absent:
         return f"hosts in network namespaces need these Debian packages: {' '.join(absent)}"
     probe = subprocess.run(["unshare", "--net", "--uts", "--mount", "--pid", "--fork", "ip", "link", "add", "type", "veth"],
@@ -69,7 +70,7 @@ class Host:
 
     def command(self, *line: str, folder: str | Path | None = None) -> list[str]:
         """The command line that runs `line` on this host, in the folder (the caller's by default)."""
-        return [_which("nsenter"), "--target", str(self.pid), "--net", "--uts", "--mount", "--ipc", "--pid",
+        return [find_program("nsenter"), "--target", str(self.pid), "--net", "--uts", "--mount", "--ipc", "--pid",
                 f"--wd={folder or os.getcwd()}", "--", *line]  # fmt: skip
 
     def run(self, *line: str, folder: str | Path | None = None, **options) -> subprocess.CompletedProcess:
@@ -90,7 +91,7 @@ class Host:
         listing = self.run("ps", "-e", "-ww", "-o", "pid=,ppid=,stat=,args=").stdout.splitlines()
         found = [line.split(None, 3) for line in listing]
         return {int(pid): arguments for pid, _, state, arguments in found
-                if pid != "1" and "Z" not in state and not arguments.startswith(("sshd:", "ps -e", _which("sshd")))}
+                if pid != "1" and "Z" not in state and not arguments.startswith(("sshd:", "ps -e", find_program("sshd")))}
 
     @contextmanager
     def hidden(self, folder: str | Path) -> Iterator[None]:
@@ -128,9 +129,12 @@ class Network:
         interfaces: for each host the name of the interface that leads to the switch.
         rate: of each link, both ways, in tc's words; None for as fast as the machine is.
         useless: name of a second interface with the same address on every host, as docker0 is; None for none.
+        login_path: PATH of those who come by ssh.
     """
 
-    def __init__(self, interfaces: Mapping[str, str], rate: str | None = None, useless: str | None = "docker0"):
+    def __init__(self, interfaces: Mapping[str, str], rate: str | None = None, useless: str | None = "docker0",
+                 login_path: str = DEFAULT_PATH):
+        self.login_path = login_path
         self.folder = Path(tempfile.mkdtemp(prefix="ringtrain-hosts-"))
         self.hosts: dict[str, Host] = {}
         self._holders: list[subprocess.Popen] = []
@@ -180,14 +184,14 @@ class Network:
             self._furnish(host)
 
     def _hold(self, *namespaces: str) -> subprocess.Popen:
-        holder = subprocess.Popen([_which("unshare"), *namespaces, sys.executable, "-I", "-S", "-c", HOLDER],
+        holder = subprocess.Popen([find_program("unshare"), *namespaces, sys.executable, "-I", "-S", "-c", HOLDER],
                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, preexec_fn=_die_with_parent)
         self._holders.append(holder)
         holder.stdout.readline()  # its namespaces are there now
         return holder
 
     def _in_switch(self, *line: str) -> list[str]:
-        return [_which("nsenter"), "--target", str(self.switch.pid), "--net", "--", *line]
+        return [find_program("nsenter"), "--target", str(self.switch.pid), "--net", "--", *line]
 
     def _plug_in(self, host: Host, number: int, rate: str | None, useless: str | None) -> None:
         port = f"to-{number}"
@@ -218,7 +222,7 @@ class Network:
         """Gives a host its files, its shared memory and its sshd."""
         _check(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(host.folder / "host_key")])
         shutil.copy(self.folder / "user_key.pub", host.folder / "authorized_keys")
-        (host.folder / "sshd_config").write_text(SSHD_CONFIG.format(folder=host.folder))
+        (host.folder / "sshd_config").write_text(SSHD_CONFIG.format(folder=host.folder, path=self.login_path))
         home = host.folder / "ssh"
         home.mkdir(mode=0o700)
         shutil.copy(self.folder / "user_key", home / "id_ed25519")
@@ -230,17 +234,17 @@ class Network:
                      ["mount", "--bind", str(self.folder / "nsswitch"), "/etc/nsswitch.conf"],
                      ["mount", "-t", "sysfs", "none", "/sys"],  # which lists the interfaces of this host
                      ["mount", "-t", "tmpfs", "none", "/dev/shm"],
-                     [_which("sshd"), "-f", str(host.folder / "sshd_config")]):  # fmt: skip
+                     [find_program("sshd"), "-f", str(host.folder / "sshd_config")]):  # fmt: skip
             host.check(*line)
 
 
-def _which(program: str) -> str:
+def find_program(program: str) -> str:
     """The program's path, also where root's PATH lacks /usr/sbin; "" if there is none."""
     return shutil.which(program, path=os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin") or ""
 
 
 def _check(line: Sequence[str]) -> None:
-    done = subprocess.run([_which(line[0]), *line[1:]], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    done = subprocess.run([find_program(line[0]), *line[1:]], capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode:
         raise RuntimeError(f"making a host: '{' '.join(line)}' returned {done.returncode}: {done.stderr.strip()}")
 

@@ -1,0 +1,58 @@
+"""Makes the hosts of ``ringtrain bench wire``: on this machine, with links of a chosen rate; measures what they carry.
+
+The benchmark itself (see ``wire``) then runs on ranks that ringtrainrun starts across these hosts.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from ringtrain.bench import hosts
+
+IPERF_SECONDS = 3
+
+
+def start(chosen: argparse.Namespace, arguments: Sequence[str]) -> int:
+    """Makes the hosts, runs the benchmark for each number of ranks a host, and returns the highest exit code."""
+    hindrance = hosts.missing() or ("" if hosts.find_program("iperf3") else "the raw rate is measured by iperf3")
+    if hindrance:
+        print(f"ringtrain bench wire: {hindrance}. Run as root: apt-get install iperf3 iproute2 openssh-server",
+              file=sys.stderr)  # fmt: skip
+        return 2
+    names = [f"host-{number}" for number in range(1, chosen.hosts + 1)]
+    with hosts.Network(dict.fromkeys(names, "eth0"), rate=chosen.rate, useless=None) as network:
+        rate = measured_rate(network[names[0]], network[names[1]])
+        print(f"{chosen.hosts} hosts, links of {chosen.rate} each way: {rate * 8e-6:.0f} Mbit/s both ways at once (iperf3)")
+        codes = [_run(network[names[0]], names, count, rate, arguments) for count in chosen.ranks_per_host]
+    return max(codes)
+
+
+def measured_rate(one: hosts.Host, other: hosts.Host) -> float:
+    """Bytes per second from host to host, both ways at once: the slower way's."""
+    server = other.start("iperf3", "--server", "--one-off", stdout=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 10.0
+        while True:
+            client = one.run("iperf3", "--client", other.address, "--bidir", "--json", "--time", str(IPERF_SECONDS))
+            if client.returncode == 0:
+                break
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"iperf3: expected a rate, but it says: {client.stdout[-500:]}{client.stderr}")
+            time.sleep(0.1)
+    finally:
+        server.terminate()
+        server.wait()
+    ends = json.loads(client.stdout)["end"]
+    return min(ends["sum_received"]["bits_per_second"], ends["sum_received_bidir_reverse"]["bits_per_second"]) / 8
+
+
+def _run(first: hosts.Host, names: Sequence[str], ranks_per_host: int, rate: float, arguments: Sequence[str]) -> int:
+    listed = ",".join(f"{name}:{ranks_per_host}" for name in names)
+    line = [sys.executable, "-m", "ringtrain.launch", "-np", str(len(names) * ranks_per_host), "-H", listed,
+            sys.executable, "-m", "ringtrain.bench", *arguments, "--measured-rate", f"{rate:.0f}"]  # fmt: skip
+    environment = dict(os.environ, OMP_NUM_THREADS=os.environ.get("OMP_NUM_THREADS", "1"))
+    return subprocess.call(first.command(*line), env=environment)

@@ -1,0 +1,42 @@
+"""`ringtrain bench wire`: it makes its hosts, and what it prints and writes is right."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ringtrain.bench import hosts
+
+MISSING = hosts.missing() or ("" if hosts.find_program("iperf3") else "iperf3 is not installed")
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.skipif(bool(MISSING), reason=MISSING)
+def test_wire_fills_the_links_and_writes_what_it_measured(tmp_path: Path) -> None:
+    """At 200 Mbit/s, where even a crowded machine has time: a tensor takes the floor's time or a little more."""
+    written = tmp_path / "wire.json"
+    done = subprocess.run([sys.executable, "-m", "ringtrain.bench", "wire", "--rate", "200mbit", "--ranks-per-host", "2",
+                           "--sizes", "1KB,4MB", "--repetitions", "2", "--json", str(written)], capture_output=True,
+                          text=True, timeout=200, env=dict(os.environ, PYTHONPATH=str(ROOT)))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 hosts, links of 200mbit each way" in done.stdout and "WRONG" not in done.stdout
+    found = json.loads(written.read_text())
+    assert 15e6 < found["bytes_per_second"] < 26e6 and found["hosts"] == 2
+    results = {(result["system"], result["bytes"]): result for result in found["results"]}
+    assert set(results) == {(name, size) for name in ("ringtrain", "ringtrain-fp16") for size in (1024, 4 << 20)}
+    large = results["ringtrain", 4 << 20]
+    assert large["verified"] and large["np"] == 4
+    assert large["floor_seconds"] == pytest.approx((4 << 20) / found["bytes_per_second"])
+    assert large["seconds_median"] > 0.5 * large["floor_seconds"], "faster than the link: it was not on the wire"
+
+
+def test_wire_says_what_it_needs() -> None:
+    script = ("import sys\nfrom ringtrain.bench import __main__, hosts\nhosts.missing = lambda: 'no namespaces here'\n"
+              "sys.exit(__main__.main(['wire']))")
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 2 and "no namespaces here" in done.stderr and "apt-get install" in done.stderr
