@@ -7,6 +7,8 @@
 Importing this loads NumPy and the native library, and neither a framework nor MPI. ``ringtrain.torch`` is for PyTorch.
 """
 
+import importlib
+
 from ringtrain import _native, errors
 from ringtrain.context import current, init, is_initialized, shutdown
 from ringtrain.errors import HorovodInternalError, RingtrainError
@@ -110,3 +112,10 @@ def stop_timeline() -> None:
 def build_info() -> str:
     """Version, compiler and processor kernels of this installation, in one line."""
     return _native.build_info()
+
+
+def __getattr__(name: str) -> object:
+    """``ringtrain.run`` is the launcher's, a floor above, and is loaded when it is asked for."""
+    if name == "run":
+        return importlib.import_module("ringtrain.launch.function").run
+    raise AttributeError(f"module 'ringtrain' has no attribute '{name}'")

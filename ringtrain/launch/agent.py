@@ -8,15 +8,18 @@ Answers and news go out on stdout: a JSON line each, and after one that has "byt
 The ranks of the host (see `rank`) connect to a Unix socket in the abstract namespace, which leaves no file behind.
 """
 
+import base64
 import json
 import os
 import platform
 import selectors
+import shutil
 import signal
 import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -235,7 +238,11 @@ class Ears:
 
     def __init__(self, launcher, request):
         self.launcher = launcher
-        self.welcome = json.dumps({"environment": request["environment"], "directory": request["directory"]}).encode()
+        self.function_folder = private_folder_with(request["function"]) if request["function"] else None
+        environment = request["environment"]
+        if self.function_folder:
+            environment["RINGTRAIN_FUNCTION"] = self.function_folder
+        self.welcome = json.dumps({"environment": environment, "directory": request["directory"]}).encode()
         self.ranks = {}  # by socket
         self.pipes = {}  # (rank, stream) by descriptor
         self.heard_at = time.monotonic()
@@ -263,8 +270,11 @@ class Ears:
             for descriptor in list(self.pipes):
                 while self._read(descriptor):
                     pass
+            self._hand_in()
         except OSError:  # the launcher is gone
             pass
+        if self.function_folder:
+            shutil.rmtree(self.function_folder, ignore_errors=True)
 
     def end(self):
         """Asks every rank to end: its supervisor does so when its socket closes."""
@@ -277,6 +287,14 @@ class Ears:
                     connection.shutdown(socket.SHUT_WR)
                 except OSError:  # it has just left
                     pass
+
+    def _hand_in(self):
+        """Sends what the ranks of `ringtrain.run` have left: a result or a failure each."""
+        for name in sorted(os.listdir(self.function_folder) if self.function_folder else ()):
+            kind, _, rank = name.partition(".")
+            if rank.isdigit():
+                with open(os.path.join(self.function_folder, name), "rb") as file:
+                    self.launcher.tell(file.read(), rank=int(rank), left=kind)
 
     def _step(self):
         silent = self.heard_at + SECONDS_OF_SILENCE
@@ -371,6 +389,14 @@ class Ears:
         os.close(descriptor)
         del self.pipes[descriptor]
         return False
+
+
+def private_folder_with(function):
+    """Makes a folder for this user alone, with the function that `ringtrain.run` wants called in it."""
+    folder = tempfile.mkdtemp(prefix="ringtrain-run-")
+    with os.fdopen(os.open(os.path.join(folder, "function"), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(base64.b64decode(function))
+    return folder
 
 
 def user_of(connection):

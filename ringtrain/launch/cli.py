@@ -99,6 +99,7 @@ def _at_once(action):
 @click.option("--mpi-args", metavar="'ARGUMENTS'", help="further arguments for mpirun or srun")
 @click.option("--binding-args", metavar="'ARGUMENTS'", help="how mpirun or srun binds ranks (default: not)")
 @click.option("--mpi", "by_mpirun", is_flag=True, help="use mpirun in a Slurm allocation too")
+@click.option("--function-folder", default="", hidden=True)  # of ringtrain.run
 @click.option("--host-discovery-script", hidden=True)
 @click.option("--blacklist-cooldown-range", type=(float, float), default=None, hidden=True)
 @click.option("--verbose", is_flag=True, help="say which MPI and which command line are used, and pass on everything "
@@ -165,7 +166,7 @@ def make_plan(given: Mapping[str, Any], environment: Mapping[str, str]) -> Plan:
         ssh=Ssh(given["ssh_port"], given["ssh_identity_file"]), start_seconds=given["start_timeout"],
         interfaces=(*interfaces, *given["each_interface"]), ports=parse_ports(given["port_range"]),
         folder=os.path.abspath(given["output_filename"]) if given["output_filename"] else "",
-        shows_time=given["shows_time"], engine_arguments=tuple(shlex.split(given["mpi_args"] or "")),
+        shows_time=given["shows_time"], function_folder=given["function_folder"], engine_arguments=tuple(shlex.split(given["mpi_args"] or "")),
         binding_arguments=tuple(shlex.split(given["binding_args"] or "")), by_srun=by_srun)  # fmt: skip
 
 

@@ -6,6 +6,7 @@ write and how they end comes from their hosts' agents (see `agent`); the engine'
 
 from __future__ import annotations
 
+import base64
 import os
 import secrets
 import selectors
@@ -18,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from ringtrain.launch.agent import SECONDS_TO_KILL, kill_group
 from ringtrain.launch.environment import of_host
@@ -133,12 +135,15 @@ class Job:
     def _open_ears(self) -> None:
         """Lets every agent wait for the ranks of its host."""
         deadline = time.monotonic() + self.plan.start_seconds
+        given = self.plan.function_folder and Path(self.plan.function_folder, "function").read_bytes()
+        function = base64.b64encode(given).decode() if given else ""
         for agent in self.agents:
             host = agent.host
             environment = forwarded(self.environment, host.is_here) | of_host(host.name, self.networks, self.environment)
             environment["RINGTRAIN_SLOTS"] = str(host.slots)
             try:
-                agent.ask(deadline, do="serve", socket=self.socket, directory=os.getcwd(), environment=environment)
+                agent.ask(deadline, do="serve", socket=self.socket, directory=os.getcwd(), environment=environment,
+                          function=function)
             except HostError as error:
                 raise LaunchError(str(error)) from None
             self.selector.register(agent.process.stdout, selectors.EVENT_READ, lambda agent=agent: self._hear(agent))
@@ -188,6 +193,8 @@ class Job:
         rank = self.ranks.setdefault(facts["rank"], Rank(facts["rank"], host))
         if "stream" in facts:
             self._stream(rank, facts["stream"]).feed(data)
+        if "left" in facts:
+            leave_private(Path(self.plan.function_folder, f"{facts['left']}.{rank.number}"), data)
         if "starts" in facts:
             rank.is_connected = True
             rank.host = facts["host"]
@@ -296,6 +303,8 @@ class Job:
         if failed:
             first = min(failed, key=lambda rank: (rank.follows, rank.failed_at, rank.number))
             self._explain(first)
+            if self.plan.function_folder:
+                leave_private(Path(self.plan.function_folder, "first"), str(first.number).encode())
             return first.failure if first.failure > 0 else 128 - first.failure
         if self.lost_hosts:
             self.terminal.say(f"host {', '.join(self.lost_hosts)}: the connection was lost, so the job has ended. "
@@ -363,6 +372,12 @@ def command_line(plan: Plan, installation: Installation, socket_name: str) -> li
     engine = installation.engine
     return [*engine.command_line(installation.program, plan), sys.executable, "-I", "-S", str(RANK_PROGRAM),
             socket_name, ",".join(engine.RANK_VARIABLES), "--", *plan.command]
+
+
+def leave_private(path: Path, data: bytes) -> None:
+    """Writes a file for this user alone."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(data)
 
 
 def wait_readable(stream, deadline: float) -> None:

@@ -27,6 +27,7 @@ class Plan:
         interfaces: what --network-interfaces names: interfaces or networks; () to find them.
         ports: first and last port that may be listened on; (0, 0) for any.
         folder: of --output-filename; "" to show the ranks' output.
+        function_folder: where `ringtrain.run` has put a function, and wants what the ranks leave; "" for a command.
         engine_arguments: of --mpi-args and --binding-args, for the engine's command line.
     """
 
@@ -42,6 +43,7 @@ class Plan:
     ports: tuple[int, int] = (0, 0)
     folder: str = ""
     shows_time: bool = False
+    function_folder: str = ""
     engine_arguments: tuple[str, ...] = ()
     binding_arguments: tuple[str, ...] = ()
     by_srun: bool = False
