@@ -172,6 +172,7 @@ class Context:
         usable: False once it was closed, and in the child of a fork.
         forked: True in the child of a fork, where the library's threads and locks did not come along.
         over_mpi: whether its world runs over MPI.
+        chosen: its options that differ from the defaults, as text.
     """
 
     def __init__(self, native):
@@ -179,6 +180,7 @@ class Context:
         self.usable = True
         self.forked = False
         self.over_mpi = False
+        self.chosen: dict[str, str] = {}
         self._world = ffi.new("rt_world *")
         lib.rt_world_of(native, self._world)
         self._requests: list[_Request] = []  # pool; append and pop are atomic
@@ -417,7 +419,7 @@ def open_in_process(hub, rank: int, chosen: dict[str, str]) -> Context:
     """Opens one rank of a hub (an ``rt_hub *``); blocks until all its ranks are opened."""
     error = ffi.new(_ERROR_OUT)
     native = lib.rt_open_in_process(hub, rank, options.as_lines(chosen), error)
-    return _opened(native, error)
+    return _opened(native, error, chosen)
 
 
 def current() -> Context:
@@ -524,17 +526,18 @@ def _open_mpi(comm: object, started_by: launcher.Launcher | None, chosen: dict[s
     communicator = mpi.communicator(MPI, comm)
     error = ffi.new(_ERROR_OUT)
     native = lib.rt_open_mpi(os.fsencode(MPI.__file__), MPI._handleof(communicator), options.as_lines(chosen), error)
-    context = _opened(native, error)
+    context = _opened(native, error, chosen)
     context.over_mpi = True
     mpi.warn_if_bound(started_by, context.local_rank)
     return context
 
 
-def _opened(native, error) -> Context:
+def _opened(native, error, chosen: dict[str, str]) -> Context:
     if not native:
         text = take_text(error[0])
         raise (TimeoutError if _START_TIMEOUT in text else InvalidArgumentError)(text)
     context = Context(native)
+    context.chosen = chosen
     log.drain(native)
     return context
 

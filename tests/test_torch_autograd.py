@@ -84,6 +84,13 @@ ADJOINTS = {
         lambda x, s: hvd.grouped_allgather([x, x[1:]], process_set=s), lambda r, n: ragged(r), lambda n: 1 / n
     ),
     "broadcast": (lambda x, s: hvd.broadcast(x, s.ranks[-1], process_set=s), lambda r, n: 2, lambda n: 1 / n),
+    "weighted": (lambda x, s: hvd.allreduce(x, weight=s.rank() + 1, process_set=s), lambda r, n: 4, 1),
+    "weighted group": (
+        lambda x, s: hvd.grouped_allreduce([x, x[:1]], name="x", weight=s.rank() + 1, process_set=s), lambda r, n: 4, 1
+    ),
+    "weighted rows": (
+        lambda x, s: hvd.reducescatter(x, weight=s.rank() + 1, process_set=s), lambda r, n: n + 1, lambda n: n
+    ),
     "alltoall": (lambda x, s: hvd.alltoall(x, process_set=s), lambda r, n: 2 * n, 1),
     "splits": (
         lambda x, s: hvd.alltoall(x, [ragged(each) for each in range(s.size())], process_set=s)[0],

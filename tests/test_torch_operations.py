@@ -218,6 +218,36 @@ def test_compression_halves_what_travels_between_hosts(compression):
         world.run(on_rank)
 
 
+def test_weighted_averages(world):
+    """Each rank's tensor counts as many samples as it had; rank 0 had none."""
+    size = world.size
+    counts = [max(rank, int(size == 1)) for rank in range(size)]
+    expected = sum(count * (rank + 1) for rank, count in enumerate(counts)) / sum(counts)
+
+    def on_rank(rank):
+        x, weight = torch.full((size, 2), rank + 1.0), {"weight": counts[rank]}
+        found = [
+            hvd.allreduce(x, name="a", **weight),
+            hvd.allreduce_async(x, name="b", **weight).wait(),
+            hvd.allreduce_(x.clone(), name="c", **weight),
+            hvd.allreduce_async_(x.clone(), name="d", **weight).wait(),
+            *hvd.grouped_allreduce([x], name="e", **weight),
+            *hvd.grouped_allreduce_async([x], name="f", **weight).wait(),
+            *hvd.grouped_allreduce_([x.clone()], name="g", **weight),
+            *hvd.grouped_allreduce_async_([x.clone()], name="h", **weight).wait(),
+            hvd.reducescatter(x, "i", **weight),
+            hvd.reducescatter_async(x, "j", **weight).wait(),
+            *hvd.grouped_reducescatter([x], "k", **weight),
+            *hvd.grouped_reducescatter_async([x], "l", **weight).wait(),
+            hvd.allreduce(x.to_sparse(1), name="m", **weight).to_dense(),
+            hvd.allreduce_async(x.half().to_sparse(), name="n", **weight).wait().float().to_dense(),
+        ]
+        for each in found:
+            torch.testing.assert_close(each, torch.full_like(each, expected), rtol=1e-3, atol=0)
+
+    world.run(on_rank)
+
+
 def test_the_deprecated_average():
     def on_rank(rank):
         for average in (True, False):

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch_models import assert_replicas_equal, assert_same_bits
+from worlds import World, sizes
 
 import ringtrain as rt
 import ringtrain.torch as hvd
@@ -55,9 +56,7 @@ def test_sparse_sums(world, dtype):
 @pytest.mark.least_ranks(3)
 def test_an_average_of_another_divisor_is_noticed(world, monkeypatch):
     """The planted fault: ranks without entries are not counted."""
-    right = sparse.SparseAllreduce._sum
-    fault = lambda self, shapes, *entries: right(self, shapes[1:], *entries)  # noqa: E731
-    monkeypatch.setattr(sparse.SparseAllreduce, "_sum", fault)
+    monkeypatch.setattr(sparse, "_all_members", lambda context, process_set: context.size - 1)
 
     def on_rank(rank):
         found = hvd.allreduce(entries(rank), name="x").to_dense()
@@ -102,6 +101,32 @@ def test_an_embedding_trains_as_one_process(world):
         pending = sparse.SparseAllreduce(current(), module.weight.grad, "embedding", hvd.Sum)
         torch.testing.assert_close(pending.wait().to_dense(), whole.weight.grad.to_dense())
         assert pending.done() and pending() is pending.wait()
+
+    world.run(on_rank)
+
+
+@pytest.mark.parametrize("size", sizes(2))
+@pytest.mark.parametrize("divisor", ["active", "initial"])
+def test_beside_a_rank_that_has_joined(size, divisor):
+    def on_rank(rank):
+        if rank > 0:
+            found = hvd.allreduce(entries(2), name="x").to_dense()
+            contributions = size - 1
+            expected = entries(2).to_dense() * contributions / (contributions if divisor == "active" else size)
+            torch.testing.assert_close(found, expected)
+        hvd.join()
+
+    with World(size, join_divisor=divisor) as world:
+        world.run(on_rank)
+
+
+@pytest.mark.least_ranks(2)
+def test_weights_on_some_ranks(world):
+    def on_rank(rank):
+        with pytest.raises(rt.RingtrainError, match=r"weight must be given on all ranks or on none.*\[2, None"):
+            hvd.allreduce(entries(0), name="x", **({"weight": 2} if rank == 0 else {}))
+        with pytest.raises(ValueError, match="weight"):
+            hvd.allreduce(entries(0), name="y", op=hvd.Sum, weight=2)
 
     world.run(on_rank)
 

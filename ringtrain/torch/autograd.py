@@ -1,8 +1,8 @@
 """Gradients of the operations: each backward pass is an operation of its own, on the gradients of all ranks.
 
-``operations`` calls ``differentiable`` from the forms that wait and return a new tensor. The factors are Horovod's: an
-allreduce and an alltoall carry the exact gradient of the sum of all ranks' losses, an allgather and a broadcast its
-average over the ranks, and a reducescatter ``size`` times the exact one.
+``reductions`` and ``operations`` call ``differentiable`` from the forms that wait and return a new tensor. The factors
+are Horovod's: an allreduce and an alltoall carry the exact gradient of the sum of all ranks' losses, an allgather and a
+broadcast its average over the ranks, and a reducescatter ``size`` times the exact one.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from ringtrain.errors import InvalidArgumentError
+from ringtrain.errors import InvalidArgumentError, UnsupportedError
+from ringtrain.operations import Average, Sum
 
 _Tensors = Sequence[torch.Tensor]
 
@@ -49,3 +50,17 @@ def differentiable(
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return list(_Operation.apply(run, adjoint, *tensors))
     return list(run())
+
+
+def backward_name(name: str | None) -> str | None:
+    """The name of the operation that carries the gradients of the one of this name."""
+    return None if name is None else f"{name}.gradient"
+
+
+def require_linear(operation: str, name: str | None, op: int) -> None:
+    """Raises UnsupportedError for the reductions whose gradient is no reduction."""
+    if op not in (Average, Sum):
+        raise UnsupportedError(
+            f"backward of {operation} '{name or 'unnamed'}': gradients need op Average or Sum, but it is {op}. "
+            "Detach the tensor before the operation."
+        )

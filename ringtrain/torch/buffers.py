@@ -1,4 +1,4 @@
-"""Buffers of a model, such as BatchNorm's running statistics, made equal on all ranks: once, or before each forward pass.
+"""Buffers of a model, such as BatchNorm's running statistics, made equal on all ranks: once, or in each forward pass.
 
 Gradients keep the parameters equal, but nothing does so for buffers: each rank's follow its own batches.
 """

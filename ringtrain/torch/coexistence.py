@@ -1,7 +1,7 @@
 """Refuses what would average gradients twice or never: other data-parallel wrappers around the same optimizer or model.
 
-``DistributedOptimizer`` calls it when it is made. torch.distributed itself may be used beside ringtrain, for whatever else
-a script does with it.
+``DistributedOptimizer`` calls it when it is made. torch.distributed itself may be used beside ringtrain, for whatever
+else a script does with it.
 """
 
 import gc

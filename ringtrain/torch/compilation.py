@@ -1,4 +1,4 @@
-"""Keeps ``torch.compile`` out of functions that talk to other ranks: a graph breaks around them, and they run as they are.
+"""Keeps ``torch.compile`` out of functions that talk to other ranks: graphs break around them, and they run as they are.
 
 Traced into, they would act on tensors without memory. ``operations``, ``sync_batch_norm`` and ``buffers`` use it.
 """

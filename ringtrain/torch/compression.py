@@ -4,6 +4,7 @@ A compressor is a class with two static methods; users write their own by derivi
 with the package only name what the core does while it packs: it adds in float32 and rounds what travels between hosts.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -60,3 +61,17 @@ _IN_THE_CORE = {
 def compression_in_the_core(compressor: Any) -> str | None:
     """The core's name for what a compressor does; None for one that a user wrote, whose methods must be called."""
     return _IN_THE_CORE.get(compressor)
+
+
+def compressed(
+    compressor: Any,
+    tensors: Sequence[torch.Tensor],
+    operate: Callable[[Sequence[torch.Tensor], str], Sequence[torch.Tensor]],
+) -> Sequence[torch.Tensor]:
+    """Results of ``operate(tensors, compression)``, of which the core does the compression or a user's class does."""
+    by_core = compression_in_the_core(compressor)
+    if by_core is not None:
+        return operate(tensors, by_core)
+    pairs = [compressor.compress(tensor) for tensor in tensors]
+    results = operate([sent for sent, _ in pairs], ringtrain.Compression.none)
+    return [compressor.decompress(result, context) for result, (_, context) in zip(results, pairs, strict=True)]

@@ -1,222 +1,26 @@
-"""The operations for torch tensors, in the argument order that Horovod's scripts for PyTorch use.
+"""The operations for torch tensors that move rows, in the argument order of Horovod's scripts for PyTorch.
 
-``ringtrain.operations`` does the work and describes the operations; here are the torch-only arguments (``average``,
-``compression``), identity of tensors in the in-place forms, and gradients. Tensors are dense, on the CPU, of any dtype
-of the core and any layout; what is not contiguous is copied. ``allreduce`` takes sparse ones too. The forms that wait
-and return a new tensor are differentiable. Errors are those of ``ringtrain.operations``.
+These are allgather, broadcast, alltoall and reducescatter; ``reductions`` has allreduce, and its head says what holds
+for all of them. Errors are those of ``ringtrain.operations``.
 """
 
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from ringtrain import operations as arrays
 from ringtrain.context import current
-from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.operations import Average, Handle, Sum
-from ringtrain.process_sets import ProcessSet, global_process_set, id_of
-from ringtrain.torch.autograd import differentiable
+from ringtrain.process_sets import ProcessSet, global_process_set
+from ringtrain.torch.autograd import backward_name, differentiable, require_linear
 from ringtrain.torch.compilation import eager
-from ringtrain.torch.compression import Compression, Compressor, compression_in_the_core
+from ringtrain.torch.compression import Compression, Compressor, compressed
 from ringtrain.torch.handles import AlltoallHandle, InPlaceHandle
-from ringtrain.torch.sparse import SparseAllreduce
+from ringtrain.torch.reductions import allreduce
 from ringtrain.torch.tensors import writable
 
 _Tensors = Sequence[torch.Tensor]
-
-
-# ---- allreduce ----
-
-
-@eager
-def allreduce(
-    tensor: torch.Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    compression: type[Compressor] = Compression.none,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> torch.Tensor:
-    """Combines a tensor of one shape over all ranks; see ``ringtrain.allreduce``.
-
-    Args:
-        tensor: the same shape and dtype on all ranks; not changed. A sparse one gives a coalesced sparse result.
-        average: deprecated; True is ``op=Average``, False ``op=Sum``.
-        name: identity among the ranks.
-        compression: how a dense tensor travels.
-        op: ``Average`` (default), ``Sum``, ``Min``, ``Max`` or ``Product``.
-        prescale_factor: factor on each contribution.
-        postscale_factor: factor on the result.
-        process_set: the ranks that take part.
-
-    Example:
-        >>> accuracy = hvd.allreduce(torch.tensor(correct / total), name="accuracy")
-    """
-    op = _op(average, op)
-
-    scales = prescale_factor, postscale_factor
-
-    def run() -> _Tensors:
-        if _is_sparse(tensor):
-            return [_sparse(tensor, name, op, process_set, *scales).wait()]
-        return _compressed(compression, [tensor], operate)
-
-    def operate(sent: _Tensors, by_core: str) -> _Tensors:
-        return [arrays.allreduce(*sent, name, op, *scales, process_set, by_core)]
-
-    def adjoint(gradients: _Tensors) -> _Tensors:
-        _require_linear("allreduce", name, op)
-        return [allreduce(gradients[0], None, _backwards(name), compression, op, *scales, process_set)]
-
-    return differentiable([tensor], run, adjoint)[0]
-
-
-@eager
-def allreduce_async(
-    tensor: torch.Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> Handle | SparseAllreduce:
-    """``allreduce`` that returns a handle at once; leave the tensor unchanged until it is done."""
-    if _is_sparse(tensor):
-        return _sparse(tensor, name, _op(average, op), process_set, prescale_factor, postscale_factor)
-    return arrays.allreduce_async(tensor, name, _op(average, op), prescale_factor, postscale_factor, process_set)
-
-
-@eager
-def allreduce_(
-    tensor: torch.Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> torch.Tensor:
-    """``allreduce`` that puts the result into the tensor, and returns it."""
-    arrays.allreduce_(writable(tensor), name, _op(average, op), prescale_factor, postscale_factor, process_set)
-    return tensor
-
-
-@eager
-def allreduce_async_(
-    tensor: torch.Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> InPlaceHandle:
-    """``allreduce_`` that returns a handle at once."""
-    scales = prescale_factor, postscale_factor
-    return InPlaceHandle(
-        arrays.allreduce_async_(writable(tensor), name, _op(average, op), *scales, process_set), tensor
-    )
-
-
-@eager
-def grouped_allreduce(
-    tensors: _Tensors,
-    average: bool | None = None,
-    name: str | None = None,
-    compression: type[Compressor] = Compression.none,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> list[torch.Tensor]:
-    """``allreduce`` of several tensors as one operation, all or nothing; returns a list in their order."""
-    op = _op(average, op)
-
-    scales = prescale_factor, postscale_factor
-
-    def operate(sent: _Tensors, by_core: str) -> _Tensors:
-        return arrays.grouped_allreduce(sent, name, op, *scales, process_set, by_core)
-
-    def adjoint(gradients: _Tensors) -> _Tensors:
-        _require_linear("grouped_allreduce", name, op)
-        return grouped_allreduce(gradients, None, _backwards(name), compression, op, *scales, process_set)
-
-    return differentiable(tensors, lambda: _compressed(compression, tensors, operate), adjoint)
-
-
-@eager
-def grouped_allreduce_async(
-    tensors: _Tensors,
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> Handle:
-    """``grouped_allreduce`` that returns one handle at once."""
-    return arrays.grouped_allreduce_async(
-        tensors, name, _op(average, op), prescale_factor, postscale_factor, process_set
-    )
-
-
-@eager
-def grouped_allreduce_(
-    tensors: _Tensors,
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> _Tensors:
-    """``grouped_allreduce`` that puts the results into the tensors, and returns them."""
-    views = [writable(tensor) for tensor in tensors]
-    arrays.grouped_allreduce_(views, name, _op(average, op), prescale_factor, postscale_factor, process_set)
-    return tensors
-
-
-@eager
-def grouped_allreduce_async_(
-    tensors: _Tensors,
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> InPlaceHandle:
-    """``grouped_allreduce_`` that returns one handle at once."""
-    views = [writable(tensor) for tensor in tensors]
-    scales = prescale_factor, postscale_factor
-    return InPlaceHandle(arrays.grouped_allreduce_async_(views, name, _op(average, op), *scales, process_set), tensors)
-
-
-@eager
-def sparse_allreduce_async(
-    tensor: torch.Tensor, name: str | None, op: int, process_set: ProcessSet = global_process_set
-) -> SparseAllreduce:
-    """Sums or averages sparse COO tensors: each rank sends the entries that it has.
-
-    Returns:
-        A handle for ``synchronize``, which can be called too; both give the coalesced sparse result.
-    """
-    return _sparse(tensor, name, op, process_set)
-
-
-def _sparse(
-    tensor: torch.Tensor, name: str | None, op: int, process_set: ProcessSet, *scales: float
-) -> SparseAllreduce:
-    return SparseAllreduce(current(), tensor, name, op, id_of(process_set), *scales)
-
-
-def _is_sparse(tensor: object) -> bool:
-    return isinstance(tensor, torch.Tensor) and tensor.is_sparse
 
 
 # ---- allgather ----
@@ -274,7 +78,7 @@ def broadcast(
     """Returns the root's tensor on every rank; see ``ringtrain.broadcast``."""
 
     def adjoint(gradients: _Tensors) -> _Tensors:
-        mean = allreduce(gradients[0], name=_backwards(name), op=Average, process_set=process_set)
+        mean = allreduce(gradients[0], name=backward_name(name), op=Average, process_set=process_set)
         return [mean if current().rank == root_rank else torch.zeros_like(mean)]
 
     return differentiable([tensor], lambda: [arrays.broadcast(tensor, root_rank, name, process_set)], adjoint)[0]
@@ -325,7 +129,7 @@ def alltoall(
         return [rows]
 
     def adjoint(gradients: _Tensors) -> _Tensors:
-        return [alltoall(gradients[0], received, _backwards(name), process_set)[0]]
+        return [alltoall(gradients[0], received, backward_name(name), process_set)[0]]
 
     rows = differentiable([tensor], run, adjoint)[0]
     return rows if splits is None else (rows, received)
@@ -351,18 +155,19 @@ def reducescatter(
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    weight: int | None = None,
 ) -> torch.Tensor:
     """Combines a tensor as ``allreduce`` does and leaves each rank its rows; see ``ringtrain.reducescatter``."""
     scales = prescale_factor, postscale_factor
 
     def operate(sent: _Tensors, by_core: str) -> _Tensors:
-        return [arrays.reducescatter(*sent, name, op, process_set, *scales, by_core)]
+        return [arrays.reducescatter(*sent, name, op, process_set, *scales, by_core, weight)]
 
     def adjoint(gradients: _Tensors) -> _Tensors:
-        _require_linear("reducescatter", name, op)
-        return [allgather(gradients[0] * _spread_factor(op, process_set, *scales), _backwards(name), process_set)]
+        require_linear("reducescatter", name, op)
+        return _spread(gradients, name, op, process_set, scales, weight)
 
-    return differentiable([tensor], lambda: _compressed(compression, [tensor], operate), adjoint)[0]
+    return differentiable([tensor], lambda: compressed(compression, [tensor], operate), adjoint)[0]
 
 
 @eager
@@ -373,9 +178,11 @@ def reducescatter_async(
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    weight: int | None = None,
 ) -> Handle:
     """``reducescatter`` that returns a handle at once."""
-    return arrays.reducescatter_async(tensor, name, op, process_set, prescale_factor, postscale_factor)
+    scales = prescale_factor, postscale_factor
+    return arrays.reducescatter_async(tensor, name, op, process_set, *scales, weight=weight)
 
 
 @eager
@@ -387,19 +194,19 @@ def grouped_reducescatter(
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    weight: int | None = None,
 ) -> list[torch.Tensor]:
     """``reducescatter`` of several tensors as one operation, all or nothing."""
     scales = prescale_factor, postscale_factor
 
     def operate(sent: _Tensors, by_core: str) -> _Tensors:
-        return arrays.grouped_reducescatter(sent, name, op, process_set, *scales, by_core)
+        return arrays.grouped_reducescatter(sent, name, op, process_set, *scales, by_core, weight)
 
     def adjoint(gradients: _Tensors) -> _Tensors:
-        _require_linear("grouped_reducescatter", name, op)
-        factor = _spread_factor(op, process_set, *scales)
-        return grouped_allgather([gradient * factor for gradient in gradients], _backwards(name), process_set)
+        require_linear("grouped_reducescatter", name, op)
+        return _spread(gradients, name, op, process_set, scales, weight)
 
-    return differentiable(tensors, lambda: _compressed(compression, tensors, operate), adjoint)
+    return differentiable(tensors, lambda: compressed(compression, tensors, operate), adjoint)
 
 
 @eager
@@ -410,54 +217,31 @@ def grouped_reducescatter_async(
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    weight: int | None = None,
 ) -> Handle:
     """``grouped_reducescatter`` that returns one handle at once."""
-    return arrays.grouped_reducescatter_async(tensors, name, op, process_set, prescale_factor, postscale_factor)
+    scales = prescale_factor, postscale_factor
+    return arrays.grouped_reducescatter_async(tensors, name, op, process_set, *scales, weight=weight)
 
 
-# ---- arguments and adjoints ----
-
-
-def _compressed(
-    compression: type[Compressor], tensors: _Tensors, operate: Callable[[_Tensors, str], _Tensors]
-) -> _Tensors:
-    """Results of ``operate(tensors, compression)``, of which the core does the compression or a user's class does."""
-    by_core = compression_in_the_core(compression)
-    if by_core is not None:
-        return operate(tensors, by_core)
-    pairs = [compression.compress(tensor) for tensor in tensors]
-    results = operate([sent for sent, _ in pairs], arrays.Compression.none)
-    return [compression.decompress(result, context) for result, (_, context) in zip(results, pairs, strict=True)]
-
-
-def _op(average: bool | None, op: int | None) -> int:
-    if average is None:
-        return Average if op is None else op
-    if op is not None:
-        raise InvalidArgumentError("allreduce: expected op or the deprecated average but found both. Pass op alone.")
-    warnings.warn("average has become op: pass op=Average or op=Sum.", DeprecationWarning, stacklevel=3)
-    return Average if average else Sum
-
-
-def _backwards(name: str | None) -> str | None:
-    return None if name is None else f"{name}.gradient"
-
-
-def _require_linear(operation: str, name: str | None, op: int) -> None:
-    if op not in (Average, Sum):
-        raise UnsupportedError(
-            f"backward of {operation} '{name or 'unnamed'}': gradients need op Average or Sum, but it is {op}. "
-            "Detach the tensor before the operation."
-        )
+# ---- adjoints ----
 
 
 def _own_rows(tensor: torch.Tensor, gradient: torch.Tensor, name: str | None, process_set: ProcessSet) -> torch.Tensor:
     """This rank's rows of the averaged gradient of an allgather."""
-    mean = allreduce(gradient, name=_backwards(name), op=Average, process_set=process_set)
+    mean = allreduce(gradient, name=backward_name(name), op=Average, process_set=process_set)
     counts = arrays.allgather(torch.tensor([tensor.shape[0]]), None if name is None else f"{name}.rows", process_set)
     start = int(counts[: process_set.rank()].sum())
     return mean[start : start + tensor.shape[0]]
 
 
-def _spread_factor(op: int, process_set: ProcessSet, prescale: float, postscale: float) -> float:
-    return (process_set.size() if op == Sum else 1) * prescale * postscale
+def _spread(
+    gradients: _Tensors, name: str | None, op: int, process_set: ProcessSet, scales: tuple[float, float],
+    weight: int | None,
+) -> _Tensors:  # fmt: skip
+    """Everyone's gradients of the rows of reducescatters: Horovod's factor is ``size`` times the exact one."""
+    factor = scales[0] * scales[1] * (process_set.size() if op == Sum or weight is not None else 1)
+    if weight is None:
+        return grouped_allgather([gradient * factor for gradient in gradients], backward_name(name), process_set)
+    *spread, weights = grouped_allgather([*gradients, torch.tensor([weight])], backward_name(name), process_set)
+    return [gradient * (factor * weight / weights.sum().item()) for gradient in spread]

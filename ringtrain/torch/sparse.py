@@ -1,8 +1,9 @@
 """Sums of sparse tensors over the ranks: each sends the entries that it has, and every rank adds up what came.
 
-``operations`` calls it for the user; optimizers submit a ``SparseAllreduce`` from a gradient's hook and wait for it in
-their step. One grouped allgather carries three tensors: the sparse tensor's shape, its indices and its values. The
-shape shows ranks that disagree about it, and how many ranks contributed once some have joined.
+``reductions`` calls it for the user; optimizers submit a ``SparseAllreduce`` from a gradient's hook and wait for it in
+their step. One grouped allgather carries three tensors: a head with the sparse tensor's shape, the number of its entries
+and its weight in an average; the entries' indices; and their values. So all ranks see which of them disagree about the
+shape, and which contributed, once some have joined.
 """
 
 from typing import Any
@@ -14,7 +15,8 @@ from ringtrain.errors import InvalidArgumentError, MismatchError, RingtrainError
 from ringtrain.operations import Adasum, Average, Sum
 from ringtrain.torch.tensors import DTYPE_IDS, buffer_of, wrap_memory
 
-_SHAPE, _INDICES, _VALUES = range(3)  # the tensors of the group
+_UNWEIGHTED = -1  # a contribution that counts as one
+_HEAD, _INDICES, _VALUES = range(3)  # the tensors of the group
 
 
 class SparseAllreduce:
@@ -31,12 +33,13 @@ class SparseAllreduce:
         process_set: id of the process set.
         prescale: factor on each contribution.
         postscale: factor on the result.
+        weight: what this rank's tensor counts in an average, a whole number; None on all ranks to count them alike.
 
     Raises:
         InvalidArgumentError, UnsupportedError: another layout, dtype or op. The other ranks' operation fails too.
     """
 
-    __slots__ = ("_name", "_op", "_postscale", "_operation", "_result")
+    __slots__ = ("_name", "_op", "_postscale", "_divisor", "_operation", "_result")
 
     def __init__(
         self,
@@ -47,14 +50,16 @@ class SparseAllreduce:
         process_set: int = 0,
         prescale: float = 1.0,
         postscale: float = 1.0,
+        weight: int | None = None,
     ):
         self._name = name or "unnamed"
         self._op = op
         self._postscale = postscale
+        self._divisor = _all_members(context, process_set) if weight is None else None
         self._result: torch.Tensor | None = None
         try:
-            _check(tensor, op)
-            buffers = [buffer_of(part) for part in _parts(tensor.detach(), prescale)]
+            _check(tensor, op, weight)
+            buffers = [buffer_of(part) for part in _parts(tensor.detach(), prescale, weight)]
         except RingtrainError as problem:  # seen by this rank alone: the others must not wait for it
             context.refuse("allgather", name, process_set, problem)
         self._operation: Operation | None = context.submit(
@@ -72,35 +77,55 @@ class SparseAllreduce:
         """
         if self._operation is not None:
             self._operation.wait(timeout)
-            shapes, indices, values = (_received(self._operation, part) for part in (_SHAPE, _INDICES, _VALUES))
-            self._result = self._sum(shapes.tolist(), indices.t(), values)
+            heads, indices, values = (_received(self._operation, part) for part in (_HEAD, _INDICES, _VALUES))
+            self._result = self._sum(heads, indices.t(), values)
             self._operation = None
         return self._result
 
     __call__ = wait
 
-    def _sum(self, shapes: list[list[int]], indices: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    def _sum(self, heads: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        *_, counts, weights = heads.t()
+        shapes = heads[:, :-2].tolist()
         for place, shape in enumerate(shapes):
             if shape != shapes[0]:
                 raise MismatchError(
                     f"sparse allreduce '{self._name}': shape must be the same on all ranks, but the first "
                     f"contribution has {shapes[0]} and number {place} has {shape}. Pad to one shape."
                 )
-        total = torch.sparse_coo_tensor(indices, _widened(values), shapes[0], check_invariants=False).coalesce()
-        factored = _scaled(total.values(), self._postscale)
+        if (weights == _UNWEIGHTED).any() != (weights == _UNWEIGHTED).all():
+            raise MismatchError(
+                f"sparse allreduce '{self._name}': weight must be given on all ranks or on none, but contributions have "
+                f"{[None if weight == _UNWEIGHTED else weight for weight in weights.tolist()]}. Pass it everywhere."
+            )
+        weights = weights.abs()
+        weighted = _weighted(_widened(values), weights.repeat_interleave(counts))
+        total = torch.sparse_coo_tensor(indices, weighted, shapes[0], check_invariants=False).coalesce()
+        result = _scaled(total.values(), self._postscale)
         if self._op == Average:
             exact = None if values.is_floating_point() else "trunc"
-            factored = torch.div(factored, len(shapes), rounding_mode=exact)
+            result = torch.div(result, self._divisor or weights.sum().item(), rounding_mode=exact)
         return torch.sparse_coo_tensor(
-            total.indices(), factored.to(values.dtype), total.shape, is_coalesced=True, check_invariants=False
+            total.indices(), result.to(values.dtype), total.shape, is_coalesced=True, check_invariants=False
         )
 
 
-def _check(tensor: torch.Tensor, op: int) -> None:
+def _all_members(context: Context, process_set: int) -> int | None:
+    """What an average divides by where the world's options say all members; None for those that contribute."""
+    if context.chosen.get("join_divisor") != "initial":
+        return None
+    return len(context.process_set_ranks(process_set))
+
+
+def _check(tensor: torch.Tensor, op: int, weight: int | None) -> None:
     if op == Adasum:
         raise UnsupportedError("op must be Average or Sum, but is Adasum, which this release lacks.")
     if op not in (Average, Sum):
         raise InvalidArgumentError(f"op must be Average ({Average}) or Sum ({Sum}) for a sparse tensor, but is {op!r}.")
+    if weight is not None and (op != Average or weight < 0 or not tensor.is_floating_point()):
+        raise InvalidArgumentError(
+            f"weight must be a whole number for the average of floating-point numbers, but is {weight!r}."
+        )
     if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.sparse_coo:
         found = tensor.layout if isinstance(tensor, torch.Tensor) else type(tensor).__name__
         raise UnsupportedError(f"tensor: expected torch.sparse_coo but found {found}. Convert it with to_sparse().")
@@ -108,11 +133,22 @@ def _check(tensor: torch.Tensor, op: int) -> None:
         raise InvalidArgumentError(f"tensor: expected a sparse tensor of numbers but found {tensor.dtype}. Convert it.")
 
 
-def _parts(tensor: torch.Tensor, prescale: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What travels, in rows: the shape, the entries' indices and their values."""
+def _parts(
+    tensor: torch.Tensor, prescale: float, weight: int | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What travels, in rows: the head, the entries' indices and their values."""
     entries = tensor if tensor.is_coalesced() else _summed_duplicates(tensor)
-    shape = torch.tensor([list(tensor.shape)], dtype=torch.int64)
-    return shape, entries.indices().t().contiguous(), _scaled(entries.values(), prescale).contiguous()
+    values = _scaled(entries.values(), prescale).contiguous()
+    head = torch.tensor([[*tensor.shape, len(values), _UNWEIGHTED if weight is None else weight]], dtype=torch.int64)
+    return head, entries.indices().t().contiguous(), values
+
+
+def _weighted(values: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Each entry times its rank's weight. A weight of 0 takes nothing over, not even a NaN."""
+    if bool((weights == 1).all()):
+        return values
+    weights = weights.reshape(-1, *[1] * (values.dim() - 1))
+    return torch.where(weights == 0, torch.zeros_like(values), values * weights)
 
 
 def _summed_duplicates(tensor: torch.Tensor) -> torch.Tensor:
