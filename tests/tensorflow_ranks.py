@@ -8,6 +8,7 @@ import sys
 import time
 
 import tensorflow as tf
+from mpi4py import MPI
 
 import ringtrain.tensorflow as hvd
 
@@ -45,6 +46,7 @@ def ask_a_graph_of_an_ended_world() -> None:
 
 
 def lose_a_rank() -> None:
+    MPI.COMM_WORLD.Barrier()  # or the cause would reach rank 0 before it has seen the end of its last operation
     if hvd.rank() == 1:
         atexit.register(time.sleep, 5.0)  # or the launcher would end rank 0 while it speaks
         raise LookupError("this batch is broken")
