@@ -51,7 +51,7 @@ def main() -> None:
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Trains a digit classifier in mixed precision on all ranks.")
     parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--dtype", choices=["bfloat16", "float16"], default="bfloat16")
+    parser.add_argument("--dtype", choices=["float16", "bfloat16"], default="float16")
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args()
 

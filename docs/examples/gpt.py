@@ -70,7 +70,7 @@ def parse_options() -> argparse.Namespace:
 
 
 def train_step(model: "GPT", optimizer: torch.optim.Optimizer, batches) -> torch.Tensor:
-    """Nothing travels before the last backward pass; the mean over ranks and passes is clipped, once."""
+    """Nothing travels before the last backward pass, which returns with the mean over ranks: that is what is clipped."""
     optimizer.zero_grad()
     total = torch.zeros(())
     for _ in range(PASSES):
@@ -79,10 +79,8 @@ def train_step(model: "GPT", optimizer: torch.optim.Optimizer, batches) -> torch
         loss = functional.cross_entropy(scores.flatten(0, 1), tokens[:, 1:].flatten()) / PASSES
         loss.backward()
         total += loss.detach()
-    optimizer.synchronize()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    with optimizer.skip_synchronize():
-        optimizer.step()
+    optimizer.step()
     return total
 
 
