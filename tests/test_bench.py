@@ -8,6 +8,7 @@ import environments
 import pytest
 
 from ringtrain.bench import __main__ as command_line
+from ringtrain.bench import hosts
 from ringtrain.bench.models import MODELS
 from ringtrain.bench.sizes import bytes_text, parse_bytes
 
@@ -77,10 +78,15 @@ def test_train(tmp_path):
 
 
 @pytest.mark.openmpi
-def test_accumulation(tmp_path):
+@pytest.mark.parametrize(
+    "rate",
+    [None, pytest.param("1gbit", marks=pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing()))],
+    ids=["one host", "two hosts"],
+)
+def test_accumulation(rate, tmp_path):
     written = document(
         "openmpi", tmp_path / "out.json", "accumulation", "--network", "transformer", "--passes", "1,3",
-        "--repetitions", "1", "--host-layout", "1+1",
+        "--repetitions", "1", *(["--rate", rate] if rate else []),
     )  # fmt: skip
     once, thrice = written["results"]
     assert once["verified"] is thrice["verified"] is True

@@ -3,7 +3,7 @@
 ``__main__`` reads the command line and starts itself on N ranks; its table has one row for each benchmark, whose file of
 the same name has ``run(**options)``. ``turns`` times systems that take turns, ``report`` writes results, tables and JSON,
 ``ranks`` is what the ranks do together outside of the system under test, ``sizes`` numbers of bytes as text, ``machine``
-facts.
+facts; ``shaped`` starts benchmarks on ``hosts`` made on one machine.
 
 What is compared: ``systems`` for single operations, ``torch_systems`` for training steps with PyTorch. What they work
 on: ``models`` (parameter shapes) and ``torch_networks``. Another framework brings its own pair of files and a row.

@@ -1,7 +1,7 @@
 """The command line of ``ringtrain bench``, also ``python -m ringtrain.bench``.
 
-Outside of a job it starts itself on the ranks that ``-np`` asks for, through ringtrainrun; within one it runs the
-benchmark. Exit code 1 means that a result was wrong.
+Outside of a job it starts itself on the ranks that ``-np`` asks for, through ringtrainrun, or on the hosts that ``shaped``
+makes; within one it runs the benchmark. Exit code 1 means that a result was wrong.
 """
 
 import argparse
@@ -28,8 +28,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if launcher.find(environment()) is None:
         if chosen.benchmark == "wire":
             return shaped.start(chosen, arguments)
+        if getattr(chosen, "rate", None):
+            return shaped.start_apart(chosen.ranks, chosen.rate, arguments)
         return _start_ranks(chosen.ranks, arguments)
-    options = {name: value for name, value in vars(chosen).items() if name not in ("benchmark", "ranks")}
+    options = {name: value for name, value in vars(chosen).items() if name not in ("benchmark", "ranks", "rate")}
     return 0 if _run(chosen.benchmark, options) else 1
 
 
@@ -82,13 +84,14 @@ def _idle_options(parser: argparse.ArgumentParser) -> None:
 def _train_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--networks", type=_choices(*NETWORKS), default=list(NETWORKS), metavar=",".join(NETWORKS))
     parser.add_argument("--peers", type=_choices("ddp"), default=[], metavar="ddp")
+    _apart_option(parser)
     _repetitions_option(parser)
 
 
 def _accumulation_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--passes", type=_numbers, default=[1, 2, 4, 8], metavar="1,2,...", help="batches in a step")
     parser.add_argument("--network", choices=NETWORKS, default="mlp")
-    parser.add_argument("--host-layout", metavar="1+1", help="simulate several hosts: ranks of each")
+    _apart_option(parser)
     _repetitions_option(parser)
 
 
@@ -100,6 +103,12 @@ def _wire_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--peers", type=_choices("gloo", "mpi"), default=[], metavar="gloo,mpi")
     parser.add_argument("--repetitions", type=int, default=5, metavar="N", help="turns of each system (5)")
     parser.add_argument("--measured-rate", type=float, help=argparse.SUPPRESS)  # bytes per second, for its own ranks
+
+
+def _apart_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--rate", metavar="1gbit", help="put each rank on a host of its own, made on this machine; as root"
+    )
 
 
 def _repetitions_option(parser: argparse.ArgumentParser) -> None:

@@ -23,15 +23,13 @@ from ringtrain.bench.turns import time_in_turn, time_of
 SENT = ("shared_bytes", "wire_bytes_sent", "frame_bytes_sent")
 
 
-def run(
-    passes: Sequence[int], network: str, host_layout: str | None, repetitions: int | None, json: str | None
-) -> bool:
+def run(passes: Sequence[int], network: str, repetitions: int | None, json: str | None) -> bool:
     """Runs the benchmark on this rank; returns whether nothing was sent too early and the replicas stayed equal."""
     share_cores()
     torch.manual_seed(0)
     start = NETWORKS[network].make()
     batch = NETWORKS[network].batches(ranks.rank())
-    ours, alone = Ringtrain(host_layout=host_layout), Alone()
+    ours, alone = Ringtrain(), Alone()
     for system in (ours, alone):
         system.use(copy.deepcopy(start))
         system.step(batch)  # the first is not typical
@@ -43,13 +41,13 @@ def run(
         report.result(
             "ringtrain", "accumulation", seconds["ringtrain", count],
             equal and ranks.all_true(sent[count]["early_bytes"] == sent[count]["early_operations"] == 0),
-            network=network, passes=count, host_layout=host_layout,
+            network=network, passes=count,
             alone_seconds_median=float(np.median(seconds["alone", count])), **sent[count],
         )
         for count in passes
     ]  # fmt: skip
-    ours.close()
     _print(results)
+    ours.close()
     report.write_json(json, results)
     return all(result["verified"] for result in results)
 
@@ -90,9 +88,11 @@ def _operations(before: dict[str, int], after: dict[str, int]) -> int:
 
 
 def _print(results: Sequence[dict[str, Any]]) -> None:
-    first, facts = results[0], machine.describe()
-    where = f", hosts of {first['host_layout']} ranks" if first["host_layout"] else ""
-    report.say(f"{first['network']}, {ranks.size()} ranks on {facts['cores']} cores{where}; each figure for one batch")
+    facts, first = machine.describe(), results[0]["seconds_median"]
+    report.say(
+        f"{results[0]['network']}, {ranks.size()} ranks on {facts['cores']} cores and {rt.cross_size()} hosts; "
+        "each figure for one batch"
+    )
     rows = [
         [
             str(each["passes"]),
@@ -100,7 +100,7 @@ def _print(results: Sequence[dict[str, Any]]) -> None:
             f"{each['operations']:.1f}",
             report.seconds_text(each["seconds_median"]),
             report.seconds_text(each["alone_seconds_median"]),
-            f"{each['seconds_median'] / first['seconds_median']:.2f}",
+            f"{each['seconds_median'] / first:.2f}",
             report.verdict(each),
         ]
         for each in results

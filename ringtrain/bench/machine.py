@@ -3,6 +3,7 @@
 import importlib.metadata
 import os
 import platform
+import sys
 from pathlib import Path
 
 import ringtrain as rt
@@ -10,8 +11,9 @@ from ringtrain.bench import ranks
 
 
 def describe() -> dict[str, str | int]:
-    """Processor, cores, memory, kernel and versions, for the head of a table and for JSON."""
+    """What was measured, processor, cores, memory, kernel and versions, for the head of a table and for JSON."""
     return {
+        "command": " ".join(["ringtrain", "bench", *sys.argv[1:]]),
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),

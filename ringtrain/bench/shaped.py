@@ -1,6 +1,7 @@
-"""Makes the hosts of ``ringtrain bench wire``: on this machine, with links of a chosen rate; measures what they carry.
+"""Starts benchmarks on hosts that it makes on this machine, with links of a chosen rate; measures what they carry.
 
-The benchmark itself (see ``wire``) then runs on ranks that ringtrainrun starts across these hosts.
+``start`` is for ``ringtrain bench wire``, ``start_apart`` for the others. The benchmark itself then runs on ranks that
+ringtrainrun starts across these hosts.
 """
 
 import argparse
@@ -27,8 +28,19 @@ def start(chosen: argparse.Namespace, arguments: Sequence[str]) -> int:
     with hosts.Network(dict.fromkeys(names, "eth0"), rate=chosen.rate, useless=None) as network:
         rate = measured_rate(network[names[0]], network[names[1]])
         print(f"{chosen.hosts} hosts, links of {chosen.rate} each way: {rate * 8e-6:.0f} Mbit/s both ways at once (iperf3)")
-        codes = [_run(network[names[0]], names, count, rate, arguments) for count in chosen.ranks_per_host]
+        further = [*arguments, "--measured-rate", f"{rate:.0f}"]
+        codes = [_run(network[names[0]], names, count, further) for count in chosen.ranks_per_host]
     return max(codes)
+
+
+def start_apart(ranks: int, rate: str, arguments: Sequence[str]) -> int:
+    """Runs a benchmark with each rank on a host of its own, and returns its exit code."""
+    if hindrance := hosts.missing():
+        print(f"ringtrain bench --rate: {hindrance}.", file=sys.stderr)
+        return 2
+    names = [f"host-{number}" for number in range(1, ranks + 1)]
+    with hosts.Network(dict.fromkeys(names, "eth0"), rate=rate, useless=None) as network:
+        return _run(network[names[0]], names, 1, arguments)
 
 
 def measured_rate(one: hosts.Host, other: hosts.Host) -> float:
@@ -50,9 +62,9 @@ def measured_rate(one: hosts.Host, other: hosts.Host) -> float:
     return min(ends["sum_received"]["bits_per_second"], ends["sum_received_bidir_reverse"]["bits_per_second"]) / 8
 
 
-def _run(first: hosts.Host, names: Sequence[str], ranks_per_host: int, rate: float, arguments: Sequence[str]) -> int:
+def _run(first: hosts.Host, names: Sequence[str], ranks_per_host: int, arguments: Sequence[str]) -> int:
     listed = ",".join(f"{name}:{ranks_per_host}" for name in names)
     line = [sys.executable, "-m", "ringtrain.launch", "-np", str(len(names) * ranks_per_host), "-H", listed,
-            sys.executable, "-m", "ringtrain.bench", *arguments, "--measured-rate", f"{rate:.0f}"]  # fmt: skip
+            sys.executable, "-m", "ringtrain.bench", *arguments]  # fmt: skip
     environment = dict(os.environ, OMP_NUM_THREADS=os.environ.get("OMP_NUM_THREADS", "1"))
     return subprocess.call(first.command(*line), env=environment)

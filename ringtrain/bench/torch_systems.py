@@ -80,8 +80,8 @@ class Ringtrain(Alone):
     name = "ringtrain"
     communicates = True
 
-    def __init__(self, **options: object):
-        hvd.init(**options)
+    def __init__(self):
+        hvd.init()
 
     def use(self, network: torch.nn.Module) -> None:
         super().use(network)
