@@ -46,3 +46,11 @@ def test_training():
     assert first["step"] == second["step"] == 14 and first["seen"] == 100 and first["accuracy"] == second["accuracy"]
     assert first["rates"] == pytest.approx([0.01, 0.015, 0.02, 0.02])
     assert first["schedule"].last_epoch == 14  # 2 epochs of 7 updates
+
+
+def test_accumulation():
+    first, second = run_on_two_ranks(*blocks("accumulation.md", "python"), page="accumulation.md")
+    assert_replicas_equal(first, second)
+    for rank in (first, second):
+        assert rank["before"] == rank["quiet"] and rank["before"]["operations"] > 0
+        assert rank["number"] == 10
