@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -54,3 +55,33 @@ def test_accumulation():
     for rank in (first, second):
         assert rank["before"] == rank["quiet"] and rank["before"]["operations"] > 0
         assert rank["number"] == 10
+
+
+def versions(diff: str) -> tuple[str, str]:
+    """The program before and after a diff."""
+    lines = diff.splitlines()
+    assert all(line[:1] in "+- " for line in lines)
+    before, after = (
+        "".join(line[1:] + "\n" for line in lines if not line.startswith(other)) for other in "+-"
+    )  # fmt: skip
+    return before, after
+
+
+@pytest.mark.parametrize("page", ["migrate-from-horovod.md", "migrate-from-ddp.md"])
+def test_migration(page):
+    program, commands = blocks(page, "diff")
+    before, after = versions(program)
+    compile(before, page, "exec")
+    first, second = run_on_two_ranks(after, page=page)
+    assert_replicas_equal(first, second)
+    assert versions(commands)[1].startswith("ringtrainrun -np 16")
+
+
+def test_what_ddp_users_come_from_is_a_program(monkeypatch):
+    before, _ = versions(blocks("migrate-from-ddp.md", "diff")[0])
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    place = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    for name, value in place.items():
+        monkeypatch.setenv(name, str(value))
+    exec(compile(before, "migrate-from-ddp.md", "exec"), {})
