@@ -1,7 +1,8 @@
 """How the process ends: peers learn the cause of an uncaught exception, contexts close, MPI is finalised.
 
 MPI_Finalize waits for all ranks. A rank that ends well waits too: the others may still save a checkpoint, and the launcher
-would end them if it left first. A rank that failed waits a few seconds only, so that the launcher ends the job.
+would end them if it left first. A rank that failed, or whose world did, waits a few seconds only: some rank may be dead or
+stopped, and a rank that leaves with a code other than 0 makes the launcher end the job.
 
 ``context.init`` installs this once. Order at the end: exception hook (traceback, abort), exit handler (shutdown, MPI_Finalize).
 """
@@ -16,7 +17,7 @@ from collections.abc import Callable
 from ringtrain.announce import announce_failure
 from ringtrain.errors import ClosedError, PeerLostError
 
-FINALIZE_SECONDS = 5.0  # how long a failed rank waits for the others in MPI_Finalize
+FINALIZE_SECONDS = 5.0  # how long a rank waits for the others in MPI_Finalize after a failure
 
 
 class _Ending:
@@ -25,6 +26,7 @@ class _Ending:
     def __init__(self):
         self.process = 0  # id of the process that installed it; a fork's child ends on its own
         self.code = 0
+        self.world_failed = False
         self.library: str | None = None  # path of the MPI in use
         self.finalizes = False  # whether we, and not the user's mpi4py, call MPI_Finalize
         self.finalizing = threading.Event()  # by a deadline
@@ -45,12 +47,17 @@ def install(abort: Callable[[str], None], shutdown: Callable[[], None]) -> None:
 
 
 def finalize_at_exit(library: str, ours: bool) -> None:
-    """Sees to MPI_Finalize of the library at this path: always if MPI is ours, else only when this rank has failed."""
+    """Sees to MPI_Finalize of the library at this path: always if MPI is ours, else only after a failure."""
     if _ending.library is not None:
         return
     _ending.library, _ending.finalizes = library, ours
     # Started now: a thread cannot be started any more while the interpreter ends. It sleeps until then.
     threading.Thread(target=_end_by_deadline, name="ringtrain-exit", daemon=True).start()
+
+
+def note_failed_world() -> None:
+    """The world has failed, even if the user's code has dealt with it: not all ranks will come to MPI_Finalize."""
+    _ending.world_failed = True
 
 
 def _watch_exceptions(abort: Callable[[str], None]) -> None:
@@ -93,7 +100,7 @@ def _at_exit(shutdown: Callable[[], None]) -> None:
     if _ending.process != os.getpid():
         return
     shutdown()
-    failed = _ending.code != 0
+    failed = _ending.code != 0 or _ending.world_failed
     if _ending.library is not None and (_ending.finalizes or failed):
         _flush()
         if failed:
@@ -119,4 +126,4 @@ def _finalize(library: str) -> None:
 def _end_by_deadline() -> None:
     _ending.finalizing.wait()
     if not _ending.finalized.wait(FINALIZE_SECONDS):
-        os._exit(_ending.code)
+        os._exit(_ending.code or 1)

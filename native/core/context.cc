@@ -4,6 +4,7 @@
 #include <sched.h>
 #include <sys/prctl.h>
 #include <sys/random.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <map>
@@ -37,6 +38,11 @@ int UsableCores() {
   return sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1;
 }
 
+std::string HostName() {
+  char name[256] = "";
+  return gethostname(name, sizeof name - 1) == 0 ? name : "unknown";
+}
+
 // What must be equal on all ranks before they can work together, as name and value.
 std::vector<std::pair<std::string, std::string>> StartFacts(const Options& options) {
   return {{"ringtrain version", kVersion},
@@ -45,7 +51,8 @@ std::vector<std::pair<std::string, std::string>> StartFacts(const Options& optio
           {"RINGTRAIN_CACHE_CAPACITY", std::to_string(options.cache_capacity)},
           {"RINGTRAIN_SHARED_MEMORY_BYTES", std::to_string(options.shared_memory_bytes)},
           {"RINGTRAIN_CHUNK_BYTES", std::to_string(options.chunk_bytes)},
-          {"RINGTRAIN_JOIN_DIVISOR", options.join_divisor}};
+          {"RINGTRAIN_JOIN_DIVISOR", options.join_divisor},
+          {"RINGTRAIN_DEAD_AFTER_SECONDS", std::to_string(options.dead_after_seconds)}};
 }
 
 Status CompareFact(const std::string& name, const std::vector<std::string>& by_rank) {
@@ -135,6 +142,7 @@ Status Context::AgreeOnStart(Nanoseconds deadline) {
   uint32_t epoch = 0;
   if (getrandom(&epoch, sizeof epoch, 0) != sizeof epoch) epoch = static_cast<uint32_t>(Now());
   encoder.Unsigned(epoch);
+  encoder.Text(HostName());
   for (const auto& fact : StartFacts(options_)) encoder.Text(fact.second);
   std::vector<std::string> texts;
   RT_TRY(AllgatherTexts(*transport_, encoder.Take(), deadline, &texts));
@@ -144,6 +152,7 @@ Status Context::AgreeOnStart(Nanoseconds deadline) {
   for (size_t rank = 0; rank < decoders.size(); ++rank) {
     uint32_t theirs = static_cast<uint32_t>(decoders[rank].Unsigned());
     if (rank == 0) world_.epoch = theirs;
+    world_.host_names.push_back(decoders[rank].Text());
   }
   for (const auto& fact : StartFacts(options_)) {
     std::vector<std::string> by_rank;
@@ -295,6 +304,8 @@ void Context::Drive(Finished finished, Nanoseconds deadline) {
 void Context::RunThread() {
   pthread_setname_np(pthread_self(), "ringtrain");
   prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0);  // polls last as long as asked for
+  LifeSign& life = memory_->control().place(world_.local_rank()).life;
+  life.Begin();
   while (!stop_.load()) {
     const uint32_t ticket = parked_.load(std::memory_order_acquire);
     {
@@ -305,11 +316,12 @@ void Context::RunThread() {
       StopLooking();
       if (coordinator_->HasWork()) continue;  // from one who still saw this thread drive and did not wake it
     }
-    if (stop_.load()) return;
-    FutexWait(&parked_, ticket, Now() + kSecond);
+    if (stop_.load()) break;
+    FutexWait(&parked_, ticket, Now() + coordinator_->idle_period());
     counters_.Add(Counter::kWakeups, 1);
     Gather();
   }
+  life.End();
 }
 
 // Woken by a small submission: gives those that follow it the time to come along, unless somebody calls for the thread.
@@ -362,10 +374,11 @@ Status Context::Close() {
   const double left = std::max<double>(0, static_cast<double>(deadline - Now()) / kSecond);
   transport_->SetDoorbell(nullptr);
   transport_->Close(coordinator_->closed_cleanly(), left);
+  const Status ended = table_.closed();
   // Only now may the tensors go back to their owners: nothing moves any more.
   table_.Close(Status::Closed("rank " + std::to_string(world_.rank) + " has called shutdown(); call init() to start again."));
   timeline_.Stop();
-  return {};
+  return ended.code() == StatusCode::kClosed ? Status() : ended;
 }
 
 Status Context::StartTimeline(const std::string& path) {

@@ -29,6 +29,7 @@ Coordinator::Coordinator(const World& world, const Options& options, Transport* 
       log_(log),
       mail_(transport, memory, world.my_host()),
       executor_(world, options, transport, memory, table, counters, timeline),
+      liveness_(world, options.dead_after_seconds, transport, memory),
       goodbyes_(world.size, false) {
   std::vector<int> everyone(world.size);
   std::iota(everyone.begin(), everyone.end(), 0);
@@ -40,6 +41,7 @@ Coordinator::~Coordinator() = default;
 bool Coordinator::Step() {
   bool moved = false;
   CheckAbort();
+  LookForTheDead();
   TakeSubmissions(&moved);
   ReceiveMail(&moved);
   TickNegotiators(Now(), &moved);
@@ -70,6 +72,14 @@ void Coordinator::TakeSubmissions(bool* moved) {
   }
 }
 
+void Coordinator::LookForTheDead() {
+  if (aborted_) return;
+  std::vector<int> beat_to;
+  Status verdict = liveness_.Look(Now(), &beat_to);
+  for (int rank : beat_to) SendBeat(rank, false);
+  if (!verdict.ok()) Abort(verdict);
+}
+
 void Coordinator::ReceiveMail(bool* moved) {
   for (int count = 0; count < kMostFrames; ++count) {
     int from;
@@ -78,11 +88,11 @@ void Coordinator::ReceiveMail(bool* moved) {
     Status status = mail_.Receive(&from, &bytes, &arrived);
     if (!status.ok()) return Abort(status);
     if (!arrived) return;
-    *moved = true;
     Frame frame;
     if (!Frame::Decode(bytes, &frame))
       return Abort(Status::Internal("a frame of " + std::to_string(bytes.size()) + " bytes from rank " + std::to_string(from) +
                                     " cannot be read."));
+    *moved |= frame.type != FrameType::kBeat;  // which is no reason to stay awake
     if (frame.epoch != world_.epoch)
       counters_->Add(Counter::kStaleFrames, 1);
     else
@@ -97,6 +107,9 @@ void Coordinator::Dispatch(int from, Frame frame) {
       return;
     case FrameType::kGoodbye:
       HearGoodbye(from, frame.flag);
+      return;
+    case FrameType::kBeat:  // the transport has counted it
+      if (frame.flag) liveness_.Forget(from);
       return;
     case FrameType::kAllGoodbye:
       all_goodbye_ = true;
@@ -184,12 +197,19 @@ void Coordinator::RunControl(int process_set, const Response& response) {
 void Coordinator::Send(int rank, Frame frame) {
   frame.epoch = world_.epoch;
   std::string bytes = frame.Encode();
-  if (rank != world_.rank) {
+  if (rank != world_.rank && frame.type != FrameType::kBeat) {
     counters_->Add(Counter::kFramesSent, 1);
     counters_->Add(Counter::kFrameBytesSent, static_cast<int64_t>(bytes.size()));
   }
   Status status = mail_.Send(rank, std::move(bytes));
   if (!status.ok() && frame.type != FrameType::kAbort) Abort(status);
+}
+
+void Coordinator::SendBeat(int rank, bool last) {
+  Frame beat;
+  beat.type = FrameType::kBeat;
+  beat.flag = last;
+  Send(rank, std::move(beat));
 }
 
 // ---- process sets ----
@@ -244,7 +264,7 @@ bool Coordinator::MustPoll() const {
 }
 
 Nanoseconds Coordinator::next_timer() const {
-  Nanoseconds next = kNever;
+  Nanoseconds next = aborted_ ? kNever : liveness_.next_look();
   for (const auto& entry : negotiators_) next = std::min(next, entry.second.next_timer());
   return next;
 }
@@ -291,6 +311,7 @@ void Coordinator::GiveUpWaiting() {
     return Abort(Status::Closed("rank " + std::to_string(world_.rank) +
                                 " called shutdown() and left with operations under way. Wait for them before shutdown()."));
   SayGoodbye(true);
+  for (int rank : liveness_.listeners()) SendBeat(rank, true);
   if (world_.rank != 0 || all_goodbye_) return;
   for (int other = 1; other < world_.size; ++other) {
     Frame all;
@@ -315,14 +336,22 @@ void Coordinator::CheckAbort() {
     Abort(Status::PeerLost(requested_cause_));
 }
 
-void Coordinator::Abort(const Status& cause) {
-  if (std::exchange(aborted_, true)) return;
+// What ended the world on this host first: this, or what another rank has written down before.
+Status Coordinator::FirstCause(const Status& cause) {
   AbortNotice& notice = memory_->control().abort;
-  uint32_t none = AbortNotice::kNone;
-  if (notice.state.compare_exchange_strong(none, AbortNotice::kWriting)) {
+  uint32_t state = AbortNotice::kNone;
+  if (notice.state.compare_exchange_strong(state, AbortNotice::kWriting)) {
     std::strncpy(notice.text, cause.message().c_str(), sizeof notice.text - 1);
     notice.state.store(AbortNotice::kSet, std::memory_order_release);
+    return cause;
   }
+  // Who was writing may have died of it.
+  return notice.state.load(std::memory_order_acquire) == AbortNotice::kSet ? Status::PeerLost(notice.text) : cause;
+}
+
+void Coordinator::Abort(const Status& last) {
+  if (std::exchange(aborted_, true)) return;
+  const Status cause = FirstCause(last);
   for (int rank = 0; rank < world_.size; ++rank) {
     if (rank == world_.rank) continue;
     if (world_.host_of[rank] == world_.host_of[world_.rank]) {

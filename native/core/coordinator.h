@@ -14,6 +14,7 @@
 
 #include "base/log.h"
 #include "core/executor.h"
+#include "core/liveness.h"
 #include "core/negotiator.h"
 #include "core/process_sets.h"
 #include "core/submission.h"
@@ -35,6 +36,8 @@ class Coordinator {
   // What it waits for cannot ring the doorbell: the driver must look again soon.
   bool MustPoll() const;
   Nanoseconds next_timer() const;
+  // How long a rank with nothing pending may sleep before it shows the others that it lives.
+  Nanoseconds idle_period() const { return liveness_.idle_period(); }
 
   // Tells the others that this rank will submit no more (gone: and decides no more); ready_to_close() once nobody waits for anybody.
   void SayGoodbye(bool gone = false);
@@ -45,13 +48,14 @@ class Coordinator {
   void GiveUpWaiting();
 
   // Ends the world on all ranks with this cause, unless it has ended already. The driver's thread; any other calls RequestAbort.
-  void Abort(const Status& cause);
+  void Abort(const Status& last);
   void RequestAbort(const std::string& cause);
 
  private:
   void ReceiveMail(bool* moved);
   void Dispatch(int from, Frame frame);
   void TakeSubmissions(bool* moved);
+  void LookForTheDead();
   void TickNegotiators(Nanoseconds now, bool* moved);
   void Feed(int process_set, const Event& event);
   void Perform(int process_set, Effects effects);
@@ -66,7 +70,9 @@ class Coordinator {
   void RemoveProcessSet(int process_set);
   void HearGoodbye(int rank, bool gone);
   void CheckAbort();
+  Status FirstCause(const Status& cause);
   void Send(int rank, Frame frame);
+  void SendBeat(int rank, bool last);
   int MemberOf(int process_set, int rank) const;
 
   const World& world_;
@@ -80,6 +86,7 @@ class Coordinator {
 
   Mail mail_;
   Executor executor_;
+  Liveness liveness_;
   std::map<int, Negotiator> negotiators_;                        // by process set, those this rank belongs to
   std::map<int, std::vector<std::pair<int, Frame>>> early_frames_;  // for sets that this rank does not know yet
   Nanoseconds last_active_ = 0;

@@ -105,6 +105,7 @@ std::string Frame::Encode() const {
       break;
     case FrameType::kGoodbye:
     case FrameType::kAllGoodbye:
+    case FrameType::kBeat:
       encoder.Byte(flag);
       break;
   }
@@ -137,6 +138,7 @@ bool Frame::Decode(const std::string& bytes, Frame* frame) {
       break;
     case FrameType::kGoodbye:
     case FrameType::kAllGoodbye:
+    case FrameType::kBeat:
       frame->flag = decoder.Byte() != 0;
       break;
     default:

@@ -17,7 +17,8 @@ enum class FrameType : uint8_t {
   kResend = 3,     // coordinator to member: these cached ids are unknown, send the requests
   kAbort = 4,      // anyone to anyone: the world has failed, with this text
   kGoodbye = 5,    // this rank is shutting down; flag: and serves the others no longer
-  kAllGoodbye = 6  // rank 0 to all: nobody waits for anyone any more; flag: all have said goodbye
+  kAllGoodbye = 6,  // rank 0 to all: nobody waits for anyone any more; flag: all have said goodbye
+  kBeat = 7         // one host to another: its ranks live; flag: and leave, so that nobody need listen any longer
 };
 
 // A submission that its own rank refused: its peers' operation of that name fails with the same text.
@@ -51,7 +52,7 @@ struct Frame {
   std::vector<Refusal> refusals;       // kReady
   std::vector<Verdict> verdicts;       // kVerdicts
   std::string text;                    // kAbort
-  bool flag = false;                   // kGoodbye, kAllGoodbye
+  bool flag = false;                   // kGoodbye, kAllGoodbye, kBeat
 
   std::string Encode() const;
   // False for bytes that are no frame.

@@ -80,6 +80,7 @@ rt_context *rt_open_in_process(rt_hub *hub, int32_t rank, const char *options, c
  * communicator: its handle, as mpi4py.MPI._handleof gives it. It is duplicated. */
 rt_context *rt_open_mpi(const char *library, uintptr_t communicator, const char *options, char **error);
 /* Ends this rank's part: tells the others, waits for them up to shutdown_timeout_seconds, fails what is pending.
+ * Not ok if the world had failed, with its cause: some rank may never come to its end.
  * Afterwards only rt_context_free and the rank/size questions are allowed. */
 int32_t rt_close(rt_context *context, char **error);
 /* Frees the context; closes it first if need be. Handles stay valid. */

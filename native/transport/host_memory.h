@@ -1,6 +1,6 @@
 // HostMemory: the memory that the ranks of one host share, as one rank sees it.
 //
-// It holds a control block (doorbells, mailboxes, the abort notice), mapped from the start, and one window for each process
+// It holds a control block (doorbells, signs of life, mailboxes, the abort notice), mapped from the start, and one window for each process
 // set, mapped at its first operation. All of it starts as zeros, which every structure in it takes for its initial state.
 // Two forms: POSIX shared memory between processes, and plain memory between contexts of one process.
 #ifndef RINGTRAIN_TRANSPORT_HOST_MEMORY_H_
@@ -13,6 +13,7 @@
 
 #include "base/doorbell.h"
 #include "base/status.h"
+#include "transport/life_sign.h"
 
 namespace ringtrain {
 
@@ -47,6 +48,7 @@ struct alignas(64) HostControl {
 
   struct Place {
     Doorbell doorbell;
+    LifeSign life;
     Mailbox mailbox;
   };
   Place& place(int local_rank) { return reinterpret_cast<Place*>(this + 1)[local_rank]; }

@@ -14,6 +14,7 @@ namespace {
 struct Message {
   void* data = nullptr;
   size_t bytes = 0;
+  int from = -1;  // of a receive
   std::atomic<bool> complete{false};
 };
 using MessagePointer = std::shared_ptr<Message>;
@@ -57,6 +58,7 @@ class InProcessTransport : public Transport {
     *from = inbox.frames.front().first;
     *frame = std::move(inbox.frames.front().second);
     inbox.frames.pop_front();
+    CountArrival(*from);
     return {};
   }
 
@@ -77,6 +79,7 @@ class InProcessTransport : public Transport {
 
   Status StartReceive(int from, int tag, void* data, size_t bytes, Ticket* ticket) override {
     MessagePointer message = NewMessage(data, bytes, ticket);
+    message->from = from;
     Status status;
     {
       Hub::Inbox& inbox = *hub_->inboxes_[rank_];
@@ -96,6 +99,7 @@ class InProcessTransport : public Transport {
   Status Test(Ticket ticket, bool* complete) override {
     *complete = messages_[ticket]->complete.load(std::memory_order_acquire);
     if (!*complete) return {};
+    if (messages_[ticket]->from >= 0) CountArrival(messages_[ticket]->from);
     messages_[ticket].reset();
     free_tickets_.push_back(ticket);
     return {};

@@ -129,6 +129,7 @@ class MpiTransport : public Transport {
       int bytes = 0;
       RT_TRY(mpi_.Check(mpi_.Get_count(&status, mpi_.byte, &bytes), "ask for the size of a frame"));
       *from = status.source;
+      CountArrival(*from);
       RT_TRY(TakePiece(*from, piece.bytes.data(), static_cast<size_t>(bytes), frame, arrived));
       RT_TRY(PostPiece(std::move(piece.bytes)));
     }
@@ -162,7 +163,9 @@ class MpiTransport : public Transport {
     if (code == kMpiSuccess && !*complete) return {};
     free_tickets_.push_back(ticket);
     RT_TRY(mpi_.Check(code, Describe(message.receives ? "receive" : "send", message.peer, message.tag, message.bytes)));
-    return message.receives ? CheckSize(message, status) : Status();
+    if (!message.receives) return {};
+    CountArrival(message.peer);
+    return CheckSize(message, status);
   }
 
   // A send cannot be withdrawn: it gets a moment to leave.

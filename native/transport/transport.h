@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "base/status.h"
 
@@ -43,6 +44,9 @@ class Transport {
   // Moves unfinished sends on; needed only where nothing else calls in.
   virtual Status Drive() = 0;
 
+  // How many frames and messages have arrived from a rank: while it rises, the rank lives.
+  uint64_t arrivals(int from) const { return arrivals_.empty() ? 0 : arrivals_[static_cast<size_t>(from)]; }
+
   // True while something of this rank can only move by calling in again: unfinished sends, posted receives.
   virtual bool Busy() const = 0;
   // True if arrivals ring the doorbell given to SetDoorbell, false if they must be polled for.
@@ -54,6 +58,15 @@ class Transport {
   virtual void Close(bool clean, double timeout_seconds) = 0;
   // One line about the library behind it, for build_info and errors.
   virtual std::string Describe() const = 0;
+
+ protected:
+  void CountArrival(int from) {
+    if (arrivals_.empty()) arrivals_.resize(static_cast<size_t>(size()));
+    ++arrivals_[static_cast<size_t>(from)];
+  }
+
+ private:
+  std::vector<uint64_t> arrivals_;  // by rank; empty until the first
 };
 
 }  // namespace ringtrain

@@ -22,6 +22,7 @@ struct World {
   std::vector<std::vector<int>> hosts;  // ranks of each host, ascending; hosts by their lowest rank
   std::vector<int> host_of;             // by rank
   std::vector<int> local_rank_of;       // by rank
+  std::vector<std::string> host_names;  // by rank, for people to read
 
   const std::vector<int>& my_host() const { return hosts[host_of[rank]]; }
   int local_rank() const { return local_rank_of[rank]; }

@@ -1,0 +1,65 @@
+// Liveness: gives this rank's signs of life and judges those of the ranks that it listens to. The coordinator asks it to look;
+// a verdict ends the world.
+//
+// Within a host every rank listens to every other, through shared memory: a process that has ended is found out by the lock that
+// the kernel let go of, one that stands still by its beat. Between hosts the lowest rank of each beats for its host, to the hosts
+// 1, 2, 4, ... further on, so each hears of few and a cut is noticed on both of its sides. All of this is native: a rank that
+// computes in Python for minutes, or holds the GIL, still beats.
+#ifndef RINGTRAIN_CORE_LIVENESS_H_
+#define RINGTRAIN_CORE_LIVENESS_H_
+
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "transport/host_memory.h"
+#include "transport/transport.h"
+#include "transport/world.h"
+
+namespace ringtrain {
+
+class Liveness {
+ public:
+  // dead_after_seconds: silence that counts as death; 0: none does.
+  Liveness(const World& world, double dead_after_seconds, const Transport* transport, HostMemory* memory);
+
+  // When Look is due while this rank waits for others; kNever in a world of one.
+  Nanoseconds next_look() const { return next_look_; }
+  // How long this rank may sleep while it waits for nobody.
+  Nanoseconds idle_period() const { return 2 * period_; }
+
+  // If it is due: beats, within this host at once and between hosts by frames to *beat_to, and listens. Not ok: who is dead.
+  Status Look(Nanoseconds now, std::vector<int>* beat_to);
+
+  // The lowest ranks of the hosts that listen to this one; empty unless this rank beats for its host.
+  const std::vector<int>& listeners() const { return listeners_; }
+  // The ranks of this rank's host leave of their own will, and beat no longer.
+  void Forget(int rank);
+
+ private:
+  struct Peer {  // a rank of this host, or another host as a whole
+    std::vector<int> ranks;
+    bool local;
+    uint64_t sign = 0;       // as last seen
+    Nanoseconds changed = 0;  // when it was seen to change
+  };
+  void ListenTo(std::vector<int> ranks, bool local) { peers_.push_back({std::move(ranks), local}); }
+  LifeSign& life(int rank) const { return memory_->control().place(world_.local_rank_of[rank]).life; }
+  uint64_t SignOf(const Peer& peer) const;
+  Status Judge(Peer& peer, Nanoseconds now) const;
+  std::string Subject(const Peer& peer) const;
+
+  const World& world_;
+  const Transport* const transport_;
+  HostMemory* const memory_;
+  const double dead_after_seconds_;
+  Nanoseconds bound_;   // of silence
+  Nanoseconds period_;  // between two looks
+  Nanoseconds next_look_ = 0, last_look_ = 0;
+  std::vector<Peer> peers_;
+  std::vector<int> listeners_;
+};
+
+}  // namespace ringtrain
+#endif  // RINGTRAIN_CORE_LIVENESS_H_

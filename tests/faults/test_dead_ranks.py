@@ -1,0 +1,101 @@
+"""Ranks that die or stand still, in jobs of their own: what the survivors hear, that the job ends, and what is no death."""
+
+import os
+import signal
+import subprocess
+import textwrap
+from pathlib import Path
+
+import pytest
+from environments import python_with, rank_environment, ringtrainrun
+from worlds import LAUNCHED
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(LAUNCHED, reason="starts jobs of its own"),
+]
+
+# The victim ends or stops within an operation of the others; each of them says what it was told.
+RANK = """
+    import os, signal, sys, numpy as np, ringtrain as rt
+    from ringtrain.errors import PeerLostError
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # by which MPICH's engine announces a death
+    rt.init()
+    rt.allreduce(np.ones(1000), name="before")
+    print(f"pid of rank {rt.rank()} is {os.getpid()}.", flush=True)
+    rt.barrier()
+    if rt.rank() == int(sys.argv[2]):
+        os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+    try:
+        rt.allreduce(np.ones(1000), name="after")
+    except PeerLostError as problem:
+        print(f"rank {rt.rank()} heard: {problem}", flush=True)
+"""
+
+
+def heard(output: str) -> dict[int, str]:
+    """What each rank heard, by rank."""
+    lines = [line.partition("] ")[2] or line for line in output.splitlines() if " heard: " in line]
+    return {int(line.split()[1]): line.partition(" heard: ")[2] for line in lines}
+
+
+def processes_left(output: str) -> list[int]:
+    """The ranks' processes that are still there, stopped ones too; ends them."""
+    left = []
+    for line in output.splitlines():
+        if "pid of rank" in line:
+            pid = int(line.rstrip(".").split()[-1])
+            try:
+                os.kill(pid, signal.SIGKILL)
+                left.append(pid)
+            except ProcessLookupError:
+                pass
+    return left
+
+
+@pytest.mark.mpich
+@pytest.mark.parametrize("victim", [0, 2])
+def test_survivors_of_a_killed_rank_are_told_which(victim):
+    """Without the engine's help: it is told not to end the others."""
+    python = python_with("mpich")
+    command = [Path(python).with_name("mpiexec"), "-disable-auto-cleanup", "-np", "3", python, "-c", textwrap.dedent(RANK),
+               "SIGKILL", str(victim)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=rank_environment())
+    told = heard(done.stdout)
+    assert told, done  # a survivor may find no time to speak: the engine can end it when the first one has left
+    for rank, text in told.items():
+        assert rank != victim
+        assert f"rank {victim} on host '" in text and "its process has ended" in text, text
+    assert not processes_left(done.stdout)
+
+
+@pytest.mark.openmpi
+@pytest.mark.parametrize("victim, layout", [(0, ""), (2, "1+1+1")])
+def test_job_with_a_stopped_rank_ends(victim, layout):
+    command = ringtrainrun("openmpi", 3, python_with("openmpi"), "-c", textwrap.dedent(RANK), "SIGSTOP", str(victim))
+    bound = rank_environment(RINGTRAIN_DEAD_AFTER_SECONDS="2", RINGTRAIN_HOST_LAYOUT=layout)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=bound)
+    told = heard(done.stdout)
+    assert set(told) >= {0, 1, 2} - {victim}, done  # the victim too, if it was woken to be ended
+    for text in told.values():
+        assert f"rank {victim} on host '" in text and "heard none for 2 s" in text and "DEAD_AFTER" in text, text
+    assert done.returncode != 0
+    assert not processes_left(done.stdout)
+
+
+@pytest.mark.openmpi
+@pytest.mark.parametrize("layout", ["", "1+1"])
+def test_long_computing_and_a_held_gil_are_no_death(layout):
+    done = subprocess.run(ringtrainrun("openmpi", 2, python_with("openmpi"), "-c", textwrap.dedent("""
+        import ctypes, time, numpy as np, ringtrain as rt
+        rt.init()
+        rt.allreduce(np.ones(10), name="before")
+        if rt.rank() == 1:
+            until = time.monotonic() + 3
+            while time.monotonic() < until:
+                sum(range(10000))
+            ctypes.PyDLL(None).sleep(3)
+        print("sum", rt.allreduce(np.ones(10), name="after", op=rt.Sum)[0], flush=True)
+    """)), capture_output=True, text=True, timeout=60,
+        env=rank_environment(RINGTRAIN_DEAD_AFTER_SECONDS="2", RINGTRAIN_HOST_LAYOUT=layout))  # fmt: skip
+    assert done.returncode == 0 and done.stdout.count("sum 2.0") == 2, done

@@ -1,0 +1,192 @@
+// Signs of life, and who is judged dead by them. Processes die for true here; time is the test's.
+#include "core/liveness.h"
+
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "transport/in_process.h"
+
+namespace ringtrain {
+namespace {
+
+constexpr Nanoseconds kSecond = INT64_C(1000000000);
+constexpr double kBound = 15;
+
+// A sign of life in memory that a forked child shares, and the child that has done `body` and waits for its end.
+class Child {
+ public:
+  template <typename Body>
+  explicit Child(Body body) {
+    void* memory = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    life_ = static_cast<LifeSign*>(memory);
+    int done[2];
+    RT_REQUIRE_EQ(pipe(done), 0);
+    process_ = fork();
+    if (process_ == 0) {
+      body(*life_);
+      if (write(done[1], "", 1) != 1) _exit(1);
+      for (;;) pause();
+    }
+    char byte;
+    RT_REQUIRE_EQ(read(done[0], &byte, 1), ssize_t{1});
+    close(done[0]);
+    close(done[1]);
+  }
+  ~Child() {
+    Kill();
+    munmap(life_, 4096);
+  }
+  void Kill() {
+    kill(process_, SIGKILL);
+    waitpid(process_, nullptr, 0);
+  }
+  LifeSign& life() { return *life_; }
+
+ private:
+  LifeSign* life_;
+  pid_t process_;
+};
+
+RT_TEST(a_killed_process_has_died_for_everyone_who_looks) {
+  Child child([](LifeSign& life) { life.Begin(); });
+  RT_CHECK(!child.life().Died());
+  child.Kill();
+  for (int look = 0; look < 3; ++look) RT_CHECK(child.life().Died());
+  RT_CHECK(!child.life().left());
+}
+
+RT_TEST(a_process_that_left_or_never_began_has_not_died) {
+  Child left([](LifeSign& life) {
+    life.Begin();
+    life.End();
+  });
+  Child unborn([](LifeSign&) {});
+  for (Child* child : {&left, &unborn}) {
+    child->Kill();
+    RT_CHECK(!child->life().Died());
+  }
+  RT_CHECK(left.life().left());
+  RT_CHECK(!unborn.life().left());
+}
+
+// The ranks of a world in one process, each with its liveness; nothing moves but what a test moves.
+struct Ranks {
+  explicit Ranks(const std::vector<int>& layout, double bound = kBound) : hub(std::make_shared<Hub>(layout)) {
+    std::vector<std::string> keys;
+    for (size_t host = 0; host < layout.size(); ++host) keys.insert(keys.end(), layout[host], "host" + std::to_string(host));
+    world.resize(keys.size());
+    transport.resize(keys.size());
+    memory.resize(keys.size());
+    for (size_t rank = 0; rank < keys.size(); ++rank) {
+      world[rank].rank = static_cast<int>(rank);
+      world[rank].size = static_cast<int>(keys.size());
+      world[rank].host_names = keys;
+      GroupByHost(keys, &world[rank]);
+      RT_REQUIRE_OK(Hub::Join(hub, static_cast<int>(rank), &transport[rank], &memory[rank]));
+      liveness.emplace_back(world[rank], bound, transport[rank].get(), memory[rank].get());
+    }
+  }
+
+  // Looks as the coordinator does, the beats between hosts included.
+  Status Look(int rank, Nanoseconds now) {
+    std::vector<int> beat_to;
+    Status verdict = liveness[rank].Look(now, &beat_to);
+    for (int to : beat_to) RT_REQUIRE_OK(transport[rank]->SendFrame(to, "beat"));
+    return verdict;
+  }
+  void Receive(int rank) {
+    int from;
+    std::string frame;
+    for (bool arrived = true; arrived;) RT_REQUIRE_OK(transport[rank]->ReceiveFrame(&from, &frame, &arrived));
+  }
+
+  std::shared_ptr<Hub> hub;
+  std::vector<World> world;
+  std::vector<std::unique_ptr<Transport>> transport;
+  std::vector<std::unique_ptr<HostMemory>> memory;
+  std::vector<Liveness> liveness;
+};
+
+RT_TEST(a_rank_that_beats_lives_and_one_that_is_silent_is_named) {
+  Ranks ranks({3});
+  Nanoseconds now = 100 * kSecond;
+  for (int second = 0; second < 60; ++second, now += kSecond)
+    for (int rank : {1, 2, 0}) RT_CHECK_OK(ranks.Look(rank, now));
+  const Nanoseconds stopped = now - kSecond;  // rank 1, from here on
+  for (; now < stopped + 15 * kSecond; now += kSecond)
+    for (int rank : {2, 0}) RT_CHECK_OK(ranks.Look(rank, now));
+  for (int rank : {0, 2}) {
+    const Status verdict = ranks.Look(rank, now);
+    RT_CHECK_EQ(verdict.code(), StatusCode::kPeerLost);
+    RT_CHECK(verdict.message().find("rank 1 on host 'host0': expected a sign of life every second but heard none for 15 s") == 0);
+  }
+}
+
+RT_TEST(whoever_was_stopped_itself_gives_the_others_the_time_once_more) {
+  Ranks ranks({2});
+  for (int rank : {0, 1}) RT_CHECK_OK(ranks.Look(rank, 100 * kSecond));
+  const Nanoseconds resumed = 1000 * kSecond;  // both were stopped; rank 0 wakes first
+  RT_CHECK_OK(ranks.Look(0, resumed));
+  for (int second = 1; second < 15; ++second) RT_CHECK_OK(ranks.Look(0, resumed + second * kSecond));
+  RT_CHECK(!ranks.Look(0, resumed + 15 * kSecond).ok());  // rank 1 never came back
+}
+
+RT_TEST(a_cut_between_hosts_is_seen_on_both_sides) {
+  Ranks ranks({2, 1, 1, 1, 1});
+  RT_CHECK(ranks.liveness[0].listeners() == std::vector<int>({2, 3, 5}));
+  RT_CHECK(ranks.liveness[1].listeners().empty());  // the lowest rank speaks for its host
+  const std::vector<int> all = {0, 1, 2, 3, 4, 5};
+  Nanoseconds now = 100 * kSecond;
+  for (int second = 0; second < 30; ++second, now += kSecond) {
+    for (int rank : all) RT_CHECK_OK(ranks.Look(rank, now));
+    for (int rank : all) ranks.Receive(rank);
+  }
+  const int cut = 4;
+  std::vector<Status> verdicts(all.size());
+  for (int second = 0; second < 20; ++second, now += kSecond)
+    for (int rank : all) {
+      std::vector<int> beat_to;
+      if (verdicts[rank].ok()) verdicts[rank] = ranks.liveness[rank].Look(now, &beat_to);
+      for (int to : beat_to)
+        if (rank != cut && to != cut) RT_REQUIRE_OK(ranks.transport[rank]->SendFrame(to, "beat"));
+      ranks.Receive(rank);
+    }
+  for (int rank : {0, 3, 5})  // its listeners
+    RT_CHECK(verdicts[rank].message().find("rank 4 on host 'host3': expected a sign of life") == 0);
+  RT_CHECK_EQ(verdicts[cut].code(), StatusCode::kPeerLost);
+  for (int rank : {1, 2}) RT_CHECK_OK(verdicts[rank]);  // they learn it from the others' abort
+}
+
+RT_TEST(tensors_are_signs_of_life_too) {
+  Ranks ranks({1, 1});
+  Nanoseconds now = 100 * kSecond;
+  char sent = 1, received = 0;
+  for (int second = 0; second < 60; ++second, now += kSecond) {
+    Transport::Ticket receive, send;
+    bool complete = false;
+    RT_REQUIRE_OK(ranks.transport[0]->StartReceive(1, 0, &received, 1, &receive));
+    RT_REQUIRE_OK(ranks.transport[1]->StartSend(0, 0, &sent, 1, &send));
+    RT_REQUIRE_OK(ranks.transport[0]->Test(receive, &complete));
+    RT_REQUIRE(complete);
+    RT_REQUIRE_OK(ranks.transport[1]->Test(send, &complete));
+    RT_CHECK_OK(ranks.Look(0, now));
+  }
+}
+
+RT_TEST(a_host_that_has_left_is_not_listened_to) {
+  Ranks ranks({1, 1});
+  RT_CHECK_OK(ranks.Look(0, 100 * kSecond));
+  ranks.liveness[0].Forget(1);
+  for (int second = 0; second < 60; ++second) RT_CHECK_OK(ranks.Look(0, (100 + second) * kSecond));
+}
+
+RT_TEST(without_a_bound_silence_is_no_death) {
+  Ranks ranks({2}, 0);
+  for (int second = 0; second < 600; ++second) RT_CHECK_OK(ranks.Look(0, (100 + second) * kSecond));
+}
+
+}  // namespace
+}  // namespace ringtrain
