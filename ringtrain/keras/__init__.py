@@ -11,7 +11,7 @@ import inspect as _inspect
 try:
     import keras as _keras
 except ImportError as _problem:
-    raise ImportError("ringtrain.keras needs Keras 3. Run: pip install keras tensorflow") from _problem
+    raise ImportError(f"ringtrain.keras needs Keras 3, but: {_problem}. Run: pip install keras tensorflow") from _problem
 
 if _keras.__version__.split(".")[0] != "3":
     raise ImportError(f"ringtrain.keras needs Keras 3, but found {_keras.__version__}. Run: pip install 'keras>=3'")

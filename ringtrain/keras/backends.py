@@ -11,10 +11,15 @@ from ringtrain.errors import UnsupportedError
 
 _MODULES = {"tensorflow": "ringtrain.keras.tensorflow_backend", "torch": "ringtrain.keras.torch_backend"}
 
-if keras.backend.backend() not in _MODULES:
-    raise UnsupportedError(
-        f"ringtrain.keras: expected Keras on {' or '.join(_MODULES)} but found it on '{keras.backend.backend()}'. "
-        "Set KERAS_BACKEND=tensorflow or KERAS_BACKEND=torch before keras is imported."
-    )
 
-backend = importlib.import_module(_MODULES[keras.backend.backend()])
+def module_of(name: str) -> str:
+    """The module for a backend of Keras. Raises UnsupportedError for those that have none."""
+    if name not in _MODULES:
+        raise UnsupportedError(
+            f"ringtrain.keras: expected Keras on {' or '.join(_MODULES)} but found it on '{name}'. "
+            "Set KERAS_BACKEND to one of them before keras is imported."
+        )
+    return _MODULES[name]
+
+
+backend = importlib.import_module(module_of(keras.backend.backend()))

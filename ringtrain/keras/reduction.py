@@ -60,7 +60,7 @@ class GradientReduction:
 
     def __init__(self, settings: Settings, name: str | None):
         self.settings = settings
-        self.prefix = f"{name or 'optimizer'}.{_next_number(settings.process_set)}"
+        self.prefix = next_prefix(name, settings.process_set)
         self.window = AccumulationWindow(settings.backward_passes_per_step, settings.average_aggregated_gradients)
         self.pairing = Pairing(self.prefix)
         self.surrounded = False
@@ -160,6 +160,7 @@ def when(condition: Any, action: Callable[[], None]) -> None:
         keras.ops.cond(condition, action, lambda: None)
 
 
-def _next_number(process_set: ProcessSet) -> int:
+def next_prefix(name: str | None, process_set: ProcessSet) -> str:
+    """The beginning of an optimizer's names: the user's word for it, and its number in the process set."""
     counts = _optimizer_counts.setdefault(current(), {})
-    return next(counts.setdefault(id_of(process_set), itertools.count()))
+    return f"{name or 'optimizer'}.{next(counts.setdefault(id_of(process_set), itertools.count()))}"

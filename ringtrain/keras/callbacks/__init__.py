@@ -2,11 +2,15 @@
 
 import keras
 
-from ringtrain.keras.callbacks.checkpoint import BestModelCheckpoint
+from ringtrain.keras.callbacks.checkpoint import BestModelHooks
 from ringtrain.keras.callbacks.learning_rate import ScheduleHooks, WarmupHooks
 from ringtrain.keras.callbacks.metrics import MetricHooks
 from ringtrain.keras.callbacks.start import StartHooks
 from ringtrain.keras.callbacks.statistics import StatisticsHooks
+
+
+class BestModelCheckpoint(BestModelHooks, keras.callbacks.ModelCheckpoint):
+    __doc__ = BestModelHooks.__doc__
 
 
 class BroadcastGlobalVariablesCallback(StartHooks, keras.callbacks.Callback):

@@ -2,12 +2,10 @@
 
 from typing import Any
 
-import keras
-
 from ringtrain.context import current
 
 
-class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
+class BestModelHooks:
     """Saves the model when a metric is the best so far. All ranks pass it; rank 0 writes.
 
     Put ``MetricAverageCallback`` before it.

@@ -131,4 +131,4 @@ def _velocities(optimizer: Any) -> list[Any]:
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     if not getattr(optimizer, "momentum", None):
         return []
-    return [variable for variable in optimizer.variables if variable.name.split(":")[0].endswith("_momentum")]
+    return getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", [])

@@ -57,7 +57,7 @@ class StartHooks:
             return
         self._prepare(model)
         _require_equal_lengths(self.params or {}, process_set)
-        if not model.optimizer.built:
+        if not getattr(model.optimizer, "built", False):
             model.optimizer.build(model.trainable_variables)
         shared = self._shared([*model.variables, *_variables_of(model.optimizer)])
         broadcast_variables(shared, self._root_rank, process_set)
@@ -95,7 +95,7 @@ class StartHooks:
 
 
 def _variables_of(optimizer: Any) -> list[Any]:
-    """A list in Keras 3, a method in the legacy optimizers of tf_keras."""
+    """A list in Keras 3, a method too in tf_keras."""
     return list(optimizer.variables() if callable(optimizer.variables) else optimizer.variables)
 
 
