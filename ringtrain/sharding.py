@@ -51,7 +51,9 @@ def shard(
     """This rank's share of an epoch: indices for a number of samples, a ``Shard`` for a data set. Sends nothing.
 
     Args:
-        data: number of samples, or a data set with ``len()`` and ``[index]``; of the same length on all ranks.
+        data: number of samples, a data set with ``len()`` and ``[index]``, or a ``tf.data.Dataset`` of single samples,
+            before ``batch``; of the same length on all ranks. A ``tf.data.Dataset`` keeps its order, which must be the
+            same on all ranks: shuffle the share, or the whole with a seed; ``seed`` and ``epoch`` do not matter there.
         policy: what happens to a remainder that cannot be dealt out evenly. ``"pad"``: every sample is read, and some
             ranks read one from the start of the order again, so that all take equally many steps. ``"truncate"``: the
             last samples of the order are left out, for the same end. ``"uneven"``: every sample is read exactly once,
@@ -62,16 +64,18 @@ def shard(
         process_set: the ranks that share the data; this rank must be one.
 
     Returns:
-        int64 array of indices, or a ``Shard``.
+        int64 array of indices, a ``Shard``, or a ``tf.data.Dataset``.
 
     Raises:
         InvalidArgumentError: no such policy, a negative number, a data set without length or indices, or fewer samples
-            than ranks with ``"truncate"``.
+            than ranks with ``"truncate"``. A ``tf.data.Dataset`` of unknown length says so.
 
     Example:
         >>> for index in rt.shard(len(images), seed=1, epoch=epoch):
         ...     train_on(images[index], labels[index])
     """
+    if hasattr(data, "cardinality") and hasattr(data, "shard"):
+        return _stream_share(data, process_set.rank(), process_set.size(), policy, start)
     count = _count_of(data)
     chosen = indices(count, process_set.rank(), process_set.size(), policy, seed, epoch, start)
     return chosen if isinstance(data, Integral) else Shard(data, chosen)
@@ -108,6 +112,21 @@ def order(count: int, seed: int | None, epoch: int) -> np.ndarray:
     key = np.array([_natural("seed", seed), epoch], np.uint64)
     keys = np.random.Philox(key=key).random_raw(count)
     return np.argsort(keys, kind="stable")
+
+
+def _stream_share(dataset: Any, rank: int, size: int, policy: str, start: int) -> Any:
+    """A rank's elements of a ``tf.data.Dataset``, which knows no indices."""
+    count = int(dataset.cardinality())
+    if count == -2:
+        raise InvalidArgumentError(
+            "shard: data must have a known length, but is a tf.data.Dataset that has none. "
+            "Apply tf.data.experimental.assert_cardinality(n) to it first."
+        )
+    if count == -1:
+        return dataset.skip(start).shard(size, rank)  # endless: all ranks can go on as long as the others
+    end = epoch_end(count, size, policy, start)
+    longer = dataset.repeat() if end > count else dataset
+    return longer.skip(start).take(end - start).shard(size, rank)
 
 
 def _count_of(data: Any) -> int:

@@ -94,7 +94,7 @@ def test_unknown_numbers_of_steps_are_warned_of_once(two, caplog):
 
     with caplog.at_level(logging.WARNING, "ringtrain"):
         two.run(body)
-    assert [record.message for record in caplog.records if "how many steps" in record.message].__len__() == 1
+    assert len([record for record in caplog.records if "how many steps" in record.message]) == 1
 
 
 def test_jit_compile_is_switched_off_with_one_line_also_where_keras_chose_it(two, caplog):
