@@ -44,7 +44,7 @@ def _dumps(value: object) -> bytes:
 
 
 def _leave(path: Path, data: bytes) -> None:
-    unfinished = path.with_suffix(".part")
+    unfinished = path.with_name(path.name + ".part")
     with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(data)
     unfinished.rename(path)

@@ -1,4 +1,4 @@
-"""The `ringtrain` command: `ringtrain bench ...` is `python -m ringtrain.bench ...`, and `ringtrain check-build` reports.
+"""The `ringtrain` command: `bench` is `python -m ringtrain.bench`, `doctor` examines hosts, `check-build` reports.
 
 The benchmark is started by its name, as `python -m` does, so that the launcher does not know it.
 """
@@ -16,6 +16,7 @@ USAGE = """\
 usage: ringtrain COMMAND ...
 
   bench        measures allreduce, a training step or idleness beside gloo, MPI and memcpy (ringtrain bench --help)
+  doctor       examines hosts and the links between them, and says what to change (ringtrain doctor --help)
   check-build  prints what this installation consists of, and which MPI and frameworks it finds
 """
 
@@ -26,6 +27,10 @@ def main(arguments: list[str] | None = None) -> int:
     if command == "bench":
         sys.argv[1:] = rest
         runpy.run_module("ringtrain.bench", run_name="__main__", alter_sys=True)  # ends in sys.exit
+    if command == "doctor":
+        from ringtrain.launch.doctor import doctor  # which needs more than the other commands
+
+        return doctor.main(rest, prog_name="ringtrain doctor")
     if command == "check-build":
         print("\n".join(check_build()))
         return 0
@@ -48,12 +53,14 @@ def check_build() -> list[str]:
             f"  MPI: {mpi}", *(f"  {name}: {version_of(name)}" for name in ("mpi4py", "numpy", "torch", "tensorflow"))]
 
 
-def version_of(distribution: str) -> str:
+def version_of(module: str) -> str:
     """The version that is installed, without importing it."""
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
+    for distribution in (module, f"{module}-cpu"):
+        try:
+            return importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return "not installed"
 
 
 if __name__ == "__main__":

@@ -1,0 +1,163 @@
+"""`ringtrain doctor`: what hosts and links can do, what ringtrain makes of it, and what to change for how much gain.
+
+`examine` measures on the ranks; here are the command, the report and the advice, which is a pure function.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ringtrain.launch.examine import examine
+from ringtrain.launch.function import RunError, run
+from ringtrain.launch.hosts import HostsError, parse_hostfile, parse_hosts
+
+ACCUMULATED = 4  # micro-batches of the example
+SHARE_OF_FLOOR = 0.9  # below it, something is wrong
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Something to change: what, the seconds of communication a step before and after, and why."""
+
+    change: str
+    before: float
+    after: float
+    why: str
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.option("-H", "--hosts", help="hosts and ranks on each, such as node-a:2,node-b:2 (default: 2 ranks here)")
+@click.option("-hostfile", "--hostfile", help="the same from a file")
+@click.option("--model-mb", type=click.FloatRange(min=0.001), default=100.0, show_default=True,
+              help="bytes of all gradients of the model, in MB (float32: 4 for each parameter)")
+@click.option("--ssh-port", type=int)
+@click.option("--ssh-identity-file")
+@click.option("--network-interfaces", help="as of ringtrainrun")
+@click.option("--json", "written", type=click.Path(dir_okay=False), help="writes the findings there too")
+def doctor(hosts: str | None, hostfile: str | None, model_mb: float, written: str | None, **flags: Any) -> None:
+    """Examines hosts and the links between them; takes less than 20 seconds."""
+    try:
+        listed = parse_hostfile(Path(hostfile).read_text(), hostfile) if hostfile else parse_hosts(hosts) if hosts else []
+    except (HostsError, OSError) as error:
+        raise click.UsageError(str(error)) from None
+    environment = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": "1"}
+    try:
+        found = run(examine, (int(model_mb * 1e6),), np=sum(host.slots for host in listed) or 2, env=environment,
+                    hosts=",".join(map(str, listed)) or None, **flags)[0]
+    except RunError:  # the launcher has said why
+        sys.exit(1)
+    found["floor_seconds"] = floor_seconds(found)
+    found["advice"] = [vars(advice) for advice in advise(found)]
+    click.echo("\n".join(report(found)))
+    if written:
+        Path(written).write_text(json.dumps(found, indent=1) + "\n")
+
+
+# ---- judging, pure ----
+
+def slowest_link(found: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The link that a ring has to wait for; None on one host."""
+    return min(found["links"], key=lambda link: link["both_ways_rate"], default=None)
+
+
+def floor_seconds(found: Mapping[str, Any]) -> float:
+    """No allreduce of the model can take less: the wire's time, or that of one copy on a single host."""
+    count, model = len(found["hosts"]), found["model_bytes"]
+    link = slowest_link(found)
+    if link is None:
+        return model / found["hosts"][0]["copy_rate"]
+    return 2 * (count - 1) / count * model / link["both_ways_rate"]
+
+
+def advise(found: Mapping[str, Any]) -> list[Advice]:
+    """What would shorten the communication of a step, the largest gain first."""
+    link, now = slowest_link(found), found["allreduce_seconds"]
+    if link is None:
+        return []
+    seconds, floor = now["float32"], floor_seconds(found)
+    advice = [Advice(f"accumulate {ACCUMULATED} micro-batches (backward_passes_per_step={ACCUMULATED})", seconds,
+                     seconds / ACCUMULATED, "per micro-batch; exact, for a batch that is as many times larger")]
+    if now["fp16"] < 0.9 * seconds:
+        advice.append(Advice("send 16 bits between hosts (compression=Compression.fp16)", seconds, now["fp16"], "measured"))
+    if link["both_ways_rate"] < 0.75 * link["one_way_rate"]:
+        better = floor * link["both_ways_rate"] / link["one_way_rate"]
+        advice.append(Advice(f"let the link between {_names(found, link)} carry both ways at once", seconds,
+                             better * seconds / floor, f"it carries {_mbit(link['one_way_rate'])} one way, but only "
+                             f"{_mbit(link['both_ways_rate'])} each way at once: half duplex, a hub, or a busy core"))
+    best = max(other["both_ways_rate"] for other in found["links"])
+    if link["both_ways_rate"] < 0.6 * best:
+        advice.append(Advice(f"look after the link between {_names(found, link)}", seconds,
+                             seconds * link["both_ways_rate"] / best, f"{_mbit(link['both_ways_rate'])}, another link "
+                             f"{_mbit(best)}: a ring is as fast as its slowest link"))
+    nominal = min(max(host["interface_mbit"].values(), default=0) for host in found["hosts"])
+    if nominal * 1e6 / 8 > 2 * link["one_way_rate"]:
+        advice.append(Advice("use the faster interface (--network-interfaces)", seconds,
+                             seconds * link["one_way_rate"] / (nominal * 1e6 / 8), f"every host has one of {nominal} Mbit/s, "
+                             f"but {_mbit(link['one_way_rate'])} were reached"))
+    alone = now.get("one_rank_a_host")
+    if alone is not None and alone < 0.85 * seconds:
+        advice.append(Advice("start one rank on each host", seconds, alone, "measured; the hosts' cores are short"))
+    return sorted(advice, key=lambda each: each.after)
+
+
+# ---- saying ----
+
+def report(found: Mapping[str, Any]) -> list[str]:
+    """The findings for a person."""
+    hosts, megabytes = found["hosts"], found["model_bytes"] / 1e6
+    lines = [f"{len(hosts)} hosts, {found['ranks']} ranks"]
+    lines += table(["host", "ranks", "cores", "Python", "ringtrain", "MPI", "torch", "TensorFlow", "CUDA", "copy", "add"],
+                   [_host_row(host) for host in hosts])
+    if found["links"]:
+        lines += ["", "links, measured through MPI"]
+        lines += table(["between", "latency", "one way", "both ways at once"],
+                       [[_names(found, link), f"{link['latency_seconds'] * 1e6:.0f} us", _mbit(link["one_way_rate"]),
+                         f"{_mbit(link['both_ways_rate'])} each"] for link in found["links"]])
+    floor, now = found["floor_seconds"], found["allreduce_seconds"]
+    lines += ["", f"allreduce of {megabytes:g} MB of gradients; the floor is {_ms(floor)} "
+              f"({'the slowest link' if found['links'] else 'one copy of them'})"]
+    labels = {"float32": "as it is", "fp16": "16 bits between hosts", "one_rank_a_host": "one rank on each host"}
+    floors = {"fp16": floor / 2}  # half the bytes
+    lines += table(["", "time", "of its floor"], [[labels[name], _ms(taken), f"{100 * floors.get(name, floor) / taken:.0f} %"]
+                                                  for name, taken in now.items()])
+    lines.append("")
+    if found["links"] and floor / now["float32"] < SHARE_OF_FLOOR:
+        lines.append(f"ringtrain does not fill the wire here ({100 * floor / now['float32']:.0f} %): are other jobs running on "
+                     "these hosts, or fewer cores than ranks?")
+    lines += [f"- {each['change']}: {_ms(each['before'])} -> {_ms(each['after'])} ({each['why']})" for each in found["advice"]]
+    return lines if found["advice"] else [*lines, "Nothing to change for the network: there is none on one host."]
+
+
+def _host_row(host: Mapping[str, Any]) -> list[str]:
+    devices = host["cuda_devices_of_torch"]
+    cuda = "-" if devices is None else f"{devices} GPUs, NCCL {'.'.join(map(str, host['nccl']))}" if devices else "none"
+    return [host["name"], str(host["ranks"]), str(host["cores"]), host["python"], host["ringtrain"], host["mpi"],
+            host["torch"], host["tensorflow"], cuda, f"{host['copy_rate'] * 1e-9:.1f} GB/s",
+            f"{host['add_rate'] * 1e-9:.1f} GB/s"]  # fmt: skip
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Aligned columns."""
+    widths = [max(len(row[column]) for row in [headings, *rows]) for column in range(len(headings))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in [headings, *rows]]
+
+
+def _names(found: Mapping[str, Any], link: Mapping[str, Any]) -> str:
+    return " and ".join(found["hosts"][number]["name"] for number in link["between"])
+
+
+def _mbit(bytes_per_second: float) -> str:
+    return f"{bytes_per_second * 8e-6:.0f} Mbit/s"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms"

@@ -1,0 +1,186 @@
+"""What `ringtrain doctor` measures, on the ranks: each host by itself, each link between neighbours, and an allreduce.
+
+`doctor` hands `examine` to `ringtrain.run` and turns what rank 0 returns into a report. All of it takes some seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import ringtrain as rt
+from ringtrain.launch.commands import version_of
+
+COPY_BYTES = 64 << 20
+MESSAGE_BYTES = 1 << 20
+SECONDS_FOR_A_RATE = 0.3
+MOST_LINKS = 8  # more would take longer than a person waits
+REPETITIONS = 3
+# In a process of its own: importing torch takes seconds and starts threads.
+ASK_TORCH = "import json, torch; c = torch.cuda; print(json.dumps([c.device_count(), c.nccl.version() if c.is_available() else None]))"
+
+
+def examine(model_bytes: int) -> dict[str, Any] | None:
+    """Measures; returns everything on rank 0 and None elsewhere. Called on all ranks."""
+    rt.init()
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    leads = rt.local_rank() == 0
+    facts = world.gather(facts_of_host() if leads else None)
+    speeds = world.gather(speeds_of_memory() if leads else None)
+    leaders = [rank for rank, fact in enumerate(world.bcast(facts)) if fact]
+    links = measure_links(world, leaders[: MOST_LINKS + 1])
+    allreduce = measure_allreduce(model_bytes, leaders)
+    if rt.rank() != 0:
+        return None
+    hosts = [{**facts[rank], **speeds[rank], "ranks": ranks} for rank, ranks in zip(leaders, _counts(leaders), strict=True)]
+    return {"model_bytes": model_bytes, "ranks": rt.size(), "hosts": hosts, "links": links, "allreduce_seconds": allreduce}
+
+
+def _counts(leaders: list[int]) -> list[int]:
+    """Ranks of each host, as ranks are placed host by host."""
+    return [end - start for start, end in zip(leaders, [*leaders[1:], rt.size()], strict=True)]
+
+
+# ---- a host ----
+
+def facts_of_host() -> dict[str, Any]:
+    """Versions, cores and GPUs of this host."""
+    asked = subprocess.run([sys.executable, "-c", ASK_TORCH], capture_output=True, text=True)
+    cuda_devices, nccl = json.loads(asked.stdout.splitlines()[-1]) if asked.returncode == 0 else (None, None)
+    return {"name": platform.node(), "python": platform.python_version(), "ringtrain": rt.__version__,
+            "mpi": mpi_version(), "torch": version_of("torch"), "tensorflow": version_of("tensorflow"),
+            "cuda_devices_of_torch": cuda_devices, "nccl": nccl, "cores": len(os.sched_getaffinity(0)),
+            "interface_mbit": nominal_rates()}  # fmt: skip
+
+
+def mpi_version() -> str:
+    """Name and version of the MPI in use."""
+    from mpi4py import MPI
+
+    return " ".join(MPI.Get_library_version().replace(",", " ").split()[:3]).strip("\0")
+
+
+def nominal_rates() -> dict[str, int]:
+    """Mbit/s of each interface that says so."""
+    rates = {}
+    for interface in sorted(os.listdir("/sys/class/net")):
+        try:
+            with open(f"/sys/class/net/{interface}/speed") as file:
+                rates[interface] = int(file.read())
+        except (OSError, ValueError):  # virtual, or down
+            continue
+    return {interface: rate for interface, rate in rates.items() if rate > 0}
+
+
+def speeds_of_memory() -> dict[str, float]:
+    """Bytes per second of a copy, and of a sum of two arrays into one of them."""
+    one, other = np.ones(COPY_BYTES // 4, np.float32), np.ones(COPY_BYTES // 4, np.float32)
+    return {"copy_rate": COPY_BYTES / _fastest(lambda: np.copyto(other, one)),
+            "add_rate": COPY_BYTES / _fastest(lambda: np.add(one, other, out=other))}  # fmt: skip
+
+
+def _fastest(work: Callable[[], object]) -> float:
+    seconds = []
+    for _ in range(REPETITIONS):
+        start = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+# ---- links ----
+
+def measure_links(world, leaders: list[int]) -> list[dict[str, Any]]:
+    """One link after the other: latency, and bytes per second one way and both ways at once; on every rank."""
+    pairs = list(zip(leaders, leaders[1:], strict=False))
+    links = []
+    for first, second in pairs:
+        world.Barrier()
+        if rt.rank() in (first, second):
+            measured = measure_link(world, first, second)
+            links.append({"between": [first, second], **measured})
+        world.Barrier()
+    gathered = world.allgather(links)
+    # Hosts by their place, from 0, instead of the ranks that stood for them.
+    return [{**link, "between": [leaders.index(rank) for rank in link["between"]]}
+            for first, _ in pairs for link in gathered[first] if link["between"][0] == first]  # fmt: skip
+
+
+def measure_link(world, first: int, second: int) -> dict[str, float]:
+    """Latency in seconds and rates in bytes per second between two ranks; called on both."""
+    peer = second if rt.rank() == first else first
+    small = np.zeros(1, np.uint8)
+    exchange(world, peer, True, True, 1)  # connects
+    start = time.perf_counter()
+    for _ in range(50):
+        world.Sendrecv(small, peer, 0, small.copy(), peer, 0)
+    latency = (time.perf_counter() - start) / 50
+    count = agree(world, peer, messages_for(exchange(world, peer, True, True, 4) / 4))
+    one_way = exchange(world, peer, rt.rank() == first, rt.rank() == second, count)
+    both = exchange(world, peer, True, True, count)
+    return {"latency_seconds": latency, "one_way_rate": count * MESSAGE_BYTES / one_way,
+            "both_ways_rate": count * MESSAGE_BYTES / both}  # fmt: skip
+
+
+def exchange(world, peer: int, sends: bool, receives: bool, count: int) -> float:
+    """Seconds that `count` messages take, several under way; both ranks end together."""
+    messages = np.zeros((count, MESSAGE_BYTES), np.uint8)
+    arrived = np.zeros((count, MESSAGE_BYTES), np.uint8)
+    world.Sendrecv(np.zeros(1), peer, 2, np.zeros(1), peer, 2)
+    start = time.perf_counter()
+    requests = [world.Irecv(row, peer, 3) for row in arrived] if receives else []
+    requests += [world.Isend(row, peer, 3) for row in messages] if sends else []
+    for request in requests:
+        request.Wait()
+    world.Sendrecv(np.zeros(1), peer, 4, np.zeros(1), peer, 4)
+    return time.perf_counter() - start
+
+
+def messages_for(seconds_each: float) -> int:
+    """Messages that keep a link busy long enough for a rate, within 64 MB."""
+    return int(np.clip(SECONDS_FOR_A_RATE / seconds_each, 4, 64))
+
+
+def agree(world, peer: int, count: int) -> int:
+    """The larger of both ranks' numbers."""
+    other = np.zeros(1, np.int64)
+    world.Sendrecv(np.array([count]), peer, 5, other, peer, 5)
+    return max(count, int(other[0]))
+
+
+# ---- the job ----
+
+def measure_allreduce(model_bytes: int, leaders: list[int]) -> dict[str, float]:
+    """Median seconds of an allreduce of the model's bytes: by all ranks, with 16 bits between hosts, by one rank a host."""
+    gradients = np.ones(max(1, model_bytes // 4), np.float32)
+    seconds = {"float32": _median(lambda: rt.allreduce_(gradients, name="doctor.float32"))}
+    if len(leaders) > 1:
+        seconds["fp16"] = _median(lambda: rt.allreduce_(gradients, name="doctor.fp16", compression=rt.Compression.fp16))
+    if 1 < len(leaders) < rt.size():
+        alone = rt.add_process_set(leaders)
+        taken = _median(lambda: rt.allreduce_(gradients, name="doctor.leaders", process_set=alone)
+                        if rt.rank() in leaders else None)  # fmt: skip
+        seconds["one_rank_a_host"] = taken
+    return seconds
+
+
+def _median(work: Callable[[], object]) -> float:
+    work()
+    seconds = []
+    for _ in range(REPETITIONS):
+        rt.barrier()
+        start = time.perf_counter()
+        work()
+        rt.barrier()
+        seconds.append(time.perf_counter() - start)
+    return float(np.median(seconds))

