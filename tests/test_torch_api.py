@@ -73,7 +73,7 @@ MODULES = {
         "broadcast_parameters", "broadcast_optimizer_state", "broadcast_object", "allgather_object",
         "DistributedOptimizer", "SyncBatchNorm", "check_extension", "broadcast_buffers",
     } | set(CONSTANTS),
-    "ringtrain.torch.compression": {"Compression", "Compressor"},
+    "ringtrain.torch.compression": {"Compression", "Compressor", "NoneCompressor", "FP16Compressor"},
     "ringtrain.torch.functions": {
         "broadcast_parameters", "broadcast_optimizer_state", "broadcast_object", "allgather_object"
     },

@@ -43,12 +43,17 @@ def _cast_to(wire: torch.dtype, name: str) -> type[Compressor]:
     return Cast
 
 
+NoneCompressor = Compressor
+FP16Compressor = _cast_to(torch.float16, "FP16Compressor")
+BF16Compressor = _cast_to(torch.bfloat16, "BF16Compressor")
+
+
 class Compression:
     """The compressors that come with the package: ``none``, ``fp16`` and ``bf16``."""
 
-    none = Compressor
-    fp16 = _cast_to(torch.float16, "FP16Compressor")
-    bf16 = _cast_to(torch.bfloat16, "BF16Compressor")
+    none = NoneCompressor
+    fp16 = FP16Compressor
+    bf16 = BF16Compressor
 
 
 _IN_THE_CORE = {
