@@ -1,5 +1,6 @@
 """Other data-parallel libraries around the same model or optimizer are refused, and plain use beside them is not."""
 
+import copy
 import sys
 import types
 
@@ -73,4 +74,23 @@ def test_the_distributed_optimizer_asks(monkeypatch):
             hvd.DistributedOptimizer(torch.optim.SGD(wrapper.parameters(), lr=0.1))
 
     with World(1) as world:
+        world.run(on_rank)
+
+
+def test_the_first_step_asks_again(monkeypatch):
+    """A wrapper that came after the optimizer was distributed."""
+    model = torch.nn.Linear(2, 2)
+
+    def on_rank(rank):
+        mine = copy.deepcopy(model)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(mine.parameters(), lr=0.1))
+        wrapper = data_parallel(mine, 2)
+        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+        mine(torch.ones(1, 2)).sum().backward()
+        with pytest.raises(ValueError, match="DistributedDataParallel on 2 ranks"):
+            optimizer.step()
+        del wrapper.module
+        optimizer.step()
+
+    with World(2) as world:
         world.run(on_rank)

@@ -1,7 +1,7 @@
 """Refuses what would average gradients twice or never: other data-parallel wrappers around the same optimizer or model.
 
-``DistributedOptimizer`` calls it when it is made. torch.distributed itself may be used beside ringtrain, for whatever
-else a script does with it.
+``DistributedOptimizer`` calls it when it is made, and in its first step, as Accelerate and Lightning wrap models later.
+torch.distributed itself may be used beside ringtrain, for whatever else a script does with it.
 """
 
 import gc
@@ -70,5 +70,7 @@ def _data_parallel_wrappers() -> Iterator[torch.nn.parallel.DistributedDataParal
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return
     for value in gc.get_objects():
-        if issubclass(type(value), torch.nn.parallel.DistributedDataParallel) and value.process_group.size() > 1:
-            yield value
+        if issubclass(type(value), torch.nn.parallel.DistributedDataParallel):
+            group = getattr(value, "process_group", None)  # None while another thread makes it
+            if group is not None and group.size() > 1:
+                yield value

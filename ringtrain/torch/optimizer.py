@@ -222,6 +222,9 @@ def _reduce_before_step(optimizer: torch.optim.Optimizer, args: tuple, kwargs: d
     reduction = getattr(optimizer, "_gradient_reduction", None)
     if reduction is None:
         return None
+    if not reduction.stepped:
+        refuse_shared_parameters([parameter for group in optimizer.param_groups for parameter in group["params"]])
+        reduction.stepped = True
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
     if closure is not None and not reduction.skipping:
         reducing = reduction.closure_of_all(closure)

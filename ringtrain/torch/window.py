@@ -53,13 +53,14 @@ class GradientReduction:
         quiet: True while the user's ``no_sync`` block runs.
         asked: True once the user has called ``synchronize()`` in this window.
         closed: True once every gradient of the window is settled on all ranks.
+        stepped: True once ``step()`` was called.
     """
 
     def __init__(self, how: Reduction, prefix: str, passes_per_step: int, averages_passes: bool):
         self.how = how
         self.prefix = prefix
         self.passes_per_step = passes_per_step
-        self.skipping = self.quiet = self.asked = self.closed = False
+        self.skipping = self.quiet = self.asked = self.closed = self.stepped = False
         self._averages_passes = averages_passes
         self._names: dict[torch.Tensor, str] = {}  # prefix included
         self._groups: list[Group] = []
