@@ -171,3 +171,32 @@ def test_wrong_command_lines(arguments, words, capsys):
     with pytest.raises(SystemExit):
         command_line.main(arguments)
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.openmpi
+def test_tensorflow(tmp_path):
+    """Our systems; MultiWorkerMirroredStrategy, which takes its time to start, has a long test."""
+    pytest.importorskip("tensorflow")
+    written = document(
+        "openmpi", tmp_path / "out.json", "tensorflow", "--floats", "1000", "--tensors", "10", "--layers", "8,4,2",
+        "--repetitions", "2", "--peers", "torch",
+    )  # fmt: skip
+    measured = {(result["system"], result["op"]) for result in written["results"]}
+    ours = {"identity", "ringtrain", "ringtrain-grouped"}
+    assert measured == {(system, op) for system in ours for op in ("gradients", "training step")} | {
+        ("ringtrain.torch", "gradients")
+    }
+    assert all(result["verified"] for result in written["results"])
+    assert {result["parameters"] for result in written["results"] if result["op"] == "training step"} == {8 * 4 + 4 + 4 * 2 + 2}
+
+
+@pytest.mark.long
+@pytest.mark.openmpi
+def test_the_strategy(tmp_path):
+    pytest.importorskip("tensorflow")
+    written = document(
+        "openmpi", tmp_path / "out.json", "tensorflow", "--floats", "1000", "--tensors", "10", "--layers", "8,4,2",
+        "--repetitions", "2", "--peers", "mwms",
+    )  # fmt: skip
+    measured = [result for result in written["results"] if result["system"] in ("mwms", "mwms-tuned")]
+    assert len(measured) == 4 and all(result["verified"] for result in measured)

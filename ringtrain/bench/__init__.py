@@ -5,6 +5,6 @@ the same name has ``run(**options)``. ``turns`` times systems that take turns, `
 ``ranks`` is what the ranks do together outside of the system under test, ``sizes`` numbers of bytes as text, ``machine``
 facts; ``shaped`` starts benchmarks on ``hosts`` made on one machine.
 
-What is compared: ``systems`` for single operations, ``torch_systems`` for training steps with PyTorch. What they work
-on: ``models`` (parameter shapes) and ``torch_networks``. Another framework brings its own pair of files and a row.
+What is compared: ``systems`` for single operations, ``torch_systems`` for training steps with PyTorch,
+``tensorflow_systems`` for graphs of TensorFlow. What they work on: ``models`` (parameter shapes) and ``torch_networks``.
 """

@@ -95,6 +95,14 @@ def _accumulation_options(parser: argparse.ArgumentParser) -> None:
     _repetitions_option(parser)
 
 
+def _tensorflow_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--floats", type=int, default=28_000_000, metavar="N", help="in all gradients (28000000)")
+    parser.add_argument("--tensors", type=int, default=160, metavar="N", help="how many gradients (160)")
+    parser.add_argument("--layers", type=_numbers, default=[1024, 2048, 2048, 2048, 1024], metavar="1024,2048,...")
+    parser.add_argument("--peers", type=_choices("mwms", "torch"), default=[], metavar="mwms,torch")
+    _repetitions_option(parser)
+
+
 def _wire_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rate", default="1gbit", help="of each link, both ways, as tc spells it (1gbit)")
     parser.add_argument("--hosts", type=int, choices=range(2, 9), default=2, metavar="N", help="how many to make (2)")
@@ -121,6 +129,7 @@ BENCHMARKS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "step": ("all gradients of a model against one operation of as many bytes", _step_options),
     "idle": ("context switches of our threads while nothing is pending", _idle_options),
     "train": ("training steps with PyTorch: ours, DDP, and without communication", _train_options),
+    "tensorflow": ("gradients in a graph and training steps: ours beside MultiWorkerMirroredStrategy", _tensorflow_options),
     "wire": ("one tensor between hosts made on this machine, beside the floor that their links set; as root", _wire_options),
     "accumulation": ("bytes and seconds a batch when several make a step", _accumulation_options),
 }

@@ -8,11 +8,13 @@ import tensorflow as tf
 from ringtrain import objects
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.process_sets import ProcessSet, global_process_set
+from ringtrain.tensorflow.nodes import as_it_is
 from ringtrain.tensorflow.operations import broadcast, broadcast_
 
 _GROUP_BYTES = 64 << 20  # one operation's worth of values, which exist beside the variables until they are assigned
 
 
+@as_it_is
 def broadcast_variables(
     variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set, inplace: bool = False
 ) -> None:

@@ -16,6 +16,7 @@ from ringtrain.errors import InvalidArgumentError
 from ringtrain.operations import Average, Sum
 from ringtrain.process_sets import ProcessSet, global_process_set
 from ringtrain.tensorflow.compression import Compression, Compressor
+from ringtrain.tensorflow.nodes import as_it_is
 from ringtrain.tensorflow.operations import allreduce, grouped_allreduce
 
 Gradient = tf.Tensor | tf.IndexedSlices | None
@@ -63,6 +64,7 @@ class GradientReduction:
                 f"{self.owner}: groups must be None, a number above 0 or lists of variables, but is {self.groups!r}."
             )
 
+    @as_it_is
     def reduce(
         self, gradients: Sequence[Gradient], names: Sequence[str], variables: Sequence[Any] | None = None
     ) -> list[Gradient]:

@@ -12,6 +12,9 @@ import tensorflow as tf
 
 from ringtrain.tensorflow.library import current_slot, ops
 
+# For every function that a user's tf.function may call: AutoGraph would rewrite it, and all that it calls, at each tracing.
+as_it_is = tf.autograph.experimental.do_not_convert
+
 
 def run(
     operation: str, inputs: Sequence[Any], name: str | None, process_set_id: int, **attributes: Any

@@ -21,10 +21,12 @@ from ringtrain.operations import Adasum, Average, Sum
 from ringtrain.process_sets import ProcessSet, global_process_set, id_of
 from ringtrain.tensorflow import nodes, sparse
 from ringtrain.tensorflow.compression import Compression, Compressor
+from ringtrain.tensorflow.nodes import as_it_is
 
 _Dense = tf.Tensor | tf.Variable
 
 
+@as_it_is
 def allreduce(
     tensor: Any,
     average: bool | None = None,
@@ -63,6 +65,7 @@ def allreduce(
     )[0]  # fmt: skip
 
 
+@as_it_is
 def grouped_allreduce(
     tensors: Sequence[Any],
     average: bool | None = None,
@@ -86,6 +89,7 @@ def grouped_allreduce(
     )  # fmt: skip
 
 
+@as_it_is
 def allgather(
     tensor: Any, name: str | None = None, ignore_name_scope: bool = False, process_set: ProcessSet = global_process_set
 ) -> tf.Tensor:
@@ -93,6 +97,7 @@ def allgather(
     return grouped_allgather([tensor], name, ignore_name_scope, process_set)[0]
 
 
+@as_it_is
 def grouped_allgather(
     tensors: Sequence[Any],
     name: str | None = None,
@@ -107,6 +112,7 @@ def grouped_allgather(
     return nodes.run("allgather", [tensors], name, id_of(process_set))
 
 
+@as_it_is
 def broadcast(
     tensor: Any,
     root_rank: int,
@@ -120,6 +126,7 @@ def broadcast(
     return nodes.run("broadcast", [tensors], name, id_of(process_set), root=root_rank)[0]
 
 
+@as_it_is
 def broadcast_(
     variables: Sequence[tf.Variable],
     root_rank: int,
@@ -137,6 +144,7 @@ def broadcast_(
     return variables
 
 
+@as_it_is
 def alltoall(
     tensor: Any,
     splits: Any = None,
@@ -163,6 +171,7 @@ def alltoall(
     return output if splits is None else (output, tf.cast(received, tf.int32))
 
 
+@as_it_is
 def reducescatter(
     tensor: Any,
     device_dense: str = "",
@@ -182,6 +191,7 @@ def reducescatter(
         )[0]
 
 
+@as_it_is
 def grouped_reducescatter(
     tensors: Sequence[Any],
     device_dense: str = "",
@@ -199,11 +209,13 @@ def grouped_reducescatter(
         return _reduce("reducescatter", tensors, name, process_set, compression, op, prescale_factor, postscale_factor)
 
 
+@as_it_is
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Returns once every member of the process set has called it; in a graph, once every member's graph has come here."""
     nodes.run("barrier", [], None, id_of(process_set))
 
 
+@as_it_is
 def join() -> tf.Tensor:
     """Says that this rank has no more data, waits until all ranks said so, and returns the last one (int32 scalar)."""
     return nodes.run("join", [], None, id_of(global_process_set))[0]

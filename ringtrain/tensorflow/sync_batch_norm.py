@@ -12,6 +12,7 @@ import tensorflow as tf
 from ringtrain.context import current
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.operations import Sum
+from ringtrain.tensorflow.nodes import as_it_is
 from ringtrain.tensorflow.operations import allreduce
 
 
@@ -41,6 +42,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
             )
         super().__init__(**kwargs)
 
+    @as_it_is
     def call(self, inputs: tf.Tensor, training: bool | None = None, mask: tf.Tensor | None = None) -> tf.Tensor:
         """Normalises ``inputs``; the result has their shape.
 

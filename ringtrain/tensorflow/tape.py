@@ -14,6 +14,7 @@ from ringtrain.operations import Average
 from ringtrain.process_sets import ProcessSet, global_process_set
 from ringtrain.tensorflow.compression import Compression, Compressor
 from ringtrain.tensorflow.gradients import GradientReduction, Groups, unique_names
+from ringtrain.tensorflow.nodes import as_it_is
 
 
 class _DistributedTape(tf.GradientTape):
@@ -27,6 +28,7 @@ class _DistributedTape(tf.GradientTape):
         """Leaves the gradient of a variable out of the reduction: it differs from rank to rank on purpose."""
         self._local[id(source)] = source
 
+    @as_it_is
     def gradient(
         self,
         target: Any,
@@ -61,6 +63,7 @@ class _DistributedTape(tf.GradientTape):
             flat[index] = gradient
         return tf.nest.pack_sequence_as(gradients, flat)
 
+    @as_it_is
     def get_local_and_global_gradients(
         self, target: Any, sources: Sequence[Any], output_gradients: Any = None, use_generic_names: bool = False
     ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
@@ -78,6 +81,7 @@ class _DistributedTape(tf.GradientTape):
         return tf.math.scalar_mul(1.0 / self._reduction.process_set.size(), gradient)
 
 
+@as_it_is
 def DistributedGradientTape(
     gradtape: tf.GradientTape,
     device_dense: str = "",
@@ -125,6 +129,7 @@ def DistributedGradientTape(
     return gradtape
 
 
+@as_it_is
 def PartialDistributedGradientTape(
     gradtape: tf.GradientTape,
     device_dense: str = "",

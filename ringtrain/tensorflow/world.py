@@ -3,28 +3,34 @@
 import tensorflow as tf
 
 from ringtrain.tensorflow.library import current_slot, ops
+from ringtrain.tensorflow.nodes import as_it_is
 
 
+@as_it_is
 def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """Number of ranks of a process set, an int32 scalar; negative if there is no such set or no world."""
     return _ask("size", process_set_id, name)
 
 
+@as_it_is
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """1 if this rank is in a process set, else 0 (int32 scalar); negative if there is no such set or no world."""
     return _ask("included", process_set_id, name)
 
 
+@as_it_is
 def rank_op(name: str | None = None) -> tf.Tensor:
     """This rank, an int32 scalar."""
     return _ask("rank", 0, name)
 
 
+@as_it_is
 def local_rank_op(name: str | None = None) -> tf.Tensor:
     """This rank among those of its host, an int32 scalar."""
     return _ask("local_rank", 0, name)
 
 
+@as_it_is
 def local_size_op(name: str | None = None) -> tf.Tensor:
     """Number of ranks of this host, an int32 scalar."""
     return _ask("local_size", 0, name)
