@@ -54,6 +54,17 @@ Status Guard(Body body) {
   }
 }
 
+// Hands a context out once `open(&it)` has succeeded.
+template <typename Opener>
+Status Open(Opener open, rt_context** context) {
+  return Guard([&]() -> Status {
+    std::unique_ptr<rt_context> opened(new rt_context);
+    RT_TRY(open(&opened->context));
+    *context = opened.release();
+    return {};
+  });
+}
+
 std::string TextOf(const char* text) { return text == nullptr ? "" : text; }
 
 Status MakeSubmission(const rt_request& from, Submission* submission) {
@@ -91,7 +102,7 @@ Status MakeSubmission(const rt_request& from, Submission* submission) {
 
 extern "C" {
 
-int32_t rt_abi_version(void) { return 3; }
+int32_t rt_abi_version(void) { return 1; }
 
 const char* rt_build_info(void) {
   static const std::string text = std::string("ringtrain ") + ringtrain::kVersion + ", built with " RT_COMPILER ", kernels " +
@@ -103,30 +114,26 @@ const char* rt_table(const char* name) { return ringtrain::TableText(name); }
 
 void rt_free(void* memory) { std::free(memory); }
 
-rt_hub* rt_hub_open(int32_t size, const char* layout, char** error) {
-  std::unique_ptr<rt_hub> opened;
+int32_t rt_hub_open(int32_t size, const char* layout, rt_hub** hub, char** error) {
   Status status = Guard([&]() -> Status {
     if (size < 1) return Status::InvalidArgument("a world must have one rank at least, got " + std::to_string(size) + ".");
     std::vector<int> hosts;
     RT_TRY(ringtrain::ParseLayout(TextOf(layout), size, &hosts));
-    opened.reset(new rt_hub{std::make_shared<Hub>(hosts)});
+    *hub = new rt_hub{std::make_shared<Hub>(hosts)};
     return {};
   });
-  return Report(status, error) == 0 ? opened.release() : nullptr;
+  return Report(status, error);
 }
 
 void rt_hub_close(rt_hub* hub) { delete hub; }
 
-rt_context* rt_open_in_process(rt_hub* hub, int32_t rank, const char* options, char** error) {
-  std::unique_ptr<rt_context> opened(new rt_context);
-  Status status = Guard([&] { return Context::OpenInProcess(hub->hub, rank, TextOf(options), &opened->context); });
-  return Report(status, error) == 0 ? opened.release() : nullptr;
+int32_t rt_open_in_process(rt_hub* hub, int32_t rank, const char* options, rt_context** context, char** error) {
+  return Report(Open([&](auto* opened) { return Context::OpenInProcess(hub->hub, rank, TextOf(options), opened); }, context), error);
 }
 
-rt_context* rt_open_mpi(const char* library, uintptr_t communicator, const char* options, char** error) {
-  std::unique_ptr<rt_context> opened(new rt_context);
-  Status status = Guard([&] { return Context::OpenMpi(TextOf(library), communicator, TextOf(options), &opened->context); });
-  return Report(status, error) == 0 ? opened.release() : nullptr;
+int32_t rt_open_mpi(const char* library, uintptr_t communicator, const char* options, rt_context** context, char** error) {
+  return Report(Open([&](auto* opened) { return Context::OpenMpi(TextOf(library), communicator, TextOf(options), opened); }, context),
+                error);
 }
 
 int32_t rt_close(rt_context* context, char** error) {
@@ -196,13 +203,12 @@ int32_t rt_poll(rt_handle* handle) {
 }
 
 int32_t rt_output(rt_handle* handle, int32_t tensor, void** data, int32_t* ndim, int64_t* shape, char** error) {
-  constexpr size_t kMostDimensions = 64;
   Handle& from = *handle->handle;
   if (!from.done() || tensor < 0 || static_cast<size_t>(tensor) >= from.outputs.size())
     return Report(Status::InvalidArgument("output " + std::to_string(tensor) + " does not exist, or is not ready."), error);
   const Handle::Output& output = from.outputs[tensor];
   *data = output.data;
-  *ndim = static_cast<int32_t>(std::min(output.shape.size(), kMostDimensions));
+  *ndim = static_cast<int32_t>(output.shape.size());
   std::copy_n(output.shape.begin(), *ndim, shape);
   return 0;
 }

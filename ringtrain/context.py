@@ -9,7 +9,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ringtrain import buffers, exits, launcher, log, mpi, options, tables
 from ringtrain._native import OK, PENDING, check, ffi, lib, take_text
@@ -25,9 +25,7 @@ from ringtrain.errors import (
 
 _SLICE_SECONDS = 0.1  # how long a wait may keep Ctrl-C and the library's log lines waiting
 _DIMENSIONS = 8  # of one tensor in a pooled request; more get a request of their own
-_MOST_DIMENSIONS = 64  # that rt_output writes
 _OPERATION_IDS = {row.name: row.id for row in tables.OPERATIONS.values()}
-_START_TIMEOUT = "RINGTRAIN_START_TIMEOUT_SECONDS"  # stands in the text, which is all that a failed opening gives
 _VOID = ffi.typeof("void *")
 _HANDLE_OUT = ffi.typeof("rt_handle **")
 _ERROR_OUT = ffi.typeof("char **")
@@ -107,7 +105,7 @@ class Operation:
         data, ndim, shape, error = (
             ffi.new("void **"),
             ffi.new("int32_t *"),
-            ffi.new("int64_t[]", _MOST_DIMENSIONS),
+            ffi.new("int64_t[]", lib.RT_MOST_DIMENSIONS),
             ffi.new(_ERROR_OUT),
         )
         check(lib.rt_output(self._handle, index, data, ndim, shape, error), error)
@@ -419,9 +417,14 @@ _default_lock = threading.Lock()
 
 def open_in_process(hub, rank: int, chosen: dict[str, str]) -> Context:
     """Opens one rank of a hub (an ``rt_hub *``); blocks until all its ranks are opened."""
-    error = ffi.new(_ERROR_OUT)
-    native = lib.rt_open_in_process(hub, rank, options.as_lines(chosen), error)
-    return _opened(native, error, chosen)
+    return _open(chosen, lib.rt_open_in_process, hub, rank)
+
+
+def open_hub(size: int, layout: str = ""):
+    """An ``rt_hub *`` that connects ``size`` ranks of this process; ``lib.rt_hub_close`` takes it back."""
+    hub, error = ffi.new("rt_hub **"), ffi.new(_ERROR_OUT)
+    check(lib.rt_hub_open(size, layout.encode(), hub, error), error)
+    return hub[0]
 
 
 def current() -> Context:
@@ -455,7 +458,8 @@ def init(comm: object = None, process_sets: object = None, **arguments: object) 
         arguments: options by name; ``docs/options.md`` lists them.
 
     Raises:
-        InvalidArgumentError: a wrong argument or option, or ranks that disagree about the process sets.
+        InvalidArgumentError: a wrong argument or option.
+        MismatchError: ranks that disagree about their options or the process sets.
         UnsupportedError: the launcher's MPI is not the one that was found, or there is none.
         TimeoutError: not all ranks came within ``start_timeout_seconds``.
 
@@ -513,10 +517,7 @@ def _open_world(comm: object, chosen: dict[str, str]) -> Context:
     launcher.refuse_torchrun(environ)
     if comm:
         mpi.sorted_ranks(comm, 1)
-    error = ffi.new(_ERROR_OUT)
-    hub = lib.rt_hub_open(1, ffi.NULL, error)
-    if not hub:
-        raise InvalidArgumentError(take_text(error[0]))
+    hub = open_hub(1)
     try:
         return open_in_process(hub, 0, chosen)
     finally:
@@ -526,21 +527,18 @@ def _open_world(comm: object, chosen: dict[str, str]) -> Context:
 def _open_mpi(comm: object, started_by: launcher.Launcher | None, chosen: dict[str, str]) -> Context:
     MPI = mpi.load(started_by)
     communicator = mpi.communicator(MPI, comm)
-    error = ffi.new(_ERROR_OUT)
-    native = lib.rt_open_mpi(os.fsencode(MPI.__file__), MPI._handleof(communicator), options.as_lines(chosen), error)
-    context = _opened(native, error, chosen)
+    context = _open(chosen, lib.rt_open_mpi, os.fsencode(MPI.__file__), MPI._handleof(communicator))
     context.over_mpi = True
     mpi.warn_if_bound(started_by, context.local_rank)
     return context
 
 
-def _opened(native, error, chosen: dict[str, str]) -> Context:
-    if not native:
-        text = take_text(error[0])
-        raise (TimeoutError if _START_TIMEOUT in text else InvalidArgumentError)(text)
-    context = Context(native)
+def _open(chosen: dict[str, str], function: Callable[..., int], *where: object) -> Context:
+    native, error = ffi.new("rt_context **"), ffi.new(_ERROR_OUT)
+    check(function(*where, options.as_lines(chosen), native, error), error)
+    context = Context(native[0])
     context.chosen = chosen
-    log.drain(native)
+    log.drain(context.native)
     return context
 
 

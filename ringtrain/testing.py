@@ -6,8 +6,7 @@ from typing import Any
 
 from ringtrain import context as contexts
 from ringtrain import options
-from ringtrain._native import ffi, lib, take_text
-from ringtrain.errors import InvalidArgumentError
+from ringtrain._native import lib
 
 
 class World:
@@ -52,10 +51,7 @@ class World:
         self.close()
 
     def _open(self, layout: str | None, chosen: dict[str, str]) -> None:
-        error = ffi.new("char **")
-        hub = lib.rt_hub_open(self.size, (layout or "").encode(), error)
-        if not hub:
-            raise InvalidArgumentError(take_text(error[0]))
+        hub = contexts.open_hub(self.size, layout or "")
 
         def open_rank(rank: int) -> None:
             self.contexts[rank] = contexts.open_in_process(hub, rank, chosen)

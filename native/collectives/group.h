@@ -14,7 +14,11 @@
 namespace ringtrain {
 
 struct Group {
+  static constexpr int kChunksApart = 64;                                    // in flight at the same time, at most
+  static constexpr int kMostGroups = Transport::kMaxTag / kChunksApart;      // at the same time
+
   int process_set = 0;
+  int lane = 0;  // below kMostGroups; unlike the id it is used again, and no two process sets have it at the same time
   Topology topology;
   WindowGeometry geometry;
   Window window;                 // mapped at the first operation
@@ -28,10 +32,7 @@ struct Group {
   }
   int RankOf(int member) const { return topology.members[member]; }
   // A tag for the messages of a chunk: apart from those of other sets and of chunks in flight at the same time.
-  int Tag(uint64_t chunk) const {
-    constexpr int kChunksApart = 64;
-    return static_cast<int>(process_set * kChunksApart + chunk % kChunksApart) % Transport::kMaxTag;
-  }
+  int Tag(uint64_t chunk) const { return lane * kChunksApart + static_cast<int>(chunk % kChunksApart); }
 };
 
 // The task that carries a batch out; takes its share of the window's sequence.

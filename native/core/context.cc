@@ -189,6 +189,12 @@ Status Context::CheckSubmission(const Submission& submission, const std::vector<
   return {};
 }
 
+Status Context::CheckAddition(const Request& request) const {
+  if (process_sets_.count() < Group::kMostGroups) return {};
+  return Status::InvalidArgument(request.Subject() + ": there may be " + std::to_string(Group::kMostGroups) +
+                                 " process sets at a time, but there are as many. Remove one first.");
+}
+
 Status Context::CheckRemoval(const Request& request) const {
   const int process_set = request.splits.empty() ? 0 : static_cast<int>(request.splits[0]);
   if (process_set == 0) return Status::InvalidArgument(request.Subject() + ": process set 0 is the world and cannot be removed.");
@@ -212,6 +218,7 @@ Status Context::Submit(std::shared_ptr<Submission> submission, const std::string
   } else {
     status = FillSplits(static_cast<int64_t>(members.size()), &request);
     if (status.ok()) status = Check(request, members);
+    if (status.ok() && request.operation == Operation::kAddProcessSet) status = CheckAddition(request);
     if (status.ok() && request.operation == Operation::kRemoveProcessSet) status = CheckRemoval(request);
   }
   if (status.ok()) {

@@ -52,6 +52,7 @@ class Context {
   Status AgreeOnStart(Nanoseconds deadline);
   void ChooseSpin();
   Status CheckSubmission(const Submission& submission, const std::vector<int>& members) const;
+  Status CheckAddition(const Request& request) const;
   Status CheckRemoval(const Request& request) const;
 
   void Announce(bool caller_waits, bool urgent, int64_t bytes);

@@ -215,7 +215,7 @@ void Coordinator::SendBeat(int rank, bool last) {
 // ---- process sets ----
 
 void Coordinator::AddProcessSet(int process_set, const std::vector<int>& members) {
-  process_sets_->Add(process_set, members);
+  const int lane = process_sets_->Add(process_set, members);
   auto me = std::find(members.begin(), members.end(), world_.rank);
   if (me == members.end()) {
     early_frames_.erase(process_set);
@@ -229,7 +229,7 @@ void Coordinator::AddProcessSet(int process_set, const std::vector<int>& members
   options.fusion_threshold_bytes = static_cast<size_t>(options_.fusion_threshold_bytes);
   options.stall_warning = FromSeconds(options_.stall_warning_seconds);
   options.stall_abort = options_.stall_abort_seconds == 0 ? kNever : FromSeconds(options_.stall_abort_seconds);
-  executor_.AddGroup(process_set, members);
+  executor_.AddGroup(process_set, lane, members);
   negotiators_.emplace(process_set, Negotiator(std::move(options)));
   auto early = early_frames_.find(process_set);
   if (early == early_frames_.end()) return;

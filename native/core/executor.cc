@@ -249,10 +249,11 @@ Executor::Executor(const World& world, const Options& options, Transport* transp
 
 Executor::~Executor() = default;
 
-void Executor::AddGroup(int process_set, const std::vector<int>& members) {
+void Executor::AddGroup(int process_set, int lane_number, const std::vector<int>& members) {
   Lane& lane = lanes_[process_set];
   Group& group = lane.group;
   group.process_set = process_set;
+  group.lane = lane_number;
   group.topology = TopologyFor(world_, options_, members);
   group.geometry = GeometryFor(group.topology, options_);
   group.transport = transport_;

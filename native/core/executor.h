@@ -28,7 +28,7 @@ class Executor {
            Counters* counters, Timeline* timeline);
   ~Executor();
 
-  void AddGroup(int process_set, const std::vector<int>& members);
+  void AddGroup(int process_set, int lane, const std::vector<int>& members);
   void RemoveGroup(int process_set);
 
   // Starts a batch of data operations.

@@ -1,33 +1,53 @@
-// ProcessSetTable: the process sets of a context and their members. Any thread.
+// ProcessSetTable: the process sets of a context, their members, and the lane of each, which keeps their messages apart. Any thread.
+// All ranks add and remove the same sets in the same order, so a set has the same lane on all of them.
 #ifndef RINGTRAIN_CORE_PROCESS_SETS_H_
 #define RINGTRAIN_CORE_PROCESS_SETS_H_
 
 #include <map>
 #include <mutex>
+#include <set>
 #include <vector>
 
 namespace ringtrain {
 
 class ProcessSetTable {
  public:
-  void Add(int process_set, std::vector<int> members) {
+  // Gives the set the lowest lane that none has.
+  int Add(int process_set, std::vector<int> members) {
     std::lock_guard<std::mutex> lock(mutex_);
-    members_[process_set] = std::move(members);
+    int lane = 0;
+    while (lanes_.count(lane) > 0) ++lane;
+    lanes_.insert(lane);
+    sets_[process_set] = {std::move(members), lane};
+    return lane;
   }
   void Remove(int process_set) {
     std::lock_guard<std::mutex> lock(mutex_);
-    members_.erase(process_set);
+    auto found = sets_.find(process_set);
+    if (found == sets_.end()) return;
+    lanes_.erase(found->second.lane);
+    sets_.erase(found);
+  }
+  int count() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return static_cast<int>(sets_.size());
   }
   // Global ranks, ascending; empty if there is no such set.
   std::vector<int> Members(int process_set) const {
     std::lock_guard<std::mutex> lock(mutex_);
-    auto found = members_.find(process_set);
-    return found == members_.end() ? std::vector<int>() : found->second;
+    auto found = sets_.find(process_set);
+    return found == sets_.end() ? std::vector<int>() : found->second.members;
   }
 
  private:
+  struct Set {
+    std::vector<int> members;
+    int lane;
+  };
+
   mutable std::mutex mutex_;
-  std::map<int, std::vector<int>> members_;  // guarded by mutex_
+  std::map<int, Set> sets_;  // guarded by mutex_
+  std::set<int> lanes_;      // guarded by mutex_; those in use
 };
 
 }  // namespace ringtrain

@@ -5,12 +5,12 @@
 #include <numeric>
 
 #include "base/ranks.h"
+#include "include/ringtrain.h"
 
 namespace ringtrain {
 namespace {
 
 constexpr int64_t kHighestWeight = int64_t{1} << 40;  // sums of many are exact in double
-constexpr size_t kMostDimensions = 64;
 
 int64_t ElementsFrom(const std::vector<int64_t>& shape, size_t first) {
   int64_t elements = 1;
@@ -28,6 +28,9 @@ Status CheckTensors(const Request& request) {
   for (const TensorSpec& tensor : request.tensors) {
     if (needs_rows && tensor.shape.empty())
       return Refuse(request, "the tensor must have a first dimension, but is a scalar. Reshape it to (1,).");
+    if (tensor.shape.size() > RT_MOST_DIMENSIONS)
+      return Refuse(request, "a tensor may have " + std::to_string(RT_MOST_DIMENSIONS) + " dimensions at most, but has " +
+                                 std::to_string(tensor.shape.size()) + ". Reshape it.");
     if (std::any_of(tensor.shape.begin(), tensor.shape.end(), [](int64_t extent) { return extent < 0; }))
       return Refuse(request, "the shape must not be negative, but is " + tensor.Text() + ".");
   }
@@ -215,7 +218,7 @@ Request DecodeRequest(Decoder* decoder) {
   for (TensorSpec& tensor : request.tensors) {
     tensor.dtype = static_cast<DType>(decoder->Byte());
     tensor.shape = decoder->SignedList();
-    if (Find(tensor.dtype) == nullptr || tensor.shape.size() > kMostDimensions) decoder->Refuse();
+    if (Find(tensor.dtype) == nullptr || tensor.shape.size() > RT_MOST_DIMENSIONS) decoder->Refuse();
   }
   request.splits = decoder->SignedList();
   if (Find(request.operation) == nullptr || Text(request.reduction) == nullptr || Text(request.compression) == nullptr)

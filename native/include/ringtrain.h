@@ -2,7 +2,7 @@
  *
  * cffi reads the part between the two CFFI marks; C++ includes the whole file.
  * Conventions: opaque pointer first, `char **error` last. A function that can fail returns a status
- * (row of tables/status.def, 0 = ok) or NULL, and then leaves a text in *error that the caller frees
+ * (row of tables/status.def, 0 = ok), and where that is not ok leaves a text in *error that the caller frees
  * with rt_free. `error` may be NULL. Booleans are int. No function calls back into Python.
  * Every function may be called from any thread, except that rt_close ends all others' right to the context.
  */
@@ -20,6 +20,8 @@ extern "C" {
 typedef struct rt_context rt_context; /* one rank of one world */
 typedef struct rt_hub rt_hub;         /* N ranks within this process */
 typedef struct rt_handle rt_handle;   /* one submitted operation */
+
+#define RT_MOST_DIMENSIONS 64 /* of a tensor */
 
 /* One tensor of a request: contiguous memory, row-major. */
 typedef struct {
@@ -70,15 +72,15 @@ void rt_free(void *memory);
 
 /* ---- worlds ---- */
 /* N ranks in this process. layout: ranks per simulated host ("2+2"), NULL or "" for one host. */
-rt_hub *rt_hub_open(int32_t size, const char *layout, char **error);
+int32_t rt_hub_open(int32_t size, const char *layout, rt_hub **hub, char **error);
 /* Closes the hub; contexts that are still open on it keep it alive. */
 void rt_hub_close(rt_hub *hub);
 /* options: "name=value" lines, rows of tables/options.def; NULL for the defaults.
  * Blocks until all ranks of the world have called it, or start_timeout_seconds. */
-rt_context *rt_open_in_process(rt_hub *hub, int32_t rank, const char *options, char **error);
+int32_t rt_open_in_process(rt_hub *hub, int32_t rank, const char *options, rt_context **context, char **error);
 /* library: path of a loaded shared object from which MPI's functions can be found (mpi4py.MPI.__file__);
  * communicator: its handle, as mpi4py.MPI._handleof gives it. It is duplicated. */
-rt_context *rt_open_mpi(const char *library, uintptr_t communicator, const char *options, char **error);
+int32_t rt_open_mpi(const char *library, uintptr_t communicator, const char *options, rt_context **context, char **error);
 /* Ends this rank's part: tells the others, waits for them up to shutdown_timeout_seconds, fails what is pending.
  * Not ok if the world had failed, with its cause: some rank may never come to its end.
  * Afterwards only rt_context_free and the rank/size questions are allowed. */
@@ -109,7 +111,7 @@ int32_t rt_submit(rt_context *context, const rt_request *request, rt_handle **ha
 int32_t rt_wait(rt_handle *handle, double timeout_seconds, char **error);
 /* Status without waiting. */
 int32_t rt_poll(rt_handle *handle);
-/* Output of a finished operation: its memory, owned by the handle until rt_take_output, and its shape (room for 64 entries). */
+/* Output of a finished operation: its memory, owned by the handle until rt_take_output, and its shape (room for RT_MOST_DIMENSIONS). */
 int32_t rt_output(rt_handle *handle, int32_t tensor, void **data, int32_t *ndim, int64_t *shape, char **error);
 /* Hands the memory of a core-allocated output to the caller, who frees it with rt_free; NULL if there is none. */
 void *rt_take_output(rt_handle *handle, int32_t tensor);

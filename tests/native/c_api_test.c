@@ -196,8 +196,9 @@ struct Rank {
 static void *RunRank(void *argument) {
   const struct Rank *me = argument;
   char *error = NULL;
-  rt_context *context = rt_open_in_process(me->hub, me->rank, "spin_microseconds=0\nshutdown_timeout_seconds=20", &error);
-  if (!CHECK(context != NULL)) return NULL;
+  const char *const options = "spin_microseconds=0\nshutdown_timeout_seconds=20";
+  rt_context *context = NULL;
+  if (!CHECK(rt_open_in_process(me->hub, me->rank, options, &context, &error) == kOk)) return NULL;
   Operations(context, me->rank);
   ProcessSets(context);
   Refusals(context, me->rank);
@@ -213,10 +214,10 @@ static void *AbortRank(void *argument) {
   float value = 1;
   rt_tensor tensor = Floats(&value, &value, &one);
   rt_request request = Request(me->rank == 0 ? "only here" : "and only here", kAllreduce, &tensor);
-  rt_context *context = rt_open_in_process(me->hub, me->rank, NULL, NULL);
+  rt_context *context = NULL;
   rt_handle *handle = NULL;
   char *error = NULL;
-  if (!CHECK(context != NULL)) return NULL;
+  if (!CHECK(rt_open_in_process(me->hub, me->rank, NULL, &context, NULL) == kOk)) return NULL;
   if (rt_submit(context, &request, &handle, &error) == kOk) {
     CHECK(rt_wait(handle, 0, NULL) != kOk);
     if (me->rank == 0) rt_abort(context, "out of luck");
@@ -231,8 +232,8 @@ static void *AbortRank(void *argument) {
 }
 
 static void InTwoRanks(void *(*body)(void *)) {
-  rt_hub *hub = rt_hub_open(2, NULL, NULL);
-  if (!CHECK(hub != NULL)) return;
+  rt_hub *hub = NULL;
+  if (!CHECK(rt_hub_open(2, NULL, &hub, NULL) == kOk)) return;
   struct Rank ranks[2] = {{hub, 0}, {hub, 1}};
   pthread_t threads[2];
   for (int rank = 0; rank < 2; ++rank) CHECK(pthread_create(&threads[rank], NULL, body, &ranks[rank]) == 0);
@@ -243,8 +244,8 @@ static void InTwoRanks(void *(*body)(void *)) {
 static void Static(void) {
   CHECK(rt_abi_version() == 1);
   CHECK(strstr(rt_build_info(), "ringtrain ") == rt_build_info());
-  const char *const tables[] = {"dtypes", "operations", "reductions", "status", "counters", "options"};
-  for (int table = 0; table < 6; ++table) CHECK(rt_table(tables[table]) != NULL && strchr(rt_table(tables[table]), '\t') != NULL);
+  const char *const tables[] = {"dtypes", "operations", "reductions", "compressions", "status", "counters", "options"};
+  for (int table = 0; table < 7; ++table) CHECK(rt_table(tables[table]) != NULL && strchr(rt_table(tables[table]), '\t') != NULL);
   CHECK(rt_table("no such table") == NULL);
   rt_free(NULL);
   rt_context_free(NULL);
@@ -253,20 +254,22 @@ static void Static(void) {
 
 static void OpeningFails(void) {
   char *error = NULL;
-  CHECK(rt_hub_open(0, NULL, &error) == NULL && error != NULL);
+  rt_hub *hub = NULL;
+  rt_context *context = NULL;
+  CHECK(rt_hub_open(0, NULL, &hub, &error) == kInvalidArgument && error != NULL);
   rt_free(error);
-  CHECK(rt_hub_open(4, "2+1", &error) == NULL);
+  CHECK(rt_hub_open(4, "2+1", &hub, &error) == kInvalidArgument);
   CHECK(strstr(error, "2+1") != NULL);
   rt_free(error);
-  CHECK(rt_open_mpi("/no/such/library.so", 0, NULL, &error) == NULL);
+  CHECK(rt_open_mpi("/no/such/library.so", 0, NULL, &context, &error) == kInvalidArgument);
   CHECK(error != NULL);
   rt_free(error);
-  rt_hub *hub = rt_hub_open(1, "", NULL);
-  CHECK(rt_open_in_process(hub, 0, "nonsense", &error) == NULL);
+  CHECK(rt_hub_open(1, "", &hub, NULL) == kOk);
+  CHECK(rt_open_in_process(hub, 0, "nonsense", &context, &error) == kInvalidArgument);
   rt_free(error);
-  CHECK(rt_open_in_process(hub, 5, NULL, NULL) == NULL);
-  rt_context *context = rt_open_in_process(hub, 0, "", NULL);
-  CHECK(context != NULL);
+  CHECK(rt_open_in_process(hub, 5, NULL, &context, NULL) == kInvalidArgument);
+  CHECK(context == NULL);
+  if (!CHECK(rt_open_in_process(hub, 0, "", &context, NULL) == kOk)) return;
   rt_hub_close(hub); /* the context keeps it alive */
   CHECK(rt_close(context, NULL) == kOk);
   rt_request request = Request("late", kBarrier, NULL);

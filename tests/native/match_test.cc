@@ -132,6 +132,9 @@ RT_TEST(each_rank_refuses_what_it_sees_to_be_wrong) {
   request.reduction = Reduction::kSum;
   request.postscale = 2;
   RT_CHECK_EQ(Refused(request), std::string("allreduce 'x': bool cannot be scaled. Cast first."));
+  RT_CHECK_EQ(Refused(Tensor(Operation::kAllreduce, std::vector<int64_t>(64, 1))), std::string());
+  RT_CHECK_EQ(Refused(Tensor(Operation::kAllreduce, std::vector<int64_t>(65, 1))),
+              std::string("allreduce 'x': a tensor may have 64 dimensions at most, but has 65. Reshape it."));
   request = Tensor(Operation::kBroadcast, {2});
   request.root = 7;
   request.compression = Compression::kFloat16;
