@@ -1,5 +1,8 @@
 """What a TensorFlow training loop uses: tapes, variables, objects, SyncBatchNormalization, names, and the start of a world."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 tf = pytest.importorskip("tensorflow")
@@ -295,6 +298,23 @@ def test_elastic_names_say_why():
     for use in (lambda: hvd.elastic.run(print), hvd.elastic.TensorFlowState, hvd.elastic.TensorFlowKerasState):
         with pytest.raises(NotImplementedError, match="a world that may change its size"):
             use()
+
+
+# ---- the page ----
+
+
+def test_the_program_of_the_page(two):
+    page = (Path(__file__).parents[1] / "docs" / "tensorflow.md").read_text()
+    program = compile(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1], "docs/tensorflow.md", "exec")
+
+    def body(rank):
+        names = {}
+        exec(program, names)
+        losses = [float(names["step"](tf.ones([2, 4]) * (rank + 1.0), tf.ones([2, 1]))) for _ in range(3)]
+        assert losses[2] < losses[0]
+        return names["weights"].numpy()
+
+    assert np.array_equal(*two.run(body))
 
 
 # ---- releases ----
