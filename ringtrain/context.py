@@ -530,6 +530,7 @@ def _open_mpi(comm: object, started_by: launcher.Launcher | None, chosen: dict[s
     context = _open(chosen, lib.rt_open_mpi, os.fsencode(MPI.__file__), MPI._handleof(communicator))
     context.over_mpi = True
     mpi.warn_if_bound(started_by, context.local_rank)
+    mpi.warn_if_wire_waits(MPI, context.cross_size, context.rank)
     return context
 
 

@@ -8,6 +8,14 @@ from typing import NamedTuple
 
 from ringtrain.errors import UnsupportedError
 
+# Above its own limits (64 KiB) Open MPI asks the receiver before it sends by TCP, so that each direction of a ring waits
+# for the other and the wire idles. Messages up to this size are sent at once. Where TCP carries nothing, it has no effect.
+OPENMPI_TCP_BYTES = 2 * 1024 * 1024
+OPENMPI_TCP_SETTINGS = {
+    f"OMPI_MCA_btl_tcp_{name}": str(OPENMPI_TCP_BYTES)
+    for name in ("eager_limit", "rndv_eager_limit", "max_send_size")
+}
+
 
 class Launcher(NamedTuple):
     """A launcher that announced a world.

@@ -7,9 +7,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-from ringtrain import exits
+from ringtrain import exits, options
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
-from ringtrain.launcher import Launcher
+from ringtrain.launcher import OPENMPI_TCP_SETTINGS, Launcher
 from ringtrain.log import logger
 
 
@@ -29,6 +29,7 @@ def load(launcher: Launcher | None):
     MPI = users or _import(launcher)
     exits.finalize_at_exit(MPI.__file__, ours=users is None)
     if not MPI.Is_initialized():
+        options.set_defaults(OPENMPI_TCP_SETTINGS)  # which it reads while it is initialised
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise UnsupportedError(
@@ -77,6 +78,15 @@ def warn_if_bound(launcher: Launcher | None, local_rank: int) -> None:
     if local_rank == 0 and len(os.sched_getaffinity(0)) == 1 and (os.cpu_count() or 1) > 1:
         flag = launcher.binding if launcher is not None else "--bind-to none"
         logger.warning("the launcher bound each rank to one core of %d; give it the flag %s", os.cpu_count(), flag)
+
+
+def warn_if_wire_waits(MPI, hosts: int, rank: int) -> None:
+    """Says once that the user's code initialised Open MPI with limits that leave a TCP wire half idle."""
+    unset = [name for name in OPENMPI_TCP_SETTINGS if name not in options.environment()]
+    if rank == 0 and hosts > 1 and unset and "Open MPI" in MPI.Get_library_version():
+        settings = " ".join(f"{name}={OPENMPI_TCP_SETTINGS[name]}" for name in unset)
+        logger.warning("MPI was initialised before ringtrain: if TCP connects the hosts, it needs %s in the environment "
+                       "before that. Start with ringtrainrun, or call ringtrain.init() first", settings)  # fmt: skip
 
 
 def _import(launcher: Launcher | None):

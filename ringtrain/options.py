@@ -39,6 +39,12 @@ def environment() -> Mapping[str, str]:
     return os.environ
 
 
+def set_defaults(settings: Mapping[str, str]) -> None:
+    """Puts variables into the environment of this process, for a library that reads them there; what is set stays."""
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
+
+
 def log_level(environ: Mapping[str, str] = os.environ) -> int | None:
     """The level that ``RINGTRAIN_LOG_LEVEL`` asks for, as ``logging`` counts; None if it is unset."""
     text = environ.get("RINGTRAIN_LOG_LEVEL", "").lower()

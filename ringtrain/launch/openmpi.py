@@ -6,16 +6,13 @@ import shlex
 from collections.abc import Sequence
 
 from ringtrain.launch.plan import Plan
+from ringtrain.launcher import OPENMPI_TCP_SETTINGS
 
 NAME = "Open MPI"
 PROGRAMS = ("mpirun.openmpi", "mpirun")
 # Where a rank finds its rank, the number of ranks, and both within its host.
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
                   "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
-
-# Above its own limits (64 KiB) the library asks the receiver before it sends, so that each direction of a ring waits
-# for the other and the wire idles. Messages up to this size are sent at once.
-TCP_BYTES = 2 * 1024 * 1024
 
 
 def owns(library_version: str) -> bool:
@@ -40,11 +37,7 @@ def environment(plan: Plan, networks: Sequence[str] = ()) -> dict[str, str]:
 
     They concern TCP alone: where the library finds InfiniBand or UCX, it uses that as ever.
     """
-    settings = {
-        "OMPI_MCA_btl_tcp_eager_limit": str(TCP_BYTES),
-        "OMPI_MCA_btl_tcp_rndv_eager_limit": str(TCP_BYTES),
-        "OMPI_MCA_btl_tcp_max_send_size": str(TCP_BYTES),
-    }
+    settings = dict(OPENMPI_TCP_SETTINGS)
     if plan.oversubscribed:
         # A rank that waits inside MPI gives its core to the others; the engine cannot see this, it was given slots.
         settings["OMPI_MCA_mpi_yield_when_idle"] = "1"
