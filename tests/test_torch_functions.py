@@ -290,6 +290,9 @@ def test_buffers_before_every_forward(world):
             return operations > before
 
         assert sent() and sent()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(module.parameters(), lr=0.1))
+        with optimizer.no_sync():
+            assert not sent()
         with accumulation.accumulating():
             with accumulation.accumulating():
                 assert not sent()

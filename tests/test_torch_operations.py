@@ -120,6 +120,21 @@ def test_rows_and_broadcasts(world, dtype):
     world.run(on_rank)
 
 
+def test_groups_of_nothing_and_from_generators(world):
+    def on_rank(rank):
+        for operate in (
+            hvd.grouped_allreduce,
+            hvd.grouped_allreduce_,
+            hvd.grouped_allgather,
+            hvd.grouped_reducescatter,
+        ):
+            assert operate([]) == []
+            (found,) = operate(torch.ones(world.size) for _ in range(1))
+            assert found[0] == 1
+
+    world.run(on_rank)
+
+
 def test_layouts(world):
     """Transposed, strided, expanded, channels-last, offset: read right, and written right in place."""
 

@@ -30,7 +30,8 @@ def broadcast_buffers(
         root_rank: global rank of the root.
         every_forward: whether to repeat it before each forward pass in training mode with gradients enabled, as
             ``DistributedDataParallel`` does. All ranks must then make the same number of such passes. Within an
-            optimizer's ``no_sync()`` nothing is sent; in evaluation a rank may call the model alone.
+            optimizer's ``no_sync()`` nothing is sent, but in every pass of a window of several
+            (``backward_passes_per_step``) it is; in evaluation a rank may call the model alone.
         process_set: the ranks that take part.
 
     Returns:

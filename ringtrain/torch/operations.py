@@ -4,7 +4,7 @@ These are allgather, broadcast, alltoall and reducescatter; ``reductions`` has a
 for all of them. Errors are those of ``ringtrain.operations``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from ringtrain.torch.compilation import eager
 from ringtrain.torch.compression import Compression, Compressor, compressed
 from ringtrain.torch.handles import AlltoallHandle, InPlaceHandle
 from ringtrain.torch.reductions import allreduce
-from ringtrain.torch.tensors import writable
+from ringtrain.torch.tensors import listed, writable
 
 _Tensors = Sequence[torch.Tensor]
 
@@ -48,9 +48,10 @@ def allgather_async(
 
 @eager
 def grouped_allgather(
-    tensors: _Tensors, name: str | None = None, process_set: ProcessSet = global_process_set
+    tensors: Iterable[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[torch.Tensor]:
     """``allgather`` of several tensors as one operation, all or nothing."""
+    tensors = listed(tensors)
 
     def adjoint(gradients: _Tensors) -> _Tensors:
         names = [None if name is None else f"{name}.{index}" for index in range(len(tensors))]
@@ -62,9 +63,10 @@ def grouped_allgather(
 
 @eager
 def grouped_allgather_async(
-    tensors: _Tensors, name: str | None = None, process_set: ProcessSet = global_process_set
+    tensors: Iterable[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """``grouped_allgather`` that returns one handle at once."""
+    tensors = listed(tensors)
     return arrays.grouped_allgather_async(tensors, name, process_set)
 
 
@@ -187,7 +189,7 @@ def reducescatter_async(
 
 @eager
 def grouped_reducescatter(
-    tensors: _Tensors,
+    tensors: Iterable[torch.Tensor],
     name: str | None = None,
     compression: type[Compressor] = Compression.none,
     op: int = Average,
@@ -197,6 +199,7 @@ def grouped_reducescatter(
     weight: int | None = None,
 ) -> list[torch.Tensor]:
     """``reducescatter`` of several tensors as one operation, all or nothing."""
+    tensors = listed(tensors)
     scales = prescale_factor, postscale_factor
 
     def operate(sent: _Tensors, by_core: str) -> _Tensors:
@@ -211,7 +214,7 @@ def grouped_reducescatter(
 
 @eager
 def grouped_reducescatter_async(
-    tensors: _Tensors,
+    tensors: Iterable[torch.Tensor],
     name: str | None = None,
     op: int = Average,
     process_set: ProcessSet = global_process_set,
@@ -220,6 +223,7 @@ def grouped_reducescatter_async(
     weight: int | None = None,
 ) -> Handle:
     """``grouped_reducescatter`` that returns one handle at once."""
+    tensors = listed(tensors)
     scales = prescale_factor, postscale_factor
     return arrays.grouped_reducescatter_async(tensors, name, op, process_set, *scales, weight=weight)
 

@@ -7,7 +7,7 @@ differentiable. ``operations`` has the rest.
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from ringtrain.torch.compilation import eager
 from ringtrain.torch.compression import Compression, Compressor, compressed
 from ringtrain.torch.handles import InPlaceHandle
 from ringtrain.torch.sparse import SparseAllreduce
-from ringtrain.torch.tensors import writable
+from ringtrain.torch.tensors import listed, writable
 
 _Tensors = Sequence[torch.Tensor]
 
@@ -130,7 +130,7 @@ def allreduce_async_(
 
 @eager
 def grouped_allreduce(
-    tensors: _Tensors,
+    tensors: Iterable[torch.Tensor],
     average: bool | None = None,
     name: str | None = None,
     compression: type[Compressor] = Compression.none,
@@ -141,6 +141,7 @@ def grouped_allreduce(
     weight: int | None = None,
 ) -> list[torch.Tensor]:
     """``allreduce`` of several tensors as one operation, all or nothing; returns a list in their order."""
+    tensors = listed(tensors)
     op = _op(average, op)
     scales = prescale_factor, postscale_factor
 
@@ -158,7 +159,7 @@ def grouped_allreduce(
 
 @eager
 def grouped_allreduce_async(
-    tensors: _Tensors,
+    tensors: Iterable[torch.Tensor],
     average: bool | None = None,
     name: str | None = None,
     op: int | None = None,
@@ -168,13 +169,14 @@ def grouped_allreduce_async(
     weight: int | None = None,
 ) -> Handle:
     """``grouped_allreduce`` that returns one handle at once."""
+    tensors = listed(tensors)
     scales = prescale_factor, postscale_factor
     return arrays.grouped_allreduce_async(tensors, name, _op(average, op), *scales, process_set, weight=weight)
 
 
 @eager
 def grouped_allreduce_(
-    tensors: _Tensors,
+    tensors: Iterable[torch.Tensor],
     average: bool | None = None,
     name: str | None = None,
     op: int | None = None,
@@ -184,6 +186,7 @@ def grouped_allreduce_(
     weight: int | None = None,
 ) -> _Tensors:
     """``grouped_allreduce`` that puts the results into the tensors, and returns them."""
+    tensors = listed(tensors)
     scales = prescale_factor, postscale_factor
     views = [writable(tensor) for tensor in tensors]
     arrays.grouped_allreduce_(views, name, _op(average, op), *scales, process_set, weight=weight)
@@ -192,7 +195,7 @@ def grouped_allreduce_(
 
 @eager
 def grouped_allreduce_async_(
-    tensors: _Tensors,
+    tensors: Iterable[torch.Tensor],
     average: bool | None = None,
     name: str | None = None,
     op: int | None = None,
@@ -202,6 +205,7 @@ def grouped_allreduce_async_(
     weight: int | None = None,
 ) -> InPlaceHandle:
     """``grouped_allreduce_`` that returns one handle at once."""
+    tensors = listed(tensors)
     scales = prescale_factor, postscale_factor
     views = [writable(tensor) for tensor in tensors]
     handle = arrays.grouped_allreduce_async_(views, name, _op(average, op), *scales, process_set, weight=weight)

@@ -4,6 +4,8 @@
 the same, so that the operations for arrays take torch tensors of any layout.
 """
 
+from collections.abc import Iterable, Sequence
+
 import torch
 
 from ringtrain import tables
@@ -22,6 +24,11 @@ def buffer_of(tensor: torch.Tensor) -> Buffer:
     """
     check_supported(tensor)
     return Buffer(tensor.data_ptr(), DTYPE_IDS[tensor.dtype], tensor.shape, owner=pinned_storage(tensor))
+
+
+def listed(tensors: Iterable[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """The tensors of a group, which may come from a generator, as something that can be gone through again."""
+    return tensors if isinstance(tensors, Sequence) else list(tensors)
 
 
 def check_supported(tensor: torch.Tensor) -> None:
