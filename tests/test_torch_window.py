@@ -8,6 +8,7 @@ import threading
 
 import pytest
 import torch
+import worlds
 from torch.utils.checkpoint import checkpoint
 from torch_models import assert_replicas_equal, assert_same_bits, parameters
 
@@ -130,8 +131,7 @@ def test_a_part_of_a_pass_taken_for_the_whole_is_found(world, monkeypatch):
     world.run(on_rank)
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.long)])
-def test_compiled_model(world, backend):
+def test_compiled_model(world):
     def run(model, rank):
         model(inputs(rank)[0].detach()).sum().backward()
 
@@ -139,7 +139,30 @@ def test_compiled_model(world, backend):
 
     def on_rank(rank):
         model, optimizer = wrapped()
-        run(torch.compile(model, backend=backend), rank)
+        compiled = torch.compile(model, backend="aot_eager")
+        elements = reductions(optimizer, lambda: run(compiled, rank))
+        assert elements == model.trunk.weight.numel() + model.heads[0].weight.numel()
+        optimizer.step()
+        assert_equal(model, expected)
+
+    world.run(on_rank)
+
+
+@pytest.mark.skipif(not worlds.LAUNCHED, reason="torch switches it on for all threads of a process")
+def test_compiled_autograd(world):
+    """It tells nobody when a backward pass has ended, so gradients may arrive only in step()."""
+    from torch._dynamo import compiled_autograd
+
+    def run(model, rank):
+        for x in inputs(rank, 2):
+            model(x.detach()).sum().backward()
+
+    expected = alone(world.size, run)
+
+    def on_rank(rank):
+        model, optimizer = wrapped(backward_passes_per_step=2)
+        with compiled_autograd._enable(torch.compile(backend="eager")):
+            run(model, rank)
         optimizer.step()
         assert_equal(model, expected)
 

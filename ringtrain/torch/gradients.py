@@ -14,7 +14,7 @@ from ringtrain.errors import RingtrainError, UnsupportedError
 from ringtrain.operations import Average, Sum
 from ringtrain.torch.compression import Compressor
 from ringtrain.torch.sparse import SparseAllreduce
-from ringtrain.torch.tensors import buffer_of
+from ringtrain.torch.tensors import lent_buffer
 
 
 @dataclass(frozen=True)
@@ -150,14 +150,11 @@ class Group:
         Raises RingtrainError for a gradient that this rank must refuse; its peers' operation fails with the same text.
         """
         self.submitted = True
-        dense = members
-        if not how.sparse_as_dense:
-            dense = [member for member in members if not member.parameter.grad.is_sparse]
-            for member in members if len(dense) < len(members) else ():
-                if member.parameter.grad.is_sparse:
-                    self._submit_sparse(member, how, postscale)
-        if dense:
-            self._submit_dense(dense, how, postscale)
+        sparse = [] if how.sparse_as_dense else [member for member in members if member.parameter.grad.is_sparse]
+        for member in sparse:
+            self._submit_sparse(member, how, postscale)
+        if len(sparse) < len(members):
+            self._submit_dense([member for member in members if member not in sparse], how, postscale)
 
     def waiting(self) -> Iterator[Operation | SparseAllreduce]:
         """The operations under way."""
@@ -201,7 +198,7 @@ class Group:
     def _submit_dense(self, members: Sequence[Member], how: Reduction, postscale: float) -> None:
         try:
             self._dense = [_prepare(member, how) for member in members]
-            buffers = [buffer_of(each.sent) for each in self._dense]
+            buffers = [lent_buffer(each.sent) for each in self._dense]
         except RingtrainError as problem:  # seen by this rank alone: the others must not wait for it
             self._dense = []
             how.context.refuse("allreduce", self.name, how.process_set, problem)

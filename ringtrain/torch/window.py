@@ -131,7 +131,7 @@ class GradientReduction:
             return  # it can have no gradient
         needed = parameter.requires_grad
         parameter.requires_grad_(True)  # or torch takes no hook; a frozen one may be unfrozen later
-        hook = _calls(weakref.WeakMethod(self._on_gradient), group, member)
+        hook = _calls(weakref.ref(self), group, member)
         self._hooks[parameter] = parameter.register_post_accumulate_grad_hook(hook)
         parameter.requires_grad_(needed)
 
@@ -452,12 +452,12 @@ def _others(own: GradientReduction) -> list[GradientReduction]:
     )
 
 
-def _calls(method: weakref.WeakMethod, group: Group, member: Member) -> Callable[[torch.Tensor], None]:
+def _calls(reference: "weakref.ref[GradientReduction]", group: Group, member: Member) -> Callable[[torch.Tensor], None]:
     """A hook that does nothing once its optimizer is gone, and does not keep it alive."""
 
     def hook(parameter: torch.Tensor) -> None:
-        on_gradient = method()
-        if on_gradient is not None:
-            on_gradient(group, member)
+        reduction = reference()
+        if reduction is not None:
+            reduction._on_gradient(group, member)
 
-    return hook
+    return torch.compiler.disable(hook)  # compiled autograd would trace it
