@@ -264,6 +264,27 @@ def test_accumulation_under_a_scaler(world):
     world.run(on_rank)
 
 
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda each: each.__name__)
+def test_a_window_cut_short_under_a_scaler(world, recipe):
+    """What a rank would unscale before it is reduced is refused; with synchronize() it is right."""
+
+    def on_rank(rank):
+        model, optimizer = distributed(network(), adam, backward_passes_per_step=3)
+        scaler = torch.amp.GradScaler("cpu", init_scale=SCALE)
+        x, y = share(batches(world.size)[0], rank, world.size)
+        (scaler.scale(mean_square(model(x), y)) + overflow(model[0].weight, rank, world.size)).backward()
+        if recipe is clipped:
+            with pytest.raises(ValueError, match="call synchronize\\(\\) before you unscale or clip"):
+                recipe(optimizer, scaler, model)
+            return
+        recipe(optimizer, scaler, model)
+        scaler.update()
+        assert scaler.get_scale() == SCALE / 2 and not optimizer.state
+        optimizer.zero_grad()
+
+    world.run(on_rank)
+
+
 # ---- NVIDIA Apex ----
 
 

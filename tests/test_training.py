@@ -1,6 +1,8 @@
 """N ranks train as one process does with their batches in one: parameters and optimizer state, step after step."""
 
 import copy
+import time
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -301,6 +303,82 @@ def test_zero_grad_starts_the_window_anew(world):
     world.run(on_rank)
 
 
+# ---- uneven and weighted batches ----
+
+
+@pytest.mark.parametrize("divisor", ["active", "initial"])
+@pytest.mark.parametrize("size", worlds.sizes(2))
+def test_uneven_batches_end_with_join(size, divisor):
+    """Rank r has r + 1 batches; the mean of a step is over the ranks that still have one, or over all that began."""
+    start, data = network(torch.float64), batches(size, torch.float64, steps=size)
+    expected = copy.deepcopy(start)
+    expected_optimizer = sgd(expected.parameters())
+    for step, batch in enumerate(data):
+        expected_optimizer.zero_grad()
+        present = range(step, size)
+        for rank in present:
+            x, y = share(batch, rank, size)
+            (mean_square(expected(x), y) / (len(present) if divisor == "active" else size)).backward()
+        expected_optimizer.step()
+
+    def on_rank(rank):
+        model, optimizer = distributed(start, sgd)
+        train(model, optimizer, [share(batch, rank, size) for batch in data[: rank + 1]])
+        assert hvd.join() == size - 1
+        hvd.broadcast_parameters(model.state_dict(), root_rank=size - 1)
+        assert_all_close(parameters(model), parameters(expected), **TOLERANCES[torch.float64])
+
+    with worlds.World(size, join_divisor=divisor) as world:
+        world.run(on_rank)
+
+
+@pytest.mark.parametrize("mean", ["of samples", "of ranks"])
+def test_batches_of_different_sizes(world, mean):
+    """Sums divided by the number of samples on all ranks equal one process; a mean of means does not."""
+    start, size = network(torch.float64), world.size
+    data = batches(size, torch.float64)
+    bounds = [len(data[0][0]) * rank * rank // (size * size) for rank in range(size + 1)]
+    bounds[1:-1] = [max(bound, rank) for rank, bound in enumerate(bounds[1:-1], start=1)]
+    expected, _ = alone(start, sgd, data)
+
+    def on_rank(rank):
+        model, optimizer = distributed(start, sgd, op=hvd.Sum if mean == "of samples" else hvd.Average)
+        for x, y in data:
+            optimizer.zero_grad()
+            mine = slice(bounds[rank], bounds[rank + 1])
+            if mean == "of samples":
+                total = hvd.allreduce(torch.tensor(y[mine].numel()), name="samples", op=hvd.Sum)
+                loss = mean_square(model(x[mine]), y[mine], reduction="sum") / total
+            else:
+                loss = mean_square(model(x[mine]), y[mine])
+            loss.backward()
+            optimizer.step()
+        difference = max((a - b).abs().max() for a, b in zip(parameters(model), parameters(expected), strict=True))
+        assert (difference < 1e-10) == (mean == "of samples" or size == 1)
+
+    world.run(on_rank)
+
+
+@pytest.mark.parametrize("size, layout, algorithm", worlds.configurations(4), ids=str)
+def test_bits_hang_on_nothing_but_tensor_and_world(size, layout, algorithm):
+    """Not on fusion, the cache, groups, or which rank is late."""
+    start, data = network(), batches(size)
+    found = []
+    for chosen, groups in [({}, None), ({"fusion_threshold_bytes": 0}, None), ({"cache_capacity": 0}, 2)]:
+
+        def on_rank(rank, groups=groups):
+            model, optimizer = distributed(start, sgd, groups=groups)
+            if groups is None and rank == size - 1:
+                model[2].weight.register_hook(lambda gradient: time.sleep(0.002))
+            train(model, optimizer, [share(batch, rank, size) for batch in data])
+            return parameters(model)
+
+        with worlds.World(size, layout, algorithm=algorithm, **chosen) as world:
+            found += world.run(on_rank)
+    for each in found[1:]:
+        assert_same_bits(each, found[0])
+
+
 # ---- parameters that not all ranks use ----
 
 
@@ -531,7 +609,9 @@ def test_process_set_trains_apart(world):
 # ---- recipes ----
 
 
-def test_clipping_recipe(world):
+@pytest.mark.parametrize("recipe", ["as alone", "Horovod's"])
+def test_clipping_recipe(world, recipe):
+    """Clips the average, once, with a norm that is the same on all ranks, whether or not the script synchronizes."""
     start, data, bound = network(torch.float64), batches(world.size, torch.float64), 0.1
 
     def clipped_alone(data):
@@ -554,42 +634,16 @@ def test_clipping_recipe(world):
             optimizer.zero_grad()
             before = rt.counters()["operations"]
             mean_square(*_forward(model, share(batch, rank, world.size))).backward()
-            optimizer.synchronize()
+            if recipe == "Horovod's":
+                optimizer.synchronize()
             norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), bound))
-            with optimizer.skip_synchronize():
+            with optimizer.skip_synchronize() if recipe == "Horovod's" else nullcontext():
                 optimizer.step()
             operations.append(rt.counters()["operations"] - before)
         assert_all_close(norms, expected_norms, **TOLERANCES[torch.float64])
         assert_all_close(parameters(model), parameters(expected), **TOLERANCES[torch.float64])
         once = len(list(model.parameters())) + 1 if world.size > 1 else 0
         assert operations == [once] * STEPS
-
-    world.run(on_rank)
-
-
-def test_grad_scaler_recipe(world):
-    """The older recipe: synchronize, unscale, clip, step through the scaler; an overflow skips the step everywhere."""
-    start, data = network(), batches(world.size)
-    good = [batch for step, batch in enumerate(data) if step != 2]
-    expected, _ = alone(start, sgd, good)
-
-    def on_rank(rank):
-        model, optimizer = distributed(start, sgd)
-        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
-        for step, batch in enumerate(data):
-            optimizer.zero_grad()
-            loss = mean_square(*_forward(model, share(batch, rank, world.size)))
-            overflow = float("inf") if step == 2 and rank == world.size - 1 else 1.0
-            scaler.scale(loss * overflow).backward()
-            optimizer.synchronize()
-            scaler.unscale_(optimizer)
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1e6)
-            with optimizer.skip_synchronize():
-                scaler.step(optimizer)
-            scaler.update()
-        assert_all_close(parameters(model), parameters(expected), rtol=1e-4, atol=1e-6)
-        assert scaler.get_scale() == 2.0**9
-        assert_replicas_equal(parameters(model))
 
     world.run(on_rank)
 

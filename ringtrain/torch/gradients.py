@@ -59,6 +59,7 @@ class Member:
         index: place among the optimizer's parameters.
         passes: backward passes of the window that added to the gradient.
         backward: number of the last of these passes.
+        version: of the gradient, after that pass.
         settled: all ranks know what becomes of it in this window: it is reduced, or nothing will come.
     """
 
@@ -67,14 +68,15 @@ class Member:
     index: int
     passes: int = 0
     backward: int = 0
+    version: int = 0
     settled: bool = False
     _result: "weakref.ref[torch.Tensor] | None" = None
-    _version: int = 0
+    _result_version: int = 0
 
     def note_result(self) -> None:
         """Remembers the gradient as a reduced one."""
         gradient = self.parameter.grad
-        self._result, self._version = weakref.ref(gradient), gradient._version
+        self._result, self._result_version = weakref.ref(gradient), gradient._version
 
     def holds_result(self, additions: int = 0) -> bool:
         """Whether the gradient is still the reduced one, to which so many in-place operations were applied since."""
@@ -83,8 +85,13 @@ class Member:
             gradient is not None
             and self._result is not None
             and self._result() is gradient
-            and gradient._version == self._version + additions
+            and gradient._version == self._result_version + additions
         )
+
+    def is_changed(self) -> bool:
+        """Whether somebody has changed the gradient since a backward pass of this window left it, not yet reduced."""
+        gradient = self.parameter.grad
+        return self.passes > 0 and not self.settled and gradient is not None and gradient._version != self.version
 
     def has_lost_result(self) -> bool:
         """Whether the gradient was reduced and then dropped, as ``zero_grad`` does."""

@@ -183,7 +183,7 @@ class _Distributed:
         """
         reduction = self._gradient_reduction
         if reduction is not None and not reduction.skipping:
-            reduction.synchronize()
+            reduction.synchronize_unchanged()
         return vars(self).get("_step_supports_amp_scaling", False)
 
     @_step_supports_amp_scaling.setter

@@ -163,14 +163,15 @@ class GradientReduction:
             if not nested or member.backward != self._pass:
                 member.passes += 1
                 member.backward = self._pass
-            if self.quiet or member.passes < self.passes_per_step:
-                return
-            self._completes = True
-            if nested:
-                return  # another part of this pass may add to it; the round at its end sends it
+            gradient = member.parameter.grad
+            member.version = gradient._version
+            completes = not self.quiet and member.passes >= self.passes_per_step
+            self._completes |= completes
+            if nested or not completes:
+                return  # nested: another part of this pass may add to it; the round at its end sends it
             if self._codes[member.index] != MISSING:
                 raise InvalidArgumentError(self._too_many(member))
-            self._codes[member.index] = SPARSE if member.parameter.grad.is_sparse else DENSE
+            self._codes[member.index] = SPARSE if gradient.is_sparse else DENSE
             group.ready_count += 1
             if group.complete:
                 self._submit(group, group.unsettled())
@@ -379,11 +380,21 @@ class GradientReduction:
             self._reset()  # closed for a step that was skipped, and zeroed since
         self._close(Stage.CLOSING)
 
+    def synchronize_unchanged(self) -> None:
+        """``synchronize`` where the user has not called it, and so may have taken this rank's gradients for everybody's."""
+        for member in self._members:
+            if not self.closed and member.is_changed():
+                raise InvalidArgumentError(
+                    f"step '{member.name}': expected the gradient as backward() left it, since it is not reduced yet, "
+                    "but found it changed. In a window that is cut short, call synchronize() before you unscale or clip."
+                )
+        self.synchronize()
+
     def before_step(self) -> bool:
         """Reduces what is not reduced yet; returns False if the user had asked for that and forgot the skip block."""
         self._require_own()
         if not self.skipping:
-            self.synchronize()
+            self.synchronize_unchanged()
         elif not self.closed:
             raise InvalidArgumentError(
                 f"step '{self.prefix}': expected reduced gradients inside skip_synchronize() but found some that are "
