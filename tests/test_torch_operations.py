@@ -266,8 +266,9 @@ def test_weighted_averages(world):
 def test_the_deprecated_average():
     def on_rank(rank):
         for average in (True, False):
-            with pytest.warns(DeprecationWarning, match="op=Average or op=Sum"):
+            with pytest.warns(DeprecationWarning, match="op=Average or op=Sum") as warned:
                 assert hvd.allreduce(torch.ones(1), average=average).tolist() == [1.0]
+            assert warned[0].filename == __file__, "the warning must name the user's line"
         with pytest.raises(ValueError, match="found both"):
             hvd.allreduce(torch.ones(1), average=True, op=hvd.Sum)
 

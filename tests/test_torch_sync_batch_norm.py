@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 import torch
-from torch_models import assert_all_close, assert_replicas_equal
+from torch_models import assert_all_close, assert_replicas_equal, batches, parameters, sgd, share, train
 
 import ringtrain.torch as hvd
 from ringtrain.torch import sync_batch_norm
@@ -118,6 +118,27 @@ def test_a_fault_is_noticed(world, fault, monkeypatch):
                 assert_all_close(found, expected, rtol=1e-4, atol=1e-5)
 
     compared_with_one_process(world, 4, torch.float32, {}, compare)
+
+
+def test_training_equals_one_process(world):
+    """With the distributed optimizer, for some steps; a plain BatchNorm in its place must make a difference."""
+    torch.manual_seed(3)
+    layers = torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Tanh(), torch.nn.Linear(8, 2)
+    start = torch.nn.Sequential(*layers).double()
+    data = batches(world.size, torch.float64)
+    whole = copy.deepcopy(start)
+    train(whole, sgd(whole.parameters()), data)
+
+    def on_rank(rank):
+        mine = [share(batch, rank, world.size) for batch in data]
+        synchronized = hvd.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(start))
+        for model in (synchronized, copy.deepcopy(start)):
+            train(model, hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters()), mine)
+            equal = all(torch.allclose(*pair) for pair in zip(parameters(model), parameters(whole), strict=True))
+            assert equal == (model is synchronized or world.size == 1)
+        assert_replicas_equal(list(synchronized.state_dict().values()))
+
+    world.run(on_rank)
 
 
 @pytest.mark.least_ranks(2)
