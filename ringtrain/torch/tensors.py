@@ -23,6 +23,10 @@ def buffer_of(tensor: torch.Tensor) -> Buffer:
     Raises InvalidArgumentError for a dtype that the core lacks, UnsupportedError for a sparse tensor or another device.
     """
     check_supported(tensor)
+    return _buffer(tensor)
+
+
+def _buffer(tensor: torch.Tensor) -> Buffer:
     return Buffer(tensor.data_ptr(), DTYPE_IDS[tensor.dtype], tensor.shape, owner=pinned_storage(tensor))
 
 
@@ -76,14 +80,13 @@ def pinned_storage(tensor: torch.Tensor) -> object:
 
 def readable(tensor: torch.Tensor) -> Buffer:
     """The memory of any dense CPU tensor for reading: its own, or a contiguous copy."""
-    check_supported(tensor)
-    return buffer_of(tensor.detach().resolve_neg().contiguous())
+    return own_memory(tensor) or _buffer(tensor.detach().resolve_neg().contiguous())
 
 
 def own_memory(tensor: torch.Tensor) -> Buffer | None:
-    """The memory of a dense CPU tensor for writing, if it is contiguous; None if it is strided or lazily negated."""
+    """The memory of a dense CPU tensor itself, if it is contiguous; None if it is strided or lazily negated."""
     check_supported(tensor)
-    return buffer_of(tensor) if tensor.is_contiguous() and not tensor.is_neg() else None
+    return _buffer(tensor) if tensor.is_contiguous() and not tensor.is_neg() else None
 
 
 def writable(tensor: torch.Tensor) -> torch.Tensor:
