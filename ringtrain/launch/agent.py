@@ -324,6 +324,9 @@ class Ears:
         for request in requests:
             if request["do"] == "end":
                 self.end()
+            if request["do"] == "kill":
+                self.end()
+                self.kill_at = self.heard_at
 
     def _accept(self):
         connection, _ = self.listener.accept()

@@ -97,7 +97,7 @@ class Job:
             self._start_engine()
             while not self._has_ended():
                 self._step()
-            self._kill_engine()
+            self._kill()
         finally:
             stop_beating()
             for agent in self.agents:
@@ -167,12 +167,14 @@ class Job:
         for key, _ in self.selector.select(timeout):
             key.data()
         now = time.monotonic()
+        if not self.terminal.is_read and not self.interrupted_by:
+            self._on_signal(signal.SIGPIPE, None)  # nobody reads on: as a single process, the job ends of it
         if self.engine.poll() is not None and self._some_are_connected():
             self._end()  # the engine is gone: whoever is still there will not be ended by it
         if now >= self.end_at:
             self._end()
         if now >= self.kill_at:
-            self._kill_engine()
+            self._kill()
 
     def _on_signal(self, number: int, _frame: object) -> None:
         if self.interrupted_by:
@@ -263,8 +265,10 @@ class Job:
                 agent.send(do="end")
         self.end_at = float("inf")
 
-    def _kill_engine(self) -> None:
-        """Kills the engine if it is still there; the agents have killed what was left of the ranks."""
+    def _kill(self) -> None:
+        """Kills whatever is left of the job, on every host."""
+        for agent in self.agents:
+            agent.send(do="kill")
         if self.engine.poll() is None:
             kill_group(self.engine.pid)
         for rank in self.ranks.values():

@@ -28,15 +28,24 @@ class Terminal:
         self.streams = {1: stdout, 2: stderr}
         self.live = stderr.isatty()
         self.lines = 0  # written so far
+        self.is_read = True
         self._progress = b""
 
     def write_line(self, stream: int, text: bytes) -> None:
-        """Writes one line to stdout (1) or stderr (2), above the progress bar if there is one."""
-        self._erase_progress()
-        self.streams[stream].write(text + b"\n")
-        self.streams[stream].flush()
-        self.lines += 1
-        self._draw_progress()
+        """Writes one line to stdout (1) or stderr (2), above the progress bar if there is one.
+
+        Nothing is written any more once the reader has gone, as `ringtrainrun ... | head` makes it; see `is_read`.
+        """
+        if not self.is_read:
+            return
+        try:
+            self._erase_progress()
+            self.streams[stream].write(text + b"\n")
+            self.streams[stream].flush()
+            self.lines += 1
+            self._draw_progress()
+        except BrokenPipeError:
+            self.is_read = False
 
     def say(self, text: str) -> None:
         """Writes what the launcher itself has to say, each of its lines marked so."""
