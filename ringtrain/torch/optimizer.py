@@ -5,7 +5,7 @@ reductions. So its defaults, state, schedulers, hooks and pickles are what they 
 """
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -21,6 +21,7 @@ from ringtrain.torch.coexistence import refuse_shared_parameters, refuse_wrapped
 from ringtrain.torch.compression import Compression, Compressor, compression_in_the_core
 from ringtrain.torch.gradients import Reduction
 from ringtrain.torch.numbering import next_number
+from ringtrain.torch.tensors import buffer_of
 from ringtrain.torch.window import GradientReduction
 
 
@@ -227,7 +228,7 @@ def _reduce_before_step(optimizer: torch.optim.Optimizer, args: tuple, kwargs: d
         reduction.stepped = True
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
     if closure is not None and not reduction.skipping:
-        reducing = reduction.closure_of_all(closure)
+        reducing = _closure_of_all(closure, reduction)
         return ((optimizer, reducing, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": reducing})
     if not reduction.before_step():
         warnings.warn(
@@ -235,6 +236,29 @@ def _reduce_before_step(optimizer: torch.optim.Optimizer, args: tuple, kwargs: d
             stacklevel=3,
         )
     return None
+
+
+def _closure_of_all(closure: Callable[[], Any], reduction: GradientReduction) -> Callable[[], Any]:
+    """The user's closure with gradients and loss of all ranks, as one process with all batches has them."""
+
+    def reducing_closure() -> Any:
+        loss = closure()
+        reduction.synchronize()
+        return None if loss is None else _reduced(loss, reduction)
+
+    return reducing_closure
+
+
+def _reduced(loss: Any, reduction: GradientReduction) -> Any:
+    # Line searches compare losses, and ranks that compare different ones would part.
+    is_tensor = isinstance(loss, torch.Tensor)
+    total = loss.detach().clone() if is_tensor else torch.tensor(float(loss), dtype=torch.float64)
+    buffer, how = buffer_of(total), reduction.how
+    how.context.submit(
+        "allreduce", f"{reduction.prefix}.loss", [buffer], [buffer],
+        reduction=how.name, process_set=how.process_set, waits=True,
+    ).wait()  # fmt: skip
+    return total if is_tensor else total.item()
 
 
 # ---- arguments ----

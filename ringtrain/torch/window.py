@@ -23,12 +23,9 @@ import torch
 
 from ringtrain.context import Operation
 from ringtrain.errors import InvalidArgumentError, RingtrainError
+from ringtrain.torch.agreement import DENSE, MISSING, SETTLED, SPARSE, Agreement
 from ringtrain.torch.backward import call_at_end, graph_task, is_nested, take_turns
 from ringtrain.torch.gradients import Group, Member, Reduction
-from ringtrain.torch.tensors import buffer_of
-
-# What a rank says about a parameter. The greatest counts, so the order matters.
-SETTLED, MISSING, DENSE, SPARSE = range(4)
 
 
 class Stage(enum.Enum):
@@ -80,10 +77,7 @@ class GradientReduction:
         self._unended = True  # whether no step has come since zero_grad(), or at all
         self._witness: Member | None = None  # one whose gradient was reduced
         self._problems: list[RingtrainError] = []  # what this rank had to refuse
-        # of the round
-        self._announced: bytes | None = None
-        self._agreed = bytearray()
-        self._agreement: Operation | None = None
+        self._agreement = Agreement(how.context, how.process_set, f"{prefix}.used")
         self._lock = threading.Lock()  # hooks of several devices run in several threads
         self._round_lock = threading.Lock()
         _live.add(self)
@@ -176,7 +170,7 @@ class GradientReduction:
             if group.complete:
                 self._submit(group, group.unsettled())
             self._ready_count += 1
-            if self._ready_count == self._unsettled_count and self._announced is None:
+            if self._ready_count == self._unsettled_count and self._agreement.announced is None:
                 self._announce(Stage.PASS_ENDED)
 
     def _enter_pass(self) -> bool:
@@ -231,12 +225,13 @@ class GradientReduction:
         with self._round_lock:
             try:
                 with self._lock:
-                    if self._announced is None:
+                    if self._agreement.announced is None:
                         self._announce(stage)
-                    self._submit_where(self._announced, everything=True)
-                agreed = yield from self._agree()
+                    has_all = self._ready_count == self._unsettled_count
+                    self._submit_where(self._agreement.announced, whole_groups_only=True)
+                agreed = self._agreement.announced if has_all else (yield from self._agreement.answer())
                 with self._lock:
-                    self._submit_where(agreed, everything=False)
+                    self._submit_where(agreed, whole_groups_only=False)
                 yield from self._take_results()
                 self._settle(agreed, stage)
             except BaseException:
@@ -245,19 +240,11 @@ class GradientReduction:
                 raise
 
     def _announce(self, stage: Stage) -> None:
-        """Submits this rank's codes, and with them whether it may still run passes in this window."""
-        codes = self._codes.copy()
+        codes = self._codes
         if MISSING in codes:
-            for member in self._members:
-                if codes[member.index] == MISSING:
-                    codes[member.index] = self._code_of(member, stage)
-        codes.append(stage is Stage.PASS_ENDED)
-        self._announced, self._agreed = bytes(codes), codes
-        buffer = buffer_of(torch.frombuffer(codes, dtype=torch.uint8))
-        self._agreement = self.how.context.submit(
-            "allreduce", f"{self.prefix}.used", [buffer], [buffer],
-            reduction="max", process_set=self.how.process_set,
-        )  # fmt: skip
+            members = zip(self._members, codes, strict=True)
+            codes = bytes(self._code_of(member, stage) if code == MISSING else code for member, code in members)
+        self._agreement.announce(codes, more_may_follow=stage is Stage.PASS_ENDED)
 
     def _code_of(self, member: Member, stage: Stage) -> int:
         """The code of a parameter whose gradient no hook has completed."""
@@ -275,23 +262,14 @@ class GradientReduction:
             return MISSING
         return SPARSE if gradient.is_sparse else DENSE
 
-    def _agree(self) -> Iterator[Operation]:
-        """Returns the codes that all ranks agree on."""
-        if self._ready_count == self._unsettled_count:
-            return self._announced
-        while not self._agreement.done():
-            yield self._agreement
-        self._agreement.wait()
-        return self._agreed
-
-    def _submit_where(self, codes: bytes, everything: bool) -> None:
-        """Submits the gradients that the codes call for, either groups of which all are there, or all the rest."""
+    def _submit_where(self, codes: bytes, whole_groups_only: bool) -> None:
+        """Submits the gradients that the codes call for, unless they have left already."""
         for group in self._groups:
             if group.submitted:
                 continue
             unsettled = group.unsettled()
             members = [member for member in unsettled if codes[member.index] >= DENSE]
-            if members and not (everything and len(members) < len(unsettled)):
+            if members and not (whole_groups_only and len(members) < len(unsettled)):
                 for member in members:
                     member.fill(codes[member.index] == SPARSE)
                 self._submit(group, members)
@@ -307,9 +285,7 @@ class GradientReduction:
                         group.take_results(self.how.compressor)
                 except RingtrainError as problem:
                     self._problems.append(problem)
-        while not self._agreement.done():
-            yield self._agreement
-        self._agreement.wait()
+        yield from self._agreement.answer()
         if self._problems:
             raise self._problems[0]
 
@@ -327,7 +303,7 @@ class GradientReduction:
             group.settled_count = sum(member.settled for member in group.members)
         self._unsettled_count = self._codes.count(MISSING)
         self._ready_count = 0
-        self._announced = self._agreement = None
+        self._agreement.forget()
         self.closed = self._unsettled_count == 0
 
     # ---- windows ----
@@ -353,13 +329,13 @@ class GradientReduction:
         self._codes = bytearray()
         self._ready_count = 0
         self._problems = []
-        self._announced = self._agreement = None
+        self._agreement.forget()
         self._forget_pass()
         self._begin_window()
 
     def _in_flight(self) -> bool:
         """Whether a hook has submitted something of which no round has taken the result."""
-        return self._ready_count > 0 or self._announced is not None
+        return self._ready_count > 0 or self._agreement.announced is not None
 
     def _close(self, stage: Stage) -> None:
         while not self.closed:
@@ -430,27 +406,6 @@ class GradientReduction:
             yield
         finally:
             self.quiet = before
-
-    def closure_of_all(self, closure: Callable[[], object]) -> Callable[[], object]:
-        """The user's closure with gradients and loss of all ranks, as one process with all batches has them."""
-
-        def reducing_closure() -> object:
-            loss = closure()
-            self.synchronize()
-            return None if loss is None else self._reduced_loss(loss)
-
-        return reducing_closure
-
-    def _reduced_loss(self, loss: object) -> object:
-        # Line searches compare losses, and ranks that compare different ones would part.
-        is_tensor = isinstance(loss, torch.Tensor)
-        total = loss.detach().clone() if is_tensor else torch.tensor(float(loss), dtype=torch.float64)
-        buffer = buffer_of(total)
-        self.how.context.submit(
-            "allreduce", f"{self.prefix}.loss", [buffer], [buffer],
-            reduction=self.how.name, process_set=self.how.process_set, waits=True,
-        ).wait()  # fmt: skip
-        return total if is_tensor else total.item()
 
 
 _live: "weakref.WeakSet[GradientReduction]" = weakref.WeakSet()
