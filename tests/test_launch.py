@@ -283,6 +283,22 @@ def test_an_allocation_gives_hosts_and_ranks(tmp_path, monkeypatch) -> None:
     assert not planned("-np", "2", "-H", "localhost:2", "true", **slurm).by_srun
 
 
+SRUN = r"""ranks=1
+while case $1 in --*) true;; *) false;; esac; do case $1 in --ntasks=*) ranks=${1#*=};; esac; shift; done
+rank=0; while [ $rank -lt $ranks ]; do
+  SLURM_PROCID=$rank SLURM_NTASKS=$ranks SLURM_LOCALID=$rank "$@" & jobs="$jobs $!"; rank=$((rank + 1)); done
+code=0; for job in $jobs; do wait $job || code=$?; done; exit $code"""
+
+
+def test_ranks_of_srun_know_their_place(tmp_path) -> None:
+    stand_in(tmp_path, "srun", SRUN)
+    stand_in(tmp_path, "scontrol", "hostname")
+    done = launch("sh", "-c", "echo $RINGTRAIN_RANK/$RINGTRAIN_SIZE $RINGTRAIN_LOCAL_RANK/$RINGTRAIN_LOCAL_SIZE",
+                  PATH=f"{tmp_path}:{os.environ['PATH']}", SLURM_JOB_ID="7", SLURM_JOB_NODELIST="x", SLURM_TASKS_PER_NODE="3")
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}] {rank}/3 {rank}/3" for rank in range(3)], done.stderr
+    assert done.returncode == 0
+
+
 @pytest.mark.parametrize("tasks, words", [("2,x", "found 'x'"), ("2(x3)", "expected 1 hosts")])
 def test_slurms_counts_that_do_not_fit_are_refused(tasks: str, words: str) -> None:
     with pytest.raises(HostsError, match=words):
