@@ -184,6 +184,25 @@ def test_groups_of_which_some_have_no_gradient(world):
     world.run(on_rank)
 
 
+@pytest.mark.least_ranks(3)
+def test_gradients_beside_a_rank_that_has_joined(world):
+    """The others' rows move up; sums and averages are theirs."""
+    others = world.size - 1
+
+    def on_rank(rank):
+        if rank > 0:
+            x = torch.full((2, 1), float(rank), requires_grad=True)
+            gathered = hvd.allgather(x, name="rows")
+            (gathered * torch.arange(2.0 * others).unsqueeze(1)).sum().backward()
+            assert x.grad.flatten().tolist() == [2.0 * (rank - 1), 2.0 * (rank - 1) + 1]
+            x.grad = None
+            (hvd.allreduce(x, name="mean") * rank).sum().backward()
+            assert x.grad.flatten().tolist() == [sum(range(1, world.size)) / others] * 2
+        hvd.join()
+
+    world.run(on_rank)
+
+
 @pytest.mark.least_ranks(2)
 def test_compiled_code_calls_operations(world):
     """The graph breaks around an operation, a SyncBatchNorm and the broadcast of buffers; results are those without."""

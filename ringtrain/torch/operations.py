@@ -234,9 +234,10 @@ def grouped_reducescatter_async(
 def _own_rows(tensor: torch.Tensor, gradient: torch.Tensor, name: str | None, process_set: ProcessSet) -> torch.Tensor:
     """This rank's rows of the averaged gradient of an allgather."""
     mean = allreduce(gradient, name=backward_name(name), op=Average, process_set=process_set)
-    counts = arrays.allgather(torch.tensor([tensor.shape[0]]), None if name is None else f"{name}.rows", process_set)
-    start = int(counts[: process_set.rank()].sum())
-    return mean[start : start + tensor.shape[0]]
+    place, count = process_set.rank(), tensor.shape[0]
+    counts = arrays.allgather(torch.tensor([[place, count]]), None if name is None else f"{name}.rows", process_set)
+    start = int(counts[counts[:, 0] < place, 1].sum())  # members that have joined have no rows
+    return mean[start : start + count]
 
 
 def _spread(
