@@ -148,6 +148,8 @@ void rt_context_free(rt_context* context) {
 
 void rt_abort(rt_context* context, const char* cause) { context->context->Abort(TextOf(cause)); }
 
+void rt_long_phase(rt_context* context, double seconds) { context->context->LongPhase(seconds); }
+
 void rt_world_of(rt_context* context, rt_world* world) {
   const ringtrain::World& from = context->context->world();
   *world = {from.rank,        from.size,         from.local_rank(),       from.local_size(),

@@ -11,7 +11,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 
-from ringtrain import buffers, exits, launcher, log, mpi, options, tables
+from ringtrain import buffers, exits, launcher, log, mpi, options, stacks, tables
 from ringtrain._native import OK, PENDING, check, ffi, lib, take_text
 from ringtrain.buffers import Buffer
 from ringtrain.errors import (
@@ -336,6 +336,12 @@ class Context:
         if self.usable:
             lib.rt_abort(self.native, cause.encode())
 
+    def expect_silence(self, seconds: float) -> None:
+        """Keeps the other ranks from reporting or giving up what waits for this one, for so long; 0: it is back."""
+        if not self.usable:
+            _raise_unusable(self)
+        lib.rt_long_phase(self.native, seconds)
+
     def close(self) -> None:
         """Ends this rank's part of the world and fails what is pending here; later calls do nothing."""
         if not self.usable:
@@ -478,6 +484,7 @@ def init(comm: object = None, process_sets: object = None, **arguments: object) 
         log.configure()
         chosen = options.resolve(arguments)
         exits.install(_abort_at_exception, shutdown)
+        stacks.show_on(int(chosen.get("stack_signal", tables.OPTION_BY_NAME["stack_signal"].initial)))
         _default = _open_world(comm, chosen)
     try:
         _register_process_sets(_default, process_sets, comm)

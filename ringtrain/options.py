@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from ringtrain import tables
 from ringtrain.errors import InvalidArgumentError
 
-_TABLE = {option.name: option for option in tables.OPTIONS}
+_TABLE = tables.OPTION_BY_NAME
 _HOROVOD_STARTS_LATER = {"HOROVOD_TIMELINE": "DYNAMIC"}  # no file yet: start_timeline names it
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 

@@ -72,5 +72,6 @@ STATUS: dict[str, int] = {row[1]: int(row[0]) for row in _native.table("status")
 COUNTERS: list[Counter] = [Counter(int(row[0]), row[1], row[2]) for row in _native.table("counters")]
 OPTIONS: list[Option] = [Option(*row) for row in _native.table("options")]
 
+OPTION_BY_NAME: dict[str, Option] = {option.name: option for option in OPTIONS}
 DTYPE_BY_ID: dict[int, DType] = {dtype.id: dtype for dtype in DTYPES.values()}
 REDUCTION_BY_ID: dict[int, str] = {identity: name for name, identity in REDUCTIONS.items()}

@@ -361,6 +361,12 @@ void Context::Abort(const std::string& cause) {
   WakeThread(true);
 }
 
+void Context::LongPhase(double seconds) {
+  coordinator_->RequestLongPhase(static_cast<Nanoseconds>(std::max(0.0, seconds) * 1e9));
+  doorbell().Ring();
+  WakeThread(true);
+}
+
 Status Context::Close() {
   std::lock_guard<std::mutex> once(close_mutex_);
   if (std::exchange(closed_, true) || coordinator_ == nullptr) return {};

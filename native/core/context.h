@@ -43,6 +43,7 @@ class Context {
   // Returns when the operation is done or the deadline has passed.
   void Wait(Handle& handle, Nanoseconds deadline);
   void Abort(const std::string& cause);
+  void LongPhase(double seconds);
   // Says goodbye, serves the others until all have, and ends. Not ok if the world had failed: some rank may never come to its end.
   Status Close();
 

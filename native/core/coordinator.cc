@@ -1,5 +1,8 @@
 #include "core/coordinator.h"
 
+#include <signal.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -42,6 +45,7 @@ bool Coordinator::Step() {
   bool moved = false;
   CheckAbort();
   LookForTheDead();
+  CheckLongPhase();
   TakeSubmissions(&moved);
   ReceiveMail(&moved);
   TickNegotiators(Now(), &moved);
@@ -110,6 +114,9 @@ void Coordinator::Dispatch(int from, Frame frame) {
       return;
     case FrameType::kBeat:  // the transport has counted it
       if (frame.flag) liveness_.Forget(from);
+      return;
+    case FrameType::kStalled:
+      ShowStacks(frame.text);
       return;
     case FrameType::kAllGoodbye:
       all_goodbye_ = true;
@@ -325,6 +332,24 @@ void Coordinator::RequestAbort(const std::string& cause) {
   if (abort_requested_.load(std::memory_order_relaxed)) return;
   requested_cause_ = cause;
   abort_requested_.store(true, std::memory_order_release);
+}
+
+void Coordinator::CheckLongPhase() {
+  const Nanoseconds duration = long_phase_.exchange(-1, std::memory_order_acquire);
+  if (duration < 0) return;
+  for (const auto& entry : negotiators_) Feed(entry.first, event::LongPhase{duration});
+}
+
+// Without the interpreter, whose lock the busy thread may hold: by a signal whose handler writes the stacks. Without a handler the
+// signal would end the process.
+void Coordinator::ShowStacks(const std::string& awaited) {
+  struct sigaction action;
+  const int number = static_cast<int>(options_.stack_signal);
+  if (number == 0 || sigaction(number, nullptr, &action) != 0 || action.sa_handler == SIG_DFL || action.sa_handler == SIG_IGN) return;
+  const std::string text = "ringtrain: the other ranks wait for " + awaited + ", which rank " + std::to_string(world_.rank) +
+                           " has not submitted. Its Python is here:\n";
+  if (write(STDERR_FILENO, text.data(), text.size()) < 0) return;
+  kill(getpid(), number);
 }
 
 void Coordinator::CheckAbort() {

@@ -50,6 +50,8 @@ class Coordinator {
   // Ends the world on all ranks with this cause, unless it has ended already. The driver's thread; any other calls RequestAbort.
   void Abort(const Status& last);
   void RequestAbort(const std::string& cause);
+  // Nobody shall expect this rank for that long. Any thread; the driver passes it on.
+  void RequestLongPhase(Nanoseconds duration) { long_phase_.store(duration, std::memory_order_release); }
 
  private:
   void ReceiveMail(bool* moved);
@@ -70,6 +72,8 @@ class Coordinator {
   void RemoveProcessSet(int process_set);
   void HearGoodbye(int rank, bool gone);
   void CheckAbort();
+  void CheckLongPhase();
+  void ShowStacks(const std::string& awaited);
   Status FirstCause(const Status& cause);
   void Send(int rank, Frame frame);
   void SendBeat(int rank, bool last);
@@ -95,6 +99,7 @@ class Coordinator {
   std::mutex request_mutex_;
   std::atomic<bool> abort_requested_{false};
   std::string requested_cause_;  // written before abort_requested_
+  std::atomic<Nanoseconds> long_phase_{-1};  // asked for and not passed on yet
 
   bool all_goodbye_ = false, clean_ = false;
   std::vector<bool> goodbyes_;  // rank 0: by rank

@@ -21,6 +21,7 @@ void EncodeRuns(const std::vector<ResponseCache::Id>& ids, Encoder* encoder) {
   }
 }
 
+constexpr uint64_t kMostMilliseconds = uint64_t{1} << 40;  // thirty years, which fit into nanoseconds
 constexpr uint64_t kMostIds = 1 << 20;  // the highest cache_capacity
 
 std::vector<ResponseCache::Id> DecodeRuns(Decoder* decoder) {
@@ -101,12 +102,16 @@ std::string Frame::Encode() const {
       EncodeRuns(ids, &encoder);
       break;
     case FrameType::kAbort:
+    case FrameType::kStalled:
       encoder.Text(text);
       break;
     case FrameType::kGoodbye:
     case FrameType::kAllGoodbye:
     case FrameType::kBeat:
       encoder.Byte(flag);
+      break;
+    case FrameType::kLongPhase:
+      encoder.Unsigned(milliseconds);
       break;
   }
   return encoder.Take();
@@ -134,12 +139,16 @@ bool Frame::Decode(const std::string& bytes, Frame* frame) {
       frame->ids = DecodeRuns(&decoder);
       break;
     case FrameType::kAbort:
+    case FrameType::kStalled:
       frame->text = decoder.Text();
       break;
     case FrameType::kGoodbye:
     case FrameType::kAllGoodbye:
     case FrameType::kBeat:
       frame->flag = decoder.Byte() != 0;
+      break;
+    case FrameType::kLongPhase:
+      frame->milliseconds = decoder.Unsigned() % kMostMilliseconds;
       break;
     default:
       decoder.Refuse();

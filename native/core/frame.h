@@ -18,7 +18,9 @@ enum class FrameType : uint8_t {
   kAbort = 4,      // anyone to anyone: the world has failed, with this text
   kGoodbye = 5,    // this rank is shutting down; flag: and serves the others no longer
   kAllGoodbye = 6,  // rank 0 to all: nobody waits for anyone any more; flag: all have said goodbye
-  kBeat = 7         // one host to another: its ranks live; flag: and leave, so that nobody need listen any longer
+  kBeat = 7,        // one host to another: its ranks live; flag: and leave, so that nobody need listen any longer
+  kStalled = 8,     // coordinator to member: the others wait for you; show where your Python is. text: for what
+  kLongPhase = 9    // member to coordinator: do not expect me for so many milliseconds
 };
 
 // A submission that its own rank refused: its peers' operation of that name fails with the same text.
@@ -51,8 +53,9 @@ struct Frame {
   int resent = 0;                      // kReady: how many of them answer a kResend
   std::vector<Refusal> refusals;       // kReady
   std::vector<Verdict> verdicts;       // kVerdicts
-  std::string text;                    // kAbort
+  std::string text;                    // kAbort, kStalled
   bool flag = false;                   // kGoodbye, kAllGoodbye, kBeat
+  uint64_t milliseconds = 0;           // kLongPhase
 
   std::string Encode() const;
   // False for bytes that are no frame.

@@ -1,6 +1,7 @@
 #include "core/negotiator.h"
 
 #include <algorithm>
+#include <cstdio>
 
 #include "base/ranks.h"
 #include "core/fusion.h"
@@ -12,11 +13,15 @@ namespace {
 // Two batches overlap one's copies with the other's wire; more would only take operations away from fusion.
 constexpr int kMostBatches = 2;
 
+constexpr Nanoseconds kMillisecond = 1000000;
+
 std::string SecondsText(Nanoseconds duration) {
-  std::string text = std::to_string(duration / 1e9);
-  text.erase(text.find_last_not_of('0') + 1);
-  if (text.back() == '.') text.pop_back();
-  return text;
+  char text[32];
+  const double seconds = static_cast<double>(duration) / 1e9;
+  std::snprintf(text, sizeof text, seconds < 1 ? "%.2g" : "%.1f", seconds);
+  std::string trimmed = text;
+  if (trimmed.size() > 2 && trimmed.compare(trimmed.size() - 2, 2, ".0") == 0) trimmed.resize(trimmed.size() - 2);
+  return trimmed;
 }
 
 }  // namespace
@@ -72,6 +77,9 @@ void Negotiator::On(Nanoseconds now, const event::Arrived& event, Effects* effec
     case FrameType::kResend:
       Resend(event.frame.ids);
       break;
+    case FrameType::kLongPhase:
+      if (coordinates()) busy_until_[event.member] = now + static_cast<Nanoseconds>(event.frame.milliseconds) * kMillisecond;
+      break;
     default:
       break;  // the other types concern the world, not a process set
   }
@@ -100,6 +108,16 @@ void Negotiator::On(Nanoseconds, const event::Left& event, Effects* effects) {
 Status Negotiator::CoordinatorGone(const Request& request) const {
   return Status::Closed(request.Subject() + ": rank " + std::to_string(options_.members[0]) +
                         " has called shutdown(). All ranks must submit before any shuts down.");
+}
+
+void Negotiator::On(Nanoseconds now, const event::LongPhase& event, Effects* effects) {
+  if (coordinates()) {
+    busy_until_[options_.me] = now + event.duration;
+    return;
+  }
+  Frame frame = MakeFrame(FrameType::kLongPhase);
+  frame.milliseconds = static_cast<uint64_t>(event.duration / kMillisecond);
+  effects->push_back(effect::Send{0, std::move(frame)});
 }
 
 void Negotiator::On(Nanoseconds now, const event::Tick&, Effects* effects) {
@@ -419,15 +437,31 @@ std::vector<int> Negotiator::Submitters(const Entry& entry) const {
   return ranks;
 }
 
-// By the oldest entry alone: the others are younger, and a late report of one of them does no harm.
+// By the oldest entry alone: the others are younger, and a late report of one of them does no harm. But one that waits for a
+// member in a long phase may be due later than younger ones.
 Nanoseconds Negotiator::next_timer() const {
   if (!coordinates() || order_.empty()) return kNever;
-  const Entry& oldest = entries_.at(order_.front());
-  return std::min(oldest.warn_at, AbortAt(oldest));
+  Nanoseconds due = DueAt(entries_.at(order_.front()));
+  if (!busy_until_.empty())
+    for (const std::string& name : order_) due = std::min(due, DueAt(entries_.at(name)));
+  return due;
+}
+
+// When the last of the missing members is, or was, back from its long phase.
+Nanoseconds Negotiator::BusyUntil(const Entry& entry) const {
+  Nanoseconds until = 0;
+  for (const auto& busy : busy_until_)
+    if (!entry.arrivals[busy.first].present && !joined_[busy.first]) until = std::max(until, busy.second);
+  return until;
+}
+
+Nanoseconds Negotiator::WarnAt(const Entry& entry) const {
+  const Nanoseconds busy_until = BusyUntil(entry);
+  return busy_until == 0 ? entry.warn_at : std::max(entry.warn_at, busy_until + options_.stall_warning);
 }
 
 Nanoseconds Negotiator::AbortAt(const Entry& entry) const {
-  return options_.stall_abort == kNever ? kNever : entry.since + options_.stall_abort;
+  return options_.stall_abort == kNever ? kNever : std::max(entry.since, BusyUntil(entry)) + options_.stall_abort;
 }
 
 void Negotiator::CheckStalls(Nanoseconds now, Effects* effects) {
@@ -435,20 +469,40 @@ void Negotiator::CheckStalls(Nanoseconds now, Effects* effects) {
   for (const std::string& name : std::list<std::string>(order_)) {
     auto found = entries_.find(name);
     Entry& entry = found->second;
-    if (now < std::min(entry.warn_at, AbortAt(entry))) continue;
-    std::string text = entry.any().Subject() + ": waiting " + SecondsText(now - entry.since) + " s: submitted by " +
-                       RanksText(Submitters(entry)) + "; missing " + RanksText(Missing(entry)) + ". A branch may differ between ranks.";
-    if (now >= AbortAt(entry)) {
-      text += " It was given up after " + SecondsText(options_.stall_abort) + " s (RINGTRAIN_STALL_ABORT_SECONDS).";
-      FailEntry(Take(found), {name, StatusCode::kTimeout, text}, effects);
+    if (now < DueAt(entry)) continue;
+    if (now < AbortAt(entry)) {
+      Report(now, &entry, effects);
       continue;
     }
-    if (options_.stall_abort != kNever)
-      text += " It will fail after " + SecondsText(options_.stall_abort) + " s (RINGTRAIN_STALL_ABORT_SECONDS).";
-    effects->push_back(effect::Warn{text});
-    entry.patience *= 2;
-    entry.warn_at = entry.since + entry.patience;
+    const std::string text = StallText(now, entry) + " It was given up after " + SecondsText(options_.stall_abort) +
+                             " s (RINGTRAIN_STALL_ABORT_SECONDS).";
+    FailEntry(Take(found), {name, StatusCode::kTimeout, text}, effects);
   }
+  const Nanoseconds matters = options_.stall_abort == kNever ? 0 : options_.stall_abort;  // after its end, to entries older than that
+  for (auto busy = busy_until_.begin(); busy != busy_until_.end();)
+    busy = busy->second + matters <= now ? busy_until_.erase(busy) : std::next(busy);
+}
+
+// Warns here, and has each missing member show where its Python is.
+void Negotiator::Report(Nanoseconds now, Entry* entry, Effects* effects) {
+  std::string text = StallText(now, *entry);
+  if (options_.stall_abort != kNever)
+    text += " It will fail after " + SecondsText(AbortAt(*entry) - entry->since) +
+            " s (RINGTRAIN_STALL_ABORT_SECONDS; long_phase() on the busy rank extends it).";
+  effects->push_back(effect::Warn{text});
+  for (int member = 0; member < member_count(); ++member) {
+    if (entry->arrivals[member].present || joined_[member]) continue;
+    Frame frame = MakeFrame(FrameType::kStalled);
+    frame.text = entry->any().Subject();
+    effects->push_back(effect::Send{member, std::move(frame)});
+  }
+  while (entry->since + entry->patience <= now) entry->patience *= 2;
+  entry->warn_at = entry->since + entry->patience;
+}
+
+std::string Negotiator::StallText(Nanoseconds now, const Entry& entry) const {
+  return entry.any().Subject() + ": waiting " + SecondsText(now - entry.since) + " s: submitted by " + RanksText(Submitters(entry)) +
+         "; missing " + RanksText(Missing(entry)) + ". A branch may differ between ranks.";
 }
 
 }  // namespace ringtrain

@@ -15,7 +15,9 @@
 #ifndef RINGTRAIN_CORE_NEGOTIATOR_H_
 #define RINGTRAIN_CORE_NEGOTIATOR_H_
 
+#include <algorithm>
 #include <list>
+#include <map>
 #include <string>
 #include <unordered_map>
 #include <variant>
@@ -44,9 +46,12 @@ struct Left {             // a member shuts down and will submit no more
   int member;
   bool gone = false;      // it no longer serves the others either
 };
+struct LongPhase {      // this rank will submit nothing for that long, and wants nobody to complain
+  Nanoseconds duration;  // from now; 0: it is back
+};
 struct Tick {};  // time has passed; sends what has gathered. Due after every group of events and at next_timer().
 }  // namespace event
-using Event = std::variant<event::Submitted, event::Refused, event::Arrived, event::BatchFinished, event::Left, event::Tick>;
+using Event = std::variant<event::Submitted, event::Refused, event::Arrived, event::BatchFinished, event::Left, event::LongPhase, event::Tick>;
 
 namespace effect {
 struct Send {
@@ -108,6 +113,7 @@ class Negotiator {
   void On(Nanoseconds now, const event::Arrived& event, Effects* effects);
   void On(Nanoseconds now, const event::BatchFinished& event, Effects* effects);
   void On(Nanoseconds now, const event::Left& event, Effects* effects);
+  void On(Nanoseconds now, const event::LongPhase& event, Effects* effects);
   void On(Nanoseconds now, const event::Tick& event, Effects* effects);
   void Announce(Nanoseconds now, Effects* effects);
   void Resend(const std::vector<ResponseCache::Id>& unknown);
@@ -152,7 +158,12 @@ class Negotiator {
   void Start(const std::vector<int>& batch, Effects* effects);
   void Broadcast(const Frame& frame, Effects* effects);
   void CheckStalls(Nanoseconds now, Effects* effects);
+  void Report(Nanoseconds now, Entry* entry, Effects* effects);
+  std::string StallText(Nanoseconds now, const Entry& entry) const;
+  Nanoseconds BusyUntil(const Entry& entry) const;
+  Nanoseconds WarnAt(const Entry& entry) const;
   Nanoseconds AbortAt(const Entry& entry) const;
+  Nanoseconds DueAt(const Entry& entry) const { return std::min(WarnAt(entry), AbortAt(entry)); }
   std::vector<int> Missing(const Entry& entry) const;
   std::vector<int> Submitters(const Entry& entry) const;
   Frame MakeFrame(FrameType type) const;
@@ -173,6 +184,7 @@ class Negotiator {
   std::vector<int> unanswered_;      // by member: requests that it was asked to send again
   std::vector<Request> held_joins_;  // by member: behind those requests; no name if there is none
   std::string join_name_;            // of the join under way
+  std::map<int, Nanoseconds> busy_until_;  // members that are, or of late were, in a long phase
   int batches_under_way_ = 0;
   ResponseCache::Id next_id_ = 1;
   int next_process_set_ = 1;

@@ -89,6 +89,8 @@ int32_t rt_close(rt_context *context, char **error);
 void rt_context_free(rt_context *context);
 /* Fails everything pending and everything later on all ranks with this cause; the first cause wins. */
 void rt_abort(rt_context *context, const char *cause);
+/* This rank will submit nothing for so many seconds: what waits for it is neither reported nor given up meanwhile. 0: it is back. */
+void rt_long_phase(rt_context *context, double seconds);
 
 typedef struct {
   int32_t rank, size, local_rank, local_size, cross_rank, cross_size, homogeneous;

@@ -15,7 +15,7 @@ class RandomFrame {
 
   Frame Make() {
     Frame frame;
-    frame.type = static_cast<FrameType>(1 + Pick(6));
+    frame.type = static_cast<FrameType>(1 + Pick(9));
     frame.epoch = static_cast<uint32_t>(random_());
     frame.process_set = static_cast<int>(Pick(5000));
     switch (frame.type) {
@@ -31,6 +31,10 @@ class RandomFrame {
       case FrameType::kResend:
         frame.ids = Ids();
         break;
+      case FrameType::kLongPhase:
+        frame.milliseconds = Pick(1 << 20);
+        break;
+      case FrameType::kStalled:
       case FrameType::kAbort:
         frame.text = Name();
         break;

@@ -75,6 +75,7 @@ class Simulation {
     Feed(rank, event::Refused{{name, StatusCode::kInvalidArgument, text}});
   }
   // The goodbye reaches every other rank in its queue, as the coordinator sends it.
+  void LongPhase(int rank, Nanoseconds duration) { Feed(rank, event::LongPhase{duration}); }
   void Leave(int rank) {
     Tick(rank);
     Feed(rank, event::Left{rank});
@@ -758,6 +759,41 @@ RT_TEST(stall_fails_at_the_limit_and_late_ranks_hear_of_it) {
   for (int rank : {0, 1, 2}) simulation.Submit(rank, Allreduce("x"));
   simulation.Settle();
   for (int rank : {0, 1, 2}) RT_CHECK_EQ(Executions(simulation, rank, "x"), 1);
+}
+
+// Warnings and the limit wait for a member in a long phase, and for it alone; both begin anew when it is back.
+RT_TEST(a_long_phase_is_waited_for) {
+  for (int busy : {0, 2}) {
+    Simulation simulation(3, 1, StallOptions(30 * kSecond, 100 * kSecond));
+    const Nanoseconds start = simulation.now;
+    auto wait_until = [&](int second) {
+      simulation.now = start + second * kSecond;
+      simulation.Settle();
+    };
+    simulation.LongPhase(busy, 1000 * kSecond);
+    for (int rank : {0, 1, 2})
+      if (rank != busy) simulation.Submit(rank, Allreduce("x"));
+    simulation.Submit(busy, Allreduce("y"));
+    wait_until(0);
+    RT_CHECK_EQ(simulation.negotiator(0).next_timer(), start + 30 * kSecond);  // y misses others
+    wait_until(101);
+    RT_CHECK_EQ(FailureOf(simulation, busy, "y").code(), StatusCode::kTimeout);
+    RT_CHECK_EQ(simulation.warnings(0).size(), size_t{0});  // y failed before it was looked at
+    wait_until(500);
+    RT_CHECK(simulation.InFlight(1, "x"));
+    RT_CHECK_EQ(simulation.negotiator(0).next_timer(), start + 1030 * kSecond);
+    simulation.LongPhase(busy, 0);
+    wait_until(500);
+    wait_until(529);
+    RT_CHECK_EQ(simulation.warnings(0).size(), size_t{0});
+    wait_until(530);
+    RT_CHECK_EQ(simulation.warnings(0).size(), size_t{1});
+    RT_CHECK(simulation.warnings(0)[0].find("It will fail after 600 s") != std::string::npos);
+    wait_until(599);
+    RT_CHECK(simulation.InFlight(1, "x"));
+    wait_until(600);
+    RT_CHECK_EQ(FailureOf(simulation, 1, "x").code(), StatusCode::kTimeout);
+  }
 }
 
 RT_TEST(progress_elsewhere_does_not_silence_a_stall) {

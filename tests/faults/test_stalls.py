@@ -1,0 +1,58 @@
+"""A rank that keeps the others waiting: the report, its Python stacks although it holds the GIL, and phases that may last."""
+
+import subprocess
+import textwrap
+
+import pytest
+from environments import rank_environment, ringtrainrun
+from worlds import LAUNCHED
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.openmpi,
+    pytest.mark.skipif(LAUNCHED, reason="starts jobs of its own"),
+]
+
+# PyDLL keeps the GIL, so no Python thread of rank 1 can answer.
+RANK = """
+    import ctypes, contextlib, sys, time, numpy as np, ringtrain as rt
+
+    def hold_the_gil(seconds):
+        ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+
+    rt.init(stall_warning_seconds=0.5, stall_abort_seconds=1.5)
+    rt.allreduce(np.ones(1), name="before")
+    announced = rt.long_phase(60) if sys.argv[1] == "announced" else contextlib.nullcontext()
+    if rt.rank() == 1:
+        with announced:
+            hold_the_gil(2.5)
+    try:
+        rt.allreduce(np.ones(1), name="after")
+        print(f"rank {rt.rank()} goes on.")
+    except rt.errors.TimeoutError as problem:
+        print(f"rank {rt.rank()} heard: {problem}")
+"""
+
+
+def output_of(way: str, tmp_path) -> str:
+    script = tmp_path / "rank.py"
+    script.write_text(textwrap.dedent(RANK))
+    done = subprocess.run(ringtrainrun("openmpi", 2, "python", str(script), way), env=rank_environment(), timeout=100,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def test_report_and_stacks_of_a_busy_rank(tmp_path):
+    output = output_of("unannounced", tmp_path)
+    assert "waiting 0.5" in output and "submitted by rank 0; missing rank 1" in output
+    assert "the other ranks wait for allreduce 'after', which rank 1 has not submitted" in output
+    assert "in hold_the_gil" in output
+    for rank in (0, 1):
+        assert f"rank {rank} heard: allreduce 'after'" in output and "RINGTRAIN_STALL_ABORT_SECONDS" in output
+
+
+def test_an_announced_phase_is_waited_for(tmp_path):
+    output = output_of("announced", tmp_path)
+    assert "rank 0 goes on." in output and "rank 1 goes on." in output
+    assert "missing" not in output and "hold_the_gil" not in output
