@@ -24,7 +24,6 @@ import threading
 import time
 
 START_MARK = b"\x1eringtrain-agent\n"  # what a login shell prints stands before it
-SECONDS_OF_SILENCE = 30.0  # the launcher sends a beat every few seconds
 SECONDS_TO_KILL = 5.0  # from the request to end until what is left is killed; the ranks' supervisors take 3
 SECONDS_TO_CONNECT = 3.0
 NONCE_BYTES = 16
@@ -246,6 +245,7 @@ class Ears:
         self.ranks = {}  # by socket
         self.pipes = {}  # (rank, stream) by descriptor
         self.heard_at = time.monotonic()
+        self.patience = request["patience"] or float("inf")
         self.kill_at = None
         self.selector = selectors.DefaultSelector()
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -297,9 +297,10 @@ class Ears:
                     self.launcher.tell(file.read(), rank=int(rank), left=kind)
 
     def _step(self):
-        silent = self.heard_at + SECONDS_OF_SILENCE
+        silent = self.heard_at + self.patience
         deadline = silent if self.kill_at is None else self.kill_at
-        for key, _ in self.selector.select(max(0.0, deadline - time.monotonic())):
+        timeout = None if deadline == float("inf") else max(0.0, deadline - time.monotonic())
+        for key, _ in self.selector.select(timeout):
             key.data()
         if time.monotonic() > silent:
             self.end()

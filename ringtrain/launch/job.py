@@ -32,6 +32,7 @@ from ringtrain.launch.reach import Agent, HostError
 
 SECONDS_TO_REPORT = 2.0  # for the other ranks, after a failure, to say what they saw
 SECONDS_BETWEEN_BEATS = 5.0
+SECONDS_OF_SILENCE = 30.0  # until the agent of another host takes the launcher for dead
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LOST = -signal.SIGKILL  # outcome of a rank whose supervisor vanished without a report: the engine killed it
 
@@ -143,7 +144,7 @@ class Job:
             environment["RINGTRAIN_SLOTS"] = str(host.slots)
             try:
                 agent.ask(deadline, do="serve", socket=self.socket, directory=os.getcwd(), environment=environment,
-                          function=function)
+                          function=function, patience=None if host.is_here else SECONDS_OF_SILENCE)
             except HostError as error:
                 raise LaunchError(str(error)) from None
             self.selector.register(agent.process.stdout, selectors.EVENT_READ, lambda agent=agent: self._hear(agent))
