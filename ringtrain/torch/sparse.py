@@ -73,7 +73,7 @@ class SparseAllreduce:
     def wait(self, timeout: float | None = None) -> torch.Tensor:
         """Blocks until the operation is done; the result, coalesced, and the same one when called again.
 
-        Raises MismatchError on every rank if the ranks' tensors have different shapes.
+        Raises MismatchError on every rank if the tensors have different shapes, or only some have a weight.
         """
         if self._operation is not None:
             self._operation.wait(timeout)
@@ -86,21 +86,10 @@ class SparseAllreduce:
 
     def _sum(self, heads: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         *_, counts, weights = heads.t()
-        shapes = heads[:, :-2].tolist()
-        for place, shape in enumerate(shapes):
-            if shape != shapes[0]:
-                raise MismatchError(
-                    f"sparse allreduce '{self._name}': shape must be the same on all ranks, but the first "
-                    f"contribution has {shapes[0]} and number {place} has {shape}. Pad to one shape."
-                )
-        if (weights == _UNWEIGHTED).any() != (weights == _UNWEIGHTED).all():
-            raise MismatchError(
-                f"sparse allreduce '{self._name}': weight must be given on all ranks or on none, but contributions have "
-                f"{[None if weight == _UNWEIGHTED else weight for weight in weights.tolist()]}. Pass it everywhere."
-            )
-        weights = weights.abs()
+        shape = _agreed_shape(self._name, heads)
+        weights = weights.abs()  # without weights, ones
         weighted = _weighted(_widened(values), weights.repeat_interleave(counts))
-        total = torch.sparse_coo_tensor(indices, weighted, shapes[0], check_invariants=False).coalesce()
+        total = torch.sparse_coo_tensor(indices, weighted, shape, check_invariants=False).coalesce()
         result = _scaled(total.values(), self._postscale)
         if self._op == Average:
             exact = None if values.is_floating_point() else "trunc"
@@ -131,6 +120,24 @@ def _check(tensor: torch.Tensor, op: int, weight: int | None) -> None:
         raise UnsupportedError(f"tensor: expected torch.sparse_coo but found {found}. Convert it with to_sparse().")
     if tensor.dtype not in DTYPE_IDS or tensor.dtype == torch.bool:
         raise InvalidArgumentError(f"tensor: expected a sparse tensor of numbers but found {tensor.dtype}. Convert it.")
+
+
+def _agreed_shape(name: str, heads: torch.Tensor) -> list[int]:
+    """The sparse tensors' shape; raises MismatchError where contributions differ in it, or in having a weight."""
+    shapes = heads[:, :-2].tolist()
+    for place, shape in enumerate(shapes):
+        if shape != shapes[0]:
+            raise MismatchError(
+                f"sparse allreduce '{name}': shape must be the same on all ranks, but the first contribution has "
+                f"{shapes[0]} and number {place} has {shape}. Pad to one shape."
+            )
+    weights = heads[:, -1].tolist()
+    if weights.count(_UNWEIGHTED) not in (0, len(weights)):
+        raise MismatchError(
+            f"sparse allreduce '{name}': weight must be given on all ranks or on none, but contributions have "
+            f"{[None if weight == _UNWEIGHTED else weight for weight in weights]}. Pass it everywhere."
+        )
+    return shapes[0]
 
 
 def _parts(
