@@ -1,9 +1,9 @@
 """Sums of sparse tensors over the ranks: each sends the entries that it has, and every rank adds up what came.
 
 ``reductions`` calls it for the user; optimizers submit a ``SparseAllreduce`` from a gradient's hook and wait for it in
-their step. One grouped allgather carries three tensors: a head with the sparse tensor's shape, the number of its entries
-and its weight in an average; the entries' indices; and their values. So all ranks see which of them disagree about the
-shape, and which contributed, once some have joined.
+their step. One grouped allgather carries three tensors: a head with the sparse tensor's shape, the number of its
+entries and its weight in an average; the entries' indices; and their values. So all ranks see which of them disagree
+about the shape, and which contributed, once some have joined.
 """
 
 from typing import Any
