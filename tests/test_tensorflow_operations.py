@@ -1,5 +1,6 @@
 """The operations for TensorFlow: eager and in graphs, dense and sparse, named and not, with gradients, and what fails."""
 
+import logging
 import time
 
 import pytest
@@ -407,6 +408,23 @@ def test_an_abort_fails_what_is_pending(mode):
     with World(2) as world, pytest.raises(ValueError, match="no more data"):
         world.run(body)
     assert survived == [0]
+
+
+def test_a_stall_is_reported_while_tensorflow_waits(caplog):
+    """Nobody in Python waits for the operation, so its waits pass no lines on."""
+
+    def reported():
+        return any("allreduce 'slow': waiting" in record.message for record in caplog.records)
+
+    def body(rank):
+        deadline = time.monotonic() + 20
+        while rank == 1 and not reported() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return float(tf.function(lambda x: hvd.allreduce(x, name="slow"))(tf.constant(1.0)))
+
+    with caplog.at_level(logging.WARNING, "ringtrain"), World(2, stall_warning_seconds=0.1) as world:
+        assert world.run(body) == [1.0, 1.0]
+    assert reported()
 
 
 def test_a_graph_of_a_closed_world_fails_and_says_so():
