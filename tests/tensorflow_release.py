@@ -86,7 +86,13 @@ def an_abort_reaches_the_graph(rank: int) -> None:
 if __name__ == "__main__":
     tf.config.threading.set_inter_op_parallelism_threads(1)
     with World(2) as world:
-        for check in (many_in_flight, results_are_allocated_late, failures_come_late, memory_is_handed_on, gradients_flow):
+        for check in (
+            many_in_flight,
+            results_are_allocated_late,
+            failures_come_late,
+            memory_is_handed_on,
+            gradients_flow,
+        ):
             world.run(check)
     try:
         with World(2) as world:

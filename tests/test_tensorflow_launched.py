@@ -1,4 +1,4 @@
-"""ringtrain.tensorflow with ranks as processes, under each MPI. One start for all checks: importing TensorFlow takes seconds."""
+"""ringtrain.tensorflow with ranks as processes, under each MPI; one start for all checks, as imports take seconds."""
 
 from __future__ import annotations
 
@@ -15,8 +15,14 @@ pytest.importorskip("tensorflow")
 @pytest.mark.timeout(200)
 def test_two_ranks(mpi: str) -> None:
     script = Path(__file__).parent / "tensorflow_ranks.py"
-    done = subprocess.run(ringtrainrun(mpi, 2, "python", str(script)), capture_output=True, text=True, timeout=180,
-                          env=rank_environment(TF_CONFIG='{"cluster": {}}', TF_CPP_MIN_LOG_LEVEL="3"), stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        ringtrainrun(mpi, 2, "python", str(script)),
+        capture_output=True,
+        text=True,
+        timeout=180,
+        env=rank_environment(TF_CONFIG='{"cluster": {}}', TF_CPP_MIN_LOG_LEVEL="3"),
+        stdin=subprocess.DEVNULL,
+    )
     said = done.stdout + done.stderr
     assert {"[0] weight 1.494140625", "[1] weight 1.494140625"} <= set(done.stdout.splitlines()), said
     assert said.count("TF_CONFIG is set, and ignored") == 1, said

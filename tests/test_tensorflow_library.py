@@ -26,14 +26,22 @@ def python_with_release(release: str) -> str:
         return sys.executable
     python = os.environ.get("RINGTRAIN_TEST_TENSORFLOW")
     if python is None:
-        pytest.skip(f"no environment with TensorFlow {release}: bin/test makes one and names it in RINGTRAIN_TEST_TENSORFLOW")
+        pytest.skip(
+            f"no environment with TensorFlow {release}: bin/test makes one and names it in RINGTRAIN_TEST_TENSORFLOW"
+        )
     return python
 
 
 @pytest.mark.parametrize("release", TESTED_RELEASES)
 def test_release(release):
-    done = subprocess.run([python_with_release(release), HERE / "tensorflow_release.py"], text=True, timeout=180,
-                          env=rank_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    done = subprocess.run(
+        [python_with_release(release), HERE / "tensorflow_release.py"],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        env=rank_environment(),
+        stdin=subprocess.DEVNULL,
+    )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-8000:]
     assert done.stdout.strip().startswith(f"{release}.")
 
@@ -60,8 +68,12 @@ def compile_against_headers(table: Path, tmp_path: Path) -> subprocess.Completed
     source = tmp_path / "check.cc"
     source.write_text(HEADER_CHECK.replace("{enumerators}", asserts))
     includes = [f"-I{table.parents[1]}", f"-I{tf.sysconfig.get_include()}"]
-    return subprocess.run([os.environ.get("CXX", "g++"), "-std=c++17", "-fsyntax-only", "-w", *includes, source],
-                          capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        [os.environ.get("CXX", "g++"), "-std=c++17", "-fsyntax-only", "-w", *includes, source],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
 
 
 def test_c_api_is_as_the_headers_say(tmp_path):
@@ -74,21 +86,30 @@ def test_a_wrong_declaration_is_found(tmp_path):
     table = tmp_path / "tensorflow" / "kernel_api.def"
     table.parent.mkdir()
     text = (NATIVE / "tensorflow" / "kernel_api.def").read_text()
-    table.write_text(text.replace("RT_TF(int64_t, TF_Dim, (const TF_Tensor*, int))", "RT_TF(int, TF_Dim, (const TF_Tensor*, int))"))
+    table.write_text(
+        text.replace("RT_TF(int64_t, TF_Dim, (const TF_Tensor*, int))", "RT_TF(int, TF_Dim, (const TF_Tensor*, int))")
+    )
     done = compile_against_headers(table, tmp_path)
     assert done.returncode != 0 and "TF_Dim" in done.stderr
 
 
 def test_library_needs_the_run_time_alone():
     library = HERE.parent / "ringtrain" / "tensorflow" / "libringtrain_tensorflow.so"
-    needed = re.findall(r"\(NEEDED\).*\[(.*)\]", subprocess.run(["readelf", "-d", library], capture_output=True, text=True).stdout)
-    assert needed and not [name for name in needed if not re.fullmatch(r"lib(c|m|stdc\+\+|gcc_s|pthread|dl)\.so\.\d+", name)]
+    needed = re.findall(
+        r"\(NEEDED\).*\[(.*)\]", subprocess.run(["readelf", "-d", library], capture_output=True, text=True).stdout
+    )
+    assert needed and not [
+        name for name in needed if not re.fullmatch(r"lib(c|m|stdc\+\+|gcc_s|pthread|dl)\.so\.\d+", name)
+    ]
 
 
 def test_it_refuses_to_load_without_what_it_needs():
     """A release that lacks a function registers nothing and is told apart from one that has everything."""
-    script = ("import ctypes, sys; library = ctypes.CDLL(sys.argv[1]); library.rt_tensorflow_missing.restype = ctypes.c_char_p; "
-              "print(library.rt_tensorflow_missing().decode())")
+    script = (
+        "import ctypes, sys; library = ctypes.CDLL(sys.argv[1]); "
+        "library.rt_tensorflow_missing.restype = ctypes.c_char_p; "
+        "print(library.rt_tensorflow_missing().decode())"
+    )
     library = HERE.parent / "ringtrain" / "tensorflow" / "libringtrain_tensorflow.so"
     said = subprocess.run([sys.executable, "-c", script, library], capture_output=True, text=True, timeout=60)
     assert said.stdout == "libtensorflow_framework.so.2, which is not loaded\n", said.stderr

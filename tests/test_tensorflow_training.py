@@ -1,4 +1,4 @@
-"""What a TensorFlow training loop uses: tapes, variables, objects, SyncBatchNormalization, names, and the start of a world."""
+"""What a TensorFlow training loop uses: tapes, variables, objects, SyncBatchNormalization; and releases."""
 
 import re
 from pathlib import Path
@@ -206,8 +206,14 @@ def test_broadcast_variables(two, monkeypatch):
     monkeypatch.setattr("ringtrain.tensorflow.functions._GROUP_BYTES", 16)
 
     def body(rank):
-        variables = [tf.Variable([rank, rank]), tf.Variable("text"), keras.Variable([1.0 + rank] * 4), tf.Variable(rank == 1),
-                     tf.Variable(tf.cast([rank], tf.bfloat16)), tf.Variable(tf.cast([rank], tf.uint16))]  # fmt: skip
+        variables = [
+            tf.Variable([rank, rank]),
+            tf.Variable("text"),
+            keras.Variable([1.0 + rank] * 4),
+            tf.Variable(rank == 1),
+            tf.Variable(tf.cast([rank], tf.bfloat16)),
+            tf.Variable(tf.cast([rank], tf.uint16)),
+        ]
         assert operations_of(lambda: hvd.broadcast_variables([*variables, variables[0]], root_rank=1)) == 2
         values = [np.array(variable.numpy()).tolist() for variable in variables]
         assert values == [[1, 1], b"text", [2.0] * 4, True, [1.0], [1]]

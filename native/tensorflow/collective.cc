@@ -14,10 +14,10 @@ struct DTypePair {
   bool computes;  // else the core has another type of that size, which will do where elements are only moved
 };
 constexpr DTypePair kDTypes[] = {
-    {TF_FLOAT, DType::kFloat32, true},  {TF_DOUBLE, DType::kFloat64, true},     {TF_HALF, DType::kFloat16, true},
-    {TF_INT32, DType::kInt32, true},    {TF_BFLOAT16, DType::kBFloat16, true},  {TF_INT64, DType::kInt64, true},
-    {TF_UINT8, DType::kUInt8, true},    {TF_INT8, DType::kInt8, true},          {TF_INT16, DType::kInt16, true},
-    {TF_BOOL, DType::kBool, true},      {TF_UINT16, DType::kInt16, false},      {TF_UINT32, DType::kInt32, false},
+    {TF_FLOAT, DType::kFloat32, true}, {TF_DOUBLE, DType::kFloat64, true},    {TF_HALF, DType::kFloat16, true},
+    {TF_INT32, DType::kInt32, true},   {TF_BFLOAT16, DType::kBFloat16, true}, {TF_INT64, DType::kInt64, true},
+    {TF_UINT8, DType::kUInt8, true},   {TF_INT8, DType::kInt8, true},         {TF_INT16, DType::kInt16, true},
+    {TF_BOOL, DType::kBool, true},     {TF_UINT16, DType::kInt16, false},     {TF_UINT32, DType::kInt32, false},
     {TF_UINT64, DType::kInt64, false},
 };
 
@@ -33,9 +33,12 @@ struct CodePair {
   TF_Code tensorflow;
 };
 constexpr CodePair kCodes[] = {
-    {StatusCode::kInvalidArgument, TF_INVALID_ARGUMENT}, {StatusCode::kMismatch, TF_INVALID_ARGUMENT},
-    {StatusCode::kUnsupported, TF_UNIMPLEMENTED},        {StatusCode::kTimeout, TF_DEADLINE_EXCEEDED},
-    {StatusCode::kPeerLost, TF_ABORTED},                 {StatusCode::kClosed, TF_FAILED_PRECONDITION},
+    {StatusCode::kInvalidArgument, TF_INVALID_ARGUMENT},
+    {StatusCode::kMismatch, TF_INVALID_ARGUMENT},
+    {StatusCode::kUnsupported, TF_UNIMPLEMENTED},
+    {StatusCode::kTimeout, TF_DEADLINE_EXCEEDED},
+    {StatusCode::kPeerLost, TF_ABORTED},
+    {StatusCode::kClosed, TF_FAILED_PRECONDITION},
 };
 
 TF_Code CodeFor(int32_t status) {
@@ -53,8 +56,9 @@ void Execution::Start(const Collective& collective, TF_OpKernelContext* context,
   execution->EndPart();
 }
 
-// TensorFlow hands out the address of a std::function on its caller's stack, which is gone once the kernel has returned; a copy
-// keeps. The header does not say so: it is the one fact here that each release of TensorFlow must be tested for.
+// TensorFlow hands out the address of a std::function on its caller's stack, which is gone once the kernel has
+// returned; a copy keeps. The header does not say so: it is the one fact here that each release of TensorFlow must be
+// tested for.
 Execution::Execution(const Collective& collective, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done)
     : collective_(collective), context_(context), done_(*reinterpret_cast<DoneCallback*>(done)) {}
 
@@ -93,7 +97,8 @@ bool Execution::TakeInput(int index) {
   if (pair == nullptr) {
     Fail(static_cast<int32_t>(StatusCode::kUnsupported),
          (Subject(collective_.name) + ": TensorFlow's dtype " + std::to_string(dtype) +
-          " has no counterpart. Cast the tensor first.").c_str());
+          " has no counterpart. Cast the tensor first.")
+             .c_str());
     return false;
   }
   std::vector<int64_t> shape(static_cast<size_t>(tf().TF_NumDims(input)));
@@ -107,7 +112,8 @@ bool Execution::TakeInput(int index) {
   tensors_.push_back(tensor);
   shapes_.push_back(std::move(shape));
   dtypes_.push_back(dtype);
-  // TensorFlow gives an input's memory away only while nobody else refers to it, so where it may, this reference has to go first.
+  // TensorFlow gives an input's memory away only while nobody else refers to it, so where it may, this reference has to
+  // go first.
   if (!same_shape()) held_.push_back(std::move(held));
   return true;
 }
@@ -116,8 +122,8 @@ bool Execution::ProvideOutput(int index) {
   StatusPointer status = NewStatus();
   rt_tensor& tensor = tensors_[index];
   int forwarded = -1;
-  TensorPointer output(tf().TF_ForwardInputOrAllocateOutput(context_, &index, 1, index, tensor.shape, tensor.ndim, &forwarded,
-                                                            status.get()));
+  TensorPointer output(tf().TF_ForwardInputOrAllocateOutput(context_, &index, 1, index, tensor.shape, tensor.ndim,
+                                                            &forwarded, status.get()));
   if (!Check(status)) return false;
   tensor.output = tf().TF_TensorData(output.get());
   held_.push_back(std::move(output));
@@ -158,8 +164,9 @@ void* Execution::Allocate(int32_t index, TF_DataType dtype, int32_t ndim, const 
 
 int32_t Execution::Submit() {
   CoreLink& link = CoreLink::Get();
-  const std::string name =
-      collective_.name.empty() ? link.NextName(collective_.slot, Text(collective_.operation), collective_.process_set) : collective_.name;
+  const std::string name = collective_.name.empty()
+                               ? link.NextName(collective_.slot, Text(collective_.operation), collective_.process_set)
+                               : collective_.name;
   rt_request request{};
   request.name = name.c_str();
   request.operation = static_cast<int32_t>(collective_.operation);
@@ -238,7 +245,9 @@ bool Execution::SetResult() {
   return true;
 }
 
-std::string Execution::Subject(const std::string& name) const { return std::string(Text(collective_.operation)) + " '" + name + "'"; }
+std::string Execution::Subject(const std::string& name) const {
+  return std::string(Text(collective_.operation)) + " '" + name + "'";
+}
 
 // The first failure counts.
 void Execution::Fail(int32_t status, const char* error) {

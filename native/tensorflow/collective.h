@@ -1,4 +1,5 @@
-// One collective operation of a graph as a kernel, and one execution of it. operations.cc registers these with TensorFlow.
+// One collective operation of a graph as a kernel, and one execution of it. operations.cc registers these with
+// TensorFlow.
 #ifndef RINGTRAIN_TENSORFLOW_COLLECTIVE_H_
 #define RINGTRAIN_TENSORFLOW_COLLECTIVE_H_
 
@@ -26,8 +27,8 @@ struct Collective {
   double prescale = 1, postscale = 1;
 };
 
-// From submission until TensorFlow's done callback has run; then it is gone. Nothing here waits: the core calls back from whichever
-// thread drives it, possibly before the submission has returned.
+// From submission until TensorFlow's done callback has run; then it is gone. Nothing here waits: the core calls back
+// from whichever thread drives it, possibly before the submission has returned.
 class Execution {
  public:
   // Takes the inputs, submits, and returns; everything that goes wrong ends in the done callback too.

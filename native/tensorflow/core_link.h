@@ -1,6 +1,7 @@
-// The way to the core, which lives in another shared object: its functions, handed over by Python as a table of pointers, and its
-// contexts by slot. An operation carries the number of a slot, since TensorFlow's threads belong to no rank: slot 0 is the context
-// that init() opened, whichever that is by now; the ranks of a testing.World have slots of their own.
+// The way to the core, which lives in another shared object: its functions, handed over by Python as a table of
+// pointers, and its contexts by slot. An operation carries the number of a slot, since TensorFlow's threads belong to
+// no rank: slot 0 is the context that init() opened, whichever that is by now; the ranks of a testing.World have slots
+// of their own.
 #ifndef RINGTRAIN_TENSORFLOW_CORE_LINK_H_
 #define RINGTRAIN_TENSORFLOW_CORE_LINK_H_
 
@@ -36,7 +37,8 @@ class CoreLink {
   void Bind(int64_t slot, rt_context* context);
 
   const CoreFunctions& functions() const { return functions_; }
-  // Calls `use(context)` and returns its result; the context cannot go away meanwhile. nullptr stands for an empty slot.
+  // Calls `use(context)` and returns its result; the context cannot go away meanwhile. nullptr stands for an empty
+  // slot.
   template <typename Use>
   auto With(int64_t slot, Use use) {
     std::shared_lock<std::shared_mutex> lock(mutex_);

@@ -14,8 +14,8 @@ KernelApi Resolve() {
     api.missing = std::string(kFrameworkLibrary) + ", which is not loaded";
     return api;
   }
-#define RT_TF(result, name, parameters)                                      \
-  api.name = reinterpret_cast<decltype(api.name)>(dlsym(library, #name));    \
+#define RT_TF(result, name, parameters)                                   \
+  api.name = reinterpret_cast<decltype(api.name)>(dlsym(library, #name)); \
   if (api.name == nullptr && api.missing.empty()) api.missing = #name;
 #include "tensorflow/kernel_api.def"
 #undef RT_TF

@@ -1,5 +1,5 @@
-// TensorFlow's C API for kernels, found in the framework library that `import tensorflow` has loaded: no header of TensorFlow,
-// nothing linked. Everything else in this folder calls it as `tf().TF_Name(...)`.
+// TensorFlow's C API for kernels, found in the framework library that `import tensorflow` has loaded: no header of
+// TensorFlow, nothing linked. Everything else in this folder calls it as `tf().TF_Name(...)`.
 #ifndef RINGTRAIN_TENSORFLOW_KERNEL_API_H_
 #define RINGTRAIN_TENSORFLOW_KERNEL_API_H_
 
@@ -21,13 +21,29 @@ struct TF_OpKernelContext;
 struct TF_AsyncOpKernelDoneCallback;
 
 enum TF_DataType : int32_t {
-  TF_FLOAT = 1, TF_DOUBLE = 2, TF_INT32 = 3, TF_UINT8 = 4, TF_INT16 = 5, TF_INT8 = 6, TF_INT64 = 9, TF_BOOL = 10,
-  TF_BFLOAT16 = 14, TF_UINT16 = 17, TF_HALF = 19, TF_UINT32 = 22, TF_UINT64 = 23,
+  TF_FLOAT = 1,
+  TF_DOUBLE = 2,
+  TF_INT32 = 3,
+  TF_UINT8 = 4,
+  TF_INT16 = 5,
+  TF_INT8 = 6,
+  TF_INT64 = 9,
+  TF_BOOL = 10,
+  TF_BFLOAT16 = 14,
+  TF_UINT16 = 17,
+  TF_HALF = 19,
+  TF_UINT32 = 22,
+  TF_UINT64 = 23,
 };
 
 enum TF_Code : int32_t {
-  TF_OK = 0, TF_INVALID_ARGUMENT = 3, TF_DEADLINE_EXCEEDED = 4, TF_FAILED_PRECONDITION = 9, TF_ABORTED = 10,
-  TF_UNIMPLEMENTED = 12, TF_INTERNAL = 13,
+  TF_OK = 0,
+  TF_INVALID_ARGUMENT = 3,
+  TF_DEADLINE_EXCEEDED = 4,
+  TF_FAILED_PRECONDITION = 9,
+  TF_ABORTED = 10,
+  TF_UNIMPLEMENTED = 12,
+  TF_INTERNAL = 13,
 };
 
 struct KernelApi {

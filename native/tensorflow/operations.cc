@@ -1,10 +1,10 @@
-// The operations as TensorFlow knows them. Loading this library registers them; tf.load_op_library then makes a Python function of
-// each, and ringtrain/tensorflow/operations.py calls those.
+// The operations as TensorFlow knows them. Loading this library registers them; tf.load_op_library then makes a Python
+// function of each, and ringtrain/tensorflow/operations.py calls those.
 //
-// Every operation is stateful: constant folding must not run it ahead of time, nor pruning drop it on the one rank that does not use
-// the result. TensorFlow lets stateful operations run one after the other, which would end both fusion and any freedom of order; but
-// those that use a resource are ordered among the users of that resource alone. So in a graph each operation gets a resource of
-// its own, its gate, and hundreds are in flight. Eager operations need none.
+// Every operation is stateful: constant folding must not run it ahead of time, nor pruning drop it on the one rank that
+// does not use the result. TensorFlow lets stateful operations run one after the other, which would end both fusion and
+// any freedom of order; but those that use a resource are ordered among the users of that resource alone. So in a graph
+// each operation gets a resource of its own, its gate, and hundreds are in flight. Eager operations need none.
 #include <cstring>
 #include <string>
 #include <type_traits>
@@ -35,17 +35,38 @@ struct OperationSpec {
 
 const auto& Operations() {
   static const OperationSpec operations[] = {
-      {"RingtrainAllreduce", Operation::kAllreduce, Shapes::kSame,
-       {"T: list(" RT_REDUCED_TYPES ") >= 1", "reduction: int", "prescale_bits: int", "postscale_bits: int", "compression: int"},
-       {"tensors: T"}, {"results: T"}},
-      {"RingtrainReducescatter", Operation::kReducescatter, Shapes::kRows,
-       {"T: list(" RT_REDUCED_TYPES ") >= 1", "reduction: int", "prescale_bits: int", "postscale_bits: int", "compression: int"},
-       {"tensors: T"}, {"results: T"}},
-      {"RingtrainAllgather", Operation::kAllgather, Shapes::kRows, {"T: list(" RT_MOVED_TYPES ") >= 1"}, {"tensors: T"}, {"results: T"}},
-      {"RingtrainBroadcast", Operation::kBroadcast, Shapes::kSame,
-       {"T: list(" RT_MOVED_TYPES ") >= 1", "root: int"}, {"tensors: T"}, {"results: T"}},
-      {"RingtrainAlltoall", Operation::kAlltoall, Shapes::kAlltoall,
-       {"T: " RT_MOVED_TYPES}, {"tensor: T", "splits: int64"}, {"rows: T", "received: int64"}},
+      {"RingtrainAllreduce",
+       Operation::kAllreduce,
+       Shapes::kSame,
+       {"T: list(" RT_REDUCED_TYPES ") >= 1", "reduction: int", "prescale_bits: int", "postscale_bits: int",
+        "compression: int"},
+       {"tensors: T"},
+       {"results: T"}},
+      {"RingtrainReducescatter",
+       Operation::kReducescatter,
+       Shapes::kRows,
+       {"T: list(" RT_REDUCED_TYPES ") >= 1", "reduction: int", "prescale_bits: int", "postscale_bits: int",
+        "compression: int"},
+       {"tensors: T"},
+       {"results: T"}},
+      {"RingtrainAllgather",
+       Operation::kAllgather,
+       Shapes::kRows,
+       {"T: list(" RT_MOVED_TYPES ") >= 1"},
+       {"tensors: T"},
+       {"results: T"}},
+      {"RingtrainBroadcast",
+       Operation::kBroadcast,
+       Shapes::kSame,
+       {"T: list(" RT_MOVED_TYPES ") >= 1", "root: int"},
+       {"tensors: T"},
+       {"results: T"}},
+      {"RingtrainAlltoall",
+       Operation::kAlltoall,
+       Shapes::kAlltoall,
+       {"T: " RT_MOVED_TYPES},
+       {"tensor: T", "splits: int64"},
+       {"rows: T", "received: int64"}},
       {"RingtrainBarrier", Operation::kBarrier, Shapes::kNone, {}, {}, {}},
       {"RingtrainJoin", Operation::kJoin, Shapes::kScalar, {}, {}, {"last_rank: int32"}},
   };
@@ -77,7 +98,8 @@ std::string ReadText(TF_OpKernelConstruction* construction, const char* name, co
   int32_t list_size = 0, bytes = 0;
   if (Ok(status)) tf().TF_OpKernelConstruction_GetAttrSize(construction, name, &list_size, &bytes, status.get());
   std::string text(static_cast<size_t>(bytes), '\0');
-  if (Ok(status)) tf().TF_OpKernelConstruction_GetAttrString(construction, name, text.data(), text.size(), status.get());
+  if (Ok(status))
+    tf().TF_OpKernelConstruction_GetAttrString(construction, name, text.data(), text.size(), status.get());
   return text;
 }
 
@@ -171,7 +193,8 @@ void WithUnknownRows(TF_ShapeInferenceContext* context, const ShapePointer& shap
   ShapePointer rows(tf().TF_ShapeInferenceContextVectorFromSize(context, static_cast<size_t>(-1)));
   ShapePointer others(tf().TF_NewShapeHandle());
   tf().TF_ShapeInferenceContextSubshape(context, shape.get(), 1, rank, others.get(), status.get());
-  if (Ok(status)) tf().TF_ShapeInferenceContextConcatenateShapes(context, rows.get(), others.get(), shape.get(), status.get());
+  if (Ok(status))
+    tf().TF_ShapeInferenceContextConcatenateShapes(context, rows.get(), others.get(), shape.get(), status.get());
 }
 
 // Output i follows input i. The gates have no outputs: TensorFlow says so, and that ends the loop.
@@ -220,8 +243,8 @@ void (*InferenceFor(Shapes shapes))(TF_ShapeInferenceContext*, TF_Status*) {
 // The part of "name: type" before the colon.
 std::string NameOf(const char* spec) { return std::string(spec, std::strcspn(spec, ":")); }
 
-void Define(const char* name, Shapes shapes, const std::vector<const char*>& attributes, const std::vector<const char*>& inputs,
-            const std::vector<const char*>& outputs) {
+void Define(const char* name, Shapes shapes, const std::vector<const char*>& attributes,
+            const std::vector<const char*>& inputs, const std::vector<const char*>& outputs) {
   TF_OpDefinitionBuilder* builder = tf().TF_NewOpDefinitionBuilder(name);
   for (const char* attribute : attributes) tf().TF_OpDefinitionBuilderAddAttr(builder, attribute);
   for (const char* input : inputs) tf().TF_OpDefinitionBuilderAddInput(builder, input);
@@ -232,8 +255,8 @@ void Define(const char* name, Shapes shapes, const std::vector<const char*>& att
   tf().TF_RegisterOpDefinition(builder, status.get());  // errors come out of tf.load_op_library
 }
 
-// The core reads and writes host memory. A kernel for the GPU that asks for its tensors there lets TensorFlow make the copies, in
-// the order of its streams.
+// The core reads and writes host memory. A kernel for the GPU that asks for its tensors there lets TensorFlow make the
+// copies, in the order of its streams.
 void RegisterKernel(TF_KernelBuilder* builder, const std::string& name, const std::vector<const char*>& tensors) {
   for (const char* tensor : tensors) tf().TF_KernelBuilder_HostMemory(builder, NameOf(tensor).c_str());
   StatusPointer status = NewStatus();
@@ -250,7 +273,8 @@ void RegisterCollective() {
   std::vector<const char*> tensors = inputs;
   tensors.insert(tensors.end(), spec.outputs.begin(), spec.outputs.end());
   for (const char* device : {"CPU", "GPU"})
-    RegisterKernel(tf().TF_NewAsyncKernelBuilder(spec.name, device, &CreateCollective<kIndex>, &ComputeCollective, &DeleteCollective),
+    RegisterKernel(tf().TF_NewAsyncKernelBuilder(spec.name, device, &CreateCollective<kIndex>, &ComputeCollective,
+                                                 &DeleteCollective),
                    std::string(spec.name) + device, tensors);
 }
 
@@ -266,7 +290,8 @@ void RegisterCollectives(std::index_sequence<kIndices...>) {
   (RegisterCollective<kIndices>(), ...);
 }
 
-// Runs while tf.load_op_library loads this library. With a function missing nothing is registered, and Python is told why.
+// Runs while tf.load_op_library loads this library. With a function missing nothing is registered, and Python is told
+// why.
 [[maybe_unused]] const bool kRegistered = [] {
   if (!tf().missing.empty()) return false;
   RegisterCollectives(std::make_index_sequence<kOperationCount>());

@@ -1,8 +1,8 @@
-"""``ringtrain bench tensorflow``: gradients within a graph, and training steps: ours beside MultiWorkerMirroredStrategy.
+"""``ringtrain bench tensorflow``: gradients within a graph and training steps, beside MultiWorkerMirroredStrategy.
 
-The gradients are temporaries of the graph, as in training. What adding them up costs is the difference to the same graph
-that adds up nothing; the same tensors through ringtrain.torch, in place and outside of any graph, stand beside it. The
-training step is that of a perceptron, with gradient descent; its figure is the whole step.
+The gradients are temporaries of the graph, as in training. What adding them up costs is the difference to the same
+graph that adds up nothing; the same tensors through ringtrain.torch, in place and outside of any graph, stand beside
+it. The training step is that of a perceptron, with gradient descent; its figure is the whole step.
 """
 
 from collections.abc import Callable, Sequence
@@ -52,11 +52,12 @@ def _measure_gradients(
     if with_torch:
         turns["ringtrain.torch"], verified["ringtrain.torch"] = _torch_turn(floats, tensors), True
     seconds = time_in_turn(turns, repetitions)
-    floor = seconds[Identity.name]
+    floors = {"ringtrain.torch": 0.0}  # outside of any graph
+    in_graph = float(np.median(seconds[Identity.name]))
     return [
         report.result(
             name, "gradients", times, verified[name], bytes=4 * floats, tensors=tensors,
-            seconds_beyond_identity=float(np.median(times)) - (0.0 if name == "ringtrain.torch" else float(np.median(floor))),
+            seconds_beyond_identity=float(np.median(times)) - floors.get(name, in_graph),
         )
         for name, times in seconds.items()
     ]  # fmt: skip
@@ -152,7 +153,12 @@ def _print(results: Sequence[dict[str, Any]], floats: int, tensors: int) -> None
     report.say(f"\na training step of {steps[0]['parameters']} parameters, {BATCH} samples a rank")
     ours = _of(steps, Ringtrain.name, "seconds_median")
     rows = [
-        [each["system"], report.seconds_text(each["seconds_median"]), f"{each['seconds_median'] / ours:.2f}", report.verdict(each)]
+        [
+            each["system"],
+            report.seconds_text(each["seconds_median"]),
+            f"{each['seconds_median'] / ours:.2f}",
+            report.verdict(each),
+        ]
         for each in steps
     ]
     report.print_table(["system", "median", "x ours", "result"], rows)

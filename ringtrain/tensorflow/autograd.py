@@ -1,8 +1,8 @@
 """Gradients of the operations, for ``tf.GradientTape`` and ``tf.gradients``; importing this registers them.
 
-Each backward pass is an operation of its own, on the gradients of all ranks. The factors are Horovod's: an allreduce and an
-alltoall carry the exact gradient of the sum of all ranks' losses, an allgather and a broadcast its average over the ranks,
-and a reducescatter ``size`` times the exact one.
+Each backward pass is an operation of its own, on the gradients of all ranks. The factors are Horovod's: an allreduce
+and an alltoall carry the exact gradient of the sum of all ranks' losses, an allgather and a broadcast its average over
+the ranks, and a reducescatter ``size`` times the exact one.
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,9 @@ class _Forward:
 
     def mean(self, gradients: Sequence[Any]) -> list[tf.Tensor]:
         """The average of the gradients over the ranks."""
-        return self.run("allreduce", [gradients], reduction=Average, prescale_bits=_ONE, postscale_bits=_ONE, compression=0)
+        return self.run(
+            "allreduce", [gradients], reduction=Average, prescale_bits=_ONE, postscale_bits=_ONE, compression=0
+        )
 
     def require_linear(self) -> None:
         """Raises UnsupportedError for a reduction without a gradient."""

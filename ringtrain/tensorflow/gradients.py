@@ -1,8 +1,9 @@
 """Reduction of the gradients of one training step: what travels together, under which names, and what is left alone.
 
-``tape`` and the optimizers' adapters call a ``GradientReduction`` with a step's gradients and get them back reduced. In a
-graph each gradient is an operation of its own, so that it travels while backpropagation goes on; eager operations run one
-after the other, so there all of them are one group. A gradient that is None stays None, and nothing is sent for it.
+``tape`` and the optimizers' adapters call a ``GradientReduction`` with a step's gradients and get them back reduced.
+In a graph each gradient is an operation of its own, so that it travels while backpropagation goes on; eager operations
+run one after the other, so there all of them are one group. A gradient that is None stays None, and nothing is sent
+for it.
 """
 
 import itertools
@@ -72,7 +73,7 @@ class GradientReduction:
 
         Args:
             gradients: the same ones None, of the same shapes and dtypes on all ranks.
-            names: identities of the gradients among the ranks; in a graph a number is added to one that was used before.
+            names: identities of the gradients among the ranks; a graph adds a number to one that it has already.
             variables: what the gradients belong to, needed for ``groups`` that name variables.
         """
         if not tf.executing_eagerly():
@@ -125,7 +126,7 @@ def _split(places: list[int], count: int) -> list[list[int]]:
 
 
 def unique_names(prefix: str, variables: Sequence[Any]) -> list[str]:
-    """A name for each variable's gradient, from the variable's own, the same on all ranks that make the same variables."""
+    """A name for each variable's gradient, the same on all ranks that make the same variables."""
     names: list[str] = []
     counts: dict[str, int] = {}
     for variable in variables:

@@ -1,8 +1,8 @@
 """Our library of TensorFlow operations: which releases it serves, loading it, and its two links to the core.
 
-``native/tensorflow`` is the source. The library gets the core's functions as a table of pointers, and contexts by slot: slot 0 is the
-context that ``init`` opened, whichever that is by now, and each rank of a ``testing.World`` has a slot of its own.
-``operations`` and the modules beside it call ``ops`` with the slot of the current context.
+``native/tensorflow`` is the source. The library gets the core's functions as a table of pointers, and contexts by
+slot: slot 0 is the context that ``init`` opened, whichever that is by now, and each rank of a ``testing.World`` has a
+slot of its own. ``operations`` and the modules beside it call ``ops`` with the slot of the current context.
 """
 
 import ctypes
@@ -33,13 +33,13 @@ def check_release(release: str, any_release: str = "") -> None:
     """Raises UnsupportedError for a release of TensorFlow that this was not tested with, unless the user insists."""
     if ".".join(release.split(".")[:2]) not in TESTED_RELEASES and any_release != "1":
         raise UnsupportedError(
-            f"TensorFlow '{release}': expected one of the releases {', '.join(TESTED_RELEASES)}, whose C API for kernels this "
-            f"ringtrain was tested with, but found another. Install one of them, or set {ANY_RELEASE}=1 to try."
+            f"TensorFlow '{release}': expected one of the releases {', '.join(TESTED_RELEASES)}, with whose C API for "
+            f"kernels this was tested, but found another. Install one of them, or set {ANY_RELEASE}=1 to try."
         )
 
 
 def _load() -> tuple[object, ctypes.CDLL]:
-    """Loads the library: its operations as Python functions, and its own functions. The order matters: TensorFlow must come first."""
+    """Loads the library: its operations as Python functions, and its own functions. TensorFlow must load it first."""
     check_release(tf.__version__, options.environment().get(ANY_RELEASE, ""))
     operations = tf.load_op_library(str(_PATH))
     library = ctypes.CDLL(str(_PATH))

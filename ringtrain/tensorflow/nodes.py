@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from ringtrain.tensorflow.library import current_slot, ops
 
-# For every function that a user's tf.function may call: AutoGraph would rewrite it, and all that it calls, at each tracing.
+# For what a user's tf.function may call: AutoGraph would rewrite it, and all that it calls, at each tracing.
 as_it_is = tf.autograph.experimental.do_not_convert
 
 
@@ -65,7 +65,7 @@ def unique_name(operation: str, inputs: Sequence[Any], ignore_name_scope: bool =
 
 
 def _stable(name: str) -> str:
-    """The name of a tensor without what differs between ranks: TensorFlow calls what a graph captures by a number of the process."""
+    """A tensor's name without what differs between ranks: TensorFlow numbers what a graph captures, in each process."""
     return re.sub(r"(^|/)\d+(_\d+)?(?=:)", r"\1captured", name)
 
 

@@ -1,9 +1,10 @@
 """The collective operations for TensorFlow, in the argument order that Horovod's scripts for it use.
 
-They run at once in eager mode and become nodes of the graph inside a ``tf.function``, where operations are matched by name and may
-be under way by the hundred, in any order. All are differentiable. A failed operation raises TensorFlow's exception class for its
-kind with ringtrain's text: InvalidArgumentError for what ranks or arguments make impossible, AbortedError for a lost rank,
-FailedPreconditionError after ``shutdown``, DeadlineExceededError for a deadline, UnimplementedError and InternalError.
+They run at once in eager mode and become nodes of the graph inside a ``tf.function``, where operations are matched by
+name and may be under way by the hundred, in any order. All are differentiable. A failed operation raises TensorFlow's
+exception class for its kind with ringtrain's text: InvalidArgumentError for what ranks or arguments make impossible,
+AbortedError for a lost rank, FailedPreconditionError after ``shutdown``, DeadlineExceededError for a deadline,
+UnimplementedError and InternalError.
 
 Tensors may live on a GPU: TensorFlow copies them to the host and back.
 """
@@ -11,7 +12,7 @@ Tensors may live on a GPU: TensorFlow copies them to the host and back.
 import contextlib
 import warnings
 from collections.abc import Sequence
-from typing import Any, ContextManager
+from typing import Any
 
 import tensorflow as tf
 
@@ -43,13 +44,13 @@ def allreduce(
     """Combines a tensor of one shape over all ranks; see ``ringtrain.allreduce``.
 
     Args:
-        tensor: the same shape and dtype on all ranks; or ``tf.IndexedSlices``, of which the rows of all ranks are gathered and
-            those of one index summed.
+        tensor: the same shape and dtype on all ranks; or ``tf.IndexedSlices``, of which the rows of all ranks are
+            gathered and those of one index summed.
         average: deprecated; True is ``op=Average``, False ``op=Sum``.
         device_dense: device on which the operation on a tensor is placed.
         device_sparse: the same for ``tf.IndexedSlices``.
         compression: how the tensor travels.
-        op: ``Average`` (default), ``Sum``, ``Min``, ``Max`` or ``Product``; for ``tf.IndexedSlices`` one of the first two.
+        op: ``Average`` (default), ``Sum``, ``Min``, ``Max`` or ``Product``; the first two for ``tf.IndexedSlices``.
         prescale_factor: factor on each contribution.
         postscale_factor: factor on the result.
         name: identity among the ranks; without one, operations are matched in their order, in a graph by what goes in.
@@ -211,7 +212,7 @@ def grouped_reducescatter(
 
 @as_it_is
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Returns once every member of the process set has called it; in a graph, once every member's graph has come here."""
+    """Returns once every member of the process set has called it; in a graph, once every member's has come here."""
     nodes.run("barrier", [], None, id_of(process_set))
 
 
@@ -223,7 +224,8 @@ def join() -> tf.Tensor:
 
 def _allreduce_all(
     tensors: Sequence[Any], average: bool | None, device_dense: str, device_sparse: str, compression: type[Compressor],
-    op: int | None, prescale: float, postscale: float, name: str | None, process_set: ProcessSet, ignore_name_scope: bool,
+    op: int | None, prescale: float, postscale: float, name: str | None, process_set: ProcessSet,
+    ignore_name_scope: bool,
 ) -> list[Any]:  # fmt: skip
     """The dense tensors in one operation, each of the sparse ones in one of its own."""
     op = _op(average, op)
@@ -287,5 +289,5 @@ def _scopeless(operation: str, tensors: Sequence[Any], ignore_name_scope: bool) 
     return nodes.unique_name(operation, tensors, ignore_name_scope=True)
 
 
-def _on(device: str) -> ContextManager:
+def _on(device: str) -> contextlib.AbstractContextManager:
     return tf.device(device) if device else contextlib.nullcontext()

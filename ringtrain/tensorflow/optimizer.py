@@ -1,7 +1,7 @@
 """``DistributedOptimizer`` for whatever optimizer a TensorFlow script has: those of Keras, and TensorFlow 1's.
 
-Keras' optimizers are the business of ``ringtrain.tensorflow.keras``. One of ``tf.compat.v1.train`` stays the user's object:
-its class is exchanged for one whose ``compute_gradients`` reduces.
+Keras' optimizers are the business of ``ringtrain.tensorflow.keras``. One of ``tf.compat.v1.train`` stays the user's
+object: its class is exchanged for one whose ``compute_gradients`` reduces.
 """
 
 from typing import Any
@@ -74,8 +74,9 @@ def DistributedOptimizer(
         return _keras_optimizer(
             optimizer, name, device_dense=device_dense, device_sparse=device_sparse, compression=compression,
             sparse_as_dense=sparse_as_dense, gradient_predivide_factor=gradient_predivide_factor, op=op,
-            backward_passes_per_step=backward_passes_per_step, average_aggregated_gradients=average_aggregated_gradients,
-            num_groups=num_groups, groups=groups, process_set=process_set, scale_local_gradients=scale_local_gradients,
+            backward_passes_per_step=backward_passes_per_step,
+            average_aggregated_gradients=average_aggregated_gradients, num_groups=num_groups, groups=groups,
+            process_set=process_set, scale_local_gradients=scale_local_gradients,
         )  # fmt: skip
     if backward_passes_per_step != 1:
         raise UnsupportedError(
@@ -83,8 +84,8 @@ def DistributedOptimizer(
             f"{backward_passes_per_step!r}. Use an optimizer of Keras."
         )
     reduction = GradientReduction(
-        "DistributedOptimizer", op, compression, sparse_as_dense, gradient_predivide_factor, groups or num_groups or None,
-        process_set,
+        "DistributedOptimizer", op, compression, sparse_as_dense, gradient_predivide_factor,
+        groups or num_groups or None, process_set,
     )  # fmt: skip
     if isinstance(optimizer, _DistributedOptimizer):
         raise InvalidArgumentError("DistributedOptimizer: expected a plain optimizer but found a distributed one.")

@@ -65,7 +65,9 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
     def _moments_of_all(self, values: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
         """Mean and variance of every channel over all ranks, each of shape (channels,)."""
         axes = [axis for axis in range(len(values.shape)) if axis != self.axis % len(values.shape)]
-        weights = tf.ones_like(values) if mask is None else tf.cast(mask, values.dtype)[..., None] * tf.ones_like(values)
+        weights = tf.ones_like(values)
+        if mask is not None:
+            weights *= tf.cast(mask, values.dtype)[..., None]
         local = tf.stack([tf.reduce_sum(values * weights, axes), tf.reduce_sum(weights, axes)])
         total, count = tf.unstack(allreduce(local, op=Sum, name=f"{self.path}.mean"))
         mean = tf.math.divide_no_nan(total, count)

@@ -120,8 +120,8 @@ def DistributedGradientTape(
         found = "one that is distributed already" if isinstance(gradtape, tf.GradientTape) else type(gradtape).__name__
         raise InvalidArgumentError(f"DistributedGradientTape: expected a tf.GradientTape but found {found}.")
     reduction = GradientReduction(
-        "DistributedGradientTape", op, compression, sparse_as_dense, gradient_predivide_factor, groups or num_groups or None,
-        process_set,
+        "DistributedGradientTape", op, compression, sparse_as_dense, gradient_predivide_factor,
+        groups or num_groups or None, process_set,
     )  # fmt: skip
     kind = type(gradtape)
     gradtape.__class__ = type(kind.__name__, (_DistributedTape, kind), {})
@@ -144,7 +144,7 @@ def PartialDistributedGradientTape(
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> tf.GradientTape:
-    """``DistributedGradientTape`` that leaves the variables of ``local_layers`` (a Keras layer or several) to each rank."""
+    """``DistributedGradientTape`` that leaves the variables of ``local_layers`` (one or several) to each rank."""
     tape = DistributedGradientTape(
         gradtape, device_dense, device_sparse, compression, sparse_as_dense, op, gradient_predivide_factor, num_groups,
         groups, process_set, scale_local_gradients,

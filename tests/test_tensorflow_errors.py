@@ -1,0 +1,111 @@
+"""What fails in the operations for TensorFlow: mismatches, names, arguments, lost ranks, ended worlds."""
+
+import logging
+import time
+
+import pytest
+
+tf = pytest.importorskip("tensorflow")
+
+from test_tensorflow_operations import mode, three  # noqa: E402, F401 - the fixtures
+
+import ringtrain.tensorflow as hvd  # noqa: E402
+from ringtrain.testing import World  # noqa: E402
+
+ERRORS = tf.errors
+
+
+def test_a_mismatch_has_the_same_words_on_every_rank(three, mode):
+    def body(rank):
+        with pytest.raises(ERRORS.InvalidArgumentError) as caught:
+            mode(lambda x: hvd.allreduce(x, name="loss"))(tf.ones([2 if rank == 1 else 3]))
+        assert hvd.allreduce(tf.constant(1.0), name="loss") == 1.0  # the name is free, and the world is well
+        return (
+            caught.value.message.partition("allreduce")[2].partition("\n")[0].partition(" [[")[0].partition(" [Op:")[0]
+        )
+
+    texts = three.run(body)
+    assert len(set(texts)) == 1
+    assert texts[0].startswith(
+        " 'loss': shape must be the same on all ranks, but is [3] on ranks 0, 2 and [2] on rank 1."
+    )
+
+
+def test_a_name_in_flight_is_refused():
+    """The first operation of that name goes on unharmed, and the step fails once it is done."""
+
+    def body(rank):
+        if rank == 1:
+            time.sleep(0.5)  # both of rank 0 come before this one
+            return float(hvd.allreduce(tf.constant(2.0), name="twice"))
+        step = tf.function(lambda x: (hvd.allreduce(x, name="twice"), hvd.allreduce(x, name="twice")))
+        with pytest.raises(ERRORS.InvalidArgumentError, match="'twice': the name must not be in flight"):
+            step(tf.constant(1.0))
+
+    with World(2) as world:
+        assert world.run(body) == [None, 1.5]
+
+
+@pytest.mark.parametrize("arguments, error, text", [
+    ({"op": 17}, ValueError, "allreduce 'x': op must be one of Average"),
+    ({"op": hvd.Adasum}, NotImplementedError, "but is Adasum, which this release lacks"),
+    ({"op": hvd.Sum, "average": True}, ValueError, "expected op or the deprecated average but found both"),
+    ({"process_set": 5}, ValueError, "process_set: expected a ProcessSet but found 5"),
+])  # fmt: skip
+def test_bad_arguments(three, arguments, error, text):
+    with pytest.raises(error, match=text):
+        three.run(lambda _: hvd.allreduce(tf.constant(1.0), name="x", **arguments))
+
+
+def test_without_a_world():
+    with pytest.raises(ValueError, match="init"):
+        hvd.allreduce(tf.constant(1.0))
+
+
+def test_an_abort_fails_what_is_pending(mode):
+    """In the middle of a step: the rank that waits raises the cause, instead of waiting for ever."""
+
+    def body(rank):
+        if rank == 1:
+            hvd.allreduce(tf.constant(1.0), name="first")
+            raise ValueError("no more data")
+        with pytest.raises(ERRORS.AbortedError, match="rank 1 raised ValueError: no more data"):
+            mode(lambda x: [hvd.allreduce(x, name=name) for name in ("first", "second", "third")])(tf.constant(1.0))
+        with pytest.raises(ERRORS.AbortedError, match="no more data"):
+            hvd.allreduce(tf.constant(1.0))
+        survived.append(rank)
+
+    survived = []
+    with World(2) as world, pytest.raises(ValueError, match="no more data"):
+        world.run(body)
+    assert survived == [0]
+
+
+def test_a_stall_is_reported_while_tensorflow_waits(caplog):
+    """Nobody in Python waits for the operation, so its waits pass no lines on."""
+
+    def reported():
+        return any("allreduce 'slow': waiting" in record.message for record in caplog.records)
+
+    def body(rank):
+        deadline = time.monotonic() + 20
+        while rank == 1 and not reported() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return float(tf.function(lambda x: hvd.allreduce(x, name="slow"))(tf.constant(1.0)))
+
+    with caplog.at_level(logging.WARNING, "ringtrain"), World(2, stall_warning_seconds=0.1) as world:
+        assert world.run(body) == [1.0, 1.0]
+    assert reported()
+
+
+def test_a_graph_of_a_closed_world_fails_and_says_so():
+    functions = {}
+
+    def body(rank):
+        functions[rank] = tf.function(lambda x: hvd.allreduce(x))
+        functions[rank](tf.constant(1.0))
+
+    with World(2) as world:
+        world.run(body)
+    with pytest.raises(ERRORS.FailedPreconditionError, match=r"call init\(\) to start again"):
+        functions[1](tf.constant(1.0))
