@@ -10,6 +10,7 @@ Importing this loads NumPy and the native library, and neither a framework nor M
 import importlib
 
 from ringtrain import _native, errors
+from ringtrain.checks import check_finite, check_replicas
 from ringtrain.context import current, init, is_initialized, shutdown
 from ringtrain.errors import HorovodInternalError, RingtrainError
 from ringtrain.objects import allgather_object, broadcast_object

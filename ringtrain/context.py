@@ -184,6 +184,7 @@ class Context:
         self._requests: list[_Request] = []  # pool; append and pop are atomic
         self._orphans: list[tuple] = []  # pending operations whose Python object is gone, with their tensors
         self._names: dict[str, object] = {}  # names as C text
+        self._call_counts: dict[str, itertools.count] = {}
         self._name_counts: dict[tuple[str, int], itertools.count] = {}
         _contexts.add(self)
 
@@ -335,6 +336,10 @@ class Context:
         """Fails everything pending and everything later on all ranks with this cause; the first cause wins."""
         if self.usable:
             lib.rt_abort(self.native, cause.encode())
+
+    def count_call(self, what: str) -> int:
+        """How often this was called before with ``what``: for things that are done at every n-th call, on all ranks alike."""
+        return next(self._call_counts.setdefault(what, itertools.count()))
 
     def expect_silence(self, seconds: float) -> None:
         """Keeps the other ranks from reporting or giving up what waits for this one, for so long; 0: it is back."""

@@ -20,7 +20,7 @@ PYTHON_FLOORS = [
     ["context"],
     ["process_sets", "probes", "stalls"],
     ["operations"],
-    ["objects", "sharding"],
+    ["objects", "sharding", "checks"],
     ["testing"],
     [""],  # ringtrain/__init__.py
     ["common"],

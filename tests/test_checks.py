@@ -1,0 +1,95 @@
+"""check_replicas and check_finite: silent where all is well, and the same text with tensor and rank on every rank where not."""
+
+import numpy as np
+import pytest
+
+import ringtrain as rt
+from ringtrain.errors import InvalidArgumentError, MismatchError
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def parameters() -> dict[str, np.ndarray]:
+    """A small model, with values that repeat: a digest that ignores places would not see two of them exchanged."""
+    weight = np.tile(np.arange(8, dtype=np.float32), 3).reshape(4, 6)
+    return {"fc1.weight": weight, "fc1.bias": np.zeros(4), "steps": np.array(7), "empty": np.empty((0, 3))}
+
+
+def text_of(call) -> str:
+    """The error's text, which must be the same on all ranks."""
+    with pytest.raises(MismatchError) as raised:
+        call()
+    assert len(set(rt.allgather_object(str(raised.value)))) == 1
+    return str(raised.value)
+
+
+@pytest.mark.least_ranks(2)
+def test_flipped_bit_is_seen_and_the_odd_rank_named(world):
+    def on_rank(rank):
+        odd, own = rt.size() - 1, parameters()
+        rt.check_replicas(own)
+        if rank == odd:
+            own["fc1.weight"].view(np.uint8)[2, 5] ^= 1
+            own["steps"] += 1
+        text = text_of(lambda: rt.check_replicas(own.items()))
+        assert "check_replicas 'fc1.weight'" in text and "1 more" in text
+        expected = f"rank {odd} differ from those of rank" if odd > 1 else "those of rank 0 and of rank 1 differ"
+        assert expected in text, text
+        rt.check_replicas(parameters())
+
+    world.run(on_rank)
+
+
+def exchange(own):
+    """Two neighbours: their sum, and any digest that ignores places, stays."""
+    own["fc1.weight"][0, [0, 1]] = own["fc1.weight"][0, [1, 0]]
+
+
+def negate_zero(own):
+    """Equal as a number, and yet 1 / x differs."""
+    own["fc1.bias"][0] = -0.0
+
+
+@pytest.mark.least_ranks(2)
+@pytest.mark.parametrize("change", [exchange, negate_zero])
+def test_small_differences_are_seen(world, change):
+    def on_rank(rank):
+        own = parameters()
+        if rank == 1:
+            change(own)
+        assert "'fc1." in text_of(lambda: rt.check_replicas(own))
+
+    world.run(on_rank)
+
+
+@pytest.mark.least_ranks(2)
+def test_every_nth_call_compares(world):
+    def on_rank(rank):
+        own, failed = parameters(), []
+        own["steps"] += rank
+        for call in range(7):
+            try:
+                rt.check_replicas(own, every=3)
+            except MismatchError:
+                failed.append(call)
+        assert failed == [0, 3, 6]
+        with pytest.raises(InvalidArgumentError, match="every must be 1 at least, but is 0"):
+            rt.check_replicas(own, every=0)
+
+    world.run(on_rank)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "bfloat16"])
+def test_what_is_not_finite_is_named(world, dtype, value):
+    kind = pytest.importorskip("ml_dtypes").bfloat16 if dtype == "bfloat16" else dtype
+
+    def on_rank(rank):
+        own = {"count": np.array(1), "bias": np.ones(5, kind), "weight": np.full(3, 3e38 if dtype == "float32" else 1, kind)}
+        rt.check_finite(own)
+        if rank == rt.size() - 1:
+            own["bias"][4] = value
+        text = text_of(lambda: rt.check_finite(own))
+        assert text.startswith(f"check_finite 'bias': all elements must be finite, but rank {rt.size() - 1} has")
+
+    world.run(on_rank)
