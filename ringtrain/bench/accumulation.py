@@ -16,7 +16,7 @@ import ringtrain as rt
 from ringtrain.bench import machine, ranks, report
 from ringtrain.bench.sizes import bytes_text
 from ringtrain.bench.torch_networks import NETWORKS, Batch, loss_of
-from ringtrain.bench.torch_systems import Alone, Ringtrain, replicas_are_equal, share_cores
+from ringtrain.bench.torch_systems import Alone, Ringtrain, replicas_are_equal
 from ringtrain.bench.turns import time_in_turn, time_of
 
 # Everything that this rank lets others see: tensors by shared memory and by the transport, and negotiation.
@@ -25,7 +25,6 @@ SENT = ("shared_bytes", "wire_bytes_sent", "frame_bytes_sent")
 
 def run(passes: Sequence[int], network: str, repetitions: int | None, json: str | None) -> bool:
     """Runs the benchmark on this rank; returns whether nothing was sent too early and the replicas stayed equal."""
-    share_cores()
     torch.manual_seed(0)
     start = NETWORKS[network].make()
     batch = NETWORKS[network].batches(ranks.rank())

@@ -1,7 +1,6 @@
 """What the training benchmarks compare: each trains a copy of one PyTorch network in its own way."""
 
 import hashlib
-import os
 import shutil
 from typing import Protocol
 
@@ -11,11 +10,6 @@ import torch.distributed
 import ringtrain.torch as hvd
 from ringtrain.bench import ranks
 from ringtrain.bench.torch_networks import Batch, loss_of
-
-
-def share_cores() -> None:
-    """Gives each rank's torch its part of the machine's cores."""
-    torch.set_num_threads(max(len(os.sched_getaffinity(0)) // ranks.size(), 1))
 
 
 def make_optimizer(network: torch.nn.Module) -> torch.optim.Optimizer:

@@ -16,15 +16,7 @@ import torch
 import ringtrain.torch as hvd
 from ringtrain.bench import machine, ranks, report
 from ringtrain.bench.torch_networks import NETWORKS, Batch, Network, loss_of
-from ringtrain.bench.torch_systems import (
-    PEERS,
-    Alone,
-    Ringtrain,
-    TrainingSystem,
-    make_optimizer,
-    replicas_are_equal,
-    share_cores,
-)
+from ringtrain.bench.torch_systems import PEERS, Alone, Ringtrain, TrainingSystem, make_optimizer, replicas_are_equal
 from ringtrain.bench.turns import time_in_turn, time_of
 
 STEPS_IN_A_TURN = 5
@@ -34,7 +26,6 @@ HOOK_STEPS = 10
 
 def run(networks: Sequence[str], peers: Sequence[str], repetitions: int | None, json: str | None) -> bool:
     """Runs the benchmark on this rank; returns whether every system trained right."""
-    share_cores()
     results: list[dict[str, Any]] = []
     hooks: dict[str, dict[str, float]] = {}
     for name in networks:
@@ -138,7 +129,7 @@ def _time_hooks(network: Network) -> dict[str, float]:
 def _print(results: Sequence[dict[str, Any]], hooks: dict[str, dict[str, float]]) -> None:
     facts = machine.describe()
     report.say(f"training steps, {ranks.size()} ranks on {facts['cores']} cores ({facts['processor']}), "
-               f"{torch.get_num_threads()} threads each, torch {facts['torch']}")  # fmt: skip
+               f"threads of each: {torch.get_num_threads()}, torch {facts['torch']}")  # fmt: skip
     ours = {each["network"]: each["seconds_median"] for each in results if each["system"] == Ringtrain.name}
     rows = [
         [
