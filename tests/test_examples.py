@@ -28,7 +28,7 @@ def last(pattern: str, said: str) -> float:
     return float(re.findall(pattern, said)[-1])
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float16", pytest.param("bfloat16", marks=pytest.mark.long)])
 def test_digits_in_mixed_precision(dtype):
     said = run("digits_amp", "--dtype", dtype, "--epochs", 5)
     assert last(r"test accuracy ([\d.]+)", said) > 0.9
