@@ -40,7 +40,7 @@ StrictModes no
 UsePAM no
 PasswordAuthentication yes
 PermitRootLogin yes
-SetEnv PATH={path}
+SetEnv PATH={path} TMPDIR={folder}/tmp
 LogLevel ERROR
 """
 
@@ -59,7 +59,10 @@ def missing() -> str:
 
 @dataclass
 class Host:
-    """One host. Its processes see its name, its interfaces and each other, and the machine's files."""
+    """One host. Its processes see its name, its interfaces and each other, and the machine's files.
+
+    Temporary files are its own (TMPDIR), for daemons name theirs after host and process, which hosts of two networks share.
+    """
 
     name: str
     address: str
@@ -71,7 +74,7 @@ class Host:
     def command(self, *line: str, folder: str | Path | None = None) -> list[str]:
         """The command line that runs `line` on this host, in the folder (the caller's by default)."""
         return [find_program("nsenter"), "--target", str(self.pid), "--net", "--uts", "--mount", "--ipc", "--pid",
-                f"--wd={folder or os.getcwd()}", "--", *line]  # fmt: skip
+                f"--wd={folder or os.getcwd()}", "--", find_program("env"), f"TMPDIR={self.folder}/tmp", *line]  # fmt: skip
 
     def run(self, *line: str, folder: str | Path | None = None, **options) -> subprocess.CompletedProcess:
         """`subprocess.run` on this host; text is captured unless `options` say otherwise."""
@@ -224,7 +227,8 @@ class Network:
         shutil.copy(self.folder / "user_key.pub", host.folder / "authorized_keys")
         (host.folder / "sshd_config").write_text(SSHD_CONFIG.format(folder=host.folder, path=self.login_path))
         home = host.folder / "ssh"
-        home.mkdir(mode=0o700)
+        for folder in (home, host.folder / "tmp"):
+            folder.mkdir(mode=0o700)
         shutil.copy(self.folder / "user_key", home / "id_ed25519")
         real_home = Path("~root/.ssh").expanduser()
         for folder in (real_home, Path("/run/sshd")):
