@@ -3,6 +3,7 @@
 import copy
 import gc
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -196,6 +197,26 @@ def test_a_dropped_optimizer_submits_nothing(world):
         model(torch.ones(1, 4)).sum().backward()
         hvd.barrier()
         assert rt.counters()["operations"] == before + 1
+
+    world.run(on_rank)
+
+
+@pytest.mark.least_ranks(2)
+def test_what_is_dropped_is_freed(world):
+    """An optimizer with its window, and the parameters that its hooks are on."""
+
+    def on_rank(rank):
+        model = network()
+        optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters())
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        left = [weakref.ref(optimizer), weakref.ref(model[0].weight), weakref.ref(model[0].weight.grad)]
+        del model, optimizer
+        for turn in range(world.size):  # two threads cannot collect at once
+            hvd.barrier()
+            if turn == rank:
+                gc.collect()
+        assert [each() for each in left] == [None] * 3
 
     world.run(on_rank)
 

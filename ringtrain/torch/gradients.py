@@ -57,6 +57,7 @@ class Member:
     Attributes:
         name: identity among the ranks.
         index: place among the optimizer's parameters.
+        group: what it travels in.
         passes: backward passes of the window that added to the gradient.
         backward: number of the last of these passes.
         version: of the gradient, after that pass.
@@ -66,6 +67,7 @@ class Member:
     parameter: torch.Tensor
     name: str
     index: int
+    group: "Group"
     passes: int = 0
     backward: int = 0
     version: int = 0

@@ -103,10 +103,10 @@ class GradientReduction:
             together = f"{self.prefix}.group.{len(self._groups)}"
             group = Group(self._names[parameters[0]] if len(parameters) == 1 else together, [])
             for parameter in parameters:
-                member = Member(parameter, self._names[parameter], len(self._members))
+                member = Member(parameter, self._names[parameter], len(self._members), group)
                 group.members.append(member)
                 self._members.append(member)
-                self._attach(group, member)
+                self._attach(member)
             self._groups.append(group)
         self._begin_window()
 
@@ -119,13 +119,13 @@ class GradientReduction:
         self._hooks.clear()
         _live.discard(self)
 
-    def _attach(self, group: Group, member: Member) -> None:
+    def _attach(self, member: Member) -> None:
         parameter = member.parameter
         if not (parameter.is_floating_point() or parameter.is_complex()):
             return  # it can have no gradient
         needed = parameter.requires_grad
         parameter.requires_grad_(True)  # or torch takes no hook; a frozen one may be unfrozen later
-        hook = _calls(weakref.ref(self), group, member)
+        hook = _calls(weakref.ref(self), member.index)
         self._hooks[parameter] = parameter.register_post_accumulate_grad_hook(hook)
         parameter.requires_grad_(needed)
 
@@ -149,7 +149,8 @@ class GradientReduction:
 
     # ---- the way out: hooks ----
 
-    def _on_gradient(self, group: Group, member: Member) -> None:
+    def _on_gradient(self, member: Member) -> None:
+        group = member.group
         with self._lock:
             nested = self._enter_pass()
             if member.settled:
@@ -418,12 +419,15 @@ def _others(own: GradientReduction) -> list[GradientReduction]:
     )
 
 
-def _calls(reference: "weakref.ref[GradientReduction]", group: Group, member: Member) -> Callable[[torch.Tensor], None]:
-    """A hook that does nothing once its optimizer is gone, and does not keep it alive."""
+def _calls(reference: "weakref.ref[GradientReduction]", index: int) -> Callable[[torch.Tensor], None]:
+    """A hook that does nothing once its optimizer is gone.
+
+    It keeps neither the optimizer nor the parameter alive: the garbage collector does not look into a tensor's hooks.
+    """
 
     def hook(parameter: torch.Tensor) -> None:
         reduction = reference()
         if reduction is not None:
-            reduction._on_gradient(group, member)
+            reduction._on_gradient(reduction._members[index])
 
     return torch.compiler.disable(hook)  # compiled autograd would trace it
