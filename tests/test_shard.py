@@ -1,5 +1,6 @@
 """Sharding: which samples each rank reads, as a pure function, in a world, and through torch's sampler."""
 
+import copy
 import itertools
 import json
 
@@ -161,6 +162,32 @@ def test_uneven_shards_end_together_by_join():
 
     with World(3) as world:
         assert world.run(on_rank) == [[1.0, 3.5], [1.0, 3.5], [1.0]]
+
+
+def test_training_on_uneven_shards_equals_one_process():
+    """5 samples on 2 ranks, one a step; who was last hands the model on, as docs/training.md says."""
+    start = torch.nn.Linear(4, 2)
+    x, y = torch.randn(5, 4), torch.randn(5, 2)
+
+    def train(model, optimizer, batches):
+        for places in batches:
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(x[places]), y[places]).backward()
+            optimizer.step()
+
+    def on_rank(rank):
+        model = copy.deepcopy(start)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+        train(model, optimizer, [[place] for place in hvd.shard(5, "uneven", seed=None)])
+        hvd.broadcast_parameters(model.state_dict(), root_rank=hvd.join())
+        return model
+
+    alone = copy.deepcopy(start)
+    train(alone, torch.optim.SGD(alone.parameters(), lr=0.1), [[0, 1], [2, 3], [4]])
+    with World(2) as world:
+        for model in world.run(on_rank):
+            for mine, expected in zip(model.parameters(), alone.parameters(), strict=True):
+                torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-6)
 
 
 # ---- torch's sampler ----
