@@ -10,8 +10,9 @@ from ringtrain.options import environment
 def announce_failure(code: int = 1, follows: bool = False) -> None:
     """Marks this rank as failing from this moment on, so that it is reported as the first cause even if it leaves last.
 
-    `code` is what its process is about to return; it counts even if the rank is ended before it does. `follows` says that
-    another rank's failure is the reason, so that this one is blamed only if nobody else is. To be called before the other ranks are told. Without ringtrainrun it does nothing.
+    `code` is what its process is about to return; it counts even if the rank is ended before it does. `follows` says
+    that another rank's failure is the reason, so that this one is blamed only if nobody else is.
+    To be called before the other ranks are told. Without ringtrainrun it does nothing.
     """
     name, rank = environment().get("RINGTRAIN_LAUNCHER"), environment().get("RINGTRAIN_RANK")
     if not name or not rank:

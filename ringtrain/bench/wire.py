@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 import ringtrain as rt
 from ringtrain.bench import allreduce, ranks, report
 from ringtrain.bench.sizes import bytes_text

@@ -155,18 +155,20 @@ def make_plan(given: Mapping[str, Any], environment: Mapping[str, str]) -> Plan:
         raise HostsError(f"command: expected what each rank has to run, but found nothing. {EXAMPLE}")
     if given["host_discovery_script"]:
         raise HostsError("--host-discovery-script: the hosts must be known at the start. Name them with -H or -hostfile.")
-    by_srun = not given["by_mpirun"] and not given["hosts"] and not given["hostfile"] and bool(srun.find_program(environment))
+    names_no_host = not given["hosts"] and not given["hostfile"]
+    by_srun = names_no_host and not given["by_mpirun"] and bool(srun.find_program(environment))
     hosts = find_here(find_hosts(given, environment, by_srun))
     ranks = given["ranks"] or sum(host.slots for host in hosts)
     chosen, exported = chosen_settings(given), exported_variables(given["exported"], environment)
     ranks_options.resolve({}, {**environment, **chosen, **exported})  # better one sentence now than one from each rank
-    interfaces = ((given["network_interfaces"] or "").split(",") if given["network_interfaces"] else [])
+    interfaces = given["network_interfaces"].split(",") if given["network_interfaces"] else []
     return Plan(
         list(given["command"]), ranks, place(hosts, ranks), verbose=given["verbose"], settings=chosen, exported=exported,
         ssh=Ssh(given["ssh_port"], given["ssh_identity_file"]), start_seconds=given["start_timeout"],
         interfaces=(*interfaces, *given["each_interface"]), ports=parse_ports(given["port_range"]),
         folder=os.path.abspath(given["output_filename"]) if given["output_filename"] else "",
-        shows_time=given["shows_time"], function_folder=given["function_folder"], engine_arguments=tuple(shlex.split(given["mpi_args"] or "")),
+        shows_time=given["shows_time"], function_folder=given["function_folder"],
+        engine_arguments=tuple(shlex.split(given["mpi_args"] or "")),
         binding_arguments=tuple(shlex.split(given["binding_args"] or "")), by_srun=by_srun)  # fmt: skip
 
 

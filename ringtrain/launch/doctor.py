@@ -100,8 +100,8 @@ def advise(found: Mapping[str, Any]) -> list[Advice]:
     nominal = min(max(host["interface_mbit"].values(), default=0) for host in found["hosts"])
     if nominal * 1e6 / 8 > 2 * link["one_way_rate"]:
         advice.append(Advice("use the faster interface (--network-interfaces)", seconds,
-                             seconds * link["one_way_rate"] / (nominal * 1e6 / 8), f"every host has one of {nominal} Mbit/s, "
-                             f"but {_mbit(link['one_way_rate'])} were reached"))
+                             seconds * link["one_way_rate"] / (nominal * 1e6 / 8), f"every host has one of "
+                             f"{nominal} Mbit/s, but {_mbit(link['one_way_rate'])} were reached"))
     alone = now.get("one_rank_a_host")
     if alone is not None and alone < 0.85 * seconds:
         advice.append(Advice("start one rank on each host", seconds, alone, "measured; the hosts' cores are short"))
@@ -126,13 +126,15 @@ def report(found: Mapping[str, Any]) -> list[str]:
               f"({'the slowest link' if found['links'] else 'one copy of them'})"]
     labels = {"float32": "as it is", "fp16": "16 bits between hosts", "one_rank_a_host": "one rank on each host"}
     floors = {"fp16": floor / 2}  # half the bytes
-    lines += table(["", "time", "of its floor"], [[labels[name], _ms(taken), f"{100 * floors.get(name, floor) / taken:.0f} %"]
-                                                  for name, taken in now.items()])
+    lines += table(["", "time", "of its floor"],
+                   [[labels[name], _ms(taken), f"{100 * floors.get(name, floor) / taken:.0f} %"]
+                    for name, taken in now.items()])
     lines.append("")
     if found["links"] and floor / now["float32"] < SHARE_OF_FLOOR:
-        lines.append(f"ringtrain does not fill the wire here ({100 * floor / now['float32']:.0f} %): are other jobs running on "
-                     "these hosts, or fewer cores than ranks?")
-    lines += [f"- {each['change']}: {_ms(each['before'])} -> {_ms(each['after'])} ({each['why']})" for each in found["advice"]]
+        lines.append(f"ringtrain does not fill the wire here ({100 * floor / now['float32']:.0f} %): are other jobs running "
+                     "on these hosts, or fewer cores than ranks?")
+    lines += [f"- {each['change']}: {_ms(each['before'])} -> {_ms(each['after'])} ({each['why']})"
+              for each in found["advice"]]
     return lines if found["advice"] else [*lines, "Nothing to change for the network: there is none on one host."]
 
 

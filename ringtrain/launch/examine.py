@@ -25,7 +25,11 @@ SECONDS_FOR_A_RATE = 0.3
 MOST_LINKS = 8  # more would take longer than a person waits
 REPETITIONS = 3
 # In a process of its own: importing torch takes seconds and starts threads.
-ASK_TORCH = "import json, torch; c = torch.cuda; print(json.dumps([c.device_count(), c.nccl.version() if c.is_available() else None]))"
+ASK_TORCH = """
+import json, torch
+cuda = torch.cuda
+print(json.dumps([cuda.device_count(), cuda.nccl.version() if cuda.is_available() else None]))
+"""
 
 
 def examine(model_bytes: int) -> dict[str, Any] | None:
@@ -42,8 +46,10 @@ def examine(model_bytes: int) -> dict[str, Any] | None:
     allreduce = measure_allreduce(model_bytes, leaders)
     if rt.rank() != 0:
         return None
-    hosts = [{**facts[rank], **speeds[rank], "ranks": ranks} for rank, ranks in zip(leaders, _counts(leaders), strict=True)]
-    return {"model_bytes": model_bytes, "ranks": rt.size(), "hosts": hosts, "links": links, "allreduce_seconds": allreduce}
+    hosts = [{**facts[rank], **speeds[rank], "ranks": ranks}
+             for rank, ranks in zip(leaders, _counts(leaders), strict=True)]
+    return {"model_bytes": model_bytes, "ranks": rt.size(), "hosts": hosts, "links": links,
+            "allreduce_seconds": allreduce}  # fmt: skip
 
 
 def _counts(leaders: list[int]) -> list[int]:

@@ -49,7 +49,7 @@ def environment(plan: Plan, networks: Sequence[str] = ()) -> dict[str, str]:
     if networks:
         settings["OMPI_MCA_btl_tcp_if_include"] = ",".join(networks)
         if any(host.is_here for host in plan.hosts):  # else mpirun itself may be on none of these networks
-            settings |= {"PRTE_MCA_prte_if_include": ",".join(networks), "OMPI_MCA_oob_tcp_if_include": ",".join(networks)}
+            settings |= dict.fromkeys(("PRTE_MCA_prte_if_include", "OMPI_MCA_oob_tcp_if_include"), ",".join(networks))
     settings.update(ports(*plan.ports) if plan.ports[0] else {})
     return settings
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import platform
 import secrets
-import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -24,7 +23,8 @@ from ringtrain.launch.reach import Agent, HostError, SrunShell
 RANK_PROGRAM = Path(__file__).with_name("rank.py")
 
 
-def check_hosts(plan: Plan, installation: Installation, environment: Mapping[str, str]) -> tuple[list[Agent], Chosen | None]:
+def check_hosts(plan: Plan, installation: Installation,
+                environment: Mapping[str, str]) -> tuple[list[Agent], Chosen | None]:
     """Starts an agent on every host of the plan; returns them, and the networks if there are several hosts.
 
     Raises LaunchError, after it has hung up on all, if a host cannot take part.
