@@ -141,6 +141,29 @@ def test_inputs_are_never_written(three):
     three.run(body)
 
 
+def test_a_temporary_gives_its_memory_to_the_result(three):
+    """Nothing is copied and nothing allocated: the operation works in place where TensorFlow lets it."""
+
+    def body(rank):
+        addresses = []
+
+        def note(array):
+            addresses.append(array.__array_interface__["data"][0])
+            return np.int32(0)
+
+        @tf.function
+        def step(x):
+            y = x * 2.0
+            with tf.control_dependencies([tf.numpy_function(note, [y], tf.int32)]):
+                z = hvd.allreduce(y, name="z")
+            return tf.numpy_function(note, [z], tf.int32)
+
+        step(tf.ones([1 << 16]))
+        return addresses
+
+    assert all(before == after for before, after in three.run(body))
+
+
 # ---- graphs ----
 
 

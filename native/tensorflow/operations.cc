@@ -256,11 +256,14 @@ void Define(const char* name, Shapes shapes, const std::vector<const char*>& att
 }
 
 // The core reads and writes host memory. A kernel for the GPU that asks for its tensors there lets TensorFlow make the
-// copies, in the order of its streams.
-void RegisterKernel(TF_KernelBuilder* builder, const std::string& name, const std::vector<const char*>& tensors) {
-  for (const char* tensor : tensors) tf().TF_KernelBuilder_HostMemory(builder, NameOf(tensor).c_str());
+// copies, in the order of its streams. On the CPU one must not ask: TensorFlow takes it for another kind of memory than
+// that of the inputs, and no longer gives theirs to the results.
+void RegisterKernel(TF_KernelBuilder* builder, const std::string& name, const std::string& device,
+                    const std::vector<const char*>& tensors) {
+  if (device == "GPU")
+    for (const char* tensor : tensors) tf().TF_KernelBuilder_HostMemory(builder, NameOf(tensor).c_str());
   StatusPointer status = NewStatus();
-  tf().TF_RegisterKernelBuilder(name.c_str(), builder, status.get());
+  tf().TF_RegisterKernelBuilder((name + device).c_str(), builder, status.get());
 }
 
 template <size_t kIndex>
@@ -275,14 +278,14 @@ void RegisterCollective() {
   for (const char* device : {"CPU", "GPU"})
     RegisterKernel(tf().TF_NewAsyncKernelBuilder(spec.name, device, &CreateCollective<kIndex>, &ComputeCollective,
                                                  &DeleteCollective),
-                   std::string(spec.name) + device, tensors);
+                   spec.name, device, tensors);
 }
 
 void RegisterWorldQuestion() {
   Define(kWorld, Shapes::kScalar, {"what: string", "slot: int", "process_set: int"}, {}, {"answer: int32"});
   for (const char* device : {"CPU", "GPU"})
     RegisterKernel(tf().TF_NewKernelBuilder(kWorld, device, &CreateWorldQuestion, &ComputeAnswer, &DeleteWorldQuestion),
-                   std::string(kWorld) + device, {"answer"});
+                   kWorld, device, {"answer"});
 }
 
 template <size_t... kIndices>
