@@ -81,6 +81,17 @@ def test_pickles_and_copies_are_plain(two):
     two.run(body)
 
 
+def test_float8_is_not_accumulated():
+    def body(rank):
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=2)
+        (maximum,) = variables([1.0])
+        maximum.overwrite_with_gradient = True
+        optimizer.apply([np.array([2.0], "float32")], [maximum])
+
+    with World(1) as world, pytest.raises(NotImplementedError, match="expected backward_passes_per_step=1 with float8"):
+        world.run(body)
+
+
 def test_wrapping_again_takes_the_new_settings(two):
     def body(rank):
         optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
@@ -223,6 +234,36 @@ def test_local_layers_keep_their_gradients(two, mode):
         return shared.kernel.numpy().item(), own.kernel.numpy().item()
 
     assert two.run(body) == [(-3.0, -1.0), (-3.0, -2.0)]
+
+
+def test_several_optimizers_in_one(two):
+    def body(rank):
+        model = runs.dense_model(seed=rank)
+        by_name = {model.layers[0].kernel.path: keras.optimizers.Adam(0.02)}
+        several = keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(keras.optimizers.SGD(0.05), by_name))
+        model.compile(hvd.DistributedOptimizer(several), "mse", run_eagerly=True)
+        return runs.fit(model, rank, 2, callbacks=runs.start_callbacks())
+
+    runs.assert_same_bits(two.run(body))
+
+
+@pytest.mark.filterwarnings("ignore:Layer InputLayer does not have")
+def test_maxima_of_float8_are_those_of_all_ranks(two):
+    def body(rank):
+        model = runs.dense_model(seed=rank)
+        model.quantize("float8")
+        runs.with_weights_of(model, rank)
+        for variable in model.trainable_variables:
+            if "scale" in variable.path or "amax" in variable.path:
+                variable.assign(keras.ops.ones_like(variable))
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)), "mse")
+        x, y = runs.share_of(rank, 2, runs.X) * (1 + rank), runs.share_of(rank, 2, runs.Y)
+        model.fit(x, y, batch_size=6, shuffle=False, verbose=0, callbacks=runs.start_callbacks())
+        return runs.trained(model), float(np.max(model.layers[0].inputs_amax_history.numpy())), np.abs(x).max()
+
+    (one, maximum, own), (other, _, largest) = two.run(body)
+    runs.assert_same_bits([one, other])
+    assert maximum == pytest.approx(largest) and maximum > own
 
 
 # ---- synchronize and skip_synchronize ----

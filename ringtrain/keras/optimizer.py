@@ -229,7 +229,7 @@ class _Distributed:
 
     def __setattr__(self, name: str, value: Any) -> None:
         # LossScaleOptimizer takes over the scaling of the optimizer that it is put around, by this very assignment.
-        if name == "loss_scale_factor" and self._gradient_reduction is not None:
+        if name == "loss_scale_factor" and value is None and self._gradient_reduction is not None:
             self._gradient_reduction.surrounded = True
         super().__setattr__(name, value)
 

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 
 from ringtrain.context import Context, current
-from ringtrain.errors import InvalidArgumentError
+from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.keras.accumulation import AccumulationWindow
 from ringtrain.keras.backends import backend
 from ringtrain.keras.pairing import Pairing
@@ -85,6 +85,11 @@ class GradientReduction:
         """
         if self.window.passes == 1:
             return True, self.reduce(gradients, variables)
+        if any(_is_overwritten(variable) for variable in variables):
+            raise UnsupportedError(
+                f"apply '{self.prefix}': expected backward_passes_per_step=1 with float8 layers, whose maxima cannot be "
+                f"added up, but found {self.window.passes}. Use Keras' gradient_accumulation_steps with them."
+            )
         present = [place for place, gradient in enumerate(gradients) if gradient is not None]
         kept = [variables[place] for place in present]
         full, collected = self.window.collect(
@@ -148,8 +153,12 @@ def _kind_of(variable: Any, local: set[int]) -> str:
     """What becomes of a variable's gradient: a row of ``_KINDS``."""
     if id(variable) in local:
         return "local"
-    # Keras stores such a gradient in the variable: the maxima that float8 scales by, which one does not average.
-    return "overwriting" if getattr(variable, "overwrite_with_gradient", False) else "averaged"
+    return "overwriting" if _is_overwritten(variable) else "averaged"
+
+
+def _is_overwritten(variable: Any) -> bool:
+    """Whether Keras stores the gradient in the variable: the maxima that float8 scales by, which one does not average."""
+    return getattr(variable, "overwrite_with_gradient", False)
 
 
 def when(condition: Any, action: Callable[[], None]) -> None:

@@ -16,6 +16,7 @@ from ringtrain.objects import allgather_object
 from ringtrain.process_sets import ProcessSet
 
 _TOLERANCE = 1e-3  # of the update's size; processors that round differently stay far below, other data far above
+_PART = 1 << 20  # elements
 
 
 class ReplicaGuard:
@@ -38,7 +39,7 @@ class ReplicaGuard:
             MismatchError: the updates differ.
         """
         own = [
-            fingerprint(np.asarray(variable.numpy(), np.float64) - before.astype(np.float64))
+            fingerprint(before, np.asarray(variable.numpy()))
             for variable, before in zip(self._variables, self._before, strict=True)
         ]
         everyone = allgather_object(own, "replica_guard", self._process_set)
@@ -56,10 +57,17 @@ class ReplicaGuard:
         return True
 
 
-def fingerprint(update: np.ndarray) -> tuple[float, float]:
-    """The norm of an update, and its projection onto a direction that is fixed for its size."""
-    direction = np.random.Generator(np.random.Philox(key=update.size)).standard_normal(update.size)
-    return float(np.linalg.norm(update)), float(update.reshape(-1) @ direction)
+def fingerprint(before: np.ndarray, after: np.ndarray) -> tuple[float, float]:
+    """The norm of an update, and its projection onto a direction that is fixed for its size; part by part, to need
+    little memory beside the two."""
+    directions = np.random.Generator(np.random.Philox(key=before.size))
+    squares = projection = 0.0
+    for start in range(0, before.size, _PART):
+        part = slice(start, start + _PART)
+        update = after.reshape(-1)[part].astype(np.float64) - before.reshape(-1)[part]
+        squares += float(update @ update)
+        projection += float(update @ directions.standard_normal(update.size))
+    return float(np.sqrt(squares)), projection
 
 
 def first_difference(first: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]]) -> int | None:
