@@ -98,7 +98,7 @@ def oracle_run(make_optimizer: Callable[[], Any], gradient_factor: float = 1.0) 
     """Trains plain Keras on the global batches; the gradients can be multiplied, for sums."""
     model = dense_model(seed=0)
     model.compile(make_optimizer(), "mse", metrics=["mae"], loss_weights=[gradient_factor], jit_compile=False)
-    model.optimizer.build(model.trainable_variables)  # as the callback does: ScheduleFreeAdamW copies weights when built
+    model.optimizer.build(model.trainable_variables)  # ScheduleFreeAdamW copies weights when built
     return fit(model, 0, 1)
 
 

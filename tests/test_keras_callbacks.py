@@ -245,7 +245,8 @@ def rates_of(callbacks, optimizer=None, epochs=3):
         model = runs.dense_model()
         model.compile(optimizer or keras.optimizers.SGD(0.5), "mse", run_eagerly=True)
         keeping = [Keeps()] if rank == 0 else []
-        return model.fit(runs.X[:6], runs.Y[:6], batch_size=2, epochs=epochs, verbose=0, callbacks=callbacks() + keeping)
+        callbacks_of_rank = callbacks() + keeping
+        return model.fit(runs.X[:6], runs.Y[:6], batch_size=2, epochs=epochs, verbose=0, callbacks=callbacks_of_rank)
 
     with World(4) as world:
         return seen, world.run(body)[0].history
@@ -258,9 +259,14 @@ def test_warmup_ends_at_the_full_rate():
 
 
 def test_schedules_multiply_between_their_epochs():
-    staircase = lambda: [hvd.callbacks.LearningRateScheduleCallback(0.8, 0.5, start_epoch=1, end_epoch=3)]  # noqa: E731
+    def staircase():
+        return [hvd.callbacks.LearningRateScheduleCallback(0.8, 0.5, start_epoch=1, end_epoch=3)]
+
     assert rates_of(staircase, epochs=4)[0] == pytest.approx([0.5] * 3 + [0.8] * 3 + [0.4] * 6)
-    smooth = lambda: [hvd.callbacks.LearningRateScheduleCallback(0.9, lambda epoch: 1 - epoch / 2, staircase=False)]  # noqa: E731
+
+    def smooth():
+        return [hvd.callbacks.LearningRateScheduleCallback(0.9, lambda epoch: 1 - epoch / 2, staircase=False)]
+
     assert rates_of(smooth, epochs=1)[0] == pytest.approx([0.9, 0.75, 0.6])
 
 

@@ -148,7 +148,8 @@ def test_no_byte_travels_before_the_boundary(two):
             optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=3)
             weights = variables([0.0, 0.0], [[0.0]])
             optimizer.build(weights)
-            step = both_modes(lambda: optimizer.apply([tf.constant([1.0 + rank, 2.0]), tf.constant([[4.0]])], weights))[mode]  # noqa: B023
+            gradients = [tf.constant([1.0 + rank, 2.0]), tf.constant([[4.0]])]
+            step = both_modes(lambda: optimizer.apply(gradients, weights))[mode]  # noqa: B023
             counts, values = [], []
             for _ in range(6):
                 step()
@@ -379,7 +380,9 @@ def scaled_model(rank, outside, dtype="mixed_float16", passes=1, eager=False):
     return model
 
 
-@pytest.mark.parametrize("outside, passes, eager", [(False, 1, False), (True, 1, False), (False, 2, True), (True, 2, False)])
+@pytest.mark.parametrize(
+    "outside, passes, eager", [(False, 1, False), (True, 1, False), (False, 2, True), (True, 2, False)]
+)
 def test_an_overflow_on_one_rank_skips_the_update_on_all(two, outside, passes, eager):
     def body(rank):
         model = scaled_model(rank, outside, passes=passes, eager=eager)

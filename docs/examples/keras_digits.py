@@ -1,11 +1,11 @@
-"""A small convolutional network on scikit-learn's handwritten digits: Keras' fit, and a loop of one's own with the tape.
+"""A small convolutional network on scikit-learn's digits: Keras' fit, and a loop of one's own with the tape.
 
     ringtrainrun -np 2 python docs/examples/keras_digits.py --epochs 6 --folder .
     ringtrainrun -np 2 python docs/examples/keras_digits.py --epochs 6 --resume epoch-03.keras
     ringtrainrun -np 2 python docs/examples/keras_digits.py --loop --epochs 3
 
-A run that resumes ends with the same bits as one that was never interrupted: the file holds the optimizer's state, and what
-it does not hold, the order of the data and the state of dropout, follows from the number of the epoch.
+A run that resumes ends with the same bits as one that was never interrupted: the file holds the optimizer's state, and
+what it does not hold, the order of the data and the state of dropout, follows from the number of the epoch.
 """
 
 import argparse

@@ -11,7 +11,9 @@ import inspect as _inspect
 try:
     import keras as _keras
 except ImportError as _problem:
-    raise ImportError(f"ringtrain.keras needs Keras 3, but: {_problem}. Run: pip install keras tensorflow") from _problem
+    raise ImportError(
+        f"ringtrain.keras needs Keras 3, but: {_problem}. Run: pip install keras tensorflow"
+    ) from _problem
 
 if _keras.__version__.split(".")[0] != "3":
     raise ImportError(f"ringtrain.keras needs Keras 3, but found {_keras.__version__}. Run: pip install 'keras>=3'")
@@ -67,5 +69,7 @@ init, Compression = _backend.hvd.init, _backend.hvd.Compression
 
 _SUBMODULES = ("callbacks", "elastic")
 __all__ = [
-    name for name in dir() if not name.startswith("_") and (name in _SUBMODULES or not _inspect.ismodule(globals()[name]))
+    name
+    for name in dir()
+    if not name.startswith("_") and (name in _SUBMODULES or not _inspect.ismodule(globals()[name]))
 ]

@@ -87,8 +87,8 @@ class GradientReduction:
             return True, self.reduce(gradients, variables)
         if any(_is_overwritten(variable) for variable in variables):
             raise UnsupportedError(
-                f"apply '{self.prefix}': expected backward_passes_per_step=1 with float8 layers, whose maxima cannot be "
-                f"added up, but found {self.window.passes}. Use Keras' gradient_accumulation_steps with them."
+                f"apply '{self.prefix}': expected backward_passes_per_step=1 with float8 layers, whose maxima cannot "
+                f"be added up, but found {self.window.passes}. Use Keras' gradient_accumulation_steps with them."
             )
         present = [place for place, gradient in enumerate(gradients) if gradient is not None]
         kept = [variables[place] for place in present]
@@ -157,7 +157,7 @@ def _kind_of(variable: Any, local: set[int]) -> str:
 
 
 def _is_overwritten(variable: Any) -> bool:
-    """Whether Keras stores the gradient in the variable: the maxima that float8 scales by, which one does not average."""
+    """Whether Keras stores the gradient in the variable: float8 scales by such maxima, which one does not average."""
     return getattr(variable, "overwrite_with_gradient", False)
 
 

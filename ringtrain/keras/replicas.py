@@ -1,7 +1,7 @@
 """The guard against silent divergence: did the first update move all replicas alike?
 
-An optimizer that was compiled without ``DistributedOptimizer``, or loaded from a file and not wrapped again, trains each
-rank on its own data without an error. Each rank's update is put into two numbers for each variable, and these are
+An optimizer that was compiled without ``DistributedOptimizer``, or loaded from a file and not wrapped again, trains
+each rank on its own data without an error. Each rank's update is put into two numbers for each variable, and these are
 compared; an update that was averaged gives all ranks the same ones.
 """
 

@@ -32,7 +32,9 @@ def load_model(
         InvalidArgumentError: ``legacy_opts=True``.
     """
     if legacy_opts:
-        raise InvalidArgumentError("load_model: legacy_opts must be False, but is True. Keras 3 has no such optimizers.")
+        raise InvalidArgumentError(
+            "load_model: legacy_opts must be False, but is True. Keras 3 has no such optimizers."
+        )
     objects = {kind.__name__: kind for kind in custom_optimizers or ()} | (custom_objects or {})
     model = keras.models.load_model(filepath, custom_objects=objects or None)
     if getattr(model, "optimizer", None) is not None:

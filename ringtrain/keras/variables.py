@@ -60,7 +60,8 @@ def broadcast_global_variables(root_rank: int) -> None:
     """Horovod's call for graphs of TensorFlow 1; raises UnsupportedError, since nothing knows all variables today."""
     raise UnsupportedError(
         "broadcast_global_variables: expected a graph of TensorFlow 1 but found Keras 3. Pass "
-        f"BroadcastGlobalVariablesCallback({root_rank}) to fit(), or call broadcast_variables(model.variables, {root_rank})."
+        f"BroadcastGlobalVariablesCallback({root_rank}) to fit(), or call "
+        f"broadcast_variables(model.variables, {root_rank})."
     )
 
 

@@ -13,7 +13,7 @@ class ScheduleHooks:
 
     Args:
         initial_lr: the rate that is multiplied; usually already times the number of ranks.
-        multiplier: a function of the epoch, or a number that is raised to the power of the epochs since ``start_epoch``.
+        multiplier: a function of the epoch, or a number, raised to the power of the epochs since ``start_epoch``.
         start_epoch: the first epoch that it sets.
         end_epoch: the first one that it leaves alone again; None for all.
         staircase: once an epoch; otherwise before every batch, with a fractional epoch.

@@ -1,5 +1,5 @@
-"""ringtrain for ``tf.keras``, with the names that Horovod's scripts use: for Keras 3 those of ``ringtrain.keras``, and for
-the legacy Keras 2 (``TF_USE_LEGACY_KERAS=1``) those of its adapter.
+"""ringtrain for ``tf.keras``, with the names that Horovod's scripts use: for Keras 3 those of ``ringtrain.keras``, and
+for the legacy Keras 2 (``TF_USE_LEGACY_KERAS=1``) those of its adapter.
 
 >>> import ringtrain.tensorflow.keras as hvd
 >>> hvd.init()

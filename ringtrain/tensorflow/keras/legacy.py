@@ -66,7 +66,7 @@ def DistributedOptimizer(  # noqa: N802 - the name that Horovod scripts call
     return optimizer
 
 
-def PartialDistributedOptimizer(*arguments: Any, **named: Any) -> None:  # noqa: N802 - the name that Horovod scripts call
+def PartialDistributedOptimizer(*arguments: Any, **named: Any) -> None:  # noqa: N802 - Horovod's name
     """Raises UnsupportedError: Keras 3 has it."""
     raise UnsupportedError("PartialDistributedOptimizer: expected Keras 3 but found tf_keras. Use Keras 3.")
 
