@@ -52,8 +52,11 @@ def test_training():
 def test_accumulation():
     first, second = run_on_two_ranks(*blocks("accumulation.md", "python"), page="accumulation.md")
     assert_replicas_equal(first, second)
+    # Not all counters: threads may still wake, and answer for the step before. bench accumulation counts those bytes.
+    silent = ("operations", "batches", "bytes", "cache_hits", "cache_misses", "shared_bytes", "wire_bytes_sent")
     for rank in (first, second):
-        assert rank["before"] == rank["quiet"] and rank["before"]["operations"] > 0
+        assert all(rank["before"][name] == rank["quiet"][name] for name in silent)
+        assert rank["before"]["operations"] > 0
         assert rank["number"] == 10
 
 
