@@ -1,5 +1,6 @@
 """What a TensorFlow training loop uses: tapes, variables, objects, SyncBatchNormalization; and releases."""
 
+import inspect
 import re
 from pathlib import Path
 
@@ -304,6 +305,43 @@ def test_elastic_names_say_why():
     for use in (lambda: hvd.elastic.run(print), hvd.elastic.TensorFlowState, hvd.elastic.TensorFlowKerasState):
         with pytest.raises(NotImplementedError, match="a world that may change its size"):
             use()
+
+
+# ---- names that scripts for Horovod use ----
+
+OF_DENSE, FACTORS = "device_dense compression op", "prescale_factor postscale_factor"
+REDUCTION = f"average device_dense device_sparse compression op {FACTORS}"
+GROUPS = "gradient_predivide_factor num_groups groups process_set"
+TAPE = f"gradtape device_dense device_sparse compression sparse_as_dense op {GROUPS}"
+
+
+@pytest.mark.parametrize(
+    "name, arguments",
+    {
+        "allreduce": f"tensor {REDUCTION} name process_set ignore_name_scope",
+        "grouped_allreduce": f"tensors {REDUCTION} process_set ignore_name_scope name",
+        "allgather": "tensor name ignore_name_scope process_set",
+        "grouped_allgather": "tensors name ignore_name_scope process_set",
+        "broadcast": "tensor root_rank name ignore_name_scope process_set",
+        "broadcast_": "variables root_rank name process_set",
+        "alltoall": "tensor splits name ignore_name_scope process_set",
+        "reducescatter": f"tensor {OF_DENSE} name process_set ignore_name_scope {FACTORS}",
+        "grouped_reducescatter": f"tensors {OF_DENSE} process_set {FACTORS}",
+        "size_op": "process_set_id name",
+        "process_set_included_op": "process_set_id name",
+        "broadcast_variables": "variables root_rank process_set inplace",
+        "broadcast_object": "obj root_rank session name process_set",
+        "broadcast_object_fn": "root_rank session name process_set",
+        "allgather_object": "obj session name process_set",
+        "DistributedGradientTape": f"{TAPE} scale_local_gradients",
+        "PartialDistributedGradientTape": f"{TAPE} local_layers scale_local_gradients",
+        "DistributedOptimizer": "optimizer name use_locking device_dense device_sparse compression sparse_as_dense "
+        "backward_passes_per_step op gradient_predivide_factor average_aggregated_gradients num_groups groups "
+        "process_set scale_local_gradients",
+    }.items(),
+)
+def test_arguments_stand_where_horovod_has_them(name, arguments):
+    assert list(inspect.signature(getattr(hvd, name)).parameters)[: len(arguments.split())] == arguments.split()
 
 
 # ---- the page ----
