@@ -169,6 +169,14 @@ int32_t rt_counters(rt_context* context, int64_t* values, int32_t capacity) {
   return ringtrain::kCounterCount;
 }
 
+char* rt_lateness(rt_context* context) {
+  std::string text;
+  for (const ringtrain::Late& late : context->context->lateness().All())
+    text += std::to_string(late.rank) + "|" + std::to_string(late.times) + "|" + std::to_string(late.total) + "|" +
+            std::to_string(late.longest) + "|" + late.longest_name + "\n";
+  return CopyText(text);
+}
+
 char* rt_log_next(rt_context* context) {
   std::string line;
   return context->context->log().Next(&line) ? CopyText(line) : nullptr;

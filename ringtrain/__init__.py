@@ -53,6 +53,7 @@ from ringtrain.operations import (
 from ringtrain.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from ringtrain.sharding import shard
 from ringtrain.stalls import long_phase
+from ringtrain.statistics import stats
 from ringtrain.version import __version__
 
 

@@ -316,6 +316,10 @@ class Context:
         lib.rt_counters(self.native, values, len(tables.COUNTERS))
         return {row.name: values[row.id] for row in tables.COUNTERS}
 
+    def lateness(self) -> list[str]:
+        """The lines of ``rt_lateness``."""
+        return take_text(lib.rt_lateness(self.native)).splitlines()
+
     def process_set_ranks(self, process_set: int) -> list[int] | None:
         """Members of a process set, ascending; None if there is no such set."""
         ranks = ffi.new("int32_t[]", self.size)

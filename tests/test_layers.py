@@ -18,7 +18,7 @@ PYTHON_FLOORS = [
     ["log", "buffers"],
     ["mpi"],
     ["context"],
-    ["process_sets", "probes", "stalls"],
+    ["process_sets", "probes", "stalls", "statistics"],
     ["operations"],
     ["objects", "sharding", "checks"],
     ["testing"],

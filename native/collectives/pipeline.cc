@@ -118,7 +118,9 @@ Status Pipeline::TryRing(bool* moved) {
     RingPass& pass = *passes_[chunk % passes_.size()];
     if (pass.done()) continue;
     RT_TRY(pass.Advance(moved));
-    if (pass.done()) Observe(Stage::kWire, InFlight(chunk), pass.started());
+    if (!pass.done()) continue;
+    group_->counters->Add(Counter::kWireNanoseconds, Now() - pass.started());
+    Observe(Stage::kWire, InFlight(chunk), pass.started());
   }
   return {};
 }

@@ -129,7 +129,7 @@ Status Context::Open(std::shared_ptr<Context> context, std::vector<int> layout, 
   transport.SetDoorbell(&self.doorbell());
   self.ChooseSpin();
   self.coordinator_ = std::make_unique<Coordinator>(self.world_, options, &transport, self.memory_.get(), &self.table_,
-                                                    &self.process_sets_, &self.counters_, &self.timeline_, &self.log_);
+                                                    &self.process_sets_, &self.counters_, &self.lateness_, &self.timeline_, &self.log_);
   if (!options.timeline.empty()) RT_TRY(self.StartTimeline(options.timeline));
   self.thread_ = std::thread(&Context::RunThread, &self);
   *opened = std::move(context);
@@ -247,6 +247,13 @@ void Context::Announce(bool caller_waits, bool urgent, int64_t bytes) {
 }
 
 void Context::Wait(Handle& handle, Nanoseconds deadline) {
+  if (handle.done()) return;
+  const Nanoseconds begin = Now();
+  WaitOn(handle, deadline);
+  counters_.Add(Counter::kWaitNanoseconds, Now() - begin);
+}
+
+void Context::WaitOn(Handle& handle, Nanoseconds deadline) {
   while (!handle.done() && Now() < deadline) {
     std::unique_lock<std::mutex> lock(drive_mutex_, std::try_to_lock);
     if (!lock.owns_lock() || stop_.load()) {

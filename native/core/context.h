@@ -34,6 +34,7 @@ class Context {
   const World& world() const { return world_; }
   std::vector<int> ProcessSetRanks(int process_set) const { return process_sets_.Members(process_set); }
   const Counters& counters() const { return counters_; }
+  const LatenessTable& lateness() const { return lateness_; }
   Log& log() { return log_; }
   Status StartTimeline(const std::string& path);
   Status StopTimeline();
@@ -56,6 +57,7 @@ class Context {
   Status CheckAddition(const Request& request) const;
   Status CheckRemoval(const Request& request) const;
 
+  void WaitOn(Handle& handle, Nanoseconds deadline);
   void Announce(bool caller_waits, bool urgent, int64_t bytes);
   void RunThread();
   void Gather();
@@ -69,6 +71,7 @@ class Context {
   Options options_;
   World world_;
   Counters counters_;
+  LatenessTable lateness_;
   Log log_;
   Timeline timeline_;
   SubmissionTable table_;

@@ -21,7 +21,8 @@ Nanoseconds FromSeconds(double seconds) { return static_cast<Nanoseconds>(second
 }  // namespace
 
 Coordinator::Coordinator(const World& world, const Options& options, Transport* transport, HostMemory* memory,
-                         SubmissionTable* table, ProcessSetTable* process_sets, Counters* counters, Timeline* timeline, Log* log)
+                         SubmissionTable* table, ProcessSetTable* process_sets, Counters* counters, LatenessTable* lateness,
+                         Timeline* timeline, Log* log)
     : world_(world),
       options_(options),
       transport_(transport),
@@ -29,6 +30,7 @@ Coordinator::Coordinator(const World& world, const Options& options, Transport* 
       table_(table),
       process_sets_(process_sets),
       counters_(counters),
+      lateness_(lateness),
       log_(log),
       mail_(transport, memory, world.my_host()),
       executor_(world, options, transport, memory, table, counters, timeline),
@@ -188,6 +190,7 @@ void Coordinator::Perform(int, effect::Abort& abort) { Abort(Status::Internal(ab
 void Coordinator::Perform(int, effect::Count& count) {
   counters_->Add(Counter::kCacheHits, count.hits);
   counters_->Add(Counter::kCacheMisses, count.misses);
+  if (!count.late.empty()) lateness_->Add(count.late);
 }
 
 void Coordinator::RunControl(int process_set, const Response& response) {

@@ -25,7 +25,7 @@ namespace ringtrain {
 class Coordinator {
  public:
   Coordinator(const World& world, const Options& options, Transport* transport, HostMemory* memory, SubmissionTable* table,
-              ProcessSetTable* process_sets, Counters* counters, Timeline* timeline, Log* log);
+              ProcessSetTable* process_sets, Counters* counters, LatenessTable* lateness, Timeline* timeline, Log* log);
   ~Coordinator();
 
   // Does what can be done without waiting. True if anything moved.
@@ -86,6 +86,7 @@ class Coordinator {
   SubmissionTable* const table_;
   ProcessSetTable* const process_sets_;
   Counters* const counters_;
+  LatenessTable* const lateness_;
   Log* const log_;
 
   Mail mail_;

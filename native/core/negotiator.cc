@@ -125,13 +125,18 @@ void Negotiator::On(Nanoseconds now, const event::Tick&, Effects* effects) {
   if (!coordinates()) return;
   CheckStalls(now, effects);
   Decide(effects);
+  if (late_.empty()) return;
+  effect::Count count;
+  for (auto& late : late_) count.late.push_back(std::move(late.second));
+  late_.clear();
+  effects->push_back(std::move(count));
 }
 
 void Negotiator::Announce(Nanoseconds now, Effects* effects) {
   if (ready_.ids.empty() && ready_.requests.empty() && ready_.refusals.empty()) return;
   std::sort(ready_.ids.begin(), ready_.ids.end());
   Frame frame = std::exchange(ready_, MakeFrame(FrameType::kReady));
-  effects->push_back(effect::Count{static_cast<int>(frame.ids.size()), static_cast<int>(frame.requests.size())});
+  effects->push_back(effect::Count{static_cast<int>(frame.ids.size()), static_cast<int>(frame.requests.size()), {}});
   if (coordinates())
     Receive(now, options_.me, frame, effects);
   else
@@ -231,6 +236,8 @@ void Negotiator::Arrive(Nanoseconds now, int member, const std::string& name, Ar
   }
   if (entry.arrivals[member].present) return;  // members refuse a second one themselves; never count it twice
   arrival.present = true;
+  entry.last = member;
+  entry.last_but_one_at = std::exchange(entry.last_at, now);
   entry.arrivals[member] = std::move(arrival);
   CompleteIfReady(name, effects);
 }
@@ -333,7 +340,22 @@ void Negotiator::CompleteAll(Effects* effects) {
   for (const std::string& name : std::list<std::string>(order_)) CompleteIfReady(name, effects);
 }
 
+// Where members have joined, the last to join may have been waited for instead.
+void Negotiator::NoteLast(const Entry& entry) {
+  if (member_count() == 1 || std::find(joined_.begin(), joined_.end(), true) != joined_.end()) return;
+  const Nanoseconds waited = entry.last_at - entry.last_but_one_at;
+  const int rank = options_.members[entry.last];
+  Late& late = late_[rank];
+  late.rank = rank;
+  ++late.times;
+  late.total += waited;
+  if (waited < late.longest) return;
+  late.longest = waited;
+  late.longest_name = entry.name;
+}
+
 void Negotiator::Complete(Entry entry, Effects* effects) {
+  NoteLast(entry);
   ResponseCache::Id id = entry.arrivals[0].id;
   std::vector<const Request*> requests;
   Ready ready;

@@ -25,6 +25,7 @@
 
 #include "base/clock.h"
 #include "core/frame.h"
+#include "core/lateness.h"
 #include "core/request.h"
 #include "core/response_cache.h"
 
@@ -72,8 +73,9 @@ struct Warn {
 struct Abort {  // the members no longer agree; the world cannot go on
   std::string cause;
 };
-struct Count {  // requests of this rank that went out as ids of the response cache, and in full
-  int hits, misses;
+struct Count {
+  int hits = 0, misses = 0;     // requests of this rank that went out as ids of the response cache, and in full
+  std::vector<Late> late = {};  // ranks that submitted last since this was told before, on the coordinator
 };
 }  // namespace effect
 using Effect = std::variant<effect::Send, effect::Execute, effect::Fail, effect::Warn, effect::Abort, effect::Count>;
@@ -132,6 +134,8 @@ class Negotiator {
     std::string name;
     std::vector<Arrival> arrivals;  // by member
     Nanoseconds since = 0, warn_at = 0;
+    int last = 0;  // member that submitted last
+    Nanoseconds last_at = 0, last_but_one_at = 0;
     Nanoseconds patience = 0;  // from the start to the next warning
     std::list<std::string>::iterator place;  // in order_
     const Request& any() const;  // some member's request
@@ -152,6 +156,7 @@ class Negotiator {
   void CompleteIfReady(const std::string& name, Effects* effects);
   void CompleteAll(Effects* effects);
   void Complete(Entry entry, Effects* effects);
+  void NoteLast(const Entry& entry);
   void FailEntry(const Entry& entry, const Refusal& failure, Effects* effects);
   void Tell(int member, Verdict verdict, Effects* effects);
   void Decide(Effects* effects);
@@ -184,6 +189,7 @@ class Negotiator {
   std::vector<int> unanswered_;      // by member: requests that it was asked to send again
   std::vector<Request> held_joins_;  // by member: behind those requests; no name if there is none
   std::string join_name_;            // of the join under way
+  std::map<int, Late> late_;               // by rank, since it was told before
   std::map<int, Nanoseconds> busy_until_;  // members that are, or of late were, in a long phase
   int batches_under_way_ = 0;
   ResponseCache::Id next_id_ = 1;

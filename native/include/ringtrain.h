@@ -101,6 +101,9 @@ void rt_world_of(rt_context *context, rt_world *world);
 int32_t rt_process_set_ranks(rt_context *context, int32_t process_set, int32_t *ranks, int32_t capacity);
 /* Counters in the order of tables/counters.def; returns how many there are. */
 int32_t rt_counters(rt_context *context, int64_t *values, int32_t capacity);
+/* Ranks that submitted operations last, as a line "rank|times|total nanoseconds|longest|name of that operation" each; only where this
+ * rank coordinates a process set, as rank 0 does the world. The caller frees it with rt_free. */
+char *rt_lateness(rt_context *context);
 /* Next line of the context's log, "level|text", or NULL; the caller frees it with rt_free. */
 char *rt_log_next(rt_context *context);
 int32_t rt_timeline_start(rt_context *context, const char *path, char **error);
