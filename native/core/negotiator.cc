@@ -245,6 +245,7 @@ void Negotiator::Arrive(Nanoseconds now, int member, const std::string& name, Ar
 void Negotiator::Join(int member, const Request& request, Effects* effects) {
   joined_[member] = true;
   join_name_ = request.name;
+  CancelOwed(member);
   CompleteAll(effects);
   if (std::find(joined_.begin(), joined_.end(), false) != joined_.end()) return FailHopelessJoin(effects);
   Ready ready;
@@ -300,6 +301,15 @@ bool Negotiator::TakeOwed(int member, const std::string& name, Refusal* failure)
   members.erase(found);
   if (members.empty()) owed_.erase(debt);
   return true;
+}
+
+// The member has joined: all that it submitted before has arrived, so what it has not asked about it left out.
+void Negotiator::CancelOwed(int member) {
+  for (auto debt = owed_.begin(); debt != owed_.end();) {
+    auto& members = debt->second;
+    members.erase(std::remove_if(members.begin(), members.end(), [&](const auto& owed) { return owed.first == member; }), members.end());
+    debt = members.empty() ? owed_.erase(debt) : std::next(debt);
+  }
 }
 
 Negotiator::Entry Negotiator::Take(Entries::iterator found) {

@@ -152,6 +152,7 @@ class Negotiator {
   void FailHopelessJoin(Effects* effects);
   void Refuse(int member, const Refusal& refusal, Effects* effects);
   bool TakeOwed(int member, const std::string& name, Refusal* failure);
+  void CancelOwed(int member);
   Entry Take(Entries::iterator entry);
   void CompleteIfReady(const std::string& name, Effects* effects);
   void CompleteAll(Effects* effects);
@@ -183,7 +184,7 @@ class Negotiator {
 
   Entries entries_;
   std::list<std::string> order_;  // names of entries_ by first arrival
-  std::unordered_map<std::string, std::vector<std::pair<int, Refusal>>> owed_;  // members that will hear of a failure when they submit
+  std::map<std::string, std::vector<std::pair<int, Refusal>>> owed_;  // members that will hear of a failure when they submit
   std::vector<Ready> ready_to_run_;
   std::vector<bool> joined_, left_;  // by member
   std::vector<int> unanswered_;      // by member: requests that it was asked to send again

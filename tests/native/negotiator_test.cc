@@ -490,6 +490,18 @@ RT_TEST(joined_ranks_are_listed_and_needed_no_more) {
   }
 }
 
+// Rank 1 joins instead of submitting the "x" that rank 2 refuses, but the refusal arrives first. Found by the simulator.
+RT_TEST(refusal_of_what_a_joined_rank_left_out_does_not_wait_for_it) {
+  Simulation simulation(3, 1);
+  simulation.Refuse(2, "x", "x is no good");
+  simulation.Settle();
+  for (int rank : {1, 0, 2}) simulation.Submit(rank, Named(Operation::kJoin, "join"));
+  simulation.Settle();
+  for (int rank : {0, 1, 2}) simulation.Submit(rank, Allreduce("x"));
+  simulation.Settle();
+  for (int rank : {0, 1, 2}) RT_CHECK_EQ(Executions(simulation, rank, "x"), 1);
+}
+
 RT_TEST(joined_root_cannot_broadcast) {
   Simulation simulation(2, 1);
   simulation.Submit(1, Named(Operation::kJoin, "join"));
