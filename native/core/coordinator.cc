@@ -282,6 +282,10 @@ Nanoseconds Coordinator::next_timer() const {
 // ---- the end ----
 
 void Coordinator::SayGoodbye(bool gone) {
+  // What was submitted or refused before goes ahead, so that nobody takes it for left out.
+  bool moved = false;
+  TakeSubmissions(&moved);
+  TickNegotiators(Now(), &moved);
   // Whoever decides for me, and everyone for whom I decide.
   std::set<int> concerned = {0};
   for (const auto& entry : negotiators_) {
