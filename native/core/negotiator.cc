@@ -93,6 +93,7 @@ void Negotiator::On(Nanoseconds, const event::BatchFinished&, Effects*) {
 void Negotiator::On(Nanoseconds, const event::Left& event, Effects* effects) {
   left_[event.member] = true;
   if (coordinates()) {
+    if (event.gone) Withdraw(event.member, effects);
     CompleteAll(effects);
     FailHopelessJoin(effects);
   } else if (event.member == 0 && event.gone) {
@@ -309,6 +310,23 @@ void Negotiator::CancelOwed(int member) {
     auto& members = debt->second;
     members.erase(std::remove_if(members.begin(), members.end(), [&](const auto& owed) { return owed.first == member; }), members.end());
     debt = members.empty() ? owed_.erase(debt) : std::next(debt);
+  }
+}
+
+// The member is gone: what it submitted and did not wait for cannot run without it.
+void Negotiator::Withdraw(int member, Effects* effects) {
+  for (const std::string& name : std::list<std::string>(order_)) {
+    auto found = entries_.find(name);
+    found->second.arrivals[member] = Arrival();
+    if (Submitters(found->second).empty()) Take(found);
+  }
+  for (const Ready& ready : std::exchange(ready_to_run_, {})) {
+    Frame frame = MakeFrame(FrameType::kVerdicts);
+    frame.verdicts.emplace_back();
+    frame.verdicts[0].failure = {ready.request().name, StatusCode::kClosed,
+                                 ready.request().Subject() + ": " + RanksText({options_.members[member]}) +
+                                     " called shutdown() and left before it ran. Wait for operations before shutdown()."};
+    Broadcast(frame, effects);
   }
 }
 

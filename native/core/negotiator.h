@@ -153,6 +153,7 @@ class Negotiator {
   void Refuse(int member, const Refusal& refusal, Effects* effects);
   bool TakeOwed(int member, const std::string& name, Refusal* failure);
   void CancelOwed(int member);
+  void Withdraw(int member, Effects* effects);
   Entry Take(Entries::iterator entry);
   void CompleteIfReady(const std::string& name, Effects* effects);
   void CompleteAll(Effects* effects);

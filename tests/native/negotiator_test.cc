@@ -74,13 +74,13 @@ class Simulation {
   void Refuse(int rank, const std::string& name, const std::string& text) {
     Feed(rank, event::Refused{{name, StatusCode::kInvalidArgument, text}});
   }
-  // The goodbye reaches every other rank in its queue, as the coordinator sends it.
   void LongPhase(int rank, Nanoseconds duration) { Feed(rank, event::LongPhase{duration}); }
-  void Leave(int rank) {
+  // The goodbye reaches every other rank in its queue, as the coordinator sends it.
+  void Leave(int rank, bool gone = false) {
     Tick(rank);
-    Feed(rank, event::Left{rank});
+    Feed(rank, event::Left{rank, gone});
     for (int other = 0; other < size(); ++other)
-      if (other != rank) Queue(rank, other).push_back("");
+      if (other != rank) Queue(rank, other).push_back(gone ? "gone" : "");
   }
 
   bool InFlight(int rank, const std::string& name) const { return nodes_[rank].in_flight.count(name) > 0; }
@@ -141,7 +141,7 @@ class Simulation {
   void Deliver(int from, int to) {
     std::string bytes = std::move(Queue(from, to).front());
     Queue(from, to).pop_front();
-    if (bytes.empty()) return Feed(to, event::Left{from});
+    if (bytes.empty() || bytes == "gone") return Feed(to, event::Left{from, !bytes.empty()});
     Frame frame;
     RT_REQUIRE(Frame::Decode(bytes, &frame));
     Feed(to, event::Arrived{from, std::move(frame)});
@@ -715,6 +715,26 @@ RT_TEST(leaving_after_submitting_keeps_the_operation) {
         RT_CHECK(simulation.Idle(rank));
       }
     }
+}
+
+// The others come when it has stopped serving. It took part in nothing that is under way. Found by the simulator.
+RT_TEST(what_a_rank_left_behind_fails_when_it_is_gone) {
+  for (bool others_wait : {false, true}) {
+    Simulation simulation(3, 1);
+    simulation.Submit(2, Allreduce("x"));
+    if (others_wait) simulation.Submit(1, Allreduce("x"));
+    simulation.Settle();
+    simulation.Leave(2);
+    simulation.Leave(2, true);
+    simulation.Settle();
+    if (!others_wait) simulation.Submit(1, Allreduce("x"));
+    simulation.Submit(0, Allreduce("x"));
+    simulation.Settle();
+    for (int rank : {0, 1}) {
+      RT_CHECK_EQ(FailureOf(simulation, rank, "x").code(), StatusCode::kClosed);
+      RT_CHECK(simulation.Idle(rank));
+    }
+  }
 }
 
 // ---- stalls ----
