@@ -55,6 +55,8 @@ bool Coordinator::Step() {
     std::vector<int> finished;
     Status status = executor_.Advance(&moved, &finished);
     for (int process_set : finished) Feed(process_set, event::BatchFinished{});
+    if (!finished.empty())
+      for (const auto& held : std::exchange(held_removals_, {})) RunControl(held.first, held.second);
     if (!finished.empty()) TickNegotiators(Now(), &moved);
     if (!status.ok()) Abort(status);
   }
@@ -170,11 +172,7 @@ void Coordinator::Perform(int process_set, effect::Send& send) {
 void Coordinator::Perform(int process_set, effect::Execute& execute) {
   if (aborted_) return;
   const Response& first = execute.responses[0];
-  if (Find(first.request.operation)->output == Output::kNone) {  // never fused
-    RunControl(process_set, first);
-    Feed(process_set, event::BatchFinished{});
-    return;
-  }
+  if (Find(first.request.operation)->output == Output::kNone) return RunControl(process_set, first);  // never fused
   Status status = executor_.Start(process_set, execute);
   if (!status.ok()) Abort(status);
 }
@@ -194,14 +192,21 @@ void Coordinator::Perform(int, effect::Count& count) {
 }
 
 void Coordinator::RunControl(int process_set, const Response& response) {
+  // A rank that had joined may still be busy with a batch of the set for which nobody here waits: the set goes after it.
+  if (response.request.operation == Operation::kRemoveProcessSet && executor_.busy(static_cast<int>(response.request.splits[0]))) {
+    held_removals_.emplace_back(process_set, response);
+    return;
+  }
   auto submission = table_->Find(process_set, response.request.name);
   const std::vector<int64_t>& list = response.request.splits;
   if (response.request.operation == Operation::kAddProcessSet) AddProcessSet(response.result, {list.begin(), list.end()});
   if (response.request.operation == Operation::kRemoveProcessSet) RemoveProcessSet(static_cast<int>(list[0]));
-  if (submission == nullptr) return;
-  submission->handle->result = response.result;
-  counters_->Add(Counter::kOperations, 1);
-  table_->Finish(submission, Status());
+  if (submission != nullptr) {
+    submission->handle->result = response.result;
+    counters_->Add(Counter::kOperations, 1);
+    table_->Finish(submission, Status());
+  }
+  Feed(process_set, event::BatchFinished{});
 }
 
 void Coordinator::Send(int rank, Frame frame) {

@@ -295,6 +295,11 @@ Status Executor::Start(int process_set, const effect::Execute& execute) {
   return {};
 }
 
+bool Executor::busy(int process_set) const {
+  auto lane = lanes_.find(process_set);
+  return lane != lanes_.end() && !lane->second.executions.empty();
+}
+
 Status Executor::Advance(bool* moved, std::vector<int>* finished) {
   for (auto& entry : lanes_) {
     auto& executions = entry.second.executions;

@@ -36,6 +36,7 @@ class Executor {
   // Moves every group's batches; appends the process set of each that is finished.
   Status Advance(bool* moved, std::vector<int>* finished);
   bool busy() const { return under_way_ > 0; }
+  bool busy(int process_set) const;
 
  private:
   class Execution;
