@@ -32,7 +32,8 @@ Negotiator::Negotiator(NegotiatorOptions options)
       joined_(options_.members.size(), false),
       left_(options_.members.size(), false),
       unanswered_(options_.members.size(), 0),
-      held_joins_(options_.members.size()) {
+      held_joins_(options_.members.size()),
+      held_goodbyes_(options_.members.size(), false) {
   ready_ = MakeFrame(FrameType::kReady);
 }
 
@@ -91,6 +92,10 @@ void Negotiator::On(Nanoseconds, const event::BatchFinished&, Effects*) {
 
 // A coordinator that has left still decides until it is gone: what it submitted itself may yet run.
 void Negotiator::On(Nanoseconds, const event::Left& event, Effects* effects) {
+  if (unanswered_[event.member] > 0 && !event.gone) {  // something that it submitted before has not arrived
+    held_goodbyes_[event.member] = true;
+    return;
+  }
   left_[event.member] = true;
   if (coordinates()) {
     if (event.gone) Withdraw(event.member, effects);
@@ -216,6 +221,10 @@ void Negotiator::Receive(Nanoseconds now, int member, const Frame& ready, Effect
   }
   if (!held_joins_[member].name.empty() && unanswered_[member] == 0)
     Join(member, std::exchange(held_joins_[member], Request()), effects);
+  if (held_goodbyes_[member] && unanswered_[member] == 0) {
+    held_goodbyes_[member] = false;
+    On(now, event::Left{member}, effects);
+  }
   if (resend.ids.empty()) return;
   if (member == options_.me)
     Resend(resend.ids);
@@ -321,10 +330,11 @@ void Negotiator::Withdraw(int member, Effects* effects) {
     if (Submitters(found->second).empty()) Take(found);
   }
   for (const Ready& ready : std::exchange(ready_to_run_, {})) {
+    const Request& request = ready.agreed.response.request;
     Frame frame = MakeFrame(FrameType::kVerdicts);
     frame.verdicts.emplace_back();
-    frame.verdicts[0].failure = {ready.request().name, StatusCode::kClosed,
-                                 ready.request().Subject() + ": " + RanksText({options_.members[member]}) +
+    frame.verdicts[0].failure = {request.name, StatusCode::kClosed,
+                                 request.Subject() + ": " + RanksText({options_.members[member]}) +
                                      " called shutdown() and left before it ran. Wait for operations before shutdown()."};
     Broadcast(frame, effects);
   }

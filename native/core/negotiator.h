@@ -190,6 +190,7 @@ class Negotiator {
   std::vector<bool> joined_, left_;  // by member
   std::vector<int> unanswered_;      // by member: requests that it was asked to send again
   std::vector<Request> held_joins_;  // by member: behind those requests; no name if there is none
+  std::vector<bool> held_goodbyes_;  // by member: behind those requests
   std::string join_name_;            // of the join under way
   std::map<int, Late> late_;               // by rank, since it was told before
   std::map<int, Nanoseconds> busy_until_;  // members that are, or of late were, in a long phase

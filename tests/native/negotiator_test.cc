@@ -717,6 +717,23 @@ RT_TEST(leaving_after_submitting_keeps_the_operation) {
     }
 }
 
+// What it submitted last travels as an id that the coordinator has evicted, and is asked for again. Found by the simulator.
+RT_TEST(goodbye_waits_for_what_is_asked_for_again) {
+  NegotiatorOptions options;
+  options.cache_capacity = 1;
+  Simulation simulation(2, 1, options);
+  for (int rank : {0, 1}) simulation.Submit(rank, Allreduce("a"));
+  simulation.Settle();
+  for (int rank : {0, 1}) simulation.Submit(rank, Allreduce("b"));
+  simulation.Tick(1);
+  simulation.Submit(1, Allreduce("a"));
+  simulation.Leave(1);
+  simulation.Submit(0, Allreduce("a"));
+  simulation.Settle();
+  RT_CHECK_EQ(simulation.resends, int64_t{1});
+  for (int rank : {0, 1}) RT_CHECK_EQ(Executions(simulation, rank, "a"), 2);
+}
+
 // The others come when it has stopped serving. It took part in nothing that is under way. Found by the simulator.
 RT_TEST(what_a_rank_left_behind_fails_when_it_is_gone) {
   for (bool others_wait : {false, true}) {
