@@ -1,9 +1,10 @@
-"""Builds the native tests with ninja: one executable for each *_test.cc, *_fuzz.cc and *_test.c here.
+"""Builds the native tests with ninja: one executable for each *_test.cc, *_fuzz.cc and *_test.c here, and the simulator.
 
     python tests/native/build.py [--variant plain|tsan|asan] [--into DIR] [NAME ...]
 
 All sources of the core go into one archive, each test is linked with it. The variants differ in flags only, and
-each has a folder of its own, so that a second build compiles what changed. tests/test_native.py runs the results.
+each has a folder of its own, so that a second build compiles what changed. tests/test_native.py runs the results,
+tests/test_simulation.py those of tests/simulation: `simulate` and `simulate_mutants`, which are built when named.
 """
 
 from __future__ import annotations
@@ -15,6 +16,13 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+SIMULATION = ROOT / "tests" / "simulation"
+sys.path.insert(0, str(SIMULATION))
+import mutants  # noqa: E402
+
+# What the negotiator consists of: it links nothing else of native/, so the simulator is built in seconds.
+NEGOTIATION = ["core/frame.cc", "core/fusion.cc", "core/match.cc", "core/negotiator.cc", "core/request.cc", "core/response_cache.cc",
+               "tables/tables.cc"]
 COMMON = ["-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-pthread", "-g", f"-I{ROOT / 'native'}"]
 VARIANTS = {
     "plain": ["-O3"],  # as the package is built: other loops than -O2 makes
@@ -53,8 +61,8 @@ def build_folder(variant: str) -> Path:
     return ROOT / "build" / f"native-{variant}"
 
 
-def describe(variant: str) -> str:
-    """The text of build.ninja for a variant."""
+def describe(variant: str, folder: Path, with_mutants: bool) -> str:
+    """The text of build.ninja for a variant that is built in a folder."""
     compilers = [f"cxx = {os.environ.get('CXX', 'g++')}", f"cc = {os.environ.get('CC', 'gcc')}"]
     lines = [*compilers, "flags = " + " ".join(COMMON + VARIANTS[variant]), RULES]
     library = sorted(set((ROOT / "native").glob("**/*.cc")) - set((ROOT / "native" / "tensorflow").glob("*.cc")))
@@ -63,7 +71,25 @@ def describe(variant: str) -> str:
     lines.append("build libringtrain.a: archive " + " ".join(object_of(source) for source in library))
     for source in test_sources():
         lines.append(f"build {source.stem}: link {object_of(source)} libringtrain.a")
-    return "\n".join(lines) + "\n"
+    lines.append("default libringtrain.a " + " ".join(source.stem for source in test_sources()))
+    return "\n".join([*lines, *describe_simulation(folder, with_mutants)]) + "\n"
+
+
+def describe_simulation(folder: Path, with_mutants: bool) -> list[str]:
+    """The lines for `simulate`, of the sources as they are, and for `simulate_mutants`, of copies that hold the mutants."""
+    own = sorted(SIMULATION.glob("*.cc"))
+    lines = [f"build {object_of(source)}: compile {source}\n  flags = $flags -I{SIMULATION}" for source in own]
+    common = [object_of(source) for source in own if source.stem != "no_mutants"]
+    whole = [object_of(ROOT / "native" / name) for name in NEGOTIATION]
+    lines.append(f"build simulate: link {' '.join([*common, *whole, object_of(SIMULATION / 'no_mutants.cc')])}")
+    if not with_mutants:
+        return lines
+    mutated = mutants.write(ROOT / "native", folder / "mutated")
+    lines += [f"build objects/mutated/{source.stem}.o: compile {source}\n  flags = $flags -I{SIMULATION}" for source in mutated]
+    copies = [f"objects/mutated/{source.stem}.o" for source in mutated]
+    others = [object_of(ROOT / "native" / name) for name in NEGOTIATION if name not in mutants.sources()]
+    lines.append(f"build simulate_mutants: link {' '.join([*common, *others, *copies])}")
+    return lines
 
 
 def object_of(source: Path) -> str:
@@ -73,12 +99,13 @@ def object_of(source: Path) -> str:
 def build(variant: str, names: list[str] | None = None, into: Path | None = None) -> Path:
     """Builds the tests of a variant, all or the named ones, and returns the folder that holds them.
 
-    Raises subprocess.CalledProcessError, after ninja has printed why, if something does not compile.
+    Raises subprocess.CalledProcessError, after ninja has printed why, if something does not compile, and ValueError if a
+    mutant does not fit its source any more.
     """
     folder = into or build_folder(variant)
     folder.mkdir(parents=True, exist_ok=True)
     description = folder / "build.ninja"
-    text = describe(variant)
+    text = describe(variant, folder, with_mutants="simulate_mutants" in (names or []))
     if not description.exists() or description.read_text() != text:
         description.write_text(text)
     subprocess.run([sys.executable, "-m", "ninja", "-C", folder, "--quiet", "-k", "0", *(names or [])], check=True)

@@ -1,0 +1,141 @@
+"""Faults planted into copies of the negotiator's sources, to show that the simulation finds such faults.
+
+Each row replaces one piece of a source that occurs there once. All go into one copy, each behind a switch, so that a
+single executable (``simulate_mutants``) has them all and one is awake at a time. Production sources know nothing of it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Mutant(NamedTuple):
+    """A fault: in the source `file`, `original` becomes `mutated`; both are statements, ending in ; or }, or expressions."""
+
+    name: str
+    file: str
+    original: str
+    mutated: str
+
+
+NEGOTIATOR, MATCH, FUSION, REQUEST = "core/negotiator.cc", "core/match.cc", "core/fusion.cc", "core/request.cc"
+MUTANTS = [
+    # Who has to be there
+    Mutant("a goodbye overtakes what was asked for again", NEGOTIATOR, "unanswered_[event.member] > 0 && !event.gone", "false"),
+    Mutant("any join counts for all members", NEGOTIATOR, "found->second.arrivals[member].present || joined_[member]",
+           "found->second.arrivals[member].present || joined_[0]"),
+    Mutant("ready with one member missing", NEGOTIATOR, "      waits = true;", "      waits = member > 0;"),
+    Mutant("a member that left is waited for", NEGOTIATOR, "  left_[event.member] = true;", ";"),
+    Mutant("a goodbye does not end what waits for it", NEGOTIATOR, "    CompleteAll(effects);\n    FailHopelessJoin(effects);",
+           "    FailHopelessJoin(effects);"),
+    Mutant("a coordinator that is gone is still written to", NEGOTIATOR, "    coordinator_gone_ = true;", ";"),
+    # Joins
+    Mutant("a join overtakes what was asked for again", NEGOTIATOR,
+           "!held_joins_[member].name.empty() && unanswered_[member] == 0", "!held_joins_[member].name.empty()"),
+    Mutant("joined members stay joined", NEGOTIATOR, "  ready_to_run_.push_back(std::move(ready));\n  std::fill(joined_.begin(), joined_.end(), false);",
+           "ready_to_run_.push_back(std::move(ready));"),
+    Mutant("a join leaves waiting operations alone", NEGOTIATOR, "\n  CompleteAll(effects);", ";"),
+    Mutant("a join keeps what the member is owed", NEGOTIATOR, "  CancelOwed(member);", ";"),
+    Mutant("joined members are listed off by one", NEGOTIATOR, "if (!arrival.present) ready.joined.push_back(member);",
+           "if (!arrival.present) ready.joined.push_back(member > 0 ? member - 1 : 0);"),
+    Mutant("batches mix different joined members", NEGOTIATOR, "if (ready.joined != ready_to_run_[0].joined) break;", ";"),
+    Mutant("a joined root sends nothing", MATCH, "members[member] == first.root && requests[member] == nullptr", "false"),
+    # Errors
+    Mutant("late members do not hear of a failure", NEGOTIATOR, "owed_[entry.name].emplace_back(member, failure);", ";"),
+    Mutant("the refusing member is told of its own refusal", NEGOTIATOR, "!entry.arrivals[member].refused && !joined_[member]",
+           "!joined_[member]"),
+    Mutant("an error is not told to the coordinator's own rank", NEGOTIATOR, "  if (member == options_.me)\n    Apply(frame, effects);\n  else\n    effects->push_back(effect::Send{member, std::move(frame)});",
+           "if (member != options_.me) effects->push_back(effect::Send{member, std::move(frame)});"),
+    Mutant("the newest failure is told first", NEGOTIATOR, "*failure = std::move(found->second);", "*failure = members.back().second;"),
+    Mutant("shapes may differ", MATCH, "ShapesText(r, RaggedRows(r))", "ShapesText(Request(), RaggedRows(r))"),
+    Mutant("a mismatch lists only two groups", MATCH, "if (group == groups.size()) groups.emplace_back(text, std::vector<int>());",
+           "if (group == groups.size()) { if (group == 2) group = 1; else groups.emplace_back(text, std::vector<int>()); }"),
+    Mutant("ranks are named by their places", MATCH, "groups[group].second.push_back(members[member]);",
+           "groups[group].second.push_back(static_cast<int>(member));"),
+    # The response cache
+    Mutant("an unknown id is dropped", NEGOTIATOR, "      resend.ids.push_back(id);", ";"),
+    Mutant("an id stands for another request", NEGOTIATOR, "!(cache_.Find(id)->RequestOf(options_.me, member_count()) == request)", "false"),
+    Mutant("what joined members left out is cached", NEGOTIATOR, "ready.joined.empty() && response.request.cacheable",
+           "response.request.cacheable"),
+    Mutant("a used entry is not touched", NEGOTIATOR, "if (agreed.cached) cache_.Touch(agreed.id);",
+           "if (agreed.cached && coordinates()) cache_.Touch(agreed.id);"),
+    Mutant("an id is given twice", NEGOTIATOR, "ready.agreed.id = next_id_++;", "ready.agreed.id = 1 + next_id_++ % 7;"),
+    Mutant("an evicted response is named by its id", NEGOTIATOR, "agreed.cached && cache_.Find(agreed.id) == nullptr", "false"),
+    Mutant("nothing is cached", NEGOTIATOR, "if (!agreed.cached && agreed.id != ResponseCache::kNone) cache_.Insert(agreed.id, agreed.response);", ";"),
+    Mutant("rows of another member", REQUEST, "rows[member * tensors + tensor]", "rows[tensor]"),
+    # Batches
+    Mutant("a finished batch frees no place", NEGOTIATOR, "if (coordinates()) --batches_under_way_;",
+           "if (coordinates() && next_id_ % 5 != 0) --batches_under_way_;"),
+    Mutant("any number of batches is under way", NEGOTIATOR, "!ready_to_run_.empty() && batches_under_way_ < kMostBatches",
+           "!ready_to_run_.empty()"),
+    Mutant("a batch grows beyond the threshold", FUSION, "bytes + ready[next]->request.bytes() > threshold_bytes", "false"),
+    Mutant("sum and maximum share a batch", FUSION, "a.reduction == b.reduction", "true"),
+    Mutant("averages of other weights share a batch", FUSION, "one.weights == other.weights", "true"),
+    Mutant("the last member hears of no batch", NEGOTIATOR, "if (member != options_.me) effects->push_back(effect::Send{member, frame});",
+           "if (member != options_.me && (member + 1 < member_count() || next_id_ % 3 != 0)) effects->push_back(effect::Send{member, frame});"),
+    # Stalls
+    Mutant("a stall is never given up", NEGOTIATOR, "options_.stall_abort == kNever ? kNever : std::max(entry.since, BusyUntil(entry)) + options_.stall_abort", "kNever"),
+    Mutant("stall reports do not get rarer", NEGOTIATOR, "while (entry->since + entry->patience <= now) entry->patience *= 2;", ";"),
+    Mutant("a stall names the wrong ranks", NEGOTIATOR, "if (!entry.arrivals[member].present && !joined_[member]) ranks.push_back(options_.members[member]);",
+           "if (!entry.arrivals[member].present && !joined_[member]) ranks.push_back(member);"),
+    Mutant("the coordinator sets no timer", NEGOTIATOR, "!coordinates() || order_.empty()", "true"),
+    Mutant("process sets share an id", NEGOTIATOR, "next_process_set_++", "1 + next_process_set_++ % 2"),
+]
+AWAKE = "::ringtrain::simulation::awake_mutant == {number}"
+
+
+def sources() -> list[str]:
+    """The files of native/ that have mutants."""
+    return sorted({mutant.file for mutant in MUTANTS})
+
+
+def mutated(file: str, text: str) -> str:
+    """The text of a source with all its mutants in it.
+
+    Raises ValueError if a mutant's piece does not occur exactly once, or overlaps another's: the source has changed.
+    """
+    pieces = []
+    for number, mutant in enumerate(MUTANTS):
+        if mutant.file != file:
+            continue
+        if text.count(mutant.original) != 1:
+            raise ValueError(f"mutant '{mutant.name}': expected this once in {file}, but found it {text.count(mutant.original)} times: "
+                             f"{mutant.original!r}. Adapt tests/simulation/mutants.py to the source.")
+        pieces.append((text.index(mutant.original), mutant, AWAKE.format(number=number)))
+    end = 0
+    parts = ['#include "mutants.h"\n']
+    for start, mutant, awake in sorted(pieces):
+        if start < end:
+            raise ValueError(f"mutant '{mutant.name}' overlaps another in {file}. Choose other pieces.")
+        parts += [text[end:start], switched(mutant, awake)]
+        end = start + len(mutant.original)
+    return "".join([*parts, text[end:]])
+
+
+def switched(mutant: Mutant, awake: str) -> str:
+    """The C++ that does one or the other."""
+    if mutant.original.endswith(";"):
+        return f"{{ if ({awake}) {{ {mutant.mutated} }} else {{ {mutant.original} }} }}"
+    return f"({awake} ? ({mutant.mutated}) : ({mutant.original}))"
+
+
+def names_source() -> str:
+    """The C++ file that gives the executable the names."""
+    names = "".join(f'    "{mutant.name}",\n' for mutant in MUTANTS)
+    return ('#include "mutants.h"\n\nnamespace ringtrain {\nnamespace simulation {\n\n'
+            f"const std::vector<std::string> kMutants = {{\n{names}}};\nint awake_mutant = -1;\n\n"
+            "}  // namespace simulation\n}  // namespace ringtrain\n")
+
+
+def write(native: Path, folder: Path) -> list[Path]:
+    """Writes the mutated copies and the names into a folder, leaving alone what has not changed, and returns their paths."""
+    texts = {"mutant_names.cc": names_source()}
+    for file in sources():
+        texts["mutated_" + Path(file).name] = mutated(file, (native / file).read_text())
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        path = folder / name
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
+    return [folder / name for name in texts]

@@ -1,0 +1,107 @@
+// Plan: everything that a simulated world is going to do, with the verdict that each of its operations must get.
+//
+// A plan is drawn from a seed (Generate) and is a value: a failing one is made smaller by leaving things out (Case), and what
+// is left still knows its verdicts, because they follow from who does what (ExpectedVerdict) and not from how it was drawn.
+#ifndef RINGTRAIN_TESTS_SIMULATION_PLAN_H_
+#define RINGTRAIN_TESTS_SIMULATION_PLAN_H_
+
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "core/negotiator.h"
+
+namespace ringtrain {
+namespace simulation {
+
+constexpr Nanoseconds kMillisecond = 1000000;
+constexpr Nanoseconds kSecond = 1000 * kMillisecond;
+
+enum class Act {
+  kSubmits,
+  kRefuses,  // its own rank finds it wrong
+  kAbsent,   // has joined before, or left
+  kAbandons, // submits, shuts down without waiting for it, and is gone before the others come
+};
+
+// What one rank does about a turn.
+struct Part {
+  Act act = Act::kSubmits;
+  int round = 0;
+  Request request;          // of kSubmits and kAbandons
+  std::string value;        // where ranks differ: what the error must say about this one
+  std::string refusal;      // of kRefuses
+  Nanoseconds delay = 0;    // before it, from the fence of its round or when its turn comes
+};
+
+// One operation: what every member of a process set does about one name.
+struct Turn {
+  int number = 0;
+  int set = 0;              // planned process set; 0 is the world
+  std::string name;
+  std::string differs;      // the attribute in which ranks differ, if they do
+  bool fenced = false;      // alone in its round, which starts and ends on all ranks at one moment
+  int creates = 0;          // add_process_set: the planned set
+  std::map<int, Part> parts;  // by rank
+  std::vector<int> needs;     // numbers of turns without which this one has no sense
+
+  // Some submitter's.
+  const Request& request() const;
+  std::vector<int> ranks_that(Act act) const;
+};
+
+struct Verdict {
+  bool runs = true;
+  StatusCode code = StatusCode::kOk;   // of a failure
+  std::vector<std::string> any_of;     // one of these texts begins the failure's
+  std::vector<std::string> all_of;     // each of these texts is in it
+  int warnings = 0;                    // stall reports before it
+};
+
+struct Fault {
+  enum Kind { kFreeze, kSlow, kLateStart, kCrash };
+  int number = 0;
+  Kind kind = kFreeze;
+  int rank = 0;
+  Nanoseconds at = 0, duration = 0;
+};
+
+struct Plan {
+  uint64_t seed = 0;
+  std::vector<int> ranks;                 // ascending
+  NegotiatorOptions options;              // of every negotiator; members are the sets'
+  std::map<int, std::vector<int>> sets;   // planned set -> its ranks
+  std::vector<Turn> turns;
+  std::vector<Fault> faults;
+  std::map<int, int> leaves_after;        // rank -> round; the others leave at the end
+  Nanoseconds link_delay = 0, step_delay = 0, program_delay = 0, batch_delay = 0;  // at most
+
+  bool crashes() const;
+  std::string Text() const;
+};
+
+// A plan and what is kept of it. Its text is what a failure prints and `simulate --case` takes.
+struct Case {
+  using Kept = std::optional<std::set<int>>;  // everything, unless it says what
+  uint64_t seed = 1;
+  int size = 0;  // 0: the seed chooses
+  Kept ranks, turns, faults;
+
+  std::string Text() const;
+  // False for a text that is no case.
+  static bool Parse(const std::string& text, Case* parsed);
+};
+
+// How the error names the list of a process set: [0, 2, 5]
+std::string RanksListText(const std::vector<int64_t>& ranks);
+
+Plan Generate(uint64_t seed, int size);
+Plan MakePlan(const Case& from);
+Verdict ExpectedVerdict(const Plan& plan, const Turn& turn);
+
+}  // namespace simulation
+}  // namespace ringtrain
+#endif  // RINGTRAIN_TESTS_SIMULATION_PLAN_H_

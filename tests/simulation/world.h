@@ -1,0 +1,92 @@
+// SimulatedWorld: ranks, the network between them and the time in which they live, on one thread.
+//
+// One heap of events, keyed by virtual time; every choice comes from the plan's seed. The network keeps the order of a pair of
+// ranks and no other. Runs until nothing is left to happen or the judge has found something.
+#ifndef RINGTRAIN_TESTS_SIMULATION_WORLD_H_
+#define RINGTRAIN_TESTS_SIMULATION_WORLD_H_
+
+#include <map>
+#include <memory>
+#include <queue>
+#include <string>
+#include <vector>
+
+#include "rank.h"
+
+namespace ringtrain {
+namespace simulation {
+
+struct Result {
+  std::string violation;  // empty if there was none
+  uint64_t digest = 0;    // of every event in its order: equal for two runs of one plan
+  int64_t events = 0;
+};
+
+class SimulatedWorld : public Surroundings {
+ public:
+  // trace: prints every event to stderr.
+  SimulatedWorld(const Plan& plan, bool trace);
+
+  Result Run();
+
+  Nanoseconds now() const override { return now_; }
+  void Send(int from, int to, std::string bytes) override;
+  void CallStep(int rank, Nanoseconds delay) override;
+  void CallProgram(int rank, Nanoseconds delay) override;
+  void BeginBatch(int rank, int set, size_t index, const std::vector<int>& members) override;
+  bool PassesFence(int rank, int fence) override;
+
+ private:
+  enum Kind : uint8_t { kFrame, kStep, kProgram, kTimer, kBatchEnd, kFreeze, kCrash, kAbort };
+  struct Happening {
+    Nanoseconds at;
+    uint64_t number;  // in the order in which they were made: equal times keep it
+    Kind kind;
+    int rank;
+    int other = 0;             // kFrame: the sender; kBatchEnd: the set
+    Nanoseconds made = 0;      // kFrame: when it was sent
+    Nanoseconds duration = 0;  // kFreeze
+    std::string bytes = {};
+    bool operator<(const Happening& that) const { return at != that.at ? at > that.at : number > that.number; }
+  };
+  struct Host {  // of one rank
+    std::unique_ptr<SimulatedRank> rank;
+    Nanoseconds frozen_until = 0, crashed_at = kNever, timer = kNever;
+    Nanoseconds step_at = kNever, program_at = kNever;  // called for
+    int slowness = 1;
+  };
+  struct Link {
+    explicit Link(Random random) : random(random) {}
+    Random random;
+    Nanoseconds last = 0;  // arrival
+  };
+
+  void Add(Happening happening);
+  void Call(Kind kind, int rank, Nanoseconds delay, Nanoseconds* called);
+  void Happen(Happening& happening);
+  void Note(const Happening& happening);
+  void Crash(int rank);
+  void SetTimer(int rank);
+  void CheckAllEnded();
+
+  const Plan& plan_;
+  const bool trace_;
+  Judge judge_;
+  Random random_;
+  Nanoseconds now_ = 0;
+  uint64_t number_ = 0;
+  Result result_;
+  std::priority_queue<Happening> heap_;
+  std::map<int, Host> hosts_;                                     // by rank
+  std::map<std::pair<int, int>, Link> links_;                     // by (from, to)
+  std::map<std::pair<int, size_t>, std::set<int>> batches_;       // by (set, index): who has begun it
+  std::map<std::pair<int, int>, Nanoseconds> batch_ends_;         // by (rank, set): of the last one
+  std::map<int, std::set<int>> fences_;                           // who has come to it
+};
+
+// Runs a plan from its start to its end.
+Result Simulate(const Plan& plan, bool trace = false);
+
+}  // namespace simulation
+}  // namespace ringtrain
+#endif  // RINGTRAIN_TESTS_SIMULATION_WORLD_H_

@@ -1,0 +1,99 @@
+"""The negotiator in thousands of simulated worlds (tests/simulation), and proof that the simulation would find faults."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SIMULATION = Path(__file__).parent / "simulation"
+sys.path.insert(0, str(Path(__file__).parent / "native"))
+import build  # noqa: E402
+import mutants  # noqa: E402  (build adds its folder)
+
+SECONDS = 30  # of seeds that no run has seen
+LONG_SECONDS = 3600
+LARGE_WORLDS = {1024: 3, 4096: 1}  # ranks: seeds
+MOST_SEEDS = 2000  # until a mutant must be caught
+
+
+@pytest.fixture(scope="module")
+def programs() -> Path:
+    """The folder with `simulate` and `simulate_mutants`, compiled once."""
+    return build.build("plain", ["simulate", "simulate_mutants"])
+
+
+def simulate(program: Path, *arguments: object) -> tuple[int, str]:
+    """Exit code and output of a run."""
+    done = subprocess.run([program, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return done.returncode, done.stdout
+
+
+def check(program: Path, *arguments: object) -> str:
+    """The output of a run that must find nothing."""
+    code, said = simulate(program, *arguments)
+    assert code == 0, said
+    return said
+
+
+def fresh_seed() -> int:
+    return int.from_bytes(os.urandom(4), "little")
+
+
+def test_cases_that_found_something(programs: Path) -> None:
+    check(programs / "simulate", "--cases", SIMULATION / "cases.txt")
+
+
+def test_first_seeds(programs: Path) -> None:
+    check(programs / "simulate", "--seeds", "1-3000")
+
+
+def test_seeds_that_nobody_has_seen(programs: Path) -> None:
+    seed = fresh_seed()
+    check(programs / "simulate", "--seeds", f"{seed}-{seed}", "--seconds", SECONDS)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(LONG_SECONDS + 600)
+def test_seeds_for_long(programs: Path) -> None:
+    seed = fresh_seed()
+    check(programs / "simulate", "--seeds", f"{seed}-{seed}", "--seconds", LONG_SECONDS)
+
+
+@pytest.mark.parametrize("ranks", LARGE_WORLDS)
+def test_large_worlds(ranks: int, programs: Path) -> None:
+    check(programs / "simulate", "--size", ranks, "--seeds", f"1-{LARGE_WORLDS[ranks]}")
+
+
+def test_a_seed_replays_bit_for_bit(programs: Path) -> None:
+    first, again, other = (check(programs / "simulate", "--case", f"seed={seed} size=6") for seed in (5, 5, 6))
+    digest = re.compile("digest [0-9a-f]{16}")
+    assert first == again
+    assert digest.findall(first) != digest.findall(other)
+
+
+def test_each_mutant_is_caught(programs: Path) -> None:
+    said = check(programs / "simulate_mutants", "--mutants", "--seeds", f"1-{MOST_SEEDS}", "--size", "2-8")
+    assert len(re.findall("caught", said)) == len(mutants.MUTANTS) >= 15
+
+
+def test_a_failure_shrinks_and_replays(programs: Path) -> None:
+    """A planted fault is printed with a case of few turns and ranks that shows it again, in the same words each time."""
+    mutant = ["--mutant", "a join keeps what the member is owed"]
+    code, said = simulate(programs / "simulate_mutants", *mutant, "--seeds", "1-200", "--size", "2-8")
+    assert code == 1
+    small, violation = re.search(r"shrunk to: (.*)\n(.*)\n", said).groups()
+    turns = re.search("turns=([0-9,]+)", small)[1].split(",")
+    assert len(turns) <= 4 and re.search(r"^[23] ranks", said, re.MULTILINE)
+    code, again = simulate(programs / "simulate_mutants", *mutant, "--case", small)
+    assert code == 1 and violation in again
+    check(programs / "simulate", "--case", small)  # without the mutant nothing is wrong with it
+
+
+def test_a_mutant_that_no_longer_fits_is_told() -> None:
+    with pytest.raises(ValueError, match="Adapt tests/simulation/mutants.py"):
+        mutants.mutated(mutants.MUTANTS[0].file, "int main() {}")
