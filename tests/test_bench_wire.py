@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ringtrain.bench import hosts
+from ringtrain.bench import hosts, shaped
 
 MISSING = hosts.missing() or ("" if hosts.find_program("iperf3") else "iperf3 is not installed")
 ROOT = Path(__file__).parents[1]
@@ -40,3 +40,44 @@ def test_wire_says_what_it_needs() -> None:
               "sys.exit(__main__.main(['wire']))")
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 2 and "no namespaces here" in done.stderr and "apt-get install" in done.stderr
+
+
+REPORT = json.dumps({"end": {"sum_received": {"bits_per_second": 8e8}, "sum_received_bidir_reverse": {"bits_per_second": 7.2e8}}})
+REFUSED = json.dumps({"end": {}, "error": "unable to connect to server: Connection refused"})
+
+
+class Host:
+    """A host on which iperf3 gives these reports one after the other, then the last one for ever."""
+
+    name = address = "host"
+
+    def __init__(self, *reports: str):
+        self.reports = list(reports)
+        self.server: subprocess.Popen | None = None
+
+    def run(self, *line: str) -> subprocess.CompletedProcess:
+        report = self.reports.pop(0) if len(self.reports) > 1 else self.reports[0]
+        return subprocess.CompletedProcess(line, 0, report, "")  # iperf3 returns 0 whatever happens
+
+    def start(self, *line: str, **options) -> subprocess.Popen:
+        self.server = subprocess.Popen(["sleep", "60"])
+        return self.server
+
+    def signal_to(self, process: subprocess.Popen, number: int) -> None:
+        process.send_signal(number)
+
+
+def test_rate_is_the_slower_ways_once_the_server_answers() -> None:
+    server = Host()
+    assert shaped.measured_rate(Host(REFUSED, "", REPORT), server) == 9e7
+    assert server.server.returncode is not None, "the server was left running"
+
+
+@pytest.mark.parametrize("report, words", [(REFUSED, "Connection refused"), ("", "nothing"), ("no JSON", "no JSON"),
+                                           ('{"end": {"sum_received": {}}}', "sum_received")])
+def test_a_rate_that_is_not_found_is_an_error_with_the_words_of_iperf(report: str, words: str,
+                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shaped, "SECONDS_FOR_IPERF", 0.0)
+    with pytest.raises(RuntimeError, match=words) as problem:
+        shaped.measured_rate(Host(report), Host())
+    assert "raw rate from 'host' to 'host'" in str(problem.value)

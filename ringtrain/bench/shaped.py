@@ -7,6 +7,8 @@ ringtrainrun starts across these hosts.
 import argparse
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 import time
@@ -15,6 +17,7 @@ from collections.abc import Sequence
 from ringtrain.bench import hosts
 
 IPERF_SECONDS = 3
+SECONDS_FOR_IPERF = 30.0
 
 
 def start(chosen: argparse.Namespace, arguments: Sequence[str]) -> int:
@@ -44,22 +47,40 @@ def start_apart(ranks: int, rate: str, arguments: Sequence[str]) -> int:
 
 
 def measured_rate(one: hosts.Host, other: hosts.Host) -> float:
-    """Bytes per second from host to host, both ways at once: the slower way's."""
-    server = other.start("iperf3", "--server", "--one-off", stdout=subprocess.DEVNULL)
+    """Bytes per second from host to host, both ways at once: the slower way's.
+
+    Raises RuntimeError with what iperf3 said last if it finds no rate within ``SECONDS_FOR_IPERF``.
+    """
+    server = other.start("iperf3", "--server", stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + SECONDS_FOR_IPERF
     try:
-        deadline = time.monotonic() + 10.0
         while True:
             client = one.run("iperf3", "--client", other.address, "--bidir", "--json", "--time", str(IPERF_SECONDS))
-            if client.returncode == 0:
-                break
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"iperf3: expected a rate, but it says: {client.stdout[-500:]}{client.stderr}")
+            try:
+                return rate_in(client.stdout)
+            except ValueError as problem:  # its server does not listen yet, or still ends the test before
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"raw rate from '{one.name}' to '{other.name}': iperf3 must measure it within "
+                                       f"{SECONDS_FOR_IPERF:g} s, but {problem} {client.stderr.strip()}") from None
             time.sleep(0.1)
     finally:
-        server.terminate()
+        if server.poll() is None:
+            other.signal_to(server, signal.SIGKILL)
         server.wait()
-    ends = json.loads(client.stdout)["end"]
-    return min(ends["sum_received"]["bits_per_second"], ends["sum_received_bidir_reverse"]["bits_per_second"]) / 8
+
+
+def rate_in(report: str) -> float:
+    """The slower way's bytes per second in iperf3's JSON report.
+
+    Raises ValueError with what stands there instead: iperf3's exit code is 0 even if it could not connect.
+    """
+    try:
+        found = json.loads(report)
+        ways = [found["end"][way]["bits_per_second"] for way in ("sum_received", "sum_received_bidir_reverse")]
+    except (KeyError, json.JSONDecodeError):
+        said = re.search(r'"error":\s*"(.*)"', report)
+        raise ValueError(f"it says: {said[1] if said else report[-200:].strip() or 'nothing'}.") from None
+    return min(ways) / 8
 
 
 def _run(first: hosts.Host, names: Sequence[str], ranks_per_host: int, arguments: Sequence[str]) -> int:
