@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -255,19 +256,42 @@ def test_the_launchers_end_is_the_end_of_all(mpi: str, number: signal.Signals, c
     await_that(lambda: not members(mark), "all processes of the job had ended")
 
 
-def test_a_second_ctrl_c_kills_at_once(mpi: str) -> None:
+# The launcher with as good as no end to the time that ranks have after they were asked to end: only a kill at once ends them.
+PATIENT_LAUNCHER = """
+import pathlib, re, sys
+from ringtrain.launch import cli, job, reach
+
+def patient(program):
+    text, changes = re.subn(r"^(SECONDS_TO_(?:KILL|END)) = .*", r"\\1 = 1e6", program.read_text(), flags=re.M)
+    assert changes == 1, program
+    copy = pathlib.Path(sys.argv[1], program.name)
+    copy.write_text(text)
+    return copy
+
+reach.AGENT_PROGRAM, job.RANK_PROGRAM, job.SECONDS_TO_KILL = patient(reach.AGENT_PROGRAM), patient(job.RANK_PROGRAM), 1e6
+sys.exit(cli.main(sys.argv[2:]))
+"""
+
+
+def test_a_second_ctrl_c_kills_at_once(mpi: str, tmp_path: Path) -> None:
+    """Nothing else can: these ranks only say that they were asked to end, and have as long as they like."""
     mark = f"job-{uuid.uuid4()}"
-    deaf = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready')\ntime.sleep(300)"
-    launcher = subprocess.Popen(ringtrainrun(mpi, 2, *python(deaf)), stdout=subprocess.PIPE, text=True,
+    deaf = "import signal, time\nsignal.signal(signal.SIGTERM, lambda *_: print('asked'))\nprint('ready')\ntime.sleep(300)"
+    python_, _, _, *arguments = ringtrainrun(mpi, 2, *python(deaf))
+    launcher = subprocess.Popen([python_, "-c", PATIENT_LAUNCHER, tmp_path, *arguments], stdout=subprocess.PIPE, text=True,
                                 env=dict(os.environ, RINGTRAIN_TEST_JOB=mark))
-    assert sorted(launcher.stdout.readline() for _ in range(2)) == ["[0] ready\n", "[1] ready\n"]
-    launcher.send_signal(signal.SIGINT)
-    time.sleep(0.3)
-    assert members(mark), "the ranks were to be deaf"
-    launcher.send_signal(signal.SIGINT)
-    assert launcher.wait(PATIENCE) == 130
-    launcher.stdout.close()
-    await_that(lambda: not members(mark), "all processes of the job had ended")
+    for word in ("ready", "asked"):
+        assert sorted(launcher.stdout.readline() for _ in range(2)) == [f"[0] {word}\n", f"[1] {word}\n"]
+        assert members(mark)
+        launcher.send_signal(signal.SIGINT)
+    try:
+        assert launcher.wait(PATIENCE) == 130
+        await_that(lambda: not members(mark), "all processes of the job had ended")
+    finally:
+        for process in members(mark):  # which are as patient as the launcher, if it failed
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        launcher.communicate()
 
 
 def test_a_failing_rank_ends_the_others(mpi: str) -> None:
