@@ -1,5 +1,6 @@
 """Fixtures shared by the Python tests; see ``worlds`` for the two ways in which a world comes about."""
 
+import os
 import signal
 
 import pytest
@@ -19,6 +20,8 @@ def pytest_configure(config):
     # A shell's background job ignores SIGINT, and so would all that the tests start; those of Ctrl-C need it.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # On a machine with fewer GPUs than a test has ranks, the launcher would refuse them. Who wants GPUs names them.
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
     config.addinivalue_line("markers", "least_ranks(n): the fixture `world` has n ranks at least")
 
 

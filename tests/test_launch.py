@@ -13,6 +13,7 @@ import sys
 import pytest
 
 from ringtrain.launch import cli, mpich, openmpi, srun
+from ringtrain.launch.agent import visible_gpus
 from ringtrain.launch.environment import job_environment
 from ringtrain.launch.hosts import Host, HostsError, find_here, is_this_host, parse_hostfile, parse_hosts, parse_slurm, place
 from ringtrain.launch.job import command_line
@@ -370,18 +371,41 @@ def test_interfaces_are_named_by_name_or_network(names: list[str], found: bool) 
 
 LIKE_HERE = {"python": platform.python_version(), "package": "1", "mpi": "Open MPI v5, more\nlines", "gpus": 0,
              "gpus_are_chosen": False}
+HERE = Installation("Open MPI v5, more", "", openmpi, "", package="1")
 
 
 @pytest.mark.parametrize("facts, words", [
     ({}, ""), ({"python": "2.7.1"}, "Python must be the same as here, but is 2.7 there"),
     ({"package": "2"}, "ringtrain must be the same as here, but is 2 there and 1 here"),
     ({"mpi": "MPICH 4"}, "MPI must be the same as here, but is MPICH 4 there"),
-    ({"gpus": 1, "gpus_are_chosen": True}, "names 1 for 2 ranks"), ({"gpus": 0, "gpus_are_chosen": True}, ""),
-    ({"gpus": 1}, ""), ({"problem": ["file", "/x", "it must exist"]}, "file '/x': it must exist")])
+    ({"gpus": 1, "gpus_are_chosen": True}, "each of its 2 ranks, but CUDA_VISIBLE_DEVICES names 1"),
+    ({"gpus": 1}, "each of its 2 ranks, but it has 1"), ({"gpus": 0, "gpus_are_chosen": True}, ""), ({"gpus": 2}, ""),
+    ({"problem": ["file", "/x", "it must exist"]}, "file '/x': it must exist")])
 def test_a_host_must_be_like_this_one(facts: dict, words: str) -> None:
-    told = problems_of("b", 2, {**LIKE_HERE, **facts}, Installation("Open MPI v5, more", "", openmpi, "", package="1"))
+    told = problems_of("b", 2, {**LIKE_HERE, **facts}, HERE)
     assert len(told) == bool(words) and words in "".join(told)
     assert all("host 'b'" in line for line in told)
+
+
+def test_gpus_may_be_shared_on_purpose() -> None:
+    assert planned("-np", "2", "--share-gpus", "true").shares_gpus
+    assert problems_of("b", 2, {**LIKE_HERE, "gpus": 1}, HERE, shares_gpus=True) == []
+
+
+@pytest.mark.parametrize("chosen, seen", [(None, 2), ("", 0), ("-1", 0), ("0", 1), ("3,GPU-8932f937,1", 3), ("0,-1,1", 1)])
+def test_visible_gpus_are_counted(chosen: str | None, seen: int, tmp_path) -> None:
+    """Those that the variable names up to one that is none; without it, those with a device file."""
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "null"):
+        (tmp_path / name).touch()
+    environment = {} if chosen is None else {"CUDA_VISIBLE_DEVICES": chosen}
+    assert visible_gpus(environment, tmp_path) == {"gpus": seen, "gpus_are_chosen": chosen is not None}
+
+
+def test_more_ranks_than_gpus_are_refused_before_any_starts() -> None:
+    done = launch("-np", "2", "echo", "started", CUDA_VISIBLE_DEVICES="0")
+    assert done.returncode == 125 and done.stdout == "" and "names 1. Give it fewer slots" in done.stderr
+    done = launch("-np", "2", "-x", "CUDA_VISIBLE_DEVICES=", "echo", "started", CUDA_VISIBLE_DEVICES="0")
+    assert done.returncode == 0 and done.stdout.count("started") == 2, done.stderr
 
 
 def test_news_of_an_agent_are_understood_however_they_arrive(tmp_path) -> None:

@@ -225,6 +225,13 @@ def test_interfaces_that_lead_nowhere_are_refused(network: Network) -> None:
     assert "host 'node-b': it must have a network interface" in said
 
 
+def test_gpus_named_by_x_are_those_of_every_host(network: Network) -> None:
+    """The variable of the launcher's own host does not travel, but that of -x does."""
+    said = refused(network, "node-a:1,node-b:1", "-x", "CUDA_VISIBLE_DEVICES=0", "-np", "3", "-H", "node-a:1,node-b:2")
+    assert "host 'node-b': there must be a GPU for each of its 2 ranks, but CUDA_VISIBLE_DEVICES names 1" in said
+    assert "node-a" not in said
+
+
 def test_ports_stay_within_the_range(network: Network) -> None:
     program = """
 import subprocess, ringtrain as rt

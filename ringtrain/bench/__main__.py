@@ -51,7 +51,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def _start_ranks(count: int, arguments: Sequence[str]) -> int:
     itself = [sys.executable, "-m", "ringtrain.bench", *arguments]
-    return subprocess.call([sys.executable, "-m", "ringtrain.launch", "-np", str(count), *itself])
+    return subprocess.call([sys.executable, "-m", "ringtrain.launch", "-np", str(count), "--share-gpus", *itself])
 
 
 def _run(benchmark: str, options: dict[str, Any]) -> bool:

@@ -85,7 +85,7 @@ def rate_in(report: str) -> float:
 
 def _run(first: hosts.Host, names: Sequence[str], ranks_per_host: int, arguments: Sequence[str]) -> int:
     listed = ",".join(f"{name}:{ranks_per_host}" for name in names)
-    line = [sys.executable, "-m", "ringtrain.launch", "-np", str(len(names) * ranks_per_host), "-H", listed,
+    line = [sys.executable, "-m", "ringtrain.launch", "-np", str(len(names) * ranks_per_host), "-H", listed, "--share-gpus",
             sys.executable, "-m", "ringtrain.bench", *arguments]  # fmt: skip
     environment = dict(os.environ, OMP_NUM_THREADS=os.environ.get("OMP_NUM_THREADS", "1"))
     return subprocess.call(first.command(*line), env=environment)

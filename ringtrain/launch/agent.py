@@ -9,6 +9,7 @@ The ranks of the host (see `rank`) connect to a Unix socket in the abstract name
 """
 
 import base64
+import itertools
 import json
 import os
 import platform
@@ -85,7 +86,7 @@ def describe(request):
         if not os.path.exists(path):
             return {"problem": ["file", path, "it must exist there as here, but does not"]}
     facts = {"name": socket.gethostname(), "python": platform.python_version(), "cores": len(os.sched_getaffinity(0)),
-             **visible_gpus(),
+             **visible_gpus(dict(os.environ, **request["environment"])),
              "machine": [boot_id(), os.stat("/proc/self/ns/net").st_ino]}
     if request["probe"] is None:
         return facts
@@ -104,16 +105,18 @@ def boot_id():
         return file.read().strip()
 
 
-def visible_gpus():
-    """Number of GPUs that a rank of this host sees, and whether CUDA_VISIBLE_DEVICES says so."""
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is not None:
-        devices = [device for device in chosen.split(",") if device.strip() not in ("", "-1", "NoDevFiles")]
-        return {"gpus": len(devices), "gpus_are_chosen": True}
-    try:
-        return {"gpus": len(os.listdir("/proc/driver/nvidia/gpus")), "gpus_are_chosen": False}
-    except OSError:
-        return {"gpus": 0, "gpus_are_chosen": False}
+def visible_gpus(environment, devices="/dev"):
+    """Number of GPUs that a rank with this environment sees, and whether CUDA_VISIBLE_DEVICES says so.
+
+    Else they are counted by their device files, which a container has only of the GPUs that were given to it.
+    """
+    chosen = environment.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        files = [name for name in os.listdir(devices) if name.startswith("nvidia") and name[6:].isdigit()]
+        return {"gpus": len(files), "gpus_are_chosen": False}
+    # CUDA ignores what stands behind a name that is none.
+    names = itertools.takewhile(lambda name: name.strip() not in ("", "-1", "NoDevFiles"), chosen.split(","))
+    return {"gpus": len(list(names)), "gpus_are_chosen": True}
 
 
 class Networks:

@@ -98,6 +98,7 @@ def _at_once(action):
 @click.option("--config-file", metavar="FILE", help="settings from YAML; flags win")
 @click.option("--mpi-args", metavar="'ARGUMENTS'", help="further arguments for mpirun or srun")
 @click.option("--binding-args", metavar="'ARGUMENTS'", help="how mpirun or srun binds ranks (default: not)")
+@click.option("--share-gpus", "shares_gpus", is_flag=True, help="let a host have more ranks than GPUs")
 @click.option("--mpi", "by_mpirun", is_flag=True, help="use mpirun in a Slurm allocation too")
 @click.option("--function-folder", default="", hidden=True)  # of ringtrain.run
 @click.option("--host-discovery-script", hidden=True)
@@ -169,7 +170,8 @@ def make_plan(given: Mapping[str, Any], environment: Mapping[str, str]) -> Plan:
         folder=os.path.abspath(given["output_filename"]) if given["output_filename"] else "",
         shows_time=given["shows_time"], function_folder=given["function_folder"],
         engine_arguments=tuple(shlex.split(given["mpi_args"] or "")),
-        binding_arguments=tuple(shlex.split(given["binding_args"] or "")), by_srun=by_srun)  # fmt: skip
+        binding_arguments=tuple(shlex.split(given["binding_args"] or "")), by_srun=by_srun,
+        shares_gpus=given["shares_gpus"])  # fmt: skip
 
 
 def find_hosts(given: Mapping[str, Any], environment: Mapping[str, str], by_srun: bool) -> list[Host]:

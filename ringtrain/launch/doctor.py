@@ -51,7 +51,7 @@ def doctor(hosts: str | None, hostfile: str | None, model_mb: float, written: st
     environment = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": "1"}
     try:
         found = run(examine, (int(model_mb * 1e6),), np=sum(host.slots for host in listed) or 2, env=environment,
-                    hosts=",".join(map(str, listed)) or None, **flags)[0]
+                    hosts=",".join(map(str, listed)) or None, share_gpus=True, **flags)[0]
     except RunError:  # the launcher has said why
         sys.exit(1)
     found["floor_seconds"] = floor_seconds(found)

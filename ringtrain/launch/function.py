@@ -33,7 +33,7 @@ def run(
     hosts: str | None = None, hostfile: str | None = None, start_timeout: float | None = None, ssh_port: int | None = None,
     ssh_identity_file: str | None = None, network_interfaces: str | None = None, output_filename: str | None = None,
     mpi_args: str | None = None, env: Mapping[str, str] | None = None, verbose: bool = False,
-    use_mpi: bool | None = None, use_gloo: bool | None = None, disable_cache: bool | None = None,
+    share_gpus: bool = False, use_mpi: bool | None = None, use_gloo: bool | None = None, disable_cache: bool | None = None,
 ) -> list[Any]:  # fmt: skip
     """Calls a function on `np` ranks and returns what it returned, in rank order.
 
@@ -63,6 +63,7 @@ def run(
     line += [f"{flag}={value}" if flag.startswith("--") else f"{flag}{value}"
              for flag, value in flags.items() if value is not None]
     line += ["--verbose"] if verbose else []
+    line += ["--share-gpus"] if share_gpus else []
     with tempfile.TemporaryDirectory(prefix="ringtrain-run-") as name:
         folder = Path(name)
         call = cloudpickle.dumps((func, tuple(args), dict(kwargs or {})))

@@ -26,7 +26,7 @@ from ringtrain.launch.environment import of_host
 from ringtrain.launch.mpi import Installation, LaunchError
 from ringtrain.launch.networks import Chosen
 from ringtrain.launch.output import RankFile, RankStream, Terminal
-from ringtrain.launch.plan import Plan, forwarded
+from ringtrain.launch.plan import Plan
 from ringtrain.launch.preflight import RANK_PROGRAM
 from ringtrain.launch.reach import Agent, HostError
 
@@ -140,7 +140,7 @@ class Job:
         function = base64.b64encode(given).decode() if given else ""
         for agent in self.agents:
             host = agent.host
-            environment = forwarded(self.environment, host.is_here) | of_host(host.name, self.networks, self.environment)
+            environment = self.plan.given_to(host, self.environment) | of_host(host.name, self.networks, self.environment)
             environment["RINGTRAIN_SLOTS"] = str(host.slots)
             try:
                 agent.ask(deadline, do="serve", socket=self.socket, directory=os.getcwd(), environment=environment,

@@ -28,6 +28,7 @@ class Plan:
         ports: first and last port that may be listened on; (0, 0) for any.
         folder: of --output-filename; "" to show the ranks' output.
         function_folder: where `ringtrain.run` has put a function, and wants what the ranks leave; "" for a command.
+        shares_gpus: whether a host may have more ranks than GPUs that they see.
         engine_arguments: of --mpi-args and --binding-args, for the engine's command line.
     """
 
@@ -47,6 +48,7 @@ class Plan:
     engine_arguments: tuple[str, ...] = ()
     binding_arguments: tuple[str, ...] = ()
     by_srun: bool = False
+    shares_gpus: bool = False
     cores: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
     as_root: bool = field(default_factory=lambda: os.geteuid() == 0)
 
@@ -59,6 +61,10 @@ class Plan:
     def oversubscribed(self) -> bool:
         """Whether some host has more ranks than this machine has cores; others are taken to be like it."""
         return max(host.slots for host in self.hosts) > self.cores
+
+    def given_to(self, host: Host, environment: Mapping[str, str]) -> dict[str, str]:
+        """What the launcher gives to the ranks of a host: its environment, as far as it travels, and all of -x."""
+        return {**forwarded(environment, host.is_here), **self.exported}
 
 
 def forwarded(environment: Mapping[str, str], is_here: bool) -> dict[str, str]:

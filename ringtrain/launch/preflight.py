@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ringtrain.launch.mpi import PROBE, Installation, LaunchError
 from ringtrain.launch.networks import Address, Chosen, choose
-from ringtrain.launch.plan import Plan, forwarded
+from ringtrain.launch.plan import Plan
 from ringtrain.launch.reach import Agent, HostError, SrunShell
 
 RANK_PROGRAM = Path(__file__).with_name("rank.py")
@@ -34,8 +34,8 @@ def check_hosts(plan: Plan, installation: Installation,
     deadline = time.monotonic() + plan.start_seconds
     try:
         facts = _of_each(agents, lambda agent: _describe(agent, plan, installation, environment, deadline))
-        _refuse([problem for agent in agents for problem in problems_of(agent.host.name, agent.host.slots,
-                                                                         facts[agent.host.name], installation)])
+        _refuse([problem for agent in agents for problem in problems_of(
+            agent.host.name, agent.host.slots, facts[agent.host.name], installation, plan.shares_gpus)])
         _refuse(_machines_named_twice(facts))
         return agents, _test_networks(agents, plan, deadline) if len(agents) > 1 else None
     except BaseException:
@@ -44,8 +44,11 @@ def check_hosts(plan: Plan, installation: Installation,
         raise
 
 
-def problems_of(host: str, ranks: int, facts: Mapping, installation: Installation) -> list[str]:
-    """What keeps a host with these facts from running ranks beside this one; pure."""
+def problems_of(host: str, ranks: int, facts: Mapping, installation: Installation, shares_gpus: bool = False) -> list[str]:
+    """What keeps a host with these facts from running ranks beside this one; pure.
+
+    A job whose ranks see a GPU is taken to use it, one for each rank.
+    """
     if "problem" in facts:
         subject, name, text = facts["problem"]
         return [f"host '{host}': {subject} '{name}': {text}."]
@@ -56,9 +59,10 @@ def problems_of(host: str, ranks: int, facts: Mapping, installation: Installatio
     told = [f"host '{host}': {name} must be the same as here, but is {found[name]} there and {here[name]} here. "
             "Install the same environment on every host, or share one."
             for name in here if found[name] != here[name] and facts.get("package")]
-    if facts["gpus_are_chosen"] and 0 < facts["gpus"] < ranks:
-        told.append(f"host '{host}': CUDA_VISIBLE_DEVICES must name a GPU for each rank, but it names {facts['gpus']} for "
-                    f"{ranks} ranks. Name more GPUs, give the host fewer slots, or unset it for a job without GPUs.")
+    if 0 < facts["gpus"] < ranks and not shares_gpus:
+        source = "CUDA_VISIBLE_DEVICES names" if facts["gpus_are_chosen"] else "it has"
+        told.append(f"host '{host}': there must be a GPU for each of its {ranks} ranks, but {source} {facts['gpus']}. Give it "
+                    "fewer slots. For a job without GPUs add -x CUDA_VISIBLE_DEVICES= , for ranks that share them --share-gpus.")
     return told
 
 
@@ -79,7 +83,7 @@ def _describe(agent: Agent, plan: Plan, installation: Installation, environment:
     """Facts about one host. The launcher's own environment has been probed already."""
     files = [str(RANK_PROGRAM), installation.program]
     return agent.ask(deadline, do="describe", directory=os.getcwd(), files=files,
-                     environment={} if agent.host.is_here else forwarded(environment, is_here=False),
+                     environment=plan.given_to(agent.host, environment),
                      probe=None if agent.host.is_here else PROBE)
 
 
