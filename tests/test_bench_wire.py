@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from environments import rank_environment, ringtrainrun
 
 from ringtrain.bench import hosts, shaped
 
@@ -33,6 +34,22 @@ def test_wire_fills_the_links_and_writes_what_it_measured(tmp_path: Path) -> Non
     assert large["verified"] and large["np"] == 4
     assert large["floor_seconds"] == pytest.approx((4 << 20) / found["bytes_per_second"])
     assert large["seconds_median"] > 0.5 * large["floor_seconds"], "faster than the link: it was not on the wire"
+
+
+@pytest.mark.openmpi
+def test_overlap_compares_a_step_with_its_parts(tmp_path: Path) -> None:
+    """On the ranks of a job of one host, which need no root."""
+    written = tmp_path / "overlap.json"
+    done = subprocess.run(ringtrainrun("openmpi", 2, "python", "-m", "ringtrain.bench", "overlap", "--bytes", "1MB", "--tensors",
+                                       "4", "--repetitions", "2", "--json", str(written)), capture_output=True, text=True,
+                          timeout=100, env=rank_environment(PYTHONPATH=str(ROOT)))
+    assert done.returncode == 0 and "WRONG" not in done.stdout, done.stdout + done.stderr
+    found = json.loads(written.read_text())["results"]
+    assert [each["free_cores"] for each in found] == ["none", "one"][: len(os.sched_getaffinity(0))]
+    for each in found:
+        parts = (each["computing_seconds_median"], each["sending_seconds_median"])
+        assert min(parts) > 0 and each["tensors"] == 4 and each["verified"]
+        assert each["beyond_the_larger"] == pytest.approx((each["seconds_median"] - max(parts)) / min(parts))
 
 
 def test_wire_says_what_it_needs() -> None:

@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     chosen = make_parser().parse_args(arguments)
     if launcher.find(environment()) is None:
-        if chosen.benchmark == "wire":
+        if hasattr(chosen, "measured_rate"):  # it runs on links of a known rate
             return shaped.start(chosen, arguments)
         if getattr(chosen, "rate", None):
             return shaped.start_apart(chosen.ranks, chosen.rate, arguments)
@@ -104,12 +104,23 @@ def _tensorflow_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _wire_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rate", default="1gbit", help="of each link, both ways, as tc spells it (1gbit)")
-    parser.add_argument("--hosts", type=int, choices=range(2, 9), default=2, metavar="N", help="how many to make (2)")
-    parser.add_argument("--ranks-per-host", type=_numbers, default=[1, 2], metavar="1,2,...")
+    _hosts_options(parser, ranks_per_host=[1, 2])
     parser.add_argument("--sizes", type=_sizes, default=_sizes("1KB,250000000"), metavar="1KB,250000000,...")
     parser.add_argument("--peers", type=_choices("gloo", "mpi"), default=[], metavar="gloo,mpi")
-    parser.add_argument("--repetitions", type=int, default=5, metavar="N", help="turns of each system (5)")
+
+
+def _overlap_options(parser: argparse.ArgumentParser) -> None:
+    _hosts_options(parser, ranks_per_host=[1])
+    parser.add_argument("--bytes", dest="size_bytes", type=parse_bytes, default=100_000_000, metavar="N", help="in all gradients")
+    parser.add_argument("--tensors", type=int, default=64, metavar="N", help="how many gradients (64)")
+
+
+def _hosts_options(parser: argparse.ArgumentParser, ranks_per_host: list[int]) -> None:
+    """What ``shaped.start`` reads."""
+    parser.add_argument("--rate", default="1gbit", help="of each link, both ways, as tc spells it (1gbit)")
+    parser.add_argument("--hosts", type=int, choices=range(2, 9), default=2, metavar="N", help="how many to make (2)")
+    parser.add_argument("--ranks-per-host", type=_numbers, default=ranks_per_host, metavar="1,2,...")
+    parser.add_argument("--repetitions", type=int, default=5, metavar="N", help="turns of each (5)")
     parser.add_argument("--measured-rate", type=float, help=argparse.SUPPRESS)  # bytes per second, for its own ranks
 
 
@@ -131,6 +142,7 @@ BENCHMARKS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "train": ("training steps with PyTorch: ours, DDP, and without communication", _train_options),
     "tensorflow": ("gradients in a graph and training steps: ours beside MultiWorkerMirroredStrategy", _tensorflow_options),
     "wire": ("one tensor between hosts made on this machine, beside the floor that their links set; as root", _wire_options),
+    "overlap": ("a step that computes while it sends, between such hosts, beside either alone; as root", _overlap_options),
     "accumulation": ("bytes and seconds a batch when several make a step", _accumulation_options),
 }
 

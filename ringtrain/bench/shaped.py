@@ -1,6 +1,6 @@
 """Starts benchmarks on hosts that it makes on this machine, with links of a chosen rate; measures what they carry.
 
-``start`` is for ``ringtrain bench wire``, ``start_apart`` for the others. The benchmark itself then runs on ranks that
+``start`` is for ``ringtrain bench wire`` and ``overlap``, ``start_apart`` for the others. The benchmark itself then runs on ranks that
 ringtrainrun starts across these hosts.
 """
 
@@ -24,7 +24,7 @@ def start(chosen: argparse.Namespace, arguments: Sequence[str]) -> int:
     """Makes the hosts, runs the benchmark for each number of ranks a host, and returns the highest exit code."""
     hindrance = hosts.missing() or ("" if hosts.find_program("iperf3") else "the raw rate is measured by iperf3")
     if hindrance:
-        print(f"ringtrain bench wire: {hindrance}. Run as root: apt-get install iperf3 iproute2 openssh-server",
+        print(f"ringtrain bench {chosen.benchmark}: {hindrance}. Run as root: apt-get install iperf3 iproute2 openssh-server",
               file=sys.stderr)  # fmt: skip
         return 2
     names = [f"host-{number}" for number in range(1, chosen.hosts + 1)]
