@@ -131,7 +131,8 @@ void Coordinator::Dispatch(int from, Frame frame) {
   }
   const int process_set = frame.process_set;
   if (negotiators_.count(process_set) == 0) {
-    // Another member has learnt of the set before this one; a set that is gone is forgotten by its members at the same step.
+    // Another member has learnt of the set before this one; or it is gone, and this is a refusal that nobody has waited for.
+    if (process_set <= newest_process_set_) return;
     early_frames_[process_set].emplace_back(from, std::move(frame));
     return;
   }
@@ -231,6 +232,7 @@ void Coordinator::SendBeat(int rank, bool last) {
 
 void Coordinator::AddProcessSet(int process_set, const std::vector<int>& members) {
   const int lane = process_sets_->Add(process_set, members);
+  newest_process_set_ = process_set;
   auto me = std::find(members.begin(), members.end(), world_.rank);
   if (me == members.end()) {
     early_frames_.erase(process_set);

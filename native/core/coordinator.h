@@ -94,6 +94,7 @@ class Coordinator {
   Liveness liveness_;
   std::map<int, Negotiator> negotiators_;                        // by process set, those this rank belongs to
   std::map<int, std::vector<std::pair<int, Frame>>> early_frames_;  // for sets that this rank does not know yet
+  int newest_process_set_ = 0;  // ids ascend, on every rank in the same order
   std::vector<std::pair<int, Response>> held_removals_;  // process set of the operation, what it does
   Nanoseconds last_active_ = 0;
 

@@ -226,6 +226,7 @@ void SimulatedRank::Dispatch(int from, const std::string& bytes) {
   }
   if (frame.type == FrameType::kStalled) return;  // shows where Python is: there is none
   if (sets_.count(frame.process_set) == 0) {
+    if (frame.process_set <= newest_set_) return;  // removed: a refusal that nobody has waited for
     early_frames_[frame.process_set].emplace_back(from, std::move(frame));
     return;
   }
@@ -299,6 +300,7 @@ void SimulatedRank::AddSet(int id, const std::vector<int>& members) {
   if (sets_.count(id) > 0) return judge_->Violate("set " + std::to_string(id) + " is added twice");
   Set& set = sets_[id];
   set.members = members;
+  newest_set_ = id;
   auto me = std::find(members.begin(), members.end(), rank_);
   if (me != members.end()) {
     NegotiatorOptions options = plan_.options;

@@ -106,6 +106,7 @@ class SimulatedRank {
   std::vector<const Turn*> news_;       // submitted or refused since the last step
   std::deque<std::pair<int, std::string>> mail_;
   std::map<int, Set> sets_;             // by id
+  int newest_set_ = 0;                  // id
   std::map<int, int> ids_;              // planned set -> id
   std::map<int, std::vector<std::pair<int, Frame>>> early_frames_;
   std::deque<int> ended_batches_;       // sets
