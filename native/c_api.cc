@@ -148,6 +148,8 @@ void rt_context_free(rt_context* context) {
 
 void rt_abort(rt_context* context, const char* cause) { context->context->Abort(TextOf(cause)); }
 
+void rt_ask_for_stacks_through(rt_context* context, int32_t pipe) { context->context->AskForStacksThrough(pipe); }
+
 void rt_long_phase(rt_context* context, double seconds) { context->context->LongPhase(seconds); }
 
 void rt_world_of(rt_context* context, rt_world* world) {

@@ -44,6 +44,7 @@ class Context {
   // Returns when the operation is done or the deadline has passed.
   void Wait(Handle& handle, Nanoseconds deadline);
   void Abort(const std::string& cause);
+  void AskForStacksThrough(int pipe) { coordinator_->AskForStacksThrough(pipe); }
   void LongPhase(double seconds);
   // Says goodbye, serves the others until all have, and ends. Not ok if the world had failed: some rank may never come to its end.
   Status Close();

@@ -1,6 +1,7 @@
 #include "core/coordinator.h"
 
 #include <signal.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,6 +14,8 @@ namespace {
 
 // MPI moves data only inside its calls, so a rank between hosts stays awake this long after its last work.
 constexpr Nanoseconds kLinger = 10 * INT64_C(1000000);
+
+constexpr Nanoseconds kSecond = INT64_C(1000000000);
 
 constexpr int kMostFrames = 64;  // taken in one step
 
@@ -47,6 +50,7 @@ bool Coordinator::Step() {
   bool moved = false;
   CheckAbort();
   LookForTheDead();
+  InsistOnStacks();
   CheckLongPhase();
   TakeSubmissions(&moved);
   ReceiveMail(&moved);
@@ -354,16 +358,24 @@ void Coordinator::CheckLongPhase() {
   for (const auto& entry : negotiators_) Feed(entry.first, event::LongPhase{duration});
 }
 
-// Without the interpreter, whose lock the busy thread may hold: by a signal whose handler writes the stacks. Without a handler the
-// signal would end the process.
 void Coordinator::ShowStacks(const std::string& awaited) {
-  struct sigaction action;
-  const int number = static_cast<int>(options_.stack_signal);
-  if (number == 0 || sigaction(number, nullptr, &action) != 0 || action.sa_handler == SIG_DFL || action.sa_handler == SIG_IGN) return;
+  const int pipe = stacks_pipe_.load();
+  if (pipe < 0) return;
   const std::string text = "ringtrain: the other ranks wait for " + awaited + ", which rank " + std::to_string(world_.rank) +
                            " has not submitted. Its Python is here:\n";
   if (write(STDERR_FILENO, text.data(), text.size()) < 0) return;
-  kill(getpid(), number);
+  if (write(pipe, "", 1) == 1) insist_on_stacks_at_ = Now() + kSecond;
+}
+
+// A signal's handler needs no lock of the interpreter, which a busy thread may keep. Without a handler it would end the process.
+void Coordinator::InsistOnStacks() {
+  if (insist_on_stacks_at_ == kNever || Now() < insist_on_stacks_at_) return;
+  insist_on_stacks_at_ = kNever;
+  int unread = 0;
+  if (ioctl(stacks_pipe_.load(), FIONREAD, &unread) != 0 || unread == 0) return;
+  struct sigaction action;
+  const int number = static_cast<int>(options_.stack_signal);
+  if (sigaction(number, nullptr, &action) == 0 && action.sa_handler != SIG_DFL && action.sa_handler != SIG_IGN) kill(getpid(), number);
 }
 
 void Coordinator::CheckAbort() {

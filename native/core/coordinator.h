@@ -50,6 +50,9 @@ class Coordinator {
   // Ends the world on all ranks with this cause, unless it has ended already. The driver's thread; any other calls RequestAbort.
   void Abort(const Status& last);
   void RequestAbort(const std::string& cause);
+
+  // Where to ask for this process's stacks when others wait for it; any thread.
+  void AskForStacksThrough(int pipe) { stacks_pipe_.store(pipe); }
   // Nobody shall expect this rank for that long. Any thread; the driver passes it on.
   void RequestLongPhase(Nanoseconds duration) { long_phase_.store(duration, std::memory_order_release); }
 
@@ -74,6 +77,7 @@ class Coordinator {
   void CheckAbort();
   void CheckLongPhase();
   void ShowStacks(const std::string& awaited);
+  void InsistOnStacks();
   Status FirstCause(const Status& cause);
   void Send(int rank, Frame frame);
   void SendBeat(int rank, bool last);
@@ -103,6 +107,8 @@ class Coordinator {
   std::atomic<bool> abort_requested_{false};
   std::string requested_cause_;  // written before abort_requested_
   std::atomic<Nanoseconds> long_phase_{-1};  // asked for and not passed on yet
+  std::atomic<int> stacks_pipe_{-1};
+  Nanoseconds insist_on_stacks_at_ = kNever;
 
   bool all_goodbye_ = false, clean_ = false;
   std::vector<bool> goodbyes_;  // rank 0: by rank

@@ -16,15 +16,21 @@ pytestmark = [
 # PyDLL keeps the GIL, so no Python thread of rank 1 can answer. Unannounced, it is busy until rank 0 has given up.
 RANK = """
     import ctypes, contextlib, os, sys, time, numpy as np, ringtrain as rt
-    announces, given_up = sys.argv[1] == "announced", sys.argv[2]
+    announces, computes, given_up = sys.argv[1] == "announced", sys.argv[1] == "computing", sys.argv[2]
 
     def hold_the_gil(seconds):
         ctypes.PyDLL(None).usleep(int(seconds * 1e6))
 
+    def compute():
+        while not os.path.exists(given_up):
+            sum(range(100000))
+
     rt.init(stall_warning_seconds=1, stall_abort_seconds=2)
     with rt.long_phase(60) if announces and rt.rank() == 1 else contextlib.nullcontext():
         rt.barrier()
-        if rt.rank() == 1:
+        if rt.rank() == 1 and computes:
+            compute()
+        elif rt.rank() == 1:
             hold_the_gil(3)
             while not announces and not os.path.exists(given_up):
                 hold_the_gil(0.1)
@@ -54,6 +60,13 @@ def test_report_and_stacks_of_a_busy_rank(tmp_path):
     assert "in hold_the_gil" in output
     for rank in (0, 1):
         assert f"rank {rank} heard: allreduce 'after'" in output and "RINGTRAIN_STALL_ABORT_SECONDS" in output
+
+
+def test_stacks_of_a_rank_that_runs_python(tmp_path):
+    """Its threads run, so only one that holds the GIL may look at them: the signal's handler stays out."""
+    output = output_of("computing", tmp_path)
+    assert "the other ranks wait for allreduce 'after', which rank 1 has not submitted" in output
+    assert "in compute" in output and output.count("Current thread") == output.count("in _answer") > 0
 
 
 def test_an_announced_phase_is_waited_for(tmp_path):
