@@ -25,7 +25,11 @@ from ringtrain.context import Operation
 from ringtrain.errors import InvalidArgumentError, RingtrainError
 from ringtrain.torch.agreement import DENSE, MISSING, SETTLED, SPARSE, Agreement
 from ringtrain.torch.backward import call_at_end, graph_task, is_nested, take_turns
+from ringtrain.torch.compilation import eager
 from ringtrain.torch.gradients import Group, Member, Reduction
+
+# Small gradients leave together, so that one of them pays for caches that the pass has filled with other things.
+_BURST_BYTES = 1 << 20
 
 
 class Stage(enum.Enum):
@@ -72,6 +76,8 @@ class GradientReduction:
         # of the window
         self._first_pass = 1
         self._codes = bytearray()  # what this rank has: MISSING until a hook completes it
+        self._gathered: list[tuple[Group, list[Member]]] = []  # complete here, and not submitted yet
+        self._gathered_bytes = 0
         self._ready_count = 0
         self._unsettled_count = 0
         self._unended = True  # whether no step has come since zero_grad(), or at all
@@ -150,7 +156,6 @@ class GradientReduction:
     # ---- the way out: hooks ----
 
     def _on_gradient(self, member: Member) -> None:
-        group = member.group
         with self._lock:
             nested = self._enter_pass()
             if member.settled:
@@ -167,11 +172,10 @@ class GradientReduction:
             if self._codes[member.index] != MISSING:
                 raise InvalidArgumentError(self._too_many(member))
             self._codes[member.index] = SPARSE if gradient.is_sparse else DENSE
-            group.ready_count += 1
-            if group.complete:
-                self._submit(group, group.unsettled())
+            self._gather(member)
             self._ready_count += 1
             if self._ready_count == self._unsettled_count and self._agreement.announced is None:
+                self._submit_gathered()
                 self._announce(Stage.PASS_ENDED)
 
     def _enter_pass(self) -> bool:
@@ -211,6 +215,22 @@ class GradientReduction:
             "one. Call step() or zero_grad(), raise backward_passes_per_step, or use no_sync()."
         )
 
+    def _gather(self, member: Member) -> None:
+        """Takes up a gradient that is complete here; submits when there is enough for a burst. A big one leaves at once."""
+        group = member.group
+        group.ready_count += 1
+        self._gathered_bytes += member.parameter.nbytes
+        if group.complete:
+            self._gathered.append((group, group.unsettled()))
+            if self._gathered_bytes >= _BURST_BYTES:
+                self._submit_gathered()
+
+    def _submit_gathered(self) -> None:
+        for group, members in self._gathered:
+            self._submit(group, members)
+        self._gathered.clear()
+        self._gathered_bytes = 0
+
     def _submit(self, group: Group, members: Sequence[Member]) -> None:
         """Submits, and goes on after a refusal: the other ranks wait for the rest."""
         postscale = self.how.postscale / (self.passes_per_step if self._averages_passes else 1)
@@ -226,6 +246,7 @@ class GradientReduction:
         with self._round_lock:
             try:
                 with self._lock:
+                    self._submit_gathered()
                     if self._agreement.announced is None:
                         self._announce(stage)
                     has_all = self._ready_count == self._unsettled_count
@@ -328,7 +349,8 @@ class GradientReduction:
                 member.passes, member.settled = 0, False
             group.settled_count = 0
         self._codes = bytearray()
-        self._ready_count = 0
+        self._gathered.clear()
+        self._gathered_bytes = self._ready_count = 0
         self._problems = []
         self._agreement.forget()
         self._forget_pass()
@@ -426,8 +448,13 @@ def _calls(reference: "weakref.ref[GradientReduction]", index: int) -> Callable[
     """
 
     def hook(parameter: torch.Tensor) -> None:
-        reduction = reference()
-        if reduction is not None:
-            reduction._on_gradient(reduction._members[index])
+        _deliver(reference, index)
 
-    return torch.compiler.disable(hook)  # compiled autograd would trace it
+    return hook
+
+
+@eager  # compiled autograd would trace it
+def _deliver(reference: "weakref.ref[GradientReduction]", index: int) -> None:
+    reduction = reference()
+    if reduction is not None:
+        reduction._on_gradient(reduction._members[index])
