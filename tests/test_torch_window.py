@@ -14,8 +14,10 @@ from torch_models import assert_replicas_equal, assert_same_bits, parameters
 
 import ringtrain as rt
 import ringtrain.torch as hvd
+from ringtrain.context import current
 from ringtrain.torch import window
 from ringtrain.torch.accumulation import is_accumulating
+from ringtrain.torch.gradients import Group
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.least_ranks(2)]
 
@@ -81,6 +83,41 @@ def reductions(optimizer, run):
 
 def parameters_of(optimizer):
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+# ---- bursts ----
+
+
+@pytest.mark.parametrize("first_used", [True, False], ids=["all used", "one unused"])
+def test_small_gradients_leave_in_bursts(world, monkeypatch, first_used):
+    """A gradient of 128 bytes takes along the two small ones before it; those after it leave with the last, or the pass."""
+    monkeypatch.setattr(window, "_BURST_BYTES", 100)
+    events = {}
+    submit = Group.submit
+
+    def noted(group, members, how, postscale):
+        events[how.context].append(f"{group.name[-1]} left")
+        submit(group, members, how, postscale)
+
+    monkeypatch.setattr(Group, "submit", noted)
+
+    def on_rank(rank):
+        own = events[current()] = []
+        layers = [torch.nn.Parameter(dyadic(count) + 1) for count in (1, 1, 16, 1, 1)]
+        optimizer = hvd.DistributedOptimizer(sgd(layers), [(str(i), p) for i, p in enumerate(layers)], op=hvd.Sum)
+        for i, layer in enumerate(layers):
+            layer.register_post_accumulate_grad_hook(lambda _, i=i: own.append(f"{i} came"))  # after ours
+        value = torch.ones((), dtype=torch.float64)
+        for layer in layers[not first_used :]:
+            value = value * layer.sum()
+        value.backward()
+        last = ["1 came", "1 left", "0 left", "0 came"] if first_used else ["1 came", "1 left"]
+        assert own == ["4 came", "3 came", "4 left", "3 left", "2 left", "2 came", *last]
+        expected = torch.autograd.grad(torch.stack([layer.sum() for layer in layers[not first_used :]]).prod(), layers[4])
+        assert torch.equal(layers[4].grad, expected[0] * world.size)
+        optimizer.step()
+
+    world.run(on_rank)
 
 
 # ---- one pass, in parts ----

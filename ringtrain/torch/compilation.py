@@ -1,6 +1,6 @@
 """Keeps ``torch.compile`` out of functions that talk to other ranks: graphs break around them, and they run as they are.
 
-Traced into, they would act on tensors without memory. ``operations``, ``sync_batch_norm`` and ``buffers`` use it.
+Traced into, they would act on tensors without memory. ``operations``, ``sync_batch_norm``, ``buffers`` and ``window`` use it.
 """
 
 import functools

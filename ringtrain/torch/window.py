@@ -1,8 +1,8 @@
 """One optimizer's windows: from hooks through agreement on what is complete to reduced gradients.
 
 A window is what happens between two steps. Gradients start to travel from autograd's hooks in the backward pass that
-completes them, the ``passes_per_step``-th of the window, and have arrived when that pass ends. So whoever reads them
-afterwards, a ``GradScaler`` or ``clip_grad_norm_``, sees those of all ranks. ``optimizer`` owns one
+completes them, the ``passes_per_step``-th of the window, small ones in bursts, and have arrived when that pass ends. So
+whoever reads them afterwards, a ``GradScaler`` or ``clip_grad_norm_``, sees those of all ranks. ``optimizer`` owns one
 ``GradientReduction`` for each distributed optimizer; ``gradients`` sends.
 
 Rounds. Ranks may run different branches of a model, so a gradient may come on some ranks only. Its average then counts
@@ -28,7 +28,7 @@ from ringtrain.torch.backward import call_at_end, graph_task, is_nested, take_tu
 from ringtrain.torch.compilation import eager
 from ringtrain.torch.gradients import Group, Member, Reduction
 
-# Small gradients leave together, so that one of them pays for caches that the pass has filled with other things.
+# Small gradients leave together: the first pays for caches that the pass has filled with data, the others find them warm.
 _BURST_BYTES = 1 << 20
 
 
@@ -226,10 +226,9 @@ class GradientReduction:
                 self._submit_gathered()
 
     def _submit_gathered(self) -> None:
-        for group, members in self._gathered:
+        gathered, self._gathered, self._gathered_bytes = self._gathered, [], 0
+        for group, members in gathered:
             self._submit(group, members)
-        self._gathered.clear()
-        self._gathered_bytes = 0
 
     def _submit(self, group: Group, members: Sequence[Member]) -> None:
         """Submits, and goes on after a refusal: the other ranks wait for the rest."""
