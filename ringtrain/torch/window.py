@@ -1,8 +1,8 @@
 """One optimizer's windows: from hooks through agreement on what is complete to reduced gradients.
 
 A window is what happens between two steps. Gradients start to travel from autograd's hooks in the backward pass that
-completes them, the ``passes_per_step``-th of the window, small ones in bursts, and have arrived when that pass ends. So
-whoever reads them afterwards, a ``GradScaler`` or ``clip_grad_norm_``, sees those of all ranks. ``optimizer`` owns one
+completes them, the ``passes_per_step``-th of the window, small ones in bursts, and have arrived when that pass ends.
+So whoever reads them afterwards, a ``GradScaler`` or ``clip_grad_norm_``, sees those of all ranks. ``optimizer`` owns one
 ``GradientReduction`` for each distributed optimizer; ``gradients`` sends.
 
 Rounds. Ranks may run different branches of a model, so a gradient may come on some ranks only. Its average then counts
@@ -28,7 +28,7 @@ from ringtrain.torch.backward import call_at_end, graph_task, is_nested, take_tu
 from ringtrain.torch.compilation import eager
 from ringtrain.torch.gradients import Group, Member, Reduction
 
-# Small gradients leave together: the first pays for caches that the pass has filled with data, the others find them warm.
+# Small gradients leave together: the first finds caches that the pass has filled with data, the others warm ones.
 _BURST_BYTES = 1 << 20
 
 
@@ -216,7 +216,7 @@ class GradientReduction:
         )
 
     def _gather(self, member: Member) -> None:
-        """Takes up a gradient that is complete here; submits when there is enough for a burst. A big one leaves at once."""
+        """Notes a gradient that is complete here; submits when there is enough for a burst. A big one leaves at once."""
         group = member.group
         group.ready_count += 1
         self._gathered_bytes += member.parameter.nbytes
