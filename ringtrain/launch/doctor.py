@@ -124,6 +124,8 @@ def report(found: Mapping[str, Any]) -> list[str]:
     floor, now = found["floor_seconds"], found["allreduce_seconds"]
     lines += ["", f"allreduce of {megabytes:g} MB of gradients; the floor is {_ms(floor)} "
               f"({'the slowest link' if found['links'] else 'one copy of them'})"]
+    if found["measured_bytes"] < found["model_bytes"]:
+        lines.append(f"(measured with {found['measured_bytes'] / 1e6:.0f} MB of them)")
     labels = {"float32": "as it is", "fp16": "16 bits between hosts", "one_rank_a_host": "one rank on each host"}
     floors = {"fp16": floor / 2}  # half the bytes
     lines += table(["", "time", "of its floor"],

@@ -1,10 +1,11 @@
 """What `ringtrain doctor` measures, on the ranks: each host by itself, each link between neighbours, and an allreduce.
 
-`doctor` hands `examine` to `ringtrain.run` and turns what rank 0 returns into a report. All of it takes some seconds.
+`doctor` hands `examine` to `ringtrain.run` and turns what rank 0 returns into a report. All of it takes some seconds, on slow links too.
 """
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import platform
@@ -24,7 +25,10 @@ MESSAGE_BYTES = 1 << 20
 SECONDS_FOR_A_RATE = 0.3
 MOST_LINKS = 8  # more would take longer than a person waits
 REPETITIONS = 3
-# In a process of its own: importing torch takes seconds and starts threads.
+SECONDS_FOR_AN_ALLREDUCE = 0.4  # a model that takes longer is measured by a part of it
+# NVIDIA's, AMD's, and that of Windows' Linux: without any of them torch sees no GPU.
+GPU_DEVICES = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/dxg")
+# In a process of its own, and only where there may be a GPU: importing torch takes seconds and starts threads.
 ASK_TORCH = """
 import json, torch
 cuda = torch.cuda
@@ -43,13 +47,14 @@ def examine(model_bytes: int) -> dict[str, Any] | None:
     speeds = world.gather(speeds_of_memory() if leads else None)
     leaders = [rank for rank, fact in enumerate(world.bcast(facts)) if fact]
     links = measure_links(world, leaders[: MOST_LINKS + 1])
-    allreduce = measure_allreduce(model_bytes, leaders)
+    part = part_to_measure(model_bytes, links)
+    allreduce = {name: seconds * model_bytes / part for name, seconds in measure_allreduce(part, leaders).items()}
     if rt.rank() != 0:
         return None
     hosts = [{**facts[rank], **speeds[rank], "ranks": ranks}
              for rank, ranks in zip(leaders, _counts(leaders), strict=True)]
     return {"model_bytes": model_bytes, "ranks": rt.size(), "hosts": hosts, "links": links,
-            "allreduce_seconds": allreduce}  # fmt: skip
+            "allreduce_seconds": allreduce, "measured_bytes": part}  # fmt: skip
 
 
 def _counts(leaders: list[int]) -> list[int]:
@@ -61,12 +66,19 @@ def _counts(leaders: list[int]) -> list[int]:
 
 def facts_of_host() -> dict[str, Any]:
     """Versions, cores and GPUs of this host."""
-    asked = subprocess.run([sys.executable, "-c", ASK_TORCH], capture_output=True, text=True)
-    cuda_devices, nccl = json.loads(asked.stdout.splitlines()[-1]) if asked.returncode == 0 else (None, None)
+    cuda_devices, nccl = gpus_of_torch()
     return {"name": platform.node(), "python": platform.python_version(), "ringtrain": rt.__version__,
             "mpi": mpi_version(), "torch": version_of("torch"), "tensorflow": version_of("tensorflow"),
             "cuda_devices_of_torch": cuda_devices, "nccl": nccl, "cores": len(os.sched_getaffinity(0)),
             "interface_mbit": nominal_rates()}  # fmt: skip
+
+
+def gpus_of_torch() -> tuple[int | None, list[int] | None]:
+    """Number of GPUs that torch sees, None without torch, and the version of its NCCL if there are any."""
+    if not any(map(glob.glob, GPU_DEVICES)):
+        return (None if version_of("torch") == "not installed" else 0), None
+    asked = subprocess.run([sys.executable, "-c", ASK_TORCH], capture_output=True, text=True)
+    return json.loads(asked.stdout.splitlines()[-1]) if asked.returncode == 0 else (None, None)
 
 
 def mpi_version() -> str:
@@ -111,15 +123,22 @@ def measure_links(world, leaders: list[int]) -> list[dict[str, Any]]:
     pairs = list(zip(leaders, leaders[1:], strict=False))
     links = []
     for first, second in pairs:
-        world.Barrier()
+        wait_asleep(world)
         if rt.rank() in (first, second):
             measured = measure_link(world, first, second)
             links.append({"between": [first, second], **measured})
-        world.Barrier()
+    wait_asleep(world)
     gathered = world.allgather(links)
     # Hosts by their place, from 0, instead of the ranks that stood for them.
     return [{**link, "between": [leaders.index(rank) for rank in link["between"]]}
             for first, _ in pairs for link in gathered[first] if link["between"][0] == first]  # fmt: skip
+
+
+def wait_asleep(world) -> None:
+    """A barrier that leaves its core to the ranks that still measure; MPI's own may spin."""
+    everyone = world.Ibarrier()
+    while not everyone.Test():
+        time.sleep(0.001)
 
 
 def measure_link(world, first: int, second: int) -> dict[str, float]:
@@ -165,6 +184,12 @@ def agree(world, peer: int, count: int) -> int:
 
 
 # ---- the job ----
+
+def part_to_measure(model_bytes: int, links: list[dict[str, Any]]) -> int:
+    """Bytes of the model whose allreduce stays short on the slowest link; all of them on a fast one. Pure."""
+    rate = min((link["both_ways_rate"] for link in links), default=float("inf"))
+    return int(min(model_bytes, max(MESSAGE_BYTES, rate * SECONDS_FOR_AN_ALLREDUCE)))
+
 
 def measure_allreduce(model_bytes: int, leaders: list[int]) -> dict[str, float]:
     """Median seconds of an allreduce of the model's bytes: by all ranks, with 16 bits between hosts, by one rank a host."""
