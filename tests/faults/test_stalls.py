@@ -31,7 +31,7 @@ RANK = """
         if rt.rank() == 1 and computes:
             compute()
         elif rt.rank() == 1:
-            hold_the_gil(3)
+            hold_the_gil(5)
             while not announces and not os.path.exists(given_up):
                 hold_the_gil(0.1)
     try:
