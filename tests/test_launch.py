@@ -141,6 +141,18 @@ def test_the_users_settings_win(monkeypatch: pytest.MonkeyPatch) -> None:
     assert environment["OMPI_MCA_btl_tcp_max_send_size"] == "2097152"
 
 
+@pytest.mark.parametrize("prefix, base, first", [
+    ("/envs/a", "/usr", "/envs/a/bin"), ("/conda/envs/a", "/conda/envs/a", "/conda/envs/a/bin"), ("/usr", "/usr", "/own/bin")],
+    ids=["virtual", "conda", "system"])
+def test_python_of_the_ranks_is_the_launchers(prefix: str, base: str, first: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also that of a conda environment, which is only a prefix: it is not activated on the other hosts."""
+    monkeypatch.setattr(sys, "prefix", prefix)
+    monkeypatch.setattr(sys, "base_prefix", base)
+    monkeypatch.setenv("PATH", "/own/bin:/usr/bin")
+    environment = job_environment(plan(), Installation("Open MPI v5", "", openmpi, ""))
+    assert environment["PATH"].split(":")[0] == first
+
+
 def test_cores_are_shared_among_the_ranks_of_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
     assert [threads_per_rank(ranks) for ranks in (1, 3, 8, 16)] == [8, 2, 1, 1]

@@ -1,4 +1,4 @@
-"""The environment of a job's ranks: the user's, what flags add to it, and what it leaves open. Used by `cli` and `job`."""
+"""The environment of a job's ranks: the user's, what flags add, and what it leaves open. Used by `cli` and `job`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from ringtrain.launch.mpi import Installation
 from ringtrain.launch.networks import Chosen
 from ringtrain.launch.plan import Plan
 
+SYSTEM_PREFIXES = ("/usr", "/usr/local")  # of every user, whose own PATH says what comes first
+
 
 def job_environment(plan: Plan, installation: Installation, networks: Chosen | None = None,
                     shows_progress: bool = False) -> dict[str, str]:
@@ -20,7 +22,7 @@ def job_environment(plan: Plan, installation: Installation, networks: Chosen | N
         environment.update(COLUMNS=str(size.columns - 5), LINES=str(size.lines))
     environment.update(os.environ)
     environment.update({**plan.settings, **plan.exported})
-    if sys.prefix != sys.base_prefix:  # `python` means the environment that has ringtrain, activated or not
+    if sys.prefix not in SYSTEM_PREFIXES:  # `python` means the environment that has ringtrain, activated or not
         environment["PATH"] = os.path.join(sys.prefix, "bin") + os.pathsep + environment.get("PATH", os.defpath)
     return environment
 
