@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -246,3 +247,41 @@ rt.barrier()
     listening = {tuple(address.rsplit(":", 1)) for address in re.findall(r"LISTEN\s+\d+\s+\d+\s+(\S+)", done.stdout)}
     ports = {int(port) for address, port in listening if address != "127.0.0.1"} - {22}
     assert ports and all(21000 <= port <= 21099 for port in ports), listening
+
+
+PACKAGES = ("_cffi_backend*", "click", "cloudpickle", "mpi4py", "numpy", "numpy.libs", "yaml", "_yaml")
+
+
+def conda_like(prefix: Path, python: str) -> Path:
+    """An environment that is only a prefix, as conda makes them: its own interpreter, MPI in its lib, nothing to activate."""
+    asked = subprocess.run([python, "-c", "import sys, sysconfig; print(sys.prefix, sys.base_prefix, *map(sysconfig.get_path, "
+                                          "('stdlib', 'purelib')))"], capture_output=True, text=True, check=True)
+    virtual, base, library, packages = map(Path, asked.stdout.split())
+    if str(base) == "/usr":
+        pytest.skip("the system's Python cannot be moved into another prefix")
+    target = prefix / "lib" / library.name
+    shutil.copytree(library, target, ignore=shutil.ignore_patterns("site-packages", "test", "__pycache__"))
+    (target / "site-packages").mkdir()
+    for each in (path for pattern in PACKAGES for path in packages.glob(pattern)):
+        copy = shutil.copytree if each.is_dir() else shutil.copy
+        copy(each, target / "site-packages" / each.name)
+    for folder in ("bin", "share", "etc", "lib"):
+        shutil.copytree(virtual / folder, prefix / folder, symlinks=True, dirs_exist_ok=True,
+                        ignore=shutil.ignore_patterns("python*", "site-packages"))
+    interpreter = prefix / "bin" / "python"
+    shutil.copy((base / "bin" / library.name).resolve(), interpreter)
+    return interpreter
+
+
+@pytest.mark.openmpi
+def test_an_environment_that_is_only_a_prefix_serves_all_hosts(network: Network, tmp_path: Path) -> None:
+    python = conda_like(tmp_path / "conda", python_with("openmpi"))
+    program = ("import sys, numpy, ringtrain as rt; rt.init(); "
+               "print(rt.allreduce(numpy.ones(1), op=rt.Sum), sys.prefix, sys.base_prefix)")
+    prefix = Path(python_with("openmpi")).parents[1]
+    with network["node-a"].hidden(prefix), network["node-b"].hidden(prefix):  # else it might serve in its place
+        done = launch(network["node-a"], str(python), "-np", "2", "-H", "node-a:1,node-b:1", "python", "-c", program,
+                      env=environment(PATH="/usr/bin:/bin"))
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}] [2.] {tmp_path}/conda {tmp_path}/conda" for rank in range(2)]
+    await_empty(network)
