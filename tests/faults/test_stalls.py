@@ -25,7 +25,7 @@ RANK = """
         while not os.path.exists(given_up):
             sum(range(100000))
 
-    rt.init(stall_warning_seconds=1, stall_abort_seconds=2)
+    rt.init(stall_warning_seconds=1, stall_abort_seconds=4)
     with rt.long_phase(60) if announces and rt.rank() == 1 else contextlib.nullcontext():
         rt.barrier()
         if rt.rank() == 1 and computes:
