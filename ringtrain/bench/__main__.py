@@ -111,7 +111,8 @@ def _wire_options(parser: argparse.ArgumentParser) -> None:
 
 def _overlap_options(parser: argparse.ArgumentParser) -> None:
     _hosts_options(parser, ranks_per_host=[1])
-    parser.add_argument("--bytes", dest="size_bytes", type=parse_bytes, default=100_000_000, metavar="N", help="in all gradients")
+    parser.add_argument("--bytes", dest="size_bytes", type=parse_bytes, default=100_000_000, metavar="N",
+                        help="in all gradients (100000000)")
     parser.add_argument("--tensors", type=int, default=64, metavar="N", help="how many gradients (64)")
 
 

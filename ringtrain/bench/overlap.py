@@ -1,4 +1,4 @@
-"""``ringtrain bench overlap``: a training step that computes while gradients travel, beside computing and sending alone.
+"""``ringtrain bench overlap``: a step that computes while gradients travel, beside computing and sending alone.
 
 The step computes as many times as there are tensors and submits one after each, as a backward pass does. It cannot take
 less than the larger of both; what it takes beyond is printed as a share of the smaller. ``shaped`` makes the hosts, all
@@ -62,7 +62,8 @@ def run(size_bytes: int, tensors: int, repetitions: int, json: str | None, **_of
     total = bytes_text(sum(gradient.nbytes for gradient in gradients))
     report.say(f"{total} of gradients in {tensors} tensors, {ranks.size()} ranks on {rt.cross_size()} hosts, "
                f"{len(cores)} cores in all")  # fmt: skip
-    report.print_table(["free cores", "computing", "sending", "step", f"beyond the larger (at most {LIMIT:.0%})", "result"],
+    beyond = f"beyond the larger (at most {LIMIT:.0%})"
+    report.print_table(["free cores", "computing", "sending", "step", beyond, "result"],
                        [_row(result) for result in results])  # fmt: skip
     report.write_json(json, results, hosts=rt.cross_size())
     rt.shutdown()

@@ -1,7 +1,7 @@
 """Starts benchmarks on hosts that it makes on this machine, with links of a chosen rate; measures what they carry.
 
-``start`` is for ``ringtrain bench wire`` and ``overlap``, ``start_apart`` for the others. The benchmark itself then runs on ranks that
-ringtrainrun starts across these hosts.
+``start`` is for ``ringtrain bench wire`` and ``overlap``, ``start_apart`` for the others. The benchmark itself then runs
+on ranks that ringtrainrun starts across these hosts.
 """
 
 import argparse
@@ -85,7 +85,7 @@ def rate_in(report: str) -> float:
 
 def _run(first: hosts.Host, names: Sequence[str], ranks_per_host: int, arguments: Sequence[str]) -> int:
     listed = ",".join(f"{name}:{ranks_per_host}" for name in names)
-    line = [sys.executable, "-m", "ringtrain.launch", "-np", str(len(names) * ranks_per_host), "-H", listed, "--share-gpus",
-            sys.executable, "-m", "ringtrain.bench", *arguments]  # fmt: skip
+    line = [sys.executable, "-m", "ringtrain.launch", "-np", str(len(names) * ranks_per_host), "-H", listed,
+            "--share-gpus", sys.executable, "-m", "ringtrain.bench", *arguments]  # fmt: skip
     environment = dict(os.environ, OMP_NUM_THREADS=os.environ.get("OMP_NUM_THREADS", "1"))
     return subprocess.call(first.command(*line), env=environment)

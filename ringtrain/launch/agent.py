@@ -38,7 +38,7 @@ class Launcher:
         os.write(1, START_MARK)
 
     def requests(self):
-        """The requests that have arrived by now; raises EOFError if the launcher is gone. Blocks if nothing is there."""
+        """The requests that have arrived by now; waits for one. Raises EOFError if the launcher is gone."""
         data = os.read(0, 1 << 16)
         if not data:
             raise EOFError
@@ -401,7 +401,8 @@ class Ears:
 def private_folder_with(function):
     """Makes a folder for this user alone, with the function that `ringtrain.run` wants called in it."""
     folder = tempfile.mkdtemp(prefix="ringtrain-run-")
-    with os.fdopen(os.open(os.path.join(folder, "function"), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+    path = os.path.join(folder, "function")
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(base64.b64decode(function))
     return folder
 

@@ -1,4 +1,4 @@
-"""What each rank runs for `ringtrain.run`: takes the function from its host's private folder and leaves the result there.
+"""What each rank runs for `ringtrain.run`: the function comes from a private folder of its host, where the result is left.
 
 The launcher's agent makes the folder (0700), and gets the files (0600) when the ranks have ended; see `function`.
 """

@@ -155,7 +155,8 @@ def make_plan(given: Mapping[str, Any], environment: Mapping[str, str]) -> Plan:
     if not given["command"]:
         raise HostsError(f"command: expected what each rank has to run, but found nothing. {EXAMPLE}")
     if given["host_discovery_script"]:
-        raise HostsError("--host-discovery-script: the hosts must be known at the start. Name them with -H or -hostfile.")
+        raise HostsError("--host-discovery-script: the hosts must be known at the start. "
+                         "Name them with -H or -hostfile.")
     names_no_host = not given["hosts"] and not given["hostfile"]
     by_srun = names_no_host and not given["by_mpirun"] and bool(srun.find_program(environment))
     hosts = find_here(find_hosts(given, environment, by_srun))

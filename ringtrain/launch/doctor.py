@@ -86,7 +86,8 @@ def advise(found: Mapping[str, Any]) -> list[Advice]:
     advice = [Advice(f"accumulate {ACCUMULATED} micro-batches (backward_passes_per_step={ACCUMULATED})", seconds,
                      seconds / ACCUMULATED, "per micro-batch; exact, for a batch that is as many times larger")]
     if now["fp16"] < 0.9 * seconds:
-        advice.append(Advice("send 16 bits between hosts (compression=Compression.fp16)", seconds, now["fp16"], "measured"))
+        advice.append(Advice("send 16 bits between hosts (compression=Compression.fp16)", seconds, now["fp16"],
+                             "measured"))
     if link["both_ways_rate"] < 0.75 * link["one_way_rate"]:
         better = floor * link["both_ways_rate"] / link["one_way_rate"]
         advice.append(Advice(f"let the link between {_names(found, link)} carry both ways at once", seconds,
@@ -133,8 +134,8 @@ def report(found: Mapping[str, Any]) -> list[str]:
                     for name, taken in now.items()])
     lines.append("")
     if found["links"] and floor / now["float32"] < SHARE_OF_FLOOR:
-        lines.append(f"ringtrain does not fill the wire here ({100 * floor / now['float32']:.0f} %): are other jobs running "
-                     "on these hosts, or fewer cores than ranks?")
+        lines.append(f"ringtrain does not fill the wire here ({100 * floor / now['float32']:.0f} %): are other jobs "
+                     "running on these hosts, or fewer cores than ranks?")
     lines += [f"- {each['change']}: {_ms(each['before'])} -> {_ms(each['after'])} ({each['why']})"
               for each in found["advice"]]
     return lines if found["advice"] else [*lines, "Nothing to change for the network: there is none on one host."]

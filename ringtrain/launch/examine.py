@@ -1,6 +1,7 @@
 """What `ringtrain doctor` measures, on the ranks: each host by itself, each link between neighbours, and an allreduce.
 
-`doctor` hands `examine` to `ringtrain.run` and turns what rank 0 returns into a report. All of it takes some seconds, on slow links too.
+`doctor` hands `examine` to `ringtrain.run` and turns what rank 0 returns into a report.
+All of it takes some seconds, on slow links too.
 """
 
 from __future__ import annotations
@@ -192,7 +193,8 @@ def part_to_measure(model_bytes: int, links: list[dict[str, Any]]) -> int:
 
 
 def measure_allreduce(model_bytes: int, leaders: list[int]) -> dict[str, float]:
-    """Median seconds of an allreduce of the model's bytes: by all ranks, with 16 bits between hosts, by one rank a host."""
+    """Median seconds of an allreduce of the model's bytes: by all ranks, with 16 bits between hosts,
+    and by one rank a host."""
     gradients = np.ones(max(1, model_bytes // 4), np.float32)
     seconds = {"float32": _median(lambda: rt.allreduce_(gradients, name="doctor.float32"))}
     if len(leaders) > 1:

@@ -140,7 +140,8 @@ class Job:
         function = base64.b64encode(given).decode() if given else ""
         for agent in self.agents:
             host = agent.host
-            environment = self.plan.given_to(host, self.environment) | of_host(host.name, self.networks, self.environment)
+            environment = self.plan.given_to(host, self.environment)
+            environment |= of_host(host.name, self.networks, self.environment)
             environment["RINGTRAIN_SLOTS"] = str(host.slots)
             try:
                 agent.ask(deadline, do="serve", socket=self.socket, directory=os.getcwd(), environment=environment,

@@ -44,7 +44,8 @@ def check_hosts(plan: Plan, installation: Installation,
         raise
 
 
-def problems_of(host: str, ranks: int, facts: Mapping, installation: Installation, shares_gpus: bool = False) -> list[str]:
+def problems_of(host: str, ranks: int, facts: Mapping, installation: Installation,
+                shares_gpus: bool = False) -> list[str]:
     """What keeps a host with these facts from running ranks beside this one; pure.
 
     A job whose ranks see a GPU is taken to use it, one for each rank.
@@ -61,8 +62,9 @@ def problems_of(host: str, ranks: int, facts: Mapping, installation: Installatio
             for name in here if found[name] != here[name] and facts.get("package")]
     if 0 < facts["gpus"] < ranks and not shares_gpus:
         source = "CUDA_VISIBLE_DEVICES names" if facts["gpus_are_chosen"] else "it has"
-        told.append(f"host '{host}': there must be a GPU for each of its {ranks} ranks, but {source} {facts['gpus']}. Give it "
-                    "fewer slots. For a job without GPUs add -x CUDA_VISIBLE_DEVICES= , for ranks that share them --share-gpus.")
+        told.append(f"host '{host}': there must be a GPU for each of its {ranks} ranks, but {source} {facts['gpus']}. "
+                    "Give it fewer slots. For a job without GPUs add -x CUDA_VISIBLE_DEVICES= , for ranks that share "
+                    "them --share-gpus.")
     return told
 
 
