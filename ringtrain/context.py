@@ -494,8 +494,9 @@ def init(comm: object = None, process_sets: object = None, **arguments: object) 
         chosen = options.resolve(arguments)
         exits.install(_abort_at_exception, shutdown)
         _default = _open_world(comm, chosen)
-        signal_number = int(chosen.get("stack_signal", tables.OPTION_BY_NAME["stack_signal"].initial))
-        lib.rt_ask_for_stacks_through(_default.native, stacks.answer_requests(signal_number))
+        if _default.size > 1:
+            signal_number = int(chosen.get("stack_signal", tables.OPTION_BY_NAME["stack_signal"].initial))
+            lib.rt_ask_for_stacks_through(_default.native, stacks.answer_requests(signal_number))
     try:
         _register_process_sets(_default, process_sets, comm)
     except BaseException:
