@@ -164,7 +164,7 @@ def test_rank_that_is_through_waits_for_one_that_saves(mpi):
 
 
 @EACH_MPI
-@pytest.mark.parametrize("owner", ["ringtrain's", "user's"])
+@pytest.mark.parametrize("owner", ["ringtrain's", pytest.param("user's", marks=pytest.mark.long)])
 def test_rank_that_failed_does_not_wait_for_one_that_computes(mpi, owner):
     first = "from mpi4py import MPI" if owner == "user's" else ""
     done = job(mpi, 2, f"""

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent / "native"))
 import build  # noqa: E402
 import mutants  # noqa: E402  (build adds its folder)
 
-SECONDS = 30  # of seeds that no run has seen
+SECONDS = 15  # of seeds that no run has seen
 LONG_SECONDS = 3600
 LARGE_WORLDS = {1024: 3, 4096: 1}  # ranks: seeds
 MOST_SEEDS = 2000  # until a mutant must be caught

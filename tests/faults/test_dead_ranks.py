@@ -68,7 +68,7 @@ def test_survivors_of_a_killed_rank_are_told_which(victim, tmp_path):
 
 
 @pytest.mark.openmpi
-@pytest.mark.parametrize("victim, layout", [(0, ""), (2, "1+1+1")])
+@pytest.mark.parametrize("victim, layout", [pytest.param(0, "", marks=pytest.mark.long), (2, "1+1+1")])
 def test_job_with_a_stopped_rank_ends(victim, layout, tmp_path):
     command = ringtrainrun("openmpi", 3, python_with("openmpi"), "-c", textwrap.dedent(RANK), "SIGSTOP", str(victim),
                           str(tmp_path))
@@ -83,7 +83,7 @@ def test_job_with_a_stopped_rank_ends(victim, layout, tmp_path):
 
 
 @pytest.mark.openmpi
-@pytest.mark.parametrize("layout", ["", "1+1"])
+@pytest.mark.parametrize("layout", [pytest.param("", marks=pytest.mark.long), "1+1"])
 def test_long_computing_and_a_held_gil_are_no_death(layout):
     done = subprocess.run(ringtrainrun("openmpi", 2, python_with("openmpi"), "-c", textwrap.dedent("""
         import ctypes, time, numpy as np, ringtrain as rt
