@@ -85,7 +85,7 @@ def test_wheel_serves_every_cpython_from_3_10_on(wheel: Path) -> None:
     assert "ringtrain/_core.abi3.so" in names and "ringtrain/tensorflow/libringtrain_tensorflow.so" in names and "ringtrain/launch/rank.py" in names
     assert not [name for name in names if name.startswith(("native/", "tests/")) or name.endswith((".cc", ".h"))]
     required = sorted(re.findall(r"^Requires-Dist: ([\w-]+)(?!.*extra)", metadata, re.MULTILINE))
-    assert required == ["cffi", "mpi4py", "numpy"]
+    assert required == ["PyYAML", "cffi", "click", "cloudpickle", "mpi4py", "numpy"]
     assert "License-Expression: Apache-2.0" in metadata
 
 
