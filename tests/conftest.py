@@ -1,7 +1,11 @@
 """Fixtures shared by the Python tests; see ``worlds`` for the two ways in which a world comes about."""
 
+import operator
 import os
+import random
 import signal
+import sys
+import zlib
 
 import pytest
 import worlds
@@ -23,6 +27,16 @@ def pytest_configure(config):
     # On a machine with fewer GPUs than a test has ranks, the launcher would refuse them. Who wants GPUs names them.
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
     config.addinivalue_line("markers", "least_ranks(n): the fixture `world` has n ranks at least")
+
+
+@pytest.fixture(autouse=True)
+def same_random_numbers_in_every_run(request):
+    """A test draws what it drew yesterday, whatever ran before it; ranks that a launcher started draw different numbers."""
+    seed = zlib.crc32(request.node.nodeid.encode()) % 2**31 + worlds.LAUNCHED_RANK
+    random.seed(seed)
+    for module, name in [("numpy", "random.seed"), ("torch", "random.manual_seed"), ("tensorflow", "random.set_seed")]:
+        if module in sys.modules:
+            operator.attrgetter(name)(sys.modules[module])(seed)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from ringtrain import context, launcher, options, testing
 
 _STARTED_BY = launcher.find(options.environment())
 LAUNCHED = _STARTED_BY is not None and _STARTED_BY.announces_several
+LAUNCHED_RANK = (_STARTED_BY.rank or 0) if LAUNCHED else 0
 
 # size, layout (None: one host), algorithm
 _CONFIGURATIONS = [

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -38,17 +39,25 @@ def heard(folder: Path) -> dict[int, str]:
     return {int(path.name): path.read_text() for path in folder.iterdir()}
 
 
-def processes_left(output: str) -> list[int]:
-    """The ranks' processes that are still there, stopped ones too; ends them."""
-    left = []
-    for line in output.splitlines():
-        if "pid of rank" in line:
-            pid = int(line.rstrip(".").split()[-1])
-            try:
-                os.kill(pid, signal.SIGKILL)
-                left.append(pid)
-            except ProcessLookupError:
-                pass
+def is_there(pid: int) -> bool:
+    """Whether a process is there and has not ended; one that has may wait for a parent that reaps it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def processes_left(output: str, seconds: float = 30) -> list[int]:
+    """The ranks' processes that are still there after so many seconds, stopped ones too; ends them.
+
+    An engine that gives up may return a moment before the last rank has ended.
+    """
+    pids = [int(line.rstrip(".").split()[-1]) for line in output.splitlines() if "pid of rank" in line]
+    deadline = time.monotonic() + seconds
+    while (left := [pid for pid in pids if is_there(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
     return left
 
 
