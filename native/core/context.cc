@@ -384,10 +384,11 @@ Status Context::Close() {
 
   std::lock_guard<std::mutex> lock(drive_mutex_);
   const Nanoseconds deadline = DeadlineAfter(options_.shutdown_timeout_seconds);
+  coordinator_->HeedAbort();  // requested just before this: the others shall hear the cause, and no goodbye that overtakes it
   if (table_.closed().ok()) {
     coordinator_->SayGoodbye();
     Drive([&] { return coordinator_->ready_to_close() || !table_.closed().ok(); }, deadline);
-    coordinator_->GiveUpWaiting();
+    if (table_.closed().ok()) coordinator_->GiveUpWaiting();
     // What was said last is still to be delivered.
     Drive([&] { return !coordinator_->HasWork() || !coordinator_->MustPoll() || !table_.closed().ok(); }, deadline);
   }

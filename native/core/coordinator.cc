@@ -48,7 +48,7 @@ Coordinator::~Coordinator() = default;
 
 bool Coordinator::Step() {
   bool moved = false;
-  CheckAbort();
+  HeedAbort();
   LookForTheDead();
   InsistOnStacks();
   CheckLongPhase();
@@ -378,7 +378,7 @@ void Coordinator::InsistOnStacks() {
   if (sigaction(number, nullptr, &action) == 0 && action.sa_handler != SIG_DFL && action.sa_handler != SIG_IGN) kill(getpid(), number);
 }
 
-void Coordinator::CheckAbort() {
+void Coordinator::HeedAbort() {
   if (aborted_) return;
   AbortNotice& notice = memory_->control().abort;
   if (notice.state.load(std::memory_order_acquire) == AbortNotice::kSet)

@@ -50,6 +50,8 @@ class Coordinator {
   // Ends the world on all ranks with this cause, unless it has ended already. The driver's thread; any other calls RequestAbort.
   void Abort(const Status& last);
   void RequestAbort(const std::string& cause);
+  // Ends this rank's part if this rank or another of its host has asked for an abort; the driver's thread. Step does so first.
+  void HeedAbort();
 
   // Where to ask for this process's stacks when others wait for it; any thread.
   void AskForStacksThrough(int pipe) { stacks_pipe_.store(pipe); }
@@ -74,7 +76,6 @@ class Coordinator {
   void AddProcessSet(int process_set, const std::vector<int>& members);
   void RemoveProcessSet(int process_set);
   void HearGoodbye(int rank, bool gone);
-  void CheckAbort();
   void CheckLongPhase();
   void ShowStacks(const std::string& awaited);
   void InsistOnStacks();

@@ -761,6 +761,31 @@ RT_TEST(abort_fails_everything_on_all_ranks_with_the_first_cause) {
     }
 }
 
+// As a process does that ends with an uncaught exception: its goodbye must not overtake the cause.
+RT_TEST(abort_and_close_at_once_is_an_abort_for_the_others) {
+  for (const char* layout : {"", "2+1", "1+1+1"})
+    for (int round = 0; round < 40; ++round) {
+      Ranks ranks(3, layout);
+      ranks.ExpectFailure();
+      const int leaver = round % 3;
+      const std::string cause = "rank " + std::to_string(leaver) + " raised ValueError";
+      ranks.Run([&](int rank) {
+        float value = 1;
+        if (rank == leaver) {
+          RT_CHECK_OK(SumOnce(ranks[rank], "all", &value));
+          for (int pause = 0; pause < round * 5; ++pause) std::this_thread::yield();
+          ranks[rank].Abort(cause);
+          RT_CHECK_EQ(ranks[rank].Close().message(), cause);
+          return;
+        }
+        Status status = SumOnce(ranks[rank], "all", &value);
+        if (status.ok()) status = SumOnce(ranks[rank], "left out", &value);
+        RT_CHECK_EQ(status.code(), StatusCode::kPeerLost);
+        RT_CHECK_EQ(status.message(), cause);
+      });
+    }
+}
+
 // The tensors of a failed operation belong to their owner at once, wherever it was (run under AddressSanitizer).
 RT_TEST(abort_in_the_middle_of_operations_lets_go_of_their_memory) {
   for (const char* layout : {"", "1+1", "2+1"})
