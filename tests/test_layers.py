@@ -32,7 +32,8 @@ STRANGERS = PYTHON_FLOORS[-2] + PYTHON_FLOORS[-1]  # of two on one floor none kn
 NATIVE_FLOORS = [
     ["include", "tables"],
     ["base"],
-    ["transport", "device", "kernels"],
+    ["transport", "kernels"],
+    ["device"],
     ["collectives"],
     ["core"],
     [""],  # native/c_api.cc

@@ -1,0 +1,175 @@
+// Packing: many tensors into one fusion buffer on a GPU and back, by one kernel launch for up to 1360 of them.
+//
+// Compiled twice: by nvcc as the body of the kernels (pack.cu), and by the C++ compiler for machines without a GPU, where
+// tests call the same functions. The work is cut into chunks of 16384 elements, one to a block of threads, so that a
+// large tensor and many small ones keep all of the GPU busy alike. Values are scaled in float32, whatever the types.
+#ifndef RINGTRAIN_DEVICE_PACK_H_
+#define RINGTRAIN_DEVICE_PACK_H_
+
+#include <cstdint>
+#include <type_traits>
+
+#ifdef __CUDACC__
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#define RT_ON_DEVICE __device__ __forceinline__
+#define RT_UNROLL _Pragma("unroll")
+#else
+#include "kernels/float16.h"
+#define RT_ON_DEVICE inline
+#define RT_UNROLL _Pragma("GCC unroll 16")
+#endif
+
+namespace ringtrain {
+
+constexpr uint32_t kPackChunk = 16384;             // elements that one block moves
+constexpr uint32_t kPackThreads = 512;             // in a block
+constexpr uint32_t kSlicesInLaunch = 1360;         // as many as the 32764 bytes of a kernel's parameters hold
+constexpr uint32_t kElementsInSlice = 1u << 30;    // at most; longer tensors are several slices
+
+// Consecutive elements of one tensor, and their place in the buffer.
+struct PackSlice {
+  uint64_t tensor;       // address of the first element
+  uint64_t offset;       // of its place in the buffer, in elements
+  uint32_t elements;     // 0 is allowed
+  uint32_t first_chunk;  // chunks of the slices before this one
+};
+
+// The parameter of every kernel. There are as many blocks as chunks.
+struct PackLaunch {
+  uint64_t buffer;          // address
+  float scale;              // factor on each value; words are not scaled
+  uint32_t slice_count;
+  uint64_t found_infinite;  // unpack: address of a float that becomes 1 if a result is infinite or no number; 0: nobody asks
+  PackSlice slices[kSlicesInLaunch];
+};
+static_assert(sizeof(PackSlice) == 24 && sizeof(PackLaunch) == 32664, "the PTX is generated for this layout");
+
+constexpr uint32_t ChunksOf(uint32_t elements) { return (elements + kPackChunk - 1) / kPackChunk; }
+
+struct Float16Element {
+  uint16_t bits;
+};
+struct BFloat16Element {
+  uint16_t bits;
+};
+
+RT_ON_DEVICE float ToFloat(float value) { return value; }
+#ifdef __CUDACC__
+RT_ON_DEVICE float ToFloat(Float16Element value) { return __half2float(__ushort_as_half(value.bits)); }
+RT_ON_DEVICE float ToFloat(BFloat16Element value) { return __bfloat162float(__ushort_as_bfloat16(value.bits)); }
+RT_ON_DEVICE void FromFloat(float value, Float16Element* to) { to->bits = __half_as_ushort(__float2half_rn(value)); }
+RT_ON_DEVICE void FromFloat(float value, BFloat16Element* to) {
+  to->bits = __bfloat16_as_ushort(__float2bfloat16_rn(value));
+}
+#else
+RT_ON_DEVICE float ToFloat(Float16Element value) { return Float16ToFloat32(value.bits); }
+RT_ON_DEVICE float ToFloat(BFloat16Element value) { return BFloat16ToFloat32(value.bits); }
+RT_ON_DEVICE void FromFloat(float value, Float16Element* to) { to->bits = Float32ToFloat16(value); }
+RT_ON_DEVICE void FromFloat(float value, BFloat16Element* to) { to->bits = Float32ToBFloat16(value); }
+#endif
+RT_ON_DEVICE void FromFloat(float value, float* to) { *to = value; }
+
+// Converts one element; false if what was written is infinite or no number.
+template <typename To, typename From>
+RT_ON_DEVICE bool MoveElement(To* to, From from, float scale) {
+  if constexpr (std::is_integral_v<To>) {
+    *to = from;
+    return true;
+  } else {
+    FromFloat(ToFloat(from) * scale, to);
+    const float written = ToFloat(*to);
+    return written - written == 0;
+  }
+}
+
+// Neighbours that are loaded and stored in transfers of 16 bytes.
+template <typename T, uint32_t kCount>
+struct alignas(16) PackGroup {
+  T element[kCount];
+};
+
+template <typename To, typename From>
+constexpr uint32_t kInGroup = 16 / (sizeof(To) < sizeof(From) ? sizeof(To) : sizeof(From));
+
+template <typename To, typename From>
+RT_ON_DEVICE bool MoveGroup(PackGroup<To, kInGroup<To, From>>* to, const PackGroup<From, kInGroup<To, From>>& from,
+                            float scale) {
+  PackGroup<To, kInGroup<To, From>> converted;
+  bool finite = true;
+  RT_UNROLL
+  for (uint32_t i = 0; i < kInGroup<To, From>; ++i) finite &= MoveElement(&converted.element[i], from.element[i], scale);
+  *to = converted;
+  return finite;
+}
+
+// One thread's share of a chunk, interleaved with the others' so that neighbouring threads touch neighbouring memory.
+// Groups where both sides are aligned, with four loads under way before the first store; single elements otherwise.
+template <typename To, typename From>
+RT_ON_DEVICE bool MoveShare(To* to, const From* from, uint32_t elements, float scale, uint32_t thread, uint32_t threads) {
+  using ToGroup = PackGroup<To, kInGroup<To, From>>;
+  using FromGroup = PackGroup<From, kInGroup<To, From>>;
+  constexpr uint32_t kUnderWay = 4;
+  const bool aligned = (reinterpret_cast<uint64_t>(to) | reinterpret_cast<uint64_t>(from)) % 16 == 0;
+  const uint32_t groups = aligned ? elements / kInGroup<To, From> : 0;
+  ToGroup* const to_groups = reinterpret_cast<ToGroup*>(to);
+  const FromGroup* const from_groups = reinterpret_cast<const FromGroup*>(from);
+  bool finite = true;
+  uint32_t at = thread;
+  for (; at + (kUnderWay - 1) * threads < groups; at += kUnderWay * threads) {
+    FromGroup loaded[kUnderWay];
+    RT_UNROLL
+    for (uint32_t i = 0; i < kUnderWay; ++i) loaded[i] = from_groups[at + i * threads];
+    RT_UNROLL
+    for (uint32_t i = 0; i < kUnderWay; ++i) finite &= MoveGroup<To, From>(&to_groups[at + i * threads], loaded[i], scale);
+  }
+  for (; at < groups; at += threads) finite &= MoveGroup<To, From>(&to_groups[at], from_groups[at], scale);
+  for (at = groups * kInGroup<To, From> + thread; at < elements; at += threads)
+    finite &= MoveElement(&to[at], from[at], scale);
+  return finite;
+}
+
+// The last slice that begins no later than the chunk: an empty one begins where its successor does.
+RT_ON_DEVICE const PackSlice& SliceOf(const PackLaunch& launch, uint32_t chunk) {
+  uint32_t low = 0, high = launch.slice_count;
+  while (high - low > 1) {
+    const uint32_t middle = (low + high) / 2;
+    if (launch.slices[middle].first_chunk <= chunk) low = middle;
+    else high = middle;
+  }
+  return launch.slices[low];
+}
+
+// Where a chunk lies: its tensor's elements, the buffer's, and how many there are.
+template <typename Tensor, typename Buffer>
+struct PackChunk {
+  Tensor* tensor;
+  Buffer* buffer;
+  uint32_t elements;
+
+  RT_ON_DEVICE PackChunk(const PackLaunch& launch, uint32_t chunk) {
+    const PackSlice& slice = SliceOf(launch, chunk);
+    const uint32_t begin = (chunk - slice.first_chunk) * kPackChunk;
+    const uint32_t left = slice.elements - begin;
+    tensor = reinterpret_cast<Tensor*>(slice.tensor) + begin;
+    buffer = reinterpret_cast<Buffer*>(launch.buffer) + slice.offset + begin;
+    elements = left < kPackChunk ? left : kPackChunk;
+  }
+};
+
+// The kernels: what thread `thread` of `threads` does of a chunk.
+template <typename Tensor, typename Buffer>
+RT_ON_DEVICE void PackShare(const PackLaunch& launch, uint32_t chunk, uint32_t thread, uint32_t threads) {
+  const PackChunk<Tensor, Buffer> at(launch, chunk);
+  MoveShare<Buffer, Tensor>(at.buffer, at.tensor, at.elements, launch.scale, thread, threads);
+}
+
+template <typename Tensor, typename Buffer>
+RT_ON_DEVICE void UnpackShare(const PackLaunch& launch, uint32_t chunk, uint32_t thread, uint32_t threads) {
+  const PackChunk<Tensor, Buffer> at(launch, chunk);
+  const bool finite = MoveShare<Tensor, Buffer>(at.tensor, at.buffer, at.elements, launch.scale, thread, threads);
+  if (!finite && launch.found_infinite != 0) *reinterpret_cast<float*>(launch.found_infinite) = 1.0f;
+}
+
+}  // namespace ringtrain
+#endif  // RINGTRAIN_DEVICE_PACK_H_
