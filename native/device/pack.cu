@@ -1,4 +1,4 @@
-// The kernels of pack.def. bin/generate-ptx compiles this file to pack_sm75.ptx and pack_sm80.ptx, which the core carries.
+// The kernels of pack.def. bin/generate-ptx compiles this file to pack_sm75.ptx.h and pack_sm80.ptx.h, whose text the core carries.
 #include "device/pack.h"
 
 using namespace ringtrain;

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "check.h"
-#include "device/pack_plan.h"
+#include "device/pack_kernels.h"
 
 namespace ringtrain {
 namespace {
@@ -161,6 +161,20 @@ RT_TEST(a_failed_launch_ends_the_plan) {
   });
   RT_CHECK_EQ(status.message(), "out of memory");
   RT_CHECK_EQ(launches, 2);
+}
+
+RT_TEST(a_kernel_for_each_pair_that_is_fused) {
+  for (const DType same : {DType::kUInt8, DType::kInt16, DType::kInt64, DType::kFloat64, DType::kBool}) {
+    RT_CHECK(PackKernels::Can(same, same, false));
+    RT_CHECK(!PackKernels::Can(same, same, true));
+    RT_CHECK(!PackKernels::Can(same, DType::kFloat32, false));
+  }
+  for (const DType floating : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+    RT_CHECK(PackKernels::Can(floating, floating, true));
+    RT_CHECK(PackKernels::Can(DType::kFloat32, floating, true));
+  }
+  RT_CHECK(PackKernels::Can(DType::kBFloat16, DType::kFloat32, true));
+  RT_CHECK(!PackKernels::Can(DType::kFloat16, DType::kBFloat16, true));
 }
 
 // What is infinite only after the narrowing counts, and what was infinite before the scaling.
