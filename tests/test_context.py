@@ -1,13 +1,18 @@
 """Opening and closing worlds, who may call what when, waiting, aborting, forking, and how a process ends."""
 
+import ctypes
 import gc
 import os
+import platform
+import re
 import signal
+import struct
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -289,6 +294,38 @@ def test_world_that_is_dropped_ends_its_threads():
     del world
     gc.collect()
     assert len(os.listdir("/proc/self/task")) <= before
+
+
+SCHEDULING = "=IIQiIQQQ"  # of sched_getattr(2): size, policy, flags, nice, priority, runtime, deadline, period
+SYS_SCHED_GETATTR = {"x86_64": 315, "aarch64": 275}
+
+
+@own_world
+@pytest.mark.skipif(tuple(map(int, re.findall(r"\d+", platform.release())[:2])) < (6, 12), reason="slices came with Linux 6.12")
+@pytest.mark.skipif(platform.machine() not in SYS_SCHED_GETATTR, reason="a system call of unknown number")
+def test_drivers_run_in_short_slices():
+    """So that a driver that wakes need not wait for a computing thread's slice to end; others keep theirs."""
+
+    def slice_of(thread):
+        asked = ctypes.create_string_buffer(struct.calcsize(SCHEDULING))
+        ctypes.CDLL(None).syscall(SYS_SCHED_GETATTR[platform.machine()], thread, asked, len(asked), 0)
+        return struct.unpack(SCHEDULING, asked)[5]
+
+    def name_of(thread):
+        try:
+            return Path(f"/proc/self/task/{thread}/comm").read_text()
+        except OSError:  # a thread of an earlier test that has just ended
+            return ""
+
+    def slices(world):
+        world.run(lambda rank: rt.barrier())
+        return [slice_of(int(task)) for task in os.listdir("/proc/self/task") if name_of(task) == "ringtrain\n"]
+
+    with ThreadWorld(2) as world:
+        deadline = time.monotonic() + 30
+        while slices(world).count(100_000) < 2:
+            assert time.monotonic() < deadline, slices(world)
+    assert slice_of(os.getpid()) > 100_000
 
 
 # ---- waiting ----

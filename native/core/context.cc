@@ -1,8 +1,6 @@
 #include "core/context.h"
 
 #include <pthread.h>
-#include <sched.h>
-#include <sys/prctl.h>
 #include <sys/random.h>
 #include <unistd.h>
 
@@ -10,6 +8,7 @@
 #include <map>
 
 #include "base/ranks.h"
+#include "base/scheduling.h"
 #include "core/version.h"
 #include "transport/mpi.h"
 
@@ -31,11 +30,6 @@ void Pause() {
 #elif defined(__aarch64__)
   asm volatile("yield");
 #endif
-}
-
-int UsableCores() {
-  cpu_set_t cores;
-  return sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1;
 }
 
 std::string HostName() {
@@ -317,7 +311,7 @@ void Context::Drive(Finished finished, Nanoseconds deadline) {
 
 void Context::RunThread() {
   pthread_setname_np(pthread_self(), "ringtrain");
-  prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0);  // polls last as long as asked for
+  RunPromptly();
   LifeSign& life = memory_->control().place(world_.local_rank()).life;
   life.Begin();
   while (!stop_.load()) {
