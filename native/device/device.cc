@@ -1,0 +1,161 @@
+#include "device/device.h"
+
+#include <algorithm>
+#include <cstdio>
+
+namespace ringtrain {
+namespace {
+
+// Pinned memory is asked for in powers of two, so that what one batch gave back fits the next.
+constexpr size_t kLeastPinned = 64 << 10;
+
+size_t RoundUp(size_t bytes) {
+  size_t granted = kLeastPinned;
+  while (granted < bytes) granted *= 2;
+  return granted;
+}
+
+}  // namespace
+
+// ---- device ----
+
+Status Device::Open(const Driver& driver, int index, std::shared_ptr<Device>* opened) {
+  int count = 0;
+  RT_TRY(driver.Check(driver.DeviceGetCount(&count), "cuDeviceGetCount"));
+  if (index >= count)
+    return Status::InvalidArgument("CUDA device " + std::to_string(index) + ": expected one of the " + std::to_string(count) +
+                                   " that this process sees. Look at CUDA_VISIBLE_DEVICES.");
+  std::shared_ptr<Device> device(new Device(driver, index));
+  RT_TRY(device->Check(driver.DeviceGet(&device->device_, index), "cuDeviceGet"));
+  RT_TRY(device->Check(driver.DevicePrimaryCtxRetain(&device->context_, device->device_), "cuDevicePrimaryCtxRetain"));
+  RT_TRY(device->Describe());
+  *opened = std::move(device);
+  return {};
+}
+
+Status Device::Describe() {
+  int major = 0, minor = 0, domain = 0, bus = 0, place = 0;
+  const struct {
+    int attribute;
+    int* value;
+  } attributes[] = {{kCudaAttributeComputeMajor, &major},
+                    {kCudaAttributeComputeMinor, &minor},
+                    {kCudaAttributePciDomain, &domain},
+                    {kCudaAttributePciBus, &bus},
+                    {kCudaAttributePciDevice, &place}};
+  for (const auto& row : attributes)
+    RT_TRY(Check(driver_.DeviceGetAttribute(row.value, row.attribute, device_), "cuDeviceGetAttribute"));
+  compute_capability_ = 10 * major + minor;
+  char text[32];
+  std::snprintf(text, sizeof text, "%08x:%02x:%02x", domain, bus, place);
+  bus_ = text;
+  return {};
+}
+
+Device::~Device() {
+  if (context_ == nullptr) return;
+  {
+    InContext current(*this);
+    for (CUevent event : events_) driver_.EventDestroy(event);
+    for (const auto& pinned : pinned_) driver_.MemFreeHost(pinned.second);
+  }
+  driver_.DevicePrimaryCtxRelease(device_);
+}
+
+Status Device::TakeEvent(CUevent* event) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!events_.empty()) {
+      *event = events_.back();
+      events_.pop_back();
+      return {};
+    }
+  }
+  return Check(driver_.EventCreate(event, kCudaEventDisableTiming), "cuEventCreate");
+}
+
+void Device::GiveEvent(CUevent event) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  events_.push_back(event);
+}
+
+Status Device::TakePinned(size_t bytes, void** memory, size_t* granted) {
+  const size_t wanted = RoundUp(bytes);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto found = pinned_.find(wanted);
+    if (found != pinned_.end()) {
+      *memory = found->second;
+      *granted = wanted;
+      pinned_.erase(found);
+      return {};
+    }
+  }
+  *granted = wanted;
+  return Check(driver_.MemHostAlloc(memory, wanted, kCudaHostPortable), "cuMemHostAlloc of " + std::to_string(wanted) + " bytes");
+}
+
+void Device::GivePinned(void* memory, size_t granted) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  pinned_.emplace(granted, memory);
+}
+
+// ---- what lives on it ----
+
+InContext::InContext(const Device& device) : driver_(device.driver()) {
+  driver_.CtxGetCurrent(&before_);
+  driver_.CtxSetCurrent(device.context());
+}
+
+InContext::~InContext() { driver_.CtxSetCurrent(before_); }
+
+Status Event::Record(const std::shared_ptr<Device>& device, CUstream stream, std::shared_ptr<Event>* event) {
+  CUevent taken;
+  RT_TRY(device->TakeEvent(&taken));
+  event->reset(new Event(device, taken));
+  return device->Check(device->driver().EventRecord(taken, stream), "cuEventRecord");
+}
+
+Status Event::Passed(bool* passed) const {
+  const CUresult result = device_->driver().EventQuery(event_);
+  *passed = result == kCudaSuccess;
+  return result == kCudaNotReady ? Status() : device_->Check(result, "cuEventQuery");
+}
+
+Status Event::HoldBack(CUstream stream) const {
+  return device_->Check(device_->driver().StreamWaitEvent(stream, event_, 0), "cuStreamWaitEvent");
+}
+
+Status Stream::Make(const std::shared_ptr<Device>& device, std::unique_ptr<Stream>* stream) {
+  const Driver& driver = device->driver();
+  int lowest = 0, highest = 0;
+  RT_TRY(device->Check(driver.CtxGetStreamPriorityRange(&lowest, &highest), "cuCtxGetStreamPriorityRange"));
+  CUstream made;
+  RT_TRY(device->Check(driver.StreamCreateWithPriority(&made, kCudaStreamNonBlocking, highest), "cuStreamCreateWithPriority"));
+  stream->reset(new Stream(device, made));
+  return {};
+}
+
+Status Pinned::Take(const std::shared_ptr<Device>& device, size_t bytes, std::unique_ptr<Pinned>* pinned) {
+  void* memory;
+  size_t granted;
+  RT_TRY(device->TakePinned(bytes, &memory, &granted));
+  pinned->reset(new Pinned(device, memory, granted));
+  return {};
+}
+
+Status DeviceTable::Find(int index, std::shared_ptr<Device>* device) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto found = devices_.find(index);
+  if (found == devices_.end()) {
+    const Driver* driver;
+    RT_TRY(Driver::Open(library_, &driver));
+    std::shared_ptr<Device> opened;
+    RT_TRY(Device::Open(*driver, index, &opened));
+    found = devices_.emplace(index, std::move(opened)).first;
+  }
+  *device = found->second;
+  return {};
+}
+
+}  // namespace ringtrain

@@ -1,0 +1,143 @@
+// Device: one GPU as one rank uses it, and what the rank keeps there: events and pinned memory to use again, its streams.
+// DeviceTable: a rank's devices, opened at their first tensor. Everything is in the device's primary context, the one that
+// frameworks use, so that their streams and memory are ours without translation.
+#ifndef RINGTRAIN_DEVICE_DEVICE_H_
+#define RINGTRAIN_DEVICE_DEVICE_H_
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "device/driver.h"
+
+namespace ringtrain {
+
+class Device {
+ public:
+  static Status Open(const Driver& driver, int index, std::shared_ptr<Device>* device);
+  ~Device();
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+
+  const Driver& driver() const { return driver_; }
+  int index() const { return index_; }
+  CUcontext context() const { return context_; }
+  int compute_capability() const { return compute_capability_; }  // 10 * major + minor
+  // The same text for the same GPU in any process of a host.
+  const std::string& bus() const { return bus_; }
+  std::string Text() const { return "cuda:" + std::to_string(index_); }
+  Status Check(CUresult result, const std::string& what) const { return driver_.Check(result, what + " on " + Text()); }
+
+  // Events without timing, to use again; any thread. The context must be current where a new one is made.
+  Status TakeEvent(CUevent* event);
+  void GiveEvent(CUevent event);
+
+  // Pinned host memory of at least that size, to use again. The context must be current.
+  Status TakePinned(size_t bytes, void** memory, size_t* granted);
+  void GivePinned(void* memory, size_t granted);
+
+ private:
+  Device(const Driver& driver, int index) : driver_(driver), index_(index) {}
+  Status Describe();
+
+  const Driver& driver_;
+  const int index_;
+  CUdevice device_ = -1;
+  CUcontext context_ = nullptr;
+  int compute_capability_ = 0;
+  std::string bus_;
+  std::mutex mutex_;
+  std::vector<CUevent> events_;                  // guarded by mutex_; free ones
+  std::multimap<size_t, void*> pinned_;          // guarded by mutex_; free ones by size
+};
+
+// Makes a device's context that of this thread for as long as it lives.
+class InContext {
+ public:
+  explicit InContext(const Device& device);
+  ~InContext();
+  InContext(const InContext&) = delete;
+  InContext& operator=(const InContext&) = delete;
+
+ private:
+  const Driver& driver_;
+  CUcontext before_ = nullptr;
+};
+
+// An event, and the device that takes it back.
+class Event {
+ public:
+  // Recorded on the stream: passes when all that is on it now is done. The context must be current.
+  static Status Record(const std::shared_ptr<Device>& device, CUstream stream, std::shared_ptr<Event>* event);
+  ~Event() { device_->GiveEvent(event_); }
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+
+  const std::shared_ptr<Device>& device() const { return device_; }
+  // Any thread, in any context.
+  Status Passed(bool* passed) const;
+  // Makes what comes on the stream from now on wait for the event, on the GPU.
+  Status HoldBack(CUstream stream) const;
+
+ private:
+  Event(std::shared_ptr<Device> device, CUevent event) : device_(std::move(device)), event_(event) {}
+
+  const std::shared_ptr<Device> device_;
+  const CUevent event_;
+};
+
+// A stream of ours: of the highest priority, and apart from the legacy stream. Its context must be current at its end, too.
+class Stream {
+ public:
+  static Status Make(const std::shared_ptr<Device>& device, std::unique_ptr<Stream>* stream);
+  ~Stream() { device_->driver().StreamDestroy(stream_); }
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+
+  CUstream get() const { return stream_; }
+
+ private:
+  Stream(std::shared_ptr<Device> device, CUstream stream) : device_(std::move(device)), stream_(stream) {}
+
+  const std::shared_ptr<Device> device_;
+  const CUstream stream_;
+};
+
+// Pinned host memory for as long as it lives.
+class Pinned {
+ public:
+  static Status Take(const std::shared_ptr<Device>& device, size_t bytes, std::unique_ptr<Pinned>* pinned);
+  ~Pinned() { device_->GivePinned(memory_, granted_); }
+  Pinned(const Pinned&) = delete;
+  Pinned& operator=(const Pinned&) = delete;
+
+  char* get() const { return static_cast<char*>(memory_); }
+
+ private:
+  Pinned(std::shared_ptr<Device> device, void* memory, size_t granted)
+      : device_(std::move(device)), memory_(memory), granted_(granted) {}
+
+  const std::shared_ptr<Device> device_;
+  void* const memory_;
+  const size_t granted_;
+};
+
+class DeviceTable {
+ public:
+  // library: of the driver, as Driver::Open takes it.
+  explicit DeviceTable(std::string library) : library_(std::move(library)) {}
+
+  // The device of that index; any thread. Not ok if the driver cannot be used or knows no such device.
+  Status Find(int index, std::shared_ptr<Device>* device);
+
+ private:
+  const std::string library_;
+  std::mutex mutex_;
+  std::map<int, std::shared_ptr<Device>> devices_;  // guarded by mutex_
+};
+
+}  // namespace ringtrain
+#endif  // RINGTRAIN_DEVICE_DEVICE_H_
