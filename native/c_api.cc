@@ -8,6 +8,7 @@
 
 #include "core/context.h"
 #include "core/version.h"
+#include "device/nccl.h"
 #include "include/ringtrain.h"
 #include "kernels/reduce.h"
 #include "transport/in_process.h"
@@ -67,6 +68,8 @@ Status Open(Opener open, rt_context** context) {
 
 std::string TextOf(const char* text) { return text == nullptr ? "" : text; }
 
+std::string DeviceText(int device) { return device < 0 ? "the host" : "cuda:" + std::to_string(device); }
+
 Status MakeSubmission(const rt_request& from, Submission* submission) {
   ringtrain::Request& request = submission->request;
   submission->process_set = from.process_set;
@@ -91,7 +94,13 @@ Status MakeSubmission(const rt_request& from, Submission* submission) {
     if (ringtrain::Find(dtype) == nullptr)
       return Status::InvalidArgument(request.Subject() + ": dtype " + std::to_string(tensor.dtype) + " does not exist.");
     request.tensors.push_back({dtype, {tensor.shape, tensor.shape + tensor.ndim}});
-    request.device = std::max(request.device, tensor.device);
+    if (index > 0 && tensor.device != request.device)
+      return Status::InvalidArgument(request.Subject() + ": all tensors of a group must be on one device, but they are on " +
+                                     DeviceText(request.device) + " and " + DeviceText(tensor.device) + ". Submit a group for each.");
+    request.device = tensor.device;
+    const auto stream = static_cast<ringtrain::CUstream>(tensor.stream);
+    std::vector<ringtrain::CUstream>& streams = submission->streams;
+    if (tensor.device >= 0 && std::find(streams.begin(), streams.end(), stream) == streams.end()) streams.push_back(stream);
     submission->inputs.push_back(tensor.data);
     submission->outputs.push_back(tensor.output);
   }
@@ -113,6 +122,17 @@ const char* rt_build_info(void) {
 const char* rt_table(const char* name) { return ringtrain::TableText(name); }
 
 void rt_free(void* memory) { std::free(memory); }
+
+void rt_suggest_nccl(const char* path) { ringtrain::Nccl::Suggest(TextOf(path)); }
+
+char* rt_gpu_libraries(const char* cuda_lib, const char* nccl_lib) {
+  const ringtrain::Driver* driver = nullptr;
+  const ringtrain::Nccl* nccl = nullptr;
+  const Status has_driver = Guard([&] { return ringtrain::Driver::Open(TextOf(cuda_lib), &driver); });
+  const Status has_nccl = Guard([&] { return ringtrain::Nccl::Open(TextOf(nccl_lib), &nccl); });
+  const std::string cuda = driver != nullptr ? driver->VersionText() + "|" + driver->path : "|" + has_driver.message();
+  return CopyText("cuda|" + cuda + "\nnccl|" + (nccl != nullptr ? nccl->VersionText() + "|" + nccl->path : "|" + has_nccl.message()));
+}
 
 int32_t rt_hub_open(int32_t size, const char* layout, rt_hub** hub, char** error) {
   Status status = Guard([&]() -> Status {
@@ -210,8 +230,12 @@ int32_t rt_wait(rt_handle* handle, double timeout_seconds, char** error) {
   return Report(handle->handle->status(), error);
 }
 
+int32_t rt_stream_wait(rt_handle* handle, void* stream, char** error) {
+  return Report(Guard([&] { return ringtrain::HoldBack(*handle->handle, static_cast<ringtrain::CUstream>(stream)); }), error);
+}
+
 int32_t rt_poll(rt_handle* handle) {
-  return static_cast<int32_t>(handle->handle->done() ? handle->handle->status().code() : StatusCode::kPending);
+  return static_cast<int32_t>(handle->handle->finished() ? handle->handle->status().code() : StatusCode::kPending);
 }
 
 int32_t rt_output(rt_handle* handle, int32_t tensor, void** data, int32_t* ndim, int64_t* shape, char** error) {
@@ -231,6 +255,8 @@ void* rt_take_output(rt_handle* handle, int32_t tensor) {
   from.outputs[tensor].owned = false;
   return from.outputs[tensor].data;
 }
+
+void rt_device_free(int32_t device, void* memory) { ringtrain::Device::Free(device, memory); }
 
 int32_t rt_received_splits(rt_handle* handle, int64_t* splits, int32_t capacity) {
   const std::vector<int64_t>& from = handle->handle->received_splits;

@@ -29,11 +29,11 @@ class Buffer:
         dtype: id of a row of ``tables.DTYPES``.
         shape: number of elements along each dimension.
         device: index of a CUDA device, or -1 for host memory.
-        ready_event: CUevent after which the memory may be read, or 0.
+        stream: of a device, handle of the CUDA stream whose work until now the memory waits for; 0 is the legacy stream.
         owner: whatever keeps the memory alive.
     """
 
-    __slots__ = ("address", "dtype", "shape", "device", "ready_event", "owner")
+    __slots__ = ("address", "dtype", "shape", "device", "stream", "owner")
 
     def __init__(
         self,
@@ -41,14 +41,14 @@ class Buffer:
         dtype: int,
         shape: tuple[int, ...],
         device: int = -1,
-        ready_event: int = 0,
+        stream: int = 0,
         owner: object = None,
     ):
         self.address = address
         self.dtype = dtype
         self.shape = shape
         self.device = device
-        self.ready_event = ready_event
+        self.stream = stream
         self.owner = owner
 
 
@@ -168,6 +168,24 @@ def wrap(like: object, memory: object, dtype: int, shape: tuple[int, ...]) -> An
 def owned_memory(pointer, size_bytes: int) -> object:
     """Memory that the native library handed over, as an object with the buffer protocol; the last user's end frees it."""
     return ffi.buffer(ffi.gc(pointer, lib.rt_free, size_bytes), size_bytes)
+
+
+class DeviceMemory:
+    """Memory of a GPU that the native library handed over; freed with its last user.
+
+    Attributes:
+        address: of the first byte.
+        device: index of the CUDA device.
+    """
+
+    __slots__ = ("address", "device")
+
+    def __init__(self, address: int, device: int):
+        self.address = address
+        self.device = device
+
+    def __del__(self):
+        lib.rt_device_free(self.device, ffi.cast("void *", self.address))
 
 
 def _buffer_of(array: np.ndarray, dtype: int) -> Buffer:

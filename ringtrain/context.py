@@ -56,7 +56,7 @@ class _Request:
             tensor.output = ffi.NULL if output is None else cast(_VOID, output.address)
             tensor.dtype = buffer.dtype
             tensor.device = buffer.device
-            tensor.ready_event = cast(_VOID, buffer.ready_event)
+            tensor.stream = cast(_VOID, buffer.stream)
             tensor.ndim = len(buffer.shape)
             tensor.shape = shapes + place
             for extent in buffer.shape:
@@ -97,10 +97,19 @@ class Operation:
             self._raise(status)
         self._finished = True
 
+    def hold_back(self, stream: int) -> None:
+        """Makes what a CUDA stream is given from now on wait for the result, on the GPU; after ``wait``.
+
+        Args:
+            stream: its handle; 0 is the legacy stream.
+        """
+        error = ffi.new(_ERROR_OUT)
+        check(lib.rt_stream_wait(self._handle, ffi.cast(_VOID, stream), error), error)
+
     def output(self, index: int = 0) -> tuple[int, tuple[int, ...], object]:
         """Address, shape and owner of an output that the library allocated; once for each output.
 
-        The owner speaks the buffer protocol and frees the memory with its last user.
+        The owner frees the memory with its last user; it speaks the buffer protocol, or is a ``DeviceMemory``.
         """
         data, ndim, shape, error = (
             ffi.new("void **"),
@@ -114,8 +123,11 @@ class Operation:
         for extent in extents:
             size_bytes *= extent
         memory = lib.rt_take_output(self._handle, index)
+        address, device = int(ffi.cast("uintptr_t", memory)), self._tensors[0][index].device
+        if device >= 0:
+            return address, extents, buffers.DeviceMemory(address, device)
         owner = buffers.owned_memory(memory, size_bytes) if memory else bytearray(size_bytes)
-        return int(ffi.cast("uintptr_t", memory)), extents, owner
+        return address, extents, owner
 
     def dtype(self, index: int = 0) -> int:
         """Id of the element type of a tensor."""
@@ -440,6 +452,22 @@ def open_hub(size: int, layout: str = ""):
     hub, error = ffi.new("rt_hub **"), ffi.new(_ERROR_OUT)
     check(lib.rt_hub_open(size, layout.encode(), hub, error), error)
     return hub[0]
+
+
+def gpu_libraries(chosen: dict[str, str]) -> dict[str, tuple[str, str]]:
+    """Version and path of each GPU library that was found, or "" and what is wrong; loads them.
+
+    Args:
+        chosen: options, of which ``cuda_lib`` and ``nccl_lib`` count.
+    """
+    paths = (os.fsencode(chosen.get(name, "")) for name in ("cuda_lib", "nccl_lib"))
+    lines = take_text(lib.rt_gpu_libraries(*paths)).splitlines()
+    return {name: (version, path) for name, version, path in (line.split("|", 2) for line in lines)}
+
+
+def suggest_nccl(path: str) -> None:
+    """Names a file of NCCL to take if the process has none and the user named none; before the first tensor on a GPU."""
+    lib.rt_suggest_nccl(os.fsencode(path))
 
 
 def current() -> Context:

@@ -46,6 +46,9 @@ std::vector<std::pair<std::string, std::string>> StartFacts(const Options& optio
           {"RINGTRAIN_SHARED_MEMORY_BYTES", std::to_string(options.shared_memory_bytes)},
           {"RINGTRAIN_CHUNK_BYTES", std::to_string(options.chunk_bytes)},
           {"RINGTRAIN_JOIN_DIVISOR", options.join_divisor},
+          {"RINGTRAIN_GPU_PLANE", options.gpu_plane},
+          {"RINGTRAIN_NCCL_MULTI_RANK", std::to_string(options.nccl_multi_rank)},
+          {"RINGTRAIN_DEVICE_CHUNK_BYTES", std::to_string(options.device_chunk_bytes)},
           {"RINGTRAIN_DEAD_AFTER_SECONDS", std::to_string(options.dead_after_seconds)}};
 }
 
@@ -99,6 +102,7 @@ Status Context::Open(std::shared_ptr<Context> context, std::vector<int> layout, 
   Transport& transport = *self.transport_;
   const Options& options = self.options_;
   const Nanoseconds deadline = DeadlineAfter(options.start_timeout_seconds);
+  self.devices_ = std::make_unique<DeviceTable>(options.cuda_lib);
   self.world_.rank = transport.rank();
   self.world_.size = transport.size();
   RT_TRY(self.AgreeOnStart(deadline));
@@ -200,6 +204,26 @@ Status Context::CheckRemoval(const Request& request) const {
   return {};
 }
 
+Status Context::MarkReady(Submission* submission) {
+  const std::string subject = submission->request.Subject() + ": ";
+  return Status::Unsupported(subject + "expected host memory but found CUDA device " + std::to_string(submission->request.device) + ". Copy the tensor to the host first.");
+  std::shared_ptr<Device>& device = submission->handle->device;
+  Status status = devices_->Find(submission->request.device, &device);
+  if (!status.ok()) return {status.code(), subject + status.message()};
+  InContext current(*device);
+  for (CUstream stream : submission->streams) {
+    int capturing = 0;
+    RT_TRY(device->Check(device->driver().StreamIsCapturing(stream, &capturing), subject + "cuStreamIsCapturing"));
+    if (capturing != 0)
+      return Status::Unsupported(subject + "expected a stream that runs but found one that a CUDA graph is captured from: ranks agree on "
+                                           "the host, which a graph cannot hold. Communicate outside of the capture.");
+    std::shared_ptr<DeviceEvent> event;
+    RT_TRY(DeviceEvent::Record(device, stream, &event));
+    submission->ready.push_back(std::move(event));
+  }
+  return {};
+}
+
 Status Context::Submit(std::shared_ptr<Submission> submission, const std::string& refusal, bool caller_waits) {
   RT_TRY(table_.closed());
   Request& request = submission->request;
@@ -214,6 +238,7 @@ Status Context::Submit(std::shared_ptr<Submission> submission, const std::string
     if (status.ok()) status = Check(request, members);
     if (status.ok() && request.operation == Operation::kAddProcessSet) status = CheckAddition(request);
     if (status.ok() && request.operation == Operation::kRemoveProcessSet) status = CheckRemoval(request);
+    if (status.ok() && request.device >= 0) status = MarkReady(submission.get());
   }
   if (status.ok()) {
     submission->submitted = Now();

@@ -56,6 +56,8 @@ class Context {
   void ChooseSpin();
   Status CheckSubmission(const Submission& submission, const std::vector<int>& members) const;
   Status CheckAddition(const Request& request) const;
+  // Notes, on the submitter's streams, from when on its tensors may be read and written.
+  Status MarkReady(Submission* submission);
   Status CheckRemoval(const Request& request) const;
 
   void WaitOn(Handle& handle, Nanoseconds deadline);
@@ -75,6 +77,7 @@ class Context {
   LatenessTable lateness_;
   Log log_;
   Timeline timeline_;
+  std::unique_ptr<DeviceTable> devices_;
   SubmissionTable table_;
   ProcessSetTable process_sets_;
   std::unique_ptr<Transport> transport_;

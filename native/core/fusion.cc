@@ -13,7 +13,7 @@ bool OneDType(const Request& request) {
 
 bool CanFuse(const Response& one, const Response& other) {
   const Request &a = one.request, &b = other.request;
-  if (a.operation != b.operation || !Find(a.operation)->fuses || a.device != b.device || a.root != b.root) return false;
+  if (a.operation != b.operation || !Find(a.operation)->fuses || one.devices != other.devices || a.root != b.root) return false;
   if (!Find(a.operation)->reduces) return true;  // bytes are bytes
   return OneDType(a) && OneDType(b) && a.tensors[0].dtype == b.tensors[0].dtype && a.reduction == b.reduction &&
          a.prescale == b.prescale && a.postscale == b.postscale && a.compression == b.compression &&

@@ -124,6 +124,13 @@ std::vector<int64_t> WeightsOf(const std::vector<const Request*>& requests, cons
   return weights;
 }
 
+std::vector<int64_t> DevicesOf(const std::vector<const Request*>& requests, const Request& first) {
+  std::vector<int64_t> devices;
+  if (first.device < 0) return devices;
+  for (const Request* request : requests) devices.push_back(request == nullptr ? -1 : request->device);
+  return devices;
+}
+
 }  // namespace
 
 Status Match(const std::vector<const Request*>& requests, const std::vector<int>& members, Response* response) {
@@ -139,6 +146,7 @@ Status Match(const std::vector<const Request*>& requests, const std::vector<int>
   response->request = *first;
   response->rows = RowsOf(requests, *first);
   response->weights = WeightsOf(requests, *first);
+  response->devices = DevicesOf(requests, *first);
   if (response->weights.empty() || *std::max_element(response->weights.begin(), response->weights.end()) > 0) return {};
   return Status::Mismatch(first->Subject() + ": some weight must be above 0, but those of all ranks that take part are 0. "
                                              "Skip the operation on all ranks.");

@@ -149,6 +149,7 @@ Request Response::RequestOf(int member, int members) const {
   Request mine = request;
   const size_t tensors = mine.tensors.size();
   if (!weights.empty()) mine.weight = weights[member];
+  if (!devices.empty()) mine.device = static_cast<int>(devices[member]);
   if (request.operation == Operation::kAllgather)
     for (size_t tensor = 0; tensor < tensors; ++tensor) mine.tensors[tensor].shape[0] = rows[member * tensors + tensor];
   if (request.operation == Operation::kAlltoall) {
@@ -165,9 +166,6 @@ DType WireDType(Compression compression, DType dtype) {
 
 Status Check(const Request& request, const std::vector<int>& members) {
   const OperationRow& row = *Find(request.operation);
-  if (request.device >= 0)
-    return Status::Unsupported(request.Subject() + ": expected host memory but found CUDA device " + std::to_string(request.device) +
-                               ". Copy the tensor to the host first.");
   RT_TRY(CheckTensors(request));
   if (row.reduces) RT_TRY(CheckReduction(request));
   RT_TRY(CheckWeight(request));
@@ -230,6 +228,7 @@ void Encode(const Response& response, Encoder* encoder) {
   Encode(response.request, encoder);
   encoder->SignedList(response.rows);
   encoder->SignedList(response.weights);
+  encoder->SignedList(response.devices);
   encoder->Signed(response.result);
 }
 
@@ -238,6 +237,7 @@ Response DecodeResponse(Decoder* decoder) {
   response.request = DecodeRequest(decoder);
   response.rows = decoder->SignedList();
   response.weights = decoder->SignedList();
+  response.devices = decoder->SignedList();
   response.result = static_cast<int>(decoder->Signed());
   return response;
 }

@@ -46,11 +46,12 @@ struct Request {
 };
 
 struct Response {
-  Request request;  // the members'; where only the first dimension or the weight may differ, `rows` and `weights` have it
+  Request request;  // the members'; where something may differ, the lists below have it
   // allgather: rows [member * tensors + tensor]; alltoall: rows [from * members + to]; else empty.
   std::vector<int64_t> rows;
   int result = -1;  // join: the last rank; add_process_set: the id
   std::vector<int64_t> weights;  // weighted average: by member, 0 for one that has joined; else empty
+  std::vector<int64_t> devices;  // tensors on GPUs: by member, -1 for one that has joined; else empty
 
   // The request that this member must have sent for the response to fit.
   Request RequestOf(int member, int members) const;

@@ -4,6 +4,21 @@
 
 namespace ringtrain {
 
+bool Handle::finished() const {
+  if (!done()) return false;
+  if (completion == nullptr || !status().ok()) return true;
+  InContext current(*completion->device());
+  bool passed = false;
+  return !completion->Passed(&passed).ok() || passed;
+}
+
+Status HoldBack(const Handle& handle, CUstream stream) {
+  if (!handle.done()) return Status::InvalidArgument("a stream may wait for a result that is on its way, but the operation is pending. Wait for it first.");
+  if (!handle.status().ok() || handle.completion == nullptr) return handle.status();
+  InContext current(*handle.completion->device());
+  return handle.completion->HoldBack(stream);
+}
+
 Status SubmissionTable::Add(std::shared_ptr<Submission> submission) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!closed_.ok()) return closed_;

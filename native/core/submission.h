@@ -17,11 +17,15 @@
 #include "base/doorbell.h"
 #include "core/frame.h"
 #include "core/request.h"
+#include "device/device.h"
 #include "include/ringtrain.h"
 
 namespace ringtrain {
 
-// Written by the driver until Finish, read by anyone afterwards.
+// Written by the driver until Finish, read by anyone afterwards; what may change later are the last three members.
+//
+// With tensors on a GPU there are two ends: done, when all work is on the GPU's queue, and finished, when it has passed `completion`.
+// Between them the world can fail, and the result with it.
 class Handle {
  public:
   struct Output {
@@ -34,12 +38,25 @@ class Handle {
   Handle(const Handle&) = delete;
   Handle& operator=(const Handle&) = delete;
   ~Handle() {
-    for (Output& output : outputs)
-      if (output.owned) std::free(output.data);
+    for (Output& output : outputs) {
+      if (!output.owned) continue;
+      if (device == nullptr)
+        std::free(output.data);
+      else
+        Device::Free(device->index(), output.data);
+    }
   }
 
   bool done() const { return done_.load(std::memory_order_acquire) != 0; }
-  const Status& status() const { return status_; }
+  // The operation's, or why the result is lost.
+  const Status& status() const { return lost_.load(std::memory_order_acquire) ? cause_ : status_; }
+  // Whether the GPU has passed it, too; always true without one.
+  bool finished() const;
+  // The GPU's work will never be done.
+  void Lose(const Status& cause) {
+    cause_ = cause;
+    lost_.store(true, std::memory_order_release);
+  }
   void Finish(Status status) {
     status_ = std::move(status);
     done_.store(1, std::memory_order_release);
@@ -51,17 +68,26 @@ class Handle {
   std::vector<Output> outputs;
   std::vector<int64_t> received_splits;
   int result = -1;
+  std::shared_ptr<Device> device;     // where the tensors are; nullptr: host memory
+  std::shared_ptr<DeviceEvent> completion;  // nullptr: nothing is left to do once the operation is done
 
  private:
   std::atomic<uint32_t> done_{0};
   Status status_;
+  std::atomic<bool> lost_{false};
+  Status cause_;  // written before lost_
 };
+
+// Makes what the stream is given from now on wait for the handle's result.
+Status HoldBack(const Handle& handle, CUstream stream);
 
 struct Submission {
   int process_set = 0;
   Request request;
   std::vector<const void*> inputs;
   std::vector<void*> outputs;  // nullptr where the core or `allocate` provides it
+  std::vector<CUstream> streams;              // of tensors on a GPU, each once: what they hold now comes first
+  std::vector<std::shared_ptr<DeviceEvent>> ready;  // recorded on those
   rt_allocate allocate = nullptr;
   rt_done done = nullptr;
   void* callback_context = nullptr;

@@ -9,6 +9,8 @@ namespace {
 // Pinned memory is asked for in powers of two, so that what one batch gave back fits the next.
 constexpr size_t kLeastPinned = 64 << 10;
 
+constexpr size_t kLeastAllocated = 256;
+
 size_t RoundUp(size_t bytes) {
   size_t granted = kLeastPinned;
   while (granted < bytes) granted *= 2;
@@ -79,6 +81,28 @@ void Device::GiveEvent(CUevent event) {
   events_.push_back(event);
 }
 
+Status Device::Allocate(size_t bytes, void** memory) const {
+  InContext current(*this);
+  CUdeviceptr allocated = 0;
+  RT_TRY(Check(driver_.MemAlloc(&allocated, std::max(bytes, kLeastAllocated)), "cuMemAlloc of " + std::to_string(bytes) + " bytes"));
+  *memory = reinterpret_cast<void*>(allocated);
+  return {};
+}
+
+void Device::Free(int index, void* memory) {
+  const Driver* driver = Driver::Opened();
+  CUdevice device;
+  CUcontext context, before = nullptr;
+  if (memory == nullptr || driver == nullptr || driver->DeviceGet(&device, index) != kCudaSuccess ||
+      driver->DevicePrimaryCtxRetain(&context, device) != kCudaSuccess)
+    return;
+  driver->CtxGetCurrent(&before);
+  driver->CtxSetCurrent(context);
+  driver->MemFree(reinterpret_cast<CUdeviceptr>(memory));
+  driver->CtxSetCurrent(before);
+  driver->DevicePrimaryCtxRelease(device);
+}
+
 Status Device::TakePinned(size_t bytes, void** memory, size_t* granted) {
   const size_t wanted = RoundUp(bytes);
   {
@@ -109,20 +133,20 @@ InContext::InContext(const Device& device) : driver_(device.driver()) {
 
 InContext::~InContext() { driver_.CtxSetCurrent(before_); }
 
-Status Event::Record(const std::shared_ptr<Device>& device, CUstream stream, std::shared_ptr<Event>* event) {
+Status DeviceEvent::Record(const std::shared_ptr<Device>& device, CUstream stream, std::shared_ptr<DeviceEvent>* event) {
   CUevent taken;
   RT_TRY(device->TakeEvent(&taken));
-  event->reset(new Event(device, taken));
+  event->reset(new DeviceEvent(device, taken));
   return device->Check(device->driver().EventRecord(taken, stream), "cuEventRecord");
 }
 
-Status Event::Passed(bool* passed) const {
+Status DeviceEvent::Passed(bool* passed) const {
   const CUresult result = device_->driver().EventQuery(event_);
   *passed = result == kCudaSuccess;
   return result == kCudaNotReady ? Status() : device_->Check(result, "cuEventQuery");
 }
 
-Status Event::HoldBack(CUstream stream) const {
+Status DeviceEvent::HoldBack(CUstream stream) const {
   return device_->Check(device_->driver().StreamWaitEvent(stream, event_, 0), "cuStreamWaitEvent");
 }
 

@@ -35,6 +35,10 @@ class Device {
   Status TakeEvent(CUevent* event);
   void GiveEvent(CUevent event);
 
+  // Memory on the device; any thread, any context. What is freed may outlive the object.
+  Status Allocate(size_t bytes, void** memory) const;
+  static void Free(int index, void* memory);
+
   // Pinned host memory of at least that size, to use again. The context must be current.
   Status TakePinned(size_t bytes, void** memory, size_t* granted);
   void GivePinned(void* memory, size_t granted);
@@ -68,13 +72,13 @@ class InContext {
 };
 
 // An event, and the device that takes it back.
-class Event {
+class DeviceEvent {
  public:
   // Recorded on the stream: passes when all that is on it now is done. The context must be current.
-  static Status Record(const std::shared_ptr<Device>& device, CUstream stream, std::shared_ptr<Event>* event);
-  ~Event() { device_->GiveEvent(event_); }
-  Event(const Event&) = delete;
-  Event& operator=(const Event&) = delete;
+  static Status Record(const std::shared_ptr<Device>& device, CUstream stream, std::shared_ptr<DeviceEvent>* event);
+  ~DeviceEvent() { device_->GiveEvent(event_); }
+  DeviceEvent(const DeviceEvent&) = delete;
+  DeviceEvent& operator=(const DeviceEvent&) = delete;
 
   const std::shared_ptr<Device>& device() const { return device_; }
   // Any thread, in any context.
@@ -83,7 +87,7 @@ class Event {
   Status HoldBack(CUstream stream) const;
 
  private:
-  Event(std::shared_ptr<Device> device, CUevent event) : device_(std::move(device)), event_(event) {}
+  DeviceEvent(std::shared_ptr<Device> device, CUevent event) : device_(std::move(device)), event_(event) {}
 
   const std::shared_ptr<Device> device_;
   const CUevent event_;

@@ -15,7 +15,7 @@ constexpr char kAdvice[] = " Install NVIDIA's driver, or pass tensors in host me
 std::mutex opening;
 std::atomic<const Driver*> opened{nullptr};  // kept to the end of the process: CUDA cannot be unloaded either
 
-std::string VersionText(int version) { return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10); }
+std::string TextOf(int version) { return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10); }
 
 Status Refuse(const std::string& library, const std::string& problem) {
   return Status::Unsupported("CUDA driver '" + library + "': " + problem);
@@ -26,7 +26,7 @@ Status Resolve(const std::string& library, GetProcAddress find, Driver* driver) 
 #define RT_CUDA(name, version, parameters)                                                                              \
   if (find("cu" #name, reinterpret_cast<void**>(&driver->name), version, 0, &known) != kCudaSuccess || driver->name == nullptr) \
     return Refuse(library, "expected the function cu" #name " but found none. Update the driver to CUDA " +             \
-                               VersionText(kOldestDriver) + " or newer.");
+                               TextOf(kOldestDriver) + " or newer.");
 #include "device/driver.def"
 #undef RT_CUDA
   return {};
@@ -36,7 +36,7 @@ Status Start(const std::string& library, Driver* driver) {
   RT_TRY(driver->Check(driver->Init(0), "cuInit of '" + library + "'"));
   RT_TRY(driver->Check(driver->DriverGetVersion(&driver->version), "cuDriverGetVersion of '" + library + "'"));
   if (driver->version < kOldestDriver)
-    return Refuse(library, "expected CUDA " + VersionText(kOldestDriver) + " or newer but found " + VersionText(driver->version) +
+    return Refuse(library, "expected CUDA " + TextOf(kOldestDriver) + " or newer but found " + driver->VersionText() +
                                ". Update the driver.");
   int devices = 0;
   RT_TRY(driver->Check(driver->DeviceGetCount(&devices), "cuDeviceGetCount of '" + library + "'"));
@@ -49,7 +49,7 @@ Status Load(const std::string& library, Driver* driver) {
   if (object == nullptr) return Refuse(library, "expected a library but found: " + std::string(dlerror()) + "." + kAdvice);
   const auto find = reinterpret_cast<GetProcAddress>(dlsym(object, "cuGetProcAddress_v2"));
   if (find == nullptr)
-    return Refuse(library, "expected CUDA " + VersionText(kOldestDriver) + " or newer but found one without cuGetProcAddress_v2. "
+    return Refuse(library, "expected CUDA " + TextOf(kOldestDriver) + " or newer but found one without cuGetProcAddress_v2. "
                                "Update the driver.");
   Dl_info where;
   driver->path = dladdr(reinterpret_cast<void*>(find), &where) != 0 ? where.dli_fname : library;
@@ -75,6 +75,8 @@ Status Driver::Open(const std::string& library, const Driver** driver) {
 }
 
 const Driver* Driver::Opened() { return opened.load(); }
+
+std::string Driver::VersionText() const { return TextOf(version); }
 
 Status Driver::Check(CUresult result, const std::string& what) const {
   if (result == kCudaSuccess) return {};

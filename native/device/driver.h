@@ -44,6 +44,7 @@ struct Driver {
   // What Open found, or nullptr.
   static const Driver* Opened();
 
+  std::string VersionText() const;
   // Not ok if a call failed. what: what was being done, for the text: "cuMemAlloc of 64 bytes on cuda:0".
   Status Check(CUresult result, const std::string& what) const;
 };

@@ -28,8 +28,8 @@ typedef struct {
   const void *data;    /* input, kept alive and unchanged by the caller until the operation is done */
   void *output;        /* kSame operations: result, of the input's size; may equal data. Else NULL */
   int32_t dtype;       /* row of tables/dtypes.def */
-  int32_t device;      /* -1 for host memory, else the CUDA device's index */
-  void *ready_event;   /* CUevent after which data may be read, or NULL */
+  int32_t device;      /* -1 for host memory, else the index of a CUDA device, the same for all tensors of a request */
+  void *stream;        /* of a device: the CUstream whose work until now data and output wait for; NULL is the legacy stream */
   int32_t ndim;
   const int64_t *shape;
 } rt_tensor;
@@ -69,6 +69,11 @@ const char *rt_build_info(void);
  * counters, options. Static; NULL for an unknown name. */
 const char *rt_table(const char *name);
 void rt_free(void *memory);
+/* Where NCCL lies if nothing better is found: a wheel's file. Counts before the first tensor on a GPU. */
+void rt_suggest_nccl(const char *path);
+/* The GPU libraries as lines "name|version|path", or "name||what is wrong"; loads them. cuda_lib, nccl_lib: the options. The caller frees
+ * it with rt_free. */
+char *rt_gpu_libraries(const char *cuda_lib, const char *nccl_lib);
 
 /* ---- worlds ---- */
 /* N ranks in this process. layout: ranks per simulated host ("2+2"), NULL or "" for one host. */
@@ -115,14 +120,19 @@ int32_t rt_timeline_stop(rt_context *context, char **error);
 /* ---- operations ---- */
 /* On success *handle is set and the operation is pending. A refusal raises here and is announced to the peers. */
 int32_t rt_submit(rt_context *context, const rt_request *request, rt_handle **handle, char **error);
-/* Status of the operation; pending (1) if timeout_seconds passed first. */
+/* Status of the operation; pending (1) if timeout_seconds passed first. With tensors on a GPU it is ok as soon as all work is on the
+ * GPU's queue: whoever uses the result must make a stream wait for it. */
 int32_t rt_wait(rt_handle *handle, double timeout_seconds, char **error);
-/* Status without waiting. */
+/* Makes what the stream is given from now on wait for the result, on the GPU. Nothing to do for host memory. */
+int32_t rt_stream_wait(rt_handle *handle, void *stream, char **error);
+/* Status without waiting; with tensors on a GPU, pending until that has done its work, and the tensors may go. */
 int32_t rt_poll(rt_handle *handle);
 /* Output of a finished operation: its memory, owned by the handle until rt_take_output, and its shape (room for RT_MOST_DIMENSIONS). */
 int32_t rt_output(rt_handle *handle, int32_t tensor, void **data, int32_t *ndim, int64_t *shape, char **error);
-/* Hands the memory of a core-allocated output to the caller, who frees it with rt_free; NULL if there is none. */
+/* Hands the memory of a core-allocated output to the caller, who frees it with rt_free, or with rt_device_free where the tensors are on
+ * a GPU; NULL if there is none. */
 void *rt_take_output(rt_handle *handle, int32_t tensor);
+void rt_device_free(int32_t device, void *memory);
 /* alltoall: rows received from each member; returns their number. */
 int32_t rt_received_splits(rt_handle *handle, int64_t *splits, int32_t capacity);
 /* join: the rank that joined last. add_process_set: the new id. */

@@ -114,7 +114,7 @@ bool Same(const Verdict& a, const Verdict& b) {
   bool same = a.joined == b.joined && Same(a.failure, b.failure) && a.batch.size() == b.batch.size();
   for (size_t index = 0; same && index < a.batch.size(); ++index) {
     const Agreed &x = a.batch[index], &y = b.batch[index];
-    same = x.id == y.id && x.cached == y.cached && x.response.request == y.response.request && x.response.rows == y.response.rows && x.response.weights == y.response.weights &&
+    same = x.id == y.id && x.cached == y.cached && x.response.request == y.response.request && x.response.rows == y.response.rows && x.response.weights == y.response.weights && x.response.devices == y.response.devices &&
            x.response.result == y.response.result;
   }
   return same;

@@ -21,7 +21,6 @@ Request RandomRequest(std::mt19937_64* random, int index) {
   request.operation = kOperations[Pick(random, 8)];
   request.reduction = kReductions[Pick(random, 2)];
   if (request.operation == Operation::kBroadcast) request.root = static_cast<int>(Pick(random, 2));
-  request.device = Pick(random, 5) == 0 ? 0 : -1;
   if (Pick(random, 5) == 0) request.prescale = 0.5;
   if (Pick(random, 5) == 0) request.postscale = 2;
   if (Pick(random, 5) == 0) request.compression = Compression::kFloat16;
@@ -34,6 +33,7 @@ Request RandomRequest(std::mt19937_64* random, int index) {
 Response RandomResponse(std::mt19937_64* random, int index) {
   Response response;
   response.request = RandomRequest(random, index);
+  for (size_t member = 2; Pick(random, 3) == 0 && member > 0; --member) response.devices.push_back(static_cast<int64_t>(Pick(random, 2)));
   if (Find(response.request.operation)->reduces && Pick(random, 3) == 0) response.weights = {1, static_cast<int64_t>(Pick(random, 2))};
   return response;
 }
@@ -44,7 +44,7 @@ void CheckMayShare(const Response& one, const Response& other) {
   RT_CHECK(Find(a.operation)->fuses);
   RT_CHECK_EQ(a.operation, b.operation);
   RT_CHECK_EQ(a.root, b.root);
-  RT_CHECK_EQ(a.device, b.device);
+  RT_CHECK(one.devices == other.devices);
   if (!Find(a.operation)->reduces) return;
   std::set<DType> dtypes;
   for (const Request* request : {&a, &b})
