@@ -222,7 +222,7 @@ MPI.COMM_WORLD.Barrier()
     assert "rank 1 left with exit code 0, but without ending MPI" in done.stderr
 
 
-def test_mpi_abort_gives_its_code(mpi: str) -> None:
+def test_mpi_abort_gives_its_code_and_names_its_rank(mpi: str) -> None:
     done = run(mpi, 2, *python("""
 from mpi4py import MPI
 MPI.COMM_WORLD.Barrier()
@@ -231,6 +231,7 @@ if MPI.COMM_WORLD.rank == 1:
 MPI.COMM_WORLD.Barrier()
 """))
     assert done.returncode == 7
+    assert "rank 1 (host " in done.stderr.splitlines()[-1]
 
 
 # ---- nothing is left ----

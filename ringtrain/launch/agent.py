@@ -67,6 +67,8 @@ def main():
             launcher.tell(addresses=networks.listen(request["nonce"], request["ports"]))
         elif request["do"] == "connect":
             launcher.tell(reached=connect_all(request["targets"]))
+        elif request["do"] == "tell time":
+            launcher.tell(clock=time.monotonic())
         elif request["do"] == "serve":
             networks.close()
             Ears(launcher, request).run()
@@ -326,6 +328,8 @@ class Ears:
             self.selector.unregister(0)
             requests = [{"do": "end"}]
         for request in requests:
+            if request["do"] == "beat":
+                self.launcher.tell(clock=time.monotonic(), asked=request["at"])
             if request["do"] == "end":
                 self.end()
             if request["do"] == "kill":
@@ -355,17 +359,15 @@ class Ears:
             connection.close()
             del self.ranks[connection]
             if rank.number is not None and not rank.has_ended:
-                self.launcher.tell(rank=rank.number, lost=True)
+                self.launcher.tell(rank=rank.number, lost=True, at=time.monotonic())
 
     def _take(self, facts, rank, connection):
-        """Passes facts about a rank on, times as seconds ago. A rank's own program may tell of its failure alone."""
+        """Passes facts about a rank on. A rank's own program may tell of its failure alone."""
         if "starts" in facts:
             rank.number = facts["rank"]
             self._greet(rank, connection)
         rank.group = facts.get("group", rank.group)
         rank.has_ended = rank.has_ended or "ended" in facts
-        if "at" in facts:
-            facts["ago"] = time.monotonic() - facts.pop("at")
         self.launcher.tell(**facts)
 
     def _greet(self, rank, connection):

@@ -18,7 +18,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from ringtrain.launch.agent import SECONDS_TO_KILL, kill_group
@@ -28,44 +27,13 @@ from ringtrain.launch.networks import Chosen
 from ringtrain.launch.output import RankFile, RankStream, Terminal
 from ringtrain.launch.plan import Plan
 from ringtrain.launch.preflight import RANK_PROGRAM
+from ringtrain.launch.ranks import LOST, Rank, first_cause
 from ringtrain.launch.reach import Agent, HostError
 
 SECONDS_TO_REPORT = 2.0  # for the other ranks, after a failure, to say what they saw
 SECONDS_BETWEEN_BEATS = 5.0
 SECONDS_OF_SILENCE = 30.0  # until the agent of another host takes the launcher for dead
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-LOST = -signal.SIGKILL  # outcome of a rank whose supervisor vanished without a report: the engine killed it
-
-
-@dataclass
-class Rank:
-    """What is known of one rank."""
-
-    number: int
-    listed_as: str  # its host's name in the plan
-    host: str = "?"  # the name that the host gives itself
-    is_connected: bool = False
-    outcome: int | None = None  # exit code, -n for signal n
-    announced: int | None = None  # exit code that its own program announced when it failed
-    follows: bool = False  # it said that another rank's failure is the reason of its own
-    was_told_to: bool = False  # the engine or the launcher ended it
-    failed_at: float = float("inf")  # time.monotonic() of the launcher
-    streams: dict[int, RankStream] = field(default_factory=dict)
-
-    @property
-    def failure(self) -> int:
-        """The exit code, -n for signal n, with which it failed by itself; 0 if it did not."""
-        return (self.announced or 0) if self.was_told_to else (self.outcome or 0)
-
-    def describe_failure(self) -> str:
-        """For people: which rank, where, and how it ended."""
-        if self.failure < 0:
-            number = signal.Signals(-self.failure)
-            hint = " (the kernel does so when memory runs out)" if number == signal.SIGKILL else ""
-            how = f"was killed by signal {int(number)}, {number.name}{hint}"
-        else:
-            how = f"failed with exit code {self.failure}"
-        return f"rank {self.number} (host {self.host}) {how}"
 
 
 class Job:
@@ -128,7 +96,7 @@ class Job:
         def beat() -> None:
             while not stopped.wait(SECONDS_BETWEEN_BEATS):
                 for agent in self.agents:
-                    agent.send(do="beat")
+                    agent.send(do="beat", at=time.monotonic())
 
         threading.Thread(target=beat, name="ringtrainrun-beat", daemon=True).start()
         return stopped.set
@@ -144,6 +112,8 @@ class Job:
             environment |= of_host(host.name, self.networks, self.environment)
             environment["RINGTRAIN_SLOTS"] = str(host.slots)
             try:
+                asked = time.monotonic()
+                agent.clock.note(asked, told=agent.ask(deadline, do="tell time")["clock"], answered=time.monotonic())
                 agent.ask(deadline, do="serve", socket=self.socket, directory=os.getcwd(), environment=environment,
                           function=function, patience=None if host.is_here else SECONDS_OF_SILENCE)
             except HostError as error:
@@ -186,15 +156,18 @@ class Job:
 
     def _hear(self, agent: Agent) -> None:
         for facts, data in agent.news():
-            self._take(facts, data, agent.host.name)
+            self._take(facts, data, agent)
         if not agent.is_open:
             self.selector.unregister(agent.process.stdout)
             self.selector.unregister(agent.process.stderr)
             self._lose(agent)
 
-    def _take(self, facts: dict, data: bytes, host: str) -> None:
-        """Notes facts about a rank. What a rank's own program sends carries "failing" alone."""
-        rank = self.ranks.setdefault(facts["rank"], Rank(facts["rank"], host))
+    def _take(self, facts: dict, data: bytes, agent: Agent) -> None:
+        """Notes facts about a rank, or an agent's time. What a rank's own program sends carries "failing" alone."""
+        if "clock" in facts:
+            agent.clock.note(facts["asked"], time.monotonic(), facts["clock"])
+            return
+        rank = self.ranks.setdefault(facts["rank"], Rank(facts["rank"], agent.host.name, clock=agent.clock))
         if "stream" in facts:
             self._stream(rank, facts["stream"]).feed(data)
         if "left" in facts:
@@ -204,16 +177,16 @@ class Job:
             rank.host = facts["host"]
         if "failing" in facts:
             rank.announced, rank.follows = facts["failing"], facts["follows"]
-            rank.failed_at = min(rank.failed_at, time.monotonic() - facts["ago"])
+            rank.failed_at = min(rank.failed_at, facts["at"])
         if "omp_num_threads" in facts and rank.number == 0:
             self.terminal.say(f"OMP_NUM_THREADS={facts['omp_num_threads']} (cores / ranks of this host), "
                               "because it is not set.")
         if "ended" in facts:
             rank.was_told_to = facts["was_told_to"]
-            self._note_outcome(rank, facts["ended"], time.monotonic() - facts["ago"])
+            self._note_outcome(rank, facts["ended"], facts["at"])
         if "lost" in facts:
             rank.was_told_to = True
-            self._note_outcome(rank, LOST, time.monotonic())
+            self._note_outcome(rank, LOST, facts["at"])
 
     def _stream(self, rank: Rank, stream: int) -> RankStream:
         if stream not in rank.streams:
@@ -222,6 +195,7 @@ class Job:
         return rank.streams[stream]
 
     def _note_outcome(self, rank: Rank, outcome: int, at: float) -> None:
+        """at: by the clock of its host."""
         rank.outcome = outcome
         rank.is_connected = False
         if outcome != 0:
@@ -235,7 +209,7 @@ class Job:
             self.lost_hosts.append(agent.host.name)
         for rank in left:
             rank.was_told_to = True
-            self._note_outcome(rank, LOST, time.monotonic())
+            self._note_outcome(rank, LOST, rank.clock.there(time.monotonic()))
         self.end_at = min(self.end_at, time.monotonic())
 
     def _read_engine(self, descriptor: int) -> bool:
@@ -284,8 +258,7 @@ class Job:
         for agent in self.agents:
             while agent.is_open and time.monotonic() < deadline:
                 for facts, data in agent.news():
-                    if "rank" in facts:
-                        self._take(facts, data, agent.host.name)
+                    self._take(facts, data, agent)
                 if agent.is_open:
                     wait_readable(agent.process.stdout, deadline)
             if agent.is_open:
@@ -305,9 +278,10 @@ class Job:
         if self.interrupted_by:
             self.terminal.say(f"stopped by {signal.Signals(self.interrupted_by).name}; all ranks have ended.")
             return 128 + self.interrupted_by
-        failed = [rank for rank in self.ranks.values() if rank.failure]
-        if failed:
-            first = min(failed, key=lambda rank: (rank.follows, rank.failed_at, rank.number))
+        for rank in self.ranks.values():
+            rank.hear_abort()
+        first = first_cause(self.ranks.values())
+        if first is not None:
             self._explain(first)
             if self.plan.function_folder:
                 leave_private(Path(self.plan.function_folder, "first"), str(first.number).encode())

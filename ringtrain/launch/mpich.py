@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 
@@ -11,6 +12,8 @@ NAME = "MPICH"
 PROGRAMS = ("mpiexec.hydra", "mpiexec.mpich", "mpiexec")
 # Where a rank finds its rank, the number of ranks, and both within its host.
 RANK_VARIABLES = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+# What MPI_Abort writes on the stderr of the rank that called it, with the exit code.
+ABORT = re.compile(rb"Abort\((\d+)\) on node .* application called MPI_Abort")
 
 
 def owns(library_version: str) -> bool:

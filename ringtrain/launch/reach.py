@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ringtrain.launch.agent import START_MARK
+from ringtrain.launch.clocks import HostClock
 from ringtrain.launch.hosts import Host
 
 AGENT_PROGRAM = Path(__file__).with_name("agent.py")
@@ -73,6 +74,7 @@ class Agent:
     def __init__(self, host: Host, shell: Ssh | SrunShell):
         self.host = host
         self.shell = shell
+        self.clock = HostClock()
         source = AGENT_PROGRAM.read_bytes()
         if host.is_here:
             line = [sys.executable, "-I", "-S", str(AGENT_PROGRAM)]

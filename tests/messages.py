@@ -1,0 +1,167 @@
+"""What the code can say to a user: every message in the sources, as a template with "…" where a value stands.
+
+``test_errors_page.py`` compares these with docs/errors.md. The rule is the same for Python and C++: a message is a whole
+string expression (a literal, an f-string, or pieces joined by +) that
+
+- is an argument of ``raise``, or ends as a sentence does or with a space, or says what "must" be or is "expected", and
+- has four words at least, and
+- does not start with a space: such a piece continues a message that has begun elsewhere.
+
+Docstrings, help texts of commands, comments and the tables of options and operations are no messages.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+HOLE = "…"
+LEAST_WORDS = 4
+SENTENCE_ENDS = (".", " ", ". " + HOLE, "." + HOLE)
+DEMANDS = re.compile(r"\b(must|expected|needs)\b")
+HELP_KEYWORDS = {"help", "epilog", "short_help", "metavar", "description"}
+CPP_TOKEN = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)\'|::|[-+*/<>=!&|]=|->|<<|>>|\w+|\S', re.DOTALL)
+CPP_OPENS, CPP_CLOSES = {"(", "[", "{"}, {")", "]", "}"}
+CPP_ENDS_CHAIN = {",", ";", "=", "+=", "return", "?", ":", "<<"}
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message and where it stands."""
+
+    template: str
+    place: str  # file:line
+
+
+def of_project() -> list[Message]:
+    """All messages of the package and of the native code; the benchmarks speak for themselves."""
+    found = []
+    for path in sorted((ROOT / "ringtrain").rglob("*.py")):
+        if "bench" not in path.parts:
+            found += of_python(path.read_text(), str(path.relative_to(ROOT)))
+    for path in sorted([*(ROOT / "native").rglob("*.cc"), *(ROOT / "native").rglob("*.h")]):
+        found += of_cpp(path.read_text(), str(path.relative_to(ROOT)))
+    return found
+
+
+def is_message(template: str, is_raised: bool = False) -> bool:
+    """Whether a string expression is a message by the rule above."""
+    words = re.findall(r"[A-Za-z][\w'-]*", template.replace(HOLE, " "))
+    return (len(words) >= LEAST_WORDS and not template.startswith(" ")
+            and (is_raised or template.endswith(SENTENCE_ENDS) or DEMANDS.search(template) is not None))
+
+
+def tidy(template: str) -> str:
+    """One line, with one hole where several values follow each other."""
+    return re.sub(f"{HOLE}+", HOLE, re.sub(r"\s*\n\s*", " ", template))
+
+
+# ---- Python ----
+
+def of_python(source: str, name: str) -> list[Message]:
+    """The messages of a Python module."""
+    tree = ast.parse(source)
+    silent = set(_docstrings(tree)) | set(_help_texts(tree))
+    raised = {id(argument) for node in ast.walk(tree) if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call)
+              for argument in node.exc.args}
+    found = []
+    for node in _whole_strings(tree, silent):
+        template = tidy(_template_of(node))
+        if is_message(template, id(node) in raised):
+            found.append(Message(template, f"{name}:{node.lineno}"))
+    return found
+
+
+def _docstrings(tree: ast.AST) -> Iterator[int]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            yield id(node.value)
+
+
+def _help_texts(tree: ast.AST) -> Iterator[int]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            for keyword in node.keywords:
+                if keyword.arg in HELP_KEYWORDS:
+                    yield id(keyword.value)
+
+
+def _whole_strings(tree: ast.AST, silent: set[int]) -> Iterator[ast.expr]:
+    """String expressions that are no part of another one."""
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        if id(node) in silent:
+            continue
+        if _is_text(node):
+            yield node
+            waiting += list(_values_within(node))
+        else:
+            waiting += list(ast.iter_child_nodes(node))
+
+
+def _is_text(node: ast.AST) -> bool:
+    if isinstance(node, ast.BinOp):
+        return isinstance(node.op, ast.Add) and (_is_text(node.left) or _is_text(node.right))
+    return isinstance(node, ast.JoinedStr) or isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def _values_within(node: ast.AST) -> Iterator[ast.AST]:
+    """What stands in the holes of a text."""
+    if isinstance(node, ast.JoinedStr):
+        yield from (value.value for value in node.values if isinstance(value, ast.FormattedValue))
+    elif isinstance(node, ast.BinOp):
+        for side in (node.left, node.right):
+            yield from _values_within(side) if _is_text(side) else [side]
+
+
+def _template_of(node: ast.AST) -> str:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return re.sub(r"%[sdr]", HOLE, node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_template_of(value) for value in node.values)
+    if isinstance(node, ast.BinOp):
+        return _template_of(node.left) + _template_of(node.right)
+    return HOLE
+
+
+# ---- C++ ----
+
+def of_cpp(source: str, name: str) -> list[Message]:
+    """The messages of a C++ file. What stands in parentheses within a text is a hole of it, and is looked at by itself."""
+    tokens = [(match.group(), source.count("\n", 0, match.start()) + 1) for match in CPP_TOKEN.finditer(_without_directives(source))
+              if not match.group().startswith(("//", "/*"))]
+    chains = [(tidy(template), line) for template, line in _chains(tokens)]
+    return [Message(template, f"{name}:{line}") for template, line in chains if is_message(template)]
+
+
+def _without_directives(source: str) -> str:
+    return re.sub(r"^#[^\n]*(\\\n[^\n]*)*", lambda match: "\n" * match.group().count("\n"), source, flags=re.MULTILINE)
+
+
+def _chains(tokens: list[tuple[str, int]]) -> Iterator[tuple[str, int]]:
+    """Templates of all chains `"text" + value + "text"`, with the line of their first text."""
+    chains: list[list[tuple[str, int]]] = [[]]  # the innermost, unfinished ones of what is around it before
+    for token, line in tokens:
+        if token in CPP_OPENS:
+            chains[-1].append((HOLE, line))
+            chains.append([])
+        elif token in CPP_CLOSES:
+            yield from _finish(chains.pop())
+        elif token in CPP_ENDS_CHAIN:
+            yield from _finish(chains[-1])
+            chains[-1] = []
+        elif token.startswith('"'):
+            chains[-1].append((token[1:-1].replace('\\"', '"').replace("\\n", "\n"), line))
+        elif token != "+":
+            chains[-1].append((HOLE, line))
+
+
+def _finish(chain: list[tuple[str, int]]) -> Iterator[tuple[str, int]]:
+    texts = [line for text, line in chain if text != HOLE]
+    if texts:
+        yield "".join(text for text, _ in chain), texts[0]
