@@ -3,11 +3,12 @@
 ``test_errors_page.py`` compares these with docs/errors.md. The rule is the same for Python and C++: a message is a whole
 string expression (a literal, an f-string, or pieces joined by +) that
 
-- is an argument of ``raise``, or ends as a sentence does or with a space, or says what "must" be or is "expected", and
+- is an argument of ``raise`` or of a call that logs or says it, or ends as a sentence does or with a space, or says what
+  "must" be, is "expected" or what something "needs", and
 - has four words at least, and
-- does not start with a space: such a piece continues a message that has begun elsewhere.
+- does not start with a space, or a value and a full stop: such a piece continues a message that has begun elsewhere.
 
-Docstrings, help texts of commands, comments and the tables of options and operations are no messages.
+Docstrings, help texts of commands, comments, whole pages of text and the tables of options and operations are no messages.
 """
 
 from __future__ import annotations
@@ -22,9 +23,13 @@ ROOT = Path(__file__).resolve().parents[1]
 HOLE = "…"
 LEAST_WORDS = 4
 SENTENCE_ENDS = (".", " ", ". " + HOLE, "." + HOLE)
+CONTINUES = re.compile(f" |{HOLE}\\. ")
 DEMANDS = re.compile(r"\b(must|expected|needs)\b")
+SPEAKERS = {"warning", "warn", "say", "refuse", "abort"}  # names of functions that tell the user
+MOST_LINES = 3  # of a message; more are a page
 HELP_KEYWORDS = {"help", "epilog", "short_help", "metavar", "description"}
 CPP_TOKEN = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)\'|::|[-+*/<>=!&|]=|->|<<|>>|\w+|\S', re.DOTALL)
+CPP_SPEAKERS = {"InvalidArgument", "Mismatch", "Unsupported", "Timeout", "PeerLost", "Closed", "Internal", "Refuse", "Warning"}
 CPP_OPENS, CPP_CLOSES = {"(", "[", "{"}, {")", "]", "}"}
 CPP_ENDS_CHAIN = {",", ";", "=", "+=", "return", "?", ":", "<<"}
 
@@ -44,15 +49,18 @@ def of_project() -> list[Message]:
         if "bench" not in path.parts:
             found += of_python(path.read_text(), str(path.relative_to(ROOT)))
     for path in sorted([*(ROOT / "native").rglob("*.cc"), *(ROOT / "native").rglob("*.h")]):
+        if "tables" in path.parts:
+            continue
         found += of_cpp(path.read_text(), str(path.relative_to(ROOT)))
     return found
 
 
-def is_message(template: str, is_raised: bool = False) -> bool:
+def is_message(template: str, is_said: bool = False) -> bool:
     """Whether a string expression is a message by the rule above."""
-    words = re.findall(r"[A-Za-z][\w'-]*", template.replace(HOLE, " "))
-    return (len(words) >= LEAST_WORDS and not template.startswith(" ")
-            and (is_raised or template.endswith(SENTENCE_ENDS) or DEMANDS.search(template) is not None))
+    words = re.findall(r"[A-Za-z][\w'-]+", template.replace(HOLE, " "))
+    return (len(words) >= LEAST_WORDS
+            and CONTINUES.match(template) is None
+            and (is_said or template.endswith(SENTENCE_ENDS) or DEMANDS.search(template) is not None))
 
 
 def tidy(template: str) -> str:
@@ -66,12 +74,14 @@ def of_python(source: str, name: str) -> list[Message]:
     """The messages of a Python module."""
     tree = ast.parse(source)
     silent = set(_docstrings(tree)) | set(_help_texts(tree))
-    raised = {id(argument) for node in ast.walk(tree) if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call)
-              for argument in node.exc.args}
+    said = set(_said(tree))
     found = []
     for node in _whole_strings(tree, silent):
-        template = tidy(_template_of(node))
-        if is_message(template, id(node) in raised):
+        template = _template_of(node)
+        if template.count("\n") >= MOST_LINES:
+            continue
+        template = tidy(template)
+        if is_message(template, id(node) in said):
             found.append(Message(template, f"{name}:{node.lineno}"))
     return found
 
@@ -80,6 +90,19 @@ def _docstrings(tree: ast.AST) -> Iterator[int]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             yield id(node.value)
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).endswith("__doc__"):
+            yield id(node.value)
+
+
+def _said(tree: ast.AST) -> Iterator[int]:
+    """Arguments of what is raised, logged or printed for the user."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Raise) and node.exc is not None:
+            for call in ast.walk(node.exc):
+                yield from map(id, getattr(call, "args", ()))
+        elif isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            yield from map(id, node.args if name in SPEAKERS else ())
 
 
 def _help_texts(tree: ast.AST) -> Iterator[int]:
@@ -135,33 +158,37 @@ def of_cpp(source: str, name: str) -> list[Message]:
     """The messages of a C++ file. What stands in parentheses within a text is a hole of it, and is looked at by itself."""
     tokens = [(match.group(), source.count("\n", 0, match.start()) + 1) for match in CPP_TOKEN.finditer(_without_directives(source))
               if not match.group().startswith(("//", "/*"))]
-    chains = [(tidy(template), line) for template, line in _chains(tokens)]
-    return [Message(template, f"{name}:{line}") for template, line in chains if is_message(template)]
+    chains = [(tidy(template), line, is_said) for template, line, is_said in _chains(tokens)]
+    return [Message(template, f"{name}:{line}") for template, line, is_said in chains if is_message(template, is_said)]
 
 
 def _without_directives(source: str) -> str:
     return re.sub(r"^#[^\n]*(\\\n[^\n]*)*", lambda match: "\n" * match.group().count("\n"), source, flags=re.MULTILINE)
 
 
-def _chains(tokens: list[tuple[str, int]]) -> Iterator[tuple[str, int]]:
-    """Templates of all chains `"text" + value + "text"`, with the line of their first text."""
+def _chains(tokens: list[tuple[str, int]]) -> Iterator[tuple[str, int, bool]]:
+    """Templates of all chains `"text" + value + "text"`, the line of their first text, and whether a speaker gets them."""
     chains: list[list[tuple[str, int]]] = [[]]  # the innermost, unfinished ones of what is around it before
+    callers = [""]  # whose parentheses these are
+    before = ""
     for token, line in tokens:
         if token in CPP_OPENS:
             chains[-1].append((HOLE, line))
             chains.append([])
+            callers.append(before)
         elif token in CPP_CLOSES:
-            yield from _finish(chains.pop())
+            yield from _finish(chains.pop(), callers.pop())
         elif token in CPP_ENDS_CHAIN:
-            yield from _finish(chains[-1])
+            yield from _finish(chains[-1], callers[-1])
             chains[-1] = []
         elif token.startswith('"'):
             chains[-1].append((token[1:-1].replace('\\"', '"').replace("\\n", "\n"), line))
         elif token != "+":
             chains[-1].append((HOLE, line))
+        before = token
 
 
-def _finish(chain: list[tuple[str, int]]) -> Iterator[tuple[str, int]]:
+def _finish(chain: list[tuple[str, int]], caller: str) -> Iterator[tuple[str, int, bool]]:
     texts = [line for text, line in chain if text != HOLE]
     if texts:
-        yield "".join(text for text, _ in chain), texts[0]
+        yield "".join(text for text, _ in chain), texts[0], caller in CPP_SPEAKERS

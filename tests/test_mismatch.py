@@ -49,6 +49,14 @@ DISAGREEMENTS = {
     "reduction": (lambda last: rt.allreduce(x, "t", rt.Max if last else rt.Sum), ["reduction", "max", "sum"]),
     "prescale": (lambda last: rt.allreduce(x, "t", rt.Sum, 0.5 if last else 1.0), ["prescale", "0.5", "1"]),
     "postscale": (lambda last: rt.allreduce(x, "t", rt.Sum, 1.0, 0.5 if last else 1.0), ["postscale", "0.5", "1"]),
+    "weighting": (
+        lambda last: rt.allreduce(x, "t", rt.Average, weight=3) if last else rt.allreduce(x, "t", rt.Average),
+        ["weighting", "by weights", "none"],
+    ),
+    "compression": (
+        lambda last: rt.allreduce(x, "t", rt.Sum, compression="float16" if last else "none"),
+        ["compression", "float16", "none"],
+    ),
     "root": (lambda last: rt.broadcast(x, int(last), "t"), ["root", "0", "1"]),
     "trailing dimension": (lambda last: rt.allgather(np.ones((2, 3 + last)), "t"), ["shape", "3", "4"]),
     "alltoall's trailing dimension": (
@@ -85,6 +93,14 @@ def test_text_names_all_sides(world):
         f"allreduce 'fc1.weight': dtype must be the same on all ranks, but is float32 on {others} and float64 on rank 1"
         in text
     )
+
+
+@pytest.mark.least_ranks(3)
+def test_text_names_three_sides(world):
+    dtypes = [np.float32, np.float16, np.float64]
+    text = run_and_compare(world, lambda rank: rt.allreduce(np.ones(4, dtypes[min(rank, 2)]), "t"), MismatchError)
+    others = {3: "rank 2", 4: "ranks 2, 3", 7: "ranks 2-6"}[world.size]
+    assert f"float32 on rank 0, float16 on rank 1 and float64 on {others}." in text
 
 
 def send_all_to_the_last():

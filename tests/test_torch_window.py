@@ -545,6 +545,26 @@ def test_two_optimizers_of_one_model(world, case):
     world.run(on_rank)
 
 
+@pytest.mark.skipif(worlds.LAUNCHED, reason="waits for a stall, which is the same on ranks that are processes")
+def test_passes_that_reach_other_optimizers_on_other_ranks_are_explained():
+    """Each optimizer also has a parameter that nobody uses: then every rank must say so, and only a pass makes it."""
+
+    def on_rank(rank):
+        model = Net()
+        optimizers = [
+            hvd.DistributedOptimizer(sgd([head.weight, torch.nn.Parameter(torch.zeros(1))])) for head in model.heads
+        ]
+        mine = 0 if rank == 0 else 1
+        with pytest.raises(rt.errors.TimeoutError) as caught:
+            model.heads[mine](inputs(rank)[0]).sum().backward()
+        missing = "ranks 1, 2" if rank == 0 else "rank 0"
+        assert f"allreduce '{optimizers[mine]._gradient_reduction.prefix}.used'" in str(caught.value)
+        assert f"missing {missing}." in str(caught.value) and "several optimizers over one model" in str(caught.value)
+
+    with worlds.World(3, stall_warning_seconds=0.2, stall_abort_seconds=1) as world:
+        world.run(on_rank)
+
+
 def test_a_parameter_belongs_to_the_optimizer_that_was_made_last(world):
     """Making a new one while the old one is still there is common, and right; using both is refused."""
 

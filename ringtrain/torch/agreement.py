@@ -8,10 +8,18 @@ from collections.abc import Iterator
 import torch
 
 from ringtrain.context import Context, Operation
+from ringtrain.errors import TimeoutError
 from ringtrain.torch.tensors import buffer_of
 
 # What a rank says about a parameter. The greatest counts, so the order matters.
 SETTLED, MISSING, DENSE, SPARSE = range(4)
+
+_WHO_IS_MISSING = (
+    "With it the ranks agree which gradients of this optimizer there are: those that submitted it have gradients for it, "
+    "the missing ones came neither to the end of a backward pass that reaches its parameters nor to its step(). Run as many "
+    "passes and steps on every rank; with several optimizers over one model, let each pass reach those of all of them, "
+    "if need be with zero times what is unused, or put their parameters into groups of one optimizer."
+)
 
 
 class Agreement:
@@ -37,10 +45,17 @@ class Agreement:
         )
 
     def answer(self) -> Iterator[Operation]:
-        """Yields the operation while it is under way, and returns the codes of all ranks, the last for more to come."""
+        """Yields the operation while it is under way, and returns the codes of all ranks, the last for more to come.
+
+        Raises:
+            TimeoutError: it was given up; the text says what the missing ranks have not done.
+        """
         while not self._operation.done():
             yield self._operation
-        self._operation.wait()
+        try:
+            self._operation.wait()
+        except TimeoutError as given_up:
+            raise TimeoutError(f"{given_up} {_WHO_IS_MISSING}") from None
         return self._codes
 
     def forget(self) -> None:
