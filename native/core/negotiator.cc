@@ -29,8 +29,8 @@ std::string SecondsText(Nanoseconds duration) {
 Negotiator::Negotiator(NegotiatorOptions options)
     : options_(std::move(options)),
       cache_(options_.cache_capacity),
-      joined_(options_.members.size(), false),
-      left_(options_.members.size(), false),
+      joined_(member_count()),
+      left_(member_count()),
       unanswered_(options_.members.size(), 0),
       held_joins_(options_.members.size()),
       held_goodbyes_(options_.members.size(), false) {
@@ -96,7 +96,7 @@ void Negotiator::On(Nanoseconds, const event::Left& event, Effects* effects) {
     held_goodbyes_[event.member] = true;
     return;
   }
-  left_[event.member] = true;
+  left_.Add(event.member);
   if (coordinates()) {
     if (event.gone) Withdraw(event.member, effects);
     CompleteAll(effects);
@@ -249,29 +249,30 @@ void Negotiator::Arrive(Nanoseconds now, int member, const std::string& name, Ar
   entry.last = member;
   entry.last_but_one_at = std::exchange(entry.last_at, now);
   entry.arrivals[member] = std::move(arrival);
+  ++entry.present;
   CompleteIfReady(name, effects);
 }
 
 void Negotiator::Join(int member, const Request& request, Effects* effects) {
-  joined_[member] = true;
+  joined_.Add(member);
   join_name_ = request.name;
   CancelOwed(member);
   CompleteAll(effects);
-  if (std::find(joined_.begin(), joined_.end(), false) != joined_.end()) return FailHopelessJoin(effects);
+  if (joined_.size() < member_count()) return FailHopelessJoin(effects);
   Ready ready;
   ready.agreed.response.request = request;
   ready.agreed.response.result = options_.members[member];  // the last one
   ready_to_run_.push_back(std::move(ready));
-  std::fill(joined_.begin(), joined_.end(), false);
+  joined_.Clear();
 }
 
 // Without a member that has left, the others would wait for ever.
 void Negotiator::FailHopelessJoin(Effects* effects) {
   std::vector<int> gone, waiting;
   for (int member = 0; member < member_count(); ++member) {
-    if (joined_[member])
+    if (joined_.has(member))
       waiting.push_back(options_.members[member]);
-    else if (left_[member])
+    else if (left_.has(member))
       gone.push_back(options_.members[member]);
   }
   if (gone.empty() || waiting.empty()) return;
@@ -280,8 +281,8 @@ void Negotiator::FailHopelessJoin(Effects* effects) {
                      "join '" + join_name_ + "': " + RanksText(gone) + " called shutdown() without it, but " + RanksText(waiting) +
                          " joined. All ranks must join before any shuts down."};
   for (int member = 0; member < member_count(); ++member)
-    if (joined_[member]) Tell(member, verdict, effects);
-  std::fill(joined_.begin(), joined_.end(), false);
+    if (joined_.has(member)) Tell(member, verdict, effects);
+  joined_.Clear();
 }
 
 void Negotiator::Refuse(int member, const Refusal& refusal, Effects* effects) {
@@ -326,8 +327,10 @@ void Negotiator::CancelOwed(int member) {
 void Negotiator::Withdraw(int member, Effects* effects) {
   for (const std::string& name : std::list<std::string>(order_)) {
     auto found = entries_.find(name);
-    found->second.arrivals[member] = Arrival();
-    if (Submitters(found->second).empty()) Take(found);
+    Entry& entry = found->second;
+    entry.present -= entry.arrivals[member].present ? 1 : 0;
+    entry.arrivals[member] = Arrival();
+    if (entry.present == 0) Take(found);
   }
   for (const Ready& ready : std::exchange(ready_to_run_, {})) {
     const Request& request = ready.agreed.response.request;
@@ -354,11 +357,13 @@ const Request& Negotiator::Entry::any() const {
 void Negotiator::CompleteIfReady(const std::string& name, Effects* effects) {
   auto found = entries_.find(name);
   if (found == entries_.end()) return;
+  // Every arrival comes here: what is missing is counted before anybody looks who it is.
+  if (left_.size() == 0 && member_count() - found->second.present > joined_.size()) return;
   std::vector<int> gone;
   bool waits = false;
   for (int member = 0; member < member_count(); ++member) {
-    if (found->second.arrivals[member].present || joined_[member]) continue;
-    if (left_[member])
+    if (found->second.arrivals[member].present || joined_.has(member)) continue;
+    if (left_.has(member))
       gone.push_back(options_.members[member]);
     else
       waits = true;
@@ -380,7 +385,7 @@ void Negotiator::CompleteAll(Effects* effects) {
 
 // Where members have joined, the last to join may have been waited for instead.
 void Negotiator::NoteLast(const Entry& entry) {
-  if (member_count() == 1 || std::find(joined_.begin(), joined_.end(), true) != joined_.end()) return;
+  if (member_count() == 1 || joined_.size() > 0) return;
   const Nanoseconds waited = entry.last_at - entry.last_but_one_at;
   const int rank = options_.members[entry.last];
   Late& late = late_[rank];
@@ -428,7 +433,7 @@ void Negotiator::FailEntry(const Entry& entry, const Refusal& failure, Effects* 
       Verdict verdict;
       verdict.failure = failure;
       Tell(member, std::move(verdict), effects);
-    } else if (!entry.arrivals[member].refused && !joined_[member] && !left_[member]) {
+    } else if (!entry.arrivals[member].refused && !joined_.has(member) && !left_.has(member)) {
       owed_[entry.name].emplace_back(member, failure);
     }
   }
@@ -486,7 +491,7 @@ void Negotiator::Broadcast(const Frame& frame, Effects* effects) {
 std::vector<int> Negotiator::Missing(const Entry& entry) const {
   std::vector<int> ranks;
   for (int member = 0; member < member_count(); ++member)
-    if (!entry.arrivals[member].present && !joined_[member]) ranks.push_back(options_.members[member]);
+    if (!entry.arrivals[member].present && !joined_.has(member)) ranks.push_back(options_.members[member]);
   return ranks;
 }
 
@@ -511,7 +516,7 @@ Nanoseconds Negotiator::next_timer() const {
 Nanoseconds Negotiator::BusyUntil(const Entry& entry) const {
   Nanoseconds until = 0;
   for (const auto& busy : busy_until_)
-    if (!entry.arrivals[busy.first].present && !joined_[busy.first]) until = std::max(until, busy.second);
+    if (!entry.arrivals[busy.first].present && !joined_.has(busy.first)) until = std::max(until, busy.second);
   return until;
 }
 
@@ -551,7 +556,7 @@ void Negotiator::Report(Nanoseconds now, Entry* entry, Effects* effects) {
             " s (RINGTRAIN_STALL_ABORT_SECONDS; long_phase() on the busy rank extends it).";
   effects->push_back(effect::Warn{text});
   for (int member = 0; member < member_count(); ++member) {
-    if (entry->arrivals[member].present || joined_[member]) continue;
+    if (entry->arrivals[member].present || joined_.has(member)) continue;
     Frame frame = MakeFrame(FrameType::kStalled);
     frame.text = entry->any().Subject();
     effects->push_back(effect::Send{member, std::move(frame)});

@@ -130,9 +130,25 @@ class Negotiator {
     ResponseCache::Id id = ResponseCache::kNone;
     Request request;  // unless id
   };
+  class MemberSet {  // that knows its size
+   public:
+    explicit MemberSet(int members) : has_(static_cast<size_t>(members), false) {}
+    bool has(int member) const { return has_[static_cast<size_t>(member)]; }
+    int size() const { return size_; }
+    void Add(int member) {
+      size_ += has(member) ? 0 : 1;
+      has_[static_cast<size_t>(member)] = true;
+    }
+    void Clear() { *this = MemberSet(static_cast<int>(has_.size())); }
+
+   private:
+    std::vector<bool> has_;
+    int size_ = 0;
+  };
   struct Entry {  // a name that some members have submitted
     std::string name;
     std::vector<Arrival> arrivals;  // by member
+    int present = 0;                // how many of them are
     Nanoseconds since = 0, warn_at = 0;
     int last = 0;  // member that submitted last
     Nanoseconds last_at = 0, last_but_one_at = 0;
@@ -187,7 +203,7 @@ class Negotiator {
   std::list<std::string> order_;  // names of entries_ by first arrival
   std::map<std::string, std::vector<std::pair<int, Refusal>>> owed_;  // members that will hear of a failure when they submit
   std::vector<Ready> ready_to_run_;
-  std::vector<bool> joined_, left_;  // by member
+  MemberSet joined_, left_;
   std::vector<int> unanswered_;      // by member: requests that it was asked to send again
   std::vector<Request> held_joins_;  // by member: behind those requests; no name if there is none
   std::vector<bool> held_goodbyes_;  // by member: behind those requests

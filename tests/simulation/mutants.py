@@ -23,17 +23,19 @@ NEGOTIATOR, MATCH, FUSION, REQUEST = "core/negotiator.cc", "core/match.cc", "cor
 MUTANTS = [
     # Who has to be there
     Mutant("a goodbye overtakes what was asked for again", NEGOTIATOR, "unanswered_[event.member] > 0 && !event.gone", "false"),
-    Mutant("any join counts for all members", NEGOTIATOR, "found->second.arrivals[member].present || joined_[member]",
-           "found->second.arrivals[member].present || joined_[0]"),
+    Mutant("any join counts for all members", NEGOTIATOR, "found->second.arrivals[member].present || joined_.has(member)",
+           "found->second.arrivals[member].present || joined_.has(0)"),
+    Mutant("who has joined is counted as missing", NEGOTIATOR, "member_count() - found->second.present > joined_.size()",
+           "member_count() > found->second.present"),
     Mutant("ready with one member missing", NEGOTIATOR, "      waits = true;", "      waits = member > 0;"),
-    Mutant("a member that left is waited for", NEGOTIATOR, "  left_[event.member] = true;", ";"),
+    Mutant("a member that left is waited for", NEGOTIATOR, "  left_.Add(event.member);", ";"),
     Mutant("a goodbye does not end what waits for it", NEGOTIATOR, "    CompleteAll(effects);\n    FailHopelessJoin(effects);",
            "    FailHopelessJoin(effects);"),
     Mutant("a coordinator that is gone is still written to", NEGOTIATOR, "    coordinator_gone_ = true;", ";"),
     # Joins
     Mutant("a join overtakes what was asked for again", NEGOTIATOR,
            "!held_joins_[member].name.empty() && unanswered_[member] == 0", "!held_joins_[member].name.empty()"),
-    Mutant("joined members stay joined", NEGOTIATOR, "  ready_to_run_.push_back(std::move(ready));\n  std::fill(joined_.begin(), joined_.end(), false);",
+    Mutant("joined members stay joined", NEGOTIATOR, "  ready_to_run_.push_back(std::move(ready));\n  joined_.Clear();",
            "ready_to_run_.push_back(std::move(ready));"),
     Mutant("a join leaves waiting operations alone", NEGOTIATOR, "\n  CompleteAll(effects);", ";"),
     Mutant("a join keeps what the member is owed", NEGOTIATOR, "  CancelOwed(member);", ";"),
@@ -43,8 +45,8 @@ MUTANTS = [
     Mutant("a joined root sends nothing", MATCH, "members[member] == first.root && requests[member] == nullptr", "false"),
     # Errors
     Mutant("late members do not hear of a failure", NEGOTIATOR, "owed_[entry.name].emplace_back(member, failure);", ";"),
-    Mutant("the refusing member is told of its own refusal", NEGOTIATOR, "!entry.arrivals[member].refused && !joined_[member]",
-           "!joined_[member]"),
+    Mutant("the refusing member is told of its own refusal", NEGOTIATOR, "!entry.arrivals[member].refused && !joined_.has(member)",
+           "!joined_.has(member)"),
     Mutant("an error is not told to the coordinator's own rank", NEGOTIATOR, "  if (member == options_.me)\n    Apply(frame, effects);\n  else\n    effects->push_back(effect::Send{member, std::move(frame)});",
            "if (member != options_.me) effects->push_back(effect::Send{member, std::move(frame)});"),
     Mutant("the newest failure is told first", NEGOTIATOR, "*failure = std::move(found->second);", "*failure = members.back().second;"),
@@ -77,8 +79,8 @@ MUTANTS = [
     # Stalls
     Mutant("a stall is never given up", NEGOTIATOR, "options_.stall_abort == kNever ? kNever : std::max(entry.since, BusyUntil(entry)) + options_.stall_abort", "kNever"),
     Mutant("stall reports do not get rarer", NEGOTIATOR, "while (entry->since + entry->patience <= now) entry->patience *= 2;", ";"),
-    Mutant("a stall names the wrong ranks", NEGOTIATOR, "if (!entry.arrivals[member].present && !joined_[member]) ranks.push_back(options_.members[member]);",
-           "if (!entry.arrivals[member].present && !joined_[member]) ranks.push_back(member);"),
+    Mutant("a stall names the wrong ranks", NEGOTIATOR, "if (!entry.arrivals[member].present && !joined_.has(member)) ranks.push_back(options_.members[member]);",
+           "if (!entry.arrivals[member].present && !joined_.has(member)) ranks.push_back(member);"),
     Mutant("the coordinator sets no timer", NEGOTIATOR, "!coordinates() || order_.empty()", "true"),
     Mutant("process sets share an id", NEGOTIATOR, "next_process_set_++", "1 + next_process_set_++ % 2"),
 ]
