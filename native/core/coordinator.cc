@@ -353,8 +353,8 @@ void Coordinator::RequestAbort(const std::string& cause) {
 }
 
 void Coordinator::CheckLongPhase() {
+  if (long_phase_.load(std::memory_order_relaxed) < 0) return;  // each step looks: an exchange costs as much as the rest of it
   const Nanoseconds duration = long_phase_.exchange(-1, std::memory_order_acquire);
-  if (duration < 0) return;
   for (const auto& entry : negotiators_) Feed(entry.first, event::LongPhase{duration});
 }
 
