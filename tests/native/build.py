@@ -1,10 +1,11 @@
-"""Builds the native tests with ninja: one executable for each *_test.cc, *_fuzz.cc and *_test.c here, and the simulator.
+"""Builds the native tests with ninja: one executable for each *_test.cc, *_fuzz.cc and *_test.c here, the simulator, the fakes.
 
     python tests/native/build.py [--variant plain|tsan|asan] [--into DIR] [NAME ...]
 
 All sources of the core go into one archive, each test is linked with it. The variants differ in flags only, and
 each has a folder of its own, so that a second build compiles what changed. tests/test_native.py runs the results,
 tests/test_simulation.py those of tests/simulation: `simulate` and `simulate_mutants`, which are built when named.
+So is `fakes`: the libraries of tests/fakes, in the folder of that name.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SIMULATION = ROOT / "tests" / "simulation"
+FAKES = ROOT / "tests" / "fakes"
 sys.path.insert(0, str(SIMULATION))
 import mutants  # noqa: E402
 
@@ -47,7 +49,14 @@ rule archive
 rule link
   command = $cxx $flags $in -o $out -ldl -lrt
   description = link $out
+rule link_library
+  command = $cxx $flags -shared -Wl,-soname,$soname $in -o $out -ldl -lrt
+  description = link $out
 """
+
+# The fakes: library, folder of its sources, the one that it leaves out. The old NCCL has what 2.18 had.
+FAKE_LIBRARIES = [("libcuda.so.1", "cuda", ""), ("libnccl.so.2", "nccl", ""), ("old/libnccl.so.2", "nccl", "newer")]
+UNSANITIZED = ["cuda/memory.cc"]  # its lock would order what CUDA does not order
 
 
 def test_sources() -> list[Path]:
@@ -72,7 +81,7 @@ def describe(variant: str, folder: Path, with_mutants: bool) -> str:
     for source in test_sources():
         lines.append(f"build {source.stem}: link {object_of(source)} libringtrain.a")
     lines.append("default libringtrain.a " + " ".join(source.stem for source in test_sources()))
-    return "\n".join([*lines, *describe_simulation(folder, with_mutants)]) + "\n"
+    return "\n".join([*lines, *describe_simulation(folder, with_mutants), *describe_fakes(variant)]) + "\n"
 
 
 def describe_simulation(folder: Path, with_mutants: bool) -> list[str]:
@@ -90,6 +99,19 @@ def describe_simulation(folder: Path, with_mutants: bool) -> list[str]:
     others = [object_of(ROOT / "native" / name) for name in NEGOTIATION if name not in mutants.sources()]
     lines.append(f"build simulate_mutants: link {' '.join([*common, *others, *copies])}")
     return lines
+
+
+def describe_fakes(variant: str) -> list[str]:
+    """The lines for `fakes`: fakes/libcuda.so.1, fakes/libnccl.so.2 and fakes/old/libnccl.so.2."""
+    lines = []
+    for source in sorted(FAKES.glob("*/*.cc")):
+        sanitized = variant != "plain" and str(source.relative_to(FAKES)) not in UNSANITIZED
+        flags = " ".join([*COMMON, *(VARIANTS[variant] if sanitized else ["-O1"])])
+        lines.append(f"build {object_of(source)}: compile {source}\n  flags = {flags} -fPIC -fvisibility=hidden -I{FAKES}")
+    for library, folder, without in FAKE_LIBRARIES:
+        objects = [object_of(source) for source in sorted((FAKES / folder).glob("*.cc")) if source.stem != without]
+        lines.append(f"build fakes/{library}: link_library {' '.join(objects)}\n  soname = {Path(library).name}")
+    return [*lines, "build fakes: phony " + " ".join(f"fakes/{library}" for library, _, _ in FAKE_LIBRARIES)]
 
 
 def object_of(source: Path) -> str:

@@ -1,0 +1,27 @@
+"""A libcuda.so.1 and a libnccl.so.2 without a GPU: strict, and behind the real ABI. README.md has what they check and the settings.
+
+The product's own code loads them, in a process of its own: ``environment()`` is what that process needs.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "native"))
+import build  # noqa: E402
+
+
+@functools.cache
+def folder(variant: str = "plain") -> Path:
+    """Builds the fakes, if anything changed, and returns the folder with libcuda.so.1, libnccl.so.2 and old/libnccl.so.2."""
+    return build.build(variant, ["fakes"]) / "fakes"
+
+
+def environment(**settings: object) -> dict[str, str]:
+    """The environment of a process whose GPU is the fakes', with settings such as ``FAKE_DEVICES=2`` on top."""
+    paths = {"RINGTRAIN_CUDA_LIB": folder() / "libcuda.so.1", "RINGTRAIN_NCCL_LIB": folder() / "libnccl.so.2"}
+    inherited = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    return inherited | {name: str(value) for name, value in {**paths, **settings}.items()}

@@ -1,0 +1,80 @@
+#include "cuda/kernels.h"
+
+#include <memory>
+
+#include "cuda/memory.h"
+#include "device/pack.h"
+#include "strict.h"
+
+namespace fakes {
+namespace {
+
+using ringtrain::PackLaunch;
+using ringtrain::PackSlice;
+
+// A launch whose addresses are those at which a stream's thread reaches the memory. Released when it goes.
+class Reachable {
+ public:
+  Reachable(const void* parameters, size_t tensor_bytes, size_t buffer_bytes)
+      : asked_(*static_cast<const PackLaunch*>(parameters)), launch_(std::make_unique<PackLaunch>(asked_)) {
+    uint64_t end = 0;
+    for (uint32_t i = 0; i < asked_.slice_count; ++i) {
+      const PackSlice& slice = asked_.slices[i];
+      if (slice.elements == 0) continue;
+      launch_->slices[i].tensor = Use(slice.tensor, slice.elements * tensor_bytes);
+      end = std::max(end, slice.offset + slice.elements);
+    }
+    launch_->buffer = Use(asked_.buffer, end * buffer_bytes);
+    if (asked_.found_infinite != 0) launch_->found_infinite = Use(asked_.found_infinite, sizeof(float));
+  }
+  ~Reachable() {
+    for (uint32_t i = 0; i < asked_.slice_count; ++i)
+      if (asked_.slices[i].elements > 0) ReleaseMemory(asked_.slices[i].tensor);
+    ReleaseMemory(asked_.buffer);
+    if (asked_.found_infinite != 0) ReleaseMemory(asked_.found_infinite);
+  }
+  const PackLaunch& launch() const { return *launch_; }
+
+ private:
+  static uint64_t Use(uint64_t address, size_t bytes) { return reinterpret_cast<uint64_t>(UseMemory(address, bytes, "a pack kernel")); }
+
+  const PackLaunch& asked_;
+  std::unique_ptr<PackLaunch> launch_;
+};
+
+void CheckGrid(const PackLaunch& launch, Launch3 grid, Launch3 block) {
+  if (launch.slice_count == 0 || launch.slice_count > ringtrain::kSlicesInLaunch)
+    Violation("a pack kernel with %u slices", launch.slice_count);
+  uint32_t chunks = 0;
+  for (uint32_t i = 0; i < launch.slice_count; ++i) {
+    if (launch.slices[i].first_chunk != chunks)
+      Violation("slice %u of a pack kernel begins at chunk %u, not at %u", i, launch.slices[i].first_chunk, chunks);
+    chunks += ringtrain::ChunksOf(launch.slices[i].elements);
+  }
+  if (grid.x != chunks || grid.y * grid.z != 1 || block.x != ringtrain::kPackThreads || block.y * block.z != 1)
+    Violation("a pack kernel of %u chunks is launched as %u blocks of %u threads", chunks, grid.x, block.x);
+}
+
+template <typename Tensor, typename Buffer, bool kUnpack>
+void Run(const void* parameters, Launch3 grid, Launch3 block) {
+  CheckGrid(*static_cast<const PackLaunch*>(parameters), grid, block);
+  const Reachable reachable(parameters, sizeof(Tensor), sizeof(Buffer));
+  for (uint32_t chunk = 0; chunk < grid.x; ++chunk) {
+    if constexpr (kUnpack) ringtrain::UnpackShare<Tensor, Buffer>(reachable.launch(), chunk, 0, 1);
+    else ringtrain::PackShare<Tensor, Buffer>(reachable.launch(), chunk, 0, 1);
+  }
+}
+
+}  // namespace
+
+decltype(Function::body) FindKernel(const std::string& name) {
+  using namespace ringtrain;
+#define RT_PACKING(kernel, Tensor, Buffer)                         \
+  if (name == "pack_" #kernel) return Run<Tensor, Buffer, false>; \
+  if (name == "unpack_" #kernel) return Run<Tensor, Buffer, true>;
+#include "device/pack.def"
+#undef RT_PACKING
+  return nullptr;
+}
+
+}  // namespace fakes
