@@ -273,7 +273,7 @@ def test_completion_knows_the_flags() -> None:
     assert "--network-interfaces" in done.stdout
 
 
-# ---- Slurm; srun itself is stood in for, so this checks command lines and no cluster ----
+# ---- Slurm; srun itself is stood in for, so this checks command lines; test_launch_slurm.py has a cluster ----
 
 def stand_in(folder, name: str, text: str) -> None:
     program = folder / name
@@ -292,11 +292,24 @@ def test_an_allocation_gives_hosts_and_ranks(tmp_path, monkeypatch) -> None:
     line = srun.command_line("/x/srun", made)
     assert line[:4] == ["/x/srun", "--ntasks=9", "--nodes=3", "--nodelist=node-1,node-2,node-3"]
     assert "--kill-on-bad-exit=1" in line and "--cpu-bind=none" in line
-    assert not planned("-np", "2", "--mpi", "true", **slurm).by_srun
+    by_mpirun = planned("--mpi", "true", **slurm)
+    assert not by_mpirun.by_srun and by_mpirun.hosts == made.hosts
     assert not planned("-np", "2", "-H", "localhost:2", "true", **slurm).by_srun
 
 
-SRUN = r"""ranks=1
+@pytest.mark.parametrize("engine, plugin", [(openmpi, "pmix"), (mpich, "pmi2")])
+def test_srun_is_told_how_the_librarys_ranks_find_each_other(engine, plugin: str) -> None:
+    library = Installation("", "", engine, "")
+    assert srun.choose_plugin(library, "MPI plugin types are...\n\tpmix\n\tnone\n\tpmi2\n") == plugin
+    with pytest.raises(LaunchError, match=f"the plug-in '{plugin}'.*it lists: MPI plugin types are... none. Let mpirun"):
+        srun.choose_plugin(library, "MPI plugin types are...\n\tnone\n")
+    for chosen, environment in ((["--mpi-args=--mpi=cray_shasta"], {}), ([], {"SLURM_MPI_TYPE": "pmix_v4"})):
+        plan = planned("-np", "1", *chosen, "true")
+        assert srun.plugin_arguments("/no/srun", library, plan, environment) == ()
+
+
+SRUN = r"""case $1 in --mpi=list) echo pmix pmi2 >&2; exit;; esac
+ranks=1
 while case $1 in --*) true;; *) false;; esac; do case $1 in --ntasks=*) ranks=${1#*=};; esac; shift; done
 rank=0; while [ $rank -lt $ranks ]; do
   SLURM_PROCID=$rank SLURM_NTASKS=$ranks SLURM_LOCALID=$rank "$@" & jobs="$jobs $!"; rank=$((rank + 1)); done

@@ -134,7 +134,10 @@ def launch(plan: Plan, terminal: Terminal, is_dry: bool = False) -> int:
     """Carries a plan out and returns the exit code. Raises LaunchError, PermissionError for the output folder."""
     installation = mpi.find_installation()
     if plan.by_srun:
-        installation = replace(installation, engine=srun, program=srun.find_program(os.environ))
+        program = srun.find_program(os.environ)
+        further = srun.plugin_arguments(program, installation, plan, os.environ)
+        plan = replace(plan, engine_arguments=(*further, *plan.engine_arguments))
+        installation = replace(installation, engine=srun, program=program)
     environment = job_environment(plan, installation)
     if is_dry or plan.verbose:
         for line in account(plan, installation, environment):
@@ -157,9 +160,9 @@ def make_plan(given: Mapping[str, Any], environment: Mapping[str, str]) -> Plan:
     if given["host_discovery_script"]:
         raise HostsError("--host-discovery-script: the hosts must be known at the start. "
                          "Name them with -H or -hostfile.")
-    names_no_host = not given["hosts"] and not given["hostfile"]
-    by_srun = names_no_host and not given["by_mpirun"] and bool(srun.find_program(environment))
-    hosts = find_here(find_hosts(given, environment, by_srun))
+    uses_allocation = not given["hosts"] and not given["hostfile"] and bool(srun.find_program(environment))
+    by_srun = uses_allocation and not given["by_mpirun"]
+    hosts = find_here(find_hosts(given, environment, uses_allocation))
     ranks = given["ranks"] or sum(host.slots for host in hosts)
     chosen, exported = chosen_settings(given), exported_variables(given["exported"], environment)
     ranks_options.resolve({}, {**environment, **chosen, **exported})  # better one sentence now than one from each rank
@@ -175,7 +178,7 @@ def make_plan(given: Mapping[str, Any], environment: Mapping[str, str]) -> Plan:
         shares_gpus=given["shares_gpus"])  # fmt: skip
 
 
-def find_hosts(given: Mapping[str, Any], environment: Mapping[str, str], by_srun: bool) -> list[Host]:
+def find_hosts(given: Mapping[str, Any], environment: Mapping[str, str], uses_allocation: bool) -> list[Host]:
     """The hosts that were named, by the user or by Slurm; else this one."""
     if given["hosts"] and given["hostfile"]:
         raise HostsError("-H and -hostfile: only one of them may name the hosts, but both do. Leave one out.")
@@ -183,7 +186,7 @@ def find_hosts(given: Mapping[str, Any], environment: Mapping[str, str], by_srun
         return parse_hosts(given["hosts"])
     if given["hostfile"] is not None:
         return parse_hostfile(Path(given["hostfile"]).read_text(), given["hostfile"])
-    if by_srun:
+    if uses_allocation:
         return srun.find_hosts(environment)
     if given["ranks"] is None:
         raise HostsError(f"-np: expected the number of ranks, but found nothing. {EXAMPLE}")

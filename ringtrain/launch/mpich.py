@@ -10,6 +10,7 @@ from ringtrain.launch.plan import Plan
 
 NAME = "MPICH"
 PROGRAMS = ("mpiexec.hydra", "mpiexec.mpich", "mpiexec")
+SLURM_PLUGIN = "pmi2"  # of srun, through which its ranks find each other
 # Where a rank finds its rank, the number of ranks, and both within its host.
 RANK_VARIABLES = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 # What MPI_Abort writes on the stderr of the rank that called it, with the exit code.

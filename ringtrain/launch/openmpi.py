@@ -10,6 +10,7 @@ from ringtrain.launcher import OPENMPI_TCP_SETTINGS
 
 NAME = "Open MPI"
 PROGRAMS = ("mpirun.openmpi", "mpirun")
+SLURM_PLUGIN = "pmix"  # of srun, through which its ranks find each other
 # Where a rank finds its rank, the number of ranks, and both within its host.
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
                   "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")

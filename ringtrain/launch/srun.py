@@ -1,17 +1,18 @@
 """Slurm's srun, inside an allocation: its command line, and the hosts that Slurm has given. Used by `cli`.
 
-Tested with a stand-in for srun only, which checks command lines; on a cluster, `srun python train.py` works without
-any of this, as `init` finds rank and size by itself.
+`srun --mpi=... python train.py` works without any of this, as `init` finds rank and size by itself.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 
 from ringtrain.launch import mpich, openmpi
 from ringtrain.launch.hosts import Host, HostsError, parse_slurm
+from ringtrain.launch.mpi import Installation, LaunchError
 from ringtrain.launch.plan import Plan
 
 NAME = "Slurm's srun"
@@ -36,8 +37,30 @@ def find_hosts(environment: Mapping[str, str]) -> list[Host]:
     return parse_slurm(names, tasks)
 
 
+def plugin_arguments(srun: str, library: Installation, plan: Plan, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """What makes srun introduce the ranks to each other in the way that the MPI library asks for: srun's default is often
+    to leave it, and then each rank is a world of one. Nothing where the user has chosen.
+
+    Raises LaunchError if this Slurm cannot.
+    """
+    if "SLURM_MPI_TYPE" in environment or any(argument.startswith("--mpi") for argument in plan.engine_arguments):
+        return ()
+    listed = subprocess.run([srun, "--mpi=list"], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    return (f"--mpi={choose_plugin(library, listed.stdout + listed.stderr)}",)
+
+
+def choose_plugin(library: Installation, listed: str) -> str:
+    """The library's plug-in among those in the words of `srun --mpi=list`; pure. Raises LaunchError if it is not there."""
+    wanted = library.engine.SLURM_PLUGIN
+    if wanted in re.findall(r"\w+", listed):
+        return wanted
+    raise LaunchError(f"Slurm's srun: it must have the plug-in '{wanted}' to connect ranks of {library.engine.NAME}, but it "
+                      f"lists: {' '.join(listed.split()) or 'nothing'}. Let mpirun start the ranks, with --mpi, or install "
+                      "Slurm's plug-in.")
+
+
 def command_line(srun: str, plan: Plan) -> list[str]:
-    """The engine's command, up to what each rank runs. The MPI library decides which plug-in it can speak with."""
+    """The engine's command, up to what each rank runs."""
     hosts = ",".join(host.name for host in plan.hosts)
     return [srun, f"--ntasks={plan.ranks}", f"--nodes={len(plan.hosts)}", f"--nodelist={hosts}", "--distribution=block",
             "--kill-on-bad-exit=1", "--overlap", *(plan.binding_arguments or ("--cpu-bind=none",)), *plan.engine_arguments]

@@ -1,0 +1,92 @@
+"""ringtrainrun and srun in an allocation of a real Slurm, across three hosts on this machine; see `slurm_cluster`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import slurm_cluster
+from environments import EACH_MPI, python_with
+from slurm_cluster import Cluster
+
+from ringtrain.bench import hosts
+from ringtrain.bench.hosts import Network
+
+MISSING = hosts.missing() or slurm_cluster.missing()
+pytestmark = [pytest.mark.long, pytest.mark.skipif(bool(MISSING), reason=MISSING)]
+PATIENCE = 90.0
+ALLOCATION = ("salloc", "--quiet", "--nodes=3", "--ntasks=4")
+PLUGINS = {"openmpi": "pmix", "mpich": "pmi2"}
+# Prints host, rank, place on the host, and the sum of ones over the ranks.
+PROGRAM = """
+import os, numpy as np, ringtrain as rt
+rt.init()
+print(os.uname().nodename, rt.rank(), rt.local_rank(), rt.allreduce(np.ones(1, np.float32), op=rt.Sum)[0], flush=True)
+"""
+PLACES = ["node-a 0 0 4.0", "node-a 1 1 4.0", "node-b 2 0 4.0", "node-c 3 0 4.0"]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Network({"node-a": "eth0", "node-b": "ens5", "node-c": "enp3s0"}) as network:
+        made = Cluster(network)
+        made.environment |= {"PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+        yield made
+
+
+def launch(cluster: Cluster, mpi: str, *arguments: str) -> subprocess.CompletedProcess:
+    """ringtrainrun in an allocation of four tasks on three nodes, which names neither hosts nor ranks."""
+    return cluster.run(*ALLOCATION, python_with(mpi), "-m", "ringtrain.launch", *arguments, timeout=PATIENCE)
+
+
+def await_no_ranks(cluster: Cluster) -> None:
+    """Until no host has a process of Python's."""
+    deadline = time.monotonic() + PATIENCE
+    while left := [line for host in cluster.hosts for line in host.processes().values() if "python" in line]:
+        assert time.monotonic() < deadline, f"left over: {left}"
+        time.sleep(0.1)
+
+
+@EACH_MPI
+@pytest.mark.parametrize("engine", [(), ("--mpi",)], ids=["srun", "mpirun"])
+def test_an_allocation_gives_hosts_and_ranks(mpi: str, engine: tuple[str, ...], cluster: Cluster) -> None:
+    done = launch(cluster, mpi, *engine, "python", "-c", PROGRAM)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}] {place}" for rank, place in enumerate(PLACES)]
+    await_no_ranks(cluster)
+
+
+@EACH_MPI
+def test_srun_alone_starts_ranks_that_find_each_other(mpi: str, cluster: Cluster) -> None:
+    # Without ringtrainrun nobody tells Open MPI that docker0 leads nowhere.
+    network = {"OMPI_MCA_btl_tcp_if_include": f"{hosts.NETWORK}.0/24"}
+    done = cluster.run("srun", f"--mpi={PLUGINS[mpi]}", "--nodes=3", "--ntasks=4", "--kill-on-bad-exit=1", python_with(mpi), "-c",
+                       PROGRAM, env={**cluster.environment, **network}, timeout=PATIENCE)  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(done.stdout.splitlines()) == PLACES
+
+
+@EACH_MPI
+def test_a_failure_is_the_last_word_and_ends_all(mpi: str, cluster: Cluster) -> None:
+    done = launch(cluster, mpi, "python", "-c", PROGRAM + "if rt.rank() == 2: raise ValueError('the cause')\nrt.barrier()")
+    assert done.returncode == 1
+    said = done.stderr.splitlines()
+    assert any("rank 2 (host node-b) failed with exit code 1" in line for line in said), done.stderr
+    assert said[-1] == "[2] ValueError: the cause"
+    await_no_ranks(cluster)
+
+
+@pytest.mark.openmpi
+def test_a_cancelled_job_leaves_no_process(cluster: Cluster) -> None:
+    waiting = cluster.controller.start(*ALLOCATION, python_with("openmpi"), "-m", "ringtrain.launch", "python", "-c",
+                                       "import time; print('ready', flush=True); time.sleep(300)", env=cluster.environment,
+                                       stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)  # fmt: skip
+    assert sorted(waiting.stdout.readline() for _ in range(4)) == [f"[{rank}] ready\n" for rank in range(4)]
+    assert cluster.run("scancel", f"--user={os.getuid()}").returncode == 0
+    waiting.communicate(timeout=PATIENCE)
+    assert waiting.returncode != 0
+    await_no_ranks(cluster)
