@@ -9,8 +9,8 @@
 #include <cstddef>
 #include <cstdio>
 #include <cstring>
-#include <type_traits>
 
+#include "signatures.h"
 #include "transport/mpi_abi.h"
 #include "transport/transport.h"
 
@@ -40,15 +40,6 @@ static_assert(alignof(MPI_Status) == alignof(Abi::MessageStatus), "MPI_Status");
 static_assert(offsetof(MPI_Status, MPI_SOURCE) == offsetof(Abi::MessageStatus, source), "MPI_SOURCE");
 static_assert(offsetof(MPI_Status, MPI_TAG) == offsetof(Abi::MessageStatus, tag), "MPI_TAG");
 static_assert(offsetof(MPI_Status, MPI_ERROR) == offsetof(Abi::MessageStatus, error), "MPI_ERROR");
-
-// Two parameters are passed alike if they are of one size and both pointers or both not.
-template <typename A, typename B>
-constexpr bool kAlike = sizeof(A) == sizeof(B) && std::is_pointer_v<A> == std::is_pointer_v<B>;
-template <typename... A, typename... B>
-constexpr bool SameSignature(int (*)(A...), int (*)(B...)) {
-  if constexpr (sizeof...(A) == sizeof...(B)) return (kAlike<A, B> && ...);
-  else return false;
-}
 
 using Functions = MpiFunctions<Abi>;
 #define RT_CHECK_SIGNATURE(name, parameters)                                                           \

@@ -1,0 +1,1 @@
+// nccl.h includes it and needs nothing of it.
