@@ -19,42 +19,51 @@ if worlds.LAUNCHED:
 
 HERE = Path(__file__).parent
 STARTS_RANKS_ITSELF = {Path(__file__).name, "test_mpi_world.py"}
+NEEDS_TORCH = re.compile(r"test_(torch|training)")
 USES_A_WORLD = re.compile(r"^(import|from) worlds|^def test_.*\bworld\b", re.MULTILINE)
 FILES = sorted(path.name for path in HERE.glob("test_*.py")
                if path.name not in STARTS_RANKS_ITSELF and USES_A_WORLD.search(path.read_text()))
-SECONDS = 240
+SECONDS = 600
 # What the number of ranks and the library below bear on most; the other files take 2 ranks alone.
 ON_FOUR_RANKS_TOO = {"test_compression.py", "test_context.py", "test_join.py", "test_operations.py", "test_order.py",
                      "test_process_sets.py", "test_torch_amp.py", "test_torch_operations.py", "test_torch_optimizer.py",
                      "test_torch_window.py", "test_training.py"}
+# A job takes many files, since ranks need seconds to import what they test.
+SUBJECTS = {"core": [name for name in FILES if not NEEDS_TORCH.match(name)],
+            "torch": [name for name in FILES if NEEDS_TORCH.match(name)]}
 
 
 def cases() -> list:
-    """Each file under each MPI with 2 and 4 ranks, and which of these bin/test --long runs alone."""
+    """The files of a subject under each MPI with 2 and 4 ranks, and what of this bin/test --long runs alone."""
     found = []
-    for name in FILES:
-        always = {("openmpi", 2)} | ({("mpich", 4)} if name in ON_FOUR_RANKS_TOO else set())
-        for mpi in ("openmpi", "mpich"):
-            for ranks in (2, 4):
-                marks = [getattr(pytest.mark, mpi), *([] if (mpi, ranks) in always else [pytest.mark.long])]
-                found.append(pytest.param(name, mpi, ranks, marks=marks))
+    for subject, names in SUBJECTS.items():
+        near = [name for name in names if name in ON_FOUR_RANKS_TOO]
+        far = [name for name in names if name not in ON_FOUR_RANKS_TOO]
+        jobs = [("openmpi", 2, "all", names, False), ("mpich", 4, "near", near, False),
+                ("openmpi", 4, "all", names, True), ("mpich", 2, "all", names, True), ("mpich", 4, "far", far, True)]
+        for mpi, ranks, part, files, long in jobs:
+            marks = [getattr(pytest.mark, mpi), *([pytest.mark.long] if long else [])]
+            found.append(pytest.param(files, mpi, ranks, marks=marks, id=f"{subject}-{part}-{mpi}-{ranks}"))
     return found
 
 
 @pytest.mark.timeout(SECONDS + 30)
-@pytest.mark.parametrize("name, mpi, ranks", cases())
-def test_file_on_ranks(name: str, mpi: str, ranks: int) -> None:
-    command = ringtrainrun(mpi, ranks, "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/{name}")
+@pytest.mark.parametrize("files, mpi, ranks", cases())
+def test_files_on_ranks(files: list[str], mpi: str, ranks: int) -> None:
+    paths = [f"tests/{name}" for name in files]
+    command = ringtrainrun(mpi, ranks, "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", *paths)
     try:
         done = subprocess.run(command, cwd=HERE.parent, env=rank_environment(), stdin=subprocess.DEVNULL,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=SECONDS)
     except subprocess.TimeoutExpired as late:
-        pytest.fail(f"{name} on {ranks} ranks was not done after {SECONDS} s:\n{late.stdout[-20000:]}", pytrace=False)
+        said = (late.stdout or b"").decode(errors="replace")
+        pytest.fail(f"{paths} on {ranks} ranks were not done after {SECONDS} s:\n{said[-20000:]}", pytrace=False)
     if done.returncode != 0:
-        pytest.fail(f"{name} on {ranks} ranks returned {done.returncode}:\n{done.stdout[-20000:]}", pytrace=False)
+        pytest.fail(f"{paths} on {ranks} ranks returned {done.returncode}:\n{done.stdout[-20000:]}", pytrace=False)
     counts = re.findall(r"^\[\d+\] .*?(\d+) passed", done.stdout, re.MULTILINE)
     assert len(counts) == ranks and len(set(counts)) == 1, f"every rank must run the same tests, but ran {counts}"
 
 
 def test_files_are_found() -> None:
-    assert "test_operations.py" in FILES
+    assert "test_operations.py" in SUBJECTS["core"] and "test_training.py" in SUBJECTS["torch"]
+    assert ON_FOUR_RANKS_TOO <= set(FILES)
