@@ -34,9 +34,12 @@ def group_of(path: str, markers: set[str]) -> str:
 
 
 def pytest_collection_modifyitems(items) -> None:
+    """Notes each test's group, and brings the tests into the order of the groups."""
     for item in items:
         markers = {marker.name for marker in item.iter_markers()}
         item.user_properties.append(("group", group_of(str(item.path), markers)))
+    place = {group: number for number, group in enumerate(BUDGETS)}
+    items.sort(key=lambda item: place[dict(item.user_properties)["group"]])
 
 
 def pytest_runtest_logreport(report) -> None:

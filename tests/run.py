@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -44,7 +45,8 @@ def main(arguments: list[str]) -> int:
     except subprocess.CalledProcessError as error:
         print(f"bin/test: '{' '.join(map(str, error.cmd))}' failed; see above.", file=sys.stderr)
         return error.returncode
-    return run_pytest(arguments)
+    with native_tests_in_the_making(wanted=not arguments):
+        return run_pytest(arguments)
 
 
 def install() -> None:
@@ -91,6 +93,23 @@ def build() -> None:
 
 def command(line: list[str]) -> None:
     subprocess.run(line, cwd=ROOT, check=True, stdin=subprocess.DEVNULL)
+
+
+@contextmanager
+def native_tests_in_the_making(wanted: bool):
+    """Builds the native tests while others run, most of which leave a core idle; ends that if the run ends first."""
+    if not wanted:
+        yield
+        return
+    # In silence: if something does not compile, the tests that need it build it again, and say why.
+    builder = subprocess.Popen([sys.executable, "tests/native/build.py", "--everything"], cwd=ROOT, start_new_session=True,
+                               stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        if builder.poll() is None:
+            os.killpg(builder.pid, signal.SIGTERM)
+        builder.wait()
 
 
 def run_pytest(arguments: list[str]) -> int:

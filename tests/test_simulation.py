@@ -24,7 +24,7 @@ MOST_SEEDS = 2000  # until a mutant must be caught
 @pytest.fixture(scope="module")
 def programs() -> Path:
     """The folder with `simulate` and `simulate_mutants`, compiled once."""
-    return build.build("plain", ["simulate", "simulate_mutants"])
+    return build.build("plain", build.SIMULATORS)
 
 
 def simulate(program: Path, *arguments: object) -> tuple[int, str]:

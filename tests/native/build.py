@@ -1,24 +1,29 @@
 """Builds the native tests with ninja: one executable for each *_test.cc, *_fuzz.cc and *_test.c here, the simulator, the fakes.
 
     python tests/native/build.py [--variant plain|tsan|asan] [--into DIR] [NAME ...]
+    python tests/native/build.py --everything      all variants and the simulator, with what the processor has left
 
 All sources of the core go into one archive, each test is linked with it. The variants differ in flags only, and
 each has a folder of its own, so that a second build compiles what changed. tests/test_native.py runs the results,
 tests/test_simulation.py those of tests/simulation: `simulate` and `simulate_mutants`, which are built when named.
 So is `fakes`: the libraries of tests/fakes, in the folder of that name.
+bin/test starts --everything beside the tests that come before those; whoever needs a folder waits until it is built.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SIMULATION = ROOT / "tests" / "simulation"
 FAKES = ROOT / "tests" / "fakes"
+SIMULATORS = ["simulate", "simulate_mutants"]
 sys.path.insert(0, str(SIMULATION))
 import mutants  # noqa: E402
 
@@ -126,22 +131,46 @@ def build(variant: str, names: list[str] | None = None, into: Path | None = None
     """
     folder = into or build_folder(variant)
     folder.mkdir(parents=True, exist_ok=True)
-    description = folder / "build.ninja"
-    text = describe(variant, folder, with_mutants="simulate_mutants" in (names or []))
-    if not description.exists() or description.read_text() != text:
-        description.write_text(text)
-    subprocess.run([sys.executable, "-m", "ninja", "-C", folder, "--quiet", "-k", "0", *(names or [])], check=True)
+    with alone_in(folder):
+        description = folder / "build.ninja"
+        text = describe(variant, folder, with_mutants="simulate_mutants" in (names or []))
+        if not description.exists() or description.read_text() != text:
+            description.write_text(text)
+        subprocess.run([sys.executable, "-m", "ninja", "-C", folder, "--quiet", "-k", "0", *(names or [])], check=True)
     return folder
+
+
+@contextmanager
+def alone_in(folder: Path):
+    """Waits until no other process builds in the folder, and lets none begin before this one is through."""
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def build_everything() -> None:
+    """Builds all variants and the simulator, in the order in which bin/test needs them, and gives way to whatever else runs."""
+    os.nice(19)
+    try:
+        Path("/proc/self/autogroup").write_text("19")  # else the kernel weighs sessions alike, however nice their processes are
+    except OSError:
+        pass  # a kernel without such groups
+    for variant, names in (("plain", ["fakes"]), ("plain", []), ("plain", SIMULATORS), ("tsan", []), ("asan", [])):
+        build(variant, names)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--variant", choices=VARIANTS, default="plain")
     parser.add_argument("--into", type=Path, help="folder for the results (build/native-VARIANT)")
+    parser.add_argument("--everything", action="store_true", help="all variants and the simulator, at the lowest priority")
     parser.add_argument("names", nargs="*", help="tests to build (all)")
     arguments = parser.parse_args()
     try:
-        print(build(arguments.variant, arguments.names, arguments.into))
+        if arguments.everything:
+            build_everything()
+        else:
+            print(build(arguments.variant, arguments.names, arguments.into))
     except subprocess.CalledProcessError as error:
         return error.returncode
     return 0
