@@ -21,6 +21,8 @@ FUZZ_SECONDS = 5
 LONG_FUZZ_SECONDS = 600
 SANITIZER_OPTIONS = {"TSAN_OPTIONS": "halt_on_error=1 second_deadlock_stack=1",
                      "UBSAN_OPTIONS": "print_stacktrace=1"}
+# The first test of a variant builds it, if bin/test has not: a minute on two free cores.
+pytestmark = pytest.mark.timeout(1200)
 STARTS_THREADS = re.compile(r"std::thread|RunRanks|Ranks ranks|pthread|fork\(\)")
 
 

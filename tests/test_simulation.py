@@ -19,6 +19,7 @@ SECONDS = 15  # of seeds that no run has seen
 LONG_SECONDS = 3600
 LARGE_WORLDS = {1024: 3, 4096: 1}  # ranks: seeds
 MOST_SEEDS = 2000  # until a mutant must be caught
+pytestmark = pytest.mark.timeout(1200)  # the first test may have to build
 
 
 @pytest.fixture(scope="module")
