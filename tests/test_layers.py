@@ -35,6 +35,7 @@ NATIVE_FLOORS = [
     ["transport", "kernels"],
     ["device"],
     ["collectives"],
+    ["gpu"],
     ["core"],
     [""],  # native/c_api.cc
     ["tensorflow"],  # a library of its own

@@ -206,7 +206,6 @@ Status Context::CheckRemoval(const Request& request) const {
 
 Status Context::MarkReady(Submission* submission) {
   const std::string subject = submission->request.Subject() + ": ";
-  return Status::Unsupported(subject + "expected host memory but found CUDA device " + std::to_string(submission->request.device) + ". Copy the tensor to the host first.");
   std::shared_ptr<Device>& device = submission->handle->device;
   Status status = devices_->Find(submission->request.device, &device);
   if (!status.ok()) return {status.code(), subject + status.message()};

@@ -36,7 +36,7 @@ Coordinator::Coordinator(const World& world, const Options& options, Transport* 
       lateness_(lateness),
       log_(log),
       mail_(transport, memory, world.my_host()),
-      executor_(world, options, transport, memory, table, counters, timeline),
+      executor_(world, options, transport, memory, table, counters, timeline, log),
       liveness_(world, options.dead_after_seconds, transport, memory),
       goodbyes_(world.size, false) {
   std::vector<int> everyone(world.size);
@@ -280,7 +280,7 @@ bool Coordinator::HasWork() const {
 }
 
 bool Coordinator::MustPoll() const {
-  if (mail_.Busy()) return true;
+  if (mail_.Busy() || executor_.MustPoll()) return true;
   return !transport_->RingsDoorbell() && (world_.hosts.size() > 1 || transport_->Busy());
 }
 
@@ -416,6 +416,7 @@ void Coordinator::Abort(const Status& last) {
   }
   // The peers first, the submitters last: whoever hears of it may free the tensors.
   transport_->Abandon();
+  executor_.Abandon(cause);
   table_->Close(cause);
 }
 

@@ -9,11 +9,9 @@
 #include <vector>
 
 #include "base/counters.h"
+#include "base/log.h"
 #include "base/options.h"
-#include "collectives/group.h"
-#include "core/negotiator.h"
-#include "core/submission.h"
-#include "core/timeline.h"
+#include "core/execution.h"
 #include "transport/world.h"
 
 namespace ringtrain {
@@ -25,38 +23,51 @@ WindowGeometry GeometryFor(const Topology& topology, const Options& options);
 class Executor {
  public:
   Executor(const World& world, const Options& options, Transport* transport, HostMemory* memory, SubmissionTable* table,
-           Counters* counters, Timeline* timeline);
+           Counters* counters, Timeline* timeline, Log* log);
   ~Executor();
 
   void AddGroup(int process_set, int lane, const std::vector<int>& members);
   void RemoveGroup(int process_set);
 
-  // Starts a batch of data operations.
+  // Starts a batch of data operations. Those of a process set begin, and take their shares of its window, in the order of the calls.
   Status Start(int process_set, const effect::Execute& execute);
   // Moves every group's batches; appends the process set of each that is finished.
   Status Advance(bool* moved, std::vector<int>* finished);
   bool busy() const { return under_way_ > 0; }
+  // Work is on a GPU, which cannot ring: somebody must look.
+  bool MustPoll() const { return on_devices_ > 0; }
+  // The world has failed: what is on GPUs will not be done.
+  void Abandon(const Status& cause);
   bool busy(int process_set) const;
 
  private:
-  class Execution;
+  using Devices = std::vector<int64_t>;  // by member
   struct Lane {
     Group group;
     std::unique_ptr<HostMemory> alone;  // memory of a group whose only member on this host is this rank
+    std::map<Devices, std::unique_ptr<Plane>> planes;
     std::deque<std::unique_ptr<Execution>> executions;
+    size_t prepared = 0;  // of the executions, counted from the front
+    std::deque<std::unique_ptr<Execution>> enqueued;  // finished, while a GPU is still at work for them
   };
 
   Status MapWindow(Lane* lane);
+  Plane* PlaneOf(const Execution& execution, Lane* lane);
+  Status PrepareInOrder(Lane* lane);
+  void Retire(Lane* lane);
+  void Forget(const Execution& execution);
+  Status AdvanceDevices(Lane* lane, bool* moved);
 
   const World& world_;
   const Options& options_;
   Transport* const transport_;
   HostMemory* const memory_;
-  SubmissionTable* const table_;
   Counters* const counters_;
-  Timeline* const timeline_;
+  Log* const log_;
+  const Books books_;
   std::map<int, Lane> lanes_;  // by process set
   int under_way_ = 0;
+  int on_devices_ = 0;  // of those under way
 };
 
 }  // namespace ringtrain

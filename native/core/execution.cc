@@ -1,0 +1,254 @@
+#include "core/execution.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <numeric>
+#include <optional>
+
+namespace ringtrain {
+namespace {
+
+constexpr size_t kOutputAlignment = 64;
+
+void* AllocateAligned(size_t bytes) {
+  void* memory = nullptr;
+  return posix_memalign(&memory, kOutputAlignment, std::max(bytes, kOutputAlignment)) == 0 ? memory : nullptr;
+}
+
+std::string NumberText(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.9g", value);
+  return text;
+}
+
+}  // namespace
+
+Execution::Execution(const Books& books, Group* group, const effect::Execute& execute)
+    : books_(books), group_(group), responses_(execute.responses), joined_(execute.joined), agreed_(Now()) {
+  for (const Response& response : responses_) {
+    submissions_.push_back(joined_[me()] ? nullptr : books_.table->Find(group_->process_set, response.request.name));
+    if (submissions_.back() != nullptr) device_ = submissions_.back()->handle->device;
+  }
+}
+
+Status Execution::Prepare(Plane* plane) {
+  for (size_t index = 0; index < responses_.size(); ++index) RT_TRY(AddOperation(index));
+  Counters& counters = *books_.counters;
+  counters.Add(Counter::kBatches, 1);
+  if (responses_.size() > 1) counters.Add(Counter::kFusedOperations, static_cast<int64_t>(responses_.size()));
+  return MakeTasks(plane);
+}
+
+Status Execution::MakeTasks(Plane* plane) {
+  if (plane == nullptr) {
+    const bool observed = books_.timeline->enabled();
+    if (observed) observed_.resize(responses_.size());
+    for (auto& batch : batches_) tasks_.push_back(MakeTask(std::move(batch.batch), group_, observed ? this : nullptr));
+    return {};
+  }
+  std::optional<InContext> current;
+  if (device_ != nullptr) current.emplace(*device_);
+  std::vector<std::shared_ptr<DeviceEvent>> ready;
+  for (const auto& submission : submissions_)
+    if (submission != nullptr) ready.insert(ready.end(), submission->ready.begin(), submission->ready.end());
+  for (auto& batch : batches_) {
+    std::unique_ptr<DeviceTask> task;
+    RT_TRY(plane->MakeTask({std::move(batch.batch), device_, ready}, &task));
+    device_tasks_.push_back(task.get());
+    tasks_.push_back(std::move(task));
+  }
+  return {};
+}
+
+Status Execution::Advance(bool* moved) {
+  if (device_ == nullptr) return AdvanceTasks(moved);
+  InContext current(*device_);
+  return AdvanceTasks(moved);
+}
+
+Status Execution::AdvanceTasks(bool* moved) {
+  for (auto& task : tasks_)
+    if (!task->done()) RT_TRY(task->Advance(moved));
+  return {};
+}
+
+bool Execution::done() const {
+  return std::all_of(tasks_.begin(), tasks_.end(), [](const std::unique_ptr<Task>& task) { return task->done(); });
+}
+
+void Execution::Finish() {
+  enqueued_ = Now();
+  for (const DeviceTask* task : device_tasks_)
+    if (task->completion() != nullptr) completion_ = task->completion();  // all are on one stream: the last comes after the others
+  for (size_t index = 0; index < responses_.size(); ++index) {
+    const std::shared_ptr<Submission>& submission = submissions_[index];
+    if (submission == nullptr) continue;
+    books_.counters->Add(Counter::kOperations, 1);
+    books_.counters->Add(Counter::kBytes, static_cast<int64_t>(submission->request.bytes()));
+    if (!observed_.empty()) WriteSpans(*submission, observed_[index]);
+    submission->handle->completion = completion_;
+    books_.table->Finish(submission, Status());
+  }
+}
+
+Status Execution::LookAtDevice(bool* passed) {
+  InContext current(*completion_->device());
+  RT_TRY(completion_->Passed(passed));
+  if (*passed || books_.options.gpu_timeout_seconds == 0) return {};
+  const double waited = static_cast<double>(Now() - enqueued_) / 1e9;
+  if (waited < books_.options.gpu_timeout_seconds) return {};
+  return Status::Timeout(Subject() + ": expected the GPU to be done within " + NumberText(books_.options.gpu_timeout_seconds) +
+                         " s but it is not, on rank " + std::to_string(group_->RankOf(me())) + ", " + device_->Text() +
+                         ". What its stream holds before the operation may hang, or a rank's GPU; gpu_timeout_seconds sets the limit.");
+}
+
+void Execution::Lose(const Status& cause) {
+  for (const auto& submission : submissions_)
+    if (submission != nullptr) submission->handle->Lose(cause);
+}
+
+void Execution::OnStage(Stage stage, int tensor, int64_t begin, int64_t end, size_t bytes) {
+  Span& span = observed_[operation_of_tensor_[tensor]].stages[static_cast<int>(stage)];
+  if (span.begin == 0) span.begin = begin;
+  span.end = std::max(span.end, end);
+  span.bytes += static_cast<int64_t>(bytes);
+}
+
+Status Execution::AddOperation(size_t index) {
+  const Response& response = responses_[index];
+  const Request& request = response.request;
+  const std::shared_ptr<Submission>& submission = submissions_[index];
+  if (submission != nullptr) submission->handle->outputs.resize(request.tensors.size());
+  for (size_t place = 0; place < request.tensors.size(); ++place) {
+    BatchTensor tensor = Describe(response, place);
+    if (submission != nullptr) {
+      tensor.input = static_cast<const char*>(submission->inputs[place]);
+      RT_TRY(ProvideOutput(response, place, tensor, submission.get()));
+      tensor.output = static_cast<char*>(submission->handle->outputs[place].data);
+    } else if (request.operation == Operation::kAlltoall) {
+      scratch_.resize(Rows(response, tensor) * tensor.row_bytes);  // what comes to a rank that has joined is dropped
+      tensor.output = scratch_.data();
+    }
+    BatchFor(response, request.tensors[place].dtype).tensors.push_back(std::move(tensor));
+    operation_of_tensor_.push_back(static_cast<int>(index));
+  }
+  if (submission != nullptr && request.operation == Operation::kAlltoall)
+    for (int from = 0; from < members(); ++from) submission->handle->received_splits.push_back(response.rows[from * members() + me()]);
+  return {};
+}
+
+// The batch that tensors of this dtype join: reductions need one for each dtype, the others move bytes.
+Batch& Execution::BatchFor(const Response& response, DType dtype) {
+  const Request& request = response.request;
+  if (!Find(request.operation)->reduces) dtype = DType::kUInt8;
+  for (DTypeBatch& known : batches_)
+    if (known.dtype == dtype) return known.batch;
+  Batch batch;
+  batch.operation = request.operation;
+  batch.reduction = request.reduction;
+  batch.dtype = dtype;
+  batch.wire = WireDType(request.compression, dtype);
+  batch.joined = joined_;
+  batch.scaling.prescale = request.prescale;
+  batch.scaling.postscale = request.postscale;
+  if (request.reduction == Reduction::kAverage) batch.scaling.divisor = static_cast<double>(Divisor());
+  if (!response.weights.empty()) Weigh(response.weights, &batch);
+  if (Find(request.operation)->rooted) {
+    const std::vector<int>& ranks = group_->topology.members;
+    batch.root = static_cast<int>(std::find(ranks.begin(), ranks.end(), request.root) - ranks.begin());
+  }
+  batches_.push_back({dtype, std::move(batch)});
+  return batches_.back().batch;
+}
+
+// By a power of two, which is exact, the weights become at most 1: a sum of 16-bit floats overflows no sooner than without.
+void Execution::Weigh(const std::vector<int64_t>& weights, Batch* batch) const {
+  int exponent;
+  std::frexp(static_cast<double>(*std::max_element(weights.begin(), weights.end())), &exponent);
+  for (int64_t weight : weights) batch->weights.push_back(std::ldexp(static_cast<double>(weight), -exponent));
+  batch->scaling.divisor = std::accumulate(batch->weights.begin(), batch->weights.end(), 0.0);
+}
+
+int64_t Execution::Divisor() const {
+  if (books_.options.join_divisor == "initial") return members();
+  return std::max<int64_t>(1, std::count(joined_.begin(), joined_.end(), false));
+}
+
+BatchTensor Execution::Describe(const Response& response, size_t index) const {
+  const TensorSpec& spec = response.request.tensors[index];
+  BatchTensor tensor;
+  tensor.bytes = spec.bytes();
+  const size_t tensors = response.request.tensors.size();
+  switch (response.request.operation) {
+    case Operation::kAllgather:
+      tensor.row_bytes = spec.row_bytes();
+      for (int member = 0; member < members(); ++member) tensor.rows.push_back(response.rows[member * tensors + index]);
+      break;
+    case Operation::kReducescatter:
+      tensor.row_bytes = spec.row_bytes();
+      for (int member = 0; member < members(); ++member)
+        tensor.rows.push_back(spec.shape[0] / members() + (member < spec.shape[0] % members() ? 1 : 0));
+      break;
+    case Operation::kAlltoall:
+      tensor.row_bytes = spec.row_bytes();
+      tensor.rows = response.rows;
+      break;
+    default:
+      break;
+  }
+  return tensor;
+}
+
+// Rows of this rank's output, where the output is not of the input's shape.
+int64_t Execution::Rows(const Response& response, const BatchTensor& tensor) const {
+  int64_t rows = 0;
+  switch (response.request.operation) {
+    case Operation::kAllgather:
+      return std::accumulate(tensor.rows.begin(), tensor.rows.end(), int64_t{0});
+    case Operation::kReducescatter:
+      return tensor.rows[me()];
+    default:
+      for (int from = 0; from < members(); ++from) rows += tensor.rows[from * members() + me()];
+      return rows;
+  }
+}
+
+Status Execution::ProvideOutput(const Response& response, size_t index, const BatchTensor& tensor, Submission* submission) {
+  Handle::Output& output = submission->handle->outputs[index];
+  output.shape = submission->request.tensors[index].shape;
+  output.data = submission->outputs[index];
+  if (Find(response.request.operation)->output == Output::kSame && output.data != nullptr) return {};
+  if (Find(response.request.operation)->output == Output::kRows) output.shape[0] = Rows(response, tensor);
+  const TensorSpec spec{submission->request.tensors[index].dtype, output.shape};
+  if (device_ != nullptr) {
+    RT_TRY(device_->Allocate(spec.bytes(), &output.data));
+    output.owned = true;
+  } else if (submission->allocate != nullptr) {
+    output.data = submission->allocate(submission->callback_context, static_cast<int32_t>(index),
+                                       static_cast<int32_t>(output.shape.size()), output.shape.data());
+  } else {
+    output.data = AllocateAligned(spec.bytes());
+    output.owned = output.data != nullptr;
+  }
+  if (output.data != nullptr) return {};
+  return Status::Internal(response.request.Subject() + ": no memory for the output on rank " + std::to_string(group_->RankOf(me())) +
+                          ".");
+}
+
+void Execution::WriteSpans(const Submission& submission, const Observed& observed) {
+  static const char* const names[kStageCount] = {"pack", "wire", "reduce", "unpack"};
+  Timeline& timeline = *books_.timeline;
+  const std::string& name = submission.request.name;
+  Nanoseconds started = kNever;
+  for (const Span& span : observed.stages)
+    if (span.begin > 0) started = std::min(started, span.begin);
+  timeline.Span(name, Text(submission.request.operation), submission.submitted, Now(), static_cast<int64_t>(submission.request.bytes()));
+  timeline.Span(name, "negotiate", submission.submitted, agreed_, 0);
+  if (started != kNever) timeline.Span(name, "queue", agreed_, std::max(agreed_, started), 0);
+  for (int stage = 0; stage < kStageCount; ++stage)
+    if (observed.stages[stage].begin > 0)
+      timeline.Span(name, names[stage], observed.stages[stage].begin, observed.stages[stage].end, observed.stages[stage].bytes);
+}
+
+}  // namespace ringtrain

@@ -1,0 +1,97 @@
+// Execution: one agreed batch under way, from the responses to the handles. It describes the batch to the data plane, provides the
+// outputs, advances the tasks and ends the operations. Made and moved by the executor.
+#ifndef RINGTRAIN_CORE_EXECUTION_H_
+#define RINGTRAIN_CORE_EXECUTION_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/counters.h"
+#include "base/options.h"
+#include "collectives/group.h"
+#include "core/negotiator.h"
+#include "core/submission.h"
+#include "core/timeline.h"
+#include "gpu/plane.h"
+
+namespace ringtrain {
+
+// What every execution of a context reads and writes besides its group.
+struct Books {
+  const Options& options;
+  SubmissionTable* const table;
+  Counters* const counters;
+  Timeline* const timeline;
+};
+
+class Execution : public StageObserver {
+ public:
+  Execution(const Books& books, Group* group, const effect::Execute& execute);
+
+  // The GPUs of the members, -1 for one that has joined; empty for host memory.
+  const std::vector<int64_t>& devices() const { return responses_[0].devices; }
+  // This rank's; nullptr for host memory, and on a rank that has joined.
+  const std::shared_ptr<Device>& device() const { return device_; }
+
+  // Makes the tasks, which take their shares of the group's sequence: call it in the agreed order. plane: nullptr for host memory.
+  Status Prepare(Plane* plane);
+  Status Advance(bool* moved);
+  bool done() const;
+  // Ends the operations; with tensors on a GPU, that may still be at work until `completion`.
+  void Finish();
+  const std::shared_ptr<DeviceEvent>& completion() const { return completion_; }
+  // Finished; whether the GPU has passed the completion, too. Not ok if it takes longer than option gpu_timeout_seconds.
+  Status LookAtDevice(bool* passed);
+  // Finished, but the GPU's work will never be done.
+  void Lose(const Status& cause);
+  // "allreduce 'x'", of its first operation.
+  std::string Subject() const { return responses_[0].request.Subject(); }
+
+  void OnStage(Stage stage, int tensor, int64_t begin, int64_t end, size_t bytes) override;
+
+ private:
+  struct DTypeBatch {
+    DType dtype;
+    Batch batch;
+  };
+  struct Span {
+    int64_t begin = 0, end = 0, bytes = 0;
+  };
+  struct Observed {
+    Span stages[kStageCount];
+  };
+
+  int members() const { return group_->topology.member_count(); }
+  int me() const { return group_->topology.me; }
+
+  Status AddOperation(size_t index);
+  Batch& BatchFor(const Response& response, DType dtype);
+  void Weigh(const std::vector<int64_t>& weights, Batch* batch) const;
+  int64_t Divisor() const;
+  BatchTensor Describe(const Response& response, size_t index) const;
+  int64_t Rows(const Response& response, const BatchTensor& tensor) const;
+  Status ProvideOutput(const Response& response, size_t index, const BatchTensor& tensor, Submission* submission);
+  Status MakeTasks(Plane* plane);
+  Status AdvanceTasks(bool* moved);
+  void WriteSpans(const Submission& submission, const Observed& observed);
+
+  const Books& books_;
+  Group* const group_;
+  const std::vector<Response> responses_;
+  const std::vector<bool> joined_;
+  const Nanoseconds agreed_;
+  std::vector<std::shared_ptr<Submission>> submissions_;  // by response; nullptr if this rank has joined
+  std::shared_ptr<Device> device_;
+  std::vector<DTypeBatch> batches_;
+  std::vector<std::unique_ptr<Task>> tasks_;
+  std::vector<const DeviceTask*> device_tasks_;  // those of tasks_ that are
+  std::shared_ptr<DeviceEvent> completion_;
+  Nanoseconds enqueued_ = 0;  // when the host had nothing left to do
+  std::vector<int> operation_of_tensor_;
+  std::vector<Observed> observed_;  // by response; empty without a timeline
+  std::vector<char> scratch_;
+};
+
+}  // namespace ringtrain
+#endif  // RINGTRAIN_CORE_EXECUTION_H_
