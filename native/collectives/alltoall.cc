@@ -29,7 +29,6 @@ Alltoall::Alltoall(Batch batch, Group* group, StageObserver* observer)
       consumed_(begin_),
       pairs_(members_ - 1) {
   group->next_chunk = end_;
-  CopyOwn();
 }
 
 size_t Alltoall::InputOffset(int to) const {
@@ -56,12 +55,15 @@ uint64_t Alltoall::LocalChunks() const {
 }
 
 void Alltoall::CopyOwn() {
+  own_copied_ = true;
   size_t bytes = RowsOf(me_, me_) * tensor_.row_bytes;
   if (bytes > 0) std::memcpy(tensor_.output + OutputOffset(me_), tensor_.input + InputOffset(me_), bytes);
 }
 
 Status Alltoall::Advance(bool* moved) {
-  bool any = TryFetch();
+  bool any = !own_copied_;
+  if (!own_copied_) CopyOwn();
+  any |= TryFetch();
   any |= TryPack();
   while (messages_.size() < kMostMessages && pairs_done_ < pairs_) {
     RT_TRY(StartPair());

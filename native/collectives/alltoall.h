@@ -14,7 +14,7 @@ class Alltoall : public Task {
   Alltoall(Batch batch, Group* group, StageObserver* observer);
 
   Status Advance(bool* moved) override;
-  bool done() const override { return consumed_ == end_ && pairs_done_ == pairs_ && messages_.empty(); }
+  bool done() const override { return own_copied_ && consumed_ == end_ && pairs_done_ == pairs_ && messages_.empty(); }
 
  private:
   int64_t RowsOf(int from, int to) const { return tensor_.rows[static_cast<size_t>(from) * members_ + to]; }
@@ -36,6 +36,7 @@ class Alltoall : public Task {
   const size_t step_bytes_;  // of each pair on this host in one chunk
   const uint64_t begin_, end_;
   uint64_t packed_, consumed_;
+  bool own_copied_ = false;
   int pairs_done_ = 0;  // distances to members on other hosts that were started
   int pairs_;
   std::vector<Transport::Ticket> messages_;

@@ -48,7 +48,7 @@ class StageObserver {
 class Task {
  public:
   virtual ~Task() = default;
-  // Does what can be done without waiting; *moved if that was anything. Bounded work, so that negotiation gets its turn.
+  // Does what can be done without waiting; the first call is the first to touch tensors. *moved if that was anything. Bounded work, so that negotiation gets its turn.
   virtual Status Advance(bool* moved) = 0;
   virtual bool done() const = 0;
 };
