@@ -599,9 +599,9 @@ def _register_process_sets(context: Context, process_sets: object, comm: object)
             context.add_process_set(process_set)
 
 
-def _abort_at_exception(text: str) -> None:
+def _abort_at_exception(text: str, of_a_peer: bool) -> None:
     if _default is not None:
-        _default.abort(f"rank {_default.rank} ended with an uncaught exception: {text}")
+        _default.abort(text if of_a_peer else f"rank {_default.rank} ended with an uncaught exception: {text}")
 
 
 def _raise_unusable(context: Context | None) -> None:

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 
 from ringtrain.announce import announce_failure
-from ringtrain.errors import ClosedError, PeerLostError
+from ringtrain.errors import ClosedError, PeerLostError, RingtrainError
 
 FINALIZE_SECONDS = 5.0  # how long a rank waits for the others in MPI_Finalize after a failure
 
@@ -26,6 +26,8 @@ class _Ending:
     def __init__(self):
         self.process = 0  # id of the process that installed it; a fork's child ends on its own
         self.code = 0
+        self.follows = False  # whether the code came of what a peer did
+        self.is_announced = False  # whether the launcher has been told
         self.world_failed = False
         self.library: str | None = None  # path of the MPI in use
         self.finalizes = False  # whether we, and not the user's mpi4py, call MPI_Finalize
@@ -36,8 +38,12 @@ class _Ending:
 _ending = _Ending()
 
 
-def install(abort: Callable[[str], None], shutdown: Callable[[], None]) -> None:
-    """Makes an uncaught exception call ``abort`` with its one-line text, and every end of the process ``shutdown``."""
+def install(abort: Callable[[str, bool], None], shutdown: Callable[[], None]) -> None:
+    """Makes an uncaught exception call ``abort``, and every end of the process ``shutdown``.
+
+    ``abort`` gets one line of text, and whether that says what became of a peer; then it is that peer's error, and not the
+    one that came of it.
+    """
     if _ending.process == os.getpid():
         return
     _ending.process = os.getpid()
@@ -60,29 +66,30 @@ def note_failed_world() -> None:
     _ending.world_failed = True
 
 
-def _watch_exceptions(abort: Callable[[str], None]) -> None:
+def _watch_exceptions(abort: Callable[[str, bool], None]) -> None:
     earlier = sys.excepthook
 
     def hook(kind, problem, traceback):
         _ending.code = 1
         ours = _ending.process == os.getpid()
+        of_a_peer = _error_of_a_peer(problem)
         if ours:
-            announce_failure(follows=_follows_a_peer(problem))
+            announce_failure(follows=of_a_peer is not None)
+            _ending.is_announced = True
         earlier(kind, problem, traceback)  # first of all: once the peers know, the launcher may end this rank
         if ours:
             _flush()
-            abort(f"{kind.__name__}: {problem}".strip().split("\n")[0])
+            text = f"{kind.__name__}: {problem}" if of_a_peer is None else str(of_a_peer)
+            abort(text.strip().split("\n")[0], of_a_peer is not None)
 
     sys.excepthook = hook
 
 
-def _follows_a_peer(problem: BaseException | None) -> bool:
-    """Whether an exception came of an error that says what another rank did."""
-    while problem is not None:
-        if isinstance(problem, (PeerLostError, ClosedError)):
-            return True
+def _error_of_a_peer(problem: BaseException | None) -> RingtrainError | None:
+    """The error that says what another rank did, if the exception came of one."""
+    while problem is not None and not isinstance(problem, (PeerLostError, ClosedError)):
         problem = problem.__cause__ or problem.__context__
-    return False
+    return problem
 
 
 def _watch_exit_codes() -> None:
@@ -91,6 +98,7 @@ def _watch_exit_codes() -> None:
 
     def exit(status=None, /):
         _ending.code = status if isinstance(status, int) else int(status is not None)
+        _ending.follows = _error_of_a_peer(sys.exc_info()[1]) is not None
         leave(status)
 
     sys.exit = exit
@@ -99,6 +107,8 @@ def _watch_exit_codes() -> None:
 def _at_exit(shutdown: Callable[[], None]) -> None:
     if _ending.process != os.getpid():
         return
+    if _ending.code != 0 and not _ending.is_announced:
+        announce_failure(_ending.code, _ending.follows)
     shutdown()
     failed = _ending.code != 0 or _ending.world_failed
     if _ending.library is not None and (_ending.finalizes or failed):
