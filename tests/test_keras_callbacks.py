@@ -69,6 +69,19 @@ def test_weights_and_optimizer_state_come_from_the_root(two):
     np.testing.assert_array_equal(seen[0].weights[0], runs.dense_model(seed=1).get_weights()[0])
 
 
+def test_a_model_that_its_first_batch_builds_gets_the_roots_variables_after_it(two):
+    def body(rank):
+        layer = keras.layers.Dense(2, kernel_initializer=keras.initializers.RandomNormal(seed=rank + 1))
+        model = compiled(rank, keras.optimizers.Adam(0.02), model=keras.Sequential([layer]))
+        assert not model.built
+        runs.fit(model, rank, 2, callbacks=runs.start_callbacks())
+        return runs.trained(model)
+
+    seen = two.run(body)
+    runs.assert_same_bits(seen)
+    assert int(seen[0].state[0]) == int(seen[1].state[0]) > 1
+
+
 def test_different_models_are_refused(two):
     def body(rank):
         layers = [keras.Input((5,)), keras.layers.Dense(6 + rank), keras.layers.Dense(2)]

@@ -19,6 +19,8 @@ class StartHooks:
     It builds the optimizer if need be, so that its state is broadcast too; puts a ``LossScaleOptimizer`` that
     ``compile`` made inside the distributed optimizer; switches XLA off, which cannot compile the operations between
     ranks; refuses ranks that would take different numbers of steps; and compares the replicas after the first update.
+    A model that only its first batch builds, as one without ``keras.Input``, has no variables before, and gets the root's
+    after that batch.
 
     Args:
         root_rank: global rank of the root.
@@ -45,6 +47,7 @@ class StartHooks:
         self._local = {id(variable) for variable in local_variables or ()}
         self._check_replicas = check_replicas
         self._guard: ReplicaGuard | None = None
+        self._waits_for_variables = False
 
     def register_local_var(self, variable: Any) -> None:
         """Adds a variable that each rank keeps to itself."""
@@ -57,21 +60,29 @@ class StartHooks:
             return
         self._prepare(model)
         _require_equal_lengths(self.params or {}, process_set)
+        self._waits_for_variables = not model.built
+        if model.built:
+            self._make_alike(model, process_set)
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Compares the replicas after the first update since they were made alike."""
+        if self._waits_for_variables:
+            self._waits_for_variables = False
+            self._make_alike(self.model, self._process_set())
+        elif self._guard is not None and self._guard.passed():
+            self._guard = None
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Gives up comparing: an epoch without an update has nothing to compare."""
+        self._guard = None
+
+    def _make_alike(self, model: Any, process_set: ProcessSet) -> None:
         if not getattr(model.optimizer, "built", False):
             model.optimizer.build(model.trainable_variables)
         shared = self._shared([*model.variables, *_variables_of(model.optimizer)])
         broadcast_variables(shared, self._root_rank, process_set)
         if self._check_replicas:
             self._guard = ReplicaGuard(self._shared(model.trainable_variables), process_set)
-
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Compares the replicas after the first update."""
-        if self._guard is not None and self._guard.passed():
-            self._guard = None
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Gives up comparing: an epoch without an update has nothing to compare."""
-        self._guard = None
 
     def _process_set(self) -> ProcessSet:
         inner = getattr(self.model.optimizer, "inner_optimizer", None)
