@@ -258,6 +258,12 @@ void* rt_take_output(rt_handle* handle, int32_t tensor) {
 
 void rt_device_free(int32_t device, void* memory) { ringtrain::Device::Free(device, memory); }
 
+int32_t rt_device_allocate(rt_context* context, int32_t device, size_t bytes, void** memory, char** error) {
+  return Report(Guard([&] { return context->context->AllocateOn(device, bytes, memory); }), error);
+}
+
+int32_t rt_device_of(const char* cuda_lib, const void* memory) { return ringtrain::Device::Of(TextOf(cuda_lib), memory); }
+
 int32_t rt_received_splits(rt_handle* handle, int64_t* splits, int32_t capacity) {
   const std::vector<int64_t>& from = handle->handle->received_splits;
   std::copy_n(from.begin(), std::min<size_t>(from.size(), static_cast<size_t>(std::max(capacity, 0))), splits);

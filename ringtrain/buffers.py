@@ -1,7 +1,8 @@
 """Memory of tensors: how arguments of any library and layout become addresses, and how results become arrays again.
 
-NumPy arrays take the short way. Everything else is seen through a NumPy view (DLPack, the buffer protocol, ``np.asarray``);
-a framework may register a quicker way of its own. What is not contiguous is copied, never misread.
+NumPy arrays take the short way. Everything else on the host is seen through a NumPy view (DLPack, the buffer protocol,
+``np.asarray``), what is on a GPU through ``cuda_arrays``; a framework may register a quicker way of its own. What is not
+contiguous is copied on the host and refused on a GPU, never misread.
 """
 
 import sys
@@ -10,14 +11,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ringtrain import dlpack, tables
+from ringtrain import cuda_arrays, dlpack, tables
 from ringtrain._native import ffi, lib
+from ringtrain.cuda_arrays import CudaArray
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 
 _BFLOAT16 = tables.DTYPES["bfloat16"].id
 # bfloat16 travels as uint16 inside this module: NumPy has no such type of its own.
 _CARRIERS = {row.id: np.dtype(np.uint16 if row.id == _BFLOAT16 else row.name) for row in tables.DTYPES.values()}
 _ID_OF_DTYPE = {np.dtype(row.name): row.id for row in tables.DTYPES.values() if row.id != _BFLOAT16}
+_READ_ONLY = "expected a tensor that may be written but found a read-only one. Use the form without '_'."
 _UINTPTR = ffi.typeof("uintptr_t")
 
 
@@ -57,6 +60,8 @@ class _Framework(NamedTuple):
     as_buffer: Callable[[Any], Buffer]
     wrap_output: Callable[[Any, object, int, tuple[int, ...]], Any]
     own_memory: Callable[[Any], Buffer | None]
+    current_stream: Callable[[Any], int]
+    empty_like: Callable[[Any], Any]
 
 
 _frameworks: list[_Framework] = []
@@ -67,6 +72,8 @@ def register_framework(
     as_buffer: Callable[[Any], Buffer],
     wrap_output: Callable[[Any, object, int, tuple[int, ...]], Any],
     own_memory: Callable[[Any], Buffer | None],
+    current_stream: Callable[[Any], int],
+    empty_like: Callable[[Any], Any],
 ) -> None:
     """Teaches this module a framework's tensors.
 
@@ -74,18 +81,21 @@ def register_framework(
         tensor_type: their class.
         as_buffer: the memory of a tensor, copied first if it is not contiguous.
         wrap_output: ``(like, memory, dtype, shape)`` to a tensor of the framework; ``memory`` speaks the buffer protocol and
-            owns its bytes, ``like`` is the tensor that went in.
+            owns its bytes, or is a ``CudaArray``; ``like`` is the tensor that went in.
         own_memory: the memory of a tensor for writing, or None where it is not contiguous; then DLPack finds its strides.
+        current_stream: of a tensor on a GPU: handle of the stream on which the framework works there at the moment.
+        empty_like: of a tensor on a GPU: a contiguous one with the same dtype and shape beside it.
     """
-    _frameworks.append(_Framework(tensor_type, as_buffer, wrap_output, own_memory))
+    _frameworks.append(_Framework(tensor_type, as_buffer, wrap_output, own_memory, current_stream, empty_like))
 
 
 def as_buffer(tensor: object) -> Buffer:
-    """The memory of a tensor for reading: the tensor's own if it is contiguous host memory of a known type, else a copy.
+    """The memory of a tensor for reading: the tensor's own if it is contiguous and of a known type, else a copy.
 
     Raises:
-        InvalidArgumentError: an element type without a row in the table, or something that is no tensor at all.
-        UnsupportedError: memory of a device.
+        InvalidArgumentError: an element type without a row in the table, something that is no tensor at all, or a
+            strided array on a GPU.
+        UnsupportedError: memory of a device that is no CUDA device.
     """
     if type(tensor) is np.ndarray:
         dtype = _ID_OF_DTYPE.get(tensor.dtype)
@@ -94,6 +104,8 @@ def as_buffer(tensor: object) -> Buffer:
     framework = _framework_of(tensor)
     if framework is not None:
         return framework.as_buffer(tensor)
+    if cuda_arrays.is_on_cuda(tensor):
+        return _cuda_buffer(tensor)
     view, dtype = _view(tensor)
     return _buffer_of(np.ascontiguousarray(view, _CARRIERS[dtype]).reshape(view.shape), dtype)
 
@@ -115,15 +127,16 @@ class InPlace:
         self.buffer = None if framework is None else framework.own_memory(tensor)
         if self.buffer is not None:
             return
+        if cuda_arrays.is_on_cuda(tensor):
+            self.buffer = _cuda_buffer(tensor, for_writing=True)
+            return
         self._view, dtype = _view(tensor)
         if tensor is not self._view and not hasattr(tensor, "__dlpack__") and not _exports_memory(tensor):
             raise InvalidArgumentError(
                 f"expected a tensor to write to but found a {type(tensor).__name__}. Use the form without '_'."
             )
         if not self._view.flags.writeable:
-            raise InvalidArgumentError(
-                "expected a tensor that may be written but found a read-only one. Use the form without '_'."
-            )
+            raise InvalidArgumentError(_READ_ONLY)
         if self._view.flags.c_contiguous and self._view.dtype.isnative:
             self.buffer = _buffer_of(self._view, dtype)
         else:
@@ -144,12 +157,18 @@ def empty_like(buffer: Buffer) -> tuple[np.ndarray, Buffer]:
     return array, _buffer_of(array, buffer.dtype)
 
 
+def stream_of(tensor: object) -> int:
+    """Handle of the stream on which a tensor on a GPU was made, and on which its library goes on with the result."""
+    framework = _framework_of(tensor)
+    return cuda_arrays.stream_of(tensor) if framework is None else framework.current_stream(tensor)
+
+
 def wrap(like: object, memory: object, dtype: int, shape: tuple[int, ...]) -> Any:
     """Memory as an array of the library that ``like`` came from; NumPy where that library has no way to take it.
 
     Args:
         like: the tensor that went in.
-        memory: an object with the buffer protocol that owns the bytes.
+        memory: an object with the buffer protocol that owns the bytes, or a ``CudaArray``.
         dtype: id of a row of ``tables.DTYPES``.
     """
     if type(like) is np.ndarray and dtype != _BFLOAT16:
@@ -157,6 +176,8 @@ def wrap(like: object, memory: object, dtype: int, shape: tuple[int, ...]) -> An
     framework = _framework_of(like)
     if framework is not None:
         return framework.wrap_output(like, memory, dtype, shape)
+    if type(memory) is CudaArray:
+        return cuda_arrays.in_library_of(like, memory)
     array = memory if type(memory) is np.ndarray else np.frombuffer(memory, _CARRIERS[dtype]).reshape(shape)
     if hasattr(like, "__dlpack__") and not isinstance(like, (np.ndarray, np.generic)):
         foreign = _to_library_of(like, array, dtype)
@@ -186,6 +207,20 @@ class DeviceMemory:
 
     def __del__(self):
         lib.rt_device_free(self.device, ffi.cast("void *", self.address))
+
+
+def cuda_empty_like(tensor: object) -> object | None:
+    """A fresh tensor on the GPU of ``tensor``, from its own library; None from one that must not be written through pointers."""
+    framework = _framework_of(tensor)
+    return cuda_arrays.empty_like(tensor) if framework is None else framework.empty_like(tensor)
+
+
+def _cuda_buffer(tensor: object, for_writing: bool = False) -> Buffer:
+    stream = cuda_arrays.stream_of(tensor)
+    found = cuda_arrays.memory_of(tensor, stream)
+    if for_writing and found.read_only:
+        raise InvalidArgumentError(_READ_ONLY)
+    return Buffer(found.address, found.dtype.id, found.shape, found.device, stream, found.owner)
 
 
 def _buffer_of(array: np.ndarray, dtype: int) -> Buffer:

@@ -5,15 +5,17 @@ Every function may be called from any thread. ``testing.World`` makes a context 
 """
 
 import itertools
+import math
 import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
 
-from ringtrain import buffers, exits, launcher, log, mpi, options, stacks, tables
+from ringtrain import buffers, cuda_arrays, exits, launcher, log, mpi, nccl, options, stacks, tables
 from ringtrain._native import OK, PENDING, check, ffi, lib, take_text
 from ringtrain.buffers import Buffer
+from ringtrain.cuda_arrays import CudaArray
 from ringtrain.errors import (
     ClosedError,
     InvalidArgumentError,
@@ -68,20 +70,29 @@ class _Request:
 class Operation:
     """A submitted operation. It keeps its tensors alive until it is done, even when the object itself is dropped."""
 
-    __slots__ = ("_context", "_handle", "_tensors", "_finished")
+    __slots__ = ("_context", "_handle", "_tensors", "_finished", "_on_gpu")
 
     def __init__(self, context: "Context", handle, tensors: tuple):
         self._context = context
         self._handle = handle
         self._tensors = tensors
-        self._finished = False
+        self._finished = False  # never becomes True on a GPU, where the end of ``wait`` is not that of the work
+        self._on_gpu = bool(tensors[0]) and tensors[0][0].device >= 0
 
     def done(self) -> bool:
-        """Whether it ended, well or not; does not block."""
+        """Whether it ended, well or not, a GPU's part included; does not block."""
         return lib.rt_poll(self._handle) != PENDING
+
+    def settled(self) -> bool:
+        """Whether ``wait`` returns at once; with tensors on a GPU that is as soon as all is on its queue."""
+        if self._on_gpu:
+            return lib.rt_wait(self._handle, 0.0, ffi.NULL) != PENDING
+        return self._finished or lib.rt_poll(self._handle) != PENDING
 
     def wait(self, timeout: float | None = None) -> None:
         """Blocks until the operation is done; other Python threads run meanwhile, and Ctrl-C is answered.
+
+        With tensors on a GPU it blocks only until all is on the GPU's queue; ``hold_back`` orders what follows.
 
         Raises:
             TimeoutError: ``timeout`` seconds passed; the operation goes on.
@@ -95,7 +106,7 @@ class Operation:
             status = self._wait_on(timeout, slice_seconds)
         if status != OK:
             self._raise(status)
-        self._finished = True
+        self._finished = not self._on_gpu
 
     def hold_back(self, stream: int) -> None:
         """Makes what a CUDA stream is given from now on wait for the result, on the GPU; after ``wait``.
@@ -106,10 +117,10 @@ class Operation:
         error = ffi.new(_ERROR_OUT)
         check(lib.rt_stream_wait(self._handle, ffi.cast(_VOID, stream), error), error)
 
-    def output(self, index: int = 0) -> tuple[int, tuple[int, ...], object]:
-        """Address, shape and owner of an output that the library allocated; once for each output.
+    def allocated(self, index: int = 0) -> tuple[object, int, tuple[int, ...]]:
+        """Memory, dtype and shape of an output that the library allocated, after ``wait``; once for each output.
 
-        The owner frees the memory with its last user; it speaks the buffer protocol, or is a ``DeviceMemory``.
+        The memory is freed with its last user; it speaks the buffer protocol, or is a ``CudaArray``.
         """
         data, ndim, shape, error = (
             ffi.new("void **"),
@@ -119,15 +130,16 @@ class Operation:
         )
         check(lib.rt_output(self._handle, index, data, ndim, shape, error), error)
         extents = tuple(shape[i] for i in range(ndim[0]))
-        size_bytes = tables.DTYPE_BY_ID[self.dtype(index)].bytes
-        for extent in extents:
-            size_bytes *= extent
-        memory = lib.rt_take_output(self._handle, index)
-        address, device = int(ffi.cast("uintptr_t", memory)), self._tensors[0][index].device
-        if device >= 0:
-            return address, extents, buffers.DeviceMemory(address, device)
-        owner = buffers.owned_memory(memory, size_bytes) if memory else bytearray(size_bytes)
-        return address, extents, owner
+        memory, dtype = lib.rt_take_output(self._handle, index), self.dtype(index)
+        if self._on_gpu:
+            device_memory = buffers.DeviceMemory(int(ffi.cast("uintptr_t", memory)), self._tensors[0][index].device)
+            return self.array_in(device_memory, dtype, extents), dtype, extents
+        size_bytes = math.prod(extents) * tables.DTYPE_BY_ID[dtype].bytes
+        return buffers.owned_memory(memory, size_bytes) if memory else bytearray(size_bytes), dtype, extents
+
+    def array_in(self, memory: buffers.DeviceMemory, dtype: int, shape: tuple[int, ...]) -> CudaArray:
+        """Memory of a GPU as an array whose readers wait for this operation."""
+        return CudaArray(memory.address, tables.DTYPE_BY_ID[dtype], shape, memory.device, memory, self.hold_back)
 
     def dtype(self, index: int = 0) -> int:
         """Id of the element type of a tensor."""
@@ -311,6 +323,12 @@ class Context:
         except RingtrainError as announced:
             raise type(problem)(str(announced)) from problem
         raise problem
+
+    def allocate_on_device(self, device: int, size_bytes: int) -> buffers.DeviceMemory:
+        """Fresh memory of a GPU; raises UnsupportedError without a driver, InternalError where there is not enough."""
+        memory, error = ffi.new("void **"), ffi.new(_ERROR_OUT)
+        check(lib.rt_device_allocate(self.native, device, size_bytes, memory, error), error)
+        return buffers.DeviceMemory(int(ffi.cast("uintptr_t", memory[0])), device)
 
     def add_process_set(self, ranks: Sequence[int]) -> int:
         """Registers a process set and returns its id; collective over all ranks of the world."""
@@ -582,6 +600,8 @@ def _open_mpi(comm: object, started_by: launcher.Launcher | None, chosen: dict[s
 
 def _open(chosen: dict[str, str], function: Callable[..., int], *where: object) -> Context:
     native, error = ffi.new("rt_context **"), ffi.new(_ERROR_OUT)
+    cuda_arrays.use_driver(chosen.get("cuda_lib", ""))
+    suggest_nccl(nccl.suggested_path())
     check(function(*where, options.as_lines(chosen), native, error), error)
     context = Context(native[0])
     context.chosen = chosen

@@ -1,16 +1,19 @@
-"""Reads tensors of any library that speaks DLPack as strided NumPy views, without a copy and without that library.
+"""Reads tensors of any library that speaks DLPack, without a copy and without that library, and lends memory to them.
 
-NumPy's own ``from_dlpack`` knows no bfloat16 and calls older producers' memory read-only; this one serves both.
-Called by ``buffers`` for everything that is neither an ndarray nor of a registered framework.
+NumPy's own ``from_dlpack`` knows no bfloat16 and calls older producers' memory read-only; ``view`` serves both.
+Called by ``buffers`` for everything that is neither an ndarray nor of a registered framework, and by ``cuda_arrays``.
 """
 
 import ctypes
+from typing import NamedTuple
 
 import numpy as np
 
 from ringtrain import tables
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 
+CUDA = 2  # kDLCUDA
+_CUDA_DEVICES = (CUDA, 13)  # and kDLCUDAManaged
 _HOST_DEVICES = (1, 3)  # kDLCPU, kDLCUDAHost
 _DEVICE_NAMES = {2: "CUDA", 4: "OpenCL", 7: "Vulkan", 8: "Metal", 10: "ROCm", 13: "CUDA managed", 14: "oneAPI"}
 _READ_ONLY = 1  # flag of a versioned tensor
@@ -32,6 +35,10 @@ class _DLTensor(ctypes.Structure):
     ]
 
 
+class _Managed(ctypes.Structure):
+    _fields_ = [("tensor", _DLTensor), ("manager_context", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
+
+
 class _Versioned(ctypes.Structure):
     _fields_ = [
         ("major", ctypes.c_uint32),
@@ -43,6 +50,7 @@ class _Versioned(ctypes.Structure):
     ]
 
 
+_Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _capsule_is_valid = ctypes.pythonapi.PyCapsule_IsValid
 _capsule_is_valid.argtypes = [ctypes.py_object, ctypes.c_char_p]
 _capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
@@ -81,22 +89,83 @@ def view(producer: object) -> tuple[np.ndarray, tables.DType]:
         )
     capsule = _export(producer)
     tensor, read_only = _open(capsule)
+    dtype = _dtype_of(tensor)
+    carrier = np.dtype(np.uint16 if dtype.name == "bfloat16" else dtype.name)
+    return np.asarray(_Memory(capsule, tensor, carrier, read_only)), dtype
+
+
+class CudaMemory(NamedTuple):
+    """A tensor in the memory of a GPU.
+
+    Attributes:
+        address: of the first element.
+        dtype: of its elements.
+        shape: number of elements along each dimension.
+        device: index of the GPU.
+        contiguous: whether the elements lie row by row without gaps.
+        read_only: whether they must not be written.
+        owner: keeps the memory alive.
+    """
+
+    address: int
+    dtype: tables.DType
+    shape: tuple[int, ...]
+    device: int
+    contiguous: bool
+    read_only: bool
+    owner: object
+
+
+def is_on_cuda(producer: object) -> bool:
+    """Whether a tensor with DLPack is in CUDA memory."""
+    return int(producer.__dlpack_device__()[0]) in _CUDA_DEVICES
+
+
+def cuda_memory(producer: object, stream: int) -> CudaMemory:
+    """The memory of a tensor that ``is_on_cuda``.
+
+    Args:
+        producer: the tensor.
+        stream: a CUDA stream, 1 for the legacy one: what it is given from now on waits until the tensor is computed.
+
+    Raises:
+        InvalidArgumentError: its element type has no row in the table, or the producer refuses to export it.
+    """
+    capsule = _export(producer, stream=stream)
+    tensor, read_only = _open(capsule)
+    shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
+    strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else None
+    address = (tensor.data or 0) + tensor.byte_offset
+    contiguous = strides is None or is_contiguous(shape, strides)
+    return CudaMemory(address, _dtype_of(tensor), shape, tensor.device_id, contiguous, read_only, capsule)
+
+
+def is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether elements with these strides, counted in elements, lie row by row without gaps."""
+    expected = 1
+    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if extent != 1 and stride != expected:
+            return 0 in shape
+        expected *= extent
+    return True
+
+
+def _dtype_of(tensor: _DLTensor) -> tables.DType:
     dtype = _BY_CODE.get((tensor.code, tensor.bits))
     if dtype is None or tensor.lanes != 1:
         raise InvalidArgumentError(
             f"expected one of {', '.join(tables.DTYPES)} but found elements of DLPack code {tensor.code}, "
             f"{tensor.bits} bits, {tensor.lanes} lanes. Cast before submitting."
         )
-    carrier = np.dtype(np.uint16 if dtype.name == "bfloat16" else dtype.name)
-    return np.asarray(_Memory(capsule, tensor, carrier, read_only)), dtype
+    return dtype
 
 
-def _export(producer: object):
+def _export(producer: object, **stream: int):
     try:
         try:
-            return producer.__dlpack__(max_version=(1, 0))
+            return producer.__dlpack__(max_version=(1, 0), **stream)
         except TypeError:  # producers from before versions
-            return producer.__dlpack__()
+            return producer.__dlpack__(**stream)
     except (BufferError, RuntimeError, ValueError) as problem:
         raise InvalidArgumentError(f"expected a tensor that its library exports but found: {problem}") from problem
 
@@ -106,3 +175,47 @@ def _open(capsule) -> tuple[_DLTensor, bool]:
         versioned = _Versioned.from_address(_capsule_pointer(capsule, b"dltensor_versioned"))
         return versioned.tensor, bool(versioned.flags & _READ_ONLY)
     return _DLTensor.from_address(_capsule_pointer(capsule, b"dltensor")), False
+
+
+# ---- lending memory ----
+
+# What has been lent and not given back: the structures, and who owns the memory; by the address of the structure.
+_lent: dict[int, tuple] = {}
+
+
+def lend(address: int, dtype: tables.DType, shape: tuple[int, ...], device: int, owner: object):
+    """A capsule for contiguous CUDA memory, which ``owner`` keeps until the library that takes it gives it back."""
+    extents = (ctypes.c_int64 * max(len(shape), 1))(*shape)
+    managed = _Managed()
+    managed.tensor = _DLTensor(
+        address, CUDA, device, len(shape), dtype.dlpack_code, dtype.dlpack_bits, 1,
+        ctypes.cast(extents, ctypes.POINTER(ctypes.c_int64)), None, 0,
+    )  # fmt: skip
+    managed.deleter = ctypes.cast(_give_back, ctypes.c_void_p)
+    place = ctypes.addressof(managed)
+    _lent[place] = managed, extents, owner
+    return _new_capsule(place, b"dltensor", ctypes.cast(_drop_capsule, ctypes.c_void_p))
+
+
+@_Deleter
+def _give_back(managed: int) -> None:
+    _lent.pop(managed, None)
+
+
+@_Deleter
+def _drop_capsule(capsule: int) -> None:
+    """A capsule that nobody took ends; the name of one that was taken has changed."""
+    if _address_is_valid(capsule, b"dltensor"):
+        _lent.pop(_address_pointer(capsule, b"dltensor"), None)
+
+
+_new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
+    ("PyCapsule_New", ctypes.pythonapi)
+)
+# For a capsule that is being destroyed: as an object it would be counted again.
+_address_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(
+    ("PyCapsule_IsValid", ctypes.pythonapi)
+)
+_address_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)

@@ -1,14 +1,16 @@
 """The public collective operations, in Horovod's argument order.
 
 Each has a form that waits and, where the table says so, ``_async`` (returns a ``Handle``), ``_`` (in place) and ``grouped_``
-(several tensors, all or nothing). Tensors are NumPy arrays or anything that speaks DLPack or the buffer protocol; a result
-comes back in the library of its input, as NumPy where that library cannot take it.
+(several tensors, all or nothing). Tensors are NumPy arrays or anything that speaks DLPack, the buffer protocol or the CUDA
+array interface; a result comes back in the library of its input, as NumPy where that library cannot take it. With tensors
+on a GPU nothing here waits for the GPU: the stream on which their library works does. docs/gpu.md says more.
 
 The dtypes are float16, bfloat16, float32, float64, int8, int16, int32, int64, uint8 and bool. Every operation raises
 ``MismatchError`` on all ranks when they disagree, ``InvalidArgumentError`` for what this rank alone can see to be wrong
 (the peers' operation fails with the same text), and another ``RingtrainError`` when a rank or the world is lost.
 """
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,6 +20,7 @@ import numpy as np
 from ringtrain import buffers, tables
 from ringtrain.buffers import Buffer, InPlace
 from ringtrain.context import Context, Operation, current
+from ringtrain.cuda_arrays import CudaArray
 from ringtrain.errors import InvalidArgumentError, RingtrainError, UnsupportedError
 from ringtrain.process_sets import ProcessSet, global_process_set, id_of
 
@@ -475,15 +478,48 @@ def _same_shape(given: Any, grouped: bool, in_place: bool) -> tuple[Sequence[Buf
         return inputs, outputs, lambda operation: [member[2](operation) for member in members]
     if in_place:
         target = InPlace(given)
-        return (target.buffer,), (target.buffer,), lambda operation: target.give_back()
+        results = _in_stream_order(given, target.buffer, lambda operation: target.give_back())
+        return (target.buffer,), (target.buffer,), results
     source = buffers.as_buffer(given)
+    if source.device >= 0:
+        return _same_shape_on_device(given, source)
     memory, output = buffers.empty_like(source)
     return (source,), (output,), lambda operation: buffers.wrap(given, memory, source.dtype, source.shape)
 
 
+def _same_shape_on_device(given: Any, source: Buffer) -> tuple[Sequence[Buffer], Sequence[Buffer], _Results]:
+    """``_same_shape`` of one tensor on a GPU: into one of its library, or into memory that is lent to its library."""
+    fresh = buffers.cuda_empty_like(given)
+    if fresh is not None:
+        output = buffers.as_buffer(fresh)
+        return (source,), (output,), _in_stream_order(given, source, lambda operation: fresh)
+    dtype, shape = source.dtype, source.shape
+    memory = current().allocate_on_device(source.device, math.prod(shape) * tables.DTYPE_BY_ID[dtype].bytes)
+    output = Buffer(memory.address, dtype, shape, source.device, source.stream, memory)
+
+    def results(operation: Operation) -> Any:
+        return buffers.wrap(given, operation.array_in(memory, dtype, shape), dtype, shape)
+
+    return (source,), (output,), _in_stream_order(given, source, results)
+
+
+def _in_stream_order(given: Any, source: Buffer, results: _Results) -> _Results:
+    """On a GPU, has the stream on which the caller goes on wait for the operation; the CPU does not."""
+    if source.device < 0:
+        return results
+
+    def ordered(operation: Operation) -> Any:
+        operation.hold_back(buffers.stream_of(given))
+        return results(operation)
+
+    return ordered
+
+
 def _allocated(like: Any, operation: Operation, index: int) -> Any:
-    _, shape, owner = operation.output(index)
-    return buffers.wrap(like, owner, operation.dtype(index), shape)
+    memory, dtype, shape = operation.allocated(index)
+    if type(memory) is CudaArray:
+        operation.hold_back(buffers.stream_of(like))
+    return buffers.wrap(like, memory, dtype, shape)
 
 
 def _reduction(op: int | None) -> str:

@@ -335,7 +335,7 @@ def test_a_pending_tensor_may_be_dropped(world):
     "make, kind, text",
     [
         (lambda: torch.ones(2, 2).to_sparse_csr(), NotImplementedError, "to_dense"),
-        (lambda: torch.ones(2, device="meta"), NotImplementedError, "expected CPU memory but found device meta"),
+        (lambda: torch.ones(2, device="meta"), NotImplementedError, "expected memory of the CPU or a CUDA device but found device meta"),
         (lambda: torch.ones(2, dtype=torch.complex64), ValueError, "complex64"),
         (lambda: torch.ones(2, dtype=torch.bool), ValueError, "bool"),
     ],

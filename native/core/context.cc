@@ -204,6 +204,12 @@ Status Context::CheckRemoval(const Request& request) const {
   return {};
 }
 
+Status Context::AllocateOn(int device, size_t bytes, void** memory) {
+  std::shared_ptr<Device> found;
+  RT_TRY(devices_->Find(device, &found));
+  return found->Allocate(bytes, memory);
+}
+
 Status Context::MarkReady(Submission* submission) {
   const std::string subject = submission->request.Subject() + ": ";
   std::shared_ptr<Device>& device = submission->handle->device;

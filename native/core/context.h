@@ -43,6 +43,8 @@ class Context {
   Status Submit(std::shared_ptr<Submission> submission, const std::string& refusal, bool caller_waits);
   // Returns when the operation is done or the deadline has passed.
   void Wait(Handle& handle, Nanoseconds deadline);
+  // Memory of a GPU, which Device::Free takes back.
+  Status AllocateOn(int device, size_t bytes, void** memory);
   void Abort(const std::string& cause);
   void AskForStacksThrough(int pipe) { coordinator_->AskForStacksThrough(pipe); }
   void LongPhase(double seconds);

@@ -103,6 +103,14 @@ void Device::Free(int index, void* memory) {
   driver->DevicePrimaryCtxRelease(device);
 }
 
+int Device::Of(const std::string& library, const void* memory) {
+  const Driver* driver;
+  int index = -1;
+  if (!Driver::Open(library, &driver).ok()) return -1;
+  const CUresult result = driver->PointerGetAttribute(&index, kCudaPointerDeviceOrdinal, reinterpret_cast<CUdeviceptr>(memory));
+  return result == kCudaSuccess ? index : -1;
+}
+
 Status Device::TakePinned(size_t bytes, void** memory, size_t* granted) {
   const size_t wanted = RoundUp(bytes);
   {

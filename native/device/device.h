@@ -38,6 +38,8 @@ class Device {
   // Memory on the device; any thread, any context. What is freed may outlive the object.
   Status Allocate(size_t bytes, void** memory) const;
   static void Free(int index, void* memory);
+  // Index of the device on which memory lies, or -1. library: as Driver::Open takes it.
+  static int Of(const std::string& library, const void* memory);
 
   // Pinned host memory of at least that size, to use again. The context must be current.
   Status TakePinned(size_t bytes, void** memory, size_t* granted);

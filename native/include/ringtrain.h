@@ -133,6 +133,10 @@ int32_t rt_output(rt_handle *handle, int32_t tensor, void **data, int32_t *ndim,
  * a GPU; NULL if there is none. */
 void *rt_take_output(rt_handle *handle, int32_t tensor);
 void rt_device_free(int32_t device, void *memory);
+/* Memory of a GPU, for an output whose library has none to give; freed with rt_device_free. */
+int32_t rt_device_allocate(rt_context *context, int32_t device, size_t bytes, void **memory, char **error);
+/* Index of the GPU on which memory lies; -1 if the driver does not know it, or there is none. cuda_lib: the option. */
+int32_t rt_device_of(const char *cuda_lib, const void *memory);
 /* alltoall: rows received from each member; returns their number. */
 int32_t rt_received_splits(rt_handle *handle, int64_t *splits, int32_t capacity);
 /* join: the rank that joined last. add_process_set: the new id. */

@@ -14,7 +14,7 @@ from ringtrain.context import current
 from ringtrain.errors import InvalidArgumentError, MismatchError, RingtrainError
 from ringtrain.objects import allgather_object, broadcast_object
 from ringtrain.process_sets import ProcessSet, global_process_set, id_of
-from ringtrain.torch.tensors import buffer_of, check_supported
+from ringtrain.torch.tensors import buffer_of, check_supported, finish
 
 
 def broadcast_parameters(
@@ -106,7 +106,7 @@ def broadcast_in_place(named: Mapping[str, torch.Tensor], root: int, process_set
         operation = context.submit("broadcast", name, [buffer], [buffer], root=root, process_set=identity)
         pending.append((operation, tensor, contiguous))
     for operation, tensor, contiguous in pending:
-        operation.wait()
+        finish(operation, contiguous)
         if not tensor.is_contiguous():
             tensor.detach().copy_(contiguous)
 
@@ -152,7 +152,7 @@ def _pack(state: Any) -> tuple[bytes, list[torch.Tensor]]:
             if not isinstance(value, torch.Tensor):
                 return None
             tensors.append(value)
-            return tuple(value.shape), value.dtype
+            return tuple(value.shape), value.dtype, value.device.type
 
     stream = io.BytesIO()
     Pickler(stream).dump(state)
@@ -165,8 +165,8 @@ def _unpack(packed: bytes) -> tuple[Any, list[torch.Tensor]]:
 
     class Unpickler(pickle.Unpickler):
         def persistent_load(self, description: tuple) -> torch.Tensor:
-            shape, dtype = description
-            tensors.append(torch.empty(shape, dtype=dtype))
+            shape, dtype, device = description
+            tensors.append(torch.empty(shape, dtype=dtype, device=device))  # of this rank's current GPU, where it is one
             return tensors[-1]
 
     return Unpickler(io.BytesIO(packed)).load(), tensors

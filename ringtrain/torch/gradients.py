@@ -14,7 +14,7 @@ from ringtrain.errors import RingtrainError, UnsupportedError
 from ringtrain.operations import Average, Sum
 from ringtrain.torch.compression import Compressor
 from ringtrain.torch.sparse import SparseAllreduce
-from ringtrain.torch.tensors import lent_buffer
+from ringtrain.torch.tensors import finish, lent_buffer
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class Group:
         problem: RingtrainError | None = None
         if self._operation is not None:
             try:
-                self._operation.wait()
+                finish(self._operation, self._dense[0].sent)
                 for each in self._dense:
                     each.arrive(compressor)
             except RingtrainError as failed:

@@ -116,8 +116,17 @@ def grouped(parameters: Sequence[torch.Tensor], groups: Groups) -> list[list[tor
         members = [list(parameters[start:end]) for start, end in itertools.pairwise(bounds)]
     else:
         members = groups
+    members = [part for group in members for part in _of_each_device(group)]
     taken = {parameter for group in members for parameter in group}
     return members + [[parameter] for parameter in parameters if parameter not in taken]
+
+
+def _of_each_device(group: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """The group, parted by device: what travels as one operation is in one memory."""
+    parts: dict[torch.device, list[torch.Tensor]] = {}
+    for parameter in group:
+        parts.setdefault(parameter.device, []).append(parameter)
+    return list(parts.values())
 
 
 def _check_members(groups: Sequence[Sequence[torch.Tensor]], parameters: set[torch.Tensor]) -> None:

@@ -1,7 +1,7 @@
 """``allreduce`` and its relatives for torch tensors, in the argument order of Horovod's scripts for PyTorch.
 
 ``ringtrain.operations`` does the work and describes the operations; here are the torch-only arguments (``average``,
-``compression``), identity of tensors in the in-place forms, sparse tensors, and gradients. Tensors are on the CPU, of
+``compression``), identity of tensors in the in-place forms, sparse tensors, and gradients. Tensors are on the CPU or a GPU, of
 any dtype of the core and any layout; what is not contiguous is copied. The forms that wait and return a new tensor are
 differentiable. ``operations`` has the rest.
 """
@@ -248,7 +248,7 @@ def _weighted_adjoint(
     gradients: _Tensors, name: str | None, scales: tuple[float, float], process_set: ProcessSet, weight: int
 ) -> _Tensors:
     """A weighted average gives this rank the sum of all gradients, times its share of the weights."""
-    own = torch.tensor(float(weight), dtype=torch.float64)
+    own = torch.tensor(float(weight), dtype=torch.float64, device=gradients[0].device)
     *sums, total = grouped_allreduce([*gradients, own], None, backward_name(name), op=Sum, process_set=process_set)
     share = scales[0] * scales[1] * weight / total.item()
     return [gradient * share for gradient in sums]

@@ -6,14 +6,12 @@ entries and its weight in an average; the entries' indices; and their values. So
 about the shape, and which contributed, once some have joined.
 """
 
-from typing import Any
-
 import torch
 
 from ringtrain.context import Context, Operation
 from ringtrain.errors import InvalidArgumentError, MismatchError, RingtrainError, UnsupportedError
 from ringtrain.operations import Adasum, Average, Sum
-from ringtrain.torch.tensors import DTYPE_IDS, buffer_of, wrap_memory
+from ringtrain.torch.tensors import DTYPE_IDS, buffer_of, finish, received
 
 _UNWEIGHTED = -1  # a contribution that counts as one
 _HEAD, _INDICES, _VALUES = range(3)  # the tensors of the group
@@ -39,7 +37,7 @@ class SparseAllreduce:
         InvalidArgumentError, UnsupportedError: another layout, dtype or op. The other ranks' operation fails too.
     """
 
-    __slots__ = ("_name", "_op", "_postscale", "_divisor", "_operation", "_result")
+    __slots__ = ("_name", "_op", "_postscale", "_divisor", "_operation", "_head", "_result")
 
     def __init__(
         self,
@@ -59,16 +57,22 @@ class SparseAllreduce:
         self._result: torch.Tensor | None = None
         try:
             _check(tensor, op, weight)
-            buffers = [buffer_of(part) for part in _parts(tensor.detach(), prescale, weight)]
+            parts = _parts(tensor.detach(), prescale, weight)
+            buffers = [buffer_of(part) for part in parts]
         except RingtrainError as problem:  # seen by this rank alone: the others must not wait for it
             context.refuse("allgather", name, process_set, problem)
         self._operation: Operation | None = context.submit(
             "allgather", name, buffers, [None] * len(buffers), process_set=process_set
         )
+        self._head = parts[_HEAD]
 
     def done(self) -> bool:
         """Whether the operation ended, well or not."""
         return self._operation is None or self._operation.done()
+
+    def settled(self) -> bool:
+        """Whether ``wait`` returns at once; on a GPU that is long before it is done."""
+        return self._operation is None or self._operation.settled()
 
     def wait(self, timeout: float | None = None) -> torch.Tensor:
         """Blocks until the operation is done; the result, coalesced, and the same one when called again.
@@ -76,8 +80,8 @@ class SparseAllreduce:
         Raises MismatchError on every rank if the tensors have different shapes, or only some have a weight.
         """
         if self._operation is not None:
-            self._operation.wait(timeout)
-            heads, indices, values = (_received(self._operation, part) for part in (_HEAD, _INDICES, _VALUES))
+            finish(self._operation, self._head, timeout)
+            heads, indices, values = (received(self._operation, self._head, part) for part in (_HEAD, _INDICES, _VALUES))
             self._result = self._sum(heads, indices.t(), values)
             self._operation = None
         return self._result
@@ -146,7 +150,11 @@ def _parts(
     """What travels, in rows: the head, the entries' indices and their values."""
     entries = tensor if tensor.is_coalesced() else _summed_duplicates(tensor)
     values = _scaled(entries.values(), prescale).contiguous()
-    head = torch.tensor([[*tensor.shape, len(values), _UNWEIGHTED if weight is None else weight]], dtype=torch.int64)
+    head = torch.tensor(
+        [[*tensor.shape, len(values), _UNWEIGHTED if weight is None else weight]],
+        dtype=torch.int64,
+        device=values.device,
+    )
     return head, entries.indices().t().contiguous(), values
 
 
@@ -172,8 +180,3 @@ def _scaled(values: torch.Tensor, factor: float) -> torch.Tensor:
     if factor == 1.0:
         return values
     return values * factor if values.is_floating_point() else (values.double() * factor).trunc().to(values.dtype)
-
-
-def _received(operation: Operation, part: int) -> Any:
-    _, shape, memory = operation.output(part)
-    return wrap_memory(None, memory, operation.dtype(part), shape)

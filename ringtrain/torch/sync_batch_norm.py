@@ -17,7 +17,7 @@ from ringtrain.errors import InvalidArgumentError
 from ringtrain.process_sets import ProcessSet, global_process_set, id_of
 from ringtrain.torch.compilation import eager
 from ringtrain.torch.numbering import next_number
-from ringtrain.torch.tensors import buffer_of, wrap_memory
+from ringtrain.torch.tensors import buffer_of, finish, received
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -121,16 +121,16 @@ class _Ranks(NamedTuple):
         operation = self.context.submit(
             "allgather", f"{self.name}.moments", [buffer_of(sent)], [None], process_set=self.process_set, waits=True
         )
-        operation.wait()
-        _, shape, memory = operation.output()
-        return wrap_memory(row, memory, operation.dtype(), shape)
+        finish(operation, sent)
+        return received(operation, sent)
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum of everyone's tensor, in its place."""
         buffers = [buffer_of(tensor)]
-        self.context.submit(
+        operation = self.context.submit(
             "allreduce", f"{self.name}.gradient", buffers, buffers, process_set=self.process_set, waits=True
-        ).wait()
+        )
+        finish(operation, tensor)
         return tensor
 
 
@@ -149,7 +149,7 @@ def _ranks_of(module: SyncBatchNorm) -> _Ranks:
 
 def _moments(input: torch.Tensor, ranks: _Ranks) -> _Moments:
     channels = input.shape[1]
-    row = torch.zeros(1 + 2 * channels, dtype=torch.float64)
+    row = torch.zeros(1 + 2 * channels, dtype=torch.float64, device=input.device)
     if input.numel() > 0:
         variance, mean = torch.var_mean(_wide(input), _batch_dimensions(input), correction=0)
         row[0], row[1 : 1 + channels], row[1 + channels :] = input.numel() / channels, mean, variance

@@ -1,7 +1,7 @@
-"""Torch tensors as the core's buffers: address, dtype, shape, and who keeps the memory alive; and results as tensors.
+"""Torch tensors as the core's buffers: address, dtype, shape, stream, and who keeps the memory alive; and results as tensors.
 
-``gradients`` and ``functions`` submit ``buffer_of`` a contiguous tensor; importing this teaches ``ringtrain.buffers``
-the same, so that the operations for arrays take torch tensors of any layout.
+``gradients`` and ``functions`` submit ``buffer_of`` a contiguous tensor and ``finish`` what they submitted; importing
+this teaches ``ringtrain.buffers`` the same, so that the operations for arrays take torch tensors of any layout.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,6 +10,8 @@ import torch
 
 from ringtrain import tables
 from ringtrain.buffers import Buffer, register_framework
+from ringtrain.context import Operation
+from ringtrain.cuda_arrays import CudaArray
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 
 # Every element type of the core has the same name in torch.
@@ -18,8 +20,9 @@ DTYPE_OF_ID: dict[int, torch.dtype] = {identity: dtype for dtype, identity in DT
 
 
 def buffer_of(tensor: torch.Tensor) -> Buffer:
-    """The memory of a contiguous dense CPU tensor, kept alive and in its place as long as the buffer lives.
+    """The memory of a contiguous dense tensor, kept alive and in its place as long as the buffer lives.
 
+    On a GPU the core reads and writes it after what the current stream was given until now.
     Raises InvalidArgumentError for a dtype that the core lacks, UnsupportedError for a sparse tensor or another device.
     """
     check_supported(tensor)
@@ -27,7 +30,33 @@ def buffer_of(tensor: torch.Tensor) -> Buffer:
 
 
 def _buffer(tensor: torch.Tensor) -> Buffer:
+    if tensor.is_cuda:
+        return _cuda_buffer(tensor)
     return Buffer(tensor.data_ptr(), DTYPE_IDS[tensor.dtype], tensor.shape, owner=pinned_storage(tensor))
+
+
+def _cuda_buffer(tensor: torch.Tensor) -> Buffer:
+    return Buffer(
+        tensor.data_ptr(), DTYPE_IDS[tensor.dtype], tensor.shape, tensor.device.index, current_stream(tensor),
+        tensor.untyped_storage(),
+    )  # fmt: skip
+
+
+def current_stream(tensor: torch.Tensor) -> int:
+    """Handle of the stream on which this thread works at the moment, on the tensor's GPU."""
+    return torch.cuda.current_stream(tensor.device).cuda_stream
+
+
+def finish(operation: Operation, tensor: torch.Tensor, timeout: float | None = None) -> None:
+    """Waits for an operation; if its tensors are on a GPU, as ``tensor`` is, the current stream does, and not the CPU."""
+    operation.wait(timeout)
+    if tensor.is_cuda:
+        operation.hold_back(current_stream(tensor))
+
+
+def received(operation: Operation, like: torch.Tensor, index: int = 0) -> torch.Tensor:
+    """An output that the core allocated, of an operation that was awaited; ``like`` is one of its inputs."""
+    return wrap_memory(like, *operation.allocated(index))
 
 
 def listed(tensors: Iterable[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -41,6 +70,8 @@ def lent_buffer(tensor: torch.Tensor) -> Buffer:
     Makes a gradient's hook a fifth shorter, as every step brings new storages to pin.
     """
     check_supported(tensor)
+    if tensor.is_cuda:
+        return _cuda_buffer(tensor)
     return Buffer(tensor.data_ptr(), DTYPE_IDS[tensor.dtype], tensor.shape, owner=tensor.untyped_storage())
 
 
@@ -53,10 +84,10 @@ def check_supported(tensor: torch.Tensor) -> None:
             f"tensor of shape {tuple(tensor.shape)}: expected a dense tensor but found {tensor.layout}. "
             "Convert it with to_dense()."
         )
-    if not tensor.is_cpu:
+    if not (tensor.is_cpu or tensor.is_cuda):
         raise UnsupportedError(
-            f"tensor of shape {tuple(tensor.shape)}: expected CPU memory but found device {tensor.device}. "
-            "Move it with cpu()."
+            f"tensor of shape {tuple(tensor.shape)}: expected memory of the CPU or a CUDA device but found device "
+            f"{tensor.device}. Move it with cpu()."
         )
     if tensor.dtype not in DTYPE_IDS:
         raise InvalidArgumentError(
@@ -73,18 +104,18 @@ def pinned_storage(tensor: torch.Tensor) -> object:
     over the storage, because a 0-dimensional or bfloat16 tensor has no NumPy view of its own. 2 us the first time.
     """
     storage = tensor.untyped_storage()
-    if storage.resizable():
+    if tensor.is_cpu and storage.resizable():
         return torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
     return storage
 
 
 def readable(tensor: torch.Tensor) -> Buffer:
-    """The memory of any dense CPU tensor for reading: its own, or a contiguous copy."""
+    """The memory of any dense tensor for reading: its own, or a contiguous copy."""
     return own_memory(tensor) or _buffer(tensor.detach().resolve_neg().contiguous())
 
 
 def own_memory(tensor: torch.Tensor) -> Buffer | None:
-    """The memory of a dense CPU tensor itself, if it is contiguous; None if it is strided or lazily negated."""
+    """The memory of a dense tensor itself, if it is contiguous; None if it is strided or lazily negated."""
     check_supported(tensor)
     return _buffer(tensor) if tensor.is_contiguous() and not tensor.is_neg() else None
 
@@ -98,10 +129,16 @@ def writable(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def wrap_memory(like: torch.Tensor, memory: object, dtype: int, shape: tuple[int, ...]) -> torch.Tensor:
-    """A tensor over memory that speaks the buffer protocol; ``buffers.register_framework`` says more."""
+    """A tensor over memory that speaks the buffer protocol or is a GPU's; ``buffers.register_framework`` says more."""
+    if isinstance(memory, CudaArray):
+        return torch.from_dlpack(memory)
     if 0 in shape:  # torch takes no empty memory
         return torch.empty(shape, dtype=DTYPE_OF_ID[dtype])
     return torch.frombuffer(memory, dtype=DTYPE_OF_ID[dtype]).reshape(shape)
 
 
-register_framework(torch.Tensor, readable, wrap_memory, own_memory)
+def _empty_on_device(like: torch.Tensor) -> torch.Tensor:
+    return torch.empty(like.shape, dtype=like.dtype, device=like.device)
+
+
+register_framework(torch.Tensor, readable, wrap_memory, own_memory, current_stream, _empty_on_device)

@@ -299,7 +299,7 @@ class GradientReduction:
         for group in self._groups:
             if group.submitted:
                 for operation in group.waiting():
-                    while not operation.done():
+                    while not operation.settled():
                         yield operation
                 try:
                     with torch.no_grad():
