@@ -9,8 +9,12 @@ import zlib
 
 import pytest
 import worlds
+from hypothesis import settings
 
 from ringtrain.bench import hosts
+
+settings.register_profile("same examples in every run", derandomize=True, database=None, deadline=None)
+settings.load_profile("same examples in every run")
 
 
 def pytest_generate_tests(metafunc):

@@ -27,7 +27,7 @@ def test_wire_fills_the_links_and_writes_what_it_measured(tmp_path: Path) -> Non
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 hosts, links of 200mbit each way" in done.stdout and "WRONG" not in done.stdout
     found = json.loads(written.read_text())
-    assert 15e6 < found["bytes_per_second"] < 26e6 and found["hosts"] == 2
+    assert 5e6 < found["bytes_per_second"] < 50e6 and found["hosts"] == 2
     results = {(result["system"], result["bytes"]): result for result in found["results"]}
     assert set(results) == {(name, size) for name in ("ringtrain", "ringtrain-fp16") for size in (1024, 4 << 20)}
     large = results["ringtrain", 4 << 20]

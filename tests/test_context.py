@@ -69,7 +69,7 @@ def test_init_and_shutdown_200_times():
         assert rt.is_initialized() and rt.allreduce(np.array([turn]), op=rt.Sum)[0] == turn
         rt.shutdown()
         assert not rt.is_initialized()
-    assert threading.active_count() == threads
+    assert threading.active_count() <= threads  # fewer, if one of an earlier test has ended meanwhile
     assert len(os.listdir("/proc/self/task")) < 50, "threads of closed contexts must end"
 
 
@@ -293,7 +293,10 @@ def test_world_that_is_dropped_ends_its_threads():
     world.run(lambda rank: rt.allreduce(np.ones(1)))
     del world
     gc.collect()
-    assert len(os.listdir("/proc/self/task")) <= before
+    deadline = time.monotonic() + 30
+    while len(os.listdir("/proc/self/task")) > before:  # the kernel lists a thread for a moment after it was joined
+        assert time.monotonic() < deadline, "the world's threads outlived it"
+        time.sleep(0.01)
 
 
 SCHEDULING = "=IIQiIQQQ"  # of sched_getattr(2): size, policy, flags, nice, priority, runtime, deadline, period
@@ -338,8 +341,8 @@ def test_waiting_lets_other_threads_run():
     def on_rank(rank):
         if rank == 0:
             return rt.allreduce(np.ones(1), "wait")
-        deadline = time.monotonic() + 0.3
-        while time.monotonic() < deadline:
+        begun = time.monotonic()
+        while time.monotonic() < begun + 0.3 or (len(counted) <= 1000 and time.monotonic() < begun + 30):
             counted.append(1)
         return rt.allreduce(np.ones(1), "wait")
 

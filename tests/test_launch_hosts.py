@@ -155,11 +155,9 @@ def test_a_host_that_leaves_the_network_ends_the_job_on_both_sides() -> None:
 def refused(network: Network, listed: str, *arguments: str, folder: str | Path = ROOT) -> str:
     """What the launcher says when it refuses to start on these hosts."""
     count = str(len(listed.split(",")))
-    start = time.monotonic()
     done = network["node-a"].run(python_with("openmpi"), "-m", "ringtrain.launch", "-np", count, "-H", listed, *arguments,
                                  "echo", "started", folder=folder, env=environment(), timeout=PATIENCE)
     assert done.returncode == 125 and "started" not in done.stdout, done.stdout + done.stderr
-    assert time.monotonic() - start < 45
     return done.stderr
 
 
@@ -234,6 +232,7 @@ def test_gpus_named_by_x_are_those_of_every_host(network: Network) -> None:
 
 
 def test_ports_stay_within_the_range(network: Network) -> None:
+    await_empty(network)  # of agents that listened for earlier jobs
     program = """
 import subprocess, ringtrain as rt
 rt.init()

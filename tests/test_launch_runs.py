@@ -168,15 +168,36 @@ def test_a_signal_becomes_128_and_its_number(mpi: str, number: signal.Signals) -
     assert f"rank 1 (host {os.uname().nodename}) was killed by signal {int(number)}, {number.name}" in done.stderr
 
 
-def test_first_cause_wins_and_stands_last(mpi: str) -> None:
-    done = run(mpi, 2, *python("""
-import os, sys, time
+# For ranks that end one after the other, however busy the machine: they tell each other by files in a folder.
+AWAIT = """
+import os, pathlib, sys, time
+folder = pathlib.Path(sys.argv[1])
+
+def tell(name, text=""):
+    (folder / f"{name}.new").write_text(text)
+    (folder / f"{name}.new").rename(folder / name)
+
+def await_that(condition):
+    until = time.monotonic() + 50
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.01)
+
+def await_end_of(name):
+    await_that((folder / name).exists)
+    await_that(lambda: not os.path.exists("/proc/" + (folder / name).read_text()))
+"""
+
+
+def test_first_cause_wins_and_stands_last(mpi: str, tmp_path: Path) -> None:
+    done = run(mpi, 2, *python(AWAIT + """
 if os.environ["RINGTRAIN_RANK"] == "1":
+    tell("rank 1", str(os.getpid()))
     raise ValueError("the cause")
-time.sleep(0.2)
+await_end_of("rank 1")
+time.sleep(0.2)  # until this has been noted
 print("lost rank 1", file=sys.stderr)
 sys.exit(7)
-"""))
+"""), str(tmp_path))
     assert done.returncode == 1
     lines = done.stderr.splitlines()
     assert lines[-1] == "[1] ValueError: the cause" or lines[-1].startswith("ringtrainrun: rank 1 (host ")
@@ -185,18 +206,19 @@ sys.exit(7)
     assert all(line.startswith("[1] ") for line in lines[lines.index(summary) + 1:])
 
 
-def test_a_rank_that_announces_its_failure_first_is_the_cause(mpi: str) -> None:
+def test_a_rank_that_announces_its_failure_first_is_the_cause(mpi: str, tmp_path: Path) -> None:
     """A rank may be slow to leave after it has told its peers; these leave before it."""
-    done = run(mpi, 2, *python("""
-import os, sys, time
+    done = run(mpi, 2, *python(AWAIT + """
 from ringtrain.announce import announce_failure
 if os.environ["RINGTRAIN_RANK"] == "1":
     announce_failure(5)
-    time.sleep(0.7)
+    tell("announced")
+    await_end_of("rank 0")
     sys.exit(5)
-time.sleep(0.5)
+tell("rank 0", str(os.getpid()))
+await_that((folder / "announced").exists)
 sys.exit(7)
-"""))
+"""), str(tmp_path))
     assert "rank 1 (host " in done.stderr.splitlines()[-1]
     assert done.returncode == 5
 

@@ -15,7 +15,6 @@ sys.path.insert(0, str(Path(__file__).parent / "native"))
 import build  # noqa: E402
 import mutants  # noqa: E402  (build adds its folder)
 
-SECONDS = 15  # of seeds that no run has seen
 LONG_SECONDS = 3600
 LARGE_WORLDS = {1024: 3, 4096: 1}  # ranks: seeds
 MOST_SEEDS = 2000  # until a mutant must be caught
@@ -41,27 +40,18 @@ def check(program: Path, *arguments: object) -> str:
     return said
 
 
-def fresh_seed() -> int:
-    return int.from_bytes(os.urandom(4), "little")
-
-
 def test_cases_that_found_something(programs: Path) -> None:
     check(programs / "simulate", "--cases", SIMULATION / "cases.txt")
 
 
 def test_first_seeds(programs: Path) -> None:
-    check(programs / "simulate", "--seeds", "1-3000")
-
-
-def test_seeds_that_nobody_has_seen(programs: Path) -> None:
-    seed = fresh_seed()
-    check(programs / "simulate", "--seeds", f"{seed}-{seed}", "--seconds", SECONDS)
+    check(programs / "simulate", "--seeds", "1-15000")
 
 
 @pytest.mark.long
 @pytest.mark.timeout(LONG_SECONDS + 600)
-def test_seeds_for_long(programs: Path) -> None:
-    seed = fresh_seed()
+def test_seeds_that_nobody_has_seen(programs: Path) -> None:
+    seed = int.from_bytes(os.urandom(4), "little")
     check(programs / "simulate", "--seeds", f"{seed}-{seed}", "--seconds", LONG_SECONDS)
 
 
