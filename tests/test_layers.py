@@ -20,7 +20,7 @@ PYTHON_FLOORS = [
     ["context"],
     ["process_sets", "probes", "stalls", "statistics"],
     ["operations"],
-    ["objects", "sharding", "checks"],
+    ["objects", "sharding", "checks", "gradient_arguments"],
     ["testing"],
     [""],  # ringtrain/__init__.py
     ["common"],

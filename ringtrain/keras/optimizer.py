@@ -5,7 +5,6 @@ user's, which clips, decays and updates. So its variables, iterations and files 
 the reducing.
 """
 
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -13,9 +12,10 @@ from typing import Any
 import keras
 
 from ringtrain.errors import InvalidArgumentError
+from ringtrain.gradient_arguments import check_passes, check_scaling, given_groups
 from ringtrain.keras.backends import backend
 from ringtrain.keras.reduction import GradientReduction, Settings, when
-from ringtrain.operations import Average, Sum
+from ringtrain.operations import Average
 from ringtrain.process_sets import ProcessSet, global_process_set
 
 
@@ -264,23 +264,11 @@ def _make_distributed(optimizer: keras.optimizers.Optimizer, reduction: Gradient
 
 
 def _checked_groups(num_groups: int, groups: Any) -> int | list[list[Any]] | None:
-    if num_groups:
-        warnings.warn("num_groups has become groups.", DeprecationWarning, stacklevel=3)
-        groups = num_groups if groups is None else groups
-    if groups is None:
-        return None
-    if isinstance(groups, int) and not isinstance(groups, bool):
-        if groups < 1:
-            raise InvalidArgumentError(f"DistributedOptimizer: groups must be at least 1, but is {groups}.")
-        return groups
-    if not (isinstance(groups, (list, tuple)) and all(isinstance(group, (list, tuple)) for group in groups)):
-        raise InvalidArgumentError(
-            f"DistributedOptimizer: groups must be an int or lists of variables, but is {groups!r}."
-        )
-    members = [id(variable) for group in groups for variable in group]
+    groups = given_groups(num_groups, groups, "variables", stacklevel=3)
+    members = [id(variable) for group in groups for variable in group] if isinstance(groups, list) else []
     if len(set(members)) < len(members):
         raise InvalidArgumentError("DistributedOptimizer: groups must hold each variable once, but hold one twice.")
-    return [list(group) for group in groups if group]
+    return groups
 
 
 def _check_settings(optimizer: Any, settings: Settings) -> None:
@@ -293,19 +281,5 @@ def _check_settings(optimizer: Any, settings: Settings) -> None:
             f"DistributedOptimizer: expected a keras.optimizers.Optimizer but found a {kind.__module__}."
             f"{kind.__qualname__}. {advice}"
         )
-    if settings.op not in (Average, Sum):
-        raise InvalidArgumentError(
-            f"DistributedOptimizer: op must be Average ({Average}) or Sum ({Sum}), but is {settings.op!r}."
-        )
-    passes = settings.backward_passes_per_step
-    if not isinstance(passes, int) or passes < 1:
-        raise InvalidArgumentError(
-            f"DistributedOptimizer: backward_passes_per_step must be at least 1, but is {passes!r}."
-        )
-    predivide = settings.gradient_predivide_factor
-    if predivide != 1.0 and settings.op != Average:
-        raise InvalidArgumentError("DistributedOptimizer: gradient_predivide_factor needs op=Average, but op is Sum.")
-    if not predivide > 0:
-        raise InvalidArgumentError(
-            f"DistributedOptimizer: gradient_predivide_factor must be above 0, but is {predivide!r}."
-        )
+    check_scaling("DistributedOptimizer", settings.op, settings.gradient_predivide_factor)
+    check_passes(settings.backward_passes_per_step)

@@ -6,7 +6,6 @@ run one after the other, so there all of them are one group. A gradient that is 
 for it.
 """
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.operations import Average, Sum
+from ringtrain.gradient_arguments import check_scaling, runs_of
+from ringtrain.operations import Average
 from ringtrain.process_sets import ProcessSet, global_process_set
 from ringtrain.tensorflow.compression import Compression, Compressor
 from ringtrain.tensorflow.nodes import as_it_is
@@ -50,16 +50,7 @@ class GradientReduction:
     process_set: ProcessSet = global_process_set
 
     def __post_init__(self):
-        if self.op not in (Average, Sum):
-            raise InvalidArgumentError(
-                f"{self.owner}: op must be Average ({Average}) or Sum ({Sum}), but is {self.op!r}."
-            )
-        if self.predivide != 1.0 and self.op != Average:
-            raise InvalidArgumentError(f"{self.owner}: gradient_predivide_factor needs op=Average, but op is Sum.")
-        if not self.predivide > 0:
-            raise InvalidArgumentError(
-                f"{self.owner}: gradient_predivide_factor must be above 0, but is {self.predivide!r}."
-            )
+        check_scaling(self.owner, self.op, self.predivide)
         if self.groups is not None and not isinstance(self.groups, (int, list, tuple)) or self.groups == 0:
             raise InvalidArgumentError(
                 f"{self.owner}: groups must be None, a number above 0 or lists of variables, but is {self.groups!r}."
@@ -100,7 +91,7 @@ class GradientReduction:
         if not dense:
             return []
         if isinstance(self.groups, int):
-            return _split(dense, self.groups)
+            return runs_of(dense, self.groups)
         if self.groups is None:
             return [dense] if tf.executing_eagerly() else [[index] for index in dense]
         group_of = {id(variable): number for number, group in enumerate(self.groups) for variable in group}
@@ -116,13 +107,6 @@ class GradientReduction:
 
     def _without_factors(self) -> dict[str, Any]:
         return {"compression": self.compression, "process_set": self.process_set}
-
-
-def _split(places: list[int], count: int) -> list[list[int]]:
-    """The places in so many runs of about equal length; in fewer where there are not enough."""
-    count = min(count, len(places))
-    bounds = [len(places) * index // count for index in range(count + 1)]
-    return [places[start:end] for start, end in itertools.pairwise(bounds)]
 
 
 def unique_names(prefix: str, variables: Sequence[Any]) -> list[str]:

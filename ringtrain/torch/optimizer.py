@@ -13,7 +13,8 @@ import torch
 
 from ringtrain.context import current
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
-from ringtrain.operations import Adasum, Average, Sum
+from ringtrain.gradient_arguments import check_passes, check_scaling
+from ringtrain.operations import Adasum, Average
 from ringtrain.process_sets import ProcessSet, global_process_set, id_of
 from ringtrain.torch import parameters
 from ringtrain.torch.accumulation import accumulating
@@ -151,7 +152,7 @@ class _Distributed:
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Changes the number of backward passes in a step, between two steps."""
-        _check_passes(passes)
+        check_passes(passes)
         if self._gradient_reduction is not None:
             self._gradient_reduction.passes_per_step = passes
 
@@ -269,25 +270,9 @@ def _check_arguments(optimizer: Any, passes: int, op: int, predivide: float) -> 
         raise InvalidArgumentError(
             f"DistributedOptimizer: expected a torch.optim.Optimizer but found a {type(optimizer).__name__}."
         )
-    _check_passes(passes)
+    check_passes(passes)
     if op == Adasum:
         raise UnsupportedError(
             "DistributedOptimizer: op must be Average or Sum, but is Adasum, which this release lacks."
         )
-    if op not in (Average, Sum):
-        raise InvalidArgumentError(
-            f"DistributedOptimizer: op must be Average ({Average}) or Sum ({Sum}), but is {op!r}."
-        )
-    if predivide != 1.0 and op != Average:
-        raise InvalidArgumentError("DistributedOptimizer: gradient_predivide_factor needs op=Average, but op is Sum.")
-    if not predivide > 0:
-        raise InvalidArgumentError(
-            f"DistributedOptimizer: gradient_predivide_factor must be above 0, but is {predivide!r}."
-        )
-
-
-def _check_passes(passes: Any) -> None:
-    if not isinstance(passes, int) or passes < 1:
-        raise InvalidArgumentError(
-            f"DistributedOptimizer: backward_passes_per_step must be at least 1, but is {passes!r}."
-        )
+    check_scaling("DistributedOptimizer", op, predivide)

@@ -3,14 +3,13 @@
 ``optimizer.DistributedOptimizer`` and its ``add_param_group`` call this; everything comes in an order that all ranks share.
 """
 
-import itertools
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
 from ringtrain.errors import InvalidArgumentError
+from ringtrain.gradient_arguments import given_groups, runs_of
 
 Groups = int | list[list[torch.Tensor]] | None
 
@@ -89,21 +88,10 @@ def _require_unique(names: Iterable[str]) -> None:
 
 def checked_groups(num_groups: int, groups: Any, parameters: set[torch.Tensor]) -> Groups:
     """The argument ``groups`` or, under Horovod's older name, ``num_groups``; raises InvalidArgumentError."""
-    if num_groups:
-        warnings.warn("num_groups has become groups.", DeprecationWarning, stacklevel=4)
-        groups = num_groups if groups is None else groups
-    if groups is None:
-        return None
-    if isinstance(groups, int) and not isinstance(groups, bool):
-        if groups < 1:
-            raise InvalidArgumentError(f"DistributedOptimizer: groups must be at least 1, but is {groups}.")
-        return groups
-    if not (isinstance(groups, (list, tuple)) and all(isinstance(group, (list, tuple)) for group in groups)):
-        raise InvalidArgumentError(
-            f"DistributedOptimizer: groups must be an int or lists of parameters, but is {groups!r}."
-        )
-    _check_members(groups, parameters)
-    return [list(group) for group in groups if group]
+    groups = given_groups(num_groups, groups, "parameters", stacklevel=4)
+    if isinstance(groups, list):
+        _check_members(groups, parameters)
+    return groups
 
 
 def grouped(parameters: Sequence[torch.Tensor], groups: Groups) -> list[list[torch.Tensor]]:
@@ -111,9 +99,7 @@ def grouped(parameters: Sequence[torch.Tensor], groups: Groups) -> list[list[tor
     if groups is None:
         members = []
     elif isinstance(groups, int):
-        count = min(groups, len(parameters))
-        bounds = [len(parameters) * index // count for index in range(count + 1)]
-        members = [list(parameters[start:end]) for start, end in itertools.pairwise(bounds)]
+        members = runs_of(parameters, groups)
     else:
         members = groups
     members = [part for group in members for part in _of_each_device(group)]
