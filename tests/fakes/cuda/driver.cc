@@ -604,6 +604,9 @@ FAKE_EXPORT void fake_cuda_spin(void* handle, double milliseconds) {
   Launch(LiveStream(handle, "fake_cuda_spin"), [=] { usleep(static_cast<useconds_t>(1000 * milliseconds)); });
 }
 
+// For tests: whether a stream uses the memory at the moment.
+FAKE_EXPORT int fake_cuda_in_use(uint64_t address) { return InUse(address) ? 1 : 0; }
+
 // For tests: how often a function was called, -1 if there is none of that name.
 FAKE_EXPORT long fake_cuda_calls(const char* name) {
   const Row* row = FindRow(name);

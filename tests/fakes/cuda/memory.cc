@@ -158,6 +158,12 @@ size_t LiveBytes(int device) {
   return LiveBytesLocked(device);
 }
 
+bool InUse(uint64_t address) {
+  Locked locked;
+  const auto* owner = Owner(address);
+  return owner != nullptr && owner->second.users > 0;
+}
+
 long LiveAllocations() {
   Locked locked;
   long live = 0;

@@ -37,6 +37,7 @@ void ReleaseMemory(uint64_t address);
 // Bytes and allocations that are not freed, host and device.
 size_t LiveBytes(int device);
 long LiveAllocations();
+bool InUse(uint64_t address);  // by a stream at the moment
 
 }  // namespace fakes
 #endif  // RINGTRAIN_TESTS_FAKES_CUDA_MEMORY_H_

@@ -18,10 +18,10 @@ int NewestIsa(int driver_version) {
 
 // The digits behind a directive, a dot between them left out: ".version 8.1" gives 81, ".target sm_75" 75; -1 without it.
 int DirectiveNumber(const std::string& text, const std::string& directive) {
-  const size_t at = text.find("\n" + directive);
+  const size_t at = text.find(directive);
   if (at == std::string::npos) return -1;
   int number = -1;
-  for (size_t i = at + 1 + directive.size(); i < text.size() && (std::isdigit(text[i]) || text[i] == '.'); ++i)
+  for (size_t i = at + directive.size(); i < text.size() && (std::isdigit(text[i]) || text[i] == '.'); ++i)
     if (text[i] != '.') number = std::max(number, 0) * 10 + (text[i] - '0');
   return number;
 }
