@@ -98,11 +98,11 @@ def _said(tree: ast.AST) -> Iterator[int]:
     """Arguments of what is raised, logged or printed for the user."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Raise) and node.exc is not None:
-            for call in ast.walk(node.exc):
-                yield from map(id, getattr(call, "args", ()))
+            yield from map(id, ast.walk(node.exc))
         elif isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            yield from map(id, node.args if name in SPEAKERS else ())
+            if name in SPEAKERS:
+                yield from (id(part) for argument in node.args for part in ast.walk(argument))
 
 
 def _help_texts(tree: ast.AST) -> Iterator[int]:
