@@ -11,6 +11,7 @@ namespace ringtrain {
 class Log {
  public:
   void Warning(const std::string& text) { Add("warning|" + text); }
+  void Info(const std::string& text) { Add("info|" + text); }
 
   // False if there is no line.
   bool Next(std::string* line) {

@@ -33,6 +33,8 @@ Execution::Execution(const Books& books, Group* group, const effect::Execute& ex
 }
 
 Status Execution::Prepare(Plane* plane) {
+  if (plane != nullptr) refusal_ = plane->refusal();
+  if (!refusal_.ok()) return {};
   for (size_t index = 0; index < responses_.size(); ++index) RT_TRY(AddOperation(index));
   Counters& counters = *books_.counters;
   counters.Add(Counter::kBatches, 1);
@@ -84,6 +86,10 @@ void Execution::Finish() {
   for (size_t index = 0; index < responses_.size(); ++index) {
     const std::shared_ptr<Submission>& submission = submissions_[index];
     if (submission == nullptr) continue;
+    if (!refusal_.ok()) {
+      books_.table->Finish(submission, {refusal_.code(), submission->request.Subject() + ": " + refusal_.message()});
+      continue;
+    }
     books_.counters->Add(Counter::kOperations, 1);
     books_.counters->Add(Counter::kBytes, static_cast<int64_t>(submission->request.bytes()));
     if (!observed_.empty()) WriteSpans(*submission, observed_[index]);

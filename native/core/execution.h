@@ -83,6 +83,7 @@ class Execution : public StageObserver {
   const Nanoseconds agreed_;
   std::vector<std::shared_ptr<Submission>> submissions_;  // by response; nullptr if this rank has joined
   std::shared_ptr<Device> device_;
+  Status refusal_;  // why the plane carries none of it out
   std::vector<DTypeBatch> batches_;
   std::vector<std::unique_ptr<Task>> tasks_;
   std::vector<const DeviceTask*> device_tasks_;  // those of tasks_ that are

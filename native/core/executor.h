@@ -45,6 +45,7 @@ class Executor {
   struct Lane {
     Group group;
     std::unique_ptr<HostMemory> alone;  // memory of a group whose only member on this host is this rank
+    LaunchOrder launches;
     std::map<Devices, std::unique_ptr<Plane>> planes;
     std::deque<std::unique_ptr<Execution>> executions;
     size_t prepared = 0;  // of the executions, counted from the front

@@ -25,6 +25,7 @@ class Device {
   const Driver& driver() const { return driver_; }
   int index() const { return index_; }
   CUcontext context() const { return context_; }
+  CUdevice handle() const { return device_; }
   int compute_capability() const { return compute_capability_; }  // 10 * major + minor
   // The same text for the same GPU in any process of a host.
   const std::string& bus() const { return bus_; }

@@ -1,0 +1,56 @@
+// Choice: how batches on GPUs travel. Pure: every member decides alike from the same facts.
+#ifndef RINGTRAIN_GPU_CHOICE_H_
+#define RINGTRAIN_GPU_CHOICE_H_
+
+#include <string>
+#include <vector>
+
+#include "base/options.h"
+#include "base/status.h"
+#include "collectives/batch.h"
+#include "collectives/topology.h"
+
+namespace ringtrain {
+
+// What a member tells the others before they first exchange tensors on these GPUs.
+struct GpuFacts {
+  static constexpr size_t kBytes = 512;  // encoded
+
+  int nccl_version = 0;   // 10000 * major + 100 * minor + patch; 0: it has none
+  std::string problem;    // then, why
+  std::string bus;        // of its GPU
+  std::string unique_id;  // of the communicator to be; the first member's counts
+
+  std::string Encode() const;  // kBytes long; a long problem is cut
+  static bool Decode(const std::string& bytes, GpuFacts* facts);
+};
+
+enum class Way { kStaged, kNccl };
+
+// The rule of option gpu_plane before anything is known of the others: whether they need to meet at all.
+//   staged, or a member that has joined                                                    staged, at once
+//   auto, and a process set that is not the world                                          staged, at once: sets agree each on an order
+//     of their own, and NCCL may deadlock where two ranks launch on one GPU in different orders
+//   otherwise, with one member                                                             NCCL's way, which has nothing to exchange
+//   otherwise                                                                              they meet
+enum class Opening { kStaged, kAlone, kMeet };
+Opening OpeningOf(const std::string& gpu_plane, int process_set, const std::vector<int64_t>& devices);
+
+// What they do once they have met. Refused where versions differ; with gpu_plane=nccl also where one has no NCCL, or two share a GPU and
+// option nccl_multi_rank or NCCL itself does not allow that; with auto those are staged, and *reason says why. facts: by member.
+Status ChooseWay(const Options& options, const Topology& topology, const std::vector<GpuFacts>& facts, Way* way, std::string* reason);
+
+// Whether two members have one GPU.
+bool ShareGpu(const Topology& topology, const std::vector<GpuFacts>& facts);
+
+// Whether NCCL and the pack kernels give the result that the host would, as far as rounding goes: not for batches with joined members or
+// weights of 0, dtypes that NCCL lacks, scaled elements that no kernel has, and uneven rows or weights of reducescatter.
+bool NcclCan(const Batch& batch);
+// Whether the batch goes through a fusion buffer of that size: several tensors, scaled ones, or ones that travel in 16 bits. What does not fit
+// is reduced in its outputs, in its own dtype.
+bool Packs(const Batch& batch, size_t buffer_bytes);
+// Elements from the beginning of a tensor in the buffer to that of the next: a multiple of 128 bytes of 16-bit floats.
+constexpr size_t InBuffer(size_t elements) { return (elements + 63) / 64 * 64; }
+
+}  // namespace ringtrain
+#endif  // RINGTRAIN_GPU_CHOICE_H_

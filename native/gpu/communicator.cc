@@ -1,0 +1,44 @@
+#include "gpu/communicator.h"
+
+#include <cstring>
+#include <utility>
+
+namespace ringtrain {
+
+Status MakeUniqueId(const Nccl& nccl, std::string* unique_id) {
+  ncclUniqueId id;
+  RT_TRY(nccl.Check(nccl.GetUniqueId(&id), "ncclGetUniqueId", nullptr));
+  unique_id->assign(id.internal, sizeof id.internal);
+  return {};
+}
+
+Status Communicator::Begin(const Nccl& nccl, int ranks, const std::string& unique_id, int rank, int most_ctas,
+                           std::unique_ptr<Communicator>* communicator) {
+  ncclUniqueId id;
+  if (unique_id.size() != sizeof id.internal)
+    return Status::Internal("NCCL: expected an id of " + std::to_string(sizeof id.internal) + " bytes from the first member but found " +
+                            std::to_string(unique_id.size()) + ".");
+  std::memcpy(id.internal, unique_id.data(), sizeof id.internal);
+  NcclConfig config;
+  config.version = static_cast<unsigned>(nccl.version);
+  if (most_ctas > 0) config.most_ctas = most_ctas;
+  communicator->reset(new Communicator(nccl));
+  ncclComm_t* const comm = &(*communicator)->comm_;
+  return nccl.Check(nccl.CommInitRankConfig(comm, ranks, id, rank, &config), "ncclCommInitRankConfig", nullptr);
+}
+
+// All its work is done by now, or nobody wants it any more; a clean end would wait for the other ranks.
+Communicator::~Communicator() { Abort(); }
+
+Status Communicator::Poll(bool* idle) const {
+  ncclResult_t state = kNcclSuccess;
+  RT_TRY(nccl_.Check(nccl_.CommGetAsyncError(comm_, &state), "ncclCommGetAsyncError", comm_));
+  *idle = state == kNcclSuccess;
+  return nccl_.Check(state, "NCCL's work", comm_);
+}
+
+void Communicator::Abort() {
+  if (ncclComm_t comm = std::exchange(comm_, nullptr)) nccl_.CommAbort(comm);
+}
+
+}  // namespace ringtrain
