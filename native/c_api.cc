@@ -156,13 +156,13 @@ int32_t rt_open_mpi(const char* library, uintptr_t communicator, const char* opt
                 error);
 }
 
-int32_t rt_close(rt_context* context, char** error) {
-  return Report(Guard([&] { return context->context->Close(); }), error);
+int32_t rt_close(rt_context* context, double seconds, char** error) {
+  return Report(Guard([&] { return seconds < 0 ? context->context->Close() : context->context->Close(seconds); }), error);
 }
 
 void rt_context_free(rt_context* context) {
   if (context == nullptr) return;
-  rt_close(context, nullptr);
+  rt_close(context, -1, nullptr);
   delete context;
 }
 

@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from ringtrain import buffers, cuda_arrays, exits, launcher, log, mpi, nccl, options, stacks, tables
 from ringtrain._native import OK, PENDING, check, ffi, lib, take_text
@@ -20,6 +21,7 @@ from ringtrain.errors import (
     ClosedError,
     InvalidArgumentError,
     NotInitializedError,
+    PeerLostError,
     RingtrainError,
     TimeoutError,
     of_status,
@@ -174,7 +176,7 @@ class Operation:
         log.drain(self._context.native)
         error = ffi.new(_ERROR_OUT)
         lib.rt_wait(self._handle, 0.0, error)
-        raise of_status(status)(take_text(error[0]))
+        self._context.raise_failure(status, take_text(error[0]))
 
     def __del__(self):
         context = getattr(self, "_context", None)
@@ -207,6 +209,7 @@ class Context:
         lib.rt_world_of(native, self._world)
         self._requests: list[_Request] = []  # pool; append and pop are atomic
         self._orphans: list[tuple] = []  # pending operations whose Python object is gone, with their tensors
+        self._failure_was_raised = False  # that of the world
         self._names: dict[str, object] = {}  # names as C text
         self._call_counts: dict[str, itertools.count] = {}
         self._name_counts: dict[tuple[str, int], itertools.count] = {}
@@ -311,7 +314,7 @@ class Context:
         handle, error = slot.handle[0], slot.error
         if status != OK:
             log.drain(self.native)
-            check(status, error)
+            self.raise_failure(status, take_text(error[0]))
         if len(slot.tensors) == 1:
             self._requests.append(slot)
         return Operation(self, handle, (inputs, outputs))
@@ -381,18 +384,33 @@ class Context:
             _raise_unusable(self)
         lib.rt_long_phase(self.native, seconds)
 
-    def close(self) -> None:
-        """Ends this rank's part of the world and fails what is pending here; later calls do nothing."""
+    def close(self, patience: float | None = None) -> str:
+        """Ends this rank's part of the world and fails what is pending here; later calls do nothing.
+
+        Args:
+            patience: seconds for the other ranks to end theirs; ``shutdown_timeout_seconds`` by default.
+
+        Returns:
+            The cause if the world has failed and no operation has said so; else "".
+        """
         if not self.usable:
-            return
+            return ""
         self.usable = False
         error = ffi.new(_ERROR_OUT)
-        status = lib.rt_close(self.native, error)
+        status = lib.rt_close(self.native, -1.0 if patience is None else patience, error)
         log.drain(self.native)
         self._release_orphans()
-        if status != OK:  # every operation has said so; what is left is not to wait for the dead
-            exits.note_failed_world()
-            take_text(error[0])
+        if status == OK:
+            return ""
+        exits.note_failed_world()  # what is left is not to wait for the dead
+        cause = take_text(error[0])
+        return "" if self._failure_was_raised else cause
+
+    def raise_failure(self, status: int, text: str) -> NoReturn:
+        """Raises the error of a status, with its text."""
+        problem = of_status(status)(text)
+        self._failure_was_raised |= isinstance(problem, PeerLostError)
+        raise problem
 
     def adopt(self, handle, tensors: tuple) -> None:
         """Takes over a pending operation whose Python object is gone; its tensors live until it is done."""
@@ -538,7 +556,7 @@ def init(comm: object = None, process_sets: object = None, **arguments: object) 
             _raise_unusable(_default)
         log.configure()
         chosen = options.resolve(arguments)
-        exits.install(_abort_at_exception, shutdown)
+        exits.install(_abort_at_exception, _leave)
         _default = _open_world(comm, chosen)
         if _default.size > 1:
             signal_number = int(chosen.get("stack_signal", tables.OPTION_BY_NAME["stack_signal"].initial))
@@ -552,21 +570,26 @@ def init(comm: object = None, process_sets: object = None, **arguments: object) 
 
 def shutdown() -> None:
     """Leaves the world. Pending and later operations of the other ranks fail. ``init`` may be called again; MPI goes on."""
-    global _default
-    context = _of_thread.context or _default
-    if context is None or context.forked:
-        return
-    try:
-        context.close()
-    finally:
-        if context is _default:
-            _default = None
+    _leave()
 
 
 def is_initialized() -> bool:
     """Whether ``init`` was called, and ``shutdown`` not yet since."""
     context = _of_thread.context or _default
     return context is not None and context.usable
+
+
+def _leave(patience: float | None = None) -> str:
+    """``shutdown``, with ``close``'s argument and result."""
+    global _default
+    context = _of_thread.context or _default
+    if context is None or context.forked:
+        return ""
+    try:
+        return context.close(patience)
+    finally:
+        if context is _default:
+            _default = None
 
 
 def _open_world(comm: object, chosen: dict[str, str]) -> Context:

@@ -1,14 +1,16 @@
 """How the process ends: peers learn the cause of an uncaught exception, contexts close, MPI is finalised.
 
 MPI_Finalize waits for all ranks. A rank that ends well waits too: the others may still save a checkpoint, and the launcher
-would end them if it left first. A rank that failed, or whose world did, waits a few seconds only: some rank may be dead or
-stopped, and a rank that leaves with a code other than 0 makes the launcher end the job.
+would end them if it left first. It waits before that, in its world, which is told if one of them dies or is stopped.
+A rank that failed, or whose world did, has a few seconds for all that is left: some rank may never come to MPI_Finalize,
+and a rank that leaves with a code other than 0 makes the launcher end the job.
 
 ``context.init`` installs this once. Order at the end: exception hook (traceback, abort), exit handler (shutdown, MPI_Finalize).
 """
 
 import atexit
 import ctypes
+import math
 import os
 import sys
 import threading
@@ -17,7 +19,8 @@ from collections.abc import Callable
 from ringtrain.announce import announce_failure
 from ringtrain.errors import ClosedError, PeerLostError, RingtrainError
 
-FINALIZE_SECONDS = 5.0  # how long a rank waits for the others in MPI_Finalize after a failure
+SECONDS_AFTER_A_FAILURE = 5.0  # until a rank that failed, or learnt that its world did, has ended
+SECONDS_TO_LEAVE = 2.0  # of these, for the others to end their part of the world
 
 
 class _Ending:
@@ -31,25 +34,28 @@ class _Ending:
         self.world_failed = False
         self.library: str | None = None  # path of the MPI in use
         self.finalizes = False  # whether we, and not the user's mpi4py, call MPI_Finalize
-        self.finalizing = threading.Event()  # by a deadline
+        self.hurries = threading.Event()  # its end has a deadline
         self.finalized = threading.Event()
 
 
 _ending = _Ending()
 
 
-def install(abort: Callable[[str, bool], None], shutdown: Callable[[], None]) -> None:
-    """Makes an uncaught exception call ``abort``, and every end of the process ``shutdown``.
+def install(abort: Callable[[str, bool], None], leave: Callable[[float], str]) -> None:
+    """Makes an uncaught exception call ``abort``, and every end of the process ``leave``.
 
-    ``abort`` gets one line of text, and whether that says what became of a peer; then it is that peer's error, and not the
-    one that came of it.
+    Args:
+        abort: gets one line of text, and whether that says what became of a peer; then it is that peer's error, and not the
+            one that came of it.
+        leave: leaves the world; takes the seconds that it may wait for the other ranks, returns why the world has failed
+            if nobody was told so.
     """
     if _ending.process == os.getpid():
         return
     _ending.process = os.getpid()
     _watch_exceptions(abort)
     _watch_exit_codes()
-    atexit.register(_at_exit, shutdown)
+    atexit.register(_at_exit, leave)
 
 
 def finalize_at_exit(library: str, ours: bool) -> None:
@@ -104,19 +110,28 @@ def _watch_exit_codes() -> None:
     sys.exit = exit
 
 
-def _at_exit(shutdown: Callable[[], None]) -> None:
+def _at_exit(leave: Callable[[float], str]) -> None:
     if _ending.process != os.getpid():
         return
+    _flush()
     if _ending.code != 0 and not _ending.is_announced:
         announce_failure(_ending.code, _ending.follows)
-    shutdown()
-    failed = _ending.code != 0 or _ending.world_failed
-    if _ending.library is not None and (_ending.finalizes or failed):
-        _flush()
-        if failed:
-            _ending.finalizing.set()
+    if _has_failed():
+        _ending.hurries.set()
+        leave(SECONDS_TO_LEAVE)
+    else:
+        if cause := leave(math.inf):
+            print(f"ringtrain: {cause}", file=sys.stderr, flush=True)
+            announce_failure(follows=True)
+        if _has_failed():
+            _ending.hurries.set()
+    if _ending.library is not None and (_ending.finalizes or _has_failed()):
         _finalize(_ending.library)
-        _ending.finalized.set()
+    _ending.finalized.set()
+
+
+def _has_failed() -> bool:
+    return _ending.code != 0 or _ending.world_failed
 
 
 def _flush() -> None:
@@ -134,6 +149,6 @@ def _finalize(library: str) -> None:
 
 
 def _end_by_deadline() -> None:
-    _ending.finalizing.wait()
-    if not _ending.finalized.wait(FINALIZE_SECONDS):
+    _ending.hurries.wait()
+    if not _ending.finalized.wait(SECONDS_AFTER_A_FAILURE):
         os._exit(_ending.code or 1)

@@ -398,7 +398,7 @@ void Context::LongPhase(double seconds) {
   WakeThread(true);
 }
 
-Status Context::Close() {
+Status Context::Close(double seconds) {
   std::lock_guard<std::mutex> once(close_mutex_);
   if (std::exchange(closed_, true) || coordinator_ == nullptr) return {};
   stop_.store(true);
@@ -407,15 +407,17 @@ Status Context::Close() {
   if (thread_.joinable()) thread_.join();
 
   std::lock_guard<std::mutex> lock(drive_mutex_);
-  const Nanoseconds deadline = DeadlineAfter(options_.shutdown_timeout_seconds);
+  Nanoseconds deadline = DeadlineAfter(seconds);
   coordinator_->HeedAbort();  // requested just before this: the others shall hear the cause, and no goodbye that overtakes it
   if (table_.closed().ok()) {
     coordinator_->SayGoodbye();
     Drive([&] { return coordinator_->ready_to_close() || !table_.closed().ok(); }, deadline);
     if (table_.closed().ok()) coordinator_->GiveUpWaiting();
-    // What was said last is still to be delivered.
-    Drive([&] { return !coordinator_->HasWork() || !coordinator_->MustPoll() || !table_.closed().ok(); }, deadline);
   }
+  // What was said last is still to be delivered; whoever waited for long need not wait long for that.
+  deadline = std::min(deadline, DeadlineAfter(options_.shutdown_timeout_seconds));
+  if (table_.closed().ok())
+    Drive([&] { return !coordinator_->HasWork() || !coordinator_->MustPoll() || !table_.closed().ok(); }, deadline);
   const double left = std::max<double>(0, static_cast<double>(deadline - Now()) / kSecond);
   transport_->SetDoorbell(nullptr);
   transport_->Close(coordinator_->closed_cleanly(), left);

@@ -48,8 +48,10 @@ class Context {
   void Abort(const std::string& cause);
   void AskForStacksThrough(int pipe) { coordinator_->AskForStacksThrough(pipe); }
   void LongPhase(double seconds);
-  // Says goodbye, serves the others until all have, and ends. Not ok if the world had failed: some rank may never come to its end.
-  Status Close();
+  // Says goodbye, serves the others until all have or the time is over (shutdown_timeout_seconds), and ends.
+  // Not ok if the world had failed: some rank may never come to its end.
+  Status Close(double seconds);
+  Status Close() { return Close(options_.shutdown_timeout_seconds); }
 
  private:
   Context() = default;

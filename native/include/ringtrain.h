@@ -86,10 +86,11 @@ int32_t rt_open_in_process(rt_hub *hub, int32_t rank, const char *options, rt_co
 /* library: path of a loaded shared object from which MPI's functions can be found (mpi4py.MPI.__file__);
  * communicator: its handle, as mpi4py.MPI._handleof gives it. It is duplicated. */
 int32_t rt_open_mpi(const char *library, uintptr_t communicator, const char *options, rt_context **context, char **error);
-/* Ends this rank's part: tells the others, waits for them up to shutdown_timeout_seconds, fails what is pending.
+/* Ends this rank's part: tells the others, waits for them up to `seconds` (negative: shutdown_timeout_seconds) while none of them
+ * is found dead, fails what is pending.
  * Not ok if the world had failed, with its cause: some rank may never come to its end.
  * Afterwards only rt_context_free and the rank/size questions are allowed. */
-int32_t rt_close(rt_context *context, char **error);
+int32_t rt_close(rt_context *context, double seconds, char **error);
 /* Frees the context; closes it first if need be. Handles stay valid. */
 void rt_context_free(rt_context *context);
 /* Fails everything pending and everything later on all ranks with this cause; the first cause wins. */

@@ -96,6 +96,11 @@ class Host:
         return {int(pid): arguments for pid, _, state, arguments in found
                 if pid != "1" and "Z" not in state and not arguments.startswith(("sshd:", "ps -e", find_program("sshd")))}
 
+    def left(self) -> list[str]:
+        """What a job has left here: processes, and shared memory."""
+        segments = sorted(os.listdir(f"/proc/{self.pid}/root/dev/shm"))
+        return [f"process {pid}: {line}" for pid, line in self.processes().items()] + [f"/dev/shm/{name}" for name in segments]
+
     @contextmanager
     def hidden(self, folder: str | Path) -> Iterator[None]:
         """Lets an empty folder stand in place of this one, on this host alone."""
@@ -167,7 +172,14 @@ class Network:
 
     def unplug(self, name: str) -> None:
         """Takes a host off the network, as pulling its cable does."""
-        _check(self._in_switch("ip", "link", "set", f"to-{self[name].address.split('.')[-1]}", "down"))
+        self._set_port(name, "down")
+
+    def plug_in(self, name: str) -> None:
+        """Puts a host back on the network."""
+        self._set_port(name, "up")
+
+    def _set_port(self, name: str, *state: str) -> None:
+        _check(self._in_switch("ip", "link", "set", f"to-{self[name].address.split('.')[-1]}", *state))
 
     # ---- making ----
 
@@ -181,7 +193,7 @@ class Network:
             folder.mkdir(mode=0o700)
             init = _children(holder.pid)[0]
             self.hosts[name] = Host(name, f"{NETWORK}.{number}", interface, folder, holder, init)
-            self._plug_in(self[name], number, rate, useless)
+            self._lay_cable(self[name], number, rate, useless)
         self._write_files()
         for host in self.hosts.values():
             self._furnish(host)
@@ -196,7 +208,7 @@ class Network:
     def _in_switch(self, *line: str) -> list[str]:
         return [find_program("nsenter"), "--target", str(self.switch.pid), "--net", "--", *line]
 
-    def _plug_in(self, host: Host, number: int, rate: str | None, useless: str | None) -> None:
+    def _lay_cable(self, host: Host, number: int, rate: str | None, useless: str | None) -> None:
         port = f"to-{number}"
         _check(self._in_switch("ip", "link", "add", port, "type", "veth", "peer", "name", host.interface,
                                "netns", str(host.pid)))  # fmt: skip

@@ -1,8 +1,7 @@
-"""Ranks that die or stand still, in jobs of their own: what the survivors hear, that the job ends, and what is no death."""
+"""Ranks that die or stand still: what the survivors hear, that the job ends, and what is no death."""
 
 import os
 import signal
-import subprocess
 import textwrap
 import time
 from pathlib import Path
@@ -11,99 +10,155 @@ import pytest
 from environments import python_with, rank_environment, ringtrainrun
 from worlds import LAUNCHED
 
+from ringtrain.bench.jobs import Job
+
 pytestmark = [
-    pytest.mark.timeout(120),
+    pytest.mark.timeout(180),
+    pytest.mark.openmpi,
     pytest.mark.skipif(LAUNCHED, reason="starts jobs of its own"),
 ]
+SECONDS = 90.0  # of a whole job, on a busy machine
 
-# The victim ends or stops within an operation of the others; each of them says what it was told.
+# The victim ends or stops within an operation of the others; each of them notes what it was told.
 RANK = """
     import os, signal, sys, numpy as np, ringtrain as rt
     from ringtrain.errors import PeerLostError
+    fault, victim, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     rt.init()
     rt.allreduce(np.ones(1000), name="before")
-    print(f"pid of rank {rt.rank()} is {os.getpid()}.", flush=True)
     rt.barrier()
-    if rt.rank() == int(sys.argv[2]):
-        os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+    if rt.rank() == victim:
+        with open(f"{folder}/victim", "w") as note:
+            note.write(str(os.getpid()))
+        os.kill(os.getpid(), getattr(signal, fault))
     try:
         rt.allreduce(np.ones(1000), name="after")
     except PeerLostError as problem:
-        with open(f"{sys.argv[3]}/{rt.rank()}", "w") as heard:  # an engine that gives up may swallow what is printed
+        with open(f"{folder}/{rt.rank()}", "w") as heard:  # an engine that gives up may swallow what is printed
             heard.write(str(problem))
 """
 
 
 def heard(folder: Path) -> dict[int, str]:
     """What each rank heard, by rank."""
-    return {int(path.name): path.read_text() for path in folder.iterdir()}
+    return {int(path.name): path.read_text() for path in folder.iterdir() if path.name.isdigit()}
 
 
-def is_there(pid: int) -> bool:
-    """Whether a process is there and has not ended; one that has may wait for a parent that reaps it."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def processes_left(output: str, seconds: float = 30) -> list[int]:
-    """The ranks' processes that are still there after so many seconds, stopped ones too; ends them.
-
-    An engine that gives up may return a moment before the last rank has ended.
-    """
-    pids = [int(line.rstrip(".").split()[-1]) for line in output.splitlines() if "pid of rank" in line]
-    deadline = time.monotonic() + seconds
-    while (left := [pid for pid in pids if is_there(pid)]) and time.monotonic() < deadline:
+def await_that(condition, what: str) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {SECONDS:.0f} s until {what}"
         time.sleep(0.05)
-    for pid in left:
-        os.kill(pid, signal.SIGKILL)
-    return left
 
 
-@pytest.mark.openmpi
-@pytest.mark.parametrize("victim", [0, 2])
-def test_survivors_of_a_killed_rank_are_told_which(victim, tmp_path):
-    """Without the engine's help: it is told not to end the others."""
+def without_cleanup(ranks: int, program: str, *arguments: object) -> list[object]:
+    """mpirun, told not to end the others when a rank fails."""
     python = python_with("openmpi")
-    command = [Path(python).with_name("mpirun"), "--allow-run-as-root", "--enable-recovery", "--map-by", "slot:OVERSUBSCRIBE",
-               "-np", "3", python, "-c", textwrap.dedent(RANK), "SIGKILL", str(victim), tmp_path]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=rank_environment())
+    return [Path(python).with_name("mpirun"), "--allow-run-as-root", "--enable-recovery", "--map-by", "slot:OVERSUBSCRIBE",
+            "-np", ranks, python, "-c", textwrap.dedent(program), *arguments]  # fmt: skip
+
+
+def launched(ranks: int, program: str, *arguments: object) -> list[str]:
+    return ringtrainrun("openmpi", ranks, python_with("openmpi"), "-c", textwrap.dedent(program), *map(str, arguments))
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_survivors_of_a_killed_rank_are_told_which(victim: int, job: Job, tmp_path: Path) -> None:
+    done = job.run(*without_cleanup(3, RANK, "SIGKILL", victim, tmp_path), seconds=SECONDS, env=rank_environment())
     told = heard(tmp_path)
     assert set(told) == {0, 1, 2} - {victim}, done
     for text in told.values():
         assert f"rank {victim} on host '" in text and "its process has ended" in text, text
-    assert not processes_left(done.stdout)
 
 
-@pytest.mark.openmpi
 @pytest.mark.parametrize("victim, layout", [pytest.param(0, "", marks=pytest.mark.long), (2, "1+1+1")])
-def test_job_with_a_stopped_rank_ends(victim, layout, tmp_path):
-    command = ringtrainrun("openmpi", 3, python_with("openmpi"), "-c", textwrap.dedent(RANK), "SIGSTOP", str(victim),
-                          str(tmp_path))
+def test_job_with_a_stopped_rank_ends(victim: int, layout: str, job: Job, tmp_path: Path) -> None:
     bound = rank_environment(RINGTRAIN_DEAD_AFTER_SECONDS="2", RINGTRAIN_HOST_LAYOUT=layout)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=bound)
+    done = job.run(*launched(3, RANK, "SIGSTOP", victim, tmp_path), seconds=SECONDS, env=bound)
     told = heard(tmp_path)
     assert set(told) >= {0, 1, 2} - {victim}, done  # the victim too, if it was woken to be ended
     for text in told.values():
         assert f"rank {victim} on host '" in text and "heard none for 2 s" in text and "DEAD_AFTER" in text, text
     assert done.returncode != 0
-    assert not processes_left(done.stdout)
 
 
-@pytest.mark.openmpi
-@pytest.mark.parametrize("layout", [pytest.param("", marks=pytest.mark.long), "1+1"])
-def test_long_computing_and_a_held_gil_are_no_death(layout):
-    done = subprocess.run(ringtrainrun("openmpi", 2, python_with("openmpi"), "-c", textwrap.dedent("""
-        import ctypes, time, numpy as np, ringtrain as rt
-        rt.init()
+def test_a_rank_that_wakes_too_late_learns_that_the_world_has_ended(job: Job, tmp_path: Path) -> None:
+    started = job.start(*without_cleanup(3, RANK, "SIGSTOP", 1, tmp_path), env=rank_environment(RINGTRAIN_DEAD_AFTER_SECONDS="2"))
+    await_that(lambda: set(heard(tmp_path)) == {0, 2}, "the others were told")
+    os.kill(int((tmp_path / "victim").read_text()), signal.SIGCONT)
+    started.wait(SECONDS)
+    told = heard(tmp_path)
+    assert set(told) == {0, 1, 2} and told[1] == told[0] == told[2], told
+
+
+def test_a_rank_that_wakes_in_time_goes_on(job: Job, tmp_path: Path) -> None:
+    """Stopped for a second, where thirty are allowed."""
+    started = job.start(*launched(2, RANK, "SIGSTOP", 1, tmp_path), env=rank_environment(RINGTRAIN_DEAD_AFTER_SECONDS="30"))
+    await_that(lambda: (tmp_path / "victim").exists() and (tmp_path / "victim").read_text(), "the victim told its process id")
+    victim = int((tmp_path / "victim").read_text())
+    await_that(lambda: Path(f"/proc/{victim}/stat").read_text().rpartition(")")[2].split()[0] == "T", "it stood still")
+    time.sleep(1)
+    os.kill(victim, signal.SIGCONT)
+    assert started.wait(SECONDS) == 0 and not heard(tmp_path)
+
+
+def test_a_rank_that_is_through_does_not_wait_for_a_stopped_one(job: Job) -> None:
+    """It would in MPI_Finalize, for ever."""
+    done = job.run(*launched(2, """
+        import os, signal, numpy as np, ringtrain as rt
+        rt.init(shutdown_timeout_seconds=0.5)
         rt.allreduce(np.ones(10), name="before")
         if rt.rank() == 1:
-            until = time.monotonic() + 3
-            while time.monotonic() < until:
-                sum(range(10000))
-            ctypes.PyDLL(None).sleep(3)
-        print("sum", rt.allreduce(np.ones(10), name="after", op=rt.Sum)[0], flush=True)
-    """)), capture_output=True, text=True, timeout=60,
-        env=rank_environment(RINGTRAIN_DEAD_AFTER_SECONDS="2", RINGTRAIN_HOST_LAYOUT=layout))  # fmt: skip
+            os.kill(os.getpid(), signal.SIGSTOP)
+    """), seconds=SECONDS, env=rank_environment(RINGTRAIN_DEAD_AFTER_SECONDS="2"))  # fmt: skip
+    assert done.returncode == 1, done
+    assert "rank 1 on host '" in done.stderr.splitlines()[-1] and "heard none for 2 s" in done.stderr, done.stderr
+
+
+BUSY = """
+    import ctypes, sys, time, numpy as np, ringtrain as rt
+    computes, holds_the_gil = map(int, sys.argv[1:])
+    rt.init()
+    rt.allreduce(np.ones(10), name="before")
+    if rt.rank() == 1:
+        until = time.monotonic() + computes
+        while time.monotonic() < until:
+            sum(range(10000))
+        ctypes.PyDLL(None).sleep(holds_the_gil)
+    print("sum", rt.allreduce(np.ones(10), name="after", op=rt.Sum)[0], flush=True)
+"""
+
+
+@pytest.mark.parametrize("computes, holds_the_gil, bound, layout", [
+    (1, 5, "4", "1+1"),
+    pytest.param(5, 5, "4", "", marks=pytest.mark.long),
+    pytest.param(300, 60, "", "", marks=[pytest.mark.long, pytest.mark.timeout(600)]),
+    pytest.param(300, 60, "", "1+1", marks=[pytest.mark.long, pytest.mark.timeout(600)])])
+def test_long_computing_and_a_held_gil_are_no_death(computes: int, holds_the_gil: int, bound: str, layout: str, job: Job) -> None:
+    """No bound: that which holds where nobody has set one."""
+    variables = {"RINGTRAIN_DEAD_AFTER_SECONDS": bound} if bound else {}
+    done = job.run(*launched(2, BUSY, computes, holds_the_gil), seconds=SECONDS + computes + holds_the_gil,
+                   env=rank_environment(RINGTRAIN_HOST_LAYOUT=layout, **variables))
     assert done.returncode == 0 and done.stdout.count("sum 2.0") == 2, done
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("layout", ["", "4+4"])
+def test_busy_processors_are_no_death(layout: str, job: Job) -> None:
+    """Eight ranks for two minutes, beside eight processes that never rest."""
+    for _ in range(8):
+        job.start("sh", "-c", "while :; do :; done")
+    done = job.run(*launched(8, """
+        import time, numpy as np, ringtrain as rt
+        rt.init()
+        until = time.monotonic() + 120
+        steps = 0
+        while rt.broadcast_object(time.monotonic() < until, root_rank=0):
+            assert rt.allreduce(np.ones(100_000), name="sum", op=rt.Sum)[0] == 8
+            steps += 1
+        print("steps", steps, flush=True)
+    """), seconds=400, env=rank_environment(RINGTRAIN_HOST_LAYOUT=layout))  # fmt: skip
+    for busy in job.started[:8]:
+        busy.kill()
+    assert done.returncode == 0 and done.stdout.count("steps") == 8, done
