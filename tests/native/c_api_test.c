@@ -203,7 +203,7 @@ static void *RunRank(void *argument) {
   ProcessSets(context);
   Refusals(context, me->rank);
   Observation(context, me->rank);
-  CHECK(rt_close(context, &error) == kOk);
+  CHECK(rt_close(context, -1, &error) == kOk);
   rt_context_free(context);
   return NULL;
 }
@@ -271,7 +271,7 @@ static void OpeningFails(void) {
   CHECK(context == NULL);
   if (!CHECK(rt_open_in_process(hub, 0, "", &context, NULL) == kOk)) return;
   rt_hub_close(hub); /* the context keeps it alive */
-  CHECK(rt_close(context, NULL) == kOk);
+  CHECK(rt_close(context, -1, NULL) == kOk);
   rt_request request = Request("late", kBarrier, NULL);
   rt_handle *handle;
   CHECK(rt_submit(context, &request, &handle, NULL) == kClosed);
