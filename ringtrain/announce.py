@@ -1,4 +1,8 @@
-"""What a rank's own program tells the launcher: that it fails now, before its peers hear of it and fail in turn."""
+"""What a rank's own program tells the launcher's agent on its host.
+
+That it fails now, before its peers hear of it and fail in turn; and which shared memory its MPI has made, which nobody else
+removes if rank and engine are killed.
+"""
 
 import json
 import socket
@@ -14,13 +18,29 @@ def announce_failure(code: int = 1, follows: bool = False) -> None:
     that another rank's failure is the reason, so that this one is blamed only if nobody else is.
     To be called before the other ranks are told. Without ringtrainrun it does nothing.
     """
+    _tell(failing=code, follows=follows, at=time.monotonic())
+
+
+def announce_segments() -> None:
+    """Names the files in /dev/shm that this process has mapped by now, with their inodes.
+
+    To be called once MPI has started. Without ringtrainrun it does nothing.
+    """
+    if "RINGTRAIN_LAUNCHER" not in environment():
+        return
+    with open("/proc/self/maps") as maps:  # address, rights, offset, device, inode, path
+        regions = [line.split(None, 5) for line in maps if " /dev/shm/" in line]
+    segments = {(path.rstrip("\n"), int(inode)) for *_, inode, path in regions}
+    _tell(segments=sorted(segments))
+
+
+def _tell(**facts: object) -> None:
     name, rank = environment().get("RINGTRAIN_LAUNCHER"), environment().get("RINGTRAIN_RANK")
     if not name or not rank:
         return
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as agent:
             agent.connect("\0" + name)
-            facts = {"rank": int(rank), "failing": code, "follows": follows, "at": time.monotonic()}
-            agent.sendall(json.dumps(facts).encode() + b"\n")
+            agent.sendall(json.dumps({"rank": int(rank), **facts}).encode() + b"\n")
     except OSError:  # the agent has gone, and nobody waits for this rank any more
         pass

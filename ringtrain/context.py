@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from ringtrain import buffers, cuda_arrays, exits, launcher, log, mpi, nccl, options, stacks, tables
 from ringtrain._native import OK, PENDING, check, ffi, lib, take_text
+from ringtrain.announce import announce_segments
 from ringtrain.buffers import Buffer
 from ringtrain.cuda_arrays import CudaArray
 from ringtrain.errors import (
@@ -615,6 +616,7 @@ def _open_mpi(comm: object, started_by: launcher.Launcher | None, chosen: dict[s
     MPI = mpi.load(started_by)
     communicator = mpi.communicator(MPI, comm)
     context = _open(chosen, lib.rt_open_mpi, os.fsencode(MPI.__file__), MPI._handleof(communicator))
+    announce_segments()
     context.over_mpi = True
     mpi.warn_if_bound(started_by, context.local_rank)
     mpi.warn_if_wire_waits(MPI, context.cross_size, context.rank)

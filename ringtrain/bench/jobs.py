@@ -39,7 +39,7 @@ class Job:
         self.mark = f"{MARK}={uuid.uuid4()}"
         self.started: list[subprocess.Popen] = []
         self._bytes = shared_memory_bytes
-        self._shared_memory = Path(tempfile.mkdtemp(prefix="ringtrain-watched-", dir="/dev/shm"))
+        self.shared_memory = Path(tempfile.mkdtemp(prefix="ringtrain-watched-", dir="/dev/shm"))
 
     def start(self, *command: str | Path, **options) -> subprocess.Popen:
         """`subprocess.Popen` of a command of this job; `env` gets the mark."""
@@ -70,7 +70,7 @@ class Job:
 
     def segments(self) -> list[str]:
         """Names of what it has in its /dev/shm."""
-        return sorted(str(path.relative_to(self._shared_memory)) for path in self._shared_memory.rglob("*"))
+        return sorted(str(path.relative_to(self.shared_memory)) for path in self.shared_memory.rglob("*"))
 
     def left(self) -> str:
         """What there is of the job, in words; "" if nothing is."""
@@ -93,7 +93,7 @@ class Job:
             process.wait()
             for pipe in filter(None, (process.stdout, process.stderr)):
                 pipe.close()
-        shutil.rmtree(self._shared_memory, ignore_errors=True)
+        shutil.rmtree(self.shared_memory, ignore_errors=True)
 
     def _apart(self) -> list[str]:
         prefix = namespace_prefix()
@@ -101,7 +101,7 @@ class Job:
             return []
         if self._bytes is not None:
             return [*prefix, "sh", "-c", IN_LIMITED_SHARED_MEMORY, str(self._bytes)]
-        return [*prefix, "sh", "-c", IN_OWN_SHARED_MEMORY, str(self._shared_memory)]
+        return [*prefix, "sh", "-c", IN_OWN_SHARED_MEMORY, str(self.shared_memory)]
 
 
 @functools.cache

@@ -248,6 +248,7 @@ class Ears:
             environment["RINGTRAIN_FUNCTION"] = self.function_folder
         self.welcome = json.dumps({"environment": environment, "directory": request["directory"]}).encode()
         self.ranks = {}  # by socket
+        self.segments = set()  # (path, inode) of shared memory that the ranks' MPI has made
         self.pipes = {}  # (rank, stream) by descriptor
         self.heard_at = time.monotonic()
         self.patience = request["patience"] or float("inf")
@@ -268,9 +269,10 @@ class Ears:
         except OSError:  # stdout broke: the launcher is gone
             self.end()
             self._wait_without_launcher()
-        for rank in self.ranks.values():
-            if rank.group and not rank.has_ended:
-                kill_group(rank.group)
+        for connection in list(self.ranks):
+            self._forget(connection)
+        for path, inode in self.segments:
+            remove_file(path, inode)
         try:
             for descriptor in list(self.pipes):
                 while self._read(descriptor):
@@ -292,6 +294,13 @@ class Ears:
                     connection.shutdown(socket.SHUT_WR)
                 except OSError:  # it has just left
                     pass
+
+    def _forget(self, connection):
+        """Ends what there may still be of a rank whose supervisor is gone, or is not waited for any longer."""
+        rank = self.ranks.pop(connection)
+        if rank.group and not rank.has_ended:
+            kill_group(rank.group)
+        return rank
 
     def _hand_in(self):
         """Sends what the ranks of `ringtrain.run` have left: a result or a failure each."""
@@ -318,7 +327,7 @@ class Ears:
             time.sleep(0.05)
             for connection, rank in list(self.ranks.items()):
                 if not is_open(connection):
-                    del self.ranks[connection]
+                    self._forget(connection)
 
     def _hear_launcher(self):
         self.heard_at = time.monotonic()
@@ -357,12 +366,15 @@ class Ears:
         if not data:
             self.selector.unregister(connection)
             connection.close()
-            del self.ranks[connection]
+            self._forget(connection)
             if rank.number is not None and not rank.has_ended:
                 self.launcher.tell(rank=rank.number, lost=True, at=time.monotonic())
 
     def _take(self, facts, rank, connection):
-        """Passes facts about a rank on. A rank's own program may tell of its failure alone."""
+        """Passes facts about a rank on. A rank's own program may tell of its failure and its segments alone."""
+        if "segments" in facts:
+            self.segments.update(map(tuple, facts["segments"]))
+            return
         if "starts" in facts:
             rank.number = facts["rank"]
             self._greet(rank, connection)
@@ -424,6 +436,16 @@ def is_open(connection):
         return True
     except OSError:
         return False
+
+
+def remove_file(path, inode):
+    """Removes a file that this user has left, unless its name is another one's by now."""
+    try:
+        found = os.stat(path, follow_symlinks=False)
+        if (found.st_ino, found.st_uid) == (inode, os.getuid()):
+            os.unlink(path)
+    except OSError:  # it was not left
+        pass
 
 
 def kill_group(group):

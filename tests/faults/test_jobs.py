@@ -1,0 +1,94 @@
+"""Who starts and looks after the ranks is killed: the launcher, mpirun, an agent. And two jobs at once, and workers of a rank."""
+
+import os
+import re
+import signal
+import subprocess
+import textwrap
+from collections.abc import Callable
+
+import pytest
+from environments import python_with, rank_environment, ringtrainrun
+from worlds import LAUNCHED
+
+from ringtrain.bench.jobs import Job
+
+pytestmark = [
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(LAUNCHED, reason="starts jobs of its own"),
+]
+SECONDS = 90.0
+
+# Works until it is ended, beside children that are in its process group and do not care about SIGTERM.
+ENDLESS = """
+    import signal, subprocess, sys, numpy as np, ringtrain as rt
+    subprocess.Popen([sys.executable, "-S", "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"])
+    rt.init()
+    print("at work", flush=True)
+    while True:
+        rt.allreduce(np.ones(1000), name="step")
+"""
+
+
+def start(job: Job, mpi: str, ranks: int, program: str = ENDLESS, **variables: str) -> subprocess.Popen:
+    """Starts ranks and waits until all are at work."""
+    command = ringtrainrun(mpi, ranks, python_with(mpi), "-c", textwrap.dedent(program))
+    launcher = job.start(*command, stdout=subprocess.PIPE, text=True, env=rank_environment(**variables))
+    assert sorted(launcher.stdout.readline() for _ in range(ranks)) == [f"[{rank}] at work\n" for rank in range(ranks)]
+    return launcher
+
+
+# Who is killed, and how its command line begins.
+KEEPERS = {"launcher": r"\S+ -m ringtrain.launch ", "mpirun": r"\S+/(prterun|mpiexec.hydra) ", "agent": r"\S+ -I -S \S+/agent.py",
+           "supervisor": r"\S+ -I -S \S+/rank.py "}
+
+
+# Of MPICH those that the launcher's own tests do not kill take as long again, and what is left of its segment when an agent
+# is killed is MPICH's (docs/reliability.md).
+@pytest.mark.parametrize("mpi, keeper", [
+    *(pytest.param("openmpi", keeper, marks=pytest.mark.openmpi) for keeper in KEEPERS),
+    pytest.param("mpich", "launcher", marks=pytest.mark.mpich),
+    *(pytest.param("mpich", keeper, marks=[pytest.mark.mpich, pytest.mark.long]) for keeper in ("mpirun", "supervisor"))])
+def test_a_killed_keeper_leaves_no_rank(keeper: str, mpi: str, job: Job) -> None:
+    """That nothing is left is what the fixture asserts."""
+    launcher = start(job, mpi, 2)
+    killed = min(pid for pid, line in job.processes().items() if re.match(KEEPERS[keeper], line))
+    os.kill(killed, signal.SIGKILL)
+    assert launcher.wait(SECONDS) != 0
+
+
+@pytest.mark.openmpi
+def test_two_jobs_at_once_know_nothing_of_each_other(watch: Callable[..., Job]) -> None:
+    """Of the same user on the same host; one is killed, the other ends well, with the right sums until then."""
+    endless, other = watch(), watch()
+    start(endless, "openmpi", 2)
+    survivor = start(other, "openmpi", 2, """
+        import os, sys, time, numpy as np, ringtrain as rt
+        rt.init()
+        print("at work", flush=True)
+        while not rt.broadcast_object(os.path.exists("/dev/shm/enough"), root_rank=0):
+            assert rt.allreduce(np.full(1000, rt.rank() + 1.0), name="step", op=rt.Sum)[0] == 3
+        os.unlink("/dev/shm/enough") if rt.rank() == 0 else None
+    """)
+    endless.started[0].kill()
+    assert not endless.await_end(SECONDS)
+    (other.shared_memory / "enough").touch()
+    assert survivor.wait(SECONDS) == 0
+
+
+@pytest.mark.openmpi
+def test_workers_of_a_data_loader_end_with_their_killed_rank(job: Job) -> None:
+    pytest.importorskip("torch")
+    launcher = start(job, "openmpi", 2, """
+        import os, signal, numpy as np, torch, ringtrain as rt
+        rt.init()
+        workers = iter(torch.utils.data.DataLoader(range(10**9), num_workers=2))
+        next(workers)
+        print("at work", flush=True)
+        rt.barrier()
+        if rt.rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        while True:
+            next(workers), rt.allreduce(np.ones(10), name="step")
+    """)
+    assert launcher.wait(SECONDS) == 128 + signal.SIGKILL

