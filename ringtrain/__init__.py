@@ -50,6 +50,7 @@ from ringtrain.operations import (
     reducescatter_async,
     synchronize,
 )
+from ringtrain.probes import gpu_libraries
 from ringtrain.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from ringtrain.sharding import shard
 from ringtrain.stalls import long_phase

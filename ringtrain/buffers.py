@@ -218,7 +218,7 @@ def cuda_empty_like(tensor: object) -> object | None:
 def _cuda_buffer(tensor: object, for_writing: bool = False) -> Buffer:
     stream = cuda_arrays.stream_of(tensor)
     found = cuda_arrays.memory_of(tensor, stream)
-    if for_writing and found.read_only:
+    if for_writing and cuda_arrays.is_read_only(tensor, found):
         raise InvalidArgumentError(_READ_ONLY)
     return Buffer(found.address, found.dtype.id, found.shape, found.device, stream, found.owner)
 

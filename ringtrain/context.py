@@ -497,6 +497,7 @@ def gpu_libraries(chosen: dict[str, str]) -> dict[str, tuple[str, str]]:
     Args:
         chosen: options, of which ``cuda_lib`` and ``nccl_lib`` count.
     """
+    suggest_nccl(nccl.suggested_path())
     paths = (os.fsencode(chosen.get(name, "")) for name in ("cuda_lib", "nccl_lib"))
     lines = take_text(lib.rt_gpu_libraries(*paths)).splitlines()
     return {name: (version, path) for name, version, path in (line.split("|", 2) for line in lines)}

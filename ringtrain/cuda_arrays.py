@@ -59,6 +59,12 @@ _CURRENT_STREAM: dict[str, Callable[[Any, Any], int]] = {
 }
 
 
+def is_read_only(tensor: object, found: CudaMemory) -> bool:
+    """Whether the tensor must not be written: older DLPack cannot say so, the CUDA array interface can."""
+    interface = None if found.read_only else getattr(tensor, "__cuda_array_interface__", None)
+    return found.read_only or bool(interface and interface["data"][1])
+
+
 def stream_of(tensor: object) -> int:
     """Handle of the stream on which the tensor was made and its result will be read, as far as its library tells.
 

@@ -8,10 +8,11 @@ nothing is "built in" but what it can reach at run time, and what it does not us
 import importlib.util
 
 from ringtrain import context as contexts
+from ringtrain import options
 from ringtrain.errors import InvalidArgumentError
 
 __all__ = [
-    "ccl_built", "cuda_built", "ddl_built", "gloo_built", "gloo_enabled", "mpi_built", "mpi_enabled",
+    "ccl_built", "cuda_built", "ddl_built", "gloo_built", "gloo_enabled", "gpu_libraries", "mpi_built", "mpi_enabled",
     "mpi_threads_supported", "nccl_built", "rocm_built",
 ]  # fmt: skip
 
@@ -39,14 +40,23 @@ def mpi_threads_supported() -> bool:
     return True
 
 
+def gpu_libraries() -> dict[str, tuple[str, str]]:
+    """Version and path of the driver (``cuda``) and of ``nccl`` as this process finds them, or "" and what is wrong; loads them."""
+    return contexts.gpu_libraries(options.resolve({}))
+
+
 def nccl_built(verbose: bool = False) -> int:
-    """NCCL's version code, such as 22005, or 0 without it: an int, because scripts compare it."""
-    return 0
+    """NCCL's version code, such as 22005, or 0 without it or without a GPU: an int, because scripts compare it."""
+    found = gpu_libraries()
+    if not found["cuda"][0] or not found["nccl"][0]:
+        return 0
+    major, minor, patch = (int(part) for part in found["nccl"][0].split("."))
+    return 10000 * major + 100 * minor + patch
 
 
 def cuda_built(verbose: bool = False) -> bool:
-    """Whether tensors in CUDA memory travel without a copy to the host."""
-    return False
+    """Whether tensors in CUDA memory can be sent: whether there is a driver, and a GPU."""
+    return bool(gpu_libraries()["cuda"][0])
 
 
 def rocm_built(verbose: bool = False) -> bool:

@@ -50,7 +50,8 @@ def check_build() -> list[str]:
     except LaunchError as error:
         mpi = str(error).replace("\n", "\n    ")
     return [f"ringtrain {ringtrain.__version__}, Python {sys.version.split()[0]}", f"  library: {ringtrain.build_info()}",
-            f"  MPI: {mpi}", *(f"  {name}: {version_of(name)}" for name in ("mpi4py", "numpy", "torch", "tensorflow"))]
+            f"  MPI: {mpi}", *(f"  {name}: {version_of(name)}" for name in ("mpi4py", "numpy", "torch", "tensorflow")),
+            *(f"  {name}: {f'{version} {path}' if version else path}" for name, (version, path) in ringtrain.gpu_libraries().items())]
 
 
 def version_of(module: str) -> str:

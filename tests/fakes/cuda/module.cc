@@ -41,7 +41,7 @@ void ForEachEntry(const std::string& text, const Visit& visit) {
 }  // namespace
 
 int LoadModule(const char* ptx, int driver_version, int capability, Module* module) {
-  const std::string text = ptx;
+  const std::string text = std::string("\n") + ptx;  // a directive may begin the text
   const int version = DirectiveNumber(text, ".version ");
   const int target = DirectiveNumber(text, ".target sm_");
   if (version < 0 || target < 0) return kInvalidPtx;
