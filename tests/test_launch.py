@@ -377,6 +377,14 @@ def test_all_networks_that_are_shared_are_used() -> None:
     assert choose(two, reach(two, ("b", "10.9.0.1"))).networks == ("10.0.0.0/24",), "one way only is no network"
 
 
+def test_messages_are_cut_for_several_networks_which_the_daemons_need_not_use() -> None:
+    plan = planned("-np", "2", "-H", "localhost:1,node-b:1", "true")
+    one, two = (openmpi.environment(plan, networks) for networks in (["10.0.0.0/24"], ["10.0.0.0/24", "10.9.0.0/24"]))
+    assert two["OMPI_MCA_btl_tcp_if_include"] == "10.0.0.0/24,10.9.0.0/24"
+    assert int(two["OMPI_MCA_btl_tcp_eager_limit"]) < 1 << 20 <= int(one["OMPI_MCA_btl_tcp_eager_limit"])
+    assert two["PRTE_MCA_prte_if_include"] == one["PRTE_MCA_prte_if_include"] == "10.0.0.0/24"
+
+
 def test_routed_networks_do_where_none_is_shared() -> None:
     routed = {"a": [address("eth0", "10.0.1.1")], "b": [address("eth0", "10.0.2.1")]}
     assert choose(routed, reach(routed)).networks == ("10.0.1.0/24", "10.0.2.0/24")

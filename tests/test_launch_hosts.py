@@ -84,6 +84,27 @@ print(json.dumps([os.uname().nodename, rt.local_rank(), os.environ["RINGTRAIN_LO
     await_empty(network)
 
 
+@pytest.mark.parametrize("mpi", [pytest.param("openmpi", marks=pytest.mark.openmpi),
+                                 pytest.param("mpich", marks=[pytest.mark.mpich, pytest.mark.long])])
+def test_all_links_of_a_host_carry_tensors(mpi: str) -> None:
+    """Two useful networks: each interface has sent a fair part of the bytes that the ring takes through a host."""
+    interfaces = ("eth0", "eth0-2")
+    megabytes, rounds = 8, 4
+    program = f"""
+import numpy as np, ringtrain as rt
+rt.init()
+for _ in range({rounds}):
+    total = rt.allreduce(np.ones({megabytes << 18}, np.float32), op=rt.Sum)
+print(total.min(), total.max())
+"""
+    with Network({"node-a": "eth0", "node-b": "eth0"}, links=2) as network:
+        done = launch(network["node-a"], python_with(mpi), "-np", "2", "-H", "node-a:1,node-b:1", "python", "-c", program)
+        counters = network["node-a"].run("cat", *(f"/sys/class/net/{name}/statistics/tx_bytes" for name in interfaces))
+    assert done.returncode == 0 and sorted(done.stdout.splitlines()) == ["[0] 2.0 2.0", "[1] 2.0 2.0"], done.stderr
+    sent = [int(count) for count in counters.stdout.split()]
+    assert min(sent) > rounds * megabytes * 1e6 / 5, f"{dict(zip(interfaces, sent, strict=True))} bytes sent"
+
+
 @EACH_MPI
 def test_a_failure_on_another_host_is_the_last_word(mpi: str, network: Network) -> None:
     program = """

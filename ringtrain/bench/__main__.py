@@ -120,6 +120,7 @@ def _hosts_options(parser: argparse.ArgumentParser, ranks_per_host: list[int]) -
     """What ``shaped.start`` reads."""
     parser.add_argument("--rate", default="1gbit", help="of each link, both ways, as tc spells it (1gbit)")
     parser.add_argument("--hosts", type=int, choices=range(2, 9), default=2, metavar="N", help="how many to make (2)")
+    parser.add_argument("--links", type=int, choices=range(1, 5), default=1, metavar="N", help="of each host (1)")
     parser.add_argument("--ranks-per-host", type=_numbers, default=ranks_per_host, metavar="1,2,...")
     parser.add_argument("--repetitions", type=int, default=5, metavar="N", help="turns of each (5)")
     parser.add_argument("--measured-rate", type=float, help=argparse.SUPPRESS)  # bytes per second, for its own ranks

@@ -2,7 +2,7 @@
 
 Used by `ringtrain bench wire` and by the tests. Each host is a process that is init of its own namespaces; when it
 dies, the kernel ends every process of the host and takes its interfaces away, so nothing can be left over, even if the
-program that made the hosts is killed. A further process holds the switch that their first interfaces are plugged into.
+program that made the hosts is killed. A further process holds the switches that their interfaces are plugged into.
 
 Needs root, util-linux (unshare, nsenter), iproute2 (ip, tc) and OpenSSH's server.
 """
@@ -24,6 +24,7 @@ from pathlib import Path
 DEBIAN_PACKAGES = {"unshare": "util-linux", "nsenter": "util-linux", "ip": "iproute2", "tc": "iproute2", "ps": "procps",
                    "sshd": "openssh-server", "ssh": "openssh-client", "ssh-keygen": "openssh-client"}  # fmt: skip
 NETWORK = "10.77.0"
+FURTHER_NETWORK = "10.78.{link}"  # of a host's second interface and those after it
 START_SECONDS = 20.0
 # What a link may hold back: enough for 1 ms at 1 Gbit/s, so that the shaper reaches its rate, and a switch's buffer.
 BURST_BYTES, BUFFER_BYTES = 128 << 10, 512 << 10
@@ -136,18 +137,19 @@ class Network:
     Args:
         interfaces: for each host the name of the interface that leads to the switch.
         rate: of each link, both ways, in tc's words; None for as fast as the machine is.
+        links: of each host. A host whose interface is eth0 has eth0-2 too, and so on; each is on a network of its own.
         useless: name of a second interface with the same address on every host, as docker0 is; None for none.
         login_path: PATH of those who come by ssh.
     """
 
     def __init__(self, interfaces: Mapping[str, str], rate: str | None = None, useless: str | None = "docker0",
-                 login_path: str = DEFAULT_PATH):
+                 login_path: str = DEFAULT_PATH, links: int = 1):
         self.login_path = login_path
         self.folder = Path(tempfile.mkdtemp(prefix="ringtrain-hosts-"))
         self.hosts: dict[str, Host] = {}
         self._holders: list[subprocess.Popen] = []
         try:
-            self._make(interfaces, rate, useless)
+            self._make(interfaces, rate, useless, links)
         except BaseException:
             self.close()
             raise
@@ -183,17 +185,27 @@ class Network:
 
     # ---- making ----
 
-    def _make(self, interfaces: Mapping[str, str], rate: str | None, useless: str | None) -> None:
+    def _make(self, interfaces: Mapping[str, str], rate: str | None, useless: str | None, links: int) -> None:
         self.switch = self._hold("--net")
-        _check(self._in_switch("ip", "link", "add", "switch", "type", "bridge"))
-        _check(self._in_switch("ip", "link", "set", "switch", "up"))
+        for link in range(1, links + 1):
+            _check(self._in_switch("ip", "link", "add", f"switch-{link}", "type", "bridge"))
+            _check(self._in_switch("ip", "link", "set", f"switch-{link}", "up"))
         for number, (name, interface) in enumerate(interfaces.items(), start=1):
             holder = self._hold("--net", "--uts", "--mount", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc")
             folder = self.folder / name
             folder.mkdir(mode=0o700)
             init = _children(holder.pid)[0]
             self.hosts[name] = Host(name, f"{NETWORK}.{number}", interface, folder, holder, init)
-            self._lay_cable(self[name], number, rate, useless)
+            for line in (["hostname", name], ["ip", "link", "set", "lo", "up"]):
+                self[name].check(*line)
+            self._lay_cable(self[name], f"to-{number}", 1, interface, self[name].address, rate)
+            for link in range(2, links + 1):
+                self._lay_cable(self[name], f"to-{number}-{link}", link, f"{interface}-{link}",
+                              f"{FURTHER_NETWORK.format(link=link)}.{number}", rate)  # fmt: skip
+            if useless:
+                for line in (["add", useless, "type", "bridge"], ["set", useless, "up"]):
+                    self[name].check("ip", "link", *line)
+                self[name].check("ip", "address", "add", "172.17.0.1/16", "dev", useless)
         self._write_files()
         for host in self.hosts.values():
             self._furnish(host)
@@ -208,22 +220,15 @@ class Network:
     def _in_switch(self, *line: str) -> list[str]:
         return [find_program("nsenter"), "--target", str(self.switch.pid), "--net", "--", *line]
 
-    def _lay_cable(self, host: Host, number: int, rate: str | None, useless: str | None) -> None:
-        port = f"to-{number}"
-        _check(self._in_switch("ip", "link", "add", port, "type", "veth", "peer", "name", host.interface,
-                               "netns", str(host.pid)))  # fmt: skip
-        _check(self._in_switch("ip", "link", "set", port, "master", "switch", "up"))
-        for line in (["hostname", host.name], ["ip", "link", "set", "lo", "up"],
-                     ["ip", "address", "add", f"{host.address}/24", "dev", host.interface],
-                     ["ip", "link", "set", host.interface, "up"]):  # fmt: skip
-            host.check(*line)
-        if useless:
-            host.check("ip", "link", "add", useless, "type", "bridge")
-            host.check("ip", "address", "add", "172.17.0.1/16", "dev", useless)
-            host.check("ip", "link", "set", useless, "up")
+    def _lay_cable(self, host: Host, port: str, link: int, interface: str, address: str, rate: str | None) -> None:
+        """Leads a cable from a port of the switch for such links to a new interface of the host."""
+        _check(self._in_switch("ip", "link", "add", port, "type", "veth", "peer", "name", interface, "netns", str(host.pid)))
+        _check(self._in_switch("ip", "link", "set", port, "master", f"switch-{link}", "up"))
+        host.check("ip", "address", "add", f"{address}/24", "dev", interface)
+        host.check("ip", "link", "set", interface, "up")
         if rate:
             shape = ["root", "tbf", "rate", rate, "burst", str(BURST_BYTES), "limit", str(BUFFER_BYTES)]
-            host.check("tc", "qdisc", "add", "dev", host.interface, *shape)
+            host.check("tc", "qdisc", "add", "dev", interface, *shape)
             _check(self._in_switch("tc", "qdisc", "add", "dev", port, *shape))
 
     def _write_files(self) -> None:

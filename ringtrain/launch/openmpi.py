@@ -11,6 +11,9 @@ from ringtrain.launcher import OPENMPI_TCP_SETTINGS
 NAME = "Open MPI"
 PROGRAMS = ("mpirun.openmpi", "mpirun")
 SLURM_PLUGIN = "pmix"  # of srun, through which its ranks find each other
+# With two networks or more: only messages above these limits are cut and sent over all of them, so that the single network's
+# limits (see OPENMPI_TCP_SETTINGS) would leave all but one idle. Open MPI's own.
+SEVERAL_NETWORKS_SETTINGS = dict.fromkeys(("OMPI_MCA_btl_tcp_eager_limit", "OMPI_MCA_btl_tcp_rndv_eager_limit"), "65536")
 # Where a rank finds its rank, the number of ranks, and both within its host.
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
                   "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
@@ -49,8 +52,10 @@ def environment(plan: Plan, networks: Sequence[str] = ()) -> dict[str, str]:
                      "PRTE_MCA_plm_ssh_no_tree_spawn": "1", "OMPI_MCA_plm_rsh_no_tree_spawn": "1"}
     if networks:
         settings["OMPI_MCA_btl_tcp_if_include"] = ",".join(networks)
+        settings |= SEVERAL_NETWORKS_SETTINGS if len(networks) > 1 else {}
         if any(host.is_here for host in plan.hosts):  # else mpirun itself may be on none of these networks
-            settings |= dict.fromkeys(("PRTE_MCA_prte_if_include", "OMPI_MCA_oob_tcp_if_include"), ",".join(networks))
+            # One is enough for the daemons, and with two networks by number PRRTE 3 crashes.
+            settings |= dict.fromkeys(("PRTE_MCA_prte_if_include", "OMPI_MCA_oob_tcp_if_include"), networks[0])
     settings.update(ports(*plan.ports) if plan.ports[0] else {})
     return settings
 
