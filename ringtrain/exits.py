@@ -31,6 +31,7 @@ class _Ending:
         self.code = 0
         self.follows = False  # whether the code came of what a peer did
         self.is_announced = False  # whether the launcher has been told
+        self.errors_of_peers: tuple[type[BaseException], ...] = (PeerLostError, ClosedError)
         self.world_failed = False
         self.library: str | None = None  # path of the MPI in use
         self.finalizes = False  # whether we, and not the user's mpi4py, call MPI_Finalize
@@ -72,28 +73,34 @@ def note_failed_world() -> None:
     _ending.world_failed = True
 
 
+def count_as_errors_of_peers(*kinds: type[BaseException]) -> None:
+    """Adds classes in which a framework raises what became of another rank."""
+    _ending.errors_of_peers += tuple(kind for kind in kinds if kind not in _ending.errors_of_peers)
+
+
 def _watch_exceptions(abort: Callable[[str, bool], None]) -> None:
     earlier = sys.excepthook
 
     def hook(kind, problem, traceback):
         _ending.code = 1
         ours = _ending.process == os.getpid()
-        of_a_peer = _error_of_a_peer(problem)
+        of_a_peer = error_of_a_peer(problem)
         if ours:
             announce_failure(follows=of_a_peer is not None)
             _ending.is_announced = True
         earlier(kind, problem, traceback)  # first of all: once the peers know, the launcher may end this rank
         if ours:
             _flush()
-            text = f"{kind.__name__}: {problem}" if of_a_peer is None else str(of_a_peer)
-            abort(text.strip().split("\n")[0], of_a_peer is not None)
+            in_its_words = isinstance(of_a_peer, RingtrainError)
+            text = str(of_a_peer) if in_its_words else f"{kind.__name__}: {problem}"
+            abort(text.strip().split("\n")[0], in_its_words)
 
     sys.excepthook = hook
 
 
-def _error_of_a_peer(problem: BaseException | None) -> RingtrainError | None:
-    """The error that says what another rank did, if the exception came of one."""
-    while problem is not None and not isinstance(problem, (PeerLostError, ClosedError)):
+def error_of_a_peer(problem: BaseException | None) -> BaseException | None:
+    """The error that says what another rank did, if this exception came of one."""
+    while problem is not None and not isinstance(problem, _ending.errors_of_peers):
         problem = problem.__cause__ or problem.__context__
     return problem
 
@@ -104,7 +111,7 @@ def _watch_exit_codes() -> None:
 
     def exit(status=None, /):
         _ending.code = status if isinstance(status, int) else int(status is not None)
-        _ending.follows = _error_of_a_peer(sys.exc_info()[1]) is not None
+        _ending.follows = error_of_a_peer(sys.exc_info()[1]) is not None
         leave(status)
 
     sys.exit = exit

@@ -156,8 +156,12 @@ def _template_of(node: ast.AST) -> str:
 
 def of_cpp(source: str, name: str) -> list[Message]:
     """The messages of a C++ file. What stands in parentheses within a text is a hole of it, and is looked at by itself."""
-    tokens = [(match.group(), source.count("\n", 0, match.start()) + 1) for match in CPP_TOKEN.finditer(_without_directives(source))
-              if not match.group().startswith(("//", "/*"))]
+    tokens, line, counted_to = [], 1, 0
+    for match in CPP_TOKEN.finditer(_without_directives(source)):
+        line += match.string.count("\n", counted_to, match.start())
+        counted_to = match.start()
+        if not match.group().startswith(("//", "/*")):
+            tokens.append((match.group(), line))
     chains = [(tidy(template), line, is_said) for template, line, is_said in _chains(tokens)]
     return [Message(template, f"{name}:{line}") for template, line, is_said in chains if is_message(template, is_said)]
 

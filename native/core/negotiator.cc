@@ -15,6 +15,8 @@ constexpr int kMostBatches = 2;
 
 constexpr Nanoseconds kMillisecond = 1000000;
 
+constexpr char kWhatExtends[] = " (RINGTRAIN_STALL_ABORT_SECONDS; long_phase() on the busy rank extends it).";
+
 std::string SecondsText(Nanoseconds duration) {
   char text[32];
   const double seconds = static_cast<double>(duration) / 1e9;
@@ -539,8 +541,7 @@ void Negotiator::CheckStalls(Nanoseconds now, Effects* effects) {
       Report(now, &entry, effects);
       continue;
     }
-    const std::string text = StallText(now, entry) + " It was given up after " + SecondsText(options_.stall_abort) +
-                             " s (RINGTRAIN_STALL_ABORT_SECONDS).";
+    const std::string text = StallText(now, entry) + " It was given up after " + SecondsText(options_.stall_abort) + " s" + kWhatExtends;
     FailEntry(Take(found), {name, StatusCode::kTimeout, text}, effects);
   }
   const Nanoseconds matters = options_.stall_abort == kNever ? 0 : options_.stall_abort;  // after its end, to entries older than that
@@ -551,9 +552,8 @@ void Negotiator::CheckStalls(Nanoseconds now, Effects* effects) {
 // Warns here, and has each missing member show where its Python is.
 void Negotiator::Report(Nanoseconds now, Entry* entry, Effects* effects) {
   std::string text = StallText(now, *entry);
-  if (options_.stall_abort != kNever)
-    text += " It will fail after " + SecondsText(AbortAt(*entry) - entry->since) +
-            " s (RINGTRAIN_STALL_ABORT_SECONDS; long_phase() on the busy rank extends it).";
+  text += options_.stall_abort == kNever ? " It will not be given up (RINGTRAIN_STALL_ABORT_SECONDS=0)."
+                                         : " It will fail after " + SecondsText(AbortAt(*entry) - entry->since) + " s" + kWhatExtends;
   effects->push_back(effect::Warn{text});
   for (int member = 0; member < member_count(); ++member) {
     if (entry->arrivals[member].present || joined_.has(member)) continue;

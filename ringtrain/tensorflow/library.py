@@ -14,7 +14,7 @@ from pathlib import Path
 import tensorflow as tf
 
 from ringtrain import context as contexts
-from ringtrain import log, options
+from ringtrain import exits, log, options
 from ringtrain._native import ffi, lib
 from ringtrain.errors import UnsupportedError
 
@@ -56,6 +56,7 @@ def _load() -> tuple[object, ctypes.CDLL]:
     library.rt_tensorflow_bind.restype = None
     addresses = [int(ffi.cast("uintptr_t", ffi.addressof(lib, name))) for name in _CORE_FUNCTIONS]
     library.rt_tensorflow_connect((ctypes.c_void_p * len(addresses))(*addresses))
+    exits.count_as_errors_of_peers(tf.errors.AbortedError, tf.errors.FailedPreconditionError)
     return operations, library
 
 

@@ -780,7 +780,8 @@ RT_TEST(stall_is_reported_with_doubling_patience) {
   }
   RT_CHECK(reported == (std::vector<int>{30, 60, 120, 240, 480}));
   RT_CHECK_EQ(simulation.warnings(0)[0], std::string("allreduce 'x': waiting 30 s: submitted by ranks 10, 13; missing ranks 11, 12. A "
-                                                     "branch may differ between ranks."));
+                                                     "branch may differ between ranks. It will not be given up "
+                                                     "(RINGTRAIN_STALL_ABORT_SECONDS=0)."));
   for (int rank : {1, 2}) simulation.Submit(rank, Allreduce("x"));
   simulation.Settle();
   for (int rank = 0; rank < 4; ++rank) RT_CHECK_EQ(Executions(simulation, rank, "x"), 1);
@@ -800,7 +801,8 @@ RT_TEST(stall_fails_at_the_limit_and_late_ranks_hear_of_it) {
   const Status status = FailureOf(simulation, 0, "x");
   RT_CHECK_EQ(status.code(), StatusCode::kTimeout);
   RT_CHECK_EQ(status.message(), std::string("allreduce 'x': waiting 100 s: submitted by ranks 10, 11; missing rank 12. A branch may "
-                                            "differ between ranks. It was given up after 100 s (RINGTRAIN_STALL_ABORT_SECONDS)."));
+                                            "differ between ranks. It was given up after 100 s (RINGTRAIN_STALL_ABORT_SECONDS; long_phase() "
+                                            "on the busy rank extends it)."));
   RT_CHECK_EQ(FailureOf(simulation, 1, "x").message(), status.message());
   simulation.Submit(2, Allreduce("x"));
   simulation.Settle();
@@ -808,6 +810,21 @@ RT_TEST(stall_fails_at_the_limit_and_late_ranks_hear_of_it) {
   for (int rank : {0, 1, 2}) simulation.Submit(rank, Allreduce("x"));
   simulation.Settle();
   for (int rank : {0, 1, 2}) RT_CHECK_EQ(Executions(simulation, rank, "x"), 1);
+}
+
+// Each is the other's missing part, and both are told, so that one sees the name that was meant.
+RT_TEST(different_names_are_both_reported) {
+  Simulation simulation(3, 1, StallOptions(30 * kSecond, 100 * kSecond));
+  simulation.Submit(0, Allreduce("gradient.0"));
+  simulation.Submit(1, Allreduce("gradient.1"));
+  simulation.Submit(2, Allreduce("gradient.0"));
+  simulation.Settle();
+  simulation.now += 30 * kSecond;
+  simulation.Tick(0);
+  const std::vector<std::string> texts = simulation.warnings(0);
+  RT_REQUIRE(texts.size() == 2);
+  RT_CHECK(texts[0].find("allreduce 'gradient.0': waiting 30 s: submitted by ranks 10, 12; missing rank 11.") == 0);
+  RT_CHECK(texts[1].find("allreduce 'gradient.1': waiting 30 s: submitted by rank 11; missing ranks 10, 12.") == 0);
 }
 
 // Warnings and the limit wait for a member in a long phase, and for it alone; both begin anew when it is back.
