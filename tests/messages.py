@@ -6,7 +6,7 @@ string expression (a literal, an f-string, or pieces joined by +) that
 - is an argument of ``raise`` or of a call that logs or says it, or ends as a sentence does or with a space, or says what
   "must" be, is "expected" or what something "needs", and
 - has four words at least, and
-- does not start with a space, or a value and a full stop: such a piece continues a message that has begun elsewhere.
+- does not start with a space, or a value and a full stop or comma: such a piece continues a message that has begun elsewhere.
 
 Docstrings, help texts of commands, comments, whole pages of text and the tables of options and operations are no messages.
 """
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 HOLE = "…"
 LEAST_WORDS = 4
 SENTENCE_ENDS = (".", " ", ". " + HOLE, "." + HOLE)
-CONTINUES = re.compile(f" |{HOLE}\\. ")
+CONTINUES = re.compile(f" |{HOLE}[.,] ")
 DEMANDS = re.compile(r"\b(must|expected|needs)\b")
 SPEAKERS = {"warning", "warn", "say", "refuse", "abort"}  # names of functions that tell the user
 MOST_LINES = 3  # of a message; more are a page
