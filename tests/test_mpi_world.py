@@ -5,7 +5,7 @@ import sys
 import textwrap
 
 import pytest
-from environments import EACH_MPI, python_with, rank_environment, ringtrainrun
+from environments import EACH_MPI, EACH_MPI_BUT_MPICH_FOR_LONG, python_with, rank_environment, ringtrainrun
 from worlds import LAUNCHED
 
 pytestmark = [
@@ -149,7 +149,7 @@ def test_exit_code_of_a_rank_is_the_jobs(mpi):
     assert done.returncode == 7, done
 
 
-@EACH_MPI
+@EACH_MPI_BUT_MPICH_FOR_LONG
 def test_rank_that_is_through_waits_for_one_that_saves(mpi):
     """Rank 1 works on for longer than any deadline of shutdown; nobody may end it."""
     done = job(mpi, 2, """

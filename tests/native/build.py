@@ -150,9 +150,9 @@ def alone_in(folder: Path):
 
 def build_everything() -> None:
     """Builds all variants and the simulator, in the order in which bin/test needs them, and gives way to whatever else runs."""
-    os.nice(19)
+    os.nice(10)
     try:
-        Path("/proc/self/autogroup").write_text("19")  # else the kernel weighs sessions alike, however nice their processes are
+        Path("/proc/self/autogroup").write_text("10")  # else the kernel weighs sessions alike, however nice their processes are
     except OSError:
         pass  # a kernel without such groups
     for variant, names in (("plain", ["fakes"]), ("plain", []), ("plain", SIMULATORS), ("tsan", []), ("asan", [])):
