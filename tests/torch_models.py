@@ -16,6 +16,7 @@ PER_RANK = 4  # samples of one rank in one step
 STEPS = 5  # a single one would hide what momentum gets wrong
 
 mean_square = torch.nn.functional.mse_loss
+TOLERANCES = {torch.float32: {"rtol": 1e-4, "atol": 1e-5}, torch.float64: {"rtol": 1e-10, "atol": 1e-11}}
 
 
 def network(dtype: torch.dtype = torch.float32) -> torch.nn.Module:
@@ -93,3 +94,22 @@ def distributed(model: torch.nn.Module, make: Callable, **arguments) -> tuple[to
 
 def sgd(parameters, **arguments) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, **{"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01, **arguments})
+
+
+def alone(model, make, data, **arguments):
+    """What one process makes of the global batches."""
+    model = copy.deepcopy(model)
+    optimizer = make(model.parameters())
+    train(model, optimizer, data, **arguments)
+    return model, optimizer
+
+
+class Branches(torch.nn.Module):
+    """Three layers, of which a forward pass uses those it is told to."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(4, 2) for _ in range(3))
+
+    def forward(self, x, used):
+        return sum((self.layers[index](x) for index in used), start=torch.zeros(len(x), 2, dtype=x.dtype))
