@@ -43,9 +43,9 @@ Status Execution::Prepare(Plane* plane) {
 }
 
 Status Execution::MakeTasks(Plane* plane) {
+  const bool observed = books_.timeline->enabled();
+  if (observed) observed_.resize(responses_.size());
   if (plane == nullptr) {
-    const bool observed = books_.timeline->enabled();
-    if (observed) observed_.resize(responses_.size());
     for (auto& batch : batches_) tasks_.push_back(MakeTask(std::move(batch.batch), group_, observed ? this : nullptr));
     return {};
   }
@@ -66,7 +66,13 @@ Status Execution::MakeTasks(Plane* plane) {
 Status Execution::Advance(bool* moved) {
   if (device_ == nullptr) return AdvanceTasks(moved);
   InContext current(*device_);
-  return AdvanceTasks(moved);
+  const Status status = AdvanceTasks(moved);
+  return status.ok() ? CheckTime(agreed_) : Status(status.code(), OnDevice(status.message()));
+}
+
+// An operation's error, with where it came about.
+std::string Execution::OnDevice(const std::string& text) const {
+  return Subject() + ": " + text + " This is rank " + std::to_string(group_->RankOf(me())) + ", " + device_->Text() + ".";
 }
 
 Status Execution::AdvanceTasks(bool* moved) {
@@ -101,12 +107,15 @@ void Execution::Finish() {
 Status Execution::LookAtDevice(bool* passed) {
   InContext current(*completion_->device());
   RT_TRY(completion_->Passed(passed));
-  if (*passed || books_.options.gpu_timeout_seconds == 0) return {};
-  const double waited = static_cast<double>(Now() - enqueued_) / 1e9;
-  if (waited < books_.options.gpu_timeout_seconds) return {};
-  return Status::Timeout(Subject() + ": expected the GPU to be done within " + NumberText(books_.options.gpu_timeout_seconds) +
-                         " s but it is not, on rank " + std::to_string(group_->RankOf(me())) + ", " + device_->Text() +
-                         ". What its stream holds before the operation may hang, or a rank's GPU; gpu_timeout_seconds sets the limit.");
+  return *passed ? Status() : CheckTime(enqueued_);
+}
+
+Status Execution::CheckTime(Nanoseconds begin) const {
+  const double limit = books_.options.gpu_timeout_seconds;
+  if (limit == 0 || static_cast<double>(Now() - begin) / 1e9 < limit) return {};
+  return Status::Timeout(OnDevice("expected the GPU to be done within " + NumberText(limit) +
+                                  " s but it is not. What its stream holds before the operation may hang, or a rank's GPU; "
+                                  "gpu_timeout_seconds sets the limit."));
 }
 
 void Execution::Lose(const Status& cause) {

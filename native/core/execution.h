@@ -74,6 +74,8 @@ class Execution : public StageObserver {
   Status ProvideOutput(const Response& response, size_t index, const BatchTensor& tensor, Submission* submission);
   Status MakeTasks(Plane* plane);
   Status AdvanceTasks(bool* moved);
+  Status CheckTime(Nanoseconds begin) const;
+  std::string OnDevice(const std::string& text) const;
   void WriteSpans(const Submission& submission, const Observed& observed);
 
   const Books& books_;

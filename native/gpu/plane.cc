@@ -23,6 +23,10 @@ Plane::Plane(const Options& options, Group* group, const std::vector<int64_t>& d
 Plane::~Plane() {
   if (device_ == nullptr) return;
   InContext current(*device_);
+  if (lane_.communicator != nullptr) lane_.communicator->Abort();
+  // What a stream still holds uses memory that goes now.
+  for (const std::unique_ptr<Stream>* stream : {&copies_.to_host, &copies_.to_device, &lane_.packing, &lane_.collective, &lane_.finishing})
+    if (*stream != nullptr) device_->driver().StreamSynchronize((*stream)->get());
   copies_ = {};
   for (NcclLane::Buffer& buffer : lane_.buffers) Device::Free(device_->index(), buffer.memory);
   lane_ = {};
