@@ -1,0 +1,142 @@
+// Which way batches on GPUs take: the rules, and what is said where there is none.
+#include "gpu/choice.h"
+
+#include "check.h"
+
+namespace ringtrain {
+namespace {
+
+Topology OnHosts(const std::vector<int>& host_of) {
+  std::vector<int> members;
+  for (size_t rank = 0; rank < host_of.size(); ++rank) members.push_back(static_cast<int>(rank));
+  return MakeTopology(members, 0, host_of);
+}
+
+Options With(const std::string& lines) {
+  Options options;
+  RT_CHECK(Options::Parse(lines, &options).ok());
+  return options;
+}
+
+GpuFacts Facts(int version, const std::string& bus) {
+  GpuFacts facts;
+  facts.nccl_version = version;
+  facts.bus = bus;
+  if (version == 0) facts.problem = "no library.";
+  return facts;
+}
+
+struct Chosen {
+  Status status;
+  Way way = Way::kStaged;
+  std::string reason;
+};
+
+Chosen Choose(const std::string& options, const std::vector<int>& hosts, const std::vector<GpuFacts>& facts) {
+  Chosen chosen;
+  chosen.status = ChooseWay(With(options), OnHosts(hosts), facts, &chosen.way, &chosen.reason);
+  return chosen;
+}
+
+RT_TEST(members_meet_only_where_they_have_to) {
+  RT_CHECK(OpeningOf("auto", 0, {0, 1}) == Opening::kMeet);
+  RT_CHECK(OpeningOf("nccl", 3, {0, 1}) == Opening::kMeet);
+  RT_CHECK(OpeningOf("auto", 3, {0, 1}) == Opening::kStaged);
+  RT_CHECK(OpeningOf("staged", 0, {0, 1}) == Opening::kStaged);
+  RT_CHECK(OpeningOf("nccl", 0, {0, -1}) == Opening::kStaged);
+  RT_CHECK(OpeningOf("auto", 2, {1}) == Opening::kAlone);
+  RT_CHECK(OpeningOf("staged", 0, {1}) == Opening::kStaged);
+}
+
+RT_TEST(nccl_where_all_have_it_and_a_gpu_of_their_own) {
+  RT_CHECK(Choose("", {0, 0}, {Facts(22809, "a"), Facts(22809, "b")}).way == Way::kNccl);
+  RT_CHECK(Choose("", {0, 1}, {Facts(22809, "a"), Facts(22809, "a")}).way == Way::kNccl);  // the same bus on two hosts
+  const Chosen shared = Choose("", {0, 0, 0}, {Facts(23007, "a"), Facts(23007, "b"), Facts(23007, "a")});
+  RT_CHECK(shared.way == Way::kStaged && shared.status.ok());
+  RT_CHECK_EQ(shared.reason, std::string("expected a GPU for each rank but found one for ranks 0, 2. Start fewer ranks on the host, or set "
+                                         "nccl_multi_rank=1 with NCCL 2.30 or newer."));
+  RT_CHECK(Choose("nccl_multi_rank=1", {0, 0}, {Facts(23007, "a"), Facts(23007, "a")}).way == Way::kNccl);
+  RT_CHECK(Choose("nccl_multi_rank=1", {0, 0}, {Facts(22907, "a"), Facts(22907, "a")}).way == Way::kStaged);
+}
+
+RT_TEST(what_is_missing_is_an_error_only_where_nccl_was_asked_for) {
+  const std::vector<GpuFacts> facts = {Facts(22809, "a"), Facts(0, "b")};
+  const Chosen automatic = Choose("", {0, 0}, facts);
+  RT_CHECK(automatic.status.ok() && automatic.way == Way::kStaged);
+  RT_CHECK_EQ(automatic.reason, std::string("expected NCCL on all ranks but found none on rank 1: no library."));
+  RT_CHECK_EQ(Choose("gpu_plane=nccl", {0, 0}, facts).status.message(), "gpu_plane 'nccl': " + automatic.reason);
+  RT_CHECK(Choose("gpu_plane=nccl", {0, 0}, facts).status.code() == StatusCode::kUnsupported);
+}
+
+RT_TEST(versions_must_be_equal) {
+  const Chosen chosen = Choose("", {0, 0, 0}, {Facts(22809, "a"), Facts(23007, "b"), Facts(22809, "c")});
+  RT_CHECK(chosen.status.code() == StatusCode::kMismatch);
+  RT_CHECK_EQ(chosen.status.message(), std::string("NCCL: expected one version on all ranks but found 2.28.9 on ranks 0, 2 and 2.30.7 on rank "
+                                                   "1. Install one, or point nccl_lib at it; gpu_plane=staged needs none."));
+}
+
+RT_TEST(facts_arrive_as_they_were_told) {
+  GpuFacts facts = Facts(23007, "0000:01:00");
+  facts.unique_id = std::string(128, '\0');
+  facts.problem = std::string(5000, 'x');
+  const std::string bytes = facts.Encode();
+  RT_CHECK_EQ(bytes.size(), GpuFacts::kBytes);
+  GpuFacts heard;
+  RT_CHECK(GpuFacts::Decode(bytes, &heard));
+  RT_CHECK(heard.nccl_version == 23007 && heard.bus == facts.bus && heard.unique_id == facts.unique_id);
+  RT_CHECK_EQ(heard.problem, std::string(200, 'x'));
+}
+
+Batch Allreduce(DType dtype, std::vector<size_t> elements) {
+  Batch batch;
+  batch.dtype = batch.wire = dtype;
+  batch.joined = {false, false};
+  for (size_t count : elements) {
+    BatchTensor tensor;
+    tensor.bytes = count * Bytes(dtype);
+    batch.tensors.push_back(tensor);
+  }
+  return batch;
+}
+
+RT_TEST(nccl_carries_what_it_can_compute_as_the_host_would) {
+  RT_CHECK(NcclCan(Allreduce(DType::kFloat32, {10, 20})));
+  RT_CHECK(NcclCan(Allreduce(DType::kInt64, {10})));
+  RT_CHECK(!NcclCan(Allreduce(DType::kInt16, {10})));
+  Batch average = Allreduce(DType::kInt32, {10});
+  average.scaling.divisor = 2;
+  RT_CHECK(!NcclCan(average));  // whole numbers are divided exactly
+  average.dtype = average.wire = DType::kBFloat16;
+  RT_CHECK(NcclCan(average));
+  average.weights = {3, 0};
+  RT_CHECK(!NcclCan(average));  // 0 times infinity would be no number
+  average.weights = {3, 1};
+  RT_CHECK(NcclCan(average));
+  average.operation = Operation::kReducescatter;
+  RT_CHECK(!NcclCan(average));
+  Batch joined = Allreduce(DType::kFloat32, {10});
+  joined.joined[1] = true;
+  RT_CHECK(!NcclCan(joined));
+  Batch scatter = Allreduce(DType::kFloat32, {10});
+  scatter.operation = Operation::kReducescatter;
+  scatter.tensors[0].rows = {5, 5};
+  RT_CHECK(NcclCan(scatter));
+  scatter.tensors[0].rows = {5, 4};
+  RT_CHECK(!NcclCan(scatter));
+}
+
+RT_TEST(a_buffer_for_what_needs_one_and_fits) {
+  RT_CHECK(!Packs(Allreduce(DType::kFloat32, {100}), 4096));
+  RT_CHECK(Packs(Allreduce(DType::kFloat32, {100, 100}), 4096));
+  RT_CHECK(Packs(Allreduce(DType::kFloat32, {512, 512}), 4096));
+  RT_CHECK(!Packs(Allreduce(DType::kFloat32, {512, 513}), 4096));
+  Batch narrow = Allreduce(DType::kFloat32, {2048});
+  narrow.wire = DType::kBFloat16;
+  RT_CHECK(Packs(narrow, 4096));
+  Batch scaled = Allreduce(DType::kFloat64, {10});
+  scaled.scaling.prescale = 0.5;
+  RT_CHECK(!Packs(scaled, 4096) && !NcclCan(scaled));
+}
+
+}  // namespace
+}  // namespace ringtrain
