@@ -87,7 +87,7 @@ Status Plane::OpenNccl(const std::vector<GpuFacts>& facts) {
   if (group_->topology.me == 0) log_->Info("tensors on GPUs are exchanged by NCCL " + nccl->VersionText() + " from " + nccl->path);
   InContext current(*device_);
   state_ = State::kOpening;
-  open_by_ = DeadlineAfter(options_.start_timeout_seconds);
+  if (options_.gpu_timeout_seconds > 0) open_by_ = DeadlineAfter(options_.gpu_timeout_seconds);
   return Communicator::Begin(*nccl, group_->topology.member_count(), facts[0].unique_id, group_->topology.me,
                              ShareGpu(group_->topology, facts) ? kSharedCtas : 0, &lane_.communicator);
 }
@@ -99,8 +99,8 @@ Status Plane::AdvanceOpening(bool* moved) {
     state_ = State::kReady;
     *moved = true;
   } else if (Now() > open_by_) {
-    return Status::Timeout("NCCL: expected the communicator to open within start_timeout_seconds but some rank is missing. See whether the "
-                           "ranks' hosts reach each other.");
+    return Status::Timeout("NCCL: expected the communicator to open within gpu_timeout_seconds but it did not. See whether the ranks' "
+                           "hosts reach each other.");
   }
   return {};
 }
