@@ -29,7 +29,7 @@ def run(tmp_path: Path, *parts: str, python: str = sys.executable, **settings: o
     return done.returncode, json.loads(file.read_text())["results"]
 
 
-@pytest.mark.parametrize("part", ["load", "kernels", "floors", "order", "staged-threads", "nccl-threads"])
+@pytest.mark.parametrize("part", ["load", "kernels", "floors", "order", "torch", "staged-threads", "nccl-threads"])
 def test_parts_are_right_on_the_fakes(part, tmp_path):
     code, results = run(tmp_path, part)
     assert [each for each in results if not each["right"]] == [] and len(results) >= 2

@@ -7,7 +7,6 @@ All of it takes some seconds, on slow links too.
 from __future__ import annotations
 
 import glob
-import json
 import os
 import platform
 import subprocess
@@ -31,9 +30,8 @@ SECONDS_FOR_AN_ALLREDUCE = 0.4  # a model that takes longer is measured by a par
 GPU_DEVICES = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/dxg")
 # In a process of its own, and only where there may be a GPU: importing torch takes seconds and starts threads.
 ASK_TORCH = """
-import json, torch
-cuda = torch.cuda
-print(json.dumps([cuda.device_count(), cuda.nccl.version() if cuda.is_available() else None]))
+import torch
+print(torch.cuda.device_count())
 """
 
 
@@ -67,19 +65,19 @@ def _counts(leaders: list[int]) -> list[int]:
 
 def facts_of_host() -> dict[str, Any]:
     """Versions, cores and GPUs of this host."""
-    cuda_devices, nccl = gpus_of_torch()
+    has_gpu = any(map(glob.glob, GPU_DEVICES))
     return {"name": platform.node(), "python": platform.python_version(), "ringtrain": rt.__version__,
             "mpi": mpi_version(), "torch": version_of("torch"), "tensorflow": version_of("tensorflow"),
-            "cuda_devices_of_torch": cuda_devices, "nccl": nccl, "cores": len(os.sched_getaffinity(0)),
-            "interface_mbit": nominal_rates()}  # fmt: skip
+            "cuda_devices_of_torch": gpus_of_torch(has_gpu), "gpu_libraries": rt.gpu_libraries() if has_gpu else {},
+            "cores": len(os.sched_getaffinity(0)), "interface_mbit": nominal_rates()}  # fmt: skip
 
 
-def gpus_of_torch() -> tuple[int | None, list[int] | None]:
-    """Number of GPUs that torch sees, None without torch, and the version of its NCCL if there are any."""
-    if not any(map(glob.glob, GPU_DEVICES)):
-        return (None if version_of("torch") == "not installed" else 0), None
+def gpus_of_torch(has_gpu: bool) -> int | None:
+    """Number of GPUs that torch sees, None without torch."""
+    if not has_gpu:
+        return None if version_of("torch") == "not installed" else 0
     asked = subprocess.run([sys.executable, "-c", ASK_TORCH], capture_output=True, text=True)
-    return json.loads(asked.stdout.splitlines()[-1]) if asked.returncode == 0 else (None, None)
+    return int(asked.stdout.splitlines()[-1]) if asked.returncode == 0 else None
 
 
 def mpi_version() -> str:

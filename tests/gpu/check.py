@@ -32,6 +32,7 @@ PARTS = [
     Part("kernels", "kernels", 1, "pack and unpack, bit for bit"),
     Part("floors", "floors", 1, "pack and unpack against a copy of the same bytes"),
     Part("order", "order", 1, "streams, lifetime and refusals, a world of one"),
+    Part("torch", "torch", 1, "PyTorch's tensors, training, mixed precision, DDP's time; a world of one"),
     Part("staged", "staged", 2, "two ranks on one GPU through pinned host memory, as processes"),
     Part("staged-threads", "staged", 1, "the same, as threads of one process"),
     Part("nccl", "nccl", 2, "two ranks on one GPU by NCCL (2.30 or newer), as processes"),

@@ -63,6 +63,18 @@ def order() -> None:
     ))  # fmt: skip
 
 
+def torch_tensors() -> None:
+    """PyTorch, in a world of one."""
+    from gpu import torch_checks  # here: the other parts do without torch
+
+    rt.init()
+    where = str(torch_checks.DEVICE)
+    report(f"results are tensors of {where}", torch_checks.results_are_on_the_device())
+    report(f"training on {where} is that of a plain optimizer", torch_checks.training_is_the_same())
+    report(f"an overflow on {where} skips the step", torch_checks.an_overflow_skips_the_step())
+    report(f"a step on {where} beside DDP's", True, f"{torch_checks.step_over_that_of_ddp(30):.2f} x", "1.02 x")
+
+
 def two_ranks(plane: str) -> Callable[[], None]:
     """The operations, by one plane, of whatever world this process is in; two threads without a launcher."""
 
@@ -91,7 +103,7 @@ def in_world(size: int, plane: str, checks: Callable[[], object]) -> None:
 
 
 PARTS: dict[str, Callable[[], None]] = {
-    "load": load, "kernels": pack_kernels, "floors": floors, "order": order, "staged": two_ranks("staged"), "nccl": two_ranks("nccl"),
+    "load": load, "kernels": pack_kernels, "floors": floors, "order": order, "torch": torch_tensors, "staged": two_ranks("staged"), "nccl": two_ranks("nccl"),
 }  # fmt: skip
 
 if __name__ == "__main__":
