@@ -3,8 +3,9 @@
 #define RINGTRAIN_BASE_LOG_H_
 
 #include <deque>
-#include <mutex>
 #include <string>
+
+#include "base/mutex.h"
 
 namespace ringtrain {
 
@@ -15,7 +16,7 @@ class Log {
 
   // False if there is no line.
   bool Next(std::string* line) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     if (lines_.empty()) return false;
     *line = std::move(lines_.front());
     lines_.pop_front();
@@ -26,12 +27,12 @@ class Log {
   static constexpr size_t kMostLines = 1000;  // nobody fetches: keep the first ones, they tell the cause
 
   void Add(std::string line) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     if (lines_.size() < kMostLines) lines_.push_back(std::move(line));
   }
 
-  std::mutex mutex_;
-  std::deque<std::string> lines_;  // guarded by mutex_
+  Mutex mutex_;
+  std::deque<std::string> lines_ RT_GUARDED_BY(mutex_);
 };
 
 }  // namespace ringtrain

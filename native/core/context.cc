@@ -279,10 +279,8 @@ void Context::Wait(Handle& handle, Nanoseconds deadline) {
 
 void Context::WaitOn(Handle& handle, Nanoseconds deadline) {
   while (!handle.done() && Now() < deadline) {
-    std::unique_lock<std::mutex> lock(drive_mutex_, std::try_to_lock);
-    if (!lock.owns_lock() || stop_.load()) {
+    if (stop_.load() || !drive_mutex_.TryLock()) {
       // Somebody drives, or Close will end it. Should the driver be about to stop, the context's thread takes over.
-      if (lock.owns_lock()) lock.unlock();
       if (table_.has_news()) doorbell().Ring();
       WakeThread(true);
       handle.Sleep(deadline);
@@ -290,7 +288,9 @@ void Context::WaitOn(Handle& handle, Nanoseconds deadline) {
     }
     Drive([&] { return handle.done() || stop_.load(); }, deadline);
     StopLooking();
-    if (coordinator_->HasWork()) WakeThread(true);
+    const bool more = coordinator_->HasWork();
+    drive_mutex_.Unlock();
+    if (more) WakeThread(true);
   }
 }
 
@@ -346,16 +346,19 @@ void Context::RunThread() {
   life.Begin();
   while (!stop_.load()) {
     const uint32_t ticket = parked_.load(std::memory_order_acquire);
+    Nanoseconds idle_period = 0;
     {
-      std::lock_guard<std::mutex> lock(drive_mutex_);
-      coordinator_->Step();
-      Drive([&] { return stop_.load() || !coordinator_->HasWork(); }, kNever);
+      MutexLock lock(drive_mutex_);
+      Coordinator& coordinator = *coordinator_;
+      coordinator.Step();
+      Drive([&] { return stop_.load() || !coordinator.HasWork(); }, kNever);
       timeline_.Flush();
       StopLooking();
-      if (coordinator_->HasWork()) continue;  // from one who still saw this thread drive and did not wake it
+      idle_period = coordinator.idle_period();
+      if (coordinator.HasWork()) continue;  // from one who still saw this thread drive and did not wake it
     }
     if (stop_.load()) break;
-    FutexWait(&parked_, ticket, Now() + coordinator_->idle_period());
+    FutexWait(&parked_, ticket, Now() + idle_period);
     counters_.Add(Counter::kWakeups, 1);
     Gather();
   }
@@ -399,28 +402,29 @@ void Context::LongPhase(double seconds) {
 }
 
 Status Context::Close(double seconds) {
-  std::lock_guard<std::mutex> once(close_mutex_);
+  MutexLock once(close_mutex_);
   if (std::exchange(closed_, true) || coordinator_ == nullptr) return {};
   stop_.store(true);
   doorbell().Ring();
   WakeThread(true);
   if (thread_.joinable()) thread_.join();
 
-  std::lock_guard<std::mutex> lock(drive_mutex_);
+  MutexLock lock(drive_mutex_);
+  Coordinator& coordinator = *coordinator_;
   Nanoseconds deadline = DeadlineAfter(seconds);
-  coordinator_->HeedAbort();  // requested just before this: the others shall hear the cause, and no goodbye that overtakes it
+  coordinator.HeedAbort();  // requested just before this: the others shall hear the cause, and no goodbye that overtakes it
   if (table_.closed().ok()) {
-    coordinator_->SayGoodbye();
-    Drive([&] { return coordinator_->ready_to_close() || !table_.closed().ok(); }, deadline);
-    if (table_.closed().ok()) coordinator_->GiveUpWaiting();
+    coordinator.SayGoodbye();
+    Drive([&] { return coordinator.ready_to_close() || !table_.closed().ok(); }, deadline);
+    if (table_.closed().ok()) coordinator.GiveUpWaiting();
   }
   // What was said last is still to be delivered; whoever waited for long need not wait long for that.
   deadline = std::min(deadline, DeadlineAfter(options_.shutdown_timeout_seconds));
   if (table_.closed().ok())
-    Drive([&] { return !coordinator_->HasWork() || !coordinator_->MustPoll() || !table_.closed().ok(); }, deadline);
+    Drive([&] { return !coordinator.HasWork() || !coordinator.MustPoll() || !table_.closed().ok(); }, deadline);
   const double left = std::max<double>(0, static_cast<double>(deadline - Now()) / kSecond);
   transport_->SetDoorbell(nullptr);
-  transport_->Close(coordinator_->closed_cleanly(), left);
+  transport_->Close(coordinator.closed_cleanly(), left);
   const Status ended = table_.closed();
   // Only now may the tensors go back to their owners: nothing moves any more.
   table_.Close(Status::Closed("rank " + std::to_string(world_.rank) + " has called shutdown(); call init() to start again."));

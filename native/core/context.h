@@ -8,12 +8,12 @@
 
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 
 #include "base/counters.h"
 #include "base/log.h"
+#include "base/mutex.h"
 #include "base/options.h"
 #include "core/coordinator.h"
 #include "core/submission.h"
@@ -45,9 +45,9 @@ class Context {
   void Wait(Handle& handle, Nanoseconds deadline);
   // Memory of a GPU, which Device::Free takes back.
   Status AllocateOn(int device, size_t bytes, void** memory);
-  void Abort(const std::string& cause);
-  void AskForStacksThrough(int pipe) { coordinator_->AskForStacksThrough(pipe); }
-  void LongPhase(double seconds);
+  void Abort(const std::string& cause) RT_NOT_ANALYSED;  // passes a request on, which any thread may do; so do the next two
+  void AskForStacksThrough(int pipe) RT_NOT_ANALYSED { coordinator_->AskForStacksThrough(pipe); }
+  void LongPhase(double seconds) RT_NOT_ANALYSED;
   // Says goodbye, serves the others until all have or the time is over (shutdown_timeout_seconds), and ends.
   // Not ok if the world had failed: some rank may never come to its end.
   Status Close(double seconds);
@@ -70,9 +70,9 @@ class Context {
   void Gather();
   void StopLooking();
   void WakeThread(bool urgent);
-  // Drives until `finished()` or the deadline. Needs drive_mutex_.
+  // Drives until `finished()` or the deadline.
   template <typename Finished>
-  void Drive(Finished finished, Nanoseconds deadline);
+  void Drive(Finished finished, Nanoseconds deadline) RT_REQUIRES(drive_mutex_);
   Doorbell& doorbell() const { return memory_->doorbell(world_.local_rank()); }
 
   Options options_;
@@ -88,16 +88,16 @@ class Context {
   std::unique_ptr<HostMemory> memory_;
   Nanoseconds spin_ = 0;  // how long the driver looks again before it sleeps
 
-  std::mutex drive_mutex_;                    // held by the driver
-  std::unique_ptr<Coordinator> coordinator_;  // guarded by drive_mutex_
+  Mutex drive_mutex_;                         // held by the driver
+  std::unique_ptr<Coordinator> coordinator_ RT_PT_GUARDED_BY(drive_mutex_);
   std::atomic<bool> driven_{false};           // somebody drives, perhaps asleep on the doorbell
   std::atomic<uint32_t> parked_{0};           // futex of the context's thread; changes when there is work for it
   std::atomic<bool> urgent_{false};           // the thread was woken for something that must not wait
   std::atomic<Nanoseconds> looks_by_{0};      // somebody will have looked for news by then without being called
   std::atomic<int64_t> gathered_bytes_{0};    // submitted since somebody was called
   std::atomic<bool> stop_{false};
-  std::mutex close_mutex_;
-  bool closed_ = false;  // guarded by close_mutex_
+  Mutex close_mutex_;
+  bool closed_ RT_GUARDED_BY(close_mutex_) = false;
   std::thread thread_;
 };
 

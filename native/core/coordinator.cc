@@ -345,8 +345,13 @@ void Coordinator::GiveUpWaiting() {
   }
 }
 
+std::string Coordinator::RequestedCause() {
+  MutexLock lock(request_mutex_);
+  return requested_cause_;
+}
+
 void Coordinator::RequestAbort(const std::string& cause) {
-  std::lock_guard<std::mutex> lock(request_mutex_);
+  MutexLock lock(request_mutex_);
   if (abort_requested_.load(std::memory_order_relaxed)) return;
   requested_cause_ = cause;
   abort_requested_.store(true, std::memory_order_release);
@@ -384,7 +389,7 @@ void Coordinator::HeedAbort() {
   if (notice.state.load(std::memory_order_acquire) == AbortNotice::kSet)
     Abort(Status::PeerLost(notice.text));
   else if (abort_requested_.load(std::memory_order_acquire))
-    Abort(Status::PeerLost(requested_cause_));
+    Abort(Status::PeerLost(RequestedCause()));
 }
 
 // What ended the world on this host first: this, or what another rank has written down before.

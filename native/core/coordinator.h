@@ -8,11 +8,11 @@
 #include <atomic>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "base/log.h"
+#include "base/mutex.h"
 #include "core/executor.h"
 #include "core/liveness.h"
 #include "core/negotiator.h"
@@ -79,6 +79,7 @@ class Coordinator {
   void CheckLongPhase();
   void ShowStacks(const std::string& awaited);
   void InsistOnStacks();
+  std::string RequestedCause();
   Status FirstCause(const Status& cause);
   void Send(int rank, Frame frame);
   void SendBeat(int rank, bool last);
@@ -104,9 +105,9 @@ class Coordinator {
   Nanoseconds last_active_ = 0;
 
   bool aborted_ = false;
-  std::mutex request_mutex_;
+  Mutex request_mutex_;
   std::atomic<bool> abort_requested_{false};
-  std::string requested_cause_;  // written before abort_requested_
+  std::string requested_cause_ RT_GUARDED_BY(request_mutex_);
   std::atomic<Nanoseconds> long_phase_{-1};  // asked for and not passed on yet
   std::atomic<int> stacks_pipe_{-1};
   Nanoseconds insist_on_stacks_at_ = kNever;

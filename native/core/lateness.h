@@ -4,11 +4,11 @@
 #define RINGTRAIN_CORE_LATENESS_H_
 
 #include <map>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "base/clock.h"
+#include "base/mutex.h"
 
 namespace ringtrain {
 
@@ -31,7 +31,7 @@ struct Late {
 class LatenessTable {
  public:
   void Add(const std::vector<Late>& late) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     for (const Late& each : late) {
       Late& known = by_rank_[each.rank];
       known.rank = each.rank;
@@ -40,15 +40,15 @@ class LatenessTable {
   }
   // By rank.
   std::vector<Late> All() const {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     std::vector<Late> all;
     for (const auto& entry : by_rank_) all.push_back(entry.second);
     return all;
   }
 
  private:
-  mutable std::mutex mutex_;
-  std::map<int, Late> by_rank_;  // guarded by mutex_
+  mutable Mutex mutex_;
+  std::map<int, Late> by_rank_ RT_GUARDED_BY(mutex_);
 };
 
 }  // namespace ringtrain

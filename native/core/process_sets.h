@@ -4,9 +4,10 @@
 #define RINGTRAIN_CORE_PROCESS_SETS_H_
 
 #include <map>
-#include <mutex>
 #include <set>
 #include <vector>
+
+#include "base/mutex.h"
 
 namespace ringtrain {
 
@@ -14,7 +15,7 @@ class ProcessSetTable {
  public:
   // Gives the set the lowest lane that none has.
   int Add(int process_set, std::vector<int> members) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     int lane = 0;
     while (lanes_.count(lane) > 0) ++lane;
     lanes_.insert(lane);
@@ -22,19 +23,19 @@ class ProcessSetTable {
     return lane;
   }
   void Remove(int process_set) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     auto found = sets_.find(process_set);
     if (found == sets_.end()) return;
     lanes_.erase(found->second.lane);
     sets_.erase(found);
   }
   int count() const {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     return static_cast<int>(sets_.size());
   }
   // Global ranks, ascending; empty if there is no such set.
   std::vector<int> Members(int process_set) const {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     auto found = sets_.find(process_set);
     return found == sets_.end() ? std::vector<int>() : found->second.members;
   }
@@ -45,9 +46,9 @@ class ProcessSetTable {
     int lane;
   };
 
-  mutable std::mutex mutex_;
-  std::map<int, Set> sets_;  // guarded by mutex_
-  std::set<int> lanes_;      // guarded by mutex_; those in use
+  mutable Mutex mutex_;
+  std::map<int, Set> sets_ RT_GUARDED_BY(mutex_);
+  std::set<int> lanes_ RT_GUARDED_BY(mutex_);  // those in use
 };
 
 }  // namespace ringtrain

@@ -20,7 +20,7 @@ Status HoldBack(const Handle& handle, CUstream stream) {
 }
 
 Status SubmissionTable::Add(std::shared_ptr<Submission> submission) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   if (!closed_.ok()) return closed_;
   const Request& request = submission->request;
   const bool removes = request.operation == Operation::kRemoveProcessSet;
@@ -38,7 +38,7 @@ Status SubmissionTable::Add(std::shared_ptr<Submission> submission) {
 }
 
 void SubmissionTable::AddRefusal(int process_set, Refusal refusal) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   if (!closed_.ok()) return;
   auto names = pending_.find(process_set);
   if (names != pending_.end() && names->second.count(refusal.name) > 0) return;
@@ -48,14 +48,14 @@ void SubmissionTable::AddRefusal(int process_set, Refusal refusal) {
 
 bool SubmissionTable::TakeNews(News* news) {
   if (!has_news()) return false;
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   *news = std::exchange(news_, News());
   has_news_.store(false, std::memory_order_relaxed);
   return true;
 }
 
 std::shared_ptr<Submission> SubmissionTable::Find(int process_set, const std::string& name) const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   auto names = pending_.find(process_set);
   if (names == pending_.end()) return nullptr;
   auto found = names->second.find(name);
@@ -63,7 +63,7 @@ std::shared_ptr<Submission> SubmissionTable::Find(int process_set, const std::st
 }
 
 bool SubmissionTable::Pending(int process_set) const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   return PendingIn(process_set);
 }
 
@@ -74,7 +74,7 @@ bool SubmissionTable::PendingIn(int process_set) const {
 
 void SubmissionTable::Finish(const std::shared_ptr<Submission>& submission, const Status& status) {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     auto names = pending_.find(submission->process_set);
     if (names == pending_.end() || names->second.erase(submission->request.name) == 0) return;
     if (submission->request.operation == Operation::kRemoveProcessSet)
@@ -86,7 +86,7 @@ void SubmissionTable::Finish(const std::shared_ptr<Submission>& submission, cons
 void SubmissionTable::Close(const Status& cause) {
   std::map<int, Names> pending;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     if (closed_.ok()) closed_ = cause;
     pending.swap(pending_);
     news_ = {};
@@ -97,7 +97,7 @@ void SubmissionTable::Close(const Status& cause) {
 }
 
 Status SubmissionTable::closed() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   return closed_;
 }
 

@@ -7,7 +7,6 @@
 #include <cstdlib>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -15,6 +14,7 @@
 
 #include "base/clock.h"
 #include "base/doorbell.h"
+#include "base/mutex.h"
 #include "core/frame.h"
 #include "core/request.h"
 #include "device/device.h"
@@ -129,13 +129,13 @@ class SubmissionTable {
  private:
   using Names = std::unordered_map<std::string, std::shared_ptr<Submission>>;
 
-  bool PendingIn(int process_set) const;  // needs mutex_
+  bool PendingIn(int process_set) const RT_REQUIRES(mutex_);
 
-  mutable std::mutex mutex_;
-  std::map<int, Names> pending_;  // guarded by mutex_; by process set
-  std::multiset<int> leaving_;    // guarded by mutex_; process sets whose removal is pending
-  News news_;                     // guarded by mutex_
-  Status closed_;                 // guarded by mutex_
+  mutable Mutex mutex_;
+  std::map<int, Names> pending_ RT_GUARDED_BY(mutex_);  // by process set
+  std::multiset<int> leaving_ RT_GUARDED_BY(mutex_);    // process sets whose removal is pending
+  News news_ RT_GUARDED_BY(mutex_);
+  Status closed_ RT_GUARDED_BY(mutex_);
   std::atomic<bool> has_news_{false};
 };
 

@@ -133,7 +133,7 @@ Nanoseconds TraceOrigin() {
 Timeline::~Timeline() { Stop(); }
 
 Status Timeline::Start(const std::string& path, int rank, int64_t max_events) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   if (file_ >= 0)
     return Status::InvalidArgument("start of timeline '" + path + "': expected none open but '" + path_ + "' is, on rank " +
                                    std::to_string(rank) + ". Stop it first.");
@@ -159,7 +159,7 @@ Status Timeline::Start(const std::string& path, int rank, int64_t max_events) {
 }
 
 Status Timeline::Stop() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   enabled_.store(false, std::memory_order_relaxed);
   if (file_ < 0) return {};
   if (dropped_ > 0)
@@ -179,7 +179,7 @@ void Timeline::CloseFile() {
 }
 
 void Timeline::Span(const std::string& tensor, const char* stage, Nanoseconds begin, Nanoseconds end, int64_t bytes) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   if (!enabled()) return;
   Track* track = events_ < max_events_ ? TrackFor(tensor, {begin, end}) : nullptr;
   if (track == nullptr) {
@@ -194,7 +194,7 @@ void Timeline::Span(const std::string& tensor, const char* stage, Nanoseconds be
 
 void Timeline::Flush() {
   if (!enabled()) return;
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   WriteBuffer();
 }
 

@@ -16,12 +16,12 @@
 
 #include <atomic>
 #include <cstdint>
-#include <mutex>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "base/clock.h"
+#include "base/mutex.h"
 #include "base/status.h"
 
 namespace ringtrain {
@@ -58,28 +58,30 @@ class Timeline {
   using Tracks = std::vector<Track>;  // of one tensor
 
   static bool Place(Track* track, const Interval& span);
-  Track* TrackFor(const std::string& tensor, const Interval& span);
-  void Append(const std::string& event);
-  void WriteBuffer();
-  Status WriteEvents(const char* events, size_t size);
-  Status Resize(int64_t capacity);
-  Status Failure(const std::string& cause) const;
-  void CloseFile();
+  Track* TrackFor(const std::string& tensor, const Interval& span) RT_REQUIRES(mutex_);
+  void Append(const std::string& event) RT_REQUIRES(mutex_);
+  void WriteBuffer() RT_REQUIRES(mutex_);
+  Status WriteEvents(const char* events, size_t size) RT_REQUIRES(mutex_);
+  Status Resize(int64_t capacity) RT_REQUIRES(mutex_);
+  Status Failure(const std::string& cause) const RT_REQUIRES(mutex_);
+  void CloseFile() RT_REQUIRES(mutex_);
 
   std::atomic<bool> enabled_{false};
 
-  std::mutex mutex_;  // guards everything below
-  std::string path_;
-  int file_ = -1;
-  int64_t capacity_ = 0;  // the file's size; it ends with the closing bracket
-  int64_t used_ = 0;      // where the next event goes; spaces from here to the bracket
-  int rank_ = 0;
-  Nanoseconds origin_ = 0;  // the trace's time 0 by base/clock.h
-  int64_t events_ = 0, max_events_ = 0, dropped_ = 0;
-  int next_track_ = 1;
-  std::unordered_map<std::string, Tracks> tracks_;
-  std::string buffer_;
-  Status failure_;
+  Mutex mutex_;
+  std::string path_ RT_GUARDED_BY(mutex_);
+  int file_ RT_GUARDED_BY(mutex_) = -1;
+  int64_t capacity_ RT_GUARDED_BY(mutex_) = 0;  // the file's size; it ends with the closing bracket
+  int64_t used_ RT_GUARDED_BY(mutex_) = 0;      // where the next event goes; spaces from here to the bracket
+  int rank_ RT_GUARDED_BY(mutex_) = 0;
+  Nanoseconds origin_ RT_GUARDED_BY(mutex_) = 0;  // the trace's time 0 by base/clock.h
+  int64_t events_ RT_GUARDED_BY(mutex_) = 0;
+  int64_t max_events_ RT_GUARDED_BY(mutex_) = 0;
+  int64_t dropped_ RT_GUARDED_BY(mutex_) = 0;
+  int next_track_ RT_GUARDED_BY(mutex_) = 1;
+  std::unordered_map<std::string, Tracks> tracks_ RT_GUARDED_BY(mutex_);
+  std::string buffer_ RT_GUARDED_BY(mutex_);
+  Status failure_ RT_GUARDED_BY(mutex_);
 };
 
 }  // namespace ringtrain

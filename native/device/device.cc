@@ -66,7 +66,7 @@ Device::~Device() {
 
 Status Device::TakeEvent(CUevent* event) {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     if (!events_.empty()) {
       *event = events_.back();
       events_.pop_back();
@@ -77,7 +77,7 @@ Status Device::TakeEvent(CUevent* event) {
 }
 
 void Device::GiveEvent(CUevent event) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   events_.push_back(event);
 }
 
@@ -114,7 +114,7 @@ int Device::Of(const std::string& library, const void* memory) {
 Status Device::TakePinned(size_t bytes, void** memory, size_t* granted) {
   const size_t wanted = RoundUp(bytes);
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     auto found = pinned_.find(wanted);
     if (found != pinned_.end()) {
       *memory = found->second;
@@ -128,7 +128,7 @@ Status Device::TakePinned(size_t bytes, void** memory, size_t* granted) {
 }
 
 void Device::GivePinned(void* memory, size_t granted) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   pinned_.emplace(granted, memory);
 }
 
@@ -177,7 +177,7 @@ Status Pinned::Take(const std::shared_ptr<Device>& device, size_t bytes, std::un
 }
 
 Status DeviceTable::Find(int index, std::shared_ptr<Device>* device) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   auto found = devices_.find(index);
   if (found == devices_.end()) {
     const Driver* driver;

@@ -6,10 +6,10 @@
 
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "base/mutex.h"
 #include "base/status.h"
 #include "device/driver.h"
 
@@ -56,9 +56,9 @@ class Device {
   CUcontext context_ = nullptr;
   int compute_capability_ = 0;
   std::string bus_;
-  std::mutex mutex_;
-  std::vector<CUevent> events_;                  // guarded by mutex_; free ones
-  std::multimap<size_t, void*> pinned_;          // guarded by mutex_; free ones by size
+  Mutex mutex_;
+  std::vector<CUevent> events_ RT_GUARDED_BY(mutex_);          // free ones
+  std::multimap<size_t, void*> pinned_ RT_GUARDED_BY(mutex_);  // free ones by size
 };
 
 // Makes a device's context that of this thread for as long as it lives.
@@ -142,8 +142,8 @@ class DeviceTable {
 
  private:
   const std::string library_;
-  std::mutex mutex_;
-  std::map<int, std::shared_ptr<Device>> devices_;  // guarded by mutex_
+  Mutex mutex_;
+  std::map<int, std::shared_ptr<Device>> devices_ RT_GUARDED_BY(mutex_);
 };
 
 }  // namespace ringtrain

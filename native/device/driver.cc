@@ -3,7 +3,8 @@
 #include <dlfcn.h>
 
 #include <atomic>
-#include <mutex>
+
+#include "base/mutex.h"
 
 namespace ringtrain {
 namespace {
@@ -12,7 +13,7 @@ using GetProcAddress = CUresult (*)(const char* name, void** function, int versi
 
 constexpr char kAdvice[] = " Install NVIDIA's driver, or pass tensors in host memory.";
 
-std::mutex opening;
+Mutex opening;
 std::atomic<const Driver*> opened{nullptr};  // kept to the end of the process: CUDA cannot be unloaded either
 
 std::string TextOf(int version) { return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10); }
@@ -60,7 +61,7 @@ Status Load(const std::string& library, Driver* driver) {
 }  // namespace
 
 Status Driver::Open(const std::string& library, const Driver** driver) {
-  std::lock_guard<std::mutex> lock(opening);
+  MutexLock lock(opening);
   if (opened.load() == nullptr) {
     auto* loaded = new Driver;
     Status status = Load(library.empty() ? "libcuda.so.1" : library, loaded);

@@ -3,7 +3,8 @@
 #include <dlfcn.h>
 
 #include <atomic>
-#include <mutex>
+
+#include "base/mutex.h"
 
 namespace ringtrain {
 namespace {
@@ -11,8 +12,8 @@ namespace {
 constexpr int kOldestNccl = 21800;
 constexpr char kSoname[] = "libnccl.so.2";
 
-std::mutex opening;
-std::string suggested;                     // guarded by opening
+Mutex opening;
+std::string suggested RT_GUARDED_BY(opening);
 std::atomic<const Nccl*> opened{nullptr};  // kept to the end of the process: it may have threads of its own
 
 std::string TextOf(int version) {
@@ -22,7 +23,7 @@ std::string TextOf(int version) {
 Status Refuse(const std::string& library, const std::string& problem) { return Status::Unsupported("NCCL '" + library + "': " + problem); }
 
 // A second copy of NCCL in a process would order its launches apart from the first one's, so what is loaded comes first.
-void* FindObject(const std::string& library, std::string* tried) {
+void* FindObject(const std::string& library, std::string* tried) RT_REQUIRES(opening) {
   *tried = library.empty() ? kSoname : library;
   if (!library.empty()) return dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (void* loaded = dlopen(kSoname, RTLD_NOW | RTLD_NOLOAD)) return loaded;
@@ -31,7 +32,7 @@ void* FindObject(const std::string& library, std::string* tried) {
   return dlopen(kSoname, RTLD_NOW | RTLD_LOCAL);
 }
 
-Status Load(const std::string& library, Nccl* nccl) {
+Status Load(const std::string& library, Nccl* nccl) RT_REQUIRES(opening) {
   std::string tried;
   void* object = FindObject(library, &tried);
   if (object == nullptr)
@@ -59,7 +60,7 @@ Status Load(const std::string& library, Nccl* nccl) {
 }  // namespace
 
 Status Nccl::Open(const std::string& library, const Nccl** nccl) {
-  std::lock_guard<std::mutex> lock(opening);
+  MutexLock lock(opening);
   if (opened.load() == nullptr) {
     auto* loaded = new Nccl;
     Status status = Load(library, loaded);
@@ -76,7 +77,7 @@ Status Nccl::Open(const std::string& library, const Nccl** nccl) {
 const Nccl* Nccl::Opened() { return opened.load(); }
 
 void Nccl::Suggest(const std::string& library) {
-  std::lock_guard<std::mutex> lock(opening);
+  MutexLock lock(opening);
   suggested = library;
 }
 

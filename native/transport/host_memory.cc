@@ -9,7 +9,8 @@
 #include <unistd.h>
 
 #include <cstdlib>
-#include <mutex>
+
+#include "base/mutex.h"
 
 namespace ringtrain {
 namespace {
@@ -36,7 +37,7 @@ class ProcessHost {
   char* control() { return control_.get(); }
 
   char* Map(int process_set, int participants, size_t bytes) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     Shared& window = windows_[process_set];
     if (!window.memory) window = {Zeroed(bytes), participants};
     return window.memory.get();
@@ -44,7 +45,7 @@ class ProcessHost {
 
   // The memory stays until all participants have come and gone: a late one must find what the early ones wrote.
   void Unmap(int process_set) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     auto window = windows_.find(process_set);
     if (window != windows_.end() && --window->second.participants == 0) windows_.erase(window);
   }
@@ -71,8 +72,8 @@ class ProcessHost {
 
   const int local_size_;
   const Memory control_;
-  std::mutex mutex_;
-  std::map<int, Shared> windows_;  // guarded by mutex_
+  Mutex mutex_;
+  std::map<int, Shared> windows_ RT_GUARDED_BY(mutex_);
 };
 
 namespace {

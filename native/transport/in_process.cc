@@ -3,9 +3,10 @@
 #include <cstring>
 #include <deque>
 #include <map>
-#include <mutex>
 #include <numeric>
 #include <utility>
+
+#include "base/mutex.h"
 
 namespace ringtrain {
 namespace {
@@ -26,12 +27,12 @@ using MessagePointer = std::shared_ptr<Message>;
 struct Hub::Inbox {
   using Channel = std::pair<int, int>;  // sender, tag
 
-  std::mutex mutex;
-  bool taken = false;
-  Doorbell* doorbell = nullptr;
-  std::deque<std::pair<int, std::string>> frames;
-  std::map<Channel, std::deque<MessagePointer>> sends;     // without a receive yet
-  std::map<Channel, std::deque<MessagePointer>> receives;  // without a send yet
+  Mutex mutex;
+  bool taken RT_GUARDED_BY(mutex) = false;
+  Doorbell* doorbell RT_GUARDED_BY(mutex) = nullptr;
+  std::deque<std::pair<int, std::string>> frames RT_GUARDED_BY(mutex);
+  std::map<Channel, std::deque<MessagePointer>> sends RT_GUARDED_BY(mutex);     // without a receive yet
+  std::map<Channel, std::deque<MessagePointer>> receives RT_GUARDED_BY(mutex);  // without a send yet
 };
 
 class InProcessTransport : public Transport {
@@ -44,7 +45,7 @@ class InProcessTransport : public Transport {
 
   Status SendFrame(int to, const std::string& frame) override {
     Hub::Inbox& inbox = *hub_->inboxes_[to];
-    std::lock_guard<std::mutex> lock(inbox.mutex);
+    MutexLock lock(inbox.mutex);
     inbox.frames.emplace_back(rank_, frame);
     if (inbox.doorbell != nullptr) inbox.doorbell->Ring();
     return {};
@@ -52,7 +53,7 @@ class InProcessTransport : public Transport {
 
   Status ReceiveFrame(int* from, std::string* frame, bool* arrived) override {
     Hub::Inbox& inbox = *hub_->inboxes_[rank_];
-    std::lock_guard<std::mutex> lock(inbox.mutex);
+    MutexLock lock(inbox.mutex);
     *arrived = !inbox.frames.empty();
     if (!*arrived) return {};
     *from = inbox.frames.front().first;
@@ -65,7 +66,7 @@ class InProcessTransport : public Transport {
   Status StartSend(int to, int tag, const void* data, size_t bytes, Ticket* ticket) override {
     MessagePointer message = NewMessage(const_cast<void*>(data), bytes, ticket);
     Hub::Inbox& inbox = *hub_->inboxes_[to];
-    std::lock_guard<std::mutex> lock(inbox.mutex);
+    MutexLock lock(inbox.mutex);
     auto& receives = inbox.receives[{rank_, tag}];
     if (receives.empty()) {
       inbox.sends[{rank_, tag}].push_back(std::move(message));
@@ -83,7 +84,7 @@ class InProcessTransport : public Transport {
     Status status;
     {
       Hub::Inbox& inbox = *hub_->inboxes_[rank_];
-      std::lock_guard<std::mutex> lock(inbox.mutex);
+      MutexLock lock(inbox.mutex);
       auto& sends = inbox.sends[{from, tag}];
       if (sends.empty()) {
         inbox.receives[{from, tag}].push_back(std::move(message));
@@ -111,7 +112,7 @@ class InProcessTransport : public Transport {
 
   void SetDoorbell(Doorbell* doorbell) override {
     Hub::Inbox& inbox = *hub_->inboxes_[rank_];
-    std::lock_guard<std::mutex> lock(inbox.mutex);
+    MutexLock lock(inbox.mutex);
     inbox.doorbell = doorbell;
   }
 
@@ -124,7 +125,7 @@ class InProcessTransport : public Transport {
   void Abandon() override {
     for (int to = 0; to < size(); ++to) {
       Hub::Inbox& inbox = *hub_->inboxes_[to];
-      std::lock_guard<std::mutex> lock(inbox.mutex);
+      MutexLock lock(inbox.mutex);
       for (auto* waiting : {&inbox.sends, &inbox.receives})
         for (auto& channel : *waiting)
           if ((waiting == &inbox.sends ? channel.first.first : to) == rank_) channel.second.clear();
@@ -160,7 +161,7 @@ class InProcessTransport : public Transport {
 
   void RingDoorbellOf(int rank) {
     Hub::Inbox& inbox = *hub_->inboxes_[rank];
-    std::lock_guard<std::mutex> lock(inbox.mutex);
+    MutexLock lock(inbox.mutex);
     if (inbox.doorbell != nullptr) inbox.doorbell->Ring();
   }
 
@@ -183,7 +184,7 @@ Status Hub::Join(const std::shared_ptr<Hub>& hub, int rank, std::unique_ptr<Tran
   if (rank < 0 || rank >= hub->size())
     return Status::InvalidArgument("rank must be in [0, " + std::to_string(hub->size()) + "), got " + std::to_string(rank) + ".");
   {
-    std::lock_guard<std::mutex> lock(hub->inboxes_[rank]->mutex);
+    MutexLock lock(hub->inboxes_[rank]->mutex);
     if (std::exchange(hub->inboxes_[rank]->taken, true))
       return Status::InvalidArgument("rank " + std::to_string(rank) + " has joined this hub already.");
   }

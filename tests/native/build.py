@@ -30,7 +30,10 @@ import mutants  # noqa: E402
 # What the negotiator consists of: it links nothing else of native/, so the simulator is built in seconds.
 NEGOTIATION = ["core/frame.cc", "core/fusion.cc", "core/match.cc", "core/negotiator.cc", "core/request.cc", "core/response_cache.cc",
                "tables/tables.cc"]
-COMMON = ["-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-pthread", "-g", f"-I{ROOT / 'native'}"]
+# Only here, where the compiler is known: a user's newer one may warn of more.
+WARNINGS = ["-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Wcast-align", "-Wduplicated-cond", "-Wlogical-op", "-Wformat=2", "-Werror"]
+CPLUSPLUS_WARNINGS = ["-Wold-style-cast", "-Wnon-virtual-dtor", "-Woverloaded-virtual", "-Wextra-semi"]
+COMMON = ["-ffp-contract=off", *WARNINGS, "-pthread", "-g", f"-I{ROOT / 'native'}"]
 VARIANTS = {
     "plain": ["-O3"],  # as the package is built: other loops than -O2 makes
     "tsan": ["-O1", "-fsanitize=thread", "-Wno-tsan"],  # it says of fences, which it does not model; locks and atomics it does
@@ -39,7 +42,7 @@ VARIANTS = {
 RULES = """\
 builddir = .
 rule compile
-  command = $cxx -std=c++17 $flags -MMD -MF $out.d -c $in -o $out
+  command = $cxx -std=c++17 $cplusplus_warnings $flags -MMD -MF $out.d -c $in -o $out
   depfile = $out.d
   deps = gcc
   description = compile $in
@@ -78,6 +81,7 @@ def build_folder(variant: str) -> Path:
 def describe(variant: str, folder: Path, with_mutants: bool) -> str:
     """The text of build.ninja for a variant that is built in a folder."""
     compilers = [f"cxx = {os.environ.get('CXX', 'g++')}", f"cc = {os.environ.get('CC', 'gcc')}"]
+    compilers.append("cplusplus_warnings = " + " ".join(CPLUSPLUS_WARNINGS))
     lines = [*compilers, "flags = " + " ".join(COMMON + VARIANTS[variant]), RULES]
     library = sorted(set((ROOT / "native").glob("**/*.cc")) - set((ROOT / "native" / "tensorflow").glob("*.cc")))
     for source in [*library, *test_sources()]:

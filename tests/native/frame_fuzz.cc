@@ -52,7 +52,7 @@ Frame Seed(FrameType type) {
   frame.requests = {request, request};
   frame.refusals = {{"x", StatusCode::kInvalidArgument, "no"}};
   frame.verdicts.resize(2);
-  frame.verdicts[0].batch = {{7, true, {}}, {8, false, {request, {4, 5, 6}, 1, {9, 0}}}};
+  frame.verdicts[0].batch = {{7, true, {}}, {8, false, {request, {4, 5, 6}, 1, {9, 0}, {}}}};
   frame.verdicts[0].joined = {1, 3};
   frame.verdicts[1].failure = frame.refusals[0];
   frame.text = "rank 3 failed";

@@ -306,7 +306,7 @@ RT_TEST(conversion_rounds_once_in_every_variant) {
       Convert(dtype, DType::kFloat32, wide.data(), all.data(), 1000, 0.25);
       for (size_t i = 0; i < 1000; ++i) RT_CHECK_EQ(wide[i], static_cast<float>(wider[i]) * 0.25f);
 
-      for (float& value : wide) value = FloatFromBits(random());
+      for (float& value : wide) value = FloatFromBits(static_cast<uint32_t>(random()));
       for (float& value : wide) value = value != value ? 1e30f : value;
       Convert(DType::kFloat32, dtype, narrow.data(), wide.data(), kCount);
       for (size_t i = 0; i < kCount; ++i)

@@ -322,7 +322,7 @@ RT_TEST(a_killed_process_leaves_valid_json) {
         if (i % 1000 == 0) timeline.Flush();
       }
     }
-    usleep(500 + random() % 20000);
+    usleep(static_cast<useconds_t>(500 + random() % 20000));
     kill(child, SIGKILL);
     int status = 0;
     RT_REQUIRE_EQ(waitpid(child, &status, 0), child);

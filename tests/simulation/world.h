@@ -56,7 +56,7 @@ class SimulatedWorld : public Surroundings {
     int slowness = 1;
   };
   struct Link {
-    explicit Link(Random random) : random(random) {}
+    explicit Link(Random its_own) : random(its_own) {}
     Random random;
     Nanoseconds last = 0;  // arrival
   };
