@@ -28,7 +28,9 @@ DEMANDS = re.compile(r"\b(must|expected|needs)\b")
 SPEAKERS = {"warning", "warn", "say", "refuse", "abort"}  # names of functions that tell the user
 MOST_LINES = 3  # of a message; more are a page
 HELP_KEYWORDS = {"help", "epilog", "short_help", "metavar", "description"}
-CPP_TOKEN = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)\'|::|[-+*/<>=!&|]=|->|<<|>>|\w+|\S', re.DOTALL)
+CPP_TOKEN = re.compile(
+    r'//[^\n]*|/\*.*?\*/|"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)\'|::|[-+*/<>=!&|]=|->|<<|>>|\w+|\S', re.DOTALL,
+)
 CPP_SPEAKERS = {"InvalidArgument", "Mismatch", "Unsupported", "Timeout", "PeerLost", "Closed", "Internal", "Refuse", "Warning"}
 CPP_OPENS, CPP_CLOSES = {"(", "[", "{"}, {")", "]", "}"}
 CPP_ENDS_CHAIN = {",", ";", "=", "+=", "return", "?", ":", "<<"}

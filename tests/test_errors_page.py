@@ -53,11 +53,16 @@ PLANTED = {
     "raise": ("py", "def f(x):\n    raise ValueError(f'f {x}: wants an even number')", "f …: wants an even number"),
     "raise of pieces": ("py", "raise E('one ' + kind + ' is too ' 'few for all.')", "one … is too few for all."),
     "warning": ("py", "logger.warning('the moon %s is not full', name)", "the moon … is not full"),
-    "text made elsewhere": ("py", "text = f'the value must be {y}'\nif z:\n    text += ', not more.'", "the value must be …"),
+    "text made elsewhere": (
+        "py", "text = f'the value must be {y}'\nif z:\n    text += ', not more.'", "the value must be …"),
     "text in a call": ("py", "told.append(f'host {h}: this must not be.')", "host …: this must not be."),
-    "status": ("cc", 'return Status::Closed(r.Subject() + ": the door " + std::to_string(n) + " is shut.");', "…: the door … is shut."),
-    "choice within": ("cc", 'Fail("the wire " + (up ? "is up and well." : "is cut by a mouse.") + " End.");', "is cut by a mouse."),
-    "text that grows": ("cc", 'std::string text = first + ": all of them must be " + kind; text += " on rank 0.";', "…: all of them must be …"),
+    "status": (
+        "cc", 'return Status::Closed(r.Subject() + ": the door " + std::to_string(n) + " is shut.");', "…: the door … is shut."),
+    "choice within": (
+        "cc", 'Fail("the wire " + (up ? "is up and well." : "is cut by a mouse.") + " End.");', "is cut by a mouse."),
+    "text that grows": (
+        "cc", 'std::string text = first + ": all of them must be " + kind; text += " on rank 0.";',
+        "…: all of them must be …"),
 }  # fmt: skip
 
 
