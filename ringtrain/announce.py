@@ -1,7 +1,7 @@
 """What a rank's own program tells the launcher's agent on its host.
 
-That it fails now, before its peers hear of it and fail in turn; and which shared memory its MPI has made, which nobody else
-removes if rank and engine are killed.
+That it fails now, before its peers hear of it and fail in turn; and which shared memory its MPI has made, which nobody
+else removes if rank and engine are killed.
 """
 
 import json

@@ -1,9 +1,9 @@
 """How the process ends: peers learn the cause of an uncaught exception, contexts close, MPI is finalised.
 
-MPI_Finalize waits for all ranks. A rank that ends well waits too: the others may still save a checkpoint, and the launcher
-would end them if it left first. It waits before that, in its world, which is told if one of them dies or is stopped.
-A rank that failed, or whose world did, has a few seconds for all that is left: some rank may never come to MPI_Finalize,
-and a rank that leaves with a code other than 0 makes the launcher end the job.
+MPI_Finalize waits for all ranks. A rank that ends well waits too: the others may still save a checkpoint, and the
+launcher would end them if it left first. It waits before that, in its world, which is told if one of them dies or is
+stopped. A rank that failed, or whose world did, has a few seconds for all that is left: some rank may never come to
+MPI_Finalize, and a rank that leaves with a code other than 0 makes the launcher end the job.
 
 ``context.init`` installs this once. Order at the end: exception hook (traceback, abort), exit handler (shutdown, MPI_Finalize).
 """

@@ -1,4 +1,4 @@
-"""Imports and includes point down, the environment is read in two places, and one file opens the library."""
+"""Imports and includes point down, the environment is read in two places, one file opens the library, few make code of bytes."""
 
 import ast
 import pathlib
@@ -130,3 +130,25 @@ def test_environment_is_read_in_options_and_by_the_launcher():
 def test_one_file_opens_the_library():
     importers = [path.name for path in PACKAGE.rglob("*.py") if "_core" in imports_of(path)]
     assert importers == ["_native.py"]
+
+
+# What turns bytes into code, and where: objects between ranks over MPI, functions of ringtrain.run in private files, and at build
+# time the version; `reach` writes it into the command that starts the agent with the launcher's own text.
+MAKES_CODE = {"pickle.loads", "pickle.load", "pickle.Unpickler", "cloudpickle.loads", "cloudpickle.load", "marshal.loads",
+              "marshal.load", "dill.loads", "torch.load", "yaml.load", "yaml.unsafe_load", "eval", "exec"}
+MAY_MAKE_CODE = {"objects.py", "torch/functions.py", "launch/call.py", "launch/function.py", "_build.py"}
+
+
+def makes_code(text):
+    """Whether a program uses something that may run code which comes as data."""
+    return not MAKES_CODE.isdisjoint(ast.unparse(node) for node in ast.walk(ast.parse(text))
+                                     if isinstance(node, (ast.Attribute, ast.Name)))
+
+
+def test_bytes_become_code_in_few_places():
+    assert {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if makes_code(path.read_text())} == MAY_MAKE_CODE
+
+
+@pytest.mark.parametrize("planted", ["import pickle\npickle.loads(socket.recv(99))", "torch.load(path)", "run = eval"])
+def test_planted_code_from_bytes_is_found(planted):
+    assert makes_code(planted) and not makes_code("json.loads(text)\nmodel.eval()")

@@ -25,14 +25,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs ``ringtrain bench`` with these arguments (the process's own by default) and returns its exit code."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     chosen = make_parser().parse_args(arguments)
+    if chosen.benchmark == "faults":  # which starts jobs of its own
+        return 0 if _run("faults", _options_of(chosen)) else 1
     if launcher.find(environment()) is None:
         if hasattr(chosen, "measured_rate"):  # it runs on links of a known rate
             return shaped.start(chosen, arguments)
         if getattr(chosen, "rate", None):
             return shaped.start_apart(chosen.ranks, chosen.rate, arguments)
         return _start_ranks(chosen.ranks, arguments)
-    options = {name: value for name, value in vars(chosen).items() if name not in ("benchmark", "ranks", "rate")}
-    return 0 if _run(chosen.benchmark, options) else 1
+    return 0 if _run(chosen.benchmark, _options_of(chosen)) else 1
+
+
+def _options_of(chosen: argparse.Namespace) -> dict[str, Any]:
+    return {name: value for name, value in vars(chosen).items() if name not in ("benchmark", "ranks", "rate")}
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -103,6 +108,13 @@ def _tensorflow_options(parser: argparse.ArgumentParser) -> None:
     _repetitions_option(parser)
 
 
+def _faults_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--runs", type=int, default=20, metavar="N", help="of each fault (20)")
+    parser.add_argument("--dead-after", dest="dead_after_seconds", type=float, default=15, metavar="S",
+                        help="silence that counts as death, in seconds (15)")
+    parser.add_argument("--only", default="", metavar="WORD", help="faults with this word in their name")
+
+
 def _wire_options(parser: argparse.ArgumentParser) -> None:
     _hosts_options(parser, ranks_per_host=[1, 2])
     parser.add_argument("--sizes", type=_sizes, default=_sizes("1KB,250000000"), metavar="1KB,250000000,...")
@@ -145,6 +157,7 @@ BENCHMARKS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "tensorflow": ("gradients in a graph and training steps: ours beside MultiWorkerMirroredStrategy", _tensorflow_options),
     "wire": ("one tensor between hosts made on this machine, beside the floor that their links set; as root", _wire_options),
     "overlap": ("a step that computes while it sends, between such hosts, beside either alone; as root", _overlap_options),
+    "faults": ("how long until all know of a fault, or nothing of the job is left; as root also a cut network", _faults_options),
     "accumulation": ("bytes and seconds a batch when several make a step", _accumulation_options),
 }
 

@@ -1,7 +1,7 @@
-"""A job under watch: whatever is left of it, processes and shared memory, can be found. Used by `ringtrain bench faults` and tests.
+"""A job under watch: whatever is left of it, processes and shared memory, can be found.
 
-Its processes carry a mark in their environment, on this machine and on those that `hosts` makes here. Its /dev/shm is a folder
-of its own, so that only it can have left something there; that takes a mount namespace, which not every machine allows.
+Its processes carry a mark in their environment. Its /dev/shm is a folder of its own, so that only it can have left
+something there; that takes a mount namespace, which not every machine allows. Used by `ringtrain bench faults` and tests.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 
 MARK = "RINGTRAIN_WATCHED_JOB"
@@ -50,8 +48,8 @@ class Job:
         return process
 
     def run(self, *command: str | Path, seconds: float, **options) -> subprocess.CompletedProcess:
-        """`subprocess.run` of a command of this job, text captured. Raises TimeoutExpired if it has not ended by then."""
-        process = self.start(*command, **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options})
+        """`subprocess.run` of a command of this job, text captured. Raises TimeoutExpired if it has not ended then."""
+        process = self.start(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
         said, complained = process.communicate(timeout=seconds)
         return subprocess.CompletedProcess(command, process.returncode, said, complained)
 

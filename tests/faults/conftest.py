@@ -1,4 +1,4 @@
-"""The oracles of all tests here: when a test is over, nothing of its job may be left, neither processes nor shared memory.
+"""The oracles of all tests here: when one is over, nothing of its job may be left, neither processes nor shared memory.
 
 They wait as long as is promised, since what is told to end takes a moment; the load of a busy machine is allowed for.
 Nothing is tried twice.

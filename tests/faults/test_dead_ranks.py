@@ -83,7 +83,8 @@ def test_job_with_a_stopped_rank_ends(victim: int, layout: str, job: Job, tmp_pa
 
 
 def test_a_rank_that_wakes_too_late_learns_that_the_world_has_ended(job: Job, tmp_path: Path) -> None:
-    started = job.start(*without_cleanup(3, RANK, "SIGSTOP", 1, tmp_path), env=rank_environment(RINGTRAIN_DEAD_AFTER_SECONDS="2"))
+    bound = rank_environment(RINGTRAIN_DEAD_AFTER_SECONDS="2")
+    started = job.start(*without_cleanup(3, RANK, "SIGSTOP", 1, tmp_path), env=bound)
     await_that(lambda: set(heard(tmp_path)) == {0, 2}, "the others were told")
     os.kill(int((tmp_path / "victim").read_text()), signal.SIGCONT)
     started.wait(SECONDS)
@@ -93,8 +94,9 @@ def test_a_rank_that_wakes_too_late_learns_that_the_world_has_ended(job: Job, tm
 
 def test_a_rank_that_wakes_in_time_goes_on(job: Job, tmp_path: Path) -> None:
     """Stopped for a second, where thirty are allowed."""
-    started = job.start(*launched(2, RANK, "SIGSTOP", 1, tmp_path), env=rank_environment(RINGTRAIN_DEAD_AFTER_SECONDS="30"))
-    await_that(lambda: (tmp_path / "victim").exists() and (tmp_path / "victim").read_text(), "the victim told its process id")
+    bound = rank_environment(RINGTRAIN_DEAD_AFTER_SECONDS="30")
+    started = job.start(*launched(2, RANK, "SIGSTOP", 1, tmp_path), env=bound)
+    await_that(lambda: (tmp_path / "victim").exists() and (tmp_path / "victim").read_text(), "the victim is known")
     victim = int((tmp_path / "victim").read_text())
     await_that(lambda: Path(f"/proc/{victim}/stat").read_text().rpartition(")")[2].split()[0] == "T", "it stood still")
     time.sleep(1)
@@ -134,7 +136,8 @@ BUSY = """
     pytest.param(5, 5, "4", "", marks=pytest.mark.long),
     pytest.param(300, 60, "", "", marks=[pytest.mark.long, pytest.mark.timeout(600)]),
     pytest.param(300, 60, "", "1+1", marks=[pytest.mark.long, pytest.mark.timeout(600)])])
-def test_long_computing_and_a_held_gil_are_no_death(computes: int, holds_the_gil: int, bound: str, layout: str, job: Job) -> None:
+def test_long_computing_and_a_held_gil_are_no_death(computes: int, holds_the_gil: int, bound: str, layout: str,
+                                                    job: Job) -> None:
     """No bound: that which holds where nobody has set one."""
     variables = {"RINGTRAIN_DEAD_AFTER_SECONDS": bound} if bound else {}
     done = job.run(*launched(2, BUSY, computes, holds_the_gil), seconds=SECONDS + computes + holds_the_gil,

@@ -1,4 +1,4 @@
-"""Who starts and looks after the ranks is killed: the launcher, mpirun, an agent. And two jobs at once, and workers of a rank."""
+"""Whoever looks after the ranks is killed; two jobs run at once; a killed rank has workers."""
 
 import os
 import re
@@ -22,7 +22,8 @@ SECONDS = 90.0
 # Works until it is ended, beside children that are in its process group and do not care about SIGTERM.
 ENDLESS = """
     import signal, subprocess, sys, numpy as np, ringtrain as rt
-    subprocess.Popen([sys.executable, "-S", "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"])
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+    subprocess.Popen([sys.executable, "-S", "-c", deaf])
     rt.init()
     print("at work", flush=True)
     while True:
@@ -39,16 +40,16 @@ def start(job: Job, mpi: str, ranks: int, program: str = ENDLESS, **variables: s
 
 
 # Who is killed, and how its command line begins.
-KEEPERS = {"launcher": r"\S+ -m ringtrain.launch ", "mpirun": r"\S+/(prterun|mpiexec.hydra) ", "agent": r"\S+ -I -S \S+/agent.py",
-           "supervisor": r"\S+ -I -S \S+/rank.py "}
+KEEPERS = {"launcher": r"\S+ -m ringtrain.launch ", "mpirun": r"\S+/(prterun|mpiexec.hydra) ",
+           "agent": r"\S+ -I -S \S+/agent.py", "supervisor": r"\S+ -I -S \S+/rank.py "}
 
 
-# Of MPICH those that the launcher's own tests do not kill take as long again, and what is left of its segment when an agent
-# is killed is MPICH's (docs/reliability.md).
+# Under MPICH most are for bin/test --long, and a killed agent leaves MPICH's segment (docs/reliability.md).
 @pytest.mark.parametrize("mpi, keeper", [
     *(pytest.param("openmpi", keeper, marks=pytest.mark.openmpi) for keeper in KEEPERS),
     pytest.param("mpich", "launcher", marks=pytest.mark.mpich),
-    *(pytest.param("mpich", keeper, marks=[pytest.mark.mpich, pytest.mark.long]) for keeper in ("mpirun", "supervisor"))])
+    *(pytest.param("mpich", keeper, marks=[pytest.mark.mpich, pytest.mark.long])
+      for keeper in ("mpirun", "supervisor"))])
 def test_a_killed_keeper_leaves_no_rank(keeper: str, mpi: str, job: Job) -> None:
     """That nothing is left is what the fixture asserts."""
     launcher = start(job, mpi, 2)

@@ -1,4 +1,4 @@
-"""What the machine does not give: shared memory, disk, descriptors, locked memory, processes; and clocks that disagree."""
+"""What the machine does not give: shared memory, disk, descriptors, locked memory; and clocks that disagree."""
 
 import subprocess
 import textwrap
@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.skipif(LAUNCHED, reason="starts jobs of its own"),
 ]
 SECONDS = 90.0
-own_mounts = pytest.mark.skipif(not namespace_prefix(), reason="this machine allows no mounts in a namespace of one's own")
+own_mounts = pytest.mark.skipif(not namespace_prefix(), reason="this machine allows no mounts of one's own")
 
 SUMS = """
     import sys, numpy as np, ringtrain as rt
@@ -123,7 +123,8 @@ def test_clocks_that_jump_and_disagree_end_nothing(job: Job, tmp_path: Path) -> 
         print("right", abs(second - first) > 1e6, time.monotonic(), flush=True)
     """)
     (tmp_path / "rank.py").write_text(program)
-    chosen = f'[ $RINGTRAIN_RANK = 0 ] || exec {" ".join(apart)} env LD_PRELOAD={tmp_path}/clock.so "$@"; exec "$@"'
+    shifted = f"{' '.join(apart)} env LD_PRELOAD={tmp_path}/clock.so"
+    chosen = f'[ $RINGTRAIN_RANK = 0 ] || exec {shifted} "$@"; exec "$@"'
     command = ringtrainrun("openmpi", 2, "sh", "-c", chosen, "sh", python_with("openmpi"), str(tmp_path / "rank.py"))
     done = job.run(*command, seconds=SECONDS, env=rank_environment())
     assert each_rank_is_right(done), done
