@@ -17,7 +17,7 @@ def rows_of(page: str) -> dict[str, str]:
     return {row.split("|")[1].strip(): row for row in page.splitlines() if re.match(r"\| P\d+ \|", row)}
 
 
-def tests_that_do_not_exist(text: str) -> list[str]:
+def absent_tests(text: str) -> list[str]:
     """The tests that a text names, by file and function, and that are not there."""
     named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", text)
     return [f"{file}::{name}" for file, name in named
@@ -31,12 +31,12 @@ def test_every_promise_is_there_with_what_shows_it() -> None:
 
 
 def test_the_tests_that_it_names_exist() -> None:
-    assert not tests_that_do_not_exist(PAGE)
+    assert not absent_tests(PAGE)
 
 
 @pytest.mark.parametrize("planted", ["`tests/test_order.py::test_that_nobody_wrote`", "`tests/test_no.py::test_it`"])
 def test_a_test_that_is_gone_is_found(planted: str) -> None:
-    assert tests_that_do_not_exist(planted) and not tests_that_do_not_exist("`tests/test_reliability.py::rows_of`")
+    assert absent_tests(planted) and not tests_that_do_not_exist("`tests/test_reliability.py::rows_of`")
 
 
 def test_its_figures_are_those_that_are_measured() -> None:
