@@ -1,6 +1,7 @@
 #include "gpu/choice.h"
 
 #include <algorithm>
+#include <functional>
 #include <map>
 
 #include "base/bytes.h"
@@ -72,12 +73,6 @@ size_t BufferBytes(const Batch& batch) {
 
 bool Scales(const Batch& batch) { return !batch.scaling.identity() || !batch.weights.empty(); }
 
-bool EvenRows(const Batch& batch) {
-  for (const BatchTensor& tensor : batch.tensors)
-    if (std::adjacent_find(tensor.rows.begin(), tensor.rows.end(), std::not_equal_to<int64_t>()) != tensor.rows.end()) return false;
-  return true;
-}
-
 }  // namespace
 
 std::string GpuFacts::Encode() const {
@@ -127,7 +122,11 @@ bool NcclCan(const Batch& batch) {
   if (Scales(batch) && !PackKernels::Can(batch.dtype, batch.dtype, true)) return false;
   if (batch.operation == Operation::kAllreduce) return true;
   const bool linear = batch.reduction == Reduction::kSum || batch.reduction == Reduction::kAverage;
-  return EvenRows(batch) && batch.weights.empty() && (linear || batch.scaling.prescale == 1.0);
+  return std::all_of(batch.tensors.begin(), batch.tensors.end(), EvenRows) && batch.weights.empty() && (linear || batch.scaling.prescale == 1.0);
+}
+
+bool EvenRows(const BatchTensor& tensor) {
+  return std::adjacent_find(tensor.rows.begin(), tensor.rows.end(), std::not_equal_to<int64_t>()) == tensor.rows.end();
 }
 
 bool Packs(const Batch& batch, size_t buffer_bytes) {

@@ -49,6 +49,8 @@ bool NcclCan(const Batch& batch);
 // Whether the batch goes through a fusion buffer of that size: several tensors, scaled ones, or ones that travel in 16 bits. What does not fit
 // is reduced in its outputs, in its own dtype.
 bool Packs(const Batch& batch, size_t buffer_bytes);
+// Whether all members have as many rows of it.
+bool EvenRows(const BatchTensor& tensor);
 // Elements from the beginning of a tensor in the buffer to that of the next: a multiple of 128 bytes of 16-bit floats.
 constexpr size_t InBuffer(size_t elements) { return (elements + 63) / 64 * 64; }
 

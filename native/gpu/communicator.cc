@@ -28,7 +28,17 @@ Status Communicator::Begin(const Nccl& nccl, int ranks, const std::string& uniqu
 }
 
 // All its work is done by now, or nobody wants it any more; a clean end would wait for the other ranks.
-Communicator::~Communicator() { Abort(); }
+Communicator::~Communicator() {
+  Abort();
+  if (registered_ != nullptr) nccl_.MemFree(registered_);
+}
+
+Status Communicator::AllocateRegistered(size_t bytes, void** memory) {
+  RT_TRY(nccl_.Check(nccl_.MemAlloc(&registered_, bytes), "ncclMemAlloc of " + std::to_string(bytes) + " bytes", comm_));
+  *memory = registered_;
+  void* handle;  // goes with the communicator
+  return nccl_.Check(nccl_.CommRegister(comm_, registered_, bytes, &handle), "ncclCommRegister", comm_);
+}
 
 Status Communicator::Poll(bool* idle) const {
   ncclResult_t state = kNcclSuccess;

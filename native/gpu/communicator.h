@@ -24,6 +24,10 @@ class Communicator {
   ncclComm_t get() const { return comm_; }
   // Whether nothing is in progress. Not ok if anything that was asked for has failed, also on the GPU since.
   Status Poll(bool* idle) const;
+  // Memory that NCCL knows, so that it need not copy out of it; freed with the communicator. Every member asks alike, while nothing is in
+  // progress, and once.
+  bool CanRegister() const { return nccl_.MemAlloc != nullptr && nccl_.CommRegister != nullptr; }
+  Status AllocateRegistered(size_t bytes, void** memory);
   // Ends what is under way on the GPU.
   void Abort();
 
@@ -32,6 +36,7 @@ class Communicator {
 
   const Nccl& nccl_;
   ncclComm_t comm_ = nullptr;
+  void* registered_ = nullptr;  // of ncclMemAlloc
 };
 
 // A new communicator's id.

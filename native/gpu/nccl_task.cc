@@ -148,11 +148,18 @@ Status NcclTask::BroadcastTensors() {
   return {};
 }
 
-// Rows may differ between members: a broadcast from each, which NCCL launches together.
+// Where rows differ between members, a broadcast from each, which NCCL launches together.
 Status NcclTask::GatherTensors() {
   const Communicator& communicator = *lane_->communicator;
   for (const BatchTensor& tensor : work_.batch.tensors) {
     char* to = tensor.output;
+    if (EvenRows(tensor)) {
+      const size_t bytes = tensor.rows[0] * tensor.row_bytes;
+      if (bytes == 0) continue;
+      RT_TRY(Check(communicator.nccl().AllGather(tensor.input, to, bytes, kBytesOnly, communicator.get(), lane_->collective->get()),
+                   "ncclAllGather"));
+      continue;
+    }
     for (int member = 0; member < topology_.member_count(); ++member) {
       const size_t bytes = tensor.rows[member] * tensor.row_bytes;
       if (bytes == 0) continue;

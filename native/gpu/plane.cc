@@ -28,7 +28,7 @@ Plane::~Plane() {
   for (const std::unique_ptr<Stream>* stream : {&copies_.to_host, &copies_.to_device, &lane_.packing, &lane_.collective, &lane_.finishing})
     if (*stream != nullptr) device_->driver().StreamSynchronize((*stream)->get());
   copies_ = {};
-  for (NcclLane::Buffer& buffer : lane_.buffers) Device::Free(device_->index(), buffer.memory);
+  Device::Free(device_->index(), allocated_);
   lane_ = {};
 }
 
@@ -147,9 +147,26 @@ Status Plane::MakeTask(DeviceBatch batch, std::unique_ptr<DeviceTask>* task) {
 Status Plane::OpenLane() {
   if (lane_.kernels != nullptr) return {};
   for (std::unique_ptr<Stream>* stream : {&lane_.packing, &lane_.collective, &lane_.finishing}) RT_TRY(Stream::Make(device_, stream));
-  lane_.buffer_bytes = static_cast<size_t>(options_.fusion_threshold_bytes) / 8 * 9;  // with what lies between the tensors
-  for (NcclLane::Buffer& buffer : lane_.buffers) RT_TRY(device_->Allocate(lane_.buffer_bytes, &buffer.memory));
+  RT_TRY(OpenBuffers());
   return PackKernels::Load(device_->driver(), device_->handle(), &lane_.kernels);
+}
+
+Status Plane::OpenBuffers() {
+  const size_t bytes = static_cast<size_t>(options_.fusion_threshold_bytes) / 1024 * 1152;  // with what lies between the tensors
+  lane_.buffer_bytes = bytes;
+  if (bytes == 0) return {};
+  void* memory = nullptr;
+  if (lane_.communicator != nullptr && lane_.communicator->CanRegister()) {
+    RT_TRY(lane_.communicator->AllocateRegistered(NcclLane::kBuffers * bytes, &memory));
+  } else {
+    RT_TRY(device_->Allocate(NcclLane::kBuffers * bytes, &allocated_));
+    memory = allocated_;
+  }
+  for (NcclLane::Buffer& buffer : lane_.buffers) {
+    buffer.memory = memory;
+    memory = static_cast<char*>(memory) + bytes;
+  }
+  return {};
 }
 
 Status Plane::OpenCopies() {

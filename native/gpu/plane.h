@@ -47,6 +47,7 @@ class Plane {
   Status Choose();
   Status OpenNccl(const std::vector<GpuFacts>& facts);
   Status OpenLane();
+  Status OpenBuffers();
   Status OpenCopies();
   Status AdvanceOpening(bool* moved);
   Status Explain(const Status& status) const;
@@ -61,6 +62,7 @@ class Plane {
   Way way_ = Way::kStaged;
   CopyStreams copies_;
   NcclLane lane_;
+  void* allocated_ = nullptr;  // the buffers, where NCCL has not
 
   std::string told_, heard_;        // facts: this member's, and all members'
   std::unique_ptr<Task> meeting_;   // exchanges them
