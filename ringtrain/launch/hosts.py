@@ -26,7 +26,7 @@ class Host:
 def parse_hosts(text: str) -> list[Host]:
     """Reads `-H a:4,b:4`; a host without a number has one slot.
 
-    Raises HostsError for an empty name, slots that are not a positive number, and a host named twice.
+    Raises HostsError for an empty name, an IPv6 address, slots that are not a positive number, and a host named twice.
     """
     return _distinct([_host(entry.strip(), "-H") for entry in text.split(",")])
 
@@ -80,7 +80,7 @@ def is_this_host(name: str) -> bool:
     if name in ("localhost", own, own.split(".")[0]) or name.startswith("127."):
         return True
     try:
-        family, kind, _, _, address = socket.getaddrinfo(name.strip("[]"), 0, type=socket.SOCK_STREAM)[0]
+        family, kind, _, _, address = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind) as probe:
             probe.bind(address)
             return True
@@ -89,8 +89,11 @@ def is_this_host(name: str) -> bool:
 
 
 def _host(entry: str, source: str) -> Host:
-    name, colon, slots = entry.rpartition(":") if re.search(r":[^\]]*$", entry) else (entry, "", "1")
-    if not re.fullmatch(r"[\w\[:][\w.:%\[\]-]*", name):
+    if entry.count(":") > 1:
+        raise HostsError(f"{source} '{entry}': expected a host's name or IPv4 address, but found an IPv6 address. "
+                         "Give it a name in /etc/hosts. Tensors travel over IPv4 networks alone.")
+    name, colon, slots = entry.rpartition(":") if ":" in entry else (entry, "", "1")
+    if not re.fullmatch(r"\w[\w.-]*", name):
         raise HostsError(f"{source} '{entry}': expected host:slots, but found no host name. "
                          "Write for example -H node-a:4,node-b:4.")
     if not (slots.isdecimal() and int(slots) > 0):

@@ -76,6 +76,6 @@ def _explain(host: str, addresses: Mapping[str, Sequence[Address]], reached: Rea
                           if other != host and reached[other, host, address.address])
         tried.append(f"from {other} at {address.address} ({address.interface}): {why}")
         blocked = other, address.address
-    return (f"host '{host}': every other host must reach it, but none of its addresses answers to all: "
+    return (f"host '{host}': every other host must reach it, but none of its IPv4 addresses answers to all: "
             f"{'; '.join(tried)}. Open the firewall between them (--port-range names the ports), or name the right "
             f"interface with --network-interfaces. To see it: ssh {blocked[0]} ping -c 1 {blocked[1]}")
