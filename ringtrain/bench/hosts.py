@@ -247,16 +247,20 @@ class Network:
         for folder in (home, host.folder / "tmp"):
             folder.mkdir(mode=0o700)
         shutil.copy(self.folder / "user_key", home / "id_ed25519")
-        real_home = Path("~root/.ssh").expanduser()
-        for folder in (real_home, Path("/run/sshd")):
+        real_home = Path("~root").expanduser()
+        for folder in (real_home / ".ssh", Path("/run/sshd")):
             folder.mkdir(mode=0o700, exist_ok=True)
-        for line in (["mount", "--bind", str(home), str(real_home)],
+        for line in (["mount", "--bind", str(home), str(real_home / ".ssh")],
                      ["mount", "--bind", str(self.folder / "names"), "/etc/hosts"],
                      ["mount", "--bind", str(self.folder / "nsswitch"), "/etc/nsswitch.conf"],
                      ["mount", "-t", "sysfs", "none", "/sys"],  # which lists the interfaces of this host
                      ["mount", "-t", "tmpfs", "none", "/dev/shm"],
                      [find_program("sshd"), "-f", str(host.folder / "sshd_config")]):  # fmt: skip
             host.check(*line)
+        # What the machine's own root starts in each shell is not for these: pyenv's start, for one, waits up to a minute
+        # while another shell starts it too.
+        if (startup := real_home / ".bashrc").exists():
+            host.check("mount", "--bind", os.devnull, str(startup))
 
 
 def find_program(program: str) -> str:
