@@ -8,7 +8,7 @@ import environments
 import pytest
 
 from ringtrain.bench import __main__ as command_line
-from ringtrain.bench import hosts
+from ringtrain.bench import hosts, launch
 from ringtrain.bench.models import MODELS
 from ringtrain.bench.sizes import bytes_text, parse_bytes
 
@@ -137,6 +137,17 @@ def test_a_wrong_result_is_seen(fault, tmp_path):
     finished = subprocess.run(command, capture_output=True, text=True, env=environments.rank_environment(), timeout=100)
     assert finished.returncode == 1
     assert [line.split()[-1] for line in finished.stdout.splitlines() if row in line] == ["WRONG"]
+
+
+@pytest.mark.long
+@pytest.mark.openmpi
+@pytest.mark.timeout(300)
+def test_launch(tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.setattr(launch, "JOBS", {"true": launch.JOBS["true"]})
+    assert launch.start(2, 1, str(tmp_path / "out.json")) == 0
+    (result,) = json.loads((tmp_path / "out.json").read_text())["results"]
+    assert result["job"] == "true" and result["ringtrainrun_seconds_median"] > 0 < result["torchrun_seconds_median"]
 
 
 def test_models_have_the_published_sizes():

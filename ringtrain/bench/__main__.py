@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ringtrain import launcher, tables
-from ringtrain.bench import shaped
+from ringtrain.bench import launch, shaped
 from ringtrain.bench.models import MODELS
 from ringtrain.bench.sizes import parse_bytes
 from ringtrain.options import environment
@@ -27,6 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = make_parser().parse_args(arguments)
     if chosen.benchmark == "faults":  # which starts jobs of its own
         return 0 if _run("faults", _options_of(chosen)) else 1
+    if chosen.benchmark == "launch":  # so does this, with its number of ranks
+        return launch.start(chosen.ranks, chosen.repetitions, chosen.json)
     if launcher.find(environment()) is None:
         if hasattr(chosen, "measured_rate"):  # it runs on links of a known rate
             return shaped.start(chosen, arguments)
@@ -128,6 +130,10 @@ def _overlap_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tensors", type=int, default=64, metavar="N", help="how many gradients (64)")
 
 
+def _launch_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--repetitions", type=int, default=5, metavar="N", help="turns of each launcher (5)")
+
+
 def _hosts_options(parser: argparse.ArgumentParser, ranks_per_host: list[int]) -> None:
     """What ``shaped.start`` reads."""
     parser.add_argument("--rate", default="1gbit", help="of each link, both ways, as tc spells it (1gbit)")
@@ -158,6 +164,7 @@ BENCHMARKS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "wire": ("one tensor between hosts made on this machine, beside the floor that their links set; as root", _wire_options),
     "overlap": ("a step that computes while it sends, between such hosts, beside either alone; as root", _overlap_options),
     "faults": ("how long until all know of a fault, or nothing of the job is left; as root also a cut network", _faults_options),
+    "launch": ("jobs that do next to nothing: ringtrainrun beside torchrun", _launch_options),
     "accumulation": ("bytes and seconds a batch when several make a step", _accumulation_options),
 }
 
