@@ -36,7 +36,7 @@ def test_the_tests_that_it_names_exist() -> None:
 
 @pytest.mark.parametrize("planted", ["`tests/test_order.py::test_that_nobody_wrote`", "`tests/test_no.py::test_it`"])
 def test_a_test_that_is_gone_is_found(planted: str) -> None:
-    assert absent_tests(planted) and not tests_that_do_not_exist("`tests/test_reliability.py::rows_of`")
+    assert absent_tests(planted) and not absent_tests("`tests/test_reliability.py::rows_of`")
 
 
 def test_its_figures_are_those_that_are_measured() -> None:
