@@ -44,6 +44,13 @@ def test_ranks_that_are_processes(mpi, part, tmp_path):
     assert code == 0
 
 
+def test_the_adapter_for_torch_orders_streams():
+    """On tensors that say they are CUDA's: a torch without CUDA has no others."""
+    environment = fakes.environment(FAKE_DELAY_US=200, NCCL_MULTI_RANK_GPU_ENABLE=1, PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}")
+    done = subprocess.run([sys.executable, "-m", "gpu.torch_stand_in"], env=environment, text=True, capture_output=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_what_is_wrong_is_said(tmp_path):
     """The driver refuses memory from the start: the part ends with an error, and the table has it."""
     code, results = run(tmp_path, "kernels", FAKE_CUDA_FAIL="cuMemAlloc:1+=2")
