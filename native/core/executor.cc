@@ -92,7 +92,8 @@ Status Executor::PrepareInOrder(Lane* lane) {
 
 Plane* Executor::PlaneOf(const Execution& execution, Lane* lane) {
   std::unique_ptr<Plane>& plane = lane->planes[execution.devices()];
-  if (plane == nullptr) plane = std::make_unique<Plane>(options_, &lane->group, execution.devices(), execution.device(), world_, &lane->launches, log_);
+  if (plane == nullptr)
+    plane = std::make_unique<Plane>(options_, &lane->group, execution.devices(), execution.device(), world_, &lane->launches, log_);
   return plane.get();
 }
 

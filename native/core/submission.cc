@@ -13,7 +13,8 @@ bool Handle::finished() const {
 }
 
 Status HoldBack(const Handle& handle, CUstream stream) {
-  if (!handle.done()) return Status::InvalidArgument("a stream may wait for a result that is on its way, but the operation is pending. Wait for it first.");
+  if (!handle.done())
+    return Status::InvalidArgument("a stream may wait for a result that is on its way, but the operation is pending. Wait for it first.");
   if (!handle.status().ok() || handle.completion == nullptr) return handle.status();
   InContext current(*handle.completion->device());
   return handle.completion->HoldBack(stream);

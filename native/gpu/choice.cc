@@ -122,7 +122,8 @@ bool NcclCan(const Batch& batch) {
   if (Scales(batch) && !PackKernels::Can(batch.dtype, batch.dtype, true)) return false;
   if (batch.operation == Operation::kAllreduce) return true;
   const bool linear = batch.reduction == Reduction::kSum || batch.reduction == Reduction::kAverage;
-  return std::all_of(batch.tensors.begin(), batch.tensors.end(), EvenRows) && batch.weights.empty() && (linear || batch.scaling.prescale == 1.0);
+  const bool even = std::all_of(batch.tensors.begin(), batch.tensors.end(), EvenRows);
+  return even && batch.weights.empty() && (linear || batch.scaling.prescale == 1.0);
 }
 
 bool EvenRows(const BatchTensor& tensor) {

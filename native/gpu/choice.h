@@ -28,11 +28,11 @@ struct GpuFacts {
 enum class Way { kStaged, kNccl };
 
 // The rule of option gpu_plane before anything is known of the others: whether they need to meet at all.
-//   staged, or a member that has joined                                                    staged, at once
-//   auto, and a process set that is not the world                                          staged, at once: sets agree each on an order
-//     of their own, and NCCL may deadlock where two ranks launch on one GPU in different orders
-//   otherwise, with one member                                                             NCCL's way, which has nothing to exchange
-//   otherwise                                                                              they meet
+//   staged, or a member that has joined             staged, at once
+//   auto, and a process set that is not the world   staged, at once: sets agree each on an order of their own, and NCCL may
+//                                                   deadlock where two ranks launch on one GPU in different orders
+//   otherwise, with one member                      NCCL's way, which has nothing to exchange
+//   otherwise                                       they meet
 enum class Opening { kStaged, kAlone, kMeet };
 Opening OpeningOf(const std::string& gpu_plane, int process_set, const std::vector<int64_t>& devices);
 
@@ -46,8 +46,8 @@ bool ShareGpu(const Topology& topology, const std::vector<GpuFacts>& facts);
 // Whether NCCL and the pack kernels give the result that the host would, as far as rounding goes: not for batches with joined members or
 // weights of 0, dtypes that NCCL lacks, scaled elements that no kernel has, and uneven rows or weights of reducescatter.
 bool NcclCan(const Batch& batch);
-// Whether the batch goes through a fusion buffer of that size: several tensors, scaled ones, or ones that travel in 16 bits. What does not fit
-// is reduced in its outputs, in its own dtype.
+// Whether the batch goes through a fusion buffer of that size: several tensors, scaled ones, or ones that travel in 16 bits.
+// What does not fit is reduced in its outputs, in its own dtype.
 bool Packs(const Batch& batch, size_t buffer_bytes);
 // Whether all members have as many rows of it.
 bool EvenRows(const BatchTensor& tensor);

@@ -141,8 +141,8 @@ Status NcclTask::BroadcastTensors() {
   const Communicator& communicator = *lane_->communicator;
   for (const BatchTensor& tensor : work_.batch.tensors) {
     if (tensor.bytes == 0) continue;
-    RT_TRY(Check(communicator.nccl().Broadcast(tensor.input, tensor.output, tensor.bytes, kBytesOnly, work_.batch.root, communicator.get(),
-                                               lane_->collective->get()),
+    RT_TRY(Check(communicator.nccl().Broadcast(tensor.input, tensor.output, tensor.bytes, kBytesOnly, work_.batch.root,
+                                               communicator.get(), lane_->collective->get()),
                  "ncclBroadcast"));
   }
   return {};
@@ -163,8 +163,8 @@ Status NcclTask::GatherTensors() {
     for (int member = 0; member < topology_.member_count(); ++member) {
       const size_t bytes = tensor.rows[member] * tensor.row_bytes;
       if (bytes == 0) continue;
-      RT_TRY(Check(communicator.nccl().Broadcast(member == topology_.me ? tensor.input : to, to, bytes, kBytesOnly, member, communicator.get(),
-                                                 lane_->collective->get()),
+      const char* from = member == topology_.me ? tensor.input : to;
+      RT_TRY(Check(communicator.nccl().Broadcast(from, to, bytes, kBytesOnly, member, communicator.get(), lane_->collective->get()),
                    "ncclBroadcast"));
       to += bytes;
     }
@@ -226,7 +226,8 @@ Status NcclTask::Finish() {
   if (packs_) {
     const Batch& batch = work_.batch;
     const std::vector<PackedTensor> tensors = Packed(true);
-    RT_TRY(lane_->kernels->Unpack({batch.dtype, batch.wire, AddressOf(buffer_->memory), &tensors, output_factor_}, lane_->finishing->get()));
+    RT_TRY(lane_->kernels->Unpack({batch.dtype, batch.wire, AddressOf(buffer_->memory), &tensors, output_factor_},
+                                  lane_->finishing->get()));
   } else {
     RT_TRY(ScaleOutputs());
   }

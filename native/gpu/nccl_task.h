@@ -4,8 +4,9 @@
 //     collective                                                        wait; exchange
 //     finishing                                                                       wait; unpack; completion
 //
-// so that the next batch packs into the other buffer while this one is exchanged. A lone tensor that needs no scaling, and operations
-// that only move bytes, go without a buffer; so does what is too large for one, which is scaled in its outputs. Once it is done the GPU is still at work, up to `completion`.
+// so that the next batch packs into the other buffer while this one is exchanged. A lone tensor that needs no scaling, and
+// operations that only move bytes, go without a buffer; so does what is too large for one, which is scaled in its outputs.
+// Once the task is done the GPU is still at work, up to `completion`.
 #ifndef RINGTRAIN_GPU_NCCL_TASK_H_
 #define RINGTRAIN_GPU_NCCL_TASK_H_
 

@@ -17,7 +17,8 @@ Status Staged::Make(DeviceBatch batch, Group* group, const CopyStreams& streams,
   std::unique_ptr<Staged> staged(new Staged(std::move(batch), group, streams));
   const Batch& whole = staged->work_.batch;
   const size_t element = Bytes(whole.dtype);
-  const size_t block = group->topology.host_count() == 1 ? element : std::max<size_t>(1, group->geometry.chunk_bytes / element / 2) * element;
+  const size_t ring_block = std::max<size_t>(1, group->geometry.chunk_bytes / element / 2) * element;
+  const size_t block = group->topology.host_count() == 1 ? element : ring_block;
   staged->pieces_ = CutIntoPieces(whole, group->topology, chunk_bytes, block);
   staged->here_.resize(staged->pieces_.size());
   staged->back_.resize(staged->pieces_.size());
@@ -78,7 +79,8 @@ Status Staged::FetchNext(bool* moved) {
     for (const StagedRun& run : pieces_[fetched_].runs) {
       if (run.input_bytes == 0) continue;
       const CUdeviceptr from = AddressOf(work_.batch.tensors[run.tensor].input, run.offset);
-      RT_TRY(work_.device->Check(work_.device->driver().MemcpyDtoHAsync(slot + run.input_at, from, run.input_bytes, stream), "cuMemcpyDtoHAsync"));
+      RT_TRY(work_.device->Check(work_.device->driver().MemcpyDtoHAsync(slot + run.input_at, from, run.input_bytes, stream),
+                                 "cuMemcpyDtoHAsync"));
     }
     RT_TRY(DeviceEvent::Record(work_.device, stream, &here_[fetched_]));
   }
@@ -111,7 +113,8 @@ Status Staged::SendBack(size_t piece) {
   for (const StagedRun& run : pieces_[piece].runs) {
     if (run.output_bytes == 0) continue;
     const CUdeviceptr to = AddressOf(work_.batch.tensors[run.tensor].output, run.offset);
-    RT_TRY(work_.device->Check(work_.device->driver().MemcpyHtoDAsync(to, slot + run.output_at, run.output_bytes, stream), "cuMemcpyHtoDAsync"));
+    RT_TRY(work_.device->Check(work_.device->driver().MemcpyHtoDAsync(to, slot + run.output_at, run.output_bytes, stream),
+                               "cuMemcpyHtoDAsync"));
   }
   return DeviceEvent::Record(work_.device, stream, &back_[piece]);
 }
