@@ -73,17 +73,17 @@ def test_survivors_of_a_killed_rank_are_told_which(victim: int, job: Job, tmp_pa
 
 @pytest.mark.parametrize("victim, layout", [pytest.param(0, "", marks=pytest.mark.long), (2, "1+1+1")])
 def test_job_with_a_stopped_rank_ends(victim: int, layout: str, job: Job, tmp_path: Path) -> None:
-    bound = rank_environment(RINGTRAIN_DEAD_AFTER_SECONDS="2", RINGTRAIN_HOST_LAYOUT=layout)
+    bound = rank_environment(RINGTRAIN_DEAD_AFTER_SECONDS="5", RINGTRAIN_HOST_LAYOUT=layout)
     done = job.run(*launched(3, RANK, "SIGSTOP", victim, tmp_path), seconds=SECONDS, env=bound)
     told = heard(tmp_path)
     assert set(told) >= {0, 1, 2} - {victim}, done  # the victim too, if it was woken to be ended
     for text in told.values():
-        assert f"rank {victim} on host '" in text and "heard none for 2 s" in text and "DEAD_AFTER" in text, text
+        assert f"rank {victim} on host '" in text and "heard none for 5 s" in text and "DEAD_AFTER" in text, text
     assert done.returncode != 0
 
 
 def test_a_rank_that_wakes_too_late_learns_that_the_world_has_ended(job: Job, tmp_path: Path) -> None:
-    bound = rank_environment(RINGTRAIN_DEAD_AFTER_SECONDS="2")
+    bound = rank_environment(RINGTRAIN_DEAD_AFTER_SECONDS="5")
     started = job.start(*without_cleanup(3, RANK, "SIGSTOP", 1, tmp_path), env=bound)
     await_that(lambda: set(heard(tmp_path)) == {0, 2}, "the others were told")
     os.kill(int((tmp_path / "victim").read_text()), signal.SIGCONT)
@@ -112,9 +112,9 @@ def test_a_rank_that_is_through_does_not_wait_for_a_stopped_one(job: Job) -> Non
         rt.allreduce(np.ones(10), name="before")
         if rt.rank() == 1:
             os.kill(os.getpid(), signal.SIGSTOP)
-    """), seconds=SECONDS, env=rank_environment(RINGTRAIN_DEAD_AFTER_SECONDS="2"))  # fmt: skip
+    """), seconds=SECONDS, env=rank_environment(RINGTRAIN_DEAD_AFTER_SECONDS="5"))  # fmt: skip
     assert done.returncode == 1, done
-    assert "rank 1 on host '" in done.stderr.splitlines()[-1] and "heard none for 2 s" in done.stderr, done.stderr
+    assert "rank 1 on host '" in done.stderr.splitlines()[-1] and "heard none for 5 s" in done.stderr, done.stderr
 
 
 BUSY = """

@@ -76,12 +76,12 @@ def await_files(folder: Path, *names: str) -> None:
 
 def test_both_sides_of_a_cut_end_by_themselves(start, network: Network, tmp_path: Path) -> None:
     """Behind the cut too, where neither launcher nor peers can reach: no process is left there."""
-    launcher = start(dead_after=3)
+    launcher = start(dead_after=5)
     network.unplug("node-b")
     await_files(tmp_path, "heard-0", "heard-1")
     for rank, other in (0, "node-b"), (1, "node-a"):
         told = (tmp_path / f"heard-{rank}").read_text()
-        assert f"rank {1 - rank} on host '{other}'" in told and "heard none for 3 s" in told and "network" in told, told
+        assert f"rank {1 - rank} on host '{other}'" in told and "heard none for 5 s" in told and "network" in told, told
     assert launcher.wait(SECONDS) != 0
 
 
