@@ -118,7 +118,7 @@ def test_a_bad_step_leaves_no_trace(world, recipe, fault):
 
 def test_the_test_would_see_a_step_that_only_some_skip(world, monkeypatch):
     """Planted fault: gradients that arrive in step(), after the scaler has looked at this rank's own."""
-    monkeypatch.setattr(GradientReduction, "_end_pass", lambda self: self._forget_pass())
+    monkeypatch.setattr(GradientReduction, "_end_pass", lambda self: self._pass.forget())
     monkeypatch.delattr(hvd.optimizer._Distributed, "_step_supports_amp_scaling")
 
     def on_rank(rank):

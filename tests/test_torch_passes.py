@@ -15,7 +15,7 @@ from torch_models import assert_same_bits
 import ringtrain as rt
 import ringtrain.torch as hvd
 from ringtrain.context import current
-from ringtrain.torch import window
+from ringtrain.torch import backward, window
 from ringtrain.torch.accumulation import is_accumulating
 from ringtrain.torch.gradients import Group
 
@@ -94,7 +94,7 @@ def test_checkpoints(world, wrap):
 
 def test_a_part_of_a_pass_taken_for_the_whole_is_found(world, monkeypatch):
     """Planted fault: hooks do not ask whether their pass runs within another one."""
-    monkeypatch.setattr(window, "is_nested", lambda: False)
+    monkeypatch.setattr(backward, "is_nested", lambda: False)
 
     def on_rank(rank):
         model, optimizer = wrapped()

@@ -1,10 +1,11 @@
 """What autograd's engine tells of a backward pass: when it ends, and whether it runs within another one.
 
-``gradients`` asks from the hooks of its parameters. An activation checkpoint with ``use_reentrant=True`` runs a
+``window`` asks from the hooks of its parameters. An activation checkpoint with ``use_reentrant=True`` runs a
 backward pass of its own within a node of the one that the user started; only the end of the user's counts here.
 """
 
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 
 import torch
@@ -17,9 +18,40 @@ _TURN_SECONDS = 0.01  # how long one optimizer waits before another one that end
 _NODE_IN_PYTHON = BackwardCFunction.apply.__code__
 
 
-def graph_task() -> int:
-    """The id of the pass that calls this hook; a pass within another one has an id of its own."""
-    return torch._C._current_graph_task_id()
+class BackwardPass:
+    """The user's backward pass under way, as the hooks of one optimizer see it.
+
+    Args:
+        ended: a method, called when it has ended, perhaps more than once: by each part of it that had a hook.
+
+    Attributes:
+        number: how many have begun.
+        runs: whether a hook was called in it and its end was not noted yet.
+        completes: whether it is the window's last for a gradient; for the optimizer to set.
+    """
+
+    def __init__(self, ended: Callable[[], None]):
+        self.number = 0
+        self.runs = self.completes = False
+        self._ended = weakref.WeakMethod(ended)  # of the object that holds this one: no cycle to be collected
+        self._nested: dict[int, bool] = {}  # by graph task: a pass within another one is a task of its own
+
+    def enter(self) -> bool:
+        """Notes that a hook runs; returns whether it does so within a pass that is part of another one."""
+        task = torch._C._current_graph_task_id()
+        nested = self._nested.get(task)
+        if nested is None:
+            nested = self._nested[task] = is_nested()
+            if not self.runs:
+                self.runs = True
+                self.number += 1
+            call_at_end(self._ended())
+        return nested
+
+    def forget(self) -> None:
+        """The pass has ended, or failed."""
+        self.runs = self.completes = False
+        self._nested.clear()
 
 
 def is_nested() -> bool:

@@ -15,18 +15,17 @@ is left. A rank that has everything need not await the maximum, which its last h
 
 import enum
 import threading
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 import torch
 
-from ringtrain.context import Operation
+from ringtrain.context import Context, Operation
 from ringtrain.errors import InvalidArgumentError, RingtrainError
 from ringtrain.torch.agreement import DENSE, MISSING, SETTLED, SPARSE, Agreement
-from ringtrain.torch.backward import call_at_end, graph_task, is_nested, take_turns
-from ringtrain.torch.compilation import eager
+from ringtrain.torch.backward import BackwardPass, take_turns
 from ringtrain.torch.gradients import Group, Member, Reduction
+from ringtrain.torch.hooks import attach, dismiss, enlist, others
 
 # Small gradients leave together: the first finds caches that the pass has filled with data, the others warm ones.
 _BURST_BYTES = 1 << 20
@@ -68,11 +67,7 @@ class GradientReduction:
         self._members: list[Member] = []
         self._hooks: dict[torch.Tensor, torch.utils.hooks.RemovableHandle] = {}
         self._lost_to: tuple[str, str] | None = None  # name of a parameter and the later optimizer that reduces it
-        # of the backward pass under way
-        self._pass = 0  # its number
-        self._pass_runs = False
-        self._nested: dict[int, bool] = {}  # of its graph tasks
-        self._completes = False  # whether it is the window's last for a gradient
+        self._pass = BackwardPass(self._end_pass)
         # of the window
         self._first_pass = 1
         self._codes = bytearray()  # what this rank has: MISSING until a hook completes it
@@ -86,11 +81,16 @@ class GradientReduction:
         self._agreement = Agreement(how.context, how.process_set, f"{prefix}.used")
         self._lock = threading.Lock()  # hooks of several devices run in several threads
         self._round_lock = threading.Lock()
-        _live.add(self)
+        enlist(self)
 
     def __reduce__(self) -> tuple:
         """Copies and pickles of an optimizer are plain optimizers: hooks and a world do not travel."""
         return type(None), ()
+
+    @property
+    def context(self) -> Context:
+        """The rank that this optimizer acts for."""
+        return self.how.context
 
     # ---- parameters ----
 
@@ -103,7 +103,7 @@ class GradientReduction:
         """Takes over further parameters, which have names, in groups and an order that are the same on all ranks."""
         if self._in_flight():
             self.synchronize()
-        for other in _others(self):
+        for other in others(self):
             other._release({parameter for parameters in groups for parameter in parameters}, self)
         for parameters in groups:
             together = f"{self.prefix}.group.{len(self._groups)}"
@@ -123,17 +123,12 @@ class GradientReduction:
         for hook in self._hooks.values():
             hook.remove()
         self._hooks.clear()
-        _live.discard(self)
+        dismiss(self)
 
     def _attach(self, member: Member) -> None:
-        parameter = member.parameter
-        if not (parameter.is_floating_point() or parameter.is_complex()):
-            return  # it can have no gradient
-        needed = parameter.requires_grad
-        parameter.requires_grad_(True)  # or torch takes no hook; a frozen one may be unfrozen later
-        hook = _calls(weakref.ref(self), member.index)
-        self._hooks[parameter] = parameter.register_post_accumulate_grad_hook(hook)
-        parameter.requires_grad_(needed)
+        hook = attach(self, member.parameter, member.index)
+        if hook is not None:
+            self._hooks[member.parameter] = hook
 
     def _release(self, parameters: set[torch.Tensor], owner: "GradientReduction") -> None:
         """Leaves parameters to an optimizer that was made later: two would reduce one gradient twice."""
@@ -155,18 +150,20 @@ class GradientReduction:
 
     # ---- the way out: hooks ----
 
-    def _on_gradient(self, member: Member) -> None:
+    def on_gradient(self, index: int) -> None:
+        """For the hooks: a backward pass has added to the gradient of a parameter."""
+        member = self._members[index]
         with self._lock:
-            nested = self._enter_pass()
+            nested = self._pass.enter()
             if member.settled:
                 self._begin_again(member)
-            if not nested or member.backward != self._pass:
+            if not nested or member.backward != self._pass.number:
                 member.passes += 1
-                member.backward = self._pass
+                member.backward = self._pass.number
             gradient = member.parameter.grad
             member.version = gradient._version
             completes = not self.quiet and member.passes >= self.passes_per_step
-            self._completes |= completes
+            self._pass.completes |= completes
             if nested or not completes:
                 return  # nested: another part of this pass may add to it; the round at its end sends it
             if self._codes[member.index] != MISSING:
@@ -178,29 +175,13 @@ class GradientReduction:
                 self._submit_gathered()
                 self._announce(Stage.PASS_ENDED)
 
-    def _enter_pass(self) -> bool:
-        """Notes the pass that a hook runs in; returns whether it is part of another one."""
-        task = graph_task()
-        nested = self._nested.get(task)
-        if nested is None:
-            nested = self._nested[task] = is_nested()
-            if not self._pass_runs:
-                self._pass_runs = True
-                self._pass += 1
-            call_at_end(self._end_pass)
-        return nested
-
     def _end_pass(self) -> None:
-        if not self._pass_runs:
+        if not self._pass.runs:
             return  # several parts of the pass have asked to be told
-        completes = self._completes
-        self._forget_pass()
+        completes = self._pass.completes
+        self._pass.forget()
         if completes:
             take_turns(self._round(Stage.PASS_ENDED))
-
-    def _forget_pass(self) -> None:
-        self._pass_runs = self._completes = False
-        self._nested.clear()
 
     def _begin_again(self, member: Member) -> None:
         """A gradient that was settled comes anew: the window is over, unless it was added to what was reduced."""
@@ -275,7 +256,7 @@ class GradientReduction:
         if stage is Stage.PASS_ENDED:
             # A gradient with fewer passes is complete too, unless the micro-batches have several passes each: then the
             # pass for this one may be still to come.
-            one_a_batch = self._pass - self._first_pass < self.passes_per_step
+            one_a_batch = self._pass.number - self._first_pass < self.passes_per_step
             complete = member.passes > 0 and (one_a_batch or member.passes >= self.passes_per_step)
         else:
             complete = stage is Stage.CLOSING and not member.holds_result()
@@ -336,7 +317,7 @@ class GradientReduction:
         open_codes = bytes(MISSING if code == SETTLED else code for code in self._codes)
         self._codes = bytearray(open_codes.ljust(len(self._members), bytes([MISSING])))
         self._unsettled_count = len(self._members)
-        self._first_pass = self._pass + (not self._pass_runs)
+        self._first_pass = self._pass.number + (not self._pass.runs)
         self._witness = None
         self.asked = self.closed = False
 
@@ -352,7 +333,7 @@ class GradientReduction:
         self._gathered_bytes = self._ready_count = 0
         self._problems = []
         self._agreement.forget()
-        self._forget_pass()
+        self._pass.forget()
         self._begin_window()
 
     def _in_flight(self) -> bool:
@@ -428,32 +409,3 @@ class GradientReduction:
             yield
         finally:
             self.quiet = before
-
-
-_live: "weakref.WeakSet[GradientReduction]" = weakref.WeakSet()
-
-
-def _others(own: GradientReduction) -> list[GradientReduction]:
-    """Those of the same rank, in an order that is the same on all ranks."""
-    return sorted(
-        (each for each in _live if each is not own and each.how.context is own.how.context), key=lambda each: each.prefix
-    )
-
-
-def _calls(reference: "weakref.ref[GradientReduction]", index: int) -> Callable[[torch.Tensor], None]:
-    """A hook that does nothing once its optimizer is gone.
-
-    It keeps neither the optimizer nor the parameter alive: the garbage collector does not look into a tensor's hooks.
-    """
-
-    def hook(parameter: torch.Tensor) -> None:
-        _deliver(reference, index)
-
-    return hook
-
-
-@eager  # compiled autograd would trace it
-def _deliver(reference: "weakref.ref[GradientReduction]", index: int) -> None:
-    reduction = reference()
-    if reduction is not None:
-        reduction._on_gradient(reduction._members[index])
