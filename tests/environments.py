@@ -17,7 +17,8 @@ EACH_MPI = pytest.mark.parametrize("mpi", [pytest.param(name, marks=getattr(pyte
                                            for name in ("openmpi", "mpich")])
 # For what only depends on the MPI where something else is broken too.
 EACH_MPI_BUT_MPICH_FOR_LONG = pytest.mark.parametrize(
-    "mpi", [pytest.param("openmpi", marks=pytest.mark.openmpi), pytest.param("mpich", marks=[pytest.mark.mpich, pytest.mark.long])])
+    "mpi", [pytest.param("openmpi", marks=pytest.mark.openmpi),
+            pytest.param("mpich", marks=[pytest.mark.mpich, pytest.mark.long])])
 LIBRARY = "from ringtrain.launch.mpi import find_installation as f; i = f(); print(i.engine.__name__, i.library)"
 
 

@@ -74,7 +74,7 @@ def install() -> None:
 
 
 def pip(*what: str, python: Path | None = None, constrained: bool = True) -> None:
-    """Installs with pip, within the constraints unless told otherwise; of the modules, Python compiles those that it imports."""
+    """Installs with pip, within the constraints unless told otherwise; Python compiles the modules that it imports."""
     target = ["--python", str(python)] if python else []
     within = ["--constraint", str(CONSTRAINTS)] if constrained else []
     quick = ["--quiet", "--no-compile", "--disable-pip-version-check"]

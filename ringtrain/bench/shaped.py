@@ -31,7 +31,8 @@ def start(chosen: argparse.Namespace, arguments: Sequence[str]) -> int:
     with hosts.Network(dict.fromkeys(names, "eth0"), rate=chosen.rate, useless=None, links=chosen.links) as network:
         rate = chosen.links * measured_rate(network[names[0]], network[names[1]])  # of the first, and the others are like it
         each = f", {chosen.links} for each host" if chosen.links > 1 else ""
-        print(f"{chosen.hosts} hosts, links of {chosen.rate} each way{each}: {rate * 8e-6:.0f} Mbit/s both ways at once (iperf3)")
+        print(f"{chosen.hosts} hosts, links of {chosen.rate} each way{each}: "
+              f"{rate * 8e-6:.0f} Mbit/s both ways at once (iperf3)")
         further = [*arguments, "--measured-rate", f"{rate:.0f}"]
         codes = [_run(network[names[0]], names, count, further) for count in chosen.ranks_per_host]
     return max(codes)
