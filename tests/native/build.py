@@ -6,7 +6,7 @@
 All sources of the core go into one archive, each test is linked with it. The variants differ in flags only, and
 each has a folder of its own, so that a second build compiles what changed. tests/test_native.py runs the results,
 tests/test_simulation.py those of tests/simulation: `simulate` and `simulate_mutants`, which are built when named.
-So is `fakes`: the libraries of tests/fakes, in the folder of that name.
+The libraries of tests/fakes lie in the folder `fakes`.
 bin/test starts --everything beside the tests that come before those; whoever needs a folder waits until it is built.
 """
 
@@ -89,8 +89,9 @@ def describe(variant: str, folder: Path, with_mutants: bool) -> str:
     lines.append("build libringtrain.a: archive " + " ".join(object_of(source) for source in library))
     for source in test_sources():
         lines.append(f"build {source.stem}: link {object_of(source)} libringtrain.a")
-    lines.append("default libringtrain.a " + " ".join(source.stem for source in test_sources()))
-    return "\n".join([*lines, *describe_simulation(folder, with_mutants), *describe_fakes(variant)]) + "\n"
+    lines += describe_fakes(variant)
+    lines.append("default fakes libringtrain.a " + " ".join(source.stem for source in test_sources()))
+    return "\n".join([*lines, *describe_simulation(folder, with_mutants)]) + "\n"
 
 
 def describe_simulation(folder: Path, with_mutants: bool) -> list[str]:

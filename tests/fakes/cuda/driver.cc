@@ -35,6 +35,7 @@ struct Machine {
   int driver_version = static_cast<int>(Number("FAKE_DRIVER_VERSION", 13000));
   int capability = static_cast<int>(Number("FAKE_CAPABILITY", 90));
   std::string failures = Setting("FAKE_CUDA_FAIL", "");
+  std::string forgotten = Setting("FAKE_CUDA_FORGET", "");
 
   Machine() {
     const int present = static_cast<int>(Number("FAKE_DEVICES", 1));
@@ -485,8 +486,8 @@ std::vector<Row*>& Rows() {
   return *rows;
 }
 
-int Refusal(Row* row) {
-  const int planned = row->counted.Planned(TheMachine().failures, row->counted.Enter());
+int Refusal(Row* row, long call) {
+  const int planned = row->counted.Planned(TheMachine().failures, call);
   if (planned != 0) return planned;
   if (row->needs >= kInit && !initialized) return kNotInitialized;
   if (row->needs == kContext && current == nullptr) return kInvalidContext;
@@ -500,8 +501,10 @@ template <typename... A, int (*kFunction)(A...)>
 struct Checked<kFunction> {
   static inline Row* row = nullptr;
   static int Call(A... arguments) {
-    const int refusal = Refusal(row);
-    return refusal != kSuccess ? refusal : kFunction(arguments...);
+    const long call = row->counted.Enter();
+    const int refusal = Refusal(row, call);
+    if (refusal != kSuccess || row->counted.Planned(TheMachine().forgotten, call) != 0) return refusal;
+    return kFunction(arguments...);
   }
 };
 
