@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
-import fakes
 import pytest
-from fakes import checks
+from fakes import check, checks
 
 
-@pytest.mark.parametrize("name", checks.CHECKS)
+@pytest.mark.parametrize("name", check.CHECKS[checks.__name__])
 def test_fakes(name: str) -> None:
-    check = checks.CHECKS[name]
-    environment = fakes.environment(**check.settings, PYTHONPATH=Path(__file__).parent)
-    done = subprocess.run([sys.executable, "-m", "fakes.checks", name], env=environment, timeout=300,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if check.dies is None:
-        assert done.returncode == 0 and "passed" in done.stdout, done.stdout
-    else:
-        assert done.returncode < 0 and check.dies in done.stdout, f"{done.returncode}: {done.stdout}"
+    problem = check.run(checks.__name__, name)
+    assert not problem, problem

@@ -66,6 +66,16 @@ def test_native(name: str, variant: str, built) -> None:
     run([str(built(variant) / name), *arguments], dict(os.environ, **SANITIZER_OPTIONS))
 
 
+@pytest.mark.tsan
+@pytest.mark.parametrize("plane", ["staged", "nccl"])
+def test_a_missing_wait_between_streams_is_a_data_race(plane: str, built) -> None:
+    """Streams of the fake GPU that wait for nothing: the test of their order must find it, or it finds nothing at all."""
+    environment = dict(os.environ, **SANITIZER_OPTIONS, FAKE_CUDA_FORGET="cuStreamWaitEvent:1+=1")
+    done = subprocess.run([built("tsan") / "gpu_order_test", plane], env=environment, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, errors="replace")
+    assert done.returncode != 0 and "ThreadSanitizer: data race" in done.stdout, done.stdout[-20000:]
+
+
 @pytest.mark.long
 @pytest.mark.timeout(LONG_FUZZ_SECONDS + 300)
 @pytest.mark.parametrize("name", [source.stem for source in build.test_sources() if source.stem.endswith("_fuzz")])

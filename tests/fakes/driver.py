@@ -57,6 +57,11 @@ def free(address: int) -> None:
     call("cuMemFree", ctypes.c_uint64(address))
 
 
+def copy_to_host(values, address: int) -> None:
+    """Fills a C-contiguous NumPy array from the current device, after what the legacy stream was given."""
+    call("cuMemcpyDtoH", values.ctypes.data_as(ctypes.c_void_p), ctypes.c_uint64(address), ctypes.c_size_t(values.nbytes))
+
+
 class Stream:
     """A stream of the current device, not ordered with the default one."""
 
@@ -80,6 +85,11 @@ class Stream:
 
     def destroy(self) -> None:
         call("cuStreamDestroy", self.handle)
+
+
+def fail(plan: str) -> None:
+    """From now on, calls fail that a plan names as FAKE_CUDA_FAIL does: "cuMemAlloc:1+=2"; "" ends it."""
+    library().fake_cuda_fail(plan.encode())
 
 
 def calls(name: str) -> int:

@@ -149,7 +149,7 @@ void RunRank(rt_hub* hub, int rank, const std::string& options) {
     for (int64_t size : kSizes) all.push_back(std::make_unique<Values>(size));
     for (int step = 0; step < kSteps; ++step) Step(context, rank, user, &all);
   }
-  RT_CHECK_EQ(rt_close(context, nullptr), 0);
+  RT_CHECK_EQ(rt_close(context, kHang, nullptr), 0);
   rt_context_free(context);
 }
 

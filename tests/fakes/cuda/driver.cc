@@ -34,7 +34,6 @@ struct Machine {
   std::vector<int> devices;
   int driver_version = static_cast<int>(Number("FAKE_DRIVER_VERSION", 13000));
   int capability = static_cast<int>(Number("FAKE_CAPABILITY", 90));
-  std::string failures = Setting("FAKE_CUDA_FAIL", "");
   std::string forgotten = Setting("FAKE_CUDA_FORGET", "");
 
   Machine() {
@@ -55,6 +54,12 @@ struct Machine {
 const Machine& TheMachine() {
   static auto* machine = new Machine;
   return *machine;
+}
+
+// The plan of the calls that fail.
+std::atomic<const std::string*>& Failures() {
+  static auto* plan = new std::atomic<const std::string*>(new std::string(Setting("FAKE_CUDA_FAIL", "")));
+  return *plan;
 }
 
 std::atomic<bool> initialized{false};
@@ -487,7 +492,7 @@ std::vector<Row*>& Rows() {
 }
 
 int Refusal(Row* row, long call) {
-  const int planned = row->counted.Planned(TheMachine().failures, call);
+  const int planned = row->counted.Planned(*Failures().load(), call);
   if (planned != 0) return planned;
   if (row->needs >= kInit && !initialized) return kNotInitialized;
   if (row->needs == kContext && current == nullptr) return kInvalidContext;
@@ -609,6 +614,9 @@ FAKE_EXPORT void fake_cuda_spin(void* handle, double milliseconds) {
 
 // For tests: whether a stream uses the memory at the moment.
 FAKE_EXPORT int fake_cuda_in_use(uint64_t address) { return InUse(address) ? 1 : 0; }
+
+// For tests: another plan than FAKE_CUDA_FAIL's.
+FAKE_EXPORT void fake_cuda_fail(const char* plan) { Failures() = new std::string(plan); }
 
 // For tests: how often a function was called, -1 if there is none of that name.
 FAKE_EXPORT long fake_cuda_calls(const char* name) {

@@ -1,0 +1,344 @@
+"""Ranks that are threads with fake GPUs: results, order, faults. One check for each promise: ``python -m gpu.worlds NAME``.
+
+tests/test_gpu_worlds.py runs them all.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import oracle
+from fakes import driver, nccl
+from fakes.array import FakeDeviceArray
+from fakes.check import check, main
+
+import ringtrain as rt
+from ringtrain import errors
+from ringtrain.testing import World
+
+DTYPES = ["uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "bool"]
+PATIENCE = 60.0  # seconds
+
+
+def on_host(found: object) -> np.ndarray:
+    """The values of a result, in the order of the legacy stream, on which it was asked for."""
+    interface = found.__cuda_array_interface__
+    values = np.empty(interface["shape"], interface["typestr"])
+    driver.use_device(found.__dlpack_device__()[1])
+    driver.copy_to_host(values, interface["data"][0])
+    return values
+
+
+def values_of(rank: int, dtype: str, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
+    """Whole numbers from 0 to 3, of which all dtypes hold sums and products of three."""
+    return np.random.default_rng([rank, seed]).integers(0, 4, shape).astype(dtype)
+
+
+def every_operation(ranks: int, plane: str) -> None:
+    """Each operation, dtype and reduction against the oracle, a rank's arrays on its own device."""
+
+    def on_rank(rank: int) -> None:
+        for dtype in DTYPES:
+            inputs = [values_of(each, dtype, (5, 301)) for each in range(ranks)]
+
+            def array(values: np.ndarray) -> FakeDeviceArray:
+                return FakeDeviceArray(values, rank)
+
+            def expect(found: object, expected: list[np.ndarray], what: str) -> None:
+                values = on_host(found)
+                assert values.dtype == expected[rank].dtype and values.shape == expected[rank].shape, f"{what} {dtype}"
+                assert np.array_equal(values, expected[rank]), f"{what} {dtype}: {values.ravel()[:8]}"
+
+            for reduction, name in ((rt.Sum, "sum"), (rt.Min, "min"), (rt.Max, "max"), (rt.Product, "product")):
+                expect(rt.allreduce(array(inputs[rank]), f"{name}.{dtype}", reduction), oracle.allreduce(inputs, name), name)
+            expect(rt.reducescatter(array(inputs[rank]), f"scatter.{dtype}", rt.Sum), oracle.reducescatter(inputs), "reducescatter")
+            expect(rt.broadcast(array(inputs[rank]), ranks - 1, f"root.{dtype}"), oracle.broadcast(inputs, ranks - 1), "broadcast")
+            rows = [values_of(each, dtype, (each * 3, 4)) for each in range(ranks)]  # rank 0 has none
+            expect(rt.allgather(array(rows[rank]), f"gather.{dtype}"), oracle.allgather(rows), "allgather")
+            splits = [[(sender + receiver) % 3 for receiver in range(ranks)] for sender in range(ranks)]
+            sent = [values_of(each, dtype, (sum(splits[each]), 2)) for each in range(ranks)]
+            found, received = rt.alltoall(array(sent[rank]), splits[rank], f"exchange.{dtype}")
+            expect(found, oracle.alltoall(sent, splits), "alltoall")
+            assert list(received) == [splits[sender][rank] for sender in range(ranks)]
+
+    with World(ranks, gpu_plane=plane, device_chunk_bytes=4096) as world:
+        world.run(on_rank)
+    by_nccl = sum(nccl.calls(f"nccl{name}") for name in ("AllReduce", "ReduceScatter", "AllGather", "Broadcast", "Send"))
+    assert (by_nccl > 0) == (plane == "nccl" and ranks > 1)
+
+
+def register_matrix() -> None:
+    """One check for each number of ranks and plane."""
+    for ranks in (1, 2, 3):
+        for plane in ("staged", "nccl"):
+            def body(ranks: int = ranks, plane: str = plane) -> None:
+                every_operation(ranks, plane)
+
+            body.__name__ = f"every_operation_of_{ranks}_ranks_{plane}"
+            check(FAKE_DEVICES=3, FAKE_DELAY_US=200)(body)
+
+
+register_matrix()
+
+
+def summed(rank: int, name: str, count: int = 1000, device: int | None = None) -> np.ndarray:
+    """The sum of a tensor of ones, on the rank's device or another one."""
+    return on_host(rt.allreduce(FakeDeviceArray(np.ones(count, "f4"), rank if device is None else device), name, rt.Sum))
+
+
+def error_of(body: Callable[[], object]) -> str:
+    """The text of the error that a call raises."""
+    try:
+        body()
+    except errors.RingtrainError as problem:
+        return str(problem)
+    raise AssertionError("nothing was raised")
+
+
+def same_on_all(texts: list[str]) -> str:
+    assert len(set(texts)) == 1, texts
+    return texts[0]
+
+
+# ---- several devices ----
+
+def two_devices_and_the_host(plane: str) -> None:
+    """Tensors of a rank on two GPUs and in host memory, submitted together in an order of the rank's own."""
+
+    def on_rank(rank: int) -> None:
+        places = [None, 2 * rank, 2 * rank + 1]
+        names = [(place, index) for place in range(3) for index in range(20)]
+        np.random.default_rng(rank).shuffle(names)
+        handles = {}
+        for place, index in names:
+            values = np.full(100 + index, rank + index, "f4")
+            tensor = values if places[place] is None else FakeDeviceArray(values, places[place])
+            handles[place, index] = rt.allreduce_async(tensor, f"{place}.{index}", rt.Sum)
+        for (place, index), handle in handles.items():
+            found = handle.wait()
+            values = found if places[place] is None else on_host(found)
+            assert (values == 1 + 2 * index).all() and len(values) == 100 + index, (place, index, values)
+
+    with World(2, gpu_plane=plane) as world:
+        world.run(on_rank)
+
+
+@check(FAKE_DEVICES=4, FAKE_DELAY_US=500)
+def two_devices_and_the_host_staged():
+    two_devices_and_the_host("staged")
+
+
+@check(FAKE_DEVICES=4, FAKE_DELAY_US=500)
+def two_devices_and_the_host_by_nccl():
+    two_devices_and_the_host("nccl")
+
+
+@check(FAKE_DEVICES=3, FAKE_DELAY_US=200)
+def process_sets_have_ways_of_their_own():
+    def on_rank(rank: int) -> None:
+        pair = rt.add_process_set([0, 2])
+        for step in range(5):
+            world_handle = rt.allreduce_async(FakeDeviceArray(np.ones(50, "f4"), rank), f"world.{step}", rt.Sum)
+            if rank != 1:
+                found = rt.allreduce(FakeDeviceArray(np.ones(50, "f4"), rank), f"pair.{step}", rt.Sum, process_set=pair)
+                assert (on_host(found) == 2).all()
+            assert (on_host(world_handle.wait()) == 3).all()
+
+    with World(3) as world:
+        world.run(on_rank)
+
+
+@check(FAKE_DEVICES=2)
+def many_small_tensors_travel_together():
+    def on_rank(rank: int) -> None:
+        for _ in range(3):
+            arrays = [FakeDeviceArray(np.full(10, index, "f4"), rank) for index in range(64)]
+            handles = [rt.allreduce_async_(array, f"small.{index}", rt.Sum) for index, array in enumerate(arrays)]
+            for handle in handles:
+                handle.wait()
+            for index, array in enumerate(arrays):
+                assert (on_host(array) == 2 * index).all()
+
+    with World(2, gpu_plane="nccl") as world:
+        world.run(on_rank)
+    assert nccl.calls("ncclAllReduce") <= 2 * 3 * 32, nccl.calls("ncclAllReduce")
+
+
+@check(FAKE_DEVICES=3)
+def a_rank_that_has_joined_adds_nothing():
+    def on_rank(rank: int) -> int:
+        for step in range(rank + 1):
+            present = 3 - step
+            assert (summed(rank, "joined") == present).all()
+        return rt.join()
+
+    with World(3) as world:
+        assert world.run(on_rank) == [2, 2, 2]
+
+
+# ---- what does not fit ----
+
+@check(FAKE_DEVICES=2)
+def the_kind_of_memory_must_agree():
+    def on_rank(rank: int) -> str:
+        ones = np.ones(4, "f4")
+        text = error_of(lambda: rt.allreduce(ones if rank == 0 else FakeDeviceArray(ones, rank), "mixed", rt.Sum))
+        assert (summed(rank, "afterwards") == 2).all()
+        return text
+
+    with World(2) as world:
+        text = same_on_all(world.run(on_rank))
+    assert "mixed" in text and "cuda" in text.lower() and "host" in text, text
+
+
+@check(FAKE_DEVICES=1, FAKE_DELAY_US=200)
+def ranks_may_share_a_device():
+    with World(3) as world:
+        assert all((found == 3).all() for found in world.run(lambda rank: summed(rank, "shared", device=0)))
+    assert nccl.calls("ncclAllReduce") == 0
+
+
+@check(FAKE_DEVICES=1)
+def nccl_refuses_ranks_that_share_a_device():
+    with World(2, gpu_plane="nccl") as world:
+        text = same_on_all(world.run(lambda rank: error_of(lambda: summed(rank, "shared", device=0))))
+        assert "nccl_multi_rank" in text, text
+        assert world.run(lambda rank: rt.allreduce(np.ones(1), "host", rt.Sum)[0]) == [2.0, 2.0]
+
+
+@check(FAKE_DEVICES=1, NCCL_MULTI_RANK_GPU_ENABLE=1)
+def nccl_serves_two_ranks_on_a_device_where_it_may():
+    with World(2, gpu_plane="nccl", nccl_multi_rank=1) as world:
+        assert all((found == 2).all() for found in world.run(lambda rank: summed(rank, "shared", device=0)))
+    assert nccl.calls("ncclAllReduce") == 2
+
+
+@check(FAKE_DEVICES=2, FAKE_NCCL_VERSION=21700)
+def an_old_nccl_is_not_used():
+    with World(2) as world:
+        assert all((found == 2).all() for found in world.run(lambda rank: summed(rank, "auto")))
+    with World(2, gpu_plane="nccl") as world:
+        text = same_on_all(world.run(lambda rank: error_of(lambda: summed(rank, "nccl"))))
+    assert "2.18.0" in text and "2.17.0" in text, text
+
+
+@check(FAKE_DEVICES=2)
+def a_stream_under_capture_is_refused():
+    def on_rank(rank: int) -> str:
+        array = FakeDeviceArray(np.ones(4, "f4"), rank)
+        stream = driver.Stream()
+        array.stream = stream.ptr
+        stream.capture(True)
+        array.__class__ = Interfaced
+        text = error_of(lambda: rt.allreduce(array, "captured", rt.Sum))
+        stream.capture(False)
+        assert (summed(rank, "afterwards") == 2).all()
+        return text
+
+    with World(2) as world:
+        text = same_on_all(world.run(on_rank))
+    assert "captur" in text, text
+
+
+class Interfaced(FakeDeviceArray):
+    """Without DLPack, so that it names its stream."""
+
+    __dlpack__ = __dlpack_device__ = property(lambda self: (_ for _ in ()).throw(AttributeError()))
+
+
+# ---- faults ----
+
+def failing_world(**options: object) -> list[str]:
+    """What the ranks of a world are told when the second of their sums fails."""
+
+    def on_rank(rank: int) -> str:
+        try:
+            for index in range(4):
+                summed(rank, f"sum.{index}")
+        except errors.RingtrainError as problem:
+            return str(problem)
+        return ""
+
+    world = World(2, **options)
+    texts = world.run(on_rank)
+    try:
+        world.close()
+    except errors.RingtrainError:
+        pass  # it has failed, and says so once more
+    return texts
+
+
+@check(FAKE_DEVICES=2, FAKE_NCCL_ASYNC_ERROR="ncclAllReduce:2=6", FAKE_NCCL_RANK=1)
+def an_asynchronous_error_of_nccl_ends_the_world():
+    texts = failing_world(gpu_plane="nccl")
+    assert all("NCCL" in text and "remote process exited" in text for text in texts), texts
+
+
+@check(FAKE_DEVICES=2, FAKE_NCCL_FAIL="ncclAllReduce:2=3")
+def a_failing_call_of_nccl_ends_the_world():
+    texts = failing_world(gpu_plane="nccl")
+    assert all("ncclAllReduce" in text and "planned failure" in text for text in texts), texts
+
+
+@check(FAKE_DEVICES=2, FAKE_NCCL_HANG="ncclAllReduce:2=1")
+def a_hanging_gpu_ends_the_world():
+    texts = failing_world(gpu_plane="nccl", gpu_timeout_seconds=2)
+    assert all("gpu_timeout_seconds" in text for text in texts), texts
+
+
+@check(FAKE_DEVICES=2, FAKE_NCCL_HANG="ncclCommInitRankConfig:1=1")
+def a_communicator_that_does_not_come_about_ends_the_world():
+    texts = failing_world(gpu_plane="nccl", gpu_timeout_seconds=2)
+    assert all(texts), texts
+
+
+FAILING_CALLS = {"staged": ["cuMemHostAlloc", "cuStreamCreateWithPriority", "cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync",
+                            "cuEventQuery", "cuStreamWaitEvent", "cuEventCreate"],
+                 "nccl": ["cuModuleLoadData", "cuModuleGetFunction", "cuLaunchKernel", "cuMemAlloc"]}  # fmt: skip
+
+
+def failing_call(name: str, plane: str) -> None:
+    """From some moment on, when both ranks have their tensors, a function of the driver fails."""
+
+    def on_rank(rank: int) -> str:
+        arrays = [FakeDeviceArray(np.ones(50, "f4"), rank) for _ in range(2)]
+        ready.wait(PATIENCE)
+        try:
+            rt.grouped_allreduce_(arrays, "sums", rt.Sum)
+            arrays[0].numpy()
+        except errors.RingtrainError as problem:
+            return str(problem)
+        finally:
+            ended.wait(PATIENCE)  # the arrays go without failures
+        return ""
+
+    ready = threading.Barrier(2, lambda: driver.fail(f"{name}:1+=999"))
+    ended = threading.Barrier(2, lambda: driver.fail(""))
+    world = World(2, gpu_plane=plane)
+    texts = world.run(on_rank)
+    assert all("999" in text for text in texts), texts
+    try:
+        world.close()
+    except errors.RingtrainError:
+        pass  # it may have failed, and says so once more
+
+
+def register_failing_calls() -> None:
+    """One check for each function that may fail on the way: the ranks are told, and nobody waits for ever."""
+    for plane, names in FAILING_CALLS.items():
+        for name in names:
+            def body(name: str = name, plane: str = plane) -> None:
+                failing_call(name, plane)
+
+            body.__name__ = f"{name}_may_fail"
+            check(FAKE_DEVICES=2)(body)
+
+
+register_failing_calls()
+
+
+if __name__ == "__main__":
+    main()
