@@ -64,6 +64,9 @@ rule link_library
 
 # The fakes: library, folder of its sources, the one that it leaves out. The old NCCL has what 2.18 had.
 FAKE_LIBRARIES = [("libcuda.so.1", "cuda", ""), ("libnccl.so.2", "nccl", ""), ("old/libnccl.so.2", "nccl", "newer")]
+# Threads' own variables lie beside their stacks: what dlopen would allocate for them is freed by whichever thread comes next, a race to
+# ThreadSanitizer.
+FAKE_FLAGS = f"-fPIC -fvisibility=hidden -ftls-model=initial-exec -I{FAKES}"
 UNSANITIZED = ["cuda/memory.cc"]  # its lock would order what CUDA does not order
 
 
@@ -117,7 +120,7 @@ def describe_fakes(variant: str) -> list[str]:
     for source in sorted(FAKES.glob("*/*.cc")):
         sanitized = variant != "plain" and str(source.relative_to(FAKES)) not in UNSANITIZED
         flags = " ".join([*COMMON, *(VARIANTS[variant] if sanitized else ["-O1"])])
-        lines.append(f"build {object_of(source)}: compile {source}\n  flags = {flags} -fPIC -fvisibility=hidden -I{FAKES}")
+        lines.append(f"build {object_of(source)}: compile {source}\n  flags = {flags} {FAKE_FLAGS}")
     for library, folder, without in FAKE_LIBRARIES:
         objects = [object_of(source) for source in sorted((FAKES / folder).glob("*.cc")) if source.stem != without]
         lines.append(f"build fakes/{library}: link_library {' '.join(objects)}\n  soname = {Path(library).name}")
