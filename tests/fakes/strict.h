@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdarg>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -17,10 +18,12 @@
 
 namespace fakes {
 
-template <typename... Values>
-[[noreturn]] void Violation(const char* format, Values... values) {
+[[noreturn]] __attribute__((format(printf, 1, 2))) inline void Violation(const char* format, ...) {
   char text[1024];
-  std::snprintf(text, sizeof text, format, values...);
+  va_list values;
+  va_start(values, format);
+  std::vsnprintf(text, sizeof text, format, values);
+  va_end(values);
   std::fprintf(stderr, "fake GPU, process %d: %s\n", static_cast<int>(getpid()), text);
   std::abort();
 }

@@ -94,7 +94,7 @@ void CheckUnpack(const std::vector<uint64_t>& sizes, uint32_t shift, uint64_t sl
   scene.Run(&UnpackShare<Tensor, Buffer>, threads);
   for (size_t t = 0; t < sizes.size(); ++t)
     RT_CHECK(std::memcmp(scene.memory[t].data(), expected[t].data(), expected[t].size() * sizeof(Tensor)) == 0);
-  RT_CHECK_EQ(found_infinite, 0);
+  RT_CHECK_EQ(found_infinite, 0.0f);
 }
 
 const std::vector<uint64_t> kSizes = {0, 1, 3, 16383, 16384, 16385, (1 << 20) + 1};

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <cstdarg>
 #include <mutex>
 
 namespace fakes {
@@ -16,9 +17,12 @@ std::vector<Communicator*>& Live() {
 
 thread_local std::string last_error;  // of calls without a communicator
 
-std::string Text(const char* format, int a, int b, int c = 0) {
+__attribute__((format(printf, 1, 2))) std::string Text(const char* format, ...) {
   char text[256];
-  std::snprintf(text, sizeof text, format, a, b, c);
+  va_list values;
+  va_start(values, format);
+  std::vsnprintf(text, sizeof text, format, values);
+  va_end(values);
   return text;
 }
 
