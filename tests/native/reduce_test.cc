@@ -103,10 +103,13 @@ T ReducedElement(Reduction reduction, const std::vector<T>& values, const Scalin
     else if (scaling.factor(static_cast<int>(j)) != 1.0) value = value * static_cast<T>(scaling.factor(static_cast<int>(j)));
     total = j == 0 ? value : Combined(reduction, total, value);
   }
-  if constexpr (kInteger) return ScaledInteger(static_cast<T>(static_cast<int64_t>(total) / static_cast<int64_t>(scaling.divisor)), scaling.postscale);
-  if (scaling.divisor != 1) total = total / static_cast<T>(scaling.divisor);
-  if (scaling.postscale != 1.0) total = total * static_cast<T>(scaling.postscale);
-  return total;
+  if constexpr (kInteger) {
+    return ScaledInteger(static_cast<T>(static_cast<int64_t>(total) / static_cast<int64_t>(scaling.divisor)), scaling.postscale);
+  } else {
+    if (scaling.divisor != 1) total = total / static_cast<T>(scaling.divisor);
+    if (scaling.postscale != 1.0) total = total * static_cast<T>(scaling.postscale);
+    return total;
+  }
 }
 
 // Element i of the result, from the sources' bytes to the result's bytes.
