@@ -64,9 +64,10 @@ rule link_library
 
 # The fakes: library, folder of its sources, the one that it leaves out. The old NCCL has what 2.18 had.
 FAKE_LIBRARIES = [("libcuda.so.1", "cuda", ""), ("libnccl.so.2", "nccl", ""), ("old/libnccl.so.2", "nccl", "newer")]
+FAKE_FLAGS = f"-fPIC -fvisibility=hidden -I{FAKES}"
 # Threads' own variables lie beside their stacks: what dlopen would allocate for them is freed by whichever thread comes next, a race to
-# ThreadSanitizer.
-FAKE_FLAGS = f"-fPIC -fvisibility=hidden -ftls-model=initial-exec -I{FAKES}"
+# ThreadSanitizer. Elsewhere they must not: beside PyTorch there is no room for them.
+TLS_FLAGS = {"tsan": " -ftls-model=initial-exec"}
 UNSANITIZED = ["cuda/memory.cc"]  # its lock would order what CUDA does not order
 
 
@@ -120,7 +121,7 @@ def describe_fakes(variant: str) -> list[str]:
     for source in sorted(FAKES.glob("*/*.cc")):
         sanitized = variant != "plain" and str(source.relative_to(FAKES)) not in UNSANITIZED
         flags = " ".join([*COMMON, *(VARIANTS[variant] if sanitized else ["-O1"])])
-        lines.append(f"build {object_of(source)}: compile {source}\n  flags = {flags} {FAKE_FLAGS}")
+        lines.append(f"build {object_of(source)}: compile {source}\n  flags = {flags} {FAKE_FLAGS}{TLS_FLAGS.get(variant, '')}")
     for library, folder, without in FAKE_LIBRARIES:
         objects = [object_of(source) for source in sorted((FAKES / folder).glob("*.cc")) if source.stem != without]
         lines.append(f"build fakes/{library}: link_library {' '.join(objects)}\n  soname = {Path(library).name}")
