@@ -168,7 +168,7 @@ void rt_context_free(rt_context* context) {
 
 void rt_abort(rt_context* context, const char* cause) { context->context->Abort(TextOf(cause)); }
 
-void rt_ask_for_stacks_through(rt_context* context, int32_t pipe) { context->context->AskForStacksThrough(pipe); }
+void rt_ask_through(rt_context* context, int32_t pipe) { context->context->AskThrough(pipe); }
 
 void rt_long_phase(rt_context* context, double seconds) { context->context->LongPhase(seconds); }
 

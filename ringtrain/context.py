@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from ringtrain import buffers, cuda_arrays, exits, launcher, log, mpi, nccl, options, stacks, tables
+from ringtrain import buffers, cuda_arrays, exits, launcher, log, mpi, nccl, options, reports, tables
 from ringtrain._native import OK, PENDING, check, ffi, lib, take_text
 from ringtrain.announce import announce_segments
 from ringtrain.buffers import Buffer
@@ -562,7 +562,7 @@ def init(comm: object = None, process_sets: object = None, **arguments: object) 
         _default = _open_world(comm, chosen)
         if _default.size > 1:
             signal_number = int(chosen.get("stack_signal", tables.OPTION_BY_NAME["stack_signal"].initial))
-            lib.rt_ask_for_stacks_through(_default.native, stacks.answer_requests(signal_number))
+            lib.rt_ask_through(_default.native, reports.answer_requests(signal_number, _show_lines))
     try:
         _register_process_sets(_default, process_sets, comm)
     except BaseException:
@@ -579,6 +579,12 @@ def is_initialized() -> bool:
     """Whether ``init`` was called, and ``shutdown`` not yet since."""
     context = _of_thread.context or _default
     return context is not None and context.usable
+
+
+def _show_lines() -> None:
+    context = _default
+    if context is not None:
+        log.drain(context.native)
 
 
 def _leave(patience: float | None = None) -> str:

@@ -14,7 +14,7 @@ PYTHON_FLOORS = [
     ["version", "errors", "_core", "_build"],
     ["_native"],
     ["tables"],
-    ["options", "dlpack", "cuda_arrays", "nccl", "launcher", "announce", "exits", "stacks"],
+    ["options", "dlpack", "cuda_arrays", "nccl", "launcher", "announce", "exits", "reports"],
     ["log", "buffers"],
     ["mpi"],
     ["context"],

@@ -46,7 +46,7 @@ class Context {
   // Memory of a GPU, which Device::Free takes back.
   Status AllocateOn(int device, size_t bytes, void** memory);
   void Abort(const std::string& cause) RT_NOT_ANALYSED;  // passes a request on, which any thread may do; so do the next two
-  void AskForStacksThrough(int pipe) RT_NOT_ANALYSED { coordinator_->AskForStacksThrough(pipe); }
+  void AskThrough(int pipe) RT_NOT_ANALYSED { coordinator_->AskThrough(pipe); }
   void LongPhase(double seconds) RT_NOT_ANALYSED;
   // Says goodbye, serves the others until all have or the time is over (shutdown_timeout_seconds), and ends.
   // Not ok if the world had failed: some rank may never come to its end.

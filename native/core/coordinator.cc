@@ -186,7 +186,10 @@ void Coordinator::Perform(int process_set, effect::Fail& fail) {
   if (auto submission = table_->Find(process_set, fail.name)) table_->Finish(submission, fail.status);
 }
 
-void Coordinator::Perform(int, effect::Warn& warn) { log_->Warning(warn.text); }
+void Coordinator::Perform(int, effect::Warn& warn) {
+  log_->Warning(warn.text);
+  Ask('l');  // this rank's program may be busy with something else, and others wait to know
+}
 
 void Coordinator::Perform(int, effect::Abort& abort) { Abort(Status::Internal(abort.cause)); }
 
@@ -363,13 +366,17 @@ void Coordinator::CheckLongPhase() {
   for (const auto& entry : negotiators_) Feed(entry.first, event::LongPhase{duration});
 }
 
+bool Coordinator::Ask(char what) {
+  const int pipe = requests_pipe_.load();
+  return pipe >= 0 && write(pipe, &what, 1) == 1;
+}
+
 void Coordinator::ShowStacks(const std::string& awaited) {
-  const int pipe = stacks_pipe_.load();
-  if (pipe < 0) return;
+  if (requests_pipe_.load() < 0 || options_.stack_signal == 0) return;
   const std::string text = "ringtrain: the other ranks wait for " + awaited + ", which rank " + std::to_string(world_.rank) +
                            " has not submitted. Its Python is here:\n";
   if (write(STDERR_FILENO, text.data(), text.size()) < 0) return;
-  if (write(pipe, "", 1) == 1) insist_on_stacks_at_ = Now() + kSecond;
+  if (Ask('s')) insist_on_stacks_at_ = Now() + kSecond;
 }
 
 // A signal's handler needs no lock of the interpreter, which a busy thread may keep. Without a handler it would end the process.
@@ -377,7 +384,7 @@ void Coordinator::InsistOnStacks() {
   if (insist_on_stacks_at_ == kNever || Now() < insist_on_stacks_at_) return;
   insist_on_stacks_at_ = kNever;
   int unread = 0;
-  if (ioctl(stacks_pipe_.load(), FIONREAD, &unread) != 0 || unread == 0) return;
+  if (ioctl(requests_pipe_.load(), FIONREAD, &unread) != 0 || unread == 0) return;
   struct sigaction action;
   const int number = static_cast<int>(options_.stack_signal);
   if (sigaction(number, nullptr, &action) == 0 && action.sa_handler != SIG_DFL && action.sa_handler != SIG_IGN) kill(getpid(), number);

@@ -53,8 +53,8 @@ class Coordinator {
   // Ends this rank's part if this rank or another of its host has asked for an abort; the driver's thread. Step does so first.
   void HeedAbort();
 
-  // Where to ask for this process's stacks when others wait for it; any thread.
-  void AskForStacksThrough(int pipe) { stacks_pipe_.store(pipe); }
+  // Where to ask for what a stall needs of this process's Python (rt_ask_through); any thread.
+  void AskThrough(int pipe) { requests_pipe_.store(pipe); }
   // Nobody shall expect this rank for that long. Any thread; the driver passes it on.
   void RequestLongPhase(Nanoseconds duration) { long_phase_.store(duration, std::memory_order_release); }
 
@@ -77,6 +77,7 @@ class Coordinator {
   void RemoveProcessSet(int process_set);
   void HearGoodbye(int rank, bool gone);
   void CheckLongPhase();
+  bool Ask(char what);
   void ShowStacks(const std::string& awaited);
   void InsistOnStacks();
   std::string RequestedCause();
@@ -109,7 +110,7 @@ class Coordinator {
   std::atomic<bool> abort_requested_{false};
   std::string requested_cause_ RT_GUARDED_BY(request_mutex_);
   std::atomic<Nanoseconds> long_phase_{-1};  // asked for and not passed on yet
-  std::atomic<int> stacks_pipe_{-1};
+  std::atomic<int> requests_pipe_{-1};
   Nanoseconds insist_on_stacks_at_ = kNever;
 
   bool all_goodbye_ = false, clean_ = false;

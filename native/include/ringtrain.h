@@ -95,9 +95,10 @@ int32_t rt_close(rt_context *context, double seconds, char **error);
 void rt_context_free(rt_context *context);
 /* Fails everything pending and everything later on all ranks with this cause; the first cause wins. */
 void rt_abort(rt_context *context, const char *cause);
-/* When others wait for this rank, a byte is written to the pipe, whose reader shall write the caller's stacks to stderr. If the
- * byte is still unread after a second, option stack_signal is raised, given a handler for it. -1: neither. */
-void rt_ask_for_stacks_through(rt_context *context, int32_t pipe);
+/* What a stall needs of the caller is written to the pipe, for a thread of its own to read: "s" when others wait for this rank and
+ * the caller's stacks are to be written to stderr, "l" when the log has a line about it. If an "s" is still unread after a second,
+ * option stack_signal is raised, given a handler for it. */
+void rt_ask_through(rt_context *context, int32_t pipe);
 /* This rank will submit nothing for so many seconds: what waits for it is neither reported nor given up meanwhile. 0: it is back. */
 void rt_long_phase(rt_context *context, double seconds);
 
