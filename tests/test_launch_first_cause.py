@@ -41,3 +41,14 @@ def test_an_old_answer_is_forgotten() -> None:
     for asked in range(20, 200, 5):
         clock.note(asked, asked + 0.5, asked + 0.25 + 200.0)
     assert abs(clock.here(230.0) - 30.0) <= 0.25
+
+
+def test_a_rank_that_open_mpi_ended_for_another_is_not_to_blame() -> None:
+    """It sees the connection close before the other rank's end is reported: 14 is its MPI's word, unless it announced it."""
+    clock = host_clock(0.0)
+    ended = Rank(0, "host", outcome=14, clock=clock, failed_at=10.0)
+    killed = Rank(1, "host", outcome=-9, clock=clock, failed_at=10.5)
+    assert first_cause([ended, killed]) is killed
+    assert first_cause([ended]) is ended and ended.failure == 14 and "another one is gone" in ended.describe_failure()
+    ended.announced = 14
+    assert first_cause([ended, killed]) is ended and "another one" not in ended.describe_failure()

@@ -302,7 +302,7 @@ class Job:
         """Says why the engine ended ranks that had not failed, and returns the exit code."""
         name, code = self.installation.engine.NAME, self.engine.returncode
         ended = any(rank.outcome for rank in self.ranks.values())
-        left = ", ".join(str(rank.number) for rank in self.ranks.values() if rank.outcome == 0)
+        left = self._ranks_that_returned_0()
         if ended and left:
             self.terminal.say(f"rank {left} left with exit code 0, but without ending MPI and while other ranks still "
                               f"ran; {name} then ended these.")
@@ -311,8 +311,14 @@ class Job:
             self.terminal.say(f"{name} ended the job with code {code}, as MPI_Abort and a lost host make it do.")
         return max(code, int(ended)) if code >= 0 else 128 - code
 
+    def _ranks_that_returned_0(self) -> str:
+        """Their numbers, for people."""
+        return ", ".join(str(rank.number) for rank in self.ranks.values() if rank.outcome == 0)
+
     def _explain(self, first: Rank) -> None:
         """Names the first failing rank, and repeats its last words if others have spoken since."""
+        if first.was_ended_for_a_peer and (left := self._ranks_that_returned_0()):
+            self.terminal.say(f"rank {left} left with exit code 0 before that, perhaps without ending MPI.")
         words = first.streams.get(2)
         repeat = words is not None and words.kept and words.last_line != self.terminal.lines
         self.terminal.say(first.describe_failure() + ("; it ended with:" if repeat else "."))

@@ -14,6 +14,8 @@ SLURM_PLUGIN = "pmix"  # of srun, through which its ranks find each other
 # With two networks or more: only messages above these limits are cut and sent over all of them, so that the single network's
 # limits (see OPENMPI_TCP_SETTINGS) would leave all but one idle. Open MPI's own.
 SEVERAL_NETWORKS_SETTINGS = dict.fromkeys(("OMPI_MCA_btl_tcp_eager_limit", "OMPI_MCA_btl_tcp_rndv_eager_limit"), "65536")
+# With which a rank ends when the connection of another one closes (MPI_ERR_UNKNOWN), at once and without a word of its own.
+CODE_OF_A_LOST_PEER = 14
 # Where a rank finds its rank, the number of ranks, and both within its host.
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
                   "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")

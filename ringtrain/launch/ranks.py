@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from ringtrain.launch.clocks import HostClock
 from ringtrain.launch.mpich import ABORT
+from ringtrain.launch.openmpi import CODE_OF_A_LOST_PEER
 from ringtrain.launch.output import RankStream
 
 LOST = -signal.SIGKILL  # outcome of a rank whose supervisor vanished without a report: the engine killed it
@@ -34,6 +35,16 @@ class Rank:
         """The exit code, -n for signal n, with which it failed by itself; 0 if it did not."""
         return (self.announced or 0) if self.was_told_to else (self.outcome or 0)
 
+    @property
+    def was_ended_for_a_peer(self) -> bool:
+        """Whether its MPI seems to have ended it because another rank was gone, whose own end may be reported later."""
+        return self.announced is None and self.outcome == CODE_OF_A_LOST_PEER
+
+    @property
+    def is_a_victim(self) -> bool:
+        """Whether another rank is the reason of its failure."""
+        return self.follows or self.was_ended_for_a_peer
+
     def describe_failure(self) -> str:
         """For people: which rank, where, and how it ended."""
         if self.failure < 0:
@@ -41,7 +52,8 @@ class Rank:
             hint = " (the kernel does so when memory runs out)" if number == signal.SIGKILL else ""
             how = f"was killed by signal {int(number)}, {number.name}{hint}"
         else:
-            how = f"failed with exit code {self.failure}"
+            hint = " (as Open MPI ends a rank when another one is gone)" if self.was_ended_for_a_peer else ""
+            how = f"failed with exit code {self.failure}{hint}"
         return f"rank {self.number} (host {self.host}) {how}"
 
     def hear_abort(self) -> None:
@@ -54,4 +66,4 @@ class Rank:
 def first_cause(ranks: Iterable[Rank]) -> Rank | None:
     """The rank that is to blame: the first of those that failed by themselves, and not because of a peer; pure."""
     failed = [rank for rank in ranks if rank.failure]
-    return min(failed, key=lambda rank: (rank.follows, rank.clock.here(rank.failed_at), rank.number), default=None)
+    return min(failed, key=lambda rank: (rank.is_a_victim, rank.clock.here(rank.failed_at), rank.number), default=None)
