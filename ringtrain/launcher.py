@@ -15,6 +15,8 @@ OPENMPI_TCP_SETTINGS = {
     f"OMPI_MCA_btl_tcp_{name}": str(OPENMPI_TCP_BYTES)
     for name in ("eager_limit", "rndv_eager_limit", "max_send_size")
 }
+# What makes srun introduce the ranks to each other in the way that their MPI library asks for.
+SLURM_PLUGINS = {"Open MPI": "pmix", "MPICH": "pmi2"}
 
 
 class Launcher(NamedTuple):

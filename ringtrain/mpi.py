@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ringtrain import exits, options
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
-from ringtrain.launcher import OPENMPI_TCP_SETTINGS, Launcher
+from ringtrain.launcher import OPENMPI_TCP_SETTINGS, SLURM_PLUGINS, Launcher
 from ringtrain.log import logger
 
 
@@ -29,6 +29,8 @@ def load(launcher: Launcher | None):
     MPI = users or _import(launcher)
     exits.finalize_at_exit(MPI.__file__, ours=users is None)
     if not MPI.Is_initialized():
+        if launcher is not None:
+            _refuse_unfit(MPI, launcher)
         options.set_defaults(OPENMPI_TCP_SETTINGS)  # which it reads while it is initialised
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
@@ -110,14 +112,28 @@ def _import(launcher: Launcher | None):
     return MPI
 
 
+def _refuse_unfit(MPI, launcher: Launcher) -> None:
+    """Before MPICH is initialised by PMIx alone, which it does not speak unless it was built so: it would end the process."""
+    variables, library = options.environment(), MPI.Get_library_version().lower()
+    by_pmix_alone = "PMIX_NAMESPACE" in variables and "PMI_RANK" not in variables
+    if by_pmix_alone and library.startswith("mpich") and "pmix" not in library:  # it lists what it was configured with
+        raise _foreign(MPI, launcher, sees="none of them")
+
+
 def _refuse_foreign(MPI, launcher: Launcher) -> None:
     """Never N silent worlds of one: the launcher's MPI must be the one that mpi4py loads."""
     size = MPI.COMM_WORLD.Get_size()
-    if (launcher.size or 1) <= size and (launcher.rank or 0) < size:
-        return
+    if (launcher.size or 1) > size or (launcher.rank or 0) >= size:
+        raise _foreign(MPI, launcher, sees=size)
+
+
+def _foreign(MPI, launcher: Launcher, sees: int | str) -> UnsupportedError:
     library = MPI.Get_library_version().strip("\0").splitlines()[0].strip()
     announced = f"{launcher.size} ranks" if launcher.size else f"rank {launcher.rank}"
-    raise UnsupportedError(
+    plugin = next((plugin for name, plugin in SLURM_PLUGINS.items() if name in library), "pmix")
+    other = (f"with srun --mpi={plugin}" if "SLURM_STEP_ID" in options.environment()
+             else "with the mpirun that belongs to that library")
+    return UnsupportedError(
         f"init: {launcher.name} announced {announced} ({launcher.variable}), but the MPI that mpi4py loaded ({library}) "
-        f"sees {size}. Start the script with ringtrainrun, or with the mpirun that belongs to that library."
+        f"sees {sees}. Start the script with ringtrainrun, or {other}."
     )

@@ -24,6 +24,7 @@ from ringtrain.launch.agent import SECONDS_TO_KILL, kill_group
 from ringtrain.launch.environment import of_host
 from ringtrain.launch.mpi import Installation, LaunchError
 from ringtrain.launch.networks import Chosen
+from ringtrain.launch.openmpi import HARMLESS_WORDS
 from ringtrain.launch.output import RankFile, RankStream, Terminal
 from ringtrain.launch.plan import Plan
 from ringtrain.launch.preflight import RANK_PROGRAM
@@ -349,7 +350,7 @@ class EngineStream:
     def _pass_on(self, line: bytes) -> None:
         # Once a rank's failure is known, the engine's own account of it only hides the cause.
         known = any(rank.outcome for rank in self.job.ranks.values()) or self.job.interrupted_by or self.job.lost_hosts
-        if not known or self.job.plan.verbose:
+        if self.job.plan.verbose or not (known or HARMLESS_WORDS.search(line)):
             self.job.terminal.write_line(self.stream, line)
 
 

@@ -7,10 +7,11 @@ import shlex
 from collections.abc import Sequence
 
 from ringtrain.launch.plan import Plan
+from ringtrain.launcher import SLURM_PLUGINS
 
 NAME = "MPICH"
 PROGRAMS = ("mpiexec.hydra", "mpiexec.mpich", "mpiexec")
-SLURM_PLUGIN = "pmi2"  # of srun, through which its ranks find each other
+SLURM_PLUGIN = SLURM_PLUGINS[NAME]
 # Where a rank finds its rank, the number of ranks, and both within its host.
 RANK_VARIABLES = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 # What MPI_Abort writes on the stderr of the rank that called it, with the exit code.
@@ -32,7 +33,8 @@ def command_line(mpiexec: str, plan: Plan) -> list[str]:
 
 def environment(plan: Plan, networks: Sequence[str] = ()) -> dict[str, str]:
     """Settings of the library and of its daemons for this plan; what the user has set wins."""
-    settings = {}
+    # UCX warns of each message that a failed rank has not received, which only hides the cause.
+    settings = {} if plan.verbose else {"UCX_LOG_LEVEL": "error"}
     if plan.has_remote_hosts:
         settings["HYDRA_LAUNCHER_EXTRA_ARGS"] = shlex.join(plan.ssh.options)
     first, last = plan.ports

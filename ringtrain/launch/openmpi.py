@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 
 from ringtrain.launch.plan import Plan
-from ringtrain.launcher import OPENMPI_TCP_SETTINGS
+from ringtrain.launcher import OPENMPI_TCP_SETTINGS, SLURM_PLUGINS
 
 NAME = "Open MPI"
 PROGRAMS = ("mpirun.openmpi", "mpirun")
-SLURM_PLUGIN = "pmix"  # of srun, through which its ranks find each other
+SLURM_PLUGIN = SLURM_PLUGINS[NAME]
+# Of its mpirun, which sets the process group of ssh a second time, sometimes too late. The first time was enough.
+HARMLESS_WORDS = re.compile(rb"plm:ssh: Warning: setpgid\(.* failed in parent")
 # With two networks or more: only messages above these limits are cut and sent over all of them, so that the single network's
 # limits (see OPENMPI_TCP_SETTINGS) would leave all but one idle. Open MPI's own.
 SEVERAL_NETWORKS_SETTINGS = dict.fromkeys(("OMPI_MCA_btl_tcp_eager_limit", "OMPI_MCA_btl_tcp_rndv_eager_limit"), "65536")
