@@ -185,7 +185,8 @@ def test_program_is_looked_for_above_the_library(tmp_path) -> None:
     (["-np", "2"], "command: expected what each rank has to run"),
     (["-np", "3", "-H", "localhost:2", "true"], "-np 3 needs 3 slots, but there are 2"),
     (["-np", "1", "-H", "a:x", "true"], "slots must be a number"),
-    (["-np", "1", "--hostfile", "/no/such/file", "true"], "/no/such/file"),
+    (["-np", "1", "--hostfile", "/no/such/file", "true"], "-hostfile '/no/such/file': it must be a text file that can be read, but: No such"),
+    (["-np", "1", "--config-file", "/", "true"], "--config-file '/': it must be a text file that can be read, but: Is a directory"),
     (["-np", "1", "-H", "a", "--hostfile", "b", "true"], "only one of them may name the hosts"),
     (["-np", "1", "--no-such-option", "true"], "No such option"),
     (["-np", "1", "--port-range", "80-90", "true"], "expected FIRST-LAST within 1024-65535"),
@@ -245,7 +246,7 @@ def test_flags_win_over_the_configuration_file_and_x_over_all(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("text, words", [
-    ("params: {cache_capacity: -1}", "-1 is not in the range"), ("params: {cache: 1}", "'params.cache' is no setting"),
+    ("params: {cache_capacity: -1}", "-1 is not in the range"), ("params: {cache: 1}", "'params.cache' is no setting. .* params.cache_capacity,"),
     ("- a\n- b", "expected sections"), ("a: [", "it must be YAML"), ("no_such: 3", "'no_such.None' is no setting")])
 def test_a_configuration_file_that_cannot_be_used_is_refused(text: str, words: str, tmp_path) -> None:
     (tmp_path / "run.yaml").write_text(text)
@@ -343,6 +344,11 @@ def test_a_command_that_does_not_exist_is_refused() -> None:
     done = launch("-np", "2", "no-such-command")
     assert done.returncode == 125
     assert "command 'no-such-command': it must be a program on PATH" in done.stderr
+
+
+def test_other_hosts_cannot_be_reached_without_ssh(tmp_path) -> None:
+    done = launch("-np", "2", "-H", "localhost:1,192.0.2.1:1", "true", PATH=str(tmp_path))
+    assert done.returncode == 125 and "program 'ssh': it must be on PATH" in done.stderr, done.stderr
 
 
 def test_missing_mpi_names_the_one_line_fix() -> None:

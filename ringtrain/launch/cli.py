@@ -118,7 +118,7 @@ def ringtrainrun(**given: Any) -> int:
     terminal = Terminal(sys.stdout.buffer, sys.stderr.buffer)
     try:
         plan = make_plan(given, os.environ)
-    except (HostsError, settings.ConfigError, InvalidArgumentError, OSError) as error:
+    except (HostsError, settings.ConfigError, InvalidArgumentError) as error:
         raise click.UsageError(str(error)) from None
     for line in idle_flags(given):
         terminal.say(line)
@@ -154,7 +154,7 @@ def launch(plan: Plan, terminal: Terminal, is_dry: bool = False) -> int:
 
 
 def make_plan(given: Mapping[str, Any], environment: Mapping[str, str]) -> Plan:
-    """Decides what runs where. Raises HostsError, ConfigError, InvalidArgumentError, OSError for a file."""
+    """Decides what runs where. Raises HostsError, ConfigError, InvalidArgumentError."""
     if not given["command"]:
         raise HostsError(f"command: expected what each rank has to run, but found nothing. {EXAMPLE}")
     if given["host_discovery_script"]:
@@ -185,7 +185,7 @@ def find_hosts(given: Mapping[str, Any], environment: Mapping[str, str], uses_al
     if given["hosts"] is not None:
         return parse_hosts(given["hosts"])
     if given["hostfile"] is not None:
-        return parse_hostfile(Path(given["hostfile"]).read_text(), given["hostfile"])
+        return parse_hostfile(_read("-hostfile", given["hostfile"]), given["hostfile"])
     if uses_allocation:
         return srun.find_hosts(environment)
     if given["ranks"] is None:
@@ -194,13 +194,22 @@ def find_hosts(given: Mapping[str, Any], environment: Mapping[str, str], uses_al
 
 
 def chosen_settings(given: Mapping[str, Any]) -> dict[str, str]:
-    """Environment variables that the configuration file and flags stand for; flags win. Raises ConfigError, OSError."""
+    """Environment variables that the configuration file and flags stand for; flags win. Raises ConfigError, HostsError."""
     values: dict[str, Any] = {}
     if given["config_file"]:
-        values, _ = settings.read_config(Path(given["config_file"]).read_text(), given["config_file"])
+        values, _ = settings.read_config(_read("--config-file", given["config_file"]), given["config_file"])
     values |= {setting.name: given[setting.name] for setting in settings.SETTINGS if given[setting.name] is not None}
     return {name: text for setting in settings.SETTINGS if setting.name in values
             for name, text in setting.variables(values[setting.name]).items()}
+
+
+def _read(flag: str, path: str) -> str:
+    """The text of a file that a flag names. Raises HostsError if it cannot be read."""
+    try:
+        return Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise HostsError(f"{flag} '{path}': it must be a text file that can be read, but: {why}.") from None
 
 
 def exported_variables(entries: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
@@ -241,13 +250,14 @@ def check_command(plan: Plan) -> None:
     """Refuses a command that this host cannot run; other hosts say so themselves. Raises LaunchError."""
     program = plan.command[0]
     path = os.pathsep.join([os.path.join(sys.prefix, "bin"), os.environ.get("PATH", os.defpath)])
-    if plan.has_remote_hosts or shutil.which(program, path=path):
+    if shutil.which(program, path=path):
         return
     if program.endswith(".py") and os.path.isfile(program):
         raise LaunchError(f"command '{program}': it must be executable, but is a file without that permission. "
                           f"Put python before it: ringtrainrun -np {plan.ranks} python {shlex.join(plan.command)}")
-    raise LaunchError(f"command '{program}': it must be a program on PATH or the path of one, but there is none. "
-                      "Check its spelling.")
+    if not plan.has_remote_hosts:
+        raise LaunchError(f"command '{program}': it must be a program on PATH or the path of one, but there is none. "
+                          "Check its spelling.")
 
 
 def account(plan: Plan, installation: Installation, environment: Mapping[str, str]) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import secrets
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -29,6 +30,8 @@ def check_hosts(plan: Plan, installation: Installation,
 
     Raises LaunchError, after it has hung up on all, if a host cannot take part.
     """
+    if plan.has_remote_hosts and not plan.by_srun and not shutil.which("ssh"):
+        raise LaunchError("program 'ssh': it must be on PATH to reach other hosts, but there is none. Install OpenSSH's client.")
     shell = SrunShell(installation.program) if plan.by_srun else plan.ssh
     agents = [Agent(host, shell) for host in plan.hosts]
     deadline = time.monotonic() + plan.start_seconds

@@ -122,7 +122,8 @@ def read_config(text: str, path: str) -> tuple[dict[str, Any], list[str]]:
                 setting = by_place[section, key]
                 values[setting.name] = _converted(setting, value, path)
             else:
-                raise ConfigError(f"config file '{path}': '{section}.{key}' is no setting. docs/launch.md lists them.")
+                raise ConfigError(f"config file '{path}': '{section}.{key}' is no setting. Those with a meaning are "
+                                  f"{', '.join(map('.'.join, by_place))}.")
     return values, idle
 
 
