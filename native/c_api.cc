@@ -6,6 +6,7 @@
 #include <memory>
 #include <new>
 
+#include "base/alarm.h"
 #include "core/context.h"
 #include "core/version.h"
 #include "device/nccl.h"
@@ -25,6 +26,9 @@ struct rt_context {
 };
 struct rt_hub {
   std::shared_ptr<Hub> hub;
+};
+struct rt_alarm : ringtrain::Alarm {
+  using Alarm::Alarm;
 };
 struct rt_handle {
   std::shared_ptr<Context> context;  // a waiter may drive it
@@ -165,6 +169,17 @@ void rt_context_free(rt_context* context) {
   rt_close(context, -1, nullptr);
   delete context;
 }
+
+rt_alarm* rt_alarm_set(double seconds, const char* text) {
+  rt_alarm* alarm = nullptr;
+  Guard([&] {
+    alarm = new rt_alarm{seconds, TextOf(text)};
+    return Status();
+  });
+  return alarm;
+}
+
+void rt_alarm_cancel(rt_alarm* alarm) { delete alarm; }
 
 void rt_abort(rt_context* context, const char* cause) { context->context->Abort(TextOf(cause)); }
 

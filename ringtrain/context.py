@@ -620,7 +620,8 @@ def _open_world(comm: object, chosen: dict[str, str]) -> Context:
 
 
 def _open_mpi(comm: object, started_by: launcher.Launcher | None, chosen: dict[str, str]) -> Context:
-    MPI = mpi.load(started_by)
+    seconds = float(chosen.get("start_timeout_seconds", tables.OPTION_BY_NAME["start_timeout_seconds"].initial))
+    MPI = mpi.load(started_by, seconds)
     communicator = mpi.communicator(MPI, comm)
     context = _open(chosen, lib.rt_open_mpi, os.fsencode(MPI.__file__), MPI._handleof(communicator))
     announce_segments()

@@ -90,7 +90,7 @@ def _watch_exceptions(abort: Callable[[str, bool], None]) -> None:
             _ending.is_announced = True
         earlier(kind, problem, traceback)  # first of all: once the peers know, the launcher may end this rank
         if ours:
-            _flush()
+            flush()
             in_its_words = isinstance(of_a_peer, RingtrainError)
             text = str(of_a_peer) if in_its_words else f"{kind.__name__}: {problem}"
             abort(text.strip().split("\n")[0], in_its_words)
@@ -120,7 +120,7 @@ def _watch_exit_codes() -> None:
 def _at_exit(leave: Callable[[float], str]) -> None:
     if _ending.process != os.getpid():
         return
-    _flush()
+    flush()
     if _ending.code != 0 and not _ending.is_announced:
         announce_failure(_ending.code, _ending.follows)
     if _has_failed():
@@ -141,7 +141,8 @@ def _has_failed() -> bool:
     return _ending.code != 0 or _ending.world_failed
 
 
-def _flush() -> None:
+def flush() -> None:
+    """Writes out what the program has printed."""
     for stream in filter(None, (sys.stdout, sys.stderr)):
         stream.flush()
 

@@ -3,11 +3,13 @@
 Imported by ``context`` only once a launcher or a communicator asks for it, so a world of one never loads MPI.
 """
 
+import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ringtrain import exits, options
+from ringtrain._native import lib
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.launcher import OPENMPI_TCP_SETTINGS, SLURM_PLUGINS, Launcher
 from ringtrain.log import logger
@@ -19,8 +21,11 @@ def is_communicator(comm: object) -> bool:
     return module is not None and isinstance(comm, module.Comm)
 
 
-def load(launcher: Launcher | None):
+def load(launcher: Launcher | None, seconds: float):
     """``mpi4py.MPI``, initialised with thread level multiple; finalised at exit if it was not imported before.
+
+    MPI waits for all ranks while it starts. It cannot be told to give up, so where that takes longer than ``seconds`` the
+    process ends, with the reason on stderr.
 
     Raises:
         UnsupportedError: mpi4py or MPI is missing, the level is lower, or it is another MPI than the launcher's.
@@ -32,7 +37,8 @@ def load(launcher: Launcher | None):
         if launcher is not None:
             _refuse_unfit(MPI, launcher)
         options.set_defaults(OPENMPI_TCP_SETTINGS)  # which it reads while it is initialised
-        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        with _deadline(launcher, seconds):
+            MPI.Init_thread(MPI.THREAD_MULTIPLE)
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise UnsupportedError(
             "init: MPI's thread level must be MPI_THREAD_MULTIPLE, but MPI was initialised with less. "
@@ -89,6 +95,23 @@ def warn_if_wire_waits(MPI, hosts: int, rank: int) -> None:
         settings = " ".join(f"{name}={OPENMPI_TCP_SETTINGS[name]}" for name in unset)
         logger.warning("MPI was initialised before ringtrain: if TCP connects the hosts, it needs %s in the environment "
                        "before that. Start with ringtrainrun, or call ringtrain.init() first", settings)  # fmt: skip
+
+
+@contextlib.contextmanager
+def _deadline(launcher: Launcher | None, seconds: float) -> Iterator[None]:
+    """By a native thread: mpi4py keeps the GIL in MPI_Init."""
+    size = "the" if launcher is None or launcher.size is None else launcher.size
+    rank = "this one" if launcher is None or launcher.rank is None else f"rank {launcher.rank}"
+    text = (
+        f"init of MPI: expected all {size} ranks to call init() within {seconds:g} s but not all did, seen on {rank}. "
+        "Call init() on every rank before what takes long, or raise start_timeout_seconds.\n"
+    )
+    exits.flush()  # nothing else does if the process ends here
+    alarm = lib.rt_alarm_set(seconds, text.encode())
+    try:
+        yield
+    finally:
+        lib.rt_alarm_cancel(alarm)
 
 
 def _import(launcher: Launcher | None):

@@ -149,6 +149,20 @@ def test_exit_code_of_a_rank_is_the_jobs(mpi):
     assert done.returncode == 7, done
 
 
+@EACH_MPI
+def test_rank_that_never_starts_is_not_waited_for(mpi):
+    """MPI_Init would wait for ever, and keeps the GIL."""
+    done = job(mpi, 2, """
+        import os, time, ringtrain as rt
+        if os.environ["RINGTRAIN_RANK"] == "1":
+            time.sleep(90)
+        print("printed before")
+        rt.init(start_timeout_seconds=1)
+    """)  # fmt: skip
+    assert done.returncode == 1 and "printed before" in done.stdout, done
+    assert "init of MPI: expected all 2 ranks to call init() within 1 s but not all did, seen on rank 0" in done.stderr, done
+
+
 @EACH_MPI_BUT_MPICH_FOR_LONG
 def test_rank_that_is_through_waits_for_one_that_saves(mpi):
     """Rank 1 works on for longer than any deadline of shutdown; nobody may end it."""

@@ -20,6 +20,7 @@ extern "C" {
 typedef struct rt_context rt_context; /* one rank of one world */
 typedef struct rt_hub rt_hub;         /* N ranks within this process */
 typedef struct rt_handle rt_handle;   /* one submitted operation */
+typedef struct rt_alarm rt_alarm;     /* a deadline of this process */
 
 #define RT_MOST_DIMENSIONS 64 /* of a tensor */
 
@@ -93,6 +94,10 @@ int32_t rt_open_mpi(const char *library, uintptr_t communicator, const char *opt
 int32_t rt_close(rt_context *context, double seconds, char **error);
 /* Frees the context; closes it first if need be. Handles stay valid. */
 void rt_context_free(rt_context *context);
+/* Ends this process with the text on stderr and exit code 1, unless rt_alarm_cancel comes within so many seconds: around a call that
+ * waits for other processes and cannot be interrupted, such as MPI_Init. NULL: there is no thread for it. */
+rt_alarm *rt_alarm_set(double seconds, const char *text);
+void rt_alarm_cancel(rt_alarm *alarm);
 /* Fails everything pending and everything later on all ranks with this cause; the first cause wins. */
 void rt_abort(rt_context *context, const char *cause);
 /* What a stall needs of the caller is written to the pipe, for a thread of its own to read: "s" when others wait for this rank and
