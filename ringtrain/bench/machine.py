@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import ringtrain as rt
-from ringtrain.bench import ranks
 
 
 def describe() -> dict[str, str | int]:
@@ -19,7 +18,7 @@ def describe() -> dict[str, str | int]:
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "mpi": ranks.mpi_version(),
+        "mpi": _mpi_version(),
         "torch": _version("torch"),
         "ringtrain": rt.build_info(),
     }
@@ -38,6 +37,19 @@ def _processor() -> str:
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip()
     return platform.machine()
+
+
+def _mpi_version() -> str:
+    """Name and version of the MPI library, in a few words. MPI need not be initialised to be asked, and this does not do it."""
+    import mpi4py
+
+    initialized = mpi4py.rc.initialize
+    mpi4py.rc.initialize = False
+    try:
+        from mpi4py import MPI
+    finally:
+        mpi4py.rc.initialize = initialized
+    return " ".join(MPI.Get_library_version().replace(",", " ").split()[:3])
 
 
 def _version(distribution: str) -> str:

@@ -49,8 +49,3 @@ def gathered(value: Any) -> list[Any]:
 def shared_folder() -> Path:
     """A fresh folder of one host, the same on all its ranks."""
     return Path(WORLD.bcast(tempfile.mkdtemp(prefix="ringtrain-bench-") if rank() == 0 else None))
-
-
-def mpi_version() -> str:
-    """Name and version of the MPI library, in a few words."""
-    return " ".join(MPI.Get_library_version().replace(",", " ").split()[:3])
