@@ -31,6 +31,7 @@ def pytest_configure(config):
     # On a machine with fewer GPUs than a test has ranks, the launcher would refuse them. Who wants GPUs names them.
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
     config.addinivalue_line("markers", "least_ranks(n): the fixture `world` has n ranks at least")
+    config.addinivalue_line("markers", "one_by_one: counts on each gradient travelling by itself, not in a bucket")
 
 
 @pytest.fixture(autouse=True)
@@ -41,6 +42,21 @@ def same_random_numbers_in_every_run(request):
     for module, name in [("numpy", "random.seed"), ("torch", "random.manual_seed"), ("tensorflow", "random.set_seed")]:
         if module in sys.modules:
             operator.attrgetter(name)(sys.modules[module])(seed)
+
+
+@pytest.fixture(autouse=bool(os.environ.get("RINGTRAIN_TEST_BUCKET_VIEWS")))
+def gradients_as_bucket_views(monkeypatch):
+    """Distributed optimizers make gradients views of buckets after one step, unless a compressor takes them one by one."""
+    import ringtrain.torch as hvd
+    from ringtrain.torch import plan
+    from ringtrain.torch.compression import compression_in_the_core
+
+    def optimizer_with_buckets(*arguments, make=hvd.DistributedOptimizer, **named):
+        by_core = compression_in_the_core(named.get("compression", hvd.Compression.none)) is not None
+        return make(*arguments, **{"gradient_as_bucket_view": by_core, **named})
+
+    monkeypatch.setattr(hvd, "DistributedOptimizer", optimizer_with_buckets)
+    monkeypatch.setattr(plan, "STEADY_WINDOWS", 1)
 
 
 @pytest.fixture

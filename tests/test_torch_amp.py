@@ -319,6 +319,7 @@ APEX = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.one_by_one
 @APEX
 def test_apex(world, level, order):
     """The pattern of Horovod's documentation: every gradient travels once, and all ranks skip what one must."""
@@ -357,6 +358,7 @@ def test_apex(world, level, order):
     world.run(on_rank)
 
 
+@pytest.mark.one_by_one
 @APEX
 def test_apex_with_the_step_inside_the_block(world, level, order):
     """Legal, and reduces once, though Apex unscales only at the end of the block."""

@@ -278,6 +278,7 @@ def test_batches_of_different_sizes(world, mean):
     world.run(on_rank)
 
 
+@pytest.mark.one_by_one
 @pytest.mark.parametrize("size, layout, algorithm", worlds.configurations(4), ids=str)
 def test_bits_hang_on_nothing_but_tensor_and_world(size, layout, algorithm):
     """Not on fusion, the cache, groups, or which rank is late."""

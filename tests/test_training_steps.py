@@ -55,6 +55,7 @@ def test_accumulation_sums_micro_batches(world, passes):
     world.run(on_rank)
 
 
+@pytest.mark.one_by_one
 @pytest.mark.least_ranks(2)
 def test_no_byte_moves_before_the_boundary(world):
     start, passes = network(), 4
@@ -108,6 +109,7 @@ def test_zero_grad_starts_the_window_anew(world):
 # ---- recipes ----
 
 
+@pytest.mark.one_by_one
 @pytest.mark.parametrize("recipe", ["as alone", "Horovod's"])
 def test_clipping_recipe(world, recipe):
     """Clips the average, once, with a norm that is the same on all ranks, whether or not the script synchronizes."""

@@ -90,7 +90,7 @@ def _idle_options(parser: argparse.ArgumentParser) -> None:
 
 def _train_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--networks", type=_choices(*NETWORKS), default=list(NETWORKS), metavar=",".join(NETWORKS))
-    parser.add_argument("--peers", type=_choices("ddp"), default=[], metavar="ddp")
+    parser.add_argument("--peers", type=_choices("buckets", "ddp"), default=[], metavar="buckets,ddp")
     _apart_option(parser)
     _repetitions_option(parser)
 

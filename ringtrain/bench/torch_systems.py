@@ -79,7 +79,7 @@ class Ringtrain(Alone):
 
     def use(self, network: torch.nn.Module) -> None:
         super().use(network)
-        self.optimizer = hvd.DistributedOptimizer(self.optimizer, network.named_parameters())
+        self.optimizer = self._distributed(self.optimizer, network)
 
     def accumulate(self, passes: int) -> None:
         super().accumulate(passes)
@@ -88,6 +88,18 @@ class Ringtrain(Alone):
     def close(self) -> None:
         super().close()
         hvd.shutdown()
+
+    def _distributed(self, optimizer: torch.optim.Optimizer, network: torch.nn.Module) -> torch.optim.Optimizer:
+        return hvd.DistributedOptimizer(optimizer, network.named_parameters())
+
+
+class RingtrainBuckets(Ringtrain):
+    """Ours with gradients that become views of buckets, beside ours without them."""
+
+    name = "ringtrain-buckets"
+
+    def _distributed(self, optimizer: torch.optim.Optimizer, network: torch.nn.Module) -> torch.optim.Optimizer:
+        return hvd.DistributedOptimizer(optimizer, network.named_parameters(), gradient_as_bucket_view=True)
 
 
 class Ddp(Alone):
@@ -120,4 +132,4 @@ class Ddp(Alone):
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-PEERS = {"ddp": Ddp}
+PEERS = {"buckets": RingtrainBuckets, "ddp": Ddp}

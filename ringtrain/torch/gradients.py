@@ -12,6 +12,7 @@ import torch
 from ringtrain.context import Context, Operation
 from ringtrain.errors import RingtrainError, UnsupportedError
 from ringtrain.operations import Average, Sum
+from ringtrain.torch.buckets import Bucket
 from ringtrain.torch.compression import Compressor
 from ringtrain.torch.sparse import SparseAllreduce
 from ringtrain.torch.tensors import finish, lent_buffer
@@ -99,6 +100,10 @@ class Member:
         """Whether the gradient was reduced and then dropped, as ``zero_grad`` does."""
         return self._result is not None and self.parameter.grad is None
 
+    def lie_in(self, view: torch.Tensor) -> None:
+        """Makes a view of a bucket, which holds the gradient already, the parameter's gradient."""
+        self.parameter.grad, self.version = view, view._version
+
     def fill(self, sparse: bool) -> None:
         """Gives the parameter a gradient of zeros, for ranks that did not use what others did."""
         if self.parameter.grad is None:
@@ -130,6 +135,7 @@ class Group:
     """Parameters that travel as one operation: usually one. The other fields are of the current window.
 
     Attributes:
+        bucket: where the gradients go to before they travel, if all of them do; in any window.
         ready_count: members whose gradient is complete and not yet settled.
         settled_count: members that are settled.
         submitted: whether the operation was submitted, or refused: then there is none.
@@ -137,6 +143,7 @@ class Group:
 
     name: str
     members: list[Member]
+    bucket: Bucket | None = None
     ready_count: int = 0
     settled_count: int = 0
     submitted: bool = False
@@ -206,8 +213,8 @@ class Group:
 
     def _submit_dense(self, members: Sequence[Member], how: Reduction, postscale: float) -> None:
         try:
-            self._dense = [_prepare(member, how) for member in members]
-            buffers = [lent_buffer(each.sent) for each in self._dense]
+            sent = self._fill_bucket() if self._all_in_bucket(members) else self._prepare(members, how)
+            buffers = [lent_buffer(tensor) for tensor in sent]
         except RingtrainError as problem:  # seen by this rank alone: the others must not wait for it
             self._dense = []
             how.context.refuse("allreduce", self.name, how.process_set, problem)
@@ -216,6 +223,21 @@ class Group:
             reduction=how.name, prescale=how.prescale, postscale=postscale, process_set=how.process_set,
             compression=how.compression,
         )  # fmt: skip
+
+    def _all_in_bucket(self, members: Sequence[Member]) -> bool:
+        """Whether the bucket can travel as a whole: not if some of it is settled, or comes on no rank in this window."""
+        return self.bucket is not None and len(members) == len(self.members)
+
+    def _fill_bucket(self) -> list[torch.Tensor]:
+        self.bucket.take_in([member.parameter.grad for member in self.members], [member.name for member in self.members])
+        for member, view in zip(self.members, self.bucket.views, strict=True):
+            member.lie_in(view)
+        self._dense = [_Dense(member, member.parameter.grad, member.parameter.grad, None) for member in self.members]
+        return [self.bucket.flat]
+
+    def _prepare(self, members: Sequence[Member], how: Reduction) -> list[torch.Tensor]:
+        self._dense = [_prepare(member, how) for member in members]
+        return [each.sent for each in self._dense]
 
     def _submit_sparse(self, member: Member, how: Reduction, postscale: float) -> None:
         operation = SparseAllreduce(

@@ -38,6 +38,7 @@ def DistributedOptimizer(  # noqa: N802 - the name that Horovod scripts call
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
     average_aggregated_gradients: bool = False,
+    gradient_as_bucket_view: bool = False,
 ) -> torch.optim.Optimizer:
     """Makes an optimizer step with the gradients of all ranks, and returns it.
 
@@ -66,6 +67,8 @@ def DistributedOptimizer(  # noqa: N802 - the name that Horovod scripts call
         process_set: the ranks that train together. On another rank the optimizer stays as it is.
         average_aggregated_gradients: divides the sum of a window by ``backward_passes_per_step``, as Keras users know
             it; also where a window is cut short, so that every sample weighs the same.
+        gradient_as_bucket_view: once a few steps were alike, gradients become views of a few flat tensors, which travel
+            as they are, as DDP's option of this name does. Then do not keep ``p.grad`` from one step to the next.
 
     Raises:
         InvalidArgumentError: not an optimizer, or names, groups, ``op`` or a number that cannot be; or another library
@@ -89,6 +92,7 @@ def DistributedOptimizer(  # noqa: N802 - the name that Horovod scripts call
     if process_set.size() == 1 or not process_set.included():
         return optimizer
     by_core = compression_in_the_core(compression)
+    _check_buckets(gradient_as_bucket_view, by_core)
     how = Reduction(
         context=context,
         process_set=id_of(process_set),
@@ -101,7 +105,9 @@ def DistributedOptimizer(  # noqa: N802 - the name that Horovod scripts call
     )
     # Optimizers are numbered, so that two that hold parameters of equal names never share a name.
     prefix = f"optimizer.{next_number(context, how.process_set, 'optimizer')}"
-    reduction = GradientReduction(how, prefix, backward_passes_per_step, average_aggregated_gradients)
+    reduction = GradientReduction(
+        how, prefix, backward_passes_per_step, average_aggregated_gradients, gradient_as_bucket_view
+    )
     reduction.add_names({**(known or {}), **names})
     reduction.add(parameters.grouped(list(names), groups))
     optimizer._gradient_reduction = reduction
@@ -276,3 +282,11 @@ def _check_arguments(optimizer: Any, passes: int, op: int, predivide: float) -> 
             "DistributedOptimizer: op must be Average or Sum, but is Adasum, which this release lacks."
         )
     check_scaling("DistributedOptimizer", op, predivide)
+
+
+def _check_buckets(asked_for: bool, compression_by_core: str | None) -> None:
+    if asked_for and compression_by_core is None:
+        raise InvalidArgumentError(
+            "DistributedOptimizer: gradient_as_bucket_view needs compression none, fp16 or bf16, but it is a class of your "
+            "own, which takes gradients one by one."
+        )

@@ -26,6 +26,7 @@ from ringtrain.torch.agreement import DENSE, MISSING, SETTLED, SPARSE, Agreement
 from ringtrain.torch.backward import BackwardPass, take_turns
 from ringtrain.torch.gradients import Group, Member, Reduction
 from ringtrain.torch.hooks import attach, dismiss, enlist, others
+from ringtrain.torch.plan import Plan
 
 # Small gradients leave together: the first finds caches that the pass has filled with data, the others warm ones.
 _BURST_BYTES = 1 << 20
@@ -47,6 +48,7 @@ class GradientReduction:
         prefix: of all names that this optimizer submits; unique among the optimizers of the process set.
         passes_per_step: backward passes that are summed here before their gradients travel.
         averages_passes: whether the sum is then divided by ``passes_per_step``.
+        makes_buckets: whether gradients become views of buckets once the steps are alike.
 
     Attributes:
         skipping: True while the user's ``skip_synchronize`` block runs.
@@ -56,14 +58,14 @@ class GradientReduction:
         stepped: True once ``step()`` was called.
     """
 
-    def __init__(self, how: Reduction, prefix: str, passes_per_step: int, averages_passes: bool):
+    def __init__(self, how: Reduction, prefix: str, passes_per_step: int, averages_passes: bool, makes_buckets: bool):
         self.how = how
         self.prefix = prefix
         self.passes_per_step = passes_per_step
         self.skipping = self.quiet = self.asked = self.closed = self.stepped = False
         self._averages_passes = averages_passes
         self._names: dict[torch.Tensor, str] = {}  # prefix included
-        self._groups: list[Group] = []
+        self._plan = Plan(prefix, makes_buckets)
         self._members: list[Member] = []
         self._hooks: dict[torch.Tensor, torch.utils.hooks.RemovableHandle] = {}
         self._lost_to: tuple[str, str] | None = None  # name of a parameter and the later optimizer that reduces it
@@ -105,16 +107,17 @@ class GradientReduction:
             self.synchronize()
         for other in others(self):
             other._release({parameter for parameters in groups for parameter in parameters}, self)
-        for parameters in groups:
-            together = f"{self.prefix}.group.{len(self._groups)}"
-            group = Group(self._names[parameters[0]] if len(parameters) == 1 else together, [])
-            for parameter in parameters:
-                member = Member(parameter, self._names[parameter], len(self._members), group)
-                group.members.append(member)
-                self._members.append(member)
-                self._attach(member)
-            self._groups.append(group)
+        self._plan.add([self._group_of(parameters, number) for number, parameters in enumerate(groups, self._plan.given_count)])
         self._begin_window()
+
+    def _group_of(self, parameters: Sequence[torch.Tensor], number: int) -> Group:
+        group = Group(self._names[parameters[0]] if len(parameters) == 1 else f"{self.prefix}.group.{number}", [])
+        for parameter in parameters:
+            member = Member(parameter, self._names[parameter], len(self._members), group)
+            group.members.append(member)
+            self._members.append(member)
+            self._attach(member)
+        return group
 
     def close(self) -> None:
         """Removes the hooks; what is pending is finished first."""
@@ -266,7 +269,7 @@ class GradientReduction:
 
     def _submit_where(self, codes: bytes, whole_groups_only: bool) -> None:
         """Submits the gradients that the codes call for, unless they have left already."""
-        for group in self._groups:
+        for group in self._plan.groups:
             if group.submitted:
                 continue
             unsettled = group.unsettled()
@@ -277,7 +280,7 @@ class GradientReduction:
                 self._submit(group, members)
 
     def _take_results(self) -> Iterator[Operation]:
-        for group in self._groups:
+        for group in self._plan.groups:
             if group.submitted:
                 for operation in group.waiting():
                     while not operation.settled():
@@ -293,7 +296,7 @@ class GradientReduction:
 
     def _settle(self, codes: bytes, stage: Stage) -> None:
         last = stage is not Stage.PASS_ENDED and not codes[-1]
-        for group in self._groups:
+        for group in self._plan.groups:
             for member in group.unsettled():
                 code = codes[member.index]
                 if code >= DENSE:
@@ -307,13 +310,16 @@ class GradientReduction:
         self._ready_count = 0
         self._agreement.forget()
         self.closed = self._unsettled_count == 0
+        self._plan.note(codes[:-1], self.closed)
 
     # ---- windows ----
 
     def _begin_window(self) -> None:
         """Opens what is settled again; what a hook has submitted meanwhile is the new window's."""
-        for group in self._groups:
+        for group in self._plan.groups:
             group.begin()
+        if self.closed:
+            self._plan.renew()
         open_codes = bytes(MISSING if code == SETTLED else code for code in self._codes)
         self._codes = bytearray(open_codes.ljust(len(self._members), bytes([MISSING])))
         self._unsettled_count = len(self._members)
@@ -323,7 +329,7 @@ class GradientReduction:
 
     def _reset(self) -> None:
         """Starts anew after an error, which all ranks have seen, or without what this rank had begun."""
-        for group in self._groups:
+        for group in self._plan.groups:
             group.forget()
             for member in group.members:
                 member.passes, member.settled = 0, False
