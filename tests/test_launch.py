@@ -18,7 +18,6 @@ from ringtrain.launch.environment import job_environment
 from ringtrain.launch.hosts import Host, HostsError, find_here, is_this_host, parse_hostfile, parse_hosts, parse_slurm, place
 from ringtrain.launch.job import command_line
 from ringtrain.launch.mpi import Installation, LaunchError, find_program
-from ringtrain.launch.networks import Address, Chosen, choose
 from ringtrain.launch.output import RankStream, Terminal, last_state, last_traceback, private_folder
 from ringtrain.launch.plan import Plan, forwarded
 from ringtrain.launch.preflight import problems_of
@@ -359,53 +358,12 @@ def test_missing_mpi_names_the_one_line_fix() -> None:
 
 # ---- before the start ----
 
-def address(interface: str, text: str, prefix: int = 24) -> Address:
-    return Address(interface, text, prefix, 20000)
-
-
-def reach(addresses: dict[str, list[Address]], *blocked: tuple[str, str]) -> dict:
-    """Every host reaches every address of the others, but for those blocked: (from, address); docker0 never is."""
-    return {(one, other, each.address): "refused" if each.interface == "docker0" or (one, each.address) in blocked else ""
-            for one in addresses for other in addresses if one != other for each in addresses[other]}
-
-
-DOCKER = address("docker0", "172.17.0.1", 16)
-PAIR = {"a": [address("eth0", "10.0.0.1"), DOCKER], "b": [DOCKER, address("ens5", "10.0.0.2")]}
-
-
-def test_a_network_that_leads_nowhere_is_not_chosen() -> None:
-    assert choose(PAIR, reach(PAIR)) == Chosen(("10.0.0.0/24",), {"a": ("eth0",), "b": ("ens5",)})
-
-
-def test_all_networks_that_are_shared_are_used() -> None:
-    two = {host: [*own, address("fast", f"10.9.0.{index}")] for index, (host, own) in enumerate(PAIR.items(), start=1)}
-    assert choose(two, reach(two)).networks == ("10.0.0.0/24", "10.9.0.0/24")
-    assert choose(two, reach(two, ("b", "10.9.0.1"))).networks == ("10.0.0.0/24",), "one way only is no network"
-
-
 def test_messages_are_cut_for_several_networks_which_the_daemons_need_not_use() -> None:
     plan = planned("-np", "2", "-H", "localhost:1,node-b:1", "true")
     one, two = (openmpi.environment(plan, networks) for networks in (["10.0.0.0/24"], ["10.0.0.0/24", "10.9.0.0/24"]))
     assert two["OMPI_MCA_btl_tcp_if_include"] == "10.0.0.0/24,10.9.0.0/24"
     assert int(two["OMPI_MCA_btl_tcp_eager_limit"]) < 1 << 20 <= int(one["OMPI_MCA_btl_tcp_eager_limit"])
     assert two["PRTE_MCA_prte_if_include"] == one["PRTE_MCA_prte_if_include"] == "10.0.0.0/24"
-
-
-def test_routed_networks_do_where_none_is_shared() -> None:
-    routed = {"a": [address("eth0", "10.0.1.1")], "b": [address("eth0", "10.0.2.1")]}
-    assert choose(routed, reach(routed)).networks == ("10.0.1.0/24", "10.0.2.0/24")
-
-
-def test_who_cannot_reach_whom_is_said() -> None:
-    said = choose(PAIR, reach(PAIR, ("a", "10.0.0.2")))
-    assert "host 'b'" in said and "from a at 10.0.0.2 (ens5): refused" in said and "ssh a ping -c 1 10.0.0.2" in said
-    alone = {"a": PAIR["a"], "b": []}
-    assert "host 'b'" in choose(alone, reach(alone)) and "has none" in choose(alone, reach(alone))
-
-
-@pytest.mark.parametrize("names, found", [(["ens5"], True), (["10.0.0.0/16"], True), (["eth0", "10.1.0.0/16"], False)])
-def test_interfaces_are_named_by_name_or_network(names: list[str], found: bool) -> None:
-    assert address("ens5", "10.0.0.2").is_named_by(names) is found
 
 
 LIKE_HERE = {"python": platform.python_version(), "package": "1", "mpi": "Open MPI v5, more\nlines", "gpus": 0,

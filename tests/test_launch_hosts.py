@@ -84,6 +84,20 @@ print(json.dumps([os.uname().nodename, rt.local_rank(), os.environ["RINGTRAIN_LO
     await_empty(network)
 
 
+@EACH_MPI
+def test_hosts_that_share_only_ipv6_run_jobs_of_open_mpi(mpi: str) -> None:
+    program = "import numpy, ringtrain as rt; rt.init(); print(rt.allreduce(numpy.full(3, rt.rank() + 1.0), op=rt.Sum))"
+    with Network({"node-a": "eth0", "node-b": "ens5"}, ipv6=True) as network:
+        done = launch(network["node-a"], python_with(mpi), "-np", "2", "-H", "node-a:1,node-b:1", "--port-range", "21000-21019",
+                      "python", "-c", program)
+    if mpi == "mpich":
+        assert done.returncode == 125 and "hosts 'node-a,node-b': they must share an IPv4 network" in done.stderr, done.stderr
+        assert "only fd77::/64. Open MPI takes IPv6" in done.stderr
+    else:
+        assert done.returncode == 0, done.stderr
+        assert sorted(done.stdout.splitlines()) == ["[0] [3. 3. 3.]", "[1] [3. 3. 3.]"]
+
+
 @pytest.mark.parametrize("mpi", [pytest.param("openmpi", marks=pytest.mark.openmpi),
                                  pytest.param("mpich", marks=[pytest.mark.mpich, pytest.mark.long])])
 def test_all_links_of_a_host_carry_tensors(mpi: str) -> None:

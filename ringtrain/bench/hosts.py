@@ -24,6 +24,7 @@ from pathlib import Path
 DEBIAN_PACKAGES = {"unshare": "util-linux", "nsenter": "util-linux", "ip": "iproute2", "tc": "iproute2", "ps": "procps",
                    "sshd": "openssh-server", "ssh": "openssh-client", "ssh-keygen": "openssh-client"}  # fmt: skip
 NETWORK = "10.77.0"
+IPV6_NETWORK = "fd77::"
 FURTHER_NETWORK = "10.78.{link}"  # of a host's second interface and those after it
 START_SECONDS = 20.0
 # What a link may hold back: enough for 1 ms at 1 Gbit/s, so that the shaper reaches its rate, and a switch's buffer.
@@ -140,11 +141,13 @@ class Network:
         links: of each host. A host whose interface is eth0 has eth0-2 too, and so on; each is on a network of its own.
         useless: name of a second interface with the same address on every host, as docker0 is; None for none.
         login_path: PATH of those who come by ssh.
+        ipv6: whether the hosts' addresses on the switch are IPv6 ones.
     """
 
     def __init__(self, interfaces: Mapping[str, str], rate: str | None = None, useless: str | None = "docker0",
-                 login_path: str = DEFAULT_PATH, links: int = 1):
+                 login_path: str = DEFAULT_PATH, links: int = 1, ipv6: bool = False):
         self.login_path = login_path
+        self._first_network = IPV6_NETWORK if ipv6 else f"{NETWORK}."
         self.folder = Path(tempfile.mkdtemp(prefix="ringtrain-hosts-"))
         self.hosts: dict[str, Host] = {}
         self._holders: list[subprocess.Popen] = []
@@ -181,7 +184,7 @@ class Network:
         self._set_port(name, "up")
 
     def _set_port(self, name: str, *state: str) -> None:
-        _check(self._in_switch("ip", "link", "set", f"to-{self[name].address.split('.')[-1]}", *state))
+        _check(self._in_switch("ip", "link", "set", f"to-{list(self.hosts).index(name) + 1}", *state))
 
     # ---- making ----
 
@@ -195,7 +198,7 @@ class Network:
             folder = self.folder / name
             folder.mkdir(mode=0o700)
             init = _children(holder.pid)[0]
-            self.hosts[name] = Host(name, f"{NETWORK}.{number}", interface, folder, holder, init)
+            self.hosts[name] = Host(name, f"{self._first_network}{number}", interface, folder, holder, init)
             for line in (["hostname", name], ["ip", "link", "set", "lo", "up"]):
                 self[name].check(*line)
             self._lay_cable(self[name], f"to-{number}", 1, interface, self[name].address, rate)
@@ -224,7 +227,8 @@ class Network:
         """Leads a cable from a port of the switch for such links to a new interface of the host."""
         _check(self._in_switch("ip", "link", "add", port, "type", "veth", "peer", "name", interface, "netns", str(host.pid)))
         _check(self._in_switch("ip", "link", "set", port, "master", f"switch-{link}", "up"))
-        host.check("ip", "address", "add", f"{address}/24", "dev", interface)
+        # Without nodad the kernel asks for a second whether the IPv6 address is taken, and it is of no use until then.
+        host.check("ip", "address", "add", *([f"{address}/64", "nodad"] if ":" in address else [f"{address}/24"]), "dev", interface)
         host.check("ip", "link", "set", interface, "up")
         if rate:
             shape = ["root", "tbf", "rate", rate, "burst", str(BURST_BYTES), "limit", str(BUFFER_BYTES)]

@@ -128,9 +128,9 @@ class Networks:
         self.listeners = []
 
     def listen(self, nonce, ports):
-        """Listens on every IPv4 address; returns (interface, address, prefix length, port) of each."""
+        """Listens on every address; returns (interface, address, prefix length, port) of each."""
         found = []
-        for interface, address, prefix in ipv4_addresses():
+        for interface, address, prefix in ipv4_addresses() + ipv6_addresses():
             listener = bind_within(address, ports)
             if listener is not None:
                 self.listeners.append(listener)
@@ -180,10 +180,26 @@ def ipv4_addresses():
     return found
 
 
+def ipv6_addresses(table="/proc/net/if_inet6"):
+    """(interface, address, prefix length) of each IPv6 address that is good for more than one cable or this host."""
+    try:
+        with open(table) as file:  # address, number of the interface, prefix length, scope, flags, interface
+            rows = [line.split() for line in file]
+    except OSError:  # this kernel has no IPv6
+        return []
+    return [(name, socket.inet_ntop(socket.AF_INET6, bytes.fromhex(address)), int(prefix, 16))
+            for address, _, prefix, scope, _, name in rows if int(scope, 16) == 0]
+
+
+def new_socket(address):
+    """A TCP socket of the address's family."""
+    return socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+
+
 def bind_within(address, ports):
     """A listener on the address at a free port within (first, last); None if there is none."""
     for port in range(ports[0], ports[1] + 1):
-        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        listener = new_socket(address)
         try:
             listener.bind((address, port))
             listener.listen(1024)
@@ -197,7 +213,7 @@ def connect_all(targets):
     """Tries to connect to each (address, port, nonce) at once; for each "" if the right host answered, else why not."""
     selector, results = selectors.DefaultSelector(), ["no answer"] * len(targets)
     for index, (address, port, _) in enumerate(targets):
-        attempt = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        attempt = new_socket(address)
         attempt.setblocking(False)
         error = attempt.connect_ex((address, port))
         if error in (0, 115):  # EINPROGRESS

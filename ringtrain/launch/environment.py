@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Mapping
 
+from ringtrain.launch import openmpi
 from ringtrain.launch.mpi import Installation
 from ringtrain.launch.networks import Chosen
 from ringtrain.launch.plan import Plan
@@ -32,5 +33,8 @@ def of_host(host: str, networks: Chosen | None, environment: Mapping[str, str]) 
     if networks is None:
         return {}
     names = networks.interfaces[host]
-    ours = {"NCCL_SOCKET_IFNAME": "=" + ",".join(names), "GLOO_SOCKET_IFNAME": names[0], "FI_TCP_IFACE": names[0]}
+    ours = {"NCCL_SOCKET_IFNAME": "=" + ",".join(names), "GLOO_SOCKET_IFNAME": names[0], "FI_TCP_IFACE": names[0],
+            **openmpi.of_host(names, networks.networks)}
+    if networks.is_ipv6:
+        ours["NCCL_SOCKET_FAMILY"] = "AF_INET6"
     return {name: value for name, value in ours.items() if name not in environment}

@@ -91,7 +91,7 @@ def is_this_host(name: str) -> bool:
 def _host(entry: str, source: str) -> Host:
     if entry.count(":") > 1:
         raise HostsError(f"{source} '{entry}': expected a host's name or IPv4 address, but found an IPv6 address. "
-                         "Give it a name in /etc/hosts. Tensors travel over IPv4 networks alone.")
+                         "Give it a name, for example in /etc/hosts.")
     name, colon, slots = entry.rpartition(":") if ":" in entry else (entry, "", "1")
     if not re.fullmatch(r"\w[\w.-]*", name):
         raise HostsError(f"{source} '{entry}': expected host:slots, but found no host name. "

@@ -21,6 +21,11 @@ class Address:
     port: int
 
     @property
+    def version(self) -> int:
+        """4 or 6."""
+        return ipaddress.ip_address(self.address).version
+
+    @property
     def network(self) -> str:
         """The network it belongs to, such as 10.0.0.0/24."""
         return str(ipaddress.ip_network(f"{self.address}/{self.prefix}", strict=False))
@@ -38,6 +43,16 @@ class Chosen:
     networks: tuple[str, ...]
     interfaces: Mapping[str, tuple[str, ...]]
 
+    @property
+    def is_ipv6(self) -> bool:
+        """Whether they are networks of IPv6, which are chosen only where none of IPv4 will do."""
+        return is_ipv6(self.networks)
+
+
+def is_ipv6(networks: Sequence[str]) -> bool:
+    """Whether networks such as fd00:1::/64 are those of IPv6; all are of one version."""
+    return any(":" in network for network in networks)
+
 
 # (from, to, address) -> "" if the host `from` reached the host `to` at the address, else why not
 Reached = Mapping[tuple[str, str, str], str]
@@ -46,20 +61,31 @@ Reached = Mapping[tuple[str, str, str], str]
 def choose(addresses: Mapping[str, Sequence[Address]], reached: Reached) -> Chosen | str:
     """The networks over which every host reaches every other, or a sentence that says who cannot reach whom.
 
-    Networks in which all hosts have an address come first, all of them, so that several links are used; without one,
-    all addresses that are reached from everywhere, as between routed networks.
+    Those of IPv4 if there are any, else those of IPv6. Networks in which all hosts have an address come first, all of
+    them, so that several links are used; without one, all addresses that are reached from everywhere, as between routed
+    networks.
     """
     useful = {host: [address for address in own if _is_reached_by_all(host, address, addresses, reached)]
               for host, own in addresses.items()}
-    lonely = [host for host, own in useful.items() if not own]
-    if lonely:
-        return _explain(lonely[0], addresses, reached)
+    for version in (4, 6):
+        of_version = {host: [address for address in own if address.version == version] for host, own in useful.items()}
+        if all(of_version.values()):
+            return _shared(of_version)
+    lonely = next((host for host, own in useful.items() if not own), None)
+    return _explain(lonely, addresses, reached) if lonely else _explain_versions(useful)
+
+
+def _shared(useful: Mapping[str, Sequence[Address]]) -> Chosen:
+    """All networks that are shared, of which each leads over a cable that no other before it does on all its hosts."""
     common = set.intersection(*({address.network for address in own} for own in useful.values()))
-    kept = {host: [address for address in own if not common or address.network in common]
-            for host, own in useful.items()}
-    networks = sorted({address.network for own in kept.values() for address in own})
-    return Chosen(tuple(networks), {host: tuple(sorted({address.interface for address in own}))
-                                    for host, own in kept.items()})
+    networks: list[str] = []
+    interfaces: dict[str, set[str]] = {host: set() for host in useful}
+    for network in sorted(common or {address.network for own in useful.values() for address in own}):
+        its = {host: {address.interface for address in own if address.network == network} for host, own in useful.items()}
+        if any(its[host] - interfaces[host] for host in useful):
+            networks.append(network)
+            interfaces = {host: names | its[host] for host, names in interfaces.items()}
+    return Chosen(tuple(networks), {host: tuple(sorted(names)) for host, names in interfaces.items()})
 
 
 def _is_reached_by_all(host: str, address: Address, addresses: Mapping[str, object], reached: Reached) -> bool:
@@ -68,7 +94,7 @@ def _is_reached_by_all(host: str, address: Address, addresses: Mapping[str, obje
 
 def _explain(host: str, addresses: Mapping[str, Sequence[Address]], reached: Reached) -> str:
     if not addresses[host]:
-        return (f"host '{host}': it must have a network interface with an IPv4 address that --network-interfaces allows, "
+        return (f"host '{host}': it must have a network interface with an address that --network-interfaces allows, "
                 "but has none.")
     tried = []
     for address in addresses[host]:
@@ -76,6 +102,12 @@ def _explain(host: str, addresses: Mapping[str, Sequence[Address]], reached: Rea
                           if other != host and reached[other, host, address.address])
         tried.append(f"from {other} at {address.address} ({address.interface}): {why}")
         blocked = other, address.address
-    return (f"host '{host}': every other host must reach it, but none of its IPv4 addresses answers to all: "
+    return (f"host '{host}': every other host must reach it, but none of its addresses answers to all: "
             f"{'; '.join(tried)}. Open the firewall between them (--port-range names the ports), or name the right "
             f"interface with --network-interfaces. To see it: ssh {blocked[0]} ping -c 1 {blocked[1]}")
+
+
+def _explain_versions(useful: Mapping[str, Sequence[Address]]) -> str:
+    listed = "; ".join(f"{host}: {', '.join(address.address for address in own)}" for host, own in useful.items())
+    return (f"hosts '{','.join(useful)}': all must have an IPv4 address that the others reach, or all an IPv6 address, but "
+            f"some have only the one and some the other ({listed}). Give all of them addresses of one kind.")

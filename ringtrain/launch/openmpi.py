@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Sequence
 
+from ringtrain.launch.networks import is_ipv6
 from ringtrain.launch.plan import Plan
 from ringtrain.launcher import OPENMPI_TCP_SETTINGS, SLURM_PLUGINS
 
@@ -55,21 +56,31 @@ def environment(plan: Plan, networks: Sequence[str] = ()) -> dict[str, str]:
         settings |= {"PRTE_MCA_plm_ssh_args": arguments, "OMPI_MCA_plm_rsh_args": arguments,
                      # All hosts are reached from here, as has just been tested, and not from each other.
                      "PRTE_MCA_plm_ssh_no_tree_spawn": "1", "OMPI_MCA_plm_rsh_no_tree_spawn": "1"}
-    if networks:
+    settings |= SEVERAL_NETWORKS_SETTINGS if len(networks) > 1 else {}
+    if is_ipv6(networks):
+        settings["OMPI_MCA_btl_tcp_disable_family"] = "4"  # for the interfaces, see `of_host`
+    elif networks:
         settings["OMPI_MCA_btl_tcp_if_include"] = ",".join(networks)
-        settings |= SEVERAL_NETWORKS_SETTINGS if len(networks) > 1 else {}
         if any(host.is_here for host in plan.hosts):  # else mpirun itself may be on none of these networks
             # One is enough for the daemons, and with two networks by number PRRTE 3 crashes.
             settings |= dict.fromkeys(("PRTE_MCA_prte_if_include", "OMPI_MCA_oob_tcp_if_include"), networks[0])
-    settings.update(ports(*plan.ports) if plan.ports[0] else {})
+    settings.update(ports(*plan.ports, is_ipv6(networks)) if plan.ports[0] else {})
     return settings
 
 
-def ports(first: int, last: int) -> dict[str, str]:
-    """Lets ranks listen on a port within these, and each daemon on the last two: it takes all that it is given."""
-    daemons = f"{last - 1}-{last}"
+def of_host(interfaces: Sequence[str], networks: Sequence[str]) -> dict[str, str]:
+    """Settings for the ranks of one host: the names of its interfaces, as Open MPI knows no IPv6 network by number."""
+    return {"OMPI_MCA_btl_tcp_if_include": ",".join(interfaces)} if is_ipv6(networks) else {}
+
+
+def ports(first: int, last: int, by_ipv6: bool) -> dict[str, str]:
+    """Lets ranks listen on a port within these, and each daemon on the last two: it takes all that it is given.
+
+    A daemon listens for IPv4 first and for IPv6 after it, where it needs ports that are still free if it is to be reached so.
+    """
+    of_family = {"ipv4": f"{last - 3}-{last - 2}" if by_ipv6 else f"{last - 1}-{last}", "ipv6": f"{last - 1}-{last}"}
     settings = {f"{prefix}_MCA_oob_tcp_dynamic_{family}_ports": daemons
-                for prefix in ("PRTE", "OMPI") for family in ("ipv4", "ipv6")}
+                for prefix in ("PRTE", "OMPI") for family, daemons in of_family.items()}
     for family in ("v4", "v6"):
         settings |= {f"OMPI_MCA_btl_tcp_port_min_{family}": str(first),
                      f"OMPI_MCA_btl_tcp_port_range_{family}": str(last - first - 1)}

