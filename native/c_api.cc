@@ -277,6 +277,10 @@ int32_t rt_device_allocate(rt_context* context, int32_t device, size_t bytes, vo
   return Report(Guard([&] { return context->context->AllocateOn(device, bytes, memory); }), error);
 }
 
+int32_t rt_device_read(rt_context* context, int32_t device, void* stream, const void* from, size_t bytes, void* to, char** error) {
+  return Report(Guard([&] { return context->context->ReadFrom(device, stream, from, bytes, to); }), error);
+}
+
 int32_t rt_device_of(const char* cuda_lib, const void* memory) { return ringtrain::Device::Of(TextOf(cuda_lib), memory); }
 
 int32_t rt_received_splits(rt_handle* handle, int64_t* splits, int32_t capacity) {

@@ -4,17 +4,20 @@ Both are collective, work on the tensors of any framework that the operations ta
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
-from typing import Any
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ringtrain import buffers, tables
 from ringtrain._native import ffi
 from ringtrain.context import current
-from ringtrain.errors import InvalidArgumentError, MismatchError
+from ringtrain.errors import InvalidArgumentError, MismatchError, RingtrainError
+from ringtrain.objects import allgather_object
 from ringtrain.operations import Max, Min, allgather, allreduce
-from ringtrain.process_sets import ProcessSet, global_process_set
+from ringtrain.process_sets import ProcessSet, global_process_set, id_of
 
 Named = Mapping[str, Any] | Iterable[tuple[str, Any]]
 
@@ -26,24 +29,24 @@ def check_replicas(tensors: Named, every: int = 1, process_set: ProcessSet = glo
     """Compares the tensors of all ranks bit by bit and names those that differ, and the odd ranks.
 
     Args:
-        tensors: by name, such as ``model.named_parameters()``; the same names and order on all ranks.
+        tensors: by name, such as ``model.named_parameters()``; the same names and order on all ranks. None stands for a
+            tensor that there is not. Those on a GPU are copied to the host one by one, which waits for their stream.
         every: compares at the first call, and then at each ``every``-th, so that it can stand in the training loop.
         process_set: the ranks that take part.
 
     Raises:
-        MismatchError: on every rank, if a tensor is not equal on all of them. The odd ranks are those outside of the largest
-            group of equals; where no group is the largest, nobody is blamed.
+        MismatchError: on every rank, if a tensor is not equal on all of them, or names differ. The odd ranks are those
+            outside of the largest group of equals; where no group is the largest, nobody is blamed.
 
     Example:
         >>> rt.check_replicas(model.named_parameters(), every=100)
     """
     if every < 1:
         raise InvalidArgumentError(f"check_replicas: every must be 1 at least, but is {every}.")
-    if current().count_call(f"check_replicas.{process_set.process_set_id}") % every:
+    name = f"check_replicas.{id_of(process_set)}"
+    if current().count_call(name) % every:
         return
-    names, memories = _described(tensors)
-    digests = np.array([_digest(memory) for memory in memories], np.int64)
-    name = f"check_replicas.{process_set.process_set_id}"
+    names, digests = _examined("check_replicas", tensors, process_set, _digest)
     lowest = allreduce(digests, f"{name}.lowest", Min, process_set=process_set)
     highest = allreduce(digests, f"{name}.highest", Max, process_set=process_set)
     odd = np.flatnonzero(lowest != highest)
@@ -61,19 +64,19 @@ def check_finite(tensors: Named, process_set: ProcessSet = global_process_set) -
     """Looks for infinities and NaNs, and names the first tensor that has one and the lowest rank that has it there.
 
     Args:
-        tensors: by name; the same names and order on all ranks. Integers are finite.
+        tensors: by name; the same names and order on all ranks. Integers and None, a missing gradient, are finite.
         process_set: the ranks that take part.
 
     Raises:
-        MismatchError: on every rank, if an element on any rank is not finite.
+        MismatchError: on every rank, if an element on any rank is not finite, or names differ.
 
     Example:
         >>> rt.check_finite((name, p.grad) for name, p in model.named_parameters())
     """
-    names, memories = _described(tensors)
-    world, rank = current().size, current().rank
-    lowest = np.array([world if _is_finite(memory) else rank for memory in memories], np.int32)
-    lowest = allreduce(lowest, f"check_finite.{process_set.process_set_id}", Min, process_set=process_set)
+    names, finite = _examined("check_finite", tensors, process_set, _is_finite)
+    world = current().size
+    lowest = np.where(finite, world, current().rank)
+    lowest = allreduce(lowest, f"check_finite.{id_of(process_set)}", Min, process_set=process_set)
     odd = np.flatnonzero(lowest < world)
     if odd.size:
         raise MismatchError(
@@ -82,31 +85,94 @@ def check_finite(tensors: Named, process_set: ProcessSet = global_process_set) -
         )
 
 
-def _described(tensors: Named) -> tuple[list[str], list[buffers.Buffer]]:
-    """Names, and the memory of each tensor."""
+def _examined(
+    check: str, tensors: Named, process_set: ProcessSet, look: Callable[[object], int]
+) -> tuple[list[str], np.ndarray]:
+    """The names of the tensors, which are the same on all ranks, and what ``look`` finds in each, as int64.
+
+    Raises:
+        MismatchError: on every rank, if names or their order differ.
+        RingtrainError: on every rank, if ``look`` fails on one of them.
+    """
     pairs = list(tensors.items() if isinstance(tensors, Mapping) else tensors)
-    return [name for name, _ in pairs], [buffers.as_buffer(tensor) for _, tensor in pairs]
+    names = [str(name) for name, _ in pairs]
+    agreement = f"{check}.{id_of(process_set)}.names"
+    try:
+        found = np.array([_look_at(name, tensor, look) for name, tensor in pairs], np.int64)
+    except RingtrainError as problem:
+        current().refuse("allreduce", agreement, id_of(process_set), problem)
+    digest = _digest_of("\0".join(names).encode())
+    extremes = allreduce(np.array([digest, -digest]), agreement, Max, process_set=process_set)
+    if extremes.sum():  # the largest is not the smallest
+        difference = _name_difference(allgather_object(names, agreement, process_set), process_set.ranks)
+        raise MismatchError(
+            f"{check}: the tensors must have the same names in the same order on all ranks, but {difference}. "
+            "Pass the same ones on every rank."
+        )
+    return names, found
 
 
-def _bytes(memory: buffers.Buffer) -> memoryview:
-    size = tables.DTYPE_BY_ID[memory.dtype].bytes * int(np.prod(memory.shape, dtype=np.int64))
-    return memoryview(ffi.buffer(ffi.cast("char *", memory.address), size))
+def _look_at(name: str, tensor: object, look: Callable[[object], int]) -> int:
+    try:
+        return look(tensor)
+    except RingtrainError as problem:
+        raise type(problem)(f"'{name}': {problem}") from problem
 
 
-def _digest(memory: buffers.Buffer) -> int:
-    """63 bits that depend on every byte and its place."""
-    return int.from_bytes(hashlib.blake2b(_bytes(memory), digest_size=8).digest(), "little") >> 1
+def _name_difference(names: list[list[str]], ranks: Sequence[int]) -> str:
+    """What is wrong; ``names`` are those of each rank."""
+    for name in itertools.chain.from_iterable(names):
+        without = [rank for rank, own in zip(ranks, names, strict=True) if name not in own]
+        if without:
+            return f"'{name}' is missing on {_ranks(without)}"
+    return f"not on {_ranks([rank for rank, own in zip(ranks, names, strict=True) if own != names[0]])}"
 
 
-def _is_finite(memory: buffers.Buffer) -> bool:
-    dtype, content = tables.DTYPE_BY_ID[memory.dtype].name, _bytes(memory)
-    for begin in range(0, len(content), _CHECKED_BYTES):
-        part = content[begin : begin + _CHECKED_BYTES]
-        if dtype in _EXPONENT:
-            carrier, exponent = _EXPONENT[dtype]
+class _Content(NamedTuple):
+    """A tensor to look at: name of its element type, shape, bytes, and what keeps these alive."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: memoryview
+    owner: object
+
+
+_NOTHING = _Content("", (), memoryview(b""), None)  # of None, a gradient that there is not
+
+
+def _content(tensor: object) -> _Content:
+    if tensor is None:
+        return _NOTHING
+    memory = buffers.as_buffer(tensor)
+    dtype = tables.DTYPE_BY_ID[memory.dtype]
+    if memory.device >= 0:
+        return _Content(dtype.name, memory.shape, memoryview(current().read_device(memory)), None)
+    size = dtype.bytes * math.prod(memory.shape)
+    return _Content(dtype.name, memory.shape, memoryview(ffi.buffer(ffi.cast("char *", memory.address), size)), memory)
+
+
+def _digest(tensor: object) -> int:
+    """63 bits that depend on element type, shape, and every byte and its place."""
+    content = _content(tensor)
+    return _digest_of(f"{content.dtype}{content.shape}".encode(), content.bytes)
+
+
+def _digest_of(*parts: bytes | memoryview) -> int:
+    digest = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        digest.update(part)
+    return int.from_bytes(digest.digest(), "little") >> 1
+
+
+def _is_finite(tensor: object) -> bool:
+    content = _content(tensor)
+    for begin in range(0, len(content.bytes), _CHECKED_BYTES):
+        part = content.bytes[begin : begin + _CHECKED_BYTES]
+        if content.dtype in _EXPONENT:
+            carrier, exponent = _EXPONENT[content.dtype]
             finite = ((np.frombuffer(part, carrier) & exponent) != exponent).all()
         else:
-            finite = dtype not in ("float32", "float64") or np.isfinite(np.frombuffer(part, dtype)).all()
+            finite = content.dtype not in ("float32", "float64") or np.isfinite(np.frombuffer(part, content.dtype)).all()
         if not finite:
             return False
     return True

@@ -334,6 +334,15 @@ class Context:
         check(lib.rt_device_allocate(self.native, device, size_bytes, memory, error), error)
         return buffers.DeviceMemory(int(ffi.cast("uintptr_t", memory[0])), device)
 
+    def read_device(self, memory: Buffer) -> bytearray:
+        """The bytes of a tensor on a GPU, once its stream has come so far. Blocks; raises InternalError if the GPU fails."""
+        content = bytearray(math.prod(memory.shape) * tables.DTYPE_BY_ID[memory.dtype].bytes)
+        stream, address, error = ffi.cast(_VOID, memory.stream), ffi.cast(_VOID, memory.address), ffi.new(_ERROR_OUT)
+        to = ffi.from_buffer(content)
+        if content:
+            check(lib.rt_device_read(self.native, memory.device, stream, address, len(content), to, error), error)
+        return content
+
     def add_process_set(self, ranks: Sequence[int]) -> int:
         """Registers a process set and returns its id; collective over all ranks of the world."""
         operation = self.submit("add_process_set", None, (), (), splits=ranks, waits=True)

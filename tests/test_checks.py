@@ -15,9 +15,9 @@ def parameters() -> dict[str, np.ndarray]:
     return {"fc1.weight": weight, "fc1.bias": np.zeros(4), "steps": np.array(7), "empty": np.empty((0, 3))}
 
 
-def text_of(call) -> str:
+def text_of(call, kind=MismatchError) -> str:
     """The error's text, which must be the same on all ranks."""
-    with pytest.raises(MismatchError) as raised:
+    with pytest.raises(kind) as raised:
         call()
     assert len(set(rt.allgather_object(str(raised.value)))) == 1
     return str(raised.value)
@@ -45,13 +45,18 @@ def exchange(own):
     own["fc1.weight"][0, [0, 1]] = own["fc1.weight"][0, [1, 0]]
 
 
+def reshape(own):
+    """The same bytes."""
+    own["fc1.weight"] = own["fc1.weight"].reshape(6, 4)
+
+
 def negate_zero(own):
     """Equal as a number, and yet 1 / x differs."""
     own["fc1.bias"][0] = -0.0
 
 
 @pytest.mark.least_ranks(2)
-@pytest.mark.parametrize("change", [exchange, negate_zero])
+@pytest.mark.parametrize("change", [exchange, reshape, negate_zero])
 def test_small_differences_are_seen(world, change):
     def on_rank(rank):
         own = parameters()
@@ -75,6 +80,43 @@ def test_every_nth_call_compares(world):
         assert failed == [0, 3, 6]
         with pytest.raises(InvalidArgumentError, match="every must be 1 at least, but is 0"):
             rt.check_replicas(own, every=0)
+
+    world.run(on_rank)
+
+
+@pytest.mark.least_ranks(2)
+@pytest.mark.parametrize("check", [rt.check_replicas, rt.check_finite])
+def test_the_same_tensors_must_be_there_on_all_ranks(world, check):
+    def on_rank(rank):
+        last, own = rt.size() - 1, parameters()
+        names = [*own]
+        less = {name: own[name] for name in (names[:1] + names[2:] if rank == last else names)}
+        assert f"'fc1.bias' is missing on rank {last}" in text_of(lambda: check(less))
+        turned = {name: own[name] for name in (names[::-1] if rank == last else names)}
+        assert f"in the same order on all ranks, but not on rank {last}." in text_of(lambda: check(turned))
+        check(own)
+
+    world.run(on_rank)
+
+
+@pytest.mark.least_ranks(2)
+def test_what_cannot_be_looked_at_on_one_rank_fails_on_all(world):
+    def on_rank(rank):
+        own = parameters()
+        if rank == 1:
+            own["fc1.bias"] = np.array(["text"])
+        text = text_of(lambda: rt.check_finite(own), InvalidArgumentError)
+        assert "'fc1.bias': dtype must be one of" in text
+
+    world.run(on_rank)
+
+
+@pytest.mark.least_ranks(2)
+def test_a_missing_gradient_is_finite_but_equal_to_no_other(world):
+    def on_rank(rank):
+        own = {"used": np.ones(3)[::2], "unused": None if rank == 1 else np.ones(2)}
+        rt.check_finite(own)
+        assert "'unused'" in text_of(lambda: rt.check_replicas(own))
 
     world.run(on_rank)
 

@@ -210,6 +210,12 @@ Status Context::AllocateOn(int device, size_t bytes, void** memory) {
   return found->Allocate(bytes, memory);
 }
 
+Status Context::ReadFrom(int device, void* stream, const void* from, size_t bytes, void* to) {
+  std::shared_ptr<Device> found;
+  RT_TRY(devices_->Find(device, &found));
+  return found->Read(static_cast<CUstream>(stream), from, bytes, to);
+}
+
 Status Context::MarkReady(Submission* submission) {
   const std::string subject = submission->request.Subject() + ": ";
   std::shared_ptr<Device>& device = submission->handle->device;

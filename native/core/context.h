@@ -45,6 +45,7 @@ class Context {
   void Wait(Handle& handle, Nanoseconds deadline);
   // Memory of a GPU, which Device::Free takes back.
   Status AllocateOn(int device, size_t bytes, void** memory);
+  Status ReadFrom(int device, void* stream, const void* from, size_t bytes, void* to);
   void Abort(const std::string& cause) RT_NOT_ANALYSED;  // passes a request on, which any thread may do; so do the next two
   void AskThrough(int pipe) RT_NOT_ANALYSED { coordinator_->AskThrough(pipe); }
   void LongPhase(double seconds) RT_NOT_ANALYSED;

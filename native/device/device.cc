@@ -89,6 +89,12 @@ Status Device::Allocate(size_t bytes, void** memory) const {
   return {};
 }
 
+Status Device::Read(CUstream stream, const void* from, size_t bytes, void* to) const {
+  InContext current(*this);
+  RT_TRY(Check(driver_.MemcpyDtoHAsync(to, reinterpret_cast<CUdeviceptr>(from), bytes, stream), "cuMemcpyDtoHAsync"));
+  return Check(driver_.StreamSynchronize(stream), "cuStreamSynchronize");
+}
+
 void Device::Free(int index, void* memory) {
   const Driver* driver = Driver::Opened();
   CUdevice device;

@@ -39,6 +39,8 @@ class Device {
   // Memory on the device; any thread, any context. What is freed may outlive the object.
   Status Allocate(size_t bytes, void** memory) const;
   static void Free(int index, void* memory);
+  // Copies to host memory what the stream's work until now leaves there, and waits for that; any thread, any context.
+  Status Read(CUstream stream, const void* from, size_t bytes, void* to) const;
   // Index of the device on which memory lies, or -1. library: as Driver::Open takes it.
   static int Of(const std::string& library, const void* memory);
 

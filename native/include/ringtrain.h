@@ -140,6 +140,8 @@ int32_t rt_output(rt_handle *handle, int32_t tensor, void **data, int32_t *ndim,
  * a GPU; NULL if there is none. */
 void *rt_take_output(rt_handle *handle, int32_t tensor);
 void rt_device_free(int32_t device, void *memory);
+/* Copies memory of a GPU to the host's once the stream has come so far, and waits for that. */
+int32_t rt_device_read(rt_context *context, int32_t device, void *stream, const void *from, size_t bytes, void *to, char **error);
 /* Memory of a GPU, for an output whose library has none to give; freed with rt_device_free. */
 int32_t rt_device_allocate(rt_context *context, int32_t device, size_t bytes, void **memory, char **error);
 /* Index of the GPU on which memory lies; -1 if the driver does not know it, or there is none. cuda_lib: the option. */

@@ -249,6 +249,30 @@ class Interfaced(FakeDeviceArray):
     __dlpack__ = __dlpack_device__ = property(lambda self: (_ for _ in ()).throw(AttributeError()))
 
 
+# ---- replicas and finite numbers ----
+
+@check(FAKE_DEVICES=2)
+def what_is_on_a_gpu_is_compared_and_looked_at():
+    """After the work of the stream that the array names, and only then; the host cannot touch the memory itself."""
+
+    def on_rank(rank: int) -> list[str]:
+        array = Interfaced(np.ones(1000, "f4"), rank)
+        stream = driver.Stream()
+        array.stream = stream.ptr
+        own = {"whole": FakeDeviceArray(np.arange(6, dtype="i4"), rank), "empty": FakeDeviceArray(np.empty((0, 3), "f4"), rank),
+               "weight": array, "bias": np.ones(3)}  # fmt: skip
+        rt.check_replicas(own)
+        rt.check_finite(own)
+        stream.busy_for(50)
+        array.fill_on(np.full(1000, np.inf if rank == 1 else 1, "f4"), stream.ptr)
+        return [error_of(lambda: rt.check_replicas(own)), error_of(lambda: rt.check_finite(own))]
+
+    with World(2) as world:
+        replicas, finite = map(same_on_all, zip(*world.run(on_rank), strict=True))
+    assert "'weight'" in replicas and "rank 0 and of rank 1 differ" in replicas, replicas
+    assert "'weight'" in finite and "rank 1 has" in finite, finite
+
+
 # ---- faults ----
 
 def failing_world(**options: object) -> list[str]:
