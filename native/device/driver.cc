@@ -45,7 +45,7 @@ Status Start(const std::string& library, Driver* driver) {
   return {};
 }
 
-Status Load(const std::string& library, Driver* driver) {
+Status Load(const std::string& library, Driver* driver) RT_REQUIRES(opening) {
   void* object = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (object == nullptr) return Refuse(library, "expected a library but found: " + std::string(dlerror()) + "." + kAdvice);
   const auto find = reinterpret_cast<GetProcAddress>(dlsym(object, "cuGetProcAddress_v2"));

@@ -142,7 +142,8 @@ bool Execution::TakeSplits(int index) {
   if (!Check(status)) return false;
   TensorPointer held(input);
   const auto* rows = static_cast<const int64_t*>(tf().TF_TensorData(input));
-  splits_.assign(rows, rows + tf().TF_TensorByteSize(input) / sizeof(int64_t));
+  const size_t count = tf().TF_TensorByteSize(input) / sizeof(int64_t);
+  splits_.assign(rows, rows + count);
   return true;
 }
 

@@ -126,9 +126,10 @@ class InProcessTransport : public Transport {
     for (int to = 0; to < size(); ++to) {
       Hub::Inbox& inbox = *hub_->inboxes_[to];
       MutexLock lock(inbox.mutex);
-      for (auto* waiting : {&inbox.sends, &inbox.receives})
-        for (auto& channel : *waiting)
-          if ((waiting == &inbox.sends ? channel.first.first : to) == rank_) channel.second.clear();
+      for (auto& channel : inbox.sends)
+        if (channel.first.first == rank_) channel.second.clear();
+      if (to != rank_) continue;
+      for (auto& channel : inbox.receives) channel.second.clear();
     }
   }
 
