@@ -12,6 +12,7 @@ import atexit
 import ctypes
 import math
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from ringtrain.errors import ClosedError, PeerLostError, RingtrainError
 
 SECONDS_AFTER_A_FAILURE = 5.0  # until a rank that failed, or learnt that its world did, has ended
 SECONDS_TO_LEAVE = 2.0  # of these, for the others to end their part of the world
+CODE_OF_AN_INTERRUPT = 128 + signal.SIGINT  # with which Python ends after Ctrl-C
 
 
 class _Ending:
@@ -82,17 +84,17 @@ def _watch_exceptions(abort: Callable[[str, bool], None]) -> None:
     earlier = sys.excepthook
 
     def hook(kind, problem, traceback):
-        _ending.code = 1
+        _ending.code = CODE_OF_AN_INTERRUPT if issubclass(kind, KeyboardInterrupt) else 1
         ours = _ending.process == os.getpid()
         of_a_peer = error_of_a_peer(problem)
         if ours:
-            announce_failure(follows=of_a_peer is not None)
+            announce_failure(_ending.code, follows=of_a_peer is not None)
             _ending.is_announced = True
         earlier(kind, problem, traceback)  # first of all: once the peers know, the launcher may end this rank
         if ours:
             flush()
             in_its_words = isinstance(of_a_peer, RingtrainError)
-            text = str(of_a_peer) if in_its_words else f"{kind.__name__}: {problem}"
+            text = str(of_a_peer) if in_its_words else f"{kind.__name__}: {problem}".rstrip(": ")
             abort(text.strip().split("\n")[0], in_its_words)
 
     sys.excepthook = hook

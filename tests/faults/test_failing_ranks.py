@@ -1,5 +1,6 @@
 """One rank fails in its own way: the others are told which and why, the job ends with its code, and the launcher names it."""
 
+import signal
 import subprocess
 import textwrap
 from pathlib import Path
@@ -15,7 +16,7 @@ pytestmark = [
 
 # How rank 1 ends while the others go on.
 PLAIN = """
-import os, sys, numpy as np
+import os, signal, sys, numpy as np
 if way == "import" and os.environ["RINGTRAIN_RANK"] == "1":
     raise ImportError("rank 1 lacks a module")
 import ringtrain as rt
@@ -26,6 +27,8 @@ if rt.rank() == 1:
         sys.exit(3)
     if way == "at once":
         os._exit(7)
+    if way == "interrupted":
+        os.kill(os.getpid(), signal.SIGINT)
     if way == "return":
         sys.exit()
 rt.allreduce(np.ones(10), name="after")
@@ -109,6 +112,14 @@ def test_the_others_hear_which_rank_failed_and_why(way, tmp_path):
     if text == RAISED:
         assert set(others) == {0, 2}, done.stderr
         assert "ValueError: batch 3 is broken" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.openmpi
+def test_a_rank_that_is_interrupted_is_named(tmp_path):
+    done, heard = run("openmpi", "interrupted", PLAIN, tmp_path)
+    assert done.returncode == 128 + signal.SIGINT, done.stderr
+    others = {rank: words for rank, words in heard.items() if rank != 1}
+    assert set(others.values()) <= {"PeerLostError: rank 1 ended with an uncaught exception: KeyboardInterrupt"}, others
 
 
 @pytest.mark.openmpi
