@@ -20,7 +20,7 @@ GIGABIT = 119e6  # bytes per second
 def findings(one_way: float = GIGABIT, both: float = GIGABIT, nominal: int = 1000, **seconds: float) -> dict:
     """Two hosts of two ranks, on one link, with 100 MB of gradients."""
     host = {"name": "node-a", "python": "3.11.2", "ringtrain": "0.1.0", "mpi": "Open MPI v5", "torch": "2.13.0", "gpu_libraries": {},
-            "tensorflow": "not installed", "cuda_devices_of_torch": 0, "cores": 8, "interface_mbit": {"eth0": nominal},
+            "mpi_is_cuda_aware": False, "tensorflow": "not installed", "cuda_devices_of_torch": 0, "cores": 8, "interface_mbit": {"eth0": nominal},
             "copy_rate": 8e9, "add_rate": 5e9, "ranks": 2}  # fmt: skip
     found = {"model_bytes": 100_000_000, "measured_bytes": 100_000_000, "ranks": 4, "hosts": [host, {**host, "name": "node-b"}],
              "links": [{"between": [0, 1], "latency_seconds": 5e-5, "one_way_rate": one_way, "both_ways_rate": both}],
@@ -38,7 +38,9 @@ def test_gpus_are_told_with_the_versions_of_their_libraries() -> None:
     found = findings()
     for host in found["hosts"]:
         host |= {"cuda_devices_of_torch": 4, "gpu_libraries": {"cuda": ("13.0", "/lib/libcuda.so.1"), "nccl": ("", "there is none")}}
-    assert "4 GPUs for torch, cuda 13.0, no nccl" in "\n".join(report(found))
+    assert "4 GPUs for torch, cuda 13.0, no nccl  " in "\n".join(report(found))
+    found["hosts"][0]["mpi_is_cuda_aware"] = True
+    assert "4 GPUs for torch, cuda 13.0, no nccl, CUDA-aware MPI by its own account" in "\n".join(report(found))
 
 
 def test_floor_is_that_of_the_slowest_link() -> None:

@@ -8,8 +8,11 @@ from __future__ import annotations
 import importlib.metadata
 import runpy
 import sys
+from collections.abc import Mapping
 
 import ringtrain
+from ringtrain import options
+from ringtrain.launch import cuda_aware
 from ringtrain.launch.mpi import LaunchError, find_installation
 
 USAGE = """\
@@ -51,7 +54,12 @@ def check_build() -> list[str]:
         mpi = str(error).replace("\n", "\n    ")
     return [f"ringtrain {ringtrain.__version__}, Python {sys.version.split()[0]}", f"  library: {ringtrain.build_info()}",
             f"  MPI: {mpi}", *(f"  {name}: {version_of(name)}" for name in ("mpi4py", "numpy", "torch", "tensorflow")),
-            *(f"  {name}: {f'{version} {path}' if version else path}" for name, (version, path) in ringtrain.gpu_libraries().items())]
+            *_gpu_lines(ringtrain.gpu_libraries())]
+
+
+def _gpu_lines(libraries: Mapping[str, tuple[str, str]]) -> list[str]:
+    lines = [f"  {name}: {f'{version} {path}' if version else path}" for name, (version, path) in libraries.items()]
+    return [*lines, f"  CUDA-aware MPI: {cuda_aware.answer(options.environment())}"] if libraries["cuda"][0] else lines
 
 
 def version_of(module: str) -> str:

@@ -144,6 +144,7 @@ def report(found: Mapping[str, Any]) -> list[str]:
 def _host_row(host: Mapping[str, Any]) -> list[str]:
     devices, libraries = host["cuda_devices_of_torch"], host["gpu_libraries"]
     found = [f"{name} {version}" if version else f"no {name}" for name, (version, _) in libraries.items()]
+    found += ["CUDA-aware MPI by its own account"] if host["mpi_is_cuda_aware"] else []
     cuda = ", ".join(([] if devices is None else [f"{devices} GPUs for torch"]) + found) if libraries else "none"
     return [host["name"], str(host["ranks"]), str(host["cores"]), host["python"], host["ringtrain"], host["mpi"],
             host["torch"], host["tensorflow"], cuda, f"{host['copy_rate'] * 1e-9:.1f} GB/s",

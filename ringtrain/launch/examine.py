@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 import ringtrain as rt
+from ringtrain.launch import cuda_aware
 from ringtrain.launch.commands import version_of
 
 COPY_BYTES = 64 << 20
@@ -69,6 +70,7 @@ def facts_of_host() -> dict[str, Any]:
     return {"name": platform.node(), "python": platform.python_version(), "ringtrain": rt.__version__,
             "mpi": mpi_version(), "torch": version_of("torch"), "tensorflow": version_of("tensorflow"),
             "cuda_devices_of_torch": gpus_of_torch(has_gpu), "gpu_libraries": rt.gpu_libraries() if has_gpu else {},
+            "mpi_is_cuda_aware": has_gpu and mpi_is_cuda_aware(),
             "cores": len(os.sched_getaffinity(0)), "interface_mbit": nominal_rates()}  # fmt: skip
 
 
@@ -85,6 +87,13 @@ def mpi_version() -> str:
     from mpi4py import MPI
 
     return " ".join(MPI.Get_library_version().replace(",", " ").split()[:3]).strip("\0")
+
+
+def mpi_is_cuda_aware() -> bool:
+    """What MPI says; only `check-build` tries it, for that may end a process."""
+    from mpi4py import MPI
+
+    return bool(cuda_aware.claim(MPI))
 
 
 def nominal_rates() -> dict[str, int]:
