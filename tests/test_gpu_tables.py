@@ -16,13 +16,17 @@ ROOT = Path(__file__).parents[1]
 NCCL = "nvidia-nccl-cu13"
 NCCL_RELEASES = [pytest.param("2.28.9", marks=pytest.mark.long), "2.30.7", pytest.param("2.32.3", marks=pytest.mark.long)]
 CUDA = ("nvidia-cuda-runtime", "13.0.96")
+SECONDS_FOR_A_WHEEL = 200  # less than a test may take; 6 s are usual
 
 
 def wheel_of(package: str, version: str, folder: Path) -> zipfile.ZipFile:
-    """Downloads a wheel, without what it depends on; skips the test where no index has it."""
+    """Downloads a wheel, without what it depends on; skips the test where no index has it or the way to it is slow."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
                "--only-binary=:all:", "--dest", str(folder), f"{package}=={version}"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=SECONDS_FOR_A_WHEEL)
+    except subprocess.TimeoutExpired:
+        pytest.skip(f"the wheel of {package} {version} takes longer than {SECONDS_FOR_A_WHEEL} s to arrive")
     if done.returncode != 0:
         pytest.skip(f"no wheel of {package} {version}: {done.stdout.strip()[-300:]}")
     return zipfile.ZipFile(next(folder.glob("*.whl")))

@@ -35,6 +35,7 @@ PARTS = [
     Part("torch", "torch", 1, "PyTorch's tensors, training, mixed precision, DDP's time; a world of one"),
     Part("staged", "staged", 2, "two ranks on one GPU through pinned host memory, as processes"),
     Part("staged-threads", "staged", 1, "the same, as threads of one process"),
+    Part("torch-ranks", "torch_ranks", 2, "PyTorch on two ranks of one GPU: gradients as views of buckets, and gloo's time"),
     Part("nccl", "nccl", 2, "two ranks on one GPU by NCCL (2.30 or newer), as processes"),
     Part("nccl-threads", "nccl", 1, "the same, as threads of one process"),
 ]

@@ -75,6 +75,18 @@ def torch_tensors() -> None:
     report(f"a step on {where} beside DDP's", True, f"{torch_checks.step_over_that_of_ddp(30):.2f} x", "1.02 x")
 
 
+def torch_ranks() -> None:
+    """PyTorch, on the launcher's ranks, staged."""
+    from gpu import torch_checks
+
+    rt.init(gpu_plane="staged")
+    report("training with views of buckets is that without", torch_checks.views_train_alike())
+    megabytes, rounds = (1, 2) if machine.is_fake() else (64, 10)
+    ratio = torch_checks.gloo_over_ours(megabytes, rounds)
+    report(f"gloo's allreduce of {megabytes} MB over ours, on {torch_checks.DEVICE}", True, f"{ratio:.1f} x", "3 x")
+    rt.shutdown()
+
+
 def two_ranks(plane: str) -> Callable[[], None]:
     """The operations, by one plane, of whatever world this process is in; two threads without a launcher."""
 
@@ -103,7 +115,7 @@ def in_world(size: int, plane: str, checks: Callable[[], object]) -> None:
 
 
 PARTS: dict[str, Callable[[], None]] = {
-    "load": load, "kernels": pack_kernels, "floors": floors, "order": order, "torch": torch_tensors, "staged": two_ranks("staged"), "nccl": two_ranks("nccl"),
+    "load": load, "kernels": pack_kernels, "floors": floors, "order": order, "torch": torch_tensors, "torch_ranks": torch_ranks, "staged": two_ranks("staged"), "nccl": two_ranks("nccl"),
 }  # fmt: skip
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a world of one checks with PyTorch: operations, training, mixed precision, and a step's time beside DDP's.
+"""What is checked with PyTorch: operations, training, mixed precision, and times beside DDP's and gloo's.
 
 On the first GPU where torch sees one; else on the CPU, so that CI runs these lines too.
 """
@@ -100,6 +100,47 @@ def step_over_that_of_ddp(rounds: int) -> float:
     return ours / ddp
 
 
+def views_train_alike() -> bool:
+    """Some steps whose gradients become views of buckets are those of a distributed optimizer without, on every rank."""
+    ends = []
+    for chosen in ({}, {"gradient_as_bucket_view": True}):
+        network = model()
+        optimizer = _distributed(torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9), network, **chosen)
+        inputs, labels = batch()
+        for _ in range(8):
+            optimizer.zero_grad()
+            loss_of(network, inputs[hvd.rank() :: hvd.size()], labels[hvd.rank() :: hvd.size()]).backward()
+            optimizer.step()
+        ends.append(_flat(network))
+    memories = {parameter.grad.untyped_storage().data_ptr() for parameter in network.parameters()}
+    return all(hvd.allgather_object(torch.allclose(*ends, rtol=1e-4, atol=1e-5) and len(memories) == 1))
+
+
+def gloo_over_ours(megabytes: int, rounds: int) -> float:
+    """Median time of gloo's allreduce of one tensor over ours, on the launcher's ranks, in turns."""
+    tensor = torch.ones(megabytes << 18, device=DEVICE)
+    with tempfile.TemporaryDirectory() as own:
+        store = hvd.broadcast_object(f"file://{own}/store", 0)
+        torch.distributed.init_process_group("gloo", init_method=store, rank=hvd.rank(), world_size=hvd.size())
+        ours: list[float] = []
+        gloos: list[float] = []
+        for _ in range(rounds):
+            ours.append(_seconds(lambda: hvd.allreduce_(tensor, name="beside gloo's")))
+            gloos.append(_seconds(lambda: torch.distributed.all_reduce(tensor)))  # 2 to the number of rounds is little enough
+        torch.distributed.destroy_process_group()
+        hvd.barrier()  # the folder is rank 0's
+    return statistics.median(gloos) / statistics.median(ours)
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    hvd.barrier()
+    start = time.perf_counter()
+    work()
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
 def _step_of(network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
     inputs, labels = batch()
 
@@ -117,5 +158,5 @@ def _flat(network: torch.nn.Module) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in network.parameters()])
 
 
-def _distributed(optimizer: torch.optim.Optimizer, network: torch.nn.Module) -> torch.optim.Optimizer:
-    return hvd.DistributedOptimizer(optimizer, named_parameters=network.named_parameters())
+def _distributed(optimizer: torch.optim.Optimizer, network: torch.nn.Module, **chosen: bool) -> torch.optim.Optimizer:
+    return hvd.DistributedOptimizer(optimizer, named_parameters=network.named_parameters(), **chosen)
