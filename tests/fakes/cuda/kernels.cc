@@ -4,6 +4,7 @@
 
 #include "cuda/memory.h"
 #include "device/pack.h"
+#include "device/sum.h"
 #include "strict.h"
 
 namespace fakes {
@@ -65,6 +66,41 @@ void Run(const void* parameters, Launch3 grid, Launch3 block) {
   }
 }
 
+// Memory that one launch of a summing kernel reads or writes; released when it goes.
+class Used {
+ public:
+  Used(uint64_t address, size_t bytes) : address_(bytes > 0 ? address : 0) {
+    if (address_ != 0) reached_ = reinterpret_cast<uint64_t>(UseMemory(address, bytes, "a summing kernel"));
+  }
+  ~Used() {
+    if (address_ != 0) ReleaseMemory(address_);
+  }
+  Used(const Used&) = delete;
+  Used& operator=(const Used&) = delete;
+  uint64_t reached() const { return reached_; }
+
+ private:
+  const uint64_t address_;
+  uint64_t reached_ = 0;
+};
+
+template <typename Element, typename Value>
+void RunSum(const void* parameters, Launch3 grid, Launch3 block) {
+  const auto& asked = *static_cast<const ringtrain::SumLaunch*>(parameters);
+  const uint64_t chunks = (asked.elements + ringtrain::kPackChunk - 1) / ringtrain::kPackChunk;
+  if (asked.members < 2 || asked.members > ringtrain::kMostSummed || asked.me >= asked.members)
+    Violation("a summing kernel of %u members by member %u", asked.members, asked.me);
+  if (grid.x != chunks || grid.y * grid.z != 1 || block.x != ringtrain::kPackThreads || block.y * block.z != 1)
+    Violation("a summing kernel of %lu chunks is launched as %u blocks of %u threads", chunks, grid.x, block.x);
+  const Used to(asked.to, asked.elements * sizeof(Element)), own(asked.own, asked.elements * sizeof(Element));
+  const Used received(asked.received, ((asked.members - 2) * asked.stride + asked.elements) * sizeof(Element));
+  const auto launch = std::make_unique<ringtrain::SumLaunch>(asked);
+  launch->to = to.reached();
+  launch->own = own.reached();
+  launch->received = received.reached();
+  for (uint32_t chunk = 0; chunk < grid.x; ++chunk) ringtrain::SumShare<Element, Value>(*launch, chunk, 0, 1);
+}
+
 }  // namespace
 
 decltype(Function::body) FindKernel(const std::string& name) {
@@ -74,6 +110,10 @@ decltype(Function::body) FindKernel(const std::string& name) {
   if (name == "unpack_" #kernel) return Run<Tensor, Buffer, true>;
 #include "device/pack.def"
 #undef RT_PACKING
+#define RT_SUMMING(kernel, Element, Value) \
+  if (name == "sum_" #kernel) return RunSum<Element, Value>;
+#include "device/sum.def"
+#undef RT_SUMMING
   return nullptr;
 }
 
