@@ -47,6 +47,8 @@ std::vector<std::pair<std::string, std::string>> StartFacts(const Options& optio
           {"RINGTRAIN_CHUNK_BYTES", std::to_string(options.chunk_bytes)},
           {"RINGTRAIN_JOIN_DIVISOR", options.join_divisor},
           {"RINGTRAIN_GPU_PLANE", options.gpu_plane},
+          {"RINGTRAIN_NCCL_ALGORITHM", options.nccl_algorithm},
+          {"RINGTRAIN_NCCL_COMMUNICATORS", std::to_string(options.nccl_communicators)},
           {"RINGTRAIN_NCCL_MULTI_RANK", std::to_string(options.nccl_multi_rank)},
           {"RINGTRAIN_DEVICE_CHUNK_BYTES", std::to_string(options.device_chunk_bytes)},
           {"RINGTRAIN_DEAD_AFTER_SECONDS", std::to_string(options.dead_after_seconds)}};

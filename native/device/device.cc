@@ -174,6 +174,13 @@ Status Stream::Make(const std::shared_ptr<Device>& device, std::unique_ptr<Strea
   return {};
 }
 
+Status DeviceMemory::Take(const std::shared_ptr<Device>& device, size_t bytes, std::unique_ptr<DeviceMemory>* memory) {
+  void* allocated;
+  RT_TRY(device->Allocate(bytes, &allocated));
+  memory->reset(new DeviceMemory(device, allocated));
+  return {};
+}
+
 Status Pinned::Take(const std::shared_ptr<Device>& device, size_t bytes, std::unique_ptr<Pinned>* pinned) {
   void* memory;
   size_t granted;

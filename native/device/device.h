@@ -115,6 +115,23 @@ class Stream {
   const CUstream stream_;
 };
 
+// Memory of the device for as long as it lives; any context.
+class DeviceMemory {
+ public:
+  static Status Take(const std::shared_ptr<Device>& device, size_t bytes, std::unique_ptr<DeviceMemory>* memory);
+  ~DeviceMemory() { Device::Free(device_->index(), memory_); }
+  DeviceMemory(const DeviceMemory&) = delete;
+  DeviceMemory& operator=(const DeviceMemory&) = delete;
+
+  char* get() const { return static_cast<char*>(memory_); }
+
+ private:
+  DeviceMemory(std::shared_ptr<Device> device, void* memory) : device_(std::move(device)), memory_(memory) {}
+
+  const std::shared_ptr<Device> device_;
+  void* const memory_;
+};
+
 // Pinned host memory for as long as it lives.
 class Pinned {
  public:

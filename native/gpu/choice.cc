@@ -8,6 +8,7 @@
 #include "base/ranks.h"
 #include "device/nccl.h"
 #include "device/pack_kernels.h"
+#include "device/sum_kernels.h"
 
 namespace ringtrain {
 namespace {
@@ -73,11 +74,32 @@ size_t BufferBytes(const Batch& batch) {
 
 bool Scales(const Batch& batch) { return !batch.scaling.identity() || !batch.weights.empty(); }
 
+int MembersOf(const Batch& batch) { return static_cast<int>(batch.joined.size()); }
+bool Adds(const Batch& batch) { return batch.reduction == Reduction::kSum || batch.reduction == Reduction::kAverage; }
+
+// Whether the bits of a reduction depend on its order; a sum or product of one has none.
+bool OrderMatters(const Batch& batch) {
+  const bool rounds = Find(batch.dtype)->floating && (Adds(batch) || batch.reduction == Reduction::kProduct);
+  return Find(batch.operation)->reduces && rounds && MembersOf(batch) > 1;
+}
+
+// Whether the kernels of ours add it, in an order of ours.
+bool Orders(const Batch& batch) {
+  return batch.operation == Operation::kAllreduce && Adds(batch) && SumKernels::Can(batch.wire, MembersOf(batch));
+}
+
+size_t TravellingBytes(const Batch& batch) {
+  size_t bytes = 0;
+  for (const BatchTensor& tensor : batch.tensors) bytes += tensor.bytes / Bytes(batch.dtype) * Bytes(batch.wire);
+  return bytes;
+}
+
 }  // namespace
 
 std::string GpuFacts::Encode() const {
   Encoder encoder;
   encoder.Unsigned(static_cast<uint64_t>(nccl_version));
+  encoder.Unsigned(buffer_bytes);
   encoder.Text(problem.substr(0, kLongestProblem));
   encoder.Text(bus);
   encoder.Text(unique_id);
@@ -89,6 +111,7 @@ std::string GpuFacts::Encode() const {
 bool GpuFacts::Decode(const std::string& bytes, GpuFacts* facts) {
   Decoder decoder(bytes);
   facts->nccl_version = static_cast<int>(decoder.Unsigned());
+  facts->buffer_bytes = static_cast<size_t>(decoder.Unsigned());
   facts->problem = decoder.Text();
   facts->bus = decoder.Text();
   facts->unique_id = decoder.Text();
@@ -115,26 +138,35 @@ bool ShareGpu(const Topology& topology, const std::vector<GpuFacts>& facts) {
   return GroupByBus(topology, facts).size() < facts.size();
 }
 
-bool NcclCan(const Batch& batch) {
+bool NcclCan(const Batch& batch, const std::string& nccl_algorithm) {
   if (std::find(batch.joined.begin(), batch.joined.end(), true) != batch.joined.end()) return false;
   if (!Find(batch.operation)->reduces) return true;
   if (NcclDType(batch.dtype) < 0 || std::find(batch.weights.begin(), batch.weights.end(), 0.0) != batch.weights.end()) return false;
   if (Scales(batch) && !PackKernels::Can(batch.dtype, batch.dtype, true)) return false;
+  if (nccl_algorithm == "ordered" && OrderMatters(batch) && !Orders(batch)) return false;
   if (batch.operation == Operation::kAllreduce) return true;
-  const bool linear = batch.reduction == Reduction::kSum || batch.reduction == Reduction::kAverage;
   const bool even = std::all_of(batch.tensors.begin(), batch.tensors.end(), EvenRows);
-  return even && batch.weights.empty() && (linear || batch.scaling.prescale == 1.0);
+  return even && batch.weights.empty() && (Adds(batch) || batch.scaling.prescale == 1.0);
+}
+
+Schedule ScheduleOf(const Batch& batch, const std::string& nccl_algorithm) {
+  const bool ours = OrderMatters(batch) && Orders(batch);
+  if (nccl_algorithm == "ordered" && ours) return Schedule::kOrdered;
+  if (nccl_algorithm == "ring" && ours) return Schedule::kRing;
+  if (nccl_algorithm == "scatter_gather" && TravellingBytes(batch) >= kLeastScattered) return Schedule::kScatterGather;
+  return Schedule::kNccl;
 }
 
 bool EvenRows(const BatchTensor& tensor) {
   return std::adjacent_find(tensor.rows.begin(), tensor.rows.end(), std::not_equal_to<int64_t>()) == tensor.rows.end();
 }
 
-bool Packs(const Batch& batch, size_t buffer_bytes) {
+bool Packs(const Batch& batch, Schedule schedule, size_t buffer_bytes) {
   if (batch.operation != Operation::kAllreduce) return false;
-  const bool changed = Scales(batch) || batch.wire != batch.dtype;
+  const bool scales = Scales(batch) && schedule != Schedule::kOrdered;
+  const bool changed = scales || batch.wire != batch.dtype;
   if (batch.tensors.size() == 1 && !changed) return false;
-  return BufferBytes(batch) <= buffer_bytes && PackKernels::Can(batch.dtype, batch.wire, Scales(batch));
+  return BufferBytes(batch) <= buffer_bytes && PackKernels::Can(batch.dtype, batch.wire, scales);
 }
 
 }  // namespace ringtrain

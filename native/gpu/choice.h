@@ -17,6 +17,7 @@ struct GpuFacts {
   static constexpr size_t kBytes = 512;  // encoded
 
   int nccl_version = 0;   // 10000 * major + 100 * minor + patch; 0: it has none
+  size_t buffer_bytes = 0;  // of its fusion buffers; the first member's counts
   std::string problem;    // then, why
   std::string bus;        // of its GPU
   std::string unique_id;  // of the communicator to be; the first member's counts
@@ -26,6 +27,9 @@ struct GpuFacts {
 };
 
 enum class Way { kStaged, kNccl };
+
+// See nccl_plan.h.
+enum class Schedule { kNccl, kScatterGather, kRing, kOrdered };
 
 // The rule of option gpu_plane before anything is known of the others: whether they need to meet at all.
 //   staged, or a member that has joined             staged, at once
@@ -45,10 +49,17 @@ bool ShareGpu(const Topology& topology, const std::vector<GpuFacts>& facts);
 
 // Whether NCCL and the pack kernels give the result that the host would, as far as rounding goes: not for batches with joined members or
 // weights of 0, dtypes that NCCL lacks, scaled elements that no kernel has, and uneven rows or weights of reducescatter.
-bool NcclCan(const Batch& batch);
+// With nccl_algorithm=ordered neither for floats whose reduction no kernel of ours orders: products, reducescatter, too many members.
+bool NcclCan(const Batch& batch, const std::string& nccl_algorithm);
+// How NCCL reduces an allreduce that it can:
+//   scatter_gather   from kLeastScattered bytes on, in which the batch travels; below that two launches cost more than they bring
+//   ring, ordered    sums of floats; other results do not depend on the order
+//   otherwise        ncclAllReduce
+Schedule ScheduleOf(const Batch& batch, const std::string& nccl_algorithm);
+constexpr size_t kLeastScattered = 1 << 20;
 // Whether the batch goes through a fusion buffer of that size: several tensors, scaled ones, or ones that travel in 16 bits.
-// What does not fit is reduced in its outputs, in its own dtype.
-bool Packs(const Batch& batch, size_t buffer_bytes);
+// What does not fit is reduced in its outputs, in its own dtype. kOrdered scales by itself.
+bool Packs(const Batch& batch, Schedule schedule, size_t buffer_bytes);
 // Whether all members have as many rows of it.
 bool EvenRows(const BatchTensor& tensor);
 // Elements from the beginning of a tensor in the buffer to that of the next: a multiple of 128 bytes of 16-bit floats.

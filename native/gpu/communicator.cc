@@ -27,21 +27,42 @@ Status Communicator::Begin(const Nccl& nccl, int ranks, const std::string& uniqu
   return nccl.Check(nccl.CommInitRankConfig(comm, ranks, id, rank, &config), "ncclCommInitRankConfig", nullptr);
 }
 
-// All its work is done by now, or nobody wants it any more; a clean end would wait for the other ranks.
-Communicator::~Communicator() {
-  Abort();
-  if (registered_ != nullptr) nccl_.MemFree(registered_);
+Status Communicator::BeginSplit(const Communicator& parent, int rank, std::unique_ptr<Communicator>* communicator) {
+  constexpr int kSameColor = 0;
+  communicator->reset(new Communicator(parent.nccl_));
+  NcclConfig config;
+  config.version = static_cast<unsigned>(parent.nccl_.version);
+  return parent.nccl_.Check(parent.nccl_.CommSplit(parent.comm_, kSameColor, rank, &(*communicator)->comm_, &config), "ncclCommSplit",
+                            parent.comm_);
 }
 
-Status Communicator::AllocateRegistered(size_t bytes, void** memory) {
-  RT_TRY(nccl_.Check(nccl_.MemAlloc(&registered_, bytes), "ncclMemAlloc of " + std::to_string(bytes) + " bytes", comm_));
-  *memory = registered_;
+// All its work is done by now, or nobody wants it any more; a clean end would wait for the other ranks.
+Communicator::~Communicator() { Abort(); }
+
+Status NcclMemory::Allocate(const Nccl& nccl, size_t bytes, std::unique_ptr<NcclMemory>* memory) {
+  void* allocated = nullptr;
+  RT_TRY(nccl.Check(nccl.MemAlloc(&allocated, bytes), "ncclMemAlloc of " + std::to_string(bytes) + " bytes", nullptr));
+  memory->reset(new NcclMemory(nccl, allocated, bytes));
+  return {};
+}
+
+Status Communicator::BeginWindow(const NcclMemory& memory) {
+  constexpr int kSymmetric = 1;
+  if (nccl_.CommWindowRegister == nullptr) return {};
+  return nccl_.Check(nccl_.CommWindowRegister(comm_, memory.get(), memory.bytes(), &window_, kSymmetric), "ncclCommWindowRegister", comm_);
+}
+
+Status Communicator::Register(const NcclMemory& memory) {
   void* handle;  // goes with the communicator
-  return nccl_.Check(nccl_.CommRegister(comm_, registered_, bytes, &handle), "ncclCommRegister", comm_);
+  return nccl_.Check(nccl_.CommRegister(comm_, memory.get(), memory.bytes(), &handle), "ncclCommRegister", comm_);
 }
 
 Status Communicator::Poll(bool* idle) const {
   ncclResult_t state = kNcclSuccess;
+  if (comm_ == nullptr) {  // a split that its parent has not made yet
+    *idle = true;
+    return {};
+  }
   RT_TRY(nccl_.Check(nccl_.CommGetAsyncError(comm_, &state), "ncclCommGetAsyncError", comm_));
   *idle = state == kNcclSuccess;
   return nccl_.Check(state, "NCCL's work", comm_);

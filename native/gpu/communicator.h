@@ -11,6 +11,25 @@
 
 namespace ringtrain {
 
+// Memory of NCCL's on the current device, for as long as it lives: communicators that know it go first.
+class NcclMemory {
+ public:
+  static Status Allocate(const Nccl& nccl, size_t bytes, std::unique_ptr<NcclMemory>* memory);
+  ~NcclMemory() { nccl_.MemFree(memory_); }
+  NcclMemory(const NcclMemory&) = delete;
+  NcclMemory& operator=(const NcclMemory&) = delete;
+
+  char* get() const { return static_cast<char*>(memory_); }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  NcclMemory(const Nccl& nccl, void* memory, size_t bytes) : nccl_(nccl), memory_(memory), bytes_(bytes) {}
+
+  const Nccl& nccl_;
+  void* const memory_;
+  const size_t bytes_;
+};
+
 class Communicator {
  public:
   // Begins to open it; it is open at the first Poll that finds it idle. most_ctas: of the GPU's blocks, 0 for NCCL's choice.
@@ -24,10 +43,14 @@ class Communicator {
   ncclComm_t get() const { return comm_; }
   // Whether nothing is in progress. Not ok if anything that was asked for has failed, also on the GPU since.
   Status Poll(bool* idle) const;
-  // Memory that NCCL knows, so that it need not copy out of it; freed with the communicator. Every member asks alike, while nothing is in
-  // progress, and once.
+  // Another one of the same ranks, while nothing is in progress. Every rank asks for it.
+  static Status BeginSplit(const Communicator& parent, int rank, std::unique_ptr<Communicator>* communicator);
+  // Makes memory known to NCCL, so that it need not copy out of it. Every rank asks alike, while nothing is in progress. First as a window,
+  // at the same offset on all ranks, for which NCCL has its fastest ways; whether it has made one is known when nothing is in progress.
   bool CanRegister() const { return nccl_.MemAlloc != nullptr && nccl_.CommRegister != nullptr; }
-  Status AllocateRegistered(size_t bytes, void** memory);
+  Status BeginWindow(const NcclMemory& memory);
+  bool has_window() const { return window_ != nullptr; }
+  Status Register(const NcclMemory& memory);
   // Ends what is under way on the GPU.
   void Abort();
 
@@ -36,7 +59,7 @@ class Communicator {
 
   const Nccl& nccl_;
   ncclComm_t comm_ = nullptr;
-  void* registered_ = nullptr;  // of ncclMemAlloc
+  void* window_ = nullptr;
 };
 
 // A new communicator's id.

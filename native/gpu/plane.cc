@@ -6,13 +6,17 @@ namespace {
 // NCCL asks for few of a GPU's processors where ranks share it: each waits for the others' kernels.
 constexpr int kSharedCtas = 4;
 
+// With what lies between the tensors.
+size_t BufferBytes(const Options& options) { return static_cast<size_t>(options.fusion_threshold_bytes) / 1024 * 1152; }
+
 }  // namespace
 
 Plane::Plane(const Options& options, Group* group, const std::vector<int64_t>& devices, std::shared_ptr<Device> device,
              const World& world, LaunchOrder* order, Log* log)
     : options_(options), group_(group), device_(std::move(device)), world_(world), log_(log) {
-  lane_.order = order;
   lane_.device = device_;
+  lane_.algorithm = options.nccl_algorithm;
+  lane_.order = order;
   switch (OpeningOf(options.gpu_plane, group->process_set, devices)) {
     case Opening::kStaged: break;
     case Opening::kAlone: way_ = Way::kNccl; break;
@@ -23,12 +27,13 @@ Plane::Plane(const Options& options, Group* group, const std::vector<int64_t>& d
 Plane::~Plane() {
   if (device_ == nullptr) return;
   InContext current(*device_);
-  if (lane_.communicator != nullptr) lane_.communicator->Abort();
+  lane_.Abort();
   // What a stream still holds uses memory that goes now.
-  for (const std::unique_ptr<Stream>* stream : {&copies_.to_host, &copies_.to_device, &lane_.packing, &lane_.collective, &lane_.finishing})
-    if (*stream != nullptr) device_->driver().StreamSynchronize((*stream)->get());
+  std::vector<const Stream*> streams = {copies_.to_host.get(), copies_.to_device.get(), lane_.packing.get(), lane_.finishing.get()};
+  for (const NcclLane::Channel& channel : lane_.channels) streams.push_back(channel.collective.get());
+  for (const Stream* stream : streams)
+    if (stream != nullptr) device_->driver().StreamSynchronize(stream->get());
   copies_ = {};
-  Device::Free(device_->index(), allocated_);
   lane_ = {};
 }
 
@@ -36,6 +41,7 @@ Plane::~Plane() {
 
 GpuFacts Plane::Facts() {
   GpuFacts facts;
+  facts.buffer_bytes = BufferBytes(options_);
   facts.bus = device_->bus();
   const Nccl* nccl = nullptr;
   Status status = Nccl::Open(options_.nccl_lib, &nccl);
@@ -88,14 +94,25 @@ Status Plane::OpenNccl(const std::vector<GpuFacts>& facts) {
   InContext current(*device_);
   state_ = State::kOpening;
   if (options_.gpu_timeout_seconds > 0) open_by_ = DeadlineAfter(options_.gpu_timeout_seconds);
-  return Communicator::Begin(*nccl, group_->topology.member_count(), facts[0].unique_id, group_->topology.me,
-                             ShareGpu(group_->topology, facts) ? kSharedCtas : 0, &lane_.communicator);
+  lane_.buffer_bytes = facts[0].buffer_bytes;
+  opening_ = std::make_unique<NcclOpening>(&lane_, group_->topology.member_count(), group_->topology.me,
+                                           static_cast<int>(options_.nccl_communicators));
+  return opening_->Begin(*nccl, facts[0].unique_id, ShareGpu(group_->topology, facts) ? kSharedCtas : 0);
+}
+
+// With one member there is nobody to wait for.
+Status Plane::OpenAlone() {
+  lane_.buffer_bytes = BufferBytes(options_);
+  NcclOpening opening(&lane_, 1, 0, 1);
+  for (bool open = false; !open;) RT_TRY(opening.Advance(&open));
+  return {};
 }
 
 Status Plane::AdvanceOpening(bool* moved) {
   bool open;
-  RT_TRY(lane_.communicator->Poll(&open));
+  RT_TRY(opening_->Advance(&open));
   if (open) {
+    opening_ = nullptr;
     state_ = State::kReady;
     *moved = true;
   } else if (Now() > open_by_) {
@@ -113,17 +130,17 @@ Status Plane::Advance(bool* moved) {
     meeting_ = nullptr;
     RT_TRY(Explain(Choose()));
   }
-  if (lane_.communicator == nullptr) return {};
+  if (lane_.channels.empty()) return {};
   InContext current(*device_);
   if (state_ == State::kOpening) return Explain(AdvanceOpening(moved));
   bool idle;
-  return Explain(lane_.communicator->Poll(&idle));
+  return Explain(lane_.Poll(&idle));
 }
 
 void Plane::Abandon() {
-  if (lane_.communicator == nullptr) return;
+  if (lane_.channels.empty()) return;
   InContext current(*device_);
-  lane_.communicator->Abort();
+  lane_.Abort();
 }
 
 Status Plane::Explain(const Status& status) const {
@@ -135,38 +152,13 @@ Status Plane::Explain(const Status& status) const {
 // ---- tasks ----
 
 Status Plane::MakeTask(DeviceBatch batch, std::unique_ptr<DeviceTask>* task) {
-  if (way_ == Way::kNccl && NcclCan(batch.batch)) {
-    RT_TRY(OpenLane());
+  if (way_ == Way::kNccl && NcclCan(batch.batch, options_.nccl_algorithm)) {
+    if (lane_.channels.empty()) RT_TRY(OpenAlone());
     *task = std::make_unique<NcclTask>(std::move(batch), group_->topology, &lane_);
     return {};
   }
   RT_TRY(OpenCopies());
   return Staged::Make(std::move(batch), group_, copies_, static_cast<size_t>(options_.device_chunk_bytes), task);
-}
-
-Status Plane::OpenLane() {
-  if (lane_.kernels != nullptr) return {};
-  for (std::unique_ptr<Stream>* stream : {&lane_.packing, &lane_.collective, &lane_.finishing}) RT_TRY(Stream::Make(device_, stream));
-  RT_TRY(OpenBuffers());
-  return PackKernels::Load(device_->driver(), device_->handle(), &lane_.kernels);
-}
-
-Status Plane::OpenBuffers() {
-  const size_t bytes = static_cast<size_t>(options_.fusion_threshold_bytes) / 1024 * 1152;  // with what lies between the tensors
-  lane_.buffer_bytes = bytes;
-  if (bytes == 0) return {};
-  void* memory = nullptr;
-  if (lane_.communicator != nullptr && lane_.communicator->CanRegister()) {
-    RT_TRY(lane_.communicator->AllocateRegistered(NcclLane::kBuffers * bytes, &memory));
-  } else {
-    RT_TRY(device_->Allocate(NcclLane::kBuffers * bytes, &allocated_));
-    memory = allocated_;
-  }
-  for (NcclLane::Buffer& buffer : lane_.buffers) {
-    buffer.memory = memory;
-    memory = static_cast<char*>(memory) + bytes;
-  }
-  return {};
 }
 
 Status Plane::OpenCopies() {

@@ -13,6 +13,7 @@
 #include "base/options.h"
 #include "collectives/group.h"
 #include "gpu/choice.h"
+#include "gpu/nccl_opening.h"
 #include "gpu/nccl_task.h"
 #include "gpu/staged.h"
 #include "transport/world.h"
@@ -46,9 +47,8 @@ class Plane {
   void Meet();
   Status Choose();
   Status OpenNccl(const std::vector<GpuFacts>& facts);
-  Status OpenLane();
-  Status OpenBuffers();
   Status OpenCopies();
+  Status OpenAlone();
   Status AdvanceOpening(bool* moved);
   Status Explain(const Status& status) const;
 
@@ -62,7 +62,7 @@ class Plane {
   Way way_ = Way::kStaged;
   CopyStreams copies_;
   NcclLane lane_;
-  void* allocated_ = nullptr;  // the buffers, where NCCL has not
+  std::unique_ptr<NcclOpening> opening_;  // of the lane
 
   std::string told_, heard_;        // facts: this member's, and all members'
   std::unique_ptr<Task> meeting_;   // exchanges them

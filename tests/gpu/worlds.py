@@ -5,9 +5,10 @@ tests/test_gpu_worlds.py runs them all.
 
 from __future__ import annotations
 
+import os
 import threading
-import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import oracle
@@ -177,6 +178,145 @@ def a_rank_that_has_joined_adds_nothing():
 
     with World(3) as world:
         assert world.run(on_rank) == [2, 2, 2]
+
+
+# ---- schedules of allreduce ----
+
+def gradients(rank: int, dtype: str = "f4") -> list[np.ndarray]:
+    """Tensors of a rank: a scalar's size, odd ones, one that makes 1 MiB of float32 with the others."""
+    random = np.random.default_rng(rank)
+    return [random.standard_normal(count).astype(dtype) for count in (1, 7, 1000, 300_001)]
+
+
+def reduced(rank: int, tensors: list[np.ndarray], name: str, on_gpu: bool, **arguments: object) -> list[np.ndarray]:
+    """What an allreduce of each tensor and a grouped one of all give, on the rank's GPU or in host memory."""
+    def put(values: np.ndarray) -> object:
+        return FakeDeviceArray(values, rank) if on_gpu else values
+
+    alone = [rt.allreduce(put(values), f"{name}.{index}", **arguments) for index, values in enumerate(tensors)]
+    together = rt.grouped_allreduce([put(values) for values in tensors], f"{name}.group", **arguments)
+    return [on_host(found) if on_gpu else found for found in [*alone, *together]]
+
+
+def same_bits(found: list[np.ndarray], expected: list[np.ndarray]) -> bool:
+    return all(one.dtype == other.dtype and one.tobytes() == other.tobytes() for one, other in zip(found, expected, strict=True))
+
+
+def whole_numbers_by(algorithm: str) -> None:
+    """Sums that have no rounding, of one to three ranks, in a fusion buffer and beside it."""
+
+    def on_rank(rank: int) -> None:
+        for dtype in ("f4", "f2", "f8", "i4"):
+            tensors = [(np.arange(values.size) % 7 + rank).astype(dtype) for values in gradients(rank)]
+            for name, arguments in (("sum", {"op": rt.Sum}), ("most", {"op": rt.Max}), ("half", {"op": rt.Sum, "prescale_factor": 0.5})):
+                if name == "half" and dtype == "i4":
+                    continue
+                on_gpu = reduced(rank, tensors, f"{name}.{dtype}.gpu", True, **arguments)
+                assert same_bits(on_gpu, reduced(rank, tensors, f"{name}.{dtype}.host", False, **arguments)), (name, dtype)
+
+    for ranks in (1, 2, 3):
+        for threshold in (1 << 26, 0):
+            with World(ranks, gpu_plane="nccl", nccl_algorithm=algorithm, fusion_threshold_bytes=threshold) as world:
+                world.run(on_rank)
+
+
+@check(FAKE_DEVICES=3)
+def scatter_gather_sums_as_the_host_does():
+    whole_numbers_by("scatter_gather")
+    assert nccl.calls("ncclReduceScatter") == nccl.calls("ncclAllGather") > 0
+
+
+@check(FAKE_DEVICES=3)
+def the_ring_sums_as_the_host_does():
+    whole_numbers_by("ring")
+    assert nccl.calls("ncclSend") == nccl.calls("ncclRecv") > 0
+
+
+def bits_by(algorithm: str, threshold: int, ranks: int = 3) -> bool:
+    """Whether sums and averages of floats that round have the host's bits."""
+
+    def on_rank(rank: int) -> bool:
+        same = True
+        for dtype in ("f4", "f2", "f8"):
+            tensors = gradients(rank, dtype)
+            asked = [("sum", {"op": rt.Sum})]
+            if dtype != "f8":  # whose averages go through the host whatever the algorithm
+                asked += [("mean", {}), ("scaled", {"op": rt.Sum, "prescale_factor": 0.3, "postscale_factor": 1.7}), ("weighed", {"weight": rank + 1})]
+            for name, arguments in asked:
+                found = reduced(rank, tensors, f"{name}.{dtype}.gpu", True, **arguments)
+                same &= same_bits(found, reduced(rank, tensors, f"{name}.{dtype}.host", False, **arguments))
+        return same
+
+    with World(ranks, gpu_plane="nccl", nccl_algorithm=algorithm, fusion_threshold_bytes=threshold) as world:
+        return all(world.run(on_rank))
+
+
+@check(FAKE_DEVICES=3, FAKE_DELAY_US=100)
+def ordered_sums_have_the_bits_of_the_host_whatever_is_fused():
+    for threshold in (1 << 26, 8192, 0):
+        assert bits_by("ordered", threshold), threshold
+    assert nccl.calls("ncclAllReduce") == 0
+    assert bits_by("ordered", 1 << 26, ranks=2)
+    assert not bits_by("nccl", 1 << 26), "the fake's sums do not show an order of their own: this check proves nothing"
+
+
+@check(FAKE_DEVICES=3)
+def products_keep_their_order_by_way_of_the_host():
+    def on_rank(rank: int) -> None:
+        tensors = gradients(rank)
+        on_gpu = reduced(rank, tensors, "gpu", True, op=rt.Product)
+        assert same_bits(on_gpu, reduced(rank, tensors, "host", False, op=rt.Product))
+        scattered = rt.reducescatter(FakeDeviceArray(np.tile(tensors[2], 3), rank), "scattered", rt.Sum)
+        assert same_bits([on_host(scattered)], [rt.reducescatter(np.tile(tensors[2], 3), "scattered.host", rt.Sum)])
+
+    with World(3, gpu_plane="nccl", nccl_algorithm="ordered") as world:
+        world.run(on_rank)
+
+
+# ---- communicators and their memory ----
+
+def sums_of_many(rank: int) -> None:
+    """More batches at once than communicators have buffers."""
+    arrays = [FakeDeviceArray(np.full(3000, rank + index, "f4"), rank) for index in range(24)]
+    for _ in range(2):
+        handles = [rt.allreduce_async(array, f"many.{index}", rt.Sum) for index, array in enumerate(arrays)]
+        for index, handle in enumerate(handles):
+            assert (on_host(handle.wait()) == 3 + 3 * index).all()
+
+
+@check(FAKE_DEVICES=3, FAKE_DELAY_US=500)
+def communicators_take_turns():
+    for algorithm in ("auto", "ordered"):
+        with World(3, gpu_plane="nccl", nccl_communicators=3, nccl_algorithm=algorithm, fusion_threshold_bytes=16384) as world:
+            world.run(sums_of_many)
+    assert nccl.calls("ncclCommInitRankConfig") == 6 and nccl.calls("ncclCommSplit") == 12
+
+
+@check(FAKE_DEVICES=3)
+def buffers_are_registered_with_each_communicator():
+    with World(3, gpu_plane="nccl", nccl_communicators=2) as world:
+        world.run(sums_of_many)
+    assert nccl.calls("ncclCommWindowRegister") == nccl.calls("ncclCommRegister") == 6  # windows were asked for, and there are none
+
+
+@check(FAKE_DEVICES=3, FAKE_NCCL_WINDOWS=1)
+def windows_take_the_place_of_registrations():
+    with World(3, gpu_plane="nccl") as world:
+        world.run(sums_of_many)
+    assert nccl.calls("ncclCommWindowRegister") == 3 and nccl.calls("ncclCommRegister") == 0
+
+
+@check(FAKE_DEVICES=3)
+def an_nccl_that_cannot_register_does_without():
+    path = Path(os.environ["RINGTRAIN_NCCL_LIB"])
+    with World(3, gpu_plane="nccl", nccl_lib=str(path.parent / "old" / path.name), nccl_communicators=2) as world:
+        world.run(sums_of_many)
+
+
+@check(FAKE_DEVICES=2, FAKE_NCCL_FAIL="ncclCommRegister:1=3", FAKE_NCCL_RANK=1)
+def a_registration_that_fails_ends_the_world():
+    texts = failing_world(gpu_plane="nccl")
+    assert all("ncclCommRegister" in text for text in texts), texts
 
 
 # ---- what does not fit ----

@@ -100,42 +100,82 @@ Batch Allreduce(DType dtype, std::vector<size_t> elements) {
 }
 
 RT_TEST(nccl_carries_what_it_can_compute_as_the_host_would) {
-  RT_CHECK(NcclCan(Allreduce(DType::kFloat32, {10, 20})));
-  RT_CHECK(NcclCan(Allreduce(DType::kInt64, {10})));
-  RT_CHECK(!NcclCan(Allreduce(DType::kInt16, {10})));
+  RT_CHECK(NcclCan(Allreduce(DType::kFloat32, {10, 20}), "auto"));
+  RT_CHECK(NcclCan(Allreduce(DType::kInt64, {10}), "auto"));
+  RT_CHECK(!NcclCan(Allreduce(DType::kInt16, {10}), "auto"));
   Batch average = Allreduce(DType::kInt32, {10});
   average.scaling.divisor = 2;
-  RT_CHECK(!NcclCan(average));  // whole numbers are divided exactly
+  RT_CHECK(!NcclCan(average, "auto"));  // whole numbers are divided exactly
   average.dtype = average.wire = DType::kBFloat16;
-  RT_CHECK(NcclCan(average));
+  RT_CHECK(NcclCan(average, "auto"));
   average.weights = {3, 0};
-  RT_CHECK(!NcclCan(average));  // 0 times infinity would be no number
+  RT_CHECK(!NcclCan(average, "auto"));  // 0 times infinity would be no number
   average.weights = {3, 1};
-  RT_CHECK(NcclCan(average));
+  RT_CHECK(NcclCan(average, "auto"));
   average.operation = Operation::kReducescatter;
-  RT_CHECK(!NcclCan(average));
+  RT_CHECK(!NcclCan(average, "auto"));
   Batch joined = Allreduce(DType::kFloat32, {10});
   joined.joined[1] = true;
-  RT_CHECK(!NcclCan(joined));
+  RT_CHECK(!NcclCan(joined, "auto"));
   Batch scatter = Allreduce(DType::kFloat32, {10});
   scatter.operation = Operation::kReducescatter;
   scatter.tensors[0].rows = {5, 5};
-  RT_CHECK(NcclCan(scatter));
+  RT_CHECK(NcclCan(scatter, "auto"));
   scatter.tensors[0].rows = {5, 4};
-  RT_CHECK(!NcclCan(scatter));
+  RT_CHECK(!NcclCan(scatter, "auto"));
 }
 
 RT_TEST(a_buffer_for_what_needs_one_and_fits) {
-  RT_CHECK(!Packs(Allreduce(DType::kFloat32, {100}), 4096));
-  RT_CHECK(Packs(Allreduce(DType::kFloat32, {100, 100}), 4096));
-  RT_CHECK(Packs(Allreduce(DType::kFloat32, {512, 512}), 4096));
-  RT_CHECK(!Packs(Allreduce(DType::kFloat32, {512, 513}), 4096));
+  RT_CHECK(!Packs(Allreduce(DType::kFloat32, {100}), Schedule::kNccl, 4096));
+  RT_CHECK(Packs(Allreduce(DType::kFloat32, {100, 100}), Schedule::kNccl, 4096));
+  RT_CHECK(Packs(Allreduce(DType::kFloat32, {512, 512}), Schedule::kNccl, 4096));
+  RT_CHECK(!Packs(Allreduce(DType::kFloat32, {512, 513}), Schedule::kNccl, 4096));
   Batch narrow = Allreduce(DType::kFloat32, {2048});
   narrow.wire = DType::kBFloat16;
-  RT_CHECK(Packs(narrow, 4096));
+  RT_CHECK(Packs(narrow, Schedule::kNccl, 4096));
   Batch scaled = Allreduce(DType::kFloat64, {10});
   scaled.scaling.prescale = 0.5;
-  RT_CHECK(!Packs(scaled, 4096) && !NcclCan(scaled));
+  RT_CHECK(!Packs(scaled, Schedule::kNccl, 4096) && !NcclCan(scaled, "auto"));
+}
+
+RT_TEST(schedules_are_for_what_they_are_good_for) {
+  const Batch small = Allreduce(DType::kFloat32, {1000}), large = Allreduce(DType::kFloat32, {1 << 17, 1 << 17});
+  RT_CHECK(ScheduleOf(large, "auto") == Schedule::kNccl && ScheduleOf(large, "nccl") == Schedule::kNccl);
+  RT_CHECK(ScheduleOf(large, "scatter_gather") == Schedule::kScatterGather);
+  RT_CHECK(ScheduleOf(small, "scatter_gather") == Schedule::kNccl);
+  RT_CHECK(ScheduleOf(small, "ring") == Schedule::kRing);
+  RT_CHECK(ScheduleOf(small, "ordered") == Schedule::kOrdered);
+  Batch narrow = large;
+  narrow.wire = DType::kBFloat16;
+  RT_CHECK(ScheduleOf(narrow, "scatter_gather") == Schedule::kNccl);  // half a mebibyte travels
+  const Batch whole = Allreduce(DType::kInt64, {1000});
+  RT_CHECK(ScheduleOf(whole, "ordered") == Schedule::kNccl && NcclCan(whole, "ordered"));
+  Batch most = small;
+  most.reduction = Reduction::kMax;
+  RT_CHECK(ScheduleOf(most, "ordered") == Schedule::kNccl && NcclCan(most, "ordered"));
+}
+
+RT_TEST(what_cannot_be_ordered_goes_through_the_host) {
+  Batch product = Allreduce(DType::kFloat32, {1000});
+  product.reduction = Reduction::kProduct;
+  RT_CHECK(NcclCan(product, "auto") && NcclCan(product, "ring") && !NcclCan(product, "ordered"));
+  Batch scatter = Allreduce(DType::kFloat32, {10});
+  scatter.operation = Operation::kReducescatter;
+  scatter.tensors[0].rows = {5, 5};
+  RT_CHECK(!NcclCan(scatter, "ordered"));
+  scatter.dtype = scatter.wire = DType::kInt32;
+  RT_CHECK(NcclCan(scatter, "ordered"));
+  Batch many = Allreduce(DType::kFloat32, {1000});
+  many.joined.assign(1024, false);
+  RT_CHECK(NcclCan(many, "ordered"));
+  many.joined.assign(1025, false);
+  RT_CHECK(!NcclCan(many, "ordered") && ScheduleOf(many, "ring") == Schedule::kNccl);
+}
+
+RT_TEST(an_ordered_sum_is_scaled_by_its_kernel) {
+  Batch scaled = Allreduce(DType::kFloat32, {100});
+  scaled.scaling.divisor = 3;
+  RT_CHECK(Packs(scaled, Schedule::kNccl, 4096) && !Packs(scaled, Schedule::kOrdered, 4096));
 }
 
 }  // namespace

@@ -128,6 +128,7 @@ FAKE_EXPORT long fake_nccl_calls(const char* name, int rank) {
 
 FAKE_EXPORT int ncclCommSplit(Communicator* comm, int color, int key, Communicator** made, Config* config) {
   const Call call(comm, "ncclCommSplit");
+  Enter("ncclCommSplit", comm->rank);
   const std::string problem = config != nullptr ? ProblemWith(*config) : "";
   if (!problem.empty()) return Refuse(comm, kNcclInvalidArgument, problem);
   if (comm->unfinished) return Refuse(comm, kNcclInvalidUsage, "ncclCommSplit while the communicator is in progress");

@@ -24,6 +24,8 @@ FAKE_EXPORT int ncclMemFree(void* memory) {
 
 FAKE_EXPORT int ncclCommRegister(Communicator* comm, void* memory, size_t bytes, void** handle) {
   const Call call(comm, "ncclCommRegister");
+  const Plan plan = Enter("ncclCommRegister", comm->rank);
+  if (plan.fails != 0) return Refuse(comm, plan.fails, "planned failure of ncclCommRegister");
   const std::string problem = ProblemWithMemory(*comm, "registered buffer", Address(memory), bytes);
   if (!problem.empty()) return Refuse(comm, kNcclInvalidArgument, problem);
   *handle = memory;
@@ -43,10 +45,15 @@ FAKE_EXPORT int ncclCommInitRankScalable(Communicator** comm, int ranks, int ran
 // The window is null, which says that the memory cannot be one; where FAKE_NCCL_WINDOWS is set it is a window.
 FAKE_EXPORT int ncclCommWindowRegister(Communicator* comm, void* memory, size_t bytes, void** window, int flags) {
   const Call call(comm, "ncclCommWindowRegister");
+  Enter("ncclCommWindowRegister", comm->rank);
   const std::string problem = ProblemWithMemory(*comm, "window", Address(memory), bytes);
   if (!problem.empty() || flags < 0 || flags > 3) return Refuse(comm, kNcclInvalidArgument, "window: " + problem);
-  *window = Number("FAKE_NCCL_WINDOWS", 0) != 0 && Address(memory) % 4096 == 0 ? memory : nullptr;
-  return kNcclSuccess;
+  if (comm->unfinished) return Refuse(comm, kNcclInvalidUsage, "ncclCommWindowRegister while the communicator is in progress");
+  *window = nullptr;
+  return Begin(comm, [=] {
+    if (Number("FAKE_NCCL_WINDOWS", 0) != 0 && Address(memory) % 4096 == 0) *window = memory;
+    return static_cast<int>(kNcclSuccess);
+  }, true);
 }
 
 FAKE_EXPORT int ncclCommWindowDeregister(Communicator* comm, void* window) {
