@@ -69,12 +69,15 @@ def slowest_link(found: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def floor_seconds(found: Mapping[str, Any]) -> float:
-    """No allreduce of the model can take less: the wire's time, or that of one copy on a single host."""
+    """No allreduce of the model can take less: the wire's time, or that of one copy on a single host.
+
+    An allreduce that took less has shown that the slowest link carries more than was measured while its hosts were busy.
+    """
     count, model = len(found["hosts"]), found["model_bytes"]
     link = slowest_link(found)
     if link is None:
         return model / found["hosts"][0]["copy_rate"]
-    return 2 * (count - 1) / count * model / link["both_ways_rate"]
+    return min(2 * (count - 1) / count * model / link["both_ways_rate"], found["allreduce_seconds"]["float32"])
 
 
 def advise(found: Mapping[str, Any]) -> list[Advice]:

@@ -23,7 +23,9 @@ from ringtrain.launch.commands import version_of
 
 COPY_BYTES = 64 << 20
 MESSAGE_BYTES = 1 << 20
-SECONDS_FOR_A_RATE = 0.3
+SECONDS_FOR_A_RATE = 0.15
+FEWEST_MESSAGES = 4
+TURNS = 2  # of each way on a link, of which the faster counts: other work on the hosts only slows it down
 MOST_LINKS = 8  # more would take longer than a person waits
 REPETITIONS = 3
 SECONDS_FOR_AN_ALLREDUCE = 0.4  # a model that takes longer is measured by a part of it
@@ -154,15 +156,16 @@ def measure_link(world, first: int, second: int) -> dict[str, float]:
     peer = second if rt.rank() == first else first
     small = np.zeros(1, np.uint8)
     exchange(world, peer, True, True, 1)  # connects
-    start = time.perf_counter()
+    latencies = []
     for _ in range(50):
+        start = time.perf_counter()
         world.Sendrecv(small, peer, 0, small.copy(), peer, 0)
-    latency = (time.perf_counter() - start) / 50
-    count = agree(world, peer, messages_for(exchange(world, peer, True, True, 4) / 4))
-    one_way = exchange(world, peer, rt.rank() == first, rt.rank() == second, count)
-    both = exchange(world, peer, True, True, count)
-    return {"latency_seconds": latency, "one_way_rate": count * MESSAGE_BYTES / one_way,
-            "both_ways_rate": count * MESSAGE_BYTES / both}  # fmt: skip
+        latencies.append(time.perf_counter() - start)
+    count = agree(world, peer, messages_for(exchange(world, peer, True, True, FEWEST_MESSAGES) / FEWEST_MESSAGES))
+    turns = [(exchange(world, peer, rt.rank() == first, rt.rank() == second, count), exchange(world, peer, True, True, count))
+             for _ in range(TURNS if count > FEWEST_MESSAGES else 1)]  # fmt: skip
+    one_way, both = (count * MESSAGE_BYTES / min(seconds) for seconds in zip(*turns, strict=True))
+    return {"latency_seconds": float(np.median(latencies)), "one_way_rate": one_way, "both_ways_rate": both}
 
 
 def exchange(world, peer: int, sends: bool, receives: bool, count: int) -> float:
@@ -181,7 +184,7 @@ def exchange(world, peer: int, sends: bool, receives: bool, count: int) -> float
 
 def messages_for(seconds_each: float) -> int:
     """Messages that keep a link busy long enough for a rate, within 64 MB."""
-    return int(np.clip(SECONDS_FOR_A_RATE / seconds_each, 4, 64))
+    return int(np.clip(SECONDS_FOR_A_RATE / seconds_each, FEWEST_MESSAGES, 64))
 
 
 def agree(world, peer: int, count: int) -> int:
