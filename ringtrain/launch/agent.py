@@ -27,6 +27,7 @@ import time
 START_MARK = b"\x1eringtrain-agent\n"  # what a login shell prints stands before it
 SECONDS_TO_KILL = 5.0  # from the request to end until what is left is killed; the ranks' supervisors take 3
 SECONDS_TO_CONNECT = 3.0
+DAEMONS = {"prted", "orted", "hydra_pmi_proxy"}  # by which engines start ranks on a host; srun's is Slurm's own to end
 NONCE_BYTES = 16
 
 
@@ -265,9 +266,11 @@ class Ears:
         self.welcome = json.dumps({"environment": environment, "directory": request["directory"]}).encode()
         self.ranks = {}  # by socket
         self.segments = set()  # (path, inode) of shared memory that the ranks' MPI has made
+        self.daemons = {}  # descriptors of the engine's, by process id
         self.pipes = {}  # (rank, stream) by descriptor
         self.heard_at = time.monotonic()
         self.patience = request["patience"] or float("inf")
+        self.is_cut_off = False  # the launcher may live, but cannot be heard
         self.kill_at = None
         self.selector = selectors.DefaultSelector()
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -289,6 +292,8 @@ class Ears:
             self._forget(connection)
         for path, inode in self.segments:
             remove_file(path, inode)
+        if self.is_cut_off:
+            self._end_daemons()
         try:
             for descriptor in list(self.pipes):
                 while self._read(descriptor):
@@ -318,6 +323,23 @@ class Ears:
             kill_group(rank.group)
         return rank
 
+    def _note_daemon(self, connection):
+        """The engine's daemon is whoever has started the rank's supervisor. A descriptor tells it from later processes."""
+        try:
+            _, daemon = name_and_parent_of(peer_of(connection)[0])
+            if daemon not in self.daemons and name_and_parent_of(daemon)[0] in DAEMONS:
+                self.daemons[daemon] = os.pidfd_open(daemon)
+        except OSError:  # one of them has ended, or another user's processes cannot be seen
+            pass
+
+    def _end_daemons(self):
+        """They would wait for minutes for a launcher that they cannot hear either, and have no ranks any more."""
+        for descriptor in self.daemons.values():
+            try:
+                signal.pidfd_send_signal(descriptor, signal.SIGTERM)
+            except ProcessLookupError:
+                pass
+
     def _hand_in(self):
         """Sends what the ranks of `ringtrain.run` have left: a result or a failure each."""
         for name in sorted(os.listdir(self.function_folder) if self.function_folder else ()):
@@ -334,6 +356,7 @@ class Ears:
             key.data()
         if time.monotonic() > silent:
             self.end()
+            self.is_cut_off = True
 
     def _wait_without_launcher(self):
         for descriptor in self.pipes:
@@ -363,7 +386,7 @@ class Ears:
 
     def _accept(self):
         connection, _ = self.listener.accept()
-        if user_of(connection) != os.getuid():  # the name can be seen by others
+        if peer_of(connection)[1] != os.getuid():  # the name can be seen by others
             connection.close()
             return
         self.ranks[connection] = Rank()
@@ -393,6 +416,7 @@ class Ears:
             return
         if "starts" in facts:
             rank.number = facts["rank"]
+            self._note_daemon(connection)
             self._greet(rank, connection)
         rank.group = facts.get("group", rank.group)
         rank.has_ended = rank.has_ended or "ended" in facts
@@ -437,10 +461,17 @@ def private_folder_with(function):
     return folder
 
 
-def user_of(connection):
-    """The user id of the process at the other end of a Unix socket."""
+def peer_of(connection):
+    """Process id and user id of the process at the other end of a Unix socket."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return struct.unpack("3i", credentials)[1]
+    return struct.unpack("3i", credentials)[:2]
+
+
+def name_and_parent_of(process):
+    """The name of a process's program and the id of its parent process."""
+    with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:  # id (name) state parent ...
+        name, _, others = file.read().partition("(")[2].rpartition(")")
+    return name, int(others.split()[1])
 
 
 def is_open(connection):
