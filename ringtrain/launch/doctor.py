@@ -77,7 +77,8 @@ def floor_seconds(found: Mapping[str, Any]) -> float:
     link = slowest_link(found)
     if link is None:
         return model / found["hosts"][0]["copy_rate"]
-    return min(2 * (count - 1) / count * model / link["both_ways_rate"], found["allreduce_seconds"]["float32"])
+    reached = [seconds for name, seconds in found["allreduce_seconds"].items() if name != "fp16"]  # which sends half of it
+    return min(2 * (count - 1) / count * model / link["both_ways_rate"], *reached)
 
 
 def advise(found: Mapping[str, Any]) -> list[Advice]:
