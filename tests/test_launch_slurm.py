@@ -71,6 +71,16 @@ def test_srun_alone_starts_ranks_that_find_each_other(mpi: str, cluster: Cluster
 
 
 @EACH_MPI
+@pytest.mark.parametrize("plugin", ["none", "the other MPI's"])
+def test_srun_with_a_plugin_that_does_not_connect_the_ranks_is_told_which_does(mpi: str, plugin: str, cluster: Cluster) -> None:
+    other = next(each for name, each in PLUGINS.items() if name != mpi)
+    done = cluster.run("srun", f"--mpi={'none' if plugin == 'none' else other}", "--nodes=3", "--ntasks=4", python_with(mpi), "-c",
+                       PROGRAM, timeout=PATIENCE)  # fmt: skip
+    assert done.returncode != 0 and done.stdout == "", done.stdout
+    assert done.stderr.count(f"Start the script with ringtrainrun, or with srun --mpi={PLUGINS[mpi]}.") == 4, done.stderr
+
+
+@EACH_MPI
 def test_a_failure_is_the_last_word_and_ends_all(mpi: str, cluster: Cluster) -> None:
     done = launch(cluster, mpi, "python", "-c", PROGRAM + "if rt.rank() == 2: raise ValueError('the cause')\nrt.barrier()")
     assert done.returncode == 1
