@@ -127,7 +127,7 @@ const char* rt_table(const char* name) { return ringtrain::TableText(name); }
 
 void rt_free(void* memory) { std::free(memory); }
 
-void rt_suggest_nccl(const char* path) { ringtrain::Nccl::Suggest(TextOf(path)); }
+void rt_suggest_nccl(const char* path, const char* interfaces) { ringtrain::Nccl::Suggest(TextOf(path), TextOf(interfaces)); }
 
 char* rt_gpu_libraries(const char* cuda_lib, const char* nccl_lib) {
   const ringtrain::Driver* driver = nullptr;

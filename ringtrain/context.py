@@ -506,15 +506,20 @@ def gpu_libraries(chosen: dict[str, str]) -> dict[str, tuple[str, str]]:
     Args:
         chosen: options, of which ``cuda_lib`` and ``nccl_lib`` count.
     """
-    suggest_nccl(nccl.suggested_path())
+    suggest_nccl(nccl.suggested_path(), options.environment().get("NCCL_SOCKET_IFNAME", ""))
     paths = (os.fsencode(chosen.get(name, "")) for name in ("cuda_lib", "nccl_lib"))
     lines = take_text(lib.rt_gpu_libraries(*paths)).splitlines()
     return {name: (version, path) for name, version, path in (line.split("|", 2) for line in lines)}
 
 
-def suggest_nccl(path: str) -> None:
-    """Names a file of NCCL to take if the process has none and the user named none; before the first tensor on a GPU."""
-    lib.rt_suggest_nccl(os.fsencode(path))
+def suggest_nccl(path: str, interfaces: str) -> None:
+    """Names a file of NCCL to take if the process has none and the user named none; before the first tensor on a GPU.
+
+    Args:
+        path: the file, or "".
+        interfaces: what ``NCCL_SOCKET_IFNAME`` says, for the texts of NCCL's errors.
+    """
+    lib.rt_suggest_nccl(os.fsencode(path), interfaces.encode())
 
 
 def current() -> Context:
@@ -643,7 +648,7 @@ def _open_mpi(comm: object, started_by: launcher.Launcher | None, chosen: dict[s
 def _open(chosen: dict[str, str], function: Callable[..., int], *where: object) -> Context:
     native, error = ffi.new("rt_context **"), ffi.new(_ERROR_OUT)
     cuda_arrays.use_driver(chosen.get("cuda_lib", ""))
-    suggest_nccl(nccl.suggested_path())
+    suggest_nccl(nccl.suggested_path(), options.environment().get("NCCL_SOCKET_IFNAME", ""))
     check(function(*where, options.as_lines(chosen), native, error), error)
     context = Context(native[0])
     context.chosen = chosen

@@ -72,7 +72,9 @@ Status Execution::Advance(bool* moved) {
 
 // An operation's error, with where it came about.
 std::string Execution::OnDevice(const std::string& text) const {
-  return Subject() + ": " + text + " This is rank " + std::to_string(group_->RankOf(me())) + ", " + device_->Text() + ".";
+  const World& world = books_.world;
+  return Subject() + ": " + text + " This is rank " + std::to_string(world.rank) + " on " + world.host_names[world.rank] + ", " +
+         device_->Text() + ".";
 }
 
 Status Execution::AdvanceTasks(bool* moved) {

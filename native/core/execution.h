@@ -14,6 +14,7 @@
 #include "core/submission.h"
 #include "core/timeline.h"
 #include "gpu/plane.h"
+#include "transport/world.h"
 
 namespace ringtrain {
 
@@ -23,6 +24,7 @@ struct Books {
   SubmissionTable* const table;
   Counters* const counters;
   Timeline* const timeline;
+  const World& world;
 };
 
 class Execution : public StageObserver {

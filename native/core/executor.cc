@@ -30,7 +30,7 @@ Executor::Executor(const World& world, const Options& options, Transport* transp
       memory_(memory),
       counters_(counters),
       log_(log),
-      books_{options, table, counters, timeline} {}
+      books_{options, table, counters, timeline, world} {}
 
 Executor::~Executor() = default;
 

@@ -14,6 +14,7 @@ constexpr char kSoname[] = "libnccl.so.2";
 
 Mutex opening;
 std::string suggested RT_GUARDED_BY(opening);
+std::string suggested_interfaces RT_GUARDED_BY(opening);
 std::atomic<const Nccl*> opened{nullptr};  // kept to the end of the process: it may have threads of its own
 
 std::string TextOf(int version) {
@@ -21,6 +22,18 @@ std::string TextOf(int version) {
 }
 
 Status Refuse(const std::string& library, const std::string& problem) { return Status::Unsupported("NCCL '" + library + "': " + problem); }
+
+// What a result is most often a sign of; "" for those that nobody is known to meet.
+const char* HintAt(ncclResult_t result) {
+  switch (result) {
+    case 1: return " See nvidia-smi and dmesg for faults of the GPU, and whether its memory is full.";
+    case 2: return " See whether the network is up, whether the hosts reach each other, and whether /dev/shm is full.";
+    case 3: return " See what NCCL says of itself, or try another release of it.";
+    case 4: case 5: return " See whether the program calls NCCL by itself, too; else please report it.";
+    case 6: return " See the first error of the other ranks: one has ended, or the network was cut.";
+    default: return "";
+  }
+}
 
 // A second copy of NCCL in a process would order its launches apart from the first one's, so what is loaded comes first.
 void* FindObject(const std::string& library, std::string* tried) RT_REQUIRES(opening) {
@@ -42,6 +55,7 @@ Status Load(const std::string& library, Nccl* nccl) RT_REQUIRES(opening) {
 #include "device/nccl.def"
 #undef RT_NCCL
   Dl_info where;
+  nccl->interfaces = suggested_interfaces;
   nccl->path = tried;
   if (nccl->GetVersion != nullptr && dladdr(reinterpret_cast<void*>(nccl->GetVersion), &where) != 0) nccl->path = where.dli_fname;
   if (nccl->GetVersion == nullptr || nccl->GetVersion(&nccl->version) != kNcclSuccess)
@@ -76,18 +90,24 @@ Status Nccl::Open(const std::string& library, const Nccl** nccl) {
 
 const Nccl* Nccl::Opened() { return opened.load(); }
 
-void Nccl::Suggest(const std::string& library) {
+void Nccl::Suggest(const std::string& library, const std::string& socket_interfaces) {
   MutexLock lock(opening);
   suggested = library;
+  suggested_interfaces = socket_interfaces;
 }
 
 std::string Nccl::VersionText() const { return TextOf(version); }
+
+std::string Nccl::NetworkText() const {
+  return " NCCL_SOCKET_IFNAME is " + (interfaces.empty() ? "not set" : "'" + interfaces + "'") + "; NCCL_DEBUG=WARN tells more.";
+}
 
 Status Nccl::Check(ncclResult_t result, const std::string& what, ncclComm_t comm) const {
   if (result == kNcclSuccess || result == kNcclInProgress) return {};
   const char* last = GetLastError(comm);
   return Status::Internal(what + ": expected success but found NCCL error " + std::to_string(result) + ", " + GetErrorString(result) +
-                          (last == nullptr || *last == '\0' ? std::string() : "; " + std::string(last)) + ".");
+                          (last == nullptr || *last == '\0' ? std::string() : "; " + std::string(last)) + "." + HintAt(result) +
+                          NetworkText());
 }
 
 ncclDataType_t NcclDType(DType dtype) {

@@ -46,17 +46,21 @@ struct Nccl {
 #undef RT_NCCL
   int version = 0;   // 10000 * major + 100 * minor + patch
   std::string path;  // of the library
+  std::string interfaces;  // that it was told to use; empty: it chooses
 
   // The process's NCCL; the first successful call decides, later ones get the same. library: a path that the user asked for, or "":
   // then what the process has loaded already, the file that Suggest named, or the system's, in this order. Any thread.
   static Status Open(const std::string& library, const Nccl** nccl);
   // What Open found, or nullptr.
   static const Nccl* Opened();
-  // Where a wheel has put it, as Python knows.
-  static void Suggest(const std::string& library);
+  // Where a wheel has put it, and what NCCL_SOCKET_IFNAME says, as Python knows.
+  static void Suggest(const std::string& library, const std::string& socket_interfaces);
 
   std::string VersionText() const;
-  // What a call's result means: success and being in progress are ok. what: "ncclAllReduce". comm may be NULL.
+  // The end of a text about a failure: the network that it was told to use.
+  std::string NetworkText() const;
+  // What a call's result means: success and being in progress are ok. what: "ncclAllReduce". comm may be NULL. The text has NCCL's own
+  // words, its network, and a hint at what to look for.
   Status Check(ncclResult_t result, const std::string& what, ncclComm_t comm) const;
 };
 

@@ -117,7 +117,7 @@ Status Plane::AdvanceOpening(bool* moved) {
     *moved = true;
   } else if (Now() > open_by_) {
     return Status::Timeout("NCCL: expected the communicator to open within gpu_timeout_seconds but it did not. See whether the ranks' "
-                           "hosts reach each other.");
+                           "hosts reach each other." + lane_.channels[0].communicator->nccl().NetworkText());
   }
   return {};
 }
@@ -146,7 +146,7 @@ void Plane::Abandon() {
 Status Plane::Explain(const Status& status) const {
   if (status.ok()) return status;
   return {status.code(), status.message() + " This is rank " + std::to_string(world_.rank) + " on " + world_.host_names[world_.rank] + ", " +
-                             device_->Text() + "; NCCL_DEBUG=WARN tells more."};
+                             device_->Text() + "."};
 }
 
 // ---- tasks ----

@@ -70,8 +70,9 @@ const char *rt_build_info(void);
  * counters, options. Static; NULL for an unknown name. */
 const char *rt_table(const char *name);
 void rt_free(void *memory);
-/* Where NCCL lies if nothing better is found: a wheel's file. Counts before the first tensor on a GPU. */
-void rt_suggest_nccl(const char *path);
+/* Where NCCL lies if nothing better is found: a wheel's file. interfaces: what NCCL_SOCKET_IFNAME tells it, for the texts of its errors;
+ * native code reads no environment. Both count before the first tensor on a GPU. */
+void rt_suggest_nccl(const char *path, const char *interfaces);
 /* The GPU libraries as lines "name|version|path", or "name||what is wrong"; loads them. cuda_lib, nccl_lib: the options. The caller frees
  * it with rt_free. */
 char *rt_gpu_libraries(const char *cuda_lib, const char *nccl_lib);

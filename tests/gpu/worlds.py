@@ -6,6 +6,7 @@ tests/test_gpu_worlds.py runs them all.
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -435,16 +436,22 @@ def failing_world(**options: object) -> list[str]:
     return texts
 
 
-@check(FAKE_DEVICES=2, FAKE_NCCL_ASYNC_ERROR="ncclAllReduce:2=6", FAKE_NCCL_RANK=1)
+def tells_where(text: str) -> bool:
+    """Whether an error of NCCL has its result, the network, a rank, its host and its device."""
+    return re.search(r"found NCCL error \d, .*\. See .* NCCL_SOCKET_IFNAME is 'eth7'; NCCL_DEBUG=WARN tells more\. "
+                     r"This is rank [01] on \S+, cuda:[01]\.", text) is not None
+
+
+@check(FAKE_DEVICES=2, FAKE_NCCL_ASYNC_ERROR="ncclAllReduce:2=6", FAKE_NCCL_RANK=1, NCCL_SOCKET_IFNAME="eth7")
 def an_asynchronous_error_of_nccl_ends_the_world():
     texts = failing_world(gpu_plane="nccl")
-    assert all("NCCL" in text and "remote process exited" in text for text in texts), texts
+    assert all("remote process exited" in text and tells_where(text) for text in texts), texts
 
 
-@check(FAKE_DEVICES=2, FAKE_NCCL_FAIL="ncclAllReduce:2=3")
+@check(FAKE_DEVICES=2, FAKE_NCCL_FAIL="ncclAllReduce:2=3", NCCL_SOCKET_IFNAME="eth7")
 def a_failing_call_of_nccl_ends_the_world():
     texts = failing_world(gpu_plane="nccl")
-    assert all("ncclAllReduce" in text and "planned failure" in text for text in texts), texts
+    assert all("ncclAllReduce" in text and "planned failure" in text and tells_where(text) for text in texts), texts
 
 
 @check(FAKE_DEVICES=2, FAKE_NCCL_HANG="ncclAllReduce:2=1")
