@@ -229,3 +229,22 @@ def test_compiled_code_calls_operations(world):
         assert found[0] == found[1] and found[0][1][1] == [2.0 * world.size] * 2
 
     world.run(on_rank)
+
+
+@pytest.mark.least_ranks(2)
+def test_gradients_of_a_reducescatter_need_all_ranks(world):
+    """What a joined rank received is lost: an error of ours, the same on all others, and no hang."""
+
+    def on_rank(rank):
+        hvd.allreduce(torch.ones(1), name="start")
+        texts = []
+        if rank > 0:
+            x = torch.ones(2 * hvd.size(), 3, requires_grad=True)
+            result = hvd.reducescatter(x, name="scattered", op=hvd.Sum)
+            with pytest.raises(NotImplementedError, match="scattered': expected the gradients of all .* joined") as raised:
+                result.sum().backward()
+            texts = [str(raised.value)]
+        hvd.join()
+        assert len(set(sum(hvd.allgather_object(texts), []))) == 1
+
+    world.run(on_rank)

@@ -567,7 +567,7 @@ void Negotiator::Report(Nanoseconds now, Entry* entry, Effects* effects) {
 
 std::string Negotiator::StallText(Nanoseconds now, const Entry& entry) const {
   return entry.any().Subject() + ": waiting " + SecondsText(now - entry.since) + " s: submitted by " + RanksText(Submitters(entry)) +
-         "; missing " + RanksText(Missing(entry)) + ". A branch may differ between ranks.";
+         "; missing " + RanksText(Missing(entry)) + ". A branch may differ between ranks, or which gradients they have.";
 }
 
 }  // namespace ringtrain

@@ -11,6 +11,7 @@ import torch
 
 from ringtrain import operations as arrays
 from ringtrain.context import current
+from ringtrain.errors import UnsupportedError
 from ringtrain.operations import Average, Handle, Sum
 from ringtrain.process_sets import ProcessSet, global_process_set
 from ringtrain.torch.autograd import backward_name, differentiable, require_linear
@@ -167,7 +168,7 @@ def reducescatter(
 
     def adjoint(gradients: _Tensors) -> _Tensors:
         require_linear("reducescatter", name, op)
-        return _spread(gradients, name, op, process_set, scales, weight)
+        return _spread([tensor], gradients, name, op, process_set, scales, weight)
 
     return differentiable([tensor], lambda: compressed(compression, [tensor], operate), adjoint)[0]
 
@@ -207,7 +208,7 @@ def grouped_reducescatter(
 
     def adjoint(gradients: _Tensors) -> _Tensors:
         require_linear("grouped_reducescatter", name, op)
-        return _spread(gradients, name, op, process_set, scales, weight)
+        return _spread(tensors, gradients, name, op, process_set, scales, weight)
 
     return differentiable(tensors, lambda: compressed(compression, tensors, operate), adjoint)
 
@@ -241,12 +242,26 @@ def _own_rows(tensor: torch.Tensor, gradient: torch.Tensor, name: str | None, pr
 
 
 def _spread(
-    gradients: _Tensors, name: str | None, op: int, process_set: ProcessSet, scales: tuple[float, float],
-    weight: int | None,
+    tensors: _Tensors, gradients: _Tensors, name: str | None, op: int, process_set: ProcessSet,
+    scales: tuple[float, float], weight: int | None,
 ) -> _Tensors:  # fmt: skip
-    """Everyone's gradients of the rows of reducescatters: Horovod's factor is ``size`` times the exact one."""
+    """Everyone's gradients of the rows of reducescatters: Horovod's factor is ``size`` times the exact one.
+
+    Raises:
+        UnsupportedError: on every rank that still takes part, if one has joined: nobody has the gradients of its rows.
+    """
     factor = scales[0] * scales[1] * (process_set.size() if op == Sum or weight is not None else 1)
+    weights = [] if weight is None else [torch.tensor([weight])]
+    sent = [gradient * factor for gradient in gradients]
+    gathered = grouped_allgather([*sent, *weights], backward_name(name), process_set)
+    spread = gathered[: len(tensors)]
+    for tensor, gradient in zip(tensors, spread, strict=True):
+        if gradient.shape != tensor.shape:
+            raise UnsupportedError(
+                f"backward of reducescatter '{name or 'unnamed'}': expected the gradients of all {tensor.shape[0]} rows but "
+                f"found {gradient.shape[0]}, as some ranks have joined. Use allreduce where ranks may join."
+            )
     if weight is None:
-        return grouped_allgather([gradient * factor for gradient in gradients], backward_name(name), process_set)
-    *spread, weights = grouped_allgather([*gradients, torch.tensor([weight])], backward_name(name), process_set)
-    return [gradient * (factor * weight / weights.sum().item()) for gradient in spread]
+        return spread
+    share = weight / gathered[-1].sum().item()
+    return [gradient * share for gradient in spread]
