@@ -45,6 +45,7 @@ def test_hosts_are_read_in_order() -> None:
     ("a:x", "but it is 'x'"), ("a:-1", "but it is '-1'"),
     ("a:2,b:2,a:2", "'a' stands there 2 times"),
     ("[fd00::1]:2", "found an IPv6 address"), ("fd00::1", "found an IPv6 address"),
+    ("a:1:2", "found no host name"), ("me@a:1", "found a user's name as well"),
 ])
 def test_hosts_that_cannot_be_read_are_refused(text: str, words: str) -> None:
     with pytest.raises(HostsError, match=words):
@@ -184,9 +185,10 @@ def test_program_is_looked_for_above_the_library(tmp_path) -> None:
     (["-np", "2"], "command: expected what each rank has to run"),
     (["-np", "3", "-H", "localhost:2", "true"], "-np 3 needs 3 slots, but there are 2"),
     (["-np", "1", "-H", "a:x", "true"], "slots must be a number"),
-    (["-np", "1", "--hostfile", "/no/such/file", "true"], "-hostfile '/no/such/file': it must be a text file that can be read, but: No such"),
-    (["-np", "1", "--config-file", "/", "true"], "--config-file '/': it must be a text file that can be read, but: Is a directory"),
+    (["-np", "1", "--hostfile", "/no/such/file", "true"], "'/no/such/file': it must be a text file that can be read, but: No such"),
+    (["-np", "1", "--config-file", "/", "true"], "'/': it must be a text file that can be read, but: Is a directory"),
     (["-np", "1", "-H", "a", "--hostfile", "b", "true"], "only one of them may name the hosts"),
+    (["-np", "1", "-i", "/no/such/key", "true"], "File '/no/such/key' does not exist"),
     (["-np", "1", "--no-such-option", "true"], "No such option"),
     (["-np", "1", "--port-range", "80-90", "true"], "expected FIRST-LAST within 1024-65535"),
     (["-np", "1", "-x", "NOT_SET_ANYWHERE", "true"], "-x 'NOT_SET_ANYWHERE': it must be a variable"),
@@ -217,10 +219,11 @@ def test_options_after_the_command_are_the_commands() -> None:
 
 def test_horovods_spellings_are_understood(tmp_path) -> None:
     (tmp_path / "hosts").write_text("node-a slots=2\nnode-b slots=2\n")
-    made = planned("-np", "3", "-hostfile", f"{tmp_path}/hosts", "-p", "2222", "-i", "key", "--network-interface", "eth0",
+    (key := tmp_path / "key").touch()
+    made = planned("-np", "3", "-hostfile", f"{tmp_path}/hosts", "-p", "2222", "-i", str(key), "--network-interface", "eth0",
                    "--network-interface", "eth1", "-prefix-timestamp", "--mpi-args=--map-by node", "python", "t.py")
     assert made.hosts == [Host("node-a", 2), Host("node-b", 1)] and made.shows_time
-    assert made.ssh.options[-4:] == ["-p", "2222", "-i", "key"] and made.interfaces == ("eth0", "eth1")
+    assert made.ssh.options[-4:] == ["-p", "2222", "-i", str(key)] and made.interfaces == ("eth0", "eth1")
     assert openmpi.command_line("mpirun", made)[-2:] == ["--map-by", "node"]
 
 
@@ -245,7 +248,8 @@ def test_flags_win_over_the_configuration_file_and_x_over_all(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("text, words", [
-    ("params: {cache_capacity: -1}", "-1 is not in the range"), ("params: {cache: 1}", "'params.cache' is no setting. .* params.cache_capacity,"),
+    ("params: {cache_capacity: -1}", "-1 is not in the range"),
+    ("params: {cache: 1}", "'params.cache' is no setting. .* params.cache_capacity,"),
     ("- a\n- b", "expected sections"), ("a: [", "it must be YAML"), ("no_such: 3", "'no_such.None' is no setting")])
 def test_a_configuration_file_that_cannot_be_used_is_refused(text: str, words: str, tmp_path) -> None:
     (tmp_path / "run.yaml").write_text(text)

@@ -85,7 +85,7 @@ def _at_once(action):
 @click.option("-x", "--env", "exported", multiple=True, metavar="NAME[=VALUE]",
               help="sets a variable for all ranks; the rest of the environment travels by itself")
 @click.option("-p", "--ssh-port", type=click.IntRange(1, 65535), help="of sshd on the other hosts")
-@click.option("-i", "--ssh-identity-file", type=click.Path(), help="private key for the other hosts")
+@click.option("-i", "--ssh-identity-file", type=click.Path(exists=True, dir_okay=False), help="private key for the other hosts")
 @click.option("--network-interfaces", metavar="eth0,10.0.0.0/24", help="interfaces or networks that may carry tensors "
               "(default: found by a connection test)")
 @click.option("--network-interface", "each_interface", multiple=True, metavar="eth0", help="one of them; repeatable")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import socket
 from dataclasses import dataclass, replace
@@ -89,10 +90,13 @@ def is_this_host(name: str) -> bool:
 
 
 def _host(entry: str, source: str) -> Host:
-    if entry.count(":") > 1:
+    if _is_ipv6(entry):
         raise HostsError(f"{source} '{entry}': expected a host's name or IPv4 address, but found an IPv6 address. "
                          "Give it a name, for example in /etc/hosts.")
     name, colon, slots = entry.rpartition(":") if ":" in entry else (entry, "", "1")
+    if "@" in name:
+        raise HostsError(f"{source} '{entry}': expected host:slots, but found a user's name as well. "
+                         "Put it into ~/.ssh/config: Host and User.")
     if not re.fullmatch(r"\w[\w.-]*", name):
         raise HostsError(f"{source} '{entry}': expected host:slots, but found no host name. "
                          "Write for example -H node-a:4,node-b:4.")
@@ -100,6 +104,15 @@ def _host(entry: str, source: str) -> Host:
         raise HostsError(f"{source} '{entry}': slots must be a number of at least 1, but it is '{slots}'. "
                          f"Write for example {name}:4.")
     return Host(name, int(slots))
+
+
+def _is_ipv6(entry: str) -> bool:
+    """Whether an entry is an IPv6 address, with or without brackets, and slots behind these."""
+    try:
+        ipaddress.IPv6Address(re.sub(r"^\[(.*)\](:\d*)?$", r"\1", entry))
+        return True
+    except ValueError:
+        return False
 
 
 def _distinct(hosts: list[Host]) -> list[Host]:
