@@ -17,8 +17,6 @@ from environments import EACH_MPI, library_of, python_with, rank_environment, ri
 sys.path.insert(0, str(Path(__file__).parent / "native"))
 import build  # noqa: E402
 
-FUZZ_SECONDS = 5
-LONG_FUZZ_SECONDS = 600
 SANITIZER_OPTIONS = {"TSAN_OPTIONS": "halt_on_error=1 second_deadlock_stack=1",
                      "UBSAN_OPTIONS": "print_stacktrace=1"}
 # The first test of a variant builds it, if bin/test has not: a minute on two free cores.
@@ -62,8 +60,7 @@ def cases() -> list:
 
 @pytest.mark.parametrize("name, variant", cases())
 def test_native(name: str, variant: str, built) -> None:
-    arguments = [str(FUZZ_SECONDS), "1"] if name.endswith("_fuzz") else []
-    run([str(built(variant) / name), *arguments], dict(os.environ, **SANITIZER_OPTIONS))
+    run([str(built(variant) / name)], dict(os.environ, **SANITIZER_OPTIONS))
 
 
 @pytest.mark.tsan
@@ -74,15 +71,6 @@ def test_a_missing_wait_between_streams_is_a_data_race(plane: str, built) -> Non
     done = subprocess.run([built("tsan") / "gpu_order_test", plane], env=environment, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, text=True, errors="replace")
     assert done.returncode != 0 and "ThreadSanitizer: data race" in done.stdout, done.stdout[-20000:]
-
-
-@pytest.mark.long
-@pytest.mark.timeout(LONG_FUZZ_SECONDS + 300)
-@pytest.mark.parametrize("name", [source.stem for source in build.test_sources() if source.stem.endswith("_fuzz")])
-def test_fuzz_for_long(name: str, built) -> None:
-    """Minutes instead of seconds, from a seed that no other run has used; the program prints it."""
-    seed = int.from_bytes(os.urandom(4), "little")
-    run([str(built("asan") / name), str(LONG_FUZZ_SECONDS), str(seed)], dict(os.environ, **SANITIZER_OPTIONS))
 
 
 @EACH_MPI

@@ -188,6 +188,8 @@ Status MeetOnHosts(Transport& transport, const std::vector<int>& simulated, cons
         break;
       }
   GroupByHost(keys, world);
+  if (world->local_size() > 1 && shared == nullptr)  // this rank could not, and said so
+    return Status::Internal("init: the answer of rank 0 cannot be read.");
   if (world->local_size() > 1)
     *memory = std::move(shared);
   else

@@ -1,4 +1,4 @@
-"""Builds the native tests with ninja: one executable for each *_test.cc, *_fuzz.cc and *_test.c here, the simulator, the fakes.
+"""Builds the native tests with ninja: one executable for each *_test.cc and *_test.c here, the simulator, the fakes.
 
     python tests/native/build.py [--variant plain|tsan|asan] [--into DIR] [NAME ...]
     python tests/native/build.py --everything      all variants and the simulator, with what the processor has left
@@ -74,7 +74,7 @@ UNSANITIZED = ["cuda/memory.cc"]  # its lock would order what CUDA does not orde
 def test_sources() -> list[Path]:
     """Sources that become an executable each, in order of their names."""
     here = ROOT / "tests" / "native"
-    return sorted([*here.glob("*_test.cc"), *here.glob("*_fuzz.cc"), *here.glob("*_test.c")])
+    return sorted([*here.glob("*_test.cc"), *here.glob("*_test.c")])
 
 
 def build_folder(variant: str) -> Path:
