@@ -140,13 +140,16 @@ def test_a_reader_that_leaves_ends_the_job(mpi: str) -> None:
 
 def test_output_goes_to_private_files(mpi: str, tmp_path: Path) -> None:
     folder = tmp_path / "logs"
-    done = run(mpi, 2, "--output-filename", str(folder), *python("import os, sys; print('out'); sys.stderr.write('no end'); "
-                                                                 "sys.exit(int(os.environ['RINGTRAIN_RANK']))"))
+    (folder / "rank.0").mkdir(parents=True)
+    (folder / "rank.0" / "stderr").write_text("of an earlier job")
+    done = run(mpi, 2, "--output-filename", str(folder), *python("import os, sys; rank = int(os.environ['RINGTRAIN_RANK']); "
+                                                                 "print('out'); sys.stderr.write(rank * 'no end'); sys.exit(rank)"))
     assert done.returncode == 1 and done.stdout == ""
     for rank in range(2):
         assert (folder / f"rank.{rank}" / "stdout").read_text() == "out\n"
-        assert (folder / f"rank.{rank}" / "stderr").read_text() == "no end"
-        assert (folder / f"rank.{rank}" / "stdout").stat().st_mode & 0o777 == 0o600
+        assert (folder / f"rank.{rank}" / "stderr").read_text() == rank * "no end"
+        for name in ("stdout", "stderr"):
+            assert (folder / f"rank.{rank}" / name).stat().st_mode & 0o777 == 0o600
     assert folder.stat().st_mode & 0o777 == 0o700
     assert "[1] no end" in done.stderr.splitlines()[-1]
 

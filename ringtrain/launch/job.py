@@ -176,6 +176,8 @@ class Job:
         if "starts" in facts:
             rank.is_connected = True
             rank.host = facts["host"]
+            for stream in (1, 2) if self.plan.folder else ():  # its files, so that none of an earlier job stays
+                self._stream(rank, stream)
         if "failing" in facts:
             rank.announced, rank.follows = facts["failing"], facts["follows"]
             rank.failed_at = min(rank.failed_at, facts["at"])
