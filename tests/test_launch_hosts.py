@@ -98,6 +98,24 @@ def test_hosts_that_share_only_ipv6_run_jobs_of_open_mpi(mpi: str) -> None:
         assert sorted(done.stdout.splitlines()) == ["[0] [3. 3. 3.]", "[1] [3. 3. 3.]"]
 
 
+@pytest.mark.mpich
+def test_a_network_between_some_hosts_alone_is_left_alone(network: Network) -> None:
+    """Unlike docker0 its interface has another address on each host, and something at the other end of its cable."""
+    pair = [network["node-a"], network["node-b"]]
+    for number, host in enumerate(pair, start=1):
+        host.check("ip", "link", "add", "storage", "type", "veth", "peer", "name", "elsewhere")
+        host.check("ip", "address", "add", f"10.99.0.{number}/24", "dev", "storage")
+        host.check("ip", "link", "set", "storage", "up")
+        host.check("ip", "link", "set", "elsewhere", "up")
+    program = "import numpy, ringtrain as rt; rt.init(); print(rt.allreduce(numpy.ones(1 << 20), op=rt.Sum).min())"
+    try:
+        done = launch(pair[0], python_with("mpich"), "-np", "2", "-H", "node-a:1,node-b:1", "python", "-c", program)
+    finally:
+        for host in pair:
+            host.check("ip", "link", "delete", "storage")
+    assert done.returncode == 0 and sorted(done.stdout.splitlines()) == ["[0] 2.0", "[1] 2.0"], done.stderr
+
+
 @pytest.mark.parametrize("mpi", [pytest.param("openmpi", marks=pytest.mark.openmpi),
                                  pytest.param("mpich", marks=[pytest.mark.mpich, pytest.mark.long])])
 def test_all_links_of_a_host_carry_tensors(mpi: str) -> None:

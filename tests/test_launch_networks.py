@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from ringtrain.launch import openmpi
-from ringtrain.launch.agent import ipv6_addresses
+from ringtrain.launch import mpich, openmpi
+from ringtrain.launch.agent import ipv6_addresses, rdma_ports
 from ringtrain.launch.environment import of_host
 from ringtrain.launch.hosts import Host
+from ringtrain.launch.mpi import Installation
 from ringtrain.launch.networks import Address, Chosen, choose
 from ringtrain.launch.plan import Plan
+
+OPEN_MPI = Installation("Open MPI v5", "", openmpi, "")
+MPICH = Installation("MPICH Version: 5", "", mpich, "")
 
 
 def address(interface: str, text: str, prefix: int = 24) -> Address:
@@ -53,6 +59,16 @@ def test_interfaces_are_named_by_name_or_network(names: list[str], found: bool) 
     assert address("ens5", "10.0.0.2").is_named_by(names) is found
 
 
+def test_ucx_gets_the_interfaces_that_lead_somewhere_and_all_of_infiniband(tmp_path) -> None:
+    for port in ("mlx5_1/ports/1", "mlx5_0/ports/1", "mlx5_0/ports/2"):
+        (tmp_path / port).mkdir(parents=True)
+    assert rdma_ports(tmp_path) == ["mlx5_0:1", "mlx5_0:2", "mlx5_1:1"] and rdma_ports(tmp_path / "none") == []
+    chosen = replace(choose(PAIR, reach(PAIR)), rdma_ports={"b": rdma_ports(tmp_path)})
+    devices = [of_host(host, chosen, MPICH, {})["UCX_NET_DEVICES"] for host in PAIR]
+    assert devices == ["eth0", "ens5,mlx5_0:1,mlx5_0:2,mlx5_1:1"]
+    assert "UCX_NET_DEVICES" not in of_host("a", chosen, MPICH, {"UCX_NET_DEVICES": "all"}) | of_host("a", chosen, OPEN_MPI, {})
+
+
 # ---- IPv6 ----
 
 BOTH = {host: [*own, address(own[0].interface, f"fd00::{number}", 64)] for number, (host, own) in enumerate(
@@ -82,10 +98,10 @@ def test_open_mpi_gets_interfaces_for_ipv6_and_networks_for_ipv4() -> None:
     by_four, by_six = (openmpi.environment(plan, chosen.networks) for chosen in (four, six))
     assert by_four["OMPI_MCA_btl_tcp_if_include"] == "10.0.0.0/24" and "OMPI_MCA_btl_tcp_if_include" not in by_six
     assert by_six["OMPI_MCA_btl_tcp_disable_family"] == "4" and "OMPI_MCA_btl_tcp_disable_family" not in by_four
-    of_b = of_host("b", six, {})
+    of_b = of_host("b", six, OPEN_MPI, {})
     assert (of_b["OMPI_MCA_btl_tcp_if_include"], of_b["NCCL_SOCKET_FAMILY"]) == ("ens5", "AF_INET6")
-    assert of_host("b", four, {}).keys() == {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "FI_TCP_IFACE"}
-    assert of_host("b", six, {"OMPI_MCA_btl_tcp_if_include": "eth9"}).get("OMPI_MCA_btl_tcp_if_include") is None
+    assert of_host("b", four, OPEN_MPI, {}).keys() == {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "FI_TCP_IFACE"}
+    assert of_host("b", six, OPEN_MPI, {"OMPI_MCA_btl_tcp_if_include": "eth9"}).get("OMPI_MCA_btl_tcp_if_include") is None
     daemons = [by_six[f"PRTE_MCA_oob_tcp_dynamic_ipv{version}_ports"] for version in (4, 6)]
     assert daemons == ["20006-20007", "20008-20009"], "the second listener of a daemon finds its ports taken"
 

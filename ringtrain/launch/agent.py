@@ -65,7 +65,7 @@ def main():
         if request["do"] == "describe":
             launcher.tell(**describe(request))
         elif request["do"] == "listen":
-            launcher.tell(addresses=networks.listen(request["nonce"], request["ports"]))
+            launcher.tell(addresses=networks.listen(request["nonce"], request["ports"]), rdma_ports=rdma_ports())
         elif request["do"] == "connect":
             launcher.tell(reached=connect_all(request["targets"]))
         elif request["do"] == "tell time":
@@ -190,6 +190,20 @@ def ipv6_addresses(table="/proc/net/if_inet6"):
         return []
     return [(name, socket.inet_ntop(socket.AF_INET6, bytes.fromhex(address)), int(prefix, 16))
             for address, _, prefix, scope, _, name in rows if int(scope, 16) == 0]
+
+
+def rdma_ports(folder="/sys/class/infiniband"):
+    """Ports of InfiniBand and its relatives, as UCX calls them: mlx5_0:1."""
+    return [f"{device}:{port}" for device in sorted(list_folder(folder))
+            for port in sorted(list_folder(os.path.join(folder, device, "ports")))]
+
+
+def list_folder(folder):
+    """Names in a folder; none if it is not there."""
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
 
 
 def new_socket(address):

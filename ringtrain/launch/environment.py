@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Mapping
 
-from ringtrain.launch import openmpi
+from ringtrain.launch import mpich, openmpi
 from ringtrain.launch.mpi import Installation
 from ringtrain.launch.networks import Chosen
 from ringtrain.launch.plan import Plan
@@ -28,13 +28,15 @@ def job_environment(plan: Plan, installation: Installation, networks: Chosen | N
     return environment
 
 
-def of_host(host: str, networks: Chosen | None, environment: Mapping[str, str]) -> dict[str, str]:
+def of_host(host: str, networks: Chosen | None, installation: Installation, environment: Mapping[str, str]) -> dict[str, str]:
     """What differs from host to host: the interfaces' names, unless the user chose them."""
     if networks is None:
         return {}
     names = networks.interfaces[host]
     ours = {"NCCL_SOCKET_IFNAME": "=" + ",".join(names), "GLOO_SOCKET_IFNAME": names[0], "FI_TCP_IFACE": names[0],
             **openmpi.of_host(names, networks.networks)}
+    if mpich.owns(installation.version):
+        ours |= mpich.of_host(names, networks.rdma_ports.get(host, ()))
     if networks.is_ipv6:
         ours["NCCL_SOCKET_FAMILY"] = "AF_INET6"
     return {name: value for name, value in ours.items() if name not in environment}

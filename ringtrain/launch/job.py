@@ -110,7 +110,7 @@ class Job:
         for agent in self.agents:
             host = agent.host
             environment = self.plan.given_to(host, self.environment)
-            environment |= of_host(host.name, self.networks, self.environment)
+            environment |= of_host(host.name, self.networks, self.installation, self.environment)
             environment["RINGTRAIN_SLOTS"] = str(host.slots)
             try:
                 asked = time.monotonic()

@@ -31,6 +31,14 @@ def command_line(mpiexec: str, plan: Plan) -> list[str]:
     return [*line, *plan.binding_arguments, *plan.engine_arguments]
 
 
+def of_host(interfaces: Sequence[str], rdma_ports: Sequence[str]) -> dict[str, str]:
+    """Settings for the ranks of one host: without them UCX takes interfaces that lead nowhere, and MPI_Init fails.
+
+    What it does not find in this list it leaves alone, so all ports of InfiniBand are in it.
+    """
+    return {"UCX_NET_DEVICES": ",".join([*interfaces, *rdma_ports])}
+
+
 def environment(plan: Plan, networks: Sequence[str] = ()) -> dict[str, str]:
     """Settings of the library and of its daemons for this plan; what the user has set wins."""
     # UCX warns of each message that a failed rank has not received, which only hides the cause.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,11 @@ class Address:
 
 @dataclass(frozen=True)
 class Chosen:
-    """What carries the tensors: networks, and each host's interfaces to them, by its name."""
+    """What carries the tensors: networks, and each host's interfaces to them, by its name; and its ports of InfiniBand."""
 
     networks: tuple[str, ...]
     interfaces: Mapping[str, tuple[str, ...]]
+    rdma_ports: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def is_ipv6(self) -> bool:

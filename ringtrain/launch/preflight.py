@@ -13,6 +13,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
 from pathlib import Path
 
 from ringtrain.launch import mpich
@@ -100,10 +101,10 @@ def _describe(agent: Agent, plan: Plan, installation: Installation, environment:
 def _test_networks(agents: list[Agent], plan: Plan, deadline: float) -> Chosen:
     nonces = {agent.host.name: secrets.token_hex(16) for agent in agents}
     listening = _of_each(agents, lambda agent: agent.ask(
-        deadline, do="listen", nonce=nonces[agent.host.name], ports=plan.ports)["addresses"])
-    addresses = {host: [address for address in (Address(*each) for each in own)
+        deadline, do="listen", nonce=nonces[agent.host.name], ports=plan.ports))
+    addresses = {host: [address for address in (Address(*each) for each in known["addresses"])
                         if not plan.interfaces or address.is_named_by(plan.interfaces)]
-                 for host, own in listening.items()}
+                 for host, known in listening.items()}
     targets = [(host, address) for host, own in addresses.items() for address in own]
 
     def connect(agent: Agent) -> dict[tuple[str, str, str], str]:
@@ -117,7 +118,7 @@ def _test_networks(agents: list[Agent], plan: Plan, deadline: float) -> Chosen:
     chosen = choose(addresses, reached)
     if isinstance(chosen, str):
         raise LaunchError(chosen)
-    return chosen
+    return replace(chosen, rdma_ports={host: known["rdma_ports"] for host, known in listening.items()})
 
 
 def _of_each(agents: list[Agent], ask: Callable[[Agent], object]) -> dict:
