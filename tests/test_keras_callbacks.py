@@ -214,6 +214,17 @@ def test_metrics_are_averages_and_later_callbacks_decide_alike(two):
         assert values[0] == pytest.approx((own[0][name] + other[0][name]) / 2)
 
 
+def test_ranks_with_more_samples_count_more(two):
+    def body(rank):
+        average = hvd.callbacks.MetricAverageCallback(samples=10 + 20 * rank, validation_samples=5 * rank)
+        logs = {"loss": 3.0 * rank, "val_loss": float(rank) if rank else float("nan"), "rate": 0.5}
+        average.on_epoch_end(0, logs)
+        return logs
+
+    for logs in two.run(body):
+        assert logs == {"loss": pytest.approx(2.25), "val_loss": 1.0, "rate": 0.5}
+
+
 def test_different_metrics_are_refused(two):
     def body(rank):
         runs.fit(compiled(rank, metrics=["mae"] if rank else []), rank, 2, callbacks=runs.start_callbacks()[1:])

@@ -14,28 +14,45 @@ class MetricHooks:
     """Averages the metrics of an epoch, validation's included, over the ranks.
 
     Put it before callbacks that read them (checkpoints, early stopping, plateaus), which then decide alike everywhere.
-    Ranks count alike, so their shares of the data should be equally large.
+    Ranks count alike unless they say how many samples stand behind their numbers: where shares are not equally large, that
+    makes means over all samples of metrics that are means over a rank's own, such as the losses.
 
     Args:
         device: accepted for Horovod's sake.
         process_set: the ranks whose metrics are averaged.
+        samples: how many this rank trains on in an epoch; on all ranks or none.
+        validation_samples: how many it validates on, for the metrics whose names begin with ``val_``; on all ranks or none.
+            A rank with 0 contributes nothing.
 
     Raises:
         MismatchError: at the end of an epoch, on all ranks: they have different metrics.
     """
 
-    def __init__(self, device: str = "", process_set: ProcessSet = global_process_set):
+    def __init__(
+        self,
+        device: str = "",
+        process_set: ProcessSet = global_process_set,
+        samples: int | None = None,
+        validation_samples: int | None = None,
+    ):
         super().__init__()
         self._averaged_over = process_set
+        self._samples = {False: samples, True: validation_samples}
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Replaces the numbers in ``logs``, which later callbacks and the history see."""
         if logs is not None and self._averaged_over.size() > 1:
-            logs.update(averaged(logs, self._averaged_over))
+            logs.update(averaged(logs, self._averaged_over, self._samples))
 
 
-def averaged(logs: dict[str, Any], process_set: ProcessSet) -> dict[str, float]:
-    """The metrics of ``logs``, each averaged over the ranks; what is no number is left out."""
+def averaged(logs: dict[str, Any], process_set: ProcessSet, samples: dict[bool, int | None]) -> dict[str, float]:
+    """The metrics of ``logs``, each averaged over the ranks; what is no number is left out.
+
+    Args:
+        logs: by name.
+        process_set: the ranks that take part.
+        samples: behind this rank's metrics of training (False) and validation (True); None to let all ranks count alike.
+    """
     own = {name: float(value) for name, value in sorted(logs.items()) if np.ndim(value) == 0 and _is_number(value)}
     everyone = allgather_object(list(own), "metrics.names", process_set)
     for rank, names in zip(process_set.ranks, everyone, strict=True):
@@ -44,8 +61,14 @@ def averaged(logs: dict[str, Any], process_set: ProcessSet) -> dict[str, float]:
                 f"metrics: the names must be the same on all ranks, but are {everyone[0]} on rank "
                 f"{process_set.ranks[0]} and {names} on rank {rank}. Compile and validate alike everywhere."
             )
-    means = allreduce(np.array(list(own.values()), np.float64), "metrics.values", process_set=process_set)
-    return dict(zip(own, means.tolist(), strict=True))
+    means: dict[str, float] = {}
+    for validates, weight in samples.items():
+        part = {name: value for name, value in own.items() if name.startswith("val_") == validates}
+        if part:
+            operation = "metrics.validation" if validates else "metrics.training"
+            values = np.array(list(part.values()), np.float64)
+            means.update(zip(part, allreduce(values, operation, process_set=process_set, weight=weight).tolist(), strict=True))
+    return means
 
 
 def _is_number(value: Any) -> bool:
