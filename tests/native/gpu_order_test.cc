@@ -169,6 +169,6 @@ RT_TEST(nccl_results_are_ordered) { RunWorld("nccl"); }
 }  // namespace
 }  // namespace ringtrain
 
-// Read by LeakSanitizer: the stand-in for the driver keeps what it has handed out for ever, to know it when it is used too late.
+// Read by LeakSanitizer: the stand-ins keep what they have handed out for ever, to know it when it is used too late.
 extern "C" const char* __lsan_default_suppressions();
-extern "C" const char* __lsan_default_suppressions() { return "leak:libcuda.so.1\n"; }
+extern "C" const char* __lsan_default_suppressions() { return "leak:libcuda.so.1\nleak:libnccl.so.2\n"; }
