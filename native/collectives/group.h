@@ -15,10 +15,11 @@ namespace ringtrain {
 
 struct Group {
   static constexpr int kChunksApart = 64;                                    // in flight at the same time, at most
-  static constexpr int kMostGroups = Transport::kMaxTag / kChunksApart;      // at the same time
+  // Process sets at the same time. Each may have another group, across its hosts, whose lane is as much higher.
+  static constexpr int kMostGroups = Transport::kMaxTag / kChunksApart / 2;
 
   int process_set = 0;
-  int lane = 0;  // below kMostGroups; unlike the id it is used again, and no two process sets have it at the same time
+  int lane = 0;  // below 2 * kMostGroups; unlike the id it is used again, and no two process sets have it at the same time
   Topology topology;
   WindowGeometry geometry;
   Window window;                 // mapped at the first operation

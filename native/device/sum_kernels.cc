@@ -60,7 +60,8 @@ Status SumKernels::Sum(const SumJob& job, CUstream stream) const {
   std::copy(job.factors.begin(), job.factors.end(), launch.factors);
   void* parameters[] = {&launch};
   const unsigned blocks = static_cast<unsigned>((job.elements + kPackChunk - 1) / kPackChunk);
-  return driver_.Check(driver_.LaunchKernel(functions_[KernelOf(job.dtype)], blocks, 1, 1, kPackThreads, 1, 1, 0, stream, parameters, nullptr),
+  const CUfunction kernel = functions_[KernelOf(job.dtype)];
+  return driver_.Check(driver_.LaunchKernel(kernel, blocks, 1, 1, kPackThreads, 1, 1, 0, stream, parameters, nullptr),
                        "launching a summing kernel of " + std::to_string(blocks) + " blocks");
 }
 

@@ -54,6 +54,17 @@ Status CompareVersions(const Topology& topology, const std::vector<GpuFacts>& fa
   return Status::Mismatch(text + ". Install one, or point nccl_lib at it; gpu_plane=staged needs none.");
 }
 
+// Empty if hosts can exchange shards, or need not.
+std::string Unlayered(const Options& options, const Topology& topology) {
+  if (!WithinHosts(options.nccl_algorithm, topology)) return "";
+  const auto unlike = [&](const std::vector<int>& host) { return host.size() != topology.hosts[0].size() || host.size() < 2; };
+  if (std::none_of(topology.hosts.begin(), topology.hosts.end(), unlike)) return "";
+  std::string found;
+  for (const std::vector<int>& host : topology.hosts) found += (found.empty() ? "" : ", ") + std::to_string(host.size());
+  return "nccl_algorithm 'hierarchical': expected as many ranks on each host, and two at least, but found " + found +
+         " on the hosts. Start as many on each, or choose another algorithm.";
+}
+
 // Empty if each has a GPU of its own, or NCCL may serve several.
 std::string Sharing(const Options& options, const Topology& topology, const std::vector<GpuFacts>& facts) {
   for (const auto& group : GroupByBus(topology, facts)) {
@@ -129,6 +140,7 @@ Status ChooseWay(const Options& options, const Topology& topology, const std::ve
   RT_TRY(CompareVersions(topology, facts));
   *reason = WithoutNccl(topology, facts);
   if (reason->empty()) *reason = Sharing(options, topology, facts);
+  if (reason->empty()) *reason = Unlayered(options, topology);
   *way = reason->empty() ? Way::kNccl : Way::kStaged;
   if (*way == Way::kStaged && options.gpu_plane == "nccl") return Status::Unsupported(kSubject + *reason);
   return {};
@@ -138,8 +150,13 @@ bool ShareGpu(const Topology& topology, const std::vector<GpuFacts>& facts) {
   return GroupByBus(topology, facts).size() < facts.size();
 }
 
-bool NcclCan(const Batch& batch, const std::string& nccl_algorithm) {
+bool WithinHosts(const std::string& nccl_algorithm, const Topology& topology) {
+  return nccl_algorithm == "hierarchical" && topology.host_count() > 1;
+}
+
+bool NcclCan(const Batch& batch, const std::string& nccl_algorithm, const Topology& topology) {
   if (std::find(batch.joined.begin(), batch.joined.end(), true) != batch.joined.end()) return false;
+  if (WithinHosts(nccl_algorithm, topology) && batch.operation != Operation::kAllreduce) return false;
   if (!Find(batch.operation)->reduces) return true;
   if (NcclDType(batch.dtype) < 0 || std::find(batch.weights.begin(), batch.weights.end(), 0.0) != batch.weights.end()) return false;
   if (Scales(batch) && !PackKernels::Can(batch.dtype, batch.dtype, true)) return false;
@@ -149,7 +166,8 @@ bool NcclCan(const Batch& batch, const std::string& nccl_algorithm) {
   return even && batch.weights.empty() && (Adds(batch) || batch.scaling.prescale == 1.0);
 }
 
-Schedule ScheduleOf(const Batch& batch, const std::string& nccl_algorithm) {
+Schedule ScheduleOf(const Batch& batch, const std::string& nccl_algorithm, const Topology& topology) {
+  if (WithinHosts(nccl_algorithm, topology)) return Schedule::kHierarchical;
   const bool ours = OrderMatters(batch) && Orders(batch);
   if (nccl_algorithm == "ordered" && ours) return Schedule::kOrdered;
   if (nccl_algorithm == "ring" && ours) return Schedule::kRing;

@@ -29,7 +29,7 @@ struct GpuFacts {
 enum class Way { kStaged, kNccl };
 
 // See nccl_plan.h.
-enum class Schedule { kNccl, kScatterGather, kRing, kOrdered };
+enum class Schedule { kNccl, kScatterGather, kRing, kOrdered, kHierarchical };
 
 // The rule of option gpu_plane before anything is known of the others: whether they need to meet at all.
 //   staged, or a member that has joined             staged, at once
@@ -40,8 +40,9 @@ enum class Schedule { kNccl, kScatterGather, kRing, kOrdered };
 enum class Opening { kStaged, kAlone, kMeet };
 Opening OpeningOf(const std::string& gpu_plane, int process_set, const std::vector<int64_t>& devices);
 
-// What they do once they have met. Refused where versions differ; with gpu_plane=nccl also where one has no NCCL, or two share a GPU and
-// option nccl_multi_rank or NCCL itself does not allow that; with auto those are staged, and *reason says why. facts: by member.
+// What they do once they have met. Refused where versions differ; with gpu_plane=nccl also where one has no NCCL, where two share a GPU
+// and option nccl_multi_rank or NCCL itself does not allow that, and where nccl_algorithm=hierarchical finds hosts that have one member,
+// or not equally many; with auto those are staged, and *reason says why. facts: by member.
 Status ChooseWay(const Options& options, const Topology& topology, const std::vector<GpuFacts>& facts, Way* way, std::string* reason);
 
 // Whether two members have one GPU.
@@ -49,13 +50,17 @@ bool ShareGpu(const Topology& topology, const std::vector<GpuFacts>& facts);
 
 // Whether NCCL and the pack kernels give the result that the host would, as far as rounding goes: not for batches with joined members or
 // weights of 0, dtypes that NCCL lacks, scaled elements that no kernel has, and uneven rows or weights of reducescatter.
-// With nccl_algorithm=ordered neither for floats whose reduction no kernel of ours orders: products, reducescatter, too many members.
-bool NcclCan(const Batch& batch, const std::string& nccl_algorithm);
+// With nccl_algorithm=ordered neither for floats whose reduction no kernel of ours orders: products, reducescatter, too many members; where
+// NCCL is for the ranks of a host only, for allreduce alone.
+bool NcclCan(const Batch& batch, const std::string& nccl_algorithm, const Topology& topology);
 // How NCCL reduces an allreduce that it can:
 //   scatter_gather   from kLeastScattered bytes on, in which the batch travels; below that two launches cost more than they bring
 //   ring, ordered    sums of floats; other results do not depend on the order
+//   hierarchical     on several hosts
 //   otherwise        ncclAllReduce
-Schedule ScheduleOf(const Batch& batch, const std::string& nccl_algorithm);
+Schedule ScheduleOf(const Batch& batch, const std::string& nccl_algorithm, const Topology& topology);
+// Whether communicators are for the ranks of one host: with nccl_algorithm=hierarchical, on several hosts.
+bool WithinHosts(const std::string& nccl_algorithm, const Topology& topology);
 constexpr size_t kLeastScattered = 1 << 20;
 // Whether the batch goes through a fusion buffer of that size: several tensors, scaled ones, or ones that travel in 16 bits.
 // What does not fit is reduced in its outputs, in its own dtype. kOrdered scales by itself.

@@ -12,7 +12,9 @@
 #include "device/pack_kernels.h"
 #include "device/sum_kernels.h"
 #include "gpu/communicator.h"
+#include "gpu/cross_group.h"
 #include "gpu/nccl_plan.h"
+#include "gpu/staged.h"
 
 namespace ringtrain {
 
@@ -55,6 +57,11 @@ struct NcclLane {
   std::vector<Buffer> buffers;
   size_t next_channel = 0, next_buffer = 0;
   LaunchOrder* order = nullptr;
+  // The communicators' ranks: the members, or those of one host, whose shards then cross to the other hosts.
+  Topology ranks;
+  std::unique_ptr<CrossGroup> across;
+  const CopyStreams* copies = nullptr;  // for the shards
+  size_t chunk_bytes = 0;               // of a shard that cross at a time
 };
 
 }  // namespace ringtrain

@@ -13,8 +13,9 @@ size_t WholePages(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
 }  // namespace
 
-NcclOpening::NcclOpening(NcclLane* lane, int members, int me, int communicators) : lane_(lane), members_(members), me_(me) {
-  const size_t channels = members > 1 ? static_cast<size_t>(communicators) : 1;
+NcclOpening::NcclOpening(NcclLane* lane, int communicators)
+    : lane_(lane), members_(lane->ranks.member_count()), me_(lane->ranks.me) {
+  const size_t channels = members_ > 1 ? static_cast<size_t>(communicators) : 1;
   lane_->channels.resize(channels);
   lane_->buffers.resize(channels + 1);
   for (size_t channel = 1; channel < channels; ++channel) steps_.push_back([this, channel] { return Split(channel); });

@@ -14,8 +14,8 @@ namespace ringtrain {
 
 class NcclOpening {
  public:
-  // members, me: of the communicators; with one member there are none. communicators: how many.
-  NcclOpening(NcclLane* lane, int members, int me, int communicators);
+  // communicators: how many, of the lane's ranks; none where that is one.
+  NcclOpening(NcclLane* lane, int communicators);
 
   // The first communicator.
   Status Begin(const Nccl& nccl, const std::string& unique_id, int most_ctas);

@@ -26,10 +26,14 @@ struct Shards {
 // Also where there is nothing to do: the plans of all members have the same steps.
 void AddStep(std::vector<NcclCall> calls, NcclPlan* plan) {
   calls.erase(std::remove_if(calls.begin(), calls.end(), [](const NcclCall& call) { return call.elements == 0; }), calls.end());
-  plan->push_back({std::move(calls), {}});
+  plan->push_back({std::move(calls), {}, {}});
 }
 
-void AddSum(SumJob job, NcclPlan* plan) { plan->push_back({{}, {std::move(job)}}); }
+void AddSum(SumJob job, NcclPlan* plan) { plan->push_back({{}, {std::move(job)}, {}}); }
+
+void AddCrossing(const Crossing& crossing, NcclPlan* plan) {
+  if (crossing.elements > 0) plan->push_back({{}, {}, {crossing}});
+}
 
 // Every member has its shard of the sum in its place: hands them to all.
 void GatherShards(const Shards& shards, int me, NcclPlan* plan) {
@@ -40,14 +44,18 @@ void GatherShards(const Shards& shards, int me, NcclPlan* plan) {
   AddStep(std::move(calls), plan);
 }
 
-// What is left over where the run cannot be cut evenly, less than an element for each member, is reduced by all.
-void PlanScatterGather(const NcclRun& run, const Topology& topology, NcclPlan* plan) {
+// What is left over where the run cannot be cut evenly, less than an element for each member, is reduced by all, and crosses by each.
+void PlanScatterGather(const NcclRun& run, const Topology& topology, bool crosses, NcclPlan* plan) {
   const size_t members = static_cast<size_t>(topology.member_count()), each = run.elements / members, whole = each * members;
   const size_t bytes = Bytes(run.dtype);
   char* const own = run.to + topology.me * each * bytes;
   AddStep({{Kind::kReduceScatter, run.from, own, each, run.dtype},
            {Kind::kAllReduce, run.from + whole * bytes, run.to + whole * bytes, run.elements - whole, run.dtype}},
           plan);
+  if (crosses) {
+    AddCrossing({own, each, run.dtype}, plan);
+    AddCrossing({run.to + whole * bytes, run.elements - whole, run.dtype}, plan);
+  }
   AddStep({{Kind::kAllGather, own, run.to, each, run.dtype}}, plan);
 }
 
@@ -150,16 +158,18 @@ NcclPlan PlanExchange(const Batch& batch, const Topology& topology) {
 
 }  // namespace
 
-NcclPlan PlanAllreduce(const std::vector<NcclRun>& runs, Schedule schedule, const Batch& batch, const Topology& topology, const NcclRoom& room) {
+NcclPlan PlanAllreduce(const std::vector<NcclRun>& runs, Schedule schedule, const Batch& batch, const Topology& ranks,
+                       const NcclRoom& room) {
   NcclPlan plan;
   std::vector<NcclCall> whole;
   for (const NcclRun& run : runs) {
     if (schedule == Schedule::kNccl) whole.push_back({Kind::kAllReduce, run.from, run.to, run.elements, run.dtype});
-    if (schedule == Schedule::kScatterGather) PlanScatterGather(run, topology, &plan);
+    const bool crosses = schedule == Schedule::kHierarchical;
+    if (crosses || schedule == Schedule::kScatterGather) PlanScatterGather(run, ranks, crosses, &plan);
     if (schedule != Schedule::kRing && schedule != Schedule::kOrdered) continue;
-    for (const NcclRun& piece : CutRun(run, room, topology.member_count())) {
-      if (schedule == Schedule::kRing) PlanRing(piece, topology, room, &plan);
-      else PlanOrdered(piece, batch, topology, room, &plan);
+    for (const NcclRun& piece : CutRun(run, room, ranks.member_count())) {
+      if (schedule == Schedule::kRing) PlanRing(piece, ranks, room, &plan);
+      else PlanOrdered(piece, batch, ranks, room, &plan);
     }
   }
   if (schedule == Schedule::kNccl) AddStep(std::move(whole), &plan);

@@ -7,6 +7,7 @@
 //     scatter_gather  ncclReduceScatter, which leaves each member one shard of the sum; ncclAllGather
 //     ring            each shard goes around the members, who add their own to it, and once more around as the sum: a reference
 //     ordered         each member gets its shard from all others and adds in the order of the ranks; ncclAllGather
+//     hierarchical    within each host ncclReduceScatter, across hosts each shard the host's way, within each host ncclAllGather
 //
 // Shards are the run cut into as many equal pieces as there are members; where that does not come out even the last ones are shorter, and a
 // broadcast from each takes the place of ncclAllGather.
@@ -33,10 +34,18 @@ struct NcclCall {
   int peer = 0;
 };
 
-// Calls that are one group, so that NCCL launches them as one; or, without calls, a sum on the same stream; or nothing.
+// Elements that are reduced across hosts, in place, by the members with one local rank.
+struct Crossing {
+  char* memory;
+  size_t elements;
+  DType dtype;
+};
+
+// Calls that are one group, so that NCCL launches them as one; or, without calls, a sum on the same stream; or a crossing; or nothing.
 struct NcclStep {
   std::vector<NcclCall> calls;
   std::vector<SumJob> sums;
+  std::vector<Crossing> crossings;  // one at most
 };
 using NcclPlan = std::vector<NcclStep>;
 
@@ -54,8 +63,10 @@ struct NcclRoom {
   size_t bytes = 0;
 };
 
-// room: for kRing and kOrdered; longer runs are reduced piece by piece. kOrdered scales as the batch says, in the sum.
-NcclPlan PlanAllreduce(const std::vector<NcclRun>& runs, Schedule schedule, const Batch& batch, const Topology& topology, const NcclRoom& room);
+// ranks: of the communicator; with kHierarchical those of one host. room: for kRing and kOrdered; longer runs are reduced piece by piece.
+// kOrdered scales as the batch says, in the sum.
+NcclPlan PlanAllreduce(const std::vector<NcclRun>& runs, Schedule schedule, const Batch& batch, const Topology& ranks,
+                       const NcclRoom& room);
 
 // The operations that have one way each: broadcast, allgather, reducescatter, alltoall.
 NcclPlan PlanOther(const Batch& batch, const Topology& topology);

@@ -24,7 +24,7 @@ NcclTask::NcclTask(DeviceBatch batch, const Topology& topology, NcclLane* lane)
       lane_(lane),
       channel_(lane->NextChannel()),
       ticket_(lane->order->tickets++),
-      schedule_(ScheduleOf(work_.batch, lane->algorithm)),
+      schedule_(ScheduleOf(work_.batch, lane->algorithm, topology)),
       packs_(Packs(work_.batch, schedule_, lane->buffer_bytes)) {
   const Batch& agreed = work_.batch;
   if (!Find(agreed.operation)->reduces || schedule_ == Schedule::kOrdered) return;
@@ -40,6 +40,11 @@ Status NcclTask::Advance(bool* moved) {
   if (phase_ == Phase::kLaunch) RT_TRY(Launch(moved));
   if (phase_ != Phase::kLaunching) return {};
   for (;;) {
+    if (crossing_ != nullptr) {
+      RT_TRY(crossing_->Advance(moved));
+      if (!crossing_->done()) return {};
+      crossing_ = nullptr;
+    }
     bool idle;
     RT_TRY(Idle(&idle));
     if (!idle) return {};
@@ -113,12 +118,13 @@ NcclPlan NcclTask::Plan() const {
   }
   for (const BatchTensor& tensor : batch.tensors)
     if (!packs_) runs.push_back({input_factor_ == 1.0f ? tensor.input : tensor.output, tensor.output, ElementsOf(tensor), batch.dtype});
-  return PlanAllreduce(runs, schedule_, batch, topology_, channel_.room);
+  return PlanAllreduce(runs, schedule_, batch, lane_->ranks, channel_.room);
 }
 
 // One group whatever the calls, so that NCCL launches them as one; it is closed also after a call that has failed.
 Status NcclTask::Perform(const NcclStep& step) {
   for (const SumJob& sum : step.sums) RT_TRY(lane_->sums->Sum(sum, channel_.collective->get()));
+  for (const Crossing& crossing : step.crossings) RT_TRY(Cross(crossing));
   if (step.calls.empty()) return {};
   const Nccl& nccl = channel_.communicator->nccl();
   RT_TRY(Check(nccl.GroupStart(), "ncclGroupStart"));
@@ -127,6 +133,23 @@ Status NcclTask::Perform(const NcclStep& step) {
     if (status.ok()) status = Call(call);
   const Status ended = Check(nccl.GroupEnd(), "ncclGroupEnd");
   return status.ok() ? ended : status;
+}
+
+// As a staged batch of its own. Every member makes them in the order of launches.
+Status NcclTask::Cross(const Crossing& crossing) {
+  DeviceBatch shard;
+  shard.device = work_.device;
+  shard.ready.resize(1);
+  RT_TRY(DeviceEvent::Record(work_.device, channel_.collective->get(), &shard.ready[0]));
+  Group* const group = lane_->across->group();
+  shard.batch.reduction = work_.batch.reduction;
+  shard.batch.dtype = shard.batch.wire = crossing.dtype;
+  shard.batch.joined.assign(group->topology.member_count(), false);
+  BatchTensor tensor;
+  tensor.input = tensor.output = crossing.memory;
+  tensor.bytes = crossing.elements * Bytes(crossing.dtype);
+  shard.batch.tensors.push_back(std::move(tensor));
+  return Staged::Make(std::move(shard), group, *lane_->copies, lane_->chunk_bytes, &crossing_);
 }
 
 Status NcclTask::Call(const NcclCall& call) const {
@@ -199,7 +222,7 @@ size_t NcclTask::BufferedElements() const {
   size_t elements = 0;
   for (const BatchTensor& tensor : work_.batch.tensors) elements += InBuffer(ElementsOf(tensor));
   if (schedule_ == Schedule::kNccl) return elements;
-  const size_t block = InBuffer(1) * static_cast<size_t>(topology_.member_count());
+  const size_t block = InBuffer(1) * static_cast<size_t>(lane_->ranks.member_count());
   return (elements + block - 1) / block * block;
 }
 

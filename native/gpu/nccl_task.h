@@ -39,6 +39,7 @@ class NcclTask : public DeviceTask {
   Status Launch(bool* moved);
   NcclPlan Plan() const;
   Status Perform(const NcclStep& step);
+  Status Cross(const Crossing& crossing);
   Status Call(const NcclCall& call) const;
   Status Finish();
   Status CopyAlone();
@@ -59,6 +60,7 @@ class NcclTask : public DeviceTask {
   NcclLane::Buffer* buffer_ = nullptr;
   NcclPlan plan_;
   size_t performed_ = 0;  // steps of the plan
+  std::unique_ptr<DeviceTask> crossing_;  // under way, of the last of these
   Phase phase_ = Phase::kPack;
   std::shared_ptr<DeviceEvent> completion_;
 };

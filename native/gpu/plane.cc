@@ -6,6 +6,12 @@ namespace {
 // NCCL asks for few of a GPU's processors where ranks share it: each waits for the others' kernels.
 constexpr int kSharedCtas = 4;
 
+std::vector<int> Ranks(const std::vector<int>& members, const std::vector<int>& rank_of) {
+  std::vector<int> ranks;
+  for (int member : members) ranks.push_back(rank_of[member]);
+  return ranks;
+}
+
 // With what lies between the tensors.
 size_t BufferBytes(const Options& options) { return static_cast<size_t>(options.fusion_threshold_bytes) / 1024 * 1152; }
 
@@ -13,7 +19,12 @@ size_t BufferBytes(const Options& options) { return static_cast<size_t>(options.
 
 Plane::Plane(const Options& options, Group* group, const std::vector<int64_t>& devices, std::shared_ptr<Device> device,
              const World& world, LaunchOrder* order, Log* log)
-    : options_(options), group_(group), device_(std::move(device)), world_(world), log_(log) {
+    : options_(options),
+      group_(group),
+      device_(std::move(device)),
+      world_(world),
+      log_(log),
+      within_hosts_(WithinHosts(options.nccl_algorithm, group->topology)) {
   lane_.device = device_;
   lane_.algorithm = options.nccl_algorithm;
   lane_.order = order;
@@ -47,7 +58,7 @@ GpuFacts Plane::Facts() {
   Status status = Nccl::Open(options_.nccl_lib, &nccl);
   if (status.ok()) {
     facts.nccl_version = nccl->version;
-    if (group_->topology.me == 0) status = MakeUniqueId(*nccl, &facts.unique_id);
+    if (FirstOfRanks() == group_->topology.me) status = MakeUniqueId(*nccl, &facts.unique_id);
   }
   if (!status.ok()) facts.nccl_version = 0;
   facts.problem = status.message();
@@ -95,15 +106,29 @@ Status Plane::OpenNccl(const std::vector<GpuFacts>& facts) {
   state_ = State::kOpening;
   if (options_.gpu_timeout_seconds > 0) open_by_ = DeadlineAfter(options_.gpu_timeout_seconds);
   lane_.buffer_bytes = facts[0].buffer_bytes;
-  opening_ = std::make_unique<NcclOpening>(&lane_, group_->topology.member_count(), group_->topology.me,
-                                           static_cast<int>(options_.nccl_communicators));
-  return opening_->Begin(*nccl, facts[0].unique_id, ShareGpu(group_->topology, facts) ? kSharedCtas : 0);
+  lane_.ranks = group_->topology;
+  if (within_hosts_) RT_TRY(OpenAcross());
+  opening_ = std::make_unique<NcclOpening>(&lane_, static_cast<int>(options_.nccl_communicators));
+  return opening_->Begin(*nccl, facts[FirstOfRanks()].unique_id, ShareGpu(group_->topology, facts) ? kSharedCtas : 0);
+}
+
+// The member whose unique id opens this member's communicator.
+int Plane::FirstOfRanks() const { return within_hosts_ ? group_->topology.locals()[0] : 0; }
+
+Status Plane::OpenAcross() {
+  const Topology& set = group_->topology;
+  lane_.ranks = MakeTopology(Ranks(set.locals(), set.members), set.members[set.me], std::vector<int>(world_.size, 0));
+  RT_TRY(OpenCopies());
+  lane_.copies = &copies_;
+  lane_.chunk_bytes = static_cast<size_t>(options_.device_chunk_bytes);
+  return CrossGroup::Open(*group_, options_, &lane_.across);
 }
 
 // With one member there is nobody to wait for.
 Status Plane::OpenAlone() {
   lane_.buffer_bytes = BufferBytes(options_);
-  NcclOpening opening(&lane_, 1, 0, 1);
+  lane_.ranks = group_->topology;
+  NcclOpening opening(&lane_, 1);
   for (bool open = false; !open;) RT_TRY(opening.Advance(&open));
   return {};
 }
@@ -145,14 +170,14 @@ void Plane::Abandon() {
 
 Status Plane::Explain(const Status& status) const {
   if (status.ok()) return status;
-  return {status.code(), status.message() + " This is rank " + std::to_string(world_.rank) + " on " + world_.host_names[world_.rank] + ", " +
-                             device_->Text() + "."};
+  return {status.code(), status.message() + " This is rank " + std::to_string(world_.rank) + " on " + world_.host_names[world_.rank] +
+                             ", " + device_->Text() + "."};
 }
 
 // ---- tasks ----
 
 Status Plane::MakeTask(DeviceBatch batch, std::unique_ptr<DeviceTask>* task) {
-  if (way_ == Way::kNccl && NcclCan(batch.batch, options_.nccl_algorithm)) {
+  if (way_ == Way::kNccl && NcclCan(batch.batch, options_.nccl_algorithm, group_->topology)) {
     if (lane_.channels.empty()) RT_TRY(OpenAlone());
     *task = std::make_unique<NcclTask>(std::move(batch), group_->topology, &lane_);
     return {};

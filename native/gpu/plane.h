@@ -48,6 +48,8 @@ class Plane {
   Status Choose();
   Status OpenNccl(const std::vector<GpuFacts>& facts);
   Status OpenCopies();
+  int FirstOfRanks() const;
+  Status OpenAcross();
   Status OpenAlone();
   Status AdvanceOpening(bool* moved);
   Status Explain(const Status& status) const;
@@ -57,6 +59,7 @@ class Plane {
   const std::shared_ptr<Device> device_;
   const World& world_;
   Log* const log_;
+  const bool within_hosts_;  // communicators are for the ranks of one host
   State state_ = State::kReady;
   Status refusal_;
   Way way_ = Way::kStaged;

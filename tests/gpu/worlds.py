@@ -205,20 +205,21 @@ def same_bits(found: list[np.ndarray], expected: list[np.ndarray]) -> bool:
 
 def whole_numbers_by(algorithm: str) -> None:
     """Sums that have no rounding, of one to three ranks, in a fusion buffer and beside it."""
-
-    def on_rank(rank: int) -> None:
-        for dtype in ("f4", "f2", "f8", "i4"):
-            tensors = [(np.arange(values.size) % 7 + rank).astype(dtype) for values in gradients(rank)]
-            for name, arguments in (("sum", {"op": rt.Sum}), ("most", {"op": rt.Max}), ("half", {"op": rt.Sum, "prescale_factor": 0.5})):
-                if name == "half" and dtype == "i4":
-                    continue
-                on_gpu = reduced(rank, tensors, f"{name}.{dtype}.gpu", True, **arguments)
-                assert same_bits(on_gpu, reduced(rank, tensors, f"{name}.{dtype}.host", False, **arguments)), (name, dtype)
-
     for ranks in (1, 2, 3):
         for threshold in (1 << 26, 0):
             with World(ranks, gpu_plane="nccl", nccl_algorithm=algorithm, fusion_threshold_bytes=threshold) as world:
-                world.run(on_rank)
+                world.run(reduces_whole_numbers)
+
+
+def reduces_whole_numbers(rank: int) -> None:
+    """Sums, maxima and scaled sums on the GPU, against those of the host."""
+    for dtype in ("f4", "f2", "f8", "i4"):
+        tensors = [(np.arange(values.size) % 7 + rank).astype(dtype) for values in gradients(rank)]
+        for name, arguments in (("sum", {"op": rt.Sum}), ("most", {"op": rt.Max}), ("half", {"op": rt.Sum, "prescale_factor": 0.5})):
+            if name == "half" and dtype == "i4":
+                continue
+            on_gpu = reduced(rank, tensors, f"{name}.{dtype}.gpu", True, **arguments)
+            assert same_bits(on_gpu, reduced(rank, tensors, f"{name}.{dtype}.host", False, **arguments)), (name, dtype)
 
 
 @check(FAKE_DEVICES=3)
@@ -272,6 +273,30 @@ def products_keep_their_order_by_way_of_the_host():
 
     with World(3, gpu_plane="nccl", nccl_algorithm="ordered") as world:
         world.run(on_rank)
+
+
+@check(FAKE_DEVICES=4, FAKE_DELAY_US=100)
+def nccl_within_hosts_and_the_host_between_them():
+    def on_rank(rank: int) -> None:
+        reduces_whole_numbers(rank)
+        gathered = rt.allgather(FakeDeviceArray(np.full((rank + 1, 2), rank, "f4"), rank), "gathered")
+        assert on_host(gathered).shape == (10, 2)
+
+    for communicators, threshold in ((1, 1 << 26), (2, 8192)):
+        with World(4, "2+2", gpu_plane="nccl", nccl_algorithm="hierarchical", nccl_communicators=communicators,
+                   fusion_threshold_bytes=threshold) as world:
+            world.run(on_rank)
+    assert nccl.calls("ncclReduceScatter") == nccl.calls("ncclAllGather") > 0
+
+
+@check(FAKE_DEVICES=3)
+def hosts_with_different_numbers_of_ranks_cannot_share_shards_out():
+    with World(3, "2+1", gpu_plane="nccl", nccl_algorithm="hierarchical") as world:
+        text = same_on_all(world.run(lambda rank: error_of(lambda: summed(rank, "refused"))))
+    assert "found 2, 1 on the hosts" in text, text
+    with World(3, "2+1", nccl_algorithm="hierarchical") as world:
+        assert all((found == 3).all() for found in world.run(lambda rank: summed(rank, "staged")))
+    assert nccl.calls("ncclReduceScatter") == 0
 
 
 # ---- communicators and their memory ----

@@ -87,6 +87,8 @@ RT_TEST(facts_arrive_as_they_were_told) {
   RT_CHECK_EQ(heard.problem, std::string(200, 'x'));
 }
 
+const Topology kOneHost = OnHosts({0, 0});
+
 Batch Allreduce(DType dtype, std::vector<size_t> elements) {
   Batch batch;
   batch.dtype = batch.wire = dtype;
@@ -100,29 +102,29 @@ Batch Allreduce(DType dtype, std::vector<size_t> elements) {
 }
 
 RT_TEST(nccl_carries_what_it_can_compute_as_the_host_would) {
-  RT_CHECK(NcclCan(Allreduce(DType::kFloat32, {10, 20}), "auto"));
-  RT_CHECK(NcclCan(Allreduce(DType::kInt64, {10}), "auto"));
-  RT_CHECK(!NcclCan(Allreduce(DType::kInt16, {10}), "auto"));
+  RT_CHECK(NcclCan(Allreduce(DType::kFloat32, {10, 20}), "auto", kOneHost));
+  RT_CHECK(NcclCan(Allreduce(DType::kInt64, {10}), "auto", kOneHost));
+  RT_CHECK(!NcclCan(Allreduce(DType::kInt16, {10}), "auto", kOneHost));
   Batch average = Allreduce(DType::kInt32, {10});
   average.scaling.divisor = 2;
-  RT_CHECK(!NcclCan(average, "auto"));  // whole numbers are divided exactly
+  RT_CHECK(!NcclCan(average, "auto", kOneHost));  // whole numbers are divided exactly
   average.dtype = average.wire = DType::kBFloat16;
-  RT_CHECK(NcclCan(average, "auto"));
+  RT_CHECK(NcclCan(average, "auto", kOneHost));
   average.weights = {3, 0};
-  RT_CHECK(!NcclCan(average, "auto"));  // 0 times infinity would be no number
+  RT_CHECK(!NcclCan(average, "auto", kOneHost));  // 0 times infinity would be no number
   average.weights = {3, 1};
-  RT_CHECK(NcclCan(average, "auto"));
+  RT_CHECK(NcclCan(average, "auto", kOneHost));
   average.operation = Operation::kReducescatter;
-  RT_CHECK(!NcclCan(average, "auto"));
+  RT_CHECK(!NcclCan(average, "auto", kOneHost));
   Batch joined = Allreduce(DType::kFloat32, {10});
   joined.joined[1] = true;
-  RT_CHECK(!NcclCan(joined, "auto"));
+  RT_CHECK(!NcclCan(joined, "auto", kOneHost));
   Batch scatter = Allreduce(DType::kFloat32, {10});
   scatter.operation = Operation::kReducescatter;
   scatter.tensors[0].rows = {5, 5};
-  RT_CHECK(NcclCan(scatter, "auto"));
+  RT_CHECK(NcclCan(scatter, "auto", kOneHost));
   scatter.tensors[0].rows = {5, 4};
-  RT_CHECK(!NcclCan(scatter, "auto"));
+  RT_CHECK(!NcclCan(scatter, "auto", kOneHost));
 }
 
 RT_TEST(a_buffer_for_what_needs_one_and_fits) {
@@ -135,41 +137,56 @@ RT_TEST(a_buffer_for_what_needs_one_and_fits) {
   RT_CHECK(Packs(narrow, Schedule::kNccl, 4096));
   Batch scaled = Allreduce(DType::kFloat64, {10});
   scaled.scaling.prescale = 0.5;
-  RT_CHECK(!Packs(scaled, Schedule::kNccl, 4096) && !NcclCan(scaled, "auto"));
+  RT_CHECK(!Packs(scaled, Schedule::kNccl, 4096) && !NcclCan(scaled, "auto", kOneHost));
 }
 
 RT_TEST(schedules_are_for_what_they_are_good_for) {
   const Batch small = Allreduce(DType::kFloat32, {1000}), large = Allreduce(DType::kFloat32, {1 << 17, 1 << 17});
-  RT_CHECK(ScheduleOf(large, "auto") == Schedule::kNccl && ScheduleOf(large, "nccl") == Schedule::kNccl);
-  RT_CHECK(ScheduleOf(large, "scatter_gather") == Schedule::kScatterGather);
-  RT_CHECK(ScheduleOf(small, "scatter_gather") == Schedule::kNccl);
-  RT_CHECK(ScheduleOf(small, "ring") == Schedule::kRing);
-  RT_CHECK(ScheduleOf(small, "ordered") == Schedule::kOrdered);
+  RT_CHECK(ScheduleOf(large, "auto", kOneHost) == Schedule::kNccl && ScheduleOf(large, "nccl", kOneHost) == Schedule::kNccl);
+  RT_CHECK(ScheduleOf(large, "scatter_gather", kOneHost) == Schedule::kScatterGather);
+  RT_CHECK(ScheduleOf(small, "scatter_gather", kOneHost) == Schedule::kNccl);
+  RT_CHECK(ScheduleOf(small, "ring", kOneHost) == Schedule::kRing);
+  RT_CHECK(ScheduleOf(small, "ordered", kOneHost) == Schedule::kOrdered);
   Batch narrow = large;
   narrow.wire = DType::kBFloat16;
-  RT_CHECK(ScheduleOf(narrow, "scatter_gather") == Schedule::kNccl);  // half a mebibyte travels
+  RT_CHECK(ScheduleOf(narrow, "scatter_gather", kOneHost) == Schedule::kNccl);  // half a mebibyte travels
   const Batch whole = Allreduce(DType::kInt64, {1000});
-  RT_CHECK(ScheduleOf(whole, "ordered") == Schedule::kNccl && NcclCan(whole, "ordered"));
+  RT_CHECK(ScheduleOf(whole, "ordered", kOneHost) == Schedule::kNccl && NcclCan(whole, "ordered", kOneHost));
   Batch most = small;
   most.reduction = Reduction::kMax;
-  RT_CHECK(ScheduleOf(most, "ordered") == Schedule::kNccl && NcclCan(most, "ordered"));
+  RT_CHECK(ScheduleOf(most, "ordered", kOneHost) == Schedule::kNccl && NcclCan(most, "ordered", kOneHost));
 }
 
 RT_TEST(what_cannot_be_ordered_goes_through_the_host) {
   Batch product = Allreduce(DType::kFloat32, {1000});
   product.reduction = Reduction::kProduct;
-  RT_CHECK(NcclCan(product, "auto") && NcclCan(product, "ring") && !NcclCan(product, "ordered"));
+  RT_CHECK(NcclCan(product, "auto", kOneHost) && NcclCan(product, "ring", kOneHost) && !NcclCan(product, "ordered", kOneHost));
   Batch scatter = Allreduce(DType::kFloat32, {10});
   scatter.operation = Operation::kReducescatter;
   scatter.tensors[0].rows = {5, 5};
-  RT_CHECK(!NcclCan(scatter, "ordered"));
+  RT_CHECK(!NcclCan(scatter, "ordered", kOneHost));
   scatter.dtype = scatter.wire = DType::kInt32;
-  RT_CHECK(NcclCan(scatter, "ordered"));
+  RT_CHECK(NcclCan(scatter, "ordered", kOneHost));
   Batch many = Allreduce(DType::kFloat32, {1000});
   many.joined.assign(1024, false);
-  RT_CHECK(NcclCan(many, "ordered"));
+  RT_CHECK(NcclCan(many, "ordered", kOneHost));
   many.joined.assign(1025, false);
-  RT_CHECK(!NcclCan(many, "ordered") && ScheduleOf(many, "ring") == Schedule::kNccl);
+  RT_CHECK(!NcclCan(many, "ordered", kOneHost) && ScheduleOf(many, "ring", kOneHost) == Schedule::kNccl);
+}
+
+RT_TEST(nccl_keeps_within_hosts_that_are_alike_where_it_was_asked_to) {
+  const Topology two_by_two = OnHosts({0, 0, 1, 1});
+  const Batch sum = Allreduce(DType::kFloat32, {1000});
+  RT_CHECK(ScheduleOf(sum, "hierarchical", two_by_two) == Schedule::kHierarchical && NcclCan(sum, "hierarchical", two_by_two));
+  RT_CHECK(ScheduleOf(sum, "hierarchical", kOneHost) == Schedule::kNccl && NcclCan(sum, "hierarchical", kOneHost));
+  Batch gather = sum;
+  gather.operation = Operation::kAllgather;
+  RT_CHECK(!NcclCan(gather, "hierarchical", two_by_two) && NcclCan(gather, "hierarchical", kOneHost));
+  const std::vector<GpuFacts> facts = {Facts(22809, "a"), Facts(22809, "b"), Facts(22809, "a")};
+  RT_CHECK(Choose("nccl_algorithm=hierarchical", {0, 0, 1}, facts).way == Way::kStaged);
+  RT_CHECK_EQ(Choose("nccl_algorithm=hierarchical\ngpu_plane=nccl", {0, 0, 1}, facts).status.message(),
+              std::string("gpu_plane 'nccl': nccl_algorithm 'hierarchical': expected as many ranks on each host, and two at least, but found "
+                          "2, 1 on the hosts. Start as many on each, or choose another algorithm."));
 }
 
 RT_TEST(an_ordered_sum_is_scaled_by_its_kernel) {
