@@ -184,6 +184,8 @@ bool Packs(const Batch& batch, Schedule schedule, size_t buffer_bytes) {
   const bool scales = Scales(batch) && schedule != Schedule::kOrdered;
   const bool changed = scales || batch.wire != batch.dtype;
   if (batch.tensors.size() == 1 && !changed) return false;
+  const bool large = BufferBytes(batch) >= kLargeTensor * batch.tensors.size();
+  if (large && batch.wire == batch.dtype) return false;
   return BufferBytes(batch) <= buffer_bytes && PackKernels::Can(batch.dtype, batch.wire, scales);
 }
 

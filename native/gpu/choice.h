@@ -63,8 +63,10 @@ Schedule ScheduleOf(const Batch& batch, const std::string& nccl_algorithm, const
 bool WithinHosts(const std::string& nccl_algorithm, const Topology& topology);
 constexpr size_t kLeastScattered = 1 << 20;
 // Whether the batch goes through a fusion buffer of that size: several tensors, scaled ones, or ones that travel in 16 bits.
-// What does not fit is reduced in its outputs, in its own dtype. kOrdered scales by itself.
+// Reduced in its outputs, in its own dtype, is what does not fit, and what is large on average, unless that would keep it from travelling
+// in 16 bits: one call for each tensor costs less than two copies, and to scale in place takes half of them. kOrdered scales by itself.
 bool Packs(const Batch& batch, Schedule schedule, size_t buffer_bytes);
+constexpr size_t kLargeTensor = 4 << 20;  // bytes; a copy of them takes longer than a call, by far
 // Whether all members have as many rows of it.
 bool EvenRows(const BatchTensor& tensor);
 // Elements from the beginning of a tensor in the buffer to that of the next: a multiple of 128 bytes of 16-bit floats.

@@ -234,6 +234,20 @@ def the_ring_sums_as_the_host_does():
     assert nccl.calls("ncclSend") == nccl.calls("ncclRecv") > 0
 
 
+@check(FAKE_DEVICES=2, FAKE_DELAY_US=100)
+def large_tensors_are_summed_where_they_are():
+    """As buckets of gradients are: no kernel for sums, and one for each average, which divides it."""
+
+    def on_rank(rank: int, op: object, expected: float) -> None:
+        tensors = [FakeDeviceArray(np.full(1 << 20, rank + 1, "f4"), rank) for _ in range(2)]
+        assert all(np.all(on_host(each) == expected) for each in rt.grouped_allreduce(tensors, f"large.{op}", op))
+
+    with World(2, gpu_plane="nccl") as world:
+        for op, expected, kernels in ((rt.Sum, 3.0, 0), (rt.Average, 1.5, 4)):
+            world.run(on_rank, op, expected)
+            assert driver.calls("cuLaunchKernel") == kernels
+
+
 def bits_by(algorithm: str, threshold: int, ranks: int = 3) -> bool:
     """Whether sums and averages of floats that round have the host's bits."""
 

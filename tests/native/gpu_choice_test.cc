@@ -140,6 +140,17 @@ RT_TEST(a_buffer_for_what_needs_one_and_fits) {
   RT_CHECK(!Packs(scaled, Schedule::kNccl, 4096) && !NcclCan(scaled, "auto", kOneHost));
 }
 
+RT_TEST(what_is_large_on_average_is_not_packed) {
+  constexpr size_t kRoom = 64 << 20, kLarge = kLargeTensor / 4;  // elements
+  Batch large = Allreduce(DType::kFloat32, {2 * kLarge - 64, 64});
+  RT_CHECK(!Packs(large, Schedule::kNccl, kRoom));
+  RT_CHECK(Packs(Allreduce(DType::kFloat32, {2 * kLarge - 128, 64}), Schedule::kNccl, kRoom));
+  large.scaling.divisor = 2;
+  RT_CHECK(!Packs(large, Schedule::kNccl, kRoom));
+  large.wire = DType::kBFloat16;
+  RT_CHECK(Packs(large, Schedule::kNccl, kRoom));
+}
+
 RT_TEST(schedules_are_for_what_they_are_good_for) {
   const Batch small = Allreduce(DType::kFloat32, {1000}), large = Allreduce(DType::kFloat32, {1 << 17, 1 << 17});
   RT_CHECK(ScheduleOf(large, "auto", kOneHost) == Schedule::kNccl && ScheduleOf(large, "nccl", kOneHost) == Schedule::kNccl);
