@@ -1,4 +1,4 @@
-"""What a stall shows of this process: the library's report of it, and where this process's Python is if it is waited for.
+"""What a stall shows of this process: the library's report, and where its Python is if others wait for it.
 
 The native library asks through a pipe, and a thread of ours answers, whatever the program does meanwhile: a rank that
 coordinates may itself be the one that saves a checkpoint, or be within TensorFlow. If it has not answered after a second,
@@ -51,7 +51,7 @@ def write_stacks() -> None:
         for name, stack in reversed(stacks)
         if not name.startswith(OUR_THREADS)
     )
-    with open(_STDERR, "w", closefd=False) as stderr:  # where the library has written for whom; a program may replace sys.stderr
+    with open(_STDERR, "w", closefd=False) as stderr:  # where the library writes; a program may replace sys.stderr
         stderr.write(text)
 
 

@@ -258,8 +258,8 @@ def _spread(
     for tensor, gradient in zip(tensors, spread, strict=True):
         if gradient.shape != tensor.shape:
             raise UnsupportedError(
-                f"backward of reducescatter '{name or 'unnamed'}': expected the gradients of all {tensor.shape[0]} rows but "
-                f"found {gradient.shape[0]}, as some ranks have joined. Use allreduce where ranks may join."
+                f"backward of reducescatter '{name or 'unnamed'}': expected the gradients of all {tensor.shape[0]} rows "
+                f"but found {gradient.shape[0]}, as some ranks have joined. Use allreduce where ranks may join."
             )
     if weight is None:
         return spread

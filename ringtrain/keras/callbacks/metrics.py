@@ -67,7 +67,8 @@ def averaged(logs: dict[str, Any], process_set: ProcessSet, samples: dict[bool, 
         if part:
             operation = "metrics.validation" if validates else "metrics.training"
             values = np.array(list(part.values()), np.float64)
-            means.update(zip(part, allreduce(values, operation, process_set=process_set, weight=weight).tolist(), strict=True))
+            values = allreduce(values, operation, process_set=process_set, weight=weight)
+            means.update(zip(part, values.tolist(), strict=True))
     return means
 
 
