@@ -1,4 +1,4 @@
-"""The pack kernels on the device: bit for bit against NumPy, and how near they come to a copy of the same bytes."""
+"""The pack and summing kernels on the device: bit for bit against NumPy, and how near they come to a copy of the same bytes."""
 
 from __future__ import annotations
 
@@ -29,9 +29,15 @@ class Launch(ctypes.Structure):
                 ("found_infinite", ctypes.c_uint64), ("slices", Slice * MOST_SLICES)]
 
 
-def text() -> bytes:
+class SumLaunch(ctypes.Structure):
+    _fields_ = [("to", ctypes.c_uint64), ("own", ctypes.c_uint64), ("received", ctypes.c_uint64), ("stride", ctypes.c_uint64),
+                ("elements", ctypes.c_uint64), ("members", ctypes.c_uint32), ("me", ctypes.c_uint32), ("divisor", ctypes.c_float),
+                ("postscale", ctypes.c_float), ("factors", ctypes.c_float * 1024)]
+
+
+def text(kernels: str = "pack") -> bytes:
     """The PTX that the core would load here."""
-    lines = (DEVICE / f"pack_sm{80 if machine.capability() >= 80 else 75}.ptx.h").read_text()
+    lines = (DEVICE / f"{kernels}_sm{80 if machine.capability() >= 80 else 75}.ptx.h").read_text()
     return lines.partition('R"ptx(')[2].partition(')ptx"')[0].encode()
 
 
@@ -111,6 +117,26 @@ def finds_infinity(value: float) -> bool:
     stream.synchronize()
     stream.destroy()
     return bool(flag.values()[0] == 1)
+
+
+def sums_in_order(dtype: str, members: int, elements: int) -> bool:
+    """Whether a sum of so many ranks' elements is what NumPy makes of them rank by rank, scaled and divided as on the host."""
+    random = np.random.default_rng(6)
+    given = [narrowed(100 * random.standard_normal(elements, np.float32), dtype) for _ in range(members)]
+    factors = np.linspace(0.3, 1.7, members, dtype=np.float32)
+    total = widened(given[0], dtype) * factors[0]
+    for values, factor in zip(given[1:], factors[1:], strict=True):
+        total = total + widened(values, dtype) * factor
+    expected = narrowed(total / np.float32(3) * SCALE, dtype)
+    me = members // 2
+    own, received = Memory(given[me]), Memory(np.concatenate(given[:me] + given[me + 1 :]))
+    launch = SumLaunch(own.address, own.address, received.address, elements, elements, members, me, 3.0, SCALE)
+    launch.factors[:members] = factors.tolist()
+    stream = driver.Stream()
+    machine.launch(machine.kernel(text("sum"), f"sum_{dtype}"), -(-elements // CHUNK), THREADS, launch, stream)
+    stream.synchronize()
+    stream.destroy()
+    return own.values().tobytes() == expected.tobytes()
 
 
 def shares_of_floor(sizes: list[int], rounds: int) -> tuple[float, float]:

@@ -39,6 +39,9 @@ def pack_kernels() -> None:
         report(f"{count} tensors", kernels.is_exact("float32", "bfloat16", [i % 97 for i in range(count)], 1))
     found = [kernels.finds_infinity(value) for value in (1.0, float("inf"), float("-inf"), float("nan"))]
     report("infinities are found", found == [False, True, True, True])
+    for dtype in kernels.CARRIERS:
+        right = all(kernels.sums_in_order(dtype, members, elements) for members, elements in ((2, 1), (3, 16385), (8, 1 << 17), (5, 1003)))
+        report(f"{dtype} sums in the order of the ranks", right)
 
 
 def floors() -> None:
