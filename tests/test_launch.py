@@ -191,6 +191,7 @@ def test_program_is_looked_for_above_the_library(tmp_path) -> None:
     (["-np", "1", "-i", "/no/such/key", "true"], "File '/no/such/key' does not exist"),
     (["-np", "1", "--no-such-option", "true"], "No such option"),
     (["-np", "1", "--port-range", "80-90", "true"], "expected FIRST-LAST within 1024-65535"),
+    (["-np", "1", "--network-interfaces", "eth0,10.0.0.0/99", "true"], "'10.0.0.0/99': expected an interface or a"),
     (["-np", "1", "-x", "NOT_SET_ANYWHERE", "true"], "-x 'NOT_SET_ANYWHERE': it must be a variable"),
     (["-np", "1", "--cache-capacity", "-1", "true"], "-1 is not in the range"),
     (["-np", "1", "--cache-capacity", "99999999", "true"], "RINGTRAIN_CACHE_CAPACITY"),

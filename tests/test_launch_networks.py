@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ringtrain.launch import mpich, openmpi
-from ringtrain.launch.agent import ipv6_addresses, rdma_ports
+from ringtrain.launch.agent import Networks, ipv4_addresses, ipv6_addresses, is_allowed, rdma_ports
 from ringtrain.launch.environment import of_host
 from ringtrain.launch.hosts import Host
 from ringtrain.launch.mpi import Installation
@@ -54,9 +54,21 @@ def test_who_cannot_reach_whom_is_said() -> None:
     assert "host 'b'" in choose(alone, reach(alone)) and "has none" in choose(alone, reach(alone))
 
 
-@pytest.mark.parametrize("names, found", [(["ens5"], True), (["10.0.0.0/16"], True), (["eth0", "10.1.0.0/16"], False)])
+@pytest.mark.parametrize("names, found", [(["ens5"], True), (["10.0.0.0/16"], True), (["eth0", "10.1.0.0/16"], False), ([], True),
+                                          (["fd00::/16"], False)])
 def test_interfaces_are_named_by_name_or_network(names: list[str], found: bool) -> None:
-    assert address("ens5", "10.0.0.2").is_named_by(names) is found
+    assert is_allowed("ens5", "10.0.0.2", names) is found
+
+
+def test_nothing_listens_where_it_may_not() -> None:
+    networks, interfaces = Networks(), {name for name, _, _ in ipv4_addresses()}
+    if not interfaces:
+        pytest.skip("this machine has no network interface but the loopback")
+    allowed = min(interfaces)
+    found = networks.listen(nonce="00", ports=(0, 0), interfaces=[allowed])
+    networks.close()
+    assert {interface for interface, *_ in found} == {allowed}
+    assert networks.listen(nonce="00", ports=(0, 0), interfaces=["no-such-interface"]) == []
 
 
 def test_ucx_gets_the_interfaces_that_lead_somewhere_and_all_of_infiniband(tmp_path) -> None:

@@ -65,7 +65,7 @@ def main():
         if request["do"] == "describe":
             launcher.tell(**describe(request))
         elif request["do"] == "listen":
-            launcher.tell(addresses=networks.listen(request["nonce"], request["ports"]), rdma_ports=rdma_ports())
+            launcher.tell(addresses=networks.listen(**request["listener"]), rdma_ports=rdma_ports())
         elif request["do"] == "connect":
             launcher.tell(reached=connect_all(request["targets"]))
         elif request["do"] == "tell time":
@@ -128,11 +128,11 @@ class Networks:
     def __init__(self):
         self.listeners = []
 
-    def listen(self, nonce, ports):
-        """Listens on every address; returns (interface, address, prefix length, port) of each."""
+    def listen(self, nonce, ports, interfaces):
+        """Listens on every address that --network-interfaces allows; returns (interface, address, prefix length, port) of each."""
         found = []
         for interface, address, prefix in ipv4_addresses() + ipv6_addresses():
-            listener = bind_within(address, ports)
+            listener = bind_within(address, ports) if is_allowed(interface, address, interfaces) else None
             if listener is not None:
                 self.listeners.append(listener)
                 found.append((interface, address, prefix, listener.getsockname()[1]))
@@ -159,6 +159,16 @@ class Networks:
                         connection.send(nonce)
                 except OSError:  # whoever it was has gone, or the test is over
                     pass
+
+
+def is_allowed(interface, address, wanted):
+    """Whether an interface, or a network that contains the address, is among those wanted; () for any."""
+    if not wanted or interface in wanted:
+        return True
+    import ipaddress  # takes milliseconds, and few jobs name networks
+
+    return any(
+        ipaddress.ip_address(address) in ipaddress.ip_network(name, strict=False) for name in wanted if "/" in name)
 
 
 def ipv4_addresses():

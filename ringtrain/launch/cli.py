@@ -6,6 +6,7 @@ wrong command line, 125 if nothing could be started, 130 after Ctrl-C.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 import shlex
@@ -166,11 +167,10 @@ def make_plan(given: Mapping[str, Any], environment: Mapping[str, str]) -> Plan:
     ranks = given["ranks"] or sum(host.slots for host in hosts)
     chosen, exported = chosen_settings(given), exported_variables(given["exported"], environment)
     ranks_options.resolve({}, {**environment, **chosen, **exported})  # better one sentence now than one from each rank
-    interfaces = given["network_interfaces"].split(",") if given["network_interfaces"] else []
     return Plan(
         list(given["command"]), ranks, place(hosts, ranks), verbose=given["verbose"], settings=chosen, exported=exported,
         ssh=Ssh(given["ssh_port"], given["ssh_identity_file"]), start_seconds=given["start_timeout"],
-        interfaces=(*interfaces, *given["each_interface"]), ports=parse_ports(given["port_range"]),
+        interfaces=parse_interfaces(given["network_interfaces"], given["each_interface"]), ports=parse_ports(given["port_range"]),
         folder=os.path.abspath(given["output_filename"]) if given["output_filename"] else "",
         shows_time=given["shows_time"], function_folder=given["function_folder"],
         engine_arguments=tuple(shlex.split(given["mpi_args"] or "")),
@@ -221,6 +221,19 @@ def exported_variables(entries: Sequence[str], environment: Mapping[str, str]) -
             raise HostsError(f"-x '{name}': it must be a variable of the environment, or NAME=VALUE, but it is not set.")
         variables[name] = value if equals else environment[name]
     return variables
+
+
+def parse_interfaces(listed: str | None, each: Sequence[str]) -> tuple[str, ...]:
+    """Reads --network-interfaces, and adds those of --network-interface. Raises HostsError for a network that is none."""
+    interfaces = (*(listed.split(",") if listed else ()), *each)
+    for name in interfaces:
+        try:
+            if "/" in name:
+                ipaddress.ip_network(name, strict=False)
+        except ValueError as error:
+            raise HostsError(f"--network-interfaces '{name}': expected an interface or a network such as 10.0.0.0/24, but {error}. "
+                             "`ip address` lists both.") from None
+    return interfaces
 
 
 def parse_ports(text: str | None) -> tuple[int, int]:

@@ -30,11 +30,6 @@ class Address:
         """The network it belongs to, such as 10.0.0.0/24."""
         return str(ipaddress.ip_network(f"{self.address}/{self.prefix}", strict=False))
 
-    def is_named_by(self, wanted: Sequence[str]) -> bool:
-        """Whether some of the names is its interface, or a network that contains it."""
-        return any(name == self.interface or "/" in name and
-                   ipaddress.ip_address(self.address) in ipaddress.ip_network(name, strict=False) for name in wanted)
-
 
 @dataclass(frozen=True)
 class Chosen:

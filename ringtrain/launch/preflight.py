@@ -100,11 +100,9 @@ def _describe(agent: Agent, plan: Plan, installation: Installation, environment:
 
 def _test_networks(agents: list[Agent], plan: Plan, deadline: float) -> Chosen:
     nonces = {agent.host.name: secrets.token_hex(16) for agent in agents}
-    listening = _of_each(agents, lambda agent: agent.ask(
-        deadline, do="listen", nonce=nonces[agent.host.name], ports=plan.ports))
-    addresses = {host: [address for address in (Address(*each) for each in known["addresses"])
-                        if not plan.interfaces or address.is_named_by(plan.interfaces)]
-                 for host, known in listening.items()}
+    listening = _of_each(agents, lambda agent: agent.ask(deadline, do="listen", listener={
+        "nonce": nonces[agent.host.name], "ports": plan.ports, "interfaces": plan.interfaces}))
+    addresses = {host: [Address(*each) for each in known["addresses"]] for host, known in listening.items()}
     targets = [(host, address) for host, own in addresses.items() for address in own]
 
     def connect(agent: Agent) -> dict[tuple[str, str, str], str]:
