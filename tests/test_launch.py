@@ -230,11 +230,11 @@ def test_horovods_spellings_are_understood(tmp_path) -> None:
 
 def test_tuning_flags_become_options_of_the_ranks() -> None:
     made = planned("-np", "2", "--fusion-threshold-mb", "1", "--cache-capacity", "7", "--hierarchical-allreduce",
-                   "--timeline-filename", "t.json", "--no-stall-check", "--log-level", "TRACE", "--tcp", "true")
+                   "--timeline-filename", "t.json", "--no-stall-check", "--log-level", "TRACE", "--num-nccl-streams", "2", "--tcp", "true")
     assert made.settings == {
         "RINGTRAIN_FUSION_THRESHOLD_BYTES": "1048576", "RINGTRAIN_CACHE_CAPACITY": "7", "RINGTRAIN_ALGORITHM": "hierarchical",
         "RINGTRAIN_TIMELINE": "t.json", "RINGTRAIN_STALL_WARNING_SECONDS": "86400", "RINGTRAIN_STALL_ABORT_SECONDS": "0",
-        "RINGTRAIN_LOG_LEVEL": "debug", "NCCL_IB_DISABLE": "1"}  # fmt: skip
+        "RINGTRAIN_LOG_LEVEL": "debug", "RINGTRAIN_NCCL_COMMUNICATORS": "2", "NCCL_IB_DISABLE": "1"}  # fmt: skip
 
 
 def test_flags_win_over_the_configuration_file_and_x_over_all(tmp_path) -> None:

@@ -59,6 +59,8 @@ SETTINGS = (
             _to("RINGTRAIN_STALL_ABORT_SECONDS"), ("stall_check", "shutdown_time_seconds")),
     Setting(("--log-level",), click.Choice(list(LEVELS), case_sensitive=False), "of the ranks' logger",
             _to("RINGTRAIN_LOG_LEVEL", lambda level: LEVELS[level.upper()]), ("logging", "level")),
+    Setting(("--num-nccl-streams",), click.IntRange(1, 8), "communicators of NCCL, which batches use in turn (1)",
+            _to("RINGTRAIN_NCCL_COMMUNICATORS"), ("library_options", "num_nccl_streams")),
     Setting(("--tcp",), click.BOOL, "let NCCL leave InfiniBand alone",
             lambda on: {"NCCL_IB_DISABLE": "1"} if on else {}, ("library_options", "tcp")),
 )  # fmt: skip
@@ -73,7 +75,7 @@ WITHOUT_MEANING = {
     "--autotune-steps-per-sample": _NO_AUTOTUNE, "--autotune-bayes-opt-max-samples": _NO_AUTOTUNE,
     "--autotune-gaussian-process-noise": _NO_AUTOTUNE, "--min-np": _NO_ELASTIC, "--min-num-proc": _NO_ELASTIC,
     "--max-np": _NO_ELASTIC, "--max-num-proc": _NO_ELASTIC, "--slots-per-host": "the hosts have their slots by name",
-    "--elastic-timeout": _NO_ELASTIC, "--reset-limit": _NO_ELASTIC, "--num-nccl-streams": "there is one for each set",
+    "--elastic-timeout": _NO_ELASTIC, "--reset-limit": _NO_ELASTIC,
     "--thread-affinity": "the thread that communicates runs where there is room",
     "--gloo-timeout-seconds": "Gloo is not used",
 }  # fmt: skip
@@ -92,7 +94,7 @@ KEYS_WITHOUT_MEANING = {
     ("params", "cycle_time_ms"), ("params", "hierarchical_allgather"), ("params", "torus_allreduce"),
     ("autotune", "enabled"), ("autotune", "log_file"), ("autotune", "warmup_samples"), ("autotune", "steps_per_sample"),
     ("autotune", "bayes_opt_max_samples"), ("autotune", "gaussian_process_noise"), ("timeline", "mark_cycles"),
-    ("library_options", "mpi_threads_disable"), ("library_options", "num_nccl_streams"),
+    ("library_options", "mpi_threads_disable"),
     ("library_options", "thread_affinity"), ("library_options", "gloo_timeout_seconds"), ("logging", "with_timestamp"),
 }  # fmt: skip
 
