@@ -78,8 +78,11 @@ void SubmissionTable::Finish(const std::shared_ptr<Submission>& submission, cons
     MutexLock lock(mutex_);
     auto names = pending_.find(submission->process_set);
     if (names == pending_.end() || names->second.erase(submission->request.name) == 0) return;
-    if (submission->request.operation == Operation::kRemoveProcessSet)
-      leaving_.erase(leaving_.find(static_cast<int>(submission->request.splits[0])));
+    if (submission->request.operation == Operation::kRemoveProcessSet) {
+      const int gone = static_cast<int>(submission->request.splits[0]);
+      leaving_.erase(leaving_.find(gone));
+      if (!PendingIn(gone)) pending_.erase(gone);  // ids are not used again
+    }
   }
   submission->Finish(status);
 }
