@@ -1,4 +1,4 @@
-"""What reads bytes or text of others is fuzzed: libFuzzer for native/ (tests/fuzz), hypothesis for the launcher.
+"""What of native/ reads bytes or text of others is fuzzed, by libFuzzer (tests/fuzz); test_fuzz_launcher.py does it for Python.
 
 libFuzzer draws from a fixed seed and stops after so many inputs: a few seconds, the same ones in every run. bin/fuzz goes on for
 as long as one likes, and `bin/test --long fuzz` for some minutes from a seed that is drawn.

@@ -59,7 +59,7 @@ def parse_slurm(names: list[str], tasks_per_node: str) -> list[Host]:
     """The hosts of an allocation with Slurm's count of tasks for each, such as "4(x2),3". Raises HostsError."""
     counts: list[int] = []
     for group in tasks_per_node.split(","):
-        matched = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", group)
+        matched = re.fullmatch(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?", group)
         if not matched:
             raise HostsError(f"SLURM_TASKS_PER_NODE '{tasks_per_node}': expected numbers such as 4(x2),3, but found "
                              f"'{group}'. Name the hosts with -H.")
@@ -100,7 +100,7 @@ def _host(entry: str, source: str) -> Host:
     if not re.fullmatch(r"\w[\w.-]*", name):
         raise HostsError(f"{source} '{entry}': expected host:slots, but found no host name. "
                          "Write for example -H node-a:4,node-b:4.")
-    if not (slots.isdecimal() and int(slots) > 0):
+    if not re.fullmatch(r"0*[1-9][0-9]{0,5}", slots):
         raise HostsError(f"{source} '{entry}': slots must be a number of at least 1, but it is '{slots}'. "
                          f"Write for example {name}:4.")
     return Host(name, int(slots))

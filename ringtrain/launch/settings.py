@@ -108,7 +108,7 @@ def read_config(text: str, path: str) -> tuple[dict[str, Any], list[str]]:
 
     try:
         sections = yaml.safe_load(text) or {}
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # the others from numbers, dates and depths that YAML lets pass
         raise ConfigError(f"config file '{path}': it must be YAML, but {' '.join(str(error).split())}.") from None
     if not isinstance(sections, dict):
         raise ConfigError(f"config file '{path}': expected sections such as 'params:', but found {sections!r}.")
