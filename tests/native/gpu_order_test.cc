@@ -153,18 +153,22 @@ void RunRank(rt_hub* hub, int rank, const std::string& options) {
   rt_context_free(context);
 }
 
-void RunWorld(const std::string& plane) {
+void RunWorld(const std::string& way) {
   Cuda();
   rt_hub* hub = nullptr;
   RT_REQUIRE_EQ(rt_hub_open(kRanks, nullptr, &hub, nullptr), 0);
-  const std::string options = "gpu_plane=" + plane + "\ncuda_lib=" + Fake("libcuda.so.1") + "\nnccl_lib=" + Fake("libnccl.so.2") +
+  const std::string options = way + "\ncuda_lib=" + Fake("libcuda.so.1") + "\nnccl_lib=" + Fake("libnccl.so.2") +
                               "\ndevice_chunk_bytes=65536\n";
   check::RunRanks(kRanks, [&](int rank) { RunRank(hub, rank, options); });
   rt_hub_close(hub);
 }
 
-RT_TEST(staged_results_are_ordered) { RunWorld("staged"); }
-RT_TEST(nccl_results_are_ordered) { RunWorld("nccl"); }
+RT_TEST(staged_results_are_ordered) { RunWorld("gpu_plane=staged"); }
+RT_TEST(nccl_results_are_ordered) { RunWorld("gpu_plane=nccl"); }
+RT_TEST(sums_by_kernels_and_communicators_in_turn_are_ordered) {
+  RunWorld("gpu_plane=nccl\nnccl_algorithm=ordered\nnccl_communicators=2\nfusion_threshold_bytes=4096");
+}
+RT_TEST(a_ring_is_ordered) { RunWorld("gpu_plane=nccl\nnccl_algorithm=ring"); }
 
 }  // namespace
 }  // namespace ringtrain
