@@ -370,6 +370,8 @@ void Context::RunThread() {
     counters_.Add(Counter::kWakeups, 1);
     Gather();
   }
+  // Close serves the others from here on: they still need this rank, and must hear if it dies or stops.
+  for (uint32_t ticket; ticket = parked_.load(std::memory_order_acquire), !left_.load();) FutexWait(&parked_, ticket, kNever);
   life.End();
 }
 
@@ -415,29 +417,38 @@ Status Context::Close(double seconds) {
   stop_.store(true);
   doorbell().Ring();
   WakeThread(true);
+
+  Nanoseconds deadline = DeadlineAfter(seconds);
+  Leave(&deadline);
+  left_.store(true);
+  WakeThread(true);
   if (thread_.joinable()) thread_.join();
 
   MutexLock lock(drive_mutex_);
-  Coordinator& coordinator = *coordinator_;
-  Nanoseconds deadline = DeadlineAfter(seconds);
-  coordinator.HeedAbort();  // requested just before this: the others shall hear the cause, and no goodbye that overtakes it
-  if (table_.closed().ok()) {
-    coordinator.SayGoodbye();
-    Drive([&] { return coordinator.ready_to_close() || !table_.closed().ok(); }, deadline);
-    if (table_.closed().ok()) coordinator.GiveUpWaiting();
-  }
-  // What was said last is still to be delivered; whoever waited for long need not wait long for that.
-  deadline = std::min(deadline, DeadlineAfter(options_.shutdown_timeout_seconds));
-  if (table_.closed().ok())
-    Drive([&] { return !coordinator.HasWork() || !coordinator.MustPoll() || !table_.closed().ok(); }, deadline);
-  const double left = std::max<double>(0, static_cast<double>(deadline - Now()) / kSecond);
+  const double remaining = std::max<double>(0, static_cast<double>(deadline - Now()) / kSecond);
   transport_->SetDoorbell(nullptr);
-  transport_->Close(coordinator.closed_cleanly(), left);
+  transport_->Close(coordinator_->closed_cleanly(), remaining);
   const Status ended = table_.closed();
   // Only now may the tensors go back to their owners: nothing moves any more.
   table_.Close(Status::Closed("rank " + std::to_string(world_.rank) + " has called shutdown(); call init() to start again."));
   timeline_.Stop();
   return ended.code() == StatusCode::kClosed ? Status() : ended;
+}
+
+// Serves the others until all have said goodbye, or until the deadline, and delivers what is said last; lowers the deadline for that.
+void Context::Leave(Nanoseconds* deadline) {
+  MutexLock lock(drive_mutex_);
+  Coordinator& coordinator = *coordinator_;
+  coordinator.HeedAbort();  // requested just before this: the others shall hear the cause, and no goodbye that overtakes it
+  if (table_.closed().ok()) {
+    coordinator.SayGoodbye();
+    Drive([&] { return coordinator.ready_to_close() || !table_.closed().ok(); }, *deadline);
+    if (table_.closed().ok()) coordinator.GiveUpWaiting();
+  }
+  // Whoever waited for long need not wait long for that.
+  *deadline = std::min(*deadline, DeadlineAfter(options_.shutdown_timeout_seconds));
+  if (table_.closed().ok())
+    Drive([&] { return !coordinator.HasWork() || !coordinator.MustPoll() || !table_.closed().ok(); }, *deadline);
 }
 
 Status Context::StartTimeline(const std::string& path) {

@@ -70,6 +70,7 @@ class Context {
   void RunThread();
   void Gather();
   void StopLooking();
+  void Leave(Nanoseconds* deadline);
   void WakeThread(bool urgent);
   // Drives until `finished()` or the deadline.
   template <typename Finished>
@@ -96,7 +97,8 @@ class Context {
   std::atomic<bool> urgent_{false};           // the thread was woken for something that must not wait
   std::atomic<Nanoseconds> looks_by_{0};      // somebody will have looked for news by then without being called
   std::atomic<int64_t> gathered_bytes_{0};    // submitted since somebody was called
-  std::atomic<bool> stop_{false};
+  std::atomic<bool> stop_{false};             // no thread but the one that closes drives from now on
+  std::atomic<bool> left_{false};             // this rank serves nobody any more
   Mutex close_mutex_;
   bool closed_ RT_GUARDED_BY(close_mutex_) = false;
   std::thread thread_;

@@ -6,8 +6,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
-#include <set>
 
 namespace ringtrain {
 namespace {
@@ -18,8 +16,6 @@ constexpr Nanoseconds kLinger = 10 * INT64_C(1000000);
 constexpr Nanoseconds kSecond = INT64_C(1000000000);
 
 constexpr int kMostFrames = 64;  // taken in one step
-
-Nanoseconds FromSeconds(double seconds) { return static_cast<Nanoseconds>(seconds * 1e9); }
 
 }  // namespace
 
@@ -37,59 +33,36 @@ Coordinator::Coordinator(const World& world, const Options& options, Transport* 
       log_(log),
       mail_(transport, memory, world.my_host()),
       executor_(world, options, transport, memory, table, counters, timeline, log),
-      liveness_(world, options.dead_after_seconds, transport, memory),
-      goodbyes_(world.size, false) {
-  std::vector<int> everyone(world.size);
-  std::iota(everyone.begin(), everyone.end(), 0);
-  AddProcessSet(0, everyone);
-}
+      protocol_(world, options, this) {}
 
 Coordinator::~Coordinator() = default;
 
 bool Coordinator::Step() {
   bool moved = false;
   HeedAbort();
-  LookForTheDead();
+  protocol_.LookForTheDead(Now());
   InsistOnStacks();
   CheckLongPhase();
   TakeSubmissions(&moved);
   ReceiveMail(&moved);
-  TickNegotiators(Now(), &moved);
-  if (executor_.busy() && !aborted_) {  // after an abort the tensors belong to their owners again
-    std::vector<int> finished;
-    Status status = executor_.Advance(&moved, &finished);
-    for (int process_set : finished) Feed(process_set, event::BatchFinished{});
-    if (!finished.empty())
-      for (const auto& held : std::exchange(held_removals_, {})) RunControl(held.first, held.second);
-    if (!finished.empty()) TickNegotiators(Now(), &moved);
-    if (!status.ok()) Abort(status);
-  }
+  moved |= protocol_.Tick(Now());
+  AdvanceBatches(&moved);
   if (moved) last_active_ = Now();
   return moved;
 }
-
-// ---- in ----
 
 void Coordinator::TakeSubmissions(bool* moved) {
   SubmissionTable::News news;
   if (!table_->TakeNews(&news)) return;
   *moved = true;
-  for (auto& refusal : news.refusals) Feed(refusal.first, event::Refused{std::move(refusal.second)});
+  for (auto& refusal : news.refusals) protocol_.Refused(Now(), refusal.first, std::move(refusal.second));
   for (const auto& submission : news.submissions) {
-    if (negotiators_.count(submission->process_set) > 0)
-      Feed(submission->process_set, event::Submitted{submission->request});
+    if (protocol_.Knows(submission->process_set))
+      protocol_.Submitted(Now(), submission->process_set, submission->request);
     else
       table_->Finish(submission, Status::InvalidArgument(submission->request.Subject() + ": process set " +
                                                          std::to_string(submission->process_set) + " has been removed."));
   }
-}
-
-void Coordinator::LookForTheDead() {
-  if (aborted_) return;
-  std::vector<int> beat_to;
-  Status verdict = liveness_.Look(Now(), &beat_to);
-  for (int rank : beat_to) SendBeat(rank, false);
-  if (!verdict.ok()) Abort(verdict);
 }
 
 void Coordinator::ReceiveMail(bool* moved) {
@@ -108,113 +81,63 @@ void Coordinator::ReceiveMail(bool* moved) {
     if (frame.epoch != world_.epoch)
       counters_->Add(Counter::kStaleFrames, 1);
     else
-      Dispatch(from, std::move(frame));
+      protocol_.Arrived(Now(), from, std::move(frame));
   }
 }
 
-void Coordinator::Dispatch(int from, Frame frame) {
-  switch (frame.type) {
-    case FrameType::kAbort:
-      Abort(Status::PeerLost(frame.text));
-      return;
-    case FrameType::kGoodbye:
-      HearGoodbye(from, frame.flag);
-      return;
-    case FrameType::kBeat:  // the transport has counted it
-      if (frame.flag) liveness_.Forget(from);
-      return;
-    case FrameType::kStalled:
-      ShowStacks(frame.text);
-      return;
-    case FrameType::kAllGoodbye:
-      all_goodbye_ = true;
-      clean_ = frame.flag;
-      return;
-    default:
-      break;
-  }
-  const int process_set = frame.process_set;
-  if (negotiators_.count(process_set) == 0) {
-    // Another member has learnt of the set before this one; or it is gone, and this is a refusal that nobody has waited for.
-    if (process_set <= newest_process_set_) return;
-    early_frames_[process_set].emplace_back(from, std::move(frame));
-    return;
-  }
-  Feed(process_set, event::Arrived{MemberOf(process_set, from), std::move(frame)});
-}
-
-void Coordinator::TickNegotiators(Nanoseconds now, bool* moved) {
-  std::vector<int> process_sets;
-  for (const auto& entry : negotiators_) process_sets.push_back(entry.first);
-  for (int process_set : process_sets) {
-    auto found = negotiators_.find(process_set);
-    if (found == negotiators_.end()) continue;  // removed by what was just performed
-    Effects effects;
-    found->second.OnEvent(now, event::Tick{}, &effects);
-    *moved |= !effects.empty();  // control operations finish at once, and more may be ready behind them
-    Perform(process_set, std::move(effects));
-  }
-}
-
-void Coordinator::Feed(int process_set, const Event& event) {
-  auto found = negotiators_.find(process_set);
-  if (found == negotiators_.end()) return;
-  Effects effects;
-  found->second.OnEvent(Now(), event, &effects);
-  Perform(process_set, std::move(effects));
-}
-
-// ---- out ----
-
-void Coordinator::Perform(int process_set, Effects effects) {
-  for (Effect& effect : effects) std::visit([&](auto& what) { Perform(process_set, what); }, effect);
-}
-
-void Coordinator::Perform(int process_set, effect::Send& send) {
-  Send(process_sets_->Members(process_set)[send.member], std::move(send.frame));
-}
-
-void Coordinator::Perform(int process_set, effect::Execute& execute) {
-  if (aborted_) return;
-  const Response& first = execute.responses[0];
-  if (Find(first.request.operation)->output == Output::kNone) return RunControl(process_set, first);  // never fused
-  Status status = executor_.Start(process_set, execute);
+void Coordinator::AdvanceBatches(bool* moved) {
+  if (!executor_.busy() || protocol_.aborted()) return;  // after an abort the tensors belong to their owners again
+  std::vector<int> finished;
+  const Status status = executor_.Advance(moved, &finished);
+  for (int process_set : finished) protocol_.BatchFinished(Now(), process_set);
+  if (!finished.empty()) *moved |= protocol_.Tick(Now());
   if (!status.ok()) Abort(status);
 }
 
-void Coordinator::Perform(int process_set, effect::Fail& fail) {
-  if (auto submission = table_->Find(process_set, fail.name)) table_->Finish(submission, fail.status);
+void Coordinator::CheckLongPhase() {
+  if (long_phase_.load(std::memory_order_relaxed) < 0) return;  // each step looks: an exchange costs as much as the rest of it
+  protocol_.LongPhase(Now(), long_phase_.exchange(-1, std::memory_order_acquire));
 }
 
-void Coordinator::Perform(int, effect::Warn& warn) {
-  log_->Warning(warn.text);
+// ---- what the protocol decides ----
+
+void Coordinator::Start(int process_set, const effect::Execute& batch) {
+  const Status status = executor_.Start(process_set, batch);
+  if (!status.ok()) Abort(status);
+}
+
+void Coordinator::Finish(int process_set, const effect::Execute& control) {
+  const Response& response = control.responses[0];
+  const auto submission = table_->Find(process_set, response.request.name);
+  if (submission == nullptr) return;
+  submission->handle->result = response.result;
+  counters_->Add(Counter::kOperations, 1);
+  table_->Finish(submission, Status());
+}
+
+void Coordinator::Fail(int process_set, const std::string& name, const Status& status) {
+  if (auto submission = table_->Find(process_set, name)) table_->Finish(submission, status);
+}
+
+void Coordinator::Warn(const std::string& text) {
+  log_->Warning(text);
   Ask('l');  // this rank's program may be busy with something else, and others wait to know
 }
 
-void Coordinator::Perform(int, effect::Abort& abort) { Abort(Status::Internal(abort.cause)); }
-
-void Coordinator::Perform(int, effect::Count& count) {
+void Coordinator::Count(int, const effect::Count& count) {
   counters_->Add(Counter::kCacheHits, count.hits);
   counters_->Add(Counter::kCacheMisses, count.misses);
   if (!count.late.empty()) lateness_->Add(count.late);
 }
 
-void Coordinator::RunControl(int process_set, const Response& response) {
-  // A rank that had joined may still be busy with a batch of the set for which nobody here waits: the set goes after it.
-  if (response.request.operation == Operation::kRemoveProcessSet && executor_.busy(static_cast<int>(response.request.splits[0]))) {
-    held_removals_.emplace_back(process_set, response);
-    return;
-  }
-  auto submission = table_->Find(process_set, response.request.name);
-  const std::vector<int64_t>& list = response.request.splits;
-  if (response.request.operation == Operation::kAddProcessSet) AddProcessSet(response.result, {list.begin(), list.end()});
-  if (response.request.operation == Operation::kRemoveProcessSet) RemoveProcessSet(static_cast<int>(list[0]));
-  if (submission != nullptr) {
-    submission->handle->result = response.result;
-    counters_->Add(Counter::kOperations, 1);
-    table_->Finish(submission, Status());
-  }
-  Feed(process_set, event::BatchFinished{});
+void Coordinator::AddProcessSet(int process_set, const std::vector<int>& members) {
+  const int lane = process_sets_->Add(process_set, members);
+  if (std::binary_search(members.begin(), members.end(), world_.rank)) executor_.AddGroup(process_set, lane, members);
+}
+
+void Coordinator::RemoveProcessSet(int process_set) {
+  process_sets_->Remove(process_set);
+  executor_.RemoveGroup(process_set);
 }
 
 void Coordinator::Send(int rank, Frame frame) {
@@ -228,57 +151,11 @@ void Coordinator::Send(int rank, Frame frame) {
   if (!status.ok() && frame.type != FrameType::kAbort) Abort(status);
 }
 
-void Coordinator::SendBeat(int rank, bool last) {
-  Frame beat;
-  beat.type = FrameType::kBeat;
-  beat.flag = last;
-  Send(rank, std::move(beat));
-}
-
-// ---- process sets ----
-
-void Coordinator::AddProcessSet(int process_set, const std::vector<int>& members) {
-  const int lane = process_sets_->Add(process_set, members);
-  newest_process_set_ = process_set;
-  auto me = std::find(members.begin(), members.end(), world_.rank);
-  if (me == members.end()) {
-    early_frames_.erase(process_set);
-    return;
-  }
-  NegotiatorOptions options;
-  options.process_set = process_set;
-  options.members = members;
-  options.me = static_cast<int>(me - members.begin());
-  options.cache_capacity = static_cast<size_t>(options_.cache_capacity);
-  options.fusion_threshold_bytes = static_cast<size_t>(options_.fusion_threshold_bytes);
-  options.stall_warning = FromSeconds(options_.stall_warning_seconds);
-  options.stall_abort = options_.stall_abort_seconds == 0 ? kNever : FromSeconds(options_.stall_abort_seconds);
-  executor_.AddGroup(process_set, lane, members);
-  negotiators_.emplace(process_set, Negotiator(std::move(options)));
-  auto early = early_frames_.find(process_set);
-  if (early == early_frames_.end()) return;
-  for (auto& frame : early->second) Feed(process_set, event::Arrived{MemberOf(process_set, frame.first), std::move(frame.second)});
-  early_frames_.erase(early);
-}
-
-void Coordinator::RemoveProcessSet(int process_set) {
-  process_sets_->Remove(process_set);
-  negotiators_.erase(process_set);
-  executor_.RemoveGroup(process_set);
-}
-
-int Coordinator::MemberOf(int process_set, int rank) const {
-  const std::vector<int>& members = negotiators_.at(process_set).members();
-  return static_cast<int>(std::lower_bound(members.begin(), members.end(), rank) - members.begin());
-}
-
 // ---- what the driver asks ----
 
 bool Coordinator::HasWork() const {
-  if (aborted_) return false;
-  if (table_->has_news() || executor_.busy() || mail_.Busy()) return true;
-  for (const auto& entry : negotiators_)
-    if (entry.second.pending()) return true;
+  if (protocol_.aborted()) return false;
+  if (table_->has_news() || executor_.busy() || mail_.Busy() || protocol_.pending()) return true;
   return MustPoll() && (transport_->Busy() || Now() - last_active_ < kLinger);
 }
 
@@ -287,65 +164,22 @@ bool Coordinator::MustPoll() const {
   return !transport_->RingsDoorbell() && (world_.hosts.size() > 1 || transport_->Busy());
 }
 
-Nanoseconds Coordinator::next_timer() const {
-  Nanoseconds next = aborted_ ? kNever : liveness_.next_look();
-  for (const auto& entry : negotiators_) next = std::min(next, entry.second.next_timer());
-  return next;
-}
-
 // ---- the end ----
 
-void Coordinator::SayGoodbye(bool gone) {
-  // What was submitted or refused before goes ahead, so that nobody takes it for left out.
+void Coordinator::SayGoodbye() {
   bool moved = false;
   TakeSubmissions(&moved);
-  TickNegotiators(Now(), &moved);
-  // Whoever decides for me, and everyone for whom I decide.
-  std::set<int> concerned = {0};
-  for (const auto& entry : negotiators_) {
-    const std::vector<int>& members = entry.second.members();
-    concerned.insert(members[0]);
-    if (members[0] == world_.rank) concerned.insert(members.begin(), members.end());
-  }
-  for (int rank : concerned) {
-    Frame goodbye;
-    goodbye.type = FrameType::kGoodbye;
-    goodbye.flag = gone;
-    Send(rank, std::move(goodbye));
-  }
-}
-
-void Coordinator::HearGoodbye(int rank, bool gone) {
-  std::vector<int> process_sets;
-  for (const auto& entry : negotiators_) process_sets.push_back(entry.first);
-  for (int process_set : process_sets) {
-    const std::vector<int>& members = negotiators_.at(process_set).members();
-    if (std::binary_search(members.begin(), members.end(), rank)) Feed(process_set, event::Left{MemberOf(process_set, rank), gone});
-  }
-  if (world_.rank != 0 || gone) return;
-  goodbyes_[rank] = true;
-  if (std::find(goodbyes_.begin(), goodbyes_.end(), false) != goodbyes_.end()) return;
-  for (int other = 0; other < world_.size; ++other) {
-    Frame all;
-    all.type = FrameType::kAllGoodbye;
-    all.flag = true;
-    Send(other, std::move(all));
-  }
+  protocol_.SayGoodbye(Now());
 }
 
 void Coordinator::GiveUpWaiting() {
-  if (clean_ && !executor_.busy()) return;
+  if (closed_cleanly() && !executor_.busy()) return;
   if (executor_.busy())
     return Abort(Status::Closed("rank " + std::to_string(world_.rank) +
                                 " called shutdown() and left with operations under way. Wait for them before shutdown()."));
-  SayGoodbye(true);
-  for (int rank : liveness_.listeners()) SendBeat(rank, true);
-  if (world_.rank != 0 || all_goodbye_) return;
-  for (int other = 1; other < world_.size; ++other) {
-    Frame all;
-    all.type = FrameType::kAllGoodbye;
-    Send(other, std::move(all));
-  }
+  bool moved = false;
+  TakeSubmissions(&moved);
+  protocol_.GiveUpWaiting(Now());
 }
 
 std::string Coordinator::RequestedCause() {
@@ -358,12 +192,6 @@ void Coordinator::RequestAbort(const std::string& cause) {
   if (abort_requested_.load(std::memory_order_relaxed)) return;
   requested_cause_ = cause;
   abort_requested_.store(true, std::memory_order_release);
-}
-
-void Coordinator::CheckLongPhase() {
-  if (long_phase_.load(std::memory_order_relaxed) < 0) return;  // each step looks: an exchange costs as much as the rest of it
-  const Nanoseconds duration = long_phase_.exchange(-1, std::memory_order_acquire);
-  for (const auto& entry : negotiators_) Feed(entry.first, event::LongPhase{duration});
 }
 
 bool Coordinator::Ask(char what) {
@@ -391,7 +219,7 @@ void Coordinator::InsistOnStacks() {
 }
 
 void Coordinator::HeedAbort() {
-  if (aborted_) return;
+  if (protocol_.aborted()) return;
   AbortNotice& notice = memory_->control().abort;
   if (notice.state.load(std::memory_order_acquire) == AbortNotice::kSet)
     Abort(Status::PeerLost(notice.text));
@@ -399,8 +227,7 @@ void Coordinator::HeedAbort() {
     Abort(Status::PeerLost(RequestedCause()));
 }
 
-// What ended the world on this host first: this, or what another rank has written down before.
-Status Coordinator::FirstCause(const Status& cause) {
+Status Coordinator::NoteCause(const Status& cause) {
   AbortNotice& notice = memory_->control().abort;
   uint32_t state = AbortNotice::kNone;
   if (notice.state.compare_exchange_strong(state, AbortNotice::kWriting)) {
@@ -412,21 +239,7 @@ Status Coordinator::FirstCause(const Status& cause) {
   return notice.state.load(std::memory_order_acquire) == AbortNotice::kSet ? Status::PeerLost(notice.text) : cause;
 }
 
-void Coordinator::Abort(const Status& last) {
-  if (std::exchange(aborted_, true)) return;
-  const Status cause = FirstCause(last);
-  for (int rank = 0; rank < world_.size; ++rank) {
-    if (rank == world_.rank) continue;
-    if (world_.host_of[rank] == world_.host_of[world_.rank]) {
-      memory_->doorbell(world_.local_rank_of[rank]).Ring();
-      continue;
-    }
-    Frame abort;
-    abort.type = FrameType::kAbort;
-    abort.text = cause.message();
-    Send(rank, std::move(abort));
-  }
-  // The peers first, the submitters last: whoever hears of it may free the tensors.
+void Coordinator::End(const Status& cause) {
   transport_->Abandon();
   executor_.Abandon(cause);
   table_->Close(cause);

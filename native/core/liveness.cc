@@ -18,12 +18,17 @@ std::string SecondsText(double seconds) {
   return text;
 }
 
+uint64_t SignOf(const std::vector<int>& ranks, bool local, const LifeSigns& seen) {
+  if (local) return seen.Beats(ranks[0]);
+  uint64_t arrivals = 0;  // tensors too: on a slow wire a beat waits its turn behind them
+  for (int rank : ranks) arrivals += seen.Arrivals(rank);
+  return arrivals;
+}
+
 }  // namespace
 
-Liveness::Liveness(const World& world, double dead_after_seconds, const Transport* transport, HostMemory* memory)
+Liveness::Liveness(const World& world, double dead_after_seconds)
     : world_(world),
-      transport_(transport),
-      memory_(memory),
       dead_after_seconds_(dead_after_seconds),
       bound_(dead_after_seconds > 0 ? static_cast<Nanoseconds>(dead_after_seconds * 1e9) : kNever),
       period_(std::min(kLongestPeriod, bound_ / kPeriodsInBound)) {
@@ -37,16 +42,13 @@ Liveness::Liveness(const World& world, double dead_after_seconds, const Transpor
   if (world.size == 1) next_look_ = kNever;
 }
 
-Status Liveness::Look(Nanoseconds now, std::vector<int>* beat_to) {
-  if (now < next_look_) return {};
-  memory_->control().place(world_.local_rank()).life.Beat();
-  *beat_to = listeners_;
+Status Liveness::Look(Nanoseconds now, const LifeSigns& seen) {
   // Whoever was stopped itself, as by Ctrl-Z of the whole job, has not listened: the others get the time once more.
   const bool listened = last_look_ != 0 && now - last_look_ < bound_ / 2;
   Status verdict;
   for (Peer& peer : peers_) {
     if (!listened) peer.changed = now;
-    if (verdict.ok()) verdict = Judge(peer, now);
+    if (verdict.ok()) verdict = Judge(now, seen, &peer);
   }
   last_look_ = now;
   next_look_ = now + period_;
@@ -57,27 +59,20 @@ void Liveness::Forget(int rank) {
   peers_.erase(std::remove_if(peers_.begin(), peers_.end(), [rank](const Peer& peer) { return peer.ranks[0] == rank; }), peers_.end());
 }
 
-uint64_t Liveness::SignOf(const Peer& peer) const {
-  if (peer.local) return life(peer.ranks[0]).beats();
-  uint64_t arrivals = 0;  // tensors too: on a slow wire a beat waits its turn behind them
-  for (int rank : peer.ranks) arrivals += transport_->arrivals(rank);
-  return arrivals;
-}
-
-Status Liveness::Judge(Peer& peer, Nanoseconds now) const {
-  if (peer.local && life(peer.ranks[0]).left()) return {};
-  if (peer.local && life(peer.ranks[0]).Died())
-    return Status::PeerLost(Subject(peer) + ": expected it to live until shutdown() but its process has ended. Look for its own "
+Status Liveness::Judge(Nanoseconds now, const LifeSigns& seen, Peer* peer) const {
+  if (peer->local && seen.Left(peer->ranks[0])) return {};
+  if (peer->local && seen.Died(peer->ranks[0]))
+    return Status::PeerLost(Subject(*peer) + ": expected it to live until shutdown() but its process has ended. Look for its own "
                             "last words, and for its exit code or signal in what the launcher prints.");
-  const uint64_t sign = SignOf(peer);
-  if (sign != peer.sign) {
-    peer.sign = sign;
-    peer.changed = now;
+  const uint64_t sign = SignOf(peer->ranks, peer->local, seen);
+  if (sign != peer->sign) {
+    peer->sign = sign;
+    peer->changed = now;
   }
-  if (bound_ == kNever || now - peer.changed < bound_) return {};
-  return Status::PeerLost(Subject(peer) + ": expected a sign of life every second but heard none for " +
+  if (bound_ == kNever || now - peer->changed < bound_) return {};
+  return Status::PeerLost(Subject(*peer) + ": expected a sign of life every second but heard none for " +
                           SecondsText(dead_after_seconds_) + ". " +
-                          (peer.local ? "It is stopped" : "The host is down or stopped, or the network to it is cut") +
+                          (peer->local ? "It is stopped" : "The host is down or stopped, or the network to it is cut") +
                           "; to compute for long is no cause. RINGTRAIN_DEAD_AFTER_SECONDS sets the bound, 0 lifts it.");
 }
 

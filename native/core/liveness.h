@@ -1,5 +1,5 @@
-// Liveness: gives this rank's signs of life and judges those of the ranks that it listens to. The coordinator asks it to look;
-// a verdict ends the world.
+// Liveness: judges by their signs of life the ranks that this rank listens to. Sans-I/O: time and signs are handed in, so the same
+// code runs in a process and in simulated worlds. The protocol (protocol.h) asks it to look; a verdict ends the world.
 //
 // Within a host every rank listens to every other, through shared memory: a process that has ended is found out by the lock that
 // the kernel let go of, one that stands still by its beat. Between hosts the lowest rank of each beats for its host, to the hosts
@@ -13,24 +13,34 @@
 
 #include "base/clock.h"
 #include "base/status.h"
-#include "transport/host_memory.h"
-#include "transport/transport.h"
 #include "transport/world.h"
 
 namespace ringtrain {
 
+// What a rank can see of the lives of others.
+class LifeSigns {
+ public:
+  virtual ~LifeSigns() = default;
+  // Of a rank of its own host: it left of its own will; its process has ended before that; how often it has beaten.
+  virtual bool Left(int rank) const = 0;
+  virtual bool Died(int rank) const = 0;
+  virtual uint64_t Beats(int rank) const = 0;
+  // Of a rank of another host: how many frames and tensors have come from it.
+  virtual uint64_t Arrivals(int rank) const = 0;
+};
+
 class Liveness {
  public:
   // dead_after_seconds: silence that counts as death; 0: none does.
-  Liveness(const World& world, double dead_after_seconds, const Transport* transport, HostMemory* memory);
+  Liveness(const World& world, double dead_after_seconds);
 
-  // When Look is due while this rank waits for others; kNever in a world of one.
+  // When this rank must beat and Look, if it waits for others; kNever in a world of one.
   Nanoseconds next_look() const { return next_look_; }
   // How long this rank may sleep while it waits for nobody.
   Nanoseconds idle_period() const { return 2 * period_; }
 
-  // If it is due: beats, within this host at once and between hosts by frames to *beat_to, and listens. Not ok: who is dead.
-  Status Look(Nanoseconds now, std::vector<int>* beat_to);
+  // Not ok: who is dead.
+  Status Look(Nanoseconds now, const LifeSigns& seen);
 
   // The lowest ranks of the hosts that listen to this one; empty unless this rank beats for its host.
   const std::vector<int>& listeners() const { return listeners_; }
@@ -45,14 +55,10 @@ class Liveness {
     Nanoseconds changed = 0;  // when it was seen to change
   };
   void ListenTo(std::vector<int> ranks, bool local) { peers_.push_back({std::move(ranks), local}); }
-  LifeSign& life(int rank) const { return memory_->control().place(world_.local_rank_of[rank]).life; }
-  uint64_t SignOf(const Peer& peer) const;
-  Status Judge(Peer& peer, Nanoseconds now) const;
+  Status Judge(Nanoseconds now, const LifeSigns& seen, Peer* peer) const;
   std::string Subject(const Peer& peer) const;
 
   const World& world_;
-  const Transport* const transport_;
-  HostMemory* const memory_;
   const double dead_after_seconds_;
   Nanoseconds bound_;   // of silence
   Nanoseconds period_;  // between two looks

@@ -6,8 +6,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <set>
+
 #include "check.h"
-#include "transport/in_process.h"
+#include "transport/life_sign.h"
 
 namespace ringtrain {
 namespace {
@@ -72,42 +74,39 @@ RT_TEST(a_process_that_left_or_never_began_has_not_died) {
   RT_CHECK(!unborn.life().left());
 }
 
-// The ranks of a world in one process, each with its liveness; nothing moves but what a test moves.
-struct Ranks {
-  explicit Ranks(const std::vector<int>& layout, double bound = kBound) : hub(std::make_shared<Hub>(layout)) {
+// The ranks of a world, each with its liveness; they see of each other what a test has had them do.
+struct Ranks : LifeSigns {
+  explicit Ranks(const std::vector<int>& layout, double bound = kBound) {
     std::vector<std::string> keys;
     for (size_t host = 0; host < layout.size(); ++host) keys.insert(keys.end(), layout[host], "host" + std::to_string(host));
     world.resize(keys.size());
-    transport.resize(keys.size());
-    memory.resize(keys.size());
+    beats.resize(keys.size());
+    arrivals.resize(keys.size());
     for (size_t rank = 0; rank < keys.size(); ++rank) {
       world[rank].rank = static_cast<int>(rank);
       world[rank].size = static_cast<int>(keys.size());
       world[rank].host_names = keys;
       GroupByHost(keys, &world[rank]);
-      RT_REQUIRE_OK(Hub::Join(hub, static_cast<int>(rank), &transport[rank], &memory[rank]));
-      liveness.emplace_back(world[rank], bound, transport[rank].get(), memory[rank].get());
+      liveness.emplace_back(world[rank], bound);
     }
   }
 
-  // Looks as the coordinator does, the beats between hosts included.
+  bool Left(int rank) const override { return left.count(rank) > 0; }
+  bool Died(int rank) const override { return died.count(rank) > 0; }
+  uint64_t Beats(int rank) const override { return beats[rank]; }
+  uint64_t Arrivals(int rank) const override { return arrivals[rank]; }
+
+  // Beats, between hosts too, and looks: what the protocol does in one go.
   Status Look(int rank, Nanoseconds now) {
-    std::vector<int> beat_to;
-    Status verdict = liveness[rank].Look(now, &beat_to);
-    for (int to : beat_to) RT_REQUIRE_OK(transport[rank]->SendFrame(to, "beat"));
-    return verdict;
-  }
-  void Receive(int rank) {
-    int from;
-    std::string frame;
-    for (bool arrived = true; arrived;) RT_REQUIRE_OK(transport[rank]->ReceiveFrame(&from, &frame, &arrived));
+    ++beats[rank];
+    for (size_t i = 0; i < liveness[rank].listeners().size(); ++i) ++arrivals[rank];
+    return liveness[rank].Look(now, *this);
   }
 
-  std::shared_ptr<Hub> hub;
   std::vector<World> world;
-  std::vector<std::unique_ptr<Transport>> transport;
-  std::vector<std::unique_ptr<HostMemory>> memory;
   std::vector<Liveness> liveness;
+  std::vector<uint64_t> beats, arrivals;  // by rank
+  std::set<int> left, died;
 };
 
 RT_TEST(a_rank_that_beats_lives_and_one_that_is_silent_is_named) {
@@ -142,38 +141,35 @@ RT_TEST(a_cut_between_hosts_is_seen_on_both_sides) {
   Nanoseconds now = 100 * kSecond;
   for (int second = 0; second < 30; ++second, now += kSecond) {
     for (int rank : all) RT_CHECK_OK(ranks.Look(rank, now));
-    for (int rank : all) ranks.Receive(rank);
   }
   const int cut = 4;
+  Ranks seen_by_cut = ranks;  // nothing comes to it any more
   std::vector<Status> verdicts(all.size());
-  for (int second = 0; second < 20; ++second, now += kSecond)
-    for (int rank : all) {
-      std::vector<int> beat_to;
-      if (verdicts[rank].ok()) verdicts[rank] = ranks.liveness[rank].Look(now, &beat_to);
-      for (int to : beat_to)
-        if (rank != cut && to != cut) RT_REQUIRE_OK(ranks.transport[rank]->SendFrame(to, "beat"));
-      ranks.Receive(rank);
-    }
+  for (int second = 0; second < 20; ++second, now += kSecond) {
+    for (int rank : all)
+      if (rank != cut && verdicts[rank].ok()) verdicts[rank] = ranks.Look(rank, now);
+    if (verdicts[cut].ok()) verdicts[cut] = ranks.liveness[cut].Look(now, seen_by_cut);
+  }
+  RT_CHECK_EQ(verdicts[cut].code(), StatusCode::kPeerLost);
   for (int rank : {0, 3, 5})  // its listeners
     RT_CHECK(verdicts[rank].message().find("rank 4 on host 'host3': expected a sign of life") == 0);
-  RT_CHECK_EQ(verdicts[cut].code(), StatusCode::kPeerLost);
   for (int rank : {1, 2}) RT_CHECK_OK(verdicts[rank]);  // they learn it from the others' abort
 }
 
 RT_TEST(tensors_are_signs_of_life_too) {
   Ranks ranks({1, 1});
-  Nanoseconds now = 100 * kSecond;
-  char sent = 1, received = 0;
-  for (int second = 0; second < 60; ++second, now += kSecond) {
-    Transport::Ticket receive, send;
-    bool complete = false;
-    RT_REQUIRE_OK(ranks.transport[0]->StartReceive(1, 0, &received, 1, &receive));
-    RT_REQUIRE_OK(ranks.transport[1]->StartSend(0, 0, &sent, 1, &send));
-    RT_REQUIRE_OK(ranks.transport[0]->Test(receive, &complete));
-    RT_REQUIRE(complete);
-    RT_REQUIRE_OK(ranks.transport[1]->Test(send, &complete));
-    RT_CHECK_OK(ranks.Look(0, now));
+  for (int second = 0; second < 60; ++second) {
+    ++ranks.arrivals[1];
+    RT_CHECK_OK(ranks.Look(0, (100 + second) * kSecond));
   }
+}
+
+RT_TEST(whoever_has_died_is_named_at_once_unless_it_had_left) {
+  Ranks ranks({3});
+  ranks.died = {1, 2};
+  ranks.left = {1};
+  const Status verdict = ranks.Look(0, 100 * kSecond);
+  RT_CHECK(verdict.message().find("rank 2 on host 'host0': expected it to live until shutdown()") == 0);
 }
 
 RT_TEST(a_host_that_has_left_is_not_listened_to) {
