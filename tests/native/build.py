@@ -27,9 +27,9 @@ SIMULATORS = ["simulate", "simulate_mutants"]
 sys.path.insert(0, str(SIMULATION))
 import mutants  # noqa: E402
 
-# What the negotiator consists of: it links nothing else of native/, so the simulator is built in seconds.
-NEGOTIATION = ["core/frame.cc", "core/fusion.cc", "core/match.cc", "core/negotiator.cc", "core/request.cc", "core/response_cache.cc",
-               "tables/tables.cc"]
+# What the protocol consists of: it links nothing else of native/, so the simulator is built in seconds.
+PROTOCOL = ["core/frame.cc", "core/fusion.cc", "core/liveness.cc", "core/match.cc", "core/negotiator.cc", "core/protocol.cc",
+            "core/request.cc", "core/response_cache.cc", "tables/tables.cc"]
 # Only here, where the compiler is known: a user's newer one may warn of more.
 WARNINGS = ["-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Wcast-align", "-Wduplicated-cond", "-Wlogical-op", "-Wformat=2", "-Werror"]
 CPLUSPLUS_WARNINGS = ["-Wold-style-cast", "-Wnon-virtual-dtor", "-Woverloaded-virtual", "-Wextra-semi"]
@@ -103,14 +103,14 @@ def describe_simulation(folder: Path, with_mutants: bool) -> list[str]:
     own = sorted(SIMULATION.glob("*.cc"))
     lines = [f"build {object_of(source)}: compile {source}\n  flags = $flags -I{SIMULATION}" for source in own]
     common = [object_of(source) for source in own if source.stem != "no_mutants"]
-    whole = [object_of(ROOT / "native" / name) for name in NEGOTIATION]
+    whole = [object_of(ROOT / "native" / name) for name in PROTOCOL]
     lines.append(f"build simulate: link {' '.join([*common, *whole, object_of(SIMULATION / 'no_mutants.cc')])}")
     if not with_mutants:
         return lines
     mutated = mutants.write(ROOT / "native", folder / "mutated")
     lines += [f"build objects/mutated/{source.stem}.o: compile {source}\n  flags = $flags -I{SIMULATION}" for source in mutated]
     copies = [f"objects/mutated/{source.stem}.o" for source in mutated]
-    others = [object_of(ROOT / "native" / name) for name in NEGOTIATION if name not in mutants.sources()]
+    others = [object_of(ROOT / "native" / name) for name in PROTOCOL if name not in mutants.sources()]
     lines.append(f"build simulate_mutants: link {' '.join([*common, *others, *copies])}")
     return lines
 

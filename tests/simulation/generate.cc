@@ -3,6 +3,7 @@
 // operations are wrong in one of the ways that users get them wrong.
 #include <algorithm>
 
+#include "faults.h"
 #include "plan.h"
 #include "random.h"
 
@@ -75,7 +76,7 @@ const std::vector<Difference>& Differences() {
 
 class Generator {
  public:
-  Generator(uint64_t seed, int size) : random_({seed, 1}) {
+  Generator(uint64_t seed, int size) : random_({seed, 1}), long_phases_({seed, 11}) {
     plan_.seed = seed;
     const int drawn = random_.OneIn(8) ? 9 + static_cast<int>(random_.Below(24)) : 2 + static_cast<int>(random_.Below(7));
     if (size == 0) size = drawn;
@@ -91,15 +92,17 @@ class Generator {
     for (int episodes = large_ ? 3 : 3 + static_cast<int>(random_.Below(6)); episodes > 0; --episodes) DrawEpisode();
     if (random_.OneIn(3)) DrawLeaving();
     DrawFaults();
+    DrawHosts(&plan_);
+    DrawLastingFault(&plan_);
     return std::move(plan_);
   }
 
  private:
   void DrawOptions() {
-    plan_.options.cache_capacity = random_.Pick(std::vector<size_t>{0, 1, 2, 3, 5, 1024, 1024, 1024});
-    plan_.options.fusion_threshold_bytes = random_.Pick(std::vector<size_t>{0, 64, 400, 64 << 20});
-    plan_.options.stall_warning = 30 * kSecond;
-    plan_.options.stall_abort = 600 * kSecond;
+    plan_.options.cache_capacity = random_.Pick(std::vector<int64_t>{0, 1, 2, 3, 5, 1024, 1024, 1024});
+    plan_.options.fusion_threshold_bytes = random_.Pick(std::vector<int64_t>{0, 64, 400, 64 << 20});
+    plan_.options.stall_warning_seconds = 30;
+    plan_.options.stall_abort_seconds = 600;
     plan_.link_delay = random_.Pick(std::vector<Nanoseconds>{0, kMillisecond, 20 * kMillisecond});
     plan_.step_delay = random_.Pick(std::vector<Nanoseconds>{0, kMillisecond, 5 * kMillisecond});
     plan_.program_delay = random_.Pick(std::vector<Nanoseconds>{0, kMillisecond, 20 * kMillisecond});
@@ -333,8 +336,24 @@ class Generator {
     turn.fenced = true;
     const auto [least, most] = random_.Pick(seconds);
     for (int rank : random_.Some(plan_.sets[set])) turn.parts[rank].delay = random_.Between(least, most) * kSecond;
+    if (long_phases_.OneIn(2)) DrawLongPhase(&turn);
     Add(std::move(turn));
     ++round_;
+  }
+
+  // Whoever is late has announced it, for a time that is or is not enough.
+  void DrawLongPhase(Turn* turn) {
+    struct Phase {
+      int announced, least, most;
+    };
+    static const std::vector<Phase> phases = {{40, 35, 55}, {40, 80, 110}, {100, 140, 220}, {700, 620, 690}, {100, 620, 690}, {100, 720, 900}};
+    const Phase phase = long_phases_.Pick(phases);
+    for (auto& entry : turn->parts) {
+      Part& part = entry.second;
+      if (part.delay == 0) continue;
+      part.delay = long_phases_.Between(phase.least, phase.most) * kSecond;
+      part.long_phase = phase.announced * kSecond;
+    }
   }
 
   // One or two ranks leave before the others have finished; some operations come only when they are gone.
@@ -374,7 +393,7 @@ class Generator {
       fault.number = static_cast<int>(plan_.faults.size());
       // Who has left must have gone by a deadline, which a crash may come to know later.
       fault.kind = kinds[random_.Below(plan_.leaves_after.empty() ? 5 : 4)];
-      fault.rank = random_.Pick(plan_.ranks);
+      fault.ranks = {random_.Pick(plan_.ranks)};
       fault.at = fault.kind == Fault::kLateStart ? 0 : random_.Between(0, 1000) * kMillisecond;
       fault.duration = random_.Between(10, 2000) * kMillisecond;
       plan_.faults.push_back(fault);
@@ -382,7 +401,7 @@ class Generator {
   }
 
   Plan plan_;
-  Random random_;
+  Random random_, long_phases_;
   bool large_ = false;
   int names_ = 1, round_ = 0, next_set_ = 1;
   std::vector<int> live_sets_;

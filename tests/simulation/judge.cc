@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "faults.h"
 #include "random.h"
 
 namespace ringtrain {
@@ -98,27 +99,38 @@ void Judge::Executed(int rank, int set, const effect::Execute& execute, const st
   const int place = static_cast<int>(std::lower_bound(members.begin(), members.end(), rank) - members.begin());
   if (execute.responses.empty() || execute.joined.size() != members.size())
     return Violate(RankText(rank) + " was told to run a batch without operations or members");
-  std::vector<Batch>& batches = batches_[set];
-  const size_t index = member.batches++;
-  if (index == batches.size()) {
-    batches.emplace_back();
-    CheckNewBatch(set, execute, members, &batches.back());
-  }
+  Batch* const batch = BatchOf(set, execute, &member);
+  if (batch == nullptr) return Violate(RankText(rank) + " is told to do what it has not asked for");
+  if (batch->turns.empty()) CheckNewBatch(set, execute, members, batch);
   if (!violation_.empty()) return;
-  if (Digest(execute) != batches[index].digest)
-    return Violate(RankText(rank) + " runs another batch " + std::to_string(index) + " of set " + std::to_string(set) + " than others");
+  if (Digest(execute) != batch->digest)
+    return Violate(RankText(rank) + " runs another batch with " + execute.responses[0].request.Subject() + " in set " +
+                   std::to_string(set) + " than others");
   for (size_t i = 0; i < execute.responses.size(); ++i) {
     const Response& response = execute.responses[i];
     Remember(response, execute, &member);
     if (execute.joined[place]) continue;
     auto submission = member.in_flight.find(response.request.name);
-    if (submission == member.in_flight.end() || submission->second.turn != batches[index].turns[i].first)
+    if (submission == member.in_flight.end() || submission->second.turn != batch->turns[i].first)
       return Violate(RankText(rank) + " runs " + response.request.Subject() + " without having submitted that turn");
     if (std::exchange(submission->second.executed, true))
       return Violate(RankText(rank) + " is told to run " + response.request.Subject() + " twice");
   }
   if (place == 0 && ++member.under_way > kMostBatches)
     Violate(std::to_string(member.under_way) + " batches of set " + std::to_string(set) + " are under way");
+}
+
+// By its place in the order of the set; but a removal by its turn, since a rank may have to hold it back.
+Judge::Batch* Judge::BatchOf(int set, const effect::Execute& execute, Member* member) {
+  const Request& first = execute.responses[0].request;
+  if (first.operation == Operation::kRemoveProcessSet) {
+    auto submission = member->in_flight.find(first.name);
+    return submission == member->in_flight.end() ? nullptr : &removals_[submission->second.turn->number];
+  }
+  std::vector<Batch>& batches = batches_[set];
+  const size_t index = member->batches++;
+  if (index == batches.size()) batches.emplace_back();
+  return &batches[index];
 }
 
 void Judge::CheckNewBatch(int set, const effect::Execute& execute, const std::vector<int>& members, Batch* batch) {
@@ -134,7 +146,7 @@ void Judge::CheckFusion(const effect::Execute& execute) {
     if (execute.responses.size() > 1 && !MayShareABatch(execute.responses[0], response))
       Violate("a batch fuses what cannot be fused: " + response.request.Subject());
   }
-  if (execute.responses.size() > 1 && bytes > plan_.options.fusion_threshold_bytes) Violate("a batch is larger than the threshold");
+  if (execute.responses.size() > 1 && bytes > static_cast<size_t>(plan_.options.fusion_threshold_bytes)) Violate("a batch is larger than the threshold");
 }
 
 // Every member that is not listed as joined must have submitted just this at this moment, and nobody who is listed.
@@ -163,7 +175,7 @@ void Judge::CheckContributions(int set, const Response& response, const std::vec
     if (joined[place] != (turn->parts.at(members[place]).act == Act::kAbsent))
       return Violate("turn " + std::to_string(turn->number) + " has " + RankText(members[place]) + " wrongly " +
                      (joined[place] ? "among" : "not among") + " the joined");
-  if (warnings_[turn->number] != verdict.warnings && !plan_.crashes())
+  if (warnings_[turn->number] != verdict.warnings && !plan_.fails())
     Violate("turn " + std::to_string(turn->number) + " was reported as stalled " + std::to_string(warnings_[turn->number]) +
             " times, expected " + std::to_string(verdict.warnings));
   batch->turns.emplace_back(turn, name);
@@ -216,7 +228,7 @@ void Judge::Warned(int rank, const std::string& text) {
     ++warnings_[turn.number];
     return;
   }
-  if (!plan_.crashes()) Violate(RankText(rank) + " reports a stall where nobody is late: " + text);
+  if (!plan_.fails()) Violate(RankText(rank) + " reports a stall where nobody is late: " + text);
 }
 
 void Judge::Counted(int rank, int set, const effect::Count& count) {
@@ -224,19 +236,29 @@ void Judge::Counted(int rank, int set, const effect::Count& count) {
   members_[{rank, set}].misses += count.misses;
 }
 
-void Judge::Sent(int rank, int set, const effect::Send& send, bool coordinates) {
-  const FrameType type = send.frame.type;
-  if (coordinates != (type != FrameType::kReady) || (!coordinates && send.member != 0))
+void Judge::Sent(int rank, const Frame& frame, bool coordinates, bool to_coordinator) {
+  const bool ready = frame.type == FrameType::kReady, decides = frame.type == FrameType::kVerdicts || frame.type == FrameType::kResend;
+  if ((ready && (coordinates || !to_coordinator)) || (decides && !coordinates))
     return Violate(RankText(rank) + " sends what it has no business to send");
-  if (type == FrameType::kReady && send.frame.ids.empty() && send.frame.requests.empty() && send.frame.refusals.empty())
-    Violate(RankText(rank) + " sends an empty frame in set " + std::to_string(set));
+  if (ready && frame.ids.empty() && frame.requests.empty() && frame.refusals.empty())
+    Violate(RankText(rank) + " sends an empty frame in set " + std::to_string(frame.process_set));
 }
 
 void Judge::Removed(int rank, int set) {
   if (InFlight(rank, set)) Violate(RankText(rank) + " removes set " + std::to_string(set) + " while it is used");
 }
 
-void Judge::Aborted(int rank) { aborted_.insert(rank); }
+void Judge::Struck(const Fault& fault, Nanoseconds now) { struck_.emplace_back(fault, now); }
+
+void Judge::Ended(int rank, Nanoseconds now, const std::string& cause) {
+  ended_.insert(rank);
+  std::string misfit = "nothing has happened";
+  for (const auto& [fault, struck] : struck_)
+    if (misfit = Misfit(plan_, fault, struck, now, cause); misfit.empty()) break;
+  if (!misfit.empty()) return Violate(RankText(rank) + " is told '" + cause + "', but " + misfit);
+  const std::string& first = causes_.emplace(plan_.host_of.at(rank), cause).first->second;
+  if (first != cause) Violate(RankText(rank) + " is told '" + cause + "', but another rank of its host '" + first + "'");
+}
 
 void Judge::Closed(int rank) {
   for (auto member = members_.lower_bound({rank, 0}); member != members_.end() && member->first.first == rank; ++member)
@@ -245,7 +267,7 @@ void Judge::Closed(int rank) {
 
 void Judge::End() {
   for (const auto& [key, member] : members_) {
-    if (aborted_.count(key.first) > 0) continue;
+    if (ended_.count(key.first) > 0) continue;
     for (const auto& [name, submission] : member.in_flight)
       Violate(RankText(key.first) + " still waits for turn " + std::to_string(submission.turn->number) + " ('" + name + "')");
     const bool all_arrive = plan_.leaves_after.empty();  // else some fail before they are announced
@@ -254,7 +276,7 @@ void Judge::End() {
               " requests in set " + std::to_string(key.second) + ", expected " + std::to_string(member.expected_hits) + " and " +
               std::to_string(member.expected_misses));
   }
-  if (!aborted_.empty()) return;
+  if (!ended_.empty()) return;
   for (const auto& [set, batches] : batches_)
     for (const auto& [key, member] : members_)
       if (key.second == set && member.batches != batches.size() && plan_.leaves_after.empty())

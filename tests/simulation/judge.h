@@ -29,10 +29,14 @@ class Judge {
   void Failed(int rank, int set, const std::string& name, const Status& status);
   void Warned(int rank, const std::string& text);
   void Counted(int rank, int set, const effect::Count& count);
-  void Sent(int rank, int set, const effect::Send& send, bool coordinates);
+  void Sent(int rank, const Frame& frame, bool coordinates, bool to_coordinator);
   void Removed(int rank, int set);
-  // The world has failed for this rank: whatever it waited for ends with that, though others may yet count on what it submitted.
-  void Aborted(int rank);
+  // The world has ended for this rank, for the reason that it is told: whatever it waited for ends with that, though others may yet
+  // count on what it submitted.
+  void Ended(int rank, Nanoseconds now, const std::string& cause);
+  void Crashed(int rank) { ended_.insert(rank); }
+  // A deadly fault has struck.
+  void Struck(const Fault& fault, Nanoseconds now);
   // It has left the world to the others, and what it still waited for ends with that.
   void Closed(int rank);
   // Nothing moves any more.
@@ -64,6 +68,7 @@ class Judge {
   };
 
   const Member* Find(int rank, int set) const;
+  Batch* BatchOf(int set, const effect::Execute& execute, Member* member);
   void CheckNewBatch(int set, const effect::Execute& execute, const std::vector<int>& members, Batch* batch);
   void CheckFusion(const effect::Execute& execute);
   void CheckContributions(int set, const Response& response, const std::vector<bool>& joined, const std::vector<int>& members,
@@ -80,7 +85,10 @@ class Judge {
   std::map<int, std::string> failures_;                // by turn: the text that everyone must get
   std::map<int, int> warnings_;                        // by turn
   std::set<std::pair<int, int>> done_;                 // (rank, turn)
-  std::set<int> aborted_;
+  std::map<int, Batch> removals_;                      // of process sets, by turn
+  std::vector<std::pair<Fault, Nanoseconds>> struck_;  // deadly faults, and when
+  std::map<int, std::string> causes_;                  // by host: why its ranks have ended
+  std::set<int> ended_;                                // ranks that the world's end, or their own, has reached
 };
 
 }  // namespace simulation

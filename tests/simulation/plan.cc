@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "base/ranks.h"
+#include "faults.h"
 
 namespace ringtrain {
 namespace simulation {
@@ -40,10 +41,17 @@ Verdict Failure(StatusCode code, std::vector<std::string> any_of, std::vector<st
   return verdict;
 }
 
-// Reports of a stall that lasts so long: the next comes after twice the time.
-int ReportsWithin(Nanoseconds age, Nanoseconds patience) {
+Nanoseconds FromSeconds(double seconds) { return static_cast<Nanoseconds>(seconds * 1e9); }
+
+// Reports of a stall that lasts so long: the next comes after twice the time, and none before the missing ranks are back from the
+// long phase that they have announced and the first time has passed once more.
+int ReportsWithin(Nanoseconds age, Nanoseconds patience, Nanoseconds long_phase) {
+  const Nanoseconds first = long_phase > 0 ? long_phase + patience : patience;
   int reports = 0;
-  for (; patience <= age; patience *= 2) ++reports;
+  for (Nanoseconds at = first; at <= age; ++reports) {
+    while (patience <= at) patience *= 2;
+    at = std::max(patience, first);
+  }
   return reports;
 }
 
@@ -81,7 +89,7 @@ void DropFromTurn(int rank, const std::vector<int>& members, Turn* turn) {
     prompt |= part.act == Act::kAbandons || (part.act == Act::kSubmits && part.delay == 0);
   }
   for (auto& part : turn->parts)
-    if (!prompt) part.second.delay = 0;
+    if (!prompt) part.second.delay = part.second.long_phase = 0;
 }
 
 void DropRank(int rank, Plan* plan) {
@@ -91,7 +99,9 @@ void DropRank(int rank, Plan* plan) {
   for (auto& set : plan->sets) set.second.erase(std::remove(set.second.begin(), set.second.end(), rank), set.second.end());
   plan->ranks = plan->sets.at(0);
   plan->leaves_after.erase(rank);
-  plan->faults.erase(std::remove_if(plan->faults.begin(), plan->faults.end(), [&](const Fault& fault) { return fault.rank == rank; }),
+  plan->lingers.erase(rank);
+  for (Fault& fault : plan->faults) fault.ranks.erase(std::remove(fault.ranks.begin(), fault.ranks.end(), rank), fault.ranks.end());
+  plan->faults.erase(std::remove_if(plan->faults.begin(), plan->faults.end(), [](const Fault& fault) { return fault.ranks.empty(); }),
                      plan->faults.end());
 }
 
@@ -133,21 +143,23 @@ std::vector<int> Turn::ranks_that(Act act) const {
   return ranks;
 }
 
-bool Plan::crashes() const {
-  return std::any_of(faults.begin(), faults.end(), [](const Fault& fault) { return fault.kind == Fault::kCrash; });
+bool Plan::fails() const {
+  return std::any_of(faults.begin(), faults.end(), [&](const Fault& fault) { return IsDeadly(*this, fault); });
 }
 
 Verdict ExpectedVerdict(const Plan& plan, const Turn& turn) {
   const std::vector<int> submitters = turn.ranks_that(Act::kSubmits), refusers = turn.ranks_that(Act::kRefuses);
   const Request& request = turn.request();
+  const Nanoseconds warning = FromSeconds(plan.options.stall_warning_seconds), abort = FromSeconds(plan.options.stall_abort_seconds);
   std::vector<int> gone, late;
-  Nanoseconds delay = 0;
+  Nanoseconds delay = 0, long_phase = 0;
   for (const auto& [rank, part] : turn.parts) {
     auto leaves = plan.leaves_after.find(rank);
     const bool left = leaves != plan.leaves_after.end() && leaves->second < part.round;
     if (part.act == Act::kAbandons || (part.act == Act::kAbsent && left)) gone.push_back(rank);
     if (part.delay > 0) late.push_back(rank);
     delay = std::max(delay, part.delay);
+    long_phase = std::max(long_phase, part.long_phase);
   }
   if (!gone.empty()) return Failure(StatusCode::kClosed, {}, {request.Subject() + ": ", "called shutdown()"});
   if (!refusers.empty()) {
@@ -158,8 +170,8 @@ Verdict ExpectedVerdict(const Plan& plan, const Turn& turn) {
   std::vector<int> prompt;
   std::set_difference(submitters.begin(), submitters.end(), late.begin(), late.end(), std::back_inserter(prompt));
   Verdict verdict;
-  if (!prompt.empty()) verdict.warnings = ReportsWithin(std::min(delay, plan.options.stall_abort - 1), plan.options.stall_warning);
-  if (delay >= plan.options.stall_abort && !prompt.empty())
+  if (!prompt.empty()) verdict.warnings = ReportsWithin(std::min(delay, long_phase + abort - 1), warning, long_phase);
+  if (delay >= long_phase + abort && !prompt.empty())
     return Failure(StatusCode::kTimeout, {request.Subject() + ": waiting "},
                    {"submitted by " + RanksText(prompt) + "; missing " + RanksText(late) + ".", "It was given up after"},
                    verdict.warnings);
@@ -205,10 +217,14 @@ bool Case::Parse(const std::string& text, Case* parsed) {
 }
 
 std::string Plan::Text() const {
-  static const char* const kFaults[] = {"freeze", "slow", "late start", "crash"};
+  static const char* const kFaults[] = {"freeze", "slow", "late start", "crash", "exception", "cut"};
+  static const char* const kWays[] = {"", " outward", " inward"};
   std::ostringstream text;
   text << ranks.size() << " ranks, cache of " << options.cache_capacity << " names, fusion up to " << options.fusion_threshold_bytes
-       << " bytes\n";
+       << " bytes" << (waits_at_exit ? ", waits at exit" : "") << (idle_ranks_doze ? ", idle ranks doze" : "") << "\n";
+  std::map<int, std::vector<int>> hosts;
+  for (int rank : ranks) hosts[host_of.at(rank)].push_back(rank);
+  for (const auto& [host, local] : hosts) text << "  host " << host << ": " << RanksText(local) << "\n";
   for (const auto& [set, members] : sets)
     if (set > 0) text << "  set " << set << ": " << RanksText(members) << "\n";
   for (const Turn& turn : turns) {
@@ -220,12 +236,14 @@ std::string Plan::Text() const {
       if (part.act == Act::kAbandons) text << " abandons it";
       if (!part.value.empty()) text << " " << part.value;
       if (part.delay > 0) text << " after " << part.delay / kSecond << " s";
+      if (part.long_phase > 0) text << " of a long phase of " << part.long_phase / kSecond << " s";
     }
     text << "\n";
   }
   for (const Fault& fault : faults)
-    text << "  fault " << fault.number << ": " << kFaults[fault.kind] << " of rank " << fault.rank << " at " << fault.at / kMillisecond
+    text << "  fault " << fault.number << ": " << kFaults[fault.kind] << kWays[fault.way] << " of " << RanksText(fault.ranks) << " at " << fault.at / kMillisecond
          << " ms for " << fault.duration / kMillisecond << " ms\n";
+  for (const auto& [rank, time] : lingers) text << "  rank " << rank << " lingers for " << time / kSecond << " s\n";
   for (const auto& [rank, round] : leaves_after) text << "  rank " << rank << " leaves after round " << round << "\n";
   return text.str();
 }

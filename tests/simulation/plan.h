@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/options.h"
 #include "core/negotiator.h"
 
 namespace ringtrain {
@@ -19,6 +20,7 @@ namespace simulation {
 
 constexpr Nanoseconds kMillisecond = 1000000;
 constexpr Nanoseconds kSecond = 1000 * kMillisecond;
+constexpr Nanoseconds kForGood = 1000000 * kSecond;
 
 enum class Act {
   kSubmits,
@@ -35,6 +37,7 @@ struct Part {
   std::string value;        // where ranks differ: what the error must say about this one
   std::string refusal;      // of kRefuses
   Nanoseconds delay = 0;    // before it, from the fence of its round or when its turn comes
+  Nanoseconds long_phase = 0;  // announced for the delay
 };
 
 // One operation: what every member of a process set does about one name.
@@ -62,24 +65,32 @@ struct Verdict {
 };
 
 struct Fault {
-  enum Kind { kFreeze, kSlow, kLateStart, kCrash };
+  enum Kind { kFreeze, kSlow, kLateStart, kCrash, kRaise, kCut };
+  enum Way { kBothWays, kOutward, kInward };  // of frames that are not let through
   int number = 0;
   Kind kind = kFreeze;
-  int rank = 0;
+  std::vector<int> ranks;  // ascending; kCut: those of the hosts on one side of it
   Nanoseconds at = 0, duration = 0;
+  Way way = kBothWays;
 };
 
 struct Plan {
   uint64_t seed = 0;
   std::vector<int> ranks;                 // ascending
-  NegotiatorOptions options;              // of every negotiator; members are the sets'
+  Options options;                        // those of them that the protocol reads
+  std::map<int, int> host_of;             // by rank
   std::map<int, std::vector<int>> sets;   // planned set -> its ranks
   std::vector<Turn> turns;
   std::vector<Fault> faults;
   std::map<int, int> leaves_after;        // rank -> round; the others leave at the end
+  std::map<int, Nanoseconds> lingers;     // rank -> how long it computes before it leaves
+  bool waits_at_exit = false;             // who leaves at the end waits for the others without a limit
+  bool idle_ranks_doze = false;           // a rank with nothing pending looks at its mail once a second
   Nanoseconds link_delay = 0, step_delay = 0, program_delay = 0, batch_delay = 0;  // at most
 
-  bool crashes() const;
+  // The world ends before its time.
+  bool fails() const;
+  std::string HostName(int rank) const { return "host" + std::to_string(host_of.at(rank)); }
   std::string Text() const;
 };
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "faults.h"
+
 namespace ringtrain {
 namespace simulation {
 namespace {
@@ -21,8 +23,8 @@ SimulatedRank::SimulatedRank(const Plan& plan, int rank, Judge* judge, Surroundi
       judge_(judge),
       surroundings_(surroundings),
       random_({plan.seed, 2, static_cast<uint64_t>(rank)}),
-      clock_offset_(static_cast<Nanoseconds>(random_.Below(100000)) * kSecond) {
-  AddSet(0, plan.ranks);
+      clock_offset_(static_cast<Nanoseconds>(random_.Below(100000)) * kSecond),
+      protocol_(surroundings->world(), plan.options, this) {
   ids_[0] = 0;
   MakeProgram();
 }
@@ -57,6 +59,7 @@ void SimulatedRank::MakeProgram() {
   }
   const bool abandons = !program_.empty() && program_.back().turn != nullptr && program_.back().turn->parts.at(rank_).act == Act::kAbandons;
   if (!abandons) program_.push_back({Action::kWaitForAll});
+  if (plan_.lingers.count(rank_) > 0) program_.push_back({Action::kLinger});
   program_.push_back({Action::kLeave});
 }
 
@@ -82,12 +85,15 @@ bool SimulatedRank::Perform(const Action& action) {
       if (!judge_->Idle(rank_) || !surroundings_->PassesFence(rank_, action.fence)) return false;
       fence_passed_ = surroundings_->now();
       return true;
+    case Action::kLinger:
+      return HasPassed(plan_.lingers.at(rank_));
     case Action::kLeave:
       leaving_ = true;
-      close_by_ = surroundings_->now() + kShutdownTimeout;
-      SayGoodbye(false);
+      if (!plan_.waits_at_exit || plan_.leaves_after.count(rank_) > 0) close_by_ = surroundings_->now() + kShutdownTimeout;
+      TakeNews();
+      protocol_.SayGoodbye(clock());
       surroundings_->CallStep(rank_, 0);
-      surroundings_->CallStep(rank_, kShutdownTimeout);
+      if (close_by_ != kNever) surroundings_->CallStep(rank_, kShutdownTimeout);
       return true;
   }
   return true;
@@ -95,6 +101,7 @@ bool SimulatedRank::Perform(const Action& action) {
 
 bool SimulatedRank::Act(const Turn& turn) {
   const Part& part = turn.parts.at(rank_);
+  if (part.long_phase > 0 && due_ == kNever) Announce(part.long_phase);
   if (part.delay > 0 && due_ == kNever) {
     due_ = (turn.fenced ? fence_passed_ : surroundings_->now()) + part.delay;
     surroundings_->CallProgram(rank_, due_ - surroundings_->now());
@@ -108,8 +115,32 @@ bool SimulatedRank::Act(const Turn& turn) {
     if (BlocksItsCaller(request.operation)) blocks_ = &turn;
   }
   due_ = kNever;
+  if (part.long_phase > 0) Announce(0);  // it is back
   news_.push_back(&turn);
   surroundings_->CallStep(rank_, static_cast<Nanoseconds>(random_.Below(plan_.step_delay + 1)));
+  return true;
+}
+
+// Since the program first came here.
+bool SimulatedRank::HasPassed(Nanoseconds time) {
+  if (due_ == kNever) {
+    due_ = surroundings_->now() + time;
+    surroundings_->CallProgram(rank_, time);
+  }
+  if (surroundings_->now() < due_) return false;
+  due_ = kNever;
+  return true;
+}
+
+void SimulatedRank::Announce(Nanoseconds long_phase) {
+  long_phase_ = long_phase;
+  surroundings_->CallStep(rank_, 0);
+}
+
+bool SimulatedRank::Raise() {
+  if (ended() || leaving_) return false;
+  raised_ = RaisedText(rank_);
+  surroundings_->CallStep(rank_, 0);
   return true;
 }
 
@@ -134,7 +165,7 @@ Request SimulatedRank::RequestOf(const Turn& turn) const {
 
 std::string SimulatedRank::Whereabouts() const {
   if (program_.empty()) return "rank " + std::to_string(rank_) + " has left and waits to close";
-  static const char* const kActions[] = {"act", "wait for all", "pass a fence", "leave"};
+  static const char* const kActions[] = {"act", "wait for all", "pass a fence", "linger", "leave"};
   const Action& action = program_.front();
   std::string text = "rank " + std::to_string(rank_) + " is to " + kActions[action.kind];
   if (action.turn != nullptr) text += " in turn " + std::to_string(action.turn->number);
@@ -145,15 +176,53 @@ std::string SimulatedRank::Whereabouts() const {
 // ---- the driver, as Coordinator::Step ----
 
 void SimulatedRank::Receive(int from, std::string bytes) {
-  if (closed_ || aborted_) return;
+  if (ended()) return;
   mail_.emplace_back(from, std::move(bytes));
-  surroundings_->CallStep(rank_, static_cast<Nanoseconds>(random_.Below(plan_.step_delay + 1)));
+  if (HasWork() || !plan_.idle_ranks_doze) surroundings_->CallStep(rank_, static_cast<Nanoseconds>(random_.Below(plan_.step_delay + 1)));
+}
+
+void SimulatedRank::Ring() {
+  if (HasWork() || !plan_.idle_ranks_doze) surroundings_->CallStep(rank_, 0);
 }
 
 void SimulatedRank::EndBatch(int set) {
-  if (closed_ || aborted_) return;
+  if (ended()) return;
   ended_batches_.push_back(set);
   surroundings_->CallStep(rank_, 0);
+}
+
+void SimulatedRank::Step() {
+  if (ended()) return;
+  last_step_ = surroundings_->now();
+  surroundings_->life(rank_).begun = true;
+  HeedAbort();
+  protocol_.LookForTheDead(clock());
+  PassOnLongPhase();
+  TakeNews();
+  TakeMail();
+  if (protocol_.Tick(clock())) surroundings_->CallStep(rank_, 0);  // control operations are done at once: more may be ready behind them
+  if (!ended_batches_.empty()) EndBatches();
+  TryToClose();
+}
+
+Nanoseconds SimulatedRank::next_timer() const {
+  if (ended()) return kNever;
+  const auto at = [&](Nanoseconds timer) { return timer == kNever ? kNever : timer - clock_offset_; };
+  if (HasWork()) return at(protocol_.next_timer());
+  const Nanoseconds idle = last_step_ + protocol_.idle_period();
+  return plan_.idle_ranks_doze ? idle : std::min(idle, at(protocol_.next_stall()));
+}
+
+void SimulatedRank::HeedAbort() {
+  const std::string& notice = surroundings_->notice(rank_);
+  if (!notice.empty())
+    protocol_.Abort(Status::PeerLost(notice));
+  else if (!raised_.empty())
+    protocol_.Abort(Status::PeerLost(raised_));
+}
+
+void SimulatedRank::PassOnLongPhase() {
+  if (long_phase_ >= 0) protocol_.LongPhase(clock(), std::exchange(long_phase_, -1));
 }
 
 void SimulatedRank::TakeNews() {
@@ -164,222 +233,112 @@ void SimulatedRank::TakeNews() {
     if (turn->parts.at(rank_).act != Act::kRefuses) Take(*turn);
 }
 
-void SimulatedRank::Step() {
-  if (closed_ || aborted_) return;
-  TakeNews();
-  for (int count = 0; count < kMostFrames && !mail_.empty(); ++count) {
-    auto [from, bytes] = std::move(mail_.front());
-    mail_.pop_front();
-    Dispatch(from, bytes);
-  }
-  if (!mail_.empty()) surroundings_->CallStep(rank_, 0);
-  Tick();
-  if (!ended_batches_.empty()) {
-    for (; !ended_batches_.empty(); ended_batches_.pop_front()) {
-      Set& set = sets_.at(ended_batches_.front());
-      judge_->Finished(rank_, ended_batches_.front(), set.running.front());
-      set.running.pop_front();
-      Feed(ended_batches_.front(), event::BatchFinished{});
-    }
-    for (const auto& [set, execute] : std::exchange(held_removals_, {})) RunControl(set, execute);
-    Tick();
-    surroundings_->CallProgram(rank_, ProgramDelay());
-  }
-  TryToClose();
-}
-
 void SimulatedRank::Take(const Turn& turn) {
   const Part& part = turn.parts.at(rank_);
   const int set = IdOf(turn.set);
   if (part.act == Act::kRefuses)
-    Feed(set, event::Refused{{turn.name, StatusCode::kInvalidArgument, part.refusal}});
+    protocol_.Refused(clock(), set, {turn.name, StatusCode::kInvalidArgument, part.refusal});
   else
-    Feed(set, event::Submitted{RequestOf(turn)});
+    protocol_.Submitted(clock(), set, RequestOf(turn));
 }
 
-void SimulatedRank::Tick() {
-  std::vector<int> ids;
-  for (const auto& set : sets_) ids.push_back(set.first);
-  bool moved = false;
-  for (int id : ids) moved |= Feed(id, event::Tick{});
-  if (moved) surroundings_->CallStep(rank_, 0);  // control operations are done at once, and more may be ready behind them
-}
-
-// Whether anything follows from the event.
-bool SimulatedRank::Feed(int set, const Event& event) {
-  auto found = sets_.find(set);
-  if (found == sets_.end() || found->second.negotiator == nullptr) return false;
-  Effects effects;
-  found->second.negotiator->OnEvent(clock(), event, &effects);
-  for (Effect& effect : effects) std::visit([&](auto& what) { On(set, what); }, effect);
-  return !effects.empty();
-}
-
-void SimulatedRank::Dispatch(int from, const std::string& bytes) {
-  Frame frame;
-  if (!Frame::Decode(bytes, &frame)) return judge_->Violate("a frame from rank " + std::to_string(from) + " cannot be decoded");
-  if (frame.type == FrameType::kGoodbye) return HearGoodbye(from, frame.flag);
-  if (frame.type == FrameType::kAllGoodbye) {
-    all_goodbye_ = true;
-    clean_ = frame.flag;
-    return;
+void SimulatedRank::TakeMail() {
+  for (int count = 0; count < kMostFrames && !mail_.empty() && !ended(); ++count) {
+    auto [from, bytes] = std::move(mail_.front());
+    mail_.pop_front();
+    ++arrivals_[from];
+    Frame frame;
+    if (!Frame::Decode(bytes, &frame)) return judge_->Violate("a frame from rank " + std::to_string(from) + " cannot be decoded");
+    protocol_.Arrived(clock(), from, std::move(frame));
   }
-  if (frame.type == FrameType::kStalled) return;  // shows where Python is: there is none
-  if (sets_.count(frame.process_set) == 0) {
-    if (frame.process_set <= newest_set_) return;  // removed: a refusal that nobody has waited for
-    early_frames_[frame.process_set].emplace_back(from, std::move(frame));
-    return;
+  if (!mail_.empty()) surroundings_->CallStep(rank_, 0);
+}
+
+void SimulatedRank::EndBatches() {
+  for (; !ended_batches_.empty() && !ended(); ended_batches_.pop_front()) {
+    Set& set = sets_.at(ended_batches_.front());
+    judge_->Finished(rank_, ended_batches_.front(), set.running.front());
+    set.running.pop_front();
+    protocol_.BatchFinished(clock(), ended_batches_.front());
   }
-  const int set = frame.process_set;
-  Feed(set, event::Arrived{MemberOf(set, from), std::move(frame)});
-}
-
-int SimulatedRank::MemberOf(int set, int rank) const {
-  const std::vector<int>& members = sets_.at(set).members;
-  return static_cast<int>(std::lower_bound(members.begin(), members.end(), rank) - members.begin());
-}
-
-Nanoseconds SimulatedRank::next_timer() const {
-  Nanoseconds next = kNever;
-  if (closed_ || aborted_) return next;
-  for (const auto& set : sets_)
-    if (set.second.negotiator != nullptr) next = std::min(next, set.second.negotiator->next_timer());
-  return next == kNever ? kNever : next - clock_offset_;
-}
-
-// ---- effects ----
-
-void SimulatedRank::On(int set, effect::Send& send) {
-  const std::vector<int>& members = sets_.at(set).members;
-  judge_->Sent(rank_, set, send, members[0] == rank_);
-  surroundings_->Send(rank_, members[static_cast<size_t>(send.member)], send.frame.Encode());
-}
-
-void SimulatedRank::On(int id, effect::Execute& execute) {
-  Set& set = sets_.at(id);
-  judge_->Executed(rank_, id, execute, set.members);
-  if (!judge_->violation().empty()) return;
-  const size_t index = set.batches++;
-  if (Find(execute.responses[0].request.operation)->output == Output::kNone) return RunControl(id, execute);
-  set.running.push_back(execute);
-  surroundings_->BeginBatch(rank_, id, index, set.members);
-}
-
-void SimulatedRank::On(int set, effect::Fail& fail) {
-  judge_->Failed(rank_, set, fail.name, fail.status);
+  protocol_.Tick(clock());
   surroundings_->CallProgram(rank_, ProgramDelay());
-}
-
-void SimulatedRank::On(int, effect::Warn& warn) { judge_->Warned(rank_, warn.text); }
-
-void SimulatedRank::On(int, effect::Abort& abort) { judge_->Violate("rank " + std::to_string(rank_) + " aborts: " + abort.cause); }
-
-void SimulatedRank::On(int set, effect::Count& count) { judge_->Counted(rank_, set, count); }
-
-void SimulatedRank::RunControl(int id, const effect::Execute& execute) {
-  const Response& response = execute.responses[0];
-  const std::vector<int64_t>& list = response.request.splits;
-  if (response.request.operation == Operation::kRemoveProcessSet && !sets_.at(static_cast<int>(list[0])).running.empty()) {
-    held_removals_.emplace_back(id, execute);
-    return;
-  }
-  if (response.request.operation == Operation::kAddProcessSet) {
-    ids_[judge_->TurnOf(rank_, id, response.request.name).creates] = response.result;
-    AddSet(response.result, {list.begin(), list.end()});
-  }
-  if (response.request.operation == Operation::kRemoveProcessSet) {
-    judge_->Removed(rank_, static_cast<int>(list[0]));
-    sets_.erase(static_cast<int>(list[0]));
-  }
-  judge_->Finished(rank_, id, execute);
-  Feed(id, event::BatchFinished{});
-  surroundings_->CallProgram(rank_, ProgramDelay());
-}
-
-void SimulatedRank::AddSet(int id, const std::vector<int>& members) {
-  if (sets_.count(id) > 0) return judge_->Violate("set " + std::to_string(id) + " is added twice");
-  Set& set = sets_[id];
-  set.members = members;
-  newest_set_ = id;
-  auto me = std::find(members.begin(), members.end(), rank_);
-  if (me != members.end()) {
-    NegotiatorOptions options = plan_.options;
-    options.process_set = id;
-    options.members = members;
-    options.me = static_cast<int>(me - members.begin());
-    set.negotiator = std::make_unique<Negotiator>(std::move(options));
-  }
-  auto early = early_frames_.find(id);
-  if (early == early_frames_.end()) return;
-  const auto frames = std::move(early->second);
-  early_frames_.erase(early);
-  for (const auto& [from, frame] : frames) Feed(id, event::Arrived{MemberOf(id, from), frame});
-}
-
-// ---- the end ----
-
-void SimulatedRank::SayGoodbye(bool gone) {
-  TakeNews();
-  Tick();
-  std::set<int> concerned = {plan_.ranks[0]};
-  for (const auto& entry : sets_) {
-    const Set& set = entry.second;
-    if (set.negotiator == nullptr) continue;
-    concerned.insert(set.members[0]);
-    if (set.members[0] == rank_) concerned.insert(set.members.begin(), set.members.end());
-  }
-  Frame goodbye;
-  goodbye.type = FrameType::kGoodbye;
-  goodbye.flag = gone;
-  for (int rank : concerned) surroundings_->Send(rank_, rank, goodbye.Encode());
-}
-
-void SimulatedRank::HearGoodbye(int from, bool gone) {
-  std::vector<int> ids;
-  for (const auto& set : sets_) ids.push_back(set.first);
-  for (int id : ids) {
-    auto set = sets_.find(id);
-    if (set != sets_.end() && std::binary_search(set->second.members.begin(), set->second.members.end(), from))
-      Feed(id, event::Left{MemberOf(id, from), gone});
-  }
-  if (rank_ != plan_.ranks[0] || gone) return;
-  goodbyes_[from] = true;
-  if (goodbyes_.size() == plan_.ranks.size()) TellAll(true);
-}
-
-void SimulatedRank::TellAll(bool clean) {
-  Frame all;
-  all.type = FrameType::kAllGoodbye;
-  all.flag = clean;
-  for (int rank : plan_.ranks) surroundings_->Send(rank_, rank, all.Encode());
 }
 
 bool SimulatedRank::busy() const {
   return std::any_of(sets_.begin(), sets_.end(), [](const auto& set) { return !set.second.running.empty(); });
 }
 
+// As Context::Leave.
 void SimulatedRank::TryToClose() {
-  if (!leaving_ || busy()) return;
-  if (!all_goodbye_ && surroundings_->now() < close_by_) return;
+  if (ended() || !leaving_ || busy()) return;
+  if (!protocol_.released() && surroundings_->now() < close_by_) return;
   closed_ = true;
-  if (!clean_) {
+  surroundings_->life(rank_).left = true;
+  if (!protocol_.clean()) {
     judge_->Closed(rank_);
-    SayGoodbye(true);
-    if (rank_ == plan_.ranks[0] && !all_goodbye_) TellAll(false);
-    return;
+    return protocol_.GiveUpWaiting(clock());
   }
-  for (const auto& [id, set] : sets_) {
-    if (set.negotiator == nullptr) continue;
-    if (set.negotiator->pending() || set.negotiator->next_timer() != kNever)
-      judge_->Violate("rank " + std::to_string(rank_) + " closes, but set " + std::to_string(id) + " still has something to do");
-  }
-  if (!early_frames_.empty()) judge_->Violate("rank " + std::to_string(rank_) + " keeps frames of a set that it never knew");
+  if (protocol_.pending() || protocol_.next_stall() != kNever) judge_->Violate("rank " + std::to_string(rank_) + " closes, but still has something to do");
+  if (protocol_.early_frames() > 0) judge_->Violate("rank " + std::to_string(rank_) + " keeps frames of a set that it never knew");
 }
 
-void SimulatedRank::Abort() {
-  if (closed_ || aborted_) return;
+// ---- what the protocol decides ----
+
+void SimulatedRank::Send(int rank, Frame frame) {
+  auto set = sets_.find(frame.process_set);
+  if (set != sets_.end()) judge_->Sent(rank_, frame, set->second.members[0] == rank_, set->second.members[0] == rank);
+  surroundings_->Send(rank_, rank, frame);
+}
+
+void SimulatedRank::Start(int id, const effect::Execute& batch) {
+  Set& set = sets_.at(id);
+  judge_->Executed(rank_, id, batch, set.members);
+  if (!judge_->violation().empty()) return;
+  set.running.push_back(batch);
+  surroundings_->BeginBatch(rank_, id, set.batches++, set.members);
+}
+
+void SimulatedRank::Finish(int id, const effect::Execute& control) {
+  judge_->Executed(rank_, id, control, sets_.at(id).members);
+  if (!judge_->violation().empty()) return;
+  const Response& response = control.responses[0];
+  if (response.request.operation == Operation::kAddProcessSet)
+    ids_[judge_->TurnOf(rank_, id, response.request.name).creates] = response.result;
+  judge_->Finished(rank_, id, control);
+  surroundings_->CallProgram(rank_, ProgramDelay());
+}
+
+void SimulatedRank::Fail(int set, const std::string& name, const Status& status) {
+  judge_->Failed(rank_, set, name, status);
+  surroundings_->CallProgram(rank_, ProgramDelay());
+}
+
+void SimulatedRank::AddProcessSet(int id, const std::vector<int>& members) {
+  if (sets_.count(id) > 0) return judge_->Violate("set " + std::to_string(id) + " is added twice");
+  sets_[id].members = members;
+}
+
+void SimulatedRank::RemoveProcessSet(int id) {
+  judge_->Removed(rank_, id);
+  sets_.erase(id);
+}
+
+Status SimulatedRank::NoteCause(const Status& cause) {
+  std::string& notice = surroundings_->notice(rank_);
+  if (notice.empty()) notice = cause.message();
+  return Status::PeerLost(notice);
+}
+
+void SimulatedRank::End(const Status& cause) {
   aborted_ = true;
-  judge_->Aborted(rank_);
+  surroundings_->life(rank_).left = true;
+  judge_->Ended(rank_, surroundings_->now(), cause.message());
+}
+
+uint64_t SimulatedRank::Arrivals(int rank) const {
+  auto found = arrivals_.find(rank);
+  return found == arrivals_.end() ? 0 : found->second;
 }
 
 }  // namespace simulation

@@ -1,6 +1,6 @@
-// SimulatedRank: one process of a simulated world. Its negotiators are the real ones; around them stands what coordinator.cc and
-// submission.cc do around them in a process: mail and submissions are taken step by step, control operations are done at once,
-// process sets come and go, the end is said goodbye to. Its program is the rank's part of the plan.
+// SimulatedRank: one process of a simulated world. Its protocol is the real one; this does what the protocol decides, as
+// coordinator.cc and submission.cc do in a process: mail and submissions are taken step by step, batches are run, signs of life are
+// given and seen. Its program is the rank's part of the plan.
 #ifndef RINGTRAIN_TESTS_SIMULATION_RANK_H_
 #define RINGTRAIN_TESTS_SIMULATION_RANK_H_
 
@@ -10,18 +10,30 @@
 #include <string>
 #include <vector>
 
+#include "core/protocol.h"
 #include "judge.h"
 #include "random.h"
 
 namespace ringtrain {
 namespace simulation {
 
+// A rank's place in its host's memory.
+struct Life {
+  bool begun = false, left = false, died = false;
+  uint64_t beats = 0;
+};
+
 // What a rank needs from the world around it.
 class Surroundings {
  public:
   virtual ~Surroundings() = default;
   virtual Nanoseconds now() const = 0;
-  virtual void Send(int from, int to, std::string bytes) = 0;
+  virtual const World& world() const = 0;
+  virtual void Send(int from, int to, const Frame& frame) = 0;
+  // Memory of hosts: what its ranks show each other, and why the world has ended for them (empty while it has not).
+  virtual Life& life(int rank) = 0;
+  virtual std::string& notice(int rank) = 0;
+  virtual void Ring(int rank) = 0;
   virtual void CallStep(int rank, Nanoseconds delay) = 0;
   virtual void CallProgram(int rank, Nanoseconds delay) = 0;
   // The rank begins the `index`-th batch of data of a set; EndBatch is called once all members have and some time has passed.
@@ -30,7 +42,7 @@ class Surroundings {
   virtual bool PassesFence(int rank, int fence) = 0;
 };
 
-class SimulatedRank {
+class SimulatedRank : private Performer {
  public:
   SimulatedRank(const Plan& plan, int rank, Judge* judge, Surroundings* surroundings);
 
@@ -39,7 +51,10 @@ class SimulatedRank {
   // One step of the driver, and one of the user's program.
   void Step();
   void RunProgram();
-  void Abort();
+  // Its driver is called, if it is not asleep because nothing is pending here.
+  void Ring();
+  // An exception in its program, unless that has come to its end. True if so.
+  bool Raise();
 
   Nanoseconds next_timer() const;
   bool closed() const { return closed_; }
@@ -49,12 +64,11 @@ class SimulatedRank {
 
  private:
   struct Action {
-    enum Kind { kAct, kWaitForAll, kFence, kLeave } kind;
+    enum Kind { kAct, kWaitForAll, kFence, kLinger, kLeave } kind;
     const Turn* turn = nullptr;
     int fence = 0;
   };
   struct Set {
-    std::unique_ptr<Negotiator> negotiator;  // none where this rank is no member
     std::vector<int> members;
     size_t batches = 0;
     std::deque<effect::Execute> running;
@@ -64,32 +78,44 @@ class SimulatedRank {
   bool Perform(const Action& action);
   bool Act(const Turn& turn);
   bool MaySubmit(int set, const Turn& turn) const;
+  bool HasPassed(Nanoseconds time);
+  void Announce(Nanoseconds long_phase);
   Nanoseconds ProgramDelay();
 
   Nanoseconds clock() const { return surroundings_->now() + clock_offset_; }
-  bool Feed(int set, const Event& event);
-  void Tick();
+  bool HasWork() const { return leaving_ || !news_.empty() || busy() || protocol_.pending(); }
+  bool busy() const;
+  void HeedAbort();
+  void PassOnLongPhase();
   void TakeNews();
   void Take(const Turn& turn);
-  void Dispatch(int from, const std::string& bytes);
-  void On(int set, effect::Send& send);
-  void On(int set, effect::Execute& execute);
-  void On(int set, effect::Fail& fail);
-  void On(int set, effect::Warn& warn);
-  void On(int set, effect::Abort& abort);
-  void On(int set, effect::Count& count);
-  void RunControl(int set, const effect::Execute& execute);
-  void AddSet(int id, const std::vector<int>& members);
-  int MemberOf(int set, int rank) const;
+  void TakeMail();
+  void EndBatches();
+  void TryToClose();
+
+  // ---- Performer ----
+  void Send(int rank, Frame frame) override;
+  void Start(int set, const effect::Execute& batch) override;
+  bool Busy(int set) const override { return !sets_.at(set).running.empty(); }
+  void Finish(int set, const effect::Execute& control) override;
+  void Fail(int set, const std::string& name, const Status& status) override;
+  void AddProcessSet(int set, const std::vector<int>& members) override;
+  void RemoveProcessSet(int set) override;
+  void Warn(const std::string& text) override { judge_->Warned(rank_, text); }
+  void Count(int set, const effect::Count& count) override { judge_->Counted(rank_, set, count); }
+  void ShowStacks(const std::string&) override {}  // of Python: there is none
+  void Beat() override { ++surroundings_->life(rank_).beats; }
+  Status NoteCause(const Status& cause) override;
+  void Wake(int rank_of_this_host) override { surroundings_->Ring(rank_of_this_host); }
+  void End(const Status& cause) override;
+  bool Left(int rank) const override { return surroundings_->life(rank).left; }
+  bool Died(int rank) const override { return surroundings_->life(rank).died; }
+  uint64_t Beats(int rank) const override { return surroundings_->life(rank).beats; }
+  uint64_t Arrivals(int rank) const override;
+
   // The real id of a planned set, -1 while this rank does not know it.
   int IdOf(int planned) const;
   Request RequestOf(const Turn& turn) const;
-
-  void SayGoodbye(bool gone);
-  void HearGoodbye(int from, bool gone);
-  void TellAll(bool clean);
-  void TryToClose();
-  bool busy() const;
 
   const Plan& plan_;
   const int rank_;
@@ -105,16 +131,17 @@ class SimulatedRank {
 
   std::vector<const Turn*> news_;       // submitted or refused since the last step
   std::deque<std::pair<int, std::string>> mail_;
+  std::map<int, uint64_t> arrivals_;    // frames, by sender
   std::map<int, Set> sets_;             // by id
-  int newest_set_ = 0;                  // id
   std::map<int, int> ids_;              // planned set -> id
-  std::map<int, std::vector<std::pair<int, Frame>>> early_frames_;
   std::deque<int> ended_batches_;       // sets
-  std::vector<std::pair<int, effect::Execute>> held_removals_;  // of sets with a batch under way
+  std::string raised_;                  // by its program
+  Nanoseconds long_phase_ = -1;         // announced, and not passed on yet
+  Nanoseconds last_step_ = 0;
 
-  bool leaving_ = false, all_goodbye_ = false, clean_ = false, closed_ = false, aborted_ = false;
+  bool leaving_ = false, closed_ = false, aborted_ = false;
   Nanoseconds close_by_ = kNever;
-  std::map<int, bool> goodbyes_;        // the lowest rank's: who has said it
+  Protocol protocol_;
 };
 
 }  // namespace simulation

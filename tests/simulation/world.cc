@@ -4,47 +4,84 @@
 #include <cinttypes>
 #include <cstdio>
 
+#include "faults.h"
+
 namespace ringtrain {
 namespace simulation {
 namespace {
 
-constexpr Nanoseconds kDetection = 15 * kSecond;        // a crash is known everywhere by then
-constexpr Nanoseconds kLongest = 7 * 24 * 3600 * kSecond;  // of a plan, by far
+constexpr Nanoseconds kStill = 1500 * kSecond;  // longer than any stall or delay of a plan lasts
 constexpr int kSlowness = 30;
-constexpr int64_t kMostEvents = 20000;  // for each rank
+constexpr int64_t kMostEvents = 100000;  // for each rank
 
 uint64_t Stream(int number) { return static_cast<uint64_t>(number); }
 
+World WorldOf(const Plan& plan) {
+  World world;
+  world.size = static_cast<int>(plan.ranks.size());
+  const size_t ranks = static_cast<size_t>(plan.ranks.back()) + 1;  // some of them may have been left out
+  world.host_of.assign(ranks, -1);
+  world.local_rank_of.assign(ranks, -1);
+  world.host_names.resize(ranks);
+  std::map<int, int> place_of;  // of the plan's hosts in the world's
+  for (int rank : plan.ranks) {
+    const int host = place_of.emplace(plan.host_of.at(rank), static_cast<int>(world.hosts.size())).first->second;
+    if (host == static_cast<int>(world.hosts.size())) world.hosts.emplace_back();
+    world.host_of[rank] = host;
+    world.local_rank_of[rank] = static_cast<int>(world.hosts[host].size());
+    world.hosts[host].push_back(rank);
+    world.host_names[rank] = plan.HostName(rank);
+  }
+  return world;
+}
+
 }  // namespace
 
-SimulatedWorld::SimulatedWorld(const Plan& plan, bool trace) : plan_(plan), trace_(trace), judge_(plan), random_({plan.seed, 5}) {
-  for (int rank : plan.ranks) hosts_[rank].rank = std::make_unique<SimulatedRank>(plan, rank, &judge_, this);
-  for (const Fault& fault : plan.faults) {
-    Host& host = hosts_.at(fault.rank);
-    if (fault.kind == Fault::kSlow) host.slowness = kSlowness;
-    if (fault.kind == Fault::kLateStart) host.frozen_until = fault.duration;
-    if (fault.kind == Fault::kFreeze) Add({fault.at, 0, kFreeze, fault.rank, 0, 0, fault.duration});
-    if (fault.kind == Fault::kCrash) Add({fault.at, 0, kCrash, fault.rank});
+SimulatedWorld::SimulatedWorld(const Plan& plan, bool trace)
+    : plan_(plan), trace_(trace), judge_(plan), random_({plan.seed, 5}), world_(WorldOf(plan)) {
+  for (int rank : plan.ranks) {
+    world_.rank = rank;
+    processes_[rank].rank = std::make_unique<SimulatedRank>(plan, rank, &judge_, this);
   }
-  for (int rank : plan.ranks) CallProgram(rank, 0);
+  for (size_t place = 0; place < plan.faults.size(); ++place) {
+    const Fault& fault = plan.faults[place];
+    static const std::map<Fault::Kind, Kind> kinds = {
+        {Fault::kFreeze, kFreeze}, {Fault::kLateStart, kFreeze}, {Fault::kCrash, kCrash}, {Fault::kRaise, kRaise}, {Fault::kCut, kCut}};
+    if (fault.kind == Fault::kSlow) processes_.at(fault.ranks[0]).slowness = kSlowness;
+    if (fault.kind == Fault::kLateStart) processes_.at(fault.ranks[0]).frozen_until = fault.duration;
+    if (fault.kind == Fault::kSlow) continue;
+    for (int rank : fault.ranks) {
+      Add({fault.at + Jitter(plan, fault, rank), 0, kinds.at(fault.kind), rank, static_cast<int>(place)});
+      if (fault.kind == Fault::kCut) break;
+    }
+  }
+  for (int rank : plan.ranks) {
+    CallStep(rank, 0);
+    CallProgram(rank, 0);
+  }
 }
 
 Result SimulatedWorld::Run() {
-  while (!heap_.empty() && judge_.violation().empty()) {
+  while (!heap_.empty() && judge_.violation().empty() && now_ - last_moved_ < kStill) {
     Happening happening = heap_.top();
     heap_.pop();
     now_ = happening.at;
-    Host& host = hosts_.at(happening.rank);
-    if (host.crashed_at != kNever) continue;
-    if (happening.kind != kFreeze && happening.kind != kCrash && now_ < host.frozen_until) {
-      happening.at = host.frozen_until;  // the number stays: what came first is done first
-      heap_.push(std::move(happening));
-      continue;
+    world_.rank = happening.rank;
+    Process& process = processes_.at(happening.rank);
+    if (happening.kind < kFreeze) {
+      const Nanoseconds cut_until = happening.kind == kFrame ? CutUntil(happening.other, happening.rank) : 0;
+      if (process.crashed_at != kNever || cut_until >= kForGood) continue;
+      const Nanoseconds held_until = std::max(process.frozen_until, cut_until);
+      if (now_ < held_until) {
+        happening.at = held_until;  // the number stays: what came first is done first
+        heap_.push(std::move(happening));
+        continue;
+      }
     }
     Note(happening);
     Happen(happening);
     SetTimer(happening.rank);
-    if (now_ > kLongest || result_.events > kMostEvents * static_cast<int64_t>(plan_.ranks.size() + 10)) judge_.Violate("the world goes on for ever");
+    if (result_.events > kMostEvents * static_cast<int64_t>(plan_.ranks.size() + 10)) judge_.Violate("the world goes on for ever");
   }
   if (judge_.violation().empty()) CheckAllEnded();
   if (judge_.violation().empty()) judge_.End();
@@ -53,48 +90,87 @@ Result SimulatedWorld::Run() {
 }
 
 void SimulatedWorld::Happen(Happening& happening) {
-  Host& host = hosts_.at(happening.rank);
+  Process& process = processes_.at(happening.rank);
+  if (happening.kind == kProgram || happening.kind == kBatchEnd || happening.kind >= kFreeze) last_moved_ = now_;
   switch (happening.kind) {
     case kFrame: {
-      const Host& sender = hosts_.at(happening.other);
+      const Process& sender = processes_.at(happening.other);
       const bool lost = sender.crashed_at != kNever && happening.made + plan_.link_delay / 2 >= sender.crashed_at;
-      if (!lost) host.rank->Receive(happening.other, std::move(happening.bytes));
+      if (!lost) process.rank->Receive(happening.other, std::move(happening.bytes));
       return;
     }
     case kStep:
-      if (host.step_at <= now_) host.step_at = kNever;
-      return host.rank->Step();
+      if (process.step_at <= now_) process.step_at = kNever;
+      return process.rank->Step();
     case kProgram:
-      if (host.program_at <= now_) host.program_at = kNever;
-      return host.rank->RunProgram();
+      if (process.program_at <= now_) process.program_at = kNever;
+      return process.rank->RunProgram();
     case kTimer:
-      if (host.timer <= now_) host.timer = kNever;
-      return host.rank->Step();
+      if (process.timer <= now_) process.timer = kNever;
+      return process.rank->Step();
     case kBatchEnd:
-      return host.rank->EndBatch(happening.other);
-    case kFreeze:
-      host.frozen_until = std::max(host.frozen_until, now_ + happening.duration);
-      return;
-    case kCrash:
-      return Crash(happening.rank);
-    case kAbort:
-      return host.rank->Abort();
+      return process.rank->EndBatch(happening.other);
+    case kDeadline:
+      return CheckDeadline(plan_.faults[static_cast<size_t>(happening.other)], happening.woken);
+    default:
+      return Strike(happening);
   }
 }
 
-// A rank that has closed cannot crash any more.
-void SimulatedWorld::Crash(int rank) {
-  if (hosts_.at(rank).rank->closed()) return;
-  hosts_.at(rank).rank->Abort();
-  hosts_.at(rank).crashed_at = now_;
-  for (int other : plan_.ranks)
-    if (other != rank) Add({now_ + random_.Between(0, kDetection), 0, kAbort, other});
+// ---- faults ----
+
+// A rank that has ended cannot come to harm any more.
+void SimulatedWorld::Strike(const Happening& happening) {
+  const Fault& fault = plan_.faults[static_cast<size_t>(happening.other)];
+  Process& process = processes_.at(happening.rank);
+  if (process.crashed_at != kNever || (process.rank->ended() && fault.kind != Fault::kCut)) return;
+  if (happening.kind == kFreeze) process.frozen_until = std::max(process.frozen_until, now_ + fault.duration);
+  if (happening.kind == kRaise && !process.rank->Raise()) return;
+  if (happening.kind == kCrash) {
+    process.crashed_at = now_;
+    process.life.died = process.life.begun;
+    judge_.Crashed(happening.rank);
+  }
+  if (!struck_.insert(happening.other).second || !IsDeadly(plan_, fault)) return;
+  judge_.Struck(fault, now_);
+  Add({now_ + TimeToEnd(plan_, fault, KernelTells(fault)), 0, kDeadline, happening.rank, happening.other});
+  if (fault.kind == Fault::kFreeze || fault.kind == Fault::kLateStart)
+    Add({now_ + fault.duration + TimeToEndAfterWaking(plan_), 0, kDeadline, happening.rank, happening.other, 0, true});
+}
+
+// Some rank of the same host is there to see that the process has ended.
+bool SimulatedWorld::KernelTells(const Fault& fault) const {
+  if (fault.kind != Fault::kCrash || fault.ranks.size() > 1 || !processes_.at(fault.ranks[0]).life.died) return false;
+  return std::any_of(processes_.begin(), processes_.end(), [&](const auto& entry) {
+    return plan_.host_of.at(entry.first) == plan_.host_of.at(fault.ranks[0]) && entry.second.crashed_at == kNever && !entry.second.rank->ended();
+  });
+}
+
+void SimulatedWorld::CheckDeadline(const Fault& fault, bool woken) {
+  for (const auto& [rank, process] : processes_) {
+    if (process.crashed_at != kNever || process.rank->ended()) continue;
+    const bool stopped = fault.kind == Fault::kFreeze || fault.kind == Fault::kLateStart;
+    if (!woken && stopped && std::find(fault.ranks.begin(), fault.ranks.end(), rank) != fault.ranks.end()) continue;
+    judge_.Violate("fault " + std::to_string(fault.number) + " must be known everywhere by now, but " + process.rank->Whereabouts());
+  }
+}
+
+Nanoseconds SimulatedWorld::CutUntil(int from, int to) const {
+  Nanoseconds until = 0;
+  for (const Fault& fault : plan_.faults) {
+    if (fault.kind != Fault::kCut || now_ < fault.at || now_ >= fault.at + fault.duration) continue;
+    const bool leaves = std::binary_search(fault.ranks.begin(), fault.ranks.end(), from);
+    const bool enters = std::binary_search(fault.ranks.begin(), fault.ranks.end(), to);
+    if (leaves == enters || fault.way == (leaves ? Fault::kInward : Fault::kOutward)) continue;
+    until = std::max(until, fault.at + fault.duration);
+  }
+  return until;
 }
 
 void SimulatedWorld::CheckAllEnded() {
   std::string text;
-  for (const auto& [rank, host] : hosts_)
-    if (host.crashed_at == kNever && !host.rank->ended()) text += (text.empty() ? "" : "; ") + host.rank->Whereabouts();
+  for (const auto& [rank, process] : processes_)
+    if (process.crashed_at == kNever && !process.rank->ended()) text += (text.empty() ? "" : "; ") + process.rank->Whereabouts();
   if (!text.empty()) judge_.Violate("nothing moves any more, but " + text);
 }
 
@@ -105,14 +181,15 @@ void SimulatedWorld::Add(Happening happening) {
   heap_.push(std::move(happening));
 }
 
-void SimulatedWorld::Send(int from, int to, std::string bytes) {
+void SimulatedWorld::Send(int from, int to, const Frame& frame) {
+  if (frame.type != FrameType::kBeat) last_moved_ = now_;
   auto link = links_.find({from, to});
   if (link == links_.end()) link = links_.emplace(std::make_pair(from, to), Random{plan_.seed, 6, Stream(from), Stream(to)}).first;
   Random& random = link->second.random;
   const Nanoseconds most = random.OneIn(20) ? 10 * plan_.link_delay : plan_.link_delay;
   const Nanoseconds delay = from == to ? 0 : random.Between(0, most);
   link->second.last = std::max(link->second.last + 1, now_ + delay);
-  Add({link->second.last, 0, kFrame, to, from, now_, 0, std::move(bytes)});
+  Add({link->second.last, 0, kFrame, to, from, now_, false, frame.Encode()});
 }
 
 // One call under way is enough, if it comes in time.
@@ -124,15 +201,15 @@ void SimulatedWorld::Call(Kind kind, int rank, Nanoseconds delay, Nanoseconds* c
 }
 
 void SimulatedWorld::CallStep(int rank, Nanoseconds delay) {
-  Host& host = hosts_.at(rank);
+  Process& process = processes_.at(rank);
   if (delay >= kSecond) return Add({now_ + delay, 0, kStep, rank});
-  Call(kStep, rank, delay * host.slowness, &host.step_at);
+  Call(kStep, rank, delay * process.slowness, &process.step_at);
 }
 
 void SimulatedWorld::CallProgram(int rank, Nanoseconds delay) {
-  Host& host = hosts_.at(rank);
+  Process& process = processes_.at(rank);
   if (delay >= kSecond) return Add({now_ + delay, 0, kProgram, rank});
-  Call(kProgram, rank, delay * host.slowness, &host.program_at);
+  Call(kProgram, rank, delay * process.slowness, &process.program_at);
 }
 
 void SimulatedWorld::BeginBatch(int rank, int set, size_t index, const std::vector<int>& members) {
@@ -156,18 +233,18 @@ bool SimulatedWorld::PassesFence(int rank, int fence) {
 }
 
 void SimulatedWorld::SetTimer(int rank) {
-  Host& host = hosts_.at(rank);
-  if (host.crashed_at != kNever) return;
-  const Nanoseconds due = host.rank->next_timer();
-  if (due == kNever || due >= host.timer) return;
-  host.timer = std::max(due, now_ + 1);
-  Add({host.timer, 0, kTimer, rank});
+  Process& process = processes_.at(rank);
+  if (process.crashed_at != kNever) return;
+  const Nanoseconds due = process.rank->next_timer();
+  if (due == kNever || due >= process.timer) return;
+  process.timer = std::max(due, now_ + 1);
+  Add({process.timer, 0, kTimer, rank});
 }
 
 // ---- the record ----
 
 void SimulatedWorld::Note(const Happening& happening) {
-  static const char* const kNames[] = {"frame", "step", "program", "timer", "batch end", "freeze", "crash", "abort"};
+  static const char* const kNames[] = {"frame", "step", "program", "timer", "batch end", "freeze", "crash", "exception", "cut", "deadline"};
   uint64_t digest = Mix({result_.digest, static_cast<uint64_t>(happening.at), happening.kind, Stream(happening.rank), Stream(happening.other)});
   for (char byte : happening.bytes) digest = digest * 0x100000001b3 ^ static_cast<uint8_t>(byte);
   result_.digest = digest;

@@ -1,7 +1,7 @@
-// SimulatedWorld: ranks, the network between them and the time in which they live, on one thread.
+// SimulatedWorld: ranks, their hosts, the network between them and the time in which they live, on one thread. Faults strike here.
 //
 // One heap of events, keyed by virtual time; every choice comes from the plan's seed. The network keeps the order of a pair of
-// ranks and no other. Runs until nothing is left to happen or the judge has found something.
+// ranks and no other. Runs until all ranks have ended, or nothing moves any more, or the judge has found something.
 #ifndef RINGTRAIN_TESTS_SIMULATION_WORLD_H_
 #define RINGTRAIN_TESTS_SIMULATION_WORLD_H_
 
@@ -30,27 +30,32 @@ class SimulatedWorld : public Surroundings {
   Result Run();
 
   Nanoseconds now() const override { return now_; }
-  void Send(int from, int to, std::string bytes) override;
+  const World& world() const override { return world_; }
+  void Send(int from, int to, const Frame& frame) override;
+  Life& life(int rank) override { return processes_.at(rank).life; }
+  std::string& notice(int rank) override { return notices_[plan_.host_of.at(rank)]; }
+  void Ring(int rank) override { processes_.at(rank).rank->Ring(); }
   void CallStep(int rank, Nanoseconds delay) override;
   void CallProgram(int rank, Nanoseconds delay) override;
   void BeginBatch(int rank, int set, size_t index, const std::vector<int>& members) override;
   bool PassesFence(int rank, int fence) override;
 
  private:
-  enum Kind : uint8_t { kFrame, kStep, kProgram, kTimer, kBatchEnd, kFreeze, kCrash, kAbort };
+  enum Kind : uint8_t { kFrame, kStep, kProgram, kTimer, kBatchEnd, kFreeze, kCrash, kRaise, kCut, kDeadline };
   struct Happening {
     Nanoseconds at;
     uint64_t number;  // in the order in which they were made: equal times keep it
     Kind kind;
     int rank;
-    int other = 0;             // kFrame: the sender; kBatchEnd: the set
+    int other = 0;             // kFrame: the sender; kBatchEnd: the set; of faults: their place in the plan
     Nanoseconds made = 0;      // kFrame: when it was sent
-    Nanoseconds duration = 0;  // kFreeze
+    bool woken = false;        // kDeadline: those that were stopped must have ended, too
     std::string bytes = {};
     bool operator<(const Happening& that) const { return at != that.at ? at > that.at : number > that.number; }
   };
-  struct Host {  // of one rank
+  struct Process {
     std::unique_ptr<SimulatedRank> rank;
+    Life life;
     Nanoseconds frozen_until = 0, crashed_at = kNever, timer = kNever;
     Nanoseconds step_at = kNever, program_at = kNever;  // called for
     int slowness = 1;
@@ -65,7 +70,11 @@ class SimulatedWorld : public Surroundings {
   void Call(Kind kind, int rank, Nanoseconds delay, Nanoseconds* called);
   void Happen(Happening& happening);
   void Note(const Happening& happening);
-  void Crash(int rank);
+  void Strike(const Happening& happening);
+  bool KernelTells(const Fault& fault) const;
+  void CheckDeadline(const Fault& fault, bool woken);
+  // Until when no frame comes through from one rank to another.
+  Nanoseconds CutUntil(int from, int to) const;
   void SetTimer(int rank);
   void CheckAllEnded();
 
@@ -77,7 +86,12 @@ class SimulatedWorld : public Surroundings {
   uint64_t number_ = 0;
   Result result_;
   std::priority_queue<Happening> heap_;
-  std::map<int, Host> hosts_;                                     // by rank
+  // One for all ranks, since 4096 of them would take a gigabyte: its rank is the one that moves at the moment.
+  World world_;
+  std::map<int, Process> processes_;                              // by rank
+  std::map<int, std::string> notices_;                            // by host
+  std::set<int> struck_;                                          // places of faults
+  Nanoseconds last_moved_ = 0;                                    // other than by signs of life
   std::map<std::pair<int, int>, Link> links_;                     // by (from, to)
   std::map<std::pair<int, size_t>, std::set<int>> batches_;       // by (set, index): who has begun it
   std::map<std::pair<int, int>, Nanoseconds> batch_ends_;         // by (rank, set): of the last one
