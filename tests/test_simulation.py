@@ -1,4 +1,4 @@
-"""The negotiator in thousands of simulated worlds (tests/simulation), and proof that the simulation would find faults."""
+"""The protocol in thousands of simulated worlds (tests/simulation), and proof that the simulation would find faults."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_cases_that_found_something(programs: Path) -> None:
 
 
 def test_first_seeds(programs: Path) -> None:
-    check(programs / "simulate", "--seeds", "1-15000")
+    check(programs / "simulate", "--seeds", "1-8000")
 
 
 @pytest.mark.long
@@ -72,13 +72,14 @@ def test_each_mutant_is_caught(programs: Path) -> None:
     assert len(re.findall("caught", said)) == len(mutants.MUTANTS) >= 15
 
 
-def test_a_failure_shrinks_and_replays(programs: Path) -> None:
+@pytest.mark.parametrize("mutant_name", ["a join keeps what the member is owed", "other hosts hear of no end", "silence is no death"])
+def test_a_failure_shrinks_and_replays(mutant_name: str, programs: Path) -> None:
     """A planted fault is printed with a case of few turns and ranks that shows it again, in the same words each time."""
-    mutant = ["--mutant", "a join keeps what the member is owed"]
+    mutant = ["--mutant", mutant_name]
     code, said = simulate(programs / "simulate_mutants", *mutant, "--seeds", "1-200", "--size", "2-8")
     assert code == 1
     small, violation = re.search(r"shrunk to: (.*)\n(.*)\n", said).groups()
-    turns = re.search("turns=([0-9,]+)", small)[1].split(",")
+    turns = re.search("turns=([0-9,]*)", small)[1].split(",")
     assert len(turns) <= 4 and re.search(r"^[23] ranks", said, re.MULTILINE)
     code, again = simulate(programs / "simulate_mutants", *mutant, "--case", small)
     assert code == 1 and violation in again

@@ -117,6 +117,25 @@ def test_a_rank_that_is_through_does_not_wait_for_a_stopped_one(job: Job) -> Non
     assert "rank 1 on host '" in done.stderr.splitlines()[-1] and "heard none for 5 s" in done.stderr, done.stderr
 
 
+def test_a_rank_that_stops_when_it_was_through_is_found_out(tmp_path: Path, job: Job) -> None:
+    """Rank 0 serves the others until they are through, too: they would wait for it for ever."""
+    done = job.run(*launched(2, """
+        import atexit, os, pathlib, signal, sys, time, numpy as np, ringtrain as rt
+        rt.init(shutdown_timeout_seconds=0.5)
+        process = rt.broadcast(np.array([os.getpid()]), root_rank=0, name="process")[0]
+        through = pathlib.Path(sys.argv[1])
+        if rt.rank() == 0:
+            atexit.register(through.touch)
+        else:
+            while not through.exists():
+                time.sleep(0.01)
+            time.sleep(1)
+            os.kill(process, signal.SIGSTOP)
+    """, tmp_path / "through"), seconds=SECONDS, env=rank_environment(RINGTRAIN_DEAD_AFTER_SECONDS="5"))  # fmt: skip
+    assert done.returncode == 1, done
+    assert "rank 0 on host '" in done.stderr.splitlines()[-1] and "heard none for 5 s" in done.stderr, done.stderr
+
+
 BUSY = """
     import ctypes, sys, time, numpy as np, ringtrain as rt
     computes, holds_the_gil = map(int, sys.argv[1:])

@@ -132,8 +132,8 @@ class FaultDrawer {
 void DrawHosts(Plan* plan) {
   Random random{plan->seed, 7};
   plan->options.dead_after_seconds = static_cast<double>(kBound / kSecond);
-  plan->idle_ranks_doze = random.OneIn(2);
-  const int a_host = random.Pick(std::vector<int>{1, 2, 3, 4, 8, 64});
+  plan->idle_ranks_doze = random.OneIn(3);
+  const int a_host = random.Pick(std::vector<int>{1, 2, 3, 4, 8, 16});
   const int hosts = (static_cast<int>(plan->ranks.size()) + a_host - 1) / a_host;
   const bool in_turn = random.OneIn(3);  // ranks are dealt out to the hosts one by one
   for (size_t place = 0; place < plan->ranks.size(); ++place)

@@ -334,9 +334,9 @@ class Generator {
     if (plan_.sets[set].size() < 2) return;
     Turn turn = MakeDataTurn(set, "w" + std::to_string(random_.Below(names_)));
     turn.fenced = true;
-    const auto [least, most] = random_.Pick(seconds);
+    const auto [least, most] = large_ ? seconds[0] : random_.Pick(seconds);
     for (int rank : random_.Some(plan_.sets[set])) turn.parts[rank].delay = random_.Between(least, most) * kSecond;
-    if (long_phases_.OneIn(2)) DrawLongPhase(&turn);
+    if (!large_ && long_phases_.OneIn(2)) DrawLongPhase(&turn);
     Add(std::move(turn));
     ++round_;
   }

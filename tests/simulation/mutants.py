@@ -1,4 +1,4 @@
-"""Faults planted into copies of the negotiator's sources, to show that the simulation finds such faults.
+"""Faults planted into copies of the protocol's sources, to show that the simulation finds such faults.
 
 Each row replaces one piece of a source that occurs there once. All go into one copy, each behind a switch, so that a
 single executable (``simulate_mutants``) has them all and one is awake at a time. Production sources know nothing of it.
@@ -20,6 +20,7 @@ class Mutant(NamedTuple):
 
 
 NEGOTIATOR, MATCH, FUSION, REQUEST = "core/negotiator.cc", "core/match.cc", "core/fusion.cc", "core/request.cc"
+LIVENESS, PROTOCOL = "core/liveness.cc", "core/protocol.cc"
 MUTANTS = [
     # Who has to be there
     Mutant("a goodbye overtakes what was asked for again", NEGOTIATOR, "unanswered_[event.member] > 0 && !event.gone", "false"),
@@ -83,6 +84,32 @@ MUTANTS = [
            "if (!entry.arrivals[member].present && !joined_.has(member)) ranks.push_back(member);"),
     Mutant("the coordinator sets no timer", NEGOTIATOR, "!coordinates() || order_.empty()", "true"),
     Mutant("process sets share an id", NEGOTIATOR, "next_process_set_++", "1 + next_process_set_++ % 2"),
+    # Long phases
+    Mutant("a long phase is not told to the coordinator", NEGOTIATOR, "  frame.milliseconds = static_cast<uint64_t>(event.duration / kMillisecond);", ";"),
+    Mutant("a long phase puts no end off", NEGOTIATOR, "until = std::max(until, busy.second)", "until = 1"),
+    Mutant("a long phase keeps no report back", NEGOTIATOR, "std::max(entry.warn_at, busy_until + options_.stall_warning)", "entry.warn_at"),
+    # Who lives
+    Mutant("silence is no death", LIVENESS, "now - peer->changed < bound_", "true"),
+    Mutant("half of the bound is enough", LIVENESS, "dead_after_seconds * 1e9", "dead_after_seconds * 0.5e9"),
+    Mutant("a process that has ended is not noticed", LIVENESS, "peer->local && seen.Died(peer->ranks[0])", "false"),
+    Mutant("whoever left is judged on", LIVENESS, "peer->local && seen.Left(peer->ranks[0])", "false"),
+    Mutant("a new sign of life is not noted", LIVENESS, "sign != peer->sign", "false"),
+    Mutant("whoever was stopped judges at once", LIVENESS, "if (!listened) peer.changed = now;", ";"),
+    Mutant("hosts are listened to in one direction of the ring only", LIVENESS, "world.hosts[(mine + hosts - distance) % hosts]",
+           "world.hosts[(mine + distance) % hosts]"),
+    Mutant("a host is named by its first rank alone", LIVENESS, "RanksText(peer.ranks)", "RanksText({peer.ranks[0]})"),
+    Mutant("idle ranks sleep too long", LIVENESS, "now + period_", "now + 40 * period_"),
+    Mutant("a host that left is judged on", LIVENESS, "peer.ranks[0] == rank", "false"),
+    Mutant("no host beats for the others", PROTOCOL, "  SendBeats(false);", ";"),
+    Mutant("nobody beats within a host", PROTOCOL, "  performer_->Beat();", ";"),
+    # The end
+    Mutant("other hosts hear of no end", PROTOCOL, "    performer_->Send(rank, std::move(abort));", ";"),
+    Mutant("an end that is heard of ends nothing", PROTOCOL, "return Abort(Status::PeerLost(frame.text));", "return;"),
+    Mutant("one goodbye is enough", PROTOCOL, "goodbyes_.size() == everyone().size()", "true"),
+    Mutant("only the lowest rank hears goodbyes", PROTOCOL, "    concerned.insert(members[0]);", ";"),
+    Mutant("whoever gives up waiting goes on beating", PROTOCOL, "  SendBeats(true);", ";"),
+    # Process sets
+    Mutant("frames that come before their set are lost", PROTOCOL, "    early_frames_[process_set].emplace_back(from, std::move(frame));", ";"),
 ]
 AWAKE = "::ringtrain::simulation::awake_mutant == {number}"
 

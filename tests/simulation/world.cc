@@ -38,7 +38,7 @@ World WorldOf(const Plan& plan) {
 }  // namespace
 
 SimulatedWorld::SimulatedWorld(const Plan& plan, bool trace)
-    : plan_(plan), trace_(trace), judge_(plan), random_({plan.seed, 5}), world_(WorldOf(plan)) {
+    : plan_(plan), trace_(trace), judge_(plan), random_({plan.seed, 5}), world_(WorldOf(plan)), lives_(world_.host_of.size()) {
   for (int rank : plan.ranks) {
     world_.rank = rank;
     processes_[rank].rank = std::make_unique<SimulatedRank>(plan, rank, &judge_, this);
@@ -128,7 +128,7 @@ void SimulatedWorld::Strike(const Happening& happening) {
   if (happening.kind == kRaise && !process.rank->Raise()) return;
   if (happening.kind == kCrash) {
     process.crashed_at = now_;
-    process.life.died = process.life.begun;
+    life(happening.rank).died = life(happening.rank).begun;
     judge_.Crashed(happening.rank);
   }
   if (!struck_.insert(happening.other).second || !IsDeadly(plan_, fault)) return;
@@ -140,7 +140,7 @@ void SimulatedWorld::Strike(const Happening& happening) {
 
 // Some rank of the same host is there to see that the process has ended.
 bool SimulatedWorld::KernelTells(const Fault& fault) const {
-  if (fault.kind != Fault::kCrash || fault.ranks.size() > 1 || !processes_.at(fault.ranks[0]).life.died) return false;
+  if (fault.kind != Fault::kCrash || fault.ranks.size() > 1 || !lives_[static_cast<size_t>(fault.ranks[0])].died) return false;
   return std::any_of(processes_.begin(), processes_.end(), [&](const auto& entry) {
     return plan_.host_of.at(entry.first) == plan_.host_of.at(fault.ranks[0]) && entry.second.crashed_at == kNever && !entry.second.rank->ended();
   });

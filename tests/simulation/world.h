@@ -32,7 +32,7 @@ class SimulatedWorld : public Surroundings {
   Nanoseconds now() const override { return now_; }
   const World& world() const override { return world_; }
   void Send(int from, int to, const Frame& frame) override;
-  Life& life(int rank) override { return processes_.at(rank).life; }
+  Life& life(int rank) override { return lives_[static_cast<size_t>(rank)]; }
   std::string& notice(int rank) override { return notices_[plan_.host_of.at(rank)]; }
   void Ring(int rank) override { processes_.at(rank).rank->Ring(); }
   void CallStep(int rank, Nanoseconds delay) override;
@@ -55,7 +55,6 @@ class SimulatedWorld : public Surroundings {
   };
   struct Process {
     std::unique_ptr<SimulatedRank> rank;
-    Life life;
     Nanoseconds frozen_until = 0, crashed_at = kNever, timer = kNever;
     Nanoseconds step_at = kNever, program_at = kNever;  // called for
     int slowness = 1;
@@ -89,6 +88,7 @@ class SimulatedWorld : public Surroundings {
   // One for all ranks, since 4096 of them would take a gigabyte: its rank is the one that moves at the moment.
   World world_;
   std::map<int, Process> processes_;                              // by rank
+  std::vector<Life> lives_;                                       // by rank
   std::map<int, std::string> notices_;                            // by host
   std::set<int> struck_;                                          // places of faults
   Nanoseconds last_moved_ = 0;                                    // other than by signs of life
