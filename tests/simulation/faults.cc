@@ -185,8 +185,10 @@ std::string RaisedText(int rank) { return "rank " + std::to_string(rank) + " has
 std::string Misfit(const Plan& plan, const Fault& fault, Nanoseconds struck, Nanoseconds now, const std::string& cause) {
   if (fault.kind == Fault::kRaise) return cause == RaisedText(fault.ranks[0]) ? "" : "it was raised otherwise";
   std::vector<std::string> subjects;
+  std::map<int, std::vector<int>> hosts;
+  for (int rank : plan.ranks) hosts[plan.host_of.at(rank)].push_back(rank);
   for (int rank : fault.kind == Fault::kCut ? plan.ranks : fault.ranks) {
-    const std::vector<int> host = RanksOnHost(plan, plan.host_of.at(rank));
+    const std::vector<int>& host = hosts.at(plan.host_of.at(rank));
     if (fault.kind != Fault::kCut) subjects.push_back(SubjectText(plan, {rank}));
     if (host[0] == rank) subjects.push_back(SubjectText(plan, host));  // which beats for all of them
   }

@@ -252,9 +252,10 @@ void Judge::Struck(const Fault& fault, Nanoseconds now) { struck_.emplace_back(f
 
 void Judge::Ended(int rank, Nanoseconds now, const std::string& cause) {
   ended_.insert(rank);
-  std::string misfit = "nothing has happened";
+  std::string misfit = fitting_causes_.count(cause) > 0 ? "" : "nothing has happened";
   for (const auto& [fault, struck] : struck_)
-    if (misfit = Misfit(plan_, fault, struck, now, cause); misfit.empty()) break;
+    if (!misfit.empty()) misfit = Misfit(plan_, fault, struck, now, cause);
+  fitting_causes_.insert(cause);
   if (!misfit.empty()) return Violate(RankText(rank) + " is told '" + cause + "', but " + misfit);
   const std::string& first = causes_.emplace(plan_.host_of.at(rank), cause).first->second;
   if (first != cause) Violate(RankText(rank) + " is told '" + cause + "', but another rank of its host '" + first + "'");

@@ -87,6 +87,7 @@ class Judge {
   std::set<std::pair<int, int>> done_;                 // (rank, turn)
   std::map<int, Batch> removals_;                      // of process sets, by turn
   std::vector<std::pair<Fault, Nanoseconds>> struck_;  // deadly faults, and when
+  std::set<std::string> fitting_causes_;               // to any of them
   std::map<int, std::string> causes_;                  // by host: why its ranks have ended
   std::set<int> ended_;                                // ranks that the world's end, or their own, has reached
 };
