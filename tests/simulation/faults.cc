@@ -13,6 +13,7 @@ constexpr Nanoseconds kBound = 15 * kSecond;    // RINGTRAIN_DEAD_AFTER_SECONDS,
 constexpr Nanoseconds kMargin = 2 * kSecond;    // what is promised beyond it
 constexpr Nanoseconds kBlink = 6 * kSecond;     // what the short freezes of a plan come to
 constexpr Nanoseconds kJitter = kSecond;        // between the ranks that one signal stops
+constexpr Nanoseconds kDoze = kSecond;          // of a rank with nothing pending; what has come it hears then
 constexpr int kSlowest = 30;                    // steps of a slow rank
 
 std::vector<int> RanksOnHost(const Plan& plan, int host) {
@@ -37,7 +38,7 @@ Nanoseconds Slack(const Plan& plan) {
   const bool blinks = std::any_of(plan.faults.begin(), plan.faults.end(), [](const Fault& fault) {
     return (fault.kind == Fault::kFreeze || fault.kind == Fault::kLateStart) && fault.duration <= kMargin;
   });
-  return 30 * plan.link_delay + 3 * kSlowest * plan.step_delay + (blinks ? kBlink : 0);
+  return 30 * plan.link_delay + 3 * kSlowest * plan.step_delay + (blinks ? kBlink : 0) + (plan.idle_ranks_doze ? kDoze : 0);
 }
 
 bool Cuts(const Plan& plan, const Fault& fault) {
