@@ -170,7 +170,7 @@ def test_sizes_are_read(text, count):
         (["allreduce", "--peers", "nccl"], "expected some of gloo, mpi but found 'nccl'"),
         (["allreduce", "--algorithm", "fast"], "but found 'fast'"),
         (["step", "--model", "vgg"], "invalid choice"),
-        (["train", "--peers", "gloo"], "expected some of ddp but found 'gloo'"),
+        (["train", "--peers", "gloo"], "expected some of buckets, ddp but found 'gloo'"),
         (["accumulation", "--passes", "1,0"], "expected numbers such as 1,2,4 but found '1,0'"),
         ([], "required"),
     ],
