@@ -13,8 +13,8 @@ namespace {
 // MPI moves data only inside its calls, so a rank between hosts stays awake this long after its last work.
 constexpr Nanoseconds kLinger = 10 * INT64_C(1000000);
 
-constexpr Nanoseconds kSecond = INT64_C(1000000000);
-
+// With a request for stacks: on a busy machine Python needs a while for it, and faulthandler beside running threads may crash.
+constexpr Nanoseconds kPatience = 5 * INT64_C(1000000000);
 constexpr int kMostFrames = 64;  // taken in one step
 
 }  // namespace
@@ -204,7 +204,7 @@ void Coordinator::ShowStacks(const std::string& awaited) {
   const std::string text = "ringtrain: the other ranks wait for " + awaited + ", which rank " + std::to_string(world_.rank) +
                            " has not submitted. Its Python is here:\n";
   if (write(STDERR_FILENO, text.data(), text.size()) < 0) return;
-  if (Ask('s')) insist_on_stacks_at_ = Now() + kSecond;
+  if (Ask('s')) insist_on_stacks_at_ = Now() + kPatience;
 }
 
 // A signal's handler needs no lock of the interpreter, which a busy thread may keep. Without a handler it would end the process.

@@ -102,7 +102,7 @@ void rt_alarm_cancel(rt_alarm *alarm);
 /* Fails everything pending and everything later on all ranks with this cause; the first cause wins. */
 void rt_abort(rt_context *context, const char *cause);
 /* What a stall needs of the caller is written to the pipe, for a thread of its own to read: "s" when others wait for this rank and
- * the caller's stacks are to be written to stderr, "l" when the log has a line about it. If an "s" is still unread after a second,
+ * the caller's stacks are to be written to stderr, "l" when the log has a line about it. If an "s" is still unread after five seconds,
  * option stack_signal is raised, given a handler for it. */
 void rt_ask_through(rt_context *context, int32_t pipe);
 /* This rank will submit nothing for so many seconds: what waits for it is neither reported nor given up meanwhile. 0: it is back. */

@@ -1,7 +1,9 @@
 """A job under watch: whatever is left of it, processes and shared memory, can be found.
 
 Its processes carry a mark in their environment. Its /dev/shm is a folder of its own, so that only it can have left
-something there; that takes a mount namespace, which not every machine allows. Used by `ringtrain bench faults` and tests.
+something there; that takes a mount namespace, which not every machine allows. So is its folder for temporary files: mpirun, when it
+is killed, leaves files there that are named after its process id, and no later one with that id can start beside them.
+Used by `ringtrain bench faults` and tests.
 """
 
 from __future__ import annotations
@@ -38,11 +40,12 @@ class Job:
         self.started: list[subprocess.Popen] = []
         self._bytes = shared_memory_bytes
         self.shared_memory = Path(tempfile.mkdtemp(prefix="ringtrain-watched-", dir="/dev/shm"))
+        self.temporary = tempfile.mkdtemp(prefix="watched-")
 
     def start(self, *command: str | Path, **options) -> subprocess.Popen:
         """`subprocess.Popen` of a command of this job; `env` gets the mark."""
         name, _, value = self.mark.partition("=")
-        options["env"] = {**options.get("env", os.environ), name: value}
+        options["env"] = {**options.get("env", os.environ), name: value, "TMPDIR": self.temporary}
         process = subprocess.Popen([*self._apart(), *map(str, command)], **options)
         self.started.append(process)
         return process
@@ -83,7 +86,7 @@ class Job:
         return left
 
     def close(self) -> None:
-        """Kills what is left, and takes its /dev/shm away."""
+        """Kills what is left, and takes its folders away."""
         for pid in self.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -91,7 +94,8 @@ class Job:
             process.wait()
             for pipe in filter(None, (process.stdout, process.stderr)):
                 pipe.close()
-        shutil.rmtree(self.shared_memory, ignore_errors=True)
+        for folder in (self.shared_memory, self.temporary):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _apart(self) -> list[str]:
         prefix = namespace_prefix()

@@ -39,7 +39,7 @@ RANK = """
         if rt.rank() == busy and computes:
             compute()
         elif rt.rank() == busy:
-            hold_the_gil(5)
+            hold_the_gil(10)
             while not announces and not os.path.exists(given_up):
                 hold_the_gil(0.1)
     try:

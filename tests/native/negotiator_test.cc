@@ -780,7 +780,7 @@ RT_TEST(stall_is_reported_with_doubling_patience) {
   }
   RT_CHECK(reported == (std::vector<int>{30, 60, 120, 240, 480}));
   RT_CHECK_EQ(simulation.warnings(0)[0], std::string("allreduce 'x': waiting 30 s: submitted by ranks 10, 13; missing ranks 11, 12. A "
-                                                     "branch may differ between ranks. It will not be given up "
+                                                     "branch may differ between ranks, or which gradients they have. It will not be given up "
                                                      "(RINGTRAIN_STALL_ABORT_SECONDS=0)."));
   for (int rank : {1, 2}) simulation.Submit(rank, Allreduce("x"));
   simulation.Settle();
@@ -801,7 +801,8 @@ RT_TEST(stall_fails_at_the_limit_and_late_ranks_hear_of_it) {
   const Status status = FailureOf(simulation, 0, "x");
   RT_CHECK_EQ(status.code(), StatusCode::kTimeout);
   RT_CHECK_EQ(status.message(), std::string("allreduce 'x': waiting 100 s: submitted by ranks 10, 11; missing rank 12. A branch may "
-                                            "differ between ranks. It was given up after 100 s (RINGTRAIN_STALL_ABORT_SECONDS; long_phase() "
+                                            "differ between ranks, or which gradients they have. It was given up after 100 s "
+                                            "(RINGTRAIN_STALL_ABORT_SECONDS; long_phase() "
                                             "on the busy rank extends it)."));
   RT_CHECK_EQ(FailureOf(simulation, 1, "x").message(), status.message());
   simulation.Submit(2, Allreduce("x"));
