@@ -26,9 +26,8 @@ FILES = sorted(path.name for path in HERE.glob("test_*.py")
 SECONDS = 600
 # What the number of ranks and the library below bear on most; the other files take 2 ranks alone.
 ON_FOUR_RANKS_TOO = {"test_compression.py", "test_context.py", "test_join.py", "test_operations.py", "test_order.py",
-                     "test_process_sets.py", "test_torch_amp.py", "test_torch_operations.py", "test_torch_optimizer.py",
-                     "test_torch_passes.py", "test_torch_window.py", "test_training.py", "test_training_parameters.py",
-                     "test_training_steps.py"}
+                     "test_process_sets.py", "test_torch_operations.py", "test_torch_optimizer.py", "test_torch_passes.py",
+                     "test_training.py", "test_training_steps.py"}
 # A job takes many files, since ranks need seconds to import what they test.
 SUBJECTS = {"core": [name for name in FILES if not NEEDS_TORCH.match(name)],
             "torch": [name for name in FILES if NEEDS_TORCH.match(name)]}
