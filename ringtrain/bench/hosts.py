@@ -100,7 +100,7 @@ class Host:
 
     def left(self) -> list[str]:
         """What a job has left here: processes, and shared memory."""
-        segments = sorted(os.listdir(f"/proc/{self.pid}/root/dev/shm"))
+        segments = sorted(os.listdir(Path("/proc", str(self.pid), "root", "dev", "shm")))
         return [f"process {pid}: {line}" for pid, line in self.processes().items()] + [f"/dev/shm/{name}" for name in segments]
 
     @contextmanager
