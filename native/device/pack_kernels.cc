@@ -5,12 +5,11 @@
 namespace ringtrain {
 namespace {
 
-const char kPtxSm75[] =
+constexpr Ptx kPtx = {
 #include "device/pack_sm75.ptx.h"
-    ;
-const char kPtxSm80[] =
+    ,
 #include "device/pack_sm80.ptx.h"
-    ;
+};
 
 const std::vector<std::string> kKernels = {
 #define RT_PACKING(name, Tensor, Buffer) #name,
@@ -39,24 +38,16 @@ bool PackKernels::Can(DType tensor_dtype, DType buffer_dtype, bool scaled) {
 }
 
 Status PackKernels::Load(const Driver& driver, CUdevice device, std::unique_ptr<PackKernels>* kernels) {
-  int major = 0;
-  RT_TRY(driver.Check(driver.DeviceGetAttribute(&major, kCudaAttributeComputeMajor, device), "compute capability"));
-  std::unique_ptr<PackKernels> loaded(new PackKernels(driver));
-  RT_TRY(driver.Check(driver.ModuleLoadData(&loaded->module_, major >= 8 ? kPtxSm80 : kPtxSm75), "loading the pack kernels"));
-  const auto find = [&](const std::string& name, std::vector<CUfunction>* functions) {
-    functions->push_back(nullptr);
-    return driver.Check(driver.ModuleGetFunction(&functions->back(), loaded->module_, name.c_str()), "kernel '" + name + "'");
-  };
+  std::unique_ptr<PackKernels> loaded(new PackKernels);
+  RT_TRY(KernelModule::Load(driver, device, kPtx, "the pack kernels", &loaded->module_));
   for (const std::string& name : kKernels) {
-    RT_TRY(find("pack_" + name, &loaded->packing_));
-    RT_TRY(find("unpack_" + name, &loaded->unpacking_));
+    loaded->packing_.push_back(nullptr);
+    loaded->unpacking_.push_back(nullptr);
+    RT_TRY(loaded->module_->Find("pack_" + name, &loaded->packing_.back()));
+    RT_TRY(loaded->module_->Find("unpack_" + name, &loaded->unpacking_.back()));
   }
   *kernels = std::move(loaded);
   return {};
-}
-
-PackKernels::~PackKernels() {
-  if (module_ != nullptr) driver_.ModuleUnload(module_);
 }
 
 Status PackKernels::Run(const std::vector<CUfunction>& kernels, const PackJob& job, CUstream stream) {
@@ -64,10 +55,8 @@ Status PackKernels::Run(const std::vector<CUfunction>& kernels, const PackJob& j
   launch_->buffer = job.buffer;
   launch_->scale = job.scale;
   launch_->found_infinite = job.found_infinite;
-  void* parameters[] = {launch_.get()};
   return InLaunches(*job.tensors, Bytes(job.tensor_dtype), launch_.get(), [&](uint32_t chunks) {
-    return driver_.Check(driver_.LaunchKernel(kernel, chunks, 1, 1, kPackThreads, 1, 1, 0, stream, parameters, nullptr),
-                         "launching a pack kernel of " + std::to_string(chunks) + " blocks");
+    return module_->Launch(kernel, chunks, launch_.get(), stream, "a pack kernel");
   });
 }
 

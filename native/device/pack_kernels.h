@@ -8,6 +8,7 @@
 
 #include "base/status.h"
 #include "device/driver.h"
+#include "device/kernel_module.h"
 #include "device/pack_plan.h"
 #include "tables/tables.h"
 
@@ -26,9 +27,6 @@ struct PackJob {
 class PackKernels {
  public:
   static Status Load(const Driver& driver, CUdevice device, std::unique_ptr<PackKernels>* kernels);
-  ~PackKernels();
-  PackKernels(const PackKernels&) = delete;
-  PackKernels& operator=(const PackKernels&) = delete;
 
   // Whether there is a kernel: for float32, float16 and bfloat16 with or without a scale, and for equal dtypes without one.
   static bool Can(DType tensor_dtype, DType buffer_dtype, bool scaled);
@@ -38,11 +36,10 @@ class PackKernels {
   Status Unpack(const PackJob& job, CUstream stream) { return Run(unpacking_, job, stream); }
 
  private:
-  explicit PackKernels(const Driver& driver) : driver_(driver), launch_(new PackLaunch) {}
+  PackKernels() : launch_(new PackLaunch) {}
   Status Run(const std::vector<CUfunction>& kernels, const PackJob& job, CUstream stream);
 
-  const Driver& driver_;
-  CUmodule module_ = nullptr;
+  std::unique_ptr<KernelModule> module_;
   std::vector<CUfunction> packing_, unpacking_;  // in the order of pack.def
   std::unique_ptr<PackLaunch> launch_;           // filled again for each launch: the driver copies it
 };

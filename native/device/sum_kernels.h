@@ -8,6 +8,7 @@
 
 #include "base/status.h"
 #include "device/driver.h"
+#include "device/kernel_module.h"
 #include "device/sum.h"
 #include "tables/tables.h"
 
@@ -27,12 +28,12 @@ struct SumJob {
   float postscale = 1;
 };
 
+// What the kernel is given for it.
+SumLaunch LaunchOf(const SumJob& job);
+
 class SumKernels {
  public:
   static Status Load(const Driver& driver, CUdevice device, std::unique_ptr<SumKernels>* kernels);
-  ~SumKernels();
-  SumKernels(const SumKernels&) = delete;
-  SumKernels& operator=(const SumKernels&) = delete;
 
   // Whether there is a kernel for so many members.
   static bool Can(DType dtype, int members);
@@ -41,11 +42,10 @@ class SumKernels {
   Status Sum(const SumJob& job, CUstream stream) const;
 
  private:
-  explicit SumKernels(const Driver& driver) : driver_(driver) {}
+  SumKernels() = default;
 
-  const Driver& driver_;
-  CUmodule module_ = nullptr;
-  std::vector<CUfunction> functions_;  // in the order of sum.def
+  std::unique_ptr<KernelModule> module_;
+  std::vector<CUfunction> kernels_;  // in the order of sum.def
 };
 
 }  // namespace ringtrain

@@ -80,17 +80,7 @@ struct Members {
   void PerformSums(size_t step) {
     for (const NcclPlan& plan : plans)
       for (const SumJob& job : plan[step].sums) {
-        SumLaunch launch{};
-        launch.to = reinterpret_cast<uint64_t>(job.to);
-        launch.own = reinterpret_cast<uint64_t>(job.own);
-        launch.received = reinterpret_cast<uint64_t>(job.received);
-        launch.stride = job.stride;
-        launch.elements = job.elements;
-        launch.members = static_cast<uint32_t>(job.factors.size());
-        launch.me = static_cast<uint32_t>(job.me);
-        launch.divisor = job.divisor;
-        launch.postscale = job.postscale;
-        std::copy(job.factors.begin(), job.factors.end(), launch.factors);
+        const SumLaunch launch = LaunchOf(job);
         for (uint32_t chunk = 0; chunk * kPackChunk < job.elements; ++chunk) SumShare<float, float>(launch, chunk, 0, 1);
       }
   }

@@ -1,0 +1,40 @@
+// KernelModule: kernels that came as PTX text, on one device: loaded through the driver for as long as it lives.
+// All calls are made with the device's context current, by one thread at a time.
+#ifndef RINGTRAIN_DEVICE_KERNEL_MODULE_H_
+#define RINGTRAIN_DEVICE_KERNEL_MODULE_H_
+
+#include <memory>
+#include <string>
+
+#include "base/status.h"
+#include "device/driver.h"
+
+namespace ringtrain {
+
+// One program, for GPUs from a compute capability on.
+struct Ptx {
+  const char* sm75;
+  const char* sm80;
+};
+
+class KernelModule {
+ public:
+  // what: "the pack kernels", for the text of an error.
+  static Status Load(const Driver& driver, CUdevice device, const Ptx& ptx, const std::string& what, std::unique_ptr<KernelModule>* module);
+  ~KernelModule() { driver_.ModuleUnload(module_); }
+  KernelModule(const KernelModule&) = delete;
+  KernelModule& operator=(const KernelModule&) = delete;
+
+  Status Find(const std::string& name, CUfunction* kernel) const;
+  // kPackThreads threads a block; the driver copies the one parameter. what: "a pack kernel", for the text of an error.
+  Status Launch(CUfunction kernel, unsigned blocks, void* parameter, CUstream stream, const std::string& what) const;
+
+ private:
+  KernelModule(const Driver& driver, CUmodule module) : driver_(driver), module_(module) {}
+
+  const Driver& driver_;
+  const CUmodule module_;
+};
+
+}  // namespace ringtrain
+#endif  // RINGTRAIN_DEVICE_KERNEL_MODULE_H_
