@@ -49,6 +49,11 @@ def load(launcher: Launcher | None, seconds: float):
     return MPI
 
 
+def version_text(MPI) -> str:
+    """Name and version of the MPI library, in a few words. MPI need not be initialised."""
+    return " ".join(MPI.Get_library_version().strip("\0").replace(",", " ").split()[:3])
+
+
 def communicator(MPI, comm: object):
     """The communicator for ``init``'s argument: all ranks, a list of them, or mpi4py's own.
 

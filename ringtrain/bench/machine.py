@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import ringtrain as rt
+from ringtrain.mpi import version_text
 
 
 def describe() -> dict[str, str | int]:
@@ -40,7 +41,7 @@ def _processor() -> str:
 
 
 def _mpi_version() -> str:
-    """Name and version of the MPI library, in a few words. MPI need not be initialised to be asked, and this does not do it."""
+    """Does not initialise MPI, which it would if mpi4py did as it does by itself."""
     import mpi4py
 
     initialized = mpi4py.rc.initialize
@@ -49,7 +50,7 @@ def _mpi_version() -> str:
         from mpi4py import MPI
     finally:
         mpi4py.rc.initialize = initialized
-    return " ".join(MPI.Get_library_version().replace(",", " ").split()[:3])
+    return version_text(MPI)
 
 
 def _version(distribution: str) -> str:

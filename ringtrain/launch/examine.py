@@ -20,6 +20,7 @@ import numpy as np
 import ringtrain as rt
 from ringtrain.launch import cuda_aware
 from ringtrain.launch.commands import version_of
+from ringtrain.mpi import version_text
 
 COPY_BYTES = 64 << 20
 MESSAGE_BYTES = 1 << 20
@@ -88,7 +89,7 @@ def mpi_version() -> str:
     """Name and version of the MPI in use."""
     from mpi4py import MPI
 
-    return " ".join(MPI.Get_library_version().replace(",", " ").split()[:3]).strip("\0")
+    return version_text(MPI)
 
 
 def mpi_is_cuda_aware() -> bool:
