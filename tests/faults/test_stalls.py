@@ -14,13 +14,15 @@ pytestmark = [
 ]
 
 # PyDLL keeps the GIL, so no Python thread of the busy rank can answer. Unannounced, it is busy until the other one has given up.
-# The one that computes is rank 0, which has to report the stall itself; should it not, it computes for a minute more.
+# The one that computes is rank 0, which has to report the stall itself, and to show where it is; should it not, it computes for
+# a minute more.
 RANK = """
-    import ctypes, contextlib, logging, os, sys, time, numpy as np, ringtrain as rt
+    import ctypes, contextlib, logging, os, sys, time, numpy as np, ringtrain as rt, ringtrain.reports
     announces, computes, given_up = sys.argv[1] == "announced", sys.argv[1] == "computing", sys.argv[2]
     busy = 0 if computes else 1
-    reports = []
+    reports, stacks, write_stacks = [], [], rt.reports.write_stacks
     logging.getLogger("ringtrain").addFilter(lambda record: reports.append(record) or True)
+    rt.reports.write_stacks = lambda: stacks.append(write_stacks())
 
     def hold_the_gil(seconds):
         ctypes.PyDLL(None).usleep(int(seconds * 1e6))
@@ -29,7 +31,7 @@ RANK = """
         while not os.path.exists(given_up):
             sum(range(100000))
         until = time.monotonic() + 60
-        while not reports and time.monotonic() < until:
+        while not (reports and stacks) and time.monotonic() < until:
             sum(range(100000))
         print("reported while rank 0 computed" if reports else "not reported")
 
