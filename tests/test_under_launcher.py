@@ -1,7 +1,7 @@
 """Runs the tests that use a world once more under ringtrainrun, where the world is the launcher's.
 
 Every run takes 2 ranks under one MPI, and for what lies nearest to the core 4 under the other; the combinations that are left
-take as long again and find what one of the first two does, so they are run by bin/test --long.
+take longer and find what one of the first two does, so they are run by bin/test --long.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ FILES = sorted(path.name for path in HERE.glob("test_*.py")
 SECONDS = 600
 # What the number of ranks and the library below bear on most; the other files take 2 ranks alone.
 ON_FOUR_RANKS_TOO = {"test_compression.py", "test_context.py", "test_join.py", "test_operations.py", "test_order.py",
-                     "test_process_sets.py", "test_torch_operations.py", "test_torch_optimizer.py", "test_torch_passes.py",
-                     "test_training.py", "test_training_steps.py"}
+                     "test_process_sets.py", "test_torch_passes.py", "test_training_steps.py"}
 # A job takes many files, since ranks need seconds to import what they test.
 SUBJECTS = {"core": [name for name in FILES if not NEEDS_TORCH.match(name)],
             "torch": [name for name in FILES if NEEDS_TORCH.match(name)]}
