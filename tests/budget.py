@@ -12,8 +12,8 @@ from collections import Counter
 
 WHOLE_RUN = 25.0  # minutes
 # Minutes of each group, in the order of the run.
-BUDGETS = {"install": 1.5, "build": 0.5, "python": 2.2, "torch": 2.8, "TensorFlow": 1.8, "launcher": 1.0, "Open MPI": 5.0, "MPICH": 2.2,
-           "native": 0.8, "simulation": 1.5, "sanitizers": 2.7, "tools": 2.0, "packaging": 1.0}
+BUDGETS = {"install": 1.5, "build": 0.8, "python": 7.0, "torch": 6.0, "TensorFlow": 4.5, "launcher": 1.0, "Open MPI": 8.5, "MPICH": 3.5,
+           "native": 0.8, "simulation": 1.5, "sanitizers": 3.0, "tools": 2.5, "packaging": 1.5}
 GROUP_OF_MARKER = {"packaging": "packaging", "openmpi": "Open MPI", "mpich": "MPICH", "plain": "native",
                    "tsan": "sanitizers", "asan": "sanitizers"}
 GROUP_OF_FILE = {"test_native": "native", "test_launch": "launcher", "test_hosts": "launcher",

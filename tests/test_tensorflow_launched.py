@@ -6,12 +6,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from environments import EACH_MPI, rank_environment, ringtrainrun
+from environments import rank_environment, ringtrainrun
 
 pytest.importorskip("tensorflow")
 
 
-@EACH_MPI
+@pytest.mark.parametrize("mpi", [pytest.param("openmpi", marks=pytest.mark.openmpi),
+                                 pytest.param("mpich", marks=[pytest.mark.mpich, pytest.mark.long])])  # the operations know no MPI
 @pytest.mark.timeout(200)
 def test_two_ranks(mpi: str) -> None:
     script = Path(__file__).parent / "tensorflow_ranks.py"

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-ALONE = re.compile(r"tests/(faults/|test_(bench|hosts|launch_|mpi_world))")
+ALONE = re.compile(r"tests/(faults/|test_(bench_wire|hosts|launch_(doctor|function|hosts|networks)|mpi_world))")
 
 
 class FilesThenAlone(LoadScopeScheduling):

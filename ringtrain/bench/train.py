@@ -2,12 +2,12 @@
 
 A turn is a few steps back to back, as in a training loop, and its figure their mean. Before that, every system must
 reach in two steps what one process reaches with the batches of all ranks in one. Below the table stands what our hook
-costs autograd's thread for each gradient, submission included.
+costs autograd's thread for each gradient, submission included, and beside it what a hook costs there that does nothing.
 """
 
 import copy
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ def run(networks: Sequence[str], peers: Sequence[str], repetitions: int | None, 
     for name in networks:
         network = NETWORKS[name]
         results += _measure(name, network, peers, repetitions or 20)
-        hooks[name] = _time_hooks(network)
+        hooks[name] = _time_hooks(network, _with_our_hooks) | {"of nothing": _time_hooks(network, _with_idle_hooks)["median"]}
     _print(results, hooks)
     report.write_json(json, results, hook_seconds=hooks)
     return all(result["verified"] for result in results)
@@ -98,10 +98,10 @@ def _verify(system: TrainingSystem, trained: torch.nn.Module, batch: Batch, goal
 # ---- the hook ----
 
 
-def _time_hooks(network: Network) -> dict[str, float]:
-    """Seconds of processor time that autograd's thread spends in our hook, over all parameters and some steps, here.
+def _time_hooks(network: Network, make_hooked: Callable[[torch.nn.Module], torch.optim.Optimizer]) -> dict[str, float]:
+    """Seconds of processor time that autograd's thread spends in a hook, over all parameters and some steps, here.
 
-    Hooks run in the order in which they were registered: one of ours comes before the optimizer's, one after.
+    Hooks run in the order in which they were registered: one of ours comes before that which is measured, one after.
     Processor time, because on busy cores the clock would tell when the core was given to another thread.
     """
     hvd.init()
@@ -111,7 +111,7 @@ def _time_hooks(network: Network) -> dict[str, float]:
     seconds: list[float] = []
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(lambda p: begun.update({p: time.thread_time()}))
-    optimizer = hvd.DistributedOptimizer(make_optimizer(model), model.named_parameters())
+    optimizer = make_hooked(model)
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(lambda p: seconds.append(time.thread_time() - begun[p]))
     for _ in range(HOOK_STEPS):
@@ -121,6 +121,16 @@ def _time_hooks(network: Network) -> dict[str, float]:
     hvd.shutdown()
     times = np.array(seconds[len(begun) :])  # the first step's are not typical
     return {"median": float(np.median(times)), "mean": float(times.mean())}
+
+
+def _with_our_hooks(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return hvd.DistributedOptimizer(make_optimizer(model), model.named_parameters())
+
+
+def _with_idle_hooks(model: torch.nn.Module) -> torch.optim.Optimizer:
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p: None)
+    return make_optimizer(model)
 
 
 # ---- saying ----

@@ -46,6 +46,16 @@ inline std::atomic<int>& Failures() {
   return failures;
 }
 
+// It takes ten times as long, and sees a race in any order.
+#ifdef __SANITIZE_THREAD__
+constexpr bool kThreadSanitizer = true;
+#else
+constexpr bool kThreadSanitizer = false;
+#endif
+
+// How often a test tries again what may interleave otherwise.
+constexpr int Rounds(int wanted) { return kThreadSanitizer ? (wanted + 2) / 3 : wanted; }
+
 struct RequirementFailed {};  // thrown to end a test after the failure was printed
 
 inline bool Report(const char* file, int line, const std::string& text) {

@@ -294,6 +294,7 @@ RT_TEST(every_operation_in_every_world) {
                               {3, "", "ring"},    {4, "", "auto"},    {4, "2+2", "auto"}, {4, "1+3", "auto"},   {4, "1+1+1+1", "auto"},
                               {7, "", "auto"},    {7, "3+4", "auto"}, {7, "2+4+1", "auto"}};
   for (const WorldCase& world : worlds) {
+    if (check::kThreadSanitizer && world.size > 4) continue;  // a third of a minute
     const int before = check::Failures();
     Ranks ranks(world.size, world.layout, std::string("chunk_bytes=256\nfusion_threshold_bytes=20000\nalgorithm=") + world.algorithm);
     const std::vector<Plan> plans = AllPlans(world.size);
@@ -374,7 +375,8 @@ RT_TEST(sums_across_hosts_do_not_depend_on_fusion_or_order) {
     const std::string options = std::string("chunk_bytes=4096\nalgorithm=") + world.algorithm;
     const auto expected = RandomSums(world.size, world.layout, options + "\nfusion_threshold_bytes=0", 1, true);
     for (const char* more : {"", "\nfusion_threshold_bytes=0", "\nfusion_threshold_bytes=5000", "\ncache_capacity=2"})
-      for (uint64_t seed : {1, 2, 3}) RT_CHECK(SameBits(RandomSums(world.size, world.layout, options + more, seed, false), expected));
+      for (int seed = 1; seed <= check::Rounds(3); ++seed)
+        RT_CHECK(SameBits(RandomSums(world.size, world.layout, options + more, static_cast<uint64_t>(seed), false), expected));
   }
 }
 
@@ -442,7 +444,7 @@ RT_TEST(small_operations_back_to_back) {
       Ranks ranks(size, size == 4 ? "2+2" : "", std::string("spin_microseconds=") + spin);
       ranks.Run([&](int rank) {
         std::mt19937_64 random(size * 10 + rank);
-        for (int step = 0; step < 500; ++step) {
+        for (int step = 0; step < check::Rounds(500); ++step) {
           float value = static_cast<float>(step);
           auto submission = SmallSum("x", &value);
           const bool waits = random() % 2 == 0;
@@ -790,7 +792,7 @@ RT_TEST(abort_and_close_at_once_is_an_abort_for_the_others) {
 RT_TEST(abort_in_the_middle_of_operations_lets_go_of_their_memory) {
   for (const char* layout : {"", "1+1", "2+1"})
     for (Operation operation : {Operation::kAllreduce, Operation::kAlltoall, Operation::kBroadcast})
-      for (int round = 0; round < 5; ++round) {
+      for (int round = 0; round < check::Rounds(5); ++round) {
         const int size = std::string(layout) == "1+1" ? 2 : 3;
         Ranks ranks(size, layout, "chunk_bytes=256");
         ranks.ExpectFailure();
