@@ -639,6 +639,8 @@ def _open_mpi(comm: object, started_by: launcher.Launcher | None, chosen: dict[s
     communicator = mpi.communicator(MPI, comm)
     context = _open(chosen, lib.rt_open_mpi, os.fsencode(MPI.__file__), MPI._handleof(communicator))
     announce_segments()
+    if context.size == MPI.COMM_WORLD.Get_size():
+        exits.forget_failed_world()
     context.over_mpi = True
     mpi.warn_if_bound(started_by, context.local_rank)
     mpi.warn_if_wire_waits(MPI, context.cross_size, context.rank)

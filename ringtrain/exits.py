@@ -75,6 +75,11 @@ def note_failed_world() -> None:
     _ending.world_failed = True
 
 
+def forget_failed_world() -> None:
+    """All ranks have joined another world since: each will come to MPI_Finalize, and may take its time."""
+    _ending.world_failed = False
+
+
 def count_as_errors_of_peers(*kinds: type[BaseException]) -> None:
     """Adds classes in which a framework raises what became of another rank."""
     _ending.errors_of_peers += tuple(kind for kind in kinds if kind not in _ending.errors_of_peers)
