@@ -123,7 +123,7 @@ FAULTS = {
 
 
 @pytest.mark.openmpi
-@pytest.mark.parametrize("fault", [pytest.param(fault, marks=pytest.mark.long if "talks" in fault else ()) for fault in FAULTS])
+@pytest.mark.parametrize("fault", [pytest.param(name, marks=pytest.mark.long if "torch" in FAULTS[name][0] else ()) for name in FAULTS])
 def test_a_wrong_result_is_seen(fault, tmp_path):
     """The verification has teeth: it calls the system WRONG and fails the run."""
     planted, arguments, row = FAULTS[fault]

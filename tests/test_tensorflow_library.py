@@ -32,7 +32,8 @@ def python_with_release(release: str) -> str:
     return python
 
 
-@pytest.mark.parametrize("release", TESTED_RELEASES)
+# All other tests run with the last one.
+@pytest.mark.parametrize("release", [*TESTED_RELEASES[:-1], pytest.param(TESTED_RELEASES[-1], marks=pytest.mark.long)])
 def test_release(release):
     done = subprocess.run(
         [python_with_release(release), HERE / "tensorflow_release.py"],
