@@ -34,12 +34,10 @@ PROTOCOL = ["core/frame.cc", "core/fusion.cc", "core/liveness.cc", "core/match.c
 WARNINGS = ["-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Wcast-align", "-Wduplicated-cond", "-Wlogical-op", "-Wformat=2", "-Werror"]
 CPLUSPLUS_WARNINGS = ["-Wold-style-cast", "-Wnon-virtual-dtor", "-Woverloaded-virtual", "-Wextra-semi"]
 COMMON = ["-ffp-contract=off", *WARNINGS, "-pthread", "-g1", f"-I{ROOT / 'native'}"]
-# What ends the program anyway, or what AddressSanitizer sees too; to look for it takes half of the time to compile.
-SEEN_ANYWAY = "-fno-sanitize=null,vptr,object-size"
 VARIANTS = {
     "plain": ["-O3"],  # as the package is built: other loops than -O2 makes
     "tsan": ["-O1", "-fsanitize=thread", "-Wno-tsan"],  # it says of fences, which it does not model; locks and atomics it does
-    "asan": ["-O1", "-fsanitize=address,undefined", SEEN_ANYWAY, "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"],
+    "asan": ["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"],
 }
 RULES = """\
 builddir = .
