@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 import pytest
-from environments import EACH_MPI, python_with
+from environments import EACH_MPI, EACH_MPI_BUT_MPICH_FOR_LONG, python_with
 
 import ringtrain.version
 from ringtrain.bench import hosts
@@ -116,8 +116,7 @@ def test_a_network_between_some_hosts_alone_is_left_alone(network: Network) -> N
     assert done.returncode == 0 and sorted(done.stdout.splitlines()) == ["[0] 2.0", "[1] 2.0"], done.stderr
 
 
-@pytest.mark.parametrize("mpi", [pytest.param("openmpi", marks=pytest.mark.openmpi),
-                                 pytest.param("mpich", marks=[pytest.mark.mpich, pytest.mark.long])])
+@EACH_MPI_BUT_MPICH_FOR_LONG
 def test_all_links_of_a_host_carry_tensors(mpi: str) -> None:
     """Two useful networks: each interface has sent a fair part of the bytes that the ring takes through a host."""
     interfaces = ("eth0", "eth0-2")

@@ -6,13 +6,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from environments import rank_environment, ringtrainrun
+from environments import EACH_MPI_BUT_MPICH_FOR_LONG, rank_environment, ringtrainrun
 
 pytest.importorskip("tensorflow")
 
 
-@pytest.mark.parametrize("mpi", [pytest.param("openmpi", marks=pytest.mark.openmpi),
-                                 pytest.param("mpich", marks=[pytest.mark.mpich, pytest.mark.long])])  # the operations know no MPI
+@EACH_MPI_BUT_MPICH_FOR_LONG  # the operations know no MPI
 @pytest.mark.timeout(200)
 def test_two_ranks(mpi: str) -> None:
     script = Path(__file__).parent / "tensorflow_ranks.py"
