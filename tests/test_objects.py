@@ -47,8 +47,6 @@ def test_names_let_objects_cross(world):
 
 
 def test_lambda_with_cloudpickle(world):
-    pytest.importorskip("cloudpickle", reason="needs cloudpickle")
-
     def on_rank(rank):
         assert rt.broadcast_object(lambda x: x + 40, 0)(2) == 42
 

@@ -184,11 +184,11 @@ class Halves(hvd.Compression.none):
     [(hvd.Compression.fp16, 2e-3), (hvd.Compression.bf16, 2e-2), (Halves, 5e-3)],
     ids=["fp16", "bf16", "user's"],
 )
-@pytest.mark.parametrize("size, layout", [(2, "1+1"), (3, "2+1"), (4, "2+2")], ids=str)
+@pytest.mark.parametrize(
+    "size, layout", [each for each in [(2, "1+1"), (3, "2+1"), (4, "2+2")] if each[0] in worlds.sizes()], ids=str
+)
 def test_compressed_gradients_are_close_and_replicas_equal(size, layout, compression, bound):
     """The core narrows the wire between hosts; not so close that nothing can have been rounded."""
-    if size not in worlds.sizes():
-        pytest.skip("another number of ranks")
     start, data = network(), batches(size)
     expected, _ = alone(start, sgd, data)
 
