@@ -32,6 +32,7 @@ def test_tests_are_counted_in_one_group_each() -> None:
     assert budget.group_of("tests/test_operations.py", set()) == "python"
     groups = {*budget.GROUP_OF_MARKER.values(), *budget.GROUP_OF_FILE.values(), "python", "install", "build"}
     assert groups == set(budget.BUDGETS)
+    assert budget.WHOLE_RUN <= 25.0
 
 
 def test_help_lists_the_selections() -> None:

@@ -21,8 +21,7 @@ class FilesThenAlone(LoadScopeScheduling):
     """Hands out files in the order of the run; what runs alone is one piece, the last."""
 
     def _split_scope(self, nodeid: str) -> str:
-        path = nodeid.split("::")[0]
-        return "alone" if ALONE.match(path) else path
+        return "alone" if runs_alone(nodeid) else nodeid.split("::")[0]
 
 
 def pytest_xdist_make_scheduler(config, log) -> FilesThenAlone:
@@ -31,17 +30,17 @@ def pytest_xdist_make_scheduler(config, log) -> FilesThenAlone:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items) -> None:
-    items.sort(key=runs_alone)
+    items.sort(key=lambda item: runs_alone(item.nodeid))
 
 
-def runs_alone(item) -> bool:
-    return ALONE.match(item.nodeid) is not None
+def runs_alone(nodeid: str) -> bool:
+    return ALONE.match(nodeid) is not None
 
 
 # Outermost, so that neither a test's time nor its timeout counts the wait.
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item) -> Iterator[None]:
-    with the_processor(alone=runs_alone(item)):
+    with the_processor(alone=runs_alone(item.nodeid)):
         return (yield)
 
 
