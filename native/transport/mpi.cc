@@ -94,6 +94,7 @@ class MpiTransport : public Transport {
     RT_TRY(mpi_.Check(mpi_.Comm_size(communicator, &size_), "ask for the number of ranks"));
     RT_TRY(Duplicate(communicator, timeout_seconds));
     open_ = true;
+    pieces_sent_.assign(static_cast<size_t>(size_), 0);
     RT_TRY(mpi_.Check(mpi_.Comm_set_errhandler(comm_, mpi_.errors_return), "make errors return"));
     for (size_t i = 0; i < kPostedPieces; ++i) RT_TRY(PostPiece(std::vector<char>(kPieceBytes)));
     return {};
@@ -129,6 +130,7 @@ class MpiTransport : public Transport {
       int bytes = 0;
       RT_TRY(mpi_.Check(mpi_.Get_count(&status, mpi_.byte, &bytes), "ask for the size of a frame"));
       *from = status.source;
+      ++pieces_taken_;
       CountArrival(*from);
       RT_TRY(TakePiece(*from, piece.bytes.data(), static_cast<size_t>(bytes), frame, arrived));
       RT_TRY(PostPiece(std::move(piece.bytes)));
@@ -197,10 +199,11 @@ class MpiTransport : public Transport {
   void Close(bool clean, double timeout_seconds) override {
     if (!std::exchange(open_, false) || mpi_.library().finalized()) return;
     const Nanoseconds deadline = DeadlineAfter(timeout_seconds);
+    const bool emptied = clean && TakeLastPieces(deadline);
     while (!SendsFinished() && Now() < deadline) SleepBriefly();
     const bool silent = WithdrawReceives(DeadlineAfter(kCancelSeconds));
     if (!silent || !leaving_.empty()) LeaveBuffersToMpi();
-    if (clean && silent) mpi_.Comm_free(&comm_);
+    if (emptied && silent) mpi_.Comm_free(&comm_);
   }
 
   std::string Describe() const override { return mpi_.library().version() + " (" + Abi::kName + ")"; }
@@ -280,6 +283,7 @@ class MpiTransport : public Transport {
                                 &piece.request);
     if (code != kMpiSuccess) leaving_.pop_back();
     RT_TRY(mpi_.Check(code, "send a frame to rank " + std::to_string(to)));
+    ++pieces_sent_[static_cast<size_t>(to)];
     return Drive();
   }
 
@@ -345,6 +349,38 @@ class MpiTransport : public Transport {
     return messages_left;
   }
 
+  // MPI may give a freed communicator's number to the next one, where a frame that is still on its way would be read as one of
+  // the next world. So every rank learns how many pieces were sent to it, and takes them all.
+  bool TakeLastPieces(Nanoseconds deadline) {
+    auto sent = std::make_unique<std::vector<unsigned>>(std::move(pieces_sent_));
+    auto expected = std::make_unique<unsigned>(0);
+    Request request = mpi_.no_request;
+    const int code = mpi_.Ireduce_scatter_block(sent->data(), expected.get(), 1, mpi_.unsigned_number, mpi_.sum, comm_, &request);
+    if (code != kMpiSuccess) return false;
+    bool counted = false;
+    MessageStatus status;
+    while ((counted || TestRequest(&request, &counted, &status, "count frames").ok()) && TakeFrames().ok()) {
+      if (counted && pieces_taken_ == *expected) return true;
+      if (Now() >= deadline) break;
+      SleepBriefly();
+    }
+    if (!counted) {  // MPI may still read the one and write the other
+      sent.release();
+      expected.release();
+    }
+    return false;
+  }
+
+  // Takes what has arrived; it is no longer of interest.
+  Status TakeFrames() {
+    for (bool arrived = true; arrived;) {
+      int from;
+      std::string frame;
+      RT_TRY(ReceiveFrame(&from, &frame, &arrived));
+    }
+    return {};
+  }
+
   // Cancels the receives that are still posted; whether MPI has let go of all their memory.
   bool WithdrawReceives(Nanoseconds deadline) {
     std::vector<Request*> requests;
@@ -385,6 +421,8 @@ class MpiTransport : public Transport {
   std::deque<Piece> leaving_;  // frames being sent, oldest first
   std::deque<Piece> posted_;   // receives for frames, oldest first
   std::vector<PartialFrame> partial_;  // by sender
+  std::vector<unsigned> pieces_sent_;  // by receiver
+  unsigned pieces_taken_ = 0;          // of all senders
   std::vector<Message> messages_;      // by ticket
   std::vector<Ticket> free_tickets_;
 };

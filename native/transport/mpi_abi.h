@@ -22,6 +22,7 @@ struct OpenMpiAbi {
   using Comm = void*;
   using Request = void*;
   using Datatype = void*;
+  using Reduction = void*;
   using Errhandler = void*;
   struct MessageStatus {
     int source, tag, error;
@@ -37,12 +38,18 @@ struct OpenMpiAbi {
   explicit OpenMpiAbi(const MpiSymbols& symbols)
       : world(symbols.Find("ompi_mpi_comm_world")),
         byte(symbols.Find("ompi_mpi_byte")),
+        unsigned_number(symbols.Find("ompi_mpi_unsigned")),
+        sum(symbols.Find("ompi_mpi_op_sum")),
         no_request(symbols.Find("ompi_request_null")),
         errors_return(symbols.Find("ompi_mpi_errors_return")) {}
-  bool complete() const { return world != nullptr && byte != nullptr && no_request != nullptr && errors_return != nullptr; }
+  bool complete() const {
+    return world != nullptr && byte != nullptr && unsigned_number != nullptr && sum != nullptr && no_request != nullptr &&
+           errors_return != nullptr;
+  }
 
   const Comm world;
-  const Datatype byte;
+  const Datatype byte, unsigned_number;
+  const Reduction sum;
   const Request no_request;
   const Errhandler errors_return;
 };
@@ -51,6 +58,7 @@ struct MpichAbi {
   using Comm = int;
   using Request = int;
   using Datatype = int;
+  using Reduction = int;
   using Errhandler = int;
   struct MessageStatus {
     int count_low, count_high_and_cancelled;  // the library's own
@@ -66,7 +74,8 @@ struct MpichAbi {
   bool complete() const { return true; }
 
   const Comm world = 0x44000000;
-  const Datatype byte = 0x4c00010d;
+  const Datatype byte = 0x4c00010d, unsigned_number = 0x4c000406;
+  const Reduction sum = 0x58000003;
   const Request no_request = 0x2c000000;
   const Errhandler errors_return = 0x54000001;
 };
@@ -85,6 +94,7 @@ constexpr size_t kMpiLongestVersionText = 8192;
   FUNCTION(Comm_get_attr, (Comm comm, int key, void* value, int* found))                     \
   FUNCTION(Isend, (const void* data, int count, Datatype type, int to, int tag, Comm comm, Request* request))  \
   FUNCTION(Irecv, (void* data, int count, Datatype type, int from, int tag, Comm comm, Request* request))      \
+  FUNCTION(Ireduce_scatter_block, (const void* from, void* to, int count, Datatype type, Reduction reduction, Comm comm, Request* request)) \
   FUNCTION(Test, (Request * request, int* complete, MessageStatus* status))                  \
   FUNCTION(Get_count, (const MessageStatus* status, Datatype type, int* count))              \
   FUNCTION(Cancel, (Request * request))                                                      \
@@ -95,6 +105,7 @@ struct MpiFunctions {
   using Comm = typename Abi::Comm;
   using Request = typename Abi::Request;
   using Datatype = typename Abi::Datatype;
+  using Reduction = typename Abi::Reduction;
   using Errhandler = typename Abi::Errhandler;
   using MessageStatus = typename Abi::MessageStatus;
 

@@ -53,8 +53,8 @@ class Transport {
   virtual bool RingsDoorbell() const = 0;
   virtual void SetDoorbell(Doorbell* doorbell) = 0;
 
-  // Ends the transport. clean: all ranks agreed to end, so that what is collective may be done. Unfinished sends of frames are
-  // completed up to `timeout_seconds`; after it the transport is of no further use.
+  // Ends the transport. clean: all ranks agreed to end, so that what is collective may be done: no frame of this one is left to
+  // arrive in another. Unfinished sends of frames are completed up to `timeout_seconds`; after it the transport is of no further use.
   virtual void Close(bool clean, double timeout_seconds) = 0;
   // One line about the library behind it, for build_info and errors.
   virtual std::string Describe() const = 0;

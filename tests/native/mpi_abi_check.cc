@@ -34,6 +34,7 @@ static_assert(MPI_MAX_LIBRARY_VERSION_STRING <= kMpiLongestVersionText, "MPI_MAX
 static_assert(sizeof(MPI_Comm) == sizeof(Abi::Comm), "MPI_Comm");
 static_assert(sizeof(MPI_Request) == sizeof(Abi::Request), "MPI_Request");
 static_assert(sizeof(MPI_Datatype) == sizeof(Abi::Datatype), "MPI_Datatype");
+static_assert(sizeof(MPI_Op) == sizeof(Abi::Reduction), "MPI_Op");
 static_assert(sizeof(MPI_Errhandler) == sizeof(Abi::Errhandler), "MPI_Errhandler");
 static_assert(sizeof(MPI_Status) == sizeof(Abi::MessageStatus), "MPI_Status");
 static_assert(alignof(MPI_Status) == alignof(Abi::MessageStatus), "MPI_Status");
@@ -70,6 +71,8 @@ int main() {
   int differences = 0;
   differences += Compare("MPI_COMM_WORLD", MPI_COMM_WORLD, abi.world);
   differences += Compare("MPI_BYTE", MPI_BYTE, abi.byte);
+  differences += Compare("MPI_UNSIGNED", MPI_UNSIGNED, abi.unsigned_number);
+  differences += Compare("MPI_SUM", MPI_SUM, abi.sum);
   differences += Compare("MPI_REQUEST_NULL", MPI_REQUEST_NULL, abi.no_request);
   differences += Compare("MPI_ERRORS_RETURN", MPI_ERRORS_RETURN, abi.errors_return);
   Functions functions;
