@@ -1,12 +1,14 @@
 """A pytest plugin: spreads a whole run over worker processes, and keeps the processor free for jobs whose times matter.
 
 bin/test loads it when it runs everything. Each worker of pytest-xdist takes whole files. Those that start jobs which must
-hear, stop or end within bounds, or that measure, come last, one after another on one worker, while nothing else runs.
+hear, stop or end within bounds, or that measure, come first, one after another on the first worker, while no other test runs:
+they mostly wait, so the native tests are built meanwhile, with what they leave of the processor.
 """
 
 from __future__ import annotations
 
 import fcntl
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,26 +17,41 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 ALONE = re.compile(r"tests/(faults/|test_(bench_wire|hosts|launch_(doctor|function|hosts|networks)|mpi_world))")
+FIRST_WORKER = "gw0"
+
+keeper = None  # the open lock of the worker that has the processor for itself, from before the run until its first other test
 
 
-class FilesThenAlone(LoadScopeScheduling):
-    """Hands out files in the order of the run; what runs alone is one piece, the last."""
+class AloneThenFiles(LoadScopeScheduling):
+    """Hands out files in the order of the run; what runs alone is one piece, the first, and goes to the first worker."""
+
+    @property
+    def nodes(self) -> list:
+        return sorted(super().nodes, key=lambda node: node.gateway.id)
 
     def _split_scope(self, nodeid: str) -> str:
         return "alone" if runs_alone(nodeid) else nodeid.split("::")[0]
 
 
-def pytest_xdist_make_scheduler(config, log) -> FilesThenAlone:
-    return FilesThenAlone(config, log)
+def pytest_xdist_make_scheduler(config, log) -> AloneThenFiles:
+    return AloneThenFiles(config, log)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items) -> None:
-    items.sort(key=lambda item: runs_alone(item.nodeid))
+    items.sort(key=lambda item: not runs_alone(item.nodeid))
 
 
 def runs_alone(nodeid: str) -> bool:
     return ALONE.match(nodeid) is not None
+
+
+# Before any worker is given a test, since they all collect first.
+def pytest_collection_finish(session) -> None:
+    global keeper
+    if os.environ.get("PYTEST_XDIST_WORKER") == FIRST_WORKER and any(runs_alone(item.nodeid) for item in session.items):
+        keeper = open(__file__)
+        fcntl.flock(keeper, fcntl.LOCK_EX)
 
 
 # Outermost, so that neither a test's time nor its timeout counts the wait.
@@ -47,6 +64,12 @@ def pytest_runtest_protocol(item) -> Iterator[None]:
 @contextmanager
 def the_processor(alone: bool) -> Iterator[None]:
     """Waits until no other worker needs the processor for itself, or none uses it. This file serves as the lock."""
+    global keeper
+    if keeper and alone:
+        yield
+        return
+    if keeper:
+        keeper = keeper.close()
     with open(__file__) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         yield

@@ -37,7 +37,8 @@ COMMON = ["-ffp-contract=off", *WARNINGS, "-pthread", "-g1", f"-I{ROOT / 'native
 VARIANTS = {
     "plain": ["-O3"],  # as the package is built: other loops than -O2 makes
     "tsan": ["-O1", "-fsanitize=thread", "-Wno-tsan"],  # it says of fences, which it does not model; locks and atomics it does
-    "asan": ["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"],
+    # -O1 would run a fifth faster, and compile twice as long
+    "asan": ["-Og", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"],
 }
 RULES = """\
 builddir = .
@@ -89,9 +90,10 @@ def describe(variant: str, folder: Path, with_mutants: bool) -> str:
     lines = [*compilers, "flags = " + " ".join(COMMON + VARIANTS[variant]), RULES]
     library = sorted(set((ROOT / "native").glob("**/*.cc")) - set((ROOT / "native" / "tensorflow").glob("*.cc")))
     lines += [f"build {object_of(source)}: compile {source}" for source in library]
-    for source in test_sources():  # how quick these are does not matter
+    for source in test_sources():
         rule = "compile_c" if source.suffix == ".c" else "compile"
-        lines.append(f"build {object_of(source)}: {rule} {source}\n  flags = $flags -O1")
+        quickly = "\n  flags = $flags -O1" if variant == "plain" else ""  # how quick these are does not matter
+        lines.append(f"build {object_of(source)}: {rule} {source}{quickly}")
     lines.append("build libringtrain.a: archive " + " ".join(object_of(source) for source in library))
     for source in test_sources():
         lines.append(f"build {source.stem}: link {object_of(source)} libringtrain.a")
@@ -161,9 +163,9 @@ def alone_in(folder: Path):
 
 def build_everything() -> None:
     """Builds all variants and the simulator, in the order in which bin/test needs them, and gives way to whatever else runs."""
-    os.nice(10)
+    os.nice(19)
     try:
-        Path("/proc/self/autogroup").write_text("10")  # else the kernel weighs sessions alike, however nice their processes are
+        Path("/proc/self/autogroup").write_text("19")  # else the kernel weighs sessions alike, however nice their processes are
     except OSError:
         pass  # a kernel without such groups
     for variant, names in (("plain", ["fakes"]), ("plain", []), ("plain", SIMULATORS), ("tsan", []), ("asan", [])):
