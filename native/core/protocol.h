@@ -78,8 +78,8 @@ class Protocol {
   // Tells the others that this rank will submit no more; released() once nobody waits for anybody.
   void SayGoodbye(Nanoseconds now);
   bool released() const { return all_goodbye_; }
-  // All ranks have said goodbye, so that what is collective may be done.
-  bool clean() const { return clean_; }
+  // All ranks have said goodbye, and the world has not failed since, so that what is collective may be done.
+  bool clean() const { return clean_ && !aborted_; }
   // This rank serves the others no longer: those who wait for it fail, and if it is the lowest nobody need wait for the others either.
   void GiveUpWaiting(Nanoseconds now);
   // Ends the world on all ranks with this cause, unless it has ended already.

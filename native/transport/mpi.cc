@@ -258,7 +258,7 @@ class MpiTransport : public Transport {
       RT_TRY(TestRequest(&request, &complete, &status, "duplicate the communicator"));
       if (complete) break;
       if (Now() >= deadline) {
-        duplicate.release();
+        LeaveToMpi(std::move(duplicate));
         return Status::Timeout("init of MPI: expected all " + std::to_string(size_) + " ranks to call init() within " +
                                SecondsText(timeout_seconds) + " s but not all did, seen on rank " + std::to_string(rank_) +
                                ". Call init() on every rank of the communicator, or raise start_timeout_seconds.");
@@ -364,9 +364,9 @@ class MpiTransport : public Transport {
       if (Now() >= deadline) break;
       SleepBriefly();
     }
-    if (!counted) {  // MPI may still read the one and write the other
-      sent.release();
-      expected.release();
+    if (!counted) {
+      LeaveToMpi(std::move(sent));
+      LeaveToMpi(std::move(expected));
     }
     return false;
   }
@@ -401,12 +401,17 @@ class MpiTransport : public Transport {
     return true;
   }
 
-  // MPI may still read or write these, so they outlive us.
   void LeaveBuffersToMpi() {
-    new std::deque<Piece>(std::move(leaving_));
-    new std::deque<Piece>(std::move(posted_));
+    LeaveToMpi(std::make_unique<std::deque<Piece>>(std::move(leaving_)));
+    LeaveToMpi(std::make_unique<std::deque<Piece>>(std::move(posted_)));
     leaving_.clear();
     posted_.clear();
+  }
+
+  // MPI may still read or write it, so it outlives us.
+  template <typename Memory>
+  static void LeaveToMpi(std::unique_ptr<Memory> memory) {
+    [[maybe_unused]] const Memory* const left = memory.release();
   }
 
   struct PartialFrame {
