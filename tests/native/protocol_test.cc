@@ -1,6 +1,7 @@
 // The end of a world as one rank sees it. What ranks do together is in tests/simulation.
 #include "core/protocol.h"
 
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -35,62 +36,59 @@ class QuietRank : public Performer {
   Status ended;
 };
 
-World TwoRanksOfOneHost() {
-  World world;
-  world.size = 2;
-  world.host_names = {"here", "here"};
-  GroupByHost({"here", "here"}, &world);
-  return world;
-}
+// The lowest of two ranks of one host, once it has said goodbye and heard itself.
+struct LeavingRank : QuietRank {
+  LeavingRank() {
+    protocol.SayGoodbye(0);
+    Hear(0, FrameType::kGoodbye, false);
+  }
 
-Options Defaults() {
-  Options options;
-  RT_REQUIRE_OK(Options::Parse("", &options));
-  return options;
-}
+  void Hear(int from, FrameType type, bool flag) {
+    Frame frame;
+    frame.type = type;
+    frame.flag = flag;
+    protocol.Arrived(0, from, std::move(frame));
+  }
 
-Frame Goodbye() {
-  Frame frame;
-  frame.type = FrameType::kGoodbye;
-  return frame;
-}
+  const World world = TwoRanks();
+  const Options options = Defaults();
+  Protocol protocol{world, options, this};
 
-Frame AllGoodbye() {
-  Frame frame;
-  frame.type = FrameType::kAllGoodbye;
-  frame.flag = true;
-  return frame;
-}
+ private:
+  static World TwoRanks() {
+    World world;
+    world.size = 2;
+    world.host_names = {"here", "here"};
+    GroupByHost(world.host_names, &world);
+    return world;
+  }
+
+  static Options Defaults() {
+    Options options;
+    RT_REQUIRE_OK(Options::Parse("", &options));
+    return options;
+  }
+};
 
 }  // namespace
 
 RT_TEST(a_world_in_which_all_say_goodbye_ends_clean) {
-  const World world = TwoRanksOfOneHost();
-  const Options options = Defaults();
-  QuietRank rank;
-  Protocol protocol(world, options, &rank);
-  protocol.SayGoodbye(0);
-  protocol.Arrived(0, 0, Goodbye());
-  RT_CHECK(!protocol.released());
-  protocol.Arrived(0, 1, Goodbye());
+  LeavingRank rank;
+  RT_CHECK(!rank.protocol.released());
+  rank.Hear(1, FrameType::kGoodbye, false);
   RT_CHECK(rank.sent.back() == FrameType::kAllGoodbye);
-  protocol.Arrived(0, 0, AllGoodbye());
-  RT_CHECK(protocol.released());
-  RT_CHECK(protocol.clean());
+  rank.Hear(0, FrameType::kAllGoodbye, true);
+  RT_CHECK(rank.protocol.released());
+  RT_CHECK(rank.protocol.clean());
 }
 
 // As on a rank that was stopped: it wakes, reads in the host's notice that it was given up, and finds goodbyes in its mail.
 RT_TEST(goodbyes_behind_a_failure_make_no_clean_end) {
-  const World world = TwoRanksOfOneHost();
-  const Options options = Defaults();
-  QuietRank rank;
-  Protocol protocol(world, options, &rank);
-  protocol.SayGoodbye(0);
-  protocol.Arrived(0, 0, Goodbye());
-  protocol.Abort(Status::PeerLost("rank 0 was silent"));
-  protocol.Arrived(0, 1, Goodbye());
-  protocol.Arrived(0, 0, AllGoodbye());
-  RT_CHECK(!protocol.clean());
+  LeavingRank rank;
+  rank.protocol.Abort(Status::PeerLost("rank 0 was silent"));
+  rank.Hear(1, FrameType::kGoodbye, false);
+  rank.Hear(0, FrameType::kAllGoodbye, true);
+  RT_CHECK(!rank.protocol.clean());
   RT_CHECK_EQ(rank.ended.message(), std::string("rank 0 was silent"));
 }
 
