@@ -11,7 +11,6 @@ import fcntl
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
@@ -19,7 +18,7 @@ from xdist.scheduler import LoadScopeScheduling
 ALONE = re.compile(r"tests/(faults/|test_(bench_wire|hosts|launch_(doctor|function|hosts|networks)|mpi_world))")
 FIRST_WORKER = "gw0"
 
-keeper = None  # the open lock of the worker that has the processor for itself, from before the run until its first other test
+processor = open(__file__)  # a lock between the workers: shared by tests, exclusive for one that runs alone
 
 
 class AloneThenFiles(LoadScopeScheduling):
@@ -47,29 +46,19 @@ def runs_alone(nodeid: str) -> bool:
 
 
 # Before any worker is given a test, since they all collect first.
-def pytest_collection_finish(session) -> None:
-    global keeper
-    if os.environ.get("PYTEST_XDIST_WORKER") == FIRST_WORKER and any(runs_alone(item.nodeid) for item in session.items):
-        keeper = open(__file__)
-        fcntl.flock(keeper, fcntl.LOCK_EX)
+def pytest_collection_finish() -> None:
+    if os.environ.get("PYTEST_XDIST_WORKER") == FIRST_WORKER:
+        fcntl.flock(processor, fcntl.LOCK_EX)
 
 
 # Outermost, so that neither a test's time nor its timeout counts the wait.
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item) -> Iterator[None]:
-    with the_processor(alone=runs_alone(item.nodeid)):
+def pytest_runtest_protocol(item, nextitem) -> Iterator[None]:
+    """Waits until no other worker needs the processor for itself, or none uses it; keeps it between tests that run alone."""
+    alone = runs_alone(item.nodeid)
+    fcntl.flock(processor, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+    try:
         return (yield)
-
-
-@contextmanager
-def the_processor(alone: bool) -> Iterator[None]:
-    """Waits until no other worker needs the processor for itself, or none uses it. This file serves as the lock."""
-    global keeper
-    if keeper and alone:
-        yield
-        return
-    if keeper:
-        keeper = keeper.close()
-    with open(__file__) as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
-        yield
+    finally:
+        if not (alone and nextitem is not None and runs_alone(nextitem.nodeid)):
+            fcntl.flock(processor, fcntl.LOCK_UN)
