@@ -13,6 +13,7 @@ from torch_models import assert_replicas_equal, assert_same_bits, parameters
 
 import ringtrain as rt
 import ringtrain.torch as hvd
+from ringtrain.torch import hooks
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.least_ranks(2)]
 
@@ -161,6 +162,36 @@ def test_a_parameter_belongs_to_the_optimizer_that_was_made_last(world):
             old.step()
 
     world.run(on_rank)
+
+
+class _Owner:
+    """As much of an optimizer as others look at; ``appear`` is called when they do."""
+
+    prefix, rank = "owner", object()
+
+    def __init__(self, appear=lambda: None):
+        self._appear = appear
+
+    @property
+    def context(self):
+        self._appear()
+        return self.rank
+
+
+def test_optimizers_are_found_while_ranks_on_other_threads_make_theirs():
+    newcomers = []
+
+    def appear():
+        newcomers.append(_Owner())
+        hooks.enlist(newcomers[-1])
+
+    own, other = _Owner(), _Owner(appear)
+    hooks.enlist(own)
+    hooks.enlist(other)
+    assert hooks.others(own) == [other] and len(newcomers) == 1
+    for each in (other, *newcomers):
+        hooks.dismiss(each)
+    assert hooks.others(own) == []
 
 
 # ---- sparse gradients ----

@@ -136,7 +136,11 @@ class Networks:
             if listener is not None:
                 self.listeners.append(listener)
                 found.append((interface, address, prefix, listener.getsockname()[1]))
-        threading.Thread(target=self._answer, args=(bytes.fromhex(nonce),), daemon=True).start()
+        selector = selectors.DefaultSelector()
+        for listener in self.listeners:
+            listener.setblocking(False)
+            selector.register(listener, selectors.EVENT_READ)
+        threading.Thread(target=self._answer, args=(selector, bytes.fromhex(nonce)), daemon=True).start()
         return found
 
     def close(self):
@@ -145,12 +149,8 @@ class Networks:
             listener.close()
         self.listeners = []
 
-    def _answer(self, nonce):
+    def _answer(self, selector, nonce):
         """Sends the nonce to whoever connects, and reads nothing."""
-        selector = selectors.DefaultSelector()
-        for listener in self.listeners:
-            listener.setblocking(False)
-            selector.register(listener, selectors.EVENT_READ)
         while self.listeners:
             for key, _ in selector.select(1.0):
                 try:

@@ -27,23 +27,25 @@ class Owner(Protocol):
         """Called when the gradient of parameter number ``index`` was added up in a backward pass."""
 
 
-_live: "weakref.WeakSet[Owner]" = weakref.WeakSet()
+_live: "weakref.WeakValueDictionary[int, Owner]" = weakref.WeakValueDictionary()  # by id
 
 
 def enlist(owner: Owner) -> None:
     """Lets other owners find this one while it lives."""
-    _live.add(owner)
+    _live[id(owner)] = owner
 
 
 def dismiss(owner: Owner) -> None:
     """Lets no other owner find this one any more."""
-    _live.discard(owner)
+    _live.pop(id(owner), None)
 
 
 def others(own: Owner) -> list[Owner]:
     """The other owners of the same rank, in an order that is the same on all ranks."""
+    # Copied in one step, since the ranks of a testing.World make optimizers on threads of their own meanwhile.
+    living = [owner for owner in (reference() for reference in _live.valuerefs()) if owner is not None]
     return sorted(
-        (each for each in _live if each is not own and each.context is own.context), key=lambda each: each.prefix
+        (each for each in living if each is not own and each.context is own.context), key=lambda each: each.prefix
     )
 
 
