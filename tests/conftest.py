@@ -35,6 +35,9 @@ def pytest_configure(config):
     # A shell's background job ignores SIGINT, and so would all that the tests start; those of Ctrl-C need it.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Most tests' ranks are threads: let them take turns so often that a race between them shows in this run, not in one of
+    # a hundred.
+    sys.setswitchinterval(1e-5)
     # On a machine with fewer GPUs than a test has ranks, the launcher would refuse them. Who wants GPUs names them.
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
     config.addinivalue_line("markers", "least_ranks(n): the fixture `world` has n ranks at least")
