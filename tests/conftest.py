@@ -35,9 +35,6 @@ def pytest_configure(config):
     # A shell's background job ignores SIGINT, and so would all that the tests start; those of Ctrl-C need it.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Most tests' ranks are threads: let them take turns so often that a race between them shows in this run, not in one of
-    # a hundred.
-    sys.setswitchinterval(1e-5)
     # On a machine with fewer GPUs than a test has ranks, the launcher would refuse them. Who wants GPUs names them.
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
     config.addinivalue_line("markers", "least_ranks(n): the fixture `world` has n ranks at least")
@@ -52,6 +49,18 @@ def same_random_numbers_in_every_run(request):
     for module, name in [("numpy", "random.seed"), ("torch", "random.manual_seed"), ("tensorflow", "random.set_seed")]:
         if module in sys.modules:
             operator.attrgetter(name)(sys.modules[module])(seed)
+
+
+@pytest.fixture(autouse=True)
+def ranks_take_turns_often(request):
+    """Most tests' ranks are threads: a race between them shows in this run then, not in one of a hundred.
+
+    Not those that call TensorFlow: in threads that take turns so often its dispatcher of operations crashes now and then.
+    """
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(before if re.match("test_(tensorflow|keras)", request.module.__name__) else 1e-5)
+    yield
+    sys.setswitchinterval(before)
 
 
 @pytest.fixture(autouse=bool(os.environ.get("RINGTRAIN_TEST_BUCKET_VIEWS")))
