@@ -25,8 +25,10 @@ MPICH_ENVIRONMENT = ENVIRONMENT.with_name(ENVIRONMENT.name + "-mpich")
 EARLIER_TENSORFLOW = "tensorflow-cpu==2.20.0"
 TENSORFLOW_ENVIRONMENT = ENVIRONMENT.with_name(ENVIRONMENT.name + "-tensorflow")
 CONSTRAINTS = ROOT / "tests" / "constraints.txt"
-# Of a whole run. More workers would disturb each other: most tests are of worlds of several ranks.
+# Of a whole run. More workers would disturb each other: most tests are of worlds of several ranks. For a worker that crashed
+# xdist starts another one, and then waits for ever: so a crash ends the run.
 WORKERS = ["-p", "workers", "--numprocesses", str(min(4, len(os.sched_getaffinity(0)))), "--no-loadscope-reorder"]
+WORKERS += ["--max-worker-restart", "0"]
 SELECTIONS = {"--native": "plain", "--tsan": "tsan", "--asan": "asan", "--long": "long"}
 
 steps: dict[str, float] = {}
