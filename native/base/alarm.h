@@ -1,5 +1,5 @@
-// Alarm: ends the process with a sentence if something takes too long that nobody can interrupt, such as a library's call
-// that waits for other processes while it keeps the caller's locks. rt_alarm_set makes one.
+// Alarm: ends the process with a sentence if something takes too long that nobody can interrupt, such as a library's
+// call that waits for other processes while it keeps the caller's locks. rt_alarm_set makes one.
 #ifndef RINGTRAIN_BASE_ALARM_H_
 #define RINGTRAIN_BASE_ALARM_H_
 
@@ -14,7 +14,8 @@ namespace ringtrain {
 
 class Alarm {
  public:
-  // Destroyed within so many seconds it does nothing; else the text goes to stderr, and the exit code is 1 (2 without a stderr).
+  // Destroyed within so many seconds it does nothing; else the text goes to stderr, and the exit code is 1 (2 without a
+  // stderr).
   Alarm(double seconds, std::string text) : thread_(&Alarm::Run, cancel_.get_future(), seconds, std::move(text)) {}
   ~Alarm() {
     cancel_.set_value();

@@ -1,5 +1,6 @@
 // Encoder and decoder of frames: little-endian, variable-length integers, every read checked.
-// A decoder never reads past its end and never allocates more than the frame could hold; what it cannot read makes it not ok().
+// A decoder never reads past its end and never allocates more than the frame could hold; what it cannot read makes it
+// not ok().
 #ifndef RINGTRAIN_BASE_BYTES_H_
 #define RINGTRAIN_BASE_BYTES_H_
 
@@ -50,6 +51,13 @@ class Decoder {
     if (next_ == end_) return Refuse(), 0;
     return static_cast<uint8_t>(*next_++);
   }
+  // Refused above the maximum.
+  uint64_t AtMost(uint64_t maximum) {
+    const uint64_t value = Unsigned();
+    if (value > maximum) return Refuse(), 0;
+    return value;
+  }
+  bool Flag() { return AtMost(1) != 0; }
   uint64_t Unsigned() {
     uint64_t value = 0;
     for (int shift = 0; shift < 64; shift += 7) {
@@ -62,6 +70,11 @@ class Decoder {
   int64_t Signed() {
     uint64_t value = Unsigned();
     return static_cast<int64_t>((value >> 1) ^ (~(value & 1) + 1));
+  }
+  int Int() {
+    const int64_t value = Signed();
+    if (value != static_cast<int>(value)) return Refuse(), 0;
+    return static_cast<int>(value);
   }
   double Number() {
     double value = 0;

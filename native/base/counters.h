@@ -11,7 +11,9 @@ namespace ringtrain {
 
 class Counters {
  public:
-  void Add(Counter counter, int64_t amount) { values_[static_cast<int>(counter)].fetch_add(amount, std::memory_order_relaxed); }
+  void Add(Counter counter, int64_t amount) {
+    values_[static_cast<int>(counter)].fetch_add(amount, std::memory_order_relaxed);
+  }
   int64_t Get(int counter) const { return values_[counter].load(std::memory_order_relaxed); }
 
  private:

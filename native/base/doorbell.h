@@ -1,7 +1,8 @@
 // Doorbell: one futex word on which a context's driver sleeps, whatever it waits for.
 //
-// Peers (threads of this process, or processes that map the same memory) publish something and ring. Ringing costs one fence
-// and one load while the owner is awake, so it may follow every chunk. The word may lie in shared memory; all zero is its start.
+// Peers (threads of this process, or processes that map the same memory) publish something and ring. Ringing costs one
+// fence and one load while the owner is awake, so it may follow every chunk. The word may lie in shared memory; all
+// zero is its start.
 //   owner:  ticket = PrepareSleep(); look once more; if nothing, Sleep(ticket, ...), else CancelSleep().
 //   peer:   publish with release; Ring().
 #ifndef RINGTRAIN_BASE_DOORBELL_H_
@@ -31,6 +32,9 @@ class alignas(64) Doorbell {
     std::atomic_thread_fence(std::memory_order_seq_cst);
     return ticket;
   }
+  // Whether the owner has announced that it will sleep, and has not been woken; for whoever could do its work
+  // meanwhile.
+  bool owner_sleeps() const { return sleeping_.load(std::memory_order_relaxed) != 0; }
   void CancelSleep() { sleeping_.store(0, std::memory_order_relaxed); }
   void Sleep(uint32_t ticket, Nanoseconds deadline) {
     FutexWait(&rings_, ticket, deadline);

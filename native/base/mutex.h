@@ -1,7 +1,8 @@
 // Mutex: a lock that says what it guards, so that the compiler can hold the code to it. Every lock of the core is one.
 //
-// Clang checks the annotations (tests/test_lint.py): a field cannot be touched without its lock. To other compilers
-// they are nothing. What is shared between processes (doorbells, life signs, windows) is atomic and has no lock.
+// Clang checks the annotations (tests/project/test_lint.py): a field cannot be touched without its lock. To other
+// compilers they are nothing. What is shared between processes (doorbells, life signs, windows) is atomic and has no
+// lock.
 #ifndef RINGTRAIN_BASE_MUTEX_H_
 #define RINGTRAIN_BASE_MUTEX_H_
 
@@ -13,11 +14,10 @@
 #define RT_THREAD_SAFETY(annotation)
 #endif
 
-#define RT_GUARDED_BY(mutex) RT_THREAD_SAFETY(guarded_by(mutex))        // a field
-#define RT_PT_GUARDED_BY(mutex) RT_THREAD_SAFETY(pt_guarded_by(mutex))  // what a pointer points to
+#define RT_GUARDED_BY(mutex) RT_THREAD_SAFETY(guarded_by(mutex))         // a field
+#define RT_PT_GUARDED_BY(mutex) RT_THREAD_SAFETY(pt_guarded_by(mutex))   // what a pointer points to
 #define RT_REQUIRES(mutex) RT_THREAD_SAFETY(requires_capability(mutex))  // a function that its holder alone may call
-// A function that is safe for a reason that the analysis cannot see; the reason stands beside it.
-#define RT_NOT_ANALYSED RT_THREAD_SAFETY(no_thread_safety_analysis)
+#define RT_NO_THREAD_SAFETY RT_THREAD_SAFETY(no_thread_safety_analysis)  // one that takes it for another to give
 
 namespace ringtrain {
 

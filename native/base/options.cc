@@ -1,5 +1,6 @@
 #include "base/options.h"
 
+#include <cctype>
 #include <cmath>
 #include <cstdlib>
 #include <sstream>
@@ -16,7 +17,8 @@ struct OptionRow {
 };
 
 Status Refuse(const OptionRow& row, const std::string& expected, const std::string& found) {
-  return Status::InvalidArgument(std::string("option ") + row.name + ": expected " + expected + " but found '" + found + "'.");
+  return Status::InvalidArgument(std::string("option ") + row.name + ": expected " + expected + " but found '" + found +
+                                 "'.");
 }
 
 Status ParseNumber(const OptionRow& row, const std::string& text, double* value) {
@@ -48,10 +50,21 @@ Status Assign(const OptionRow& row, const std::string& text, std::string* value)
   return {};
 }
 
+std::string ValueText(const std::string& value) { return value; }
+template <typename Number>
+std::string ValueText(Number value) {
+  return std::to_string(value);
+}
+
+std::string VariableOf(std::string name) {
+  for (char& letter : name) letter = static_cast<char>(std::toupper(static_cast<unsigned char>(letter)));
+  return "RINGTRAIN_" + name;
+}
+
 }  // namespace
 
 Status Options::Set(const std::string& name, const std::string& value) {
-#define RT_OPTION(field, type, initial, lowest, highest, horovod, sentence) \
+#define RT_OPTION(field, type, initial, lowest, highest, agrees, horovod, sentence) \
   if (name == #field) return Assign(OptionRow{#field, OptionType::type, initial, lowest, highest}, value, &field);
 #include "tables/options.def"
 #undef RT_OPTION
@@ -59,17 +72,28 @@ Status Options::Set(const std::string& name, const std::string& value) {
 }
 
 Status Options::Parse(const std::string& lines, Options* options) {
-#define RT_OPTION(field, type, initial, lowest, highest, horovod, sentence) RT_TRY(options->Set(#field, initial));
+#define RT_OPTION(field, type, initial, lowest, highest, agrees, horovod, sentence) \
+  RT_TRY(options->Set(#field, initial));
 #include "tables/options.def"
 #undef RT_OPTION
   std::istringstream stream(lines);
   for (std::string line; std::getline(stream, line);) {
     if (line.empty()) continue;
     size_t equals = line.find('=');
-    if (equals == std::string::npos) return Status::InvalidArgument("options: expected name=value but found '" + line + "'.");
+    if (equals == std::string::npos)
+      return Status::InvalidArgument("options: expected name=value but found '" + line + "'.");
     RT_TRY(options->Set(line.substr(0, equals), line.substr(equals + 1)));
   }
   return {};
+}
+
+std::vector<std::pair<std::string, std::string>> Options::Agreed() const {
+  std::vector<std::pair<std::string, std::string>> agreed;
+#define RT_OPTION(field, type, initial, lowest, highest, agrees, horovod, sentence) \
+  if (agrees) agreed.emplace_back(VariableOf(#field), ValueText(field));
+#include "tables/options.def"
+#undef RT_OPTION
+  return agreed;
 }
 
 }  // namespace ringtrain

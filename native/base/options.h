@@ -4,6 +4,8 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "base/status.h"
 
@@ -25,12 +27,16 @@ struct OptionValue<OptionType::kNumber> {
 };
 
 struct Options {
-#define RT_OPTION(name, type, initial, lowest, highest, horovod, sentence) OptionValue<OptionType::type>::Type name{};
+#define RT_OPTION(name, type, initial, lowest, highest, agrees, horovod, sentence) \
+  OptionValue<OptionType::type>::Type name{};
 #include "tables/options.def"
 #undef RT_OPTION
 
-  // Sets every option: from the table's default, then from the lines. An unknown name or a value out of range is refused.
+  // Sets every option: from the table's default, then from the lines. An unknown name or a value out of range is
+  // refused.
   static Status Parse(const std::string& lines, Options* options);
+  // Those on which all ranks must agree, as the environment variable and its value, in the order of the table.
+  std::vector<std::pair<std::string, std::string>> Agreed() const;
 
  private:
   Status Set(const std::string& name, const std::string& value);

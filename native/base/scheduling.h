@@ -6,8 +6,9 @@ namespace ringtrain {
 // Cores that this thread may run on.
 int UsableCores();
 
-// Lets the calling thread run soon after it wakes, beside threads that compute: its timers are exact, and its slices short,
-// so that it need not wait for the end of another thread's. Linux heeds the latter from 6.12 on; no privilege is needed.
+// Lets the calling thread run soon after it wakes, beside threads that compute: its timers are exact, and its slices
+// short, so that it need not wait for the end of another thread's. Linux heeds the latter from 6.12 on; no privilege is
+// needed.
 void RunPromptly();
 
 }  // namespace ringtrain

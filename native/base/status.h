@@ -1,4 +1,5 @@
-// Status: the one error idiom of the native code. A code (tables/status.def) and, unless ok, a text that a person can act on.
+// Status: the one error idiom of the native code. A code (tables/status.def) and, unless ok, a text that a person can
+// act on.
 #ifndef RINGTRAIN_BASE_STATUS_H_
 #define RINGTRAIN_BASE_STATUS_H_
 
@@ -31,10 +32,10 @@ class Status {
   std::string message_;
 };
 
-#define RT_TRY(expression)                       \
-  do {                                           \
+#define RT_TRY(expression)                        \
+  do {                                            \
     ::ringtrain::Status rt_status = (expression); \
-    if (!rt_status.ok()) return rt_status;       \
+    if (!rt_status.ok()) return rt_status;        \
   } while (0)
 
 }  // namespace ringtrain
