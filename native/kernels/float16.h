@@ -1,8 +1,8 @@
 // float16 and bfloat16 as bits: exact widening to float32, and narrowing that rounds to nearest even.
 //
 // Free of branches and of tables, so that the compiler vectorises loops over these functions, and bit for bit what the
-// processor's own instructions (F16C) give: subnormals are kept, overflow becomes infinity, a NaN keeps its sign and the top
-// of its payload and becomes quiet. Used by the reduction kernels.
+// processor's own instructions (F16C) give: subnormals are kept, overflow becomes infinity, a NaN keeps its sign and
+// the top of its payload and becomes quiet. Used by the reduction kernels.
 #ifndef RINGTRAIN_KERNELS_FLOAT16_H_
 #define RINGTRAIN_KERNELS_FLOAT16_H_
 

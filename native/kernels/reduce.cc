@@ -1,9 +1,9 @@
 // The reduction kernels: one set of loops, compiled for each level of vector instructions and chosen at run time.
 //
 // Called by the collectives on every chunk, from whichever thread drives the context. The loops are plain C++ that the
-// compiler vectorises; they are forced inline into one function per processor level (kVariants at the end), whose target
-// attribute decides the instructions. Only float16 needs intrinsics. Nothing here depends on the level but the speed: the
-// operations are the same, in the same order, and each is rounded as IEEE 754 says.
+// compiler vectorises; they are forced inline into one function per processor level (kVariants at the end), whose
+// target attribute decides the instructions. Only float16 needs intrinsics. Nothing here depends on the level but the
+// speed: the operations are the same, in the same order, and each is rounded as IEEE 754 says.
 #include "kernels/reduce.h"
 
 #include <algorithm>
@@ -12,6 +12,8 @@
 #include <limits>
 #include <type_traits>
 
+#include "kernels/adasum.h"
+#include "kernels/float_mode.h"
 #include "kernels/formats.h"
 
 #if defined(__x86_64__)
@@ -36,13 +38,17 @@ using Wrapping = std::conditional_t<(sizeof(T) > sizeof(unsigned)), uint64_t, un
 
 template <typename T>
 RT_ALWAYS_INLINE T Sum(T a, T b) {
-  if constexpr (std::is_integral_v<T>) return static_cast<T>(static_cast<Wrapping<T>>(a) + static_cast<Wrapping<T>>(b));
-  else return a + b;
+  if constexpr (std::is_integral_v<T>)
+    return static_cast<T>(static_cast<Wrapping<T>>(a) + static_cast<Wrapping<T>>(b));
+  else
+    return a + b;
 }
 template <typename T>
 RT_ALWAYS_INLINE T Product(T a, T b) {
-  if constexpr (std::is_integral_v<T>) return static_cast<T>(static_cast<Wrapping<T>>(a) * static_cast<Wrapping<T>>(b));
-  else return a * b;
+  if constexpr (std::is_integral_v<T>)
+    return static_cast<T>(static_cast<Wrapping<T>>(a) * static_cast<Wrapping<T>>(b));
+  else
+    return a * b;
 }
 // A NaN in `a` is taken because it differs from itself, one in `b` because no comparison with it is true.
 template <typename T>
@@ -54,8 +60,8 @@ RT_ALWAYS_INLINE T Max(T a, T b) {
   return ((a > b) | (a != a)) ? a : b;
 }
 
-#define RT_COMBINE(operation)     \
-  RT_INDEPENDENT_ITERATIONS       \
+#define RT_COMBINE(operation) \
+  RT_INDEPENDENT_ITERATIONS   \
   for (size_t i = 0; i < n; ++i) out[i] = operation(a[i], b[i])
 
 // out[i] = a[i] ∘ b[i]
@@ -64,6 +70,7 @@ RT_ALWAYS_INLINE void Combine(Reduction reduction, T* out, const T* a, const T* 
   switch (reduction) {
     case Reduction::kAverage:
     case Reduction::kSum:
+    case Reduction::kAdasum:  // of one source; more are AdasumCombine's
       RT_COMBINE(Sum<T>);
       return;
     case Reduction::kMin:
@@ -93,20 +100,25 @@ template <typename T>
 RT_ALWAYS_INLINE void Multiply(T* out, const T* in, size_t n, double factor) {
   RT_INDEPENDENT_ITERATIONS
   for (size_t i = 0; i < n; ++i) {
-    if constexpr (std::is_integral_v<T>) out[i] = Truncate<T>(static_cast<double>(in[i]) * factor);
-    else out[i] = in[i] * static_cast<T>(factor);
+    if constexpr (std::is_integral_v<T>)
+      out[i] = Truncate<T>(static_cast<double>(in[i]) * factor);
+    else
+      out[i] = in[i] * static_cast<T>(factor);
   }
 }
 
-// Up to 32 bits the quotient of two integers, rounded to a double, never reaches the next integer, so truncating it is exact
-// (and vectorises, unlike integer division).
+// Up to 32 bits the quotient of two integers, rounded to a double, never reaches the next integer, so truncating it is
+// exact (and vectorises, unlike integer division).
 template <typename T>
 RT_ALWAYS_INLINE void Divide(T* out, const T* in, size_t n, double divisor) {
   RT_INDEPENDENT_ITERATIONS
   for (size_t i = 0; i < n; ++i) {
-    if constexpr (std::is_floating_point_v<T>) out[i] = in[i] / static_cast<T>(divisor);
-    else if constexpr (sizeof(T) == 8) out[i] = in[i] / static_cast<T>(divisor);
-    else out[i] = static_cast<T>(static_cast<double>(in[i]) / divisor);
+    if constexpr (std::is_floating_point_v<T>)
+      out[i] = in[i] / static_cast<T>(divisor);
+    else if constexpr (sizeof(T) == 8)
+      out[i] = in[i] / static_cast<T>(divisor);
+    else
+      out[i] = static_cast<T>(static_cast<double>(in[i]) / divisor);
   }
 }
 
@@ -116,8 +128,10 @@ RT_ALWAYS_INLINE void Finish(T* values, size_t n, const Scaling& scaling) {
   int exponent;
   const bool power_of_two = std::frexp(scaling.divisor, &exponent) == 0.5;
   if (scaling.divisor != 1.0) {
-    if (std::is_floating_point_v<T> && power_of_two) Multiply(values, values, n, 1.0 / scaling.divisor);
-    else Divide(values, values, n, scaling.divisor);
+    if (std::is_floating_point_v<T> && power_of_two)
+      Multiply(values, values, n, 1.0 / scaling.divisor);
+    else
+      Divide(values, values, n, scaling.divisor);
   }
   if (scaling.postscale != 1.0) Multiply(values, values, n, scaling.postscale);
 }
@@ -126,7 +140,8 @@ RT_ALWAYS_INLINE void Finish(T* values, size_t n, const Scaling& scaling) {
 
 constexpr size_t kBlockBytes = 4096;  // accumulator and operand of a block stay in the first-level cache
 
-// One source's values from `begin` on: where they lie if they can be used as they are, else converted and multiplied in `room`.
+// One source's values from `begin` on: where they lie if they can be used as they are, else converted and multiplied in
+// `room`.
 template <typename Format>
 RT_ALWAYS_INLINE const typename Format::Value* Load(const void* source, size_t begin, size_t n, double factor,
                                                     typename Format::Value* room) {
@@ -143,8 +158,8 @@ RT_ALWAYS_INLINE const typename Format::Value* Load(const void* source, size_t b
   }
 }
 
-// Block by block: total = s0 ∘ s1, total = total ∘ s2, …; the last step writes where the result belongs. Two plain sources
-// need no room of ours, and are one block.
+// Block by block: total = s0 ∘ s1, total = total ∘ s2, …; the last step writes where the result belongs. Two plain
+// sources need no room of ours, and are one block.
 template <typename Format>
 RT_ALWAYS_INLINE void ReduceElements(Reduction reduction, void* dst, const void* const* sources, int source_count,
                                      size_t count, const Scaling& scaling) {
@@ -174,7 +189,8 @@ RT_ALWAYS_INLINE void ReduceElements(Reduction reduction, void* dst, const void*
 }
 
 // Any non-zero byte is true on the way in, and true is 1 on the way out. Scaling a truth value has no meaning.
-RT_ALWAYS_INLINE void ReduceBool(Reduction reduction, void* dst, const void* const* sources, int source_count, size_t count) {
+RT_ALWAYS_INLINE void ReduceBool(Reduction reduction, void* dst, const void* const* sources, int source_count,
+                                 size_t count) {
   const bool all = reduction == Reduction::kMin || reduction == Reduction::kProduct;
   auto* out = static_cast<uint8_t*>(dst);
   size_t n;
@@ -184,27 +200,39 @@ RT_ALWAYS_INLINE void ReduceBool(Reduction reduction, void* dst, const void* con
     std::memset(total, all, n);
     for (int j = 0; j < source_count; ++j) {
       const auto* in = static_cast<const uint8_t*>(sources[j]) + begin;
-      if (all) for (size_t i = 0; i < n; ++i) total[i] = total[i] & static_cast<uint8_t>(in[i] != 0);
-      else for (size_t i = 0; i < n; ++i) total[i] = total[i] | static_cast<uint8_t>(in[i] != 0);
+      if (all)
+        for (size_t i = 0; i < n; ++i) total[i] = total[i] & static_cast<uint8_t>(in[i] != 0);
+      else
+        for (size_t i = 0; i < n; ++i) total[i] = total[i] | static_cast<uint8_t>(in[i] != 0);
     }
     std::memcpy(out + begin, total, n);
   }
 }
 
 template <typename Float16Format>
-RT_ALWAYS_INLINE void ReduceAny(DType dtype, Reduction reduction, void* dst, const void* const* sources, int source_count,
-                                size_t count, const Scaling& scaling) {
+RT_ALWAYS_INLINE void ReduceAny(DType dtype, Reduction reduction, void* dst, const void* const* sources,
+                                int source_count, size_t count, const Scaling& scaling) {
   switch (dtype) {
-    case DType::kUInt8: return ReduceElements<Native<uint8_t>>(reduction, dst, sources, source_count, count, scaling);
-    case DType::kInt8: return ReduceElements<Native<int8_t>>(reduction, dst, sources, source_count, count, scaling);
-    case DType::kInt16: return ReduceElements<Native<int16_t>>(reduction, dst, sources, source_count, count, scaling);
-    case DType::kInt32: return ReduceElements<Native<int32_t>>(reduction, dst, sources, source_count, count, scaling);
-    case DType::kInt64: return ReduceElements<Native<int64_t>>(reduction, dst, sources, source_count, count, scaling);
-    case DType::kFloat16: return ReduceElements<Float16Format>(reduction, dst, sources, source_count, count, scaling);
-    case DType::kBFloat16: return ReduceElements<BFloat16>(reduction, dst, sources, source_count, count, scaling);
-    case DType::kFloat32: return ReduceElements<Native<float>>(reduction, dst, sources, source_count, count, scaling);
-    case DType::kFloat64: return ReduceElements<Native<double>>(reduction, dst, sources, source_count, count, scaling);
-    case DType::kBool: return ReduceBool(reduction, dst, sources, source_count, count);
+    case DType::kUInt8:
+      return ReduceElements<Native<uint8_t>>(reduction, dst, sources, source_count, count, scaling);
+    case DType::kInt8:
+      return ReduceElements<Native<int8_t>>(reduction, dst, sources, source_count, count, scaling);
+    case DType::kInt16:
+      return ReduceElements<Native<int16_t>>(reduction, dst, sources, source_count, count, scaling);
+    case DType::kInt32:
+      return ReduceElements<Native<int32_t>>(reduction, dst, sources, source_count, count, scaling);
+    case DType::kInt64:
+      return ReduceElements<Native<int64_t>>(reduction, dst, sources, source_count, count, scaling);
+    case DType::kFloat16:
+      return ReduceElements<Float16Format>(reduction, dst, sources, source_count, count, scaling);
+    case DType::kBFloat16:
+      return ReduceElements<BFloat16>(reduction, dst, sources, source_count, count, scaling);
+    case DType::kFloat32:
+      return ReduceElements<Native<float>>(reduction, dst, sources, source_count, count, scaling);
+    case DType::kFloat64:
+      return ReduceElements<Native<double>>(reduction, dst, sources, source_count, count, scaling);
+    case DType::kBool:
+      return ReduceBool(reduction, dst, sources, source_count, count);
   }
 }
 
@@ -239,7 +267,8 @@ RT_ALWAYS_INLINE void WidenElements(const uint16_t* in, Wide* out, size_t count,
 }
 
 template <typename Format>
-RT_ALWAYS_INLINE void ConvertElements(DType from, DType to, void* dst, const void* source, size_t count, double factor) {
+RT_ALWAYS_INLINE void ConvertElements(DType from, DType to, void* dst, const void* source, size_t count,
+                                      double factor) {
   auto* narrowed = static_cast<uint16_t*>(dst);
   const auto* narrow = static_cast<const uint16_t*>(source);
   if (from == DType::kFloat32) return NarrowElements<Format>(static_cast<const float*>(source), narrowed, count);
@@ -250,21 +279,81 @@ RT_ALWAYS_INLINE void ConvertElements(DType from, DType to, void* dst, const voi
 
 template <typename Float16Format>
 RT_ALWAYS_INLINE void ConvertAny(DType from, DType to, void* dst, const void* source, size_t count, double factor) {
-  if (from == DType::kFloat16 || to == DType::kFloat16) return ConvertElements<Float16Format>(from, to, dst, source, count, factor);
+  if (from == DType::kFloat16 || to == DType::kFloat16)
+    return ConvertElements<Float16Format>(from, to, dst, source, count, factor);
   ConvertElements<BFloat16>(from, to, dst, source, count, factor);
 }
 
-// ---- one pair of functions per processor level ----
+// ---- Adasum ----
+
+constexpr size_t kLanes = 8;  // sums side by side, on every processor
+
+template <typename T>
+RT_ALWAYS_INLINE Dots DotElements(const T* a, const T* b, size_t count) {
+  double aa[kLanes] = {}, ab[kLanes] = {}, bb[kLanes] = {};
+  size_t i = 0;
+  for (; i + kLanes <= count; i += kLanes)
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      const double x = static_cast<double>(a[i + lane]), y = static_cast<double>(b[i + lane]);
+      aa[lane] += x * x;
+      ab[lane] += x * y;
+      bb[lane] += y * y;
+    }
+  for (size_t lane = 0; i < count; ++i, ++lane) {
+    const double x = static_cast<double>(a[i]), y = static_cast<double>(b[i]);
+    aa[lane] += x * x;
+    ab[lane] += x * y;
+    bb[lane] += y * y;
+  }
+  Dots dots;
+  for (size_t lane = 0; lane < kLanes; ++lane) {
+    dots.aa += aa[lane];
+    dots.ab += ab[lane];
+    dots.bb += bb[lane];
+  }
+  return dots;
+}
+
+template <typename T>
+RT_ALWAYS_INLINE void CombineElements(T* dst, const T* a, const T* b, size_t count, double factor_a, double factor_b) {
+  RT_INDEPENDENT_ITERATIONS
+  for (size_t i = 0; i < count; ++i)
+    dst[i] = static_cast<T>(factor_a * static_cast<double>(a[i]) + factor_b * static_cast<double>(b[i]));
+}
+
+RT_ALWAYS_INLINE Dots DotsAny(DType dtype, const void* a, const void* b, size_t count) {
+  if (dtype == DType::kFloat32) return DotElements(static_cast<const float*>(a), static_cast<const float*>(b), count);
+  return DotElements(static_cast<const double*>(a), static_cast<const double*>(b), count);
+}
+
+RT_ALWAYS_INLINE void CombineAny(DType dtype, void* dst, const void* a, const void* b, size_t count, double factor_a,
+                                 double factor_b) {
+  if (dtype == DType::kFloat32)
+    CombineElements(static_cast<float*>(dst), static_cast<const float*>(a), static_cast<const float*>(b), count,
+                    factor_a, factor_b);
+  else
+    CombineElements(static_cast<double*>(dst), static_cast<const double*>(a), static_cast<const double*>(b), count,
+                    factor_a, factor_b);
+}
+
+// ---- one set of functions per processor level ----
 
 using ReduceFunction = void (*)(DType, Reduction, void*, const void* const*, int, size_t, const Scaling&);
 using ConvertFunction = void (*)(DType, DType, void*, const void*, size_t, double);
+using DotsFunction = Dots (*)(DType, const void*, const void*, size_t);
+using CombineFunction = void (*)(DType, void*, const void*, const void*, size_t, double, double);
 
-void ReduceBaseline(DType dtype, Reduction reduction, void* dst, const void* const* sources, int source_count, size_t count,
-                    const Scaling& scaling) {
+void ReduceBaseline(DType dtype, Reduction reduction, void* dst, const void* const* sources, int source_count,
+                    size_t count, const Scaling& scaling) {
   ReduceAny<Float16>(dtype, reduction, dst, sources, source_count, count, scaling);
 }
 void ConvertBaseline(DType from, DType to, void* dst, const void* source, size_t count, double factor) {
   ConvertAny<Float16>(from, to, dst, source, count, factor);
+}
+Dots DotsBaseline(DType dtype, const void* a, const void* b, size_t count) { return DotsAny(dtype, a, b, count); }
+void CombineBaseline(DType dtype, void* dst, const void* a, const void* b, size_t count, double factor_a,
+                     double factor_b) {
+  CombineAny(dtype, dst, a, b, count, factor_a, factor_b);
 }
 bool Always() { return true; }
 
@@ -273,25 +362,48 @@ struct Variant {
   bool (*available)();
   ReduceFunction reduce;
   ConvertFunction convert;
+  DotsFunction dots;
+  CombineFunction combine;
 };
 
 #if defined(__x86_64__)
-__attribute__((target("avx2,f16c"))) void ReduceAvx2(DType dtype, Reduction reduction, void* dst, const void* const* sources,
-                                                     int source_count, size_t count, const Scaling& scaling) {
+__attribute__((target("avx2,f16c"))) void ReduceAvx2(DType dtype, Reduction reduction, void* dst,
+                                                     const void* const* sources, int source_count, size_t count,
+                                                     const Scaling& scaling) {
   ReduceAny<Float16ByF16c>(dtype, reduction, dst, sources, source_count, count, scaling);
 }
 __attribute__((target("avx2,f16c"))) void ConvertAvx2(DType from, DType to, void* dst, const void* source, size_t count,
                                                       double factor) {
   ConvertAny<Float16ByF16c>(from, to, dst, source, count, factor);
 }
-__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,f16c"))) void ReduceAvx512(
-    DType dtype, Reduction reduction, void* dst, const void* const* sources, int source_count, size_t count,
-    const Scaling& scaling) {
+__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,f16c"))) void ReduceAvx512(DType dtype, Reduction reduction,
+                                                                                     void* dst,
+                                                                                     const void* const* sources,
+                                                                                     int source_count, size_t count,
+                                                                                     const Scaling& scaling) {
   ReduceAny<Float16ByF16c>(dtype, reduction, dst, sources, source_count, count, scaling);
 }
-__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,f16c"))) void ConvertAvx512(
-    DType from, DType to, void* dst, const void* source, size_t count, double factor) {
+__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,f16c"))) void ConvertAvx512(DType from, DType to, void* dst,
+                                                                                      const void* source, size_t count,
+                                                                                      double factor) {
   ConvertAny<Float16ByF16c>(from, to, dst, source, count, factor);
+}
+
+__attribute__((target("avx2"))) Dots DotsAvx2(DType dtype, const void* a, const void* b, size_t count) {
+  return DotsAny(dtype, a, b, count);
+}
+__attribute__((target("avx2"))) void CombineAvx2(DType dtype, void* dst, const void* a, const void* b, size_t count,
+                                                 double factor_a, double factor_b) {
+  CombineAny(dtype, dst, a, b, count, factor_a, factor_b);
+}
+__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))) Dots DotsAvx512(DType dtype, const void* a, const void* b,
+                                                                              size_t count) {
+  return DotsAny(dtype, a, b, count);
+}
+__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))) void CombineAvx512(DType dtype, void* dst, const void* a,
+                                                                                 const void* b, size_t count,
+                                                                                 double factor_a, double factor_b) {
+  CombineAny(dtype, dst, a, b, count, factor_a, factor_b);
 }
 
 // __builtin_cpu_supports has no name for F16C in the older compilers that we support.
@@ -305,12 +417,11 @@ bool HasAvx512() {
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 
-constexpr Variant kVariants[] = {
-    {"avx512", HasAvx512, ReduceAvx512, ConvertAvx512},
-    {"avx2", HasAvx2, ReduceAvx2, ConvertAvx2},
-    {"baseline", Always, ReduceBaseline, ConvertBaseline}};
+constexpr Variant kVariants[] = {{"avx512", HasAvx512, ReduceAvx512, ConvertAvx512, DotsAvx512, CombineAvx512},
+                                 {"avx2", HasAvx2, ReduceAvx2, ConvertAvx2, DotsAvx2, CombineAvx2},
+                                 {"baseline", Always, ReduceBaseline, ConvertBaseline, DotsBaseline, CombineBaseline}};
 #else
-constexpr Variant kVariants[] = {{"baseline", Always, ReduceBaseline, ConvertBaseline}};
+constexpr Variant kVariants[] = {{"baseline", Always, ReduceBaseline, ConvertBaseline, DotsBaseline, CombineBaseline}};
 #endif
 
 // The best variant of that name, any name if it is empty; nullptr if this processor has none.
@@ -325,45 +436,6 @@ std::atomic<const Variant*>& ChosenVariant() {
   return chosen;
 }
 
-// ---- the thread's floating-point mode ----
-
-// A user's thread may drive the context, and it may flush subnormals to zero (torch.set_flush_denormal). Which thread reduces
-// must not show in the bits, so the kernels run in IEEE 754's default mode and give the thread its own back.
-#if defined(__x86_64__)
-class DefaultFloatMode {
- public:
-  DefaultFloatMode() : saved_(_mm_getcsr()) { Set(kDefault); }
-  ~DefaultFloatMode() { Set(saved_); }
-
- private:
-  static constexpr unsigned kDefault = 0x1f80;  // exceptions masked, nearest even, subnormals kept
-  static constexpr unsigned kFlags = 0x3f;      // what has happened so far; not a mode
-  void Set(unsigned mode) const {
-    if (((saved_ ^ kDefault) & ~kFlags) != 0) _mm_setcsr(mode);
-  }
-  unsigned saved_;
-};
-#elif defined(__aarch64__)
-class DefaultFloatMode {
- public:
-  DefaultFloatMode() {
-    __asm__ volatile("mrs %0, fpcr" : "=r"(saved_));
-    if (saved_ != 0) Set(0);
-  }
-  ~DefaultFloatMode() {
-    if (saved_ != 0) Set(saved_);
-  }
-
- private:
-  static void Set(uint64_t mode) { __asm__ volatile("msr fpcr, %0" : : "r"(mode)); }
-  uint64_t saved_;
-};
-#else
-struct DefaultFloatMode {
-  DefaultFloatMode() {}
-};
-#endif
-
 // ---- neutral elements ----
 
 template <typename T>
@@ -377,10 +449,15 @@ template <typename T>
 T Neutral(Reduction reduction, T one, T highest, T lowest) {
   switch (reduction) {
     case Reduction::kAverage:
-    case Reduction::kSum: return 0;
-    case Reduction::kProduct: return one;
-    case Reduction::kMin: return highest;
-    case Reduction::kMax: return lowest;
+    case Reduction::kAdasum:
+    case Reduction::kSum:
+      return 0;
+    case Reduction::kProduct:
+      return one;
+    case Reduction::kMin:
+      return highest;
+    case Reduction::kMax:
+      return lowest;
   }
   return 0;
 }
@@ -388,8 +465,10 @@ T Neutral(Reduction reduction, T one, T highest, T lowest) {
 template <typename T>
 void FillNumber(Reduction reduction, void* dst, size_t count) {
   using Limits = std::numeric_limits<T>;
-  if constexpr (Limits::has_infinity) Fill<T>(dst, count, Neutral<T>(reduction, 1, Limits::infinity(), -Limits::infinity()));
-  else Fill<T>(dst, count, Neutral<T>(reduction, 1, Limits::max(), Limits::min()));
+  if constexpr (Limits::has_infinity)
+    Fill<T>(dst, count, Neutral<T>(reduction, 1, Limits::infinity(), -Limits::infinity()));
+  else
+    Fill<T>(dst, count, Neutral<T>(reduction, 1, Limits::max(), Limits::min()));
 }
 
 }  // namespace
@@ -405,18 +484,39 @@ void Convert(DType from, DType to, void* dst, const void* source, size_t count, 
   ChosenVariant().load(std::memory_order_relaxed)->convert(from, to, dst, source, count, factor);
 }
 
+Dots AdasumDots(DType dtype, const void* a, const void* b, size_t count) {
+  const DefaultFloatMode mode;
+  return ChosenVariant().load(std::memory_order_relaxed)->dots(dtype, a, b, count);
+}
+
+void AdasumCombine(DType dtype, void* dst, const void* a, const void* b, size_t count, double factor_a,
+                   double factor_b) {
+  const DefaultFloatMode mode;
+  ChosenVariant().load(std::memory_order_relaxed)->combine(dtype, dst, a, b, count, factor_a, factor_b);
+}
+
 void FillNeutral(DType dtype, Reduction reduction, void* dst, size_t count) {
   switch (dtype) {
-    case DType::kUInt8: return FillNumber<uint8_t>(reduction, dst, count);
-    case DType::kInt8: return FillNumber<int8_t>(reduction, dst, count);
-    case DType::kInt16: return FillNumber<int16_t>(reduction, dst, count);
-    case DType::kInt32: return FillNumber<int32_t>(reduction, dst, count);
-    case DType::kInt64: return FillNumber<int64_t>(reduction, dst, count);
-    case DType::kFloat16: return Fill<uint16_t>(dst, count, Neutral<uint16_t>(reduction, 0x3c00, 0x7c00, 0xfc00));
-    case DType::kBFloat16: return Fill<uint16_t>(dst, count, Neutral<uint16_t>(reduction, 0x3f80, 0x7f80, 0xff80));
-    case DType::kFloat32: return FillNumber<float>(reduction, dst, count);
-    case DType::kFloat64: return FillNumber<double>(reduction, dst, count);
-    case DType::kBool: return Fill<uint8_t>(dst, count, Neutral<uint8_t>(reduction, 1, 1, 0));
+    case DType::kUInt8:
+      return FillNumber<uint8_t>(reduction, dst, count);
+    case DType::kInt8:
+      return FillNumber<int8_t>(reduction, dst, count);
+    case DType::kInt16:
+      return FillNumber<int16_t>(reduction, dst, count);
+    case DType::kInt32:
+      return FillNumber<int32_t>(reduction, dst, count);
+    case DType::kInt64:
+      return FillNumber<int64_t>(reduction, dst, count);
+    case DType::kFloat16:
+      return Fill<uint16_t>(dst, count, Neutral<uint16_t>(reduction, 0x3c00, 0x7c00, 0xfc00));
+    case DType::kBFloat16:
+      return Fill<uint16_t>(dst, count, Neutral<uint16_t>(reduction, 0x3f80, 0x7f80, 0xff80));
+    case DType::kFloat32:
+      return FillNumber<float>(reduction, dst, count);
+    case DType::kFloat64:
+      return FillNumber<double>(reduction, dst, count);
+    case DType::kBool:
+      return Fill<uint8_t>(dst, count, Neutral<uint8_t>(reduction, 1, 1, 0));
   }
 }
 

@@ -1,8 +1,8 @@
 // Element-wise reduction of several contributions in one pass, and conversion for a narrower wire.
 //
 // The order of additions is the order of `sources`, left to right, for every element and on every processor:
-// dst = ((s0 ∘ s1) ∘ s2) …, so the caller's order of sources alone decides the bits (compiled without fused multiply-add).
-// float16 and bfloat16 are accumulated in float32 and rounded once, to nearest even, at the end.
+// dst = ((s0 ∘ s1) ∘ s2) …, so the caller's order of sources alone decides the bits (compiled without fused
+// multiply-add). float16 and bfloat16 are accumulated in float32 and rounded once, to nearest even, at the end.
 #ifndef RINGTRAIN_KERNELS_REDUCE_H_
 #define RINGTRAIN_KERNELS_REDUCE_H_
 
@@ -16,7 +16,8 @@ namespace ringtrain {
 struct Scaling {
   double prescale = 1.0;   // each source is multiplied by it before the reduction
   double postscale = 1.0;  // the result is multiplied by it, after the division
-  double divisor = 1.0;    // the result is divided by it: the exact average; a whole number for integers, which truncate towards zero
+  double divisor =
+      1.0;  // the result is divided by it: the exact average; a whole number for integers, which truncate towards zero
   const double* weights = nullptr;  // of the sources, by which they are multiplied besides; not for integers
   bool identity() const { return prescale == 1.0 && postscale == 1.0 && divisor == 1.0 && weights == nullptr; }
   double factor(int source) const { return weights == nullptr ? prescale : prescale * weights[source]; }
@@ -25,14 +26,16 @@ struct Scaling {
 // dst[i] = scale(s0[i] ∘ s1[i] ∘ …) for `count` elements. Requires source_count >= 1. `dst` may be one of the sources
 // (exactly the same address), no other overlap. Addresses need no alignment beyond the element's.
 // kAverage adds; its division is the divisor in `scaling`.
-// float32 is scaled in float32, float64 in float64, 16-bit floats in float32. Integers are divided exactly; their pre- and
-// postscale are multiplied in double and truncated to int64, saturating, before they wrap to the dtype. bool is not scaled: sum and max are OR, product and min are AND.
-// Integer sums and products wrap. min and max propagate NaN; the sign and payload of a NaN that two others make are open.
+// float32 is scaled in float32, float64 in float64, 16-bit floats in float32. Integers are divided exactly; their pre-
+// and postscale are multiplied in double and truncated to int64, saturating, before they wrap to the dtype. bool is not
+// scaled: sum and max are OR, product and min are AND. Integer sums and products wrap. min and max propagate NaN; the
+// sign and payload of a NaN that two others make are open.
 void Reduce(DType dtype, Reduction reduction, void* dst, const void* const* sources, int source_count, size_t count,
             const Scaling& scaling);
 
-// dst[i] = source[i] rounded to nearest even, from float32 or float64 (by way of float32) to float16 or bfloat16; or the other way,
-// exactly but for the product with `factor`, in the wide type. Overflow becomes infinity, NaN stays NaN. No overlap.
+// dst[i] = source[i] rounded to nearest even, from float32 or float64 (by way of float32) to float16 or bfloat16; or
+// the other way, exactly but for the product with `factor`, in the wide type. Overflow becomes infinity, NaN stays NaN.
+// No overlap.
 void Convert(DType from, DType to, void* dst, const void* source, size_t count, double factor = 1.0);
 
 // Fills `count` elements with the neutral element of the reduction (0, 1, highest, lowest), for ranks that have joined.
@@ -40,7 +43,8 @@ void FillNeutral(DType dtype, Reduction reduction, void* dst, size_t count);
 
 // The variant that this processor uses: "avx512", "avx2" or "baseline".
 const char* KernelVariant();
-// Forces a variant ("" for the best one); false if this processor has not got it. For tests and the benchmark, which compare the bits.
+// Forces a variant ("" for the best one); false if this processor has not got it. For tests and the benchmark, which
+// compare the bits.
 bool SelectKernelVariant(const char* name);
 
 }  // namespace ringtrain
