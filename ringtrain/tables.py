@@ -1,4 +1,4 @@
-"""The native library's tables as Python values: dtypes, operations, reductions, compressions, status, counters and options.
+"""The native library's tables as Python values: dtypes, operations and more.
 
 Each row exists once, in ``native/tables/*.def``; this module reads the text that the library was compiled with.
 """
@@ -19,15 +19,31 @@ class DType(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """A collective operation. ``output`` is ``kSame``, ``kRows`` or ``kNone``; ``adjoint`` carries gradients backwards."""
+    """A collective operation.
+
+    ``layout`` says which rows a member contributes and receives, ``kNone`` for an operation without data. ``adjoint`` is
+    the operation that carries gradients backwards, "" where there is none.
+    """
 
     id: int
     name: str
     reduces: bool
     rooted: bool
-    output: str
+    layout: str
     fuses: bool
     adjoint: str
+
+
+class Attribute(NamedTuple):
+    """An attribute of a request: a field of the C struct ``rt_request``.
+
+    ``kind`` is that of its values; ``scope`` says for which operations it counts: ``kReduces`` or ``kRooted``.
+    """
+
+    name: str
+    kind: str
+    initial: float
+    scope: str
 
 
 class Counter(NamedTuple):
@@ -39,13 +55,18 @@ class Counter(NamedTuple):
 
 
 class Option(NamedTuple):
-    """An option of a context. ``lowest`` holds the choices of a ``kChoice``; ``horovod`` is Horovod's variable or ""."""
+    """An option of a context.
+
+    ``lowest`` holds the choices of a ``kChoice``; ``agrees`` is "1" where all ranks must have the same value; ``horovod``
+    is Horovod's variable or "".
+    """
 
     name: str
     type: str
     initial: str
     lowest: str
     highest: str
+    agrees: str
     horovod: str
     sentence: str
 
@@ -60,13 +81,20 @@ def _dtype(row: list[str]) -> DType:
 
 
 def _operation(row: list[str]) -> Operation:
-    identity, name, reduces, rooted, output, fuses, adjoint = row
-    return Operation(int(identity), name, reduces == "1", rooted == "1", output, fuses == "1", adjoint)
+    identity, name, reduces, rooted, layout, fuses, adjoint = row
+    return Operation(int(identity), name, reduces == "1", rooted == "1", layout, fuses == "1", adjoint)
 
 
 DTYPES: dict[str, DType] = {row[1]: _dtype(row) for row in _native.table("dtypes")}
 OPERATIONS: dict[str, Operation] = {row[1]: _operation(row) for row in _native.table("operations")}
+ATTRIBUTES: dict[str, Attribute] = {
+    row[0]: Attribute(row[0], row[1], float(row[2]), row[3]) for row in _native.table("attributes")
+}
 COMPRESSIONS: dict[str, int] = {row[1]: int(row[0]) for row in _native.table("compressions")}
+# By a row that makes up for what it has lost: the same one that does not.
+WITHOUT_FEEDBACK = {
+    name.removesuffix(" without feedback"): name for name in COMPRESSIONS if name.endswith(" without feedback")
+}
 REDUCTIONS: dict[str, int] = {row[1]: int(row[0]) for row in _native.table("reductions")}
 STATUS: dict[str, int] = {row[1]: int(row[0]) for row in _native.table("status")}
 COUNTERS: list[Counter] = [Counter(int(row[0]), row[1], row[2]) for row in _native.table("counters")]

@@ -7,10 +7,10 @@ namespace ringtrain {
 
 const DTypeRow* Find(DType dtype) {
   switch (dtype) {
-#define RT_DTYPE(name, id, bytes, dlpack_code, dlpack_bits, text)                          \
-  case DType::name: {                                                                      \
-    static const DTypeRow row = {bytes, dlpack_code == 2 || dlpack_code == 4, text};       \
-    return &row;                                                                           \
+#define RT_DTYPE(name, id, bytes, dlpack_code, dlpack_bits, text)                    \
+  case DType::name: {                                                                \
+    static const DTypeRow row = {bytes, dlpack_code == 2 || dlpack_code == 4, text}; \
+    return &row;                                                                     \
   }
 #include "tables/dtypes.def"
 #undef RT_DTYPE
@@ -20,10 +20,11 @@ const DTypeRow* Find(DType dtype) {
 
 const OperationRow* Find(Operation operation) {
   switch (operation) {
-#define RT_OPERATION(name, id, text, reduces, rooted, output, fuses, adjoint)              \
-  case Operation::name: {                                                                  \
-    static const OperationRow row = {text, reduces != 0, rooted != 0, Output::output, fuses != 0}; \
-    return &row;                                                                           \
+#define RT_OPERATION(name, id, text, reduces, rooted, layout, fuses, adjoint)                                        \
+  case Operation::name: {                                                                                            \
+    static const OperationRow row = {text,      reduces != 0, rooted != 0, Layout::layout, OutputOf(Layout::layout), \
+                                     fuses != 0};                                                                    \
+    return &row;                                                                                                     \
   }
 #include "tables/operations.def"
 #undef RT_OPERATION
@@ -31,37 +32,51 @@ const OperationRow* Find(Operation operation) {
   return nullptr;
 }
 
-const char* Text(Reduction reduction) {
-  switch (reduction) {
-#define RT_REDUCTION(name, id, text) \
-  case Reduction::name:              \
-    return text;
-#include "tables/reductions.def"
-#undef RT_REDUCTION
-  }
+namespace {
+
+struct NamedId {
+  int32_t id;
+  const char* text;
+};
+
+template <size_t kRows>
+const char* TextOf(int32_t id, const NamedId (&rows)[kRows]) {
+  for (const NamedId& row : rows)
+    if (row.id == id) return row.text;
   return nullptr;
 }
 
-const char* Text(Compression compression) {
+constexpr NamedId kReductions[] = {
+#define RT_REDUCTION(name, id, text) {id, text},
+#include "tables/reductions.def"
+#undef RT_REDUCTION
+};
+constexpr NamedId kCompressions[] = {
+#define RT_COMPRESSION(name, id, text, adds) {id, text},
+#include "tables/compressions.def"
+#undef RT_COMPRESSION
+};
+constexpr NamedId kStatuses[] = {
+#define RT_STATUS(name, id, text) {id, text},
+#include "tables/status.def"
+#undef RT_STATUS
+};
+
+}  // namespace
+
+const char* Text(Reduction reduction) { return TextOf(static_cast<int32_t>(reduction), kReductions); }
+const char* Text(Compression compression) { return TextOf(static_cast<int32_t>(compression), kCompressions); }
+const char* Text(StatusCode code) { return TextOf(static_cast<int32_t>(code), kStatuses); }
+
+bool OnlyAdds(Compression compression) {
   switch (compression) {
-#define RT_COMPRESSION(name, id, text) \
-  case Compression::name:              \
-    return text;
+#define RT_COMPRESSION(name, id, text, adds) \
+  case Compression::name:                    \
+    return adds != 0;
 #include "tables/compressions.def"
 #undef RT_COMPRESSION
   }
-  return nullptr;
-}
-
-const char* Text(StatusCode code) {
-  switch (code) {
-#define RT_STATUS(name, id, text) \
-  case StatusCode::name:          \
-    return text;
-#include "tables/status.def"
-#undef RT_STATUS
-  }
-  return nullptr;
+  return false;
 }
 
 const char* TableText(const char* name) {
@@ -69,41 +84,54 @@ const char* TableText(const char* name) {
     const char* name;
     const char* text;
   } tables[] = {
-      {"dtypes",
+      {
+          "dtypes",
 #define RT_DTYPE(name, id, bytes, dlpack_code, dlpack_bits, text) \
   #id "\t" text "\t" #bytes "\t" #dlpack_code "\t" #dlpack_bits "\n"
 #include "tables/dtypes.def"
 #undef RT_DTYPE
       },
-      {"operations",
-#define RT_OPERATION(name, id, text, reduces, rooted, output, fuses, adjoint) \
-  #id "\t" text "\t" #reduces "\t" #rooted "\t" #output "\t" #fuses "\t" adjoint "\n"
+      {
+          "operations",
+#define RT_OPERATION(name, id, text, reduces, rooted, layout, fuses, adjoint) \
+  #id "\t" text "\t" #reduces "\t" #rooted "\t" #layout "\t" #fuses "\t" adjoint "\n"
 #include "tables/operations.def"
 #undef RT_OPERATION
       },
-      {"reductions",
+      {
+          "attributes",
+#define RT_ATTRIBUTE(name, kind, initial, scope, label, advice) #name "\t" #kind "\t" #initial "\t" #scope "\n"
+#include "tables/attributes.def"
+#undef RT_ATTRIBUTE
+      },
+      {
+          "reductions",
 #define RT_REDUCTION(name, id, text) #id "\t" text "\n"
 #include "tables/reductions.def"
 #undef RT_REDUCTION
       },
-      {"compressions",
-#define RT_COMPRESSION(name, id, text) #id "\t" text "\n"
+      {
+          "compressions",
+#define RT_COMPRESSION(name, id, text, adds) #id "\t" text "\t" #adds "\n"
 #include "tables/compressions.def"
 #undef RT_COMPRESSION
       },
-      {"status",
+      {
+          "status",
 #define RT_STATUS(name, id, text) #id "\t" text "\n"
 #include "tables/status.def"
 #undef RT_STATUS
       },
-      {"counters",
+      {
+          "counters",
 #define RT_COUNTER(name, id, text, sentence) #id "\t" text "\t" sentence "\n"
 #include "tables/counters.def"
 #undef RT_COUNTER
       },
-      {"options",
-#define RT_OPTION(name, type, initial, lowest, highest, horovod, sentence) \
-  #name "\t" #type "\t" initial "\t" lowest "\t" highest "\t" horovod "\t" sentence "\n"
+      {
+          "options",
+#define RT_OPTION(name, type, initial, lowest, highest, agrees, horovod, sentence) \
+  #name "\t" #type "\t" initial "\t" lowest "\t" highest "\t" #agrees "\t" horovod "\t" sentence "\n"
 #include "tables/options.def"
 #undef RT_OPTION
       },

@@ -14,7 +14,7 @@ enum class DType : int32_t {
 };
 
 enum class Operation : int32_t {
-#define RT_OPERATION(name, id, text, reduces, rooted, output, fuses, adjoint) name = id,
+#define RT_OPERATION(name, id, text, reduces, rooted, layout, fuses, adjoint) name = id,
 #include "tables/operations.def"
 #undef RT_OPERATION
 };
@@ -26,7 +26,7 @@ enum class Reduction : int32_t {
 };
 
 enum class Compression : int32_t {
-#define RT_COMPRESSION(name, id, text) name = id,
+#define RT_COMPRESSION(name, id, text, adds) name = id,
 #include "tables/compressions.def"
 #undef RT_COMPRESSION
 };
@@ -48,7 +48,14 @@ constexpr int kCounterCount = 0
     ;
 #undef RT_COUNTER
 
+// Which rows of a tensor a member contributes and receives; collectives/rows.h computes with it.
+enum class Layout : int32_t { kWhole, kGather, kScatter, kExchange, kNone };
+// The result: of the input's shape; of another first dimension, known after negotiation; no data.
 enum class Output : int32_t { kSame, kRows, kNone };
+constexpr Output OutputOf(Layout layout) {
+  if (layout == Layout::kNone) return Output::kNone;
+  return layout == Layout::kWhole ? Output::kSame : Output::kRows;
+}
 
 struct DTypeRow {
   size_t bytes;
@@ -59,9 +66,16 @@ struct OperationRow {
   const char* text;
   bool reduces;
   bool rooted;
-  Output output;
+  Layout layout;
+  Output output;  // that of the layout
   bool fuses;
 };
+
+// The operations for which an attribute of a request counts.
+enum class Scope : int32_t { kReduces, kRooted };
+inline bool Counts(Scope scope, const OperationRow& operation) {
+  return scope == Scope::kReduces ? operation.reduces : operation.rooted;
+}
 
 // nullptr for an id without a row: ids come from outside.
 const DTypeRow* Find(DType dtype);
@@ -69,6 +83,8 @@ const OperationRow* Find(Operation operation);
 const char* Text(Reduction reduction);
 const char* Text(Compression compression);
 const char* Text(StatusCode code);
+// Whether the compression is for sums and averages alone.
+bool OnlyAdds(Compression compression);
 
 inline const char* Text(DType dtype) { return Find(dtype)->text; }
 inline const char* Text(Operation operation) { return Find(operation)->text; }
