@@ -3,12 +3,10 @@
 #include <algorithm>
 #include <cstring>
 
-#include "collectives/pipeline.h"
-
 namespace ringtrain {
 namespace {
 
-constexpr size_t kMostMessages = 8;              // under way at once
+constexpr size_t kMaxMessages = 8;                 // under way at once
 constexpr size_t kMessageBytes = size_t{1} << 30;  // longer ones are cut
 
 }  // namespace
@@ -27,37 +25,33 @@ Alltoall::Alltoall(Batch batch, Group* group, StageObserver* observer)
       end_(begin_ + LocalChunks()),
       packed_(begin_),
       consumed_(begin_),
+      exchange_(group->next_exchange++),
       pairs_(members_ - 1) {
   group->next_chunk = end_;
 }
 
-size_t Alltoall::InputOffset(int to) const {
-  int64_t rows = 0;
-  for (int member = 0; member < to; ++member) rows += RowsOf(me_, member);
-  return rows * tensor_.row_bytes;
-}
+size_t Alltoall::InputOffset(int to) const { return RowsBefore(tensor_.rows, members_, me_, to) * tensor_.row_bytes; }
 
 size_t Alltoall::OutputOffset(int from) const {
-  int64_t rows = 0;
-  for (int member = 0; member < from; ++member) rows += RowsOf(member, me_);
-  return rows * tensor_.row_bytes;
+  return RowsReceivedBefore(tensor_.rows, members_, from, me_) * tensor_.row_bytes;
 }
 
-// Enough for the largest exchange of any two members that share a host, this one or another: every member counts the same
-// chunks, since tags are made of them. One at least, so that no two alltoalls share a tag.
+// Enough for the largest exchange of any two members that share a host, this one or another: every member counts the
+// same chunks, since all number them alike.
 uint64_t Alltoall::LocalChunks() const {
   int64_t most = 0;
   for (const std::vector<int>& host : group_->topology.hosts)
     for (int from : host)
       for (int to : host)
         if (from != to) most = std::max(most, RowsOf(from, to));
-  return std::max<uint64_t>(1, (most * tensor_.row_bytes + step_bytes_ - 1) / step_bytes_);
+  return (most * tensor_.row_bytes + step_bytes_ - 1) / step_bytes_;
 }
 
 void Alltoall::CopyOwn() {
   own_copied_ = true;
   size_t bytes = RowsOf(me_, me_) * tensor_.row_bytes;
-  if (bytes > 0) std::memcpy(tensor_.output + OutputOffset(me_), tensor_.input + InputOffset(me_), bytes);
+  if (bytes > 0 && tensor_.output != nullptr)
+    std::memcpy(tensor_.output + OutputOffset(me_), tensor_.input + InputOffset(me_), bytes);
 }
 
 Status Alltoall::Advance(bool* moved) {
@@ -65,7 +59,7 @@ Status Alltoall::Advance(bool* moved) {
   if (!own_copied_) CopyOwn();
   any |= TryFetch();
   any |= TryPack();
-  while (messages_.size() < kMostMessages && pairs_done_ < pairs_) {
+  while (messages_.size() < kMaxMessages && pairs_done_ < pairs_) {
     RT_TRY(StartPair());
     any = true;
   }
@@ -93,7 +87,7 @@ bool Alltoall::TryPack() {
     written += step;
   }
   group_->counters->Add(Counter::kSharedBytes, static_cast<int64_t>(written));
-  if (observer_ != nullptr) observer_->OnStage(Stage::kPack, 0, begin, Now(), written);
+  if (observer_ != nullptr) observer_->OnStage(Stage::kPack, tensor_.operation, begin, Now(), written);
   mine.packed.store(++packed_, std::memory_order_release);
   group_->RingPeers();
   return true;
@@ -103,7 +97,8 @@ bool Alltoall::TryPack() {
 bool Alltoall::TryFetch() {
   StageCounters& mine = group_->window.counters(local_);
   if (consumed_ == packed_ || mine.reduced.load(std::memory_order_relaxed) != consumed_ ||
-      mine.published.load(std::memory_order_relaxed) != consumed_ || mine.consumed.load(std::memory_order_relaxed) != consumed_)
+      mine.published.load(std::memory_order_relaxed) != consumed_ ||
+      mine.consumed.load(std::memory_order_relaxed) != consumed_)
     return false;
   for (int local = 0; local < locals_; ++local)
     if (group_->window.counters(local).packed.load(std::memory_order_acquire) <= consumed_) return false;
@@ -115,30 +110,33 @@ bool Alltoall::TryFetch() {
     const size_t bytes = RowsOf(from, me_) * tensor_.row_bytes;
     if (local == local_ || bytes <= offset) continue;
     const size_t step = std::min(step_bytes_, bytes - offset);
-    std::memcpy(tensor_.output + OutputOffset(from) + offset, group_->window.contribution(local, consumed_) + local_ * step_bytes_, step);
+    if (tensor_.output == nullptr) continue;  // no memory: what comes is dropped
+    std::memcpy(tensor_.output + OutputOffset(from) + offset,
+                group_->window.contribution(local, consumed_) + local_ * step_bytes_, step);
     read += step;
   }
-  if (observer_ != nullptr) observer_->OnStage(Stage::kUnpack, 0, begin, Now(), read);
+  if (observer_ != nullptr) observer_->OnStage(Stage::kUnpack, tensor_.operation, begin, Now(), read);
   ++consumed_;
-  for (auto counter : {&mine.reduced, &mine.published, &mine.consumed}) counter->store(consumed_, std::memory_order_release);
+  for (auto counter : {&mine.reduced, &mine.published, &mine.consumed})
+    counter->store(consumed_, std::memory_order_release);
   group_->RingPeers();
   return true;
 }
 
-// The next distance around the members: I send that far ahead and receive from that far behind, so that nobody is everyone's
-// target at the same time.
+// The next distance around the members: I send that far ahead and receive from that far behind, so that nobody is
+// everyone's target at the same time.
 Status Alltoall::StartPair() {
   const int distance = ++pairs_done_;
   const int to = (me_ + distance) % members_, from = (me_ - distance + members_) % members_;
   const Topology& topology = group_->topology;
-  const int tag = group_->Tag(begin_);
+  const int tag = group_->ExchangeTag(exchange_);
   if (wire_begin_ == 0) wire_begin_ = Now();
   if (topology.host_of[from] != topology.my_host()) {
     char* output = tensor_.output + OutputOffset(from);
     for (size_t left = RowsOf(from, me_) * tensor_.row_bytes, bytes; left > 0; left -= bytes, output += bytes) {
       bytes = std::min(left, kMessageBytes);
       messages_.emplace_back();
-      RT_TRY(group_->transport->StartReceive(group_->RankOf(from), tag, output, bytes, &messages_.back()));
+      RT_TRY(group_->wire->StartReceive(group_->RankOf(from), tag, output, bytes, &messages_.back()));
     }
   }
   if (topology.host_of[to] != topology.my_host()) {
@@ -146,7 +144,7 @@ Status Alltoall::StartPair() {
     for (size_t left = RowsOf(me_, to) * tensor_.row_bytes, bytes; left > 0; left -= bytes, input += bytes) {
       bytes = std::min(left, kMessageBytes);
       messages_.emplace_back();
-      RT_TRY(group_->transport->StartSend(group_->RankOf(to), tag, input, bytes, &messages_.back()));
+      RT_TRY(group_->wire->StartSend(group_->RankOf(to), tag, input, bytes, &messages_.back()));
       group_->counters->Add(Counter::kWireBytesSent, static_cast<int64_t>(bytes));
     }
   }
@@ -157,7 +155,7 @@ Status Alltoall::TestMessages(bool* moved) {
   const size_t before = messages_.size();
   for (size_t index = 0; index < messages_.size();) {
     bool complete;
-    RT_TRY(group_->transport->Test(messages_[index], &complete));
+    RT_TRY(group_->wire->Test(messages_[index], &complete));
     if (complete) {
       messages_[index] = messages_.back();
       messages_.pop_back();
@@ -168,13 +166,8 @@ Status Alltoall::TestMessages(bool* moved) {
   if (messages_.size() == before) return {};
   *moved = true;
   if (messages_.empty() && pairs_done_ == pairs_ && observer_ != nullptr)
-    observer_->OnStage(Stage::kWire, 0, wire_begin_, Now(), 0);
+    observer_->OnStage(Stage::kWire, tensor_.operation, wire_begin_, Now(), 0);
   return {};
-}
-
-std::unique_ptr<Task> MakeTask(Batch batch, Group* group, StageObserver* observer) {
-  if (batch.operation == Operation::kAlltoall) return std::make_unique<Alltoall>(std::move(batch), group, observer);
-  return std::make_unique<Pipeline>(std::move(batch), group, observer);
 }
 
 }  // namespace ringtrain

@@ -1,11 +1,13 @@
-// Alltoall: each member sends other rows to every other. Members of one host exchange them through the window, chunk by chunk;
-// between hosts every pair exchanges its rows directly, a few pairs at a time, from input to output without a copy of ours.
+// Alltoall: each member sends other rows to every other. Members of one host exchange them through the window, chunk by
+// chunk; between hosts every pair exchanges its rows directly, a few pairs at a time, from input to output without a
+// copy of ours.
 #ifndef RINGTRAIN_COLLECTIVES_ALLTOALL_H_
 #define RINGTRAIN_COLLECTIVES_ALLTOALL_H_
 
 #include <vector>
 
 #include "collectives/group.h"
+#include "collectives/rows.h"
 
 namespace ringtrain {
 
@@ -17,7 +19,7 @@ class Alltoall : public Task {
   bool done() const override { return own_copied_ && consumed_ == end_ && pairs_done_ == pairs_ && messages_.empty(); }
 
  private:
-  int64_t RowsOf(int from, int to) const { return tensor_.rows[static_cast<size_t>(from) * members_ + to]; }
+  int64_t RowsOf(int from, int to) const { return ExchangedRows(tensor_.rows, members_, from, to); }
   size_t InputOffset(int to) const;     // of my rows for `to`
   size_t OutputOffset(int from) const;  // of the rows that I receive from `from`
   uint64_t LocalChunks() const;
@@ -36,10 +38,11 @@ class Alltoall : public Task {
   const size_t step_bytes_;  // of each pair on this host in one chunk
   const uint64_t begin_, end_;
   uint64_t packed_, consumed_;
+  const uint64_t exchange_;  // number of this alltoall
   bool own_copied_ = false;
   int pairs_done_ = 0;  // distances to members on other hosts that were started
   int pairs_;
-  std::vector<Transport::Ticket> messages_;
+  std::vector<Wire::Ticket> messages_;
   int64_t wire_begin_ = 0;
 };
 

@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <cstring>
 
+#include "collectives/rows.h"
+
 namespace ringtrain {
 namespace {
 
 // Chunks that one call of Advance takes through a stage before negotiation gets its turn.
-constexpr int kMostRounds = 8;
+constexpr int kMaxRounds = 8;
 
 // How far a counter must have come for the slot of `chunk` to be free of its last user.
 uint64_t SlotFreedBy(uint64_t chunk, uint64_t slots) { return chunk + 1 - std::min(chunk + 1, slots); }
@@ -16,6 +18,8 @@ uint64_t SlotFreedBy(uint64_t chunk, uint64_t slots) { return chunk + 1 - std::m
 
 Pipeline::Pipeline(Batch batch, Group* group, StageObserver* observer)
     : batch_(std::move(batch)),
+      operation_(*Find(batch_.operation)),
+      all_receive_all_(ReceivesAll(operation_.layout)),
       group_(group),
       observer_(observer),
       partition_(batch_, group->topology, group->geometry),
@@ -46,13 +50,14 @@ Pipeline::Pipeline(Batch batch, Group* group, StageObserver* observer)
 
   if (ring_ < 0) return;
   std::vector<int> leaders;
-  for (int host = 0; host < hosts_; ++host) leaders.push_back(group->topology.hosts[host][partition_.Leader(host, ring_)]);
+  for (int host = 0; host < hosts_; ++host)
+    leaders.push_back(group->topology.hosts[host][partition_.Leader(host, ring_)]);
   for (int slot = 0; slot < group->geometry.result_slots; ++slot)
     passes_.push_back(std::make_unique<RingPass>(group, leaders, batch_));
 }
 
 Status Pipeline::Advance(bool* moved) {
-  for (int round = 0; round < kMostRounds && !done(); ++round) {
+  for (int round = 0; round < kMaxRounds && !done(); ++round) {
     bool any = TryReduce();
     if (several_hosts()) RT_TRY(TryRing(&any));
     any |= TryPublish();
@@ -69,7 +74,9 @@ Status Pipeline::Advance(bool* moved) {
 bool Pipeline::TryPack() {
   if (packed_ == end_ || Mine(&StageCounters::packed) != packed_) return false;
   const uint64_t slots = group_->geometry.chunk_slots;
-  if (packed_ >= reduced_ + slots || !PeersReached(&StageCounters::reduced, SlotFreedBy(packed_, slots), &peers_reduced_)) return false;
+  if (packed_ >= reduced_ + slots ||
+      !PeersReached(&StageCounters::reduced, SlotFreedBy(packed_, slots), &peers_reduced_))
+    return false;
   Chunk& chunk = InFlight(packed_);
   partition_.Fill(static_cast<int>(packed_ - begin_), &chunk);
   int64_t begin = Clock();
@@ -85,10 +92,11 @@ bool Pipeline::TryReduce() {
   if (ring_ >= 0 || chunk.replicated) {
     const uint64_t slots = group_->geometry.result_slots;
     const uint64_t consumed = SlotFreedBy(reduced_, slots);
-    if (Mine(&StageCounters::consumed) < consumed || !PeersReached(&StageCounters::consumed, consumed, &peers_consumed_) ||
+    if (Mine(&StageCounters::consumed) < consumed ||
+        !PeersReached(&StageCounters::consumed, consumed, &peers_consumed_) ||
         !PeersReached(&StageCounters::packed, reduced_ + 1, &peers_packed_))
       return false;
-    char* result = group_->window.result(local_, reduced_);
+    char* result = ResultOf(chunk, local_, reduced_);
     int64_t begin = Clock();
     if (chunk.replicated)
       ReduceReplicated(chunk);
@@ -104,12 +112,7 @@ bool Pipeline::TryReduce() {
 }
 
 void Pipeline::StartRing(const Chunk& chunk, char* result) {
-  std::vector<RingPass::Part> parts;
-  for (int host = 0; host < hosts_; ++host) {
-    const Cell& cell = CellOf(chunk, ring_, host);
-    parts.push_back({cell.result_offset, cell.bytes});
-  }
-  passes_[reduced_ % passes_.size()]->Start(result, reduced_, std::move(parts));
+  passes_[reduced_ % passes_.size()]->Start(result, chunk, ring_, reduced_);
 }
 
 Status Pipeline::TryRing(bool* moved) {
@@ -159,13 +162,29 @@ void Pipeline::Pack(const Chunk& chunk, char* slot) {
       for (int s = cell.first; s < cell.end; ++s) {
         const Segment& segment = chunk.segments[s];
         if (!reduces() && segment.member != me_) continue;
-        std::memcpy(to, batch_.tensors[segment.tensor].input + segment.input_offset, segment.bytes);
+        group_->handover.Copy(to, batch_.tensors[segment.tensor].input + segment.input_offset, segment.bytes);
         to += segment.bytes;
         written += segment.bytes;
       }
     }
   }
   if (written > 0) group_->counters->Add(Counter::kSharedBytes, static_cast<int64_t>(written));
+}
+
+// Where the leader puts a chunk's result. A member that is alone on its host needs no slot for what it receives if its
+// cells lie one behind the other in its output, as those of one tensor do: they travel from there and arrive there.
+char* Pipeline::ResultOf(const Chunk& chunk, int leader, uint64_t number) const {
+  char* const slot = group_->window.result(leader, number);
+  if (locals_ > 1 || !reduces() || !all_receive_all_ || chunk.segments.empty()) return slot;
+  const Segment* last = nullptr;
+  for (const Segment& segment : chunk.segments) {
+    if (last != nullptr &&
+        (segment.tensor != last->tensor || segment.output_offset != last->output_offset + last->bytes))
+      return slot;
+    last = &segment;
+  }
+  char* const output = batch_.tensors[last->tensor].output;
+  return output == nullptr ? slot : output + chunk.segments.front().output_offset;
 }
 
 void Pipeline::ReduceCells(const Chunk& chunk, char* result) {
@@ -189,8 +208,9 @@ void Pipeline::ReduceSegment(const Segment& segment, size_t slot_offset, char* r
   if (sources_.empty())
     FillNeutral(batch_.dtype, batch_.reduction, to, count);
   else
-    Reduce(batch_.dtype, batch_.reduction, to, sources_.data(), static_cast<int>(sources_.size()), count, local_scaling_);
-  if (own && locals_ > 1 && batch_.operation == Operation::kAllreduce) std::memcpy(result, to, segment.bytes);
+    Reduce(batch_.dtype, batch_.reduction, to, sources_.data(), static_cast<int>(sources_.size()), count,
+           local_scaling_);
+  if (own && locals_ > 1 && all_receive_all_) group_->handover.Copy(result, to, segment.bytes);
 }
 
 void Pipeline::GatherSources(const Segment& segment, size_t slot_offset) {
@@ -209,13 +229,13 @@ void Pipeline::ReduceReplicated(const Chunk& chunk) {
       char* output = batch_.tensors[segment.tensor].output;
       if (output == nullptr) continue;
       GatherSources(segment, offset);
-      Reduce(batch_.dtype, batch_.reduction, output + segment.output_offset, sources_.data(), static_cast<int>(sources_.size()),
-             segment.bytes / Bytes(batch_.dtype), local_scaling_);
+      Reduce(batch_.dtype, batch_.reduction, output + segment.output_offset, sources_.data(),
+             static_cast<int>(sources_.size()), segment.bytes / Bytes(batch_.dtype), local_scaling_);
     }
   }
 }
 
-// allgather and broadcast: what this host's members of my ring contribute, my own straight from my input.
+// Of an operation that moves: what this host's members of my ring contribute, my own straight from my input.
 void Pipeline::FetchCells(const Chunk& chunk, char* result) {
   const Cell& cell = CellOf(chunk, ring_, group_->topology.my_host());
   char* to = result + cell.result_offset;
@@ -225,8 +245,9 @@ void Pipeline::FetchCells(const Chunk& chunk, char* result) {
     const Segment& segment = chunk.segments[s];
     if (segment.member != member) offset = 0;
     member = segment.member;
-    const char* from = member == me_ ? batch_.tensors[segment.tensor].input + segment.input_offset
-                                     : group_->window.contribution(group_->topology.local_of[member], reduced_) + offset;
+    const char* from = member == me_
+                           ? batch_.tensors[segment.tensor].input + segment.input_offset
+                           : group_->window.contribution(group_->topology.local_of[member], reduced_) + offset;
     std::memcpy(to, from, segment.bytes);
     to += segment.bytes;
     offset += segment.bytes;
@@ -237,7 +258,7 @@ void Pipeline::Unpack(const Chunk& chunk) {
   for (int ring = 0; ring < partition_.rings(); ++ring) {
     const int leader = partition_.Leader(group_->topology.my_host(), ring);
     if (straight_ && leader == local_) continue;
-    const char* result = group_->window.result(leader, consumed_);
+    const char* result = ResultOf(chunk, leader, consumed_);
     for (int host = 0; host < hosts_; ++host) UnpackCell(chunk, CellOf(chunk, ring, host), result);
   }
 }
@@ -255,27 +276,25 @@ void Pipeline::UnpackCell(const Chunk& chunk, const Cell& cell, const char* resu
   }
 }
 
-// reducescatter: only its member wants a segment.
-bool Pipeline::Wants(const Segment& segment) const {
-  return batch_.operation != Operation::kReducescatter || segment.member == me_;
-}
+bool Pipeline::Wants(const Segment& segment) const { return all_receive_all_ || segment.member == me_; }
 
 // ---- counters ----
 
-bool Pipeline::PeersReached(std::atomic<uint64_t> StageCounters::*counter, uint64_t needed, uint64_t* known) const {
+bool Pipeline::PeersReached(std::atomic<uint64_t> StageCounters::* counter, uint64_t needed, uint64_t* known) const {
   if (*known >= needed) return true;
   uint64_t least = UINT64_MAX;
   for (int local = 0; local < locals_; ++local)
-    if (local != local_) least = std::min(least, (group_->window.counters(local).*counter).load(std::memory_order_acquire));
+    if (local != local_)
+      least = std::min(least, (group_->window.counters(local).*counter).load(std::memory_order_acquire));
   *known = least;
   return least >= needed;
 }
 
-uint64_t Pipeline::Mine(std::atomic<uint64_t> StageCounters::*counter) const {
+uint64_t Pipeline::Mine(std::atomic<uint64_t> StageCounters::* counter) const {
   return (group_->window.counters(local_).*counter).load(std::memory_order_relaxed);
 }
 
-void Pipeline::Post(std::atomic<uint64_t> StageCounters::*counter, uint64_t value) {
+void Pipeline::Post(std::atomic<uint64_t> StageCounters::* counter, uint64_t value) {
   (group_->window.counters(local_).*counter).store(value, std::memory_order_release);
   group_->RingPeers();
 }
@@ -285,7 +304,10 @@ void Pipeline::Observe(Stage stage, const Chunk& chunk, int64_t begin) {
   int64_t end = Now();
   int tensor = -1;
   for (const Segment& segment : chunk.segments)
-    if (segment.tensor != tensor) observer_->OnStage(stage, tensor = segment.tensor, begin, end, segment.bytes);
+    if (segment.tensor != tensor) {
+      tensor = segment.tensor;
+      observer_->OnStage(stage, batch_.tensors[tensor].operation, begin, end, segment.bytes);
+    }
 }
 
 }  // namespace ringtrain

@@ -1,13 +1,13 @@
 // Pipeline: a batch on its way through the window of its host and, with several hosts, around the ring. The hot loop.
 //
-// Each chunk passes five stages on every member; a stage runs as soon as the counters of the others on this host allow it,
-// so that several chunks are under way and nobody waits for the slowest one at a time:
+// Each chunk passes five stages on every member; a stage runs as soon as the counters of the others on this host allow
+// it, so that several chunks are under way and nobody waits for the slowest one at a time:
 //
-//     pack      lay my contribution to others' cells into my contribution slot        needs: everyone has reduced the slot's last chunk
-//     reduce    lead a ring: reduce its cells, or fetch them, into my result slot     needs: everyone has packed it
-//     ring      across hosts: scatter-reduce, allgather (ring.h)                      needs: the wire
-//     publish   let the others on this host see my result slot                        needs: the chunks before are published
-//     unpack    copy the results of all leaders into my outputs                       needs: all leaders have published it
+//     pack      lay my contribution to others' cells into my slot            needs: all have reduced its last chunk
+//     reduce    lead a ring: reduce or fetch its cells into my result slot   needs: all have packed it
+//     ring      across hosts: scatter-reduce, allgather (ring.h)             needs: the wire
+//     publish   let the others on this host see my result slot               needs: chunks before are published
+//     unpack    copy the results of all leaders into my outputs              needs: all leaders have published it
 //
 // A member's own contribution is read, and on a single host its own result written, without a detour through the slots.
 // Waiting is not done here: Advance returns when nothing can move, and the driver sleeps until a peer's doorbell.
@@ -31,7 +31,7 @@ class Pipeline : public Task {
   bool done() const override { return consumed_ == end_; }
 
  private:
-  bool reduces() const { return batch_.operation == Operation::kAllreduce || batch_.operation == Operation::kReducescatter; }
+  bool reduces() const { return operation_.reduces; }
   bool several_hosts() const { return hosts_ > 1; }
 
   // One chunk each; false if it cannot run yet or nothing is left for it.
@@ -43,6 +43,7 @@ class Pipeline : public Task {
 
   void StartRing(const Chunk& chunk, char* result);
   void Pack(const Chunk& chunk, char* slot);
+  char* ResultOf(const Chunk& chunk, int leader, uint64_t number) const;
   void ReduceCells(const Chunk& chunk, char* result);
   void ReduceSegment(const Segment& segment, size_t slot_offset, char* result);
   void GatherSources(const Segment& segment, size_t slot_offset);
@@ -54,23 +55,25 @@ class Pipeline : public Task {
   const Cell& CellOf(const Chunk& chunk, int ring, int host) const { return chunk.cells[ring * hosts_ + host]; }
   Chunk& InFlight(uint64_t chunk) { return in_flight_[chunk % in_flight_.size()]; }
   bool Wants(const Segment& segment) const;
-  bool PeersReached(std::atomic<uint64_t> StageCounters::*counter, uint64_t needed, uint64_t* known) const;
-  uint64_t Mine(std::atomic<uint64_t> StageCounters::*counter) const;
-  void Post(std::atomic<uint64_t> StageCounters::*counter, uint64_t value);
+  bool PeersReached(std::atomic<uint64_t> StageCounters::* counter, uint64_t needed, uint64_t* known) const;
+  uint64_t Mine(std::atomic<uint64_t> StageCounters::* counter) const;
+  void Post(std::atomic<uint64_t> StageCounters::* counter, uint64_t value);
   int64_t Clock() const { return observer_ == nullptr ? 0 : Now(); }
   void Observe(Stage stage, const Chunk& chunk, int64_t begin);
 
   const Batch batch_;
+  const OperationRow& operation_;
+  const bool all_receive_all_;  // else each member its share
   Group* const group_;
   StageObserver* const observer_;
   const Partition partition_;
   const int hosts_;
-  const int me_;          // member
-  const int local_;       // my place on my host
-  const int locals_;      // members on my host
-  int ring_ = -1;         // the ring that I lead, or -1
-  bool straight_;         // reductions on one host: a leader reduces straight into its own output
-  Scaling local_scaling_; // applied within the host
+  const int me_;                   // member
+  const int local_;                // my place on my host
+  const int locals_;               // members on my host
+  int ring_ = -1;                  // the ring that I lead, or -1
+  bool straight_;                  // reductions on one host: a leader reduces straight into its own output
+  Scaling local_scaling_;          // applied within the host
   std::vector<bool> contributes_;  // by local member
   std::vector<double> weights_;    // of a weighted average: those of the local members that contribute
 

@@ -3,56 +3,47 @@
 #include <algorithm>
 #include <utility>
 
+#include "collectives/rows.h"
+
 namespace ringtrain {
+namespace {
+
+// What a host may send of a chunk that goes to all hosts as it is.
+constexpr size_t kMostOfWhole = 16 << 10;
+
+}  // namespace
 
 RingPass::RingPass(Group* group, std::vector<int> leaders, const Batch& batch)
     : group_(group),
       leaders_(std::move(leaders)),
-      batch_(batch),
-      scaling_{1.0, narrows() ? 1.0 : batch.scaling.postscale, batch.scaling.divisor},
+      reduces_(Find(batch.operation)->reduces),
+      gathers_(ReceivesAll(Find(batch.operation)->layout)),
+      direct_(!batch.codec->PartialSums(batch.dtype)),
+      scaling_{1.0, batch.codec->identity() ? batch.scaling.postscale : 1.0, batch.scaling.divisor},
       hosts_(group->topology.host_count()),
-      me_(group->topology.my_host()) {}
+      me_(group->topology.my_host()),
+      image_(batch, group->counters) {}
 
 int RingPass::Host(int distance) const { return ((me_ + distance) % hosts_ + hosts_) % hosts_; }
 
-void RingPass::Start(char* slot, uint64_t chunk, std::vector<Part> parts) {
-  slot_ = data_ = slot;
-  parts_ = std::move(parts);
-  tag_ = group_->Tag(chunk);
+void RingPass::Start(char* slot, const Chunk& chunk, int ring, uint64_t number) {
+  tag_ = group_->Tag(number);
   started_ = Now();
-  if (narrows()) Narrow();
-  const bool direct = batch_.wire == DType::kFloat16 || batch_.wire == DType::kBFloat16;
-  Enter(!reduces() ? Phase::kGatherStep : direct ? Phase::kDirectReduce : Phase::kReduceStep);
-}
-
-void RingPass::Narrow() {
-  const size_t wide = Bytes(batch_.dtype), narrow = Bytes(batch_.wire);
-  const size_t count = (parts_.back().offset + parts_.back().bytes) / wide;
-  image_.resize(std::max(image_.size(), count * narrow));
-  Convert(batch_.dtype, batch_.wire, image_.data(), slot_, count);
-  for (Part& part : parts_) part = {part.offset / wide * narrow, part.bytes / wide * narrow};
-  data_ = image_.data();
-}
-
-// All parts, or of a reducescatter the one that this host has finished.
-void RingPass::Widen() const {
-  const size_t wide = Bytes(batch_.dtype), narrow = Bytes(batch_.wire);
-  for (int host = 0; host < hosts_; ++host) {
-    if (!gathers() && host != me_) continue;
-    const size_t first = parts_[host].offset / narrow, count = parts_[host].bytes / narrow;
-    Convert(batch_.wire, batch_.dtype, slot_ + first * wide, data_ + first * narrow, count, batch_.scaling.postscale);
-  }
+  image_.Take(slot, chunk, ring, hosts_);
+  const bool whole = reduces_ && gathers_ && image_.plain() && image_.total() * (hosts_ - 1) <= kMostOfWhole;
+  Enter(whole ? Phase::kWhole : !reduces_ ? Phase::kGatherStep : direct_ ? Phase::kDirectReduce : Phase::kReduceStep);
 }
 
 void RingPass::EndReduce() {
-  if (gathers())
+  if (gathers_)
     Enter(Phase::kGatherStep);
   else
     Finish();
 }
 
 void RingPass::Finish() {
-  if (narrows()) Widen();
+  for (int host = 0; host < hosts_; ++host)
+    if (gathers_ || host == me_) image_.Decode(host);
   Enter(Phase::kDone);
 }
 
@@ -79,62 +70,83 @@ Status RingPass::Advance(bool* moved) {
 }
 
 Status RingPass::StartStep() {
+  if (phase_ == Phase::kWhole) return StartWhole();
   if (phase_ == Phase::kDirectReduce) return StartDirect();
   if (phase_ == Phase::kGatherStep) {
     int receives = Host(-step_ - 1);
-    return StartExchange(Host(-step_), receives, data_ + parts_[receives].offset);
+    return StartExchange(Host(-step_), receives, image_.at(receives));
   }
   int receives = Host(-step_ - 2);
-  incoming_.resize(std::max(incoming_.size(), parts_[receives].bytes));
+  incoming_.resize(std::max(incoming_.size(), image_.bytes(receives)));
   return StartExchange(Host(-step_ - 1), receives, incoming_.data());
 }
 
 Status RingPass::StartExchange(int send_part, int receive_part, char* receive_into) {
-  size_t receive_bytes = parts_[receive_part].bytes;
+  size_t receive_bytes = image_.bytes(receive_part);
   if (receive_bytes > 0) {
-    Transport::Ticket ticket;
-    RT_TRY(group_->transport->StartReceive(group_->RankOf(leaders_[Host(-1)]), tag_, receive_into, receive_bytes, &ticket));
+    Wire::Ticket ticket;
+    RT_TRY(group_->wire->StartReceive(group_->RankOf(leaders_[Host(-1)]), tag_, receive_into, receive_bytes, &ticket));
     tickets_.push_back(ticket);
   }
   return Send(Host(1), send_part);
 }
 
-Status RingPass::Send(int host, int part) {
-  size_t bytes = parts_[part].bytes;
+Status RingPass::Send(int host, const char* data, size_t bytes) {
   if (bytes == 0) return {};
-  Transport::Ticket ticket;
-  RT_TRY(group_->transport->StartSend(group_->RankOf(leaders_[host]), tag_, data_ + parts_[part].offset, bytes, &ticket));
+  Wire::Ticket ticket;
+  RT_TRY(group_->wire->StartSend(group_->RankOf(leaders_[host]), tag_, data, bytes, &ticket));
   tickets_.push_back(ticket);
   group_->counters->Add(Counter::kWireBytesSent, static_cast<int64_t>(bytes));
   return {};
 }
 
 Status RingPass::StartDirect() {
-  const size_t bytes = parts_[me_].bytes;
-  incoming_.resize(std::max(incoming_.size(), bytes * (hosts_ - 1)));
-  for (int distance = 1; distance < hosts_ && bytes > 0; ++distance) {
-    Transport::Ticket ticket;
-    RT_TRY(group_->transport->StartReceive(group_->RankOf(leaders_[Host(-distance)]), tag_,
-                                           incoming_.data() + bytes * (distance - 1), bytes, &ticket));
-    tickets_.push_back(ticket);
-  }
+  RT_TRY(ReceiveFromAll(image_.bytes(me_)));
   for (int distance = 1; distance < hosts_; ++distance) RT_TRY(Send(Host(distance), Host(distance)));
   return {};
 }
 
 void RingPass::FinishDirect() {
-  const size_t bytes = parts_[me_].bytes;
+  const size_t bytes = image_.bytes(me_);
   std::vector<const void*> in_host_order(hosts_);
   for (int distance = 0; distance < hosts_; ++distance)
-    in_host_order[Host(-distance)] =
-        distance == 0 ? data_ + parts_[me_].offset : incoming_.data() + bytes * (distance - 1);
-  Reduce(batch_.wire, batch_.reduction, data_ + parts_[me_].offset, in_host_order.data(), hosts_, bytes / Bytes(batch_.wire),
-         scaling_);
+    in_host_order[Host(-distance)] = distance == 0 ? image_.at(me_) : incoming_.data() + bytes * (distance - 1);
+  image_.Reduce(me_, in_host_order.data(), hosts_, scaling_);
+}
+
+Status RingPass::ReceiveFromAll(size_t bytes) {
+  incoming_.resize(std::max(incoming_.size(), bytes * (hosts_ - 1)));
+  for (int distance = 1; distance < hosts_ && bytes > 0; ++distance) {
+    Wire::Ticket ticket;
+    RT_TRY(group_->wire->StartReceive(group_->RankOf(leaders_[Host(-distance)]), tag_,
+                                      incoming_.data() + bytes * (distance - 1), bytes, &ticket));
+    tickets_.push_back(ticket);
+  }
+  return {};
+}
+
+Status RingPass::StartWhole() {
+  RT_TRY(ReceiveFromAll(image_.total()));
+  for (int distance = 1; distance < hosts_; ++distance) RT_TRY(Send(Host(distance), image_.at(0), image_.total()));
+  return {};
+}
+
+// In the order in which the part would come around the ring: from the host behind its own, to its own.
+void RingPass::FinishWhole() {
+  std::vector<const void*> in_order(hosts_);
+  for (int part = 0; part < hosts_; ++part) {
+    for (int host = 0; host < hosts_; ++host) {
+      const int distance = (me_ - host + hosts_) % hosts_;
+      const char* const from = distance == 0 ? image_.at(0) : incoming_.data() + image_.total() * (distance - 1);
+      in_order[direct_ ? host : (host - part - 1 + hosts_) % hosts_] = from + (image_.at(part) - image_.at(0));
+    }
+    image_.Reduce(part, in_order.data(), hosts_, scaling_);
+  }
 }
 
 Status RingPass::TestAll(bool* complete) {
   while (!tickets_.empty()) {
-    RT_TRY(group_->transport->Test(tickets_.back(), complete));
+    RT_TRY(group_->wire->Test(tickets_.back(), complete));
     if (!*complete) return {};
     tickets_.pop_back();
   }
@@ -144,6 +156,11 @@ Status RingPass::TestAll(bool* complete) {
 
 Status RingPass::FinishStep() {
   step_started_ = false;
+  if (phase_ == Phase::kWhole) {
+    FinishWhole();
+    Finish();
+    return {};
+  }
   if (phase_ == Phase::kDirectReduce) {
     FinishDirect();
     EndReduce();
@@ -151,10 +168,9 @@ Status RingPass::FinishStep() {
   }
   const bool last = ++step_ == hosts_ - 1;
   if (phase_ == Phase::kReduceStep) {
-    const Part& part = parts_[Host(-step_ - 1)];
-    const void* sources[] = {incoming_.data(), data_ + part.offset};
-    Reduce(batch_.wire, batch_.reduction, data_ + part.offset, sources, 2, part.bytes / Bytes(batch_.wire),
-           last ? scaling_ : Scaling{});
+    const int part = Host(-step_ - 1);
+    const void* sources[] = {incoming_.data(), image_.at(part)};
+    image_.Reduce(part, sources, 2, last ? scaling_ : Scaling{});
     if (last) EndReduce();
   } else if (last) {
     Finish();

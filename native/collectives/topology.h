@@ -1,5 +1,5 @@
-// Topology: the members of a process set and which of them share a host, for the data plane. Pure, constant, the same on every
-// member but for `me`. A member is named by its position in `members`.
+// Topology: the members of a process set and which of them share a host, for the data plane. Pure, constant, the same
+// on every member but for `me`. A member is named by its position in `members`.
 #ifndef RINGTRAIN_COLLECTIVES_TOPOLOGY_H_
 #define RINGTRAIN_COLLECTIVES_TOPOLOGY_H_
 

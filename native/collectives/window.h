@@ -1,8 +1,8 @@
 // Window: the memory through which the members of one process set on one host run their pipeline of chunks.
 //
-// Each participant owns a few *contribution* slots, where it lays what others will reduce or fetch, a few *result* slots, where
-// it lays what it has reduced or received for all, and four counters that only it writes. A counter says how many chunks of
-// the window's endless sequence have passed a stage; chunk n uses slot n modulo the number of slots.
+// Each participant owns a few *contribution* slots, where it lays what others will reduce or fetch, a few *result*
+// slots, where it lays what it has reduced or received for all, and four counters that only it writes. A counter says
+// how many chunks of the window's endless sequence have passed a stage; chunk n uses slot n modulo the number of slots.
 #ifndef RINGTRAIN_COLLECTIVES_WINDOW_H_
 #define RINGTRAIN_COLLECTIVES_WINDOW_H_
 
@@ -31,8 +31,8 @@ struct WindowGeometry {
   size_t Bytes(int participants) const { return participants * (sizeof(StageCounters) + participant_bytes()); }
 };
 
-// The same on every member. chunk_bytes 0 chooses: small enough for the caches within one host, long enough to fill a wire
-// between hosts; either shrinks until the window of the largest host keeps within most_bytes.
+// The same on every member. chunk_bytes 0 chooses: small enough for the caches within one host, long enough to fill a
+// wire between hosts; either shrinks until the window of the largest host keeps within most_bytes.
 WindowGeometry MakeGeometry(const Topology& topology, size_t chunk_bytes, size_t most_bytes);
 
 class Window {
@@ -47,7 +47,8 @@ class Window {
     return Slots(local) + chunk % geometry_.chunk_slots * geometry_.chunk_bytes;
   }
   char* result(int local, uint64_t chunk) const {
-    return Slots(local) + geometry_.chunk_slots * geometry_.chunk_bytes + chunk % geometry_.result_slots * geometry_.result_bytes;
+    return Slots(local) + geometry_.chunk_slots * geometry_.chunk_bytes +
+           chunk % geometry_.result_slots * geometry_.result_bytes;
   }
 
  private:
