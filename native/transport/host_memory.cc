@@ -15,7 +15,8 @@
 namespace ringtrain {
 namespace {
 
-// Windows lie in the file by process set, far apart: the file is sparse, so distance costs nothing and nobody has to agree on it.
+// Windows lie in the file by process set, far apart: the file is sparse, so distance costs nothing and nobody has to
+// agree on it.
 constexpr size_t kWindowSpacing = size_t{1} << 31;
 
 constexpr size_t kPage = 4096;
@@ -166,13 +167,15 @@ Status PosixMemory::Reserve(size_t offset, size_t bytes) {
   while (error == EINTR);
   if (error == 0) return {};
   return Status::Internal("shared memory: " + std::to_string(bytes >> 10) + " KiB cannot be reserved in /dev/shm (" +
-                          strerror(error) + "). Enlarge /dev/shm, lower RINGTRAIN_SHARED_MEMORY_BYTES, or set RINGTRAIN_ALGORITHM=ring.");
+                          strerror(error) +
+                          "). Enlarge /dev/shm, lower RINGTRAIN_SHARED_MEMORY_BYTES, or set RINGTRAIN_ALGORITHM=ring.");
 }
 
 Status PosixMemory::MapWindow(int process_set, int, size_t bytes, char** memory) {
   RT_TRY(Reserve(WindowOffset(process_set), bytes));
   size_t length = RoundToPages(bytes);
-  void* mapped = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED, file_, static_cast<off_t>(WindowOffset(process_set)));
+  void* mapped =
+      mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED, file_, static_cast<off_t>(WindowOffset(process_set)));
   if (mapped == MAP_FAILED) return SystemError("mmap of shared memory");
   windows_[process_set] = {static_cast<char*>(mapped), length};
   *memory = static_cast<char*>(mapped);

@@ -1,8 +1,9 @@
 // HostMemory: the memory that the ranks of one host share, as one rank sees it.
 //
-// It holds a control block (doorbells, signs of life, mailboxes, the abort notice), mapped from the start, and one window for each process
-// set, mapped at its first operation. All of it starts as zeros, which every structure in it takes for its initial state.
-// Two forms: POSIX shared memory between processes, and plain memory between contexts of one process.
+// It holds a control block (doorbells, signs of life, mailboxes, the abort notice), mapped from the start, and one
+// window for each process set, mapped at its first operation. All of it starts as zeros, which every structure in it
+// takes for its initial state. Two forms: POSIX shared memory between processes, and plain memory between contexts of
+// one process.
 #ifndef RINGTRAIN_TRANSPORT_HOST_MEMORY_H_
 #define RINGTRAIN_TRANSPORT_HOST_MEMORY_H_
 
@@ -68,7 +69,8 @@ class HostMemory {
   HostControl& control() const { return *control_; }
   Doorbell& doorbell(int local_rank) const { return control_->place(local_rank).doorbell; }
 
-  // Maps the window of a process set: the same zeroed memory for its `participants` on this host, of `bytes` equal for all.
+  // Maps the window of a process set: the same zeroed memory for its `participants` on this host, of `bytes` equal for
+  // all.
   virtual Status MapWindow(int process_set, int participants, size_t bytes, char** memory) = 0;
   // This rank is done with the window, for good. discard: no participant will touch it again, so its pages may go.
   virtual void UnmapWindow(int process_set, bool discard) = 0;

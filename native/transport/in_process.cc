@@ -1,12 +1,16 @@
 #include "transport/in_process.h"
 
+#include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <deque>
 #include <map>
 #include <numeric>
 #include <utility>
 
+#include "base/doorbell.h"
 #include "base/mutex.h"
+#include "transport/lost_peers.h"
 
 namespace ringtrain {
 namespace {
@@ -22,17 +26,19 @@ using MessagePointer = std::shared_ptr<Message>;
 
 }  // namespace
 
-// Where the traffic to one rank lies until it is fetched. Messages are copied once, straight from the sender's memory to the
-// receiver's, by whichever side comes second.
+// Where the traffic to one rank lies until it is fetched. Messages are copied once, straight from the sender's memory
+// to the receiver's, by whichever side comes second.
 struct Hub::Inbox {
   using Channel = std::pair<int, int>;  // sender, tag
 
   Mutex mutex;
   bool taken RT_GUARDED_BY(mutex) = false;
   Doorbell* doorbell RT_GUARDED_BY(mutex) = nullptr;
+  std::vector<LostPeer> lost RT_GUARDED_BY(mutex);  // and not heard of by the owner
   std::deque<std::pair<int, std::string>> frames RT_GUARDED_BY(mutex);
   std::map<Channel, std::deque<MessagePointer>> sends RT_GUARDED_BY(mutex);     // without a receive yet
   std::map<Channel, std::deque<MessagePointer>> receives RT_GUARDED_BY(mutex);  // without a send yet
+  std::atomic<bool> cut_off{false};                                             // the owner
 };
 
 class InProcessTransport : public Transport {
@@ -46,6 +52,7 @@ class InProcessTransport : public Transport {
   Status SendFrame(int to, const std::string& frame) override {
     Hub::Inbox& inbox = *hub_->inboxes_[to];
     MutexLock lock(inbox.mutex);
+    if (IsCutOffFrom(to)) return {};
     inbox.frames.emplace_back(rank_, frame);
     if (inbox.doorbell != nullptr) inbox.doorbell->Ring();
     return {};
@@ -55,7 +62,10 @@ class InProcessTransport : public Transport {
     Hub::Inbox& inbox = *hub_->inboxes_[rank_];
     MutexLock lock(inbox.mutex);
     *arrived = !inbox.frames.empty();
-    if (!*arrived) return {};
+    if (!*arrived) {
+      HearOfLostPeers(&inbox.lost);
+      return {};
+    }
     *from = inbox.frames.front().first;
     *frame = std::move(inbox.frames.front().second);
     inbox.frames.pop_front();
@@ -67,6 +77,7 @@ class InProcessTransport : public Transport {
     MessagePointer message = NewMessage(const_cast<void*>(data), bytes, ticket);
     Hub::Inbox& inbox = *hub_->inboxes_[to];
     MutexLock lock(inbox.mutex);
+    if (IsCutOffFrom(to)) return {};
     auto& receives = inbox.receives[{rank_, tag}];
     if (receives.empty()) {
       inbox.sends[{rank_, tag}].push_back(std::move(message));
@@ -85,6 +96,7 @@ class InProcessTransport : public Transport {
     {
       Hub::Inbox& inbox = *hub_->inboxes_[rank_];
       MutexLock lock(inbox.mutex);
+      if (IsCutOffFrom(from)) return {};
       auto& sends = inbox.sends[{from, tag}];
       if (sends.empty()) {
         inbox.receives[{from, tag}].push_back(std::move(message));
@@ -105,6 +117,8 @@ class InProcessTransport : public Transport {
     free_tickets_.push_back(ticket);
     return {};
   }
+
+  bool TakeLostPeer(LostPeer* lost) override { return lost_peers_.Take(lost); }
 
   Status Drive() override { return {}; }
   bool Busy() const override { return messages_.size() != free_tickets_.size(); }
@@ -160,6 +174,17 @@ class InProcessTransport : public Transport {
     return {};
   }
 
+  bool IsCutOffFrom(int rank) const {
+    return rank != rank_ && (hub_->inboxes_[rank]->cut_off.load() || hub_->inboxes_[rank_]->cut_off.load());
+  }
+
+  void HearOfLostPeers(std::vector<LostPeer>* lost) {
+    if (lost->empty()) return;
+    for (LostPeer& peer : *lost) lost_peers_.Add(peer.rank, std::move(peer.cause));
+    lost->clear();
+    lost_peers_.FramesAreTaken();
+  }
+
   void RingDoorbellOf(int rank) {
     Hub::Inbox& inbox = *hub_->inboxes_[rank];
     MutexLock lock(inbox.mutex);
@@ -170,6 +195,75 @@ class InProcessTransport : public Transport {
   const int rank_;
   std::vector<MessagePointer> messages_;  // by ticket
   std::vector<Ticket> free_tickets_;
+  LostPeers lost_peers_;
+};
+
+// One exchange of texts: written under the hub's lock until it is complete, and read without it afterwards.
+struct Hub::Round {
+  explicit Round(int size)
+      : texts(static_cast<size_t>(size)), present(static_cast<size_t>(size), false), missing(size) {}
+  std::vector<std::string> texts;
+  std::vector<bool> present;
+  int missing;
+  std::atomic<uint32_t> complete{0};
+};
+
+class InProcessRendezvous : public Rendezvous {
+ public:
+  InProcessRendezvous(std::shared_ptr<Hub> hub, int rank) : hub_(std::move(hub)), rank_(rank) {}
+
+  int rank() const override { return rank_; }
+  int size() const override { return hub_->size(); }
+
+  Status Allgather(const std::string& mine, Nanoseconds deadline, std::vector<std::string>* all) override {
+    const std::shared_ptr<Hub::Round> round = Put(mine);
+    while (round->complete.load(std::memory_order_acquire) == 0) {
+      if (Now() > deadline) return Missing(*round);
+      FutexWait(&round->complete, 0, deadline);
+    }
+    *all = round->texts;
+    return {};
+  }
+
+  Status Meet(const WindowSize&, Nanoseconds, Meeting* meeting) override {
+    std::vector<std::string> keys;
+    for (size_t host = 0; host < hub_->layout_.size(); ++host)
+      keys.insert(keys.end(), static_cast<size_t>(hub_->layout_[host]), std::to_string(host));
+    GroupByHost(keys, &meeting->world);
+    const World& world = meeting->world;
+    meeting->memory = OpenProcessMemory(hub_->hosts_[static_cast<size_t>(world.host_of[static_cast<size_t>(rank_)])],
+                                        world.local_rank_of[static_cast<size_t>(rank_)]);
+    meeting->transport = Hub::TransportOf(hub_, rank_);
+    return {};
+  }
+
+ private:
+  std::shared_ptr<Hub::Round> Put(const std::string& mine) {
+    MutexLock lock(hub_->mutex_);
+    const int number = rounds_++;
+    std::shared_ptr<Hub::Round>& entry = hub_->rounds_[number];
+    if (entry == nullptr) entry = std::make_shared<Hub::Round>(size());
+    const std::shared_ptr<Hub::Round> round = entry;
+    round->texts[static_cast<size_t>(rank_)] = mine;
+    round->present[static_cast<size_t>(rank_)] = true;
+    if (--round->missing > 0) return round;
+    hub_->rounds_.erase(number);
+    round->complete.store(1, std::memory_order_release);
+    FutexWake(&round->complete, INT32_MAX);
+    return round;
+  }
+
+  Status Missing(const Hub::Round& round) const {
+    MutexLock lock(hub_->mutex_);
+    std::vector<int> absent;
+    for (int rank = 0; rank < size(); ++rank)
+      if (!round.present[static_cast<size_t>(rank)]) absent.push_back(rank);
+    return RanksMissing(size(), absent);
+  }
+
+  const std::shared_ptr<Hub> hub_;
+  const int rank_;
+  int rounds_ = 0;  // that this rank has taken part in
 };
 
 Hub::Hub(std::vector<int> layout)
@@ -180,42 +274,34 @@ Hub::Hub(std::vector<int> layout)
 
 Hub::~Hub() = default;
 
-Status Hub::Join(const std::shared_ptr<Hub>& hub, int rank, std::unique_ptr<Transport>* transport,
-                 std::unique_ptr<HostMemory>* memory) {
+Status Hub::Join(const std::shared_ptr<Hub>& hub, int rank, std::unique_ptr<Rendezvous>* rendezvous) {
   if (rank < 0 || rank >= hub->size())
-    return Status::InvalidArgument("rank must be in [0, " + std::to_string(hub->size()) + "), got " + std::to_string(rank) + ".");
+    return Status::InvalidArgument("rank must be in [0, " + std::to_string(hub->size()) + "), got " +
+                                   std::to_string(rank) + ".");
   {
     MutexLock lock(hub->inboxes_[rank]->mutex);
     if (std::exchange(hub->inboxes_[rank]->taken, true))
       return Status::InvalidArgument("rank " + std::to_string(rank) + " has joined this hub already.");
   }
-  int host = 0, local_rank = rank;
-  while (local_rank >= hub->layout_[host]) local_rank -= hub->layout_[host++];
-  *transport = std::make_unique<InProcessTransport>(hub, rank);
-  *memory = OpenProcessMemory(hub->hosts_[host], local_rank);
+  *rendezvous = std::make_unique<InProcessRendezvous>(hub, rank);
   return {};
 }
 
-Status ParseLayout(const std::string& text, int size, std::vector<int>* layout) {
-  layout->clear();
-  if (text.empty()) {
-    layout->push_back(size);
-    return {};
+void Hub::CutOff(int rank, const std::string& cause) {
+  inboxes_[static_cast<size_t>(rank)]->cut_off.store(true);  // from here on nothing new comes into an inbox
+  for (int other = 0; other < size_; ++other) {
+    Inbox& inbox = *inboxes_[static_cast<size_t>(other)];
+    MutexLock lock(inbox.mutex);
+    for (int peer = 0; peer < size_; ++peer) {
+      if (peer == other || (peer != rank && other != rank)) continue;
+      inbox.lost.push_back({peer, cause});
+    }
+    if (inbox.doorbell != nullptr) inbox.doorbell->Ring();
   }
-  int sum = 0;
-  for (size_t begin = 0; begin <= text.size();) {
-    size_t end = std::min(text.find('+', begin), text.size());
-    std::string field = text.substr(begin, end - begin);
-    bool digits = !field.empty() && field.size() < 7 && field.find_first_not_of("0123456789") == std::string::npos;
-    int ranks = digits ? std::stoi(field) : 0;
-    if (ranks == 0) break;
-    layout->push_back(ranks);
-    sum += ranks;
-    begin = end + 1;
-    if (end == text.size() && sum == size) return {};
-  }
-  return Status::InvalidArgument("option host_layout: expected ranks per host that sum to " + std::to_string(size) +
-                                 ", such as 2+2, but found '" + text + "'.");
+}
+
+std::unique_ptr<Transport> Hub::TransportOf(const std::shared_ptr<Hub>& hub, int rank) {
+  return std::make_unique<InProcessTransport>(hub, rank);
 }
 
 }  // namespace ringtrain

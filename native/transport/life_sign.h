@@ -1,8 +1,9 @@
 // LifeSign: how the ranks of a host see that another of them lives. One in each rank's place in the shared memory.
 //
-// Two signs. The kernel's: the owner holds a robust lock for as long as it lives, and the kernel lets go of it however the process
-// ends; process ids would not do, since they mean nothing between containers. The owner's own: a beat, which stops when the
-// process is stopped or its machine hangs. All zeros, as fresh memory is, is a rank that has not begun.
+// Two signs. The kernel's: the owner holds a robust lock for as long as it lives, and the kernel lets go of it however
+// the process ends; process ids would not do, since they mean nothing between containers. The owner's own: a beat,
+// which stops when the process is stopped or its machine hangs. All zeros, as fresh memory is, is a rank that has not
+// begun.
 #ifndef RINGTRAIN_TRANSPORT_LIFE_SIGN_H_
 #define RINGTRAIN_TRANSPORT_LIFE_SIGN_H_
 
@@ -15,7 +16,8 @@ namespace ringtrain {
 
 class LifeSign {
  public:
-  // The owner, in a thread that lives as long as the rank; End in the same thread, when the rank leaves of its own will.
+  // The owner, in a thread that lives as long as the rank; End in the same thread, when the rank leaves of its own
+  // will.
   void Begin();
   void End();
   void Beat() { beats_.fetch_add(1, std::memory_order_relaxed); }

@@ -31,23 +31,24 @@ bool PutCell(Mailbox& box, int from, const char* data, size_t bytes, bool last) 
 
 }  // namespace
 
-Mail::Mail(Transport* transport, HostMemory* memory, std::vector<int> local_ranks)
-    : transport_(transport),
+Mail::Mail(Wire& wire, HostMemory* memory, std::vector<int> local_ranks)
+    : wire_(wire),
       memory_(memory),
       local_ranks_(std::move(local_ranks)),
-      local_rank_of_(transport->size(), -1),
+      local_rank_of_(wire.size(), -1),
       outgoing_(local_ranks_.size()),
       partial_(local_ranks_.size()) {
-  for (size_t local = 0; local < local_ranks_.size(); ++local) local_rank_of_[local_ranks_[local]] = static_cast<int>(local);
+  for (size_t local = 0; local < local_ranks_.size(); ++local)
+    local_rank_of_[local_ranks_[local]] = static_cast<int>(local);
 }
 
 Status Mail::Send(int to, std::string frame) {
-  if (to == transport_->rank()) {
+  if (to == wire_.rank()) {
     to_self_.push_back(std::move(frame));
     return {};
   }
   int local = local_rank_of_[to];
-  if (local < 0) return transport_->SendFrame(to, frame);
+  if (local < 0) return wire_.SendFrame(to, frame);
   outgoing_[local].frames.push_back(std::move(frame));
   Flush(local);
   return {};
@@ -77,15 +78,15 @@ Status Mail::Receive(int* from, std::string* frame, bool* arrived) {
   for (size_t local = 0; local < outgoing_.size(); ++local) Flush(static_cast<int>(local));
   *arrived = true;
   if (!to_self_.empty()) {
-    *from = transport_->rank();
+    *from = wire_.rank();
     *frame = std::move(to_self_.front());
     to_self_.pop_front();
     return {};
   }
   if (ReceiveLocal(from, frame)) return {};
   *arrived = false;
-  if (static_cast<int>(local_ranks_.size()) == transport_->size()) return {};  // nobody lives elsewhere
-  return transport_->ReceiveFrame(from, frame, arrived);
+  if (static_cast<int>(local_ranks_.size()) == wire_.size()) return {};  // nobody lives elsewhere
+  return wire_.ReceiveFrame(from, frame, arrived);
 }
 
 bool Mail::ReceiveLocal(int* from, std::string* frame) {
@@ -109,7 +110,8 @@ bool Mail::ReceiveLocal(int* from, std::string* frame) {
 }
 
 bool Mail::Busy() const {
-  return std::any_of(outgoing_.begin(), outgoing_.end(), [](const Outgoing& outgoing) { return !outgoing.frames.empty(); });
+  return std::any_of(outgoing_.begin(), outgoing_.end(),
+                     [](const Outgoing& outgoing) { return !outgoing.frames.empty(); });
 }
 
 void Mail::Forget(int rank) {

@@ -1,9 +1,10 @@
 // Transport over MPI, one template for both ABIs (transport/mpi_abi.h). MPI is mpi4py's: found, used, never finalised.
 //
 // All calls are non-blocking and made by the context's driver; MPI moves data only inside its calls, so every Test and
-// ReceiveFrame is progress. Messages are an Isend or Irecv each. Frames are cut into pieces of at most 64 KiB, sent with one
-// control tag and taken by receives from any source that are posted ahead. MPI matches in the order of posting, so the oldest
-// posted receive is the next piece of its sender; testing it alone keeps the order, and one MPI call per look.
+// ReceiveFrame is progress. Messages are an Isend or Irecv each. Frames are cut into pieces of at most 64 KiB, sent
+// with one control tag and taken by receives from any source that are posted ahead. MPI matches in the order of
+// posting, so the oldest posted receive is the next piece of its sender; testing it alone keeps the order, and one MPI
+// call per look.
 #include "transport/mpi.h"
 
 #include <algorithm>
@@ -14,16 +15,17 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "transport/lost_peers.h"
 #include "transport/mpi_abi.h"
 #include "transport/mpi_library.h"
 
 namespace ringtrain {
 namespace {
 
-constexpr int kControlTag = Transport::kMaxTag;
+constexpr int kControlTag = Wire::kMaxTag;
 constexpr size_t kPieceBytes = 64 << 10;
 constexpr size_t kPostedPieces = 8;
-constexpr size_t kMostMessageBytes = size_t{1} << 30;
+constexpr size_t kMaxMessageBytes = size_t{1} << 30;
 
 // Before the bytes of each piece: what of its frame is still to come, this piece included.
 struct PieceHeader {
@@ -66,9 +68,17 @@ class Mpi : public Abi, public MpiFunctions<Abi> {
     char text[Abi::kMaxErrorText + 1] = "";
     int length = 0;
     if (this->Error_string(code, text, &length) != kMpiSuccess) length = 0;
-    return Status::Internal("MPI failed to " + attempt + ": " +
-                            (length > 0 ? std::string(text, static_cast<size_t>(length)) : "error " + std::to_string(code)) +
-                            ". Library: " + library_->version() + ".");
+    return Status::Internal(
+        "MPI failed to " + attempt + ": " +
+        (length > 0 ? std::string(text, static_cast<size_t>(length)) : "error " + std::to_string(code)) +
+        ". Library: " + library_->version() + ".");
+  }
+
+  // Whether it may be due to the peer: classes up to MPI_ERR_TRUNCATE are mistakes in arguments and sizes.
+  bool MayBeThePeers(int code) const {
+    int error_class = 0;
+    if (this->Error_class(code, &error_class) != kMpiSuccess) return false;
+    return error_class > Abi::kTruncated || error_class == Abi::kUnknownError;
   }
 
   const MpiLibrary& library() const { return *library_; }
@@ -106,6 +116,7 @@ class MpiTransport : public Transport {
   Status SendFrame(int to, const std::string& frame) override {
     size_t begin = 0;
     do {
+      if (lost_.Has(to)) return {};
       const size_t payload = std::min(frame.size() - begin, kPiecePayload);
       const PieceHeader header = {frame.size() - begin};
       std::vector<char> piece(sizeof header + payload);
@@ -121,10 +132,14 @@ class MpiTransport : public Transport {
     *arrived = false;
     RT_TRY(Drive());
     while (!*arrived && !posted_.empty()) {
-      bool complete = false;
+      int complete = 0;
       MessageStatus status;
-      RT_TRY(TestRequest(&posted_.front().request, &complete, &status, "receive a frame"));
-      if (!complete) return {};
+      const int code = mpi_.Test(&posted_.front().request, &complete, &status);
+      if (code != kMpiSuccess) return HearNobody(code);
+      if (complete == 0) {
+        lost_.FramesAreTaken();
+        return {};
+      }
       Piece piece = std::move(posted_.front());
       posted_.pop_front();
       int bytes = 0;
@@ -141,8 +156,10 @@ class MpiTransport : public Transport {
   Status StartSend(int to, int tag, const void* data, size_t bytes, Ticket* ticket) override {
     RT_TRY(RefuseTooLong("send", to, tag, bytes));
     Message message = {mpi_.no_request, bytes, to, tag, false};
-    const int code = mpi_.Isend(data, static_cast<int>(bytes), mpi_.byte, to, tag, comm_, &message.request);
-    RT_TRY(mpi_.Check(code, Describe("send", to, tag, bytes)));
+    if (!lost_.Has(to)) {
+      const int code = mpi_.Isend(data, static_cast<int>(bytes), mpi_.byte, to, tag, comm_, &message.request);
+      RT_TRY(CheckWith(to, code, [&] { return Describe("send", to, tag, bytes); }));
+    }
     *ticket = Keep(message);
     return {};
   }
@@ -150,8 +167,10 @@ class MpiTransport : public Transport {
   Status StartReceive(int from, int tag, void* data, size_t bytes, Ticket* ticket) override {
     RT_TRY(RefuseTooLong("receive", from, tag, bytes));
     Message message = {mpi_.no_request, bytes, from, tag, true};
-    const int code = mpi_.Irecv(data, static_cast<int>(bytes), mpi_.byte, from, tag, comm_, &message.request);
-    RT_TRY(mpi_.Check(code, Describe("receive", from, tag, bytes)));
+    if (!lost_.Has(from)) {
+      const int code = mpi_.Irecv(data, static_cast<int>(bytes), mpi_.byte, from, tag, comm_, &message.request);
+      RT_TRY(CheckWith(from, code, [&] { return Describe("receive", from, tag, bytes); }));
+    }
     *ticket = Keep(message);
     return {};
   }
@@ -163,8 +182,15 @@ class MpiTransport : public Transport {
     const int code = mpi_.Test(&message.request, &flag, &status);
     *complete = flag != 0;
     if (code == kMpiSuccess && !*complete) return {};
+    const Status failure = CheckWith(message.peer, code, [&] {
+      return Describe(message.receives ? "receive" : "send", message.peer, message.tag, message.bytes);
+    });
+    if (failure.ok() && lost_.Has(message.peer)) {
+      *complete = false;
+      return {};
+    }
     free_tickets_.push_back(ticket);
-    RT_TRY(mpi_.Check(code, Describe(message.receives ? "receive" : "send", message.peer, message.tag, message.bytes)));
+    RT_TRY(failure);
     if (!message.receives) return {};
     CountArrival(message.peer);
     return CheckSize(message, status);
@@ -180,13 +206,17 @@ class MpiTransport : public Transport {
     while (!MessagesLeft() && Now() < deadline) SleepBriefly();
   }
 
+  bool TakeLostPeer(LostPeer* lost) override { return lost_.Take(lost); }
+
   // Forgets frames that have left. Oldest first and no further: MPI drives them all at each call.
   Status Drive() override {
     while (!leaving_.empty()) {
-      bool complete = false;
+      Piece& oldest = leaving_.front();
       MessageStatus status;
-      RT_TRY(TestRequest(&leaving_.front().request, &complete, &status, "send a frame"));
-      if (!complete) return {};
+      int complete = 0;
+      const int code = mpi_.Test(&oldest.request, &complete, &status);
+      if (code == kMpiSuccess && complete == 0) return {};
+      RT_TRY(CheckWith(oldest.to, code, [&] { return "send a frame to rank " + std::to_string(oldest.to); }));
       leaving_.pop_front();
     }
     return {};
@@ -212,6 +242,7 @@ class MpiTransport : public Transport {
   struct Piece {  // one frame, or part of one, on its way out or expected
     Request request;
     std::vector<char> bytes;
+    int to = -1;  // of one on its way out
   };
   struct Message {
     Request request;
@@ -227,7 +258,7 @@ class MpiTransport : public Transport {
   }
 
   Status RefuseTooLong(const char* verb, int peer, int tag, size_t bytes) const {
-    if (bytes <= kMostMessageBytes) return {};
+    if (bytes <= kMaxMessageBytes) return {};
     return Status::InvalidArgument(Describe(verb, peer, tag, bytes) + ": expected at most 1 GiB. Split it.");
   }
 
@@ -236,8 +267,10 @@ class MpiTransport : public Transport {
     RT_TRY(mpi_.Check(mpi_.Query_thread(&level), "ask for the thread level"));
     if (level < Abi::kThreadMultiple)
       return Status::InvalidArgument(
-          "init of MPI: expected thread level MPI_THREAD_MULTIPLE but MPI was initialised with level " + std::to_string(level) +
-          ". Call ringtrain's init() before importing mpi4py.MPI, or set mpi4py.rc.thread_level = \"multiple\" before it.");
+          "init of MPI: expected thread level MPI_THREAD_MULTIPLE but MPI was initialised with level " +
+          std::to_string(level) +
+          ". Call ringtrain's init() before importing mpi4py.MPI, or set mpi4py.rc.thread_level = \"multiple\" before "
+          "it.");
     int* bound = nullptr;
     int found = 0;
     RT_TRY(mpi_.Check(mpi_.Comm_get_attr(mpi_.world, Abi::kTagUpperBound, &bound, &found), "ask for the highest tag"));
@@ -260,7 +293,8 @@ class MpiTransport : public Transport {
       if (Now() >= deadline) {
         LeaveToMpi(std::move(duplicate));
         return Status::Timeout("init of MPI: expected all " + std::to_string(size_) + " ranks to call init() within " +
-                               SecondsText(timeout_seconds) + " s but not all did, seen on rank " + std::to_string(rank_) +
+                               SecondsText(timeout_seconds) + " s but not all did, seen on rank " +
+                               std::to_string(rank_) +
                                ". Call init() on every rank of the communicator, or raise start_timeout_seconds.");
       }
       SleepBriefly();
@@ -276,22 +310,41 @@ class MpiTransport : public Transport {
     return mpi_.Check(code, attempt);
   }
 
+  // Ok if nothing is wrong, or if it is the peer that is: then it is lost, and that is told apart.
+  template <typename Attempt>
+  Status CheckWith(int peer, int code, Attempt attempt) {
+    if (code == kMpiSuccess) return {};
+    const Status failure = mpi_.Check(code, attempt());
+    if (!mpi_.MayBeThePeers(code)) return failure;
+    lost_.Add(peer, failure.message().substr(0, failure.message().size() - 1));  // a cause has no full stop
+    return {};
+  }
+
   Status SendPiece(int to, std::vector<char> bytes) {
-    leaving_.push_back({mpi_.no_request, std::move(bytes)});
+    leaving_.push_back({mpi_.no_request, std::move(bytes), to});
     Piece& piece = leaving_.back();
-    const int code = mpi_.Isend(piece.bytes.data(), static_cast<int>(piece.bytes.size()), mpi_.byte, to, kControlTag, comm_,
-                                &piece.request);
+    const int code = mpi_.Isend(piece.bytes.data(), static_cast<int>(piece.bytes.size()), mpi_.byte, to, kControlTag,
+                                comm_, &piece.request);
     if (code != kMpiSuccess) leaving_.pop_back();
-    RT_TRY(mpi_.Check(code, "send a frame to rank " + std::to_string(to)));
+    RT_TRY(CheckWith(to, code, [&] { return "send a frame to rank " + std::to_string(to); }));
+    if (code != kMpiSuccess) return {};
     ++pieces_sent_[static_cast<size_t>(to)];
     return Drive();
   }
 
+  // A receive from anybody has failed. Where a peer is lost that is the reason; else it cannot be traced to one.
+  Status HearNobody(int code) {
+    if (!lost_.any() || !mpi_.MayBeThePeers(code)) return mpi_.Check(code, "receive a frame");
+    if (posted_.front().request == mpi_.no_request) posted_.pop_front();
+    lost_.FramesAreTaken();
+    return {};
+  }
+
   Status PostPiece(std::vector<char> bytes) {
-    posted_.push_back({mpi_.no_request, std::move(bytes)});
+    posted_.push_back({mpi_.no_request, std::move(bytes), -1});
     Piece& piece = posted_.back();
-    const int code = mpi_.Irecv(piece.bytes.data(), static_cast<int>(kPieceBytes), mpi_.byte, Abi::kAnySource, kControlTag,
-                                comm_, &piece.request);
+    const int code = mpi_.Irecv(piece.bytes.data(), static_cast<int>(kPieceBytes), mpi_.byte, Abi::kAnySource,
+                                kControlTag, comm_, &piece.request);
     if (code != kMpiSuccess) posted_.pop_back();
     return mpi_.Check(code, "post a receive for frames");
   }
@@ -318,8 +371,8 @@ class MpiTransport : public Transport {
     int bytes = 0;
     RT_TRY(mpi_.Check(mpi_.Get_count(&status, mpi_.byte, &bytes), "ask for the size of a message"));
     if (static_cast<size_t>(bytes) == message.bytes) return {};
-    return Status::Internal(Describe("receive", message.peer, message.tag, message.bytes) + ": found " + std::to_string(bytes) +
-                            " bytes. Run the same ringtrain on all ranks.");
+    return Status::Internal(Describe("receive", message.peer, message.tag, message.bytes) + ": found " +
+                            std::to_string(bytes) + " bytes. Run the same ringtrain on all ranks.");
   }
 
   Ticket Keep(const Message& message) {
@@ -333,7 +386,8 @@ class MpiTransport : public Transport {
     return ticket;
   }
 
-  // Whether all frames and messages have left, or cannot leave any more. A message's memory is its owner's again after Close.
+  // Whether all frames and messages have left, or cannot leave any more. A message's memory is its owner's again after
+  // Close.
   bool SendsFinished() {
     const bool frames_left = !Drive().ok() || leaving_.empty();
     return MessagesLeft() && frames_left;
@@ -344,18 +398,20 @@ class MpiTransport : public Transport {
     for (Message& message : messages_) {
       bool complete = message.receives;
       MessageStatus status;
-      if (!complete && TestRequest(&message.request, &complete, &status, "send a message").ok()) messages_left &= complete;
+      if (!complete && TestRequest(&message.request, &complete, &status, "send a message").ok())
+        messages_left &= complete;
     }
     return messages_left;
   }
 
-  // MPI may give a freed communicator's number to the next one, where a frame that is still on its way would be read as one of
-  // the next world. So every rank learns how many pieces were sent to it, and takes them all.
+  // MPI may give a freed communicator's number to the next one, where a frame that is still on its way would be read as
+  // one of the next world. So every rank learns how many pieces were sent to it, and takes them all.
   bool TakeLastPieces(Nanoseconds deadline) {
     auto sent = std::make_unique<std::vector<unsigned>>(std::move(pieces_sent_));
     auto expected = std::make_unique<unsigned>(0);
     Request request = mpi_.no_request;
-    const int code = mpi_.Ireduce_scatter_block(sent->data(), expected.get(), 1, mpi_.unsigned_number, mpi_.sum, comm_, &request);
+    const int code =
+        mpi_.Ireduce_scatter_block(sent->data(), expected.get(), 1, mpi_.unsigned_number, mpi_.sum, comm_, &request);
     if (code != kMpiSuccess) return false;
     bool counted = false;
     MessageStatus status;
@@ -395,7 +451,8 @@ class MpiTransport : public Transport {
     for (Request* request : requests) {
       bool complete = false;
       MessageStatus status;
-      while (TestRequest(request, &complete, &status, "withdraw a receive").ok() && !complete && Now() < deadline) SleepBriefly();
+      while (TestRequest(request, &complete, &status, "withdraw a receive").ok() && !complete && Now() < deadline)
+        SleepBriefly();
       if (!complete) return false;
     }
     return true;
@@ -423,13 +480,14 @@ class MpiTransport : public Transport {
   Comm comm_;  // ours alone
   bool open_ = false;
   int rank_ = 0, size_ = 1;
-  std::deque<Piece> leaving_;  // frames being sent, oldest first
-  std::deque<Piece> posted_;   // receives for frames, oldest first
+  std::deque<Piece> leaving_;          // frames being sent, oldest first
+  std::deque<Piece> posted_;           // receives for frames, oldest first
   std::vector<PartialFrame> partial_;  // by sender
   std::vector<unsigned> pieces_sent_;  // by receiver
   unsigned pieces_taken_ = 0;          // of all senders
   std::vector<Message> messages_;      // by ticket
   std::vector<Ticket> free_tickets_;
+  LostPeers lost_;
 };
 
 template <typename Abi>
@@ -448,8 +506,20 @@ Status OpenMpiTransport(const std::string& library, uintptr_t communicator, doub
   std::unique_ptr<MpiLibrary> loaded;
   RT_TRY(MpiLibrary::Open(library, &loaded));
   if (loaded->family() == MpiLibrary::Family::kOpenMpi)
-    return OpenWithAbi<OpenMpiAbi>(std::move(loaded), reinterpret_cast<OpenMpiAbi::Comm>(communicator), timeout_seconds, transport);
-  return OpenWithAbi<MpichAbi>(std::move(loaded), static_cast<MpichAbi::Comm>(communicator), timeout_seconds, transport);
+    return OpenWithAbi<OpenMpiAbi>(std::move(loaded), reinterpret_cast<OpenMpiAbi::Comm>(communicator), timeout_seconds,
+                                   transport);
+  return OpenWithAbi<MpichAbi>(std::move(loaded), static_cast<MpichAbi::Comm>(communicator), timeout_seconds,
+                               transport);
+}
+
+Status OpenMpiRendezvous(const std::string& library, uintptr_t communicator, double timeout_seconds,
+                         const std::string& layout, std::unique_ptr<Rendezvous>* rendezvous) {
+  std::unique_ptr<Transport> transport;
+  RT_TRY(OpenMpiTransport(library, communicator, timeout_seconds, &transport));
+  std::vector<int> simulated;
+  if (!layout.empty()) RT_TRY(ParseLayout(layout, transport->size(), &simulated));
+  *rendezvous = MeetByFrames(std::move(transport), std::move(simulated));
+  return {};
 }
 
 }  // namespace ringtrain

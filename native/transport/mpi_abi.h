@@ -1,8 +1,9 @@
-// What the transport must know of an MPI library's binary interface, written by hand because no mpi.h is needed to build.
+// What the transport must know of an MPI library's binary interface, written by hand because no mpi.h is needed to
+// build.
 //
-// There are two families: Open MPI, whose handles are pointers to objects in the library, and MPICH (with Intel MPI, MVAPICH,
-// Cray MPICH, ParaStation), whose handles are integers. Each is one struct of facts; transport/mpi.cc is a template over it.
-// tests/native/mpi_abi_check.cc compares these facts with the real mpi.h.
+// There are two families: Open MPI, whose handles are pointers to objects in the library, and MPICH (with Intel MPI,
+// MVAPICH, Cray MPICH, ParaStation), whose handles are integers. Each is one struct of facts; transport/mpi.cc is a
+// template over it. tests/native/mpi_abi_check.cc compares these facts with the real mpi.h.
 #ifndef RINGTRAIN_TRANSPORT_MPI_ABI_H_
 #define RINGTRAIN_TRANSPORT_MPI_ABI_H_
 
@@ -34,6 +35,7 @@ struct OpenMpiAbi {
   static constexpr int kTagUpperBound = 0;  // the attribute's key
   static constexpr int kThreadMultiple = 3;
   static constexpr int kMaxErrorText = 256;
+  static constexpr int kUnknownError = 14, kTruncated = 15;  // classes of errors
 
   explicit OpenMpiAbi(const MpiSymbols& symbols)
       : world(symbols.Find("ompi_mpi_comm_world")),
@@ -43,8 +45,8 @@ struct OpenMpiAbi {
         no_request(symbols.Find("ompi_request_null")),
         errors_return(symbols.Find("ompi_mpi_errors_return")) {}
   bool complete() const {
-    return world != nullptr && byte != nullptr && unsigned_number != nullptr && sum != nullptr && no_request != nullptr &&
-           errors_return != nullptr;
+    return world != nullptr && byte != nullptr && unsigned_number != nullptr && sum != nullptr &&
+           no_request != nullptr && errors_return != nullptr;
   }
 
   const Comm world;
@@ -69,6 +71,7 @@ struct MpichAbi {
   static constexpr int kTagUpperBound = 0x64400001;
   static constexpr int kThreadMultiple = 3;
   static constexpr int kMaxErrorText = 512;
+  static constexpr int kUnknownError = 13, kTruncated = 14;
 
   explicit MpichAbi(const MpiSymbols&) {}
   bool complete() const { return true; }
@@ -84,20 +87,22 @@ constexpr int kMpiSuccess = 0;  // in every MPI
 constexpr size_t kMpiLongestVersionText = 8192;
 
 // The functions in use: name after "MPI_", parameters. Types are those of the enclosing struct.
-#define RT_MPI_FUNCTIONS(FUNCTION)                                                           \
-  FUNCTION(Query_thread, (int* provided))                                                    \
-  FUNCTION(Comm_rank, (Comm comm, int* rank))                                                \
-  FUNCTION(Comm_size, (Comm comm, int* size))                                                \
-  FUNCTION(Comm_idup, (Comm comm, Comm* duplicate, Request* request))                        \
-  FUNCTION(Comm_free, (Comm * comm))                                                         \
-  FUNCTION(Comm_set_errhandler, (Comm comm, Errhandler handler))                             \
-  FUNCTION(Comm_get_attr, (Comm comm, int key, void* value, int* found))                     \
-  FUNCTION(Isend, (const void* data, int count, Datatype type, int to, int tag, Comm comm, Request* request))  \
-  FUNCTION(Irecv, (void* data, int count, Datatype type, int from, int tag, Comm comm, Request* request))      \
-  FUNCTION(Ireduce_scatter_block, (const void* from, void* to, int count, Datatype type, Reduction reduction, Comm comm, Request* request)) \
-  FUNCTION(Test, (Request * request, int* complete, MessageStatus* status))                  \
-  FUNCTION(Get_count, (const MessageStatus* status, Datatype type, int* count))              \
-  FUNCTION(Cancel, (Request * request))                                                      \
+#define RT_MPI_FUNCTIONS(FUNCTION)                                                                                   \
+  FUNCTION(Query_thread, (int* provided))                                                                            \
+  FUNCTION(Comm_rank, (Comm comm, int* rank))                                                                        \
+  FUNCTION(Comm_size, (Comm comm, int* size))                                                                        \
+  FUNCTION(Comm_idup, (Comm comm, Comm * duplicate, Request * request))                                              \
+  FUNCTION(Comm_free, (Comm * comm))                                                                                 \
+  FUNCTION(Comm_set_errhandler, (Comm comm, Errhandler handler))                                                     \
+  FUNCTION(Comm_get_attr, (Comm comm, int key, void* value, int* found))                                             \
+  FUNCTION(Isend, (const void* data, int count, Datatype type, int to, int tag, Comm comm, Request* request))        \
+  FUNCTION(Irecv, (void* data, int count, Datatype type, int from, int tag, Comm comm, Request* request))            \
+  FUNCTION(Ireduce_scatter_block,                                                                                    \
+           (const void* from, void* to, int count, Datatype type, Reduction reduction, Comm comm, Request* request)) \
+  FUNCTION(Test, (Request * request, int* complete, MessageStatus* status))                                          \
+  FUNCTION(Get_count, (const MessageStatus* status, Datatype type, int* count))                                      \
+  FUNCTION(Cancel, (Request * request))                                                                              \
+  FUNCTION(Error_class, (int code, int* error_class))                                                                \
   FUNCTION(Error_string, (int code, char* text, int* length))
 
 template <typename Abi>
@@ -115,7 +120,7 @@ struct MpiFunctions {
 
   // Fills the table; the name of the first function that is missing, nullptr if none is.
   const char* Load(const MpiSymbols& symbols) {
-#define RT_MPI_LOAD(name, parameters)                                   \
+#define RT_MPI_LOAD(name, parameters)                                     \
   name = reinterpret_cast<int(*) parameters>(symbols.Find("MPI_" #name)); \
   if (name == nullptr) return "MPI_" #name;
     RT_MPI_FUNCTIONS(RT_MPI_LOAD)

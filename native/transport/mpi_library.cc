@@ -63,15 +63,17 @@ std::string FirstLine(const std::string& text) {
 Status MpiLibrary::Open(const std::string& library, std::unique_ptr<MpiLibrary>* opened) {
   void* object = FindLoadedMpi(library);
   if (object == nullptr)
-    return Status::InvalidArgument("init of MPI from '" + library +
-                                   "': expected a loaded object that brings MPI but found none. Import mpi4py.MPI first.");
+    return Status::InvalidArgument(
+        "init of MPI from '" + library +
+        "': expected a loaded object that brings MPI but found none. Import mpi4py.MPI first.");
   std::unique_ptr<MpiLibrary> self(new MpiLibrary(object));
   RT_TRY(self->Identify());
   const auto initialized = reinterpret_cast<int (*)(int*)>(self->Find("MPI_Initialized"));
   int flag = 0;
   if (initialized == nullptr || initialized(&flag) != kMpiSuccess || flag == 0)
-    return Status::InvalidArgument("init of MPI from '" + self->path_ +
-                                   "': expected an initialised MPI but MPI_Init has not been called. Import mpi4py.MPI first.");
+    return Status::InvalidArgument(
+        "init of MPI from '" + self->path_ +
+        "': expected an initialised MPI but MPI_Init has not been called. Import mpi4py.MPI first.");
   if (self->finalized())
     return Status::InvalidArgument("init of MPI from '" + self->path_ +
                                    "': expected a running MPI but it is finalised already. Start a new process.");

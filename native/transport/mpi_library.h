@@ -16,8 +16,9 @@ class MpiLibrary : public MpiSymbols {
  public:
   enum class Family { kOpenMpi, kMpich };
 
-  // library: a loaded shared object with MPI among its dependencies; if MPI cannot be found from there, any loaded libmpi is
-  // taken. Refused if there is none, if its ABI is not one of the two, or if MPI is not initialised or finalised already.
+  // library: a loaded shared object with MPI among its dependencies; if MPI cannot be found from there, any loaded
+  // libmpi is taken. Refused if there is none, if its ABI is not one of the two, or if MPI is not initialised or
+  // finalised already.
   static Status Open(const std::string& library, std::unique_ptr<MpiLibrary>* opened);
   ~MpiLibrary() override;
 

@@ -1,0 +1,126 @@
+// Connections: those of a rank, and whoever moves bytes over them. Two threads may:
+//
+//   the driver    calls in, and moves what there is to move while it is awake: no switch of threads lies between a
+//                 packet and whoever waits for it;
+//   the watcher   sleeps in Door::Wait. While the driver sleeps, or large messages are under way, it is woken by what
+//                 arrives, moves it, and rings the driver's doorbell when something is complete.
+//
+// One of them at a time: the one that holds mutex_. Who finds it held leaves word (left_word_), and the holder sees to
+// it that somebody looks once more. So no call of the driver waits for a copy of the other.
+//
+// Sockets are in an epoll set of their own, edge-triggered: a call asks it for news without sleeping. The watcher
+// sleeps on the door's set, in which this one takes part only after Arm: else each packet would wake both threads.
+#ifndef RINGTRAIN_TRANSPORT_TCP_CONNECTIONS_H_
+#define RINGTRAIN_TRANSPORT_TCP_CONNECTIONS_H_
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/doorbell.h"
+#include "base/log.h"
+#include "base/mutex.h"
+#include "transport/tcp/door.h"
+#include "transport/tcp/lane.h"
+
+namespace ringtrain {
+
+class Connections final : private Door::Owner {
+ public:
+  Connections(const TcpPlan& plan, std::vector<Socket> listeners);
+  ~Connections();
+  // Starts the watcher.
+  Status Open();
+
+  // The driver's.
+  void SendFrame(int to, std::string frame);
+  void Start(Message* message);
+  // Moves what there is to move.
+  void Attend() { Attend(false); }
+  bool TakeFrame(int* from, std::string* frame);
+  bool TakeLost(int* peer, std::string* cause);
+  // Whether frames wait to be given to the kernel.
+  bool unsent() const { return unsent_.load(std::memory_order_relaxed) > 0; }
+  // Lets go of all messages; none is sent or received any more, frames are.
+  void Abandon();
+  void SetDoorbell(Doorbell* doorbell);
+  void SetLog(Log* log) { log_.store(log); }
+  // Ends the watcher and all connections. Tells the others, who know it by the deadline if they can be reached.
+  void Close(Nanoseconds deadline);
+
+ private:
+  struct Peer;
+  struct Order {
+    enum Kind { kFrame, kMessage, kConnection, kUnreachable } kind;
+    int peer = 0;
+    std::string text;  // frame, or cause
+    Message* message = nullptr;
+    Connection connection;
+  };
+
+  void Opened(Connection connection) override;
+  void Unreachable(int peer, std::string cause) override;
+  void Notice(std::string line) override;
+
+  void Watch();
+  void Attend(bool watches);
+  void Give(Order order);
+  // All return whether there is more to do at once.
+  bool MoveAll() RT_REQUIRES(mutex_);
+  bool Receive() RT_REQUIRES(mutex_);
+  bool FlushDirty() RT_REQUIRES(mutex_);
+
+  void TakeOrders() RT_REQUIRES(mutex_);
+  void Obey(Order* order) RT_REQUIRES(mutex_);
+  void AddLane(Connection connection) RT_REQUIRES(mutex_);
+  void LookForEvents() RT_REQUIRES(mutex_);
+  bool Flush(Peer* peer) RT_REQUIRES(mutex_);
+  static void FlushSelf(Peer* peer);
+  void Count(Peer* peer) RT_REQUIRES(mutex_);
+  bool FlushControl(Peer* peer) RT_REQUIRES(mutex_);
+  void CallData(Peer* peer) RT_REQUIRES(mutex_);
+  void MarkDirty(Peer* peer) RT_REQUIRES(mutex_);
+  const char* TakeControl(Peer* peer, const RecordHeader& header, const std::string& payload) RT_REQUIRES(mutex_);
+  LaneMove MoveIn(Peer* peer, size_t lane) RT_REQUIRES(mutex_);
+  void Signal(Peer* peer, bool sends, size_t lane, uint32_t events) RT_REQUIRES(mutex_);
+  void Release();
+  void Leave(Nanoseconds deadline);
+  void Lose(Peer* peer, const std::string& cause) RT_REQUIRES(mutex_);
+  void StopSending(Peer* peer) RT_REQUIRES(mutex_);
+  void PutFrame(int from, std::string frame);
+  void Arm() RT_REQUIRES(mutex_);
+
+  const TcpPlan plan_;
+  Door door_;
+  std::thread watcher_;
+  std::atomic<Log*> log_{nullptr};
+
+  Mutex orders_mutex_;
+  std::vector<Order> orders_ RT_GUARDED_BY(orders_mutex_);
+  std::atomic<bool> left_word_{false};
+  std::atomic<bool> fired_{false};  // the watcher was woken, and is no longer armed
+
+  Mutex mutex_;  // held by whoever moves bytes
+  Socket events_ RT_GUARDED_BY(mutex_);
+  std::vector<std::unique_ptr<Peer>> peers_ RT_GUARDED_BY(mutex_);        // by rank
+  std::vector<Peer*> dirty_ RT_GUARDED_BY(mutex_);                        // with something to send, perhaps
+  std::vector<std::pair<Peer*, size_t>> readable_ RT_GUARDED_BY(mutex_);  // lanes with something to receive, perhaps
+  int engaged_ RT_GUARDED_BY(mutex_) = 0;  // peers to whom something waits to be sent, or with large messages
+  bool armed_ RT_GUARDED_BY(mutex_) = false;
+  bool news_ RT_GUARDED_BY(mutex_) = false;
+  bool abandoned_ RT_GUARDED_BY(mutex_) = false;
+  Doorbell* doorbell_ RT_GUARDED_BY(mutex_) = nullptr;
+  std::atomic<int> unsent_{0};  // peers to whom frames wait to be sent
+
+  Mutex arrived_mutex_;
+  std::deque<std::pair<int, std::string>> frames_ RT_GUARDED_BY(arrived_mutex_);
+  std::deque<std::pair<int, std::string>> lost_ RT_GUARDED_BY(arrived_mutex_);  // peer and cause
+  std::atomic<int> arrived_{0};                                                 // how many frames there are
+  std::atomic<bool> any_lost_{false};
+};
+
+}  // namespace ringtrain
+#endif  // RINGTRAIN_TRANSPORT_TCP_CONNECTIONS_H_

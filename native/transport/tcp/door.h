@@ -1,0 +1,126 @@
+// Door: how connections begin. It listens, calls other ranks, has both ends prove themselves (hello.h), and hands out
+// connections that are proven. Nothing that a stranger sends gets further than this file.
+//
+// A thread of the transport sleeps in Wait; everything here but Call, Watch, Wake and Stop is that thread's alone. It
+// has room for kVisitors that have not proven themselves, for two seconds each and a few dozen bytes; one more takes
+// the place of whoever has been there longest. While the process has no descriptor left, those who come wait in the
+// kernel's queue. A call that fails is tried again, since the other end may have had no
+// room; refused or closed for kPatience, or silent for as long as a world may take to start, it is given up, and the
+// rank lost.
+#ifndef RINGTRAIN_TRANSPORT_TCP_DOOR_H_
+#define RINGTRAIN_TRANSPORT_TCP_DOOR_H_
+
+#include <atomic>
+#include <list>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/mutex.h"
+#include "transport/tcp/hello.h"
+#include "transport/tcp/socket.h"
+#include "transport/tcp/strangers.h"
+
+namespace ringtrain {
+
+// Who this rank is, and where the others are.
+struct TcpPlan {
+  int rank = 0;
+  uint64_t epoch = 0;
+  HmacKey hello_key;
+  std::vector<std::vector<Address>> peers;  // by rank: an address for each link; its own too
+  int streams = 1;                          // data lanes for each link
+  double connect_seconds = 60;              // until a rank that does not answer is given up
+  double dead_after_seconds = 15;           // until the kernel gives up a connection; 0: never
+
+  int size() const { return static_cast<int>(peers.size()); }
+  // Data lanes to a rank: 1 to so many.
+  int lanes(int to) const { return static_cast<int>(peers[static_cast<size_t>(to)].size()) * streams; }
+  // The link of a lane; the control lane takes the first.
+  size_t link(int to, int lane) const {
+    return lane == 0 ? 0 : static_cast<size_t>(lane - 1) % peers[static_cast<size_t>(to)].size();
+  }
+  // "10.0.0.2:4711 (rank 3)"
+  std::string Name(int peer, int lane = 0) const;
+};
+
+// A connection of which both ends are proven. Records travel from the rank that called to the one that answered.
+struct Connection {
+  Socket socket;
+  Claim claim;
+  HmacKey record_key;
+};
+
+class Door {
+ public:
+  static constexpr size_t kVisitors = 64;
+  static constexpr double kVisitSeconds = 2.0;
+
+  // Who is told; on the thread.
+  class Owner {
+   public:
+    virtual void Opened(Connection connection) = 0;
+    virtual void Unreachable(int peer, std::string cause) = 0;
+    virtual void Notice(std::string line) = 0;  // for the log, see strangers.h
+
+   protected:
+    ~Owner() = default;
+  };
+
+  Door(const TcpPlan& plan, std::vector<Socket> listeners, Owner* owner);
+  ~Door();
+  Status Open();
+
+  // Any thread: opens a lane to a rank; Opened or Unreachable follows.
+  void Call(int peer, int lane);
+  // Any thread: Wait returns once this descriptor is readable; once for each call.
+  void Watch(int descriptor);
+  void Wake();
+  void Stop();
+
+  // Serves whoever comes until the watched descriptor is readable, which *watched tells, or Wake. False after Stop.
+  bool Wait(bool* watched);
+
+ private:
+  struct Visitor;
+  struct Outgoing;
+  enum class Source : uint32_t { kWake, kWatched, kListener, kVisitor, kCall };
+
+  bool Register(int descriptor, uint32_t events, Source source, uint32_t number, int operation);
+  int NextTimeout() const;
+  void ServeDeadlines();
+  void TakeCalls();
+
+  void Accept(const Socket& listener);
+  void Rest(int error);
+  void Listen(bool listen);
+  void ServeVisitor(uint32_t number);
+  void TurnAway(std::list<Visitor>::iterator visitor, const char* reason);
+  void TellOfStrangers(bool last);
+
+  void Try(Outgoing* call);
+  void ServeCall(uint32_t number);
+  void HearAnswer(Outgoing* call);
+  void TryLater(Outgoing* call, std::string cause);
+  void Forget(uint32_t number);
+
+  const TcpPlan& plan_;
+  const std::vector<Socket> listeners_;
+  Owner* const owner_;
+  Socket events_, wake_;  // epoll, eventfd
+  std::atomic<bool> stop_{false};
+
+  std::list<Visitor> visitors_;  // oldest first
+  std::list<Outgoing> calls_;
+  uint32_t next_number_ = 0;
+  Nanoseconds listen_again_ = kNever;  // without descriptors, or memory, nobody is let in
+  bool has_rested_ = false;
+  Strangers strangers_;
+
+  Mutex mutex_;
+  std::vector<std::pair<int, int>> wanted_ RT_GUARDED_BY(mutex_);  // calls that the thread has not seen yet
+};
+
+}  // namespace ringtrain
+#endif  // RINGTRAIN_TRANSPORT_TCP_DOOR_H_

@@ -1,0 +1,234 @@
+#include "transport/tcp/socket.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <pthread.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <sstream>
+#include <unordered_set>
+#include <utility>
+
+namespace ringtrain {
+namespace {
+
+constexpr int kBacklog = 4096;  // the ranks of a large job may all come at once; the kernel lowers it to what it has
+constexpr long kHighestPort = 65535;
+
+void SetOption(const Socket& socket, int level, int name, int value) {
+  setsockopt(socket.fd(), level, name, &value, sizeof value);
+}
+
+Status BadAddress(const std::string& text) {
+  return Status::InvalidArgument("address '" + text +
+                                 "': expected an IP address and a port, such as 10.0.0.2:4711 or [fd00::2]:4711. Look "
+                                 "names up before.");
+}
+
+// "10.0.0.2" and "4711-4720" of "10.0.0.2:4711-4720".
+bool Split(const std::string& text, std::string* host, std::string* port) {
+  const size_t colon = text.rfind(':');
+  if (colon == std::string::npos) return false;
+  *host = text.substr(0, colon);
+  *port = text.substr(colon + 1);
+  const bool bracketed = host->size() > 2 && host->front() == '[' && host->back() == ']';
+  if (bracketed) *host = host->substr(1, host->size() - 2);
+  return bracketed == (host->find(':') != std::string::npos);
+}
+
+bool ReadPort(const std::string& text, long* port) {
+  if (text.empty() || text.size() > 5 || text.find_first_not_of("0123456789") != std::string::npos) return false;
+  *port = std::stol(text);
+  return *port <= kHighestPort;
+}
+
+bool ReadHost(const std::string& host, Address* address) {
+  addrinfo hints{};
+  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (getaddrinfo(host.c_str(), "0", &hints, &found) != 0) return false;
+  memcpy(&address->storage, found->ai_addr, found->ai_addrlen);
+  address->length = found->ai_addrlen;
+  freeaddrinfo(found);
+  return true;
+}
+
+std::vector<std::string> Items(const std::string& text) {
+  std::vector<std::string> items;
+  std::istringstream stream(text);
+  for (std::string item; std::getline(stream, item, ',');) items.push_back(item);
+  return items;
+}
+
+// One address with a port, or a range of ports.
+Status ParseRange(const std::string& text, Address* address, long* first, long* last) {
+  std::string host, ports;
+  if (!Split(text, &host, &ports) || !ReadHost(host, address)) return BadAddress(text);
+  const size_t dash = ports.find('-');
+  if (!ReadPort(ports.substr(0, dash), first)) return BadAddress(text);
+  *last = *first;
+  if (dash != std::string::npos && (!ReadPort(ports.substr(dash + 1), last) || *last < *first)) return BadAddress(text);
+  address->SetPort(static_cast<uint16_t>(*first));
+  return {};
+}
+
+// The errno, or 0.
+int Listen(const Address& address, Socket* socket) {
+  Socket made = NewSocket(address);
+  if (!made.open()) return errno;
+  if (address.family() == AF_INET6) SetOption(made, IPPROTO_IPV6, IPV6_V6ONLY, 1);
+  if (bind(made.fd(), address.get(), address.length) != 0 || listen(made.fd(), kBacklog) != 0) return errno;
+  *socket = std::move(made);
+  return 0;
+}
+
+Status ListenWithin(const std::string& text, Socket* socket) {
+  Address address;
+  long first = 0, last = 0;
+  RT_TRY(ParseRange(text, &address, &first, &last));
+  if (address.any())
+    return Status::InvalidArgument("address '" + text +
+                                   "': expected the address of one interface, not of all. Name each interface that "
+                                   "connects the hosts.");
+  int error = 0;
+  for (long port = first; port <= last; ++port) {
+    address.SetPort(static_cast<uint16_t>(port));
+    error = Listen(address, socket);
+    if (error == 0) return {};
+    if (error != EADDRINUSE && error != EACCES) break;
+  }
+  return Status::InvalidArgument("address '" + text + "': this host must be able to listen there, but cannot: " +
+                                 ErrorText(error) + ". Choose an address of this host and a free port.");
+}
+
+Address FromKernel(const Socket& socket, int (*ask)(int, sockaddr*, socklen_t*)) {
+  Address address;
+  address.length = sizeof address.storage;
+  if (ask(socket.fd(), reinterpret_cast<sockaddr*>(&address.storage), &address.length) != 0) address.length = 0;
+  return address;
+}
+
+}  // namespace
+
+std::string ErrorText(int error) {
+  char text[128] = "";
+  const std::string said = strerror_r(error, text, sizeof text);
+  rlimit limit{};
+  if (error != EMFILE || getrlimit(RLIMIT_NOFILE, &limit) != 0) return said;
+  return said + " (the limit of this process is " + std::to_string(limit.rlim_cur) + "; ulimit -n raises it)";
+}
+
+// ---- descriptors ----
+
+// Those of this process. Never destroyed: a socket may be closed as late as it likes.
+struct Socket::OpenOnes {
+  Mutex mutex;  // held over a fork
+  std::unordered_set<Descriptor*> all;
+
+  static OpenOnes& Get() {
+    static OpenOnes* const open_ones = [] {
+      pthread_atfork(Hold, LetGo, CloseInChild);
+      return new OpenOnes;
+    }();
+    return *open_ones;
+  }
+
+ private:
+  static void Hold() RT_NO_THREAD_SAFETY { Get().mutex.Lock(); }
+  static void LetGo() RT_NO_THREAD_SAFETY { Get().mutex.Unlock(); }
+  static void CloseInChild() RT_NO_THREAD_SAFETY {
+    for (Descriptor* each : Get().all) close(std::exchange(each->number, -1));
+    LetGo();
+  }
+};
+
+Mutex& Socket::ForkMutex() { return OpenOnes::Get().mutex; }
+
+Socket Socket::Own(int number) {
+  Socket socket;
+  if (number < 0) return socket;
+  socket.descriptor_.reset(new Descriptor{number});
+  OpenOnes::Get().all.insert(socket.descriptor_.get());
+  return socket;
+}
+
+Socket::Descriptor::~Descriptor() {
+  MutexLock lock(ForkMutex());
+  OpenOnes::Get().all.erase(this);
+  if (number >= 0) close(number);
+}
+
+// ---- addresses ----
+
+bool Address::any() const {
+  if (family() == AF_INET) return reinterpret_cast<const sockaddr_in*>(&storage)->sin_addr.s_addr == INADDR_ANY;
+  const in6_addr& six = reinterpret_cast<const sockaddr_in6*>(&storage)->sin6_addr;
+  return IN6_IS_ADDR_UNSPECIFIED(&six) != 0;
+}
+
+std::string Address::Text() const {
+  char host[NI_MAXHOST] = "", port[NI_MAXSERV] = "";
+  if (getnameinfo(get(), length, host, sizeof host, port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV) != 0)
+    return "an unknown address";
+  return (family() == AF_INET6 ? "[" + std::string(host) + "]" : std::string(host)) + ":" + port;
+}
+
+void Address::SetPort(uint16_t port) {  // both kinds have it at the same place
+  reinterpret_cast<sockaddr_in*>(&storage)->sin_port = htons(port);
+}
+
+Status ParseAddresses(const std::string& text, std::vector<Address>* addresses) {
+  addresses->clear();
+  for (const std::string& item : Items(text)) {
+    Address address;
+    long first = 0, last = 0;
+    RT_TRY(ParseRange(item, &address, &first, &last));
+    if (first == 0 || last != first) return BadAddress(item);
+    addresses->push_back(address);
+  }
+  return addresses->empty() ? BadAddress(text) : Status();
+}
+
+Status ListenOn(const std::string& text, std::vector<Socket>* sockets) {
+  sockets->clear();
+  for (const std::string& item : Items(text)) {
+    sockets->emplace_back();
+    RT_TRY(ListenWithin(item, &sockets->back()));
+  }
+  return sockets->empty() ? BadAddress(text) : Status();
+}
+
+Socket NewSocket(const Address& address) {
+  return Socket::Made([&] { return ::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0); });
+}
+
+Address BoundTo(const Socket& socket) { return FromKernel(socket, getsockname); }
+Address PeerOf(const Socket& socket) { return FromKernel(socket, getpeername); }
+
+void SetUp(const Socket& socket, double dead_after_seconds) {
+  SetOption(socket, IPPROTO_TCP, TCP_NODELAY, 1);
+  if (dead_after_seconds <= 0) return;
+  const double seconds = std::min(dead_after_seconds, 86400.0);
+  SetOption(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(seconds * 1000));
+  SetOption(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
+  SetOption(socket, IPPROTO_TCP, TCP_KEEPIDLE, std::max(1, static_cast<int>(seconds / 5)));
+  SetOption(socket, IPPROTO_TCP, TCP_KEEPINTVL, std::max(1, static_cast<int>(seconds / 15)));
+  SetOption(socket, IPPROTO_TCP, TCP_KEEPCNT, 3);
+}
+
+void KeepLittleUnsent(const Socket& socket, int bytes) { SetOption(socket, IPPROTO_TCP, TCP_NOTSENT_LOWAT, bytes); }
+
+std::string ConnectionCause(int error) {
+  if (error == 0) return "connection closed by";
+  if (error == ECONNRESET || error == EPIPE) return "connection reset by";
+  return ErrorText(error) + " on the connection with";
+}
+
+}  // namespace ringtrain
