@@ -1,18 +1,29 @@
 // The C ABI: translation only. Exceptions (out of memory, mostly) end here as statuses.
+#include <sys/random.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <limits>
 #include <memory>
 #include <new>
+#include <sstream>
+#include <stdexcept>
+#include <utility>
+#include <variant>
 
 #include "base/alarm.h"
+#include "core/action_text.h"
 #include "core/context.h"
 #include "core/version.h"
 #include "device/nccl.h"
 #include "include/ringtrain.h"
 #include "kernels/reduce.h"
 #include "transport/in_process.h"
+#include "transport/mpi.h"
+#include "transport/tcp.h"
+#include "transport/tcp/sha256.h"
 
 using ringtrain::Context;
 using ringtrain::Handle;
@@ -27,8 +38,22 @@ struct rt_context {
 struct rt_hub {
   std::shared_ptr<Hub> hub;
 };
+struct rt_listener {
+  std::unique_ptr<ringtrain::TcpListener> listener;
+};
 struct rt_alarm : ringtrain::Alarm {
   using Alarm::Alarm;
+};
+struct rt_authority {
+  ringtrain::Authority authority;
+};
+struct rt_membership {
+  rt_membership(const ringtrain::Process& me, const char* program, const ringtrain::MembershipOptions& options)
+      : uid(me.uid), transaction(me.uid, 1), membership(me, program, options, &transaction) {}
+  const ringtrain::Uid uid;
+  ringtrain::Transaction transaction;  // opens no window: each rank goes back to what it has committed
+  ringtrain::Membership membership;
+  ringtrain::ControlFrame form;  // the last one that was to be connected
 };
 struct rt_handle {
   std::shared_ptr<Context> context;  // a waiter may drive it
@@ -50,6 +75,53 @@ int32_t Report(const Status& status, char** error) {
   return static_cast<int32_t>(status.code());
 }
 
+// What `act(&actions)` has an authority do.
+template <typename Act>
+char* ActionsOf(Act act) {
+  try {
+    ringtrain::AuthorityActions actions;
+    act(&actions);
+    return CopyText(ringtrain::Lines(actions));
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}
+
+// The same of a rank's membership, then `behind`.
+template <typename Act>
+char* ActionsOf(rt_membership* membership, Act act, const char* behind = "") {
+  try {
+    ringtrain::MembershipActions actions;
+    act(&actions);
+    for (const ringtrain::MembershipAction& action : actions)
+      if (const auto* connect = std::get_if<ringtrain::membership_action::Connect>(&action))
+        membership->form = connect->form;
+    return CopyText(ringtrain::Lines(actions, membership->uid) + behind);
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}
+
+ringtrain::Nanoseconds InNanoseconds(double seconds) {
+  return seconds > 9e9 ? ringtrain::kNever : static_cast<ringtrain::Nanoseconds>(seconds * 1e9);
+}
+
+double InSeconds(ringtrain::Nanoseconds time) {
+  return time == ringtrain::kNever ? std::numeric_limits<double>::infinity() : static_cast<double>(time) / 1e9;
+}
+
+uint64_t Unguessable() {
+  uint64_t number = 0;
+  if (getrandom(&number, sizeof number, 0) != sizeof number)
+    throw std::runtime_error("the kernel gives no random bytes");
+  return number;
+}
+
+bool FrameIn(const char* hex, ringtrain::ControlFrame* frame) {
+  std::string bytes;
+  return ringtrain::FromHex(hex, &bytes) && ringtrain::ControlFrame::Decode(bytes, frame);
+}
+
 template <typename Body>
 Status Guard(Body body) {
   try {
@@ -59,20 +131,59 @@ Status Guard(Body body) {
   }
 }
 
-// Hands a context out once `open(&it)` has succeeded.
-template <typename Opener>
-Status Open(Opener open, rt_context** context) {
+std::string TextOf(const char* text) { return text == nullptr ? "" : text; }
+
+// Hands a context out once its ranks have met by what `find(options, &rendezvous)` finds.
+template <typename Find>
+Status Open(const char* options_text, Find find, rt_context** context) {
   return Guard([&]() -> Status {
+    ringtrain::Options options;
+    RT_TRY(ringtrain::Options::Parse(TextOf(options_text), &options));
+    std::unique_ptr<ringtrain::Rendezvous> rendezvous;
+    RT_TRY(find(options, &rendezvous));
     std::unique_ptr<rt_context> opened(new rt_context);
-    RT_TRY(open(&opened->context));
+    RT_TRY(Context::Open(*rendezvous, options, &opened->context));
     *context = opened.release();
     return {};
   });
 }
 
-std::string TextOf(const char* text) { return text == nullptr ? "" : text; }
+ringtrain::TcpWorld WorldOverTcp(int rank, const std::string& peers, const uint8_t* secret, uint64_t epoch,
+                                 const ringtrain::Options& options) {
+  ringtrain::TcpWorld world;
+  world.rank = rank;
+  world.secret = secret;
+  world.epoch = epoch;
+  world.connect_seconds = options.start_timeout_seconds;
+  // Silence is the protocol's to find, so that all ranks are told in the same words; the kernel comes after it.
+  world.dead_after_seconds = 2 * options.dead_after_seconds;
+  world.streams = static_cast<int>(options.tcp_streams);
+  std::istringstream lines(peers);
+  for (std::string line; std::getline(lines, line);) world.peers.push_back(line);
+  return world;
+}
+
+// A name in a line of its own.
+std::string OnOneLine(std::string name) {
+  std::replace(name.begin(), name.end(), '\n', ' ');
+  return name;
+}
+
+ringtrain::Residual& ResidualOf(rt_context* context, int32_t process_set, const char* name, int32_t place,
+                                int64_t elements) {
+  return *context->context->residuals().Of(process_set, TextOf(name), static_cast<size_t>(place),
+                                           static_cast<size_t>(elements));
+}
 
 std::string DeviceText(int device) { return device < 0 ? "the host" : "cuda:" + std::to_string(device); }
+
+template <typename From, typename To>
+void Take(From from, To* to) {
+  *to = static_cast<To>(from);
+}
+void Take(const int64_t* own, int64_t* to) {
+  if (own != nullptr) *to = *own;
+}
 
 Status MakeSubmission(const rt_request& from, Submission* submission) {
   ringtrain::Request& request = submission->request;
@@ -84,27 +195,27 @@ Status MakeSubmission(const rt_request& from, Submission* submission) {
   request.operation = static_cast<ringtrain::Operation>(from.operation);
   if (ringtrain::Find(request.operation) == nullptr)
     return Status::InvalidArgument("operation " + std::to_string(from.operation) + " does not exist.");
-  request.reduction = static_cast<ringtrain::Reduction>(from.reduction);
-  request.prescale = from.prescale;
-  request.postscale = from.postscale;
-  if (from.weight != nullptr) request.weight = *from.weight;
-  request.compression = static_cast<ringtrain::Compression>(from.compression);
-  request.root = from.root;
+#define RT_ATTRIBUTE(name, kind, initial, scope, label, advice) Take(from.name, &request.name);
+#include "tables/attributes.def"
+#undef RT_ATTRIBUTE
   request.cacheable = from.cacheable != 0;
   request.splits.assign(from.splits, from.splits + from.split_count);
   for (int32_t index = 0; index < from.tensor_count; ++index) {
     const rt_tensor& tensor = from.tensors[index];
     const auto dtype = static_cast<ringtrain::DType>(tensor.dtype);
     if (ringtrain::Find(dtype) == nullptr)
-      return Status::InvalidArgument(request.Subject() + ": dtype " + std::to_string(tensor.dtype) + " does not exist.");
+      return Status::InvalidArgument(request.Subject() + ": dtype " + std::to_string(tensor.dtype) +
+                                     " does not exist.");
     request.tensors.push_back({dtype, {tensor.shape, tensor.shape + tensor.ndim}});
     if (index > 0 && tensor.device != request.device)
-      return Status::InvalidArgument(request.Subject() + ": all tensors of a group must be on one device, but they are on " +
-                                     DeviceText(request.device) + " and " + DeviceText(tensor.device) + ". Submit a group for each.");
+      return Status::InvalidArgument(
+          request.Subject() + ": all tensors of a group must be on one device, but they are on " +
+          DeviceText(request.device) + " and " + DeviceText(tensor.device) + ". Submit a group for each.");
     request.device = tensor.device;
     const auto stream = static_cast<ringtrain::CUstream>(tensor.stream);
     std::vector<ringtrain::CUstream>& streams = submission->streams;
-    if (tensor.device >= 0 && std::find(streams.begin(), streams.end(), stream) == streams.end()) streams.push_back(stream);
+    if (tensor.device >= 0 && std::find(streams.begin(), streams.end(), stream) == streams.end())
+      streams.push_back(stream);
     submission->inputs.push_back(tensor.data);
     submission->outputs.push_back(tensor.output);
   }
@@ -115,11 +226,11 @@ Status MakeSubmission(const rt_request& from, Submission* submission) {
 
 extern "C" {
 
-int32_t rt_abi_version(void) { return 1; }
+int32_t rt_abi_version(void) { return RT_ABI_VERSION; }
 
 const char* rt_build_info(void) {
-  static const std::string text = std::string("ringtrain ") + ringtrain::kVersion + ", built with " RT_COMPILER ", kernels " +
-                                  ringtrain::KernelVariant();
+  static const std::string text = std::string("ringtrain ") + ringtrain::kVersion +
+                                  ", built with " RT_COMPILER ", kernels " + ringtrain::KernelVariant();
   return text.c_str();
 }
 
@@ -127,7 +238,9 @@ const char* rt_table(const char* name) { return ringtrain::TableText(name); }
 
 void rt_free(void* memory) { std::free(memory); }
 
-void rt_suggest_nccl(const char* path, const char* interfaces) { ringtrain::Nccl::Suggest(TextOf(path), TextOf(interfaces)); }
+void rt_suggest_nccl(const char* path, const char* interfaces) {
+  ringtrain::Nccl::Suggest(TextOf(path), TextOf(interfaces));
+}
 
 char* rt_gpu_libraries(const char* cuda_lib, const char* nccl_lib) {
   const ringtrain::Driver* driver = nullptr;
@@ -135,12 +248,14 @@ char* rt_gpu_libraries(const char* cuda_lib, const char* nccl_lib) {
   const Status has_driver = Guard([&] { return ringtrain::Driver::Open(TextOf(cuda_lib), &driver); });
   const Status has_nccl = Guard([&] { return ringtrain::Nccl::Open(TextOf(nccl_lib), &nccl); });
   const std::string cuda = driver != nullptr ? driver->VersionText() + "|" + driver->path : "|" + has_driver.message();
-  return CopyText("cuda|" + cuda + "\nnccl|" + (nccl != nullptr ? nccl->VersionText() + "|" + nccl->path : "|" + has_nccl.message()));
+  return CopyText("cuda|" + cuda + "\nnccl|" +
+                  (nccl != nullptr ? nccl->VersionText() + "|" + nccl->path : "|" + has_nccl.message()));
 }
 
 int32_t rt_hub_open(int32_t size, const char* layout, rt_hub** hub, char** error) {
   Status status = Guard([&]() -> Status {
-    if (size < 1) return Status::InvalidArgument("a world must have one rank at least, got " + std::to_string(size) + ".");
+    if (size < 1)
+      return Status::InvalidArgument("a world must have one rank at least, got " + std::to_string(size) + ".");
     std::vector<int> hosts;
     RT_TRY(ringtrain::ParseLayout(TextOf(layout), size, &hosts));
     *hub = new rt_hub{std::make_shared<Hub>(hosts)};
@@ -152,16 +267,48 @@ int32_t rt_hub_open(int32_t size, const char* layout, rt_hub** hub, char** error
 void rt_hub_close(rt_hub* hub) { delete hub; }
 
 int32_t rt_open_in_process(rt_hub* hub, int32_t rank, const char* options, rt_context** context, char** error) {
-  return Report(Open([&](auto* opened) { return Context::OpenInProcess(hub->hub, rank, TextOf(options), opened); }, context), error);
+  auto join = [&](const ringtrain::Options&, auto* rendezvous) { return Hub::Join(hub->hub, rank, rendezvous); };
+  return Report(Open(options, join, context), error);
 }
 
-int32_t rt_open_mpi(const char* library, uintptr_t communicator, const char* options, rt_context** context, char** error) {
-  return Report(Open([&](auto* opened) { return Context::OpenMpi(TextOf(library), communicator, TextOf(options), opened); }, context),
+int32_t rt_open_mpi(const char* library, uintptr_t communicator, const char* options, rt_context** context,
+                    char** error) {
+  auto meet = [&](const ringtrain::Options& parsed, auto* rendezvous) {
+    return ringtrain::OpenMpiRendezvous(TextOf(library), communicator, parsed.start_timeout_seconds, parsed.host_layout,
+                                        rendezvous);
+  };
+  return Report(Open(options, meet, context), error);
+}
+
+int32_t rt_listen(const char* addresses, rt_listener** listener, char** error) {
+  return Report(Guard([&]() -> Status {
+                  std::unique_ptr<rt_listener> made(new rt_listener);
+                  RT_TRY(ringtrain::TcpListener::Open(TextOf(addresses), &made->listener));
+                  *listener = made.release();
+                  return {};
+                }),
                 error);
 }
 
+char* rt_listener_addresses(rt_listener* listener) { return CopyText(listener->listener->addresses()); }
+
+void rt_listener_close(rt_listener* listener) { delete listener; }
+
+int32_t rt_open_tcp(rt_listener* listener, int32_t rank, const char* peers, uint8_t* secret, uint64_t epoch,
+                    const char* options, rt_context** context, char** error) {
+  auto meet = [&](const ringtrain::Options& parsed, auto* rendezvous) {
+    return ringtrain::OpenTcpRendezvous(listener->listener.get(),
+                                        WorldOverTcp(rank, TextOf(peers), secret, epoch, parsed), parsed.host_layout,
+                                        rendezvous);
+  };
+  const Status status = Open(options, meet, context);
+  ringtrain::Wipe(secret, RT_SECRET_BYTES);
+  return Report(status, error);
+}
+
 int32_t rt_close(rt_context* context, double seconds, char** error) {
-  return Report(Guard([&] { return seconds < 0 ? context->context->Close() : context->context->Close(seconds); }), error);
+  return Report(Guard([&] { return seconds < 0 ? context->context->Close() : context->context->Close(seconds); }),
+                error);
 }
 
 void rt_context_free(rt_context* context) {
@@ -189,7 +336,7 @@ void rt_long_phase(rt_context* context, double seconds) { context->context->Long
 
 void rt_world_of(rt_context* context, rt_world* world) {
   const ringtrain::World& from = context->context->world();
-  *world = {from.rank,        from.size,         from.local_rank(),       from.local_size(),
+  *world = {from.rank,         from.size,         from.local_rank(),          from.local_size(),
             from.cross_rank(), from.cross_size(), from.homogeneous() ? 1 : 0, from.epoch};
 }
 
@@ -210,8 +357,40 @@ char* rt_lateness(rt_context* context) {
   std::string text;
   for (const ringtrain::Late& late : context->context->lateness().All())
     text += std::to_string(late.rank) + "|" + std::to_string(late.times) + "|" + std::to_string(late.total) + "|" +
-            std::to_string(late.longest) + "|" + late.longest_name + "\n";
+            std::to_string(late.longest) + "|" + OnOneLine(late.longest_name) + "\n";
   return CopyText(text);
+}
+
+int32_t rt_process_set_hosts(rt_context* context, int32_t process_set) {
+  return context->context->ProcessSetHosts(process_set);
+}
+
+void rt_residuals_keep(rt_context* context, int32_t process_set, const char* prefix) {
+  context->context->residuals().Keep(process_set, TextOf(prefix));
+}
+
+void rt_residuals_take_back(rt_context* context, int32_t process_set, const char* prefix) {
+  context->context->residuals().TakeBack(process_set, TextOf(prefix));
+}
+
+char* rt_residuals(rt_context* context, int32_t process_set, const char* prefix) {
+  std::string text;
+  context->context->residuals().ForEach(process_set, TextOf(prefix), [&](const auto& key, const auto& residual) {
+    const auto& [set, operation, place] = key;
+    if (operation.find('\n') == std::string::npos)
+      text += std::to_string(residual.elements()) + "|" + std::to_string(place) + "|" + operation + "\n";
+  });
+  return CopyText(text);
+}
+
+int32_t rt_residual_save(rt_context* context, int32_t process_set, const char* name, int32_t place, int64_t elements,
+                         float* sent, float* finished) {
+  return ResidualOf(context, process_set, name, place, elements).Save(sent, finished) ? 1 : 0;
+}
+
+void rt_residual_load(rt_context* context, int32_t process_set, const char* name, int32_t place, int64_t elements,
+                      const float* sent, const float* finished) {
+  ResidualOf(context, process_set, name, place, elements).Load(sent, finished);
 }
 
 char* rt_log_next(rt_context* context) {
@@ -219,8 +398,8 @@ char* rt_log_next(rt_context* context) {
   return context->context->log().Next(&line) ? CopyText(line) : nullptr;
 }
 
-int32_t rt_timeline_start(rt_context* context, const char* path, char** error) {
-  return Report(Guard([&] { return context->context->StartTimeline(TextOf(path)); }), error);
+int32_t rt_timeline_start(rt_context* context, const char* path, int32_t mark_cycles, char** error) {
+  return Report(Guard([&] { return context->context->StartTimeline(TextOf(path), mark_cycles != 0); }), error);
 }
 
 int32_t rt_timeline_stop(rt_context* context, char** error) {
@@ -240,13 +419,18 @@ int32_t rt_submit(rt_context* context, const rt_request* request, rt_handle** ha
 }
 
 int32_t rt_wait(rt_handle* handle, double timeout_seconds, char** error) {
-  handle->context->Wait(*handle->handle, ringtrain::DeadlineAfter(timeout_seconds));
+  const Status waited = Guard([&] {
+    handle->context->Wait(*handle->handle, ringtrain::DeadlineAfter(timeout_seconds));
+    return Status();
+  });
+  if (!waited.ok()) return Report(waited, error);
   if (!handle->handle->done()) return static_cast<int32_t>(StatusCode::kPending);
   return Report(handle->handle->status(), error);
 }
 
 int32_t rt_stream_wait(rt_handle* handle, void* stream, char** error) {
-  return Report(Guard([&] { return ringtrain::HoldBack(*handle->handle, static_cast<ringtrain::CUstream>(stream)); }), error);
+  return Report(Guard([&] { return ringtrain::HoldBack(*handle->handle, static_cast<ringtrain::CUstream>(stream)); }),
+                error);
 }
 
 int32_t rt_poll(rt_handle* handle) {
@@ -256,7 +440,8 @@ int32_t rt_poll(rt_handle* handle) {
 int32_t rt_output(rt_handle* handle, int32_t tensor, void** data, int32_t* ndim, int64_t* shape, char** error) {
   Handle& from = *handle->handle;
   if (!from.done() || tensor < 0 || static_cast<size_t>(tensor) >= from.outputs.size())
-    return Report(Status::InvalidArgument("output " + std::to_string(tensor) + " does not exist, or is not ready."), error);
+    return Report(Status::InvalidArgument("output " + std::to_string(tensor) + " does not exist, or is not ready."),
+                  error);
   const Handle::Output& output = from.outputs[tensor];
   *data = output.data;
   *ndim = static_cast<int32_t>(output.shape.size());
@@ -266,7 +451,8 @@ int32_t rt_output(rt_handle* handle, int32_t tensor, void** data, int32_t* ndim,
 
 void* rt_take_output(rt_handle* handle, int32_t tensor) {
   Handle& from = *handle->handle;
-  if (!from.done() || tensor < 0 || static_cast<size_t>(tensor) >= from.outputs.size() || !from.outputs[tensor].owned) return nullptr;
+  if (!from.done() || tensor < 0 || static_cast<size_t>(tensor) >= from.outputs.size() || !from.outputs[tensor].owned)
+    return nullptr;
   from.outputs[tensor].owned = false;
   return from.outputs[tensor].data;
 }
@@ -277,11 +463,14 @@ int32_t rt_device_allocate(rt_context* context, int32_t device, size_t bytes, vo
   return Report(Guard([&] { return context->context->AllocateOn(device, bytes, memory); }), error);
 }
 
-int32_t rt_device_read(rt_context* context, int32_t device, void* stream, const void* from, size_t bytes, void* to, char** error) {
+int32_t rt_device_read(rt_context* context, int32_t device, void* stream, const void* from, size_t bytes, void* to,
+                       char** error) {
   return Report(Guard([&] { return context->context->ReadFrom(device, stream, from, bytes, to); }), error);
 }
 
-int32_t rt_device_of(const char* cuda_lib, const void* memory) { return ringtrain::Device::Of(TextOf(cuda_lib), memory); }
+int32_t rt_device_of(const char* cuda_lib, const void* memory) {
+  return ringtrain::Device::Of(TextOf(cuda_lib), memory);
+}
 
 int32_t rt_received_splits(rt_handle* handle, int64_t* splits, int32_t capacity) {
   const std::vector<int64_t>& from = handle->handle->received_splits;
@@ -292,5 +481,144 @@ int32_t rt_received_splits(rt_handle* handle, int64_t* splits, int32_t capacity)
 int32_t rt_result(rt_handle* handle) { return handle->handle->result; }
 
 void rt_handle_free(rt_handle* handle) { delete handle; }
+
+rt_authority* rt_authority_begin(const char* hosts, const rt_authority_options* options, double now) {
+  rt_authority* made = nullptr;
+  Guard([&] {
+    ringtrain::AuthorityOptions given;
+    std::istringstream lines(hosts);
+    for (std::string line; std::getline(lines, line);) {
+      const size_t bar = line.rfind('|');
+      if (bar == std::string::npos) return Status::InvalidArgument("not a host: " + line);
+      given.hosts[line.substr(0, bar)] = std::atoi(line.c_str() + bar + 1);
+    }
+    given.minimum = options->minimum;
+    given.reset_limit = options->reset_limit;
+    given.silence = InNanoseconds(options->silence);
+    given.grace = InNanoseconds(options->grace);
+    given.wait = InNanoseconds(options->wait);
+    given.first_pause = InNanoseconds(options->first_pause);
+    given.random = Unguessable;
+    made = new rt_authority{ringtrain::Authority(std::move(given))};
+    made->authority.Begin(InNanoseconds(now));
+    return Status();
+  });
+  return made;
+}
+
+void rt_authority_free(rt_authority* authority) { delete authority; }
+
+char* rt_authority_host_came(rt_authority* authority, double now, const char* host) {
+  return ActionsOf([&](auto* actions) {
+    authority->authority.HostCame(InNanoseconds(now), host, actions);
+    ringtrain::ControlFrame present;
+    present.type = ringtrain::ControlType::kPresent;
+    authority->authority.Arrived(InNanoseconds(now), host, present, actions);
+  });
+}
+
+char* rt_authority_host_lost(rt_authority* authority, double now, const char* host, const char* cause) {
+  return ActionsOf(
+      [&](auto* actions) { authority->authority.HostLost(InNanoseconds(now), host, TextOf(cause), actions); });
+}
+
+char* rt_authority_host_heard(rt_authority* authority, double now, const char* host) {
+  return ActionsOf([&](auto* actions) { authority->authority.Arrived(InNanoseconds(now), host, {}, actions); });
+}
+
+char* rt_authority_arrived(rt_authority* authority, double now, const char* host, const char* frame) {
+  return ActionsOf([&](auto* actions) {
+    ringtrain::ControlFrame decoded;
+    if (FrameIn(frame, &decoded)) authority->authority.Arrived(InNanoseconds(now), host, decoded, actions);
+  });
+}
+
+char* rt_authority_process_ended(rt_authority* authority, double now, const char* host, int32_t slot, const char* uid,
+                                 int32_t exit_code) {
+  return ActionsOf([&](auto* actions) {
+    ringtrain::ControlFrame frame;
+    if (!ringtrain::FromHex(uid, &frame.process.uid)) return;
+    frame.process.host = host;
+    frame.process.slot = slot;
+    frame.exit_code = exit_code;
+    if (exit_code == 0) {
+      frame.type = ringtrain::ControlType::kLeave;
+      frame.finished = true;
+      authority->authority.Arrived(InNanoseconds(now), host, frame, actions);
+    }
+    frame.type = ringtrain::ControlType::kDead;
+    authority->authority.Arrived(InNanoseconds(now), host, frame, actions);
+  });
+}
+
+char* rt_authority_tick(rt_authority* authority, double now) {
+  return ActionsOf([&](auto* actions) { authority->authority.Tick(InNanoseconds(now), actions); });
+}
+
+double rt_authority_next_timer(rt_authority* authority) { return InSeconds(authority->authority.next_timer()); }
+
+rt_membership* rt_membership_open(const char* uid, const char* host, int32_t slot, const char* address,
+                                  const char* program) {
+  rt_membership* made = nullptr;
+  Guard([&] {
+    ringtrain::Process me;
+    if (!ringtrain::FromHex(uid, &me.uid)) return Status::InvalidArgument("not a uid");
+    me.host = host;
+    me.slot = slot;
+    me.address = address;
+    ringtrain::MembershipOptions options;  // silence and the launcher's end are seen elsewhere, so no time is kept
+    options.silence = options.grace = ringtrain::kNever / 4;
+    options.state_in_world = true;
+    made = new rt_membership(me, program, options);
+    return Status();
+  });
+  return made;
+}
+
+void rt_membership_free(rt_membership* membership) { delete membership; }
+
+void rt_membership_listens_at(rt_membership* membership, const char* address) {
+  membership->membership.ListensAt(address);
+}
+
+char* rt_membership_begin(rt_membership* membership, double now) {
+  return ActionsOf(membership, [&](auto* actions) { membership->membership.Begin(InNanoseconds(now), actions); });
+}
+
+char* rt_membership_arrived(rt_membership* membership, double now, const char* frame) {
+  ringtrain::ControlFrame decoded;
+  if (!FrameIn(frame, &decoded)) return CopyText("");
+  const bool pauses = decoded.at_release &&
+                      (decoded.type == ringtrain::ControlType::kStop || decoded.type == ringtrain::ControlType::kGo);
+  return ActionsOf(
+      membership, [&](auto* actions) { membership->membership.Arrived(InNanoseconds(now), decoded, actions); },
+      pauses ? "pause\n" : "");
+}
+
+char* rt_membership_connected(rt_membership* membership, uint64_t count, int32_t well) {
+  return ActionsOf(membership, [&](auto* actions) {
+    const ringtrain::ControlFrame& form = membership->form;
+    if (form.epoch.count != count) return;
+    if (!well) return membership->membership.CannotConnect(actions);
+    for (const ringtrain::Member& member : form.members)
+      membership->membership.Reached(form.epoch, member.process.uid, actions);
+  });
+}
+
+char* rt_membership_world_ended(rt_membership* membership) {
+  return ActionsOf(membership, [&](auto* actions) { membership->membership.Paused(actions); });
+}
+
+char* rt_membership_finished(rt_membership* membership) {
+  return ActionsOf(membership, [&](auto* actions) { membership->membership.Finished(actions); });
+}
+
+void rt_membership_got_state(rt_membership* membership) { membership->membership.GotState(); }
+
+const rt_functions* rt_functions_for(int32_t abi_version) {
+  static constexpr rt_functions kFunctions = {rt_submit,   rt_handle_free,      rt_free, rt_received_splits, rt_result,
+                                              rt_world_of, rt_process_set_ranks};
+  return abi_version == RT_ABI_VERSION ? &kFunctions : nullptr;
+}
 
 }  // extern "C"

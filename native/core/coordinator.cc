@@ -5,7 +5,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
+#include <new>
 
 namespace ringtrain {
 namespace {
@@ -13,39 +15,71 @@ namespace {
 // MPI moves data only inside its calls, so a rank between hosts stays awake this long after its last work.
 constexpr Nanoseconds kLinger = 10 * INT64_C(1000000);
 
-// With a request for stacks: on a busy machine Python needs a while for it, and faulthandler beside running threads may crash.
+// With a request for stacks: on a busy machine Python needs a while for it, and faulthandler beside running threads may
+// crash.
 constexpr Nanoseconds kPatience = 5 * INT64_C(1000000000);
-constexpr int kMostFrames = 64;  // taken in one step
+constexpr int kMaxFrames = 64;  // taken in one step
 
 }  // namespace
 
-Coordinator::Coordinator(const World& world, const Options& options, Transport* transport, HostMemory* memory,
-                         SubmissionTable* table, ProcessSetTable* process_sets, Counters* counters, LatenessTable* lateness,
-                         Timeline* timeline, Log* log)
+Coordinator::Coordinator(const World& world, const Options& options, Wire& wire, const Progress& progress,
+                         HostMemory* memory, SubmissionTable* table, Residuals* residuals,
+                         ProcessSetTable* process_sets, Counters* counters, LatenessTable* lateness, Timeline* timeline,
+                         Log* log)
     : world_(world),
       options_(options),
-      transport_(transport),
+      wire_(wire),
+      progress_(progress),
       memory_(memory),
       table_(table),
       process_sets_(process_sets),
       counters_(counters),
       lateness_(lateness),
       log_(log),
-      mail_(transport, memory, world.my_host()),
-      executor_(world, options, transport, memory, table, counters, timeline, log),
-      protocol_(world, options, this) {}
+      mail_(wire, memory, world.my_host()),
+      executor_(world, options, wire, memory, table, residuals, counters, timeline, log),
+      protocol_(world, options) {
+  protocol_.Begin(Now(), &effects_);
+  CarryOut();
+}
 
 Coordinator::~Coordinator() = default;
 
+// Nobody above a driver could take an exception: it would end the process without a word.
 bool Coordinator::Step() {
+  try {
+    return TryStep();
+  } catch (const std::bad_alloc&) {
+    EndForLackOfMemory();
+    return true;
+  }
+}
+
+void Coordinator::EndForLackOfMemory() {
+  try {
+    effects_.clear();
+    carried_out_.clear();  // one of them has thrown
+    Abort(Status::Internal(
+        "rank " + std::to_string(world_.rank) +
+        ": its memory must suffice for the operations under way, but has run out. Start fewer ranks on its host, or "
+        "send less at a time."));
+  } catch (const std::bad_alloc&) {  // not even for these words: the others find out that this process has ended
+    constexpr char kText[] =
+        "ringtrain: no memory is left to end the world in an orderly way; this process ends here.\n";
+    [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, kText, sizeof kText - 1);
+    std::abort();
+  }
+}
+
+bool Coordinator::TryStep() {
   bool moved = false;
   HeedAbort();
-  protocol_.LookForTheDead(Now());
+  LookForTheDead();
   InsistOnStacks();
   CheckLongPhase();
   TakeSubmissions(&moved);
-  ReceiveMail(&moved);
-  moved |= protocol_.Tick(Now());
+  if (ReceiveMail(&moved)) AwaitLastWords();
+  moved |= Tick();
   AdvanceBatches(&moved);
   if (moved) last_active_ = Now();
   return moved;
@@ -55,92 +89,161 @@ void Coordinator::TakeSubmissions(bool* moved) {
   SubmissionTable::News news;
   if (!table_->TakeNews(&news)) return;
   *moved = true;
-  for (auto& refusal : news.refusals) protocol_.Refused(Now(), refusal.first, std::move(refusal.second));
+  for (auto& refusal : news.refusals) protocol_.Refused(Now(), refusal.first, std::move(refusal.second), &effects_);
   for (const auto& submission : news.submissions) {
     if (protocol_.Knows(submission->process_set))
-      protocol_.Submitted(Now(), submission->process_set, submission->request);
+      protocol_.Submitted(Now(), submission->process_set, submission->request, &effects_);
     else
-      table_->Finish(submission, Status::InvalidArgument(submission->request.Subject() + ": process set " +
-                                                         std::to_string(submission->process_set) + " has been removed."));
+      table_->Finish(submission,
+                     Status::InvalidArgument(submission->request.Subject() + ": process set " +
+                                             std::to_string(submission->process_set) + " has been removed."));
   }
+  CarryOut();
 }
 
-void Coordinator::ReceiveMail(bool* moved) {
-  for (int count = 0; count < kMostFrames; ++count) {
+// False if there may be more.
+bool Coordinator::ReceiveMail(bool* moved) {
+  if (!TakeMail(moved)) return false;
+  bool all = true;
+  LostPeer lost;
+  while (wire_.TakeLostPeer(&lost)) {
+    all = TakeMail(moved);  // a rank of this host may have put its last frame into the mailbox since
+    protocol_.ConnectionLost(lost.rank, lost.cause, &effects_);
+    CarryOut();
+  }
+  return all;
+}
+
+// False if there may be more.
+bool Coordinator::TakeMail(bool* moved) {
+  for (int count = 0; count < kMaxFrames; ++count) {
     int from;
     std::string bytes;
     bool arrived;
     Status status = mail_.Receive(&from, &bytes, &arrived);
-    if (!status.ok()) return Abort(status);
-    if (!arrived) return;
+    if (!status.ok()) Abort(status);
+    if (!status.ok() || !arrived) return true;
     Frame frame;
-    if (!Frame::Decode(bytes, &frame))
-      return Abort(Status::Internal("a frame of " + std::to_string(bytes.size()) + " bytes from rank " + std::to_string(from) +
-                                    " cannot be read."));
+    if (!Frame::Decode(bytes, &frame)) {
+      Abort(Status::Internal("a frame of " + std::to_string(bytes.size()) + " bytes from rank " + std::to_string(from) +
+                             " cannot be read."));
+      return true;
+    }
     *moved |= frame.type != FrameType::kBeat;  // which is no reason to stay awake
     if (frame.epoch != world_.epoch)
       counters_->Add(Counter::kStaleFrames, 1);
     else
-      protocol_.Arrived(Now(), from, std::move(frame));
+      protocol_.Arrived(Now(), from, std::move(frame), &effects_);
+    CarryOut();
   }
+  return false;
 }
 
 void Coordinator::AdvanceBatches(bool* moved) {
   if (!executor_.busy() || protocol_.aborted()) return;  // after an abort the tensors belong to their owners again
   std::vector<int> finished;
   const Status status = executor_.Advance(moved, &finished);
-  for (int process_set : finished) protocol_.BatchFinished(Now(), process_set);
-  if (!finished.empty()) *moved |= protocol_.Tick(Now());
+  for (int process_set : finished) protocol_.BatchFinished(Now(), process_set, &effects_);
+  CarryOut();
+  if (!finished.empty()) *moved |= Tick();
   if (!status.ok()) Abort(status);
 }
 
+void Coordinator::AwaitLastWords() {
+  if (!protocol_.awaits_last_words()) return;
+  protocol_.MailTaken(Now(), &effects_);
+  CarryOut();
+}
+
 void Coordinator::CheckLongPhase() {
-  if (long_phase_.load(std::memory_order_relaxed) < 0) return;  // each step looks: an exchange costs as much as the rest of it
-  protocol_.LongPhase(Now(), long_phase_.exchange(-1, std::memory_order_acquire));
+  if (long_phase_.load(std::memory_order_relaxed) < 0)
+    return;  // each step looks: an exchange costs as much as the rest of it
+  protocol_.LongPhase(Now(), long_phase_.exchange(-1, std::memory_order_acquire), &effects_);
+  CarryOut();
+}
+
+void Coordinator::LookForTheDead() {
+  const Nanoseconds now = Now();
+  if (now < protocol_.next_look()) return;
+  protocol_.Look(now, Signs(), &effects_);
+  CarryOut();
+}
+
+SignsOfLife Coordinator::Signs() const {
+  SignsOfLife signs(world_.host_of.size());
+  for (int rank = 0; rank < world_.size; ++rank) signs[rank].count = wire_.arrivals(rank);
+  for (int rank : world_.my_host()) signs[rank] = {life(rank).left(), life(rank).Died(), life(rank).beats()};
+  return signs;
+}
+
+bool Coordinator::Tick() {
+  RemoveProcessSets();
+  const bool moved = protocol_.Tick(Now(), &effects_);
+  CarryOut();
+  return moved;
+}
+
+void Coordinator::RemoveProcessSets() {
+  for (int process_set : std::exchange(removals_, {})) {
+    if (executor_.busy(process_set)) {
+      removals_.push_back(process_set);
+      continue;
+    }
+    process_sets_->Remove(process_set);
+    executor_.RemoveGroup(process_set);
+    protocol_.ProcessSetRemoved(Now(), process_set, &effects_);
+  }
 }
 
 // ---- what the protocol decides ----
 
-void Coordinator::Start(int process_set, const effect::Execute& batch) {
-  const Status status = executor_.Start(process_set, batch);
-  if (!status.ok()) Abort(status);
+void Coordinator::CarryOut() {
+  while (!effects_.empty()) {
+    carried_out_.swap(effects_);  // what follows comes into the other list
+    for (RankEffect& effect : carried_out_) std::visit([&](auto& what) { CarryOut(what); }, effect);
+    carried_out_.clear();
+    RemoveProcessSets();
+  }
 }
 
-void Coordinator::Finish(int process_set, const effect::Execute& control) {
-  const Response& response = control.responses[0];
-  const auto submission = table_->Find(process_set, response.request.name);
+void Coordinator::CarryOut(rank_effect::Start& start) {
+  if (protocol_.aborted()) return;
+  const Status status = executor_.Start(start.process_set, start.batch);
+  if (!status.ok()) protocol_.Abort(status, &effects_);
+}
+
+void Coordinator::CarryOut(rank_effect::Finish& finish) {
+  const Response& response = finish.control.responses[0];
+  const auto submission = table_->Find(finish.process_set, response.request.name);
   if (submission == nullptr) return;
   submission->handle->result = response.result;
   counters_->Add(Counter::kOperations, 1);
   table_->Finish(submission, Status());
 }
 
-void Coordinator::Fail(int process_set, const std::string& name, const Status& status) {
-  if (auto submission = table_->Find(process_set, name)) table_->Finish(submission, status);
+void Coordinator::CarryOut(rank_effect::Fail& fail) {
+  if (auto submission = table_->Find(fail.process_set, fail.name)) table_->Finish(submission, fail.status);
 }
 
-void Coordinator::Warn(const std::string& text) {
-  log_->Warning(text);
-  Ask('l');  // this rank's program may be busy with something else, and others wait to know
+void Coordinator::CarryOut(rank_effect::Count& count) {
+  counters_->Add(Counter::kCacheHits, count.count.hits);
+  counters_->Add(Counter::kCacheMisses, count.count.misses);
+  if (!count.count.late.empty()) lateness_->Add(count.count.late);
 }
 
-void Coordinator::Count(int, const effect::Count& count) {
-  counters_->Add(Counter::kCacheHits, count.hits);
-  counters_->Add(Counter::kCacheMisses, count.misses);
-  if (!count.late.empty()) lateness_->Add(count.late);
+void Coordinator::CarryOut(rank_effect::AddProcessSet& added) {
+  const int lane = process_sets_->Add(added.process_set, added.members);
+  if (std::binary_search(added.members.begin(), added.members.end(), world_.rank))
+    executor_.AddGroup(added.process_set, lane, added.members);
 }
 
-void Coordinator::AddProcessSet(int process_set, const std::vector<int>& members) {
-  const int lane = process_sets_->Add(process_set, members);
-  if (std::binary_search(members.begin(), members.end(), world_.rank)) executor_.AddGroup(process_set, lane, members);
+void Coordinator::CarryOut(rank_effect::End& end) {
+  wire_.Abandon();
+  executor_.Abandon(end.cause);
+  table_->Close(end.cause);
 }
 
-void Coordinator::RemoveProcessSet(int process_set) {
-  process_sets_->Remove(process_set);
-  executor_.RemoveGroup(process_set);
-}
-
-void Coordinator::Send(int rank, Frame frame) {
+void Coordinator::SendFrame(int rank, Frame frame) {
   frame.epoch = world_.epoch;
   std::string bytes = frame.Encode();
   if (rank != world_.rank && frame.type != FrameType::kBeat) {
@@ -148,20 +251,20 @@ void Coordinator::Send(int rank, Frame frame) {
     counters_->Add(Counter::kFrameBytesSent, static_cast<int64_t>(bytes.size()));
   }
   Status status = mail_.Send(rank, std::move(bytes));
-  if (!status.ok() && frame.type != FrameType::kAbort) Abort(status);
+  if (!status.ok() && frame.type != FrameType::kAbort) protocol_.Abort(status, &effects_);
 }
 
 // ---- what the driver asks ----
 
 bool Coordinator::HasWork() const {
-  if (protocol_.aborted()) return false;
+  if (protocol_.aborted()) return protocol_.awaits_last_words();
   if (table_->has_news() || executor_.busy() || mail_.Busy() || protocol_.pending()) return true;
-  return MustPoll() && (transport_->Busy() || Now() - last_active_ < kLinger);
+  return MustPoll() && (progress_.Busy() || Now() - last_active_ < kLinger);
 }
 
 bool Coordinator::MustPoll() const {
   if (mail_.Busy() || executor_.MustPoll()) return true;
-  return !transport_->RingsDoorbell() && (world_.hosts.size() > 1 || transport_->Busy());
+  return !progress_.RingsDoorbell() && (world_.hosts.size() > 1 || progress_.Busy());
 }
 
 // ---- the end ----
@@ -169,17 +272,25 @@ bool Coordinator::MustPoll() const {
 void Coordinator::SayGoodbye() {
   bool moved = false;
   TakeSubmissions(&moved);
-  protocol_.SayGoodbye(Now());
+  protocol_.SayGoodbye(Now(), &effects_);
+  CarryOut();
 }
 
 void Coordinator::GiveUpWaiting() {
   if (closed_cleanly() && !executor_.busy()) return;
   if (executor_.busy())
-    return Abort(Status::Closed("rank " + std::to_string(world_.rank) +
-                                " called shutdown() and left with operations under way. Wait for them before shutdown()."));
+    return Abort(
+        Status::Closed("rank " + std::to_string(world_.rank) +
+                       " called shutdown() and left with operations under way. Wait for them before shutdown()."));
   bool moved = false;
   TakeSubmissions(&moved);
-  protocol_.GiveUpWaiting(Now());
+  protocol_.GiveUpWaiting(Now(), &effects_);
+  CarryOut();
+}
+
+void Coordinator::Abort(const Status& last) {
+  protocol_.Abort(last, &effects_);
+  CarryOut();
 }
 
 std::string Coordinator::RequestedCause() {
@@ -194,20 +305,21 @@ void Coordinator::RequestAbort(const std::string& cause) {
   abort_requested_.store(true, std::memory_order_release);
 }
 
-bool Coordinator::Ask(char what) {
+bool Coordinator::AskForStacks() {
   const int pipe = requests_pipe_.load();
-  return pipe >= 0 && write(pipe, &what, 1) == 1;
+  return pipe >= 0 && write(pipe, "s", 1) == 1;
 }
 
 void Coordinator::ShowStacks(const std::string& awaited) {
   if (requests_pipe_.load() < 0 || options_.stack_signal == 0) return;
-  const std::string text = "ringtrain: the other ranks wait for " + awaited + ", which rank " + std::to_string(world_.rank) +
-                           " has not submitted. Its Python is here:\n";
+  const std::string text = "ringtrain: the other ranks wait for " + awaited + ", which rank " +
+                           std::to_string(world_.rank) + " has not submitted. Its Python is here:\n";
   if (write(STDERR_FILENO, text.data(), text.size()) < 0) return;
-  if (Ask('s')) insist_on_stacks_at_ = Now() + kPatience;
+  if (AskForStacks()) insist_on_stacks_at_ = Now() + kPatience;
 }
 
-// A signal's handler needs no lock of the interpreter, which a busy thread may keep. Without a handler it would end the process.
+// A signal's handler needs no lock of the interpreter, which a busy thread may keep. Without a handler it would end the
+// process.
 void Coordinator::InsistOnStacks() {
   if (insist_on_stacks_at_ == kNever || Now() < insist_on_stacks_at_) return;
   insist_on_stacks_at_ = kNever;
@@ -215,16 +327,18 @@ void Coordinator::InsistOnStacks() {
   if (ioctl(requests_pipe_.load(), FIONREAD, &unread) != 0 || unread == 0) return;
   struct sigaction action;
   const int number = static_cast<int>(options_.stack_signal);
-  if (sigaction(number, nullptr, &action) == 0 && action.sa_handler != SIG_DFL && action.sa_handler != SIG_IGN) kill(getpid(), number);
+  if (sigaction(number, nullptr, &action) == 0 && action.sa_handler != SIG_DFL && action.sa_handler != SIG_IGN)
+    kill(getpid(), number);
 }
 
 void Coordinator::HeedAbort() {
-  if (protocol_.aborted()) return;
+  if (protocol_.aborted() && !protocol_.awaits_last_words()) return;
   AbortNotice& notice = memory_->control().abort;
-  if (notice.state.load(std::memory_order_acquire) == AbortNotice::kSet)
-    Abort(Status::PeerLost(notice.text));
-  else if (abort_requested_.load(std::memory_order_acquire))
-    Abort(Status::PeerLost(RequestedCause()));
+  if (notice.state.load(std::memory_order_acquire) == AbortNotice::kSet) {
+    protocol_.HearEnd(Status::PeerLost(notice.text), &effects_);
+    CarryOut();
+  }
+  if (abort_requested_.load(std::memory_order_acquire)) Abort(Status::PeerLost(RequestedCause()));
 }
 
 Status Coordinator::NoteCause(const Status& cause) {
@@ -237,12 +351,6 @@ Status Coordinator::NoteCause(const Status& cause) {
   }
   // Who was writing may have died of it.
   return notice.state.load(std::memory_order_acquire) == AbortNotice::kSet ? Status::PeerLost(notice.text) : cause;
-}
-
-void Coordinator::End(const Status& cause) {
-  transport_->Abandon();
-  executor_.Abandon(cause);
-  table_->Close(cause);
 }
 
 }  // namespace ringtrain

@@ -1,7 +1,8 @@
-// Coordinator: one rank's side of the work, step by step. Read this file's .cc first: Step shows the way of a tensor in order.
+// Coordinator: one rank's side of the work, step by step. Read this file's .cc first: Step shows the way of a tensor in
+// order.
 //
-// Whoever drives the context calls it, one thread at a time (context.h). It owns the mail, the executor and the protocol; it
-// decides nothing itself, but does what the protocol decides.
+// Whoever drives the context calls it, one thread at a time (driver.h). It owns the mail, the executor and the
+// protocol; it decides nothing itself, but carries out what the protocol decides.
 #ifndef RINGTRAIN_CORE_COORDINATOR_H_
 #define RINGTRAIN_CORE_COORDINATOR_H_
 
@@ -16,14 +17,17 @@
 #include "core/protocol.h"
 #include "core/submission.h"
 #include "transport/mail.h"
+#include "transport/progress.h"
+#include "transport/wire.h"
 
 namespace ringtrain {
 
-class Coordinator : private Performer {
+class Coordinator {
  public:
-  Coordinator(const World& world, const Options& options, Transport* transport, HostMemory* memory, SubmissionTable* table,
-              ProcessSetTable* process_sets, Counters* counters, LatenessTable* lateness, Timeline* timeline, Log* log);
-  ~Coordinator() override;
+  Coordinator(const World& world, const Options& options, Wire& wire, const Progress& progress, HostMemory* memory,
+              SubmissionTable* table, Residuals* residuals, ProcessSetTable* process_sets, Counters* counters,
+              LatenessTable* lateness, Timeline* timeline, Log* log);
+  ~Coordinator();
 
   // Does what can be done without waiting. True if anything moved.
   bool Step();
@@ -44,10 +48,12 @@ class Coordinator : private Performer {
   // This rank waits no longer: those who wait for it fail, and if it is rank 0 nobody need wait for the others either.
   void GiveUpWaiting();
 
-  // Ends the world on all ranks with this cause, unless it has ended already. The driver's thread; any other calls RequestAbort.
-  void Abort(const Status& last) { protocol_.Abort(last); }
+  // Ends the world on all ranks with this cause, unless it has ended already. The driver's thread; any other calls
+  // RequestAbort.
+  void Abort(const Status& last);
   void RequestAbort(const std::string& cause);
-  // Ends this rank's part if this rank or another of its host has asked for an abort; the driver's thread. Step does so first.
+  // Ends this rank's part if this rank or another of its host has asked for an abort; the driver's thread. Step does so
+  // first.
   void HeedAbort();
 
   // Where to ask for what a stall needs of this process's Python (rt_ask_through); any thread.
@@ -56,38 +62,49 @@ class Coordinator : private Performer {
   void RequestLongPhase(Nanoseconds duration) { long_phase_.store(duration, std::memory_order_release); }
 
  private:
+  bool TryStep();
+  void EndForLackOfMemory();
   void TakeSubmissions(bool* moved);
-  void ReceiveMail(bool* moved);
+  bool ReceiveMail(bool* moved);
+  bool TakeMail(bool* moved);
+  void AwaitLastWords();
   void AdvanceBatches(bool* moved);
   void CheckLongPhase();
-  bool Ask(char what);
+  bool AskForStacks();
   void InsistOnStacks();
   std::string RequestedCause();
 
-  // ---- Performer ----
-  void Send(int rank, Frame frame) override;
-  void Start(int process_set, const effect::Execute& batch) override;
-  bool Busy(int process_set) const override { return executor_.busy(process_set); }
-  void Finish(int process_set, const effect::Execute& control) override;
-  void Fail(int process_set, const std::string& name, const Status& status) override;
-  void AddProcessSet(int process_set, const std::vector<int>& members) override;
-  void RemoveProcessSet(int process_set) override;
-  void Warn(const std::string& text) override;
-  void Count(int process_set, const effect::Count& count) override;
-  void ShowStacks(const std::string& awaited) override;
-  void Beat() override { life(world_.rank).Beat(); }
-  Status NoteCause(const Status& cause) override;
-  void Wake(int rank_of_this_host) override { memory_->doorbell(world_.local_rank_of[rank_of_this_host]).Ring(); }
-  void End(const Status& cause) override;
-  bool Left(int rank) const override { return life(rank).left(); }
-  bool Died(int rank) const override { return life(rank).Died(); }
-  uint64_t Beats(int rank) const override { return life(rank).beats(); }
-  uint64_t Arrivals(int rank) const override { return transport_->arrivals(rank); }
+  SignsOfLife Signs() const;
+  void LookForTheDead();
+  bool Tick();
+  void RemoveProcessSets();
+  void SendFrame(int rank, Frame frame);
+  Status NoteCause(const Status& cause);
+  void ShowStacks(const std::string& awaited);
+
+  // ---- what the protocol decides ----
+  // In order; what follows from one of the effects comes behind those that were decided before. So the functions for
+  // one effect append to effects_ and do not call this.
+  void CarryOut();
+  void CarryOut(rank_effect::Send& send) { SendFrame(send.rank, std::move(send.frame)); }
+  void CarryOut(rank_effect::Start& start);
+  void CarryOut(rank_effect::Finish& finish);
+  void CarryOut(rank_effect::Fail& fail);
+  void CarryOut(rank_effect::AddProcessSet& added);
+  void CarryOut(rank_effect::RemoveProcessSet& removed) { removals_.push_back(removed.process_set); }
+  void CarryOut(rank_effect::Warn& warn) { log_->Warning(warn.text); }
+  void CarryOut(rank_effect::Count& count);
+  void CarryOut(rank_effect::ShowStacks& show) { ShowStacks(show.awaited); }
+  void CarryOut(rank_effect::Beat&) { life(world_.rank).Beat(); }
+  void CarryOut(rank_effect::NoteCause& note) { protocol_.CauseNoted(NoteCause(note.cause), &effects_); }
+  void CarryOut(rank_effect::Wake& wake) { memory_->doorbell(world_.local_rank_of[wake.rank]).Ring(); }
+  void CarryOut(rank_effect::End& end);
   LifeSign& life(int rank) const { return memory_->control().place(world_.local_rank_of[rank]).life; }
 
   const World& world_;
   const Options& options_;
-  Transport* const transport_;
+  Wire& wire_;
+  const Progress& progress_;
   HostMemory* const memory_;
   SubmissionTable* const table_;
   ProcessSetTable* const process_sets_;
@@ -98,6 +115,9 @@ class Coordinator : private Performer {
   Mail mail_;
   Executor executor_;
   Protocol protocol_;
+  RankEffects effects_;        // decided and not carried out yet; empty between two steps
+  RankEffects carried_out_;    // at the moment
+  std::vector<int> removals_;  // process sets that go as soon as none of their batches is under way
   Nanoseconds last_active_ = 0;
 
   Mutex request_mutex_;

@@ -1,10 +1,13 @@
 #include "core/execution.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <cstdio>
 #include <numeric>
 #include <optional>
+
+#include "collectives/rows.h"
 
 namespace ringtrain {
 namespace {
@@ -22,10 +25,32 @@ std::string NumberText(double value) {
   return text;
 }
 
+std::string InCapitals(std::string text) {
+  for (char& letter : text) letter = static_cast<char>(std::toupper(static_cast<unsigned char>(letter)));
+  return text;
+}
+
+// "allreduce.fc1.weight"; unnamed operations begin so anyway.
+std::string TrackName(const std::string& operation, const std::string& name) {
+  return name.compare(0, operation.size() + 1, operation + ".") == 0 ? name : operation + "." + name;
+}
+
+bool Exchanges(const Request& request) { return Find(request.operation)->layout == Layout::kExchange; }
+
+// By a power of two, which is exact, the weights become at most 1: a sum of 16-bit floats overflows no sooner than
+// without.
+void Weigh(const std::vector<int64_t>& weights, Batch* batch) {
+  int exponent;
+  std::frexp(static_cast<double>(*std::max_element(weights.begin(), weights.end())), &exponent);
+  for (int64_t weight : weights) batch->weights.push_back(std::ldexp(static_cast<double>(weight), -exponent));
+  batch->scaling.divisor = std::accumulate(batch->weights.begin(), batch->weights.end(), 0.0);
+}
+
 }  // namespace
 
 Execution::Execution(const Books& books, Group* group, const effect::Execute& execute)
     : books_(books), group_(group), responses_(execute.responses), joined_(execute.joined), agreed_(Now()) {
+  lacks_.resize(responses_.size());
   for (const Response& response : responses_) {
     submissions_.push_back(joined_[me()] ? nullptr : books_.table->Find(group_->process_set, response.request.name));
     if (submissions_.back() != nullptr) device_ = submissions_.back()->handle->device;
@@ -38,6 +63,7 @@ Status Execution::Prepare(Plane* plane) {
   for (size_t index = 0; index < responses_.size(); ++index) RT_TRY(AddOperation(index));
   Counters& counters = *books_.counters;
   counters.Add(Counter::kBatches, 1);
+  books_.timeline->Cycle();
   if (responses_.size() > 1) counters.Add(Counter::kFusedOperations, static_cast<int64_t>(responses_.size()));
   return MakeTasks(plane);
 }
@@ -46,7 +72,7 @@ Status Execution::MakeTasks(Plane* plane) {
   const bool observed = books_.timeline->enabled();
   if (observed) observed_.resize(responses_.size());
   if (plane == nullptr) {
-    for (auto& batch : batches_) tasks_.push_back(MakeTask(std::move(batch.batch), group_, observed ? this : nullptr));
+    for (Batch& batch : batches_) tasks_.push_back(MakeTask(std::move(batch), group_, observed ? this : nullptr));
     return {};
   }
   std::optional<InContext> current;
@@ -54,9 +80,9 @@ Status Execution::MakeTasks(Plane* plane) {
   std::vector<std::shared_ptr<DeviceEvent>> ready;
   for (const auto& submission : submissions_)
     if (submission != nullptr) ready.insert(ready.end(), submission->ready.begin(), submission->ready.end());
-  for (auto& batch : batches_) {
+  for (Batch& batch : batches_) {
     std::unique_ptr<DeviceTask> task;
-    RT_TRY(plane->MakeTask({std::move(batch.batch), device_, ready}, &task));
+    RT_TRY(plane->MakeTask({std::move(batch), device_, ready}, &task));
     device_tasks_.push_back(task.get());
     tasks_.push_back(std::move(task));
   }
@@ -73,8 +99,8 @@ Status Execution::Advance(bool* moved) {
 // An operation's error, with where it came about.
 std::string Execution::OnDevice(const std::string& text) const {
   const World& world = books_.world;
-  return Subject() + ": " + text + " This is rank " + std::to_string(world.rank) + " on " + world.host_names[world.rank] + ", " +
-         device_->Text() + ".";
+  return Subject() + ": " + text + " This is rank " + std::to_string(world.rank) + " on " +
+         world.host_names[world.rank] + ", " + device_->Text() + ".";
 }
 
 Status Execution::AdvanceTasks(bool* moved) {
@@ -89,13 +115,19 @@ bool Execution::done() const {
 
 void Execution::Finish() {
   enqueued_ = Now();
+  for (Residual* residual : residuals_) residual->Turn();
   for (const DeviceTask* task : device_tasks_)
-    if (task->completion() != nullptr) completion_ = task->completion();  // all are on one stream: the last comes after the others
+    if (task->completion() != nullptr)
+      completion_ = task->completion();  // all are on one stream: the last comes after the others
   for (size_t index = 0; index < responses_.size(); ++index) {
     const std::shared_ptr<Submission>& submission = submissions_[index];
     if (submission == nullptr) continue;
     if (!refusal_.ok()) {
       books_.table->Finish(submission, {refusal_.code(), submission->request.Subject() + ": " + refusal_.message()});
+      continue;
+    }
+    if (!lacks_[index].ok()) {
+      books_.table->Finish(submission, lacks_[index]);
       continue;
     }
     books_.counters->Add(Counter::kOperations, 1);
@@ -115,9 +147,10 @@ Status Execution::LookAtDevice(bool* passed) {
 Status Execution::CheckTime(Nanoseconds begin) const {
   const double limit = books_.options.gpu_timeout_seconds;
   if (limit == 0 || static_cast<double>(Now() - begin) / 1e9 < limit) return {};
-  return Status::Timeout(OnDevice("expected the GPU to be done within " + NumberText(limit) +
-                                  " s but it is not. What its stream holds before the operation may hang, or a rank's GPU; "
-                                  "gpu_timeout_seconds sets the limit."));
+  return Status::Timeout(
+      OnDevice("expected the GPU to be done within " + NumberText(limit) +
+               " s but it is not. What its stream holds before the operation may hang, or a rank's GPU; "
+               "gpu_timeout_seconds sets the limit."));
 }
 
 void Execution::Lose(const Status& cause) {
@@ -125,8 +158,8 @@ void Execution::Lose(const Status& cause) {
     if (submission != nullptr) submission->handle->Lose(cause);
 }
 
-void Execution::OnStage(Stage stage, int tensor, int64_t begin, int64_t end, size_t bytes) {
-  Span& span = observed_[operation_of_tensor_[tensor]].stages[static_cast<int>(stage)];
+void Execution::OnStage(Stage stage, int operation, int64_t begin, int64_t end, size_t bytes) {
+  Span& span = observed_[operation].stages[static_cast<int>(stage)];
   if (span.begin == 0) span.begin = begin;
   span.end = std::max(span.end, end);
   span.bytes += static_cast<int64_t>(bytes);
@@ -139,33 +172,55 @@ Status Execution::AddOperation(size_t index) {
   if (submission != nullptr) submission->handle->outputs.resize(request.tensors.size());
   for (size_t place = 0; place < request.tensors.size(); ++place) {
     BatchTensor tensor = Describe(response, place);
+    tensor.operation = static_cast<int>(index);
     if (submission != nullptr) {
       tensor.input = static_cast<const char*>(submission->inputs[place]);
-      RT_TRY(ProvideOutput(response, place, tensor, submission.get()));
+      const Status provided = ProvideOutput(response, place, tensor, submission.get());
+      if (!provided.ok() && !CanDrop(request)) return provided;
+      if (lacks_[index].ok()) lacks_[index] = provided;
       tensor.output = static_cast<char*>(submission->handle->outputs[place].data);
-    } else if (request.operation == Operation::kAlltoall) {
+    } else if (Exchanges(request)) {
       scratch_.resize(Rows(response, tensor) * tensor.row_bytes);  // what comes to a rank that has joined is dropped
       tensor.output = scratch_.data();
     }
-    BatchFor(response, request.tensors[place].dtype).tensors.push_back(std::move(tensor));
-    operation_of_tensor_.push_back(static_cast<int>(index));
+    Batch& batch = BatchFor(response, place);
+    if (batch.codec->form().feedback && group_->topology.host_count() > 1) {
+      tensor.residual = books_.residuals->Of(group_->process_set, request.name, place,
+                                             static_cast<size_t>(request.tensors[place].elements()));
+      residuals_.push_back(tensor.residual);
+    }
+    batch.tensors.push_back(std::move(tensor));
   }
-  if (submission != nullptr && request.operation == Operation::kAlltoall)
-    for (int from = 0; from < members(); ++from) submission->handle->received_splits.push_back(response.rows[from * members() + me()]);
+  if (submission != nullptr && Exchanges(request))
+    for (int from = 0; from < members(); ++from)
+      submission->handle->received_splits.push_back(ExchangedRows(response.rows, members(), from, me()));
   return {};
 }
 
-// The batch that tensors of this dtype join: reductions need one for each dtype, the others move bytes.
-Batch& Execution::BatchFor(const Response& response, DType dtype) {
+// Whether the data plane can do without this rank's output, so that the others get theirs. Messages of an alltoall
+// between hosts need a place to arrive at, and a GPU's part is planned with all outputs.
+bool Execution::CanDrop(const Request& request) const {
+  if (device_ != nullptr || request.reduction == Reduction::kAdasum)
+    return false;  // which keeps parts of its sums there
+  return !Exchanges(request) || group_->topology.hosts.size() == 1;
+}
+
+// The batch that a tensor joins: reductions need one for each dtype and codec, the others move bytes.
+Batch& Execution::BatchFor(const Response& response, size_t index) {
   const Request& request = response.request;
-  if (!Find(request.operation)->reduces) dtype = DType::kUInt8;
-  for (DTypeBatch& known : batches_)
-    if (known.dtype == dtype) return known.batch;
+  const TensorSpec& tensor = request.tensors[index];
+  const bool reduces = Find(request.operation)->reduces;
+  const DType dtype = reduces ? tensor.dtype : DType::kUInt8;
+  const Codec& codec =
+      reduces ? CodecFor(request.compression, dtype, static_cast<size_t>(tensor.elements()), request.cacheable)
+              : IdentityCodec();
+  for (Batch& known : batches_)
+    if (known.dtype == dtype && known.codec == &codec) return known;
   Batch batch;
   batch.operation = request.operation;
   batch.reduction = request.reduction;
   batch.dtype = dtype;
-  batch.wire = WireDType(request.compression, dtype);
+  batch.codec = &codec;
   batch.joined = joined_;
   batch.scaling.prescale = request.prescale;
   batch.scaling.postscale = request.postscale;
@@ -175,16 +230,8 @@ Batch& Execution::BatchFor(const Response& response, DType dtype) {
     const std::vector<int>& ranks = group_->topology.members;
     batch.root = static_cast<int>(std::find(ranks.begin(), ranks.end(), request.root) - ranks.begin());
   }
-  batches_.push_back({dtype, std::move(batch)});
-  return batches_.back().batch;
-}
-
-// By a power of two, which is exact, the weights become at most 1: a sum of 16-bit floats overflows no sooner than without.
-void Execution::Weigh(const std::vector<int64_t>& weights, Batch* batch) const {
-  int exponent;
-  std::frexp(static_cast<double>(*std::max_element(weights.begin(), weights.end())), &exponent);
-  for (int64_t weight : weights) batch->weights.push_back(std::ldexp(static_cast<double>(weight), -exponent));
-  batch->scaling.divisor = std::accumulate(batch->weights.begin(), batch->weights.end(), 0.0);
+  batches_.push_back(std::move(batch));
+  return batches_.back();
 }
 
 int64_t Execution::Divisor() const {
@@ -193,45 +240,24 @@ int64_t Execution::Divisor() const {
 }
 
 BatchTensor Execution::Describe(const Response& response, size_t index) const {
-  const TensorSpec& spec = response.request.tensors[index];
+  const std::vector<TensorSpec>& tensors = response.request.tensors;
+  const OperationRow& operation = *Find(response.request.operation);
   BatchTensor tensor;
-  tensor.bytes = spec.bytes();
-  const size_t tensors = response.request.tensors.size();
-  switch (response.request.operation) {
-    case Operation::kAllgather:
-      tensor.row_bytes = spec.row_bytes();
-      for (int member = 0; member < members(); ++member) tensor.rows.push_back(response.rows[member * tensors + index]);
-      break;
-    case Operation::kReducescatter:
-      tensor.row_bytes = spec.row_bytes();
-      for (int member = 0; member < members(); ++member)
-        tensor.rows.push_back(spec.shape[0] / members() + (member < spec.shape[0] % members() ? 1 : 0));
-      break;
-    case Operation::kAlltoall:
-      tensor.row_bytes = spec.row_bytes();
-      tensor.rows = response.rows;
-      break;
-    default:
-      break;
-  }
+  tensor.bytes = tensors[index].bytes();
+  if (operation.output != Output::kRows) return tensor;
+  tensor.row_bytes = tensors[index].row_bytes();
+  tensor.rows =
+      RowsOfTensor(operation.layout, response.rows, index, tensors.size(), tensors[index].shape[0], members());
   return tensor;
 }
 
 // Rows of this rank's output, where the output is not of the input's shape.
 int64_t Execution::Rows(const Response& response, const BatchTensor& tensor) const {
-  int64_t rows = 0;
-  switch (response.request.operation) {
-    case Operation::kAllgather:
-      return std::accumulate(tensor.rows.begin(), tensor.rows.end(), int64_t{0});
-    case Operation::kReducescatter:
-      return tensor.rows[me()];
-    default:
-      for (int from = 0; from < members(); ++from) rows += tensor.rows[from * members() + me()];
-      return rows;
-  }
+  return ReceivedRows(Find(response.request.operation)->layout, tensor.rows, members(), me());
 }
 
-Status Execution::ProvideOutput(const Response& response, size_t index, const BatchTensor& tensor, Submission* submission) {
+Status Execution::ProvideOutput(const Response& response, size_t index, const BatchTensor& tensor,
+                                Submission* submission) {
   Handle::Output& output = submission->handle->outputs[index];
   output.shape = submission->request.tensors[index].shape;
   output.data = submission->outputs[index];
@@ -249,23 +275,30 @@ Status Execution::ProvideOutput(const Response& response, size_t index, const Ba
     output.owned = output.data != nullptr;
   }
   if (output.data != nullptr) return {};
-  return Status::Internal(response.request.Subject() + ": no memory for the output on rank " + std::to_string(group_->RankOf(me())) +
-                          ".");
+  return Status::Internal(response.request.Subject() + ": no memory for the output " + spec.Text() + " on rank " +
+                          std::to_string(group_->RankOf(me())) +
+                          ". Its result is lost there alone; send less at a time.");
 }
 
 void Execution::WriteSpans(const Submission& submission, const Observed& observed) {
-  static const char* const names[kStageCount] = {"pack", "wire", "reduce", "unpack"};
+  static const char* const categories[kStageCount] = {"pack", "wire", "reduce", "unpack"};
   Timeline& timeline = *books_.timeline;
-  const std::string& name = submission.request.name;
+  const char* const operation = Text(submission.request.operation);
+  // Horovod's names, which its readers search for; where it has none, in its manner.
+  const std::string kind = InCapitals(operation);
+  const std::string names[kStageCount] = {"MEMCPY_IN_FUSION_BUFFER", "MPI_" + kind, "REDUCE",
+                                          "MEMCPY_OUT_FUSION_BUFFER"};
+  const std::string name = TrackName(operation, submission.request.name);
   Nanoseconds started = kNever;
   for (const Span& span : observed.stages)
     if (span.begin > 0) started = std::min(started, span.begin);
-  timeline.Span(name, Text(submission.request.operation), submission.submitted, Now(), static_cast<int64_t>(submission.request.bytes()));
-  timeline.Span(name, "negotiate", submission.submitted, agreed_, 0);
-  if (started != kNever) timeline.Span(name, "queue", agreed_, std::max(agreed_, started), 0);
+  timeline.Span(name, kind, submission.submitted, Now(), static_cast<int64_t>(submission.request.bytes()), operation);
+  timeline.Span(name, "NEGOTIATE_" + kind, submission.submitted, agreed_, 0, "negotiate");
+  if (started != kNever) timeline.Span(name, "QUEUE", agreed_, std::max(agreed_, started), 0, "queue");
   for (int stage = 0; stage < kStageCount; ++stage)
     if (observed.stages[stage].begin > 0)
-      timeline.Span(name, names[stage], observed.stages[stage].begin, observed.stages[stage].end, observed.stages[stage].bytes);
+      timeline.Span(name, names[stage], observed.stages[stage].begin, observed.stages[stage].end,
+                    observed.stages[stage].bytes, categories[stage]);
 }
 
 }  // namespace ringtrain

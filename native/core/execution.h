@@ -1,5 +1,5 @@
-// Execution: one agreed batch under way, from the responses to the handles. It describes the batch to the data plane, provides the
-// outputs, advances the tasks and ends the operations. Made and moved by the executor.
+// Execution: one agreed batch under way, from the responses to the handles. It describes the batch to the data plane,
+// provides the outputs, advances the tasks and ends the operations. Made and moved by the executor.
 #ifndef RINGTRAIN_CORE_EXECUTION_H_
 #define RINGTRAIN_CORE_EXECUTION_H_
 
@@ -22,6 +22,7 @@ namespace ringtrain {
 struct Books {
   const Options& options;
   SubmissionTable* const table;
+  Residuals* const residuals;
   Counters* const counters;
   Timeline* const timeline;
   const World& world;
@@ -36,27 +37,25 @@ class Execution : public StageObserver {
   // This rank's; nullptr for host memory, and on a rank that has joined.
   const std::shared_ptr<Device>& device() const { return device_; }
 
-  // Makes the tasks, which take their shares of the group's sequence: call it in the agreed order. plane: nullptr for host memory.
+  // Makes the tasks, which take their shares of the group's sequence: call it in the agreed order. plane: nullptr for
+  // host memory.
   Status Prepare(Plane* plane);
   Status Advance(bool* moved);
   bool done() const;
   // Ends the operations; with tensors on a GPU, that may still be at work until `completion`.
   void Finish();
   const std::shared_ptr<DeviceEvent>& completion() const { return completion_; }
-  // Finished; whether the GPU has passed the completion, too. Not ok if it takes longer than option gpu_timeout_seconds.
+  // Finished; whether the GPU has passed the completion, too. Not ok if it takes longer than option
+  // gpu_timeout_seconds.
   Status LookAtDevice(bool* passed);
   // Finished, but the GPU's work will never be done.
   void Lose(const Status& cause);
   // "allreduce 'x'", of its first operation.
   std::string Subject() const { return responses_[0].request.Subject(); }
 
-  void OnStage(Stage stage, int tensor, int64_t begin, int64_t end, size_t bytes) override;
+  void OnStage(Stage stage, int operation, int64_t begin, int64_t end, size_t bytes) override;
 
  private:
-  struct DTypeBatch {
-    DType dtype;
-    Batch batch;
-  };
   struct Span {
     int64_t begin = 0, end = 0, bytes = 0;
   };
@@ -68,12 +67,12 @@ class Execution : public StageObserver {
   int me() const { return group_->topology.me; }
 
   Status AddOperation(size_t index);
-  Batch& BatchFor(const Response& response, DType dtype);
-  void Weigh(const std::vector<int64_t>& weights, Batch* batch) const;
+  Batch& BatchFor(const Response& response, size_t index);
   int64_t Divisor() const;
   BatchTensor Describe(const Response& response, size_t index) const;
   int64_t Rows(const Response& response, const BatchTensor& tensor) const;
   Status ProvideOutput(const Response& response, size_t index, const BatchTensor& tensor, Submission* submission);
+  bool CanDrop(const Request& request) const;
   Status MakeTasks(Plane* plane);
   Status AdvanceTasks(bool* moved);
   Status CheckTime(Nanoseconds begin) const;
@@ -86,14 +85,15 @@ class Execution : public StageObserver {
   const std::vector<bool> joined_;
   const Nanoseconds agreed_;
   std::vector<std::shared_ptr<Submission>> submissions_;  // by response; nullptr if this rank has joined
+  std::vector<Status> lacks_;                             // by response: why this rank has no output
   std::shared_ptr<Device> device_;
-  Status refusal_;  // why the plane carries none of it out
-  std::vector<DTypeBatch> batches_;
+  Status refusal_;                    // why the plane carries none of it out
+  std::vector<Residual*> residuals_;  // of the tensors that have one
+  std::vector<Batch> batches_;        // until the tasks are made
   std::vector<std::unique_ptr<Task>> tasks_;
   std::vector<const DeviceTask*> device_tasks_;  // those of tasks_ that are
   std::shared_ptr<DeviceEvent> completion_;
-  Nanoseconds enqueued_ = 0;  // when the host had nothing left to do
-  std::vector<int> operation_of_tensor_;
+  Nanoseconds enqueued_ = 0;        // when the host had nothing left to do
   std::vector<Observed> observed_;  // by response; empty without a timeline
   std::vector<char> scratch_;
 };

@@ -7,7 +7,8 @@
 namespace ringtrain {
 namespace {
 
-// Batches of one process set that are advanced at the same time; the next one packs while the first one's tail is on its way.
+// Batches of one process set that are advanced at the same time; the next one packs while the first one's tail is on
+// its way.
 constexpr size_t kOverlap = 2;
 
 }  // namespace
@@ -19,18 +20,19 @@ Topology TopologyFor(const World& world, const Options& options, const std::vect
 }
 
 WindowGeometry GeometryFor(const Topology& topology, const Options& options) {
-  return MakeGeometry(topology, static_cast<size_t>(options.chunk_bytes), static_cast<size_t>(options.shared_memory_bytes));
+  return MakeGeometry(topology, static_cast<size_t>(options.chunk_bytes),
+                      static_cast<size_t>(options.shared_memory_bytes));
 }
 
-Executor::Executor(const World& world, const Options& options, Transport* transport, HostMemory* memory, SubmissionTable* table,
-                   Counters* counters, Timeline* timeline, Log* log)
+Executor::Executor(const World& world, const Options& options, Wire& wire, HostMemory* memory, SubmissionTable* table,
+                   Residuals* residuals, Counters* counters, Timeline* timeline, Log* log)
     : world_(world),
       options_(options),
-      transport_(transport),
+      wire_(wire),
       memory_(memory),
       counters_(counters),
       log_(log),
-      books_{options, table, counters, timeline, world} {}
+      books_{options, table, residuals, counters, timeline, world} {}
 
 Executor::~Executor() = default;
 
@@ -41,10 +43,11 @@ void Executor::AddGroup(int process_set, int lane_number, const std::vector<int>
   group.lane = lane_number;
   group.topology = TopologyFor(world_, options_, members);
   group.geometry = GeometryFor(group.topology, options_);
-  group.transport = transport_;
+  group.wire = &wire_;
   group.counters = counters_;
   for (int member : group.topology.locals())
-    if (member != group.topology.me) group.peers.push_back(&memory_->doorbell(world_.local_rank_of[group.RankOf(member)]));
+    if (member != group.topology.me)
+      group.peers.push_back(&memory_->doorbell(world_.local_rank_of[group.RankOf(member)]));
 }
 
 void Executor::RemoveGroup(int process_set) {
@@ -54,6 +57,7 @@ void Executor::RemoveGroup(int process_set) {
   if (lane->second.group.window.mapped() && topology.local_count() > 1)
     memory_->UnmapWindow(process_set, topology.my_local() == 0);
   lanes_.erase(lane);
+  books_.residuals->Forget(process_set);
 }
 
 Status Executor::MapWindow(Lane* lane) {
@@ -79,7 +83,8 @@ Status Executor::Start(int process_set, const effect::Execute& execute) {
   return PrepareInOrder(&lane);
 }
 
-// One waits for its plane to be ready, and those after it for it: each member takes its shares of the window in one order.
+// One waits for its plane to be ready, and those after it for it: each member takes its shares of the window in one
+// order.
 Status Executor::PrepareInOrder(Lane* lane) {
   for (; lane->prepared < lane->executions.size(); ++lane->prepared) {
     Execution& next = *lane->executions[lane->prepared];
@@ -93,7 +98,8 @@ Status Executor::PrepareInOrder(Lane* lane) {
 Plane* Executor::PlaneOf(const Execution& execution, Lane* lane) {
   std::unique_ptr<Plane>& plane = lane->planes[execution.devices()];
   if (plane == nullptr)
-    plane = std::make_unique<Plane>(options_, &lane->group, execution.devices(), execution.device(), world_, &lane->launches, log_);
+    plane = std::make_unique<Plane>(options_, &lane->group, execution.devices(), execution.device(), world_,
+                                    &lane->launches, log_);
   return plane.get();
 }
 
@@ -117,7 +123,8 @@ Status Executor::Advance(bool* moved, std::vector<int>* finished) {
   return {};
 }
 
-// The first execution's operations are done; where a GPU is still at work for them, it is looked after until that is done, too.
+// The first execution's operations are done; where a GPU is still at work for them, it is looked after until that is
+// done, too.
 void Executor::Retire(Lane* lane) {
   std::unique_ptr<Execution> execution = std::move(lane->executions.front());
   lane->executions.pop_front();

@@ -22,14 +22,15 @@ WindowGeometry GeometryFor(const Topology& topology, const Options& options);
 
 class Executor {
  public:
-  Executor(const World& world, const Options& options, Transport* transport, HostMemory* memory, SubmissionTable* table,
-           Counters* counters, Timeline* timeline, Log* log);
+  Executor(const World& world, const Options& options, Wire& wire, HostMemory* memory, SubmissionTable* table,
+           Residuals* residuals, Counters* counters, Timeline* timeline, Log* log);
   ~Executor();
 
   void AddGroup(int process_set, int lane, const std::vector<int>& members);
   void RemoveGroup(int process_set);
 
-  // Starts a batch of data operations. Those of a process set begin, and take their shares of its window, in the order of the calls.
+  // Starts a batch of data operations. Those of a process set begin, and take their shares of its window, in the order
+  // of the calls.
   Status Start(int process_set, const effect::Execute& execute);
   // Moves every group's batches; appends the process set of each that is finished.
   Status Advance(bool* moved, std::vector<int>* finished);
@@ -48,7 +49,7 @@ class Executor {
     LaunchOrder launches;
     std::map<Devices, std::unique_ptr<Plane>> planes;
     std::deque<std::unique_ptr<Execution>> executions;
-    size_t prepared = 0;  // of the executions, counted from the front
+    size_t prepared = 0;                              // of the executions, counted from the front
     std::deque<std::unique_ptr<Execution>> enqueued;  // finished, while a GPU is still at work for them
   };
 
@@ -61,7 +62,7 @@ class Executor {
 
   const World& world_;
   const Options& options_;
-  Transport* const transport_;
+  Wire& wire_;
   HostMemory* const memory_;
   Counters* const counters_;
   Log* const log_;

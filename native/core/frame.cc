@@ -1,9 +1,13 @@
 #include "core/frame.h"
 
+#include <algorithm>
+#include <limits>
+
 namespace ringtrain {
 namespace {
 
-// Ids come in runs: after warm-up a whole step's tensors are one or two of them, so a run costs less than a bit for each name.
+// Ids come in runs: after warm-up a whole step's tensors are one or two of them, so a run costs less than a bit for
+// each name.
 void EncodeRuns(const std::vector<ResponseCache::Id>& ids, Encoder* encoder) {
   std::vector<std::pair<uint64_t, uint64_t>> runs;  // distance from the end of the last one, length
   uint64_t next = 0;
@@ -21,8 +25,20 @@ void EncodeRuns(const std::vector<ResponseCache::Id>& ids, Encoder* encoder) {
   }
 }
 
-constexpr uint64_t kMostMilliseconds = uint64_t{1} << 40;  // thirty years, which fit into nanoseconds
-constexpr uint64_t kMostIds = 1 << 20;  // the highest cache_capacity
+constexpr uint64_t kMaxMilliseconds = uint64_t{1} << 40;  // thirty years, which fit into nanoseconds
+// The highest values of the options, as the table has them.
+struct Highest {
+#define RT_OPTION(name, type, initial, lowest, highest, agrees, horovod, sentence) \
+  static constexpr char name[] = highest;
+#include "tables/options.def"
+#undef RT_OPTION
+};
+constexpr uint64_t ValueOf(const char* digits) {
+  uint64_t value = 0;
+  for (; *digits != '\0'; ++digits) value = value * 10 + static_cast<uint64_t>(*digits - '0');
+  return value;
+}
+constexpr uint64_t kMaxIds = ValueOf(Highest::cache_capacity);
 
 std::vector<ResponseCache::Id> DecodeRuns(Decoder* decoder) {
   std::vector<ResponseCache::Id> ids;
@@ -30,7 +46,7 @@ std::vector<ResponseCache::Id> DecodeRuns(Decoder* decoder) {
   for (size_t run = decoder->Count(); run > 0 && decoder->ok(); --run) {
     next += decoder->Unsigned();
     uint64_t length = decoder->Unsigned();
-    if (length > kMostIds - ids.size()) {
+    if (length > kMaxIds - ids.size()) {
       decoder->Refuse();
       break;
     }
@@ -70,7 +86,7 @@ Verdict DecodeVerdict(Decoder* decoder) {
   verdict.batch.resize(decoder->Count());
   if (verdict.batch.empty()) verdict.failure = DecodeRefusal(decoder);
   for (Agreed& agreed : verdict.batch) {
-    agreed.cached = decoder->Byte() != 0;
+    agreed.cached = decoder->Flag();
     agreed.id = decoder->Unsigned();
     if (!agreed.cached) agreed.response = DecodeResponse(decoder);
   }
@@ -111,7 +127,7 @@ std::string Frame::Encode() const {
       encoder.Byte(flag);
       break;
     case FrameType::kLongPhase:
-      encoder.Unsigned(milliseconds);
+      encoder.Unsigned(std::min(milliseconds, kMaxMilliseconds));
       break;
   }
   return encoder.Take();
@@ -120,8 +136,8 @@ std::string Frame::Encode() const {
 bool Frame::Decode(const std::string& bytes, Frame* frame) {
   Decoder decoder(bytes);
   frame->type = static_cast<FrameType>(decoder.Byte());
-  frame->epoch = static_cast<uint32_t>(decoder.Unsigned());
-  frame->process_set = static_cast<int>(decoder.Signed());
+  frame->epoch = static_cast<uint32_t>(decoder.AtMost(std::numeric_limits<uint32_t>::max()));
+  frame->process_set = decoder.Int();
   switch (frame->type) {
     case FrameType::kReady:
       frame->ids = DecodeRuns(&decoder);
@@ -145,10 +161,10 @@ bool Frame::Decode(const std::string& bytes, Frame* frame) {
     case FrameType::kGoodbye:
     case FrameType::kAllGoodbye:
     case FrameType::kBeat:
-      frame->flag = decoder.Byte() != 0;
+      frame->flag = decoder.Flag();
       break;
     case FrameType::kLongPhase:
-      frame->milliseconds = decoder.Unsigned() % kMostMilliseconds;
+      frame->milliseconds = decoder.AtMost(kMaxMilliseconds);
       break;
     default:
       decoder.Refuse();

@@ -12,11 +12,11 @@
 namespace ringtrain {
 
 enum class FrameType : uint8_t {
-  kReady = 1,      // member to coordinator: what is ready here
-  kVerdicts = 2,   // coordinator to members: what to do
-  kResend = 3,     // coordinator to member: these cached ids are unknown, send the requests
-  kAbort = 4,      // anyone to anyone: the world has failed, with this text
-  kGoodbye = 5,    // this rank is shutting down; flag: and serves the others no longer
+  kReady = 1,       // member to coordinator: what is ready here
+  kVerdicts = 2,    // coordinator to members: what to do
+  kResend = 3,      // coordinator to member: these cached ids are unknown, send the requests
+  kAbort = 4,       // anyone to anyone: the world has failed, with this text
+  kGoodbye = 5,     // this rank is shutting down; flag: and serves the others no longer
   kAllGoodbye = 6,  // rank 0 to all: nobody waits for anyone any more; flag: all have said goodbye
   kBeat = 7,        // one host to another: its ranks live; flag: and leave, so that nobody need listen any longer
   kStalled = 8,     // coordinator to member: the others wait for you; show where your Python is. text: for what

@@ -1,5 +1,5 @@
-// Lateness: who keeps the others waiting. The coordinator of a process set sees who submits an operation last, and how long after
-// the last but one; its driver adds that here, and any thread reads it.
+// Lateness: who keeps the others waiting. The coordinator of a process set sees who submits an operation last, and how
+// long after the last but one; its driver adds that here, and any thread reads it.
 #ifndef RINGTRAIN_CORE_LATENESS_H_
 #define RINGTRAIN_CORE_LATENESS_H_
 

@@ -18,11 +18,10 @@ std::string SecondsText(double seconds) {
   return text;
 }
 
-uint64_t SignOf(const std::vector<int>& ranks, bool local, const LifeSigns& seen) {
-  if (local) return seen.Beats(ranks[0]);
-  uint64_t arrivals = 0;  // tensors too: on a slow wire a beat waits its turn behind them
-  for (int rank : ranks) arrivals += seen.Arrivals(rank);
-  return arrivals;
+uint64_t SignOf(const std::vector<int>& ranks, const SignsOfLife& seen) {
+  uint64_t count = 0;  // between hosts of tensors too: on a slow wire a beat waits its turn behind them
+  for (int rank : ranks) count += seen[rank].count;
+  return count;
 }
 
 }  // namespace
@@ -42,7 +41,7 @@ Liveness::Liveness(const World& world, double dead_after_seconds)
   if (world.size == 1) next_look_ = kNever;
 }
 
-Status Liveness::Look(Nanoseconds now, const LifeSigns& seen) {
+Status Liveness::Look(Nanoseconds now, const SignsOfLife& seen) {
   // Whoever was stopped itself, as by Ctrl-Z of the whole job, has not listened: the others get the time once more.
   const bool listened = last_look_ != 0 && now - last_look_ < bound_ / 2;
   Status verdict;
@@ -55,29 +54,53 @@ Status Liveness::Look(Nanoseconds now, const LifeSigns& seen) {
   return verdict;
 }
 
-void Liveness::Forget(int rank) {
-  peers_.erase(std::remove_if(peers_.begin(), peers_.end(), [rank](const Peer& peer) { return peer.ranks[0] == rank; }), peers_.end());
+std::vector<int> Liveness::Silent(Nanoseconds now, Nanoseconds time) const {
+  std::vector<int> silent;
+  if (last_look_ == 0 || now - last_look_ >= time) return silent;
+  for (const Peer& peer : peers_)
+    if (now - peer.changed >= time) silent.push_back(peer.ranks[0]);
+  return silent;
 }
 
-Status Liveness::Judge(Nanoseconds now, const LifeSigns& seen, Peer* peer) const {
-  if (peer->local && seen.Left(peer->ranks[0])) return {};
-  if (peer->local && seen.Died(peer->ranks[0]))
-    return Status::PeerLost(Subject(*peer) + ": expected it to live until shutdown() but its process has ended. Look for its own "
+void Liveness::Forget(int rank) {
+  peers_.erase(std::remove_if(peers_.begin(), peers_.end(), [rank](const Peer& peer) { return peer.ranks[0] == rank; }),
+               peers_.end());
+}
+
+Status Liveness::Judge(Nanoseconds now, const SignsOfLife& seen, Peer* peer) const {
+  const SignOfLife& first = seen[peer->ranks[0]];
+  if (peer->local && first.left) return {};
+  if (peer->local && first.died)
+    return Status::PeerLost(Subject(peer->ranks) +
+                            ": expected it to live until shutdown() but its process has ended. Look for its own "
                             "last words, and for its exit code or signal in what the launcher prints.");
-  const uint64_t sign = SignOf(peer->ranks, peer->local, seen);
+  const uint64_t sign = SignOf(peer->ranks, seen);
   if (sign != peer->sign) {
     peer->sign = sign;
     peer->changed = now;
   }
   if (bound_ == kNever || now - peer->changed < bound_) return {};
-  return Status::PeerLost(Subject(*peer) + ": expected a sign of life every second but heard none for " +
-                          SecondsText(dead_after_seconds_) + ". " +
-                          (peer->local ? "It is stopped" : "The host is down or stopped, or the network to it is cut") +
-                          "; to compute for long is no cause. RINGTRAIN_DEAD_AFTER_SECONDS sets the bound, 0 lifts it.");
+  return Status::PeerLost(
+      Subject(peer->ranks) + ": expected a sign of life every second but heard none for " +
+      SecondsText(dead_after_seconds_) + ". " +
+      (peer->local ? "It is stopped" : "The host is down or stopped, or the network to it is cut") +
+      "; to compute for long is no cause. RINGTRAIN_DEAD_AFTER_SECONDS sets the bound, 0 lifts it.");
 }
 
-std::string Liveness::Subject(const Peer& peer) const {
-  return RanksText(peer.ranks) + " on host '" + world_.host_names[peer.ranks[0]] + "'";
+Status Liveness::ConnectionLost(int rank, const std::string& cause) const {
+  // Within a host no network can break it.
+  const bool here = world_.host_of[rank] == world_.host_of[world_.rank];
+  const char* const advice =
+      here ? "It runs on this host, so its process has ended: look for its own last words, and for its exit code or "
+             "signal in what the launcher prints; after signal 9 look at the memory of this host (dmesg)."
+           : "It has ended, or the network to its host is cut: look for its own last words, and for its exit code or "
+             "signal in what the launcher prints; if there are none, look at that host and at the network to it.";
+  return Status::PeerLost(Subject({rank}) +
+                          ": the connection to it must last until shutdown(), but was lost: " + cause + ". " + advice);
+}
+
+std::string Liveness::Subject(const std::vector<int>& ranks) const {
+  return RanksText(ranks) + " on host '" + world_.host_names[ranks[0]] + "'";
 }
 
 }  // namespace ringtrain

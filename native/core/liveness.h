@@ -1,10 +1,11 @@
-// Liveness: judges by their signs of life the ranks that this rank listens to. Sans-I/O: time and signs are handed in, so the same
-// code runs in a process and in simulated worlds. The protocol (protocol.h) asks it to look; a verdict ends the world.
+// Liveness: judges by their signs of life the ranks that this rank listens to, and says who is lost. Sans-I/O: time and
+// signs are handed in, so the same code runs in a process and in simulated worlds. The protocol (protocol.h) asks it to
+// look; a verdict ends the world.
 //
-// Within a host every rank listens to every other, through shared memory: a process that has ended is found out by the lock that
-// the kernel let go of, one that stands still by its beat. Between hosts the lowest rank of each beats for its host, to the hosts
-// 1, 2, 4, ... further on, so each hears of few and a cut is noticed on both of its sides. All of this is native: a rank that
-// computes in Python for minutes, or holds the GIL, still beats.
+// Within a host every rank listens to every other, through shared memory: a process that has ended is found out by the
+// lock that the kernel let go of, one that stands still by its beat. Between hosts the lowest rank of each beats for
+// its host, to the hosts 1, 2, 4, ... further on, so each hears of few and a cut is noticed on both of its sides. All
+// of this is native: a rank that computes in Python for minutes, or holds the GIL, still beats.
 #ifndef RINGTRAIN_CORE_LIVENESS_H_
 #define RINGTRAIN_CORE_LIVENESS_H_
 
@@ -17,17 +18,13 @@
 
 namespace ringtrain {
 
-// What a rank can see of the lives of others.
-class LifeSigns {
- public:
-  virtual ~LifeSigns() = default;
-  // Of a rank of its own host: it left of its own will; its process has ended before that; how often it has beaten.
-  virtual bool Left(int rank) const = 0;
-  virtual bool Died(int rank) const = 0;
-  virtual uint64_t Beats(int rank) const = 0;
-  // Of a rank of another host: how many frames and tensors have come from it.
-  virtual uint64_t Arrivals(int rank) const = 0;
+// What a rank sees of another's life.
+struct SignOfLife {
+  bool left = false;   // it left of its own will; of a rank of this host
+  bool died = false;   // its process has ended before that; of a rank of this host
+  uint64_t count = 0;  // of a rank of this host: how often it has beaten; of another: how many frames and tensors came
 };
+using SignsOfLife = std::vector<SignOfLife>;  // by rank
 
 class Liveness {
  public:
@@ -40,7 +37,14 @@ class Liveness {
   Nanoseconds idle_period() const { return 2 * period_; }
 
   // Not ok: who is dead.
-  Status Look(Nanoseconds now, const LifeSigns& seen);
+  Status Look(Nanoseconds now, const SignsOfLife& seen);
+
+  // Of whom nothing was heard for that long, another host by its lowest rank, which speaks for it; nobody if this rank
+  // itself has not looked.
+  std::vector<int> Silent(Nanoseconds now, Nanoseconds time) const;
+
+  // The wire has lost its connection with a rank that had not left; cause: its own words. How the error says that.
+  Status ConnectionLost(int rank, const std::string& cause) const;
 
   // The lowest ranks of the hosts that listen to this one; empty unless this rank beats for its host.
   const std::vector<int>& listeners() const { return listeners_; }
@@ -51,12 +55,12 @@ class Liveness {
   struct Peer {  // a rank of this host, or another host as a whole
     std::vector<int> ranks;
     bool local;
-    uint64_t sign = 0;       // as last seen
+    uint64_t sign = 0;        // as last seen
     Nanoseconds changed = 0;  // when it was seen to change
   };
   void ListenTo(std::vector<int> ranks, bool local) { peers_.push_back({std::move(ranks), local}); }
-  Status Judge(Nanoseconds now, const LifeSigns& seen, Peer* peer) const;
-  std::string Subject(const Peer& peer) const;
+  Status Judge(Nanoseconds now, const SignsOfLife& seen, Peer* peer) const;
+  std::string Subject(const std::vector<int>& ranks) const;
 
   const World& world_;
   const double dead_after_seconds_;

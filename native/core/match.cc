@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cstdio>
 #include <functional>
+#include <type_traits>
 
 #include "base/ranks.h"
+#include "collectives/rows.h"
 
 namespace ringtrain {
 namespace {
@@ -39,8 +41,15 @@ std::string ListText(const std::vector<int64_t>& values) {
   return text + "]";
 }
 
-bool RaggedRows(const Request& request) {
-  return request.operation == Operation::kAllgather || request.operation == Operation::kAlltoall;
+template <typename Enum, typename = std::enable_if_t<std::is_enum_v<Enum>>>
+std::string AttributeText(const char*, Enum value) {
+  return Text(value);
+}
+std::string AttributeText(const char*, double value) { return NumberText(value); }
+std::string AttributeText(const char*, int value) { return std::to_string(value); }
+// Of a member's own only whether there is one must agree: "by" the attribute's name, in the plural.
+std::string AttributeText(const char* name, int64_t value) {
+  return value == Request::kNoCount ? "none" : "by " + std::string(name) + "s";
 }
 
 // What must be equal on all ranks, in the order in which a difference is reported. An empty text: does not matter here.
@@ -52,30 +61,31 @@ struct Attribute {
 
 const std::vector<Attribute>& Attributes() {
   static const std::vector<Attribute> attributes = {
-      {"operation", [](const Request& r) { return std::string(Text(r.operation)); }, "Use different names for different operations."},
-      {"number of tensors", [](const Request& r) { return std::to_string(r.tensors.size()); }, "Group the same tensors on every rank."},
+      {"operation", [](const Request& r) { return std::string(Text(r.operation)); },
+       "Use different names for different operations."},
+      {"number of tensors", [](const Request& r) { return std::to_string(r.tensors.size()); },
+       "Group the same tensors on every rank."},
       {"dtype", DTypesText, "Cast before submitting."},
-      {"shape", [](const Request& r) { return ShapesText(r, RaggedRows(r)); },
-       "Pad or slice to one shape, or use allgather for ragged rows."},
-      {"reduction",
-       [](const Request& r) { return Find(r.operation)->reduces ? std::string(Text(r.reduction)) : std::string(); },
-       "Pass the same op on every rank."},
-      {"prescale factor", [](const Request& r) { return NumberText(r.prescale); }, "Pass the same prescale_factor on every rank."},
-      {"postscale factor", [](const Request& r) { return NumberText(r.postscale); }, "Pass the same postscale_factor on every rank."},
-      {"weighting", [](const Request& r) { return std::string(r.weight == Request::kUnweighted ? "none" : "by weights"); },
-       "Pass a weight on every rank, or on none."},
-      {"compression", [](const Request& r) { return std::string(Text(r.compression)); }, "Pass the same compression on every rank."},
-      {"root", [](const Request& r) { return Find(r.operation)->rooted ? std::to_string(r.root) : std::string(); },
-       "Pass the same root_rank on every rank."},
+      {"shape", [](const Request& r) { return ShapesText(r, Ragged(Find(r.operation)->layout)); },
+       "Pad or slice to one shape; allgather and alltoall take rows of any number, but of one shape."},
+#define RT_ATTRIBUTE(name, kind, initial, scope, label, advice)                                      \
+  {label,                                                                                            \
+   [](const Request& r) {                                                                            \
+     return Counts(Scope::scope, *Find(r.operation)) ? AttributeText(#name, r.name) : std::string(); \
+   },                                                                                                \
+   advice},
+#include "tables/attributes.def"
+#undef RT_ATTRIBUTE
       {"device", [](const Request& r) { return std::string(r.device < 0 ? "host" : "CUDA"); },
        "Move the tensor to the same kind of device on every rank."},
-      {"list", [](const Request& r) { return r.operation == Operation::kAlltoall ? std::string() : ListText(r.splits); },
+      {"list", [](const Request& r) { return Ragged(Find(r.operation)->layout) ? std::string() : ListText(r.splits); },
        "Pass the same ranks on every rank."},
   };
   return attributes;
 }
 
-Status Compare(const Attribute& attribute, const std::vector<const Request*>& requests, const std::vector<int>& members) {
+Status Compare(const Attribute& attribute, const std::vector<const Request*>& requests,
+               const std::vector<int>& members) {
   std::vector<std::pair<std::string, std::vector<int>>> groups;  // by first appearance
   const Request* first = nullptr;
   for (size_t member = 0; member < requests.size(); ++member) {
@@ -107,21 +117,21 @@ Status CheckJoined(const std::vector<const Request*>& requests, const std::vecto
 
 std::vector<int64_t> RowsOf(const std::vector<const Request*>& requests, const Request& first) {
   std::vector<int64_t> rows;
+  const std::vector<int64_t> of_joined(first.own_rows().size(), 0);
   for (const Request* request : requests) {
-    if (first.operation == Operation::kAllgather)
-      for (size_t tensor = 0; tensor < first.tensors.size(); ++tensor)
-        rows.push_back(request == nullptr ? 0 : request->tensors[tensor].shape[0]);
-    if (first.operation == Operation::kAlltoall)
-      for (size_t to = 0; to < requests.size(); ++to) rows.push_back(request == nullptr ? 0 : request->splits[to]);
+    const std::vector<int64_t> own = request == nullptr ? of_joined : request->own_rows();
+    rows.insert(rows.end(), own.begin(), own.end());
   }
   return rows;
 }
 
-std::vector<int64_t> WeightsOf(const std::vector<const Request*>& requests, const Request& first) {
-  std::vector<int64_t> weights;
-  if (first.weight == Request::kUnweighted) return weights;
-  for (const Request* request : requests) weights.push_back(request == nullptr ? 0 : request->weight);
-  return weights;
+// An attribute of the members' own, by member.
+std::vector<int64_t> OwnOf(const std::vector<const Request*>& requests, const Request& first,
+                           int64_t Request::* attribute) {
+  std::vector<int64_t> own;
+  if (first.*attribute == Request::kNoCount) return own;
+  for (const Request* request : requests) own.push_back(request == nullptr ? 0 : request->*attribute);
+  return own;
 }
 
 std::vector<int64_t> DevicesOf(const std::vector<const Request*>& requests, const Request& first) {
@@ -129,6 +139,21 @@ std::vector<int64_t> DevicesOf(const std::vector<const Request*>& requests, cons
   if (first.device < 0) return devices;
   for (const Request* request : requests) devices.push_back(request == nullptr ? -1 : request->device);
   return devices;
+}
+
+// The result of an allgather, or of an alltoall on any member, has no more rows than all have together.
+Status CheckRows(const Response& response) {
+  int64_t rows = 0;
+  bool many = std::any_of(response.rows.begin(), response.rows.end(),
+                          [&](int64_t own) { return __builtin_add_overflow(rows, own, &rows); });
+  for (const TensorSpec& tensor : response.request.tensors) {
+    int64_t bytes;
+    many = many || __builtin_mul_overflow(rows, std::max<int64_t>(1, static_cast<int64_t>(tensor.row_bytes())), &bytes);
+  }
+  if (!many || response.rows.empty()) return {};
+  return Status::Mismatch(response.request.Subject() +
+                          ": the rows of all ranks must have fewer than 2^63 bytes together, but have more. "
+                          "Send them in parts.");
 }
 
 }  // namespace
@@ -145,11 +170,14 @@ Status Match(const std::vector<const Request*>& requests, const std::vector<int>
 
   response->request = *first;
   response->rows = RowsOf(requests, *first);
-  response->weights = WeightsOf(requests, *first);
+  RT_TRY(CheckRows(*response));
+#define RT_ATTRIBUTE(name, kind, initial, scope, label, advice)
+#define RT_OWN_ATTRIBUTE(name, kind, initial, scope, label, advice) \
+  response->name##s = OwnOf(requests, *first, &Request::name);
+#include "tables/attributes.def"
+#undef RT_ATTRIBUTE
   response->devices = DevicesOf(requests, *first);
-  if (response->weights.empty() || *std::max_element(response->weights.begin(), response->weights.end()) > 0) return {};
-  return Status::Mismatch(first->Subject() + ": some weight must be above 0, but those of all ranks that take part are 0. "
-                                             "Skip the operation on all ranks.");
+  return Check(*response);
 }
 
 }  // namespace ringtrain

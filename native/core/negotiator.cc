@@ -1,7 +1,6 @@
 #include "core/negotiator.h"
 
 #include <algorithm>
-#include <cstdio>
 
 #include "base/ranks.h"
 #include "core/fusion.h"
@@ -11,20 +10,9 @@ namespace ringtrain {
 namespace {
 
 // Two batches overlap one's copies with the other's wire; more would only take operations away from fusion.
-constexpr int kMostBatches = 2;
+constexpr int kMaxBatches = 2;
 
 constexpr Nanoseconds kMillisecond = 1000000;
-
-constexpr char kWhatExtends[] = " (RINGTRAIN_STALL_ABORT_SECONDS; long_phase() on the busy rank extends it).";
-
-std::string SecondsText(Nanoseconds duration) {
-  char text[32];
-  const double seconds = static_cast<double>(duration) / 1e9;
-  std::snprintf(text, sizeof text, seconds < 1 ? "%.2g" : "%.1f", seconds);
-  std::string trimmed = text;
-  if (trimmed.size() > 2 && trimmed.compare(trimmed.size() - 2, 2, ".0") == 0) trimmed.resize(trimmed.size() - 2);
-  return trimmed;
-}
 
 }  // namespace
 
@@ -33,6 +21,7 @@ Negotiator::Negotiator(NegotiatorOptions options)
       cache_(options_.cache_capacity),
       joined_(member_count()),
       left_(member_count()),
+      stalls_(options_.stall_warning, options_.stall_abort),
       unanswered_(options_.members.size(), 0),
       held_joins_(options_.members.size()),
       held_goodbyes_(options_.members.size(), false) {
@@ -59,7 +48,8 @@ void Negotiator::On(Nanoseconds, const event::Submitted& event, Effects* effects
     return;
   }
   ResponseCache::Id id = cache_.IdOf(request.name);
-  if (id != ResponseCache::kNone && !(cache_.Find(id)->RequestOf(options_.me, member_count()) == request)) id = ResponseCache::kNone;
+  if (id != ResponseCache::kNone && !(cache_.Find(id)->RequestOf(options_.me, member_count()) == request))
+    id = ResponseCache::kNone;
   if (id != ResponseCache::kNone)
     ready_.ids.push_back(id);
   else
@@ -81,7 +71,8 @@ void Negotiator::On(Nanoseconds now, const event::Arrived& event, Effects* effec
       Resend(event.frame.ids);
       break;
     case FrameType::kLongPhase:
-      if (coordinates()) busy_until_[event.member] = now + static_cast<Nanoseconds>(event.frame.milliseconds) * kMillisecond;
+      if (coordinates())
+        stalls_.LongPhase(event.member, now + static_cast<Nanoseconds>(event.frame.milliseconds) * kMillisecond);
       break;
     default:
       break;  // the other types concern the world, not a process set
@@ -113,14 +104,20 @@ void Negotiator::On(Nanoseconds, const event::Left& event, Effects* effects) {
   }
 }
 
+// "allreduce 'x'", and where it is if not in the world.
+std::string Negotiator::Subject(const Request& request) const {
+  const std::string set = options_.process_set == 0 ? "" : " of process set " + std::to_string(options_.process_set);
+  return request.Subject() + set;
+}
+
 Status Negotiator::CoordinatorGone(const Request& request) const {
-  return Status::Closed(request.Subject() + ": rank " + std::to_string(options_.members[0]) +
+  return Status::Closed(Subject(request) + ": rank " + std::to_string(options_.members[0]) +
                         " has called shutdown(). All ranks must submit before any shuts down.");
 }
 
 void Negotiator::On(Nanoseconds now, const event::LongPhase& event, Effects* effects) {
   if (coordinates()) {
-    busy_until_[options_.me] = now + event.duration;
+    stalls_.LongPhase(options_.me, now + event.duration);
     return;
   }
   Frame frame = MakeFrame(FrameType::kLongPhase);
@@ -180,8 +177,9 @@ void Negotiator::ApplyBatch(const Verdict& verdict, Effects* effects) {
   for (const Agreed& agreed : verdict.batch) {
     const Response* response = agreed.cached ? cache_.Find(agreed.id) : &agreed.response;
     if (response == nullptr) {
-      effects->push_back(effect::Abort{"rank " + std::to_string(options_.members[options_.me]) + " does not know response " +
-                                       std::to_string(agreed.id) + " that its coordinator named: the response caches differ."});
+      effects->push_back(effect::Abort{"rank " + std::to_string(options_.members[options_.me]) +
+                                       " does not know response " + std::to_string(agreed.id) +
+                                       " that its coordinator named: the response caches differ."});
       return;
     }
     mine_.erase(response->request.name);
@@ -236,14 +234,12 @@ void Negotiator::Receive(Nanoseconds now, int member, const Frame& ready, Effect
 
 void Negotiator::Arrive(Nanoseconds now, int member, const std::string& name, Arrival arrival, Effects* effects) {
   Verdict verdict;
-  if (TakeOwed(member, name, &verdict.failure)) return Tell(member, std::move(verdict), effects);
+  if (TakeUndeliveredFailure(member, name, &verdict.failure)) return Tell(member, std::move(verdict), effects);
   Entry& entry = entries_[name];
   if (entry.arrivals.empty()) {
     entry.name = name;
     entry.arrivals.resize(member_count());
-    entry.since = now;
-    entry.patience = options_.stall_warning;
-    entry.warn_at = now + entry.patience;
+    entry.clock = stalls_.Start(now);
     entry.place = order_.insert(order_.end(), name);
   }
   if (entry.arrivals[member].present) return;  // members refuse a second one themselves; never count it twice
@@ -280,16 +276,17 @@ void Negotiator::FailHopelessJoin(Effects* effects) {
   if (gone.empty() || waiting.empty()) return;
   Verdict verdict;
   verdict.failure = {join_name_, StatusCode::kClosed,
-                     "join '" + join_name_ + "': " + RanksText(gone) + " called shutdown() without it, but " + RanksText(waiting) +
-                         " joined. All ranks must join before any shuts down."};
+                     "join '" + join_name_ + "': " + RanksText(gone) + " called shutdown() without it, but " +
+                         RanksText(waiting) + " joined. All ranks must join before any shuts down."};
   for (int member = 0; member < member_count(); ++member)
     if (joined_.has(member)) Tell(member, verdict, effects);
   joined_.Clear();
 }
 
 void Negotiator::Refuse(int member, const Refusal& refusal, Effects* effects) {
-  Refusal owed;
-  if (TakeOwed(member, refusal.name, &owed)) return;  // another member's refusal has ended this round of the name
+  Refusal undelivered;
+  if (TakeUndeliveredFailure(member, refusal.name, &undelivered))
+    return;  // another member's refusal has ended this round of the name
   auto found = entries_.find(refusal.name);
   Entry entry;
   if (found != entries_.end()) {
@@ -304,24 +301,26 @@ void Negotiator::Refuse(int member, const Refusal& refusal, Effects* effects) {
 }
 
 // The oldest failure that the member has not heard of, if there is one for that name.
-bool Negotiator::TakeOwed(int member, const std::string& name, Refusal* failure) {
-  auto debt = owed_.find(name);
-  if (debt == owed_.end()) return false;
+bool Negotiator::TakeUndeliveredFailure(int member, const std::string& name, Refusal* failure) {
+  auto debt = undelivered_failures_.find(name);
+  if (debt == undelivered_failures_.end()) return false;
   auto& members = debt->second;
   auto found = std::find_if(members.begin(), members.end(), [&](const auto& owed) { return owed.first == member; });
   if (found == members.end()) return false;
   *failure = std::move(found->second);
   members.erase(found);
-  if (members.empty()) owed_.erase(debt);
+  if (members.empty()) undelivered_failures_.erase(debt);
   return true;
 }
 
 // The member has joined: all that it submitted before has arrived, so what it has not asked about it left out.
 void Negotiator::CancelOwed(int member) {
-  for (auto debt = owed_.begin(); debt != owed_.end();) {
+  for (auto debt = undelivered_failures_.begin(); debt != undelivered_failures_.end();) {
     auto& members = debt->second;
-    members.erase(std::remove_if(members.begin(), members.end(), [&](const auto& owed) { return owed.first == member; }), members.end());
-    debt = members.empty() ? owed_.erase(debt) : std::next(debt);
+    members.erase(
+        std::remove_if(members.begin(), members.end(), [&](const auto& owed) { return owed.first == member; }),
+        members.end());
+    debt = members.empty() ? undelivered_failures_.erase(debt) : std::next(debt);
   }
 }
 
@@ -338,9 +337,10 @@ void Negotiator::Withdraw(int member, Effects* effects) {
     const Request& request = ready.agreed.response.request;
     Frame frame = MakeFrame(FrameType::kVerdicts);
     frame.verdicts.emplace_back();
-    frame.verdicts[0].failure = {request.name, StatusCode::kClosed,
-                                 request.Subject() + ": " + RanksText({options_.members[member]}) +
-                                     " called shutdown() and left before it ran. Wait for operations before shutdown()."};
+    frame.verdicts[0].failure = {
+        request.name, StatusCode::kClosed,
+        Subject(request) + ": " + RanksText({options_.members[member]}) +
+            " called shutdown() and left before it ran. Wait for operations before shutdown()."};
     Broadcast(frame, effects);
   }
 }
@@ -353,7 +353,8 @@ Negotiator::Entry Negotiator::Take(Entries::iterator found) {
 }
 
 const Request& Negotiator::Entry::any() const {
-  return std::find_if(arrivals.begin(), arrivals.end(), [](const Arrival& arrival) { return arrival.present; })->request;
+  return std::find_if(arrivals.begin(), arrivals.end(), [](const Arrival& arrival) { return arrival.present; })
+      ->request;
 }
 
 void Negotiator::CompleteIfReady(const std::string& name, Effects* effects) {
@@ -376,8 +377,10 @@ void Negotiator::CompleteIfReady(const std::string& name, Effects* effects) {
     Complete(std::move(entry), effects);
     return;
   }
-  std::string text = entry.any().Subject() + ": " + RanksText(gone) + " called shutdown() without submitting it, but " +
-                     RanksText(Submitters(entry)) + " did. All ranks must submit before any shuts down.";
+  std::string text =
+      Subject(entry.any()) + ": " + RanksText(gone) + " called shutdown() or ended without submitting it, but " +
+      RanksText(Submitters(entry)) +
+      " did. All ranks must submit the same operations; a rank with fewer batches calls join() at its end.";
   FailEntry(entry, {entry.name, StatusCode::kClosed, text}, effects);
 }
 
@@ -436,7 +439,7 @@ void Negotiator::FailEntry(const Entry& entry, const Refusal& failure, Effects* 
       verdict.failure = failure;
       Tell(member, std::move(verdict), effects);
     } else if (!entry.arrivals[member].refused && !joined_.has(member) && !left_.has(member)) {
-      owed_[entry.name].emplace_back(member, failure);
+      undelivered_failures_[entry.name].emplace_back(member, failure);
     }
   }
 }
@@ -451,7 +454,7 @@ void Negotiator::Tell(int member, Verdict verdict, Effects* effects) {
 }
 
 void Negotiator::Decide(Effects* effects) {
-  while (!ready_to_run_.empty() && batches_under_way_ < kMostBatches) {
+  while (!ready_to_run_.empty() && batches_under_way_ < kMaxBatches) {
     // Operations with other joined members cannot share a batch: fuse within the run that starts the queue.
     std::vector<const Response*> run;
     for (const Ready& ready : ready_to_run_) {
@@ -462,8 +465,8 @@ void Negotiator::Decide(Effects* effects) {
   }
 }
 
-// Takes these out of the queue and tells every member to run them. A frame for each batch: applying it may evict from the cache
-// what the next one would have named by id.
+// Takes these out of the queue and tells every member to run them. A frame for each batch: applying it may evict from
+// the cache what the next one would have named by id.
 void Negotiator::Start(const std::vector<int>& batch, Effects* effects) {
   Verdict verdict;
   verdict.joined = ready_to_run_[batch[0]].joined;
@@ -490,10 +493,14 @@ void Negotiator::Broadcast(const Frame& frame, Effects* effects) {
 
 // ---- stalls ----
 
+bool Negotiator::IsMissing(const Entry& entry, int member) const {
+  return !entry.arrivals[member].present && !joined_.has(member);
+}
+
 std::vector<int> Negotiator::Missing(const Entry& entry) const {
   std::vector<int> ranks;
   for (int member = 0; member < member_count(); ++member)
-    if (!entry.arrivals[member].present && !joined_.has(member)) ranks.push_back(options_.members[member]);
+    if (IsMissing(entry, member)) ranks.push_back(options_.members[member]);
   return ranks;
 }
 
@@ -504,31 +511,17 @@ std::vector<int> Negotiator::Submitters(const Entry& entry) const {
   return ranks;
 }
 
-// By the oldest entry alone: the others are younger, and a late report of one of them does no harm. But one that waits for a
-// member in a long phase may be due later than younger ones.
+Nanoseconds Negotiator::DueAt(const Entry& entry) const {
+  return stalls_.DueAt(entry.clock, [&](int member) { return IsMissing(entry, member); });
+}
+
+// In order, the oldest entry stands for all.
 Nanoseconds Negotiator::next_timer() const {
   if (!coordinates() || order_.empty()) return kNever;
   Nanoseconds due = DueAt(entries_.at(order_.front()));
-  if (!busy_until_.empty())
+  if (!stalls_.DueInOrder())
     for (const std::string& name : order_) due = std::min(due, DueAt(entries_.at(name)));
   return due;
-}
-
-// When the last of the missing members is, or was, back from its long phase.
-Nanoseconds Negotiator::BusyUntil(const Entry& entry) const {
-  Nanoseconds until = 0;
-  for (const auto& busy : busy_until_)
-    if (!entry.arrivals[busy.first].present && !joined_.has(busy.first)) until = std::max(until, busy.second);
-  return until;
-}
-
-Nanoseconds Negotiator::WarnAt(const Entry& entry) const {
-  const Nanoseconds busy_until = BusyUntil(entry);
-  return busy_until == 0 ? entry.warn_at : std::max(entry.warn_at, busy_until + options_.stall_warning);
-}
-
-Nanoseconds Negotiator::AbortAt(const Entry& entry) const {
-  return options_.stall_abort == kNever ? kNever : std::max(entry.since, BusyUntil(entry)) + options_.stall_abort;
 }
 
 void Negotiator::CheckStalls(Nanoseconds now, Effects* effects) {
@@ -537,37 +530,26 @@ void Negotiator::CheckStalls(Nanoseconds now, Effects* effects) {
     auto found = entries_.find(name);
     Entry& entry = found->second;
     if (now < DueAt(entry)) continue;
-    if (now < AbortAt(entry)) {
-      Report(now, &entry, effects);
-      continue;
-    }
-    const std::string text = StallText(now, entry) + " It was given up after " + SecondsText(options_.stall_abort) + " s" + kWhatExtends;
-    FailEntry(Take(found), {name, StatusCode::kTimeout, text}, effects);
+    const StallWatch::Verdict verdict = stalls_.Judge(
+        now, {Subject(entry.any()), Submitters(entry), Missing(entry)},
+        [&](int member) { return IsMissing(entry, member); }, &entry.clock);
+    if (verdict.give_up)
+      FailEntry(Take(found), {name, StatusCode::kTimeout, verdict.text}, effects);
+    else
+      Report(entry, verdict.text, effects);
   }
-  const Nanoseconds matters = options_.stall_abort == kNever ? 0 : options_.stall_abort;  // after its end, to entries older than that
-  for (auto busy = busy_until_.begin(); busy != busy_until_.end();)
-    busy = busy->second + matters <= now ? busy_until_.erase(busy) : std::next(busy);
+  stalls_.Forget(now);
 }
 
 // Warns here, and has each missing member show where its Python is.
-void Negotiator::Report(Nanoseconds now, Entry* entry, Effects* effects) {
-  std::string text = StallText(now, *entry);
-  text += options_.stall_abort == kNever ? " It will not be given up (RINGTRAIN_STALL_ABORT_SECONDS=0)."
-                                         : " It will fail after " + SecondsText(AbortAt(*entry) - entry->since) + " s" + kWhatExtends;
+void Negotiator::Report(const Entry& entry, const std::string& text, Effects* effects) {
   effects->push_back(effect::Warn{text});
   for (int member = 0; member < member_count(); ++member) {
-    if (entry->arrivals[member].present || joined_.has(member)) continue;
+    if (!IsMissing(entry, member)) continue;
     Frame frame = MakeFrame(FrameType::kStalled);
-    frame.text = entry->any().Subject();
+    frame.text = Subject(entry.any());
     effects->push_back(effect::Send{member, std::move(frame)});
   }
-  while (entry->since + entry->patience <= now) entry->patience *= 2;
-  entry->warn_at = entry->since + entry->patience;
-}
-
-std::string Negotiator::StallText(Nanoseconds now, const Entry& entry) const {
-  return entry.any().Subject() + ": waiting " + SecondsText(now - entry.since) + " s: submitted by " + RanksText(Submitters(entry)) +
-         "; missing " + RanksText(Missing(entry)) + ". A branch may differ between ranks, or which gradients they have.";
 }
 
 }  // namespace ringtrain

@@ -1,21 +1,24 @@
 // Negotiator: how the members of one process set come to do the same operations in the same order. Sans-I/O.
 //
-// Events go in, effects come out; there is no thread, clock, socket, environment or random number inside, and no iteration over
-// an unordered container, so the same code runs under MPI, between threads, and in a simulator, and replays bit for bit.
+// Events go in, effects come out; there is no thread, clock, socket, environment or random number inside, and no
+// iteration over an unordered container, so the same code runs under MPI, between threads, and in a simulator, and
+// replays bit for bit.
 //
-//   1. A member tells the coordinator, the set's lowest member, what has become ready here: an id where the response cache
-//      knows the request, else the request itself (kReady).
-//   2. The coordinator counts members, not messages. When every member that has not joined is there, it matches the requests;
-//      what fits becomes ready to run, what does not fails on everyone with one text.
-//   3. While fewer than two of its batches are under way, it fuses all that is ready and tells every member (kVerdicts).
-//      Waiting for a free place, not for a clock, is what lets operations gather for fusion.
-//   4. Every member, the coordinator too, applies the verdicts in the order in which they come, and so keeps an equal cache.
+// The four steps of an operation:
+//
+// 1. A member tells the coordinator, the set's lowest member, what has become ready here (kReady): an id where the
+//    response cache knows the request, else the request itself.
+// 2. The coordinator counts members, not messages. When every member that has not joined is there, it matches the
+//    requests. What fits becomes ready to run; what does not fails on every member with one text.
+// 3. While fewer than two of its batches are under way, it fuses all that is ready and tells every member (kVerdicts).
+//    Waiting for a free place, not for a clock, is what lets operations gather for fusion.
+// 4. Every member, the coordinator too, applies the verdicts in the order in which they come, and so keeps an equal
+//    cache.
 //
 // A member with nothing of its own pending sends nothing and need not be awake: without its submission nothing can run.
 #ifndef RINGTRAIN_CORE_NEGOTIATOR_H_
 #define RINGTRAIN_CORE_NEGOTIATOR_H_
 
-#include <algorithm>
 #include <list>
 #include <map>
 #include <string>
@@ -28,6 +31,7 @@
 #include "core/lateness.h"
 #include "core/request.h"
 #include "core/response_cache.h"
+#include "core/stall_watch.h"
 
 namespace ringtrain {
 
@@ -45,14 +49,15 @@ struct Arrived {  // a frame of a member
 struct BatchFinished {};  // the oldest unfinished Execute is done here
 struct Left {             // a member shuts down and will submit no more
   int member;
-  bool gone = false;      // it no longer serves the others either
+  bool gone = false;  // it no longer serves the others either
 };
-struct LongPhase {      // this rank will submit nothing for that long, and wants nobody to complain
+struct LongPhase {       // this rank will submit nothing for that long, and wants nobody to complain
   Nanoseconds duration;  // from now; 0: it is back
 };
 struct Tick {};  // time has passed; sends what has gathered. Due after every group of events and at next_timer().
 }  // namespace event
-using Event = std::variant<event::Submitted, event::Refused, event::Arrived, event::BatchFinished, event::Left, event::LongPhase, event::Tick>;
+using Event = std::variant<event::Submitted, event::Refused, event::Arrived, event::BatchFinished, event::Left,
+                           event::LongPhase, event::Tick>;
 
 namespace effect {
 struct Send {
@@ -121,6 +126,7 @@ class Negotiator {
   void Resend(const std::vector<ResponseCache::Id>& unknown);
   void Apply(const Frame& verdicts, Effects* effects);
   void ApplyBatch(const Verdict& verdict, Effects* effects);
+  std::string Subject(const Request& request) const;
   Status CoordinatorGone(const Request& request) const;
 
   // ---- coordinator ----
@@ -149,12 +155,11 @@ class Negotiator {
     std::string name;
     std::vector<Arrival> arrivals;  // by member
     int present = 0;                // how many of them are
-    Nanoseconds since = 0, warn_at = 0;
+    StallWatch::Clock clock;
     int last = 0;  // member that submitted last
     Nanoseconds last_at = 0, last_but_one_at = 0;
-    Nanoseconds patience = 0;  // from the start to the next warning
     std::list<std::string>::iterator place;  // in order_
-    const Request& any() const;  // some member's request
+    const Request& any() const;              // some member's request
   };
   struct Ready {
     Agreed agreed;
@@ -167,7 +172,7 @@ class Negotiator {
   void Join(int member, const Request& request, Effects* effects);
   void FailHopelessJoin(Effects* effects);
   void Refuse(int member, const Refusal& refusal, Effects* effects);
-  bool TakeOwed(int member, const std::string& name, Refusal* failure);
+  bool TakeUndeliveredFailure(int member, const std::string& name, Refusal* failure);
   void CancelOwed(int member);
   void Withdraw(int member, Effects* effects);
   Entry Take(Entries::iterator entry);
@@ -181,12 +186,9 @@ class Negotiator {
   void Start(const std::vector<int>& batch, Effects* effects);
   void Broadcast(const Frame& frame, Effects* effects);
   void CheckStalls(Nanoseconds now, Effects* effects);
-  void Report(Nanoseconds now, Entry* entry, Effects* effects);
-  std::string StallText(Nanoseconds now, const Entry& entry) const;
-  Nanoseconds BusyUntil(const Entry& entry) const;
-  Nanoseconds WarnAt(const Entry& entry) const;
-  Nanoseconds AbortAt(const Entry& entry) const;
-  Nanoseconds DueAt(const Entry& entry) const { return std::min(WarnAt(entry), AbortAt(entry)); }
+  void Report(const Entry& entry, const std::string& text, Effects* effects);
+  Nanoseconds DueAt(const Entry& entry) const;
+  bool IsMissing(const Entry& entry, int member) const;
   std::vector<int> Missing(const Entry& entry) const;
   std::vector<int> Submitters(const Entry& entry) const;
   Frame MakeFrame(FrameType type) const;
@@ -201,15 +203,16 @@ class Negotiator {
 
   Entries entries_;
   std::list<std::string> order_;  // names of entries_ by first arrival
-  std::map<std::string, std::vector<std::pair<int, Refusal>>> owed_;  // members that will hear of a failure when they submit
+  std::map<std::string, std::vector<std::pair<int, Refusal>>>
+      undelivered_failures_;  // members that will hear of a failure when they submit
   std::vector<Ready> ready_to_run_;
   MemberSet joined_, left_;
+  StallWatch stalls_;
   std::vector<int> unanswered_;      // by member: requests that it was asked to send again
   std::vector<Request> held_joins_;  // by member: behind those requests; no name if there is none
   std::vector<bool> held_goodbyes_;  // by member: behind those requests
   std::string join_name_;            // of the join under way
-  std::map<int, Late> late_;               // by rank, since it was told before
-  std::map<int, Nanoseconds> busy_until_;  // members that are, or of late were, in a long phase
+  std::map<int, Late> late_;         // by rank, since it was told before
   int batches_under_way_ = 0;
   ResponseCache::Id next_id_ = 1;
   int next_process_set_ = 1;

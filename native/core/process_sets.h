@@ -1,5 +1,6 @@
-// ProcessSetTable: the process sets of a context, their members, and the lane of each, which keeps their messages apart. Any thread.
-// All ranks add and remove the same sets in the same order, so a set has the same lane on all of them.
+// ProcessSetTable: the process sets of a context, their members, and the lane of each, which keeps their messages
+// apart. Any thread. All ranks add and remove the same sets in the same order, so a set has the same lane on all of
+// them.
 #ifndef RINGTRAIN_CORE_PROCESS_SETS_H_
 #define RINGTRAIN_CORE_PROCESS_SETS_H_
 
@@ -38,6 +39,13 @@ class ProcessSetTable {
     MutexLock lock(mutex_);
     auto found = sets_.find(process_set);
     return found == sets_.end() ? std::vector<int>() : found->second.members;
+  }
+  // The oldest set with these ranks, ascending; -1 if there is none.
+  int Find(const std::vector<int>& members) const {
+    MutexLock lock(mutex_);
+    for (const auto& [process_set, set] : sets_)
+      if (set.members == members) return process_set;
+    return -1;
   }
 
  private:

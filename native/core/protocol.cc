@@ -16,32 +16,36 @@ std::vector<int> RanksOf(const World& world) {
 
 }  // namespace
 
-Protocol::Protocol(const World& world, const Options& options, Performer* performer)
-    : world_(world), options_(options), performer_(performer), liveness_(world, options.dead_after_seconds) {
-  AddProcessSet(0, 0, RanksOf(world));
-}
+Protocol::Protocol(const World& world, const Options& options)
+    : world_(world), options_(options), liveness_(world, options.dead_after_seconds) {}
 
 // ---- events ----
 
-void Protocol::Submitted(Nanoseconds now, int process_set, const Request& request) {
-  Feed(now, process_set, event::Submitted{request});
+void Protocol::Begin(Nanoseconds now, RankEffects* effects) { AddProcessSet(now, 0, RanksOf(world_), effects); }
+
+void Protocol::Submitted(Nanoseconds now, int process_set, const Request& request, RankEffects* effects) {
+  Feed(now, process_set, event::Submitted{request}, effects);
 }
 
-void Protocol::Refused(Nanoseconds now, int process_set, Refusal refusal) {
-  Feed(now, process_set, event::Refused{std::move(refusal)});
+void Protocol::Refused(Nanoseconds now, int process_set, Refusal refusal, RankEffects* effects) {
+  Feed(now, process_set, event::Refused{std::move(refusal)}, effects);
 }
 
-void Protocol::Arrived(Nanoseconds now, int from, Frame frame) {
+void Protocol::Arrived(Nanoseconds now, int from, Frame frame, RankEffects* effects) {
+  if (frame.type == FrameType::kAbort) silent_.insert(from);
+  if (aborted_ && frame.type != FrameType::kVerdicts) return;
   switch (frame.type) {
     case FrameType::kAbort:
-      return Abort(Status::PeerLost(frame.text));
+      return HearEnd(Status::PeerLost(frame.text), effects);
     case FrameType::kGoodbye:
-      return HearGoodbye(now, from, frame.flag);
+      return HearGoodbye(now, from, frame.flag, effects);
     case FrameType::kBeat:  // the transport has counted it
-      if (frame.flag) liveness_.Forget(from);
+      if (!frame.flag) return;
+      liveness_.Forget(from);
+      left_.insert(from);
       return;
     case FrameType::kStalled:
-      return performer_->ShowStacks(frame.text);
+      return void(effects->push_back(rank_effect::ShowStacks{std::move(frame.text)}));
     case FrameType::kAllGoodbye:
       all_goodbye_ = true;
       clean_ = frame.flag;
@@ -51,52 +55,66 @@ void Protocol::Arrived(Nanoseconds now, int from, Frame frame) {
   }
   const int process_set = frame.process_set;
   if (!Knows(process_set)) {
-    // Another member has learnt of the set before this one; or it is gone, and this is a refusal that nobody has waited for.
+    // Another member has learnt of the set before this one; or it is gone, and this is a refusal that nobody has waited
+    // for.
     if (process_set <= newest_process_set_) return;
     early_frames_[process_set].emplace_back(from, std::move(frame));
     return;
   }
-  Feed(now, process_set, event::Arrived{MemberOf(process_set, from), std::move(frame)});
+  Feed(now, process_set, event::Arrived{MemberOf(process_set, from), std::move(frame)}, effects);
 }
 
-void Protocol::BatchFinished(Nanoseconds now, int process_set) { Feed(now, process_set, event::BatchFinished{}); }
-
-void Protocol::LongPhase(Nanoseconds now, Nanoseconds duration) {
-  for (int process_set : ProcessSets()) Feed(now, process_set, event::LongPhase{duration});
+void Protocol::BatchFinished(Nanoseconds now, int process_set, RankEffects* effects) {
+  --batches_under_way_;
+  Feed(now, process_set, event::BatchFinished{}, effects);
 }
 
-void Protocol::LookForTheDead(Nanoseconds now) {
-  if (now < next_look()) return;
-  performer_->Beat();
-  SendBeats(false);
-  const Status verdict = liveness_.Look(now, *performer_);
-  if (!verdict.ok()) Abort(verdict);
+// A rank that has left is no loss, nor is any once all have said goodbye and nothing of this rank is under way.
+void Protocol::ConnectionLost(int rank, const std::string& cause, RankEffects* effects) {
+  silent_.insert(rank);
+  const bool needs_nobody = clean() && !pending() && batches_under_way_ == 0;
+  if (left_.count(rank) > 0 || needs_nobody) return;
+  HearEnd(liveness_.ConnectionLost(rank, cause), effects);
 }
 
-bool Protocol::Tick(Nanoseconds now) {
-  RunHeldRemovals(now);
+void Protocol::LongPhase(Nanoseconds now, Nanoseconds duration, RankEffects* effects) {
+  for (int process_set : ProcessSets()) Feed(now, process_set, event::LongPhase{duration}, effects);
+}
+
+void Protocol::Look(Nanoseconds now, const SignsOfLife& seen, RankEffects* effects) {
+  for (int rank : world_.my_host())
+    if (rank != world_.rank && seen[rank].died) silent_.insert(rank);
+  looks_again_ = kNever;
+  if (aborted_) return;
+  effects->push_back(rank_effect::Beat{});
+  SendBeats(false, effects);
+  const Status verdict = liveness_.Look(now, seen);
+  if (!verdict.ok()) HearEnd(verdict, effects);
+}
+
+bool Protocol::Tick(Nanoseconds now, RankEffects* effects) {
   bool moved = false;
+  if (aborted_) return moved;
   for (int process_set : ProcessSets()) {
-    auto found = negotiators_.find(process_set);
-    if (found == negotiators_.end()) continue;  // removed by what has just been done
-    Effects effects;
-    found->second.OnEvent(now, event::Tick{}, &effects);
-    moved |= !effects.empty();  // control operations finish at once, and more may be ready behind them
-    Follow(now, process_set, &effects);
+    Effects from;
+    negotiators_.at(process_set).OnEvent(now, event::Tick{}, &from);
+    moved |= !from.empty();  // control operations finish at once, and more may be ready behind them
+    Follow(now, process_set, &from, effects);
   }
   return moved;
 }
 
-void Protocol::Feed(Nanoseconds now, int process_set, const Event& event) {
+void Protocol::Feed(Nanoseconds now, int process_set, const Event& event, RankEffects* effects) {
   auto found = negotiators_.find(process_set);
   if (found == negotiators_.end()) return;
-  Effects effects;
-  found->second.OnEvent(now, event, &effects);
-  Follow(now, process_set, &effects);
+  Effects from;
+  found->second.OnEvent(now, event, &from);
+  Follow(now, process_set, &from, effects);
 }
 
 bool Protocol::pending() const {
-  return std::any_of(negotiators_.begin(), negotiators_.end(), [](const auto& entry) { return entry.second.pending(); });
+  return std::any_of(negotiators_.begin(), negotiators_.end(),
+                     [](const auto& entry) { return entry.second.pending(); });
 }
 
 Nanoseconds Protocol::next_stall() const {
@@ -118,52 +136,71 @@ int Protocol::MemberOf(int process_set, int rank) const {
 
 // ---- what follows ----
 
-void Protocol::Follow(Nanoseconds now, int process_set, Effects* effects) {
-  for (Effect& effect : *effects) std::visit([&](auto& what) { Follow(now, process_set, what); }, effect);
+void Protocol::Follow(Nanoseconds now, int process_set, Effects* from, RankEffects* effects) {
+  for (Effect& effect : *from) std::visit([&](auto& what) { Follow(now, process_set, what, effects); }, effect);
 }
 
-void Protocol::Follow(Nanoseconds, int process_set, effect::Send& send) {
-  performer_->Send(negotiators_.at(process_set).members()[static_cast<size_t>(send.member)], std::move(send.frame));
+void Protocol::Follow(Nanoseconds, int process_set, effect::Send& send, RankEffects* effects) {
+  const int rank = negotiators_.at(process_set).members()[static_cast<size_t>(send.member)];
+  effects->push_back(rank_effect::Send{rank, std::move(send.frame)});
 }
 
-void Protocol::Follow(Nanoseconds now, int process_set, effect::Execute& execute) {
+void Protocol::Follow(Nanoseconds now, int process_set, effect::Execute& execute, RankEffects* effects) {
   if (aborted_) return;
   const bool control = Find(execute.responses[0].request.operation)->output == Output::kNone;  // which is never fused
-  if (control) return RunControl(now, process_set, execute);
-  performer_->Start(process_set, execute);
+  if (control) return RunControl(now, process_set, std::move(execute), effects);
+  ++batches_under_way_;
+  effects->push_back(rank_effect::Start{process_set, std::move(execute)});
 }
 
-void Protocol::Follow(Nanoseconds, int process_set, effect::Fail& fail) { performer_->Fail(process_set, fail.name, fail.status); }
+void Protocol::Follow(Nanoseconds, int process_set, effect::Fail& fail, RankEffects* effects) {
+  effects->push_back(rank_effect::Fail{process_set, std::move(fail.name), std::move(fail.status)});
+}
 
-void Protocol::Follow(Nanoseconds, int, effect::Warn& warn) { performer_->Warn(warn.text); }
+void Protocol::Follow(Nanoseconds, int, effect::Warn& warn, RankEffects* effects) {
+  effects->push_back(rank_effect::Warn{std::move(warn.text)});
+}
 
-void Protocol::Follow(Nanoseconds, int, effect::Abort& abort) { Abort(Status::Internal(abort.cause)); }
+void Protocol::Follow(Nanoseconds, int, effect::Abort& abort, RankEffects* effects) {
+  Abort(Status::Internal(abort.cause), effects);
+}
 
-void Protocol::Follow(Nanoseconds, int process_set, effect::Count& count) { performer_->Count(process_set, count); }
+void Protocol::Follow(Nanoseconds, int process_set, effect::Count& count, RankEffects* effects) {
+  effects->push_back(rank_effect::Count{process_set, std::move(count)});
+}
 
 // ---- process sets ----
 
-void Protocol::RunControl(Nanoseconds now, int process_set, const effect::Execute& control) {
+void Protocol::RunControl(Nanoseconds now, int process_set, effect::Execute control, RankEffects* effects) {
   const Response& response = control.responses[0];
   const std::vector<int64_t>& list = response.request.splits;
-  // A rank that had joined may still be busy with a batch of the set for which nobody here waits: the set goes after it.
-  if (response.request.operation == Operation::kRemoveProcessSet && performer_->Busy(static_cast<int>(list[0]))) {
-    held_removals_.emplace_back(process_set, control);
+  if (response.request.operation == Operation::kRemoveProcessSet) {
+    // A rank that had joined may still be busy with a batch of the set for which nobody here waits: the set goes after
+    // it.
+    const int removed = static_cast<int>(list[0]);
+    removals_.emplace(removed, Removal{process_set, std::move(control)});
+    effects->push_back(rank_effect::RemoveProcessSet{removed});
     return;
   }
-  if (response.request.operation == Operation::kAddProcessSet) AddProcessSet(now, response.result, {list.begin(), list.end()});
-  if (response.request.operation == Operation::kRemoveProcessSet) RemoveProcessSet(static_cast<int>(list[0]));
-  performer_->Finish(process_set, control);
-  Feed(now, process_set, event::BatchFinished{});
+  if (response.request.operation == Operation::kAddProcessSet)
+    AddProcessSet(now, response.result, {list.begin(), list.end()}, effects);
+  FinishControl(now, process_set, std::move(control), effects);
 }
 
-void Protocol::RunHeldRemovals(Nanoseconds now) {
-  if (held_removals_.empty()) return;
-  for (const auto& held : std::exchange(held_removals_, {})) RunControl(now, held.first, held.second);
+void Protocol::FinishControl(Nanoseconds now, int process_set, effect::Execute control, RankEffects* effects) {
+  effects->push_back(rank_effect::Finish{process_set, std::move(control)});
+  Feed(now, process_set, event::BatchFinished{}, effects);
 }
 
-void Protocol::AddProcessSet(Nanoseconds now, int process_set, const std::vector<int>& members) {
-  performer_->AddProcessSet(process_set, members);
+void Protocol::ProcessSetRemoved(Nanoseconds now, int process_set, RankEffects* effects) {
+  negotiators_.erase(process_set);
+  auto removal = removals_.extract(process_set);
+  if (removal.empty()) return;
+  FinishControl(now, removal.mapped().process_set, std::move(removal.mapped().control), effects);
+}
+
+void Protocol::AddProcessSet(Nanoseconds now, int process_set, const std::vector<int>& members, RankEffects* effects) {
+  effects->push_back(rank_effect::AddProcessSet{process_set, members});
   newest_process_set_ = process_set;
   auto me = std::find(members.begin(), members.end(), world_.rank);
   if (me == members.end()) {
@@ -183,22 +220,19 @@ void Protocol::AddProcessSet(Nanoseconds now, int process_set, const std::vector
   if (early == early_frames_.end()) return;
   const std::vector<std::pair<int, Frame>> frames = std::move(early->second);
   early_frames_.erase(early);
-  for (const auto& frame : frames) Feed(now, process_set, event::Arrived{MemberOf(process_set, frame.first), frame.second});
-}
-
-void Protocol::RemoveProcessSet(int process_set) {
-  negotiators_.erase(process_set);
-  performer_->RemoveProcessSet(process_set);
+  for (const auto& frame : frames)
+    Feed(now, process_set, event::Arrived{MemberOf(process_set, frame.first), frame.second}, effects);
 }
 
 // ---- the end ----
 
-void Protocol::SayGoodbye(Nanoseconds now) {
-  Tick(now);  // what was submitted or refused before goes ahead, so that nobody takes it for left out
-  TellGoodbye(false);
+void Protocol::SayGoodbye(Nanoseconds now, RankEffects* effects) {
+  if (awaits_last_words()) return End(effects);  // its program does not
+  Tick(now, effects);  // what was submitted or refused before goes ahead, so that nobody takes it for left out
+  TellGoodbye(false, effects);
 }
 
-void Protocol::TellGoodbye(bool gone) {
+void Protocol::TellGoodbye(bool gone, RankEffects* effects) {
   // Whoever decides for me, and everyone for whom I decide.
   std::set<int> concerned = {lowest_rank()};
   for (const auto& entry : negotiators_) {
@@ -210,61 +244,99 @@ void Protocol::TellGoodbye(bool gone) {
     Frame goodbye;
     goodbye.type = FrameType::kGoodbye;
     goodbye.flag = gone;
-    performer_->Send(rank, std::move(goodbye));
+    effects->push_back(rank_effect::Send{rank, std::move(goodbye)});
   }
 }
 
-void Protocol::HearGoodbye(Nanoseconds now, int rank, bool gone) {
+void Protocol::HearGoodbye(Nanoseconds now, int rank, bool gone, RankEffects* effects) {
   for (int process_set : ProcessSets()) {
     const std::vector<int>& members = negotiators_.at(process_set).members();
-    if (std::binary_search(members.begin(), members.end(), rank)) Feed(now, process_set, event::Left{MemberOf(process_set, rank), gone});
+    if (std::binary_search(members.begin(), members.end(), rank))
+      Feed(now, process_set, event::Left{MemberOf(process_set, rank), gone}, effects);
   }
+  if (gone) left_.insert(rank);
   if (world_.rank != lowest_rank() || gone) return;
   goodbyes_.insert(rank);
-  if (goodbyes_.size() == everyone().size()) TellAllGoodbye(true);
+  if (goodbyes_.size() == everyone().size()) TellAllGoodbye(true, effects);
 }
 
-void Protocol::TellAllGoodbye(bool clean) {
+void Protocol::TellAllGoodbye(bool clean, RankEffects* effects) {
   for (int rank : everyone()) {
     Frame all;
     all.type = FrameType::kAllGoodbye;
     all.flag = clean;
-    performer_->Send(rank, std::move(all));
+    effects->push_back(rank_effect::Send{rank, std::move(all)});
   }
 }
 
-void Protocol::GiveUpWaiting(Nanoseconds now) {
-  Tick(now);
-  TellGoodbye(true);
-  SendBeats(true);
-  if (world_.rank == lowest_rank() && !all_goodbye_) TellAllGoodbye(false);
+void Protocol::GiveUpWaiting(Nanoseconds now, RankEffects* effects) {
+  if (awaits_last_words()) return End(effects);
+  Tick(now, effects);
+  TellGoodbye(true, effects);
+  SendBeats(true, effects);
+  if (world_.rank == lowest_rank() && !all_goodbye_) TellAllGoodbye(false, effects);
 }
 
-void Protocol::SendBeats(bool last) {
+void Protocol::SendBeats(bool last, RankEffects* effects) {
   for (int rank : liveness_.listeners()) {
     Frame beat;
     beat.type = FrameType::kBeat;
     beat.flag = last;
-    performer_->Send(rank, std::move(beat));
+    effects->push_back(rank_effect::Send{rank, std::move(beat)});
   }
 }
 
-void Protocol::Abort(const Status& last) {
+void Protocol::Abort(const Status& last, RankEffects* effects) {
+  hears_ = false;
+  if (awaits_last_words()) return End(effects);
+  if (!std::exchange(aborted_, true)) effects->push_back(rank_effect::NoteCause{last});
+}
+
+void Protocol::HearEnd(const Status& last, RankEffects* effects) {
   if (std::exchange(aborted_, true)) return;
-  const Status cause = performer_->NoteCause(last);
+  hears_ = true;
+  effects->push_back(rank_effect::NoteCause{last});
+}
+
+void Protocol::CauseNoted(const Status& cause, RankEffects* effects) {
   for (int rank : everyone()) {
     if (rank == world_.rank) continue;
-    if (world_.host_of[rank] == world_.host_of[world_.rank]) {
-      performer_->Wake(rank);
-      continue;
-    }
-    Frame abort;
+    const bool here = world_.host_of[rank] == world_.host_of[world_.rank];
+    if (here) effects->push_back(rank_effect::Wake{rank});
+    if (here && !Decides(rank)) continue;
+    Frame abort;  // behind the verdicts for that rank
     abort.type = FrameType::kAbort;
     abort.text = cause.message();
-    performer_->Send(rank, std::move(abort));
+    effects->push_back(rank_effect::Send{rank, std::move(abort)});
   }
-  // The peers first, the submitters last: whoever hears of it may free the tensors.
-  performer_->End(cause);
+  held_cause_ = cause;
+  if (!hears_) return End(effects);
+  looks_again_ = 0;
 }
+
+void Protocol::MailTaken(Nanoseconds now, RankEffects* effects) {
+  if (!awaits_last_words()) return;
+  if (end_by_ == 0) end_by_ = now + kLastWords;
+  if (now >= end_by_ || !AwaitsCoordinator()) End(effects);
+}
+
+// Something of a rank waits for this one's verdicts.
+bool Protocol::Decides(int rank) const {
+  return std::any_of(negotiators_.begin(), negotiators_.end(), [&](const auto& entry) {
+    const std::vector<int>& members = entry.second.members();
+    return members[0] == world_.rank && std::binary_search(members.begin(), members.end(), rank);
+  });
+}
+
+// Something here waits for a verdict that may have been sent.
+bool Protocol::AwaitsCoordinator() const {
+  return std::any_of(negotiators_.begin(), negotiators_.end(), [&](const auto& entry) {
+    const int coordinator = entry.second.members()[0];
+    return entry.second.pending() && coordinator != world_.rank && silent_.count(coordinator) == 0;
+  });
+}
+
+// The peers have heard of it before, the submitters hear last: they may free the tensors.
+void Protocol::End(RankEffects* effects) { effects->push_back(rank_effect::End{std::exchange(held_cause_, Status())}); }
 
 }  // namespace ringtrain

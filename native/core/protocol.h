@@ -1,8 +1,10 @@
-// Protocol: one rank's side of a world, sans-I/O: a negotiator for each of its process sets, sets that come and go, goodbyes, who is
-// dead, and the end. negotiator.h tells how operations are agreed on; here is everything that a rank has to know beside that.
+// Protocol: one rank's side of a world, sans-I/O: a negotiator for each of its process sets, sets that come and go,
+// goodbyes, who is dead, and the end. negotiator.h tells how operations are agreed on; here is everything that a rank
+// has to know beside that.
 //
-// Time and events go in by calls; what follows is done by the Performer: the coordinator (coordinator.h) in a process, and a
-// simulated rank in tests/simulation. So the code that runs in thousands of simulated worlds is the code that runs in a job.
+// Time and events go in by calls, which append what follows to *effects. The coordinator (coordinator.h) carries the
+// effects out in a process, a simulated rank in tests/simulation. So the code that runs in thousands of simulated
+// worlds is the code that runs in a job.
 #ifndef RINGTRAIN_CORE_PROTOCOL_H_
 #define RINGTRAIN_CORE_PROTOCOL_H_
 
@@ -11,6 +13,7 @@
 #include <set>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "base/clock.h"
@@ -21,53 +24,87 @@
 
 namespace ringtrain {
 
-// What a rank can do. It may call Protocol::Abort from within any of these, and nothing else of it.
-class Performer : public LifeSigns {
- public:
-  virtual void Send(int rank, Frame frame) = 0;
-  // Runs a batch of data; Protocol::BatchFinished follows.
-  virtual void Start(int process_set, const effect::Execute& batch) = 0;
-  // Batches of the process set are under way.
-  virtual bool Busy(int process_set) const = 0;
-  // This rank's pending operation of that name ends: an agreed one without tensors, or with a failure.
-  virtual void Finish(int process_set, const effect::Execute& control) = 0;
-  virtual void Fail(int process_set, const std::string& name, const Status& status) = 0;
-  virtual void AddProcessSet(int process_set, const std::vector<int>& members) = 0;
-  virtual void RemoveProcessSet(int process_set) = 0;
-  virtual void Warn(const std::string& text) = 0;
-  virtual void Count(int process_set, const effect::Count& count) = 0;
-  // Others wait for this operation, which this rank has not submitted.
-  virtual void ShowStacks(const std::string& awaited) = 0;
-
-  // Shows the ranks of this host that this one lives.
-  virtual void Beat() = 0;
-  // Writes down for the ranks of this host why the world has ended, unless one has before; returns what is written.
-  virtual Status NoteCause(const Status& cause) = 0;
-  virtual void Wake(int rank_of_this_host) = 0;
-  // The world has ended: everything pending here and later fails with the cause.
-  virtual void End(const Status& cause) = 0;
+// What a rank is to do. To be carried out in this order, one after the other.
+namespace rank_effect {
+struct Send {
+  int rank;
+  Frame frame;
 };
+struct Start {  // a batch of data; Protocol::BatchFinished follows. Not once the world has ended
+  int process_set;
+  effect::Execute batch;
+};
+struct Finish {  // this rank's pending operation without tensors ends well
+  int process_set;
+  effect::Execute control;
+};
+struct Fail {  // this rank's pending operation of that name ends with this status
+  int process_set;
+  std::string name;
+  Status status;
+};
+struct AddProcessSet {
+  int process_set;
+  std::vector<int> members;
+};
+struct RemoveProcessSet {  // once none of its batches is under way; Protocol::ProcessSetRemoved follows
+  int process_set;
+};
+struct Warn {
+  std::string text;
+};
+struct Count {
+  int process_set;
+  effect::Count count;
+};
+struct ShowStacks {  // others wait for this operation, which this rank has not submitted
+  std::string awaited;
+};
+struct Beat {};     // show the ranks of this host that this one lives
+struct NoteCause {  // write down for the ranks of this host why the world has ended, unless one has before;
+  Status cause;     // Protocol::CauseNoted follows with what is written
+};
+struct Wake {
+  int rank;  // of this host
+};
+struct End {  // everything pending here and later fails with the cause
+  Status cause;
+};
+}  // namespace rank_effect
+using RankEffect = std::variant<rank_effect::Send, rank_effect::Start, rank_effect::Finish, rank_effect::Fail,
+                                rank_effect::AddProcessSet, rank_effect::RemoveProcessSet, rank_effect::Warn,
+                                rank_effect::Count, rank_effect::ShowStacks, rank_effect::Beat, rank_effect::NoteCause,
+                                rank_effect::Wake, rank_effect::End>;
+using RankEffects = std::vector<RankEffect>;
 
 class Protocol {
  public:
-  Protocol(const World& world, const Options& options, Performer* performer);
+  Protocol(const World& world, const Options& options);
 
   // ---- events ----
+  // The first: the world itself is a process set.
+  void Begin(Nanoseconds now, RankEffects* effects);
   bool Knows(int process_set) const { return negotiators_.count(process_set) > 0; }
-  void Submitted(Nanoseconds now, int process_set, const Request& request);
-  void Refused(Nanoseconds now, int process_set, Refusal refusal);
-  void Arrived(Nanoseconds now, int from, Frame frame);
-  void BatchFinished(Nanoseconds now, int process_set);
+  void Submitted(Nanoseconds now, int process_set, const Request& request, RankEffects* effects);
+  void Refused(Nanoseconds now, int process_set, Refusal refusal, RankEffects* effects);
+  void Arrived(Nanoseconds now, int from, Frame frame, RankEffects* effects);
+  void BatchFinished(Nanoseconds now, int process_set, RankEffects* effects);
+  void ProcessSetRemoved(Nanoseconds now, int process_set, RankEffects* effects);
+  // The wire has lost its connection with this rank, for the cause that its words tell.
+  void ConnectionLost(int rank, const std::string& cause, RankEffects* effects);
   // Nobody shall expect this rank for that long.
-  void LongPhase(Nanoseconds now, Nanoseconds duration);
-  // Beats and listens, if it is time to.
-  void LookForTheDead(Nanoseconds now);
-  // Sends what has gathered, reports stalls. After every group of events, and at next_timer(). True if anything followed.
-  bool Tick(Nanoseconds now);
+  void LongPhase(Nanoseconds now, Nanoseconds duration, RankEffects* effects);
+  // At next_look(): beats, and judges the others.
+  void Look(Nanoseconds now, const SignsOfLife& seen, RankEffects* effects);
+  // As Liveness has it.
+  std::vector<int> Silent(Nanoseconds now, Nanoseconds time) const { return liveness_.Silent(now, time); }
+  // Sends what has gathered, reports stalls. After every group of events, and at next_timer(). True if anything
+  // followed.
+  bool Tick(Nanoseconds now, RankEffects* effects);
 
   bool pending() const;  // something of this rank
-  Nanoseconds next_timer() const { return std::min(next_look(), next_stall()); }
-  Nanoseconds next_look() const { return aborted_ ? kNever : liveness_.next_look(); }
+  Nanoseconds next_timer() const { return aborted_ ? next_end() : std::min(next_look(), next_stall()); }
+  Nanoseconds next_look() const { return aborted_ ? looks_again_ : liveness_.next_look(); }
   Nanoseconds next_stall() const;
   // How long a rank with nothing pending may sleep before it shows the others that it lives.
   Nanoseconds idle_period() const { return liveness_.idle_period(); }
@@ -76,33 +113,47 @@ class Protocol {
 
   // ---- the end ----
   // Tells the others that this rank will submit no more; released() once nobody waits for anybody.
-  void SayGoodbye(Nanoseconds now);
+  void SayGoodbye(Nanoseconds now, RankEffects* effects);
   bool released() const { return all_goodbye_; }
   // All ranks have said goodbye, and the world has not failed since, so that what is collective may be done.
   bool clean() const { return clean_ && !aborted_; }
-  // This rank serves the others no longer: those who wait for it fail, and if it is the lowest nobody need wait for the others either.
-  void GiveUpWaiting(Nanoseconds now);
-  // Ends the world on all ranks with this cause, unless it has ended already.
-  void Abort(const Status& last);
+  // This rank serves the others no longer: those who wait for it fail, and if it is the lowest nobody need wait for the
+  // others either.
+  void GiveUpWaiting(Nanoseconds now, RankEffects* effects);
+  // Ends the world on all ranks with this cause, unless it has ended already, and this rank's part of it at once.
+  void Abort(const Status& last, RankEffects* effects);
+  // The same, but the cause came from elsewhere. It is passed on at once. What a coordinator has decided before may
+  // still be on its way to this rank, and comes first: until all of that has come, for kLastWords at most, what is
+  // pending here waits, and nothing begins.
+  void HearEnd(const Status& last, RankEffects* effects);
+  // The cause that all ranks of this host shall tell: the first one that was written down.
+  void CauseNoted(const Status& cause, RankEffects* effects);
+  // All mail that there is has been taken: whoever waits for coordinators' last words looks whether he still has to.
+  void MailTaken(Nanoseconds now, RankEffects* effects);
   bool aborted() const { return aborted_; }
+  bool awaits_last_words() const { return !held_cause_.ok(); }
 
  private:
-  void Feed(Nanoseconds now, int process_set, const Event& event);
-  void Follow(Nanoseconds now, int process_set, Effects* effects);
-  void Follow(Nanoseconds now, int process_set, effect::Send& send);
-  void Follow(Nanoseconds now, int process_set, effect::Execute& execute);
-  void Follow(Nanoseconds now, int process_set, effect::Fail& fail);
-  void Follow(Nanoseconds now, int process_set, effect::Warn& warn);
-  void Follow(Nanoseconds now, int process_set, effect::Abort& abort);
-  void Follow(Nanoseconds now, int process_set, effect::Count& count);
-  void RunControl(Nanoseconds now, int process_set, const effect::Execute& control);
-  void RunHeldRemovals(Nanoseconds now);
-  void AddProcessSet(Nanoseconds now, int process_set, const std::vector<int>& members);
-  void RemoveProcessSet(int process_set);
-  void HearGoodbye(Nanoseconds now, int rank, bool gone);
-  void TellGoodbye(bool gone);
-  void TellAllGoodbye(bool clean);
-  void SendBeats(bool last);
+  void Feed(Nanoseconds now, int process_set, const Event& event, RankEffects* effects);
+  // Turns what follows for a negotiator into what follows for this rank.
+  void Follow(Nanoseconds now, int process_set, Effects* from, RankEffects* effects);
+  void Follow(Nanoseconds now, int process_set, effect::Send& send, RankEffects* effects);
+  void Follow(Nanoseconds now, int process_set, effect::Execute& execute, RankEffects* effects);
+  void Follow(Nanoseconds now, int process_set, effect::Fail& fail, RankEffects* effects);
+  void Follow(Nanoseconds now, int process_set, effect::Warn& warn, RankEffects* effects);
+  void Follow(Nanoseconds now, int process_set, effect::Abort& abort, RankEffects* effects);
+  void Follow(Nanoseconds now, int process_set, effect::Count& count, RankEffects* effects);
+  void RunControl(Nanoseconds now, int process_set, effect::Execute control, RankEffects* effects);
+  void FinishControl(Nanoseconds now, int process_set, effect::Execute control, RankEffects* effects);
+  void AddProcessSet(Nanoseconds now, int process_set, const std::vector<int>& members, RankEffects* effects);
+  void HearGoodbye(Nanoseconds now, int rank, bool gone, RankEffects* effects);
+  void TellGoodbye(bool gone, RankEffects* effects);
+  void TellAllGoodbye(bool clean, RankEffects* effects);
+  void SendBeats(bool last, RankEffects* effects);
+  bool Decides(int rank) const;
+  bool AwaitsCoordinator() const;
+  Nanoseconds next_end() const { return awaits_last_words() ? std::min(end_by_, looks_again_) : kNever; }
+  void End(RankEffects* effects);
   std::vector<int> ProcessSets() const;
   int MemberOf(int process_set, int rank) const;
   const std::vector<int>& everyone() const { return negotiators_.at(0).members(); }
@@ -110,16 +161,29 @@ class Protocol {
 
   const World& world_;
   const Options& options_;
-  Performer* const performer_;
 
   Liveness liveness_;
-  std::map<int, Negotiator> negotiators_;                          // by process set, those this rank belongs to
+  std::map<int, Negotiator> negotiators_;                           // by process set, those this rank belongs to
   std::map<int, std::vector<std::pair<int, Frame>>> early_frames_;  // by process set, with their senders
-  int newest_process_set_ = 0;  // ids ascend, on every rank in the same order
-  std::vector<std::pair<int, effect::Execute>> held_removals_;  // process set of the operation, what it does
+  int newest_process_set_ = 0;                                      // ids ascend, on every rank in the same order
+  struct Removal {
+    int process_set;  // of the operation
+    effect::Execute control;
+  };
+  std::map<int, Removal> removals_;  // by process set that goes: until it is gone here
 
-  std::set<int> goodbyes_;  // the lowest rank's: who has said it
+  int batches_under_way_ = 0;  // of all process sets
+  std::set<int> goodbyes_;     // the lowest rank's: who has said it
+  std::set<int> left_;         // who no longer serves the others, of those that have told this rank so
   bool all_goodbye_ = false, clean_ = false, aborted_ = false;
+
+  // While it waits for last words:
+  static constexpr Nanoseconds kLastWords = 250 * INT64_C(1000000);
+  std::set<int> silent_;              // ranks of which nothing comes any more that is not in the mail
+  bool hears_ = false;                // the cause came from elsewhere
+  Status held_cause_;                 // of the end that waits
+  Nanoseconds end_by_ = 0;            // 0: it has just begun to wait
+  Nanoseconds looks_again_ = kNever;  // who of this host has died
 };
 
 }  // namespace ringtrain

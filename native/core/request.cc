@@ -1,8 +1,10 @@
 #include "core/request.h"
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <numeric>
+#include <type_traits>
 
 #include "base/ranks.h"
 #include "include/ringtrain.h"
@@ -10,7 +12,7 @@
 namespace ringtrain {
 namespace {
 
-constexpr int64_t kHighestWeight = int64_t{1} << 40;  // sums of many are exact in double
+constexpr int64_t kHighestWeight = RT_HIGHEST_WEIGHT;
 
 int64_t ElementsFrom(const std::vector<int64_t>& shape, size_t first) {
   int64_t elements = 1;
@@ -18,9 +20,16 @@ int64_t ElementsFrom(const std::vector<int64_t>& shape, size_t first) {
   return elements;
 }
 
-
 Status Refuse(const Request& request, const std::string& text) {
   return Status::InvalidArgument(request.Subject() + ": " + text);
+}
+
+// Extents of 0 do not help: products of the others are formed on the way.
+bool TooLarge(const TensorSpec& tensor) {
+  auto bytes = static_cast<int64_t>(Bytes(tensor.dtype));
+  return std::any_of(tensor.shape.begin(), tensor.shape.end(), [&](int64_t extent) {
+    return __builtin_mul_overflow(bytes, std::max<int64_t>(extent, 1), &bytes);
+  });
 }
 
 Status CheckTensors(const Request& request) {
@@ -28,18 +37,45 @@ Status CheckTensors(const Request& request) {
   for (const TensorSpec& tensor : request.tensors) {
     if (needs_rows && tensor.shape.empty())
       return Refuse(request, "the tensor must have a first dimension, but is a scalar. Reshape it to (1,).");
-    if (tensor.shape.size() > RT_MOST_DIMENSIONS)
-      return Refuse(request, "a tensor may have " + std::to_string(RT_MOST_DIMENSIONS) + " dimensions at most, but has " +
-                                 std::to_string(tensor.shape.size()) + ". Reshape it.");
+    if (tensor.shape.size() > RT_MAX_DIMENSIONS)
+      return Refuse(request, "a tensor may have " + std::to_string(RT_MAX_DIMENSIONS) +
+                                 " dimensions at most, but has " + std::to_string(tensor.shape.size()) +
+                                 ". Reshape it.");
     if (std::any_of(tensor.shape.begin(), tensor.shape.end(), [](int64_t extent) { return extent < 0; }))
       return Refuse(request, "the shape must not be negative, but is " + tensor.Text() + ".");
+    if (TooLarge(tensor))
+      return Refuse(request,
+                    "a tensor must have fewer than 2^63 bytes, but is " + tensor.Text() + ". Send it in parts.");
   }
+  return {};
+}
+
+Status CheckFactor(const Request& request, const char* name, double factor) {
+  if (std::isfinite(factor)) return {};
+  return Refuse(request, std::string(name) + " must be finite, but is " +
+                             (std::isnan(factor) ? "nan"
+                              : factor > 0       ? "inf"
+                                                 : "-inf") +
+                             ". Look at what it is computed from.");
+}
+
+Status CheckAdasum(const Request& request) {
+  if (request.operation != Operation::kAllreduce)
+    return Status::Unsupported(request.Subject() +
+                               ": reduction adasum must be an allreduce's. Allreduce, and slice the result.");
+  for (const TensorSpec& tensor : request.tensors)
+    if (!Find(tensor.dtype)->floating)
+      return Refuse(request,
+                    "adasum needs floating-point tensors, but found " + tensor.Text() + ". Cast first, or use sum.");
   return {};
 }
 
 Status CheckReduction(const Request& request) {
   if (Text(request.reduction) == nullptr)
     return Refuse(request, "reduction " + std::to_string(static_cast<int>(request.reduction)) + " does not exist.");
+  RT_TRY(CheckFactor(request, "prescale_factor", request.prescale));
+  RT_TRY(CheckFactor(request, "postscale_factor", request.postscale));
+  if (request.reduction == Reduction::kAdasum) RT_TRY(CheckAdasum(request));
   const bool scales = request.prescale != 1.0 || request.postscale != 1.0;
   for (const TensorSpec& tensor : request.tensors) {
     if (tensor.dtype != DType::kBool) continue;
@@ -51,7 +87,7 @@ Status CheckReduction(const Request& request) {
 }
 
 Status CheckWeight(const Request& request) {
-  if (request.weight == Request::kUnweighted) return {};
+  if (request.weight == Request::kNoCount) return {};
   if (!Find(request.operation)->reduces || request.reduction != Reduction::kAverage)
     return Refuse(request, "only an average may be weighted. Leave the weight out, or use Average.");
   if (request.weight < 0 || request.weight > kHighestWeight)
@@ -59,13 +95,19 @@ Status CheckWeight(const Request& request) {
                                std::to_string(request.weight) + ".");
   for (const TensorSpec& tensor : request.tensors)
     if (!Find(tensor.dtype)->floating)
-      return Refuse(request, "a weighted average needs floating-point tensors, but found " + tensor.Text() + ". Cast first.");
+      return Refuse(request,
+                    "a weighted average needs floating-point tensors, but found " + tensor.Text() + ". Cast first.");
   return {};
 }
 
 Status CheckCompression(const Request& request) {
   if (Text(request.compression) == nullptr)
     return Refuse(request, "compression " + std::to_string(static_cast<int>(request.compression)) + " does not exist.");
+  const bool adds = request.reduction == Reduction::kSum || request.reduction == Reduction::kAverage;
+  if (Find(request.operation)->reduces && OnlyAdds(request.compression) && !adds)
+    return Refuse(request, "with compression " + std::string(Text(request.compression)) +
+                               " the reduction must be sum or average, but is " + Text(request.reduction) +
+                               ". Use float16, bfloat16 or no compression.");
   if (request.compression == Compression::kNone || Find(request.operation)->reduces) return {};
   return Refuse(request, "only operations that reduce may be compressed, but found compression " +
                              std::string(Text(request.compression)) + ". Leave it out, or cast the tensor.");
@@ -74,22 +116,25 @@ Status CheckCompression(const Request& request) {
 Status CheckRoot(const Request& request, const std::vector<int>& members) {
   if (std::binary_search(members.begin(), members.end(), request.root)) return {};
   const bool whole_range = members.back() - members.front() + 1 == static_cast<int>(members.size());
-  const std::string expected = whole_range ? "in [" + std::to_string(members.front()) + ", " + std::to_string(members.back() + 1) + ")"
-                                           : "one of " + RanksText(members);
+  const std::string expected =
+      whole_range ? "in [" + std::to_string(members.front()) + ", " + std::to_string(members.back() + 1) + ")"
+                  : "one of " + RanksText(members);
   return Refuse(request, "root must be " + expected + ", got " + std::to_string(request.root) + ".");
 }
 
 Status CheckSplits(const Request& request, const std::vector<int>& members) {
   const int64_t rows = request.tensors[0].shape[0];
   if (request.splits.size() != members.size())
-    return Refuse(request, "splits must have one entry for each of the " + std::to_string(members.size()) + " members, got " +
-                               std::to_string(request.splits.size()) + ".");
-  if (std::any_of(request.splits.begin(), request.splits.end(), [](int64_t split) { return split < 0; }))
-    return Refuse(request, "splits must not be negative.");
-  const int64_t sum = std::accumulate(request.splits.begin(), request.splits.end(), int64_t{0});
-  if (sum != rows)
+    return Refuse(request, "splits must have one entry for each of the " + std::to_string(members.size()) +
+                               " members, got " + std::to_string(request.splits.size()) + ".");
+  const auto lowest = std::min_element(request.splits.begin(), request.splits.end());
+  if (*lowest < 0) return Refuse(request, "splits must not be negative, but one is " + std::to_string(*lowest) + ".");
+  int64_t sum = 0;
+  const bool many = std::any_of(request.splits.begin(), request.splits.end(),
+                                [&](int64_t split) { return __builtin_add_overflow(sum, split, &sum); });
+  if (many || sum != rows)
     return Refuse(request, "splits must add up to the " + std::to_string(rows) + " rows of the tensor, but add up to " +
-                               std::to_string(sum) + ".");
+                               (many ? "more than 2^63" : std::to_string(sum)) + ".");
   return {};
 }
 
@@ -114,9 +159,29 @@ Status CheckNewSet(const Request& request, const std::vector<int>& world) {
     if (rank < 0 || rank >= size)
       return Refuse(request, "ranks must be in [0, " + std::to_string(size) + "), got " + std::to_string(rank) + ".");
   auto twice = std::adjacent_find(ranks.begin(), ranks.end());
-  if (twice != ranks.end()) return Refuse(request, "each rank may be listed once, but " + std::to_string(*twice) + " is listed again.");
+  if (twice != ranks.end())
+    return Refuse(request, "each rank may be listed once, but " + std::to_string(*twice) + " is listed again.");
   return {};
 }
+
+// ---- the bytes of an attribute, by its type ----
+
+template <typename Enum, typename = std::enable_if_t<std::is_enum_v<Enum>>>
+void Put(Enum value, Encoder* encoder) {
+  encoder->Byte(static_cast<uint8_t>(value));
+}
+void Put(double value, Encoder* encoder) { encoder->Number(value); }
+void Put(int64_t value, Encoder* encoder) { encoder->Signed(value); }
+void Put(int value, Encoder* encoder) { encoder->Signed(value); }
+
+template <typename Enum, typename = std::enable_if_t<std::is_enum_v<Enum>>>
+void Get(Decoder* decoder, Enum* value) {
+  *value = static_cast<Enum>(decoder->Byte());
+  if (Text(*value) == nullptr) decoder->Refuse();
+}
+void Get(Decoder* decoder, double* value) { *value = decoder->Number(); }
+void Get(Decoder* decoder, int64_t* value) { *value = decoder->Signed(); }
+void Get(Decoder* decoder, int* value) { *value = decoder->Int(); }
 
 }  // namespace
 
@@ -131,13 +196,34 @@ std::string TensorSpec::Text() const {
 }
 
 bool Request::operator==(const Request& other) const {
-  return operation == other.operation && reduction == other.reduction && prescale == other.prescale &&
-         postscale == other.postscale && weight == other.weight && compression == other.compression && root == other.root &&
-         device == other.device && cacheable == other.cacheable &&
-         name == other.name && tensors == other.tensors && splits == other.splits;
+#define RT_ATTRIBUTE(attribute, kind, initial, scope, label, advice) \
+  if (attribute != other.attribute) return false;
+#include "tables/attributes.def"
+#undef RT_ATTRIBUTE
+  return operation == other.operation && device == other.device && cacheable == other.cacheable && name == other.name &&
+         tensors == other.tensors && splits == other.splits;
 }
 
-std::string Request::Subject() const { return std::string(Text(operation)) + " '" + name + "'"; }
+namespace {
+
+// A name as it stands in a message: control characters would move the cursor of a terminal, or make a second line.
+std::string Printable(const std::string& name) {
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string text;
+  for (const char letter : name) {
+    const auto byte = static_cast<unsigned char>(letter);
+    if (byte >= 0x20 && byte != 0x7f) {
+      text += letter;
+    } else {
+      text.append("\\x").append(1, kDigits[byte >> 4]).append(1, kDigits[byte & 15]);
+    }
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string Request::Subject() const { return std::string(Text(operation)) + " '" + Printable(name) + "'"; }
 
 size_t Request::bytes() const {
   size_t bytes = 0;
@@ -145,23 +231,35 @@ size_t Request::bytes() const {
   return bytes;
 }
 
-Request Response::RequestOf(int member, int members) const {
-  Request mine = request;
-  const size_t tensors = mine.tensors.size();
-  if (!weights.empty()) mine.weight = weights[member];
-  if (!devices.empty()) mine.device = static_cast<int>(devices[member]);
-  if (request.operation == Operation::kAllgather)
-    for (size_t tensor = 0; tensor < tensors; ++tensor) mine.tensors[tensor].shape[0] = rows[member * tensors + tensor];
-  if (request.operation == Operation::kAlltoall) {
-    mine.splits.assign(rows.begin() + member * members, rows.begin() + (member + 1) * members);
-    mine.tensors[0].shape[0] = std::accumulate(mine.splits.begin(), mine.splits.end(), int64_t{0});
-  }
-  return mine;
+std::vector<int64_t> Request::own_rows() const {
+  const Layout layout = Find(operation)->layout;
+  if (layout == Layout::kExchange) return splits;
+  std::vector<int64_t> rows;
+  if (layout == Layout::kGather)
+    for (const TensorSpec& tensor : tensors) rows.push_back(tensor.shape[0]);
+  return rows;
 }
 
-DType WireDType(Compression compression, DType dtype) {
-  if (compression == Compression::kNone || (dtype != DType::kFloat32 && dtype != DType::kFloat64)) return dtype;
-  return compression == Compression::kFloat16 ? DType::kFloat16 : DType::kBFloat16;
+void Request::set_own_rows(const int64_t* rows) {
+  const Layout layout = Find(operation)->layout;
+  if (layout == Layout::kExchange) {
+    std::copy_n(rows, splits.size(), splits.begin());
+    tensors[0].shape[0] = std::accumulate(splits.begin(), splits.end(), int64_t{0});
+  }
+  if (layout == Layout::kGather)
+    for (TensorSpec& tensor : tensors) tensor.shape[0] = *rows++;
+}
+
+Request Response::RequestOf(int member, int members) const {
+  Request mine = request;
+#define RT_ATTRIBUTE(name, kind, initial, scope, label, advice)
+#define RT_OWN_ATTRIBUTE(name, kind, initial, scope, label, advice) \
+  if (!name##s.empty()) mine.name = name##s[member];
+#include "tables/attributes.def"
+#undef RT_ATTRIBUTE
+  if (!devices.empty()) mine.device = static_cast<int>(devices[member]);
+  mine.set_own_rows(rows.data() + rows.size() / members * member);
+  return mine;
 }
 
 Status Check(const Request& request, const std::vector<int>& members) {
@@ -172,8 +270,9 @@ Status Check(const Request& request, const std::vector<int>& members) {
   RT_TRY(CheckCompression(request));
   if (row.rooted) RT_TRY(CheckRoot(request, members));
   if (request.operation == Operation::kAddProcessSet) RT_TRY(CheckNewSet(request, members));
-  if (request.operation == Operation::kAlltoall) {
-    if (request.tensors.size() != 1) return Refuse(request, "takes one tensor, got " + std::to_string(request.tensors.size()) + ".");
+  if (row.layout == Layout::kExchange) {
+    if (request.tensors.size() != 1)
+      return Refuse(request, "takes one tensor, got " + std::to_string(request.tensors.size()) + ".");
     RT_TRY(CheckSplits(request, members));
   }
   if (request.operation == Operation::kAddProcessSet || request.operation == Operation::kRemoveProcessSet)
@@ -181,15 +280,20 @@ Status Check(const Request& request, const std::vector<int>& members) {
   return {};
 }
 
+Status Check(const Response& response) {
+  const std::vector<int64_t>& weights = response.weights;
+  if (weights.empty() || *std::max_element(weights.begin(), weights.end()) > 0) return {};
+  return Status::Mismatch(response.request.Subject() +
+                          ": some weight must be above 0, but those of all ranks that take part are 0. "
+                          "Skip the operation on all ranks.");
+}
+
 void Encode(const Request& request, Encoder* encoder) {
   encoder->Text(request.name);
   encoder->Byte(static_cast<uint8_t>(request.operation));
-  encoder->Byte(static_cast<uint8_t>(request.reduction));
-  encoder->Number(request.prescale);
-  encoder->Number(request.postscale);
-  encoder->Signed(request.weight);
-  encoder->Byte(static_cast<uint8_t>(request.compression));
-  encoder->Signed(request.root);
+#define RT_ATTRIBUTE(name, kind, initial, scope, label, advice) Put(request.name, encoder);
+#include "tables/attributes.def"
+#undef RT_ATTRIBUTE
   encoder->Signed(request.device);
   encoder->Byte(request.cacheable);
   encoder->Unsigned(request.tensors.size());
@@ -204,30 +308,29 @@ Request DecodeRequest(Decoder* decoder) {
   Request request;
   request.name = decoder->Text();
   request.operation = static_cast<Operation>(decoder->Byte());
-  request.reduction = static_cast<Reduction>(decoder->Byte());
-  request.prescale = decoder->Number();
-  request.postscale = decoder->Number();
-  request.weight = decoder->Signed();
-  request.compression = static_cast<Compression>(decoder->Byte());
-  request.root = static_cast<int>(decoder->Signed());
-  request.device = static_cast<int>(decoder->Signed());
-  request.cacheable = decoder->Byte() != 0;
+#define RT_ATTRIBUTE(name, kind, initial, scope, label, advice) Get(decoder, &request.name);
+#include "tables/attributes.def"
+#undef RT_ATTRIBUTE
+  request.device = decoder->Int();
+  request.cacheable = decoder->Flag();
   request.tensors.resize(decoder->Count());
   for (TensorSpec& tensor : request.tensors) {
     tensor.dtype = static_cast<DType>(decoder->Byte());
     tensor.shape = decoder->SignedList();
-    if (Find(tensor.dtype) == nullptr || tensor.shape.size() > RT_MOST_DIMENSIONS) decoder->Refuse();
+    if (Find(tensor.dtype) == nullptr || tensor.shape.size() > RT_MAX_DIMENSIONS) decoder->Refuse();
   }
   request.splits = decoder->SignedList();
-  if (Find(request.operation) == nullptr || Text(request.reduction) == nullptr || Text(request.compression) == nullptr)
-    decoder->Refuse();
+  if (Find(request.operation) == nullptr) decoder->Refuse();
   return request;
 }
 
 void Encode(const Response& response, Encoder* encoder) {
   Encode(response.request, encoder);
   encoder->SignedList(response.rows);
-  encoder->SignedList(response.weights);
+#define RT_ATTRIBUTE(name, kind, initial, scope, label, advice)
+#define RT_OWN_ATTRIBUTE(name, kind, initial, scope, label, advice) encoder->SignedList(response.name##s);
+#include "tables/attributes.def"
+#undef RT_ATTRIBUTE
   encoder->SignedList(response.devices);
   encoder->Signed(response.result);
 }
@@ -236,9 +339,12 @@ Response DecodeResponse(Decoder* decoder) {
   Response response;
   response.request = DecodeRequest(decoder);
   response.rows = decoder->SignedList();
-  response.weights = decoder->SignedList();
+#define RT_ATTRIBUTE(name, kind, initial, scope, label, advice)
+#define RT_OWN_ATTRIBUTE(name, kind, initial, scope, label, advice) response.name##s = decoder->SignedList();
+#include "tables/attributes.def"
+#undef RT_ATTRIBUTE
   response.devices = decoder->SignedList();
-  response.result = static_cast<int>(decoder->Signed());
+  response.result = decoder->Int();
   return response;
 }
 

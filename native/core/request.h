@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "base/bytes.h"
@@ -24,41 +25,55 @@ struct TensorSpec {
   std::string Text() const;  // float32[128, 10]
 };
 
+// Kinds of tables/attributes.def.
+enum class AttributeKind { kReduction, kCompression, kFactor, kOwnCount, kRank };
+// Their types, in the same order.
+template <AttributeKind kind>
+using AttributeValue =
+    std::tuple_element_t<static_cast<size_t>(kind), std::tuple<Reduction, Compression, double, int64_t, int>>;
+
 struct Request {
-  static constexpr int64_t kUnweighted = -1;
+  static constexpr int64_t kNoCount = -1;  // of an attribute kOwnCount
 
   std::string name;
   Operation operation = Operation::kAllreduce;
-  Reduction reduction = Reduction::kSum;
-  double prescale = 1.0, postscale = 1.0;
-  int64_t weight = kUnweighted;  // of this member's contribution to an average
-  Compression compression = Compression::kNone;
-  int root = -1;    // global rank
+#define RT_ATTRIBUTE(name, kind, initial, scope, label, advice) \
+  AttributeValue<AttributeKind::kind> name = static_cast<AttributeValue<AttributeKind::kind>>(initial);
+#include "tables/attributes.def"
+#undef RT_ATTRIBUTE
   int device = -1;  // host memory, or a GPU's index
   bool cacheable = true;
   std::vector<TensorSpec> tensors;  // several: a group
   std::vector<int64_t> splits;      // alltoall: rows for each member; process sets: ranks, or the id
 
   bool operator==(const Request& other) const;
-  // allreduce 'fc1.weight'
+  // allreduce 'fc1.bias'
   std::string Subject() const;
   size_t bytes() const;
+  // The rows that this member says (collectives/rows.h): kGather, of each tensor; kExchange, for each member; else
+  // none.
+  std::vector<int64_t> own_rows() const;
+  void set_own_rows(const int64_t* rows);
 };
 
 struct Response {
   Request request;  // the members'; where something may differ, the lists below have it
-  // allgather: rows [member * tensors + tensor]; alltoall: rows [from * members + to]; else empty.
+  // What each member says of its rows, one after the other: [member * tensors + tensor] or [from * members + to].
   std::vector<int64_t> rows;
   int result = -1;  // join: the last rank; add_process_set: the id
-  std::vector<int64_t> weights;  // weighted average: by member, 0 for one that has joined; else empty
+  // Members' own attributes, named in the plural: by member, 0 for one that has joined; else empty.
+#define RT_ATTRIBUTE(name, kind, initial, scope, label, advice)
+#define RT_OWN_ATTRIBUTE(name, kind, initial, scope, label, advice) std::vector<int64_t> name##s;
+#include "tables/attributes.def"
+#undef RT_ATTRIBUTE
   std::vector<int64_t> devices;  // tensors on GPUs: by member, -1 for one that has joined; else empty
 
   // The request that this member must have sent for the response to fit.
   Request RequestOf(int member, int members) const;
 };
 
-// The dtype in which tensors of `dtype` travel between hosts.
-DType WireDType(Compression compression, DType dtype);
+// What no member can see alone to be wrong with what they have agreed on.
+Status Check(const Response& response);
 
 // What this rank can see alone to be wrong with a request of its own. members: global ranks of the process set.
 Status Check(const Request& request, const std::vector<int>& members);

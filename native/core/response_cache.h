@@ -1,8 +1,9 @@
-// Response cache: what the members of a process set agreed on before, by a small id, so that the same request travels as that id.
+// Response cache: what the members of a process set agreed on before, by a small id, so that the same request travels
+// as that id.
 //
-// Every member applies the same sequence of Insert and Touch, in the order of the coordinator's frames, so all caches are equal
-// without a word about them. Ids are never used again: one that a member sends late, for an entry that has been evicted, is
-// unknown and can be asked for again, but never means something else.
+// Every member applies the same sequence of Insert and Touch, in the order of the coordinator's frames, so all caches
+// are equal without a word about them. Ids are never used again: one that a member sends late, for an entry that has
+// been evicted, is unknown and can be asked for again, but never means something else.
 #ifndef RINGTRAIN_CORE_RESPONSE_CACHE_H_
 #define RINGTRAIN_CORE_RESPONSE_CACHE_H_
 

@@ -14,7 +14,8 @@ bool Handle::finished() const {
 
 Status HoldBack(const Handle& handle, CUstream stream) {
   if (!handle.done())
-    return Status::InvalidArgument("a stream may wait for a result that is on its way, but the operation is pending. Wait for it first.");
+    return Status::InvalidArgument(
+        "a stream may wait for a result that is on its way, but the operation is pending. Wait for it first.");
   if (!handle.status().ok() || handle.completion == nullptr) return handle.status();
   InContext current(*handle.completion->device());
   return handle.completion->HoldBack(stream);
@@ -30,8 +31,9 @@ Status SubmissionTable::Add(std::shared_ptr<Submission> submission) {
     return Status::InvalidArgument(request.Subject() + ": process set " + std::to_string(set) +
                                    " must not be used while it is removed. Wait for what is pending in it.");
   if (!pending_[submission->process_set].emplace(request.name, submission).second)
-    return Status::InvalidArgument(request.Subject() + ": the name must not be in flight, but it has been submitted already and is not "
-                                                       "done on this rank. Wait for it, or use another name.");
+    return Status::InvalidArgument(request.Subject() +
+                                   ": the name must not be in flight, but it has been submitted already and is not "
+                                   "done on this rank. Wait for it, or use another name.");
   if (removes) leaving_.insert(set);
   news_.submissions.push_back(std::move(submission));
   has_news_.store(true, std::memory_order_seq_cst);

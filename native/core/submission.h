@@ -1,5 +1,5 @@
-// Handle: the end of an operation that its submitter holds. Submission: the end that the core holds. SubmissionTable: those
-// that are not done, by name.
+// Handle: the end of an operation that its submitter holds. Submission: the end that the core holds. SubmissionTable:
+// those that are not done, by name.
 #ifndef RINGTRAIN_CORE_SUBMISSION_H_
 #define RINGTRAIN_CORE_SUBMISSION_H_
 
@@ -24,8 +24,8 @@ namespace ringtrain {
 
 // Written by the driver until Finish, read by anyone afterwards; what may change later are the last three members.
 //
-// With tensors on a GPU there are two ends: done, when all work is on the GPU's queue, and finished, when it has passed `completion`.
-// Between them the world can fail, and the result with it.
+// With tensors on a GPU there are two ends: done, when all work is on the GPU's queue, and finished, when it has passed
+// `completion`. Between them the world can fail, and the result with it.
 class Handle {
  public:
   struct Output {
@@ -68,7 +68,7 @@ class Handle {
   std::vector<Output> outputs;
   std::vector<int64_t> received_splits;
   int result = -1;
-  std::shared_ptr<Device> device;     // where the tensors are; nullptr: host memory
+  std::shared_ptr<Device> device;           // where the tensors are; nullptr: host memory
   std::shared_ptr<DeviceEvent> completion;  // nullptr: nothing is left to do once the operation is done
 
  private:
@@ -85,8 +85,8 @@ struct Submission {
   int process_set = 0;
   Request request;
   std::vector<const void*> inputs;
-  std::vector<void*> outputs;  // nullptr where the core or `allocate` provides it
-  std::vector<CUstream> streams;              // of tensors on a GPU, each once: what they hold now comes first
+  std::vector<void*> outputs;                       // nullptr where the core or `allocate` provides it
+  std::vector<CUstream> streams;                    // of tensors on a GPU, each once: what they hold now comes first
   std::vector<std::shared_ptr<DeviceEvent>> ready;  // recorded on those
   rt_allocate allocate = nullptr;
   rt_done done = nullptr;
@@ -111,7 +111,8 @@ class SubmissionTable {
 
   // Refuses a name that is not done yet, a process set that is being removed, and everything once closed.
   Status Add(std::shared_ptr<Submission> submission);
-  // Tells the peers; the submitter has been told. Not if an earlier submission of that name goes on: they have that one.
+  // Tells the peers; the submitter has been told. Not if an earlier submission of that name goes on: they have that
+  // one.
   void AddRefusal(int process_set, Refusal refusal);
   // What came since the last call. False if nothing did.
   bool TakeNews(News* news);

@@ -18,8 +18,8 @@ constexpr size_t kBufferBytes = 256 << 10;
 constexpr int64_t kPageBytes = 4096;  // or a part of a page, where they are larger
 constexpr int64_t kFirstCapacity = 64 << 10;
 constexpr size_t kLongestText = 1500;           // of a quoted name, so that an event fits into a page
-constexpr size_t kMostNames = 10000;            // later names share one set of tracks
-constexpr size_t kMostTracks = 8;               // of one tensor
+constexpr size_t kMaxNames = 10000;             // later names share one set of tracks
+constexpr size_t kMaxTracks = 8;                // of one tensor
 constexpr int64_t kOriginSeconds = 1704067200;  // 2024-01-01 00:00 UTC
 constexpr char kClosing[] = "\n]\n";
 constexpr int64_t kClosingBytes = sizeof kClosing - 1;
@@ -42,7 +42,8 @@ size_t SequenceLength(const std::string& text, size_t i) {
     if ((byte(i + k) & 0xc0) != 0x80) return 0;
   const unsigned second = byte(i + 1);
   const bool overlong = (first == 0xe0 && second < 0xa0) || (first == 0xf0 && second < 0x90);
-  const bool outside = (first == 0xed && second >= 0xa0) || (first == 0xf4 && second >= 0x90);  // surrogates, above U+10FFFF
+  const bool outside =
+      (first == 0xed && second >= 0xa0) || (first == 0xf4 && second >= 0x90);  // surrogates, above U+10FFFF
   return overlong || outside ? 0 : length;
 }
 
@@ -106,7 +107,8 @@ bool Copy(int from, int to, int64_t size) {
 bool WriteRoom(int file, int64_t begin, int64_t end) {
   const std::string spaces(kBufferBytes, ' ');
   for (const int64_t closing = end - kClosingBytes; begin < closing; begin += static_cast<int64_t>(spaces.size()))
-    if (!WriteAll(file, spaces.data(), std::min<size_t>(spaces.size(), static_cast<size_t>(closing - begin)), begin)) return false;
+    if (!WriteAll(file, spaces.data(), std::min<size_t>(spaces.size(), static_cast<size_t>(closing - begin)), begin))
+      return false;
   return WriteAll(file, kClosing, kClosingBytes, end - kClosingBytes);
 }
 
@@ -117,8 +119,8 @@ bool IsNoFile(const std::string& path) {
 
 // `argument` is a member of a JSON object.
 std::string Metadata(const char* what, int rank, int track, const std::string& argument) {
-  return "{\"ph\":\"M\",\"name\":\"" + std::string(what) + "\",\"pid\":" + std::to_string(rank) + ",\"tid\":" +
-         std::to_string(track) + ",\"args\":{" + argument + "}}";
+  return "{\"ph\":\"M\",\"name\":\"" + std::string(what) + "\",\"pid\":" + std::to_string(rank) +
+         ",\"tid\":" + std::to_string(track) + ",\"args\":{" + argument + "}}";
 }
 
 // base/clock.h's time at the trace's time 0.
@@ -132,13 +134,14 @@ Nanoseconds TraceOrigin() {
 
 Timeline::~Timeline() { Stop(); }
 
-Status Timeline::Start(const std::string& path, int rank, int64_t max_events) {
+Status Timeline::Start(const std::string& path, int rank, int64_t max_events, bool mark_cycles) {
   MutexLock lock(mutex_);
   if (file_ >= 0)
-    return Status::InvalidArgument("start of timeline '" + path + "': expected none open but '" + path_ + "' is, on rank " +
-                                   std::to_string(rank) + ". Stop it first.");
+    return Status::InvalidArgument("start of timeline '" + path + "': expected none open but '" + path_ +
+                                   "' is, on rank " + std::to_string(rank) + ". Stop it first.");
   if (IsNoFile(path))
-    return Status::InvalidArgument("start of timeline '" + path + "': expected a file but it is a folder or a device, on rank " +
+    return Status::InvalidArgument("start of timeline '" + path +
+                                   "': expected a file but it is a folder or a device, on rank " +
                                    std::to_string(rank) + ". Name a file.");
   path_ = path;
   rank_ = rank;
@@ -148,6 +151,7 @@ Status Timeline::Start(const std::string& path, int rank, int64_t max_events) {
   origin_ = TraceOrigin();
   events_ = dropped_ = 0;
   max_events_ = max_events;
+  mark_cycles_ = mark_cycles;
   next_track_ = 1;
   tracks_.clear();
   failure_ = Status();
@@ -178,7 +182,8 @@ void Timeline::CloseFile() {
   std::string().swap(buffer_);
 }
 
-void Timeline::Span(const std::string& tensor, const char* stage, Nanoseconds begin, Nanoseconds end, int64_t bytes) {
+void Timeline::Span(const std::string& tensor, const std::string& name, Nanoseconds begin, Nanoseconds end,
+                    int64_t bytes, const char* category) {
   MutexLock lock(mutex_);
   if (!enabled()) return;
   Track* track = events_ < max_events_ ? TrackFor(tensor, {begin, end}) : nullptr;
@@ -187,9 +192,23 @@ void Timeline::Span(const std::string& tensor, const char* stage, Nanoseconds be
     return;
   }
   ++events_;
-  Append("{\"ph\":\"X\",\"name\":" + Quoted(stage) + ",\"pid\":" + std::to_string(rank_) + ",\"tid\":" +
-         std::to_string(track->id) + ",\"ts\":" + Microseconds(begin - origin_) + ",\"dur\":" + Microseconds(end - begin) +
-         (bytes > 0 ? ",\"args\":{\"bytes\":" + std::to_string(bytes) + "}}" : "}"));
+  const std::string kind = *category == '\0' ? "" : ",\"cat\":" + Quoted(category);
+  Append("{\"ph\":\"X\",\"name\":" + Quoted(name) + kind + ",\"pid\":" + std::to_string(rank_) +
+         ",\"tid\":" + std::to_string(track->id) + ",\"ts\":" + Microseconds(begin - origin_) + ",\"dur\":" +
+         Microseconds(end - begin) + (bytes > 0 ? ",\"args\":{\"bytes\":" + std::to_string(bytes) + "}}" : "}"));
+}
+
+void Timeline::Cycle() {
+  if (!enabled()) return;
+  MutexLock lock(mutex_);
+  if (!enabled() || !mark_cycles_) return;
+  if (events_ >= max_events_) {
+    ++dropped_;
+    return;
+  }
+  ++events_;
+  Append("{\"ph\":\"i\",\"s\":\"p\",\"name\":\"CYCLE_START\",\"pid\":" + std::to_string(rank_) +
+         ",\"tid\":0,\"ts\":" + Microseconds(Now() - origin_) + "}");
 }
 
 void Timeline::Flush() {
@@ -212,12 +231,12 @@ bool Timeline::Place(Track* track, const Interval& span) {
 
 // The tensor's first track on which the span has a place, a new one if need be; nullptr if there are too many.
 Timeline::Track* Timeline::TrackFor(const std::string& tensor, const Interval& span) {
-  const bool own = tracks_.size() < kMostNames || tracks_.count(tensor) != 0;
+  const bool own = tracks_.size() < kMaxNames || tracks_.count(tensor) != 0;
   const std::string& name = own ? tensor : "(more tensors)";
   Tracks& tracks = tracks_[name];
   for (Track& track : tracks)
     if (Place(&track, span)) return &track;
-  if (tracks.size() == kMostTracks) return nullptr;
+  if (tracks.size() == kMaxTracks) return nullptr;
   Track track;
   track.id = next_track_++;
   Place(&track, span);
@@ -266,7 +285,8 @@ Status Timeline::Resize(int64_t capacity) {
   const int file = open(growing.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (file < 0) return Failure(std::strerror(errno));
   const bool first = file_ < 0;
-  const std::string opening = "[\n" + Metadata("process_name", rank_, 0, "\"name\":\"rank " + std::to_string(rank_) + "\"");
+  const std::string opening =
+      "[\n" + Metadata("process_name", rank_, 0, "\"name\":\"rank " + std::to_string(rank_) + "\"");
   const int64_t kept = first ? static_cast<int64_t>(opening.size()) : used_;
   const bool written = (first ? WriteAll(file, opening.data(), opening.size(), 0) : Copy(file_, file, used_)) &&
                        WriteRoom(file, kept, capacity) && rename(growing.c_str(), path_.c_str()) == 0;
@@ -285,7 +305,8 @@ Status Timeline::Resize(int64_t capacity) {
 
 Status Timeline::Failure(const std::string& cause) const {
   return Status::Internal("timeline '" + path_ + "': expected to write it but found: " + cause + ", on rank " +
-                          std::to_string(rank_) + ". The trace ends here; name a file in an existing folder with room for it.");
+                          std::to_string(rank_) +
+                          ". The trace ends here; name a file in an existing folder with room for it.");
 }
 
 }  // namespace ringtrain

@@ -3,7 +3,8 @@
  * cffi reads the part between the two CFFI marks; C++ includes the whole file.
  * Conventions: opaque pointer first, `char **error` last. A function that can fail returns a status
  * (row of tables/status.def, 0 = ok), and where that is not ok leaves a text in *error that the caller frees
- * with rt_free. `error` may be NULL. Booleans are int. No function calls back into Python.
+ * with rt_free. `error` may be NULL. Texts end with a NUL: a caller whose texts may contain one refuses or escapes it.
+ * Booleans are int. No function calls back into Python.
  * Every function may be called from any thread, except that rt_close ends all others' right to the context.
  */
 #ifndef RINGTRAIN_H_
@@ -17,142 +18,255 @@ extern "C" {
 #endif
 #pragma GCC visibility push(default)
 /* CFFI begin */
-typedef struct rt_context rt_context; /* one rank of one world */
-typedef struct rt_hub rt_hub;         /* N ranks within this process */
-typedef struct rt_handle rt_handle;   /* one submitted operation */
-typedef struct rt_alarm rt_alarm;     /* a deadline of this process */
+typedef struct rt_context rt_context;       /* one rank of one world */
+typedef struct rt_hub rt_hub;               /* N ranks within this process */
+typedef struct rt_listener rt_listener;     /* where other ranks reach this one over TCP */
+typedef struct rt_handle rt_handle;         /* one submitted operation */
+typedef struct rt_alarm rt_alarm;           /* a deadline of this process */
+typedef struct rt_authority rt_authority;   /* what numbers the worlds of an elastic job */
+typedef struct rt_membership rt_membership; /* a rank's side of that */
 
-#define RT_MOST_DIMENSIONS 64 /* of a tensor */
+/* Version of everything between the CFFI marks. Raised with each change to it: test_abi.py compares. Python
+ * (ringtrain/_native.py) and the library for TensorFlow refuse a core of another version. */
+#define RT_ABI_VERSION 5
+
+#define RT_MAX_DIMENSIONS 64            /* of a tensor */
+#define RT_SECRET_BYTES 32              /* of a job whose ranks are connected by TCP */
+#define RT_HIGHEST_WEIGHT 1099511627776 /* 2^40: sums of many are exact in double */
 
 /* One tensor of a request: contiguous memory, row-major. */
 typedef struct {
-  const void *data;    /* input, kept alive and unchanged by the caller until the operation is done */
-  void *output;        /* kSame operations: result, of the input's size; may equal data. Else NULL */
-  int32_t dtype;       /* row of tables/dtypes.def */
-  int32_t device;      /* -1 for host memory, else the index of a CUDA device, the same for all tensors of a request */
-  void *stream;        /* of a device: the CUstream whose work until now data and output wait for; NULL is the legacy stream */
+  const void* data; /* input, kept alive and unchanged by the caller until the operation is done */
+  void* output;     /* kSame operations: result, of the input's size; may equal data. Else NULL */
+  int32_t dtype;    /* row of tables/dtypes.def */
+  int32_t device;   /* -1 for host memory, else the index of a CUDA device, the same for all tensors of a request */
+  void* stream; /* of a device: the CUstream whose work until now data and output wait for; NULL is the legacy stream */
   int32_t ndim;
-  const int64_t *shape;
+  const int64_t* shape;
 } rt_tensor;
 
 /* Memory for one output once its size is known; called on the core's thread: must not block nor call Python. */
-typedef void *(*rt_allocate)(void *callback_context, int32_t tensor, int32_t ndim, const int64_t *shape);
+typedef void* (*rt_allocate)(void* callback_context, int32_t tensor, int32_t ndim, const int64_t* shape);
 /* The operation ended, with a status; `error` (NULL if ok) is valid during the call. Same thread, same rules. */
-typedef void (*rt_done)(void *callback_context, int32_t status, const char *error);
+typedef void (*rt_done)(void* callback_context, int32_t status, const char* error);
 
 typedef struct {
-  const char *name;        /* identity among the ranks of the process set; equal on all of them */
-  int32_t operation;       /* row of tables/operations.def */
-  int32_t reduction;       /* row of tables/reductions.def, where the operation reduces */
-  int32_t process_set;     /* 0 is the world */
-  int32_t root;            /* global rank, where the operation is rooted */
-  double prescale;         /* factor on each contribution */
-  double postscale;        /* factor on the result, after averaging */
-  const int64_t *weight;   /* NULL, or what this rank's contribution counts in a weighted average, in samples say; on all ranks or none */
-  int32_t compression;     /* row of tables/compressions.def, where the operation reduces */
-  int32_t tensor_count;    /* several tensors form a group: all or nothing, one handle */
-  const rt_tensor *tensors;
-  int32_t split_count;     /* alltoall: rows for each member, per tensor 0; add_process_set: global ranks; */
-  const int64_t *splits;   /*   remove_process_set: one entry, the id */
-  const char *refusal;     /* NULL, or why the caller refuses this submission: announced to the peers */
-  int32_t caller_waits;    /* 1 if rt_wait follows at once: saves waking the core's thread */
-  int32_t cacheable;       /* 0 for names that will not come again */
-  rt_allocate allocate;    /* NULL: the core allocates, and rt_output hands the memory out */
-  rt_done done;            /* NULL: nobody is called */
-  void *callback_context;
+  const char* name;      /* identity among the ranks of the process set; equal on all of them; UTF-8 */
+  int32_t operation;     /* row of tables/operations.def */
+  int32_t reduction;     /* row of tables/reductions.def, where the operation reduces */
+  int32_t process_set;   /* 0 is the world */
+  int32_t root;          /* global rank, where the operation is rooted */
+  double prescale;       /* factor on each contribution */
+  double postscale;      /* factor on the result, after averaging */
+  const int64_t* weight; /* NULL, or what this rank's contribution counts in a weighted average, in samples say; on all
+                            ranks or none */
+  int32_t compression;   /* row of tables/compressions.def, where the operation reduces */
+  int32_t tensor_count;  /* several tensors form a group: all or nothing, one handle */
+  const rt_tensor* tensors;
+  int32_t split_count;   /* alltoall: rows for each member, per tensor 0; add_process_set: global ranks; */
+  const int64_t* splits; /*   remove_process_set: one entry, the id */
+  const char* refusal;   /* NULL, or why the caller refuses this submission: announced to the peers */
+  int32_t caller_waits;  /* 1 if rt_wait follows at once: saves waking the core's thread */
+  int32_t cacheable;     /* 0 for names that will not come again */
+  rt_allocate allocate;  /* NULL: the core allocates, and rt_output hands the memory out */
+  rt_done done;          /* NULL: nobody is called */
+  void* callback_context;
 } rt_request;
 
-/* Version of this header; a caller compiled against another one must not go on. */
+/* RT_ABI_VERSION as the library was built with it; a caller compiled with another one must not go on. */
 int32_t rt_abi_version(void);
 /* Text: compiler, processor kernels in use, build type. Static. */
-const char *rt_build_info(void);
-/* Rows of the tables as lines, columns parted by tabs, one table per name: dtypes, operations, reductions, compressions, status,
- * counters, options. Static; NULL for an unknown name. */
-const char *rt_table(const char *name);
-void rt_free(void *memory);
-/* Where NCCL lies if nothing better is found: a wheel's file. interfaces: what NCCL_SOCKET_IFNAME tells it, for the texts of its errors;
- * native code reads no environment. Both count before the first tensor on a GPU. */
-void rt_suggest_nccl(const char *path, const char *interfaces);
-/* The GPU libraries as lines "name|version|path", or "name||what is wrong"; loads them. cuda_lib, nccl_lib: the options. The caller frees
- * it with rt_free. */
-char *rt_gpu_libraries(const char *cuda_lib, const char *nccl_lib);
+const char* rt_build_info(void);
+/* Rows of the tables as lines, columns parted by tabs, one table per name: dtypes, operations, reductions,
+ * attributes, compressions, status, counters, options. Static; NULL for an unknown name. */
+const char* rt_table(const char* name);
+void rt_free(void* memory);
+/* Where NCCL lies if nothing better is found: a wheel's file. interfaces: what NCCL_SOCKET_IFNAME tells it, for the
+ * texts of its errors; native code reads no environment. Both count before the first tensor on a GPU. */
+void rt_suggest_nccl(const char* path, const char* interfaces);
+/* The GPU libraries as lines "name|version|path", or "name||what is wrong"; loads them. cuda_lib, nccl_lib: the
+ * options. The caller frees it with rt_free. */
+char* rt_gpu_libraries(const char* cuda_lib, const char* nccl_lib);
 
 /* ---- worlds ---- */
 /* N ranks in this process. layout: ranks per simulated host ("2+2"), NULL or "" for one host. */
-int32_t rt_hub_open(int32_t size, const char *layout, rt_hub **hub, char **error);
+int32_t rt_hub_open(int32_t size, const char* layout, rt_hub** hub, char** error);
 /* Closes the hub; contexts that are still open on it keep it alive. */
-void rt_hub_close(rt_hub *hub);
+void rt_hub_close(rt_hub* hub);
 /* options: "name=value" lines, rows of tables/options.def; NULL for the defaults.
  * Blocks until all ranks of the world have called it, or start_timeout_seconds. */
-int32_t rt_open_in_process(rt_hub *hub, int32_t rank, const char *options, rt_context **context, char **error);
+int32_t rt_open_in_process(rt_hub* hub, int32_t rank, const char* options, rt_context** context, char** error);
 /* library: path of a loaded shared object from which MPI's functions can be found (mpi4py.MPI.__file__);
  * communicator: its handle, as mpi4py.MPI._handleof gives it. It is duplicated. */
-int32_t rt_open_mpi(const char *library, uintptr_t communicator, const char *options, rt_context **context, char **error);
-/* Ends this rank's part: tells the others, waits for them up to `seconds` (negative: shutdown_timeout_seconds) while none of them
- * is found dead, fails what is pending.
- * Not ok if the world had failed, with its cause: some rank may never come to its end.
- * Afterwards only rt_context_free and the rank/size questions are allowed. */
-int32_t rt_close(rt_context *context, double seconds, char **error);
+int32_t rt_open_mpi(const char* library, uintptr_t communicator, const char* options, rt_context** context,
+                    char** error);
+/* Listens for the other ranks of a world over TCP. addresses: "ip:port" for each link between the hosts, parted by
+ * commas; the port may be 0 (any) or a range such as 4711-4720 (the first that is free). */
+int32_t rt_listen(const char* addresses, rt_listener** listener, char** error);
+/* The addresses with the ports that were found, as the other ranks must be told; the caller frees them with rt_free. */
+char* rt_listener_addresses(rt_listener* listener);
+void rt_listener_close(rt_listener* listener);
+/* A rank of a world over TCP; its listener serves one world, and is empty afterwards. peers: the addresses of all
+ * ranks' listeners by rank, a line each; their number is the world's size. secret: RT_SECRET_BYTES that this job alone
+ * knows, by which every connection is proven; overwritten with zeros. epoch: of the world; ranks of another are not
+ * heard. */
+int32_t rt_open_tcp(rt_listener* listener, int32_t rank, const char* peers, uint8_t* secret, uint64_t epoch,
+                    const char* options, rt_context** context, char** error);
+/* Ends this rank's part: tells the others, waits for them up to `seconds` (negative: shutdown_timeout_seconds) while
+ * none of them is found dead, fails what is pending. Not ok if the world had failed, with its cause: some rank may
+ * never come to its end. Afterwards only rt_context_free and the rank/size questions are allowed. */
+int32_t rt_close(rt_context* context, double seconds, char** error);
 /* Frees the context; closes it first if need be. Handles stay valid. */
-void rt_context_free(rt_context *context);
-/* Ends this process with the text on stderr and exit code 1, unless rt_alarm_cancel comes within so many seconds: around a call that
- * waits for other processes and cannot be interrupted, such as MPI_Init. NULL: there is no thread for it. */
-rt_alarm *rt_alarm_set(double seconds, const char *text);
-void rt_alarm_cancel(rt_alarm *alarm);
+void rt_context_free(rt_context* context);
+/* Ends this process with the text on stderr and exit code 1, unless rt_alarm_cancel comes within so many seconds:
+ * around a call that waits for other processes and cannot be interrupted, such as MPI_Init. NULL: there is no thread
+ * for it. */
+rt_alarm* rt_alarm_set(double seconds, const char* text);
+void rt_alarm_cancel(rt_alarm* alarm);
 /* Fails everything pending and everything later on all ranks with this cause; the first cause wins. */
-void rt_abort(rt_context *context, const char *cause);
-/* What a stall needs of the caller is written to the pipe, for a thread of its own to read: "s" when others wait for this rank and
- * the caller's stacks are to be written to stderr, "l" when the log has a line about it. If an "s" is still unread after five seconds,
- * option stack_signal is raised, given a handler for it. */
-void rt_ask_through(rt_context *context, int32_t pipe);
-/* This rank will submit nothing for so many seconds: what waits for it is neither reported nor given up meanwhile. 0: it is back. */
-void rt_long_phase(rt_context *context, double seconds);
+void rt_abort(rt_context* context, const char* cause);
+/* What a stall needs of the caller is written to the pipe, for a thread of its own to read: "s" when others wait for
+ * this rank and the caller's stacks are to be written to stderr, "l" when the log has a warning. If an "s" is
+ * still unread after five seconds, option stack_signal is raised, given a handler for it. */
+void rt_ask_through(rt_context* context, int32_t pipe);
+/* This rank will submit nothing for so many seconds: what waits for it is neither reported nor given up meanwhile. 0:
+ * it is back. */
+void rt_long_phase(rt_context* context, double seconds);
 
 typedef struct {
   int32_t rank, size, local_rank, local_size, cross_rank, cross_size, homogeneous;
   uint32_t epoch;
 } rt_world;
-void rt_world_of(rt_context *context, rt_world *world);
+void rt_world_of(rt_context* context, rt_world* world);
 /* Members of a process set, ascending; returns their number, or -1 if there is no such set. */
-int32_t rt_process_set_ranks(rt_context *context, int32_t process_set, int32_t *ranks, int32_t capacity);
+int32_t rt_process_set_ranks(rt_context* context, int32_t process_set, int32_t* ranks, int32_t capacity);
+/* How many hosts its tensors travel between: where the algorithm is "ring" each rank counts as one. 0 if there is no
+ * such set. */
+int32_t rt_process_set_hosts(rt_context* context, int32_t process_set);
 /* Counters in the order of tables/counters.def; returns how many there are. */
-int32_t rt_counters(rt_context *context, int64_t *values, int32_t capacity);
-/* Ranks that submitted operations last, as a line "rank|times|total nanoseconds|longest|name of that operation" each; only where this
- * rank coordinates a process set, as rank 0 does the world. The caller frees it with rt_free. */
-char *rt_lateness(rt_context *context);
+int32_t rt_counters(rt_context* context, int64_t* values, int32_t capacity);
+/* Ranks that submitted operations last, as a line "rank|times|total nanoseconds|longest|name of that operation" each;
+ * only where this rank coordinates a process set, as rank 0 does the world. The caller frees it with rt_free. */
+char* rt_lateness(rt_context* context);
 /* Next line of the context's log, "level|text", or NULL; the caller frees it with rt_free. */
-char *rt_log_next(rt_context *context);
-int32_t rt_timeline_start(rt_context *context, const char *path, char **error);
-int32_t rt_timeline_stop(rt_context *context, char **error);
+char* rt_log_next(rt_context* context);
+/* Rank 0 writes the file of that name, another rank one with its number behind it; "{rank}" in it is replaced by the
+ * rank on all. mark_cycles: whether each batch leaves an event CYCLE_START. */
+int32_t rt_timeline_start(rt_context* context, const char* path, int32_t mark_cycles, char** error);
+int32_t rt_timeline_stop(rt_context* context, char** error);
+
+/* ---- what compression has lost ---- */
+/* Compressions with feedback keep what rounding has lost of each tensor of a named operation, and make up for it when
+ * the operation comes again. While none of those named is under way: */
+/* The results of the last operation of each name that begins with the prefix were used. */
+void rt_residuals_keep(rt_context* context, int32_t process_set, const char* prefix);
+/* They were not: what the operation has lost is taken back, unless it was kept before. */
+void rt_residuals_take_back(rt_context* context, int32_t process_set, const char* prefix);
+/* Those of the names that begin with the prefix, as lines "elements|place in the operation|name of the operation"; the
+ * caller frees it with rt_free. Names with line ends are left out. */
+char* rt_residuals(rt_context* context, int32_t process_set, const char* prefix);
+/* What is kept of one of them, or zeros: of what this rank's host sends, and of the sums that it finishes, both zero
+ * where another rank rounds the element. Returns 1 if it is what was loaded, whole, since no operation came. */
+int32_t rt_residual_save(rt_context* context, int32_t process_set, const char* name, int32_t place, int64_t elements,
+                         float* sent, float* finished);
+/* Of all elements: the next operation takes those that this rank rounds. */
+void rt_residual_load(rt_context* context, int32_t process_set, const char* name, int32_t place, int64_t elements,
+                      const float* sent, const float* finished);
 
 /* ---- operations ---- */
 /* On success *handle is set and the operation is pending. A refusal raises here and is announced to the peers. */
-int32_t rt_submit(rt_context *context, const rt_request *request, rt_handle **handle, char **error);
-/* Status of the operation; pending (1) if timeout_seconds passed first. With tensors on a GPU it is ok as soon as all work is on the
- * GPU's queue: whoever uses the result must make a stream wait for it. */
-int32_t rt_wait(rt_handle *handle, double timeout_seconds, char **error);
+int32_t rt_submit(rt_context* context, const rt_request* request, rt_handle** handle, char** error);
+/* Status of the operation; pending (1) if timeout_seconds passed first. With tensors on a GPU it is ok as soon as all
+ * work is on the GPU's queue: whoever uses the result must make a stream wait for it. */
+int32_t rt_wait(rt_handle* handle, double timeout_seconds, char** error);
 /* Makes what the stream is given from now on wait for the result, on the GPU. Nothing to do for host memory. */
-int32_t rt_stream_wait(rt_handle *handle, void *stream, char **error);
+int32_t rt_stream_wait(rt_handle* handle, void* stream, char** error);
 /* Status without waiting; with tensors on a GPU, pending until that has done its work, and the tensors may go. */
-int32_t rt_poll(rt_handle *handle);
-/* Output of a finished operation: its memory, owned by the handle until rt_take_output, and its shape (room for RT_MOST_DIMENSIONS). */
-int32_t rt_output(rt_handle *handle, int32_t tensor, void **data, int32_t *ndim, int64_t *shape, char **error);
-/* Hands the memory of a core-allocated output to the caller, who frees it with rt_free, or with rt_device_free where the tensors are on
- * a GPU; NULL if there is none. */
-void *rt_take_output(rt_handle *handle, int32_t tensor);
-void rt_device_free(int32_t device, void *memory);
+int32_t rt_poll(rt_handle* handle);
+/* Output of a finished operation: its memory, owned by the handle until rt_take_output, and its shape (room for
+ * RT_MAX_DIMENSIONS). */
+int32_t rt_output(rt_handle* handle, int32_t tensor, void** data, int32_t* ndim, int64_t* shape, char** error);
+/* Hands the memory of a core-allocated output to the caller, who frees it with rt_free, or with rt_device_free where
+ * the tensors are on a GPU; NULL if there is none. */
+void* rt_take_output(rt_handle* handle, int32_t tensor);
+void rt_device_free(int32_t device, void* memory);
 /* Copies memory of a GPU to the host's once the stream has come so far, and waits for that. */
-int32_t rt_device_read(rt_context *context, int32_t device, void *stream, const void *from, size_t bytes, void *to, char **error);
+int32_t rt_device_read(rt_context* context, int32_t device, void* stream, const void* from, size_t bytes, void* to,
+                       char** error);
 /* Memory of a GPU, for an output whose library has none to give; freed with rt_device_free. */
-int32_t rt_device_allocate(rt_context *context, int32_t device, size_t bytes, void **memory, char **error);
+int32_t rt_device_allocate(rt_context* context, int32_t device, size_t bytes, void** memory, char** error);
 /* Index of the GPU on which memory lies; -1 if the driver does not know it, or there is none. cuda_lib: the option. */
-int32_t rt_device_of(const char *cuda_lib, const void *memory);
+int32_t rt_device_of(const char* cuda_lib, const void* memory);
 /* alltoall: rows received from each member; returns their number. */
-int32_t rt_received_splits(rt_handle *handle, int64_t *splits, int32_t capacity);
+int32_t rt_received_splits(rt_handle* handle, int64_t* splits, int32_t capacity);
 /* join: the rank that joined last. add_process_set: the new id. */
-int32_t rt_result(rt_handle *handle);
+int32_t rt_result(rt_handle* handle);
 /* Gives the handle back. A pending operation goes on; its tensors must stay alive until it is done. */
-void rt_handle_free(rt_handle *handle);
+void rt_handle_free(rt_handle* handle);
+
+/* ---- elastic jobs ---- */
+/* core/authority.h and core/membership.h, which decide and wait for nothing. Each is used by one thread at a time. What
+ * follows from an event is returned as lines (core/action_text.h), "" if nothing does, freed by the caller with
+ * rt_free; NULL where there is no memory for it. Frames and uids are in hexadecimal, times in seconds of
+ * CLOCK_MONOTONIC. */
+typedef struct {
+  int32_t minimum;     /* ranks that a world must have */
+  int32_t reset_limit; /* worlds after the first; 0: any number */
+  double silence;      /* of an agent, that counts as its loss */
+  double grace;        /* without a launcher, after which agents and ranks end themselves */
+  double wait;         /* below the minimum, until the job ends */
+  double first_pause;  /* of a slot in which a rank has failed, until another one is started there */
+} rt_authority_options;
+/* hosts: lines "name|slots". NULL for what is none. */
+rt_authority* rt_authority_begin(const char* hosts, const rt_authority_options* options, double now);
+void rt_authority_free(rt_authority* authority);
+/* The connection to the agent of a host is open, and no rank is there yet; it is lost; it has carried something. */
+char* rt_authority_host_came(rt_authority* authority, double now, const char* host);
+char* rt_authority_host_lost(rt_authority* authority, double now, const char* host, const char* cause);
+char* rt_authority_host_heard(rt_authority* authority, double now, const char* host);
+/* A frame of a rank there; what is none has no effect. */
+char* rt_authority_arrived(rt_authority* authority, double now, const char* host, const char* frame);
+/* The process with this uid, which was started in a slot, has ended: exit code, or -signal. */
+char* rt_authority_process_ended(rt_authority* authority, double now, const char* host, int32_t slot, const char* uid,
+                                 int32_t exit_code);
+char* rt_authority_tick(rt_authority* authority, double now);
+double rt_authority_next_timer(rt_authority* authority); /* infinite once the job has ended */
+
+/* uid: 32 hexadecimal digits. address: where the rank listens for others. program: what must be equal on all ranks.
+ * NULL for a uid that is none. */
+rt_membership* rt_membership_open(const char* uid, const char* host, int32_t slot, const char* address,
+                                  const char* program);
+void rt_membership_free(rt_membership* membership);
+/* Where it listens from now on: each world has a listener of its own. */
+void rt_membership_listens_at(rt_membership* membership, const char* address);
+char* rt_membership_begin(rt_membership* membership, double now);
+/* What the authority has sent; what is no frame has no effect. "pause" comes beside membership's own actions: the world
+ * is to be left by all members together, as soon as they agree on a moment. */
+char* rt_membership_arrived(rt_membership* membership, double now, const char* frame);
+/* The connections of the world with this count stand, or cannot be made. */
+char* rt_membership_connected(rt_membership* membership, uint64_t count, int32_t well);
+/* The world of this rank has ended without a word of the authority. */
+char* rt_membership_world_ended(rt_membership* membership);
+/* Its program has come to its end. */
+char* rt_membership_finished(rt_membership* membership);
+/* A rank that has joined has got the state. */
+void rt_membership_got_state(rt_membership* membership);
+
+/* ---- other native libraries ---- */
+/* What a library beside this one uses of it, such as the one that TensorFlow loads; it links against neither Python
+ * nor this library. Each entry is the function of that name. */
+typedef struct {
+  int32_t (*submit)(rt_context* context, const rt_request* request, rt_handle** handle, char** error);
+  void (*handle_free)(rt_handle* handle);
+  void (*free)(void* memory);
+  int32_t (*received_splits)(rt_handle* handle, int64_t* splits, int32_t capacity);
+  int32_t (*result)(rt_handle* handle);
+  void (*world_of)(rt_context* context, rt_world* world);
+  int32_t (*process_set_ranks)(rt_context* context, int32_t process_set, int32_t* ranks, int32_t capacity);
+} rt_functions;
+/* The table for a library that was compiled with this RT_ABI_VERSION; NULL if this one was compiled with another.
+ * Static. */
+const rt_functions* rt_functions_for(int32_t abi_version);
 /* CFFI end */
 #pragma GCC visibility pop
 #ifdef __cplusplus

@@ -1,0 +1,552 @@
+#include "core/authority.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace ringtrain {
+namespace {
+
+constexpr Nanoseconds kSecond = INT64_C(1000000000);
+// Beyond the bound of silence: frames there and back, and a process that is busy.
+constexpr Nanoseconds kSlack = 2 * kSecond;
+// For a rank that others do not hear: it lives if it can tell the launcher by then.
+constexpr Nanoseconds kSuspectsPatience = kSecond;
+
+ControlFrame Of(ControlType type) {
+  ControlFrame frame;
+  frame.type = type;
+  return frame;
+}
+
+std::string EndText(int exit_code) {
+  return exit_code < 0 ? "was killed by signal " + std::to_string(-exit_code)
+                       : "has ended with exit code " + std::to_string(exit_code);
+}
+
+std::string Name(const Process& process) {
+  return "The rank in slot " + std::to_string(process.slot) + " of host '" + process.host + "'";
+}
+
+}  // namespace
+
+Authority::Authority(AuthorityOptions options) : options_(std::move(options)), cooldown_(options_.first_pause) {
+  for (const auto& [name, slots] : options_.hosts)
+    for (int slot = 0; slot < slots; ++slot) hosts_[name].taken[slot] = false;
+}
+
+void Authority::Begin(Nanoseconds now) { since_ = now; }
+
+void Authority::Resume(Nanoseconds now, const std::string& record) {
+  phase_ = Phase::kResuming;
+  since_ = now;
+  ControlFrame form;
+  if (record.empty() || !ControlFrame::Decode(record, &form)) return;
+  epoch_ = form.epoch;
+  world_ = std::move(form.members);
+}
+
+// ---- hosts ----
+
+void Authority::HostCame(Nanoseconds now, const std::string& name, AuthorityActions* actions) {
+  Host& host = hosts_[name];
+  host.presence = Host::kAsked;
+  host.heard = now;
+  TellHost(name, ControlType::kAsk, actions);
+}
+
+void Authority::HostLost(Nanoseconds now, const std::string& name, const std::string& cause,
+                         AuthorityActions* actions) {
+  if (std::exchange(hosts_[name].presence, Host::kAway) == Host::kAway) return;
+  actions->push_back(authority_action::Say{"Host '" + name + "' is lost: " + cause});
+  Uids lost;
+  for (const auto& [uid, rank] : ranks_)
+    if (rank.process.host == name) lost.push_back(uid);
+  for (const Uid& uid : lost) Lose(now, uid, actions);
+  Decide(now, actions);
+}
+
+void Authority::Hear(Nanoseconds now, const std::string& name, AuthorityActions* actions) {
+  Host& host = hosts_[name];
+  host.heard = now;
+  if (host.presence == Host::kAway) HostCame(now, name, actions);
+}
+
+// If no host is heard that has a rank of this world it is the launcher that is cut off: the world goes on without it,
+// for as long as agents and ranks do.
+void Authority::LoseSilentHosts(Nanoseconds now, AuthorityActions* actions) {
+  std::vector<std::string> silent;
+  for (const auto& [name, host] : hosts_) {
+    const Nanoseconds bound = SomebodyIsHeard(now) ? options_.silence : options_.grace + kSlack;
+    if (host.presence != Host::kAway && now - host.heard >= bound) silent.push_back(name);
+  }
+  for (const std::string& name : silent) HostLost(now, name, "nothing is heard of its agent.", actions);
+}
+
+bool Authority::SomebodyIsHeard(Nanoseconds now) const {
+  const Uids voters = Voters();
+  return std::any_of(voters.begin(), voters.end(), [&](const Uid& uid) {
+    return now - hosts_.at(ranks_.at(uid).process.host).heard < options_.silence;
+  });
+}
+
+// ---- what comes in ----
+
+void Authority::Arrived(Nanoseconds now, const std::string& host, const ControlFrame& frame,
+                        AuthorityActions* actions) {
+  if (phase_ == Phase::kEnded || hosts_.count(host) == 0) return;
+  Hear(now, host, actions);
+  // An agent speaks for the slots of its host alone.
+  const bool names_a_process = frame.type != ControlType::kPresent && frame.type != ControlType::kBeat;
+  if (names_a_process && (frame.process.host != host || hosts_[host].taken.count(frame.process.slot) == 0)) return;
+  switch (frame.type) {
+    case ControlType::kReady:
+      Ready(now, frame, actions);
+      break;
+    case ControlType::kDead:
+      Dead(now, frame, actions);
+      break;
+    case ControlType::kSuspect:
+      Suspect(now, frame, actions);
+      break;
+    case ControlType::kReport:
+      Report(now, frame);
+      break;
+    case ControlType::kFormed:
+      if (frame.epoch == epoch_ && ranks_.count(frame.process.uid) > 0) ranks_[frame.process.uid].formed = true;
+      break;
+    case ControlType::kLeave:
+      Leave(frame);
+      break;
+    case ControlType::kPresent:
+      Present(host, frame);
+      break;
+    default:
+      break;
+  }
+  Decide(now, actions);
+}
+
+void Authority::Ready(Nanoseconds now, const ControlFrame& frame, AuthorityActions* actions) {
+  const Uid& uid = frame.process.uid;
+  Host& host = hosts_[frame.process.host];
+  host.unheard.erase(uid);
+  host.taken[frame.process.slot] = true;
+  if (ranks_.count(uid) > 0) return;
+  Rank& rank = ranks_[uid];
+  rank.process = frame.process;
+  rank.program = frame.program;
+  rank.holds_state = frame.epoch.count > 0;
+  if (!frame.stopped) rank.runs = frame.epoch;
+  if (phase_ != Phase::kResuming) Admit(now, uid, InWorld(uid), actions);
+}
+
+// Who was a member of some world, and is none of the newest that is there, never will be one again.
+void Authority::Admit(Nanoseconds now, const Uid& uid, bool lost, AuthorityActions* actions) {
+  const Rank& rank = ranks_.at(uid);
+  if (lost || (rank.holds_state && !InWorld(uid)))
+    return Evict(now, uid, "the world goes on without it since the launcher lost it.", actions);
+  if (program_.empty()) program_ = rank.program;
+  if (rank.program != program_)
+    Evict(now, uid, "its program must be that of the other ranks, but is another one.", actions);
+}
+
+void Authority::Dead(Nanoseconds now, const ControlFrame& frame, AuthorityActions* actions) {
+  Host& host = hosts_[frame.process.host];
+  host.unheard.erase(frame.process.uid);
+  const auto found = ranks_.find(frame.process.uid);
+  host.taken[frame.process.slot] = found != ranks_.end() && found->second.leaves;  // nobody shall come there again
+  const bool expected = found != ranks_.end() && found->second.finished;
+  if (!expected) cooldown_.Failed(now, frame.process.host, frame.process.slot);
+  if (found == ranks_.end()) return;
+  if (!expected) actions->push_back(authority_action::Say{Name(frame.process) + " " + EndText(frame.exit_code) + "."});
+  Lose(now, frame.process.uid, actions);
+}
+
+// A world that has lost a rank cannot go on, nor one that forms.
+void Authority::Lose(Nanoseconds now, const Uid& uid, AuthorityActions* actions) {
+  const auto found = ranks_.find(uid);
+  const bool finished = found->second.finished;
+  ranks_.erase(found);
+  const bool alive = phase_ == Phase::kRunning || phase_ == Phase::kForming;
+  if (alive && InWorld(uid) && !finished) Stop(now, actions);
+}
+
+void Authority::Suspect(Nanoseconds now, const ControlFrame& frame, AuthorityActions* actions) {
+  if (frame.epoch != epoch_ || ranks_.count(frame.process.uid) == 0) return;
+  bool any = frame.uids.empty();  // it cannot connect, and does not know because of whom: the reports will tell
+  for (const Uid& uid : frame.uids) {
+    const auto found = ranks_.find(uid);
+    const bool known = found != ranks_.end();
+    if (!InWorld(uid) || (known && found->second.finished)) continue;
+    if (known) any = found->second.suspected = true;
+    cuts_.insert({frame.process.uid, uid});
+  }
+  if (any && (phase_ == Phase::kRunning || phase_ == Phase::kForming)) Stop(now, actions);
+}
+
+void Authority::Report(Nanoseconds now, const ControlFrame& frame) {
+  const auto found = ranks_.find(frame.process.uid);
+  if (frame.epoch != epoch_ || found == ranks_.end()) return;
+  if (phase_ == Phase::kRunning) {  // the first of those that pause
+    phase_ = Phase::kStopping;
+    since_ = now;
+  }
+  if (phase_ != Phase::kStopping) return;
+  Rank& rank = found->second;
+  rank.reported = true;
+  rank.standing = frame.standing;
+  rank.holds_state = frame.holds_state;
+  rank.process.address = frame.process.address;  // each world has listeners of its own
+  for (const Uid& uid : frame.uids) cuts_.insert({frame.process.uid, uid});
+}
+
+void Authority::Leave(const ControlFrame& frame) {
+  const auto found = ranks_.find(frame.process.uid);
+  if (found == ranks_.end()) return;
+  (frame.finished ? found->second.finished : found->second.leaves) = true;
+  ending_ |= frame.finished;
+}
+
+void Authority::Present(const std::string& name, const ControlFrame& frame) {
+  Host& host = hosts_[name];
+  host.presence = Host::kPresent;
+  ending_ |= frame.finished;
+  for (auto& slot : host.taken) slot.second = false;
+  for (const auto& [uid, rank] : ranks_)
+    if (rank.process.host == name) host.taken[rank.process.slot] = true;
+  for (const Uid& uid : frame.uids)
+    if (ranks_.count(uid) == 0) host.unheard.insert(uid);
+  ControlFrame form;
+  const bool newer = phase_ == Phase::kResuming && ControlFrame::Decode(frame.record, &form) && epoch_ < form.epoch;
+  if (!newer) return;
+  epoch_ = form.epoch;
+  world_ = std::move(form.members);
+}
+
+// ---- what follows ----
+
+void Authority::Tick(Nanoseconds now, AuthorityActions* actions) {
+  if (phase_ == Phase::kEnded) return;
+  if (now >= next_beat_) {
+    next_beat_ = now + kSecond;
+    for (const auto& [name, host] : hosts_)
+      if (host.presence != Host::kAway) TellHost(name, ControlType::kBeat, actions);
+  }
+  LoseSilentHosts(now, actions);
+  Decide(now, actions);
+}
+
+Nanoseconds Authority::next_timer() const {
+  if (phase_ == Phase::kEnded) return kNever;
+  const Nanoseconds patience = since_ + kSuspectsPatience;
+  return phase_ == Phase::kStopping && patience < next_beat_ ? patience : next_beat_;
+}
+
+void Authority::Decide(Nanoseconds now, AuthorityActions* actions) {
+  if (phase_ == Phase::kResuming) EndResuming(now, actions);
+  if (phase_ == Phase::kRunning) AskForAPause(actions);
+  if (phase_ == Phase::kStopping || phase_ == Phase::kForming) EvictTheLate(now, actions);
+  if (phase_ == Phase::kGathering || phase_ == Phase::kStopping || phase_ == Phase::kWaiting) FormNext(now, actions);
+  if (phase_ == Phase::kForming) Go(actions);
+  DismissTheUnneeded(actions);
+  EndIfAllHaveGone(actions);
+  if (phase_ != Phase::kResuming && phase_ != Phase::kEnded && !ending_) StartRanks(now, actions);
+}
+
+// A world of which all members run needs nothing; any other is stopped. One of whose members none is heard may run: it
+// is waited for until its ranks have ended themselves.
+void Authority::EndResuming(Nanoseconds now, AuthorityActions* actions) {
+  const Nanoseconds waited = now - since_;
+  if (!AllHostsHaveAnswered() && waited < options_.silence + kSlack) return;
+  const Uids living = Living();
+  if (living.empty() && !world_.empty() && !ending_ && waited < options_.grace + options_.silence + kSlack) return;
+  phase_ = Phase::kGathering;
+  since_ = now;
+  Uids found = living;  // first, so that their program is the one that others are compared with
+  for (const auto& entry : ranks_)
+    if (!InWorld(entry.first)) found.push_back(entry.first);
+  for (const Uid& uid : found) Admit(now, uid, false, actions);
+  if (world_.empty()) return;
+  const auto is_held = [&](const Member& member) {
+    const auto rank = ranks_.find(member.process.uid);
+    return rank != ranks_.end() && (rank->second.holds_state || member.joins);
+  };
+  begun_ = living.empty() || std::any_of(world_.begin(), world_.end(), is_held);
+  const auto runs = [&](const Uid& uid) { return ranks_.at(uid).runs == epoch_; };
+  if (cuts_.empty() && living.size() == world_.size() && std::all_of(living.begin(), living.end(), runs))
+    phase_ = Phase::kRunning;
+  else
+    Stop(now, actions);
+}
+
+bool Authority::AllHostsHaveAnswered() const {
+  return std::all_of(hosts_.begin(), hosts_.end(), [](const auto& entry) {
+    return entry.second.presence == Host::kPresent && entry.second.unheard.empty();
+  });
+}
+
+bool Authority::WantsAPause() const {
+  const auto leaves = [](const auto& entry) { return entry.second.leaves && !entry.second.finished; };
+  const bool too_small = static_cast<int>(Living().size()) < options_.minimum;
+  return !ending_ && (too_small || !Newcomers().empty() || std::any_of(ranks_.begin(), ranks_.end(), leaves));
+}
+
+void Authority::AskForAPause(AuthorityActions* actions) {
+  if (pausing_ || !WantsAPause()) return;
+  pausing_ = true;
+  ControlFrame stop = Of(ControlType::kStop);
+  stop.epoch = epoch_;
+  stop.at_release = true;
+  for (const Uid& uid : Living()) Tell(ranks_.at(uid).process, stop, actions);
+}
+
+void Authority::Stop(Nanoseconds now, AuthorityActions* actions) {
+  phase_ = Phase::kStopping;
+  since_ = now;
+  ControlFrame stop = Of(ControlType::kStop);
+  stop.epoch = epoch_;
+  for (const Uid& uid : Living()) {
+    Rank& rank = ranks_.at(uid);
+    rank.reported = rank.formed = false;
+    Tell(rank.process, stop, actions);
+  }
+}
+
+void Authority::EvictTheLate(Nanoseconds now, AuthorityActions* actions) {
+  const bool forms = phase_ == Phase::kForming;
+  Uids late;
+  for (const Uid& uid : Living()) {
+    const Rank& rank = ranks_.at(uid);
+    const Nanoseconds patience = rank.suspected && !forms ? kSuspectsPatience : options_.silence + kSlack;
+    if (!(forms ? rank.formed : rank.reported) && now - since_ >= patience) late.push_back(uid);
+  }
+  for (const Uid& uid : late) Evict(now, uid, "it has not answered.", actions);
+}
+
+// Who is not heard by most goes first, until all that are left hear each other.
+void Authority::KeepTheLargerSide(Nanoseconds now, AuthorityActions* actions) {
+  while (!cuts_.empty()) {
+    const std::map<Uid, size_t> unheard = Unheard();
+    const Uids living = Living();
+    const Uid* most = nullptr;
+    for (const Uid& uid : living)  // of equals, the last
+      if (unheard.count(uid) > 0 && (most == nullptr || unheard.at(uid) >= unheard.at(*most))) most = &uid;
+    if (most == nullptr) break;
+    Evict(now, *most, "other ranks, which are more, do not hear it. Look at the network between the hosts.", actions);
+  }
+  cuts_.clear();
+}
+
+// How many do not hear a rank, or are not heard by it. Those who hold the state count more than all who do not, and the
+// lowest rank a little more, so that of two halves it is its that stays. A rank that is not heard from another host
+// speaks for all of its own, unless it does not live: then it is silent, and not cut off.
+std::map<Uid, size_t> Authority::Unheard() const {
+  const Uids living = Living();
+  std::map<std::string, Uids> on;
+  for (const Uid& uid : living) on[ranks_.at(uid).process.host].push_back(uid);
+  const auto votes = [&](const Uids& uids) {
+    size_t sum = 0;
+    for (const Uid& uid : uids)
+      sum += (ranks_.at(uid).holds_state ? 2 * living.size() : 2) + (uid == living[0] ? 1 : 0);
+    return sum;
+  };
+  std::set<std::pair<Uids, Uids>> sides;
+  for (const auto& [one, other] : cuts_) {
+    if (!IsLiving(one) || !IsLiving(other)) continue;
+    const std::string &host = ranks_.at(one).process.host, &other_host = ranks_.at(other).process.host;
+    const bool within = host == other_host;
+    Uids near = within ? Uids{one} : on.at(host), far = within ? Uids{other} : on.at(other_host);
+    if (far < near) near.swap(far);
+    sides.insert({std::move(near), std::move(far)});
+  }
+  std::map<Uid, size_t> unheard;
+  for (const auto& [near, far] : sides) {
+    for (const Uid& uid : near) unheard[uid] += votes(far);
+    for (const Uid& uid : far) unheard[uid] += votes(near);
+  }
+  return unheard;
+}
+
+void Authority::FormNext(Nanoseconds now, AuthorityActions* actions) {
+  if (AnyAwaited()) return;
+  KeepTheLargerSide(now, actions);
+  Uids voters = Voters(), newcomers = ending_ ? Uids() : Newcomers();
+  if (begun_ && voters.empty()) {
+    if (!ending_) End(false, "All ranks that held the state of the training are gone.", actions);
+    return;
+  }
+  std::vector<Standing> standings;
+  for (const Uid& uid : voters) standings.push_back(ranks_.at(uid).standing);
+  const Settlement settlement = begun_ ? ringtrain::Settle(standings) : Settlement{};
+  const int enough = ending_ ? 1 : options_.minimum;
+  const bool may_wait = phase_ == Phase::kGathering && StillStarting(now);
+  if (static_cast<int>(voters.size() + newcomers.size()) < enough || may_wait) return Wait(now, actions);
+  if (!settlement.fresh) newcomers.clear();
+  Uids stay;
+  for (const Uid& uid : voters)
+    if (!ranks_.at(uid).leaves) stay.push_back(uid);
+  if (settlement.fresh && stay.size() < voters.size() && (!stay.empty() || newcomers.empty())) {
+    for (const Uid& uid : voters)
+      if (ranks_.at(uid).leaves) Dismiss(&ranks_.at(uid), actions);
+    if (stay.empty()) return End(true, "All ranks have left.", actions);
+    return FormNext(now, actions);
+  }
+  Grant(voters, newcomers, settlement, now, actions);
+}
+
+// Ranks that hold state stand still and keep it.
+void Authority::Wait(Nanoseconds now, AuthorityActions* actions) {
+  if (phase_ == Phase::kStopping) {
+    phase_ = Phase::kWaiting;
+    since_ = now;
+  }
+  if (now - since_ >= options_.wait)
+    End(false,
+        "A world must have " + std::to_string(options_.minimum) + " ranks, but has fewer. Look at the hosts, " +
+            "or give a smaller minimum with -np MIN:MAX.",
+        actions);
+}
+
+// Old members first, in their old order.
+void Authority::Grant(const Uids& voters, const Uids& newcomers, const Settlement& settlement, Nanoseconds now,
+                      AuthorityActions* actions) {
+  if (options_.reset_limit > 0 && begun_ && ++resets_ > options_.reset_limit)
+    return End(false, "The reset limit of " + std::to_string(options_.reset_limit) + " worlds is reached.", actions);
+  epoch_ = {epoch_.count + 1, options_.random()};
+  world_.clear();
+  for (const Uid& uid : voters) world_.push_back({ranks_.at(uid).process, false});
+  for (const Uid& uid : newcomers) world_.push_back({ranks_.at(uid).process, begun_});
+  ControlFrame form = Of(ControlType::kForm);
+  form.epoch = epoch_;
+  form.members = world_;
+  form.settlement = settlement;
+  actions->push_back(authority_action::Write{form.Encode()});
+  for (int word = 0; word < 4; ++word) {
+    const uint64_t drawn = options_.random();
+    form.key.append(reinterpret_cast<const char*>(&drawn), sizeof drawn);
+  }
+  phase_ = Phase::kForming;
+  since_ = now;
+  for (const Uid& uid : Living()) {
+    Rank& rank = ranks_.at(uid);
+    rank.formed = rank.reported = rank.suspected = false;
+    Tell(rank.process, form, actions);
+  }
+}
+
+void Authority::Go(AuthorityActions* actions) {
+  const Uids living = Living();
+  if (!std::all_of(living.begin(), living.end(), [&](const Uid& uid) { return ranks_.at(uid).formed; })) return;
+  phase_ = Phase::kRunning;
+  begun_ = true;
+  ControlFrame go = Of(ControlType::kGo);
+  go.epoch = epoch_;
+  for (const Uid& uid : living) ranks_.at(uid).holds_state = true;
+  go.at_release = pausing_ = WantsAPause();
+  for (const Uid& uid : living) Tell(ranks_.at(uid).process, go, actions);
+}
+
+void Authority::StartRanks(Nanoseconds now, AuthorityActions* actions) {
+  for (auto& [name, host] : hosts_) {
+    if (host.presence != Host::kPresent) continue;
+    for (auto& [slot, taken] : host.taken) {
+      if (taken || now < cooldown_.until(name, slot)) continue;
+      taken = true;
+      actions->push_back(authority_action::Start{name, slot});
+    }
+  }
+}
+
+void Authority::DismissTheUnneeded(AuthorityActions* actions) {
+  for (auto& [uid, rank] : ranks_)
+    if (!rank.holds_state && !InWorld(uid) && (ending_ || rank.leaves)) Dismiss(&rank, actions);
+}
+
+// What is heard of it from here on is its end.
+void Authority::Dismiss(Rank* rank, AuthorityActions* actions) {
+  if (!std::exchange(rank->finished, true)) Tell(rank->process, Of(ControlType::kLeave), actions);
+}
+
+void Authority::EndIfAllHaveGone(AuthorityActions* actions) {
+  const bool knows = phase_ != Phase::kResuming && phase_ != Phase::kEnded;
+  if (ending_ && knows && ranks_.empty()) End(true, "All ranks have come to their end.", actions);
+}
+
+void Authority::End(bool well, std::string text, AuthorityActions* actions) {
+  phase_ = Phase::kEnded;
+  actions->push_back(authority_action::End{well, std::move(text)});
+}
+
+// ---- who there is ----
+
+bool Authority::IsLiving(const Uid& uid) const {
+  const auto found = ranks_.find(uid);
+  return found != ranks_.end() && !found->second.finished && InWorld(uid);
+}
+
+Uids Authority::Living() const {
+  Uids living;
+  for (const Member& member : world_) {
+    const auto found = ranks_.find(member.process.uid);
+    if (found != ranks_.end() && !found->second.finished) living.push_back(member.process.uid);
+  }
+  return living;
+}
+
+Uids Authority::Voters() const {
+  Uids voters = Living();
+  voters.erase(
+      std::remove_if(voters.begin(), voters.end(), [&](const Uid& uid) { return !ranks_.at(uid).holds_state; }),
+      voters.end());
+  return voters;
+}
+
+// In the order of hosts and slots.
+Uids Authority::Newcomers() const {
+  std::map<std::pair<std::string, int>, Uid> ordered;
+  for (const auto& [uid, rank] : ranks_)
+    if (!rank.holds_state && !rank.leaves) ordered[{rank.process.host, rank.process.slot}] = uid;
+  Uids newcomers;
+  for (const auto& entry : ordered) newcomers.push_back(entry.second);
+  return newcomers;
+}
+
+bool Authority::AnyAwaited() const {
+  if (phase_ != Phase::kStopping) return false;
+  const Uids living = Living();
+  return std::any_of(living.begin(), living.end(), [&](const Uid& uid) { return !ranks_.at(uid).reported; });
+}
+
+// For the first world all slots are waited for, though not for ever.
+bool Authority::StillStarting(Nanoseconds now) const {
+  if (now - since_ >= options_.wait / 2) return false;
+  size_t slots = 0;
+  for (const auto& entry : hosts_) slots += entry.second.taken.size();
+  return Newcomers().size() < slots;
+}
+
+bool Authority::InWorld(const Uid& uid) const {
+  return std::any_of(world_.begin(), world_.end(), [&](const Member& member) { return member.process.uid == uid; });
+}
+
+// ---- what is said ----
+
+void Authority::Evict(Nanoseconds now, const Uid& uid, const std::string& cause, AuthorityActions* actions) {
+  const Process process = ranks_.at(uid).process;
+  ControlFrame evict = Of(ControlType::kEvict);
+  evict.text = Name(process) + " was evicted: " + cause;
+  actions->push_back(authority_action::Say{evict.text});
+  Tell(process, evict, actions);
+  Lose(now, uid, actions);
+}
+
+void Authority::Tell(const Process& to, ControlFrame frame, AuthorityActions* actions) const {
+  frame.process = to;
+  actions->push_back(authority_action::Send{to.host, std::move(frame)});
+}
+
+void Authority::TellHost(const std::string& host, ControlType type, AuthorityActions* actions) const {
+  actions->push_back(authority_action::Send{host, Of(type)});
+}
+
+}  // namespace ringtrain

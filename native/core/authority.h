@@ -1,0 +1,177 @@
+// Authority: numbers the worlds of an elastic job, sans-I/O. There is one, in the launcher, and no rank asks it
+// anything on the path of a step: worlds that run need it only to become other worlds.
+//
+//   gathering → forming(e) → running(e) → stopping(e) → forming(e') → …       waiting: too few for a world
+//   resuming: a launcher that was started again finds out which world there is
+//
+// Running. A death that an agent attests, or the loss of an agent's connection, stops the world at once; silence that
+// ranks suspect stops it, too, and the reports tell whether it was a cut. Processes that have come anew, and ranks that
+// want to leave, are only reason to stop at a release.
+// Stopping. Every rank of the world reports. Who does not in time is evicted. If some cannot hear each other, the
+// larger side stays, or that of the lowest rank. Settle (transaction.h) says from which step they go on. Only those who
+// have been members of a world that ran have a voice: the voters. Forming. The next count is written down before
+// anybody hears of it, and granted once. Who is new is only admitted where no window is open, is named behind the old
+// members, and takes the state over from them. When all have formed, the world goes; if any fails before that, it is
+// stopped and another count is granted.
+//
+// Why nothing is lost: a world releases nothing without all of its members (transaction.h), so any voter of the newest
+// granted world that stands still keeps that world from going on, and knows enough to settle its open window. Hence the
+// one rule: the next world's voters are voters of the newest granted one. An evicted rank never votes again.
+//
+// Driven by (a) the launcher's thread: bytes that come from the agent of a host are decoded (control.h) and handed to
+// Arrived; connections that open and break to HostCame and HostLost; time to Tick at next_timer(). Actions are carried
+// out in their order. Write must be on the disk before what follows it: the record that comes last is what a launcher
+// that is started again hands to Resume. Random numbers are handed in, so the same events give the same actions.
+#ifndef RINGTRAIN_CORE_AUTHORITY_H_
+#define RINGTRAIN_CORE_AUTHORITY_H_
+
+#include <functional>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "base/clock.h"
+#include "core/control.h"
+#include "core/cooldown.h"
+#include "core/transaction.h"
+
+namespace ringtrain {
+
+struct AuthorityOptions {
+  std::map<std::string, int> hosts;  // by name: its slots
+  int minimum = 1;                   // ranks that a world must have
+  int reset_limit = 0;               // worlds after the first; 0: any number
+  Nanoseconds silence = 0;           // D: of an agent, that counts as its loss
+  Nanoseconds grace = 0;             // without a launcher: then agents and ranks end themselves
+  Nanoseconds wait = 0;              // below the minimum, or for those that do not come; then the job ends
+  Nanoseconds first_pause = 0;       // of a slot after a failure
+  std::function<uint64_t()> random;  // numbers that nobody can guess
+};
+
+namespace authority_action {
+struct Write {
+  std::string record;
+};
+struct Send {  // to the agent of that host; if frame.process.uid is not zero, on to that rank, else to all of its ranks
+  std::string host;
+  ControlFrame frame;
+};
+struct Start {  // a rank in that slot, unless there is one
+  std::string host;
+  int slot;
+};
+struct Say {  // to whoever reads the launcher's output
+  std::string text;
+};
+struct End {
+  bool well;
+  std::string text;
+};
+}  // namespace authority_action
+using AuthorityAction = std::variant<authority_action::Write, authority_action::Send, authority_action::Start,
+                                     authority_action::Say, authority_action::End>;
+using AuthorityActions = std::vector<AuthorityAction>;
+
+class Authority {
+ public:
+  enum class Phase { kResuming, kGathering, kForming, kRunning, kStopping, kWaiting, kEnded };
+
+  explicit Authority(AuthorityOptions options);
+
+  // ---- events; the first is one of these two ----
+  void Begin(Nanoseconds now);
+  // record: the last one written, or empty.
+  void Resume(Nanoseconds now, const std::string& record);
+
+  void HostCame(Nanoseconds now, const std::string& host, AuthorityActions* actions);
+  void HostLost(Nanoseconds now, const std::string& host, const std::string& cause, AuthorityActions* actions);
+  void Arrived(Nanoseconds now, const std::string& host, const ControlFrame& frame, AuthorityActions* actions);
+  void Tick(Nanoseconds now, AuthorityActions* actions);
+  Nanoseconds next_timer() const;
+
+  Phase phase() const { return phase_; }
+  const EpochId& epoch() const { return epoch_; }
+
+ private:
+  struct Host {
+    enum Presence { kAway, kAsked, kPresent } presence = kAway;
+    Nanoseconds heard = 0;
+    std::set<Uid> unheard;  // processes that its agent has named, and that have not said who they are
+    std::map<int, bool> taken;
+  };
+  struct Rank {  // a process that has said Ready and lives, as far as is known
+    Process process;
+    bool holds_state = false, leaves = false, finished = false;
+    bool reported = false, formed = false, suspected = false;
+    std::string program;
+    EpochId runs;  // when a launcher that was started again found it
+    Standing standing;
+  };
+
+  // What comes in.
+  void Ready(Nanoseconds now, const ControlFrame& frame, AuthorityActions* actions);
+  void Admit(Nanoseconds now, const Uid& uid, bool lost, AuthorityActions* actions);
+  void Dead(Nanoseconds now, const ControlFrame& frame, AuthorityActions* actions);
+  void Suspect(Nanoseconds now, const ControlFrame& frame, AuthorityActions* actions);
+  void Report(Nanoseconds now, const ControlFrame& frame);
+  void Leave(const ControlFrame& frame);
+  void Present(const std::string& host, const ControlFrame& frame);
+  void Hear(Nanoseconds now, const std::string& host, AuthorityActions* actions);
+  void LoseSilentHosts(Nanoseconds now, AuthorityActions* actions);
+  void Lose(Nanoseconds now, const Uid& uid, AuthorityActions* actions);
+
+  // What follows.
+  void Decide(Nanoseconds now, AuthorityActions* actions);
+  void EndResuming(Nanoseconds now, AuthorityActions* actions);
+  void AskForAPause(AuthorityActions* actions);
+  void Stop(Nanoseconds now, AuthorityActions* actions);
+  void EvictTheLate(Nanoseconds now, AuthorityActions* actions);
+  void KeepTheLargerSide(Nanoseconds now, AuthorityActions* actions);
+  std::map<Uid, size_t> Unheard() const;
+  void FormNext(Nanoseconds now, AuthorityActions* actions);
+  void Wait(Nanoseconds now, AuthorityActions* actions);
+  void Grant(const Uids& voters, const Uids& newcomers, const Settlement& settlement, Nanoseconds now,
+             AuthorityActions* actions);
+  void Go(AuthorityActions* actions);
+  void StartRanks(Nanoseconds now, AuthorityActions* actions);
+  void DismissTheUnneeded(AuthorityActions* actions);
+  void EndIfAllHaveGone(AuthorityActions* actions);
+  void End(bool well, std::string text, AuthorityActions* actions);
+
+  Uids Living() const;  // of the newest granted world, those that have not finished
+  Uids Voters() const;
+  Uids Newcomers() const;
+  bool WantsAPause() const;
+  bool AnyAwaited() const;
+  bool AllHostsHaveAnswered() const;
+  bool SomebodyIsHeard(Nanoseconds now) const;
+  bool StillStarting(Nanoseconds now) const;
+  bool InWorld(const Uid& uid) const;
+  bool IsLiving(const Uid& uid) const;
+  void Evict(Nanoseconds now, const Uid& uid, const std::string& cause, AuthorityActions* actions);
+  void Dismiss(Rank* rank, AuthorityActions* actions);
+  void Tell(const Process& to, ControlFrame frame, AuthorityActions* actions) const;
+  void TellHost(const std::string& host, ControlType type, AuthorityActions* actions) const;
+
+  const AuthorityOptions options_;
+  Cooldown cooldown_;
+  Phase phase_ = Phase::kGathering;
+  EpochId epoch_;              // the newest granted
+  std::vector<Member> world_;  // its members
+  bool begun_ = false;         // some world has run, so that there is state to lose
+  bool ending_ = false;        // some program has come to its end
+  bool pausing_ = false;       // the world was asked to stop at a release
+  std::string program_;
+  std::map<std::string, Host> hosts_;
+  std::map<Uid, Rank> ranks_;
+  std::set<std::pair<Uid, Uid>> cuts_;  // who does not hear whom
+  Nanoseconds since_ = 0;               // when the phase began
+  Nanoseconds next_beat_ = 0;
+  int resets_ = 0;
+};
+
+}  // namespace ringtrain
+#endif  // RINGTRAIN_CORE_AUTHORITY_H_

@@ -1,0 +1,87 @@
+#include "core/opening.h"
+
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <map>
+#include <string>
+
+#include "base/ranks.h"
+#include "core/executor.h"
+#include "core/version.h"
+
+namespace ringtrain {
+namespace {
+
+std::string HostName() {
+  char name[256] = "";
+  return gethostname(name, sizeof name - 1) == 0 ? name : "unknown";
+}
+
+// What must be equal on all ranks before they can work together, as name and value.
+std::vector<std::pair<std::string, std::string>> StartFacts(const Options& options) {
+  std::vector<std::pair<std::string, std::string>> facts = options.Agreed();
+  facts.insert(facts.begin(), {"ringtrain version", kVersion});
+  return facts;
+}
+
+Status CompareFact(const std::string& name, const std::vector<std::string>& by_rank) {
+  std::map<std::string, std::vector<int>> ranks_of;
+  for (size_t rank = 0; rank < by_rank.size(); ++rank) ranks_of[by_rank[rank]].push_back(static_cast<int>(rank));
+  if (ranks_of.size() == 1) return {};
+  std::string text = "init: " + name + " must be the same on all ranks, but is ";
+  for (auto group = ranks_of.begin(); group != ranks_of.end(); ++group)
+    text +=
+        std::string(group == ranks_of.begin() ? "" : " and ") + "'" + group->first + "' on " + RanksText(group->second);
+  return Status::Mismatch(text + ". Set it alike everywhere.");
+}
+
+// Every rank compares the same facts in the same order, so all raise the same text or none does.
+Status AgreeOnStart(Rendezvous& rendezvous, const Options& options, Nanoseconds deadline, World* world) {
+  Encoder encoder;
+  uint32_t epoch = 0;
+  if (getrandom(&epoch, sizeof epoch, 0) != sizeof epoch) epoch = static_cast<uint32_t>(Now());
+  encoder.Unsigned(epoch);
+  encoder.Text(HostName());
+  const auto facts = StartFacts(options);
+  for (const auto& fact : facts) encoder.Text(fact.second);
+  std::vector<std::string> texts;
+  RT_TRY(rendezvous.Allgather(encoder.Take(), deadline, &texts));
+
+  std::vector<Decoder> decoders;
+  for (const std::string& text : texts) decoders.emplace_back(text);
+  for (size_t rank = 0; rank < decoders.size(); ++rank) {
+    uint32_t theirs = static_cast<uint32_t>(decoders[rank].Unsigned());
+    if (rank == 0) world->epoch = theirs;
+    world->host_names.push_back(decoders[rank].Text());
+  }
+  for (const auto& fact : facts) {
+    std::vector<std::string> by_rank;
+    for (Decoder& decoder : decoders) by_rank.push_back(decoder.Text());
+    RT_TRY(CompareFact(fact.first, by_rank));
+  }
+  return {};
+}
+
+}  // namespace
+
+Status OpenWorld(Rendezvous& rendezvous, const Options& options, Meeting* meeting) {
+  const Nanoseconds deadline = DeadlineAfter(options.start_timeout_seconds);
+  World* const world = &meeting->world;
+  world->rank = rendezvous.rank();
+  world->size = rendezvous.size();
+  RT_TRY(AgreeOnStart(rendezvous, options, deadline, world));
+  auto window_size = [&](const World& found) {
+    std::vector<int> everyone;
+    for (int rank = 0; rank < found.size; ++rank) everyone.push_back(rank);
+    const Topology topology = TopologyFor(found, options, everyone);
+    return GeometryFor(topology, options).Bytes(topology.local_count());
+  };
+  RT_TRY(rendezvous.Meet(window_size, deadline, meeting));
+  if (options.algorithm == "shared_memory" && world->hosts.size() > 1)
+    return Status::InvalidArgument("option algorithm: shared_memory needs all ranks on one host, but found " +
+                                   std::to_string(world->hosts.size()) + " hosts. Use auto or hierarchical.");
+  return {};
+}
+
+}  // namespace ringtrain
