@@ -4,6 +4,7 @@ DLPack is asked first, since it knows bfloat16 and names the device; then the CU
 has it. No library is imported. Called by ``buffers`` for what is no tensor of a registered framework.
 """
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -116,7 +117,7 @@ class CudaArray:
         """CUDA, and the index of the GPU."""
         return dlpack.CUDA, self._device
 
-    def __dlpack__(self, *, stream: int | None = None, **_: object):
+    def __dlpack__(self, *, stream: int | None = None, **_: object) -> Any:
         """A capsule; what ``stream`` is given from now on waits for the elements."""
         if stream not in _NO_STREAM:
             self._hold_back(stream)
@@ -168,7 +169,7 @@ def _device_of(address: int) -> int:
     """The GPU that an address belongs to, as the driver says; 0 for no address, which an empty array may have."""
     if address == 0:
         return 0
-    device = lib.rt_device_of(_driver.encode(), ffi.cast("void *", address))
+    device = lib.rt_device_of(os.fsencode(_driver), ffi.cast("void *", address))
     if device < 0:
         raise InvalidArgumentError(
             f"expected an address on a GPU but found {address:#x}, which the CUDA driver does not know. "

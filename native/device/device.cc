@@ -25,8 +25,8 @@ Status Device::Open(const Driver& driver, int index, std::shared_ptr<Device>* op
   int count = 0;
   RT_TRY(driver.Check(driver.DeviceGetCount(&count), "cuDeviceGetCount"));
   if (index >= count)
-    return Status::InvalidArgument("CUDA device " + std::to_string(index) + ": expected one of the " + std::to_string(count) +
-                                   " that this process sees. Look at CUDA_VISIBLE_DEVICES.");
+    return Status::InvalidArgument("CUDA device " + std::to_string(index) + ": expected one of the " +
+                                   std::to_string(count) + " that this process sees. Look at CUDA_VISIBLE_DEVICES.");
   std::shared_ptr<Device> device(new Device(driver, index));
   RT_TRY(device->Check(driver.DeviceGet(&device->device_, index), "cuDeviceGet"));
   RT_TRY(device->Check(driver.DevicePrimaryCtxRetain(&device->context_, device->device_), "cuDevicePrimaryCtxRetain"));
@@ -84,7 +84,8 @@ void Device::GiveEvent(CUevent event) {
 Status Device::Allocate(size_t bytes, void** memory) const {
   InContext current(*this);
   CUdeviceptr allocated = 0;
-  RT_TRY(Check(driver_.MemAlloc(&allocated, std::max(bytes, kLeastAllocated)), "cuMemAlloc of " + std::to_string(bytes) + " bytes"));
+  RT_TRY(Check(driver_.MemAlloc(&allocated, std::max(bytes, kLeastAllocated)),
+               "cuMemAlloc of " + std::to_string(bytes) + " bytes"));
   *memory = reinterpret_cast<void*>(allocated);
   return {};
 }
@@ -113,7 +114,8 @@ int Device::Of(const std::string& library, const void* memory) {
   const Driver* driver;
   int index = -1;
   if (!Driver::Open(library, &driver).ok()) return -1;
-  const CUresult result = driver->PointerGetAttribute(&index, kCudaPointerDeviceOrdinal, reinterpret_cast<CUdeviceptr>(memory));
+  const CUresult result =
+      driver->PointerGetAttribute(&index, kCudaPointerDeviceOrdinal, reinterpret_cast<CUdeviceptr>(memory));
   return result == kCudaSuccess ? index : -1;
 }
 
@@ -130,7 +132,8 @@ Status Device::TakePinned(size_t bytes, void** memory, size_t* granted) {
     }
   }
   *granted = wanted;
-  return Check(driver_.MemHostAlloc(memory, wanted, kCudaHostPortable), "cuMemHostAlloc of " + std::to_string(wanted) + " bytes");
+  return Check(driver_.MemHostAlloc(memory, wanted, kCudaHostPortable),
+               "cuMemHostAlloc of " + std::to_string(wanted) + " bytes");
 }
 
 void Device::GivePinned(void* memory, size_t granted) {
@@ -147,7 +150,8 @@ InContext::InContext(const Device& device) : driver_(device.driver()) {
 
 InContext::~InContext() { driver_.CtxSetCurrent(before_); }
 
-Status DeviceEvent::Record(const std::shared_ptr<Device>& device, CUstream stream, std::shared_ptr<DeviceEvent>* event) {
+Status DeviceEvent::Record(const std::shared_ptr<Device>& device, CUstream stream,
+                           std::shared_ptr<DeviceEvent>* event) {
   CUevent taken;
   RT_TRY(device->TakeEvent(&taken));
   event->reset(new DeviceEvent(device, taken));
@@ -169,7 +173,8 @@ Status Stream::Make(const std::shared_ptr<Device>& device, std::unique_ptr<Strea
   int lowest = 0, highest = 0;
   RT_TRY(device->Check(driver.CtxGetStreamPriorityRange(&lowest, &highest), "cuCtxGetStreamPriorityRange"));
   CUstream made;
-  RT_TRY(device->Check(driver.StreamCreateWithPriority(&made, kCudaStreamNonBlocking, highest), "cuStreamCreateWithPriority"));
+  RT_TRY(device->Check(driver.StreamCreateWithPriority(&made, kCudaStreamNonBlocking, highest),
+                       "cuStreamCreateWithPriority"));
   stream->reset(new Stream(device, made));
   return {};
 }

@@ -1,6 +1,6 @@
-// Device: one GPU as one rank uses it, and what the rank keeps there: events and pinned memory to use again, its streams.
-// DeviceTable: a rank's devices, opened at their first tensor. Everything is in the device's primary context, the one that
-// frameworks use, so that their streams and memory are ours without translation.
+// Device: one GPU as one rank uses it, and what the rank keeps there: events and pinned memory to use again, its
+// streams. DeviceTable: a rank's devices, opened at their first tensor. Everything is in the device's primary context,
+// the one that frameworks use, so that their streams and memory are ours without translation.
 #ifndef RINGTRAIN_DEVICE_DEVICE_H_
 #define RINGTRAIN_DEVICE_DEVICE_H_
 
@@ -98,7 +98,8 @@ class DeviceEvent {
   const CUevent event_;
 };
 
-// A stream of ours: of the highest priority, and apart from the legacy stream. Its context must be current at its end, too.
+// A stream of ours: of the highest priority, and apart from the legacy stream. Its context must be current at its end,
+// too.
 class Stream {
  public:
   static Status Make(const std::shared_ptr<Device>& device, std::unique_ptr<Stream>* stream);

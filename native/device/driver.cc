@@ -24,9 +24,10 @@ Status Refuse(const std::string& library, const std::string& problem) {
 
 Status Resolve(const std::string& library, GetProcAddress find, Driver* driver) {
   int known = 0;
-#define RT_CUDA(name, version, parameters)                                                                              \
-  if (find("cu" #name, reinterpret_cast<void**>(&driver->name), version, 0, &known) != kCudaSuccess || driver->name == nullptr) \
-    return Refuse(library, "expected the function cu" #name " but found none. Update the driver to CUDA " +             \
+#define RT_CUDA(name, version, parameters)                                                                  \
+  if (find("cu" #name, reinterpret_cast<void**>(&driver->name), version, 0, &known) != kCudaSuccess ||      \
+      driver->name == nullptr)                                                                              \
+    return Refuse(library, "expected the function cu" #name " but found none. Update the driver to CUDA " + \
                                TextOf(kOldestDriver) + " or newer.");
 #include "device/driver.def"
 #undef RT_CUDA
@@ -41,16 +42,19 @@ Status Start(const std::string& library, Driver* driver) {
                                ". Update the driver.");
   int devices = 0;
   RT_TRY(driver->Check(driver->DeviceGetCount(&devices), "cuDeviceGetCount of '" + library + "'"));
-  if (devices == 0) return Refuse(library, "expected a GPU but found none. Look at CUDA_VISIBLE_DEVICES and at nvidia-smi.");
+  if (devices == 0)
+    return Refuse(library, "expected a GPU but found none. Look at CUDA_VISIBLE_DEVICES and at nvidia-smi.");
   return {};
 }
 
 Status Load(const std::string& library, Driver* driver) RT_REQUIRES(opening) {
   void* object = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (object == nullptr) return Refuse(library, "expected a library but found: " + std::string(dlerror()) + "." + kAdvice);
+  if (object == nullptr)
+    return Refuse(library, "expected a library but found: " + std::string(dlerror()) + "." + kAdvice);
   const auto find = reinterpret_cast<GetProcAddress>(dlsym(object, "cuGetProcAddress_v2"));
   if (find == nullptr)
-    return Refuse(library, "expected CUDA " + TextOf(kOldestDriver) + " or newer but found one without cuGetProcAddress_v2. "
+    return Refuse(library, "expected CUDA " + TextOf(kOldestDriver) +
+                               " or newer but found one without cuGetProcAddress_v2. "
                                "Update the driver.");
   Dl_info where;
   driver->path = dladdr(reinterpret_cast<void*>(find), &where) != 0 ? where.dli_fname : library;
@@ -83,7 +87,8 @@ Status Driver::Check(CUresult result, const std::string& what) const {
   if (result == kCudaSuccess) return {};
   const char* text = nullptr;
   if (GetErrorString(result, &text) != kCudaSuccess || text == nullptr) text = "an unknown error";
-  return Status::Internal(what + ": expected success but found CUDA error " + std::to_string(result) + ", " + text + ".");
+  return Status::Internal(what + ": expected success but found CUDA error " + std::to_string(result) + ", " + text +
+                          ".");
 }
 
 }  // namespace ringtrain

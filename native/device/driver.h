@@ -1,5 +1,5 @@
-// The CUDA driver of this machine: found when it is first wanted, by dlopen, so that nothing here needs a CUDA header or
-// library to build, to import, or to work on tensors in host memory. driver.def lists what is called.
+// The CUDA driver of this machine: found when it is first wanted, by dlopen, so that nothing here needs a CUDA header
+// or library to build, to import, or to work on tensors in host memory. driver.def lists what is called.
 #ifndef RINGTRAIN_DEVICE_DRIVER_H_
 #define RINGTRAIN_DEVICE_DRIVER_H_
 
@@ -37,9 +37,9 @@ struct Driver {
   int version = 0;   // of the API that the driver has: 1000 * major + 10 * minor
   std::string path;  // of the library
 
-  // The process's driver, initialised; the first successful call decides, later ones get the same. library: a path, or "" for
-  // libcuda.so.1. Unsupported, with what is missing and what to do, where there is none, it is too old or it finds no device.
-  // Any thread.
+  // The process's driver, initialised; the first successful call decides, later ones get the same. library: a path, or
+  // "" for libcuda.so.1. Unsupported, with what is missing and what to do, where there is none, it is too old or it
+  // finds no device. Any thread.
   static Status Open(const std::string& library, const Driver** driver);
   // What Open found, or nullptr.
   static const Driver* Opened();

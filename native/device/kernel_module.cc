@@ -18,7 +18,8 @@ Status KernelModule::Find(const std::string& name, CUfunction* kernel) const {
   return driver_.Check(driver_.ModuleGetFunction(kernel, module_, name.c_str()), "kernel '" + name + "'");
 }
 
-Status KernelModule::Launch(CUfunction kernel, unsigned blocks, void* parameter, CUstream stream, const std::string& what) const {
+Status KernelModule::Launch(CUfunction kernel, unsigned blocks, void* parameter, CUstream stream,
+                            const std::string& what) const {
   void* parameters[] = {parameter};
   return driver_.Check(driver_.LaunchKernel(kernel, blocks, 1, 1, kPackThreads, 1, 1, 0, stream, parameters, nullptr),
                        "launching " + what + " of " + std::to_string(blocks) + " blocks");

@@ -20,7 +20,8 @@ struct Ptx {
 class KernelModule {
  public:
   // what: "the pack kernels", for the text of an error.
-  static Status Load(const Driver& driver, CUdevice device, const Ptx& ptx, const std::string& what, std::unique_ptr<KernelModule>* module);
+  static Status Load(const Driver& driver, CUdevice device, const Ptx& ptx, const std::string& what,
+                     std::unique_ptr<KernelModule>* module);
   ~KernelModule() { driver_.ModuleUnload(module_); }
   KernelModule(const KernelModule&) = delete;
   KernelModule& operator=(const KernelModule&) = delete;

@@ -1,4 +1,5 @@
-// NCCL, found when it is first wanted. nccl.def lists what is called; a test compares it and the types here with nccl.h.
+// NCCL, found when it is first wanted. nccl.def lists what is called; a test compares it and the types here with
+// nccl.h.
 #ifndef RINGTRAIN_DEVICE_NCCL_H_
 #define RINGTRAIN_DEVICE_NCCL_H_
 
@@ -21,8 +22,8 @@ struct ncclUniqueId {
   char internal[128];
 };
 
-// The first fields of ncclConfig_t. NCCL copies `size` bytes over its own defaults, so a prefix is legal if it ends where a field ends:
-// after `splitShare` alone the padding would fall into `trafficClass`.
+// The first fields of ncclConfig_t. NCCL copies `size` bytes over its own defaults, so a prefix is legal if it ends
+// where a field ends: after `splitShare` alone the padding would fall into `trafficClass`.
 struct NcclConfig {
   size_t size = sizeof(NcclConfig);
   unsigned magic = 0xcafebeef;
@@ -44,12 +45,13 @@ struct Nccl {
 #define RT_NCCL(name, result, parameters, since) result(*name) parameters = nullptr;
 #include "device/nccl.def"
 #undef RT_NCCL
-  int version = 0;   // 10000 * major + 100 * minor + patch
-  std::string path;  // of the library
+  int version = 0;         // 10000 * major + 100 * minor + patch
+  std::string path;        // of the library
   std::string interfaces;  // that it was told to use; empty: it chooses
 
-  // The process's NCCL; the first successful call decides, later ones get the same. library: a path that the user asked for, or "":
-  // then what the process has loaded already, the file that Suggest named, or the system's, in this order. Any thread.
+  // The process's NCCL; the first successful call decides, later ones get the same. library: a path that the user asked
+  // for, or "": then what the process has loaded already, the file that Suggest named, or the system's, in this order.
+  // Any thread.
   static Status Open(const std::string& library, const Nccl** nccl);
   // What Open found, or nullptr.
   static const Nccl* Opened();
@@ -59,8 +61,8 @@ struct Nccl {
   std::string VersionText() const;
   // The end of a text about a failure: the network that it was told to use.
   std::string NetworkText() const;
-  // What a call's result means: success and being in progress are ok. what: "ncclAllReduce". comm may be NULL. The text has NCCL's own
-  // words, its network, and a hint at what to look for.
+  // What a call's result means: success and being in progress are ok. what: "ncclAllReduce". comm may be NULL. The text
+  // has NCCL's own words, its network, and a hint at what to look for.
   Status Check(ncclResult_t result, const std::string& what, ncclComm_t comm) const;
 };
 

@@ -1,4 +1,5 @@
-// The kernels of pack.def. bin/generate-ptx compiles this file to pack_sm75.ptx.h and pack_sm80.ptx.h, whose text the core carries.
+// The kernels of pack.def. bin/generate-ptx compiles this file to pack_sm75.ptx.h and pack_sm80.ptx.h, whose text the
+// core carries.
 #include "device/pack.h"
 
 using namespace ringtrain;
@@ -7,7 +8,8 @@ using namespace ringtrain;
   extern "C" __global__ void __launch_bounds__(kPackThreads) pack_##name(const __grid_constant__ PackLaunch launch) { \
     PackShare<Tensor, Buffer>(launch, blockIdx.x, threadIdx.x, blockDim.x);                                           \
   }                                                                                                                   \
-  extern "C" __global__ void __launch_bounds__(kPackThreads) unpack_##name(const __grid_constant__ PackLaunch launch) { \
+  extern "C" __global__ void __launch_bounds__(kPackThreads)                                                          \
+      unpack_##name(const __grid_constant__ PackLaunch launch) {                                                      \
     UnpackShare<Tensor, Buffer>(launch, blockIdx.x, threadIdx.x, blockDim.x);                                         \
   }
 #include "device/pack.def"

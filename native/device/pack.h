@@ -1,8 +1,9 @@
 // Packing: many tensors into one fusion buffer on a GPU and back, by one kernel launch for up to 1360 of them.
 //
-// Compiled twice: by nvcc as the body of the kernels (pack.cu), and by the C++ compiler for machines without a GPU, where
-// tests call the same functions. The work is cut into chunks of 16384 elements, one to a block of threads, so that a
-// large tensor and many small ones keep all of the GPU busy alike. Values are scaled in float32, whatever the types.
+// Compiled twice: by nvcc as the body of the kernels (pack.cu), and by the C++ compiler for machines without a GPU,
+// where tests call the same functions. The work is cut into chunks of 16384 elements, one to a block of threads, so
+// that a large tensor and many small ones keep all of the GPU busy alike. Values are scaled in float32, whatever the
+// types.
 #ifndef RINGTRAIN_DEVICE_PACK_H_
 #define RINGTRAIN_DEVICE_PACK_H_
 
@@ -22,10 +23,10 @@
 
 namespace ringtrain {
 
-constexpr uint32_t kPackChunk = 16384;             // elements that one block moves
-constexpr uint32_t kPackThreads = 512;             // in a block
-constexpr uint32_t kSlicesInLaunch = 1360;         // as many as the 32764 bytes of a kernel's parameters hold
-constexpr uint32_t kElementsInSlice = 1u << 30;    // at most; longer tensors are several slices
+constexpr uint32_t kPackChunk = 16384;           // elements that one block moves
+constexpr uint32_t kPackThreads = 512;           // in a block
+constexpr uint32_t kSlicesInLaunch = 1360;       // as many as the 32764 bytes of a kernel's parameters hold
+constexpr uint32_t kElementsInSlice = 1u << 30;  // at most; longer tensors are several slices
 
 // Consecutive elements of one tensor, and their place in the buffer.
 struct PackSlice {
@@ -37,10 +38,11 @@ struct PackSlice {
 
 // The parameter of every kernel. There are as many blocks as chunks.
 struct PackLaunch {
-  uint64_t buffer;          // address
-  float scale;              // factor on each value; words are not scaled
+  uint64_t buffer;  // address
+  float scale;      // factor on each value; words are not scaled
   uint32_t slice_count;
-  uint64_t found_infinite;  // unpack: address of a float that becomes 1 if a result is infinite or no number; 0: nobody asks
+  uint64_t
+      found_infinite;  // unpack: address of a float that becomes 1 if a result is infinite or no number; 0: nobody asks
   PackSlice slices[kSlicesInLaunch];
 };
 static_assert(sizeof(PackSlice) == 24 && sizeof(PackLaunch) == 32664, "the PTX is generated for this layout");
@@ -98,7 +100,8 @@ RT_ON_DEVICE bool MoveGroup(PackGroup<To, kInGroup<To, From>>* to, const PackGro
   PackGroup<To, kInGroup<To, From>> converted;
   bool finite = true;
   RT_UNROLL
-  for (uint32_t i = 0; i < kInGroup<To, From>; ++i) finite &= MoveElement(&converted.element[i], from.element[i], scale);
+  for (uint32_t i = 0; i < kInGroup<To, From>; ++i)
+    finite &= MoveElement(&converted.element[i], from.element[i], scale);
   *to = converted;
   return finite;
 }
@@ -106,7 +109,8 @@ RT_ON_DEVICE bool MoveGroup(PackGroup<To, kInGroup<To, From>>* to, const PackGro
 // One thread's share of a chunk, interleaved with the others' so that neighbouring threads touch neighbouring memory.
 // Groups where both sides are aligned, with four loads under way before the first store; single elements otherwise.
 template <typename To, typename From>
-RT_ON_DEVICE bool MoveShare(To* to, const From* from, uint32_t elements, float scale, uint32_t thread, uint32_t threads) {
+RT_ON_DEVICE bool MoveShare(To* to, const From* from, uint32_t elements, float scale, uint32_t thread,
+                            uint32_t threads) {
   using ToGroup = PackGroup<To, kInGroup<To, From>>;
   using FromGroup = PackGroup<From, kInGroup<To, From>>;
   constexpr uint32_t kUnderWay = 4;
@@ -121,7 +125,8 @@ RT_ON_DEVICE bool MoveShare(To* to, const From* from, uint32_t elements, float s
     RT_UNROLL
     for (uint32_t i = 0; i < kUnderWay; ++i) loaded[i] = from_groups[at + i * threads];
     RT_UNROLL
-    for (uint32_t i = 0; i < kUnderWay; ++i) finite &= MoveGroup<To, From>(&to_groups[at + i * threads], loaded[i], scale);
+    for (uint32_t i = 0; i < kUnderWay; ++i)
+      finite &= MoveGroup<To, From>(&to_groups[at + i * threads], loaded[i], scale);
   }
   for (; at < groups; at += threads) finite &= MoveGroup<To, From>(&to_groups[at], from_groups[at], scale);
   for (at = groups * kInGroup<To, From> + thread; at < elements; at += threads)
@@ -134,8 +139,10 @@ RT_ON_DEVICE const PackSlice& SliceOf(const PackLaunch& launch, uint32_t chunk) 
   uint32_t low = 0, high = launch.slice_count;
   while (high - low > 1) {
     const uint32_t middle = (low + high) / 2;
-    if (launch.slices[middle].first_chunk <= chunk) low = middle;
-    else high = middle;
+    if (launch.slices[middle].first_chunk <= chunk)
+      low = middle;
+    else
+      high = middle;
   }
   return launch.slices[low];
 }

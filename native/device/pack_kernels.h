@@ -20,15 +20,17 @@ struct PackJob {
   DType buffer_dtype;
   CUdeviceptr buffer;
   const std::vector<PackedTensor>* tensors;
-  float scale = 1;                 // factor on each value
-  CUdeviceptr found_infinite = 0;  // of Unpack: a float that becomes 1 if a result is infinite or no number; 0: nobody asks
+  float scale = 1;  // factor on each value
+  CUdeviceptr found_infinite =
+      0;  // of Unpack: a float that becomes 1 if a result is infinite or no number; 0: nobody asks
 };
 
 class PackKernels {
  public:
   static Status Load(const Driver& driver, CUdevice device, std::unique_ptr<PackKernels>* kernels);
 
-  // Whether there is a kernel: for float32, float16 and bfloat16 with or without a scale, and for equal dtypes without one.
+  // Whether there is a kernel: for float32, float16 and bfloat16 with or without a scale, and for equal dtypes without
+  // one.
   static bool Can(DType tensor_dtype, DType buffer_dtype, bool scaled);
 
   // Enqueued when they return; the memory must stay until the stream has come to it. job: one that Can.

@@ -1,4 +1,5 @@
-// The launches that pack a list of tensors: which slices go into which, whatever the number and the size of the tensors.
+// The launches that pack a list of tensors: which slices go into which, whatever the number and the size of the
+// tensors.
 #ifndef RINGTRAIN_DEVICE_PACK_PLAN_H_
 #define RINGTRAIN_DEVICE_PACK_PLAN_H_
 
@@ -13,8 +14,8 @@ namespace ringtrain {
 
 // A tensor of any size and its place in the fusion buffer.
 struct PackedTensor {
-  uint64_t address;   // of its first element
-  uint64_t offset;    // in elements of the buffer
+  uint64_t address;  // of its first element
+  uint64_t offset;   // in elements of the buffer
   uint64_t elements;
 };
 

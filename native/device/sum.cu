@@ -1,4 +1,5 @@
-// The kernels of sum.def. bin/generate-ptx compiles this file to sum_sm75.ptx.h and sum_sm80.ptx.h, whose text the core carries.
+// The kernels of sum.def. bin/generate-ptx compiles this file to sum_sm75.ptx.h and sum_sm80.ptx.h, whose text the core
+// carries.
 #include "device/sum.h"
 
 using namespace ringtrain;

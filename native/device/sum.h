@@ -1,8 +1,9 @@
 // Summing: what all members have sent of one run of elements, added in the order of the ranks, by one kernel.
 //
-// Compiled twice, as pack.h is: by nvcc as the body of the kernels (sum.cu), and by the C++ compiler for machines without a GPU. The
-// operations are those of kernels/reduce.cc, one by one and each rounded: values are widened, multiplied by their factor, added from the
-// first rank to the last, divided, multiplied, and rounded to the element's type once. So the bits are the host's.
+// Compiled twice, as pack.h is: by nvcc as the body of the kernels (sum.cu), and by the C++ compiler for machines
+// without a GPU. The operations are those of kernels/reduce.cc, one by one and each rounded: values are widened,
+// multiplied by their factor, added from the first rank to the last, divided, multiplied, and rounded to the element's
+// type once. So the bits are the host's.
 #ifndef RINGTRAIN_DEVICE_SUM_H_
 #define RINGTRAIN_DEVICE_SUM_H_
 
@@ -12,7 +13,7 @@
 
 namespace ringtrain {
 
-constexpr uint32_t kMostSummed = 1024;  // members
+constexpr uint32_t kMaxSummed = 1024;  // members
 
 // The parameter of every kernel. A block sums kPackChunk elements.
 struct SumLaunch {
@@ -22,9 +23,9 @@ struct SumLaunch {
   uint64_t stride;    // elements from one of the others to the next
   uint64_t elements;
   uint32_t members;
-  uint32_t me;        // place of this member's in the order
+  uint32_t me;  // place of this member's in the order
   float divisor, postscale;
-  float factors[kMostSummed];  // by member
+  float factors[kMaxSummed];  // by member
 };
 static_assert(sizeof(SumLaunch) == 4152, "the PTX is generated for this layout");
 
@@ -38,11 +39,17 @@ RT_ON_DEVICE double Plus(double a, double b) { return __dadd_rn(a, b); }
 RT_ON_DEVICE double Over(double a, double b) { return __ddiv_rn(a, b); }
 #else
 template <typename T>
-T Times(T a, T b) { return a * b; }
+T Times(T a, T b) {
+  return a * b;
+}
 template <typename T>
-T Plus(T a, T b) { return a + b; }
+T Plus(T a, T b) {
+  return a + b;
+}
 template <typename T>
-T Over(T a, T b) { return a / b; }
+T Over(T a, T b) {
+  return a / b;
+}
 #endif
 
 template <typename Value, typename Element>
@@ -74,7 +81,8 @@ RT_ON_DEVICE void SumGroup(const SumLaunch& launch, uint64_t at) {
   const Neighbours first = *reinterpret_cast<const Neighbours*>(ElementsOf<Element>(launch, 0) + at);
   Value total[kCount];
   RT_UNROLL
-  for (uint32_t i = 0; i < kCount; ++i) total[i] = Times(Widened<Value>(first.element[i]), static_cast<Value>(launch.factors[0]));
+  for (uint32_t i = 0; i < kCount; ++i)
+    total[i] = Times(Widened<Value>(first.element[i]), static_cast<Value>(launch.factors[0]));
   for (uint32_t member = 1; member < launch.members; ++member) {
     const Neighbours next = *reinterpret_cast<const Neighbours*>(ElementsOf<Element>(launch, member) + at);
     const Value factor = static_cast<Value>(launch.factors[member]);
@@ -84,7 +92,8 @@ RT_ON_DEVICE void SumGroup(const SumLaunch& launch, uint64_t at) {
   Neighbours rounded;
   RT_UNROLL
   for (uint32_t i = 0; i < kCount; ++i)
-    Round(Times(Over(total[i], static_cast<Value>(launch.divisor)), static_cast<Value>(launch.postscale)), &rounded.element[i]);
+    Round(Times(Over(total[i], static_cast<Value>(launch.divisor)), static_cast<Value>(launch.postscale)),
+          &rounded.element[i]);
   *reinterpret_cast<Neighbours*>(reinterpret_cast<Element*>(launch.to) + at) = rounded;
 }
 
@@ -93,7 +102,8 @@ template <typename Element, typename Value>
 RT_ON_DEVICE void SumElement(const SumLaunch& launch, uint64_t at) {
   Value total = Times(Widened<Value>(ElementsOf<Element>(launch, 0)[at]), static_cast<Value>(launch.factors[0]));
   for (uint32_t member = 1; member < launch.members; ++member)
-    total = Plus(total, Times(Widened<Value>(ElementsOf<Element>(launch, member)[at]), static_cast<Value>(launch.factors[member])));
+    total = Plus(total, Times(Widened<Value>(ElementsOf<Element>(launch, member)[at]),
+                              static_cast<Value>(launch.factors[member])));
   Round(Times(Over(total, static_cast<Value>(launch.divisor)), static_cast<Value>(launch.postscale)),
         reinterpret_cast<Element*>(launch.to) + at);
 }
@@ -108,7 +118,8 @@ RT_ON_DEVICE void SumShare(const SumLaunch& launch, uint32_t chunk, uint32_t thr
   const bool aligned = (launch.to | launch.own | launch.received | launch.stride * sizeof(Element)) % 16 == 0;
   const uint32_t groups = aligned ? elements / kCount : 0;
   for (uint32_t at = thread; at < groups; at += threads) SumGroup<Element, Value, kCount>(launch, begin + at * kCount);
-  for (uint32_t at = groups * kCount + thread; at < elements; at += threads) SumElement<Element, Value>(launch, begin + at);
+  for (uint32_t at = groups * kCount + thread; at < elements; at += threads)
+    SumElement<Element, Value>(launch, begin + at);
 }
 
 }  // namespace ringtrain

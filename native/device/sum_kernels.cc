@@ -23,7 +23,7 @@ size_t KernelOf(DType dtype) { return std::find(kKernels.begin(), kKernels.end()
 }  // namespace
 
 bool SumKernels::Can(DType dtype, int members) {
-  return KernelOf(dtype) < kKernels.size() && members <= static_cast<int>(kMostSummed);
+  return KernelOf(dtype) < kKernels.size() && members <= static_cast<int>(kMaxSummed);
 }
 
 Status SumKernels::Load(const Driver& driver, CUdevice device, std::unique_ptr<SumKernels>* kernels) {

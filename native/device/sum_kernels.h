@@ -1,5 +1,5 @@
-// The summing kernels on one device: loaded through the driver from the PTX that fits the GPU, and launched on a stream.
-// All calls are made with the device's context current, by one thread at a time.
+// The summing kernels on one device: loaded through the driver from the PTX that fits the GPU, and launched on a
+// stream. All calls are made with the device's context current, by one thread at a time.
 #ifndef RINGTRAIN_DEVICE_SUM_KERNELS_H_
 #define RINGTRAIN_DEVICE_SUM_KERNELS_H_
 

@@ -28,7 +28,8 @@ GroupsOf GroupByBus(const Topology& topology, const std::vector<GpuFacts>& facts
 }
 
 std::string VersionText(int version) {
-  return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." + std::to_string(version % 100);
+  return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
+         std::to_string(version % 100);
 }
 
 // Empty if all have NCCL.
@@ -46,7 +47,8 @@ std::string WithoutNccl(const Topology& topology, const std::vector<GpuFacts>& f
 Status CompareVersions(const Topology& topology, const std::vector<GpuFacts>& facts) {
   GroupsOf versions;
   for (size_t member = 0; member < facts.size(); ++member)
-    if (facts[member].nccl_version != 0) versions[VersionText(facts[member].nccl_version)].push_back(topology.members[member]);
+    if (facts[member].nccl_version != 0)
+      versions[VersionText(facts[member].nccl_version)].push_back(topology.members[member]);
   if (versions.size() <= 1) return {};
   std::string text = "NCCL: expected one version on all ranks but found ";
   for (auto version = versions.begin(); version != versions.end(); ++version)
@@ -57,10 +59,13 @@ Status CompareVersions(const Topology& topology, const std::vector<GpuFacts>& fa
 // Empty if hosts can exchange shards, or need not.
 std::string Unlayered(const Options& options, const Topology& topology) {
   if (!WithinHosts(options.nccl_algorithm, topology)) return "";
-  const auto unlike = [&](const std::vector<int>& host) { return host.size() != topology.hosts[0].size() || host.size() < 2; };
+  const auto unlike = [&](const std::vector<int>& host) {
+    return host.size() != topology.hosts[0].size() || host.size() < 2;
+  };
   if (std::none_of(topology.hosts.begin(), topology.hosts.end(), unlike)) return "";
   std::string found;
-  for (const std::vector<int>& host : topology.hosts) found += (found.empty() ? "" : ", ") + std::to_string(host.size());
+  for (const std::vector<int>& host : topology.hosts)
+    found += (found.empty() ? "" : ", ") + std::to_string(host.size());
   return "nccl_algorithm 'hierarchical': expected as many ranks on each host, and two at least, but found " + found +
          " on the hosts. Start as many on each, or choose another algorithm.";
 }
@@ -70,7 +75,8 @@ std::string Sharing(const Options& options, const Topology& topology, const std:
   for (const auto& group : GroupByBus(topology, facts)) {
     if (group.second.size() < 2) continue;
     const std::string who = "expected a GPU for each rank but found one for " + RanksText(group.second);
-    if (options.nccl_multi_rank == 0) return who + ". Start fewer ranks on the host, or set nccl_multi_rank=1 with NCCL 2.30 or newer.";
+    if (options.nccl_multi_rank == 0)
+      return who + ". Start fewer ranks on the host, or set nccl_multi_rank=1 with NCCL 2.30 or newer.";
     if (facts[0].nccl_version < kOldestMultiRank)
       return who + ", which takes NCCL 2.30 or newer, not " + VersionText(facts[0].nccl_version) + ". Update it.";
   }
@@ -80,7 +86,7 @@ std::string Sharing(const Options& options, const Topology& topology, const std:
 size_t BufferBytes(const Batch& batch) {
   size_t elements = 0;
   for (const BatchTensor& tensor : batch.tensors) elements += InBuffer(tensor.bytes / Bytes(batch.dtype));
-  return elements * Bytes(batch.wire);
+  return elements * Bytes(batch.wire());
 }
 
 bool Scales(const Batch& batch) { return !batch.scaling.identity() || !batch.weights.empty(); }
@@ -96,12 +102,12 @@ bool OrderMatters(const Batch& batch) {
 
 // Whether the kernels of ours add it, in an order of ours.
 bool Orders(const Batch& batch) {
-  return batch.operation == Operation::kAllreduce && Adds(batch) && SumKernels::Can(batch.wire, MembersOf(batch));
+  return batch.operation == Operation::kAllreduce && Adds(batch) && SumKernels::Can(batch.wire(), MembersOf(batch));
 }
 
 size_t TravellingBytes(const Batch& batch) {
   size_t bytes = 0;
-  for (const BatchTensor& tensor : batch.tensors) bytes += tensor.bytes / Bytes(batch.dtype) * Bytes(batch.wire);
+  for (const BatchTensor& tensor : batch.tensors) bytes += tensor.bytes / Bytes(batch.dtype) * Bytes(batch.wire());
   return bytes;
 }
 
@@ -136,7 +142,8 @@ Opening OpeningOf(const std::string& gpu_plane, int process_set, const std::vect
   return gpu_plane == "auto" && process_set != 0 ? Opening::kStaged : Opening::kMeet;
 }
 
-Status ChooseWay(const Options& options, const Topology& topology, const std::vector<GpuFacts>& facts, Way* way, std::string* reason) {
+Status ChooseWay(const Options& options, const Topology& topology, const std::vector<GpuFacts>& facts, Way* way,
+                 std::string* reason) {
   RT_TRY(CompareVersions(topology, facts));
   *reason = WithoutNccl(topology, facts);
   if (reason->empty()) *reason = Sharing(options, topology, facts);
@@ -158,7 +165,11 @@ bool NcclCan(const Batch& batch, const std::string& nccl_algorithm, const Topolo
   if (std::find(batch.joined.begin(), batch.joined.end(), true) != batch.joined.end()) return false;
   if (WithinHosts(nccl_algorithm, topology) && batch.operation != Operation::kAllreduce) return false;
   if (!Find(batch.operation)->reduces) return true;
-  if (NcclDType(batch.dtype) < 0 || std::find(batch.weights.begin(), batch.weights.end(), 0.0) != batch.weights.end()) return false;
+  if (batch.reduction == Reduction::kAdasum) return false;
+  const bool as_dtype = batch.codec->identity() || batch.wire() != batch.dtype;
+  if (!as_dtype && topology.host_count() > 1) return false;  // within a host nothing is compressed
+  if (NcclDType(batch.dtype) < 0 || std::find(batch.weights.begin(), batch.weights.end(), 0.0) != batch.weights.end())
+    return false;
   if (Scales(batch) && !PackKernels::Can(batch.dtype, batch.dtype, true)) return false;
   if (nccl_algorithm == "ordered" && OrderMatters(batch) && !Orders(batch)) return false;
   if (batch.operation == Operation::kAllreduce) return true;
@@ -182,11 +193,11 @@ bool EvenRows(const BatchTensor& tensor) {
 bool Packs(const Batch& batch, Schedule schedule, size_t buffer_bytes) {
   if (batch.operation != Operation::kAllreduce) return false;
   const bool scales = Scales(batch) && schedule != Schedule::kOrdered;
-  const bool changed = scales || batch.wire != batch.dtype;
+  const bool changed = scales || batch.wire() != batch.dtype;
   if (batch.tensors.size() == 1 && !changed) return false;
   const bool large = BufferBytes(batch) >= kLargeTensor * batch.tensors.size();
-  if (large && batch.wire == batch.dtype) return false;
-  return BufferBytes(batch) <= buffer_bytes && PackKernels::Can(batch.dtype, batch.wire, scales);
+  if (large && batch.wire() == batch.dtype) return false;
+  return BufferBytes(batch) <= buffer_bytes && PackKernels::Can(batch.dtype, batch.wire(), scales);
 }
 
 }  // namespace ringtrain

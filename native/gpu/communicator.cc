@@ -16,8 +16,8 @@ Status Communicator::Begin(const Nccl& nccl, int ranks, const std::string& uniqu
                            std::unique_ptr<Communicator>* communicator) {
   ncclUniqueId id;
   if (unique_id.size() != sizeof id.internal)
-    return Status::Internal("NCCL: expected an id of " + std::to_string(sizeof id.internal) + " bytes from the first member but found " +
-                            std::to_string(unique_id.size()) + ".");
+    return Status::Internal("NCCL: expected an id of " + std::to_string(sizeof id.internal) +
+                            " bytes from the first member but found " + std::to_string(unique_id.size()) + ".");
   std::memcpy(id.internal, unique_id.data(), sizeof id.internal);
   NcclConfig config;
   config.version = static_cast<unsigned>(nccl.version);
@@ -32,8 +32,8 @@ Status Communicator::BeginSplit(const Communicator& parent, int rank, std::uniqu
   communicator->reset(new Communicator(parent.nccl_));
   NcclConfig config;
   config.version = static_cast<unsigned>(parent.nccl_.version);
-  return parent.nccl_.Check(parent.nccl_.CommSplit(parent.comm_, kSameColor, rank, &(*communicator)->comm_, &config), "ncclCommSplit",
-                            parent.comm_);
+  return parent.nccl_.Check(parent.nccl_.CommSplit(parent.comm_, kSameColor, rank, &(*communicator)->comm_, &config),
+                            "ncclCommSplit", parent.comm_);
 }
 
 // All its work is done by now, or nobody wants it any more; a clean end would wait for the other ranks.
@@ -49,7 +49,8 @@ Status NcclMemory::Allocate(const Nccl& nccl, size_t bytes, std::unique_ptr<Nccl
 Status Communicator::BeginWindow(const NcclMemory& memory) {
   constexpr int kSymmetric = 1;
   if (nccl_.CommWindowRegister == nullptr) return {};
-  return nccl_.Check(nccl_.CommWindowRegister(comm_, memory.get(), memory.bytes(), &window_, kSymmetric), "ncclCommWindowRegister", comm_);
+  return nccl_.Check(nccl_.CommWindowRegister(comm_, memory.get(), memory.bytes(), &window_, kSymmetric),
+                     "ncclCommWindowRegister", comm_);
 }
 
 Status Communicator::Register(const NcclMemory& memory) {

@@ -1,5 +1,6 @@
-// Communicator: NCCL's ranks of one plane. Nonblocking, so that it can be aborted: a call may answer that it is in progress, and has
-// then done nothing yet; the next one waits until Poll says so. The driver's thread, with the device's context current.
+// Communicator: NCCL's ranks of one plane. Nonblocking, so that it can be aborted: a call may answer that it is in
+// progress, and has then done nothing yet; the next one waits until Poll says so. The driver's thread, with the
+// device's context current.
 #ifndef RINGTRAIN_GPU_COMMUNICATOR_H_
 #define RINGTRAIN_GPU_COMMUNICATOR_H_
 
@@ -32,7 +33,8 @@ class NcclMemory {
 
 class Communicator {
  public:
-  // Begins to open it; it is open at the first Poll that finds it idle. most_ctas: of the GPU's blocks, 0 for NCCL's choice.
+  // Begins to open it; it is open at the first Poll that finds it idle. most_ctas: of the GPU's blocks, 0 for NCCL's
+  // choice.
   static Status Begin(const Nccl& nccl, int ranks, const std::string& unique_id, int rank, int most_ctas,
                       std::unique_ptr<Communicator>* communicator);
   ~Communicator();
@@ -45,8 +47,9 @@ class Communicator {
   Status Poll(bool* idle) const;
   // Another one of the same ranks, while nothing is in progress. Every rank asks for it.
   static Status BeginSplit(const Communicator& parent, int rank, std::unique_ptr<Communicator>* communicator);
-  // Makes memory known to NCCL, so that it need not copy out of it. Every rank asks alike, while nothing is in progress. First as a window,
-  // at the same offset on all ranks, for which NCCL has its fastest ways; whether it has made one is known when nothing is in progress.
+  // Makes memory known to NCCL, so that it need not copy out of it. Every rank asks alike, while nothing is in
+  // progress. First as a window, at the same offset on all ranks, for which NCCL has its fastest ways; whether it has
+  // made one is known when nothing is in progress.
   bool CanRegister() const { return nccl_.MemAlloc != nullptr && nccl_.CommRegister != nullptr; }
   Status BeginWindow(const NcclMemory& memory);
   bool has_window() const { return window_ != nullptr; }

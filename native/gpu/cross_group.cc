@@ -23,10 +23,11 @@ Status CrossGroup::Open(const Group& set, const Options& options, std::unique_pt
   std::unique_ptr<CrossGroup> across(new CrossGroup);
   Group& group = across->group_;
   group.process_set = set.process_set;
-  group.lane = set.lane + Group::kMostGroups;
+  group.lane = set.lane + Group::kMaxGroups;
   group.topology = Across(set.topology);
-  group.geometry = MakeGeometry(group.topology, static_cast<size_t>(options.chunk_bytes), static_cast<size_t>(options.shared_memory_bytes));
-  group.transport = set.transport;
+  group.geometry = MakeGeometry(group.topology, static_cast<size_t>(options.chunk_bytes),
+                                static_cast<size_t>(options.shared_memory_bytes));
+  group.wire = set.wire;
   group.counters = set.counters;
   across->alone_ = OpenProcessMemory(MakeProcessHost(1), 0);
   char* window;

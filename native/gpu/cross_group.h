@@ -1,6 +1,6 @@
-// CrossGroup: the members of a process set that have one local rank, one from each host, as a group of their own. Its batches go around
-// the ring of hosts, with tags and memory apart from those of the whole set. The plane owns it, for allreduces that are NCCL's within a
-// host only.
+// CrossGroup: the members of a process set that have one local rank, one from each host, as a group of their own. Its
+// batches go around the ring of hosts, with tags and memory apart from those of the whole set. The plane owns it, for
+// allreduces that are NCCL's within a host only.
 #ifndef RINGTRAIN_GPU_CROSS_GROUP_H_
 #define RINGTRAIN_GPU_CROSS_GROUP_H_
 

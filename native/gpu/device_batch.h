@@ -1,4 +1,5 @@
-// DeviceBatch: a batch with tensors on GPUs, and DeviceTask: such a batch under way. Built by the executor, carried out by a plane.
+// DeviceBatch: a batch with tensors on GPUs, and DeviceTask: such a batch under way. Built by the executor, carried out
+// by a plane.
 #ifndef RINGTRAIN_GPU_DEVICE_BATCH_H_
 #define RINGTRAIN_GPU_DEVICE_BATCH_H_
 

@@ -1,6 +1,26 @@
 #include "gpu/nccl_lane.h"
 
+#include <time.h>
+
+#include "base/clock.h"
+
 namespace ringtrain {
+
+namespace {
+
+// For what is on a stream when its communicator is aborted, and ends with it. A GPU that hangs does not.
+constexpr double kSecondsToLeave = 1.0;
+
+void AwaitEnd(const std::shared_ptr<Device>& device, const Stream& stream, Nanoseconds deadline) {
+  std::shared_ptr<DeviceEvent> end;
+  if (!DeviceEvent::Record(device, stream.get(), &end).ok()) return;
+  for (bool passed = false; end->Passed(&passed).ok() && !passed && Now() < deadline;) {
+    const timespec pause = {0, 100000};
+    nanosleep(&pause, nullptr);
+  }
+}
+
+}  // namespace
 
 Status NcclLane::Poll(bool* idle) const {
   *idle = true;
@@ -15,6 +35,11 @@ Status NcclLane::Poll(bool* idle) const {
 void NcclLane::Abort() {
   for (const Channel& channel : channels)
     if (channel.communicator != nullptr) channel.communicator->Abort();
+  const Nanoseconds deadline = DeadlineAfter(kSecondsToLeave);
+  if (packing != nullptr) AwaitEnd(device, *packing, deadline);
+  for (const Channel& channel : channels)
+    if (channel.collective != nullptr) AwaitEnd(device, *channel.collective, deadline);
+  if (finishing != nullptr) AwaitEnd(device, *finishing, deadline);
 }
 
 }  // namespace ringtrain

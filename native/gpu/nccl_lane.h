@@ -1,5 +1,6 @@
-// NcclLane: what the tasks of a plane share on their way through NCCL: communicators, streams, fusion buffers, kernels. The plane owns it,
-// nccl_opening.h fills it; tasks take its channels and buffers in turn, in the order in which they are made, which is that of all members.
+// NcclLane: what the tasks of a plane share on their way through NCCL: communicators, streams, fusion buffers, kernels.
+// The plane owns it, nccl_opening.h fills it; tasks take its channels and buffers in turn, in the order in which they
+// are made, which is that of all members.
 #ifndef RINGTRAIN_GPU_NCCL_LANE_H_
 #define RINGTRAIN_GPU_NCCL_LANE_H_
 
@@ -18,7 +19,8 @@
 
 namespace ringtrain {
 
-// The order in which batches of a process set are launched, whatever their GPUs: the one in which they are agreed, on every rank.
+// The order in which batches of a process set are launched, whatever their GPUs: the one in which they are agreed, on
+// every rank.
 struct LaunchOrder {
   uint64_t tickets = 0;   // taken
   uint64_t launched = 0;  // of those, are with NCCL
@@ -42,16 +44,17 @@ struct NcclLane {
   bool sums_by_itself() const { return algorithm == "ring" || algorithm == "ordered"; }
   // Whether no communicator has anything in progress. Not ok if anything that was asked of one has failed.
   Status Poll(bool* idle) const;
-  // Ends what is under way on the GPU.
+  // Ends what is under way on the GPU, and waits until it has let go of the memory of operations, which goes back to
+  // their owners now; a second at most.
   void Abort();
 
   std::shared_ptr<Device> device;
   std::string algorithm;  // option nccl_algorithm
   std::unique_ptr<Stream> packing, finishing;
   std::unique_ptr<PackKernels> packs;
-  std::unique_ptr<SumKernels> sums;  // where the algorithm needs them
-  size_t buffer_bytes = 0;           // of tensors; a buffer is longer, so that it can be cut into equal shards
-  std::unique_ptr<NcclMemory> registered;      // all buffers, or
+  std::unique_ptr<SumKernels> sums;        // where the algorithm needs them
+  size_t buffer_bytes = 0;                 // of tensors; a buffer is longer, so that it can be cut into equal shards
+  std::unique_ptr<NcclMemory> registered;  // all buffers, or
   std::unique_ptr<DeviceMemory> unregistered;  // the same where NCCL cannot know them
   std::vector<Channel> channels;
   std::vector<Buffer> buffers;

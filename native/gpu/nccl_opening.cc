@@ -5,8 +5,8 @@
 namespace ringtrain {
 namespace {
 
-constexpr size_t kPage = 4096;             // of which memory that becomes a window is a multiple
-constexpr size_t kLeastRoom = 4 << 20;     // where fusion is off, or small
+constexpr size_t kPage = 4096;          // of which memory that becomes a window is a multiple
+constexpr size_t kLeastRoom = 4 << 20;  // where fusion is off, or small
 constexpr size_t kLargestElement = 8;
 
 size_t WholePages(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
@@ -43,10 +43,12 @@ Status NcclOpening::Split(size_t channel) {
 }
 
 Status NcclOpening::OpenKernels() {
-  for (std::unique_ptr<Stream>* stream : {&lane_->packing, &lane_->finishing}) RT_TRY(Stream::Make(lane_->device, stream));
+  for (std::unique_ptr<Stream>* stream : {&lane_->packing, &lane_->finishing})
+    RT_TRY(Stream::Make(lane_->device, stream));
   for (NcclLane::Channel& channel : lane_->channels) RT_TRY(Stream::Make(lane_->device, &channel.collective));
   RT_TRY(PackKernels::Load(lane_->device->driver(), lane_->device->handle(), &lane_->packs));
-  return lane_->sums_by_itself() ? SumKernels::Load(lane_->device->driver(), lane_->device->handle(), &lane_->sums) : Status();
+  return lane_->sums_by_itself() ? SumKernels::Load(lane_->device->driver(), lane_->device->handle(), &lane_->sums)
+                                 : Status();
 }
 
 // The buffers are one piece of memory, of NCCL's where it can know it.
@@ -61,8 +63,10 @@ Status NcclOpening::OpenMemory() {
   const size_t each = WholePages(lane_->buffer_bytes + static_cast<size_t>(members_) * InBuffer(1) * kLargestElement);
   const size_t bytes = each * lane_->buffers.size();
   const Communicator* first = lane_->channels[0].communicator.get();
-  if (first != nullptr && first->CanRegister()) RT_TRY(NcclMemory::Allocate(first->nccl(), bytes, &lane_->registered));
-  else RT_TRY(DeviceMemory::Take(lane_->device, bytes, &lane_->unregistered));
+  if (first != nullptr && first->CanRegister())
+    RT_TRY(NcclMemory::Allocate(first->nccl(), bytes, &lane_->registered));
+  else
+    RT_TRY(DeviceMemory::Take(lane_->device, bytes, &lane_->unregistered));
   char* memory = lane_->registered != nullptr ? lane_->registered->get() : lane_->unregistered->get();
   for (NcclLane::Buffer& buffer : lane_->buffers) {
     buffer.memory = memory;

@@ -1,6 +1,6 @@
-// NcclOpening: opens a lane, a step at a time: communicators, memory, kernels, and the memory made known to NCCL. Nothing waits: the next
-// step is taken once no communicator has anything in progress. Every member takes the same steps. The plane drives it, with the device's
-// context current.
+// NcclOpening: opens a lane, a step at a time: communicators, memory, kernels, and the memory made known to NCCL.
+// Nothing waits: the next step is taken once no communicator has anything in progress. Every member takes the same
+// steps. The plane drives it, with the device's context current.
 #ifndef RINGTRAIN_GPU_NCCL_OPENING_H_
 #define RINGTRAIN_GPU_NCCL_OPENING_H_
 

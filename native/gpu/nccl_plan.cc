@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "gpu/staging_plan.h"
+#include "collectives/rows.h"
 
 namespace ringtrain {
 namespace {
@@ -25,7 +25,8 @@ struct Shards {
 
 // Also where there is nothing to do: the plans of all members have the same steps.
 void AddStep(std::vector<NcclCall> calls, NcclPlan* plan) {
-  calls.erase(std::remove_if(calls.begin(), calls.end(), [](const NcclCall& call) { return call.elements == 0; }), calls.end());
+  calls.erase(std::remove_if(calls.begin(), calls.end(), [](const NcclCall& call) { return call.elements == 0; }),
+              calls.end());
   plan->push_back({std::move(calls), {}, {}});
 }
 
@@ -40,13 +41,16 @@ void GatherShards(const Shards& shards, int me, NcclPlan* plan) {
   std::vector<NcclCall> calls;
   if (shards.even()) calls.push_back({Kind::kAllGather, shards.To(me), shards.run.to, shards.each(), shards.run.dtype});
   for (int owner = 0; owner < shards.members && !shards.even(); ++owner)
-    calls.push_back({Kind::kBroadcast, shards.To(owner), shards.To(owner), shards.Count(owner), shards.run.dtype, owner});
+    calls.push_back(
+        {Kind::kBroadcast, shards.To(owner), shards.To(owner), shards.Count(owner), shards.run.dtype, owner});
   AddStep(std::move(calls), plan);
 }
 
-// What is left over where the run cannot be cut evenly, less than an element for each member, is reduced by all, and crosses by each.
+// What is left over where the run cannot be cut evenly, less than an element for each member, is reduced by all, and
+// crosses by each.
 void PlanScatterGather(const NcclRun& run, const Topology& topology, bool crosses, NcclPlan* plan) {
-  const size_t members = static_cast<size_t>(topology.member_count()), each = run.elements / members, whole = each * members;
+  const size_t members = static_cast<size_t>(topology.member_count()), each = run.elements / members,
+               whole = each * members;
   const size_t bytes = Bytes(run.dtype);
   char* const own = run.to + topology.me * each * bytes;
   AddStep({{Kind::kReduceScatter, run.from, own, each, run.dtype},
@@ -71,7 +75,8 @@ void PlanRing(const NcclRun& run, const Topology& topology, const NcclRoom& room
     AddStep({{Kind::kSend, from, nullptr, shards.Count(sent), run.dtype, next},
              {Kind::kReceive, nullptr, room.memory, shards.Count(added), run.dtype, before}},
             plan);
-    AddSum({run.dtype, shards.From(added), room.memory, 0, shards.To(added), shards.Count(added), 1, {1.0f, 1.0f}}, plan);
+    AddSum({run.dtype, shards.From(added), room.memory, 0, shards.To(added), shards.Count(added), 1, {1.0f, 1.0f}},
+           plan);
   }
   for (int step = 0; step < members - 1; ++step) {
     const int sent = shard(step - 1), received = shard(step);
@@ -84,11 +89,13 @@ void PlanRing(const NcclRun& run, const Topology& topology, const NcclRoom& room
 std::vector<float> Factors(const Batch& batch, int members) {
   std::vector<float> factors;
   for (int member = 0; member < members; ++member)
-    factors.push_back(static_cast<float>(batch.scaling.prescale * (batch.weights.empty() ? 1.0 : batch.weights[member])));
+    factors.push_back(
+        static_cast<float>(batch.scaling.prescale * (batch.weights.empty() ? 1.0 : batch.weights[member])));
   return factors;
 }
 
-void PlanOrdered(const NcclRun& run, const Batch& batch, const Topology& topology, const NcclRoom& room, NcclPlan* plan) {
+void PlanOrdered(const NcclRun& run, const Batch& batch, const Topology& topology, const NcclRoom& room,
+                 NcclPlan* plan) {
   const int members = topology.member_count(), me = topology.me;
   const Shards shards{run, members};
   const size_t own = shards.Count(me);
@@ -113,7 +120,8 @@ std::vector<NcclRun> CutRun(const NcclRun& run, const NcclRoom& room, int member
   const size_t most = std::max(block, room.bytes / bytes / block * block);
   std::vector<NcclRun> pieces;
   for (size_t begin = 0; begin < run.elements; begin += most)
-    pieces.push_back({run.from + begin * bytes, run.to + begin * bytes, std::min(most, run.elements - begin), run.dtype});
+    pieces.push_back(
+        {run.from + begin * bytes, run.to + begin * bytes, std::min(most, run.elements - begin), run.dtype});
   return pieces;
 }
 
@@ -143,8 +151,8 @@ NcclPlan PlanExchange(const Batch& batch, const Topology& topology) {
     const char* from = tensor.input;
     char* to = tensor.output;
     for (int peer = 0; peer < members; ++peer) {
-      const size_t sent = tensor.rows[me * members + peer] * tensor.row_bytes;
-      const size_t received = tensor.rows[peer * members + me] * tensor.row_bytes;
+      const size_t sent = ExchangedRows(tensor.rows, members, me, peer) * tensor.row_bytes;
+      const size_t received = ExchangedRows(tensor.rows, members, peer, me) * tensor.row_bytes;
       calls.push_back({Kind::kSend, from, nullptr, sent, DType::kUInt8, peer});
       calls.push_back({Kind::kReceive, nullptr, to, received, DType::kUInt8, peer});
       from += sent;
@@ -168,8 +176,10 @@ NcclPlan PlanAllreduce(const std::vector<NcclRun>& runs, Schedule schedule, cons
     if (crosses || schedule == Schedule::kScatterGather) PlanScatterGather(run, ranks, crosses, &plan);
     if (schedule != Schedule::kRing && schedule != Schedule::kOrdered) continue;
     for (const NcclRun& piece : CutRun(run, room, ranks.member_count())) {
-      if (schedule == Schedule::kRing) PlanRing(piece, ranks, room, &plan);
-      else PlanOrdered(piece, batch, ranks, room, &plan);
+      if (schedule == Schedule::kRing)
+        PlanRing(piece, ranks, room, &plan);
+      else
+        PlanOrdered(piece, batch, ranks, room, &plan);
     }
   }
   if (schedule == Schedule::kNccl) AddStep(std::move(whole), &plan);
@@ -177,14 +187,16 @@ NcclPlan PlanAllreduce(const std::vector<NcclRun>& runs, Schedule schedule, cons
 }
 
 NcclPlan PlanOther(const Batch& batch, const Topology& topology) {
-  if (batch.operation == Operation::kAllgather) return PlanGather(batch, topology);
-  if (batch.operation == Operation::kAlltoall) return PlanExchange(batch, topology);
+  const OperationRow& operation = *Find(batch.operation);
+  if (operation.layout == Layout::kGather) return PlanGather(batch, topology);
+  if (operation.layout == Layout::kExchange) return PlanExchange(batch, topology);
   std::vector<NcclCall> calls;
   for (const BatchTensor& tensor : batch.tensors) {
     const size_t elements = OutputBytes(batch, tensor, topology) / Bytes(batch.dtype);
-    if (batch.operation == Operation::kBroadcast)
+    if (operation.rooted)
       calls.push_back({Kind::kBroadcast, tensor.input, tensor.output, tensor.bytes, DType::kUInt8, batch.root});
-    else calls.push_back({Kind::kReduceScatter, tensor.input, tensor.output, elements, batch.dtype});
+    else
+      calls.push_back({Kind::kReduceScatter, tensor.input, tensor.output, elements, batch.dtype});
   }
   NcclPlan plan;
   AddStep(std::move(calls), &plan);

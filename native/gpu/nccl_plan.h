@@ -1,16 +1,18 @@
-// NcclPlan: the calls of NCCL, and the kernels between them, that carry a batch out. Pure: each member plans for itself, and what they plan
-// fits together.
+// NcclPlan: the calls of NCCL, and the kernels between them, that carry a batch out. Pure: each member plans for
+// itself, and what they plan fits together.
 //
-// A reduction is planned for runs of elements, each in one of these schedules (nccl_algorithm chooses; choice.h has the rule):
+// A reduction is planned for runs of elements, each in one of these schedules (nccl_algorithm chooses; choice.h has the
+// rule):
 //
 //     nccl            ncclAllReduce, which chooses its own
 //     scatter_gather  ncclReduceScatter, which leaves each member one shard of the sum; ncclAllGather
-//     ring            each shard goes around the members, who add their own to it, and once more around as the sum: a reference
+//     ring            each shard goes around the members, who add their own, and once more as the sum: a reference
 //     ordered         each member gets its shard from all others and adds in the order of the ranks; ncclAllGather
-//     hierarchical    within each host ncclReduceScatter, across hosts each shard the host's way, within each host ncclAllGather
+//     hierarchical    ncclReduceScatter in each host, each shard the host's way across hosts, ncclAllGather in each
+//     host
 //
-// Shards are the run cut into as many equal pieces as there are members; where that does not come out even the last ones are shorter, and a
-// broadcast from each takes the place of ncclAllGather.
+// Shards are the run cut into as many equal pieces as there are members; where that does not come out even the last
+// ones are shorter, and a broadcast from each takes the place of ncclAllGather.
 #ifndef RINGTRAIN_GPU_NCCL_PLAN_H_
 #define RINGTRAIN_GPU_NCCL_PLAN_H_
 
@@ -23,7 +25,8 @@
 
 namespace ringtrain {
 
-// One call; peer: also the root. Elements are counted as NCCL counts them: of a shard for ncclReduceScatter and ncclAllGather.
+// One call; peer: also the root. Elements are counted as NCCL counts them: of a shard for ncclReduceScatter and
+// ncclAllGather.
 struct NcclCall {
   enum class Kind { kAllReduce, kReduceScatter, kAllGather, kBroadcast, kSend, kReceive };
   Kind kind;
@@ -41,7 +44,8 @@ struct Crossing {
   DType dtype;
 };
 
-// Calls that are one group, so that NCCL launches them as one; or, without calls, a sum on the same stream; or a crossing; or nothing.
+// Calls that are one group, so that NCCL launches them as one; or, without calls, a sum on the same stream; or a
+// crossing; or nothing.
 struct NcclStep {
   std::vector<NcclCall> calls;
   std::vector<SumJob> sums;
@@ -63,12 +67,12 @@ struct NcclRoom {
   size_t bytes = 0;
 };
 
-// ranks: of the communicator; with kHierarchical those of one host. room: for kRing and kOrdered; longer runs are reduced piece by piece.
-// kOrdered scales as the batch says, in the sum.
+// ranks: of the communicator; with kHierarchical those of one host. room: for kRing and kOrdered; longer runs are
+// reduced piece by piece. kOrdered scales as the batch says, in the sum.
 NcclPlan PlanAllreduce(const std::vector<NcclRun>& runs, Schedule schedule, const Batch& batch, const Topology& ranks,
                        const NcclRoom& room);
 
-// The operations that have one way each: broadcast, allgather, reducescatter, alltoall.
+// The operations but allreduce, which have one way each.
 NcclPlan PlanOther(const Batch& batch, const Topology& topology);
 
 }  // namespace ringtrain

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "gpu/staging_plan.h"
+#include "collectives/rows.h"
 
 namespace ringtrain {
 namespace {
@@ -30,7 +30,8 @@ NcclTask::NcclTask(DeviceBatch batch, const Topology& topology, NcclLane* lane)
   if (!Find(agreed.operation)->reduces || schedule_ == Schedule::kOrdered) return;
   double before = agreed.scaling.prescale * (agreed.weights.empty() ? 1.0 : agreed.weights[topology.me]);
   double after = agreed.scaling.postscale / agreed.scaling.divisor;
-  if (agreed.operation == Operation::kReducescatter) after *= std::exchange(before, 1.0);  // its output cannot hold its input
+  if (Find(agreed.operation)->output != Output::kSame)
+    after *= std::exchange(before, 1.0);  // its output cannot hold its input
   input_factor_ = static_cast<float>(before);
   output_factor_ = static_cast<float>(after);
 }
@@ -70,7 +71,8 @@ Status NcclTask::Pack(bool* moved) {
   if (buffer_->free != nullptr) RT_TRY(buffer_->free->HoldBack(first.get()));
   const Batch& batch = work_.batch;
   const std::vector<PackedTensor> tensors = Packed(false);
-  RT_TRY(lane_->packs->Pack({batch.dtype, batch.wire, AddressOf(buffer_->memory), &tensors, input_factor_}, first.get()));
+  RT_TRY(lane_->packs->Pack({batch.dtype, batch.wire(), AddressOf(buffer_->memory), &tensors, input_factor_},
+                            first.get()));
   return Follow(work_.device, first, *channel_.collective);
 }
 
@@ -80,7 +82,7 @@ Status NcclTask::ScaleIntoOutputs() {
   for (const BatchTensor& tensor : work_.batch.tensors) {
     const std::vector<PackedTensor> whole = {{AddressOf(tensor.input), 0, ElementsOf(tensor)}};
     RT_TRY(lane_->packs->Pack({work_.batch.dtype, work_.batch.dtype, AddressOf(tensor.output), &whole, input_factor_},
-                                channel_.collective->get()));
+                              channel_.collective->get()));
   }
   return {};
 }
@@ -90,8 +92,9 @@ Status NcclTask::ScaleOutputs() {
   for (const BatchTensor& tensor : work_.batch.tensors) {
     const size_t elements = OutputBytes(work_.batch, tensor, topology_) / Bytes(work_.batch.dtype);
     const std::vector<PackedTensor> whole = {{AddressOf(tensor.output), 0, elements}};
-    RT_TRY(lane_->packs->Unpack({work_.batch.dtype, work_.batch.dtype, AddressOf(tensor.output), &whole, output_factor_},
-                                  lane_->finishing->get()));
+    RT_TRY(
+        lane_->packs->Unpack({work_.batch.dtype, work_.batch.dtype, AddressOf(tensor.output), &whole, output_factor_},
+                             lane_->finishing->get()));
   }
   return {};
 }
@@ -114,10 +117,12 @@ NcclPlan NcclTask::Plan() const {
   std::vector<NcclRun> runs;
   if (packs_) {
     char* const memory = static_cast<char*>(buffer_->memory);
-    runs.push_back({memory, memory, BufferedElements(), batch.wire});
+    runs.push_back({memory, memory, BufferedElements(), batch.wire()});
   }
   for (const BatchTensor& tensor : batch.tensors)
-    if (!packs_) runs.push_back({input_factor_ == 1.0f ? tensor.input : tensor.output, tensor.output, ElementsOf(tensor), batch.dtype});
+    if (!packs_)
+      runs.push_back(
+          {input_factor_ == 1.0f ? tensor.input : tensor.output, tensor.output, ElementsOf(tensor), batch.dtype});
   return PlanAllreduce(runs, schedule_, batch, lane_->ranks, channel_.room);
 }
 
@@ -143,7 +148,7 @@ Status NcclTask::Cross(const Crossing& crossing) {
   RT_TRY(DeviceEvent::Record(work_.device, channel_.collective->get(), &shard.ready[0]));
   Group* const group = lane_->across->group();
   shard.batch.reduction = work_.batch.reduction;
-  shard.batch.dtype = shard.batch.wire = crossing.dtype;
+  shard.batch.dtype = crossing.dtype;
   shard.batch.joined.assign(group->topology.member_count(), false);
   BatchTensor tensor;
   tensor.input = tensor.output = crossing.memory;
@@ -182,8 +187,9 @@ Status NcclTask::CopyAlone() {
   for (const BatchTensor& tensor : work_.batch.tensors) {
     const size_t bytes = OutputBytes(work_.batch, tensor, topology_);
     if (bytes == 0 || tensor.input == tensor.output || input_factor_ != 1.0f) continue;
-    RT_TRY(work_.device->Check(work_.device->driver().MemcpyDtoDAsync(AddressOf(tensor.output), AddressOf(tensor.input), bytes, stream),
-                               "cuMemcpyDtoDAsync"));
+    RT_TRY(work_.device->Check(
+        work_.device->driver().MemcpyDtoDAsync(AddressOf(tensor.output), AddressOf(tensor.input), bytes, stream),
+        "cuMemcpyDtoDAsync"));
   }
   return {};
 }
@@ -195,8 +201,8 @@ Status NcclTask::Finish() {
   if (packs_) {
     const Batch& batch = work_.batch;
     const std::vector<PackedTensor> tensors = Packed(true);
-    RT_TRY(lane_->packs->Unpack({batch.dtype, batch.wire, AddressOf(buffer_->memory), &tensors, output_factor_},
-                                  lane_->finishing->get()));
+    RT_TRY(lane_->packs->Unpack({batch.dtype, batch.wire(), AddressOf(buffer_->memory), &tensors, output_factor_},
+                                lane_->finishing->get()));
   } else {
     RT_TRY(ScaleOutputs());
   }
@@ -217,7 +223,8 @@ std::vector<PackedTensor> NcclTask::Packed(bool outputs) const {
   return packed;
 }
 
-// The tensors and what lies between them; more where the buffer is cut into shards, so that these are equal and begin alike.
+// The tensors and what lies between them; more where the buffer is cut into shards, so that these are equal and begin
+// alike.
 size_t NcclTask::BufferedElements() const {
   size_t elements = 0;
   for (const BatchTensor& tensor : work_.batch.tensors) elements += InBuffer(ElementsOf(tensor));

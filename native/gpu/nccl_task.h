@@ -4,9 +4,9 @@
 //     collective                                                        wait; the plan's steps
 //     finishing                                                                                wait; unpack; completion
 //
-// so that the next batch packs into another buffer while this one is exchanged. A lone tensor that needs no scaling, and
-// operations that only move bytes, go without a buffer; so does what is too large for one, which is scaled in its outputs.
-// Once the task is done the GPU is still at work, up to `completion`.
+// so that the next batch packs into another buffer while this one is exchanged. A lone tensor that needs no scaling,
+// and operations that only move bytes, go without a buffer; so does what is too large for one, which is scaled in its
+// outputs. Once the task is done the GPU is still at work, up to `completion`.
 #ifndef RINGTRAIN_GPU_NCCL_TASK_H_
 #define RINGTRAIN_GPU_NCCL_TASK_H_
 
@@ -59,7 +59,7 @@ class NcclTask : public DeviceTask {
   float input_factor_ = 1.0f, output_factor_ = 1.0f;
   NcclLane::Buffer* buffer_ = nullptr;
   NcclPlan plan_;
-  size_t performed_ = 0;  // steps of the plan
+  size_t performed_ = 0;                  // steps of the plan
   std::unique_ptr<DeviceTask> crossing_;  // under way, of the last of these
   Phase phase_ = Phase::kPack;
   std::shared_ptr<DeviceEvent> completion_;

@@ -29,9 +29,14 @@ Plane::Plane(const Options& options, Group* group, const std::vector<int64_t>& d
   lane_.algorithm = options.nccl_algorithm;
   lane_.order = order;
   switch (OpeningOf(options.gpu_plane, group->process_set, devices)) {
-    case Opening::kStaged: break;
-    case Opening::kAlone: way_ = Way::kNccl; break;
-    case Opening::kMeet: Meet(); break;
+    case Opening::kStaged:
+      break;
+    case Opening::kAlone:
+      way_ = Way::kNccl;
+      break;
+    case Opening::kMeet:
+      Meet();
+      break;
   }
 }
 
@@ -40,7 +45,8 @@ Plane::~Plane() {
   InContext current(*device_);
   lane_.Abort();
   // What a stream still holds uses memory that goes now.
-  std::vector<const Stream*> streams = {copies_.to_host.get(), copies_.to_device.get(), lane_.packing.get(), lane_.finishing.get()};
+  std::vector<const Stream*> streams = {copies_.to_host.get(), copies_.to_device.get(), lane_.packing.get(),
+                                        lane_.finishing.get()};
   for (const NcclLane::Channel& channel : lane_.channels) streams.push_back(channel.collective.get());
   for (const Stream* stream : streams)
     if (stream != nullptr) device_->driver().StreamSynchronize(stream->get());
@@ -86,8 +92,8 @@ Status Plane::Choose() {
   std::vector<GpuFacts> facts(group_->topology.member_count());
   for (size_t member = 0; member < facts.size(); ++member)
     if (!GpuFacts::Decode(heard_.substr(member * GpuFacts::kBytes, GpuFacts::kBytes), &facts[member]))
-      return Status::Internal("the facts about the GPU of rank " + std::to_string(group_->RankOf(static_cast<int>(member))) +
-                              " cannot be read.");
+      return Status::Internal("the facts about the GPU of rank " +
+                              std::to_string(group_->RankOf(static_cast<int>(member))) + " cannot be read.");
   std::string reason;
   state_ = State::kReady;
   refusal_ = ChooseWay(options_, group_->topology, facts, &way_, &reason);
@@ -101,7 +107,8 @@ Status Plane::Choose() {
 Status Plane::OpenNccl(const std::vector<GpuFacts>& facts) {
   const Nccl* nccl;
   RT_TRY(Nccl::Open(options_.nccl_lib, &nccl));
-  if (group_->topology.me == 0) log_->Info("tensors on GPUs are exchanged by NCCL " + nccl->VersionText() + " from " + nccl->path);
+  if (group_->topology.me == 0)
+    log_->Info("tensors on GPUs are exchanged by NCCL " + nccl->VersionText() + " from " + nccl->path);
   InContext current(*device_);
   state_ = State::kOpening;
   if (options_.gpu_timeout_seconds > 0) open_by_ = DeadlineAfter(options_.gpu_timeout_seconds);
@@ -141,8 +148,10 @@ Status Plane::AdvanceOpening(bool* moved) {
     state_ = State::kReady;
     *moved = true;
   } else if (Now() > open_by_) {
-    return Status::Timeout("NCCL: expected the communicator to open within gpu_timeout_seconds but it did not. See whether the ranks' "
-                           "hosts reach each other." + lane_.channels[0].communicator->nccl().NetworkText());
+    return Status::Timeout(
+        "NCCL: expected the communicator to open within gpu_timeout_seconds but it did not. See whether the ranks' "
+        "hosts reach each other." +
+        lane_.channels[0].communicator->nccl().NetworkText());
   }
   return {};
 }
@@ -170,8 +179,8 @@ void Plane::Abandon() {
 
 Status Plane::Explain(const Status& status) const {
   if (status.ok()) return status;
-  return {status.code(), status.message() + " This is rank " + std::to_string(world_.rank) + " on " + world_.host_names[world_.rank] +
-                             ", " + device_->Text() + "."};
+  return {status.code(), status.message() + " This is rank " + std::to_string(world_.rank) + " on " +
+                             world_.host_names[world_.rank] + ", " + device_->Text() + "."};
 }
 
 // ---- tasks ----

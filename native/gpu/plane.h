@@ -1,5 +1,5 @@
-// Plane: how the tensors of one process set on one choice of GPUs, one for each member, travel. It finds out at the first of them,
-// with the other members (choice.h has the rules), opens what that takes, and makes the tasks.
+// Plane: how the tensors of one process set on one choice of GPUs, one for each member, travel. It finds out at the
+// first of them, with the other members (choice.h has the rules), opens what that takes, and makes the tasks.
 #ifndef RINGTRAIN_GPU_PLANE_H_
 #define RINGTRAIN_GPU_PLANE_H_
 
@@ -24,8 +24,8 @@ class Plane {
  public:
   // devices: by member; device: this member's, nullptr on a rank that has joined. order: of the process set's launches.
   // If the members have to meet, that takes its share of the group's sequence here.
-  Plane(const Options& options, Group* group, const std::vector<int64_t>& devices, std::shared_ptr<Device> device, const World& world,
-        LaunchOrder* order, Log* log);
+  Plane(const Options& options, Group* group, const std::vector<int64_t>& devices, std::shared_ptr<Device> device,
+        const World& world, LaunchOrder* order, Log* log);
   ~Plane();
 
   // Whether it is known how tensors travel, or that they cannot; Advance brings it about.
@@ -67,8 +67,8 @@ class Plane {
   NcclLane lane_;
   std::unique_ptr<NcclOpening> opening_;  // of the lane
 
-  std::string told_, heard_;        // facts: this member's, and all members'
-  std::unique_ptr<Task> meeting_;   // exchanges them
+  std::string told_, heard_;       // facts: this member's, and all members'
+  std::unique_ptr<Task> meeting_;  // exchanges them
   Nanoseconds open_by_ = kNever;
 };
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "collectives/partition.h"
+
 namespace ringtrain {
 namespace {
 
@@ -17,15 +19,17 @@ Status Staged::Make(DeviceBatch batch, Group* group, const CopyStreams& streams,
   std::unique_ptr<Staged> staged(new Staged(std::move(batch), group, streams));
   const Batch& whole = staged->work_.batch;
   const size_t element = Bytes(whole.dtype);
-  const size_t ring_block = std::max<size_t>(1, group->geometry.chunk_bytes / element / 2) * element;
-  const size_t block = group->topology.host_count() == 1 ? element : ring_block;
+  size_t block = group->topology.host_count() == 1 ? element : BlockElements(whole, group->geometry) * element;
+  if (whole.reduction == Reduction::kAdasum)  // its coefficients are those of whole tensors
+    for (const BatchTensor& tensor : whole.tensors) block = std::max(block, tensor.bytes);
   staged->pieces_ = CutIntoPieces(whole, group->topology, chunk_bytes, block);
   staged->here_.resize(staged->pieces_.size());
   staged->back_.resize(staged->pieces_.size());
   if (staged->on_device()) RT_TRY(staged->TakeMemory());
   // All of them now: every member takes its shares of the sequence in the same order, whatever copy ends first.
   for (size_t piece = 0; piece < staged->pieces_.size(); ++piece)
-    staged->tasks_.push_back(MakeTask(staged->HostBatch(staged->pieces_[piece], staged->SlotOf(piece)), group, nullptr));
+    staged->tasks_.push_back(
+        MakeTask(staged->HostBatch(staged->pieces_[piece], staged->SlotOf(piece)), group, nullptr));
   *task = std::move(staged);
   return {};
 }
@@ -52,6 +56,7 @@ Batch Staged::HostBatch(const StagedPiece& piece, char* slot) const {
   for (const StagedRun& run : piece.runs) {
     BatchTensor tensor = work_.batch.tensors[run.tensor];
     if (Find(batch.operation)->output == Output::kSame) tensor.bytes = run.input_bytes;
+    tensor.residual_offset = run.offset / Bytes(batch.dtype);
     if (on_device()) {
       tensor.input = slot + run.input_at;
       tensor.output = slot + run.output_at;
@@ -62,7 +67,7 @@ Batch Staged::HostBatch(const StagedPiece& piece, char* slot) const {
 }
 
 // Whether anybody reads this member's input.
-bool Staged::sends() const { return work_.batch.operation != Operation::kBroadcast || work_.batch.root == group_->topology.me; }
+bool Staged::sends() const { return !Find(work_.batch.operation)->rooted || work_.batch.root == group_->topology.me; }
 
 Status Staged::Advance(bool* moved) {
   RT_TRY(FetchNext(moved));
@@ -79,8 +84,9 @@ Status Staged::FetchNext(bool* moved) {
     for (const StagedRun& run : pieces_[fetched_].runs) {
       if (run.input_bytes == 0) continue;
       const CUdeviceptr from = AddressOf(work_.batch.tensors[run.tensor].input, run.offset);
-      RT_TRY(work_.device->Check(work_.device->driver().MemcpyDtoHAsync(slot + run.input_at, from, run.input_bytes, stream),
-                                 "cuMemcpyDtoHAsync"));
+      RT_TRY(work_.device->Check(
+          work_.device->driver().MemcpyDtoHAsync(slot + run.input_at, from, run.input_bytes, stream),
+          "cuMemcpyDtoHAsync"));
     }
     RT_TRY(DeviceEvent::Record(work_.device, stream, &here_[fetched_]));
   }
@@ -113,8 +119,9 @@ Status Staged::SendBack(size_t piece) {
   for (const StagedRun& run : pieces_[piece].runs) {
     if (run.output_bytes == 0) continue;
     const CUdeviceptr to = AddressOf(work_.batch.tensors[run.tensor].output, run.offset);
-    RT_TRY(work_.device->Check(work_.device->driver().MemcpyHtoDAsync(to, slot + run.output_at, run.output_bytes, stream),
-                               "cuMemcpyHtoDAsync"));
+    RT_TRY(
+        work_.device->Check(work_.device->driver().MemcpyHtoDAsync(to, slot + run.output_at, run.output_bytes, stream),
+                            "cuMemcpyHtoDAsync"));
   }
   return DeviceEvent::Record(work_.device, stream, &back_[piece]);
 }

@@ -1,11 +1,13 @@
-// Staged: a batch on GPUs by way of the host. Each piece of it goes to pinned memory, through the host's own task, and back:
+// Staged: a batch on GPUs by way of the host. Each piece of it goes to pinned memory, through the host's own task, and
+// back:
 //
 //     piece 0    to host | exchange | to device
 //     piece 1              to host  | exchange  | to device
 //     piece 2                         to host   | exchange  | to device
 //
-// so that both directions of the bus and the exchange overlap. The sums are the host's, bit by bit. It needs nothing but the driver,
-// works with any number of ranks on a GPU, and with ranks that have joined. When it is done, the GPU is, too.
+// so that both directions of the bus and the exchange overlap. The sums are the host's, bit by bit. It needs nothing
+// but the driver, works with any number of ranks on a GPU, and with ranks that have joined. When it is done, the GPU
+// is, too.
 #ifndef RINGTRAIN_GPU_STAGED_H_
 #define RINGTRAIN_GPU_STAGED_H_
 
@@ -25,15 +27,18 @@ struct CopyStreams {
 
 class Staged : public DeviceTask {
  public:
-  // Takes its share of the window's sequence. The device's context must be current, here and in Advance; the streams outlive it.
-  static Status Make(DeviceBatch batch, Group* group, const CopyStreams& streams, size_t chunk_bytes, std::unique_ptr<DeviceTask>* task);
+  // Takes its share of the window's sequence. The device's context must be current, here and in Advance; the streams
+  // outlive it.
+  static Status Make(DeviceBatch batch, Group* group, const CopyStreams& streams, size_t chunk_bytes,
+                     std::unique_ptr<DeviceTask>* task);
 
   Status Advance(bool* moved) override;
   bool done() const override { return returned_ == pieces_.size(); }
   std::shared_ptr<DeviceEvent> completion() const override { return nullptr; }
 
  private:
-  Staged(DeviceBatch batch, Group* group, const CopyStreams& streams) : work_(std::move(batch)), group_(group), streams_(streams) {}
+  Staged(DeviceBatch batch, Group* group, const CopyStreams& streams)
+      : work_(std::move(batch)), group_(group), streams_(streams) {}
   Status TakeMemory();
   Batch HostBatch(const StagedPiece& piece, char* slot) const;
   bool on_device() const { return work_.device != nullptr; }

@@ -1,7 +1,8 @@
 #include "gpu/staging_plan.h"
 
 #include <algorithm>
-#include <numeric>
+
+#include "collectives/rows.h"
 
 namespace ringtrain {
 namespace {
@@ -21,11 +22,10 @@ StagedPiece WholeBatch(const Batch& batch, const Topology& topology) {
   return piece;
 }
 
-int64_t AllRows(const BatchTensor& tensor) { return std::accumulate(tensor.rows.begin(), tensor.rows.end(), int64_t{0}); }
-
 }  // namespace
 
-std::vector<StagedPiece> CutIntoPieces(const Batch& batch, const Topology& topology, size_t piece_bytes, size_t block_bytes) {
+std::vector<StagedPiece> CutIntoPieces(const Batch& batch, const Topology& topology, size_t piece_bytes,
+                                       size_t block_bytes) {
   if (Find(batch.operation)->output != Output::kSame) return {WholeBatch(batch, topology)};
   const size_t room = std::max(piece_bytes, block_bytes);
   std::vector<StagedPiece> pieces(1);
@@ -45,36 +45,6 @@ std::vector<StagedPiece> CutIntoPieces(const Batch& batch, const Topology& topol
     }
   }
   return pieces;
-}
-
-size_t InputBytes(const Batch& batch, const BatchTensor& tensor, const Topology& topology) {
-  const int members = topology.member_count();
-  switch (batch.operation) {
-    case Operation::kAllgather:
-      return tensor.rows[topology.me] * tensor.row_bytes;
-    case Operation::kAlltoall: {
-      const auto mine = tensor.rows.begin() + topology.me * members;
-      return std::accumulate(mine, mine + members, int64_t{0}) * tensor.row_bytes;
-    }
-    default:
-      return tensor.bytes;
-  }
-}
-
-size_t OutputBytes(const Batch& batch, const BatchTensor& tensor, const Topology& topology) {
-  const int members = topology.member_count();
-  int64_t rows = 0;
-  switch (batch.operation) {
-    case Operation::kAllgather:
-      return AllRows(tensor) * tensor.row_bytes;
-    case Operation::kReducescatter:
-      return tensor.rows[topology.me] * tensor.row_bytes;
-    case Operation::kAlltoall:
-      for (int from = 0; from < members; ++from) rows += tensor.rows[from * members + topology.me];
-      return rows * tensor.row_bytes;
-    default:
-      return tensor.bytes;
-  }
 }
 
 }  // namespace ringtrain

@@ -1,6 +1,8 @@
-// Which bytes of a batch go through a piece of pinned memory together. Pure, and the same on every member but for what only one has.
+// Which bytes of a batch go through a piece of pinned memory together. Pure, and the same on every member but for what
+// only one has.
 //
-// Operations that keep the shape are cut into pieces, several tensors in one or one tensor in several. The others are one piece.
+// Operations that keep the shape are cut into pieces, several tensors in one or one tensor in several. The others are
+// one piece.
 #ifndef RINGTRAIN_GPU_STAGING_PLAN_H_
 #define RINGTRAIN_GPU_STAGING_PLAN_H_
 
@@ -25,12 +27,10 @@ struct StagedPiece {
   size_t bytes = 0;
 };
 
-// At least one piece. block_bytes: tensors are cut at multiples of it only, so that a piece is added up as the whole would be.
-std::vector<StagedPiece> CutIntoPieces(const Batch& batch, const Topology& topology, size_t piece_bytes, size_t block_bytes);
-
-// Bytes of this member's input and output of a tensor.
-size_t InputBytes(const Batch& batch, const BatchTensor& tensor, const Topology& topology);
-size_t OutputBytes(const Batch& batch, const BatchTensor& tensor, const Topology& topology);
+// At least one piece. block_bytes: tensors are cut at multiples of it only, so that a piece is added up as the whole
+// would be.
+std::vector<StagedPiece> CutIntoPieces(const Batch& batch, const Topology& topology, size_t piece_bytes,
+                                       size_t block_bytes);
 
 }  // namespace ringtrain
 #endif  // RINGTRAIN_GPU_STAGING_PLAN_H_
