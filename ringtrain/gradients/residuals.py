@@ -1,0 +1,86 @@
+"""What compression has lost of an optimizer's gradients, as arrays that can be saved and loaded in another world.
+
+A host keeps what it has lost of what it sends, and of the sums that it finishes. Nothing is lost on the way to a world
+of other hosts if each of them starts with its share of what the former kept, and the sums' part is taken over as it is.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ringtrain import buffers
+from ringtrain._native import ffi
+from ringtrain.errors import InvalidArgumentError
+from ringtrain.gradients.session import Session
+
+PARTS = ("sent", "finished")
+
+
+def settle(session: Session, prefix: str, used: bool) -> None:
+    """After a step: what compression has lost of its gradients stays lost until the next, or was lost for nothing.
+
+    Args:
+        prefix: of the names of the operations that carry the gradients.
+        used: whether their results were; not so in a step that is skipped.
+    """
+    session.has_moved()
+    act = session.context.keep_residuals if used else session.context.take_back_residuals
+    act(session.process_set_id, prefix)
+
+
+def of_all_ranks(session: Session, averages: bool, prefix: str) -> dict[str, dict[str, np.ndarray]]:
+    """By gradient, the ``PARTS``: flat arrays of float32, the same on all ranks of the process set. Collective.
+
+    ``finished`` is as the results are; so is ``sent``, what all hosts keep of their sums together.
+
+    Args:
+        averages: whether results are averages; else sums.
+        prefix: of the names of the operations that carry the gradients; not part of the keys.
+    """
+    context, process_set = session.context, session.process_set_id
+    state = {}
+    for (name, place), elements in context.residuals(process_set, prefix).items():
+        is_whole, *memory = context.save_residual(process_set, name, place, elements)
+        sent, finished = (np.frombuffer(ffi.buffer(each), np.float32) for each in memory)
+        if is_whole:
+            sent *= np.float32(_hosts(session))
+        else:  # each element is kept by one rank of a host; the others have zero
+            for part, array in zip(PARTS, (sent, finished), strict=True):
+                both = [buffers.as_buffer(array)]
+                context.submit(
+                    "allreduce",
+                    f"{name}.{place}.{part}",
+                    both,
+                    both,
+                    reduction="sum",
+                    process_set=process_set,
+                    waits=True,
+                ).wait()
+        sent /= np.float32(_divisor(session, averages))
+        state[f"{name.removeprefix(prefix)}/{place}"] = {"sent": sent, "finished": finished}
+    return state
+
+
+def load(session: Session, averages: bool, prefix: str, state: Mapping[str, Mapping[str, np.ndarray]]) -> None:
+    """Has the core go on with what ``of_all_ranks`` has returned.
+
+    Raises:
+        InvalidArgumentError: something else than that.
+    """
+    share = np.float32(_divisor(session, averages) / _hosts(session))
+    for key, parts in state.items():
+        name, slash, place = key.rpartition("/")
+        if not slash or not place.isdecimal() or set(parts) != set(PARTS):
+            raise InvalidArgumentError(
+                f"load_compression_state: the state must be what compression_state() has returned, but has {key!r}."
+            )
+        sent, finished = (np.ascontiguousarray(parts[part], np.float32) for part in PARTS)
+        session.context.load_residual(session.process_set_id, prefix + name, int(place), sent * share, finished)
+
+
+def _hosts(session: Session) -> int:
+    return session.context.process_set_hosts(session.process_set_id)
+
+
+def _divisor(session: Session, averages: bool) -> int:
+    return len(session.context.process_set_ranks(session.process_set_id) or ()) if averages else 1
