@@ -4,5 +4,6 @@ In the order of the data flow: `cli` reads the command line (`settings` has the 
 the ranks go, all of which is the `plan`; `mpi` finds the library that mpi4py loads and its engine (`openmpi`, `mpich`
 and `srun`: one file each, with the engine's command line); `reach` starts an `agent` on every host, with whose help
 `preflight` checks the hosts and `networks` decides what carries the tensors; `environment` is what the ranks get; `job`
-runs the engine and listens to the agents, `rank` is what the engine starts on each rank, `output` tags their lines.
+runs the engine and listens to the agents, `rank` is what the engine starts on each rank, `output` tags their lines,
+`writing` writes them without making anybody wait, and `signals` knows what ends a job.
 """

@@ -5,6 +5,7 @@ The launcher's agent makes the folder (0700), and gets the files (0600) when the
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import sys
@@ -21,7 +22,8 @@ def main() -> None:
         function, arguments, keywords = pickle.loads(pickled)
         result = _dumps(function(*arguments, **keywords))
     except Exception as problem:
-        _leave(folder / f"failure.{rank}", _kept(problem))
+        with contextlib.suppress(OSError):  # a full disk must not hide it
+            _leave(folder / f"failure.{rank}", _kept(problem))
         raise
     _leave(folder / f"result.{rank}", result)
 

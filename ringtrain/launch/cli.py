@@ -1,53 +1,117 @@
 """The command line of ringtrainrun: reads it, makes a plan, finds the MPI, checks the hosts, runs the job.
 
 Exit codes: 0 if every rank returned 0, else that of the first rank that failed, 128 + n if signal n ended it; 2 for a
-wrong command line, 125 if nothing could be started, 130 after Ctrl-C.
+wrong command line, 125 if nothing could be started, or for a fault of the launcher's own, 130 after Ctrl-C.
 """
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import os
 import re
 import shlex
 import shutil
+import socket
+import stat
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import click
 
+from ringtrain import descriptors
 from ringtrain import options as ranks_options
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.launch import mpi, settings, srun
+from ringtrain.launch import openmpi, settings, signals, srun, transport
+from ringtrain.launch.agent.facts import login_shell
+from ringtrain.launch.authority import Rules
 from ringtrain.launch.commands import check_build
-from ringtrain.launch.environment import job_environment
+from ringtrain.launch.elastic import ElasticJob
+from ringtrain.launch.environment import given_environment, job_environment
 from ringtrain.launch.hosts import Host, HostsError, find_here, parse_hostfile, parse_hosts, place
-from ringtrain.launch.job import Job, command_line
+from ringtrain.launch.job import PATIENCE, Job, command_line
 from ringtrain.launch.mpi import Installation, LaunchError
 from ringtrain.launch.output import Terminal, private_folder
 from ringtrain.launch.plan import Plan
 from ringtrain.launch.preflight import check_hosts
-from ringtrain.launch.reach import Ssh
+from ringtrain.launch.shells import Ssh
+from ringtrain.launch.streams import is_of_stdout, with_its_output
 from ringtrain.version import __version__
 
 LAUNCH_FAILED = 125
 INTERRUPTED = 130
+MOST_TEXT = 4 << 20  # characters of a host file or a configuration file
+DESCRIPTORS, DESCRIPTORS_OF_A_HOST = 12, 4  # of the launcher
+ELASTIC_SECONDS = 600.0  # below the minimum of ranks, until an elastic job ends
+FIRST_PAUSE = 10.0  # seconds until a rank is started again where one has failed
 LEAST_PORTS = 8  # two for the engine's daemon, the others for the ranks of a host
+TORCHRUN_OPTIONS = {  # and what stands for them here
+    "--nproc-per-node": "-np N for all ranks, or -H HOST:N,HOST:N",
+    "--nnodes": "-H HOST:N,HOST:N, with N ranks on each; one command starts them all",
+    "--node-rank": "nothing; one command starts the ranks of all hosts",
+    "--standalone": "nothing; without -H all ranks are on this host",
+    "--master-addr": "nothing; the ranks find each other",
+    "--master-port": "--port-range, if the ports matter",
+    "--rdzv-backend": "nothing; the ranks find each other",
+    "--rdzv-endpoint": "nothing; the ranks find each other",
+    "-m": "python -m MODULE as the command",
+}
 EXAMPLE = "Write for example: ringtrainrun -np 2 python train.py"
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs `ringtrainrun` with these arguments (the process's own by default) and returns its exit code."""
+    return with_its_output("ringtrainrun", lambda: _main(arguments), LAUNCH_FAILED)
+
+
+def _main(arguments: list[str] | None) -> int:
     try:
         return ringtrainrun.main(arguments, prog_name="ringtrainrun", standalone_mode=False) or 0
     except click.UsageError as error:
         error.show()
+        unknown = error.option_name if isinstance(error, click.NoSuchOption) else ""
+        if here := TORCHRUN_OPTIONS.get(unknown.replace("_", "-")):
+            print(f"{unknown} is an option of torchrun. Here: {here}.", file=sys.stderr)
         return 2
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
+    except Exception as fault:
+        if is_of_stdout(fault):
+            raise
+        with speaking() as terminal:
+            terminal.say(account_of_fault(fault))
+        return LAUNCH_FAILED
+
+
+@contextmanager
+def speaking() -> Iterator[Terminal]:
+    """The launcher's stdout and stderr; what has been said is written at the end."""
+    terminal = Terminal(sys.stdout.buffer, sys.stderr.buffer)
+    try:
+        yield terminal
+    finally:
+        terminal.finish(lambda: PATIENCE["failed"])
+
+
+def account_of_fault(fault: Exception) -> str:
+    """One line for an exception that nobody expected; its traceback goes to a file."""
+    text = "".join(traceback.format_exception(fault))
+    summary = " ".join(traceback.format_exception_only(fault)[-1].split())
+    try:
+        descriptor, path = tempfile.mkstemp(prefix="ringtrainrun-fault-", suffix=".txt")
+        with os.fdopen(descriptor, "w", errors="backslashreplace") as file:
+            file.write(text)
+    except OSError:
+        return f"{text}This is a fault of ringtrainrun itself, and not of the command. The job has been ended. Please report it."
+    return (
+        f"a fault of ringtrainrun itself, and not of the command: {summary}. The job has been ended. "
+        f"Please report it, with the file '{path}'."
+    )
 
 
 def _with_tables(command: click.Command) -> click.Command:
@@ -59,13 +123,16 @@ def _with_tables(command: click.Command) -> click.Command:
             help=setting.help))  # fmt: skip
     for flag in settings.WITHOUT_MEANING:
         command.params.append(click.Option([flag], hidden=True))
+    for flag in settings.PAIRS_WITHOUT_MEANING:
+        command.params.append(click.Option([flag], type=(float, float), default=None, hidden=True))
     for flag in settings.SWITCHES_WITHOUT_MEANING:
         command.params.append(click.Option([flag], is_flag=True, default=None, hidden=True))
     return command
 
 
-def _at_once(action):
+def _at_once(action: Callable[[], object]) -> Callable[[click.Context, click.Parameter, bool], None]:
     """A callback of a flag that does something else than running a job."""
+
     def callback(context: click.Context, _parameter: click.Parameter, is_set: bool) -> None:
         if is_set and not context.resilient_parsing:
             action()
@@ -76,26 +143,97 @@ def _at_once(action):
 
 @_with_tables
 @click.command(
-    context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"], "max_content_width": 120},
-    options_metavar="-np N [-H host:slots,...] [options]", short_help="Runs a command on N ranks.")
-@click.option("-np", "-n", "--num-proc", "ranks", type=click.IntRange(min=1), metavar="N",
-              help="number of ranks in all; may exceed the number of cores (default in a Slurm allocation: all slots)")
-@click.option("-H", "--hosts", metavar="HOST:SLOTS,...", help="hosts and how many ranks each may run, filled in this "
-              "order (default: all ranks on this host, or the hosts of the Slurm allocation)")
-@click.option("-hostfile", "--hostfile", metavar="FILE", help="the same from a file: one 'host slots=N' a line")
-@click.option("-x", "--env", "exported", multiple=True, metavar="NAME[=VALUE]",
-              help="sets a variable for all ranks; the rest of the environment travels by itself")
-@click.option("-p", "--ssh-port", type=click.IntRange(1, 65535), help="of sshd on the other hosts")
-@click.option("-i", "--ssh-identity-file", type=click.Path(exists=True, dir_okay=False), help="private key for the other hosts")
-@click.option("--network-interfaces", metavar="eth0,10.0.0.0/24", help="interfaces or networks that may carry tensors "
-              "(default: found by a connection test)")
+    context_settings={
+        "allow_interspersed_args": False,
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 120,
+    },
+    options_metavar="-np N [-H host:slots,...] [options]",
+    short_help="Runs a command on N ranks.",
+)
+@click.option(
+    "-np",
+    "-n",
+    "--num-proc",
+    "ranks",
+    type=settings.NumberOfRanks(),
+    metavar="N",
+    help="number of ranks in all; may exceed the number of cores (default in a Slurm allocation: all slots)",
+)
+@click.option(
+    "--elastic",
+    is_flag=True,
+    help="go on without ranks that die, and start them again; -np MIN:MAX. The script must use ringtrain.elastic.run",
+)
+@click.option(
+    "-H",
+    "--hosts",
+    multiple=True,
+    callback=settings.once,
+    metavar="HOST:SLOTS,...",
+    help="hosts and how many ranks each may run, filled in this "
+    "order (default: all ranks on this host, or the hosts of the Slurm allocation)",
+)
+@click.option(
+    "-hostfile",
+    "--hostfile",
+    multiple=True,
+    callback=settings.once,
+    metavar="FILE",
+    help="the same from a file: one 'host slots=N' a line",
+)
+@click.option(
+    "--slots-per-host",
+    "slots",
+    type=settings.WholeNumber(min=1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="slots of the hosts that are named without a number",
+)
+@click.option(
+    "-x",
+    "--env",
+    "exported",
+    multiple=True,
+    metavar="NAME[=VALUE]",
+    help="sets a variable for all ranks; the rest of the environment travels by itself",
+)
+@click.option("-p", "--ssh-port", type=settings.WholeNumber(1, 65535), help="of sshd on the other hosts")
+@click.option(
+    "-i", "--ssh-identity-file", type=click.Path(exists=True, dir_okay=False), help="private key for the other hosts"
+)
+@click.option(
+    "--network-interfaces",
+    envvar="RINGTRAIN_NETWORK_INTERFACES",
+    metavar="eth0,10.0.0.0/24",
+    help="interfaces or networks that may carry tensors (default: found by a connection test)",
+)
 @click.option("--network-interface", "each_interface", multiple=True, metavar="eth0", help="one of them; repeatable")
-@click.option("--port-range", metavar="FIRST-LAST", help="TCP ports to listen on, for firewalls")
-@click.option("--start-timeout", type=click.FloatRange(min=1), default=30, show_default=True,
-              help="seconds within which all hosts must be ready")
-@click.option("--output-filename", metavar="FOLDER", help="writes FOLDER/rank.N/stdout and stderr instead of showing them")
-@click.option("--prefix-timestamp", "-prefix-timestamp", "--prefix-output-with-timestamp", "shows_time", is_flag=True,
-              help="puts date and time before each line")
+@click.option(
+    "--port-range",
+    envvar="RINGTRAIN_PORT_RANGE",
+    metavar="FIRST-LAST",
+    help="TCP ports to listen on, for firewalls",
+)
+@click.option(
+    "--start-timeout",
+    type=settings.Number(1, settings.LONGEST_SECONDS),
+    default=30,
+    show_default=True,
+    help="seconds within which all hosts must be ready",
+)
+@click.option(
+    "--output-filename", metavar="FOLDER", help="writes FOLDER/rank.N/stdout and stderr instead of showing them"
+)
+@click.option(
+    "--prefix-timestamp",
+    "-prefix-timestamp",
+    "--prefix-output-with-timestamp",
+    "shows_time",
+    is_flag=True,
+    help="puts date and time before each line",
+)
 @click.option("--config-file", metavar="FILE", help="settings from YAML; flags win")
 @click.option("--mpi-args", metavar="'ARGUMENTS'", help="further arguments for mpirun or srun")
 @click.option("--binding-args", metavar="'ARGUMENTS'", help="how mpirun or srun binds ranks (default: not)")
@@ -103,12 +241,21 @@ def _at_once(action):
 @click.option("--mpi", "by_mpirun", is_flag=True, help="use mpirun in a Slurm allocation too")
 @click.option("--function-folder", default="", hidden=True)  # of ringtrain.run
 @click.option("--host-discovery-script", hidden=True)
-@click.option("--blacklist-cooldown-range", type=(float, float), default=None, hidden=True)
-@click.option("--verbose", is_flag=True, help="say which MPI and which command line are used, and pass on everything "
-              "that the engine says")
+@click.option(
+    "--verbose",
+    is_flag=True,
+    help="say which MPI and which command line are used, and pass on everything that the engine says",
+)
 @click.option("--dry-run", is_flag=True, help="say it and start nothing")
-@click.option("-cb", "--check-build", is_flag=True, is_eager=True, expose_value=False,
-              callback=_at_once(lambda: click.echo("\n".join(check_build()))), help="say what this installation consists of")
+@click.option(
+    "-cb",
+    "--check-build",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_at_once(lambda: click.echo("\n".join(check_build()))),
+    help="say what this installation consists of",
+)
 @click.version_option(__version__, "-v", "--version", message="ringtrainrun %(version)s")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def ringtrainrun(**given: Any) -> int:
@@ -116,42 +263,116 @@ def ringtrainrun(**given: Any) -> int:
 
     Shell completion: eval "$(_RINGTRAINRUN_COMPLETE=bash_source ringtrainrun)", or zsh_source, or fish_source.
     """
-    terminal = Terminal(sys.stdout.buffer, sys.stderr.buffer)
-    try:
-        plan = make_plan(given, os.environ)
-    except (HostsError, settings.ConfigError, InvalidArgumentError) as error:
-        raise click.UsageError(str(error)) from None
-    for line in idle_flags(given):
-        terminal.say(line)
-    try:
-        check_command(plan)
-        return launch(plan, terminal, is_dry=given["dry_run"])
-    except (LaunchError, PermissionError) as error:
-        terminal.say(str(error))
-        return LAUNCH_FAILED
+    with speaking() as terminal:
+        try:
+            check_surroundings(os.environ)
+            plan = make_plan(given, os.environ)
+            misspelt = ranks_options.misspelt({**os.environ, **plan.exported})
+            for line in [*idle_flags(given), *warnings(given), *misspelt]:
+                terminal.say(line)
+            check_command(plan)
+            return launch(plan, terminal, is_dry=given["dry_run"])
+        except (HostsError, settings.ConfigError, InvalidArgumentError) as error:
+            raise click.UsageError(str(error)) from None
+        except LaunchError as error:
+            terminal.say(str(error))
+            return LAUNCH_FAILED
 
 
 def launch(plan: Plan, terminal: Terminal, is_dry: bool = False) -> int:
-    """Carries a plan out and returns the exit code. Raises LaunchError, PermissionError for the output folder."""
-    installation = mpi.find_installation()
-    if plan.by_srun:
-        program = srun.find_program(os.environ)
-        further = srun.plugin_arguments(program, installation, plan, os.environ)
-        plan = replace(plan, engine_arguments=(*further, *plan.engine_arguments))
-        installation = replace(installation, engine=srun, program=program)
-    environment = job_environment(plan, installation)
+    """Carries a plan out and returns the exit code. Raises LaunchError."""
+    signals.prepare()
+    make_room_for(len(plan.hosts), 2 * plan.ranks if plan.folder else 0)
+    if not os.environ.get("HOME"):  # without it MPI does not start
+        home = os.path.expanduser("~")
+        os.environ["HOME"] = home if os.path.isabs(home) else "/"  # a container may not know its user
+    given = given_environment(plan)
+    choice = transport.choose(plan, given)
+    asked, (plan, installation) = plan, prepare(plan, choice.installation, given)
+    environment = job_environment(given, plan, installation)
     if is_dry or plan.verbose:
-        for line in account(plan, installation, environment):
+        for line in [*filter(None, [choice.line]), *account(plan, installation, environment)]:
             terminal.say(line)
     if is_dry:
         return 0
     if plan.folder:
-        private_folder(plan.folder)
+        make_folder(plan.folder)
     agents, networks = check_hosts(plan, installation, environment)
+    confirmed = choice.confirmed(networks)
+    if confirmed is not choice:
+        plan, installation = prepare(asked, confirmed.installation, given)
+    if confirmed.line and not (plan.verbose and confirmed is choice):
+        terminal.say(confirmed.line)
     if networks and plan.verbose:
         terminal.say(f"networks: {', '.join(networks.networks)}")
-    environment = job_environment(plan, installation, networks, terminal.live)
-    return Job(plan, installation, terminal, agents, environment, networks).run()
+    settings_of_shells = openmpi.for_login_shells([login_shell(), *(agent.login_shell for agent in agents)])
+    environment = settings_of_shells | job_environment(given, plan, installation, networks, terminal.live)
+    kind = ElasticJob if plan.elastic else Job
+    return kind(plan, installation, terminal, agents, environment, networks).run()
+
+
+def prepare(plan: Plan, installation: Installation, given: dict[str, str]) -> tuple[Plan, Installation]:
+    """The plan and the engine for a transport, which `given` tells the ranks if it is TCP. Raises HostsError, LaunchError."""
+    if not installation.has_mpi:
+        transport.refuse_arguments_of_an_engine(plan)
+        given[transport.VARIABLE] = "tcp"
+    elif plan.by_srun:
+        program = srun.find_program(os.environ)
+        further = srun.plugin_arguments(program, installation, plan, os.environ)
+        plan = replace(plan, engine_arguments=(*further, *plan.engine_arguments))
+        installation = replace(installation, engine=srun, program=program)
+    return plan, installation
+
+
+def check_surroundings(environment: Mapping[str, str]) -> None:
+    """Refuses what nothing could be started in. Raises LaunchError."""
+    make_room_for(hosts=1, files=0)
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise LaunchError(
+            f"working directory: it must exist, but: {error.strerror}. It has been removed, perhaps made anew; "
+            "change to another one, or into it once more."
+        ) from None
+    job = environment.get("RINGTRAIN_LAUNCHER", "")
+    if is_running(job):
+        raise LaunchError(
+            f"RINGTRAIN_LAUNCHER: ringtrainrun must be started outside of a job, but rank "
+            f"{environment.get('RINGTRAIN_RANK', '?')} of one has started it. Call it once, and let all ranks "
+            "run the script."
+        )
+
+
+def make_room_for(hosts: int, files: int) -> None:
+    """For the descriptors of a launcher. Raises LaunchError if it may not open as many."""
+    if lack := descriptors.lack(DESCRIPTORS + DESCRIPTORS_OF_A_HOST * hosts + files):
+        raise LaunchError(lack)
+
+
+def is_running(job: str) -> bool:
+    """Whether a launcher's agent listens under this name; an environment may have it from a job that has ended."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect("\0" + job)
+            return bool(job)
+        except (OSError, ValueError):  # nobody; no name
+            return False
+
+
+def unusable_folder(path: str, error: OSError) -> str:
+    """Why a folder cannot be used for output."""
+    return (
+        f"output folder '{path}': it must be a folder that can be made and written, but: {error.strerror}. "
+        "Name another one with --output-filename."
+    )
+
+
+def make_folder(path: str) -> None:
+    """Makes the folder of --output-filename. Raises LaunchError."""
+    try:
+        private_folder(path)
+    except OSError as error:
+        raise LaunchError(unusable_folder(path, error) if error.strerror else str(error)) from None
 
 
 def make_plan(given: Mapping[str, Any], environment: Mapping[str, str]) -> Plan:
@@ -159,23 +380,107 @@ def make_plan(given: Mapping[str, Any], environment: Mapping[str, str]) -> Plan:
     if not given["command"]:
         raise HostsError(f"command: expected what each rank has to run, but found nothing. {EXAMPLE}")
     if given["host_discovery_script"]:
-        raise HostsError("--host-discovery-script: the hosts must be known at the start. "
-                         "Name them with -H or -hostfile.")
+        raise HostsError(
+            "--host-discovery-script: the hosts must be known at the start. Name them with -H or -hostfile."
+        )
     uses_allocation = not given["hosts"] and not given["hostfile"] and bool(srun.find_program(environment))
     by_srun = uses_allocation and not given["by_mpirun"]
     hosts = find_here(find_hosts(given, environment, uses_allocation))
-    ranks = given["ranks"] or sum(host.slots for host in hosts)
+    slots = sum(host.slots for host in hosts)
+    minimum, ranks = range_of_ranks(given, slots)
+    rules = elastic_rules(given, minimum)
+    if rules is None and minimum != ranks:
+        raise HostsError(
+            f"-np {minimum}:{ranks}: a range of ranks needs --elastic, which is not given. Add it, or give one number."
+        )
     chosen, exported = chosen_settings(given), exported_variables(given["exported"], environment)
-    ranks_options.resolve({}, {**environment, **chosen, **exported})  # better one sentence now than one from each rank
+    if rules is not None:
+        chosen |= of_elastic_job({**environment, **chosen, **exported})
+    check_options({**environment, **chosen, **exported}, ranks)
     return Plan(
         list(given["command"]), ranks, place(hosts, ranks), verbose=given["verbose"], settings=chosen, exported=exported,
         ssh=Ssh(given["ssh_port"], given["ssh_identity_file"]), start_seconds=given["start_timeout"],
         interfaces=parse_interfaces(given["network_interfaces"], given["each_interface"]), ports=parse_ports(given["port_range"]),
         folder=os.path.abspath(given["output_filename"]) if given["output_filename"] else "",
         shows_time=given["shows_time"], function_folder=given["function_folder"],
-        engine_arguments=tuple(shlex.split(given["mpi_args"] or "")),
-        binding_arguments=tuple(shlex.split(given["binding_args"] or "")), by_srun=by_srun,
-        shares_gpus=given["shares_gpus"])  # fmt: skip
+        engine_arguments=words_of("--mpi-args", given["mpi_args"]),
+        binding_arguments=words_of("--binding-args", given["binding_args"]), by_srun=by_srun, by_mpirun=bool(given["by_mpirun"]),
+        shares_gpus=given["shares_gpus"], elastic=rules)  # fmt: skip
+
+
+def range_of_ranks(given: Mapping[str, Any], slots: int) -> tuple[int, int]:
+    """The least and the greatest number of ranks: of -np, in an elastic job also of Horovod's flags. Raises HostsError."""
+    minimum, maximum = given["ranks"] or (slots, slots)
+    if not given["elastic"]:
+        return minimum, maximum
+    least, most = given["min_np"] or given["min_num_proc"], given["max_np"] or given["max_num_proc"]
+    minimum = whole_number("--min-np", least) if least else minimum
+    maximum = whole_number("--max-np", most) if most else maximum
+    if not 1 <= minimum <= maximum:
+        raise HostsError(
+            f"--elastic: the range of ranks must begin with 1 at least and not end below that, but is {minimum}:{maximum}."
+        )
+    return minimum, maximum
+
+
+def whole_number(flag: str, text: str) -> int:
+    """Reads a number. Raises HostsError."""
+    if not re.fullmatch("[0-9]{1,9}", text):
+        raise HostsError(f"{flag} '{text}': it must be a whole number, but is something else.")
+    return int(text)
+
+
+def elastic_rules(given: Mapping[str, Any], minimum: int) -> Rules | None:
+    """What the flags of an elastic job say; None without --elastic. Raises HostsError."""
+    if not given["elastic"]:
+        return None
+    pauses = given["blacklist_cooldown_range"] or (FIRST_PAUSE, FIRST_PAUSE)
+    numbers = {
+        "--elastic-timeout": (given["elastic_timeout"] or ELASTIC_SECONDS, float, 1.0),
+        "--reset-limit": (given["reset_limit"] or 0, int, 0),
+        "--blacklist-cooldown-range": (pauses[0], float, 0.1),
+    }
+    read: dict[str, Any] = {}
+    for flag, (value, kind, least) in numbers.items():
+        try:
+            read[flag] = kind(value)
+        except ValueError:
+            read[flag] = least - 1
+        if not least <= read[flag] <= settings.LONGEST_SECONDS:
+            raise HostsError(
+                f"{flag} '{value}': it must be a number of at least {least:g}, but is another one, or none."
+            )
+    if given["function_folder"]:
+        raise HostsError("--elastic: it must be given with a command, but a function is to be run. Write a script.")
+    return Rules(minimum, read["--elastic-timeout"], read["--blacklist-cooldown-range"], read["--reset-limit"])
+
+
+def of_elastic_job(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables that an elastic job sets. Raises HostsError for those that it cannot have."""
+    if environment.get(transport.VARIABLE) == "mpi":
+        raise HostsError(
+            "--elastic: the transport must be tcp, but is mpi, whose world ends with any of its ranks. Leave it out."
+        )
+    if environment.get("RINGTRAIN_HOST_LAYOUT"):
+        raise HostsError(
+            "--elastic: RINGTRAIN_HOST_LAYOUT must not be set, since the number of ranks may change, but is."
+        )
+    return {transport.VARIABLE: "tcp"}
+
+
+def check_options(environment: Mapping[str, str], ranks: int) -> None:
+    """Raises InvalidArgumentError for what each rank would refuse: better one sentence now than one from each of them."""
+    ranks_options.log_level(environment)
+    layout = ranks_options.resolve({}, environment).get("host_layout", "")
+    numbers = (
+        [int(part) for part in layout.split("+")]
+        if re.fullmatch(r"[1-9][0-9]{0,8}(\+[1-9][0-9]{0,8})*", layout)
+        else []
+    )
+    if layout and sum(numbers) != ranks:
+        raise InvalidArgumentError(
+            f"RINGTRAIN_HOST_LAYOUT: expected ranks per host that sum to {ranks} but found '{layout}'. Write for example {ranks}."
+        )
 
 
 def find_hosts(given: Mapping[str, Any], environment: Mapping[str, str], uses_allocation: bool) -> list[Host]:
@@ -183,33 +488,58 @@ def find_hosts(given: Mapping[str, Any], environment: Mapping[str, str], uses_al
     if given["hosts"] and given["hostfile"]:
         raise HostsError("-H and -hostfile: only one of them may name the hosts, but both do. Leave one out.")
     if given["hosts"] is not None:
-        return parse_hosts(given["hosts"])
+        return parse_hosts(given["hosts"], given["slots"])
     if given["hostfile"] is not None:
-        return parse_hostfile(_read("-hostfile", given["hostfile"]), given["hostfile"])
+        return parse_hostfile(_read("-hostfile", given["hostfile"]), given["hostfile"], given["slots"])
     if uses_allocation:
         return srun.find_hosts(environment)
     if given["ranks"] is None:
         raise HostsError(f"-np: expected the number of ranks, but found nothing. {EXAMPLE}")
-    return [Host("localhost", given["ranks"])]
+    return [Host("localhost", range_of_ranks(given, given["ranks"][1])[1])]
 
 
 def chosen_settings(given: Mapping[str, Any]) -> dict[str, str]:
     """Environment variables that the configuration file and flags stand for; flags win. Raises ConfigError, HostsError."""
-    values: dict[str, Any] = {}
-    if given["config_file"]:
-        values, _ = settings.read_config(_read("--config-file", given["config_file"]), given["config_file"])
+    values, _ = read_config(given["config_file"])
     values |= {setting.name: given[setting.name] for setting in settings.SETTINGS if given[setting.name] is not None}
-    return {name: text for setting in settings.SETTINGS if setting.name in values
-            for name, text in setting.variables(values[setting.name]).items()}
+    return {
+        name: text
+        for setting in settings.SETTINGS
+        if setting.name in values
+        for name, text in setting.variables(values[setting.name]).items()
+    }
 
 
+def read_config(path: str | None) -> tuple[dict[str, Any], list[str]]:
+    """What the configuration file sets, and what in it has no meaning here; nothing without one. Raises ConfigError, HostsError."""
+    return settings.read_config(_read("--config-file", path), path) if path else ({}, [])
+
+
+@functools.cache  # it may be a pipe, as a shell's <(...) is
 def _read(flag: str, path: str) -> str:
     """The text of a file that a flag names. Raises HostsError if it cannot be read."""
     try:
-        return Path(path).read_text()
-    except (OSError, UnicodeDecodeError) as error:
+        with open(path, encoding="utf-8") as file:
+            text = file.read(MOST_TEXT + 1)
+    except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise HostsError(f"{flag} '{path}': it must be a text file that can be read, but: {why}.") from None
+    if len(text) > MOST_TEXT:
+        raise HostsError(
+            f"{flag} '{path}': it must be a text file that can be read, but: it is longer than {MOST_TEXT} characters."
+        )
+    return text
+
+
+def words_of(flag: str, text: str | None) -> tuple[str, ...]:
+    """The arguments in a flag's value, as a shell would split it. Raises HostsError."""
+    try:
+        return tuple(shlex.split(text or ""))
+    except ValueError as error:
+        raise HostsError(
+            f"{flag} '{text}': it must be arguments as a shell takes them, but: {str(error).lower()}. "
+            "Close the quotation, or put a backslash before the quote."
+        ) from None
 
 
 def exported_variables(entries: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
@@ -217,8 +547,18 @@ def exported_variables(entries: Sequence[str], environment: Mapping[str, str]) -
     variables = {}
     for entry in entries:
         name, equals, value = entry.partition("=")
+        if name.split() != [name] and name:
+            raise HostsError(
+                f"-x '{entry}': the variable's name must be without spaces, but is '{name}'. Write -x NAME=VALUE for each."
+            )
+        if not name:
+            raise HostsError(
+                f"-x '{entry}': it must begin with a variable's name, but there is none. Write -x NAME=VALUE."
+            )
         if not equals and name not in environment:
-            raise HostsError(f"-x '{name}': it must be a variable of the environment, or NAME=VALUE, but it is not set.")
+            raise HostsError(
+                f"-x '{name}': it must be a variable of the environment, or NAME=VALUE, but it is not set."
+            )
         variables[name] = value if equals else environment[name]
     return variables
 
@@ -231,8 +571,10 @@ def parse_interfaces(listed: str | None, each: Sequence[str]) -> tuple[str, ...]
             if "/" in name:
                 ipaddress.ip_network(name, strict=False)
         except ValueError as error:
-            raise HostsError(f"--network-interfaces '{name}': expected an interface or a network such as 10.0.0.0/24, but {error}. "
-                             "`ip address` lists both.") from None
+            raise HostsError(
+                f"--network-interfaces '{name}': expected an interface or a network such as 10.0.0.0/24, but {error}. "
+                "`ip address` lists both."
+            ) from None
     return interfaces
 
 
@@ -240,23 +582,53 @@ def parse_ports(text: str | None) -> tuple[int, int]:
     """Reads --port-range; (0, 0) without one. Raises HostsError."""
     if text is None:
         return 0, 0
-    matched = re.fullmatch(r"(\d+)[-:](\d+)", text)
+    matched = re.fullmatch(r"([0-9]{1,5})[-:]([0-9]{1,5})", text)
     first, last = (int(matched[1]), int(matched[2])) if matched else (0, 0)
     if not 1024 <= first < last <= 65535 or last - first < LEAST_PORTS - 1:
-        raise HostsError(f"--port-range '{text}': expected FIRST-LAST within 1024-65535, at least {LEAST_PORTS} ports. "
-                         "Write for example 20000-20999.")
+        raise HostsError(
+            f"--port-range '{text}': expected FIRST-LAST within 1024-65535, at least {LEAST_PORTS} ports. "
+            "Write for example 20000-20999."
+        )
     return first, last
 
 
 def idle_flags(given: Mapping[str, Any]) -> list[str]:
     """A line for each flag, and each key of the configuration file, that has no meaning here."""
-    known = {**settings.WITHOUT_MEANING, **settings.SWITCHES_WITHOUT_MEANING}
-    lines = [f"{flag} is accepted, but has no effect: {why}." for flag, why in known.items()
-             if given[flag.split("/")[0].lstrip("-").replace("-", "_")] is not None]
-    if given["config_file"]:
-        _, keys = settings.read_config(Path(given["config_file"]).read_text(), given["config_file"])
-        lines += [f"{key} in {given['config_file']} is accepted, but has no effect." for key in keys]
-    return lines
+    known = {**settings.WITHOUT_MEANING, **settings.PAIRS_WITHOUT_MEANING, **settings.SWITCHES_WITHOUT_MEANING}
+    lines = [
+        f"{flag} is accepted, but has no effect: {why}."
+        for flag, why in known.items()
+        if given[flag.split("/")[0].lstrip("-").replace("-", "_")] is not None
+        and not (given["elastic"] and flag in settings.OF_ELASTIC_JOBS)
+    ]
+    _, keys = read_config(given["config_file"])
+    return lines + [f"{key} in {given['config_file']} is accepted, but has no effect." for key in keys]
+
+
+def warnings(given: Mapping[str, Any]) -> list[str]:
+    """A line for each file that others could have written."""
+    return [
+        f"{flag} '{path}': only you must be able to write it, but {who} can, and decide what runs with your rights. "
+        f"Type: chmod go-w {shlex.quote(path)}"
+        for flag, path in (("-hostfile", given["hostfile"]), ("--config-file", given["config_file"]))
+        if path and (who := writers_of(path))
+    ]
+
+
+def writers_of(path: str) -> str:
+    """Who besides this user can write a file, for people; "" if nobody, or if it is no file but a pipe."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return ""
+    if not stat.S_ISREG(found.st_mode):
+        return ""
+    if found.st_uid not in (os.geteuid(), 0):
+        return f"user {found.st_uid}"
+    if found.st_mode & stat.S_IWOTH:
+        return "everybody"
+    # A group of the user's own is no danger: many systems make one for each user, and new files writable by it.
+    return f"group {found.st_gid}" if found.st_mode & stat.S_IWGRP and found.st_gid != os.getegid() else ""
 
 
 def check_command(plan: Plan) -> None:
@@ -266,21 +638,32 @@ def check_command(plan: Plan) -> None:
     if shutil.which(program, path=path):
         return
     if program.endswith(".py") and os.path.isfile(program):
-        raise LaunchError(f"command '{program}': it must be executable, but is a file without that permission. "
-                          f"Put python before it: ringtrainrun -np {plan.ranks} python {shlex.join(plan.command)}")
+        raise LaunchError(
+            f"command '{program}': it must be executable, but is a file without that permission. "
+            f"Put python before it: ringtrainrun -np {plan.ranks} python {shlex.join(plan.command)}"
+        )
     if not plan.has_remote_hosts:
-        raise LaunchError(f"command '{program}': it must be a program on PATH or the path of one, but there is none. "
-                          "Check its spelling.")
+        raise LaunchError(
+            f"command '{program}': it must be a program on PATH or the path of one, but there is none. "
+            "Check its spelling."
+        )
 
 
 def account(plan: Plan, installation: Installation, environment: Mapping[str, str]) -> list[str]:
     """What --verbose and --dry-run say."""
-    added = [f"{name}={shlex.quote(value)}" for name, value in environment.items()
-             if os.environ.get(name) != value and name not in plan.exported]
+    added = [
+        f"{name}={shlex.quote(value)}"
+        for name, value in environment.items()
+        if os.environ.get(name) != value and name not in plan.exported
+    ]
     added += [f"{name}=..." for name in plan.exported]  # its value may be a secret
-    return [f"MPI library {installation.library} ({installation.version})",
-            f"added to the environment: {' '.join(added) or 'nothing'}",
-            f"command line: {shlex.join(command_line(plan, installation, 'SOCKET'))}"]
+    return [
+        f"MPI library {installation.library} ({installation.version})"
+        if installation.has_mpi
+        else "no MPI: TCP connects the ranks, and the agent on each host starts them",
+        f"added to the environment: {' '.join(added) or 'nothing'}",
+        f"command line: {shlex.join(command_line(plan, installation, 'SOCKET'))}",
+    ]
 
 
 if __name__ == "__main__":

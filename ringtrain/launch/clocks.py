@@ -1,9 +1,9 @@
 """Who was first, when every host has a clock of its own.
 
-What happens on a host is stamped there, with `time.monotonic()`, whose zero differs from host to host. The launcher asks
-every agent for its time when the job starts and with every beat (see `job`). A question and its answer bound the other
-clock's distance; the quickest of the last ones bounds it best, to half the time that both took. Times of one host are
-compared as they are, since all of them are moved alike.
+What happens on a host is stamped there, with `time.monotonic()`, whose zero differs from host to host. The launcher
+asks every agent for its time when the job starts and with every beat (see `job`). A question and its answer bound the
+other clock's distance; the quickest of the last ones bounds it best, to half the time that both took. Times of one host
+are compared as they are, since all of them are moved alike.
 """
 
 from __future__ import annotations

@@ -5,44 +5,77 @@ The benchmark is started by its name, as `python -m` does, so that the launcher 
 
 from __future__ import annotations
 
-import importlib.metadata
 import runpy
+import signal
 import sys
 from collections.abc import Mapping
 
+import click
+
 import ringtrain
-from ringtrain import options
+from ringtrain import options, timelines
 from ringtrain.launch import cuda_aware
 from ringtrain.launch.mpi import LaunchError, find_installation
+from ringtrain.launch.streams import with_its_output
+from ringtrain.launch.versions import version_of
 
 USAGE = """\
 usage: ringtrain COMMAND ...
 
-  bench        measures allreduce, a training step or idleness beside gloo, MPI and memcpy (ringtrain bench --help)
+  bench        compares allreduce, training steps and idle load with gloo, MPI and memcpy (ringtrain bench --help)
   doctor       examines hosts and the links between them, and says what to change (ringtrain doctor --help)
-  check-build  prints what this installation consists of, and which MPI and frameworks it finds
+  merge-timelines OUTPUT FILE ...
+               merges the traces of all ranks into one: each FILE with its FILE.1, FILE.2, ...
+  check-build  prints the parts of this installation, and which MPI and frameworks it finds
 """
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs `ringtrain` with these arguments (the process's own by default) and returns its exit code."""
-    command, *rest = (sys.argv[1:] if arguments is None else arguments) or [""]
+    return with_its_output("ringtrain", lambda: _main(sys.argv[1:] if arguments is None else arguments))
+
+
+def _main(arguments: list[str]) -> int:
+    command, *rest = arguments or [""]
     if command == "bench":
         sys.argv[1:] = rest
         runpy.run_module("ringtrain.bench", run_name="__main__", alter_sys=True)  # ends in sys.exit
     if command == "doctor":
         from ringtrain.launch.doctor import doctor  # which needs more than the other commands
 
-        return doctor.main(rest, prog_name="ringtrain doctor")
+        try:
+            return doctor.main(rest, prog_name="ringtrain doctor", standalone_mode=False) or 0
+        except click.ClickException as error:
+            error.show()
+            return error.exit_code
+        except (click.Abort, KeyboardInterrupt):
+            return 128 + signal.SIGINT
     if command == "check-build":
         print("\n".join(check_build()))
         return 0
+    if command == "merge-timelines":
+        return merge_timelines(rest)
     if command in ("--version", "-v"):
         print(f"ringtrain {ringtrain.__version__}")
         return 0
     asked_for_help = command in ("--help", "-h")
     print(USAGE, end="", file=sys.stdout if asked_for_help else sys.stderr)
     return 0 if asked_for_help else 2
+
+
+def merge_timelines(arguments: list[str]) -> int:
+    """``ringtrain merge-timelines``: prints what it merged, or why it cannot."""
+    if len(arguments) < 2:
+        print(USAGE, end="", file=sys.stderr)
+        return 2
+    output, *files = arguments
+    try:
+        merged = timelines.merge(files, output)
+    except (OSError, ValueError) as error:
+        print(f"ringtrain merge-timelines: {error}", file=sys.stderr)
+        return 1
+    print(f"{output}: {', '.join(map(str, merged))}")
+    return 0
 
 
 def check_build() -> list[str]:
@@ -52,24 +85,18 @@ def check_build() -> list[str]:
         mpi = f"{installation.version}\n    library {installation.library}\n    started by {installation.program}"
     except LaunchError as error:
         mpi = str(error).replace("\n", "\n    ")
-    return [f"ringtrain {ringtrain.__version__}, Python {sys.version.split()[0]}", f"  library: {ringtrain.build_info()}",
-            f"  MPI: {mpi}", *(f"  {name}: {version_of(name)}" for name in ("mpi4py", "numpy", "torch", "tensorflow")),
-            *_gpu_lines(ringtrain.gpu_libraries())]
+    return [
+        f"ringtrain {ringtrain.__version__}, Python {sys.version.split()[0]}",
+        f"  library: {ringtrain.build_info()}",
+        f"  MPI: {mpi}",
+        *(f"  {name}: {version_of(name)}" for name in ("mpi4py", "numpy", "torch", "tensorflow")),
+        *_gpu_lines(ringtrain.gpu_libraries()),
+    ]
 
 
 def _gpu_lines(libraries: Mapping[str, tuple[str, str]]) -> list[str]:
     lines = [f"  {name}: {f'{version} {path}' if version else path}" for name, (version, path) in libraries.items()]
     return [*lines, f"  CUDA-aware MPI: {cuda_aware.answer(options.environment())}"] if libraries["cuda"][0] else lines
-
-
-def version_of(module: str) -> str:
-    """The version that is installed, without importing it."""
-    for distribution in (module, f"{module}-cpu"):
-        try:
-            return importlib.metadata.version(distribution)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return "not installed"
 
 
 if __name__ == "__main__":

@@ -1,20 +1,21 @@
 """Whether the MPI library takes tensors in a GPU's memory: what it says of itself, and whether a message proves it.
 
-`check-build` asks, in a process of its own, since an MPI that is wrong about itself ends the process; `doctor` only looks at what the
-library says. Nothing hangs on the answer: tensors on GPUs travel by NCCL or through pinned host memory with any MPI.
+`check-build` asks, in a process of its own, since an MPI that is wrong about itself ends the process; `doctor` only
+looks at what the library says. Nothing hangs on the answer: tensors on GPUs travel by NCCL or through pinned host
+memory with any MPI.
 """
 
 from __future__ import annotations
 
 import ctypes
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ringtrain import launcher
+from ringtrain.launch.interpreter import module
 from ringtrain.testing import World
 
 _SECONDS = 60.0  # to start a process and MPI in it
@@ -30,7 +31,7 @@ def answer(environment: Mapping[str, str]) -> str:
     """
     if launcher.find(environment) is not None:
         return "not asked within a job"
-    command = [sys.executable, "-m", "ringtrain.launch.cuda_aware"]
+    command = module("ringtrain.launch.cuda_aware")
     try:
         done = subprocess.run(command, env=dict(environment), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                               stderr=subprocess.DEVNULL, text=True, timeout=_SECONDS)  # fmt: skip

@@ -18,6 +18,8 @@ import click
 from ringtrain.launch.examine import examine
 from ringtrain.launch.function import RunError, run
 from ringtrain.launch.hosts import HostsError, parse_hostfile, parse_hosts
+from ringtrain.launch.modes import LITTLE, Expected, expect, first_that_pays
+from ringtrain.launch.settings import once
 
 ACCUMULATED = 4  # micro-batches of the example
 SHARE_OF_FLOOR = 0.9  # below it, something is wrong
@@ -34,34 +36,70 @@ class Advice:
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
-@click.option("-H", "--hosts", help="hosts and ranks on each, such as node-a:2,node-b:2 (default: 2 ranks here)")
-@click.option("-hostfile", "--hostfile", help="the same from a file")
-@click.option("--model-mb", type=click.FloatRange(min=0.001), default=100.0, show_default=True,
-              help="bytes of all gradients of the model, in MB (float32: 4 for each parameter)")
+@click.option(
+    "-H",
+    "--hosts",
+    multiple=True,
+    callback=once,
+    help="hosts and ranks on each, such as node-a:2,node-b:2 (default: 2 ranks here)",
+)
+@click.option("-hostfile", "--hostfile", multiple=True, callback=once, help="hosts and ranks on each, from a file")
+@click.option(
+    "--model-mb",
+    type=click.FloatRange(min=0.001),
+    default=100.0,
+    show_default=True,
+    help="bytes of all gradients of the model, in MB (float32: 4 for each parameter)",
+)
+@click.option(
+    "--step-ms",
+    type=click.FloatRange(min=0.001),
+    help="what a batch takes on one host, which sends nothing, in ms: says which mode of sending pays",
+)
 @click.option("--ssh-port", type=int)
 @click.option("--ssh-identity-file")
-@click.option("--network-interfaces", help="as of ringtrainrun")
-@click.option("--json", "written", type=click.Path(dir_okay=False), help="writes the findings there too")
-def doctor(hosts: str | None, hostfile: str | None, model_mb: float, written: str | None, **flags: Any) -> None:
+@click.option("--network-interfaces", help="as for ringtrainrun")
+@click.option("--json", "written", type=click.Path(dir_okay=False), help="also writes the findings to this file")
+def doctor(
+    hosts: str | None, hostfile: str | None, model_mb: float, step_ms: float | None, written: str | None, **flags: Any
+) -> None:
     """Examines hosts and the links between them; takes less than 20 seconds."""
     try:
-        listed = parse_hostfile(Path(hostfile).read_text(), hostfile) if hostfile else parse_hosts(hosts) if hosts else []
+        listed = (
+            parse_hostfile(Path(hostfile).read_text(), hostfile) if hostfile else parse_hosts(hosts) if hosts else []
+        )
     except (HostsError, OSError) as error:
         raise click.UsageError(str(error)) from None
     environment = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": "1"}
     try:
-        found = run(examine, (int(model_mb * 1e6),), np=sum(host.slots for host in listed) or 2, env=environment,
-                    hosts=",".join(map(str, listed)) or None, share_gpus=True, **flags)[0]
-    except RunError:  # the launcher has said why
-        sys.exit(1)
+        found = run(
+            examine,
+            (int(model_mb * 1e6),),
+            np=sum(host.slots for host in listed) or 2,
+            env=environment,
+            hosts=",".join(map(str, listed)) or None,
+            share_gpus=True,
+            **flags,
+        )[0]
+    except RunError as error:  # the launcher has said why
+        sys.exit(error.code or 1)
     found["floor_seconds"] = floor_seconds(found)
     found["advice"] = [vars(advice) for advice in advise(found)]
+    if step_ms is not None:
+        found["computing_seconds"] = step_ms / 1e3
+        found["modes"] = modes(found)
     click.echo("\n".join(report(found)))
     if written:
-        Path(written).write_text(json.dumps(found, indent=1) + "\n")
+        try:
+            Path(written).write_text(json.dumps(found, indent=1) + "\n")
+        except OSError as error:
+            raise click.ClickException(
+                f"--json '{written}': it must be a file that can be written, but: {error.strerror}."
+            ) from None
 
 
 # ---- judging, pure ----
+
 
 def slowest_link(found: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The link that a ring has to wait for; None on one host."""
@@ -71,13 +109,16 @@ def slowest_link(found: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def floor_seconds(found: Mapping[str, Any]) -> float:
     """No allreduce of the model can take less: the wire's time, or that of one copy on a single host.
 
-    An allreduce that took less has shown that the slowest link carries more than was measured while its hosts were busy.
+    An allreduce that took less has shown that the slowest link carries more than was measured while its hosts were
+    busy.
     """
     count, model = len(found["hosts"]), found["model_bytes"]
     link = slowest_link(found)
     if link is None:
         return model / found["hosts"][0]["copy_rate"]
-    reached = [seconds for name, seconds in found["allreduce_seconds"].items() if name != "fp16"]  # which sends half of it
+    reached = [
+        seconds for name, seconds in found["allreduce_seconds"].items() if name != "fp16"
+    ]  # which sends half of it
     return min(2 * (count - 1) / count * model / link["both_ways_rate"], *reached)
 
 
@@ -87,68 +128,175 @@ def advise(found: Mapping[str, Any]) -> list[Advice]:
     if link is None:
         return []
     seconds, floor = now["float32"], floor_seconds(found)
-    advice = [Advice(f"accumulate {ACCUMULATED} micro-batches (backward_passes_per_step={ACCUMULATED})", seconds,
-                     seconds / ACCUMULATED, "per micro-batch; exact, for a batch that is as many times larger")]
+    advice = [
+        Advice(
+            f"accumulate {ACCUMULATED} micro-batches (backward_passes_per_step={ACCUMULATED})",
+            seconds,
+            seconds / ACCUMULATED,
+            f"per micro-batch; exact, for a batch {ACCUMULATED} times larger",
+        )
+    ]
     if now["fp16"] < 0.9 * seconds:
-        advice.append(Advice("send 16 bits between hosts (compression=Compression.fp16)", seconds, now["fp16"],
-                             "measured"))
+        advice.append(
+            Advice("send 16 bits between hosts (compression=Compression.fp16)", seconds, now["fp16"], "measured")
+        )
     if link["both_ways_rate"] < 0.75 * link["one_way_rate"]:
         better = floor * link["both_ways_rate"] / link["one_way_rate"]
-        advice.append(Advice(f"let the link between {_names(found, link)} carry both ways at once", seconds,
-                             better * seconds / floor, f"it carries {_mbit(link['one_way_rate'])} one way, but only "
-                             f"{_mbit(link['both_ways_rate'])} each way at once: half duplex, a hub, or a busy core"))
+        advice.append(
+            Advice(
+                f"make the link between {_names(found, link)} carry both directions at once",
+                seconds,
+                better * seconds / floor,
+                f"it carries {_mbit(link['one_way_rate'])} one way, but only "
+                f"{_mbit(link['both_ways_rate'])} each way at once: half duplex, a hub, or a busy core",
+            )
+        )
     best = max(other["both_ways_rate"] for other in found["links"])
     if link["both_ways_rate"] < 0.6 * best:
-        advice.append(Advice(f"look after the link between {_names(found, link)}", seconds,
-                             seconds * link["both_ways_rate"] / best, f"{_mbit(link['both_ways_rate'])}, another link "
-                             f"{_mbit(best)}: a ring is as fast as its slowest link"))
+        advice.append(
+            Advice(
+                f"check the link between {_names(found, link)}",
+                seconds,
+                seconds * link["both_ways_rate"] / best,
+                f"{_mbit(link['both_ways_rate'])}, another link {_mbit(best)}: a ring is as fast as its slowest link",
+            )
+        )
     nominal = min(max(host["interface_mbit"].values(), default=0) for host in found["hosts"])
     if nominal * 1e6 / 8 > 2 * link["one_way_rate"]:
-        advice.append(Advice("use the faster interface (--network-interfaces)", seconds,
-                             seconds * link["one_way_rate"] / (nominal * 1e6 / 8), f"every host has one of "
-                             f"{nominal} Mbit/s, but {_mbit(link['one_way_rate'])} were reached"))
+        advice.append(
+            Advice(
+                "use the faster interface (--network-interfaces)",
+                seconds,
+                seconds * link["one_way_rate"] / (nominal * 1e6 / 8),
+                f"every host has one of {nominal} Mbit/s, but only {_mbit(link['one_way_rate'])} were measured",
+            )
+        )
     alone = now.get("one_rank_a_host")
     if alone is not None and alone < 0.85 * seconds:
-        advice.append(Advice("start one rank on each host", seconds, alone, "measured; the hosts' cores are short"))
+        advice.append(
+            Advice(
+                "start one rank on each host", seconds, alone, "measured; the hosts have too few cores for their ranks"
+            )
+        )
     return sorted(advice, key=lambda each: each.after)
 
 
+def modes(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What to expect of each mode of sending, for batches of ``computing_seconds``; one of them ``pays_first``."""
+    link, computing = slowest_link(found), found["computing_seconds"]
+    if link is None:
+        return []
+    expected = expect(
+        found["model_bytes"],
+        len(found["hosts"]),
+        computing,
+        found["allreduce_seconds"]["float32"],
+        link["latency_seconds"],
+        {name: each * found["model_bytes"] for name, each in found["codec_seconds_per_byte"].items()},
+    )
+    best = first_that_pays(expected, computing)
+    return [_as_finding(each, computing) | {"pays_first": each is best} for each in expected]
+
+
+def _as_finding(each: Expected, computing: float) -> dict[str, Any]:
+    return {
+        "mode": each.mode.name, "bytes_sent": each.bytes_sent, "sending_seconds": each.sending_seconds,
+        "codec_seconds": each.codec_seconds, "batch_seconds": each.batch_seconds,
+        "of_computing": each.batch_seconds / computing, "how": each.mode.how, "risk": each.mode.risk,
+    }  # fmt: skip
+
+
 # ---- saying ----
+
 
 def report(found: Mapping[str, Any]) -> list[str]:
     """The findings for a person."""
     hosts, megabytes = found["hosts"], found["model_bytes"] / 1e6
     lines = [f"{len(hosts)} hosts, {found['ranks']} ranks"]
-    lines += table(["host", "ranks", "cores", "Python", "ringtrain", "MPI", "torch", "TensorFlow", "CUDA", "copy", "add"],
-                   [_host_row(host) for host in hosts])
+    lines += table(
+        ["host", "ranks", "cores", "Python", "ringtrain", "MPI", "torch", "TensorFlow", "CUDA", "copy", "add"],
+        [_host_row(host) for host in hosts],
+    )
     if found["links"]:
-        lines += ["", "links, measured through MPI"]
-        lines += table(["between", "latency", "one way", "both ways at once"],
-                       [[_names(found, link), f"{link['latency_seconds'] * 1e6:.0f} us", _mbit(link["one_way_rate"]),
-                         f"{_mbit(link['both_ways_rate'])} each"] for link in found["links"]])
+        lines += ["", f"links, measured through {'MPI' if found['transport'] == 'mpi' else 'TCP'}"]
+        lines += table(
+            ["between", "latency", "one way", "both ways at once"],
+            [
+                [
+                    _names(found, link),
+                    f"{link['latency_seconds'] * 1e6:.0f} us",
+                    _mbit(link["one_way_rate"]),
+                    f"{_mbit(link['both_ways_rate'])} each",
+                ]
+                for link in found["links"]
+            ],
+        )
     floor, now = found["floor_seconds"], found["allreduce_seconds"]
-    lines += ["", f"allreduce of {megabytes:g} MB of gradients; the floor is {_ms(floor)} "
-              f"({'the slowest link' if found['links'] else 'one copy of them'})"]
+    lines += [
+        "",
+        f"allreduce of {megabytes:g} MB of gradients; the floor is {_ms(floor)} "
+        f"({'the slowest link' if found['links'] else 'one copy of them'})",
+    ]
     if found["measured_bytes"] < found["model_bytes"]:
         lines.append(f"(measured with {found['measured_bytes'] / 1e6:.0f} MB of them)")
     labels = {"float32": "as it is", "fp16": "16 bits between hosts", "one_rank_a_host": "one rank on each host"}
     floors = {"fp16": floor / 2}  # half the bytes
-    lines += table(["", "time", "of its floor"],
-                   [[labels[name], _ms(taken), f"{100 * floors.get(name, floor) / taken:.0f} %"]
-                    for name, taken in now.items()])
+    lines += table(
+        ["", "time", "of its floor"],
+        [[labels[name], _ms(taken), f"{100 * floors.get(name, floor) / taken:.0f} %"] for name, taken in now.items()],
+    )
     lines.append("")
     if found["links"] and floor / now["float32"] < SHARE_OF_FLOOR:
-        lines.append(f"ringtrain does not fill the wire here ({100 * floor / now['float32']:.0f} %): are other jobs "
-                     "running on these hosts, or fewer cores than ranks?")
-    lines += [f"- {each['change']}: {_ms(each['before'])} -> {_ms(each['after'])} ({each['why']})"
-              for each in found["advice"]]
-    return lines if found["advice"] else [*lines, "Nothing to change for the network: there is none on one host."]
+        lines.append(
+            f"ringtrain uses only {100 * floor / now['float32']:.0f} % of the slowest link: are other jobs running "
+            "on these hosts, or do they have fewer cores than ranks?"
+        )
+    lines += [
+        f"- {each['change']}: {_ms(each['before'])} -> {_ms(each['after'])} ({each['why']})" for each in found["advice"]
+    ]
+    if not found["advice"]:
+        return [*lines, "Nothing to change for the network: one host uses none."]
+    return [*lines, "", *_report_of_modes(found)]
+
+
+def _report_of_modes(found: Mapping[str, Any]) -> list[str]:
+    if "modes" not in found:
+        return ["Which mode of sending pays: --step-ms, what a batch takes on one host, lets this say it."]
+    lines = [f"what to expect of a batch that takes {_ms(found['computing_seconds'])} to compute, with a core to send"]
+    lines += table(
+        ["mode", "a host sends", "exchange", "codec", "batch", "/ computing", "risk"],
+        [
+            [
+                each["mode"],
+                f"{each['bytes_sent'] / 1e6:.1f} MB",
+                _ms(each["sending_seconds"]),
+                _ms(each["codec_seconds"]),
+                _ms(each["batch_seconds"]),
+                f"{each['of_computing']:.2f}",
+                each["risk"],
+            ]
+            for each in found["modes"]
+        ],
+    )
+    best = next(each for each in found["modes"] if each["pays_first"])
+    return [*lines, _verdict(best)]
+
+
+def _verdict(best: Mapping[str, Any]) -> str:
+    if not best["how"]:
+        return "The network costs little as it is: send float32."
+    if best["of_computing"] <= LITTLE:
+        return f"{best['mode']} pays first ({best['how']}): of what costs little time, it risks least."
+    return (
+        f"{best['mode']} is the fastest ({best['how']}), and still {best['of_computing']:.1f} times as long as computing: "
+        "exchange less often still, with larger batches or longer periods of local steps."
+    )
 
 
 def _host_row(host: Mapping[str, Any]) -> list[str]:
     devices, libraries = host["cuda_devices_of_torch"], host["gpu_libraries"]
     found = [f"{name} {version}" if version else f"no {name}" for name, (version, _) in libraries.items()]
-    found += ["CUDA-aware MPI by its own account"] if host["mpi_is_cuda_aware"] else []
+    found += ["MPI reports that it is CUDA-aware"] if host["mpi_is_cuda_aware"] else []
     cuda = ", ".join(([] if devices is None else [f"{devices} GPUs for torch"]) + found) if libraries else "none"
     return [host["name"], str(host["ranks"]), str(host["cores"]), host["python"], host["ringtrain"], host["mpi"],
             host["torch"], host["tensorflow"], cuda, f"{host['copy_rate'] * 1e-9:.1f} GB/s",
@@ -158,8 +306,10 @@ def _host_row(host: Mapping[str, Any]) -> list[str]:
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Aligned columns."""
     widths = [max(len(row[column]) for row in [headings, *rows]) for column in range(len(headings))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in [headings, *rows]]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in [headings, *rows]
+    ]
 
 
 def _names(found: Mapping[str, Any], link: Mapping[str, Any]) -> str:

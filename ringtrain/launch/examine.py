@@ -1,25 +1,29 @@
 """What `ringtrain doctor` measures, on the ranks: each host by itself, each link between neighbours, and an allreduce.
 
-`doctor` hands `examine` to `ringtrain.run` and turns what rank 0 returns into a report.
+Links are measured by messages of MPI where it connects the ranks, else by ringtrain's own alltoall. `doctor` hands
+`examine` to `ringtrain.run` and turns what rank 0 returns into a report.
 All of it takes some seconds, on slow links too.
 """
 
 from __future__ import annotations
 
 import glob
+import itertools
 import os
 import platform
 import subprocess
-import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 import ringtrain as rt
+from ringtrain import context as contexts
 from ringtrain.launch import cuda_aware
-from ringtrain.launch.commands import version_of
+from ringtrain.launch.interpreter import program
+from ringtrain.launch.modes import MODES
+from ringtrain.launch.versions import version_of
 from ringtrain.mpi import version_text
 
 COPY_BYTES = 64 << 20
@@ -29,6 +33,7 @@ FEWEST_MESSAGES = 4
 TURNS = 2  # of each way on a link, of which the faster counts: other work on the hosts only slows it down
 MOST_LINKS = 8  # more would take longer than a person waits
 REPETITIONS = 3
+CODEC_BYTES = 8 << 20  # of gradients by which codecs are measured
 SECONDS_FOR_AN_ALLREDUCE = 0.4  # a model that takes longer is measured by a part of it
 # NVIDIA's, AMD's, and that of Windows' Linux: without any of them torch sees no GPU.
 GPU_DEVICES = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/dxg")
@@ -42,22 +47,22 @@ print(torch.cuda.device_count())
 def examine(model_bytes: int) -> dict[str, Any] | None:
     """Measures; returns everything on rank 0 and None elsewhere. Called on all ranks."""
     rt.init()
-    from mpi4py import MPI
-
-    world = MPI.COMM_WORLD
     leads = rt.local_rank() == 0
-    facts = world.gather(facts_of_host() if leads else None)
-    speeds = world.gather(speeds_of_memory() if leads else None)
-    leaders = [rank for rank, fact in enumerate(world.bcast(facts)) if fact]
-    links = measure_links(world, leaders[: MOST_LINKS + 1])
+    facts = rt.allgather_object(facts_of_host() if leads else None)
+    speeds = rt.allgather_object(speeds_of_memory() if leads else None)
+    leaders = [rank for rank, fact in enumerate(facts) if fact]
+    links = measure_links(leaders[: MOST_LINKS + 1])
     part = part_to_measure(model_bytes, links)
     allreduce = {name: seconds * model_bytes / part for name, seconds in measure_allreduce(part, leaders).items()}
+    codecs = measure_codecs(min(part, CODEC_BYTES)) if len(leaders) > 1 else {}
     if rt.rank() != 0:
         return None
-    hosts = [{**facts[rank], **speeds[rank], "ranks": ranks}
-             for rank, ranks in zip(leaders, _counts(leaders), strict=True)]
-    return {"model_bytes": model_bytes, "ranks": rt.size(), "hosts": hosts, "links": links,
-            "allreduce_seconds": allreduce, "measured_bytes": part}  # fmt: skip
+    hosts = [
+        {**facts[rank], **speeds[rank], "ranks": ranks} for rank, ranks in zip(leaders, _counts(leaders), strict=True)
+    ]
+    return {"model_bytes": model_bytes, "ranks": rt.size(), "transport": transport(), "hosts": hosts, "links": links,
+            "allreduce_seconds": allreduce, "measured_bytes": part,
+            "codec_seconds_per_byte": codecs}  # fmt: skip
 
 
 def _counts(leaders: list[int]) -> list[int]:
@@ -66,6 +71,7 @@ def _counts(leaders: list[int]) -> list[int]:
 
 
 # ---- a host ----
+
 
 def facts_of_host() -> dict[str, Any]:
     """Versions, cores and GPUs of this host."""
@@ -81,12 +87,19 @@ def gpus_of_torch(has_gpu: bool) -> int | None:
     """Number of GPUs that torch sees, None without torch."""
     if not has_gpu:
         return None if version_of("torch") == "not installed" else 0
-    asked = subprocess.run([sys.executable, "-c", ASK_TORCH], capture_output=True, text=True)
+    asked = subprocess.run(program(ASK_TORCH), capture_output=True, text=True)
     return int(asked.stdout.splitlines()[-1]) if asked.returncode == 0 else None
 
 
+def transport() -> str:
+    """What connects the ranks: "mpi" or "tcp"."""
+    return "mpi" if contexts.current().over_mpi else "tcp"
+
+
 def mpi_version() -> str:
-    """Name and version of the MPI in use."""
+    """Name and version of the MPI in use, "none" without one."""
+    if transport() != "mpi":
+        return "none"
     from mpi4py import MPI
 
     return version_text(MPI)
@@ -94,6 +107,8 @@ def mpi_version() -> str:
 
 def mpi_is_cuda_aware() -> bool:
     """What MPI says; only `check-build` tries it, for that may end a process."""
+    if transport() != "mpi":
+        return False
     from mpi4py import MPI
 
     return bool(cuda_aware.claim(MPI))
@@ -129,58 +144,123 @@ def _fastest(work: Callable[[], object]) -> float:
 
 # ---- links ----
 
-def measure_links(world, leaders: list[int]) -> list[dict[str, Any]]:
+
+def measure_links(leaders: list[int]) -> list[dict[str, Any]]:
     """One link after the other: latency, and bytes per second one way and both ways at once; on every rank."""
-    pairs = list(zip(leaders, leaders[1:], strict=False))
+    pairs = list(itertools.pairwise(leaders))
+    kind = MpiLink if transport() == "mpi" else OwnLink
+    opened = [kind(first, second) for first, second in pairs]  # on all ranks
     links = []
-    for first, second in pairs:
-        wait_asleep(world)
-        if rt.rank() in (first, second):
-            measured = measure_link(world, first, second)
-            links.append({"between": [first, second], **measured})
-    wait_asleep(world)
-    gathered = world.allgather(links)
+    for link in opened:
+        wait_asleep()
+        if rt.rank() in link.ends:
+            links.append({"between": list(link.ends), **measure_link(link)})
+    wait_asleep()
+    gathered = rt.allgather_object(links)
     # Hosts by their place, from 0, instead of the ranks that stood for them.
     return [{**link, "between": [leaders.index(rank) for rank in link["between"]]}
             for first, _ in pairs for link in gathered[first] if link["between"][0] == first]  # fmt: skip
 
 
-def wait_asleep(world) -> None:
-    """A barrier that leaves its core to the ranks that still measure; MPI's own may spin."""
-    everyone = world.Ibarrier()
+def wait_asleep() -> None:
+    """A barrier that leaves its core to the ranks that still measure; MPI's own, and ours over MPI, may spin."""
+    if transport() != "mpi":
+        rt.barrier()
+        return
+    from mpi4py import MPI
+
+    everyone = MPI.COMM_WORLD.Ibarrier()
     while not everyone.Test():
         time.sleep(0.001)
 
 
-def measure_link(world, first: int, second: int) -> dict[str, float]:
+class Link(Protocol):
+    """Two ranks, and how they send to each other; made on all ranks, used on these."""
+
+    ends: tuple[int, int]
+
+    def swap(self) -> None:
+        """Sends a byte each way, or a number; this is what latency is measured by."""
+
+    def exchange(self, sends: bool, receives: bool, count: int) -> float:
+        """Seconds that `count` messages take, several under way; both ranks end together."""
+
+    def larger(self, count: int) -> int:
+        """The larger of both ranks' numbers."""
+
+
+class MpiLink:
+    """By messages of MPI."""
+
+    def __init__(self, first: int, second: int):
+        from mpi4py import MPI
+
+        self.ends = (first, second)
+        self._world = MPI.COMM_WORLD
+        self._peer = second if rt.rank() == first else first
+
+    def swap(self) -> None:
+        self._swap(np.zeros(1, np.uint8))
+
+    def exchange(self, sends: bool, receives: bool, count: int) -> float:
+        messages = np.zeros((count, MESSAGE_BYTES), np.uint8)
+        arrived = np.zeros((count, MESSAGE_BYTES), np.uint8)
+        self.swap()
+        start = time.perf_counter()
+        requests = [self._world.Irecv(row, self._peer, 3) for row in arrived] if receives else []
+        requests += [self._world.Isend(row, self._peer, 3) for row in messages] if sends else []
+        for request in requests:
+            request.Wait()
+        self.swap()
+        return time.perf_counter() - start
+
+    def larger(self, count: int) -> int:
+        return max(count, int(self._swap(np.array([count]))[0]))
+
+    def _swap(self, mine: np.ndarray) -> np.ndarray:
+        theirs = np.zeros_like(mine)
+        self._world.Sendrecv(mine, self._peer, 0, theirs, self._peer, 0)
+        return theirs
+
+
+class OwnLink:
+    """By ringtrain's alltoall between the two: rows of one go straight to the other, over all links that they share."""
+
+    def __init__(self, first: int, second: int):
+        self.ends = (first, second)
+        self._pair = rt.add_process_set([first, second])
+
+    def swap(self) -> None:
+        rt.allreduce_(np.zeros(1, np.uint8), name="doctor.swap", op=rt.Sum, process_set=self._pair)
+
+    def exchange(self, sends: bool, receives: bool, count: int) -> float:
+        is_first = rt.rank() == self.ends[0]
+        rows = np.zeros((count if sends else 0, MESSAGE_BYTES), np.uint8)
+        splits = [0, len(rows)] if is_first else [len(rows), 0]
+        self.swap()
+        start = time.perf_counter()
+        rt.alltoall(rows, np.array(splits, np.int32), name="doctor.exchange", process_set=self._pair)
+        self.swap()
+        return time.perf_counter() - start
+
+    def larger(self, count: int) -> int:
+        return int(rt.allreduce(np.array([count]), name="doctor.count", op=rt.Max, process_set=self._pair)[0])
+
+
+def measure_link(link: Link) -> dict[str, float]:
     """Latency in seconds and rates in bytes per second between two ranks; called on both."""
-    peer = second if rt.rank() == first else first
-    small = np.zeros(1, np.uint8)
-    exchange(world, peer, True, True, 1)  # connects
+    is_first = rt.rank() == link.ends[0]
+    link.exchange(True, True, 1)  # connects
     latencies = []
     for _ in range(50):
         start = time.perf_counter()
-        world.Sendrecv(small, peer, 0, small.copy(), peer, 0)
+        link.swap()
         latencies.append(time.perf_counter() - start)
-    count = agree(world, peer, messages_for(exchange(world, peer, True, True, FEWEST_MESSAGES) / FEWEST_MESSAGES))
-    turns = [(exchange(world, peer, rt.rank() == first, rt.rank() == second, count), exchange(world, peer, True, True, count))
+    count = link.larger(messages_for(link.exchange(True, True, FEWEST_MESSAGES) / FEWEST_MESSAGES))
+    turns = [(link.exchange(is_first, not is_first, count), link.exchange(True, True, count))
              for _ in range(TURNS if count > FEWEST_MESSAGES else 1)]  # fmt: skip
     one_way, both = (count * MESSAGE_BYTES / min(seconds) for seconds in zip(*turns, strict=True))
     return {"latency_seconds": float(np.median(latencies)), "one_way_rate": one_way, "both_ways_rate": both}
-
-
-def exchange(world, peer: int, sends: bool, receives: bool, count: int) -> float:
-    """Seconds that `count` messages take, several under way; both ranks end together."""
-    messages = np.zeros((count, MESSAGE_BYTES), np.uint8)
-    arrived = np.zeros((count, MESSAGE_BYTES), np.uint8)
-    world.Sendrecv(np.zeros(1), peer, 2, np.zeros(1), peer, 2)
-    start = time.perf_counter()
-    requests = [world.Irecv(row, peer, 3) for row in arrived] if receives else []
-    requests += [world.Isend(row, peer, 3) for row in messages] if sends else []
-    for request in requests:
-        request.Wait()
-    world.Sendrecv(np.zeros(1), peer, 4, np.zeros(1), peer, 4)
-    return time.perf_counter() - start
 
 
 def messages_for(seconds_each: float) -> int:
@@ -188,14 +268,8 @@ def messages_for(seconds_each: float) -> int:
     return int(np.clip(SECONDS_FOR_A_RATE / seconds_each, FEWEST_MESSAGES, 64))
 
 
-def agree(world, peer: int, count: int) -> int:
-    """The larger of both ranks' numbers."""
-    other = np.zeros(1, np.int64)
-    world.Sendrecv(np.array([count]), peer, 5, other, peer, 5)
-    return max(count, int(other[0]))
-
-
 # ---- the job ----
+
 
 def part_to_measure(model_bytes: int, links: list[dict[str, Any]]) -> int:
     """Bytes of the model whose allreduce stays short on the slowest link; all of them on a fast one. Pure."""
@@ -215,6 +289,21 @@ def measure_allreduce(model_bytes: int, leaders: list[int]) -> dict[str, float]:
         taken = _median(lambda: rt.allreduce_(gradients, name="doctor.leaders", process_set=alone)
                         if rt.rank() in leaders else None)  # fmt: skip
         seconds["one_rank_a_host"] = taken
+    return seconds
+
+
+def measure_codecs(model_bytes: int) -> dict[str, float]:
+    """Seconds for each byte of float32 that a rank encodes, adds and decodes in an allreduce, by compression: those of
+    the slowest rank, each in its fastest turn. Called on all ranks."""
+    gradients = np.ones(max(1, model_bytes // 4), np.float32)
+    seconds = {}
+    for name in sorted({mode.compression for mode in MODES} - {"none"}):
+        compression, taken = getattr(rt.Compression, name), []
+        for _ in range(1 + REPETITIONS):
+            before = rt.counters()["codec_nanoseconds"]
+            rt.allreduce_(gradients, name=f"doctor.{name}", compression=compression)
+            taken.append((rt.counters()["codec_nanoseconds"] - before) * 1e-9)
+        seconds[name] = max(rt.allgather_object(min(taken[1:]))) / gradients.nbytes
     return seconds
 
 

@@ -7,6 +7,8 @@ import re
 import socket
 from dataclasses import dataclass, replace
 
+MOST_CHARACTERS, MOST_OF_A_PART = 253, 63  # of a host's name (RFC 1035)
+
 
 class HostsError(ValueError):
     """A host list that cannot be read, or has too few slots."""
@@ -24,18 +26,18 @@ class Host:
         return f"{self.name}:{self.slots}"
 
 
-def parse_hosts(text: str) -> list[Host]:
-    """Reads `-H a:4,b:4`; a host without a number has one slot.
+def parse_hosts(text: str, slots: int = 1) -> list[Host]:
+    """Reads `-H a:4,b:4`; `slots` are those of a host without a number.
 
     Raises HostsError for an empty name, an IPv6 address, slots that are not a positive number, and a host named twice.
     """
-    return _distinct([_host(entry.strip(), "-H") for entry in text.split(",")])
+    return _distinct([_host(entry.strip(), "-H", slots) for entry in text.split(",")])
 
 
-def parse_hostfile(text: str, path: str) -> list[Host]:
-    """Reads a host file: one `host slots=4` or `host:4` a line, `#` begins a comment. Raises HostsError."""
+def parse_hostfile(text: str, path: str, slots: int = 1) -> list[Host]:
+    """Reads a host file: one `host slots=4` or `host:4` a line, or `host`, `#` begins a comment. Raises HostsError."""
     lines = [line.split("#")[0].strip() for line in text.splitlines()]
-    hosts = [_host(re.sub(r"\s+slots\s*=\s*", ":", line), path) for line in lines if line]
+    hosts = [_host(re.sub(r"\s+slots\s*=\s*", ":", line), path, slots) for line in lines if line]
     if not hosts:
         raise HostsError(f"host file '{path}': at least one line 'host slots=N' is needed, but it names no host.")
     return _distinct(hosts)
@@ -50,8 +52,10 @@ def place(hosts: list[Host], ranks: int) -> list[Host]:
             left -= placed[-1].slots
     if left:
         listed = ",".join(map(str, hosts))
-        raise HostsError(f"hosts '{listed}': -np {ranks} needs {ranks} slots, but there are {ranks - left}. "
-                         "Give hosts more slots (host:slots), name more hosts, or lower -np.")
+        raise HostsError(
+            f"hosts '{listed}': -np {ranks} needs {ranks} slots, but there are {ranks - left}. "
+            "Give hosts more slots (host:slots), name more hosts, or lower -np."
+        )
     return placed
 
 
@@ -61,12 +65,16 @@ def parse_slurm(names: list[str], tasks_per_node: str) -> list[Host]:
     for group in tasks_per_node.split(","):
         matched = re.fullmatch(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?", group)
         if not matched:
-            raise HostsError(f"SLURM_TASKS_PER_NODE '{tasks_per_node}': expected numbers such as 4(x2),3, but found "
-                             f"'{group}'. Name the hosts with -H.")
+            raise HostsError(
+                f"SLURM_TASKS_PER_NODE '{tasks_per_node}': expected numbers such as 4(x2),3, but found "
+                f"'{group}'. Name the hosts with -H."
+            )
         counts += [int(matched[1])] * int(matched[2] or 1)
     if len(counts) != len(names):
-        raise HostsError(f"SLURM_TASKS_PER_NODE '{tasks_per_node}': expected {len(names)} hosts as in the allocation, but "
-                         f"found {len(counts)}. Name the hosts with -H.")
+        raise HostsError(
+            f"SLURM_TASKS_PER_NODE '{tasks_per_node}': expected {len(names)} hosts as in the allocation, but "
+            f"found {len(counts)}. Name the hosts with -H."
+        )
     return [Host(name, count) for name, count in zip(names, counts, strict=True)]
 
 
@@ -85,24 +93,36 @@ def is_this_host(name: str) -> bool:
         with socket.socket(family, kind) as probe:
             probe.bind(address)
             return True
-    except OSError:  # it is another's address, or none: then reaching it says what is wrong
+    except (OSError, UnicodeError):  # it is another's address, or none: then reaching it says what is wrong
         return False
 
 
-def _host(entry: str, source: str) -> Host:
+def _host(entry: str, source: str, default_slots: int) -> Host:
     if _is_ipv6(entry):
-        raise HostsError(f"{source} '{entry}': expected a host's name or IPv4 address, but found an IPv6 address. "
-                         "Give it a name, for example in /etc/hosts.")
-    name, colon, slots = entry.rpartition(":") if ":" in entry else (entry, "", "1")
+        raise HostsError(
+            f"{source} '{entry}': expected a host's name or IPv4 address, but found an IPv6 address. "
+            "Give it a name, for example in /etc/hosts."
+        )
+    name, _colon, slots = entry.rpartition(":") if ":" in entry else (entry, "", str(default_slots))
     if "@" in name:
-        raise HostsError(f"{source} '{entry}': expected host:slots, but found a user's name as well. "
-                         "Put it into ~/.ssh/config: Host and User.")
+        raise HostsError(
+            f"{source} '{entry}': expected host:slots, but found a user's name as well. "
+            "Put it into ~/.ssh/config: Host and User."
+        )
     if not re.fullmatch(r"\w[\w.-]*", name):
-        raise HostsError(f"{source} '{entry}': expected host:slots, but found no host name. "
-                         "Write for example -H node-a:4,node-b:4.")
+        raise HostsError(
+            f"{source} '{entry}': expected host:slots, but found no host name. Write for example -H node-a:4,node-b:4."
+        )
+    if len(name) > MOST_CHARACTERS or any(len(part) > MOST_OF_A_PART for part in name.split(".")):
+        raise HostsError(
+            f"{source} '{entry[:40]}...': a host's name must have at most {MOST_CHARACTERS} characters, and "
+            f"{MOST_OF_A_PART} between dots, but has {len(name)}. Check for a missing comma."
+        )
     if not re.fullmatch(r"0*[1-9][0-9]{0,5}", slots):
-        raise HostsError(f"{source} '{entry}': slots must be a number of at least 1, but it is '{slots}'. "
-                         f"Write for example {name}:4.")
+        raise HostsError(
+            f"{source} '{entry}': slots must be a number of at least 1, but it is '{slots}'. "
+            f"Write for example {name}:4."
+        )
     return Host(name, int(slots))
 
 
@@ -119,6 +139,8 @@ def _distinct(hosts: list[Host]) -> list[Host]:
     names = [host.name for host in hosts]
     for name in names:
         if names.count(name) > 1:
-            raise HostsError(f"hosts '{','.join(map(str, hosts))}': each host may stand there once, but '{name}' "
-                             f"stands there {names.count(name)} times. Add its slots up.")
+            raise HostsError(
+                f"hosts '{','.join(map(str, hosts))}': each host may stand there once, but '{name}' "
+                f"stands there {names.count(name)} times. Add its slots up."
+            )
     return hosts

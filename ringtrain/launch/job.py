@@ -1,7 +1,9 @@
 """One run: starts the engine, listens to the agents of all hosts, ends all ranks when one fails, says who failed first.
 
-Single-threaded, around one selector, but for a thread that lets the agents know that the launcher lives. What ranks
-write and how they end comes from their hosts' agents (see `agent`); the engine's own words are passed on.
+Single-threaded, around one selector, but for a thread that lets the agents know that the launcher lives, and those that
+write (see `writing`). What ranks write and how they end comes from their hosts' agents (see `agent`); the engine's own
+words are passed on. While nobody reads, agents get no leave to send more, so that the ranks wait as they would without
+a launcher.
 """
 
 from __future__ import annotations
@@ -12,83 +14,115 @@ import secrets
 import selectors
 import shlex
 import signal
-import socket
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from ringtrain.launch.agent import SECONDS_TO_KILL, kill_group
-from ringtrain.launch.environment import of_host
+from ringtrain.agent_protocol import FreePort, RankNews, Serve
+from ringtrain.launch import signals
+from ringtrain.launch.agent.listener import SECONDS_TO_KILL
+from ringtrain.launch.agent.processes import kill_group
+from ringtrain.launch.agents import Agents
+from ringtrain.launch.engine import Engine, Program
+from ringtrain.launch.environment import listening, of_host, of_rank_0
+from ringtrain.launch.hosts import Host
+from ringtrain.launch.meeting import LET_ALL_COME, Answer, Meetings
 from ringtrain.launch.mpi import Installation, LaunchError
 from ringtrain.launch.networks import Chosen
-from ringtrain.launch.openmpi import HARMLESS_WORDS
-from ringtrain.launch.output import RankFile, RankStream, Terminal
+from ringtrain.launch.openmpi import HARMLESS_WORDS, LOST_DAEMON, STUMBLED
+from ringtrain.launch.output import EngineStream, Limits, RankFiles, RankStream, Terminal
 from ringtrain.launch.plan import Plan
 from ringtrain.launch.preflight import RANK_PROGRAM
-from ringtrain.launch.ranks import LOST, Rank, first_cause
-from ringtrain.launch.reach import Agent, HostError
+from ringtrain.launch.ranks import (
+    LOST,
+    Rank,
+    describe_remains,
+    failed_alike,
+    first_cause,
+    host_without_engine,
+    left_before,
+)
+from ringtrain.launch.reach import Agent, HostError, hang_up_on
+from ringtrain.launch.writing import Loss, Patience
 
 SECONDS_TO_REPORT = 2.0  # for the other ranks, after a failure, to say what they saw
 SECONDS_BETWEEN_BEATS = 5.0
 SECONDS_OF_SILENCE = 30.0  # until the agent of another host takes the launcher for dead
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# For whoever reads the last lines, after the job. One that ended well has no other use of the time.
+PATIENCE: dict[str, Patience] = {"ended well": (600.0, 3600.0), "failed": (10.0, 60.0), "stopped": (2.0, 5.0)}
 
 
 class Job:
     """A plan being carried out, once its hosts have been checked."""
 
-    def __init__(self, plan: Plan, installation: Installation, terminal: Terminal, agents: list[Agent],
-                 environment: Mapping[str, str], networks: Chosen | None = None):
+    def __init__(
+        self,
+        plan: Plan,
+        installation: Installation,
+        terminal: Terminal,
+        agents: list[Agent],
+        environment: Mapping[str, str],
+        networks: Chosen | None = None,
+    ):
         self.plan = plan
         self.installation = installation
         self.terminal = terminal
         self.agents = agents
         self.environment = environment
         self.networks = networks
+        self.limits = Limits.of(plan.ranks, len(plan.hosts))
+        self.files = RankFiles(plan.folder, plan.ranks) if plan.folder else None
         self.socket = f"ringtrainrun-{secrets.token_hex(16)}"  # of each agent, on its host
         self.ranks: dict[int, Rank] = {}
+        self.strays: dict[int, str] = {}  # processes that could not be ended and belong to no rank, with their names
         self.lost_hosts: list[str] = []
+        self.hosts_without_daemon: set[str] = set()  # as the engine named them
+        self.has_stumbled = self.was_started_anew = False
         self.selector = selectors.DefaultSelector()
-        self.engine: subprocess.Popen | None = None
-        self.engine_streams: dict[int, EngineStream] = {}  # by descriptor
+        self.meetings = Meetings(plan.ranks)
+        words = {number: EngineStream(terminal, number, self.shows, self._hear_engine) for number in (1, 2)}
+        line = command_line(plan, installation, self.socket)
+        self.engine: Engine = (
+            Program(installation.engine.NAME, line, environment, words)
+            if installation.has_mpi
+            else self.agents_that_start(line, words)
+        )
+        self.unread = dict.fromkeys(agents, 0)  # bytes of each agent that it has no leave to replace yet
+        self.results_lost = Loss("results")
         self.interrupted_by = 0
         self.end_at = float("inf")
         self.kill_at = float("inf")
 
+    def agents_that_start(self, line: Sequence[str], words: Mapping[int, EngineStream]) -> Agents:
+        """The agents as the engine, where there is no MPI."""
+        return Agents(self.plan, line, self.agents, words)
+
     def run(self) -> int:
         """Runs the plan to its end and returns the exit code. Raises LaunchError if no rank ever started."""
-        self._watch_signals()
+        self.ignored = signals.ignored()
+        self.wakeup, self.wakeup_write = signals.watch(self._on_signal, keeps_running=self.plan.has_remote_hosts)
+        self.selector.register(self.wakeup, selectors.EVENT_READ, lambda: self.wakeup.recv(4096))
+        for writes in self._writing():
+            writes.watch(self._wake)
         stop_beating = self._start_beating()
         try:
-            self._open_ears()
-            self._start_engine()
-            while not self._has_ended():
+            self._start_listeners()
+            self.engine.start(self.selector)
+            while not self._has_ended() or self._starts_anew():
                 self._step()
             self._kill()
-        finally:
-            stop_beating()
-            for agent in self.agents:
-                agent.close()
-        self._drain()
-        return self._conclude()
+            self._hang_up(stop_beating)
+            self._drain()
+            return self._conclude()
+        except BaseException:
+            self._kill()
+            self._hang_up(stop_beating)
+            hang_up_on(self.agents)
+            raise
 
     # ---- start ----
-
-    def _watch_signals(self) -> None:
-        wakeup, wakeup_write = socket.socketpair()
-        for end in (wakeup, wakeup_write):
-            end.setblocking(False)
-        signal.set_wakeup_fd(wakeup_write.fileno(), warn_on_full_buffer=False)
-        self.wakeup_write = wakeup_write
-        for number in STOPPING:
-            signal.signal(number, self._on_signal)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # wakes the selector
-        if self.plan.has_remote_hosts:
-            signal.signal(signal.SIGTSTP, signal.SIG_IGN)  # a launcher that sleeps is dead for the other hosts
-        self.selector.register(wakeup, selectors.EVENT_READ, lambda: wakeup.recv(4096))
 
     def _start_beating(self) -> Callable[[], None]:
         """Tells the agents every few seconds that the launcher lives, even while it waits for a slow terminal."""
@@ -97,57 +131,123 @@ class Job:
         def beat() -> None:
             while not stopped.wait(SECONDS_BETWEEN_BEATS):
                 for agent in self.agents:
-                    agent.send(do="beat", at=time.monotonic())
+                    agent.send({"do": "beat", "at": time.monotonic()})
 
         threading.Thread(target=beat, name="ringtrainrun-beat", daemon=True).start()
         return stopped.set
 
-    def _open_ears(self) -> None:
+    def shows(self, line: bytes) -> bool:
+        """Whether a line of the engine's is passed on: once a rank's failure is known, it only hides the cause."""
+        known = any(rank.outcome for rank in self.ranks.values()) or self.interrupted_by or self.lost_hosts
+        return self.plan.verbose or not (known or HARMLESS_WORDS.search(line))
+
+    def _hear_engine(self, line: bytes) -> None:
+        if match := LOST_DAEMON.match(line):
+            self.hosts_without_daemon.add(match[1].decode(errors="replace"))
+        self.has_stumbled = self.has_stumbled or bool(STUMBLED.search(line))
+
+    def _start_listeners(self) -> None:
         """Lets every agent wait for the ranks of its host."""
         deadline = time.monotonic() + self.plan.start_seconds
         given = self.plan.function_folder and Path(self.plan.function_folder, "function").read_bytes()
         function = base64.b64encode(given).decode() if given else ""
+        of_rank_0 = self._find_master(deadline)
         for agent in self.agents:
             host = agent.host
             environment = self.plan.given_to(host, self.environment)
             environment |= of_host(host.name, self.networks, self.installation, self.environment)
+            environment |= of_rank_0
             environment["RINGTRAIN_SLOTS"] = str(host.slots)
+            if not self.installation.has_mpi:
+                environment["RINGTRAIN_LISTEN"] = listening(self._addresses_of(host), self.plan.ports)
             try:
                 asked = time.monotonic()
-                agent.clock.note(asked, told=agent.ask(deadline, do="tell time")["clock"], answered=time.monotonic())
-                agent.ask(deadline, do="serve", socket=self.socket, directory=os.getcwd(), environment=environment,
-                          function=function, patience=None if host.is_here else SECONDS_OF_SILENCE)
+                agent.clock.note(
+                    asked, told=agent.ask(deadline, {"do": "tell time"})["clock"], answered=time.monotonic()
+                )
+                request: Serve = {
+                    "do": "serve",
+                    "socket": self.socket,
+                    "directory": os.getcwd(),
+                    "environment": environment,
+                    "function": function,
+                    "patience": None if host.is_here else SECONDS_OF_SILENCE,
+                    "window": self.limits.window,
+                    "ignored": self.ignored,
+                }
+                agent.ask(deadline, request)
             except HostError as error:
                 raise LaunchError(str(error)) from None
-            self.selector.register(agent.process.stdout, selectors.EVENT_READ, lambda agent=agent: self._hear(agent))
-            self.selector.register(agent.process.stderr, selectors.EVENT_READ, agent.hear_words)
+            self.selector.register(agent.stdout, selectors.EVENT_READ, lambda agent=agent: self._hear(agent))
+            self.selector.register(agent.stderr, selectors.EVENT_READ, agent.hear_words)
 
-    def _start_engine(self) -> None:
-        line = command_line(self.plan, self.installation, self.socket)
-        # A session of its own: Ctrl-C reaches the launcher alone, which then ends the ranks in order.
-        self.engine = subprocess.Popen(line, env=dict(self.environment), stdin=subprocess.DEVNULL,
-                                       stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
-        for number, pipe in ((1, self.engine.stdout), (2, self.engine.stderr)):
-            os.set_blocking(pipe.fileno(), False)
-            self.engine_streams[pipe.fileno()] = EngineStream(self, number)
-            self.selector.register(pipe, selectors.EVENT_READ, lambda pipe=pipe: self._read_engine(pipe.fileno()))
+    def _addresses_of(self, host: Host) -> tuple[str, ...]:
+        """Where the ranks of other hosts reach a host, or its own where there are no others."""
+        return self.networks.addresses[host.name] if self.networks else ("127.0.0.1",)
+
+    def _find_master(self, deadline: float) -> dict[str, str]:
+        """Variables that tell torch.distributed where to meet: on the host of rank 0."""
+        first = self.agents[0]
+        address = self._addresses_of(first.host)[0]
+        try:
+            found: FreePort = first.ask(deadline, {"do": "find port", "address": address, "ports": self.plan.ports})
+        except HostError as error:
+            raise LaunchError(str(error)) from None
+        return of_rank_0(address, found["port"], self.environment)
 
     # ---- events ----
 
     def _step(self) -> None:
-        deadline = min(self.end_at, self.kill_at)
+        deadline = self._deadline()
         timeout = None if deadline == float("inf") else max(0.0, deadline - time.monotonic())
         for key, _ in self.selector.select(timeout):
             key.data()
+        self._give_credit()
+        self._warn_of_losses()
         now = time.monotonic()
         if not self.terminal.is_read and not self.interrupted_by:
             self._on_signal(signal.SIGPIPE, None)  # nobody reads on: as a single process, the job ends of it
-        if self.engine.poll() is not None and self._some_are_connected():
+        if self.engine.code is not None and self._some_are_connected():
             self._end()  # the engine is gone: whoever is still there will not be ended by it
+        self._answer(self.meetings.expire(now))
         if now >= self.end_at:
             self._end()
         if now >= self.kill_at:
             self._kill()
+
+    def _deadline(self) -> float:
+        """When there is something to do even if nothing happens."""
+        return min(self.end_at, self.kill_at, self.meetings.deadline)
+
+    def _wake(self) -> None:
+        """Called by a thread that writes, when there is room again or something went wrong."""
+        try:
+            self.wakeup_write.send(b"\0")
+        except OSError:  # enough of these wait there, or the job is over
+            pass
+
+    def _give_credit(self) -> None:
+        """Lets agents send as much more as has been passed on. A job that ends waits for no reader, or its cause might not come."""
+        if self._is_ending() or all(writes.has_room for writes in self._writing()):
+            for agent, size in self.unread.items():
+                if size > self.limits.window // 4:
+                    self.unread[agent] = 0
+                    agent.send({"do": "go on", "bytes": size})
+
+    def _warn_of_losses(self) -> None:
+        for loss in self._losses():
+            if not loss.is_told:
+                loss.is_told = True
+                self.terminal.say(
+                    f"{loss.place}: it must take what the ranks write, but: {loss.reason}. The job goes on; "
+                    "how much is missing there is said at its end."
+                )
+
+    def _writing(self) -> list[Terminal | RankFiles]:
+        return [self.terminal, self.files] if self.files else [self.terminal]
+
+    def _losses(self) -> list[Loss]:
+        return [loss for writes in self._writing() for loss in writes.losses if loss.lines]
 
     def _on_signal(self, number: int, _frame: object) -> None:
         if self.interrupted_by:
@@ -156,53 +256,97 @@ class Job:
         self.end_at = time.monotonic()
 
     def _hear(self, agent: Agent) -> None:
-        for facts, data in agent.news():
-            self._take(facts, data, agent)
+        self._take_all(agent)
         if not agent.is_open:
-            self.selector.unregister(agent.process.stdout)
-            self.selector.unregister(agent.process.stderr)
+            self.selector.unregister(agent.stdout)
+            self.selector.unregister(agent.stderr)
             self._lose(agent)
 
-    def _take(self, facts: dict, data: bytes, agent: Agent) -> None:
-        """Notes facts about a rank, or an agent's time. What a rank's own program sends carries "failing" alone."""
-        if "clock" in facts:
-            agent.clock.note(facts["asked"], time.monotonic(), facts["clock"])
+    def _take_all(self, agent: Agent) -> None:
+        """Takes what an agent has sent by now: its time, and news of ranks."""
+        for facts, data in agent.news():
+            if "clock" in facts:
+                agent.clock.note(facts["asked"], time.monotonic(), facts["clock"])
+            else:
+                self._take(facts, data, agent)
+
+    def _take(self, facts: RankNews, data: bytes, agent: Agent) -> None:
+        """Notes facts about a rank."""
+        self.engine.hear(facts, agent)
+        if facts["rank"] < 0:  # of no rank, or of none any more
+            if "remains" in facts:
+                self.strays[facts["remains"]] = f"{facts['name']} on {agent.host.name}"
             return
-        rank = self.ranks.setdefault(facts["rank"], Rank(facts["rank"], agent.host.name, clock=agent.clock))
+        new = Rank(facts["rank"], agent.host.name, has_mpi=self.installation.has_mpi, clock=agent.clock)
+        rank = self.ranks.setdefault(facts["rank"], new)
         if "stream" in facts:
+            self.unread[agent] += len(data)
             self._stream(rank, facts["stream"]).feed(data)
         if "left" in facts:
-            leave_private(Path(self.plan.function_folder, f"{facts['left']}.{rank.number}"), data)
+            self._keep(f"{facts['left']}.{rank.number}", data)
         if "starts" in facts:
             rank.is_connected = True
             rank.host = facts["host"]
             for stream in (1, 2) if self.plan.folder else ():  # its files, so that none of an earlier job stays
                 self._stream(rank, stream)
         if "failing" in facts:
-            rank.announced, rank.follows = facts["failing"], facts["follows"]
+            rank.announced, rank.follows, rank.because = facts["failing"], facts["follows"], facts.get("because", "")
             rank.failed_at = min(rank.failed_at, facts["at"])
         if "omp_num_threads" in facts and rank.number == 0:
-            self.terminal.say(f"OMP_NUM_THREADS={facts['omp_num_threads']} (cores / ranks of this host), "
-                              "because it is not set.")
+            self.terminal.say(
+                f"OMP_NUM_THREADS={facts['omp_num_threads']} (cores / ranks of this host), because it is not set."
+            )
+        if "meets" in facts:
+            self._answer(self.meetings.arrive(rank.number, facts["meets"], time.monotonic()))
+        if "withdraws" in facts:
+            self.meetings.withdraw(rank.number, facts["withdraws"])
+        if "leaving" in facts:
+            rank.left_at = facts["at"]
+        if "remains" in facts:
+            rank.remains[facts["remains"]] = facts["name"]
         if "ended" in facts:
-            rank.was_told_to = facts["was_told_to"]
+            rank.was_told_to, rank.engine_lost_at = facts["was_told_to"], facts["engine_lost_at"]
             self._note_outcome(rank, facts["ended"], facts["at"])
         if "lost" in facts:
-            rank.was_told_to = True
+            rank.was_told_to = self.engine.ends_ranks or self._is_ending()
             self._note_outcome(rank, LOST, facts["at"])
+        if facts.get("supervisor") and rank.outcome is None:  # it has not come so far as to run the command
+            rank.host = agent.host.name
+            self._note_outcome(rank, facts["supervisor"], rank.clock.there(time.monotonic()))
+
+    def _answer(self, answers: Iterable[Answer]) -> None:
+        """Tells ranks that have called init() how their meeting has ended: their hosts alone."""
+        for answer in answers:
+            for rank in answer.to if answer.ended else ():
+                self.ranks[rank].waited_for = answer.ended
+            hosts = {self.ranks[rank].listed_as for rank in answer.to}
+            for agent in self.agents:
+                if agent.host.name in hosts:
+                    agent.send(answer.introduce)
 
     def _stream(self, rank: Rank, stream: int) -> RankStream:
         if stream not in rank.streams:
-            target = RankFile(self.plan.folder, rank.number, self.plan.ranks, stream) if self.plan.folder else None
-            rank.streams[stream] = RankStream(self.terminal, stream, rank.number, self.plan.shows_time, target)
+            target = self.files.file(rank.number, stream) if self.files else None
+            rank.streams[stream] = RankStream(
+                self.terminal, stream, rank.number, self.plan.shows_time, target, self.limits
+            )
         return rank.streams[stream]
+
+    def _keep(self, name: str, data: bytes) -> None:
+        """Leaves a file for `ringtrain.run`."""
+        try:
+            leave_private(Path(self.plan.function_folder, name), data)
+        except OSError as error:
+            self.results_lost.add(data, error.strerror or str(error))
 
     def _note_outcome(self, rank: Rank, outcome: int, at: float) -> None:
         """at: by the clock of its host."""
-        rank.outcome = outcome
+        rank.outcome, rank.ended_at = outcome, at
         rank.is_connected = False
-        if outcome != 0:
-            rank.failed_at = min(rank.failed_at, at)
+        if outcome == 0:
+            self._answer(self.meetings.end(rank.number))
+        else:
+            rank.failed_at = min(rank.failed_at, at, rank.left_at)
             self.end_at = min(self.end_at, time.monotonic() + SECONDS_TO_REPORT)
 
     def _lose(self, agent: Agent) -> None:
@@ -215,162 +359,198 @@ class Job:
             self._note_outcome(rank, LOST, rank.clock.there(time.monotonic()))
         self.end_at = min(self.end_at, time.monotonic())
 
-    def _read_engine(self, descriptor: int) -> bool:
-        """Reads once; False at the end of the stream or if nothing is there."""
-        try:
-            data = os.read(descriptor, 65536)
-        except BlockingIOError:
-            return False
-        if data:
-            self.engine_streams[descriptor].feed(data)
-            return True
-        self.engine_streams.pop(descriptor).close()
-        self.selector.unregister(descriptor)
-        return False
-
     # ---- end ----
+
+    def _is_ending(self) -> bool:
+        return self.end_at < float("inf") or self.kill_at < float("inf")
 
     def _some_are_connected(self) -> bool:
         return any(rank.is_connected for rank in self.ranks.values())
 
     def _has_ended(self) -> bool:
-        return self.engine.poll() is not None and not self._some_are_connected()
+        return self.engine.code is not None and not self._some_are_connected()
+
+    def _starts_anew(self) -> bool:
+        """Starts an engine once more that has ended of itself, for a reason known to be its own, before any rank ran."""
+        if self.was_started_anew or self.ranks or not self.engine.code or self._is_ending() or self.interrupted_by:
+            return False
+        self.engine.finish()  # whose last words may be the reason
+        if not self.has_stumbled:
+            return False
+        self.was_started_anew = True
+        self.terminal.say(f"{self.engine.name} ended before any rank ran, as it said; it is started once more.")
+        self.engine.start_anew(self.selector)
+        return True
 
     def _end(self) -> None:
         """Asks every rank to end: its supervisor does so when the agent closes its socket, and kills after 3 s."""
         if self.kill_at == float("inf"):
             self.kill_at = time.monotonic() + SECONDS_TO_KILL + 1.0
             for agent in self.agents:
-                agent.send(do="end")
+                agent.send({"do": "end"})
         self.end_at = float("inf")
 
     def _kill(self) -> None:
         """Kills whatever is left of the job, on every host."""
         for agent in self.agents:
-            agent.send(do="kill")
-        if self.engine.poll() is None:
-            kill_group(self.engine.pid)
+            agent.send({"do": "kill"})
+        self.engine.kill()
         for rank in self.ranks.values():
             rank.is_connected = False
         self.kill_at = float("inf")
 
+    def _hang_up(self, stop_beating: Callable[[], None]) -> None:
+        stop_beating()
+        for agent in self.agents:
+            agent.close()
+
     def _drain(self) -> None:
         """Reads what is still under way from agents and engine, without waiting for processes that keep pipes open."""
-        self.engine.wait()
         deadline = time.monotonic() + SECONDS_TO_KILL
+        with selectors.DefaultSelector() as selector:  # all at a time: none waits for long with what it has to hand in
+            for agent in filter(lambda agent: agent.is_open, self.agents):
+                selector.register(agent.stdout, selectors.EVENT_READ, agent)
+            while selector.get_map() and time.monotonic() < deadline:
+                for key, _ in selector.select(max(0.0, deadline - time.monotonic())):
+                    self._take_all(key.data)
+                    deadline = time.monotonic() + SECONDS_TO_KILL  # a result may be large, and its network slow
+                    if not key.data.is_open:
+                        selector.unregister(key.fileobj)
         for agent in self.agents:
-            while agent.is_open and time.monotonic() < deadline:
-                for facts, data in agent.news():
-                    self._take(facts, data, agent)
-                if agent.is_open:
-                    wait_readable(agent.process.stdout, deadline)
             if agent.is_open:
                 kill_group(agent.process.pid)
             agent.process.wait()
-        for descriptor in list(self.engine_streams):
-            while self._read_engine(descriptor):
-                pass
-        for lines in self.engine_streams.values():
-            lines.close()
+        self.engine.finish()
         for rank in self.ranks.values():
-            for lines in rank.streams.values():
-                lines.close()
+            for stream in rank.streams.values():
+                stream.close()
+        for writes in self._writing():
+            writes.finish(self._patience)
+
+    def _patience(self) -> Patience:
+        if self.interrupted_by:
+            return PATIENCE["stopped"]
+        return PATIENCE["ended well" if all(rank.outcome == 0 for rank in self.ranks.values()) else "failed"]
 
     def _conclude(self) -> int:
         """Says how the job ended, the first cause last, and returns the exit code."""
+        for loss in self._losses():
+            self.terminal.say(f"{loss.place}: {loss}.")
         if self.interrupted_by:
-            self.terminal.say(f"stopped by {signal.Signals(self.interrupted_by).name}; all ranks have ended.")
+            by = signal.Signals(self.interrupted_by).name
+            left = describe_remains(self.ranks.values(), self.strays)
+            self.terminal.say(f"stopped by {by}; {left}" if left else f"stopped by {by}; all ranks have ended.")
             return 128 + self.interrupted_by
         for rank in self.ranks.values():
             rank.hear_abort()
         first = first_cause(self.ranks.values())
+        if left := describe_remains(self.ranks.values(), self.strays):
+            self.terminal.say(left)
+        if first is None or first.is_a_victim:
+            host = host_without_engine(self.ranks.values(), self.hosts_without_daemon)
+            if host:
+                return self._explain_lost_engine(host)
         if first is not None:
             self._explain(first)
             if self.plan.function_folder:
-                leave_private(Path(self.plan.function_folder, "first"), str(first.number).encode())
+                self._keep("first", str(first.number).encode())
             return first.failure if first.failure > 0 else 128 - first.failure
         if self.lost_hosts:
-            self.terminal.say(f"host {', '.join(self.lost_hosts)}: the connection was lost, so the job has ended. "
-                              "The machine may be down, or the network between.")
+            self.terminal.say(
+                f"host {', '.join(self.lost_hosts)}: the connection was lost, so the job has ended. "
+                "The machine may be down, or the network between."
+            )
             return 1
         if not self.ranks:
-            raise LaunchError(f"{self.installation.engine.NAME} could not start the ranks: "
-                              f"{shlex.join(command_line(self.plan, self.installation, self.socket))}\n"
-                              f"ended with code {self.engine.returncode}. Its words stand above.")
+            raise LaunchError(
+                f"{self.engine.name} could not start the ranks: {shlex.join(self.engine.line)}\n"
+                f"ended with code {self.engine.code}. See its output above."
+            )
+        if self.results_lost.lines:
+            self.terminal.say(
+                f"folder '{self.plan.function_folder}': the ranks' results must have room there, but: "
+                f"{self.results_lost.reason}. Make room, or name another place with TMPDIR."
+            )
+            return 1
         if all(rank.outcome == 0 for rank in self.ranks.values()) and len(self.ranks) == self.plan.ranks:
             return 0
         return self._explain_engine()
 
+    def _explain_lost_engine(self, host: str) -> int:
+        """Says that the program which the engine keeps beside the ranks of a host was killed, and returns the exit code."""
+        name, code = self.engine.name, self.engine.code or 0
+        itself = " itself" if code < 0 else ""
+        self.terminal.say(
+            f"host {host}: {name}{itself} has ended there while its ranks still ran, so the job has ended. "
+            "Somebody has killed it, or the kernel, when memory ran out."
+        )
+        return 128 - code if code < 0 else code or 1
+
     def _explain_engine(self) -> int:
         """Says why the engine ended ranks that had not failed, and returns the exit code."""
-        name, code = self.installation.engine.NAME, self.engine.returncode
+        name, code = self.engine.name, self.engine.code or 0
         ended = any(rank.outcome for rank in self.ranks.values())
-        left = self._ranks_that_returned_0()
+        left = _numbers(rank for rank in self.ranks.values() if rank.outcome == 0)
         if ended and left:
-            self.terminal.say(f"rank {left} left with exit code 0, but without ending MPI and while other ranks still "
-                              f"ran; {name} then ended these.")
+            self.terminal.say(
+                f"rank {left} left with exit code 0, but without {self.engine.good_end} and while other ranks still "
+                f"ran; {name} then ended these."
+            )
             return 1
         if ended or code:
             self.terminal.say(f"{name} ended the job with code {code}, as MPI_Abort and a lost host make it do.")
         return max(code, int(ended)) if code >= 0 else 128 - code
 
-    def _ranks_that_returned_0(self) -> str:
-        """Their numbers, for people."""
-        return ", ".join(str(rank.number) for rank in self.ranks.values() if rank.outcome == 0)
-
     def _explain(self, first: Rank) -> None:
         """Names the first failing rank, and repeats its last words if others have spoken since."""
-        if first.was_ended_for_a_peer and (left := self._ranks_that_returned_0()):
-            self.terminal.say(f"rank {left} left with exit code 0 before that, perhaps without ending MPI.")
+        alike = failed_alike(self.ranks.values(), first)
         words = first.streams.get(2)
-        repeat = words is not None and words.kept and words.last_line != self.terminal.lines
-        self.terminal.say(first.describe_failure() + ("; it ended with:" if repeat else "."))
-        for line in words.ending() if repeat else []:
+        last: list[bytes] = []
+        if words is not None and words.kept and (words.last_line != self.terminal.lines or self._losses()):
+            last = words.ending()
+        also = "".join(f", {rank.describe_place()} too" for rank in alike)
+        self.terminal.say(first.describe_failure() + also + ("; it ended with:" if last else "."))
+        for line in last:
             self.terminal.write_line(2, line)
+        if first.waited_for:
+            absent = ", ".join(self.ranks[number].describe_place() for number in first.waited_for)
+            self.terminal.say(
+                f"{absent} ended with exit code 0 before it called init(), where the other ranks waited for it; these then "
+                f"failed. {LET_ALL_COME}"
+            )
+            return
+        left = _numbers(left_before(self.ranks.values(), first))
+        if left and first.was_ended_for_a_peer:  # whose own report may be late, and tells nothing of the order
+            self.terminal.say(f"rank {left} left with exit code 0 before that, perhaps without {self.engine.good_end}.")
+        elif left:
+            self.terminal.say(
+                f"rank {left} left with exit code 0, but without {self.engine.good_end} and while other ranks still "
+                "ran; these then failed."
+            )
 
 
-class EngineStream:
-    """The engine's own stdout (1) or stderr (2)."""
-
-    def __init__(self, job: Job, stream: int):
-        self.job = job
-        self.stream = stream
-        self._partial = b""
-
-    def feed(self, data: bytes) -> None:
-        """Takes bytes as they come and passes them on line by line."""
-        *lines, self._partial = (self._partial + data).split(b"\n")
-        for line in lines:
-            self._pass_on(line)
-
-    def close(self) -> None:
-        """Passes on a last line that had no end."""
-        if self._partial:
-            self._pass_on(self._partial)
-        self._partial = b""
-
-    def _pass_on(self, line: bytes) -> None:
-        # Once a rank's failure is known, the engine's own account of it only hides the cause.
-        known = any(rank.outcome for rank in self.job.ranks.values()) or self.job.interrupted_by or self.job.lost_hosts
-        if self.job.plan.verbose or not (known or HARMLESS_WORDS.search(line)):
-            self.job.terminal.write_line(self.stream, line)
+def _numbers(ranks: Iterable[Rank]) -> str:
+    """For people."""
+    return ", ".join(str(rank.number) for rank in ranks)
 
 
 def command_line(plan: Plan, installation: Installation, socket_name: str) -> list[str]:
     """The engine's whole command line."""
     engine = installation.engine
-    return [*engine.command_line(installation.program, plan), sys.executable, "-I", "-S", str(RANK_PROGRAM),
-            socket_name, ",".join(engine.RANK_VARIABLES), "--", *plan.command]
+    return [
+        *engine.command_line(installation.program, plan),
+        sys.executable,
+        "-I",
+        "-S",
+        str(RANK_PROGRAM),
+        socket_name,
+        ",".join(engine.RANK_VARIABLES),
+        "--",
+        *plan.command,
+    ]
 
 
 def leave_private(path: Path, data: bytes) -> None:
     """Writes a file for this user alone."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(data)
-
-
-def wait_readable(stream, deadline: float) -> None:
-    """Waits until a stream has something to read, or the deadline."""
-    with selectors.DefaultSelector() as selector:
-        selector.register(stream, selectors.EVENT_READ)
-        selector.select(max(0.0, deadline - time.monotonic()))

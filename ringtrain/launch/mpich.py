@@ -7,10 +7,11 @@ import shlex
 from collections.abc import Sequence
 
 from ringtrain.launch.plan import Plan
-from ringtrain.launcher import SLURM_PLUGINS
+from ringtrain.launcher import SLURM_PLUGINS, UCX_SETTINGS
 
 NAME = "MPICH"
 PROGRAMS = ("mpiexec.hydra", "mpiexec.mpich", "mpiexec")
+WORDS_OF_PROGRAMS = ("HYDRA", "MPICH", "Intel(R) MPI", "MVAPICH")  # some of them are in what `mpiexec --version` says
 SLURM_PLUGIN = SLURM_PLUGINS[NAME]
 # Where a rank finds its rank, the number of ranks, and both within its host.
 RANK_VARIABLES = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
@@ -42,12 +43,16 @@ def of_host(interfaces: Sequence[str], rdma_ports: Sequence[str]) -> dict[str, s
 def environment(plan: Plan, networks: Sequence[str] = ()) -> dict[str, str]:
     """Settings of the library and of its daemons for this plan; what the user has set wins."""
     # UCX warns of each message that a failed rank has not received, which only hides the cause.
-    settings = {} if plan.verbose else {"UCX_LOG_LEVEL": "error"}
+    settings = dict(UCX_SETTINGS) if plan.verbose else {**UCX_SETTINGS, "UCX_LOG_LEVEL": "error"}
     if plan.has_remote_hosts:
         settings["HYDRA_LAUNCHER_EXTRA_ARGS"] = shlex.join(plan.ssh.options)
     first, last = plan.ports
     if first:
-        settings |= {"MPIEXEC_PORT_RANGE": f"{first}:{last}", "MPIR_CVAR_CH3_PORT_RANGE": f"{first}:{last}",
-                     "UCX_TCP_PORT_RANGE": f"{first}-{last}",
-                     "FI_TCP_PORT_LOW_RANGE": str(first), "FI_TCP_PORT_HIGH_RANGE": str(last)}
+        settings |= {
+            "MPIEXEC_PORT_RANGE": f"{first}:{last}",
+            "MPIR_CVAR_CH3_PORT_RANGE": f"{first}:{last}",
+            "UCX_TCP_PORT_RANGE": f"{first}-{last}",
+            "FI_TCP_PORT_LOW_RANGE": str(first),
+            "FI_TCP_PORT_HIGH_RANGE": str(last),
+        }
     return settings

@@ -33,10 +33,14 @@ class Address:
 
 @dataclass(frozen=True)
 class Chosen:
-    """What carries the tensors: networks, and each host's interfaces to them, by its name; and its ports of InfiniBand."""
+    """What carries the tensors: networks, and each host's interfaces to them, by its name.
+
+    addresses: those of each host in these networks, in their order. rdma_ports: each host's ports of InfiniBand.
+    """
 
     networks: tuple[str, ...]
     interfaces: Mapping[str, tuple[str, ...]]
+    addresses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     rdma_ports: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
@@ -50,6 +54,13 @@ def is_ipv6(networks: Sequence[str]) -> bool:
     return any(":" in network for network in networks)
 
 
+def names_loopback(interfaces: Sequence[str]) -> bool:
+    """Whether --network-interfaces names the loopback, or a network of it, over which the ranks of one host may talk."""
+    return any(
+        name == "lo" or ("/" in name and ipaddress.ip_network(name, strict=False).is_loopback) for name in interfaces
+    )
+
+
 # (from, to, address) -> "" if the host `from` reached the host `to` at the address, else why not
 Reached = Mapping[tuple[str, str, str], str]
 
@@ -61,8 +72,10 @@ def choose(addresses: Mapping[str, Sequence[Address]], reached: Reached) -> Chos
     them, so that several links are used; without one, all addresses that are reached from everywhere, as between routed
     networks.
     """
-    useful = {host: [address for address in own if _is_reached_by_all(host, address, addresses, reached)]
-              for host, own in addresses.items()}
+    useful = {
+        host: [address for address in own if _is_reached_by_all(host, address, addresses, reached)]
+        for host, own in addresses.items()
+    }
     for version in (4, 6):
         of_version = {host: [address for address in own if address.version == version] for host, own in useful.items()}
         if all(of_version.values()):
@@ -77,11 +90,17 @@ def _shared(useful: Mapping[str, Sequence[Address]]) -> Chosen:
     networks: list[str] = []
     interfaces: dict[str, set[str]] = {host: set() for host in useful}
     for network in sorted(common or {address.network for own in useful.values() for address in own}):
-        its = {host: {address.interface for address in own if address.network == network} for host, own in useful.items()}
+        its = {
+            host: {address.interface for address in own if address.network == network} for host, own in useful.items()
+        }
         if any(its[host] - interfaces[host] for host in useful):
             networks.append(network)
             interfaces = {host: names | its[host] for host, names in interfaces.items()}
-    return Chosen(tuple(networks), {host: tuple(sorted(names)) for host, names in interfaces.items()})
+    addresses = {
+        host: tuple(address.address for network in networks for address in own if address.network == network)
+        for host, own in useful.items()
+    }
+    return Chosen(tuple(networks), {host: tuple(sorted(names)) for host, names in interfaces.items()}, addresses)
 
 
 def _is_reached_by_all(host: str, address: Address, addresses: Mapping[str, object], reached: Reached) -> bool:
@@ -90,20 +109,29 @@ def _is_reached_by_all(host: str, address: Address, addresses: Mapping[str, obje
 
 def _explain(host: str, addresses: Mapping[str, Sequence[Address]], reached: Reached) -> str:
     if not addresses[host]:
-        return (f"host '{host}': it must have a network interface with an address that --network-interfaces allows, "
-                "but has none.")
+        return (
+            f"host '{host}': it must have a network interface with an address that --network-interfaces allows, "
+            "but has none."
+        )
     tried = []
     for address in addresses[host]:
-        other, why = next((other, reached[other, host, address.address]) for other in addresses
-                          if other != host and reached[other, host, address.address])
+        other, why = next(
+            (other, reached[other, host, address.address])
+            for other in addresses
+            if other != host and reached[other, host, address.address]
+        )
         tried.append(f"from {other} at {address.address} ({address.interface}): {why}")
         blocked = other, address.address
-    return (f"host '{host}': every other host must reach it, but none of its addresses answers to all: "
-            f"{'; '.join(tried)}. Open the firewall between them (--port-range names the ports), or name the right "
-            f"interface with --network-interfaces. To see it: ssh {blocked[0]} ping -c 1 {blocked[1]}")
+    return (
+        f"host '{host}': every other host must reach it, but none of its addresses answers to all: "
+        f"{'; '.join(tried)}. Open the firewall between them (--port-range names the ports), or name the right "
+        f"interface with --network-interfaces. To see it: ssh {blocked[0]} ping -c 1 {blocked[1]}"
+    )
 
 
 def _explain_versions(useful: Mapping[str, Sequence[Address]]) -> str:
     listed = "; ".join(f"{host}: {', '.join(address.address for address in own)}" for host, own in useful.items())
-    return (f"hosts '{','.join(useful)}': all must have an IPv4 address that the others reach, or all an IPv6 address, but "
-            f"some have only the one and some the other ({listed}). Give all of them addresses of one kind.")
+    return (
+        f"hosts '{','.join(useful)}': all must have an IPv4 address that the others reach, or all an IPv6 address, but "
+        f"some have only the one and some the other ({listed}). Give all of them addresses of one kind."
+    )

@@ -6,15 +6,17 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ringtrain.launch.authority import Rules
 from ringtrain.launch.hosts import Host
-from ringtrain.launch.reach import Ssh
+from ringtrain.launch.shells import Ssh
 
 # Of this machine, this login or this shell; and CUDA_VISIBLE_DEVICES means other devices elsewhere.
 NOT_FORWARDED = ("BASH_FUNC_", "CUDA_VISIBLE_DEVICES", "DBUS_", "DISPLAY", "HOME", "HOSTNAME", "LOGNAME", "MAIL", "OLDPWD",
                  "PWD", "SHELL", "SHLVL", "SSH_", "TMPDIR", "USER", "WAYLAND_", "XDG_")  # fmt: skip
 # The engine gives each rank its own; those of a job that the launcher itself is part of would stand in their way.
 OF_THE_ENGINE = ("OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "PMI_", "PMIX_RANK", "PMIX_NAMESPACE", "PMIX_SERVER_", "MPI_LOCAL",
-                 "HYDI_", "SLURM_PROCID", "SLURM_LOCALID")  # fmt: skip
+                 "HYDI_", "SLURM_PROCID", "SLURM_LOCALID", "RINGTRAIN_RANK", "RINGTRAIN_SIZE", "RINGTRAIN_LOCAL_",
+                 "RINGTRAIN_SLOTS", "RINGTRAIN_LISTEN", "RINGTRAIN_ELASTIC")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class Plan:
         function_folder: where `ringtrain.run` has put a function, and wants what the ranks leave; "" for a command.
         shares_gpus: whether a host may have more ranks than GPUs that they see.
         engine_arguments: of --mpi-args and --binding-args, for the engine's command line.
+        elastic: the rules of a job whose number of ranks may change, `ranks` at most; None for a fixed one.
+        by_srun: whether srun starts what runs on the hosts. by_mpirun: whether --mpi asks for mpirun there.
     """
 
     command: list[str]
@@ -38,7 +42,7 @@ class Plan:
     verbose: bool = False
     settings: Mapping[str, str] = field(default_factory=dict)
     exported: Mapping[str, str] = field(default_factory=dict)
-    ssh: Ssh = Ssh()
+    ssh: Ssh = field(default_factory=Ssh)
     start_seconds: float = 30.0
     interfaces: tuple[str, ...] = ()
     ports: tuple[int, int] = (0, 0)
@@ -48,7 +52,9 @@ class Plan:
     engine_arguments: tuple[str, ...] = ()
     binding_arguments: tuple[str, ...] = ()
     by_srun: bool = False
+    by_mpirun: bool = False
     shares_gpus: bool = False
+    elastic: Rules | None = None
     cores: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
     as_root: bool = field(default_factory=lambda: os.geteuid() == 0)
 

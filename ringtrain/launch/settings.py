@@ -5,11 +5,14 @@ They are Horovod's, so that its job scripts keep working, as is the YAML of --co
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import click
+
+LONGEST_SECONDS = 1e9  # of any wait: 30 years
 
 
 class ConfigError(ValueError):
@@ -35,37 +38,97 @@ class Setting:
         return self.flags[0].split("/")[0].lstrip("-").replace("-", "_")
 
 
+class Number(click.FloatRange):
+    """A number within a range; neither "nan" nor "inf", which Python reads as numbers too."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Reads it. Raises click.BadParameter."""
+        refuse_no_number(self, float, "number", value, param, ctx)
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        return number
+
+
+class NumberOfRanks(click.ParamType):
+    """N, or MIN:MAX of an elastic job: the pair of both."""
+
+    name = "ranks"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+        """Reads it. Raises click.BadParameter."""
+        if isinstance(value, tuple):
+            return value
+        least, colon, most = str(value).partition(":")
+        minimum = WholeNumber(min=1).convert(least, param, ctx)
+        maximum = WholeNumber(min=1).convert(most, param, ctx) if colon else minimum
+        if maximum < minimum:
+            self.fail(f"{value!r} is not MIN:MAX: MAX must be {minimum} at least.", param, ctx)
+        return minimum, maximum
+
+
+class WholeNumber(click.IntRange):
+    """A whole number within a range."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Reads it. Raises click.BadParameter."""
+        refuse_no_number(self, int, "integer", value, param, ctx)
+        return super().convert(value, param, ctx)
+
+
+def refuse_no_number(
+    kind: click.FloatRange | click.IntRange,
+    read: Callable[[Any], object],
+    sort: str,
+    value: Any,
+    param: click.Parameter | None,
+    ctx: click.Context | None,
+) -> None:
+    """Raises click.BadParameter with the range in words, which click knows for numbers alone."""
+    try:
+        read(value)
+    except (TypeError, ValueError):
+        least = "" if kind.min is None else f" of at least {kind.min:g}"
+        most = "" if kind.max is None else f", and at most {kind.max:g}"
+        kind.fail(f"{value!r} is not a valid {sort}: it must be one{least}{most}.", param, ctx)
+
+
 def _to(variable: str, convert: Callable[[Any], object] = lambda value: value) -> Callable[[Any], dict[str, str]]:
     return lambda value: {variable: str(convert(value))}
 
 
 LEVELS = {"TRACE": "debug", "DEBUG": "debug", "INFO": "info", "WARNING": "warning", "ERROR": "error", "FATAL": "error"}
 SETTINGS = (
-    Setting(("--fusion-threshold-mb",), click.FloatRange(min=0), "most MB of tensors that are fused; 0 turns it off",
+    Setting(("--fusion-threshold-mb",), Number(0, 1 << 20), "most MB of tensors that are fused; 0 turns it off",
             _to("RINGTRAIN_FUSION_THRESHOLD_BYTES", lambda mb: int(mb * (1 << 20))), ("params", "fusion_threshold_mb")),
-    Setting(("--cache-capacity",), click.IntRange(min=0), "names in the response cache; 0 turns it off",
+    Setting(("--cache-capacity",), WholeNumber(min=0), "names in the response cache; 0 turns it off",
             _to("RINGTRAIN_CACHE_CAPACITY"), ("params", "cache_capacity")),
     Setting(("--hierarchical-allreduce/--no-hierarchical-allreduce",), click.BOOL,
             "shared memory in each host and a ring across them, whatever the layout",
             lambda on: {"RINGTRAIN_ALGORITHM": "hierarchical" if on else "auto"}, ("params", "hierarchical_allreduce")),
-    Setting(("--timeline-filename",), click.Path(dir_okay=False), "a Chrome/Perfetto trace of each rank",
+    Setting(("--timeline-filename",), click.Path(dir_okay=False), "a Chrome/Perfetto trace of rank 0, and one of each other rank beside it",
             _to("RINGTRAIN_TIMELINE"), ("timeline", "filename")),
+    Setting(("--timeline-mark-cycles/--no-timeline-mark-cycles",), click.BOOL, "mark the beginning of each batch in the trace",
+            lambda on: {"RINGTRAIN_TIMELINE_MARK_CYCLES": "1"} if on else {}, ("timeline", "mark_cycles")),
     Setting(("--stall-check/--no-stall-check",), click.BOOL, "report operations that some ranks do not submit (on)",
             lambda on: {} if on else {"RINGTRAIN_STALL_WARNING_SECONDS": "86400", "RINGTRAIN_STALL_ABORT_SECONDS": "0"},
             ("stall_check", "enabled")),
-    Setting(("--stall-check-warning-time-seconds",), click.FloatRange(min=0.01), "after how long",
+    Setting(("--stall-check-warning-time-seconds",), Number(0.01, LONGEST_SECONDS), "after how long",
             _to("RINGTRAIN_STALL_WARNING_SECONDS"), ("stall_check", "warning_time_seconds")),
-    Setting(("--stall-check-shutdown-time-seconds",), click.FloatRange(min=0), "after how long they fail; 0: never",
+    Setting(("--stall-check-shutdown-time-seconds",), Number(0, LONGEST_SECONDS), "after how long they fail; 0: never",
             _to("RINGTRAIN_STALL_ABORT_SECONDS"), ("stall_check", "shutdown_time_seconds")),
     Setting(("--log-level",), click.Choice(list(LEVELS), case_sensitive=False), "of the ranks' logger",
             _to("RINGTRAIN_LOG_LEVEL", lambda level: LEVELS[level.upper()]), ("logging", "level")),
-    Setting(("--num-nccl-streams",), click.IntRange(1, 8), "communicators of NCCL, which batches use in turn (1)",
+    Setting(("--num-nccl-streams",), WholeNumber(1, 8), "communicators of NCCL, which batches use in turn (1)",
             _to("RINGTRAIN_NCCL_COMMUNICATORS"), ("library_options", "num_nccl_streams")),
+    Setting(("--transport",), click.Choice(["auto", "mpi", "tcp"]),
+            "MPI or TCP between the ranks; auto: MPI if several hosts all have RDMA, and one is installed",
+            _to("RINGTRAIN_TRANSPORT"), ("library_options", "transport")),
     Setting(("--tcp",), click.BOOL, "let NCCL leave InfiniBand alone",
             lambda on: {"NCCL_IB_DISABLE": "1"} if on else {}, ("library_options", "tcp")),
 )  # fmt: skip
 
-# Flags with no meaning here, and why. Those in the first table take a value.
+# Flags with no meaning here, and why. Those in the first table take a value, those in the second one two.
 _NO_CYCLE = "there is no cycle: an operation starts when all ranks have submitted it"
 _NO_AUTOTUNE = "nothing is tuned at run time, as the order of additions would change with it"
 _NO_ELASTIC = "the number of ranks does not change during a run"
@@ -74,17 +137,19 @@ WITHOUT_MEANING = {
     "--cycle-time-ms": _NO_CYCLE, "--autotune-log-file": _NO_AUTOTUNE, "--autotune-warmup-samples": _NO_AUTOTUNE,
     "--autotune-steps-per-sample": _NO_AUTOTUNE, "--autotune-bayes-opt-max-samples": _NO_AUTOTUNE,
     "--autotune-gaussian-process-noise": _NO_AUTOTUNE, "--min-np": _NO_ELASTIC, "--min-num-proc": _NO_ELASTIC,
-    "--max-np": _NO_ELASTIC, "--max-num-proc": _NO_ELASTIC, "--slots-per-host": "the hosts have their slots by name",
-    "--elastic-timeout": _NO_ELASTIC, "--reset-limit": _NO_ELASTIC,
+    "--max-np": _NO_ELASTIC, "--max-num-proc": _NO_ELASTIC, "--elastic-timeout": _NO_ELASTIC, "--reset-limit": _NO_ELASTIC,
     "--thread-affinity": "the thread that communicates runs where there is room",
     "--gloo-timeout-seconds": "Gloo is not used",
 }  # fmt: skip
+PAIRS_WITHOUT_MEANING = {"--blacklist-cooldown-range": _NO_ELASTIC}
+OF_ELASTIC_JOBS = (  # which have one with --elastic
+    "--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--elastic-timeout", "--reset-limit", "--blacklist-cooldown-range",
+)  # fmt: skip
 SWITCHES_WITHOUT_MEANING = {
-    "--disable-cache": "no check is remembered", "--gloo": "the ranks find each other by MPI",
+    "--disable-cache": "no check is remembered", "--gloo": "Gloo is not used; for hosts without MPI there is --transport tcp",
     "--jsrun": "jsrun is not known; mpirun or srun starts the ranks",
     "--hierarchical-allgather/--no-hierarchical-allgather": _ONE_ALGORITHM,
     "--torus-allreduce/--no-torus-allreduce": _ONE_ALGORITHM, "--autotune/--no-autotune": _NO_AUTOTUNE,
-    "--timeline-mark-cycles/--no-timeline-mark-cycles": _NO_CYCLE,
     "--mpi-threads-disable/--no-mpi-threads-disable": "user threads may always call MPI",
     "--log-with-timestamp": "Python's logging decides", "--log-without-timestamp": "Python's logging decides",
     "--log-hide-timestamp/--no-log-hide-timestamp": "Python's logging decides",
@@ -93,7 +158,7 @@ SWITCHES_WITHOUT_MEANING = {
 KEYS_WITHOUT_MEANING = {
     ("params", "cycle_time_ms"), ("params", "hierarchical_allgather"), ("params", "torus_allreduce"),
     ("autotune", "enabled"), ("autotune", "log_file"), ("autotune", "warmup_samples"), ("autotune", "steps_per_sample"),
-    ("autotune", "bayes_opt_max_samples"), ("autotune", "gaussian_process_noise"), ("timeline", "mark_cycles"),
+    ("autotune", "bayes_opt_max_samples"), ("autotune", "gaussian_process_noise"),
     ("library_options", "mpi_threads_disable"),
     ("library_options", "thread_affinity"), ("library_options", "gloo_timeout_seconds"), ("logging", "with_timestamp"),
 }  # fmt: skip
@@ -108,24 +173,32 @@ def read_config(text: str, path: str) -> tuple[dict[str, Any], list[str]]:
 
     try:
         sections = yaml.safe_load(text) or {}
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # the others from numbers, dates and depths that YAML lets pass
+    except (
+        yaml.YAMLError,
+        ValueError,
+        RecursionError,
+    ) as error:  # the others from numbers, dates and depths that YAML lets pass
         raise ConfigError(f"config file '{path}': it must be YAML, but {' '.join(str(error).split())}.") from None
     if not isinstance(sections, dict):
         raise ConfigError(f"config file '{path}': expected sections such as 'params:', but found {sections!r}.")
     by_place = {setting.place: setting for setting in SETTINGS}
-    values, idle = {}, []
+    values: dict[str, Any] = {}
+    idle = []
     for section, keys in sections.items():
         if section == "controller":
             continue  # MPI, always
-        for key, value in (keys if isinstance(keys, Mapping) else {None: keys}).items():
+        pairs: Mapping[Any, Any] = keys if isinstance(keys, Mapping) else {None: keys}
+        for key, value in pairs.items():
             if (section, key) in KEYS_WITHOUT_MEANING:
                 idle.append(f"{section}.{key}")
             elif (section, key) in by_place:
                 setting = by_place[section, key]
                 values[setting.name] = _converted(setting, value, path)
             else:
-                raise ConfigError(f"config file '{path}': '{section}.{key}' is no setting. Those with a meaning are "
-                                  f"{', '.join(map('.'.join, by_place))}.")
+                raise ConfigError(
+                    f"config file '{path}': '{section if key is None else f'{section}.{key}'}' is no setting. Those with a meaning are "
+                    f"{', '.join(map('.'.join, by_place))}."
+                )
     return values, idle
 
 
@@ -134,3 +207,14 @@ def _converted(setting: Setting, value: object, path: str) -> object:
         return setting.kind.convert(value, None, None)
     except click.BadParameter as error:
         raise ConfigError(f"config file '{path}': {'.'.join(setting.place)}: {error.message}") from None
+
+
+def once(_context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> str | None:
+    """A callback of a flag that names hosts: with two of them nobody could tell whether they are to be joined."""
+    if len(values) > 1:
+        given = " and ".join(f"'{value}'" for value in values)
+        raise click.UsageError(
+            f"{parameter.opts[0]}: it must be given once, but is given {len(values)} times: {given}. Name all hosts in one of "
+            "them."
+        )
+    return values[0] if values else None

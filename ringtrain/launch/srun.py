@@ -30,8 +30,10 @@ def find_hosts(environment: Mapping[str, str]) -> list[Host]:
     listed = environment.get("SLURM_JOB_NODELIST", "")
     shown = subprocess.run(["scontrol", "show", "hostnames", listed], capture_output=True, text=True)
     if shown.returncode or not shown.stdout.split():
-        raise HostsError(f"SLURM_JOB_NODELIST '{listed}': scontrol must be able to list its hosts, but says: "
-                         f"{shown.stderr.strip() or 'nothing'}. Name the hosts with -H.")
+        raise HostsError(
+            f"SLURM_JOB_NODELIST '{listed}': scontrol must be able to list its hosts, but says: "
+            f"{shown.stderr.strip() or 'nothing'}. Name the hosts with -H."
+        )
     names = shown.stdout.split()
     tasks = environment.get("SLURM_TASKS_PER_NODE") or f"1(x{len(names)})"
     return parse_slurm(names, tasks)
@@ -54,16 +56,27 @@ def choose_plugin(library: Installation, listed: str) -> str:
     wanted = library.engine.SLURM_PLUGIN
     if wanted in re.findall(r"\w+", listed):
         return wanted
-    raise LaunchError(f"Slurm's srun: it must have the plug-in '{wanted}' to connect ranks of {library.engine.NAME}, but it "
-                      f"lists: {' '.join(listed.split()) or 'nothing'}. Let mpirun start the ranks, with --mpi, or install "
-                      "Slurm's plug-in.")
+    raise LaunchError(
+        f"Slurm's srun: it must have the plug-in '{wanted}' to connect ranks of {library.engine.NAME}, but it "
+        f"lists: {' '.join(listed.split()) or 'nothing'}. Let mpirun start the ranks, with --mpi, or install "
+        "Slurm's plug-in."
+    )
 
 
 def command_line(srun: str, plan: Plan) -> list[str]:
     """The engine's command, up to what each rank runs."""
     hosts = ",".join(host.name for host in plan.hosts)
-    return [srun, f"--ntasks={plan.ranks}", f"--nodes={len(plan.hosts)}", f"--nodelist={hosts}", "--distribution=block",
-            "--kill-on-bad-exit=1", "--overlap", *(plan.binding_arguments or ("--cpu-bind=none",)), *plan.engine_arguments]
+    return [
+        srun,
+        f"--ntasks={plan.ranks}",
+        f"--nodes={len(plan.hosts)}",
+        f"--nodelist={hosts}",
+        "--distribution=block",
+        "--kill-on-bad-exit=1",
+        "--overlap",
+        *(plan.binding_arguments or ("--cpu-bind=none",)),
+        *plan.engine_arguments,
+    ]
 
 
 def environment(plan: Plan, networks: Sequence[str] = ()) -> dict[str, str]:

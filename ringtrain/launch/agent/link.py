@@ -1,0 +1,67 @@
+"""The launcher's end, as the agent sees it: requests on stdin, answers and news on stdout."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+
+TYPE_CHECKING = False  # as typing has it, which takes milliseconds to import
+if TYPE_CHECKING:
+    from ringtrain.agent_protocol import Answer, RankNews, Request
+
+START_MARK = b"\x1eringtrain-agent\n"  # what a login shell prints stands before it
+SECONDS_TO_FINISH = 5.0  # in which the launcher must take something of what is left for it
+
+
+class Launcher:
+    """The launcher's end, over stdin and stdout."""
+
+    def __init__(self) -> None:
+        self.pending = bytearray()
+        self.unsent = bytearray()  # what the launcher has not taken yet
+        os.write(1, START_MARK)
+
+    def requests(self) -> list[Request]:
+        """The requests that have arrived by now; waits for one before the job. Raises EOFError if the launcher is gone."""
+        try:
+            data = os.read(0, 1 << 16)
+        except BlockingIOError:  # sshd may give one socket for both directions
+            return []
+        if not data:
+            raise EOFError
+        self.pending += data
+        if b"\n" not in data:  # a function of `ringtrain.run` may be large
+            return []
+        *lines, self.pending = self.pending.split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def tell(self, facts: Answer | RankNews, data: bytes | None = None) -> None:
+        """Sends facts, and bytes after them, as far as the launcher takes them now."""
+        sized = facts if data is None else {**facts, "bytes": len(data)}
+        self.unsent += json.dumps(sized).encode() + b"\n" + (data or b"")
+        self.flush()
+
+    def flush(self) -> None:
+        """Sends what there is, as far as the launcher takes it now. Raises OSError if it is gone."""
+        try:
+            while self.unsent:
+                del self.unsent[: os.write(1, self.unsent[: 1 << 16])]
+        except BlockingIOError:
+            pass
+
+    def finish(self) -> None:
+        """Sends the rest, as long as the launcher takes something. Raises OSError if it is gone, or takes nothing."""
+        waiting = select.poll()
+        waiting.register(1, select.POLLOUT)
+        while self.unsent:
+            if not waiting.poll(SECONDS_TO_FINISH * 1000):
+                raise TimeoutError
+            self.flush()
+
+
+def has_hung_up() -> bool:
+    """Whether the launcher has closed its end."""
+    watched = select.poll()
+    watched.register(0, select.POLLRDHUP)  # and POLLHUP, which is always told
+    return watched.poll(0) != []

@@ -1,0 +1,203 @@
+"""Which networks of a host reach other hosts: its addresses, a listener on each, and attempts to connect to those of others."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import struct
+import threading
+import time
+
+TYPE_CHECKING = False  # as typing has it, which takes milliseconds to import
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ringtrain.agent_protocol import Listening, Target
+
+SECONDS_TO_CONNECT = 3.0
+NONCE_BYTES = 16
+
+
+class Networks:
+    """Finds out which hosts can reach this one, by a listener on each of its addresses that says who it is."""
+
+    def __init__(self) -> None:
+        self.listeners: list[socket.socket] = []
+
+    def listen(self, nonce: str, ports: Sequence[int], interfaces: Sequence[str]) -> list[Listening]:
+        """Listens on every address that --network-interfaces allows; returns (interface, address, prefix length, port) of each."""
+        found: list[Listening] = []
+        for interface, address, prefix in ipv4_addresses() + ipv6_addresses():
+            listener = bind_within(address, ports) if is_allowed(interface, address, interfaces) else None
+            if listener is not None:
+                self.listeners.append(listener)
+                found.append((interface, address, prefix, listener.getsockname()[1]))
+        selector = selectors.DefaultSelector()
+        for listener in self.listeners:
+            listener.setblocking(False)
+            selector.register(listener, selectors.EVENT_READ, listener)
+        threading.Thread(target=self._answer, args=(selector, bytes.fromhex(nonce)), daemon=True).start()
+        return found
+
+    def close(self) -> None:
+        """Stops listening."""
+        for listener in self.listeners:
+            listener.close()
+        self.listeners = []
+
+    def _answer(self, selector: selectors.BaseSelector, nonce: bytes) -> None:
+        """Sends the nonce to whoever connects, and reads nothing."""
+        while self.listeners:
+            for key, _ in selector.select(1.0):
+                try:
+                    connection, _ = key.data.accept()
+                    with connection:
+                        connection.send(nonce)
+                except OSError:  # whoever it was has gone, or the test is over
+                    pass
+
+
+def is_allowed(interface: str, address: str, wanted: Sequence[str]) -> bool:
+    """Whether an interface, or a network that contains the address, is among those wanted; () for any."""
+    if not wanted or interface in wanted:
+        return True
+    import ipaddress  # takes milliseconds, and few jobs name networks
+
+    return any(
+        ipaddress.ip_address(address) in ipaddress.ip_network(name, strict=False) for name in wanted if "/" in name
+    )
+
+
+def ipv4_addresses() -> list[tuple[str, str, int]]:
+    """(interface, address, prefix length) of each interface that is up, but the loopback."""
+    import fcntl
+
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+
+        def ask(request: int, name: str) -> bytes:
+            return fcntl.ioctl(asked, request, struct.pack("256s", name.encode()))
+
+        for _, name in socket.if_nameindex():
+            try:
+                flags = struct.unpack("H", ask(0x8913, name)[16:18])[0]  # SIOCGIFFLAGS
+                address, mask = (ask(request, name)[20:24] for request in (0x8915, 0x891B))  # SIOCGIFADDR, -NETMASK
+            except OSError:  # no IPv4 address
+                continue
+            if flags & 1 and not flags & 8:  # up, and not the loopback
+                found.append((name, socket.inet_ntoa(address), bin(int.from_bytes(mask, "big")).count("1")))
+    return found
+
+
+def ipv6_addresses(table: str | os.PathLike[str] = "/proc/net/if_inet6") -> list[tuple[str, str, int]]:
+    """(interface, address, prefix length) of each IPv6 address that is good for more than one cable or this host."""
+    try:
+        with open(table) as file:  # address, number of the interface, prefix length, scope, flags, interface
+            rows = [line.split() for line in file]
+    except OSError:  # this kernel has no IPv6
+        return []
+    return [
+        (name, socket.inet_ntop(socket.AF_INET6, bytes.fromhex(address)), int(prefix, 16))
+        for address, _, prefix, scope, _, name in rows
+        if int(scope, 16) == 0
+    ]
+
+
+def rdma_ports(folder: str | os.PathLike[str] = "/sys/class/infiniband") -> list[str]:
+    """Ports of InfiniBand and its relatives, as UCX calls them: mlx5_0:1."""
+    return [
+        f"{device}:{port}"
+        for device in sorted(list_folder(folder))
+        for port in sorted(list_folder(os.path.join(folder, device, "ports")))
+    ]
+
+
+def list_folder(folder: str | os.PathLike[str]) -> list[str]:
+    """Names in a folder; none if it is not there."""
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def new_socket(address: str) -> socket.socket:
+    """A TCP socket of the address's family."""
+    return socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+
+
+def bind_within(address: str, ports: Sequence[int]) -> socket.socket | None:
+    """A listener on the address at a free port within (first, last); None if there is none."""
+    for port in range(ports[0], ports[1] + 1):
+        listener = new_socket(address)
+        try:
+            listener.bind((address, port))
+            listener.listen(1024)
+            return listener
+        except OSError:
+            listener.close()
+    return None
+
+
+def free_port(address: str, ports: Sequence[int]) -> int:
+    """A port that nobody listens on now, at any address of this host, for a program that will; 0 if there is none.
+
+    Within (first, last) it is the highest: the lowest ones are those that the ranks take, one after the other. If any
+    will do it is one that the system never chooses by itself, or a rank's own sockets could take it before the program.
+    """
+    candidates = list(range(ports[1], ports[0] - 1, -1)) if ports[1] else _ports_that_stay_free()
+    anywhere = "::" if ":" in address else "0.0.0.0"
+    for port in candidates:
+        if listener := bind_within(anywhere, (port, port)):
+            with listener:
+                return listener.getsockname()[1]
+    return 0
+
+
+def _ports_that_stay_free() -> list[int]:
+    first_chosen = first_port_chosen_by_system()
+    never_chosen = range(first_chosen // 2, first_chosen)
+    start = int.from_bytes(os.urandom(4), "little")
+    return [*(never_chosen[(start + each) % len(never_chosen)] for each in range(64)), 0]
+
+
+def first_port_chosen_by_system() -> int:
+    """The lowest port that the kernel gives to a socket that asks for any; 32768 on most machines."""
+    try:
+        with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
+            return int(file.read().split()[0])
+    except (OSError, ValueError, IndexError):
+        return 32768
+
+
+def connect_all(targets: Sequence[Target]) -> list[str]:
+    """Tries to connect to each (address, port, nonce) at once; for each "" if the right host answered, else why not."""
+    selector, results = selectors.DefaultSelector(), ["no answer"] * len(targets)
+    for index, (address, port, _) in enumerate(targets):
+        attempt = new_socket(address)
+        attempt.setblocking(False)
+        error = attempt.connect_ex((address, port))
+        if error in (0, 115):  # EINPROGRESS
+            selector.register(attempt, selectors.EVENT_READ, (index, attempt))
+        else:
+            results[index] = os.strerror(error)
+            attempt.close()
+    deadline = time.monotonic() + SECONDS_TO_CONNECT
+    while selector.get_map() and time.monotonic() < deadline:
+        for key, _ in selector.select(max(0.0, deadline - time.monotonic())):
+            index, attempt = key.data
+            results[index] = answer_of(attempt, bytes.fromhex(targets[index][2]))
+            selector.unregister(attempt)
+            attempt.close()
+    for key in list(selector.get_map().values()):
+        key.data[1].close()
+    return results
+
+
+def answer_of(connection: socket.socket, nonce: bytes) -> str:
+    """ "" if the peer sent this nonce, else what happened instead."""
+    try:
+        answer = connection.recv(NONCE_BYTES)
+    except OSError as error:
+        return os.strerror(error.errno or 0)
+    return "" if answer == nonce else "another host answered"

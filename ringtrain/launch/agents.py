@@ -1,0 +1,95 @@
+"""The launcher's own agents as the engine: each starts the ranks of its host. For jobs without an MPI; see `engine`.
+
+What this module has beside its class is what the modules of the MPIs' engines have, such as `openmpi`.
+"""
+
+from __future__ import annotations
+
+import selectors
+from collections.abc import Mapping, Sequence
+
+from ringtrain.agent_protocol import RankNews, Start
+from ringtrain.launch.output import EngineStream
+from ringtrain.launch.plan import OF_THE_ENGINE, Plan
+from ringtrain.launch.reach import Agent
+
+NAME = "ringtrainrun"
+# Where a rank finds its rank, the number of ranks, and both within its host: what its supervisor gives to it anyway.
+RANK_VARIABLES = ("RINGTRAIN_RANK", "RINGTRAIN_SIZE", "RINGTRAIN_LOCAL_RANK", "RINGTRAIN_LOCAL_SIZE")
+
+
+def owns(library_version: str) -> bool:
+    """Whether MPI_Get_library_version's text is of this engine: it has no MPI."""
+    return False
+
+
+def command_line(_program: str, _plan: Plan) -> list[str]:
+    """The engine's command, up to what each rank runs: there is none."""
+    return []
+
+
+def environment(plan: Plan, networks: Sequence[str] = ()) -> dict[str, str]:
+    """Settings for this plan; what the user has set wins."""
+    return {}
+
+
+class Agents:
+    """The agents of all hosts, which start a supervisor for each rank.
+
+    line: the supervisor's command line. words: where goes what supervisors say (2).
+    """
+
+    name = NAME
+    ends_ranks = False
+    good_end = "shutdown()"
+
+    def __init__(self, plan: Plan, line: Sequence[str], agents: Sequence[Agent], words: Mapping[int, EngineStream]):
+        self.line = line
+        self._size = plan.ranks
+        self._agents = agents
+        self._words = words[2]
+        self._left = {agent: agent.host.slots for agent in agents}  # supervisors that have not ended yet
+        self._code = 0  # the first that was none of success
+
+    def start(self, _selector: selectors.BaseSelector) -> None:
+        """Has each agent start the ranks of its host, which are numbered host by host."""
+        first = 0
+        for agent in self._agents:
+            agent.send(self._request(agent, first))
+            first += agent.host.slots
+
+    def _request(self, agent: Agent, first: int) -> Start:
+        """To start all ranks of a host, which are numbered from `first`."""
+        return {
+            "do": "start",
+            "line": list(self.line),
+            "first": first,
+            "count": agent.host.slots,
+            "size": self._size,
+            "without": list(OF_THE_ENGINE),
+        }
+
+    def start_anew(self, selector: selectors.BaseSelector) -> None:
+        """Is not asked for: no program stands between the agents and their ranks."""
+        raise NotImplementedError
+
+    def hear(self, facts: RankNews, agent: Agent) -> None:
+        """Takes what an agent says of the supervisors that it has started."""
+        if "supervisor" in facts:
+            self._left[agent] = self._left.get(agent, 1) - 1
+            self._code = self._code or facts["supervisor"]
+        if "words" in facts:
+            self._words.feed(facts["words"].encode())
+
+    @property
+    def code(self) -> int | None:
+        """0 or the first supervisor's that failed; None while one runs on a host that can be heard."""
+        return None if any(left and agent.is_open for agent, left in self._left.items()) else self._code
+
+    def kill(self) -> None:
+        """Waits for nobody any longer: an agent that is told to kill its ranks ends their supervisors too."""
+        self._left.clear()
+
+    def finish(self) -> None:
+        """Passes on what supervisors have said last."""
+        self._words.close()

@@ -1,0 +1,91 @@
+"""The authority of an elastic job, as the launcher drives it: events in, actions out. The core decides (`authority.h`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from ringtrain._native import as_text, ffi, lib, take_text
+from ringtrain.launch.hosts import Host
+
+SILENCE = 5.0  # seconds, of an agent that is another host's
+NOBODY = "0" * 32  # the uid of no process
+
+
+class Rules(NamedTuple):
+    """What the user has asked for.
+
+    Attributes:
+        minimum: ranks that a world must have.
+        wait: seconds below the minimum until the job ends.
+        first_pause: seconds until a rank is started again in a slot where one has failed; doubles from failure to failure.
+        reset_limit: worlds after the first; 0 for any number.
+    """
+
+    minimum: int
+    wait: float
+    first_pause: float
+    reset_limit: int
+
+
+class Action(NamedTuple):
+    """What is to be done: `kind` and the columns of `action_text.h`."""
+
+    kind: str
+    columns: list[str]
+
+
+class Authority:
+    """Numbers the worlds of a job on these hosts. Times are time.monotonic()."""
+
+    def __init__(self, hosts: Iterable[Host], rules: Rules, grace: float, now: float):
+        options = ffi.new("rt_authority_options *")
+        options.minimum, options.reset_limit = rules.minimum, rules.reset_limit
+        options.silence, options.grace, options.wait, options.first_pause = (
+            SILENCE,
+            grace,
+            rules.wait,
+            rules.first_pause,
+        )
+        lines = "\n".join(f"{host.name}|{host.slots}" for host in hosts)
+        made = lib.rt_authority_begin(as_text(lines), options, now)
+        if not made:
+            raise MemoryError
+        self._native = ffi.gc(made, lib.rt_authority_free)
+
+    def host_came(self, now: float, host: str) -> list[Action]:
+        """Its agent serves."""
+        return self._taken(lib.rt_authority_host_came(self._native, now, as_text(host)))
+
+    def host_lost(self, now: float, host: str, cause: str) -> list[Action]:
+        """The connection to its agent has ended."""
+        return self._taken(lib.rt_authority_host_lost(self._native, now, as_text(host), as_text(cause)))
+
+    def host_heard(self, now: float, host: str) -> list[Action]:
+        """Its agent has said something."""
+        return self._taken(lib.rt_authority_host_heard(self._native, now, as_text(host)))
+
+    def arrived(self, now: float, host: str, frame: str) -> list[Action]:
+        """A rank there has said this, in hexadecimal."""
+        return self._taken(lib.rt_authority_arrived(self._native, now, as_text(host), as_text(frame)))
+
+    def process_ended(self, now: float, host: str, slot: int, uid: str, code: int) -> list[Action]:
+        """The process in a slot has ended: exit code, -n for signal n."""
+        ended = lib.rt_authority_process_ended(self._native, now, as_text(host), slot, as_text(uid), code)
+        return self._taken(ended)
+
+    def tick(self, now: float) -> list[Action]:
+        """To be called at `next_timer`."""
+        return self._taken(lib.rt_authority_tick(self._native, now))
+
+    @property
+    def next_timer(self) -> float:
+        """When `tick` must be called; infinite once the job has ended."""
+        return float(lib.rt_authority_next_timer(self._native))
+
+    def _taken(self, lines: object) -> list[Action]:
+        if lines == ffi.NULL:
+            raise MemoryError
+        return [
+            Action(kind, columns) for kind, *columns in (line.split("\t") for line in take_text(lines).splitlines())
+        ]

@@ -1,0 +1,253 @@
+"""A run whose number of ranks may change: `--elastic`. The authority decides (`authority`); this carries it out.
+
+The agents start the ranks. A rank that dies is told of to the authority at once, which has the others form another
+world, and has one started in its slot after a pause. Until the first world has been formed, a failure ends the job as it
+does in `job`: what fails then would fail again.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ringtrain.agent_protocol import RankNews
+from ringtrain.launch.agents import Agents
+from ringtrain.launch.authority import Action, Authority
+from ringtrain.launch.job import SECONDS_OF_SILENCE, Job
+from ringtrain.launch.output import EngineStream
+from ringtrain.launch.ranks import LOST, Rank
+from ringtrain.launch.reach import Agent
+
+
+class Slots(Agents):
+    """The agents as the engine of an elastic job: they start a rank in a slot whenever they are told to.
+
+    Attributes:
+        is_over: nobody is to be started any more.
+        processes: uids of the supervised processes, by the slot's number in the job.
+    """
+
+    is_over = False
+
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        self._left = dict.fromkeys(self._agents, 0)
+        self.processes: dict[int, str] = {}
+
+    def start(self, _selector: object) -> None:
+        """Starts nothing yet: the authority says what."""
+
+    def start_in(self, agent: Agent, slot: int, first: int) -> None:
+        """Starts a rank in a slot of a host, whose slots are numbered from `first`."""
+        uid = self.processes[first + slot] = secrets.token_hex(16)
+        self._left[agent] += 1
+        request = self._request(agent, first)
+        request["only"] = [slot]
+        request["variables"] = {"RINGTRAIN_ELASTIC": f"{uid} {agent.host.name}"}
+        agent.send(request)
+
+    def hear(self, facts: RankNews, agent: Agent) -> None:
+        """Takes what an agent says of the supervisors that it has started."""
+        super().hear(facts, agent)
+        if "supervisor" in facts:
+            self.processes.pop(facts["rank"], None)
+            self._code = 0  # what a rank's end means is the authority's to say
+
+    @property
+    def code(self) -> int | None:
+        """0 once nobody is to be started any more and all have ended."""
+        return super().code if self.is_over else None
+
+
+class ElasticJob(Job):
+    """An elastic plan being carried out."""
+
+    engine: Slots
+
+    def agents_that_start(self, line: Sequence[str], words: Mapping[int, EngineStream]) -> Slots:
+        """The agents as the engine."""
+        return Slots(self.plan, line, self.agents, words)
+
+    def _start_listeners(self) -> None:
+        super()._start_listeners()
+        self._first: dict[str, int] = {}  # number of a host's first slot in the job
+        self._agent_of: dict[str, Agent] = {}
+        for agent in self.agents:
+            self._first[agent.host.name] = sum(other.host.slots for other in self._agent_of.values())
+            self._agent_of[agent.host.name] = agent
+        self._has_begun = False  # a world has been formed
+        self._reason: tuple[bool, str] | None = None  # why the authority has ended the job: well, and text
+        self._waiting: set[int] = set()  # slots that get a rank once their last one is gone
+        self._failures: list[Rank] = []  # of ranks whose slots may have got another one since
+        self._record = os.path.join(tempfile.mkdtemp(prefix="ringtrainrun-elastic-"), "world")
+        assert self.plan.elastic is not None
+        now = time.monotonic()
+        hosts = [agent.host for agent in self.agents]
+        self.authority = Authority(hosts, self.plan.elastic, SECONDS_OF_SILENCE, now)
+        for host in hosts:
+            self._carry_out(self.authority.host_came(now, host.name))
+
+    def run(self) -> int:
+        """As `Job.run`; removes what it has written."""
+        try:
+            return super().run()
+        finally:
+            if hasattr(self, "_record"):
+                remove_quietly(self._record)
+
+    # ---- events ----
+
+    def _deadline(self) -> float:
+        return min(super()._deadline(), float("inf") if self._is_over() else self.authority.next_timer)
+
+    def _step(self) -> None:
+        super()._step()
+        now = time.monotonic()
+        if not self._is_over() and now >= self.authority.next_timer:
+            self._carry_out(self.authority.tick(now))
+
+    def _take_all(self, agent: Agent) -> None:
+        super()._take_all(agent)
+        if agent.is_open and not self._is_over():
+            self._carry_out(self.authority.host_heard(time.monotonic(), agent.host.name))
+
+    def _take(self, facts: RankNews, data: bytes, agent: Agent) -> None:
+        if "control" in facts:
+            if not self._is_over() and self.engine.processes.get(facts["rank"]) == facts["uid"]:
+                self._carry_out(self.authority.arrived(time.monotonic(), agent.host.name, facts["control"]))
+            return
+        number = facts["rank"]
+        uid = self.engine.processes.get(number, "")
+        former = self.ranks.get(number)
+        if "starts" in facts and former is not None and former.outcome is not None:  # another one in its slot
+            self.ranks[number] = Rank(number, agent.host.name, has_mpi=False, clock=agent.clock, streams=former.streams)
+        super()._take(facts, data, agent)
+        rank = self.ranks.get(number)
+        if uid and rank is not None and ("ended" in facts or "lost" in facts or "supervisor" in facts):
+            self._note_end(agent, number, uid, facts["supervisor"] if rank.outcome is None else rank.outcome)
+        if "supervisor" in facts and number in self._waiting:
+            self._waiting.remove(number)
+            self._start(agent, number - self._first[agent.host.name])
+        if not self._has_begun and not self.engine.processes:  # a program that calls no init()
+            self.engine.is_over = True
+
+    def _note_end(self, agent: Agent, number: int, uid: str, code: int) -> None:
+        """Tells the authority of the end of a process, which comes twice: of the rank, and of its supervisor."""
+        if self._is_over() or (not self._has_begun and code == 0):
+            return
+        slot = number - self._first[agent.host.name]
+        ended = self.authority.process_ended(time.monotonic(), agent.host.name, slot, uid, code)
+        self.engine.processes[number] = ""  # the slot is free once its supervisor is gone, too
+        self._carry_out(ended)
+
+    def _note_outcome(self, rank: Rank, outcome: int, at: float) -> None:
+        if not self._has_begun or self._is_over():
+            super()._note_outcome(rank, outcome, at)
+            return
+        rank.outcome, rank.ended_at, rank.is_connected = outcome, at, False
+        if outcome != 0:
+            rank.failed_at = min(rank.failed_at, at, rank.left_at)
+            self._failures.append(rank)
+
+    def _lose(self, agent: Agent) -> None:
+        if not self._has_begun or self._is_over():
+            super()._lose(agent)
+            return
+        for rank in self.ranks.values():
+            if rank.is_connected and rank.listed_as == agent.host.name:
+                rank.was_told_to = True
+                self._note_outcome(rank, LOST, rank.clock.there(time.monotonic()))
+        first = self._first[agent.host.name]
+        for number in range(first, first + agent.host.slots):
+            self.engine.processes.pop(number, None)
+        self._carry_out(
+            self.authority.host_lost(time.monotonic(), agent.host.name, "the connection to its agent has ended.")
+        )
+
+    # ---- what follows ----
+
+    def _carry_out(self, actions: Iterable[Action]) -> None:
+        actions = list(actions)
+        because = " ".join(action.columns[0] for action in actions if action.kind == "say")
+        for kind, columns in actions:
+            if kind == "say":
+                self.terminal.say(columns[0])
+            elif kind == "write":
+                self._has_begun = True
+                write_private(self._record, bytes.fromhex(columns[0]))
+            elif kind in ("send", "evict"):
+                host, uid, frame = columns
+                self._agent_of[host].send({"do": "lead", "uid": uid, "frame": frame, "because": because})
+                if kind == "evict":
+                    self._evict(host, uid)
+            elif kind == "beat":
+                self._agent_of[columns[0]].send({"do": "beat", "at": time.monotonic()})
+            elif kind == "start":
+                self._start(self._agent_of[columns[0]], int(columns[1]))
+            elif kind == "end":
+                self._reason = columns[0] == "1", columns[1]
+                self.engine.is_over = True
+                self.end_at = time.monotonic()
+
+    def _start(self, agent: Agent, slot: int) -> None:
+        number = self._first[agent.host.name] + slot
+        if self._is_ending() or not agent.is_open:
+            return
+        if number in self.engine.processes:
+            self._waiting.add(number)
+        else:
+            self.engine.start_in(agent, slot, self._first[agent.host.name])
+
+    def _evict(self, host: str, uid: str) -> None:
+        for number, process in self.engine.processes.items():
+            if process == uid:
+                self._agent_of[host].send({"do": "evict", "rank": number})
+                if number in self.ranks:
+                    self.ranks[number].was_told_to = True
+
+    # ---- end ----
+
+    def _is_over(self) -> bool:
+        return self._reason is not None or self._is_ending()
+
+    def _end(self) -> None:
+        self.engine.is_over = True
+        super()._end()
+
+    def _conclude(self) -> int:
+        """The authority's reason; then the first cause, as for any job."""
+        if self.interrupted_by or self._reason is None:
+            return super()._conclude()
+        well, text = self._reason
+        if well:
+            for loss in self._losses():
+                self.terminal.say(f"{loss.place}: {loss}.")
+            return 0
+        self.terminal.say(text)
+        if not any(rank.failure for rank in self.ranks.values()):
+            for rank in self._failures[-1:]:  # it has been followed by another one
+                self.ranks[rank.number] = rank
+        return super()._conclude() or 1
+
+
+def write_private(path: str, record: bytes) -> None:
+    """Puts a file for this user alone in its place at once, on the disk."""
+    new = f"{path}.new"
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(record)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(new, path)
+
+
+def remove_quietly(path: str) -> None:
+    """Removes a file and its folder, as far as they are there."""
+    for remove, what in ((os.unlink, path), (os.rmdir, os.path.dirname(path))):
+        try:
+            remove(what)
+        except OSError:
+            pass
