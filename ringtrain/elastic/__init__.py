@@ -1,0 +1,23 @@
+"""Training that goes on when ranks die and when others come, by Horovod's names, for NumPy and as the base of the adapters.
+
+>>> import ringtrain as rt, ringtrain.elastic
+>>> rt.init()
+>>> @rt.elastic.run
+... def train(state):
+...     while state.step < 1000:
+...         state.weights -= 0.1 * rt.allreduce(gradient(state.weights), name="gradient")
+...         state.step += 1
+...         state.commit()
+>>> train(rt.elastic.ObjectState(weights=weights, step=0))
+
+The job is started by ``ringtrainrun --elastic``. The same script runs in a job of a fixed size, and alone; there a failure
+ends it. docs/elastic.md is the guide.
+"""
+
+from ringtrain.elastic.loop import run, run_fn
+from ringtrain.elastic.state import ObjectState, State
+from ringtrain.errors import HorovodInternalError, HostsUpdatedInterrupt, WorldChangedError
+
+__all__ = [
+    "HorovodInternalError", "HostsUpdatedInterrupt", "ObjectState", "State", "WorldChangedError", "run", "run_fn",
+]  # fmt: skip

@@ -1,0 +1,69 @@
+"""``run``: calls a training function again and again, in one world after another, until it returns."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from ringtrain import membership
+from ringtrain.elastic.state import State
+from ringtrain.errors import ClosedError, HostsUpdatedInterrupt, PeerLostError, RingtrainError
+from ringtrain.start import init, shutdown
+
+
+def run(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes a training function elastic: its first argument is the state, and it goes on from what that has.
+
+    Each time a world begins, all ranks get the state of rank 0, which has been in the job for longest; then the function is
+    called. It is called again, in the next world, when this one ends: after a failure from the last ``commit``, and when
+    ranks come or leave from where it was. What it returns is returned.
+
+    What another rank did ends no script here: ``HorovodInternalError`` (of these ``WorldChangedError``) and
+    ``HostsUpdatedInterrupt`` do not leave the function. Whatever would fail again does, such as a ``MismatchError``.
+
+    Args:
+        func: takes the state and further arguments.
+
+    Example:
+        >>> @rt.elastic.run
+        ... def train(state, batches): ...
+    """
+    return run_fn(func, _next_world)
+
+
+def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[..., Any]:
+    """``run`` with another way to the next world: ``reset()`` leaves this one and joins the next."""
+
+    @functools.wraps(func)
+    def elastic(state: State, *args: Any, **kwargs: Any) -> Any:
+        is_new = False  # whether the state has not been told of this world yet
+        while True:
+            try:
+                if is_new:
+                    state.on_reset()
+                    is_new = False
+                state.sync()
+                if (member := membership.current()) is not None:
+                    member.got_state()
+                return func(state, *args, **kwargs)
+            except RingtrainError as problem:
+                if not _can_go_on(problem):
+                    raise
+                state.restore()
+            except HostsUpdatedInterrupt:
+                if membership.current() is None:
+                    raise
+            reset()
+            is_new = True
+
+    return elastic
+
+
+def _can_go_on(problem: RingtrainError) -> bool:
+    """Whether another world may do what this one could not: a rank was lost, has left, or the script has said so."""
+    of_the_world = isinstance(problem, (PeerLostError, ClosedError)) or type(problem) is RingtrainError
+    return of_the_world and membership.current() is not None
+
+
+def _next_world() -> None:
+    shutdown()
+    init()

@@ -1,0 +1,264 @@
+"""A rank of an elastic job: of which world it is a member, until when, and the next one; the core decides (`membership.h`).
+
+A thread listens to the launcher through the agent of this host. It opens each world that the launcher has formed, and
+ends it when the launcher says so: what is pending there fails in the program's thread, which takes the next world once
+it comes to `init`. So a program that computes for a long time holds nobody up, and is not taken for dead.
+"""
+
+import json
+import os
+import select
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from ringtrain import exits
+from ringtrain._native import CData, as_text, ffi, lib, take_text
+from ringtrain.context import Context
+from ringtrain.errors import InternalError, RingtrainError, UnsupportedError, WorldChangedError
+from ringtrain.launcher import ElasticPlace
+from ringtrain.log import logger
+from ringtrain.meeting import user_of
+from ringtrain.options import environment
+
+SECONDS_TO_CONNECT = 6.0  # all members have said that they are there; the launcher waits a second longer
+# For the cause of a world's end: the launcher knows it as soon as the kernel does, and has to say it.
+SECONDS_FOR_THE_CAUSE = 1.0
+MOST_FAILURES = 3  # to connect, one after the other, until this rank gives up
+_SLICE_SECONDS = 0.5  # how long a wait may keep Ctrl-C waiting
+
+
+class Opener(Protocol):
+    """Opens worlds; `start` does."""
+
+    def listen(self) -> tuple[CData, str]:
+        """A listener, and its addresses as others must be told."""
+
+    def open(self, listener: CData, rank: int, peers: Sequence[str], secret: bytearray, epoch: int) -> Context:
+        """A world of these peers; returns when all of them have opened it."""
+
+
+class Member:
+    """This process in its elastic job.
+
+    Attributes:
+        wants_pause: the launcher wants this world left by all members together: a rank waits to join, or one leaves.
+        worlds: how many have begun for this process.
+    """
+
+    def __init__(self, place: ElasticPlace, program: str, opener: Opener):
+        self.wants_pause = False
+        self.worlds = 0
+        self._place = place
+        self._opener = opener
+        self._changed = threading.Condition()
+        self._listener, address = opener.listen()
+        self._native = ffi.gc(
+            lib.rt_membership_open(
+                as_text(place.uid), as_text(place.host), place.slot, as_text(address), as_text(program)
+            ),
+            lib.rt_membership_free,
+        )
+        self._agent = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._pending = b""
+        self._form: _Form | None = None  # that is to be connected
+        self._opened: Context | None = None  # of it
+        self._next: Context | None = None  # a world that runs, and that the program has not taken yet
+        self._present: Context | None = None  # the one that it has
+        self._dropped: list[Context] = []  # worlds that nobody has taken, to be closed by the thread
+        self._over = ""  # why there will be no world any more
+        self._failures = 0
+
+    def begin(self) -> None:
+        """Tells the launcher that this process is there, and listens to it from now on. Raises UnsupportedError."""
+        try:
+            self._agent.connect("\0" + environment()["RINGTRAIN_LAUNCHER"])
+            if user_of(self._agent) != os.getuid():
+                raise PermissionError("its socket belongs to another user")
+        except OSError as error:
+            raise UnsupportedError(
+                f"init: ringtrainrun must lead this rank of an elastic job, but its agent on this host cannot be reached: "
+                f"{error}. Start the job anew, with ringtrainrun."
+            ) from None
+        with self._changed:
+            self._carry_out(lib.rt_membership_begin(self._native, time.monotonic()))
+        threading.Thread(target=self._listen, name="ringtrain-elastic", daemon=True).start()
+
+    # ---- the program's thread ----
+
+    def take(self) -> Context:
+        """The next world; waits until it runs. The launcher ends a job that waits for too long.
+
+        Raises:
+            UnsupportedError: the launcher is gone; or this rank cannot connect with the others.
+        """
+        with self._changed:
+            self._present = None
+            if self._next is None:  # nobody has ended the world that this rank has left
+                self._carry_out(lib.rt_membership_world_ended(self._native))
+            while self._next is None and not self._over:
+                self._changed.wait(_SLICE_SECONDS)
+            if self._next is None:
+                raise UnsupportedError(self._over)
+            self._present, self._next = self._next, None
+            self.worlds += 1
+            return self._present
+
+    def got_state(self) -> None:
+        """This rank has what the others have: it may give it to who joins from now on."""
+        with self._changed:
+            lib.rt_membership_got_state(self._native)
+
+    def finish(self) -> None:
+        """The program has come to its end: no further world has this rank."""
+        with self._changed:
+            self._over = self._over or "init: this rank has come to its end."
+            self._carry_out(lib.rt_membership_finished(self._native))
+            self._drop(self._next)
+            self._next = None
+
+    def explain(self, context: Context, problem: RingtrainError) -> RingtrainError:
+        """The error of a world that has ended: in the launcher's words, the same on all ranks, if it says why."""
+        with self._changed:
+            self._changed.wait_for(lambda: context.ended_because or self._over, SECONDS_FOR_THE_CAUSE)
+        return WorldChangedError(context.ended_because or str(problem))
+
+    # ---- the thread that listens ----
+
+    def _listen(self) -> None:
+        try:
+            self._listen_to_the_end()
+        except RingtrainError as problem:  # no port is left to listen on, or no memory
+            self._give_up(str(problem))
+
+    def _listen_to_the_end(self) -> None:
+        while True:
+            try:
+                data = self._agent.recv(1 << 16)
+            except OSError:
+                data = b""
+            if not data:
+                self._give_up("init: ringtrainrun must lead an elastic job, but it has ended it, or is gone.")
+                return
+            *lines, self._pending = (self._pending + data).split(b"\n")
+            for line in lines:
+                self._hear(json.loads(line))
+            if self._form is not None and not select.select([self._agent], [], [], 0)[0]:  # else it may be stale by now
+                self._connect(self._form)
+
+    def _hear(self, told: dict[str, Any]) -> None:
+        with self._changed:
+            frame = told["frame"].encode()
+            self._carry_out(lib.rt_membership_arrived(self._native, time.monotonic(), frame), told["because"])
+            dropped, self._dropped = self._dropped, []
+        for context in dropped:
+            context.close(0.0)
+
+    def _connect(self, form: "_Form") -> None:
+        """Opens the world that has been formed. Whoever fails to come has it fail, and the launcher form another one."""
+        listener, self._form = self._listener, None
+        try:
+            context = self._opener.open(listener, form.rank, form.addresses, bytearray.fromhex(form.key), form.count)
+            problem = None
+        except RingtrainError as error:
+            context, problem = None, error
+        self._listener, address = self._opener.listen()
+        with self._changed:
+            lib.rt_membership_listens_at(self._native, as_text(address))
+            self._opened = context
+            self._failures = 0 if context else self._failures + 1
+            if problem is not None:
+                logger.warning("elastic: world %d could not be connected: %s", form.count, problem)
+            self._carry_out(lib.rt_membership_connected(self._native, form.count, context is not None))
+        if problem is not None and self._failures >= MOST_FAILURES:
+            self._give_up(str(problem))
+
+    # ---- both, with the lock ----
+
+    def _carry_out(self, actions: CData, because: str = "") -> None:
+        if actions == ffi.NULL:
+            raise InternalError("elastic: the core has no memory left.")
+        for line in take_text(actions).splitlines():
+            kind, *columns = line.split("\t")
+            if kind == "send":
+                self._tell(columns[0])
+            elif kind == "connect":
+                self._form = _Form(int(columns[0]), int(columns[1]), columns[2])
+            elif kind == "member" and self._form is not None:
+                self._form.addresses.append(columns[4])
+            elif kind == "abandon":
+                self._abandon(because)
+            elif kind == "run":
+                self._next, self._opened = self._opened, None
+                self.wants_pause = False
+            elif kind == "pause":
+                self.wants_pause = True
+            elif kind == "depart" and not self._over:
+                self._end_process(0, "the job has come to its end before this rank could join it.")
+            elif kind == "fence":
+                self._end_process(1, columns[0])
+        self._changed.notify_all()
+
+    def _abandon(self, because: str) -> None:
+        """Ends what there is of worlds: the program meets it in its next operation, or in the one that it waits in."""
+        text = f"{because} The other ranks go on without it, from what they committed last." if because else ""
+        self._form = None
+        if self._present is not None:
+            self._present.ended_because = self._present.ended_because or text
+            self._present.abort(text or "the world has ended: its ranks are to form another one.")
+        for context in (self._next, self._opened):
+            self._drop(context)
+        self._next = self._opened = None
+
+    def _drop(self, context: Context | None) -> None:
+        if context is not None:
+            context.abort("the world has ended before this rank took part in it.")
+            self._dropped.append(context)
+
+    def _tell(self, frame: str) -> None:
+        try:
+            said = {"rank": self._place.number, "uid": self._place.uid, "control": frame}
+            self._agent.sendall(json.dumps(said).encode() + b"\n")
+        except OSError:  # the agent is gone, as the thread will find
+            pass
+
+    def _give_up(self, why: str) -> None:
+        with self._changed:
+            self._over = self._over or why
+            self._changed.notify_all()
+
+    def _end_process(self, code: int, why: str) -> None:
+        exits.flush()
+        print(f"ringtrain: {why}", file=sys.stderr, flush=True)
+        os._exit(code)
+
+
+class _Form:
+    """A world that is to be connected."""
+
+    def __init__(self, count: int, rank: int, key: str):
+        self.count = count
+        self.rank = rank
+        self.key = key
+        self.addresses: list[str] = []  # by rank
+
+
+_member: Member | None = None
+
+
+def current() -> Member | None:
+    """This process in its elastic job; None in a job of a fixed size, and before `init`."""
+    return _member
+
+
+def enter(make: Callable[[], Member]) -> Member:
+    """The same, made and begun at the first call."""
+    global _member
+    if _member is None:
+        made = make()
+        made.begin()
+        _member = made
+    return _member
