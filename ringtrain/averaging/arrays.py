@@ -1,0 +1,135 @@
+"""``PeriodicAverage``: local steps for training loops on NumPy arrays."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ringtrain.averaging.outer import Outer
+from ringtrain.averaging.period import Period
+from ringtrain.averaging.worker import Plan, Role, Worker
+from ringtrain.errors import InvalidArgumentError
+from ringtrain.gradients.session import Session
+from ringtrain.operations import Compression
+from ringtrain.process_sets import ProcessSet, global_process_set
+from ringtrain.tables import COMPRESSIONS
+
+
+class PeriodicAverage:
+    """Averages arrays over the ranks after every so many steps; in between each rank trains alone.
+
+    Local SGD (Stich, arXiv:1805.09767), or DiLoCo (arXiv:2311.08105) with ``outer``. Floating-point arrays become the
+    average, integers the maximum; all of it in place, and right after it they have the same bits on every rank. What a
+    rank has changed weighs as much as it has samples since the last time.
+
+    Args:
+        arrays: contiguous NumPy arrays, or a mapping of names to such; equal on all ranks now.
+        every: steps from one average to the next, at least 1.
+        outer: the outer optimizer; None for plain averaging.
+        compression: of what the arrays have changed, as for ``allreduce``.
+        process_set: the ranks that average. On another rank nothing is done.
+
+    Raises:
+        InvalidArgumentError: something else than such arrays, or a number that cannot be.
+        MismatchError: when ranks meet: they have different arguments, or started from different values.
+
+    Example:
+        >>> average = rt.PeriodicAverage([weights, bias], every=32)
+        >>> for x, y in batches:
+        ...     update(weights, bias, x, y)
+        ...     average.step(samples=len(x))
+        >>> average.join()
+    """
+
+    def __init__(
+        self,
+        arrays: Iterable[np.ndarray] | Mapping[str, np.ndarray],
+        every: int,
+        outer: Outer | None = None,
+        compression: str = Compression.none,
+        process_set: ProcessSet = global_process_set,
+    ):
+        plan = Plan(checked_outer(outer), checked_compression(compression))
+        named = arrays.items() if isinstance(arrays, Mapping) else ((str(at), each) for at, each in enumerate(arrays))
+        self._arrays = [_Array(name, array) for name, array in named]
+        period = Period(every)
+        self._worker: Worker | None = None
+        if process_set.included() and (process_set.size() != 1 or outer is not None):
+            self._worker = Worker(Session(process_set), period, plan, "average")
+            self._worker.adopt(self._arrays)
+
+    def step(self, samples: int | None = None) -> bool:
+        """Counts a step that was taken; after every ``every``-th one averages, and returns True then.
+
+        Args:
+            samples: what it counts, such as the size of its batch; on all ranks, or None on all.
+        """
+        if self._worker is None:
+            return False
+        self._worker.before_step(self._arrays)
+        if samples is not None:
+            self._worker.period.count_samples(samples)
+        return self._worker.after_step()
+
+    def synchronize(self) -> None:
+        """Averages now: before evaluation, and before saving. All ranks call it after the same step."""
+        if self._worker is not None:
+            self._worker.before_step(self._arrays)
+            self._worker.synchronize()
+
+    def join(self) -> None:
+        """Says that this rank has no more data, and averages with the others until all ranks have said so."""
+        if self._worker is not None:
+            self._worker.before_step(self._arrays)
+            self._worker.join()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What goes on where this rank is, at any step: to be saved together with the arrays."""
+        return {} if self._worker is None else self._worker.state()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on with what ``state_dict`` has returned, on this rank or on another one; all ranks load."""
+        if self._worker is not None:
+            self._worker.load(state or None)
+            self._worker.adopt(self._arrays)
+
+
+class _Array:
+    """An array that workers share."""
+
+    def __init__(self, name: str, array: Any):
+        if not (isinstance(array, np.ndarray) and array.flags.c_contiguous and array.flags.writeable):
+            raise InvalidArgumentError(
+                f"PeriodicAverage: arrays must be contiguous NumPy arrays that can be written to, but number {name} is "
+                f"a {type(array).__name__}. Pass the arrays that training changes."
+            )
+        self.name = name
+        self.role = Role.PARAMETER if np.issubdtype(array.dtype, np.floating) else Role.COUNTER
+        self._array = array
+
+    def read(self) -> np.ndarray:
+        flat = self._array.reshape(-1)
+        return flat.astype(np.float32) if flat.dtype == np.float16 else flat
+
+    def held(self, values: np.ndarray) -> np.ndarray:
+        return values.astype(np.float16).astype(np.float32) if self._array.dtype == np.float16 else values
+
+    def write(self, values: np.ndarray) -> None:
+        self._array.reshape(-1)[...] = values
+
+
+def checked_outer(outer: Any) -> Outer | None:
+    """The argument ``outer``; raises InvalidArgumentError for what is none. A pair is taken for rate and momentum."""
+    if isinstance(outer, tuple) and len(outer) == 2:
+        return Outer(*outer)
+    if outer is None or isinstance(outer, Outer):
+        return outer
+    raise InvalidArgumentError(f"local steps: outer must be None or an Outer, but is {outer!r}.")
+
+
+def checked_compression(compression: Any) -> str:
+    """A row of ``tables.COMPRESSIONS``; raises InvalidArgumentError for another."""
+    if not isinstance(compression, str) or compression not in COMPRESSIONS:
+        known = ", ".join(COMPRESSIONS)
+        raise InvalidArgumentError(f"local steps: compression must be one of {known}, but is {compression!r}.")
+    return compression
