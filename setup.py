@@ -5,9 +5,9 @@ The core uses Python's limited API, so one wheel serves every CPython from 3.10 
 """
 
 import os
+import re
 import sys
 import sysconfig
-import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,13 +15,10 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 if sys.platform != "linux":
-    sys.exit(f"ringtrain runs on Linux only, this is {sys.platform}: its core waits with futexes and shares memory "
-             "through /dev/shm. Install it on a Linux machine, in a container or in a virtual machine.")
-
-# What every source is taken to depend on.
-HEADERS = [str(path) for pattern in ("native/**/*.h", "native/**/*.def", "ringtrain/_build.py", "ringtrain/version.py")
-           for path in Path(__file__).parent.glob(pattern)]
-
+    sys.exit(
+        f"ringtrain runs on Linux only, this is {sys.platform}: its core waits with futexes and shares memory "
+        "through /dev/shm. Install it on a Linux machine, in a container or in a virtual machine."
+    )
 
 BUILD: dict[str, object] = {"__file__": str(Path(__file__).parent / "ringtrain" / "_build.py")}
 exec(Path(BUILD["__file__"]).read_text(), BUILD)  # without importing the package, which needs what is built here
@@ -37,16 +34,41 @@ TENSORFLOW_LIBRARY = Extension(
 )
 
 
+# Their flags and sources go into every object.
+BUILD_FILES = [__file__, BUILD["__file__"], str(Path(BUILD["__file__"]).with_name("version.py"))]
+
+
+def included_files(dependencies: str) -> list[str]:
+    """The source and the headers of an object, from the file that the compiler wrote beside it; [""] if there is none."""
+    try:
+        _, _, files = Path(dependencies).read_text().partition(": ")
+    except FileNotFoundError:
+        return [""]
+    return [name.replace("\\ ", " ") for name in re.split(r"(?<!\\)\s+", files.replace("\\\n", " ").strip())]
+
+
+def is_newer_than_all(result: str, files: list[str]) -> bool:
+    """Whether a file was made after all of these changed; False if any of them is missing."""
+    try:
+        return os.stat(result).st_mtime_ns > max(os.stat(file).st_mtime_ns for file in files)
+    except FileNotFoundError:
+        return False
+
+
 class BuildCore(build_ext):
     """Compiles the sources side by side, and only those that changed since the last build in this tree."""
 
     def finalize_options(self):
         super().finalize_options()
-        # One folder whatever the front end (pip, an editable install, build_ext), so that objects are found again;
-        # other settings of the compiler get another folder.
-        settings = [os.environ.get(name) for name in ("CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS")]
-        key = zlib.crc32(repr([settings, sysconfig.get_platform()]).encode())
-        self.build_temp = os.path.join("build", f"objects-{key:08x}")
+        # One folder whatever the front end (pip, an editable install, build_ext), so that objects are found again.
+        self.build_temp = BUILD["objects_folder"](os.environ)
+
+    def copy_file(self, infile, outfile, *arguments, **named):
+        """Puts a copy in place at once: a library that is overwritten ends the processes that have it open."""
+        new = os.path.join(self.build_temp, f"{os.getpid()}-{os.path.basename(outfile)}")
+        _, copied = super().copy_file(infile, new, *arguments, **named)
+        os.replace(new, outfile)
+        return outfile, copied
 
     def get_ext_filename(self, fullname):
         if fullname.rpartition(".")[2].startswith("lib"):  # a plain library has no Python in its name
@@ -55,19 +77,32 @@ class BuildCore(build_ext):
 
     def build_extension(self, extension):
         compile_in_turn = type(self.compiler).compile
-        newest_header = max(os.stat(path).st_mtime for path in HEADERS)
-        extension.depends = HEADERS
+        objects = self.compiler.object_filenames(extension.sources, output_dir=self.build_temp)
+        extension.depends = [
+            *objects,
+            *{file for each in objects for file in included_files(f"{each}.d")},
+            *BUILD_FILES,
+        ]
 
-        def compile_one(source, **arguments):
+        def compile_one(source, extra_postargs=(), **arguments):
             objects = self.compiler.object_filenames([source], output_dir=arguments["output_dir"])
-            newest = max(newest_header, os.stat(source).st_mtime)
-            if os.path.exists(objects[0]) and os.stat(objects[0]).st_mtime > newest:
+            dependencies = f"{objects[0]}.d"
+            if is_newer_than_all(objects[0], [*included_files(dependencies), *BUILD_FILES]):
                 return objects
-            return compile_in_turn(self.compiler, [source], **arguments)
+            Path(objects[0]).unlink(
+                missing_ok=True
+            )  # a compiler that stops at an error may leave it, and new dependencies
+            return compile_in_turn(
+                self.compiler,
+                [source],
+                **arguments,
+                extra_postargs=[*(extra_postargs or ()), "-MD", "-MF", dependencies],
+            )
 
         def compile_side_by_side(sources, **arguments):
             with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-                return sum(pool.map(lambda source: compile_one(source, **arguments), sources), [])
+                objects = pool.map(lambda source: compile_one(source, **arguments), sources)
+                return [each for of_source in objects for each in of_source]
 
         self.compiler.compile = compile_side_by_side
         if not self.debug:

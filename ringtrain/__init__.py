@@ -8,52 +8,25 @@ Importing this loads NumPy and the native library, and neither a framework nor M
 """
 
 import importlib
+import os
+
+from ringtrain.installation import built_folder
+
+__path__[:] = [built_folder(__path__[0])]  # before any other module of the package is looked for
 
 from ringtrain import _native, errors
+from ringtrain.averaging.arrays import PeriodicAverage
+from ringtrain.averaging.outer import Outer
 from ringtrain.checks import check_finite, check_replicas
-from ringtrain.context import current, init, is_initialized, shutdown
+from ringtrain.context import current, is_initialized
 from ringtrain.errors import HorovodInternalError, RingtrainError
 from ringtrain.objects import allgather_object, broadcast_object
-from ringtrain.operations import (
-    Adasum,
-    Average,
-    Compression,
-    Handle,
-    Max,
-    Min,
-    Product,
-    Sum,
-    allgather,
-    allgather_async,
-    allreduce,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
-    alltoall,
-    alltoall_async,
-    barrier,
-    broadcast,
-    broadcast_,
-    broadcast_async,
-    broadcast_async_,
-    grouped_allgather,
-    grouped_allgather_async,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
-    grouped_reducescatter,
-    grouped_reducescatter_async,
-    join,
-    poll,
-    reducescatter,
-    reducescatter_async,
-    synchronize,
-)
+from ringtrain.operations import *  # noqa: F403 - the operations, listed once
 from ringtrain.probes import gpu_libraries
 from ringtrain.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from ringtrain.sharding import shard
 from ringtrain.stalls import long_phase
+from ringtrain.start import init, shutdown
 from ringtrain.statistics import stats
 from ringtrain.version import __version__
 
@@ -101,11 +74,18 @@ def counters() -> dict[str, int]:
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     """Starts to write a Chrome/Perfetto trace of this rank; the file is valid JSON at any time.
 
+    Events have the names that Horovod's readers search for (``NEGOTIATE_ALLREDUCE``, ``ALLREDUCE``, ``QUEUE``), and the
+    stage as their category. ``ringtrain merge-timelines`` makes one file of those of all ranks.
+
     Args:
-        file_path: ``{rank}`` in it is replaced by the rank, and appended where it is missing.
-        mark_cycles: accepted for Horovod's sake; there are no cycles to mark.
+        file_path: rank 0 writes this file, another rank one with its number behind it; ``{rank}`` in it is replaced by
+            the rank.
+        mark_cycles: writes an event ``CYCLE_START`` where a batch begins.
+
+    Raises:
+        InvalidArgumentError: the file cannot be made, or another trace is open.
     """
-    current().start_timeline(str(file_path))
+    current().start_timeline(os.fspath(file_path), mark_cycles)
 
 
 def stop_timeline() -> None:
@@ -119,7 +99,7 @@ def build_info() -> str:
 
 
 def __getattr__(name: str) -> object:
-    """``ringtrain.run`` is the launcher's, a floor above, and is loaded when it is asked for."""
+    """``ringtrain.run`` is the launcher's, a layer above, and is loaded when it is asked for."""
     if name == "run":
         return importlib.import_module("ringtrain.launch.function").run
     raise AttributeError(f"module 'ringtrain' has no attribute '{name}'")

@@ -1,9 +1,12 @@
 """Describes the extension module ``ringtrain._core``: the native library with its C ABI, bound by cffi.
 
-``setup.py`` names this file in ``cffi_modules``. The declarations are the part of ``ringtrain.h`` between its CFFI marks,
-so the header is the binding. cffi builds against Python's limited API by itself where the interpreter has one.
+``setup.py`` names this file in ``cffi_modules``. The declarations are the part of ``ringtrain.h`` between its CFFI
+marks, so the header is the binding. cffi builds against Python's limited API by itself where the interpreter has one.
 """
 
+import sysconfig
+import zlib
+from collections.abc import Mapping
 from pathlib import Path
 
 from cffi import FFI
@@ -31,6 +34,13 @@ def tensorflow_sources() -> list[str]:
 
 def _sources_in(folder: str) -> list[str]:
     return sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob("*.cc"))
+
+
+def objects_folder(variables: Mapping[str, str]) -> str:
+    """Where the objects of the core lie, relative to the project's root: a folder for each choice of compiler and flags."""
+    settings = [variables.get(name) for name in ("CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS")]
+    key = zlib.crc32(repr([settings, sysconfig.get_platform()]).encode())
+    return f"build/objects-{key:08x}"
 
 
 def version() -> str:

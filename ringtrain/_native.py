@@ -3,14 +3,34 @@
 Everything above goes through ``lib`` (functions of ``native/include/ringtrain.h``) and ``ffi`` (their arguments).
 """
 
-from ringtrain import errors
+import os
+import sys
+from typing import Any, TypeAlias
+
+from ringtrain import _core, errors
 from ringtrain._core import ffi, lib
 
+ABI_VERSION = 5  # RT_ABI_VERSION of the ringtrain.h that the package's Python is written for
+CData: TypeAlias = Any  # what ``ffi`` makes: pointers, structs and arrays of C, of which a type checker knows nothing
 OK = 0
 PENDING = 1
 
 
-def take_text(pointer) -> str:
+def _check_abi() -> None:
+    """Raises ImportError if the library was built from other sources than the Python files that are about to use it."""
+    found = lib.rt_abi_version()
+    if found != ABI_VERSION:
+        raise ImportError(
+            f"ringtrain: the ABI version of its library '{_core.__file__}' must be {ABI_VERSION}, but is {found}. It was "
+            f"built from other sources than the Python files. Install ringtrain again; in a checkout: {sys.executable} -m "
+            f"pip install -e {os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}"
+        )
+
+
+_check_abi()
+
+
+def take_text(pointer: CData) -> str:
     """The text behind a ``char *`` that the library handed out; frees it."""
     if not pointer:
         return ""
@@ -19,7 +39,33 @@ def take_text(pointer) -> str:
     return text
 
 
-def check(status: int, error) -> None:
+def as_text(text: str, longest: int = 1 << 20) -> CData:
+    """Words for the library as C text; a NUL, which would end it, and what UTF-8 lacks are written as escapes.
+
+    Args:
+        longest: bytes, of which the last three are dots where the words are longer.
+    """
+    encoded = text.encode("utf-8", "backslashreplace").replace(b"\0", b"\\x00")
+    if len(encoded) > longest:
+        encoded = encoded[: longest - 3].decode("utf-8", "ignore").encode() + b"..."
+    return ffi.new("char[]", encoded)
+
+
+def as_path(subject: str, path: str | os.PathLike) -> bytes:
+    """A path as the library takes it.
+
+    Raises:
+        InvalidArgumentError: it contains a NUL, where C would see its end.
+    """
+    encoded = os.fsencode(path)
+    if b"\0" in encoded:
+        raise errors.InvalidArgumentError(
+            f"{subject} {os.fspath(path)!r}: the path must not contain a NUL character. Leave it out."
+        )
+    return encoded
+
+
+def check(status: int, error: CData) -> None:
     """Raises the exception of a failed call. ``error`` is the ``char **`` that the call was given."""
     if status != OK:
         raise errors.of_status(status)(take_text(error[0]))

@@ -1,8 +1,8 @@
 """Memory of tensors: how arguments of any library and layout become addresses, and how results become arrays again.
 
 NumPy arrays take the short way. Everything else on the host is seen through a NumPy view (DLPack, the buffer protocol,
-``np.asarray``), what is on a GPU through ``cuda_arrays``; a framework may register a quicker way of its own. What is not
-contiguous is copied on the host and refused on a GPU, never misread.
+``np.asarray``), what is on a GPU through ``cuda_arrays``; a framework may register a quicker way of its own. What is
+not contiguous is copied on the host and refused on a GPU, never misread.
 """
 
 import sys
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ringtrain import cuda_arrays, dlpack, tables
-from ringtrain._native import ffi, lib
+from ringtrain._native import CData, ffi, lib
 from ringtrain.cuda_arrays import CudaArray
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 
@@ -32,7 +32,8 @@ class Buffer:
         dtype: id of a row of ``tables.DTYPES``.
         shape: number of elements along each dimension.
         device: index of a CUDA device, or -1 for host memory.
-        stream: of a device, handle of the CUDA stream whose work until now the memory waits for; 0 is the legacy stream.
+        stream: of a device, handle of the CUDA stream whose work until now the memory waits for; 0 is the legacy
+            stream.
         owner: whatever keeps the memory alive.
     """
 
@@ -80,16 +81,17 @@ def register_framework(
     Args:
         tensor_type: their class.
         as_buffer: the memory of a tensor, copied first if it is not contiguous.
-        wrap_output: ``(like, memory, dtype, shape)`` to a tensor of the framework; ``memory`` speaks the buffer protocol and
-            owns its bytes, or is a ``CudaArray``; ``like`` is the tensor that went in.
-        own_memory: the memory of a tensor for writing, or None where it is not contiguous; then DLPack finds its strides.
+        wrap_output: ``(like, memory, dtype, shape)`` to a tensor of the framework; ``memory`` speaks the buffer
+            protocol and owns its bytes, or is a ``CudaArray``; ``like`` is the tensor that went in.
+        own_memory: the memory of a tensor for writing, or None where it is not contiguous; then DLPack finds its
+            strides.
         current_stream: of a tensor on a GPU: handle of the stream on which the framework works there at the moment.
         empty_like: of a tensor on a GPU: a contiguous one with the same dtype and shape beside it.
     """
     _frameworks.append(_Framework(tensor_type, as_buffer, wrap_output, own_memory, current_stream, empty_like))
 
 
-def as_buffer(tensor: object) -> Buffer:
+def as_buffer(tensor: Any) -> Buffer:
     """The memory of a tensor for reading: the tensor's own if it is contiguous and of a known type, else a copy.
 
     Raises:
@@ -115,7 +117,7 @@ class InPlace:
 
     __slots__ = ("buffer", "_tensor", "_view", "_copy")
 
-    def __init__(self, tensor: object):
+    def __init__(self, tensor: Any):
         """Raises what ``as_buffer`` does, and InvalidArgumentError for memory that must not be written."""
         self._tensor, self._copy = tensor, None
         if type(tensor) is np.ndarray:
@@ -124,8 +126,9 @@ class InPlace:
                 self.buffer = _buffer_of(tensor, dtype)
                 return
         framework = _framework_of(tensor)
-        self.buffer = None if framework is None else framework.own_memory(tensor)
-        if self.buffer is not None:
+        own = None if framework is None else framework.own_memory(tensor)
+        if own is not None:
+            self.buffer = own
             return
         if cuda_arrays.is_on_cuda(tensor):
             self.buffer = _cuda_buffer(tensor, for_writing=True)
@@ -157,13 +160,13 @@ def empty_like(buffer: Buffer) -> tuple[np.ndarray, Buffer]:
     return array, _buffer_of(array, buffer.dtype)
 
 
-def stream_of(tensor: object) -> int:
+def stream_of(tensor: Any) -> int:
     """Handle of the stream on which a tensor on a GPU was made, and on which its library goes on with the result."""
     framework = _framework_of(tensor)
     return cuda_arrays.stream_of(tensor) if framework is None else framework.current_stream(tensor)
 
 
-def wrap(like: object, memory: object, dtype: int, shape: tuple[int, ...]) -> Any:
+def wrap(like: Any, memory: Any, dtype: int, shape: tuple[int, ...]) -> Any:
     """Memory as an array of the library that ``like`` came from; NumPy where that library has no way to take it.
 
     Args:
@@ -186,7 +189,7 @@ def wrap(like: object, memory: object, dtype: int, shape: tuple[int, ...]) -> An
     return array.view(_numpy_bfloat16()) if dtype == _BFLOAT16 else array
 
 
-def owned_memory(pointer, size_bytes: int) -> object:
+def owned_memory(pointer: CData, size_bytes: int) -> object:
     """Memory that the native library handed over, as an object with the buffer protocol; the last user's end frees it."""
     return ffi.buffer(ffi.gc(pointer, lib.rt_free, size_bytes), size_bytes)
 
@@ -205,17 +208,17 @@ class DeviceMemory:
         self.address = address
         self.device = device
 
-    def __del__(self):
+    def __del__(self) -> None:
         lib.rt_device_free(self.device, ffi.cast("void *", self.address))
 
 
-def cuda_empty_like(tensor: object) -> object | None:
+def cuda_empty_like(tensor: Any) -> object | None:
     """A fresh tensor on the GPU of ``tensor``, from its own library; None from one that must not be written through pointers."""
     framework = _framework_of(tensor)
     return cuda_arrays.empty_like(tensor) if framework is None else framework.empty_like(tensor)
 
 
-def _cuda_buffer(tensor: object, for_writing: bool = False) -> Buffer:
+def _cuda_buffer(tensor: Any, for_writing: bool = False) -> Buffer:
     stream = cuda_arrays.stream_of(tensor)
     found = cuda_arrays.memory_of(tensor, stream)
     if for_writing and cuda_arrays.is_read_only(tensor, found):
@@ -232,14 +235,14 @@ def _buffer_of(array: np.ndarray, dtype: int) -> Buffer:
     return Buffer(int(ffi.cast(_UINTPTR, memory)), dtype, array.shape, -1, 0, memory)
 
 
-def _framework_of(tensor: object) -> _Framework | None:
+def _framework_of(tensor: Any) -> _Framework | None:
     for framework in _frameworks:
         if isinstance(tensor, framework.type):
             return framework
     return None
 
 
-def _view(tensor: object) -> tuple[np.ndarray, int]:
+def _view(tensor: Any) -> tuple[np.ndarray, int]:
     """A strided NumPy view of anything (bfloat16 as uint16), and the id of its element type."""
     if hasattr(tensor, "__dlpack__") and not isinstance(tensor, (np.ndarray, np.generic)):
         array, dtype = dlpack.view(tensor)
@@ -253,13 +256,13 @@ def _view(tensor: object) -> tuple[np.ndarray, int]:
     return (array.view(np.uint16), _BFLOAT16) if array.dtype.name == "bfloat16" else (array, _id_of(array.dtype))
 
 
-def _as_array(tensor: object) -> np.ndarray:
+def _as_array(tensor: Any) -> np.ndarray:
     if isinstance(tensor, (bytes, bytearray)):
         return np.frombuffer(tensor, np.uint8)
     return np.asarray(tensor)
 
 
-def _exports_memory(tensor: object) -> bool:
+def _exports_memory(tensor: Any) -> bool:
     if isinstance(tensor, (np.ndarray, np.generic)):
         return isinstance(tensor, np.ndarray)
     try:
@@ -288,7 +291,7 @@ def _numpy_bfloat16() -> np.dtype:
     return np.dtype(ml_dtypes.bfloat16)
 
 
-def _to_library_of(like: object, array: np.ndarray, dtype: int) -> object | None:
+def _to_library_of(like: Any, array: np.ndarray, dtype: int) -> object | None:
     """The array in the library of ``like``, by its ``from_dlpack``; None if it has none."""
     library = _namespace(like)
     if not hasattr(library, "from_dlpack"):
@@ -300,7 +303,7 @@ def _to_library_of(like: object, array: np.ndarray, dtype: int) -> object | None
         return None  # documented: what cannot go back becomes NumPy
 
 
-def _namespace(like: object) -> object:
+def _namespace(like: Any) -> Any:
     if hasattr(like, "__array_namespace__"):
         return like.__array_namespace__()
     return sys.modules.get(type(like).__module__.split(".")[0])

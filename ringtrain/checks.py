@@ -1,6 +1,7 @@
 """Checks of what training takes for granted: replicas that are equal, and numbers that are finite.
 
-Both are collective, work on the tensors of any framework that the operations take, and raise the same error on every rank.
+Both are collective, work on the tensors of any framework that the operations take, and raise the same error on every
+rank.
 """
 
 import hashlib
@@ -17,7 +18,8 @@ from ringtrain.context import current
 from ringtrain.errors import InvalidArgumentError, MismatchError, RingtrainError
 from ringtrain.objects import allgather_object
 from ringtrain.operations import Max, Min, allgather, allreduce
-from ringtrain.process_sets import ProcessSet, global_process_set, id_of
+from ringtrain.process_sets import ProcessSet, global_process_set, id_of, members_of
+from ringtrain.submission import preparing
 
 Named = Mapping[str, Any] | Iterable[tuple[str, Any]]
 
@@ -41,10 +43,11 @@ def check_replicas(tensors: Named, every: int = 1, process_set: ProcessSet = glo
     Example:
         >>> rt.check_replicas(model.named_parameters(), every=100)
     """
-    if every < 1:
-        raise InvalidArgumentError(f"check_replicas: every must be 1 at least, but is {every}.")
-    name = f"check_replicas.{id_of(process_set)}"
-    if current().count_call(name) % every:
+    name = "check_replicas"
+    with preparing("allreduce", f"{name}.names", process_set):
+        if every < 1:
+            raise InvalidArgumentError(f"check_replicas: every must be 1 at least, but is {every}.")
+    if current().count_call(f"{name}.{id_of(process_set)}") % every:
         return
     names, digests = _examined("check_replicas", tensors, process_set, _digest)
     lowest = allreduce(digests, f"{name}.lowest", Min, process_set=process_set)
@@ -54,9 +57,10 @@ def check_replicas(tensors: Named, every: int = 1, process_set: ProcessSet = glo
         return
     first = int(odd[0])
     of_ranks = allgather(digests[first : first + 1], f"{name}.first", process_set)
+    more = _more(int(odd.size), "differs", "differ")
     raise MismatchError(
         f"check_replicas '{names[first]}': the bits must be the same on all ranks, but {_sides(of_ranks, process_set)}."
-        f"{_more(odd.size)} Broadcast the state from a rank that is right, and look for what this rank does alone."
+        f"{more} Broadcast the state from a rank that is right, and look for what this rank does alone."
     )
 
 
@@ -76,12 +80,13 @@ def check_finite(tensors: Named, process_set: ProcessSet = global_process_set) -
     names, finite = _examined("check_finite", tensors, process_set, _is_finite)
     world = current().size
     lowest = np.where(finite, world, current().rank)
-    lowest = allreduce(lowest, f"check_finite.{id_of(process_set)}", Min, process_set=process_set)
+    lowest = allreduce(lowest, "check_finite", Min, process_set=process_set)
     odd = np.flatnonzero(lowest < world)
     if odd.size:
+        more = _more(int(odd.size), "has one", "have one")
         raise MismatchError(
             f"check_finite '{names[odd[0]]}': all elements must be finite, but rank {lowest[odd[0]]} has an infinite one "
-            f"or a NaN.{_more(odd.size)} Look at that rank's batch, or lower the learning rate."
+            f"or a NaN.{more} Look at that rank's batch, or lower the learning rate."
         )
 
 
@@ -94,17 +99,15 @@ def _examined(
         MismatchError: on every rank, if names or their order differ.
         RingtrainError: on every rank, if ``look`` fails on one of them.
     """
-    pairs = list(tensors.items() if isinstance(tensors, Mapping) else tensors)
-    names = [str(name) for name, _ in pairs]
-    agreement = f"{check}.{id_of(process_set)}.names"
-    try:
+    agreement = f"{check}.names"
+    with preparing("allreduce", agreement, process_set):
+        pairs = list(tensors.items() if isinstance(tensors, Mapping) else tensors)
+        names = [str(name) for name, _ in pairs]
         found = np.array([_look_at(name, tensor, look) for name, tensor in pairs], np.int64)
-    except RingtrainError as problem:
-        current().refuse("allreduce", agreement, id_of(process_set), problem)
-    digest = _digest_of("\0".join(names).encode())
+    digest = _digest_of("\0".join(names).encode("utf-8", "surrogatepass"))
     extremes = allreduce(np.array([digest, -digest]), agreement, Max, process_set=process_set)
     if extremes.sum():  # the largest is not the smallest
-        difference = _name_difference(allgather_object(names, agreement, process_set), process_set.ranks)
+        difference = _name_difference(allgather_object(names, agreement, process_set), members_of(process_set))
         raise MismatchError(
             f"{check}: the tensors must have the same names in the same order on all ranks, but {difference}. "
             "Pass the same ones on every rank."
@@ -124,8 +127,8 @@ def _name_difference(names: list[list[str]], ranks: Sequence[int]) -> str:
     for name in itertools.chain.from_iterable(names):
         without = [rank for rank, own in zip(ranks, names, strict=True) if name not in own]
         if without:
-            return f"'{name}' is missing on {_ranks(without)}"
-    return f"not on {_ranks([rank for rank, own in zip(ranks, names, strict=True) if own != names[0]])}"
+            return f"'{name}' is missing on {named_ranks(without)}"
+    return f"not on {named_ranks([rank for rank, own in zip(ranks, names, strict=True) if own != names[0]])}"
 
 
 class _Content(NamedTuple):
@@ -172,7 +175,9 @@ def _is_finite(tensor: object) -> bool:
             carrier, exponent = _EXPONENT[content.dtype]
             finite = ((np.frombuffer(part, carrier) & exponent) != exponent).all()
         else:
-            finite = content.dtype not in ("float32", "float64") or np.isfinite(np.frombuffer(part, content.dtype)).all()
+            finite = (
+                content.dtype not in ("float32", "float64") or np.isfinite(np.frombuffer(part, content.dtype)).all()
+            )
         if not finite:
             return False
     return True
@@ -184,14 +189,17 @@ def _sides(digests: np.ndarray, process_set: ProcessSet) -> str:
     values, counts = np.unique(digests, return_counts=True)
     groups = [ranks[digests == value].tolist() for value in values[np.argsort(-counts, kind="stable")]]
     if len(groups[0]) == len(groups[1]):
-        return "those of " + " and of ".join(_ranks(group) for group in sorted(groups)) + " differ"
+        return "those of " + " and of ".join(named_ranks(group) for group in sorted(groups)) + " differ"
     odd = sorted(rank for group in groups[1:] for rank in group)
-    return f"those of {_ranks(odd)} differ from those of {_ranks(groups[0])}"
+    return f"those of {named_ranks(odd)} differ from those of {named_ranks(groups[0])}"
 
 
-def _ranks(ranks: list[int]) -> str:
+def named_ranks(ranks: list[int]) -> str:
+    """Ranks as errors write them: ``rank 1``, ``ranks 0, 2``."""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
-def _more(count: int) -> str:
-    return f" So it is with {count - 1} more." if count > 1 else ""
+def _more(count: int, singular: str, plural: str) -> str:
+    """How many tensors beside the named one: `` 1 more tensor differs.``; "" if there are none."""
+    verb = singular if count == 2 else plural
+    return f" {count - 1} more tensor{'s' if count > 2 else ''} {verb}." if count > 1 else ""

@@ -1,192 +1,40 @@
-"""A context: one rank of one world, its operations, and the default context that ``init`` opens.
+"""A context: one rank of one world, what it submits and what it tells; and the one that the calling thread uses.
 
-``operations``, ``process_sets`` and the adapters submit here; below are the native library and ``buffers``.
-Every function may be called from any thread. ``testing.World`` makes a context current for a thread of its own.
+``operations``, ``process_sets`` and the adapters submit here; ``start`` opens the default context. Every function may
+be called from any thread. ``testing.World`` makes a context current for a thread of its own.
 """
 
 import itertools
 import math
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from ringtrain import buffers, cuda_arrays, exits, launcher, log, mpi, nccl, options, reports, tables
-from ringtrain._native import OK, PENDING, check, ffi, lib, take_text
-from ringtrain.announce import announce_segments
+from ringtrain import buffers, exits, log, tables
+from ringtrain._native import OK, PENDING, CData, as_path, as_text, check, ffi, lib, take_text
 from ringtrain.buffers import Buffer
-from ringtrain.cuda_arrays import CudaArray
 from ringtrain.errors import (
     ClosedError,
     InvalidArgumentError,
     NotInitializedError,
     PeerLostError,
     RingtrainError,
-    TimeoutError,
     of_status,
 )
+from ringtrain.pending import Operation, Request
 
-_SLICE_SECONDS = 0.1  # how long a wait may keep Ctrl-C and the library's log lines waiting
 _DIMENSIONS = 8  # of one tensor in a pooled request; more get a request of their own
 _OPERATION_IDS = {row.name: row.id for row in tables.OPERATIONS.values()}
+_INVALID_ARGUMENT = tables.STATUS["invalid_argument"]
+_LONGEST_REFUSAL = 4000  # bytes: a text travels to all ranks
 _VOID = ffi.typeof("void *")
 _HANDLE_OUT = ffi.typeof("rt_handle **")
 _ERROR_OUT = ffi.typeof("char **")
 _FORKED = (
     "the context must be used by the process that called init(), but this one was forked from it. Use spawn instead."
 )
-
-
-class _Request:
-    """The C structs of one submission; kept in a pool, because making them costs more than filling them."""
-
-    __slots__ = ("request", "tensors", "shapes", "handle", "error", "texts")
-
-    def __init__(self, tensor_count: int, dimensions: int):
-        self.request = ffi.new("rt_request *")
-        self.tensors = ffi.new("rt_tensor[]", max(tensor_count, 1))
-        self.shapes = ffi.new("int64_t[]", max(dimensions, 1))
-        self.handle = ffi.new(_HANDLE_OUT)
-        self.error = ffi.new(_ERROR_OUT)
-        self.request.tensors = self.tensors
-        self.texts: tuple = ()  # what the request points to, until the library has copied it
-
-    def describe(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer | None]) -> None:
-        """Fills the tensors of the request."""
-        cast, shapes, place = ffi.cast, self.shapes, 0
-        for tensor, buffer, output in zip(self.tensors, inputs, outputs, strict=False):
-            tensor.data = cast(_VOID, buffer.address)
-            tensor.output = ffi.NULL if output is None else cast(_VOID, output.address)
-            tensor.dtype = buffer.dtype
-            tensor.device = buffer.device
-            tensor.stream = cast(_VOID, buffer.stream)
-            tensor.ndim = len(buffer.shape)
-            tensor.shape = shapes + place
-            for extent in buffer.shape:
-                shapes[place] = extent
-                place += 1
-        self.request.tensor_count = len(inputs)
-
-
-class Operation:
-    """A submitted operation. It keeps its tensors alive until it is done, even when the object itself is dropped."""
-
-    __slots__ = ("_context", "_handle", "_tensors", "_finished", "_on_gpu")
-
-    def __init__(self, context: "Context", handle, tensors: tuple):
-        self._context = context
-        self._handle = handle
-        self._tensors = tensors
-        self._finished = False  # never becomes True on a GPU, where the end of ``wait`` is not that of the work
-        self._on_gpu = bool(tensors[0]) and tensors[0][0].device >= 0
-
-    def done(self) -> bool:
-        """Whether it ended, well or not, a GPU's part included; does not block."""
-        return lib.rt_poll(self._handle) != PENDING
-
-    def settled(self) -> bool:
-        """Whether ``wait`` returns at once; with tensors on a GPU that is as soon as all is on its queue."""
-        if self._on_gpu:
-            return lib.rt_wait(self._handle, 0.0, ffi.NULL) != PENDING
-        return self._finished or lib.rt_poll(self._handle) != PENDING
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Blocks until the operation is done; other Python threads run meanwhile, and Ctrl-C is answered.
-
-        With tensors on a GPU it blocks only until all is on the GPU's queue; ``hold_back`` orders what follows.
-
-        Raises:
-            TimeoutError: ``timeout`` seconds passed; the operation goes on.
-            RingtrainError: the operation failed; the class tells how, on every rank alike.
-        """
-        if self._finished:
-            return
-        slice_seconds = _SLICE_SECONDS if timeout is None else min(timeout, _SLICE_SECONDS)
-        status = lib.rt_wait(self._handle, slice_seconds, ffi.NULL)
-        if status == PENDING:
-            status = self._wait_on(timeout, slice_seconds)
-        if status != OK:
-            self._raise(status)
-        self._finished = not self._on_gpu
-
-    def hold_back(self, stream: int) -> None:
-        """Makes what a CUDA stream is given from now on wait for the result, on the GPU; after ``wait``.
-
-        Args:
-            stream: its handle; 0 is the legacy stream.
-        """
-        error = ffi.new(_ERROR_OUT)
-        check(lib.rt_stream_wait(self._handle, ffi.cast(_VOID, stream), error), error)
-
-    def allocated(self, index: int = 0) -> tuple[object, int, tuple[int, ...]]:
-        """Memory, dtype and shape of an output that the library allocated, after ``wait``; once for each output.
-
-        The memory is freed with its last user; it speaks the buffer protocol, or is a ``CudaArray``.
-        """
-        data, ndim, shape, error = (
-            ffi.new("void **"),
-            ffi.new("int32_t *"),
-            ffi.new("int64_t[]", lib.RT_MOST_DIMENSIONS),
-            ffi.new(_ERROR_OUT),
-        )
-        check(lib.rt_output(self._handle, index, data, ndim, shape, error), error)
-        extents = tuple(shape[i] for i in range(ndim[0]))
-        memory, dtype = lib.rt_take_output(self._handle, index), self.dtype(index)
-        if self._on_gpu:
-            device_memory = buffers.DeviceMemory(int(ffi.cast("uintptr_t", memory)), self._tensors[0][index].device)
-            return self.array_in(device_memory, dtype, extents), dtype, extents
-        size_bytes = math.prod(extents) * tables.DTYPE_BY_ID[dtype].bytes
-        return buffers.owned_memory(memory, size_bytes) if memory else bytearray(size_bytes), dtype, extents
-
-    def array_in(self, memory: buffers.DeviceMemory, dtype: int, shape: tuple[int, ...]) -> CudaArray:
-        """Memory of a GPU as an array whose readers wait for this operation."""
-        return CudaArray(memory.address, tables.DTYPE_BY_ID[dtype], shape, memory.device, memory, self.hold_back)
-
-    def dtype(self, index: int = 0) -> int:
-        """Id of the element type of a tensor."""
-        return self._tensors[0][index].dtype
-
-    def received_splits(self) -> list[int]:
-        """alltoall: the rows that came from each member of the process set."""
-        count = lib.rt_received_splits(self._handle, ffi.NULL, 0)
-        rows = ffi.new("int64_t[]", max(count, 1))
-        lib.rt_received_splits(self._handle, rows, count)
-        return list(rows[0:count])
-
-    def result(self) -> int:
-        """join: the rank that joined last. add_process_set: the new id."""
-        return lib.rt_result(self._handle)
-
-    def _wait_on(self, timeout: float | None, waited: float) -> int:
-        """The slow part of ``wait``: slice by slice, so that signals are handled and log lines appear."""
-        deadline = None if timeout is None else time.monotonic() + timeout - waited
-        while True:
-            log.drain(self._context.native)
-            remaining = _SLICE_SECONDS if deadline is None else deadline - time.monotonic()
-            if remaining <= 0:
-                raise TimeoutError(
-                    f"wait: the operation must be done within {timeout} s, but is pending. Other ranks may be late."
-                )
-            status = lib.rt_wait(self._handle, min(remaining, _SLICE_SECONDS), ffi.NULL)
-            if status != PENDING:
-                return status
-
-    def _raise(self, status: int) -> None:
-        log.drain(self._context.native)
-        error = ffi.new(_ERROR_OUT)
-        lib.rt_wait(self._handle, 0.0, error)
-        self._context.raise_failure(status, take_text(error[0]))
-
-    def __del__(self):
-        context = getattr(self, "_context", None)
-        if context is None or context.forked:
-            return
-        if self._finished or lib.rt_poll(self._handle) != PENDING:
-            lib.rt_handle_free(self._handle)
-        else:
-            context.adopt(self._handle, self._tensors)
 
 
 class Context:
@@ -198,22 +46,31 @@ class Context:
         forked: True in the child of a fork, where the library's threads and locks did not come along.
         over_mpi: whether its world runs over MPI.
         chosen: its options that differ from the defaults, as text.
+        joins: how often its ranks have all joined.
+        communicator: the mpi4py communicator that ``init`` was given, or None.
+        explain: in an elastic job, what makes of the error of a world that has ended the one that is raised; None else.
+        ended_because: why its world has ended, in the words of an elastic job's launcher; "" before.
     """
 
-    def __init__(self, native):
+    def __init__(self, native: CData):
         self.native = native
         self.usable = True
         self.forked = False
         self.over_mpi = False
         self.chosen: dict[str, str] = {}
+        self.joins = 0
+        self.communicator: object = None
+        self.explain: Callable[[Context, RingtrainError], RingtrainError] | None = None
+        self.ended_because = ""
         self._world = ffi.new("rt_world *")
         lib.rt_world_of(native, self._world)
-        self._requests: list[_Request] = []  # pool; append and pop are atomic
+        self._requests: list[Request] = []  # pool; append and pop are atomic
         self._orphans: list[tuple] = []  # pending operations whose Python object is gone, with their tensors
         self._failure_was_raised = False  # that of the world
         self._names: dict[str, object] = {}  # names as C text
         self._call_counts: dict[str, itertools.count] = {}
         self._name_counts: dict[tuple[str, int], itertools.count] = {}
+        self._counted = {"local_steps": 0, "synchronisations": 0}
         _contexts.add(self)
 
     @property
@@ -258,16 +115,10 @@ class Context:
         inputs: Sequence[Buffer],
         outputs: Sequence[Buffer | None],
         *,
-        reduction: str = "sum",
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-        weight: int | None = None,
-        compression: str = "none",
-        root: int = -1,
         splits: Sequence[int] | None = None,
         process_set: int = 0,
         waits: bool = False,
-        refusal: str | None = None,
+        **attributes: Any,
     ) -> Operation:
         """Submits an operation on one tensor or on a group of them, and returns at once.
 
@@ -276,41 +127,35 @@ class Context:
             name: identity among the ranks; None numbers unnamed operations in the order of submission.
             inputs: the tensors, unchanged by the caller until the operation is done.
             outputs: for operations that keep the shape, where the results go (may be the inputs); else None for each.
-            reduction: name of a row of ``tables.REDUCTIONS``, where the operation reduces.
-            prescale: factor on each contribution.
-            postscale: factor on the result.
-            weight: what this rank's contribution counts in an average; None on all ranks to count them alike.
-            compression: name of a row of ``tables.COMPRESSIONS``, where the operation reduces.
-            root: global rank, where the operation is rooted.
             splits: alltoall: rows for each member; add_process_set: ranks; remove_process_set: the id.
             process_set: id of the process set.
             waits: True if ``wait`` follows at once.
-            refusal: why the caller refuses this submission; announced to the peers, whose operation fails with it.
+            attributes: rows of ``tables.ATTRIBUTES`` that differ from their initial values: a name of the table that
+                the kind says, a number, or None for no count of this rank's own.
 
         Raises:
             NotInitializedError: the context was closed.
-            InvalidArgumentError: what this rank alone can see to be wrong.
+            InvalidArgumentError: what this rank alone can see to be wrong. The peers' operation fails with the same
+                text.
         """
         if not self.usable:
-            _raise_unusable(self)
+            raise_unusable(self)
         if self._orphans:
             self._release_orphans()
-        slot = self._take_request(inputs)
-        request = slot.request
         text = self._native_name(operation, name, process_set)
-        request.name = text
-        request.cacheable = name is not None
-        request.operation = _OPERATION_IDS[operation]
-        request.reduction = tables.REDUCTIONS[reduction]
-        request.process_set = process_set
-        request.root = root
-        request.prescale = prescale
-        request.postscale = postscale
-        own_weight = request.weight = ffi.NULL if weight is None else ffi.new("int64_t *", weight)
-        request.compression = tables.COMPRESSIONS[compression]
-        request.caller_waits = waits
-        slot.texts = (text, own_weight, _set_splits(request, splits), _set_refusal(request, operation, refusal))
-        slot.describe(inputs, outputs)
+        try:
+            slot = self._take_request(inputs)
+            request = slot.request
+            request.name = text
+            request.cacheable = name is not None
+            request.operation = _OPERATION_IDS[operation]
+            request.process_set = process_set
+            request.caller_waits = waits
+            slot.set_attributes(attributes)
+            slot.texts = (text, _set_splits(request, splits))
+            slot.describe(inputs, outputs)
+        except Exception as problem:  # a number that has no place in the C struct, or no memory for it
+            self._refuse(operation, text, process_set, problem)
         status = lib.rt_submit(self.native, request, slot.handle, slot.error)
         handle, error = slot.handle[0], slot.error
         if status != OK:
@@ -320,13 +165,37 @@ class Context:
             self._requests.append(slot)
         return Operation(self, handle, (inputs, outputs))
 
-    def refuse(self, operation: str, name: str | None, process_set: int, problem: RingtrainError) -> None:
-        """Announces to the peers what the front end found wrong before submission, then raises it here with their text."""
+    def refuse(self, operation: str, name: str | None, process_set: int, problem: Exception) -> NoReturn:
+        """Announces to the peers what was met before submission, and raises it here with the text that they get.
+
+        Args:
+            operation: name of a row of ``tables.OPERATIONS``.
+            name: as in ``submit``; an unnamed operation takes its number.
+            process_set: id of the process set.
+            problem: raised again with its class if that is one of this package, else as an InvalidArgumentError.
+        """
+        if not self.usable:
+            raise problem
+        self._refuse(operation, self._native_name(operation, name, process_set), process_set, problem)
+
+    def _refuse(self, operation: str, name: CData, process_set: int, problem: Exception) -> NoReturn:
+        """``refuse`` under a name that is C text already."""
+        ours = isinstance(problem, RingtrainError)
+        words = (
+            str(problem) if ours else f"all ranks must submit it, but rank {self.rank} could not: {_summary(problem)}"
+        )
+        refusal = as_text(f"{operation} '{ffi.string(name).decode()}': {words}", _LONGEST_REFUSAL)
+        request, handle, error = ffi.new("rt_request *"), ffi.new(_HANDLE_OUT), ffi.new(_ERROR_OUT)
+        request.name, request.refusal = name, refusal
+        request.operation, request.process_set = _OPERATION_IDS[operation], process_set
+        status = lib.rt_submit(self.native, request, handle, error)
+        log.drain(self.native)
+        if ours and status == _INVALID_ARGUMENT:
+            raise type(problem)(take_text(error[0])) from problem
         try:
-            self.submit(operation, name, (), (), process_set=process_set, refusal=str(problem))
+            self.raise_failure(status, take_text(error[0]))
         except RingtrainError as announced:
-            raise type(problem)(str(announced)) from problem
-        raise problem
+            raise announced from problem
 
     def allocate_on_device(self, device: int, size_bytes: int) -> buffers.DeviceMemory:
         """Fresh memory of a GPU; raises UnsupportedError without a driver, InternalError where there is not enough."""
@@ -343,6 +212,13 @@ class Context:
             check(lib.rt_device_read(self.native, memory.device, stream, address, len(content), to, error), error)
         return content
 
+    def join(self) -> int:
+        """Blocks until all ranks have joined, and returns the one that came last."""
+        operation = self.submit("join", None, (), (), waits=True)
+        operation.wait()
+        self.joins += 1
+        return operation.result()
+
     def add_process_set(self, ranks: Sequence[int]) -> int:
         """Registers a process set and returns its id; collective over all ranks of the world."""
         operation = self.submit("add_process_set", None, (), (), splits=ranks, waits=True)
@@ -354,14 +230,18 @@ class Context:
         self.submit("remove_process_set", None, (), (), splits=[process_set], waits=True).wait()
 
     def counters(self) -> dict[str, int]:
-        """The counters of ``tables.COUNTERS``, by name."""
+        """The counters of ``tables.COUNTERS``, by name, and those of local steps, which the library knows nothing of."""
         values = ffi.new("int64_t[]", len(tables.COUNTERS))
         lib.rt_counters(self.native, values, len(tables.COUNTERS))
-        return {row.name: values[row.id] for row in tables.COUNTERS}
+        return {**{row.name: values[row.id] for row in tables.COUNTERS}, **self._counted}
+
+    def count(self, counter: str, amount: int = 1) -> None:
+        """Adds to one of the counters of local steps."""
+        self._counted[counter] += amount
 
     def lateness(self) -> list[str]:
         """The lines of ``rt_lateness``."""
-        return take_text(lib.rt_lateness(self.native)).splitlines()
+        return take_text(lib.rt_lateness(self.native)).split("\n")[:-1]  # other line ends may stand in a name
 
     def process_set_ranks(self, process_set: int) -> list[int] | None:
         """Members of a process set, ascending; None if there is no such set."""
@@ -369,10 +249,14 @@ class Context:
         count = lib.rt_process_set_ranks(self.native, process_set, ranks, self.size)
         return None if count < 0 else list(ranks[0:count])
 
-    def start_timeline(self, path: str) -> None:
+    def process_set_hosts(self, process_set: int) -> int:
+        """How many hosts the set's tensors travel between."""
+        return lib.rt_process_set_hosts(self.native, process_set)
+
+    def start_timeline(self, path: str, mark_cycles: bool = False) -> None:
         """Starts to write a trace to ``path``; see ``ringtrain.start_timeline``."""
         error = ffi.new(_ERROR_OUT)
-        check(lib.rt_timeline_start(self.native, os.fsencode(path), error), error)
+        check(lib.rt_timeline_start(self.native, as_path("start of timeline", path), bool(mark_cycles), error), error)
 
     def stop_timeline(self) -> None:
         """Ends the trace and its file."""
@@ -382,7 +266,34 @@ class Context:
     def abort(self, cause: str) -> None:
         """Fails everything pending and everything later on all ranks with this cause; the first cause wins."""
         if self.usable:
-            lib.rt_abort(self.native, cause.encode())
+            lib.rt_abort(self.native, as_text(cause))
+
+    def keep_residuals(self, process_set: int, prefix: str) -> None:
+        """The results of the operations whose names begin so were used: what rounding has lost of them stays lost."""
+        if self.usable:
+            lib.rt_residuals_keep(self.native, process_set, prefix.encode())
+
+    def take_back_residuals(self, process_set: int, prefix: str) -> None:
+        """They were not used: the next ones make up for what was lost before them."""
+        if self.usable:
+            lib.rt_residuals_take_back(self.native, process_set, prefix.encode())
+
+    def residuals(self, process_set: int, prefix: str) -> dict[tuple[str, int], int]:
+        """What the core keeps rounding errors of: elements by (name, place in the operation)."""
+        lines = take_text(lib.rt_residuals(self.native, process_set, prefix.encode())).split("\n")[:-1]
+        rows = [line.split("|", 2) for line in lines]
+        return {(name, int(place)): int(elements) for elements, place, name in rows}
+
+    def save_residual(self, process_set: int, name: str, place: int, elements: int) -> tuple[bool, CData, CData]:
+        """Whether it is what was loaded, whole; and what is kept of a tensor, as float32: of sums sent, of sums finished."""
+        sent, finished = ffi.new("float[]", elements), ffi.new("float[]", elements)
+        whole = lib.rt_residual_save(self.native, process_set, name.encode(), place, elements, sent, finished)
+        return bool(whole), sent, finished
+
+    def load_residual(self, process_set: int, name: str, place: int, sent: Any, finished: Any) -> None:
+        """Has the next operation make up for this, from contiguous memory of float32; the same on all ranks."""
+        given, done = ffi.from_buffer("float[]", sent), ffi.from_buffer("float[]", finished)
+        lib.rt_residual_load(self.native, process_set, name.encode(), place, len(given), given, done)
 
     def count_call(self, what: str) -> int:
         """How often this was called before with ``what``: for things that are done at every n-th call, on all ranks alike."""
@@ -391,7 +302,7 @@ class Context:
     def expect_silence(self, seconds: float) -> None:
         """Keeps the other ranks from reporting or giving up what waits for this one, for so long; 0: it is back."""
         if not self.usable:
-            _raise_unusable(self)
+            raise_unusable(self)
         lib.rt_long_phase(self.native, seconds)
 
     def close(self, patience: float | None = None) -> str:
@@ -420,32 +331,50 @@ class Context:
         """Raises the error of a status, with its text."""
         problem = of_status(status)(text)
         self._failure_was_raised |= isinstance(problem, PeerLostError)
+        if self.explain is not None and isinstance(problem, (PeerLostError, ClosedError)):
+            self._failure_was_raised = True
+            problem = self.explain(self, problem)
         raise problem
 
-    def adopt(self, handle, tensors: tuple) -> None:
+    @property
+    def has_failed(self) -> bool:
+        """Whether its world is known to have ended by a failure."""
+        return self._failure_was_raised or bool(self.ended_because)
+
+    def adopt(self, handle: CData, tensors: tuple) -> None:
         """Takes over a pending operation whose Python object is gone; its tensors live until it is done."""
         self._orphans.append((handle, tensors))
 
-    def _take_request(self, inputs: Sequence[Buffer]) -> _Request:
+    def _take_request(self, inputs: Sequence[Buffer]) -> Request:
         if len(inputs) <= 1:
             dimensions = len(inputs[0].shape) if inputs else 0
             if dimensions <= _DIMENSIONS:
                 try:
                     return self._requests.pop()
                 except IndexError:
-                    return _Request(1, _DIMENSIONS)
-        return _Request(len(inputs), sum(len(buffer.shape) for buffer in inputs))
+                    return Request(1, _DIMENSIONS)
+        return Request(len(inputs), sum(len(buffer.shape) for buffer in inputs))
 
-    def _native_name(self, operation: str, name: str | None, process_set: int):
+    def _native_name(self, operation: str, name: Any, process_set: int) -> CData:
         """The name as C text. Names that come again are kept, since a training step brings the same ones."""
         if name is None:
             count = self._name_counts.setdefault((operation, process_set), itertools.count(1))
             return ffi.new("char[]", f"{operation}.noname.{next(count)}".encode())
-        text = self._names.get(name)
-        if text is None:
-            if len(self._names) >= 65536:
-                self._names.clear()
-            text = self._names[name] = ffi.new("char[]", str(name).encode())
+        try:
+            return self._names[name]
+        except (KeyError, TypeError):  # a new one, or a list
+            return self._new_name(operation, name, process_set)
+
+    def _new_name(self, operation: str, name: Any, process_set: int) -> CData:
+        """Refuses what is no name, under the nearest text that is one."""
+        try:
+            check_name(name)
+        except InvalidArgumentError as problem:
+            nearest = as_text(name if isinstance(name, str) else type(name).__name__, _LONGEST_REFUSAL)
+            self._refuse(operation, nearest, process_set, problem)
+        if len(self._names) >= 65536:
+            self._names.clear()
+        text = self._names[name] = ffi.new("char[]", name.encode())
         return text
 
     def _release_orphans(self) -> None:
@@ -456,24 +385,40 @@ class Context:
             else:
                 self._orphans.append((handle, tensors))
 
-    def __del__(self):
+    def __del__(self, free: Callable[[CData], None] = lib.rt_context_free) -> None:
         if not getattr(self, "forked", True):
-            lib.rt_context_free(self.native)
+            free(self.native)  # not by a global name: a context that outlives this module finds none
 
 
-def _set_splits(request, splits: Sequence[int] | None):
+def _set_splits(request: CData, splits: Sequence[int] | None) -> CData:
     memory = ffi.NULL if splits is None else ffi.new("int64_t[]", list(splits))
     request.split_count, request.splits = 0 if splits is None else len(splits), memory
     return memory
 
 
-def _set_refusal(request, operation: str, refusal: str | None):
-    if refusal is None:
-        memory = ffi.NULL
-    else:
-        memory = ffi.new("char[]", f"{operation} '{ffi.string(request.name).decode()}': {refusal}".encode())
-    request.refusal = memory
-    return memory
+def check_name(name: object) -> None:
+    """Raises InvalidArgumentError for what cannot name an operation: it would be cut, and taken for another one."""
+    if not isinstance(name, str):
+        raise InvalidArgumentError(
+            f"the name must be a str, but is of type {type(name).__name__}. Pass a text, or None for a number."
+        )
+    if "\0" in name:
+        raise InvalidArgumentError(f"the name must not contain a NUL character, but is {name!r}. Leave it out.")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgumentError(
+            f"the name must be text that UTF-8 can encode, but is {name!r}. Leave the surrogates out."
+        ) from None
+
+
+def _summary(problem: Exception) -> str:
+    """The class and the words of an exception, which may fail to say them."""
+    try:
+        words = str(problem)
+    except Exception:  # somebody else's __str__
+        words = ""
+    return f"{type(problem).__name__}: {words}" if words else type(problem).__name__
 
 
 class _Current(threading.local):
@@ -483,43 +428,8 @@ class _Current(threading.local):
 
 
 _contexts: "weakref.WeakSet[Context]" = weakref.WeakSet()
-_of_thread = _Current()
+_own = _Current()
 _default: Context | None = None
-_default_lock = threading.Lock()
-
-
-def open_in_process(hub, rank: int, chosen: dict[str, str]) -> Context:
-    """Opens one rank of a hub (an ``rt_hub *``); blocks until all its ranks are opened."""
-    return _open(chosen, lib.rt_open_in_process, hub, rank)
-
-
-def open_hub(size: int, layout: str = ""):
-    """An ``rt_hub *`` that connects ``size`` ranks of this process; ``lib.rt_hub_close`` takes it back."""
-    hub, error = ffi.new("rt_hub **"), ffi.new(_ERROR_OUT)
-    check(lib.rt_hub_open(size, layout.encode(), hub, error), error)
-    return hub[0]
-
-
-def gpu_libraries(chosen: dict[str, str]) -> dict[str, tuple[str, str]]:
-    """Version and path of each GPU library that was found, or "" and what is wrong; loads them.
-
-    Args:
-        chosen: options, of which ``cuda_lib`` and ``nccl_lib`` count.
-    """
-    suggest_nccl(nccl.suggested_path(), options.environment().get("NCCL_SOCKET_IFNAME", ""))
-    paths = (os.fsencode(chosen.get(name, "")) for name in ("cuda_lib", "nccl_lib"))
-    lines = take_text(lib.rt_gpu_libraries(*paths)).splitlines()
-    return {name: (version, path) for name, version, path in (line.split("|", 2) for line in lines)}
-
-
-def suggest_nccl(path: str, interfaces: str) -> None:
-    """Names a file of NCCL to take if the process has none and the user named none; before the first tensor on a GPU.
-
-    Args:
-        path: the file, or "".
-        interfaces: what ``NCCL_SOCKET_IFNAME`` says, for the texts of NCCL's errors.
-    """
-    lib.rt_suggest_nccl(os.fsencode(path), interfaces.encode())
 
 
 def current() -> Context:
@@ -528,9 +438,9 @@ def current() -> Context:
     Raises:
         NotInitializedError: there is none.
     """
-    context = _of_thread.context or _default
+    context = _own.context or _default
     if context is None or not context.usable:
-        _raise_unusable(context)
+        raise_unusable(context)
     return context
 
 
@@ -541,143 +451,38 @@ def is_default(context: Context) -> bool:
 
 def make_current(context: Context | None) -> None:
     """Makes a context that of this thread; None gives the thread the default one again."""
-    _of_thread.context = context
+    _own.context = context
 
 
-def init(comm: object = None, process_sets: object = None, **arguments: object) -> None:
-    """Joins the world: all ranks that the launcher started, or a world of one without it. A second call does nothing.
+def default() -> Context | None:
+    """The context that ``init`` opened; None before it, and after ``shutdown``."""
+    return _default
 
-    Args:
-        comm: None or [] for all ranks; a list of ranks; or an mpi4py communicator, which is duplicated.
-        process_sets: sets to register, the same on all ranks; ``"dynamic"`` is accepted, sets can always be added.
-        arguments: options by name; ``docs/options.md`` lists them.
 
-    Raises:
-        InvalidArgumentError: a wrong argument or option.
-        MismatchError: ranks that disagree about their options or the process sets.
-        UnsupportedError: the launcher's MPI is not the one that was found, or there is none.
-        TimeoutError: not all ranks came within ``start_timeout_seconds``.
-
-    Example:
-        >>> import ringtrain as rt
-        >>> rt.init()
-        >>> rt.rank(), rt.size()
-        (0, 1)
-    """
+def make_default(context: Context | None) -> None:
+    """Makes a context that of all threads which have none of their own."""
     global _default
-    with _default_lock:
-        if is_initialized():
-            return
-        if _default is not None and _default.forked:
-            _raise_unusable(_default)
-        log.configure()
-        chosen = options.resolve(arguments)
-        exits.install(_abort_at_exception, _leave)
-        _default = _open_world(comm, chosen)
-        if _default.size > 1:
-            signal_number = int(chosen.get("stack_signal", tables.OPTION_BY_NAME["stack_signal"].initial))
-            lib.rt_ask_through(_default.native, reports.answer_requests(signal_number, _show_lines))
-    try:
-        _register_process_sets(_default, process_sets, comm)
-    except BaseException:
-        shutdown()
-        raise
+    _default = context
 
 
-def shutdown() -> None:
-    """Leaves the world. Pending and later operations of the other ranks fail. ``init`` may be called again; MPI goes on."""
-    _leave()
+def of_thread() -> Context | None:
+    """What ``current`` looks at: a context that may be closed, or None."""
+    return _own.context or _default
 
 
 def is_initialized() -> bool:
     """Whether ``init`` was called, and ``shutdown`` not yet since."""
-    context = _of_thread.context or _default
+    context = _own.context or _default
     return context is not None and context.usable
 
 
-def _show_lines() -> None:
-    context = _default
-    if context is not None:
-        log.drain(context.native)
-
-
-def _leave(patience: float | None = None) -> str:
-    """``shutdown``, with ``close``'s argument and result."""
-    global _default
-    context = _of_thread.context or _default
-    if context is None or context.forked:
-        return ""
-    try:
-        return context.close(patience)
-    finally:
-        if context is _default:
-            _default = None
-
-
-def _open_world(comm: object, chosen: dict[str, str]) -> Context:
-    environ = options.environment()
-    started_by = launcher.find(environ)
-    if not (comm is None or mpi.is_communicator(comm) or isinstance(comm, Sequence)):
-        raise InvalidArgumentError(
-            f"init: comm must be None, a list of ranks or an mpi4py communicator, but is {comm!r}."
-        )
-    if mpi.is_communicator(comm) or (started_by is not None and started_by.announces_several):
-        return _open_mpi(comm, started_by, chosen)
-    launcher.refuse_torchrun(environ)
-    if comm:
-        mpi.sorted_ranks(comm, 1)
-    hub = open_hub(1)
-    try:
-        return open_in_process(hub, 0, chosen)
-    finally:
-        lib.rt_hub_close(hub)
-
-
-def _open_mpi(comm: object, started_by: launcher.Launcher | None, chosen: dict[str, str]) -> Context:
-    seconds = float(chosen.get("start_timeout_seconds", tables.OPTION_BY_NAME["start_timeout_seconds"].initial))
-    MPI = mpi.load(started_by, seconds)
-    communicator = mpi.communicator(MPI, comm)
-    context = _open(chosen, lib.rt_open_mpi, os.fsencode(MPI.__file__), MPI._handleof(communicator))
-    announce_segments()
-    if context.size == MPI.COMM_WORLD.Get_size():
-        exits.forget_failed_world()
-    context.over_mpi = True
-    mpi.warn_if_bound(started_by, context.local_rank)
-    mpi.warn_if_wire_waits(MPI, context.cross_size, context.rank)
-    return context
-
-
-def _open(chosen: dict[str, str], function: Callable[..., int], *where: object) -> Context:
-    native, error = ffi.new("rt_context **"), ffi.new(_ERROR_OUT)
-    cuda_arrays.use_driver(chosen.get("cuda_lib", ""))
-    suggest_nccl(nccl.suggested_path(), options.environment().get("NCCL_SOCKET_IFNAME", ""))
-    check(function(*where, options.as_lines(chosen), native, error), error)
-    context = Context(native[0])
-    context.chosen = chosen
-    log.drain(context.native)
-    return context
-
-
-def _register_process_sets(context: Context, process_sets: object, comm: object) -> None:
-    if process_sets is None or (isinstance(process_sets, str) and process_sets.lower() == "dynamic"):
-        return
-    for process_set in process_sets:
-        if hasattr(process_set, "register"):
-            process_set.register(context, comm)
-        else:
-            context.add_process_set(process_set)
-
-
-def _abort_at_exception(text: str, of_a_peer: bool) -> None:
-    if _default is not None:
-        _default.abort(text if of_a_peer else f"rank {_default.rank} ended with an uncaught exception: {text}")
-
-
-def _raise_unusable(context: Context | None) -> None:
+def raise_unusable(context: Context | None) -> NoReturn:
+    """Raises what a call needs to hear that finds no open context, or one of before a fork."""
     if context is not None and context.forked:
         raise ClosedError(_FORKED)
     raise NotInitializedError(
-        "ringtrain.init() must be called first, but was not, or shutdown() came since. Call init() again."
+        "ringtrain.init() must be called first, but was not, or shutdown() came since. Call init() again. "
+        "(In the words of Horovod's scripts: Horovod has not been initialized; use hvd.init().)"
     )
 
 

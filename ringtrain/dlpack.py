@@ -5,7 +5,7 @@ Called by ``buffers`` for everything that is neither an ndarray nor of a registe
 """
 
 import ctypes
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -64,7 +64,7 @@ class _Memory:
     The capsule stays unconsumed, so its own destructor gives the tensor back.
     """
 
-    def __init__(self, capsule, tensor: _DLTensor, dtype: np.dtype, read_only: bool):
+    def __init__(self, capsule: Any, tensor: _DLTensor, dtype: np.dtype, read_only: bool):
         self._capsule = capsule
         shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
         strides = tuple(tensor.strides[i] * dtype.itemsize for i in range(tensor.ndim)) if tensor.strides else None
@@ -74,7 +74,7 @@ class _Memory:
         }  # fmt: skip
 
 
-def view(producer: object) -> tuple[np.ndarray, tables.DType]:
+def view(producer: Any) -> tuple[np.ndarray, tables.DType]:
     """A NumPy view of the producer's host memory, and its element type; bfloat16 is viewed as uint16.
 
     Raises:
@@ -116,12 +116,12 @@ class CudaMemory(NamedTuple):
     owner: object
 
 
-def is_on_cuda(producer: object) -> bool:
+def is_on_cuda(producer: Any) -> bool:
     """Whether a tensor with DLPack is in CUDA memory."""
     return int(producer.__dlpack_device__()[0]) in _CUDA_DEVICES
 
 
-def cuda_memory(producer: object, stream: int) -> CudaMemory:
+def cuda_memory(producer: Any, stream: int) -> CudaMemory:
     """The memory of a tensor that ``is_on_cuda``.
 
     Args:
@@ -160,7 +160,7 @@ def _dtype_of(tensor: _DLTensor) -> tables.DType:
     return dtype
 
 
-def _export(producer: object, **stream: int):
+def _export(producer: Any, **stream: int) -> Any:
     try:
         try:
             return producer.__dlpack__(max_version=(1, 0), **stream)
@@ -170,7 +170,7 @@ def _export(producer: object, **stream: int):
         raise InvalidArgumentError(f"expected a tensor that its library exports but found: {problem}") from problem
 
 
-def _open(capsule) -> tuple[_DLTensor, bool]:
+def _open(capsule: Any) -> tuple[_DLTensor, bool]:
     if _capsule_is_valid(capsule, b"dltensor_versioned"):
         versioned = _Versioned.from_address(_capsule_pointer(capsule, b"dltensor_versioned"))
         return versioned.tensor, bool(versioned.flags & _READ_ONLY)
@@ -183,7 +183,7 @@ def _open(capsule) -> tuple[_DLTensor, bool]:
 _lent: dict[int, tuple] = {}
 
 
-def lend(address: int, dtype: tables.DType, shape: tuple[int, ...], device: int, owner: object):
+def lend(address: int, dtype: tables.DType, shape: tuple[int, ...], device: int, owner: object) -> Any:
     """A capsule for contiguous CUDA memory, which ``owner`` keeps until the library that takes it gives it back."""
     extents = (ctypes.c_int64 * max(len(shape), 1))(*shape)
     managed = _Managed()

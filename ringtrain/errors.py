@@ -33,6 +33,22 @@ class PeerLostError(RingtrainError, ConnectionError):
     """Another rank died or aborted; the text names it and tells its cause."""
 
 
+class WorldChangedError(PeerLostError):
+    """The world of an elastic job has ended, and another one follows; the text says why. ``elastic.run`` goes on from there."""
+
+
+class HostsUpdatedInterrupt(RuntimeError):
+    """Ranks wait to join an elastic job, or to leave it. Raised between two steps, on all ranks at once.
+
+    Attributes:
+        skip_sync: whether the state may stay as it is. All ranks take part in what follows, so it is never set here.
+    """
+
+    def __init__(self, skip_sync: bool = False):
+        super().__init__(f"hosts were updated (skip_sync={skip_sync})")
+        self.skip_sync = skip_sync
+
+
 class ClosedError(RingtrainError):
     """The world was shut down, here or by another rank, before the operation was done."""
 

@@ -5,19 +5,32 @@ launcher would end them if it left first. It waits before that, in its world, wh
 stopped. A rank that failed, or whose world did, has a few seconds for all that is left: some rank may never come to
 MPI_Finalize, and a rank that leaves with a code other than 0 makes the launcher end the job.
 
-``context.init`` installs this once. Order at the end: exception hook (traceback, abort), exit handler (shutdown, MPI_Finalize).
+``start.init`` installs this once. Order at the end: exception hook (traceback, abort), exit handler (shutdown,
+MPI_Finalize).
+
+Python does not tell an exit handler the exit code. It is 1 if the exception hook was called, and 0 if the main
+program's outermost frame came to its ``return``. Else a SystemExit has left that frame: its code is noted in
+``sys.exit`` and in ``exit`` on the way, and is not known if the program raised SystemExit by itself, or had taken
+``sys.exit`` before ``init``. Then the launcher is told the moment in which this rank began to leave, and takes the code
+from the process's end.
 """
 
+import _sitebuiltins
 import atexit
+import contextlib
 import ctypes
+import functools
 import math
+import opcode
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, NoReturn
 
-from ringtrain.announce import announce_failure
+from ringtrain.announce import announce_failure, announce_leaving
 from ringtrain.errors import ClosedError, PeerLostError, RingtrainError
 
 SECONDS_AFTER_A_FAILURE = 5.0  # until a rank that failed, or learnt that its world did, has ended
@@ -28,10 +41,13 @@ CODE_OF_AN_INTERRUPT = 128 + signal.SIGINT  # with which Python ends after Ctrl-
 class _Ending:
     """What is known about the end of this process: its owner and its exit code."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.process = 0  # id of the process that installed it; a fork's child ends on its own
-        self.code = 0
-        self.follows = False  # whether the code came of what a peer did
+        self.main_frame: FrameType | None = None  # outermost of the main thread
+        self.code: int | None = 0  # None if it is not known; final once the exit handler runs
+        self.noted: int | None = None  # code of the last sys.exit in the main thread, which may have been caught since
+        self.thread_failed = False  # an exception ended a thread
+        self.because: BaseException | None = None  # the error of a peer that the code came of
         self.is_announced = False  # whether the launcher has been told
         self.errors_of_peers: tuple[type[BaseException], ...] = (PeerLostError, ClosedError)
         self.world_failed = False
@@ -48,15 +64,17 @@ def install(abort: Callable[[str, bool], None], leave: Callable[[float], str]) -
     """Makes an uncaught exception call ``abort``, and every end of the process ``leave``.
 
     Args:
-        abort: gets one line of text, and whether that says what became of a peer; then it is that peer's error, and not the
-            one that came of it.
-        leave: leaves the world; takes the seconds that it may wait for the other ranks, returns why the world has failed
-            if nobody was told so.
+        abort: gets one line of text, and whether that says what became of a peer; then it is that peer's error, and not
+            the one that came of it.
+        leave: leaves the world; takes the seconds that it may wait for the other ranks, returns why the world has
+            failed if nobody was told so.
     """
     if _ending.process == os.getpid():
         return
     _ending.process = os.getpid()
+    _ending.main_frame = _outermost_frame()
     _watch_exceptions(abort)
+    _watch_threads()
     _watch_exit_codes()
     atexit.register(_at_exit, leave)
 
@@ -88,12 +106,13 @@ def count_as_errors_of_peers(*kinds: type[BaseException]) -> None:
 def _watch_exceptions(abort: Callable[[str, bool], None]) -> None:
     earlier = sys.excepthook
 
-    def hook(kind, problem, traceback):
+    def hook(kind: type[BaseException], problem: BaseException, traceback: TracebackType | None) -> None:
         _ending.code = CODE_OF_AN_INTERRUPT if issubclass(kind, KeyboardInterrupt) else 1
         ours = _ending.process == os.getpid()
         of_a_peer = error_of_a_peer(problem)
         if ours:
-            announce_failure(_ending.code, follows=of_a_peer is not None)
+            because = "" if of_a_peer is None else str(of_a_peer)
+            announce_failure(_ending.code, follows=of_a_peer is not None, because=because)
             _ending.is_announced = True
         earlier(kind, problem, traceback)  # first of all: once the peers know, the launcher may end this rank
         if ours:
@@ -112,46 +131,108 @@ def error_of_a_peer(problem: BaseException | None) -> BaseException | None:
     return problem
 
 
-def _watch_exit_codes() -> None:
-    """Python does not tell an exit handler the code, so ``sys.exit`` notes it on the way."""
-    leave = sys.exit
+def _watch_threads() -> None:
+    """An exception that ends a thread ends no process, but is the cause if the others then time out waiting for this rank."""
+    earlier = threading.excepthook
 
-    def exit(status=None, /):
-        _ending.code = status if isinstance(status, int) else int(status is not None)
-        _ending.follows = error_of_a_peer(sys.exc_info()[1]) is not None
+    def hook(arguments: threading.ExceptHookArgs) -> None:
+        if arguments.exc_type is not SystemExit and error_of_a_peer(arguments.exc_value) is None:
+            _ending.thread_failed = True
+        earlier(arguments)
+
+    threading.excepthook = hook
+
+
+def _watch_exit_codes() -> None:
+    leave, quit = sys.exit, _sitebuiltins.Quitter.__call__
+
+    def note(status: object) -> None:
+        if threading.current_thread() is threading.main_thread():
+            _ending.noted = exit_code(status)
+            _ending.because = error_of_a_peer(sys.exc_info()[1])
+
+    @functools.wraps(leave)
+    def noting_exit(status: Any = None, /) -> NoReturn:
+        note(status)
         leave(status)
 
-    sys.exit = exit
+    @functools.wraps(quit)
+    def noting_quit(self: Any, code: Any = None) -> None:
+        note(code)
+        quit(self, code)
+
+    sys.exit = noting_exit
+    setattr(_sitebuiltins.Quitter, "__call__", noting_quit)  # noqa: B010 - exit() and quit()
+
+
+def exit_code(status: object) -> int:
+    """The code with which a process ends after ``sys.exit(status)``."""
+    return status & 0xFF if isinstance(status, int) else int(status is not None)
+
+
+def _outermost_frame() -> FrameType | None:
+    """That of the main thread's program."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
+
+
+def _code_of_the_end() -> int | None:
+    """The exit code, now that the program has ended; None if it is not known."""
+    if _ending.code != 0:  # the exception hook has seen the end
+        return _ending.code
+    return 0 if _has_returned(_ending.main_frame) else _ending.noted
+
+
+def _has_returned(frame: FrameType | None) -> bool:
+    """Whether a frame that is no longer executed came to its end, and no exception has left it."""
+    return frame is None or opcode.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")
 
 
 def _at_exit(leave: Callable[[float], str]) -> None:
     if _ending.process != os.getpid():
         return
     flush()
-    if _ending.code != 0 and not _ending.is_announced:
-        announce_failure(_ending.code, _ending.follows)
+    _ending.code = _code_of_the_end()
+    if _ending.code is None or (_ending.code == 0 and _ending.world_failed):
+        announce_leaving()  # well, or knowing that its world has failed: no cause of what the others see
+    elif _ending.code != 0 and not _ending.is_announced:
+        follows = _ending.because is not None
+        announce_failure(_ending.code, follows, because=str(_ending.because) if follows else "")
     if _has_failed():
         _ending.hurries.set()
         leave(SECONDS_TO_LEAVE)
     else:
-        if cause := leave(math.inf):
-            print(f"ringtrain: {cause}", file=sys.stderr, flush=True)
-            announce_failure(follows=True)
-        if _has_failed():
-            _ending.hurries.set()
-    if _ending.library is not None and (_ending.finalizes or _has_failed()):
+        _leave_well(leave)
+    # A code that is not known may be that of a failure, which ends the job, if only this process ends.
+    stays_away = _ending.code is None and _ending.world_failed
+    if _ending.library is not None and not stays_away and (_ending.finalizes or _has_failed()):
         _finalize(_ending.library)
     _ending.finalized.set()
 
 
+def _leave_well(leave: Callable[[float], str]) -> None:
+    """Waits for the others; if that ends in an error, says so, and whether it came of this rank after all."""
+    if cause := leave(math.inf):
+        print(f"ringtrain: {cause}", file=sys.stderr, flush=True)
+        if _ending.thread_failed:
+            announce_failure()
+        elif _ending.code is not None:
+            announce_failure(follows=True, because=cause)
+    if _has_failed():
+        _ending.hurries.set()
+
+
 def _has_failed() -> bool:
-    return _ending.code != 0 or _ending.world_failed
+    return bool(_ending.code) or _ending.world_failed
 
 
 def flush() -> None:
     """Writes out what the program has printed."""
     for stream in filter(None, (sys.stdout, sys.stderr)):
-        stream.flush()
+        with contextlib.suppress(OSError, ValueError):  # a full disk; a file that the program has closed
+            stream.flush()
 
 
 def _finalize(library: str) -> None:

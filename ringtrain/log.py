@@ -19,7 +19,7 @@ def configure() -> None:
         logger.addHandler(handler)
 
 
-def drain(context) -> None:
+def drain(context: _native.CData) -> None:
     """Logs the lines that the native library keeps for this context (an ``rt_context *``)."""
     while line := _native.take_text(_native.lib.rt_log_next(context)):
         level, _, text = line.partition("|")

@@ -6,13 +6,16 @@ Imported by ``context`` only once a launcher or a communicator asks for it, so a
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from ringtrain import exits, options
-from ringtrain._native import lib
+from ringtrain._native import as_text, lib
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
-from ringtrain.launcher import OPENMPI_TCP_SETTINGS, SLURM_PLUGINS, Launcher
+from ringtrain.launcher import OPENMPI_TCP_SETTINGS, SLURM_PLUGINS, UCX_SETTINGS, Launcher
 from ringtrain.log import logger
+
+_attached: list[int] = []  # the attribute's key, once it is there
 
 
 def is_communicator(comm: object) -> bool:
@@ -21,18 +24,22 @@ def is_communicator(comm: object) -> bool:
     return module is not None and isinstance(comm, module.Comm)
 
 
-def load(launcher: Launcher | None, seconds: float):
+def load(launcher: Launcher | None, seconds: float) -> Any:
     """``mpi4py.MPI``, initialised with thread level multiple; finalised at exit if it was not imported before.
 
-    MPI waits for all ranks while it starts. It cannot be told to give up, so where that takes longer than ``seconds`` the
-    process ends, with the reason on stderr.
+    MPI waits for all ranks while it starts. It cannot be told to give up, so where that takes longer than ``seconds``
+    the process ends, with the reason on stderr.
 
     Raises:
         UnsupportedError: mpi4py or MPI is missing, the level is lower, or it is another MPI than the launcher's.
     """
     users = sys.modules.get("mpi4py.MPI")
+    if users is None:
+        options.set_defaults(
+            UCX_SETTINGS
+        )  # which it reads while it is loaded; of a variable that comes later it complains
     MPI = users or _import(launcher)
-    exits.finalize_at_exit(MPI.__file__, ours=users is None)
+    exits.finalize_at_exit(str(MPI.__file__), ours=users is None)
     if not MPI.Is_initialized():
         if launcher is not None:
             _refuse_unfit(MPI, launcher)
@@ -49,12 +56,30 @@ def load(launcher: Launcher | None, seconds: float):
     return MPI
 
 
-def version_text(MPI) -> str:
+def before_finalize(MPI: Any, leave: Callable[[], None]) -> None:
+    """Has MPI call ``leave`` when anybody calls MPI_Finalize, before that waits for the other ranks; the first time counts.
+
+    MPI deletes the attributes of MPI_COMM_SELF first of all then, while all of MPI still works.
+    """
+    if _attached:
+        return
+
+    def on_delete(comm: Any, key: int, value: object) -> None:
+        try:
+            leave()
+        except Exception:  # MPI would end the job at an exception of a callback
+            logger.exception("MPI_Finalize: the world must be shut down before, but that failed")
+
+    _attached.append(MPI.Comm.Create_keyval(delete_fn=on_delete))
+    MPI.COMM_SELF.Set_attr(_attached[0], leave)
+
+
+def version_text(MPI: Any) -> str:
     """Name and version of the MPI library, in a few words. MPI need not be initialised."""
     return " ".join(MPI.Get_library_version().strip("\0").replace(",", " ").split()[:3])
 
 
-def communicator(MPI, comm: object):
+def communicator(MPI: Any, comm: Any) -> Any:
     """The communicator for ``init``'s argument: all ranks, a list of them, or mpi4py's own.
 
     Raises:
@@ -64,13 +89,18 @@ def communicator(MPI, comm: object):
         return comm
     if comm is None or len(comm) == 0:
         return MPI.COMM_WORLD
-    ranks = sorted_ranks(comm, MPI.COMM_WORLD.Get_size())
-    if MPI.COMM_WORLD.Get_rank() not in ranks:
-        raise InvalidArgumentError(
-            f"init: comm must contain this rank, but rank {MPI.COMM_WORLD.Get_rank()} is not in {ranks}. "
-            "Call init on the listed ranks only."
-        )
+    ranks = ranks_with(MPI.COMM_WORLD.Get_rank(), comm, MPI.COMM_WORLD.Get_size())
     return MPI.COMM_WORLD.Create_group(MPI.COMM_WORLD.Get_group().Incl(ranks))
+
+
+def ranks_with(rank: int, comm: Sequence[int], size: int) -> list[int]:
+    """The ranks of ``init(comm=[...])`` in ascending order, this one among them, checked against the world's size."""
+    ranks = sorted_ranks(comm, size)
+    if rank not in ranks:
+        raise InvalidArgumentError(
+            f"init: comm must contain this rank, but rank {rank} is not in {ranks}. Call init on the listed ranks only."
+        )
+    return ranks
 
 
 def sorted_ranks(comm: Sequence[int], size: int) -> list[int]:
@@ -93,7 +123,7 @@ def warn_if_bound(launcher: Launcher | None, local_rank: int) -> None:
         logger.warning("the launcher bound each rank to one core of %d; give it the flag %s", os.cpu_count(), flag)
 
 
-def warn_if_wire_waits(MPI, hosts: int, rank: int) -> None:
+def warn_if_wire_waits(MPI: Any, hosts: int, rank: int) -> None:
     """Says once that the user's code initialised Open MPI with limits that leave a TCP wire half idle."""
     unset = [name for name in OPENMPI_TCP_SETTINGS if name not in options.environment()]
     if rank == 0 and hosts > 1 and unset and "Open MPI" in MPI.Get_library_version():
@@ -112,14 +142,14 @@ def _deadline(launcher: Launcher | None, seconds: float) -> Iterator[None]:
         "Call init() on every rank before what takes long, or raise start_timeout_seconds.\n"
     )
     exits.flush()  # nothing else does if the process ends here
-    alarm = lib.rt_alarm_set(seconds, text.encode())
+    alarm = lib.rt_alarm_set(seconds, as_text(text))
     try:
         yield
     finally:
         lib.rt_alarm_cancel(alarm)
 
 
-def _import(launcher: Launcher | None):
+def _import(launcher: Launcher | None) -> Any:
     try:
         import mpi4py
 
@@ -140,7 +170,7 @@ def _import(launcher: Launcher | None):
     return MPI
 
 
-def _refuse_unfit(MPI, launcher: Launcher) -> None:
+def _refuse_unfit(MPI: Any, launcher: Launcher) -> None:
     """Before MPICH is initialised by PMIx alone, which it does not speak unless it was built so: it would end the process."""
     variables, library = options.environment(), MPI.Get_library_version().lower()
     by_pmix_alone = "PMIX_NAMESPACE" in variables and "PMI_RANK" not in variables
@@ -148,19 +178,22 @@ def _refuse_unfit(MPI, launcher: Launcher) -> None:
         raise _foreign(MPI, launcher, sees="none of them")
 
 
-def _refuse_foreign(MPI, launcher: Launcher) -> None:
+def _refuse_foreign(MPI: Any, launcher: Launcher) -> None:
     """Never N silent worlds of one: the launcher's MPI must be the one that mpi4py loads."""
     size = MPI.COMM_WORLD.Get_size()
     if (launcher.size or 1) > size or (launcher.rank or 0) >= size:
         raise _foreign(MPI, launcher, sees=size)
 
 
-def _foreign(MPI, launcher: Launcher, sees: int | str) -> UnsupportedError:
+def _foreign(MPI: Any, launcher: Launcher, sees: int | str) -> UnsupportedError:
     library = MPI.Get_library_version().strip("\0").splitlines()[0].strip()
     announced = f"{launcher.size} ranks" if launcher.size else f"rank {launcher.rank}"
     plugin = next((plugin for name, plugin in SLURM_PLUGINS.items() if name in library), "pmix")
-    other = (f"with srun --mpi={plugin}" if "SLURM_STEP_ID" in options.environment()
-             else "with the mpirun that belongs to that library")
+    other = (
+        f"with srun --mpi={plugin}"
+        if "SLURM_STEP_ID" in options.environment()
+        else "with the mpirun that belongs to that library"
+    )
     return UnsupportedError(
         f"init: {launcher.name} announced {announced} ({launcher.variable}), but the MPI that mpi4py loaded ({library}) "
         f"sees {sees}. Start the script with ringtrainrun, or {other}."

@@ -8,6 +8,7 @@ import numpy as np
 from ringtrain.context import current
 from ringtrain.operations import allgather, broadcast
 from ringtrain.process_sets import ProcessSet, global_process_set
+from ringtrain.submission import preparing
 
 
 def broadcast_object(
@@ -21,16 +22,23 @@ def broadcast_object(
         name: identity among the ranks.
         process_set: the ranks that take part.
 
+    Raises:
+        InvalidArgumentError: on every rank, if the root's object does not pickle; the pickler's exception is the cause
+            there.
+
     Example:
         >>> config = rt.broadcast_object(load_config() if rt.rank() == 0 else None)
     """
     name = name or "broadcast_object"
-    is_root = current().rank == root_rank
-    payload = np.frombuffer(_dumps(obj), np.uint8) if is_root else np.empty(0, np.uint8)
-    length = broadcast(np.array([payload.size]), root_rank, f"{name}.size", process_set)
-    if not is_root:
-        payload = np.empty(int(length[0]), np.uint8)
-    payload = broadcast(payload, root_rank, f"{name}.payload", process_set)
+    size_name, payload_name = f"{name}.size", f"{name}.payload"
+    with preparing("broadcast", size_name, process_set):
+        is_root = bool(current().rank == root_rank)
+        payload = np.frombuffer(_dumps(obj), np.uint8) if is_root else np.empty(0, np.uint8)
+    length = broadcast(np.array([payload.size]), root_rank, size_name, process_set)
+    with preparing("broadcast", payload_name, process_set):
+        if not is_root:
+            payload = np.empty(int(length[0]), np.uint8)
+    payload = broadcast(payload, root_rank, payload_name, process_set)
     return obj if is_root else pickle.loads(payload)
 
 
@@ -41,10 +49,15 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
         obj: anything that pickles.
         name: identity among the ranks.
         process_set: the ranks that take part.
+
+    Raises:
+        InvalidArgumentError: on every rank, if an object does not pickle; the pickler's exception is the cause there.
     """
     name = name or "allgather_object"
-    payload = np.frombuffer(_dumps(obj), np.uint8)
-    lengths = allgather(np.array([payload.size]), f"{name}.sizes", process_set)
+    sizes_name = f"{name}.sizes"
+    with preparing("allgather", sizes_name, process_set):
+        payload = np.frombuffer(_dumps(obj), np.uint8)
+    lengths = allgather(np.array([payload.size]), sizes_name, process_set)
     everything = allgather(payload, f"{name}.payload", process_set)
     ends = np.cumsum(lengths)
     return [pickle.loads(everything[end - length : end]) for end, length in zip(ends, lengths, strict=True)]

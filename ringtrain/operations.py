@@ -1,9 +1,10 @@
 """The public collective operations, in Horovod's argument order.
 
-Each has a form that waits and, where the table says so, ``_async`` (returns a ``Handle``), ``_`` (in place) and ``grouped_``
-(several tensors, all or nothing). Tensors are NumPy arrays or anything that speaks DLPack, the buffer protocol or the CUDA
-array interface; a result comes back in the library of its input, as NumPy where that library cannot take it. With tensors
-on a GPU nothing here waits for the GPU: the stream on which their library works does. docs/gpu.md says more.
+Each has a form that waits and, where the table says so, ``_async`` (returns a ``Handle``), ``_`` (in place) and
+``grouped_`` (several tensors, all or nothing). Tensors are NumPy arrays or anything that speaks DLPack, the buffer
+protocol or the CUDA array interface; a result comes back in the library of its input, as NumPy where that library
+cannot take it. With tensors on a GPU nothing here waits for the GPU: the stream on which their library works does.
+docs/gpu.md says more.
 
 The dtypes are float16, bfloat16, float32, float64, int8, int16, int32, int64, uint8 and bool. Every operation raises
 ``MismatchError`` on all ranks when they disagree, ``InvalidArgumentError`` for what this rank alone can see to be wrong
@@ -11,25 +12,73 @@ The dtypes are float16, bfloat16, float32, float64, int8, int16, int32, int64, u
 """
 
 import math
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from ringtrain import buffers, tables
+from ringtrain import arguments, buffers, tables
+from ringtrain._native import lib
 from ringtrain.buffers import Buffer, InPlace
-from ringtrain.context import Context, Operation, current
+from ringtrain.context import current
 from ringtrain.cuda_arrays import CudaArray
-from ringtrain.errors import InvalidArgumentError, RingtrainError, UnsupportedError
-from ringtrain.process_sets import ProcessSet, global_process_set, id_of
+from ringtrain.errors import InvalidArgumentError
+from ringtrain.pending import Operation
+from ringtrain.process_sets import ProcessSet, global_process_set
+from ringtrain.submission import Submission
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "Compression",
+    "Handle",
+    "Max",
+    "Min",
+    "Product",
+    "Sum",
+    "allgather",
+    "allgather_async",
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "grouped_allgather",
+    "grouped_allgather_async",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
+    "join",
+    "poll",
+    "reducescatter",
+    "reducescatter_async",
+    "synchronize",
+]
 
 Average = tables.REDUCTIONS["average"]
 Sum = tables.REDUCTIONS["sum"]
 Min = tables.REDUCTIONS["min"]
 Max = tables.REDUCTIONS["max"]
 Product = tables.REDUCTIONS["product"]
-Adasum = 2  # Horovod's number for a reduction that this release lacks
+Adasum = tables.REDUCTIONS["adasum"]
+
+
+class _WithFeedback(str):
+    """A compression that makes up for what it has lost of a named tensor when that comes again."""
+
+    @property
+    def without_feedback(self) -> str:
+        """The same, which makes up for nothing: for tensors that have nothing to do with those before them."""
+        return tables.WITHOUT_FEEDBACK[self]
 
 
 class Compression:
@@ -38,6 +87,8 @@ class Compression:
     none = "none"
     fp16 = "float16"
     bf16 = "bfloat16"
+    int8 = _WithFeedback("int8")
+    int4 = _WithFeedback("int4")
 
 
 _Results = Callable[[Operation], Any]
@@ -50,12 +101,12 @@ class Handle:
 
     def __init__(self, operation: Operation, results: _Results):
         self._operation: Operation | None = operation
-        self._results = results
+        self._results: Any = results
         self._value: Any = None
 
     def done(self) -> bool:
-        """Whether the operation ended, well or not."""
-        return self._operation is None or self._operation.done()
+        """Whether the operation ended, well or not, a GPU's part included."""
+        return self._operation is None or self._operation.finished()
 
     def wait(self, timeout: float | None = None) -> Any:
         """Blocks until the operation is done and returns its result; the same one when called again."""
@@ -94,12 +145,17 @@ def allreduce(
     Args:
         tensor: any shape, the same on all ranks; not changed.
         name: identity among the ranks; unnamed operations are matched in the order of submission.
-        op: ``Average`` (default), ``Sum``, ``Min``, ``Max`` or ``Product``. Integers average toward zero; bool has no average.
+        op: ``Average`` (default), ``Sum``, ``Min``, ``Max`` or ``Product``. Integers average toward zero; bool has no
+            average.
         prescale_factor: factor on each contribution.
         postscale_factor: factor on the result.
         process_set: the ranks that take part.
         compression: ``Compression.none``, or ``fp16`` or ``bf16`` for 16 bits between hosts: each host's sum is
-            rounded, the sum of those is taken in float32 and rounded once, and all ranks get the same bits.
+            rounded, the sum of those is taken in float32 and rounded once, and all ranks get the same bits. ``int8``
+            and ``int4``, for ``Sum`` and ``Average``: the same in 8 bits with a scale for each 256 elements, or 4 bits
+            with one for each 128, of tensors that have 4,096 or more. What both roundings lose of a tensor is added to
+            the next one of its name, so that it comes late and is not lost; ``int8.without_feedback`` keeps nothing,
+            as do operations without a name.
         weight: with ``Average``, what this rank's tensor counts, such as its number of samples: the result is
             ``sum(weight * tensor) / sum(weight)``. A rank whose weight is 0 contributes nothing. All ranks or none.
 
@@ -288,7 +344,8 @@ def alltoall(
 
     Args:
         tensor: at least one dimension; all but the first are the same on all ranks.
-        splits: rows for each rank, in rank order within the set, adding up to the first dimension; None for equal parts.
+        splits: rows for each rank, in rank order within the set, adding up to the first dimension; None for equal
+            parts.
         name: identity among the ranks.
         process_set: the ranks that take part.
 
@@ -307,9 +364,9 @@ def alltoall_async(
     def results(operation: Operation) -> tuple[Any, np.ndarray]:
         return _allocated(tensor, operation, 0), np.array(operation.received_splits(), np.int32)
 
-    with _Submission("alltoall", name, process_set) as submission:
+    with Submission("alltoall", name, process_set) as submission:
         buffer = buffers.as_buffer(tensor)
-        rows = None if splits is None else _split_rows(splits)
+        rows = None if splits is None else arguments.split_rows(splits)
         return Handle(submission.start((buffer,), (None,), splits=rows), results)
 
 
@@ -326,8 +383,8 @@ def reducescatter(
     """Combines a tensor as ``allreduce`` does and leaves each rank its rows of the first dimension.
 
     Args:
-        tensor: at least one dimension, the same shape on all ranks. Of n rows each of k ranks gets ``n // k``, the first
-            ``n % k`` ranks one more.
+        tensor: at least one dimension, the same shape on all ranks. Of n rows each of k ranks gets ``n // k``, the
+            first ``n % k`` ranks one more.
         name: identity among the ranks.
         op: as in ``allreduce``.
         process_set: the ranks that take part.
@@ -387,7 +444,7 @@ def grouped_reducescatter_async(
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Returns once every member of the process set has called it."""
-    with _Submission("barrier", None, process_set, waits=True) as submission:
+    with Submission("barrier", None, process_set, waits=True) as submission:
         operation = submission.start((), ())
     operation.wait()
 
@@ -398,44 +455,14 @@ def join(device: int = -1) -> int:
     Meanwhile this rank takes part in the others' operations with nothing of its own. ``device`` is accepted for the
     sake of Horovod's scripts.
     """
-    operation = current().submit("join", None, (), (), waits=True)
-    operation.wait()
-    return operation.result()
-
-
-class _Submission:
-    """A submission in the making: what goes wrong within it is announced to the peers before it is raised here."""
-
-    __slots__ = ("_context", "_operation", "_name", "_process_set", "_waits", "_submitted")
-
-    def __init__(self, operation: str, name: str | None, process_set: ProcessSet, waits: bool = False):
-        self._context: Context = current()
-        self._operation = operation
-        self._name = name
-        self._process_set = id_of(process_set)
-        self._waits = waits
-        self._submitted = False
-
-    def start(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer | None], **arguments: Any) -> Operation:
-        """Submits; from here on the library itself announces what it refuses."""
-        self._submitted = True
-        return self._context.submit(
-            self._operation, self._name, inputs, outputs, process_set=self._process_set, waits=self._waits, **arguments
-        )
-
-    def __enter__(self) -> "_Submission":
-        return self
-
-    def __exit__(self, kind, problem, traceback) -> None:
-        if isinstance(problem, RingtrainError) and not self._submitted:
-            self._context.refuse(self._operation, self._name, self._process_set, problem)
+    return current().join()
 
 
 def _reduce(
     given: Any, name: str | None, op: int | None, process_set: ProcessSet, factors: dict[str, Any],
     grouped: bool = False, in_place: bool = False, waits: bool = False,
 ) -> Handle:  # fmt: skip
-    with _Submission("allreduce", name, process_set, waits) as submission:
+    with Submission("allreduce", name, process_set, waits) as submission:
         arguments = _reducing(op, factors)
         inputs, outputs, results = _same_shape(given, grouped, in_place)
         operation = submission.start(inputs, outputs, **arguments)
@@ -445,9 +472,9 @@ def _reduce(
 def _broadcast(
     given: Any, root: int, name: str | None, process_set: ProcessSet, in_place: bool = False, waits: bool = False
 ) -> Handle:
-    with _Submission("broadcast", name, process_set, waits) as submission:
+    with Submission("broadcast", name, process_set, waits) as submission:
         inputs, outputs, results = _same_shape(given, False, in_place)
-        operation = submission.start(inputs, outputs, root=_integer("root_rank", root))
+        operation = submission.start(inputs, outputs, root=arguments.root(root))
     return Handle(operation, results)
 
 
@@ -456,7 +483,7 @@ def _rows(
     grouped: bool = False, waits: bool = False, **arguments: Any,
 ) -> Handle:  # fmt: skip
     """Operations whose results have another first dimension than their inputs; the library allocates them."""
-    with _Submission(kind, name, process_set, waits) as submission:
+    with Submission(kind, name, process_set, waits) as submission:
         if tables.OPERATIONS[kind].reduces:
             arguments = _reducing(op, arguments)
         tensors = list(given) if grouped else [given]
@@ -522,21 +549,6 @@ def _allocated(like: Any, operation: Operation, index: int) -> Any:
     return buffers.wrap(like, memory, dtype, shape)
 
 
-def _reduction(op: int | None) -> str:
-    if op is None:
-        return "average"
-    if op == Adasum:
-        raise UnsupportedError(f"op must be one of {_reductions_text()}, but is Adasum, which this release lacks.")
-    name = tables.REDUCTION_BY_ID.get(op)
-    if name is None:
-        raise InvalidArgumentError(f"op must be one of {_reductions_text()}, but is {op!r}.")
-    return name
-
-
-def _reductions_text() -> str:
-    return ", ".join(f"{name.capitalize()} ({identity})" for name, identity in tables.REDUCTIONS.items())
-
-
 def _factors(prescale: float, postscale: float, compression: str, weight: int | None) -> dict[str, Any]:
     return {"prescale": prescale, "postscale": postscale, "compression": compression, "weight": weight}
 
@@ -544,23 +556,20 @@ def _factors(prescale: float, postscale: float, compression: str, weight: int | 
 def _reducing(op: int | None, factors: dict[str, Any]) -> dict[str, Any]:
     """The arguments of an operation that reduces, checked."""
     compression, weight = factors["compression"], factors["weight"]
-    if compression not in tables.COMPRESSIONS:
+    if not isinstance(compression, str) or compression not in tables.COMPRESSIONS:
         known = ", ".join(tables.COMPRESSIONS)
         raise InvalidArgumentError(f"compression must be one of {known}, but is {compression!r}.")
-    if weight is not None and not 0 <= _integer("weight", weight) < 1 << 63:
-        raise InvalidArgumentError(f"weight must not be negative, but is {weight}.")
-    return {**factors, "reduction": _reduction(op)}
+    return {
+        "reduction": arguments.reduction(op),
+        "prescale": arguments.number("prescale_factor", factors["prescale"]),
+        "postscale": arguments.number("postscale_factor", factors["postscale"]),
+        "compression": compression,
+        "weight": None if weight is None else _weight(weight),
+    }
 
 
-def _integer(what: str, value: Any) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise InvalidArgumentError(f"{what} must be an integer, but is {value!r}.") from None
-
-
-def _split_rows(splits: Any) -> list[int]:
-    rows = np.asarray(splits)
-    if rows.ndim != 1 or (rows.size and rows.dtype.kind not in "iu"):
-        raise InvalidArgumentError(f"splits must be a list of integers, but is {splits!r}.")
-    return [int(count) for count in rows]
+def _weight(value: Any) -> int:
+    weight = arguments.integer("weight", value)
+    if not 0 <= weight <= lib.RT_HIGHEST_WEIGHT:
+        raise InvalidArgumentError(f"the weight must be in [0, {lib.RT_HIGHEST_WEIGHT}], but is {weight}.")
+    return weight

@@ -1,6 +1,6 @@
 """Options of a context: the table's default, then the environment, then an argument of ``init``; parsed strictly.
 
-Besides the launcher this is the only place that reads the environment. ``python -m ringtrain.options`` prints
+Besides the launcher and the benchmarks this alone reads the environment. ``python -m ringtrain.options`` prints
 ``docs/options.md``.
 """
 
@@ -8,7 +8,7 @@ import difflib
 import logging
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 
 from ringtrain import tables
 from ringtrain.errors import InvalidArgumentError
@@ -30,12 +30,42 @@ option, its variable is read too, after ours. A value that cannot be parsed is r
 
 _TAIL = """
 `RINGTRAIN_LOG_LEVEL` (`debug`, `info`, `warning` or `error`) sets the level of the logger `ringtrain`; unset, Python's
-`logging` decides.
+`logging` decides. `RINGTRAIN_ALONE=1` makes `init()` open a world of one, whatever a launcher's variables say: for a program that a
+rank starts beside itself.
 """
 
 
-def environment() -> Mapping[str, str]:
-    """The environment of this process, for those who look for a launcher's variables in it."""
+# Variables that are no options, of the user, of the launcher and of whoever builds or tests.
+_FURTHER = {
+    f"RINGTRAIN_{name}"
+    for name in (
+        "ALONE", "LOG_LEVEL", "TENSORFLOW_ANY_RELEASE", "RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "LAUNCHER", "FUNCTION",
+        "SLOTS", "LISTEN", "SECRET", "NETWORK_INTERFACES", "PORT_RANGE", "RANK_PROCESS", "ELASTIC", "WATCHED_JOB", "VENV", "TORCH",
+        "WITH_PYTORCH",
+    )
+}  # fmt: skip
+_OF_TESTS = "RINGTRAIN_TEST_"
+_LIKENESS = 0.85  # of a name to one that is known, from which on it is taken for a slip
+
+
+def misspelt(environ: Mapping[str, str]) -> list[str]:
+    """A line for each variable that is unknown but has nearly the name of one that is known; pure."""
+    known = {option.variable for option in tables.OPTIONS} | _FURTHER
+    unknown = [
+        name
+        for name in environ
+        if name.startswith("RINGTRAIN_") and not name.startswith(_OF_TESTS) and name not in known
+    ]
+    near = {name: difflib.get_close_matches(name, sorted(known), 1, _LIKENESS) for name in sorted(unknown)}
+    return [
+        f"{name}: it must be a known variable to have an effect, but there is none of this name. The nearest is {like[0]}."
+        for name, like in near.items()
+        if like
+    ]
+
+
+def environment() -> MutableMapping[str, str]:
+    """The environment of this process, for those who look for a launcher's variables in it, or change it for a while."""
     return os.environ
 
 
@@ -43,6 +73,11 @@ def set_defaults(settings: Mapping[str, str]) -> None:
     """Puts variables into the environment of this process, for a library that reads them there; what is set stays."""
     for name, value in settings.items():
         os.environ.setdefault(name, value)
+
+
+def put_into_environment(name: str, value: str) -> None:
+    """Sets a variable in the environment of this process, for those that it starts."""
+    os.environ[name] = value
 
 
 def log_level(environ: Mapping[str, str] = os.environ) -> int | None:
@@ -77,7 +112,7 @@ def resolve(arguments: Mapping[str, object], environ: Mapping[str, str] = os.env
 
 def as_lines(chosen: Mapping[str, str]) -> bytes:
     """The form that the native library takes: a ``name=value`` line for each option."""
-    return "".join(f"{name}={value}\n" for name, value in chosen.items()).encode()
+    return os.fsencode("".join(f"{name}={value}\n" for name, value in chosen.items()))
 
 
 def markdown() -> str:
@@ -94,8 +129,8 @@ def _parse(option: tables.Option, value: object, source: str) -> str:
     """The value as the text that the library parses. ``source`` names where it stood, for the error."""
     text = str(value).strip()
     if option.type == "kText":
-        if "\n" in text:
-            raise InvalidArgumentError(f"{source}: expected one line but found {text!r}.")
+        if "\n" in text or "\0" in text:
+            raise InvalidArgumentError(f"{source}: expected one line without NUL characters but found {text!r}.")
         return text
     if option.type == "kChoice":
         if text not in option.lowest.split("|"):
@@ -120,7 +155,8 @@ def _row(option: tables.Option) -> str:
         "kChoice": ", ".join(f"`{choice}`" for choice in option.lowest.split("|")),
     }.get(option.type, f"{option.lowest} … {option.highest}")
     initial = f"`{option.initial}`" if option.initial else ""
-    return f"| {variables} | {initial} | {values} | {option.sentence} |\n"
+    agrees = " All ranks must have the same value." if option.agrees == "1" else ""
+    return f"| {variables} | {initial} | {values} | {option.sentence}{agrees} |\n"
 
 
 if __name__ == "__main__":

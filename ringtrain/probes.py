@@ -2,13 +2,15 @@
 
 The adapters for frameworks export these. The answers are true of ringtrain: its one native library links nothing, so
 nothing is "built in" but what it can reach at run time, and what it does not use at all is never built nor enabled.
+One name is taken for its meaning: Gloo is what connects Horovod's ranks without an MPI, so "gloo" is yes where
+ringtrain's TCP does. Scripts rely on one of the two being built, and after ``init`` on one being enabled.
 ``verbose`` is accepted for the sake of Horovod's scripts.
 """
 
 import importlib.util
 
 from ringtrain import context as contexts
-from ringtrain import options
+from ringtrain import nccl, options
 from ringtrain.errors import InvalidArgumentError
 
 __all__ = [
@@ -42,7 +44,7 @@ def mpi_threads_supported() -> bool:
 
 def gpu_libraries() -> dict[str, tuple[str, str]]:
     """Version and path of the driver (``cuda``) and of ``nccl`` as this process finds them, or "" and what is wrong; loads them."""
-    return contexts.gpu_libraries(options.resolve({}))
+    return nccl.libraries(options.resolve({}))
 
 
 def nccl_built(verbose: bool = False) -> int:
@@ -65,13 +67,13 @@ def rocm_built(verbose: bool = False) -> bool:
 
 
 def gloo_built(verbose: bool = False) -> bool:
-    """False: ringtrain has no use for Gloo."""
-    return False
+    """Whether ranks can be connected without an MPI: always, by TCP."""
+    return True
 
 
 def gloo_enabled() -> bool:
-    """False: ringtrain has no use for Gloo."""
-    return False
+    """Whether this process's world does without an MPI, and so the opposite of `mpi_enabled`; False before ``init``."""
+    return contexts.is_initialized() and not contexts.current().over_mpi
 
 
 def ccl_built(verbose: bool = False) -> bool:

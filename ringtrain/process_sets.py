@@ -1,7 +1,7 @@
 """Process sets: named subsets of the ranks that run collective operations of their own.
 
-A set is registered by all ranks of the world together, in the same order; then its members alone use it. One that is given
-as an mpi4py communicator gets its ranks when ``init`` registers it.
+A set is registered by all ranks of the world together, in the same order; then its members alone use it. One that is
+given as an mpi4py communicator gets its ranks when ``init`` registers it.
 """
 
 from collections.abc import Sequence
@@ -10,6 +10,11 @@ from typing import Any
 from ringtrain import context as contexts
 from ringtrain import mpi
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
+from ringtrain.submission import Submission, id_of
+
+__all__ = [
+    "ProcessSet", "add_process_set", "global_process_set", "id_of", "members_of", "place_in", "remove_process_set", "size_of",
+]  # fmt: skip
 
 
 class ProcessSet:
@@ -49,14 +54,18 @@ class ProcessSet:
             context: of this rank.
             world: the mpi4py communicator that ``init`` was given, or None.
         """
+        with Submission("add_process_set", None, global_process_set):
+            self._require_unregistered()
+        if self.mpi_comm is None:
+            self.process_set_id = context.add_process_set(self.ranks or ())
+        else:
+            self._register_communicator(context, world)
+
+    def _require_unregistered(self) -> None:
         if self.process_set_id is not None:
             raise InvalidArgumentError(
                 f"add_process_set: expected an unregistered set but found {self}. Remove it first."
             )
-        if self.mpi_comm is None:
-            self.process_set_id = context.add_process_set(self.ranks)
-        else:
-            self._register_communicator(context, world)
 
     def _register_communicator(self, context: contexts.Context, world: Any) -> None:
         """Registers what all ranks brought at this place, each set once, by their lowest ranks; this rank's is its own."""
@@ -73,7 +82,7 @@ class ProcessSet:
 
     def size(self) -> int | None:
         """Number of members; None if the set is not registered."""
-        return None if self.process_set_id is None else len(self.ranks)
+        return None if self.process_set_id is None else len(self.ranks or ())
 
     def rank(self) -> int | None:
         """This rank's place among the members; None if the set is not registered.
@@ -83,17 +92,17 @@ class ProcessSet:
         """
         if self.process_set_id is None:
             return None
-        rank = contexts.current().rank
-        if rank not in self.ranks:
+        rank, members = contexts.current().rank, self.ranks or []
+        if rank not in members:
             raise InvalidArgumentError(f"rank: this rank must be a member of {self}, but rank {rank} is not.")
-        return self.ranks.index(rank)
+        return members.index(rank)
 
     def included(self) -> bool | None:
         """Whether this rank is a member; None if the set is not registered."""
-        return None if self.process_set_id is None else contexts.current().rank in self.ranks
+        return None if self.process_set_id is None else contexts.current().rank in (self.ranks or ())
 
     def __str__(self) -> str:
-        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
 
     __repr__ = __str__
 
@@ -101,19 +110,45 @@ class ProcessSet:
 class _GlobalProcessSet(ProcessSet):
     """All ranks of the world, whichever is current."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.process_set_id = 0
-        self.mpi_comm = None
 
     @property
-    def ranks(self) -> list[int] | None:
+    def mpi_comm(self) -> Any:
+        """The communicator that ``init`` was given, or None."""
+        return contexts.current().communicator if contexts.is_initialized() else None
+
+    @property
+    def ranks(self) -> list[int] | None:  # type: ignore[override]  # nobody sets those of the world
         return list(range(contexts.current().size)) if contexts.is_initialized() else None
 
     def size(self) -> int | None:
         return contexts.current().size if contexts.is_initialized() else None
 
 
-global_process_set = _GlobalProcessSet()
+global_process_set: ProcessSet = _GlobalProcessSet()
+
+
+def members_of(process_set: ProcessSet) -> list[int]:
+    """The global ranks of a registered set, ascending. Raises InvalidArgumentError for one that is not registered."""
+    id_of(process_set)
+    return process_set.ranks or []
+
+
+def size_of(process_set: ProcessSet) -> int:
+    """Number of members of a registered set. Raises InvalidArgumentError for one that is not registered."""
+    id_of(process_set)
+    return process_set.size() or 0
+
+
+def place_in(process_set: ProcessSet) -> int:
+    """This rank's place among the members of a registered set.
+
+    Raises:
+        InvalidArgumentError: the set is not registered, or this rank is not a member.
+    """
+    id_of(process_set)
+    return process_set.rank() or 0
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
@@ -124,35 +159,23 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
     Raises:
         MismatchError: ranks gave different sets.
-        InvalidArgumentError: a rank that does not exist, a rank twice, or a set that is registered already.
+        InvalidArgumentError: a rank that does not exist, a rank twice, or a set that is registered already; with the
+            option ``equal_process_sets=refuse`` also ranks that another set has.
     """
-    if not isinstance(process_set, ProcessSet):
-        process_set = ProcessSet(process_set)
+    with Submission("add_process_set", None, global_process_set):
+        if not isinstance(process_set, ProcessSet):
+            process_set = ProcessSet(process_set)
     process_set.register(contexts.current())
     return process_set
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
     """Removes a set; all ranks of the world call this in the same order. False for the global or an unregistered set."""
-    if process_set.process_set_id in (None, 0):
+    with Submission("remove_process_set", None, global_process_set):
+        if not isinstance(process_set, ProcessSet):
+            raise InvalidArgumentError(f"process_set: expected a ProcessSet but found {process_set!r}.")
+    if not process_set.process_set_id:  # None, or 0 for the world's
         return False
     contexts.current().remove_process_set(process_set.process_set_id)
     process_set.process_set_id = None
     return True
-
-
-def id_of(process_set: ProcessSet) -> int:
-    """The id that operations submit under.
-
-    Raises:
-        InvalidArgumentError: not a process set, or one that is not registered.
-    """
-    try:
-        identity = process_set.process_set_id
-    except AttributeError:
-        raise InvalidArgumentError(f"process_set: expected a ProcessSet but found {process_set!r}.") from None
-    if identity is None:
-        raise InvalidArgumentError(
-            f"process_set: expected a registered set but found {process_set}. Call add_process_set first."
-        )
-    return identity

@@ -1,9 +1,9 @@
 """What a stall shows of this process: the library's report, and where its Python is if others wait for it.
 
 The native library asks through a pipe, and a thread of ours answers, whatever the program does meanwhile: a rank that
-coordinates may itself be the one that saves a checkpoint, or be within TensorFlow. If it has not read that after five seconds,
-some thread keeps the GIL to itself; then no Python runs, so the library's signal may have faulthandler look at the
-stacks without the GIL, which would crash beside running threads.
+coordinates may itself be the one that saves a checkpoint, or be within TensorFlow. If it has not read that after five
+seconds, some thread keeps the GIL to itself; then no Python runs, so the library's signal may have faulthandler look at
+the stacks without the GIL, which would crash beside running threads.
 """
 
 import contextlib

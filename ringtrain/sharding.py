@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.process_sets import ProcessSet, global_process_set
+from ringtrain.process_sets import ProcessSet, global_process_set, place_in, size_of
 
 POLICIES = ("pad", "truncate", "uneven")
 
@@ -54,10 +54,10 @@ def shard(
         data: number of samples, a data set with ``len()`` and ``[index]``, or a ``tf.data.Dataset`` of single samples,
             before ``batch``; of the same length on all ranks. A ``tf.data.Dataset`` keeps its order, which must be the
             same on all ranks: shuffle the share, or the whole with a seed; ``seed`` and ``epoch`` do not matter there.
-        policy: what happens to a remainder that cannot be dealt out evenly. ``"pad"``: every sample is read, and some
+        policy: what happens to a remainder that cannot be divided evenly. ``"pad"``: every sample is read, and some
             ranks read one from the start of the order again, so that all take equally many steps. ``"truncate"``: the
             last samples of the order are left out, for the same end. ``"uneven"``: every sample is read exactly once,
-            and some ranks read one less; they call ``join()`` when they are through.
+            and some ranks read one less; they call ``join()`` when they are done.
         seed: of the order, the same on all ranks; None for the data set's own order.
         epoch: each epoch has an order of its own; without a seed it does not matter.
         start: samples that all ranks together have read of this epoch already; 0 for the whole.
@@ -75,9 +75,9 @@ def shard(
         ...     train_on(images[index], labels[index])
     """
     if hasattr(data, "cardinality") and hasattr(data, "shard"):
-        return _stream_share(data, process_set.rank(), process_set.size(), policy, start)
+        return _stream_share(data, place_in(process_set), size_of(process_set), policy, start)
     count = _count_of(data)
-    chosen = indices(count, process_set.rank(), process_set.size(), policy, seed, epoch, start)
+    chosen = indices(count, place_in(process_set), size_of(process_set), policy, seed, epoch, start)
     return chosen if isinstance(data, Integral) else Shard(data, chosen)
 
 

@@ -11,8 +11,8 @@ from ringtrain.errors import InvalidArgumentError
 def long_phase(seconds: float) -> Iterator[None]:
     """Tells all ranks that this one will submit nothing for a while: a validation, a checkpoint, a download.
 
-    What waits for this rank is neither reported nor given up until ``seconds`` have passed or the block has ended; then the
-    usual times begin anew. Death is still noticed at once.
+    What waits for this rank is neither reported nor given up until ``seconds`` have passed or the block has ended; then
+    the usual times begin anew. Death is still noticed at once.
 
     Args:
         seconds: how long it may take, at most.

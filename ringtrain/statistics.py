@@ -28,8 +28,8 @@ class Stats(NamedTuple):
     """What ``stats`` returns, since ``init``.
 
     Attributes:
-        late: ranks by the time that others waited for them, the slowest first. Those that coordinate know it: rank 0 for the
-            world, the lowest rank of a process set for the set; empty elsewhere.
+        late: ranks by the time that others waited for them, the slowest first. Those that coordinate know it: rank 0
+            for the world, the lowest rank of a process set for the set; empty elsewhere.
         waiting_seconds: how long this rank's threads waited for operations.
         wire_seconds: how long its chunks were between hosts, each counted on its own.
         counters: as in ``ringtrain.counters``: operations, batches, bytes, cache hits and so on.

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ringtrain import context as contexts
-from ringtrain import options
+from ringtrain import options, start
 from ringtrain._native import lib
 
 
@@ -25,8 +25,9 @@ class World:
 
     def __init__(self, size: int, layout: str | None = None, **chosen: object):
         self.size = size
-        self.contexts: list[contexts.Context | None] = [None] * size
+        self._opened: dict[int, contexts.Context] = {}  # by rank
         self._open(layout, options.resolve(chosen))
+        self.contexts = [self._opened[rank] for rank in range(size)]
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Calls ``function(rank, *arguments)`` on every rank at once and returns the results in rank order.
@@ -51,10 +52,10 @@ class World:
         self.close()
 
     def _open(self, layout: str | None, chosen: dict[str, str]) -> None:
-        hub = contexts.open_hub(self.size, layout or "")
+        hub = start.open_hub(self.size, layout or "")
 
         def open_rank(rank: int) -> None:
-            self.contexts[rank] = contexts.open_in_process(hub, rank, chosen)
+            self._opened[rank] = start.open_in_process(hub, rank, chosen)
 
         try:
             self._on_threads(open_rank)
@@ -84,12 +85,11 @@ class World:
         return results
 
     def _abort(self, rank: int, problem: BaseException) -> None:
-        context = self.contexts[rank]
+        context = self._opened.get(rank)
         if context is not None:
             context.abort(f"rank {rank} raised {type(problem).__name__}: {problem}")
 
-    def __del__(self):
+    def __del__(self) -> None:
         # Dropped without close: its contexts are freed one after the other, and must not wait for each other then.
-        for context in self.contexts:
-            if context is not None:
-                context.abort("the World was dropped without close()")
+        for context in self._opened.values():
+            context.abort("the World was dropped without close()")

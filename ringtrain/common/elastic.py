@@ -1,35 +1,23 @@
-"""Horovod's elastic training: the names are here, and each says why it cannot be used yet.
-
-A script that only imports them runs. A job that fails ends with the first cause on every rank, and must be started
-again from its last checkpoint.
-"""
+"""``ringtrain.common.elastic``, as scripts for Horovod import it; and what says so where a framework has no elastic state yet."""
 
 from typing import Any, NoReturn
 
+from ringtrain.elastic import ObjectState, State, run_fn
 from ringtrain.errors import UnsupportedError
 
-__all__ = ["ObjectState", "State", "refuse", "run_fn"]
+__all__ = ["ObjectState", "Refused", "State", "refuse", "run_fn"]
 
 
 def refuse(name: str) -> NoReturn:
-    """Raises the error that an elastic name ends in."""
+    """Raises the error that an elastic name ends in which a framework does not have yet."""
     raise UnsupportedError(
-        f"elastic '{name}': expected a world that may change its size but found one of a fixed size, which is all that "
-        "this release has. Save checkpoints on rank 0 and start the job again from the last one."
+        f"elastic '{name}': expected a state of NumPy arrays, Python objects or PyTorch, but found one of TensorFlow or Keras, "
+        "which this release does not have. Save checkpoints on rank 0 and start the job again from the last one."
     )
 
 
-def run_fn(func: Any, reset: Any) -> NoReturn:
-    """Raises UnsupportedError."""
-    refuse("run_fn")
-
-
-class State:
-    """The base of elastic states; making one raises UnsupportedError, which names the class."""
+class Refused:
+    """The base of what a framework does not have yet; making one raises UnsupportedError, which names the class."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         refuse(type(self).__name__)
-
-
-class ObjectState(State):
-    """State of plain Python objects; making one raises UnsupportedError."""

@@ -1,24 +1,22 @@
 """Exceptions under ``ringtrain.common.exceptions``, as scripts for Horovod import them.
 
-``HorovodInternalError`` is the base of all run-time errors of this package. The other two belong to Horovod's elastic
-training and to its check of framework versions: scripts catch them, ringtrain raises neither.
+``HorovodInternalError`` is the base of all run-time errors of this package. ``HostsUpdatedInterrupt`` is raised in elastic
+jobs. The third belongs to Horovod's check of framework versions: scripts catch it, ringtrain does not raise it.
 """
 
-from ringtrain.errors import HorovodInternalError
+from ringtrain.errors import HorovodInternalError, HostsUpdatedInterrupt
 
-__all__ = ["HorovodInternalError", "HorovodVersionMismatchError", "HostsUpdatedInterrupt"]
+__all__ = [
+    "HorovodInternalError",
+    "HorovodVersionMismatchError",
+    "HostsUpdatedInterrupt",
+    "get_version_mismatch_message",
+]
 
 
-class HostsUpdatedInterrupt(RuntimeError):  # noqa: N818 - Horovod's name
-    """Hosts came or went while an elastic job ran.
-
-    Attributes:
-        skip_sync: whether the state may stay as it is, because hosts only went.
-    """
-
-    def __init__(self, skip_sync: bool = False):
-        super().__init__(f"hosts were updated (skip_sync={skip_sync})")
-        self.skip_sync = skip_sync
+def get_version_mismatch_message(name: str, version: str, installed_version: str) -> str:
+    """The text of a ``HorovodVersionMismatchError``."""
+    return f"{name}: version must be {version}, but is {installed_version}. Install the version compiled against."
 
 
 class HorovodVersionMismatchError(ImportError):
@@ -31,9 +29,7 @@ class HorovodVersionMismatchError(ImportError):
     """
 
     def __init__(self, name: str, version: str, installed_version: str):
-        super().__init__(
-            f"{name}: version must be {version}, but is {installed_version}. Install the version compiled against."
-        )
+        super().__init__(get_version_mismatch_message(name, version, installed_version))
         self.name = name
         self.version = version
         self.installed_version = installed_version

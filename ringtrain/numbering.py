@@ -1,0 +1,17 @@
+"""Numbers for the objects of a rank whose operations need names of their own, such as modules and optimizers.
+
+Members of a process set make such objects, or use them first, in the same order; so the numbers agree without a word.
+"""
+
+import itertools
+import weakref
+
+from ringtrain.context import Context
+
+_counts: "weakref.WeakKeyDictionary[Context, dict[tuple[int, str], itertools.count]]" = weakref.WeakKeyDictionary()
+
+
+def next_number(context: Context, process_set: int, kind: str) -> int:
+    """Numbers the objects of a kind in a process set (its id), from 0."""
+    counts = _counts.setdefault(context, {})
+    return next(counts.setdefault((process_set, kind), itertools.count()))

@@ -1,0 +1,223 @@
+"""A request to the library on its way in, and the operation that it becomes: filled, waited for, taken over when dropped.
+
+``context`` fills and submits requests, and makes the operations. Every function may be called from any thread.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Any, NoReturn, Protocol
+
+from ringtrain import buffers, log, tables
+from ringtrain._native import OK, PENDING, CData, check, ffi, lib, take_text
+from ringtrain.buffers import Buffer
+from ringtrain.cuda_arrays import CudaArray
+from ringtrain.errors import TimeoutError
+
+_SLICE_SECONDS = 0.1  # how long a wait may keep Ctrl-C and the library's log lines waiting
+_VOID = ffi.typeof("void *")
+_HANDLE_OUT = ffi.typeof("rt_handle **")
+_ERROR_OUT = ffi.typeof("char **")
+_TABLE_OF_KIND = {"kReduction": tables.REDUCTIONS, "kCompression": tables.COMPRESSIONS}
+_INT64 = ffi.typeof("int64_t *")
+
+
+def _initial_of(row: tables.Attribute) -> Any:
+    if row.kind == "kOwnCount":
+        return ffi.NULL
+    return row.initial if row.kind == "kFactor" else int(row.initial)
+
+
+# Of each attribute: name, the table whose names are its values, whether it points to a count, the initial value in C.
+_ATTRIBUTES = [
+    (row.name, _TABLE_OF_KIND.get(row.kind), row.kind == "kOwnCount", _initial_of(row))
+    for row in tables.ATTRIBUTES.values()
+]
+
+
+class Request:
+    """The C structs of one submission; kept in a pool, because making them costs more than filling them."""
+
+    __slots__ = ("request", "tensors", "shapes", "handle", "error", "texts", "attributes", "counts")
+
+    def __init__(self, tensor_count: int, dimensions: int):
+        self.request = ffi.new("rt_request *")
+        self.tensors = ffi.new("rt_tensor[]", max(tensor_count, 1))
+        self.shapes = ffi.new("int64_t[]", max(dimensions, 1))
+        self.handle = ffi.new(_HANDLE_OUT)
+        self.error = ffi.new(_ERROR_OUT)
+        self.request.tensors = self.tensors
+        self.attributes: dict[str, Any] | None = None  # that the struct has
+        self.counts: list = []  # those of this rank's own, to which the struct points
+        self.texts: tuple = ()  # what the request points to, until the library has copied it
+
+    def set_attributes(self, attributes: dict[str, Any]) -> None:
+        """Sets rows of ``tables.ATTRIBUTES``, the others to their initial values."""
+        if attributes == self.attributes:  # mostly: a training step asks for what the one before has asked for
+            return
+        self.attributes, self.counts, request = None, [], self.request
+        for name, table, counts, initial in _ATTRIBUTES:
+            value = attributes.get(name)
+            if value is None:
+                value = initial
+            elif counts:
+                value = ffi.new(_INT64, value)
+                self.counts.append(value)
+            elif table is not None:
+                value = table[value]
+            setattr(request, name, value)
+        if not attributes.keys() <= tables.ATTRIBUTES.keys():
+            raise TypeError(f"a request has no {', '.join(attributes.keys() - tables.ATTRIBUTES.keys())}")
+        self.attributes = attributes
+
+    def describe(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer | None]) -> None:
+        """Fills the tensors of the request."""
+        cast, shapes, place = ffi.cast, self.shapes, 0
+        for tensor, buffer, output in zip(self.tensors, inputs, outputs, strict=False):
+            tensor.data = cast(_VOID, buffer.address)
+            tensor.output = ffi.NULL if output is None else cast(_VOID, output.address)
+            tensor.dtype = buffer.dtype
+            tensor.device = buffer.device
+            tensor.stream = cast(_VOID, buffer.stream)
+            tensor.ndim = len(buffer.shape)
+            tensor.shape = shapes + place
+            for extent in buffer.shape:
+                shapes[place] = extent
+                place += 1
+        self.request.tensor_count = len(inputs)
+
+
+class Submitter(Protocol):
+    """What an operation needs of the ``Context`` that submitted it."""
+
+    native: CData
+    forked: bool
+
+    def raise_failure(self, status: int, text: str) -> NoReturn:
+        """Raises the error of a status, with its text."""
+
+    def adopt(self, handle: CData, tensors: tuple) -> None:
+        """Takes over a pending operation whose Python object is gone."""
+
+
+class Operation:
+    """A submitted operation. It keeps its tensors alive until it is finished, even when the object itself is dropped.
+
+    With tensors on a GPU it has two ends, as the core's ``Handle`` has: done, when all is on the GPU's queue, and finished,
+    when the GPU has passed it. Elsewhere both are one.
+    """
+
+    __slots__ = ("_context", "_handle", "_tensors", "_finished", "_on_gpu")
+
+    def __init__(self, context: Submitter, handle: CData, tensors: tuple):
+        self._context = context
+        self._handle = handle
+        self._tensors = tensors
+        self._finished = False  # never becomes True on a GPU, where the end of ``wait`` is not that of the work
+        self._on_gpu = bool(tensors[0]) and tensors[0][0].device >= 0
+
+    def finished(self) -> bool:
+        """Whether it ended, well or not, a GPU's part included; does not block."""
+        return lib.rt_poll(self._handle) != PENDING
+
+    def done(self) -> bool:
+        """Whether ``wait`` returns at once; with tensors on a GPU that is as soon as all is on its queue."""
+        if self._on_gpu:
+            return lib.rt_wait(self._handle, 0.0, ffi.NULL) != PENDING
+        return self._finished or lib.rt_poll(self._handle) != PENDING
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Blocks until the operation is done; other Python threads run meanwhile, and Ctrl-C is answered.
+
+        With tensors on a GPU it blocks only until all is on the GPU's queue; ``hold_back`` orders what follows.
+
+        Raises:
+            TimeoutError: ``timeout`` seconds passed; the operation goes on.
+            RingtrainError: the operation failed; the class tells how, on every rank alike.
+        """
+        if self._finished:
+            return
+        slice_seconds = _SLICE_SECONDS if timeout is None else min(timeout, _SLICE_SECONDS)
+        status = lib.rt_wait(self._handle, slice_seconds, ffi.NULL)
+        if status == PENDING:
+            status = self._wait_on(timeout, slice_seconds)
+        if status != OK:
+            self._raise(status)
+        self._finished = not self._on_gpu
+
+    def hold_back(self, stream: int) -> None:
+        """Makes what a CUDA stream is given from now on wait for the result, on the GPU; after ``wait``.
+
+        Args:
+            stream: its handle; 0 is the legacy stream.
+        """
+        error = ffi.new(_ERROR_OUT)
+        check(lib.rt_stream_wait(self._handle, ffi.cast(_VOID, stream), error), error)
+
+    def allocated(self, index: int = 0) -> tuple[object, int, tuple[int, ...]]:
+        """Memory, dtype and shape of an output that the library allocated, after ``wait``; once for each output.
+
+        The memory is freed with its last user; it speaks the buffer protocol, or is a ``CudaArray``.
+        """
+        data, ndim, shape, error = (
+            ffi.new("void **"),
+            ffi.new("int32_t *"),
+            ffi.new("int64_t[]", lib.RT_MAX_DIMENSIONS),
+            ffi.new(_ERROR_OUT),
+        )
+        check(lib.rt_output(self._handle, index, data, ndim, shape, error), error)
+        extents = tuple(shape[i] for i in range(ndim[0]))
+        memory, dtype = lib.rt_take_output(self._handle, index), self.dtype(index)
+        if self._on_gpu:
+            device_memory = buffers.DeviceMemory(int(ffi.cast("uintptr_t", memory)), self._tensors[0][index].device)
+            return self.array_in(device_memory, dtype, extents), dtype, extents
+        size_bytes = math.prod(extents) * tables.DTYPE_BY_ID[dtype].bytes
+        return buffers.owned_memory(memory, size_bytes) if memory else bytearray(size_bytes), dtype, extents
+
+    def array_in(self, memory: buffers.DeviceMemory, dtype: int, shape: tuple[int, ...]) -> CudaArray:
+        """Memory of a GPU as an array whose readers wait for this operation."""
+        return CudaArray(memory.address, tables.DTYPE_BY_ID[dtype], shape, memory.device, memory, self.hold_back)
+
+    def dtype(self, index: int = 0) -> int:
+        """Id of the element type of a tensor."""
+        return self._tensors[0][index].dtype
+
+    def received_splits(self) -> list[int]:
+        """alltoall: the rows that came from each member of the process set."""
+        count = lib.rt_received_splits(self._handle, ffi.NULL, 0)
+        rows = ffi.new("int64_t[]", max(count, 1))
+        lib.rt_received_splits(self._handle, rows, count)
+        return list(rows[0:count])
+
+    def result(self) -> int:
+        """join: the rank that joined last. add_process_set: the new id."""
+        return lib.rt_result(self._handle)
+
+    def _wait_on(self, timeout: float | None, waited: float) -> int:
+        """The slow part of ``wait``: slice by slice, so that signals are handled and log lines appear."""
+        deadline = None if timeout is None else time.monotonic() + timeout - waited
+        while True:
+            log.drain(self._context.native)
+            remaining = _SLICE_SECONDS if deadline is None else deadline - time.monotonic()
+            if remaining <= 0:
+                raise TimeoutError(
+                    f"wait: the operation must be done within {timeout} s, but is pending. Other ranks may be late."
+                )
+            status = lib.rt_wait(self._handle, min(remaining, _SLICE_SECONDS), ffi.NULL)
+            if status != PENDING:
+                return status
+
+    def _raise(self, status: int) -> None:
+        log.drain(self._context.native)
+        error = ffi.new(_ERROR_OUT)
+        lib.rt_wait(self._handle, 0.0, error)
+        self._context.raise_failure(status, take_text(error[0]))
+
+    def __del__(self) -> None:
+        context = getattr(self, "_context", None)
+        if context is None or context.forked:
+            return
+        if self._finished or lib.rt_poll(self._handle) != PENDING:
+            lib.rt_handle_free(self._handle)
+        else:
+            context.adopt(self._handle, self._tensors)
