@@ -7,11 +7,11 @@
 """
 
 try:
-    import torch as _torch  # noqa: F401 - a missing one is reported here, not deep below
+    import torch as _torch  # a missing one is reported here, not deep below
 except ImportError as _problem:
     raise ImportError("ringtrain.torch needs PyTorch. Run: pip install torch") from _problem
 
-from ringtrain import Handle, RingtrainError, allgather_object, broadcast_object, shard
+from ringtrain import Handle, Outer, RingtrainError, allgather_object, broadcast_object, shard
 from ringtrain.common.util import check_extension
 from ringtrain.torch import elastic, mpi_ops
 from ringtrain.torch.buffers import broadcast_buffers
@@ -23,8 +23,8 @@ from ringtrain.torch.sampler import DistributedSampler
 from ringtrain.torch.sync_batch_norm import SyncBatchNorm
 
 __all__ = [
-    *mpi_ops.__all__,
-    "Compression", "DistributedOptimizer", "DistributedSampler", "Handle", "RingtrainError", "SyncBatchNorm",
+    *mpi_ops.__all__,  # type: ignore[attr-defined]  # made of what it imports
+    "Compression", "DistributedOptimizer", "DistributedSampler", "Handle", "Outer", "RingtrainError", "SyncBatchNorm",
     "allgather_object", "broadcast_buffers", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters",
     "check_extension", "elastic", "shard",
 ]  # fmt: skip

@@ -1,18 +1,19 @@
 """What autograd's engine tells of a backward pass: when it ends, and whether it runs within another one.
 
-``window`` asks from the hooks of its parameters. An activation checkpoint with ``use_reentrant=True`` runs a
+``passes`` asks from the hooks of an optimizer's parameters. An activation checkpoint with ``use_reentrant=True`` runs a
 backward pass of its own within a node of the one that the user started; only the end of the user's counts here.
 """
 
 import sys
 import weakref
 from collections.abc import Callable, Iterator
+from types import FrameType
 
 import torch
 from torch.autograd.function import BackwardCFunction
 
-from ringtrain.context import Operation
 from ringtrain.errors import RingtrainError, TimeoutError
+from ringtrain.pending import Operation
 
 _TURN_SECONDS = 0.01  # how long one optimizer waits before another one that ends in the same pass goes on
 _NODE_IN_PYTHON = BackwardCFunction.apply.__code__
@@ -27,12 +28,11 @@ class BackwardPass:
     Attributes:
         number: how many have begun.
         runs: whether a hook was called in it and its end was not noted yet.
-        completes: whether it is the window's last for a gradient; for the optimizer to set.
     """
 
     def __init__(self, ended: Callable[[], None]):
         self.number = 0
-        self.runs = self.completes = False
+        self.runs = False
         self._ended = weakref.WeakMethod(ended)  # of the object that holds this one: no cycle to be collected
         self._nested: dict[int, bool] = {}  # by graph task: a pass within another one is a task of its own
 
@@ -45,18 +45,20 @@ class BackwardPass:
             if not self.runs:
                 self.runs = True
                 self.number += 1
-            call_at_end(self._ended())
+            ended = self._ended()
+            assert ended is not None  # its holder runs this hook
+            call_at_end(ended)
         return nested
 
     def forget(self) -> None:
         """The pass has ended, or failed."""
-        self.runs = self.completes = False
+        self.runs = False
         self._nested.clear()
 
 
 def is_nested() -> bool:
     """Whether the pass that calls this hook runs within a node of another one. Looks at the whole stack, some 2 us."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code is _NODE_IN_PYTHON:
             return True

@@ -1,6 +1,6 @@
 """A bucket: one flat tensor whose parts are the gradients of several parameters, so that they travel without being packed.
 
-``gradients.Group`` takes gradients into its bucket and sends that; ``plan`` decides which parameters share one.
+``gradients.Group`` takes gradients into its bucket and sends that; ``bucketing`` makes those that parameters share.
 """
 
 from collections.abc import Sequence

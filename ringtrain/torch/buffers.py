@@ -10,11 +10,11 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from ringtrain.context import current, is_initialized
-from ringtrain.process_sets import ProcessSet, global_process_set, id_of
+from ringtrain.numbering import next_number
+from ringtrain.process_sets import ProcessSet, global_process_set, id_of, size_of
 from ringtrain.torch.accumulation import is_accumulating
 from ringtrain.torch.compilation import eager
 from ringtrain.torch.functions import broadcast_in_place
-from ringtrain.torch.numbering import next_number
 
 
 def broadcast_buffers(
@@ -30,7 +30,7 @@ def broadcast_buffers(
         root_rank: global rank of the root.
         every_forward: whether to repeat it before each forward pass in training mode with gradients enabled, as
             ``DistributedDataParallel`` does. All ranks must then make the same number of such passes. Within an
-            optimizer's ``no_sync()`` nothing is sent, but in every pass of a window of several
+            optimizer's ``no_sync()`` nothing is sent, but in every pass of a step of several
             (``backward_passes_per_step``) it is; in evaluation a rank may call the model alone.
         process_set: the ranks that take part.
 
@@ -60,5 +60,5 @@ def _before_forward(name: str, root: int, process_set: ProcessSet, model: torch.
 
 def _broadcast(model: torch.nn.Module, name: str, root: int, process_set: ProcessSet) -> None:
     buffers = {f"{name}.{buffer_name}": buffer for buffer_name, buffer in model.named_buffers()}
-    if process_set.size() > 1 and process_set.included():
+    if size_of(process_set) > 1 and process_set.included():
         broadcast_in_place(buffers, root, process_set)

@@ -1,6 +1,7 @@
 """Keeps ``torch.compile`` out of functions that talk to other ranks: graphs break around them, and they run as they are.
 
-Traced into, they would act on tensors without memory. ``operations``, ``sync_batch_norm``, ``buffers`` and ``window`` use it.
+Traced into, they would act on tensors without memory. ``operations``, ``sync_batch_norm``, ``buffers`` and ``hooks``
+use it.
 """
 
 import functools

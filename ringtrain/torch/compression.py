@@ -5,11 +5,13 @@ with the package only name what the core does while it packs: it adds in float32
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
 import ringtrain
+from ringtrain.gradients.arguments import check_compressor
 
 
 class Compressor:
@@ -43,20 +45,39 @@ def _cast_to(wire: torch.dtype, name: str) -> type[Compressor]:
     return Cast
 
 
+def _in_blocks(in_the_core: Any, name: str, form: str) -> type[Compressor]:
+    """A compressor whose form exists on the wire alone: ``compress`` and ``decompress`` leave a tensor as it is."""
+    described = f"Sends floating-point tensors of 4,096 elements or more as {form}, where the core reduces"
+
+    def made(name: str, wire: str, words: str, **more: Any) -> type[Compressor]:
+        compressor = type(name, (Compressor,), {"__module__": __name__, "__doc__": words, **more})
+        _IN_THE_CORE[compressor] = wire
+        return compressor
+
+    plain = made(f"{name}WithoutFeedback", in_the_core.without_feedback, f"{described}.")
+    return made(name, in_the_core, f"{described}, and makes up for what it loses.", without_feedback=plain)
+
+
+_IN_THE_CORE: dict[type[Compressor], str] = {}  # the core's name for what a compressor does
 NoneCompressor = Compressor
 FP16Compressor = _cast_to(torch.float16, "FP16Compressor")
 BF16Compressor = _cast_to(torch.bfloat16, "BF16Compressor")
 
 
 class Compression:
-    """The compressors that come with the package: ``none``, ``fp16`` and ``bf16``."""
+    """The compressors that come with the package: ``none``, ``fp16``, ``bf16``, ``int8`` and ``int4``.
+
+    The last two make up for what they lose of a gradient when it comes again; ``int8.without_feedback`` does not.
+    """
 
     none = NoneCompressor
     fp16 = FP16Compressor
     bf16 = BF16Compressor
+    int8 = _in_blocks(ringtrain.Compression.int8, "Int8Compressor", "int8 with a scale for each 256")
+    int4 = _in_blocks(ringtrain.Compression.int4, "Int4Compressor", "4 bits with a scale for each 128")
 
 
-_IN_THE_CORE = {
+_IN_THE_CORE |= {
     Compression.none: ringtrain.Compression.none,
     Compression.fp16: ringtrain.Compression.fp16,
     Compression.bf16: ringtrain.Compression.bf16,
@@ -72,11 +93,17 @@ def compressed(
     compressor: Any,
     tensors: Sequence[torch.Tensor],
     operate: Callable[[Sequence[torch.Tensor], str], Sequence[torch.Tensor]],
+    before: AbstractContextManager,
 ) -> Sequence[torch.Tensor]:
-    """Results of ``operate(tensors, compression)``, of which the core does the compression or a user's class does."""
-    by_core = compression_in_the_core(compressor)
+    """Results of ``operate(tensors, compression)``, of which the core does the compression or a user's class does.
+
+    ``before`` is around what that class does before the operation (``ringtrain.submission.preparing``).
+    """
+    with before:
+        check_compressor(compressor)
+        by_core = compression_in_the_core(compressor)
+        pairs = [] if by_core is not None else [compressor.compress(tensor) for tensor in tensors]
     if by_core is not None:
         return operate(tensors, by_core)
-    pairs = [compressor.compress(tensor) for tensor in tensors]
     results = operate([sent for sent, _ in pairs], ringtrain.Compression.none)
     return [compressor.decompress(result, context) for result, (_, context) in zip(results, pairs, strict=True)]

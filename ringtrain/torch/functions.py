@@ -4,6 +4,7 @@ Scripts call these once after ``init()``, and again after loading a checkpoint o
 """
 
 import io
+import operator
 import pickle
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -13,7 +14,9 @@ import torch
 from ringtrain.context import current
 from ringtrain.errors import InvalidArgumentError, MismatchError, RingtrainError
 from ringtrain.objects import allgather_object, broadcast_object
-from ringtrain.process_sets import ProcessSet, global_process_set, id_of
+from ringtrain.pending import Operation
+from ringtrain.process_sets import ProcessSet, global_process_set, members_of
+from ringtrain.submission import Submission, preparing
 from ringtrain.torch.tensors import buffer_of, check_supported, finish
 
 
@@ -60,17 +63,23 @@ def broadcast_optimizer_state(
     Raises:
         MismatchError: the optimizers hold different numbers of parameters.
     """
-    sizes = [len(group["params"]) for group in optimizer.param_groups]
-    _require_equal_sizes(allgather_object(sizes, "broadcast_optimizer_state.sizes", process_set), process_set)
+    sizes_name = "broadcast_optimizer_state.sizes"
+    with preparing("allgather", f"{sizes_name}.sizes", process_set):
+        sizes = [len(group["params"]) for group in optimizer.param_groups]
+    _require_equal_sizes(allgather_object(sizes, sizes_name, process_set), process_set)
     is_root = current().rank == root_rank
-    packed, tensors = _pack(_state_of(optimizer)) if is_root else (b"", [])
+    with preparing("broadcast", "broadcast_optimizer_state.size", process_set):
+        packed, tensors = _pack(state_of(optimizer)) if is_root else (b"", [])
     packed = broadcast_object(packed, root_rank, "broadcast_optimizer_state", process_set)
     if not is_root:
         state, tensors = _unpack(packed)
     named = {f"broadcast_optimizer_state.{index}": tensor for index, tensor in enumerate(tensors)}
     broadcast_in_place(named, root_rank, process_set)
     if not is_root:
-        _set_state(optimizer, state)
+        set_state(optimizer, state)
+    periodic = getattr(optimizer, "_periodic", None)
+    if periodic is not None:  # the root, too, begins anew with it
+        periodic.load(optimizer, _local_steps_of(optimizer) if is_root else state["local_steps"])
 
 
 def _named_tensors(params: Any) -> dict[str, torch.Tensor]:
@@ -78,11 +87,6 @@ def _named_tensors(params: Any) -> dict[str, torch.Tensor]:
     named: dict[str, torch.Tensor] = {}
     for index, pair in enumerate(pairs):
         name, tensor = pair if isinstance(pair, tuple) and len(pair) == 2 else (str(index), pair)
-        if not isinstance(tensor, torch.Tensor):
-            raise InvalidArgumentError(
-                f"broadcast_parameters '{name}': expected a tensor but found a {type(tensor).__name__}. "
-                "Send other objects with broadcast_object."
-            )
         if name in named:
             raise InvalidArgumentError(f"broadcast_parameters '{name}': expected unique names but found it twice.")
         named[name] = tensor
@@ -92,27 +96,39 @@ def _named_tensors(params: Any) -> dict[str, torch.Tensor]:
 def broadcast_in_place(named: Mapping[str, torch.Tensor], root: int, process_set: ProcessSet) -> None:
     """Puts the root's values into named tensors of any layout: all at once, so that small ones share a batch.
 
-    Raises MismatchError if ranks disagree about a shape or dtype.
+    Raises MismatchError if ranks disagree about a shape or dtype; of several tensors that fail the first is told.
     """
-    context, identity = current(), id_of(process_set)
-    pending = []
+    pending: list[tuple[Operation, torch.Tensor, torch.Tensor]] = []
+    problem: RingtrainError | None = None
     for name, tensor in named.items():
         try:
-            check_supported(tensor)
-        except RingtrainError as problem:  # seen by this rank alone: the others must not wait for it
-            context.refuse("broadcast", name, identity, problem)
+            pending.append(_start_broadcast(name, tensor, root, process_set))
+        except RingtrainError as refused:
+            problem = problem or refused
+    for operation, tensor, contiguous in pending:  # all of them, so that no name stays in flight
+        try:
+            finish(operation, contiguous)
+        except RingtrainError as failed:
+            problem = problem or failed
+        else:
+            if not tensor.is_contiguous():
+                tensor.detach().copy_(contiguous)
+    if problem is not None:
+        raise problem
+
+
+def _start_broadcast(
+    name: str, tensor: torch.Tensor, root: int, process_set: ProcessSet
+) -> tuple[Operation, torch.Tensor, torch.Tensor]:
+    with Submission("broadcast", name, process_set) as submission:
+        check_supported(tensor)
         contiguous = tensor.detach().contiguous()
         buffer = buffer_of(contiguous)
-        operation = context.submit("broadcast", name, [buffer], [buffer], root=root, process_set=identity)
-        pending.append((operation, tensor, contiguous))
-    for operation, tensor, contiguous in pending:
-        finish(operation, contiguous)
-        if not tensor.is_contiguous():
-            tensor.detach().copy_(contiguous)
+        return submission.start([buffer], [buffer], root=operator.index(root)), tensor, contiguous
 
 
 def _require_equal_sizes(sizes: list[list[int]], process_set: ProcessSet) -> None:
-    ranks = process_set.ranks
+    ranks = members_of(process_set)
     for rank, theirs in zip(ranks, sizes, strict=True):
         if theirs != sizes[0]:
             raise MismatchError(
@@ -124,14 +140,20 @@ def _require_equal_sizes(sizes: list[list[int]], process_set: ProcessSet) -> Non
 # ---- state as bytes and tensors ----
 
 
-def _state_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def state_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """State by the parameter's place, since the parameters themselves differ from rank to rank."""
     states = [optimizer.state.get(parameter) for group in optimizer.param_groups for parameter in group["params"]]
     options = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-    return {"states": states, "options": options}
+    return {"states": states, "options": options, "local_steps": _local_steps_of(optimizer)}
 
 
-def _set_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+def _local_steps_of(optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
+    """What local steps add to the state; None without them."""
+    periodic = getattr(optimizer, "_periodic", None)
+    return None if periodic is None else periodic.state()
+
+
+def set_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Not by ``load_state_dict``: that casts to the parameters' dtype, and the ranks would differ from the root."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for parameter, values in zip(parameters, state["states"], strict=True):
@@ -166,7 +188,9 @@ def _unpack(packed: bytes) -> tuple[Any, list[torch.Tensor]]:
     class Unpickler(pickle.Unpickler):
         def persistent_load(self, description: tuple) -> torch.Tensor:
             shape, dtype, device = description
-            tensors.append(torch.empty(shape, dtype=dtype, device=device))  # of this rank's current GPU, where it is one
+            tensors.append(
+                torch.empty(shape, dtype=dtype, device=device)
+            )  # of this rank's current GPU, where it is one
             return tensors[-1]
 
     return Unpickler(io.BytesIO(packed)).load(), tensors

@@ -1,17 +1,21 @@
 """One gradient's way to the other ranks and back: what is sent for it, by which operation, and where the result goes.
 
-``window`` decides when a group of parameters is sent and calls ``Group.submit`` and ``Group.take_results``.
+``exchange`` decides when a group of parameters is sent and calls ``Group.submit`` and ``Group.take_results``.
 """
 
+import functools
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
-from ringtrain.context import Context, Operation
+from ringtrain import tables
 from ringtrain.errors import RingtrainError, UnsupportedError
+from ringtrain.gradients.presence import SETTLED
+from ringtrain.gradients.session import Session
 from ringtrain.operations import Average, Sum
+from ringtrain.pending import Operation
 from ringtrain.torch.buckets import Bucket
 from ringtrain.torch.compression import Compressor
 from ringtrain.torch.sparse import SparseAllreduce
@@ -19,10 +23,11 @@ from ringtrain.torch.tensors import finish, lent_buffer
 
 
 @dataclass(frozen=True)
-class Reduction:
+class ReductionSettings:
     """How gradients are combined: one value for all parameters of an optimizer, the same on all ranks.
 
     Attributes:
+        session: the rank, and the process set.
         averages: the sum is divided by the number of ranks.
         prescale: factor on each contribution.
         postscale: factor on the result.
@@ -31,8 +36,7 @@ class Reduction:
         sparse_as_dense: sends sparse gradients as dense ones.
     """
 
-    context: Context
-    process_set: int
+    session: Session
     averages: bool
     prescale: float = 1.0
     postscale: float = 1.0
@@ -40,7 +44,12 @@ class Reduction:
     compressor: type[Compressor] | None = None
     sparse_as_dense: bool = False
 
-    @property
+    @functools.cached_property
+    def keeps_residuals(self) -> bool:
+        """Whether the core makes up for what compression has lost of the gradients before."""
+        return self.compression in tables.WITHOUT_FEEDBACK
+
+    @functools.cached_property
     def name(self) -> str:
         """The row of ``tables.REDUCTIONS``."""
         return "average" if self.averages else "sum"
@@ -53,26 +62,18 @@ class Reduction:
 
 @dataclass(eq=False, slots=True)
 class Member:
-    """A parameter of the optimizer, and how far its gradient is in the current window.
+    """A parameter of the optimizer, and what was reduced of it last.
 
     Attributes:
         name: identity among the ranks.
         index: place among the optimizer's parameters.
-        group: what it travels in.
-        passes: backward passes of the window that added to the gradient.
-        backward: number of the last of these passes.
-        version: of the gradient, after that pass.
-        settled: all ranks know what becomes of it in this window: it is reduced, or nothing will come.
+        group: what it travels in; a ``Group`` that takes it over says so.
     """
 
     parameter: torch.Tensor
     name: str
     index: int
-    group: "Group"
-    passes: int = 0
-    backward: int = 0
-    version: int = 0
-    settled: bool = False
+    group: "Group" = field(init=False)
     _result: "weakref.ref[torch.Tensor] | None" = None
     _result_version: int = 0
 
@@ -87,14 +88,13 @@ class Member:
         return (
             gradient is not None
             and self._result is not None
-            and self._result() is gradient
             and gradient._version == self._result_version + additions
+            and self._result() is gradient
         )
 
-    def is_changed(self) -> bool:
-        """Whether somebody has changed the gradient since a backward pass of this window left it, not yet reduced."""
-        gradient = self.parameter.grad
-        return self.passes > 0 and not self.settled and gradient is not None and gradient._version != self.version
+    def is_result(self) -> bool:
+        """Whether the gradient is the tensor that was reduced, whatever was done to it since."""
+        return self._result is not None and self._result() is self.parameter.grad
 
     def has_lost_result(self) -> bool:
         """Whether the gradient was reduced and then dropped, as ``zero_grad`` does."""
@@ -102,7 +102,7 @@ class Member:
 
     def lie_in(self, view: torch.Tensor) -> None:
         """Makes a view of a bucket, which holds the gradient already, the parameter's gradient."""
-        self.parameter.grad, self.version = view, view._version
+        self.parameter.grad = view
 
     def fill(self, sparse: bool) -> None:
         """Gives the parameter a gradient of zeros, for ranks that did not use what others did."""
@@ -132,35 +132,49 @@ class _Dense:
 
 @dataclass(eq=False)
 class Group:
-    """Parameters that travel as one operation: usually one. The other fields are of the current window.
+    """Parameters that travel as one operation: usually one. The other fields are of the current step.
 
     Attributes:
-        bucket: where the gradients go to before they travel, if all of them do; in any window.
-        ready_count: members whose gradient is complete and not yet settled.
-        settled_count: members that are settled.
+        bucket: where the gradients go to before they travel, if all of them do; in any step.
         submitted: whether the operation was submitted, or refused: then there is none.
     """
 
     name: str
     members: list[Member]
     bucket: Bucket | None = None
-    ready_count: int = 0
-    settled_count: int = 0
     submitted: bool = False
+    _open_count: int = 0  # members that are not settled
+    _ready_count: int = 0  # of these, members whose gradient is complete here
     _operation: Operation | None = None
     _dense: list[_Dense] = field(default_factory=list)
     _sparse: list[tuple[Member, SparseAllreduce]] = field(default_factory=list)
 
-    @property
-    def complete(self) -> bool:
-        """Whether this rank has the gradient of every member that is to be reduced."""
-        return self.ready_count + self.settled_count == len(self.members)
+    def take_over(self) -> None:
+        """Has the members travel in this group from now on."""
+        for member in self.members:
+            member.group = self
+        self.reopen()
 
-    def unsettled(self) -> list[Member]:
-        """The members that are still to be reduced."""
-        return [member for member in self.members if not member.settled] if self.settled_count else self.members
+    def reopen(self) -> None:
+        """A new step: what was settled is open again."""
+        self._open_count = len(self.members)
 
-    def submit(self, members: Sequence[Member], how: Reduction, postscale: float) -> None:
+    def gather(self) -> bool:
+        """Notes that the gradient of one more member is complete here; returns whether those of all are."""
+        self._ready_count += 1
+        return self._ready_count == self._open_count
+
+    def unsettled(self, codes: bytes | bytearray) -> list[Member]:
+        """The members that are still to be reduced, by the codes of the step."""
+        if self._open_count == len(self.members):
+            return self.members
+        return [member for member in self.members if codes[member.index] != SETTLED]
+
+    def note_settled(self, codes: bytes | bytearray) -> None:
+        """Counts the members that are still to be reduced, by the codes of the step."""
+        self._open_count = sum(codes[member.index] != SETTLED for member in self.members)
+
+    def submit(self, members: Sequence[Member], how: ReductionSettings, postscale: float) -> None:
         """Starts the operations of some members; sparse gradients travel apart from the others.
 
         Raises RingtrainError for a gradient that this rank must refuse; its peers' operation fails with the same text.
@@ -170,14 +184,15 @@ class Group:
         for member in sparse:
             self._submit_sparse(member, how, postscale)
         if len(sparse) < len(members):
-            self._submit_dense([member for member in members if member not in sparse], how, postscale)
+            dense = [member for member in members if member not in sparse] if sparse else members
+            self._submit_dense(dense, how, postscale)
 
-    def waiting(self) -> Iterator[Operation | SparseAllreduce]:
+    def waiting(self) -> Iterator[Operation]:
         """The operations under way."""
         if self._operation is not None:
             yield self._operation
-        for _, operation in self._sparse:
-            yield operation
+        for _, sparse in self._sparse:
+            yield from sparse.waiting()
 
     def take_results(self, compressor: type[Compressor] | None) -> None:
         """Puts the results of finished operations into the gradients; raises the first error after the others."""
@@ -201,52 +216,52 @@ class Group:
 
     def forget(self) -> None:
         """Lets go of what was submitted; operations under way keep their tensors until they are done."""
-        self.ready_count, self.submitted, self._operation, self._dense, self._sparse = 0, False, None, [], []
+        self._ready_count, self.submitted, self._operation, self._dense, self._sparse = 0, False, None, [], []
 
-    def begin(self) -> None:
-        """A new window: what was settled is open again."""
-        if self.settled_count:
-            for member in self.members:
-                if member.settled:
-                    member.settled, member.passes = False, 0
-            self.settled_count = 0
-
-    def _submit_dense(self, members: Sequence[Member], how: Reduction, postscale: float) -> None:
+    def _submit_dense(self, members: Sequence[Member], how: ReductionSettings, postscale: float) -> None:
         try:
             sent = self._fill_bucket() if self._all_in_bucket(members) else self._prepare(members, how)
             buffers = [lent_buffer(tensor) for tensor in sent]
-        except RingtrainError as problem:  # seen by this rank alone: the others must not wait for it
+        except Exception as problem:  # seen by this rank alone: the others must not wait for it
             self._dense = []
-            how.context.refuse("allreduce", self.name, how.process_set, problem)
-        self._operation = how.context.submit(
+            how.session.context.refuse("allreduce", self.name, how.session.process_set_id, problem)
+        self._operation = how.session.context.submit(
             "allreduce", self.name, buffers, buffers,
-            reduction=how.name, prescale=how.prescale, postscale=postscale, process_set=how.process_set,
+            reduction=how.name, prescale=how.prescale, postscale=postscale, process_set=how.session.process_set_id,
             compression=how.compression,
         )  # fmt: skip
 
     def _all_in_bucket(self, members: Sequence[Member]) -> bool:
-        """Whether the bucket can travel as a whole: not if some of it is settled, or comes on no rank in this window."""
+        """Whether the bucket can travel as a whole: not if some of it is settled, or comes on no rank in this step."""
         return self.bucket is not None and len(members) == len(self.members)
 
     def _fill_bucket(self) -> list[torch.Tensor]:
-        self.bucket.take_in([member.parameter.grad for member in self.members], [member.name for member in self.members])
-        for member, view in zip(self.members, self.bucket.views, strict=True):
+        bucket = self.bucket
+        assert bucket is not None
+        bucket.take_in([member.parameter.grad for member in self.members], [member.name for member in self.members])
+        for member, view in zip(self.members, bucket.views, strict=True):
             member.lie_in(view)
         self._dense = [_Dense(member, member.parameter.grad, member.parameter.grad, None) for member in self.members]
-        return [self.bucket.flat]
+        return [bucket.flat]
 
-    def _prepare(self, members: Sequence[Member], how: Reduction) -> list[torch.Tensor]:
+    def _prepare(self, members: Sequence[Member], how: ReductionSettings) -> list[torch.Tensor]:
         self._dense = [_prepare(member, how) for member in members]
         return [each.sent for each in self._dense]
 
-    def _submit_sparse(self, member: Member, how: Reduction, postscale: float) -> None:
+    def _submit_sparse(self, member: Member, how: ReductionSettings, postscale: float) -> None:
         operation = SparseAllreduce(
-            how.context, member.parameter.grad, member.name, how.op, how.process_set, how.prescale, postscale
+            how.session.context,
+            member.parameter.grad,
+            member.name,
+            how.op,
+            how.session.process_set_id,
+            how.prescale,
+            postscale,
         )
         self._sparse.append((member, operation))
 
 
-def _prepare(member: Member, how: Reduction) -> _Dense:
+def _prepare(member: Member, how: ReductionSettings) -> _Dense:
     gradient = member.parameter.grad
     dense = gradient.to_dense() if gradient.is_sparse else gradient
     if dense.layout is not torch.strided:

@@ -74,5 +74,5 @@ def synchronize(handle: Any) -> Any:
 def _check(function: str, handle: Any) -> None:
     if not (hasattr(handle, "wait") and hasattr(handle, "done")):
         raise InvalidArgumentError(
-            f"{function}: expected what an _async form returned but found {handle!r}. Handles are no numbers here."
+            f"{function}: expected what an _async form returned but found {handle!r}. Handles are objects, not integers."
         )

@@ -1,12 +1,12 @@
 """Hooks of the distributed optimizers on their parameters, and which optimizers of a rank there are.
 
-``window`` attaches one to each parameter. A hook keeps neither the optimizer nor the parameter alive: the garbage
+``reducer`` attaches one to each parameter. A hook keeps neither the optimizer nor the parameter alive: the garbage
 collector does not look into a tensor's hooks. Optimizers are found so that the one made last can take a parameter over.
 """
 
 import weakref
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -14,17 +14,70 @@ from ringtrain.context import Context
 from ringtrain.torch.compilation import eager
 
 
-class Owner(Protocol):
-    """What a hook calls, and what owners of one rank are told apart and put in order by."""
+class Target(Protocol):
+    """What a hook calls."""
 
-    prefix: str
+    def on_gradient(self, index: int) -> None:
+        """Called when the gradient of parameter number ``index`` was added up in a backward pass."""
+
+
+class Owner(Protocol):
+    """What owners of one rank are told apart and put in order by, and how they leave parameters to each other."""
+
+    @property
+    def prefix(self) -> str:
+        """Unique among the owners of a rank, and the same on all ranks."""
 
     @property
     def context(self) -> Context:
         """The rank that it acts for."""
 
-    def on_gradient(self, index: int) -> None:
-        """Called when the gradient of parameter number ``index`` was added up in a backward pass."""
+    def release(self, parameters: set[torch.Tensor], owner: Any) -> None:
+        """Called when another owner takes parameters over."""
+
+
+class Lost(NamedTuple):
+    """A parameter that another optimizer has taken over, and that one's prefix."""
+
+    parameter: torch.Tensor
+    owner: str
+
+
+class Hooks:
+    """The hooks of one optimizer.
+
+    Attributes:
+        lost: the first parameter that another optimizer has taken over; None if there is none.
+    """
+
+    def __init__(self) -> None:
+        self.lost: Lost | None = None
+        self._handles: dict[torch.Tensor, torch.utils.hooks.RemovableHandle] = {}
+
+    def attach(self, target: Target, parameter: torch.Tensor, index: int) -> None:
+        """Has the target called for each gradient of a parameter, also of one that is frozen now, if it can have any."""
+        if not (parameter.is_floating_point() or parameter.is_complex()):
+            return
+        needed = parameter.requires_grad
+        parameter.requires_grad_(True)  # or torch takes no hook; a frozen one may be unfrozen later
+        self._handles[parameter] = parameter.register_post_accumulate_grad_hook(_calls(weakref.ref(target), index))
+        parameter.requires_grad_(needed)
+
+    def has_any(self, parameters: set[torch.Tensor]) -> bool:
+        """Whether one of these parameters has a hook."""
+        return not parameters.isdisjoint(self._handles)
+
+    def release(self, parameters: set[torch.Tensor], owner: str) -> None:
+        """Leaves parameters to the optimizer with another prefix."""
+        for parameter in [each for each in self._handles if each in parameters]:
+            self._handles.pop(parameter).remove()
+            self.lost = self.lost or Lost(parameter, owner)
+
+    def remove(self) -> None:
+        """Removes all hooks."""
+        for handle in self._handles.values():
+            handle.remove()
+        self._handles.clear()
 
 
 _live: "weakref.WeakValueDictionary[int, Owner]" = weakref.WeakValueDictionary()  # by id
@@ -41,26 +94,16 @@ def dismiss(owner: Owner) -> None:
 
 
 def others(own: Owner) -> list[Owner]:
-    """The other owners of the same rank, in an order that is the same on all ranks."""
+    """The other owners of the same rank, or of a world that has ended, in an order that is the same on all ranks."""
     # Copied in one step, since the ranks of a testing.World make optimizers on threads of their own meanwhile.
     living = [owner for owner in (reference() for reference in _live.valuerefs()) if owner is not None]
     return sorted(
-        (each for each in living if each is not own and each.context is own.context), key=lambda each: each.prefix
+        (each for each in living if each is not own and (each.context is own.context or not each.context.usable)),
+        key=lambda each: each.prefix,
     )
 
 
-def attach(owner: Owner, parameter: torch.Tensor, index: int) -> torch.utils.hooks.RemovableHandle | None:
-    """Has the owner called for each gradient of a parameter, also of one that is frozen now; None if it can have none."""
-    if not (parameter.is_floating_point() or parameter.is_complex()):
-        return None
-    needed = parameter.requires_grad
-    parameter.requires_grad_(True)  # or torch takes no hook; a frozen one may be unfrozen later
-    handle = parameter.register_post_accumulate_grad_hook(_calls(weakref.ref(owner), index))
-    parameter.requires_grad_(needed)
-    return handle
-
-
-def _calls(reference: "weakref.ref[Owner]", index: int) -> Callable[[torch.Tensor], None]:
+def _calls(reference: "weakref.ref[Target]", index: int) -> Callable[[torch.Tensor], None]:
     def hook(parameter: torch.Tensor) -> None:
         _deliver(reference, index)
 
@@ -68,7 +111,7 @@ def _calls(reference: "weakref.ref[Owner]", index: int) -> Callable[[torch.Tenso
 
 
 @eager  # compiled autograd would trace it
-def _deliver(reference: "weakref.ref[Owner]", index: int) -> None:
-    owner = reference()
-    if owner is not None:
-        owner.on_gradient(index)
+def _deliver(reference: "weakref.ref[Target]", index: int) -> None:
+    target = reference()
+    if target is not None:
+        target.on_gradient(index)

@@ -1,32 +1,43 @@
 """``DistributedOptimizer``: the user's optimizer, which from then on steps with the gradients of all ranks.
 
 The object stays the same one: its class becomes a subclass with a few methods more, and a step pre-hook waits for the
-reductions. So its defaults, state, schedulers, hooks and pickles are what they were. ``window`` does the reducing.
+reductions. So its defaults, state, schedulers, hooks and pickles are what they were. ``reducer`` does the reducing.
 """
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from numbers import Real
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch
 
-from ringtrain.context import current
-from ringtrain.errors import InvalidArgumentError, UnsupportedError
-from ringtrain.gradient_arguments import check_passes, check_scaling
+from ringtrain.averaging.arrays import checked_outer
+from ringtrain.averaging.neighbours import set_of_this_host
+from ringtrain.averaging.outer import Outer
+from ringtrain.averaging.worker import Plan, Worker
+from ringtrain.errors import InvalidArgumentError
+from ringtrain.gradients.arguments import check_compressor, check_passes, check_scaling
+from ringtrain.gradients.session import Session
 from ringtrain.operations import Adasum, Average
-from ringtrain.process_sets import ProcessSet, global_process_set, id_of
+from ringtrain.process_sets import ProcessSet, global_process_set
 from ringtrain.torch import parameters
 from ringtrain.torch.accumulation import accumulating
+from ringtrain.torch.adasum import distribute, refuse_adasum
 from ringtrain.torch.coexistence import refuse_shared_parameters, refuse_wrapped_optimizer
 from ringtrain.torch.compression import Compression, Compressor, compression_in_the_core
-from ringtrain.torch.gradients import Reduction
-from ringtrain.torch.numbering import next_number
+from ringtrain.torch.gradients import ReductionSettings
+from ringtrain.torch.periodic import Periodic, check_settings, checked_period
+from ringtrain.torch.reducer import Reducer
 from ringtrain.torch.tensors import buffer_of
-from ringtrain.torch.window import GradientReduction
+
+if TYPE_CHECKING:  # the user's class comes behind it
+    _Optimizer: Any
+else:
+    _Optimizer = object
 
 
-def DistributedOptimizer(  # noqa: N802 - the name that Horovod scripts call
+def DistributedOptimizer(
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
     compression: type[Compressor] = Compression.none,
@@ -39,6 +50,11 @@ def DistributedOptimizer(  # noqa: N802 - the name that Horovod scripts call
     process_set: ProcessSet = global_process_set,
     average_aggregated_gradients: bool = False,
     gradient_as_bucket_view: bool = False,
+    every: int | None = None,
+    outer: Outer | None = None,
+    within_host: str | None = None,
+    warmup: int = 0,
+    named_buffers: Iterable[tuple[str, torch.Tensor]] = (),
 ) -> torch.optim.Optimizer:
     """Makes an optimizer step with the gradients of all ranks, and returns it.
 
@@ -48,6 +64,9 @@ def DistributedOptimizer(  # noqa: N802 - the name that Horovod scripts call
     one that some ranks used counts zeros for the others. With a closure, ``step()`` reduces the loss too. In a world of
     one nothing changes.
 
+    The optimizer outlives its world: after ``shutdown()`` and ``init()`` it goes on in the new one, if all ranks use their
+    optimizers first in one order there. Gradients that were under way stay those of this rank.
+
     All ranks call ``step()``, ``synchronize()`` and ``zero_grad()`` equally often. A rank may run no backward pass at
     all before a step, but must come to ``step()`` without waiting for the others first.
 
@@ -56,24 +75,41 @@ def DistributedOptimizer(  # noqa: N802 - the name that Horovod scripts call
         named_parameters: ``model.named_parameters()``: the names in error messages and traces. It may hold more
             parameters than the optimizer, not fewer. All ranks must use the same names.
         compression: ``Compression.fp16`` or ``bf16`` send dense gradients between hosts as 16 bits, added in float32;
-            or a class of your own, derived from ``Compression.none``, which is called for each gradient.
+            ``int8`` and ``int4`` as 8 or 4 bits with a scale for each 256 or 128 elements, of gradients that have 4,096
+            or more: what rounding loses of a gradient is added to the next one, and taken back if the step is skipped.
+            Or a class of your own, derived from ``Compression.none``, which is called for each gradient.
         backward_passes_per_step: backward passes whose gradients are summed here before they travel. See ``no_sync``.
-        op: ``Average`` or ``Sum``.
+        op: ``Average`` or ``Sum``; or ``Adasum``: then each rank steps with its own gradients, with the learning rate
+            of one process, and the changes of the parameters are combined (``adasum``). ``synchronize()`` does nothing
+            then, and all that is about gradients on their way has nothing to say.
         gradient_predivide_factor: with ``Average``, divides by this before the addition and by the rest after it.
         num_groups: Horovod's older spelling of ``groups`` with an int.
         groups: an int: that many groups of parameters, each reduced as one operation, all or nothing; or the groups
             themselves as lists of parameters; the parameters in none travel alone.
         sparse_as_dense: sends sparse gradients as dense ones.
         process_set: the ranks that train together. On another rank the optimizer stays as it is.
-        average_aggregated_gradients: divides the sum of a window by ``backward_passes_per_step``, as Keras users know
-            it; also where a window is cut short, so that every sample weighs the same.
+        average_aggregated_gradients: divides the sum of a step's passes by ``backward_passes_per_step``, as Keras
+            users know it; also where a step is cut short, so that every sample weighs the same.
         gradient_as_bucket_view: once a few steps were alike, gradients become views of a few flat tensors, which travel
             as they are, as DDP's option of this name does. Then do not keep ``p.grad`` from one step to the next.
+        every: local steps: ranks step with their own gradients, and average what they have changed after so many steps
+            (Stich, arXiv:1805.09767). ``compression`` is then that of the changes, and the optimizer has further
+            methods: ``synchronize()`` averages at once, as evaluating and saving need it, on all ranks after the same
+            step; ``join()`` is for a rank that has no more data; ``count_samples(n)`` before a step says what that
+            weighs. Its state may be saved at any step. All ranks call this function together then, and hear whether
+            they have the same arguments. docs/slow-networks.md says more.
+        outer: with ``every``, the outer optimizer of DiLoCo (arXiv:2311.08105); None averages plainly.
+        within_host: with ``every``, ``"exact"`` makes a host one worker: gradients of its ranks are averaged in each
+            step, as without ``every``.
+        warmup: with ``every``, exact steps before the first local one (post-local SGD, arXiv:1808.07217).
+        named_buffers: with ``every``, ``model.named_buffers()``: running statistics are averaged with the parameters,
+            counters become the maximum.
 
     Raises:
         InvalidArgumentError: not an optimizer, or names, groups, ``op`` or a number that cannot be; or another library
             averages these gradients already.
-        UnsupportedError: another library holds these parameters in shards; or ``op`` is ``Adasum``.
+        UnsupportedError: another library holds these parameters in shards.
+        MismatchError: with ``every``, ranks have different arguments; the same text on all.
 
     Example:
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -82,64 +118,111 @@ def DistributedOptimizer(  # noqa: N802 - the name that Horovod scripts call
         >>> optimizer.step()
     """
     refuse_wrapped_optimizer(optimizer)
+    refuse_adasum(optimizer)
     _check_arguments(optimizer, backward_passes_per_step, op, gradient_predivide_factor)
-    context = current()
+    check_compressor(compression)
     known = parameters.known_names(named_parameters)
     names = parameters.names_of(optimizer, known)
     groups = parameters.checked_groups(num_groups, groups, set(names))
     refuse_shared_parameters(names.keys())
-    _make_distributed(optimizer)
-    if process_set.size() == 1 or not process_set.included():
+    named_buffers, outer, by_core = list(named_buffers), checked_outer(outer), compression_in_the_core(compression)
+    local = checked_period(optimizer, every, outer, within_host, warmup, named_buffers)
+    if local is not None:
+        check_settings(op, process_set, within_host, by_core, average_aggregated_gradients)
+    if op == Adasum:
+        _check_adasum(optimizer, average_aggregated_gradients)
+        optimizer = distribute(optimizer, compression, process_set)
+    else:
+        _make_distributed(optimizer, _Distributed if local is None else _Local)
+    optimizer.op, optimizer.process_set = op, process_set
+    optimizer.gradient_predivide_factor, optimizer.sparse_as_dense = gradient_predivide_factor, sparse_as_dense
+    optimizer._parameter_names = dict(known or names)
+    if op == Adasum:
+        optimizer.backward_passes_per_step = backward_passes_per_step
         return optimizer
-    by_core = compression_in_the_core(compression)
+    optimizer._passes_alone = backward_passes_per_step
+    if not process_set.included() or (process_set.size() == 1 and outer is None):
+        return optimizer
     _check_buckets(gradient_as_bucket_view, by_core)
-    how = Reduction(
-        context=context,
-        process_set=id_of(process_set),
-        averages=op == Average,
-        prescale=1.0 / gradient_predivide_factor,
-        postscale=gradient_predivide_factor,
-        compression=by_core or "none",
-        compressor=None if by_core else compression,
-        sparse_as_dense=sparse_as_dense,
-    )
-    # Optimizers are numbered, so that two that hold parameters of equal names never share a name.
-    prefix = f"optimizer.{next_number(context, how.process_set, 'optimizer')}"
-    reduction = GradientReduction(
-        how, prefix, backward_passes_per_step, average_aggregated_gradients, gradient_as_bucket_view
-    )
-    reduction.add_names({**(known or {}), **names})
-    reduction.add(parameters.grouped(list(names), groups))
-    optimizer._gradient_reduction = reduction
+
+    def reducer_over(members: ProcessSet, by_core: str | None, compressor: type[Compressor] | None) -> Reducer:
+        settings = ReductionSettings(
+            session=Session(members),
+            averages=op == Average,
+            prescale=1.0 / gradient_predivide_factor,
+            postscale=gradient_predivide_factor,
+            compression=by_core or "none",
+            compressor=compressor,
+            sparse_as_dense=sparse_as_dense,
+        )
+        passes = optimizer.backward_passes_per_step
+        reducer = Reducer(settings, passes, average_aggregated_gradients, gradient_as_bucket_view)
+        current_names = parameters.names_of(optimizer, {**optimizer._parameter_names})
+        reducer.add_names({**(known or {}), **current_names})
+        reducer.add(parameters.grouped(list(current_names), groups))
+        return reducer
+
+    if local is None:
+        optimizer._reducer = reducer_over(process_set, by_core, None if by_core else compression)
+        return optimizer
+    worker = Worker(Session(process_set), local, Plan(outer, by_core or "none", within_host), "optimizer")
+    worker.compare_terms()  # before a rank waits for what others of other terms never do
+    neighbours = set_of_this_host() if within_host is not None else None
+
+    def make_reducer(warms_up: bool) -> Reducer | None:
+        members = process_set if warms_up else neighbours
+        return None if members is None or members.size() == 1 else reducer_over(members, "none", None)
+
+    optimizer._periodic = Periodic(optimizer, worker, named_buffers, make_reducer)
     return optimizer
 
 
-class _Distributed:
-    """The methods that a distributed optimizer has beyond, or around, those of the user's class."""
+class _Distributed(_Optimizer):
+    """The methods that a distributed optimizer has beyond, or around, those of the user's class.
 
-    _gradient_reduction: GradientReduction | None = None  # None in a world of one, and in copies
+    Attributes, as Horovod's scripts read them:
+        op, process_set, gradient_predivide_factor, sparse_as_dense: the arguments.
+        _parameter_names: the names by parameter, as the user gave them.
+    """
+
+    op: int
+    process_set: ProcessSet
+    gradient_predivide_factor: float
+    sparse_as_dense: bool
+    _parameter_names: dict[torch.Tensor, str]
+    _passes_alone: int = 1
+    _reducer: Reducer | None = None  # None in a world of one, and in copies
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        """Backward passes whose gradients are summed before they travel; to be set between two steps."""
+        reducer = self._reducer
+        return self._passes_alone if reducer is None else reducer.passes_per_step
+
+    @backward_passes_per_step.setter
+    def backward_passes_per_step(self, passes: int) -> None:
+        check_passes(passes)
+        self._passes_alone = passes
+        if self._reducer is not None:
+            self._reducer.set_passes_per_step(passes)
 
     def synchronize(self) -> None:
-        """Reduces what ``backward()`` has not, at the end of a window that is cut short for example.
+        """Reduces what ``backward()`` has not, at the end of a step that is cut short for example.
 
         Then step within ``skip_synchronize()``.
         """
-        if self._gradient_reduction is not None:
-            self._gradient_reduction.synchronize()
-            self._gradient_reduction.asked = True
+        if self._reducer is not None:
+            self._reducer.synchronize_as_asked()
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
         """Within this block ``step()`` takes the gradients as they are, because ``synchronize()`` was called before."""
-        reduction = self._gradient_reduction
-        if reduction is None:
+        reducer = self._reducer
+        if reducer is None:
             yield
             return
-        reduction.skipping = True
-        try:
+        with reducer.skip():
             yield
-        finally:
-            reduction.skipping = False
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -152,35 +235,51 @@ class _Distributed:
             >>> loss(model(micro_batches[-1][0]), micro_batches[-1][1]).backward()
             >>> optimizer.step()
         """
-        reduction = self._gradient_reduction
-        with accumulating(), reduction.silence() if reduction is not None else nullcontext():
+        reducer = self._reducer
+        with accumulating(), reducer.silence() if reducer is not None else nullcontext():
             yield
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Changes the number of backward passes in a step, between two steps."""
-        check_passes(passes)
-        if self._gradient_reduction is not None:
-            self._gradient_reduction.passes_per_step = passes
+        self.backward_passes_per_step = passes
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """The user's ``zero_grad``; a window starts anew, and if the one before came to no end, on all ranks together."""
-        if self._gradient_reduction is not None:
-            self._gradient_reduction.discard()
+        """The user's ``zero_grad``; a step starts anew, and if the one before came to no end, on all ranks together."""
+        if self._reducer is not None:
+            self._reducer.discard()
         super().zero_grad(*args, **kwargs)
+
+    def compression_state(self) -> dict[str, dict[str, torch.Tensor]]:
+        """What ``Compression.int8`` or ``int4`` has lost of the gradients so far and makes up for in the next step.
+
+        All ranks of the process set call this together, between two steps, and get the same: by name of gradient,
+        ``sent`` and ``finished``, flat tensors of float32 (``ringtrain.gradients.residuals``). So one rank can save it,
+        and a world of other hosts can go on with it. Empty where nothing is kept.
+        """
+        return {} if self._reducer is None else self._reducer.compression_state()
+
+    def load_compression_state(self, state: dict[str, dict[str, torch.Tensor]]) -> None:
+        """Goes on with what ``compression_state`` has returned, the same on all ranks, before the first step.
+
+        Without it the first gradients make up for nothing, as in a new run.
+        """
+        if self._reducer is not None:
+            self._reducer.load_compression_state(state)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """The user's ``add_param_group``; the new parameters are reduced too, each alone."""
         super().add_param_group(param_group)
-        reduction = self._gradient_reduction
-        if reduction is not None:
-            names = parameters.names_of_group(self, len(self.param_groups) - 1)
-            reduction.add_names(names)
-            reduction.add(parameters.grouped(list(names), None))
+        names = parameters.names_of_group(self, len(self.param_groups) - 1)
+        self._parameter_names = {**names, **self._parameter_names}
+        reducer = self._reducer
+        if reducer is not None:
+            reducer.add_names(names)
+            reducer.add(parameters.grouped(list(names), None))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The user's ``load_state_dict``; a begun window starts anew."""
-        if self._gradient_reduction is not None:
-            self._gradient_reduction.restart()
+        """The user's ``load_state_dict``; a begun step starts anew."""
+        if self._reducer is not None:
+            self._reducer.restart()
         super().load_state_dict(state_dict)
 
     @property
@@ -189,81 +288,183 @@ class _Distributed:
 
         A rank without a backward pass learns here that the others' gradients are there to be unscaled.
         """
-        reduction = self._gradient_reduction
-        if reduction is not None and not reduction.skipping:
-            reduction.synchronize_unchanged()
+        reducer = self._reducer
+        if reducer is not None:
+            reducer.before_unscaling()
         return vars(self).get("_step_supports_amp_scaling", False)
 
     @_step_supports_amp_scaling.setter
     def _step_supports_amp_scaling(self, supports: bool) -> None:
-        vars(self)["_step_supports_amp_scaling"] = supports
+        self.__dict__["_step_supports_amp_scaling"] = supports
 
-    def __reduce_ex__(self, protocol: int) -> tuple:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple:
         """Copies and pickles are plain optimizers of the user's class; wrap them again to distribute them."""
-        _, _, *contents = super().__reduce_ex__(max(protocol, 2))
-        return _empty_instance, (type(self).__bases__[1],), *contents
+        _, _, *contents = super().__reduce_ex__(max(int(protocol), 2))
+        return _empty_instance, (_plain_class(type(self)),), *contents
 
 
-def _empty_instance(plain: type) -> torch.optim.Optimizer:
+class _Local(_Distributed):
+    """What an optimizer of local steps has beyond, or in place of, that."""
+
+    _periodic: Periodic | None = None  # None in a world of one without an outer optimizer, and in copies
+
+    def synchronize(self) -> None:
+        """Averages what the ranks have changed since the last time: before evaluating and saving.
+
+        All ranks call it after the same step. Then all have the same parameters and buffers, bit by bit.
+
+        Raises:
+            MismatchError: ranks have taken different numbers of steps, or disagree otherwise; the same on all. All
+                parameters are those of the last synchronisation then.
+        """
+        if self._periodic is not None:
+            self._periodic.synchronize(self)
+
+    def join(self) -> None:
+        """Says that this rank has no more data: averages with the others until all ranks have called this.
+
+        What this rank has changed since the last time counts once, and then it only takes what the others learn. When
+        it returns all have the same parameters; training may go on then.
+        """
+        if self._periodic is not None:
+            self._periodic.join(self)
+
+    def count_samples(self, samples: int) -> None:
+        """Says what the next step weighs, such as the number of its samples; before each step on all ranks, or never."""
+        if self._periodic is not None:
+            self._periodic.count_samples(samples)
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Raises InvalidArgumentError: ``synchronize()`` averages parameters here, and not gradients before a step."""
+        raise InvalidArgumentError(
+            "skip_synchronize: every must not be set where a script synchronizes gradients, but is: synchronize() averages "
+            "the parameters. Clip and unscale right after backward(), and call step() alone."
+        )
+        yield
+
+    def state_dict(self) -> dict[str, Any]:
+        """The user's ``state_dict``, and under ``local_steps`` what the next synchronisation needs.
+
+        To be saved by each rank, or by one after ``synchronize()``. An optimizer without local steps loads it too.
+        """
+        state = super().state_dict()
+        return state if self._periodic is None else {**state, "local_steps": self._periodic.state()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The user's ``load_state_dict``; all ranks call it. Without ``local_steps`` in it a period begins."""
+        super().load_state_dict(state_dict)
+        if self._periodic is not None:
+            self._periodic.load(self, state_dict.get("local_steps"))
+
+    def compression_state(self) -> dict[str, dict[str, torch.Tensor]]:
+        """What ``Compression.int8`` or ``int4`` has lost of the changes so far; collective, the same on all ranks."""
+        return {} if self._periodic is None else self._periodic.compression_state()
+
+    def load_compression_state(self, state: dict[str, dict[str, torch.Tensor]]) -> None:
+        """Goes on with what ``compression_state`` has returned, the same on all ranks, before the first step."""
+        if self._periodic is not None:
+            self._periodic.load_compression_state(state)
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """True has ``GradScaler`` call ``step()`` where it found an infinity, too: all ranks count the same steps."""
+        return super()._step_supports_amp_scaling or self._periodic is not None
+
+    @_step_supports_amp_scaling.setter
+    def _step_supports_amp_scaling(self, supports: bool) -> None:
+        self.__dict__["_step_supports_amp_scaling"] = supports
+
+
+def _plain_class(distributed: type) -> type:
+    """The user's class: what comes next to the methods that were put in front of it."""
+    order = distributed.__mro__
+    return order[order.index(_Distributed) + 1]
+
+
+def _empty_instance(plain: Any) -> torch.optim.Optimizer:
     """What copies and unpickled optimizers start from, before they get their state."""
     return plain.__new__(plain)
 
 
-def _make_distributed(optimizer: torch.optim.Optimizer) -> None:
+def _make_distributed(optimizer: torch.optim.Optimizer, methods: type[_Distributed]) -> None:
     """Gives the optimizer the methods and the pre-hook; one that has them is set back, to be wrapped anew."""
-    if isinstance(optimizer, _Distributed):
-        if optimizer._gradient_reduction is not None:
-            optimizer._gradient_reduction.close()
-            optimizer._gradient_reduction = None
-        return
-    plain = type(optimizer)
+    was_distributed = isinstance(optimizer, _Distributed)
+    if was_distributed:
+        _set_back(optimizer)
+        if isinstance(optimizer, _Local) == (methods is _Local):
+            return
+    plain = _plain_class(type(optimizer)) if was_distributed else type(optimizer)
     described = {"__module__": plain.__module__, "__qualname__": plain.__qualname__, "__doc__": plain.__doc__}
-    optimizer.__class__ = type(plain.__name__, (_Distributed, plain), described)
+    distributing = type(plain.__name__, (methods, plain), described)
+    # Programs for Horovod take the class's only base for the optimizer's own: Lightning derives another class from it.
+    optimizer.__class__ = type(plain.__name__, (distributing,), described)
+    if was_distributed:
+        return
     # A pre-hook rather than an override of step(): a scheduler made before has put its own step() on the object.
     # It goes first, so that hooks of the user see reduced gradients.
     hook = optimizer.register_step_pre_hook(_reduce_before_step)
     optimizer._optimizer_step_pre_hooks.move_to_end(hook.id, last=False)
+    optimizer.register_step_post_hook(_after_step)
+
+
+def _set_back(optimizer: Any) -> None:
+    """Ends what was made for a distributed optimizer before."""
+    if optimizer._reducer is not None:
+        optimizer._reducer.close()
+        optimizer._reducer = None
+    if getattr(optimizer, "_periodic", None) is not None:
+        optimizer._periodic.close()
+        optimizer._periodic = None
 
 
 def _reduce_before_step(optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict[str, Any]) -> tuple | None:
     """Runs before every ``step()``; ``args`` starts with the optimizer itself, and a closure may follow."""
-    reduction = getattr(optimizer, "_gradient_reduction", None)
-    if reduction is None:
+    reducer = getattr(optimizer, "_reducer", None)
+    if reducer is None:
         return None
-    if not reduction.stepped:
-        refuse_shared_parameters([parameter for group in optimizer.param_groups for parameter in group["params"]])
-        reduction.stepped = True
+    reducer.refuse_sharing(optimizer.param_groups)
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
-    if closure is not None and not reduction.skipping:
-        reducing = _closure_of_all(closure, reduction)
+    if closure is not None:
+        reducing = _closure_of_all(closure, reducer)
         return ((optimizer, reducing, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": reducing})
-    if not reduction.before_step():
+    if not reducer.before_step():
         warnings.warn(
-            "step() after synchronize() reduces nothing again. Put it within optimizer.skip_synchronize().",
+            "optimizer.step() called without optimizer.skip_synchronize() after optimizer.synchronize(): nothing is reduced "
+            "again. Put the step within that block.",
             stacklevel=3,
         )
     return None
 
 
-def _closure_of_all(closure: Callable[[], Any], reduction: GradientReduction) -> Callable[[], Any]:
+def _after_step(optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Runs after every ``step()`` that did not fail."""
+    reducer = getattr(optimizer, "_reducer", None)
+    if reducer is not None:
+        reducer.after_step()
+
+
+def _closure_of_all(closure: Callable[[], Any], reducer: Reducer) -> Callable[[], Any]:
     """The user's closure with gradients and loss of all ranks, as one process with all batches has them."""
 
     def reducing_closure() -> Any:
         loss = closure()
-        reduction.synchronize()
-        return None if loss is None else _reduced(loss, reduction)
+        reducer.after_evaluation()
+        return _reduced(loss, reducer)
 
     return reducing_closure
 
 
-def _reduced(loss: Any, reduction: GradientReduction) -> Any:
+def _reduced(loss: Any, reducer: Reducer) -> Any:
     # Line searches compare losses, and ranks that compare different ones would part.
     is_tensor = isinstance(loss, torch.Tensor)
+    if not (loss.is_floating_point() if is_tensor else isinstance(loss, Real)):
+        return loss  # None, or what no optimizer compares
     total = loss.detach().clone() if is_tensor else torch.tensor(float(loss), dtype=torch.float64)
-    buffer, how = buffer_of(total), reduction.how
-    how.context.submit(
-        "allreduce", f"{reduction.prefix}.loss", [buffer], [buffer],
-        reduction=how.name, process_set=how.process_set, waits=True,
+    buffer, settings = buffer_of(total), reducer.settings
+    settings.session.context.submit(
+        "allreduce", f"{reducer.prefix}.loss", [buffer], [buffer],
+        reduction=settings.name, process_set=settings.session.process_set_id, waits=True,
     ).wait()  # fmt: skip
     return total if is_tensor else total.item()
 
@@ -277,16 +478,25 @@ def _check_arguments(optimizer: Any, passes: int, op: int, predivide: float) -> 
             f"DistributedOptimizer: expected a torch.optim.Optimizer but found a {type(optimizer).__name__}."
         )
     check_passes(passes)
-    if op == Adasum:
-        raise UnsupportedError(
-            "DistributedOptimizer: op must be Average or Sum, but is Adasum, which this release lacks."
+    check_scaling("DistributedOptimizer", op, predivide, adasum=True)
+
+
+def _check_adasum(optimizer: torch.optim.Optimizer, averages_passes: bool) -> None:
+    if averages_passes:
+        raise InvalidArgumentError(
+            "DistributedOptimizer: average_aggregated_gradients must be False with op=Adasum, which sends no gradients, but "
+            "is True. Leave it out."
         )
-    check_scaling("DistributedOptimizer", op, predivide)
+    if isinstance(optimizer, _Distributed):
+        raise InvalidArgumentError(
+            "DistributedOptimizer: expected a plain optimizer for op=Adasum but found a distributed one. Make a new one, and "
+            "load its state."
+        )
 
 
 def _check_buckets(asked_for: bool, compression_by_core: str | None) -> None:
     if asked_for and compression_by_core is None:
         raise InvalidArgumentError(
-            "DistributedOptimizer: gradient_as_bucket_view needs compression none, fp16 or bf16, but it is a class of your "
+            "DistributedOptimizer: gradient_as_bucket_view needs compression none, fp16, bf16, int8 or int4, but it is a class of "
             "own, which takes gradients one by one."
         )

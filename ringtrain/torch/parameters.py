@@ -1,6 +1,7 @@
 """Which parameters an optimizer trains, their names and groups, checked as the user gave them.
 
-``optimizer.DistributedOptimizer`` and its ``add_param_group`` call this; everything comes in an order that all ranks share.
+``optimizer.DistributedOptimizer`` and its ``add_param_group`` call this; everything comes in an order that all ranks
+share.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,9 +10,9 @@ from typing import Any
 import torch
 
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.gradient_arguments import given_groups, runs_of
-
-Groups = int | list[list[torch.Tensor]] | None
+from ringtrain.gradients import grouping
+from ringtrain.gradients.arguments import given_groups
+from ringtrain.gradients.grouping import Groups
 
 
 def trained(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> list[torch.Tensor]:
@@ -88,7 +89,7 @@ def _require_unique(names: Iterable[str]) -> None:
 
 def checked_groups(num_groups: int, groups: Any, parameters: set[torch.Tensor]) -> Groups:
     """The argument ``groups`` or, under Horovod's older name, ``num_groups``; raises InvalidArgumentError."""
-    groups = given_groups(num_groups, groups, "parameters", stacklevel=4)
+    groups = given_groups("DistributedOptimizer", num_groups, groups, "parameter", stacklevel=4)
     if isinstance(groups, list):
         _check_members(groups, parameters)
     return groups
@@ -96,15 +97,8 @@ def checked_groups(num_groups: int, groups: Any, parameters: set[torch.Tensor]) 
 
 def grouped(parameters: Sequence[torch.Tensor], groups: Groups) -> list[list[torch.Tensor]]:
     """The parameters that travel together, and then, each in a list of its own, those that travel alone."""
-    if groups is None:
-        members = []
-    elif isinstance(groups, int):
-        members = runs_of(parameters, groups)
-    else:
-        members = groups
-    members = [part for group in members for part in _of_each_device(group)]
-    taken = {parameter for group in members for parameter in group}
-    return members + [[parameter] for parameter in parameters if parameter not in taken]
+    together = ([parameters[place] for place in places] for places in grouping.grouped(parameters, groups))
+    return [part for group in together for part in _of_each_device(group)]
 
 
 def _of_each_device(group: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
@@ -116,13 +110,9 @@ def _of_each_device(group: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
 
 
 def _check_members(groups: Sequence[Sequence[torch.Tensor]], parameters: set[torch.Tensor]) -> None:
-    seen: set[torch.Tensor] = set()
     for index, group in enumerate(groups):
-        for parameter in group:
-            if parameter not in parameters or parameter in seen:
-                found = "one twice" if parameter in seen else "one that is not the optimizer's"
-                raise InvalidArgumentError(
-                    f"DistributedOptimizer: groups must hold the optimizer's parameters, each once, but group {index} "
-                    f"holds {found}."
-                )
-            seen.add(parameter)
+        if any(parameter not in parameters for parameter in group):
+            raise InvalidArgumentError(
+                f"DistributedOptimizer: groups must hold the optimizer's parameters, each once, but group {index} "
+                "holds one that is not the optimizer's."
+            )

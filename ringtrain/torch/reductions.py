@@ -1,12 +1,11 @@
 """``allreduce`` and its relatives for torch tensors, in the argument order of Horovod's scripts for PyTorch.
 
 ``ringtrain.operations`` does the work and describes the operations; here are the torch-only arguments (``average``,
-``compression``), identity of tensors in the in-place forms, sparse tensors, and gradients. Tensors are on the CPU or a GPU, of
-any dtype of the core and any layout; what is not contiguous is copied. The forms that wait and return a new tensor are
-differentiable. ``operations`` has the rest.
+``compression``), identity of tensors in the in-place forms, sparse tensors, and gradients. Tensors are on the CPU or a
+GPU, of any dtype of the core and any layout; what is not contiguous is copied. The forms that wait and return a new
+tensor are differentiable. ``operations`` has the rest.
 """
 
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -14,15 +13,28 @@ import torch
 
 from ringtrain import operations as arrays
 from ringtrain.context import current
-from ringtrain.errors import InvalidArgumentError
-from ringtrain.operations import Average, Handle, Sum
+from ringtrain.gradients.arguments import chosen_op
+from ringtrain.operations import Handle
 from ringtrain.process_sets import ProcessSet, global_process_set, id_of
-from ringtrain.torch.autograd import backward_name, differentiable, require_linear
+from ringtrain.submission import preparing
+from ringtrain.torch.autograd import Forward, differentiable
 from ringtrain.torch.compilation import eager
 from ringtrain.torch.compression import Compression, Compressor, compressed
 from ringtrain.torch.handles import InPlaceHandle
 from ringtrain.torch.sparse import SparseAllreduce
-from ringtrain.torch.tensors import listed, writable
+from ringtrain.torch.tensors import check_tensors, listed, writable
+
+__all__ = [
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "sparse_allreduce_async",
+]
 
 _Tensors = Sequence[torch.Tensor]
 
@@ -55,24 +67,22 @@ def allreduce(
     Example:
         >>> accuracy = hvd.allreduce(torch.tensor(correct / total), name="accuracy")
     """
-    op = _op(average, op)
+    before = preparing("allreduce", name, process_set)
+    with before:
+        op = chosen_op(average, op)
+        check_tensors([tensor])
     scales = prescale_factor, postscale_factor
 
     def run() -> _Tensors:
         if _is_sparse(tensor):
             return [_sparse(tensor, name, op, process_set, *scales, weight).wait()]
-        return compressed(compression, [tensor], operate)
+        return compressed(compression, [tensor], operate, before)
 
     def operate(sent: _Tensors, by_core: str) -> _Tensors:
-        return [arrays.allreduce(*sent, name, op, *scales, process_set, by_core, weight)]
+        return [arrays.allreduce(sent[0], name, op, *scales, process_set, by_core, weight)]
 
-    def adjoint(gradients: _Tensors) -> _Tensors:
-        require_linear("allreduce", name, op)
-        if weight is not None:
-            return _weighted_adjoint(gradients, name, scales, process_set, weight)
-        return [allreduce(gradients[0], None, backward_name(name), compression, op, *scales, process_set)]
-
-    return differentiable([tensor], run, adjoint)[0]
+    reduction, travels = (op, *scales, weight), {"compression": compression}
+    return differentiable(Forward("allreduce", [tensor], name, process_set, reduction, travels), run)[0]
 
 
 @eager
@@ -87,10 +97,12 @@ def allreduce_async(
     weight: int | None = None,
 ) -> Handle | SparseAllreduce:
     """``allreduce`` that returns a handle at once; leave the tensor unchanged until it is done."""
+    with preparing("allreduce", name, process_set):
+        op = chosen_op(average, op)
     scales = prescale_factor, postscale_factor
     if _is_sparse(tensor):
-        return _sparse(tensor, name, _op(average, op), process_set, *scales, weight)
-    return arrays.allreduce_async(tensor, name, _op(average, op), *scales, process_set, weight=weight)
+        return _sparse(tensor, name, op, process_set, *scales, weight)
+    return arrays.allreduce_async(tensor, name, op, *scales, process_set, weight=weight)
 
 
 @eager
@@ -105,8 +117,10 @@ def allreduce_(
     weight: int | None = None,
 ) -> torch.Tensor:
     """``allreduce`` that puts the result into the tensor, and returns it."""
+    with preparing("allreduce", name, process_set):
+        op, view = chosen_op(average, op), writable(tensor)
     scales = prescale_factor, postscale_factor
-    arrays.allreduce_(writable(tensor), name, _op(average, op), *scales, process_set, weight=weight)
+    arrays.allreduce_(view, name, op, *scales, process_set, weight=weight)
     return tensor
 
 
@@ -122,9 +136,10 @@ def allreduce_async_(
     weight: int | None = None,
 ) -> InPlaceHandle:
     """``allreduce_`` that returns a handle at once."""
+    with preparing("allreduce", name, process_set):
+        op, view = chosen_op(average, op), writable(tensor)
     scales = prescale_factor, postscale_factor
-    view = writable(tensor)
-    handle = arrays.allreduce_async_(view, name, _op(average, op), *scales, process_set, weight=weight)
+    handle = arrays.allreduce_async_(view, name, op, *scales, process_set, weight=weight)
     return InPlaceHandle(handle, tensor)
 
 
@@ -141,20 +156,18 @@ def grouped_allreduce(
     weight: int | None = None,
 ) -> list[torch.Tensor]:
     """``allreduce`` of several tensors as one operation, all or nothing; returns a list in their order."""
-    tensors = listed(tensors)
-    op = _op(average, op)
+    before = preparing("allreduce", name, process_set)
+    with before:
+        tensors, op = listed(tensors), chosen_op(average, op)
+        check_tensors(tensors)
     scales = prescale_factor, postscale_factor
 
     def operate(sent: _Tensors, by_core: str) -> _Tensors:
         return arrays.grouped_allreduce(sent, name, op, *scales, process_set, by_core, weight)
 
-    def adjoint(gradients: _Tensors) -> _Tensors:
-        require_linear("grouped_allreduce", name, op)
-        if weight is not None:
-            return _weighted_adjoint(gradients, name, scales, process_set, weight)
-        return grouped_allreduce(gradients, None, backward_name(name), compression, op, *scales, process_set)
-
-    return differentiable(tensors, lambda: compressed(compression, tensors, operate), adjoint)
+    reduction, travels = (op, *scales, weight), {"compression": compression}
+    forward = Forward("grouped_allreduce", tensors, name, process_set, reduction, travels)
+    return differentiable(forward, lambda: compressed(compression, tensors, operate, before))
 
 
 @eager
@@ -169,9 +182,10 @@ def grouped_allreduce_async(
     weight: int | None = None,
 ) -> Handle:
     """``grouped_allreduce`` that returns one handle at once."""
-    tensors = listed(tensors)
+    with preparing("allreduce", name, process_set):
+        tensors, op = listed(tensors), chosen_op(average, op)
     scales = prescale_factor, postscale_factor
-    return arrays.grouped_allreduce_async(tensors, name, _op(average, op), *scales, process_set, weight=weight)
+    return arrays.grouped_allreduce_async(tensors, name, op, *scales, process_set, weight=weight)
 
 
 @eager
@@ -186,10 +200,11 @@ def grouped_allreduce_(
     weight: int | None = None,
 ) -> _Tensors:
     """``grouped_allreduce`` that puts the results into the tensors, and returns them."""
-    tensors = listed(tensors)
+    with preparing("allreduce", name, process_set):
+        tensors, op = listed(tensors), chosen_op(average, op)
+        views = [writable(tensor) for tensor in tensors]
     scales = prescale_factor, postscale_factor
-    views = [writable(tensor) for tensor in tensors]
-    arrays.grouped_allreduce_(views, name, _op(average, op), *scales, process_set, weight=weight)
+    arrays.grouped_allreduce_(views, name, op, *scales, process_set, weight=weight)
     return tensors
 
 
@@ -205,10 +220,11 @@ def grouped_allreduce_async_(
     weight: int | None = None,
 ) -> InPlaceHandle:
     """``grouped_allreduce_`` that returns one handle at once."""
-    tensors = listed(tensors)
+    with preparing("allreduce", name, process_set):
+        tensors, op = listed(tensors), chosen_op(average, op)
+        views = [writable(tensor) for tensor in tensors]
     scales = prescale_factor, postscale_factor
-    views = [writable(tensor) for tensor in tensors]
-    handle = arrays.grouped_allreduce_async_(views, name, _op(average, op), *scales, process_set, weight=weight)
+    handle = arrays.grouped_allreduce_async_(views, name, op, *scales, process_set, weight=weight)
     return InPlaceHandle(handle, tensors)
 
 
@@ -225,30 +241,10 @@ def sparse_allreduce_async(
 
 
 def _sparse(tensor: torch.Tensor, name: str | None, op: int, process_set: ProcessSet, *factors: Any) -> SparseAllreduce:
-    return SparseAllreduce(current(), tensor, name, op, id_of(process_set), *factors)
+    with preparing("allgather", name, process_set):
+        identity = id_of(process_set)
+    return SparseAllreduce(current(), tensor, name, op, identity, *factors)
 
 
 def _is_sparse(tensor: object) -> bool:
     return isinstance(tensor, torch.Tensor) and tensor.is_sparse
-
-
-# ---- arguments and adjoints ----
-
-
-def _op(average: bool | None, op: int | None) -> int:
-    if average is None:
-        return Average if op is None else op
-    if op is not None:
-        raise InvalidArgumentError("allreduce: expected op or the deprecated average but found both. Pass op alone.")
-    warnings.warn("average has become op: pass op=Average or op=Sum.", DeprecationWarning, stacklevel=4)
-    return Average if average else Sum
-
-
-def _weighted_adjoint(
-    gradients: _Tensors, name: str | None, scales: tuple[float, float], process_set: ProcessSet, weight: int
-) -> _Tensors:
-    """A weighted average gives this rank the sum of all gradients, times its share of the weights."""
-    own = torch.tensor(float(weight), dtype=torch.float64, device=gradients[0].device)
-    *sums, total = grouped_allreduce([*gradients, own], None, backward_name(name), op=Sum, process_set=process_set)
-    share = scales[0] * scales[1] * weight / total.item()
-    return [gradient * share for gradient in sums]

@@ -1,4 +1,4 @@
-"""The sampler that deals a data set out to the ranks for a ``DataLoader``; ``ringtrain.sharding`` decides who reads what.
+"""The sampler that distributes a data set over the ranks for a ``DataLoader``; ``ringtrain.sharding`` decides who reads what.
 
 It knows how far the epoch has come, so that a run resumes between two batches, on as many ranks as it then has.
 """
@@ -12,7 +12,7 @@ import torch
 
 from ringtrain import sharding
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.process_sets import ProcessSet, global_process_set
+from ringtrain.process_sets import ProcessSet, global_process_set, place_in, size_of
 
 
 class DistributedSampler(torch.utils.data.Sampler[int]):
@@ -44,10 +44,10 @@ class DistributedSampler(torch.utils.data.Sampler[int]):
         process_set: ProcessSet = global_process_set,
     ):
         self.epoch = 0
-        self._count = dataset if isinstance(dataset, Integral) else len(dataset)
+        self._count = int(dataset) if isinstance(dataset, (int, Integral)) else len(dataset)
         self._policy = policy
         self._seed = seed
-        self._rank, self._size = process_set.rank(), process_set.size()
+        self._rank, self._size = place_in(process_set), size_of(process_set)
         # Places in the epoch, counted in samples that all ranks together have read.
         self._start = 0  # where the current iteration began,
         self._read = 0  # where it is,

@@ -6,11 +6,14 @@ entries and its weight in an average; the entries' indices; and their values. So
 about the shape, and which contributed, once some have joined.
 """
 
+from collections.abc import Iterator
+
 import torch
 
-from ringtrain.context import Context, Operation
-from ringtrain.errors import InvalidArgumentError, MismatchError, RingtrainError, UnsupportedError
+from ringtrain.context import Context
+from ringtrain.errors import InvalidArgumentError, MismatchError, UnsupportedError
 from ringtrain.operations import Adasum, Average, Sum
+from ringtrain.pending import Operation
 from ringtrain.torch.tensors import DTYPE_IDS, buffer_of, finish, received
 
 _UNWEIGHTED = -1  # a contribution that counts as one
@@ -59,7 +62,7 @@ class SparseAllreduce:
             _check(tensor, op, weight)
             parts = _parts(tensor.detach(), prescale, weight)
             buffers = [buffer_of(part) for part in parts]
-        except RingtrainError as problem:  # seen by this rank alone: the others must not wait for it
+        except Exception as problem:  # seen by this rank alone: the others must not wait for it
             context.refuse("allgather", name, process_set, problem)
         self._operation: Operation | None = context.submit(
             "allgather", name, buffers, [None] * len(buffers), process_set=process_set
@@ -67,12 +70,13 @@ class SparseAllreduce:
         self._head = parts[_HEAD]
 
     def done(self) -> bool:
-        """Whether the operation ended, well or not."""
-        return self._operation is None or self._operation.done()
+        """Whether the operation ended, well or not, a GPU's part included."""
+        return self._operation is None or self._operation.finished()
 
-    def settled(self) -> bool:
-        """Whether ``wait`` returns at once; on a GPU that is long before it is done."""
-        return self._operation is None or self._operation.settled()
+    def waiting(self) -> Iterator[Operation]:
+        """The operation under way, which ``wait`` waits for."""
+        if self._operation is not None:
+            yield self._operation
 
     def wait(self, timeout: float | None = None) -> torch.Tensor:
         """Blocks until the operation is done; the result, coalesced, and the same one when called again.
@@ -81,7 +85,9 @@ class SparseAllreduce:
         """
         if self._operation is not None:
             finish(self._operation, self._head, timeout)
-            heads, indices, values = (received(self._operation, self._head, part) for part in (_HEAD, _INDICES, _VALUES))
+            heads, indices, values = (
+                received(self._operation, self._head, part) for part in (_HEAD, _INDICES, _VALUES)
+            )
             self._result = self._sum(heads, indices.t(), values)
             self._operation = None
         return self._result
@@ -107,12 +113,14 @@ def _all_members(context: Context, process_set: int) -> int | None:
     """What an average divides by where the world's options say all members; None for those that contribute."""
     if context.chosen.get("join_divisor") != "initial":
         return None
-    return len(context.process_set_ranks(process_set))
+    return len(context.process_set_ranks(process_set) or ())
 
 
 def _check(tensor: torch.Tensor, op: int, weight: int | None) -> None:
     if op == Adasum:
-        raise UnsupportedError("op must be Average or Sum, but is Adasum, which this release lacks.")
+        raise UnsupportedError(
+            "op must be Average or Sum, but is Adasum, which takes dense tensors. Convert the tensor with to_dense()."
+        )
     if op not in (Average, Sum):
         raise InvalidArgumentError(f"op must be Average ({Average}) or Sum ({Sum}) for a sparse tensor, but is {op!r}.")
     if weight is not None and (op != Average or weight < 0 or not tensor.is_floating_point()):

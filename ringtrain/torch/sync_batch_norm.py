@@ -14,9 +14,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ringtrain.context import Context, current
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.process_sets import ProcessSet, global_process_set, id_of
+from ringtrain.numbering import next_number
+from ringtrain.process_sets import ProcessSet, global_process_set, id_of, size_of
 from ringtrain.torch.compilation import eager
-from ringtrain.torch.numbering import next_number
 from ringtrain.torch.tensors import buffer_of, finish, received
 
 
@@ -76,7 +76,7 @@ class SyncBatchNorm(_BatchNorm):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalises ``input`` of shape (N, C, ...); the result has its shape and dtype."""
         self._check_input_dim(input)
-        if not (self.training and self.process_set.included() and self.process_set.size() > 1):
+        if not (self.training and self.process_set.included() and size_of(self.process_set) > 1):
             return super().forward(input)
         ranks = _ranks_of(self)
         moments = _moments(input.detach(), ranks)
@@ -103,7 +103,7 @@ class SyncBatchNorm(_BatchNorm):
 class _Moments(NamedTuple):
     """Of each channel over all ranks: number of values, mean and biased variance, in float64."""
 
-    count: float
+    count: float  # type: ignore[assignment]  # tuple has a method of that name
     mean: torch.Tensor
     variance: torch.Tensor
 

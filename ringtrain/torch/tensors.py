@@ -10,9 +10,9 @@ import torch
 
 from ringtrain import tables
 from ringtrain.buffers import Buffer, register_framework
-from ringtrain.context import Operation
 from ringtrain.cuda_arrays import CudaArray
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
+from ringtrain.pending import Operation
 
 # Every element type of the core has the same name in torch.
 DTYPE_IDS: dict[torch.dtype, int] = {getattr(torch, name): dtype.id for name, dtype in tables.DTYPES.items()}
@@ -22,8 +22,8 @@ DTYPE_OF_ID: dict[int, torch.dtype] = {identity: dtype for dtype, identity in DT
 def buffer_of(tensor: torch.Tensor) -> Buffer:
     """The memory of a contiguous dense tensor, kept alive and in its place as long as the buffer lives.
 
-    On a GPU the core reads and writes it after what the current stream was given until now.
-    Raises InvalidArgumentError for a dtype that the core lacks, UnsupportedError for a sparse tensor or another device.
+    On a GPU the core reads and writes it after what the current stream was given until now. Raises InvalidArgumentError
+    for a dtype that the core lacks or memory that is gone, UnsupportedError for a sparse tensor or another device.
     """
     check_supported(tensor)
     return _buffer(tensor)
@@ -32,7 +32,27 @@ def buffer_of(tensor: torch.Tensor) -> Buffer:
 def _buffer(tensor: torch.Tensor) -> Buffer:
     if tensor.is_cuda:
         return _cuda_buffer(tensor)
-    return Buffer(tensor.data_ptr(), DTYPE_IDS[tensor.dtype], tensor.shape, owner=pinned_storage(tensor))
+    address, storage = _memory(tensor)
+    return Buffer(address, DTYPE_IDS[tensor.dtype], tensor.shape, owner=_pinned(storage, tensor))
+
+
+def _memory(tensor: torch.Tensor) -> tuple[int, torch.UntypedStorage | None]:
+    """Where the elements of a contiguous tensor begin, and its storage, after a look that they are there.
+
+    Reading where they are not would end the process.
+    """
+    try:
+        address, storage = tensor.data_ptr(), tensor.untyped_storage()
+        bytes_left = storage.nbytes()
+    except RuntimeError:  # a wrapper of torch.func, for one
+        address, storage, bytes_left = 0, None, 0
+    if (not address or bytes_left < tensor.nbytes) and tensor.numel():
+        raise InvalidArgumentError(
+            f"tensor of shape {tuple(tensor.shape)}: expected memory that holds its elements but found {bytes_left} bytes"
+            f"{'' if address else ' without an address'}. Its storage may have been resized, or it is one of torch's "
+            "stand-ins (fake, zero, torch.func): pass a copy of the values."
+        )
+    return address, storage
 
 
 def _cuda_buffer(tensor: torch.Tensor) -> Buffer:
@@ -72,13 +92,24 @@ def lent_buffer(tensor: torch.Tensor) -> Buffer:
     check_supported(tensor)
     if tensor.is_cuda:
         return _cuda_buffer(tensor)
-    return Buffer(tensor.data_ptr(), DTYPE_IDS[tensor.dtype], tensor.shape, owner=tensor.untyped_storage())
+    address, storage = _memory(tensor)
+    return Buffer(address, DTYPE_IDS[tensor.dtype], tensor.shape, owner=storage)
+
+
+def check_tensors(tensors: Iterable[object]) -> None:
+    """Raises InvalidArgumentError if one is no tensor."""
+    for tensor in tensors:
+        _check_tensor(tensor)
+
+
+def _check_tensor(tensor: object) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise InvalidArgumentError(f"tensor: expected a torch.Tensor but found {type(tensor).__name__}.")
 
 
 def check_supported(tensor: torch.Tensor) -> None:
     """Raises the error that names what about this tensor the core cannot take."""
-    if not isinstance(tensor, torch.Tensor):
-        raise InvalidArgumentError(f"tensor: expected a torch.Tensor but found {type(tensor).__name__}.")
+    _check_tensor(tensor)
     if tensor.layout is not torch.strided:
         raise UnsupportedError(
             f"tensor of shape {tuple(tensor.shape)}: expected a dense tensor but found {tensor.layout}. "
@@ -103,14 +134,22 @@ def pinned_storage(tensor: torch.Tensor) -> object:
     hands. Torch refuses to resize a storage that NumPy has seen, for as long as the storage lives; the view is made
     over the storage, because a 0-dimensional or bfloat16 tensor has no NumPy view of its own. 2 us the first time.
     """
-    storage = tensor.untyped_storage()
-    if tensor.is_cpu and storage.resizable():
+    return _pinned(tensor.untyped_storage(), tensor)
+
+
+def _pinned(storage: torch.UntypedStorage | None, tensor: torch.Tensor) -> object:
+    """``pinned_storage`` of a tensor whose storage is at hand; None where it has none, and needs none, being empty."""
+    if storage is not None and tensor.is_cpu and storage.resizable():
         return torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
     return storage
 
 
 def readable(tensor: torch.Tensor) -> Buffer:
     """The memory of any dense tensor for reading: its own, or a contiguous copy."""
+    if (
+        tensor.layout is torch.strided and tensor.is_cpu and torch._is_zerotensor(tensor)
+    ):  # autograd's zeros, which have no memory
+        tensor = tensor.clone()
     return own_memory(tensor) or _buffer(tensor.detach().resolve_neg().contiguous())
 
 
@@ -124,6 +163,8 @@ def writable(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor without its gradient's history, for an operation in place; its memory will not move from now on."""
     check_supported(tensor)
     detached = tensor.detach()
+    if detached.is_contiguous() and detached.is_cpu:
+        _memory(detached)
     pinned_storage(detached)
     return detached
 

@@ -1,14 +1,7 @@
-"""Elastic training for PyTorch, by Horovod's names; each raises UnsupportedError with the reason when it is used."""
+"""Elastic training for PyTorch, by Horovod's names; ``ringtrain.elastic`` says what it is."""
 
-from typing import Any, NoReturn
-
-from ringtrain.common.elastic import ObjectState, State, refuse
+from ringtrain.elastic import ObjectState, State, run
 from ringtrain.torch.elastic.sampler import ElasticSampler
 from ringtrain.torch.elastic.state import TorchState
 
 __all__ = ["ElasticSampler", "ObjectState", "State", "TorchState", "run"]
-
-
-def run(func: Any) -> NoReturn:
-    """Raises UnsupportedError where a script decorates its training function."""
-    refuse("run")

@@ -1,9 +1,197 @@
-"""``ringtrain.torch.elastic.state``, as scripts for Horovod import it."""
+"""``TorchState``: models, optimizers, samplers and schedules of an elastic job, beside plain Python objects."""
 
-from ringtrain.common.elastic import State
+import copy
+from collections.abc import Callable
+from typing import Any
 
-__all__ = ["TorchState"]
+import torch
+
+from ringtrain.elastic import ObjectState
+from ringtrain.objects import broadcast_object
+from ringtrain.torch.elastic.sampler import ElasticSampler
+from ringtrain.torch.functions import broadcast_optimizer_state, broadcast_parameters, set_state, state_of
+
+__all__ = [
+    "ModelStateHandler", "OptimizerStateHandler", "SamplerStateHandler", "StateDictHandler", "StateHandler", "TorchState",
+    "get_handler_registry", "set_handler_registry",
+]  # fmt: skip
 
 
-class TorchState(State):
-    """Models, optimizers and samplers of an elastic job; making one raises UnsupportedError."""
+class StateHandler:
+    """How one value is kept, brought back, and taken over from rank 0."""
+
+    def __init__(self, value: Any):
+        self.value = value
+        self.save()
+
+    def save(self) -> None:
+        """Keeps a copy."""
+        raise NotImplementedError
+
+    def restore(self) -> None:
+        """Goes back to it."""
+        raise NotImplementedError
+
+    def sync(self) -> None:
+        """Takes the value of rank 0."""
+        raise NotImplementedError
+
+    def set_value(self, value: Any) -> None:
+        """Another object takes the place of this one."""
+        self.value = value
+        self.save()
+
+
+class ModelStateHandler(StateHandler):
+    """Parameters and buffers of a model. The copy lies where the model does."""
+
+    def save(self) -> None:
+        """Keeps a copy."""
+        self._saved = copy.deepcopy(self.value.state_dict())
+
+    def restore(self) -> None:
+        """Goes back to it."""
+        self.value.load_state_dict(self._saved)
+
+    def sync(self) -> None:
+        """Takes the values of rank 0."""
+        broadcast_parameters(self.value.state_dict(), root_rank=0)
+
+
+class OptimizerStateHandler(StateHandler):
+    """State and options of an optimizer, distributed or not. Gradients are not kept: a step begins anew."""
+
+    def save(self) -> None:
+        """Keeps a copy."""
+        self._saved = copy.deepcopy(state_of(self.value))
+
+    def restore(self) -> None:
+        """Goes back to it, bit for bit, and drops the gradients."""
+        torch.optim.Optimizer.zero_grad(self.value)  # which asks no other rank, as a distributed optimizer's does
+        set_state(self.value, copy.deepcopy(self._saved))
+
+    def sync(self) -> None:
+        """Takes that of rank 0."""
+        broadcast_optimizer_state(self.value, root_rank=0)
+
+
+class StateDictHandler(StateHandler):
+    """Whatever has ``state_dict`` and ``load_state_dict``: a schedule of learning rates, a ``GradScaler``."""
+
+    def save(self) -> None:
+        """Keeps a copy."""
+        self._saved = copy.deepcopy(self.value.state_dict())
+
+    def restore(self) -> None:
+        """Goes back to it."""
+        self.value.load_state_dict(copy.deepcopy(self._saved))
+
+    def sync(self) -> None:
+        """Takes that of rank 0."""
+        self.value.load_state_dict(broadcast_object(self.value.state_dict(), 0, "ringtrain.elastic.state_dict"))
+
+
+class SamplerStateHandler(StateDictHandler):
+    """An ``ElasticSampler``, which deals what is left of the epoch anew when it takes a state."""
+
+
+Registry = list[tuple[type, Callable[[Any], StateHandler]]]
+_registry: Registry = [
+    (torch.nn.Module, ModelStateHandler),
+    (torch.optim.Optimizer, OptimizerStateHandler),
+    (ElasticSampler, SamplerStateHandler),
+]
+
+
+def get_handler_registry() -> Registry:
+    """Pairs of a type and what handles its values; the first that fits is taken."""
+    return _registry
+
+
+def set_handler_registry(registry: Registry) -> None:
+    """Replaces them."""
+    global _registry
+    _registry = registry
+
+
+class TorchState(ObjectState):
+    """What a training consists of: modules, optimizers, samplers, schedules, and plain objects, each an attribute.
+
+    Args:
+        model: a module, or None.
+        optimizer: of it, distributed or not, or None.
+        kwargs: further ones, and plain objects, by name. What has ``state_dict`` and ``load_state_dict`` keeps its
+            identity; other objects are copied.
+
+    Example:
+        >>> state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0, batch=0)
+        >>> @hvd.elastic.run
+        ... def train(state):
+        ...     for state.epoch in range(state.epoch, 90):
+        ...         for x, y in loader:
+        ...             step(x, y)
+        ...             state.sampler.record_batch(state.batch, len(x))
+        ...             state.batch += 1
+        ...             state.commit()
+        ...         state.batch = 0
+        ...         state.sampler.set_epoch(state.epoch + 1)
+        >>> train(state)
+    """
+
+    _handlers: dict[str, StateHandler]
+
+    def __init__(self, model: Any = None, optimizer: Any = None, **kwargs: Any):
+        given = {
+            **kwargs,
+            **{name: value for name, value in (("model", model), ("optimizer", optimizer)) if value is not None},
+        }
+        made = {name: _handler_of(value) for name, value in given.items()}
+        handlers = {name: handler for name, handler in made.items() if handler is not None}
+        self.__dict__["_handlers"] = handlers
+        super().__init__(**{name: value for name, value in given.items() if name not in handlers})
+        for name, handler in handlers.items():
+            self.__dict__[name] = handler.value
+        if model is None:
+            self.__dict__.setdefault("model", None)
+        if optimizer is None:
+            self.__dict__.setdefault("optimizer", None)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        handler = self._handlers.get(name)
+        if handler is not None and value is not handler.value:
+            handler.set_value(value)
+        super().__setattr__(name, value)
+
+    def save(self) -> None:
+        """Keeps a copy of everything."""
+        for handler in self._handlers.values():
+            handler.save()
+        super().save()
+
+    def restore(self) -> None:
+        """Goes back to it."""
+        for handler in self._handlers.values():
+            handler.restore()
+        super().restore()
+
+    def sync(self) -> None:
+        """Takes everything from rank 0, and keeps a copy of it."""
+        for name in sorted(self._handlers):
+            self._handlers[name].sync()
+        super().sync()
+        self.save()
+
+    def reset(self) -> None:
+        """Has distributed optimizers enter the new world in the order in which they were made, on all ranks alike."""
+        reducers = [getattr(handler.value, "_reducer", None) for handler in self._handlers.values()]
+        for reducer in sorted(filter(None, reducers), key=lambda each: each.number):
+            reducer.enter_world()
+
+
+def _handler_of(value: Any) -> StateHandler | None:
+    """What keeps a value that is no plain object; None for one that is."""
+    for kind, handler in _registry:
+        if isinstance(value, kind):
+            return handler(value)
+    has_state = hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+    return StateDictHandler(value) if has_state else None

@@ -1,0 +1,237 @@
+"""``DistributedOptimizer(op=Adasum)``: every rank steps by itself, and then the ranks' steps are combined.
+
+The delta optimizer of Maleki et al. (arXiv:2006.02924): a step is the user's own step with this rank's gradients, the
+change that it made to each parameter, the Adasum of these changes over the ranks, and the parameters that the step
+began with plus that. So the learning rate is that of one process. The object stays the same one, as in ``optimizer``: a
+pre-hook of ``step()`` keeps the parameters, a post-hook combines. Any optimizer will do, one with a closure included;
+its momentum and the like stay this rank's own.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, SupportsIndex
+
+import torch
+
+from ringtrain import operations as arrays
+from ringtrain.context import current
+from ringtrain.errors import InvalidArgumentError, RingtrainError
+from ringtrain.gradients.arguments import check_passes
+from ringtrain.numbering import next_number
+from ringtrain.operations import Adasum
+from ringtrain.process_sets import ProcessSet, id_of
+from ringtrain.submission import preparing
+from ringtrain.torch.accumulation import accumulating
+from ringtrain.torch.compilation import eager
+from ringtrain.torch.compression import Compressor, compressed, compression_in_the_core
+from ringtrain.torch.scaling import HeededScaler
+from ringtrain.torch.tensors import writable
+
+# Parameters travel in operations of about this size: large enough to be fast, small enough to overlap.
+_GROUP_BYTES = 16 << 20
+
+
+def distribute(
+    optimizer: torch.optim.Optimizer, compression: type[Compressor], process_set: ProcessSet
+) -> torch.optim.Optimizer:
+    """Makes an optimizer combine its steps with those of the other ranks, and returns it.
+
+    Args:
+        optimizer: a plain one; its class is exchanged.
+        compression: as for ``DistributedOptimizer``, of the changes.
+        process_set: the ranks that train together.
+    """
+    plain = type(optimizer)
+    described = {"__module__": plain.__module__, "__qualname__": plain.__qualname__, "__doc__": plain.__doc__}
+    optimizer.__class__ = type(plain.__name__, (_AdasumOptimizer, plain), described)
+    if process_set.size() == 1 or not process_set.included():
+        return optimizer
+    optimizer._deltas = _Deltas(compression, process_set)
+    before = optimizer.register_step_pre_hook(_before_step)
+    optimizer._optimizer_step_pre_hooks.move_to_end(
+        before.id, last=True
+    )  # after the user's, which may change parameters
+    after = optimizer.register_step_post_hook(_after_step)
+    optimizer._optimizer_step_post_hooks.move_to_end(after.id, last=False)
+    return optimizer
+
+
+def refuse_adasum(optimizer: torch.optim.Optimizer) -> None:
+    """Raises InvalidArgumentError for an optimizer that combines its steps already."""
+    if isinstance(optimizer, _AdasumOptimizer):
+        raise InvalidArgumentError(
+            "DistributedOptimizer: expected a plain optimizer but found one that is distributed with op=Adasum. "
+            "Make a new one, and load its state."
+        )
+
+
+class _AdasumOptimizer:
+    """The methods that such an optimizer has beyond, or around, those of the user's class."""
+
+    _deltas: "_Deltas | None" = None  # None in a world of one, and in copies
+    # Of the user's class.
+    param_groups: list[dict[str, Any]]
+
+    def synchronize(self) -> None:
+        """Does nothing: gradients stay this rank's own. Here for scripts that call it before they clip."""
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Raises InvalidArgumentError: a step without the others would leave the replicas unequal."""
+        raise InvalidArgumentError(
+            "skip_synchronize: op must be Average or Sum, but is Adasum, whose step() always combines. Call step() alone."
+        )
+        yield
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Passes within this block are added up, as all passes before a step are. Here for scripts that know it."""
+        with accumulating():
+            yield
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Checked, and without effect: a step takes what all backward passes before it have added up."""
+        check_passes(passes)
+        self.backward_passes_per_step = passes
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """True has ``GradScaler`` call ``step()`` where it found an infinity, too: the other ranks wait for this one."""
+        return self._deltas is not None or self._scales_by_itself
+
+    @_step_supports_amp_scaling.setter
+    def _step_supports_amp_scaling(self, supports: bool) -> None:
+        vars(self)["_step_supports_amp_scaling"] = supports
+
+    @property
+    def _scales_by_itself(self) -> bool:
+        """Whether the user's class, as fused optimizers do, unscales in its own ``step()``."""
+        return vars(self).get("_step_supports_amp_scaling", False)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple:
+        """Copies and pickles are plain optimizers of the user's class; wrap them again to distribute them."""
+        reduced = super().__reduce_ex__(max(int(protocol), 2))
+        assert isinstance(reduced, tuple)
+        _, _, *contents = reduced
+        return _empty_instance, (type(self).__bases__[1],), *contents
+
+
+def _empty_instance(plain: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
+    new: Any = plain.__new__
+    return new(plain)
+
+
+@eager
+def _before_step(optimizer: _AdasumOptimizer, args: tuple, kwargs: dict[str, Any]) -> None:
+    if optimizer._deltas is not None:
+        optimizer._deltas.begin(optimizer)
+
+
+@eager
+def _after_step(optimizer: _AdasumOptimizer, args: tuple, kwargs: dict[str, Any]) -> None:
+    if optimizer._deltas is not None:
+        optimizer._deltas.combine()
+
+
+class _Deltas:
+    """What the steps of one optimizer change, and how that travels."""
+
+    def __init__(self, compression: type[Compressor], process_set: ProcessSet):
+        self._compression = compression
+        self._process_set = process_set
+        number = next_number(current(), id_of(process_set), "optimizer")  # two optimizers never share a name
+        self._prefix = f"optimizer.{number}.delta"
+        self._parameters: list[torch.Tensor] = []
+        self._starts: dict[torch.Tensor, torch.Tensor] = {}  # kept from step to step, to save allocating them
+        self._scaler = HeededScaler()
+
+    @torch.no_grad()
+    def begin(self, optimizer: _AdasumOptimizer) -> None:
+        """Remembers the parameters. Where a ``GradScaler`` found an infinity, this step shall change nothing."""
+        self._parameters = [
+            parameter for group in optimizer.param_groups for parameter in group["params"] if parameter.requires_grad
+        ]
+        for parameter in self._parameters:
+            start = self._starts.get(parameter)
+            if (
+                start is None
+                or start.shape != parameter.shape
+                or start.dtype != parameter.dtype
+                or start.device != parameter.device
+            ):
+                self._starts[parameter] = parameter.detach().clone()
+            else:
+                start.copy_(parameter)
+        self._scaler.before_step(optimizer, self._parameters, optimizer._scales_by_itself)
+
+    @torch.no_grad()
+    def combine(self) -> None:
+        """Replaces this rank's changes by the Adasum of all ranks'. On an error the step is undone."""
+        self._scaler.after_step()
+        try:
+            for parameter in self._parameters:
+                parameter.sub_(self._starts[parameter])
+            self._reduce()
+            for parameter in self._parameters:
+                parameter.add_(self._starts[parameter])
+        except BaseException:
+            for parameter in self._parameters:
+                parameter.copy_(self._starts[parameter])
+            raise
+
+    def _reduce(self) -> None:
+        groups = list(_groups_of(self._parameters))
+        by_core = compression_in_the_core(self._compression)
+        if by_core is None:
+            for index, group in enumerate(groups):
+                for parameter, result in zip(group, self._by_compressor(group, index), strict=True):
+                    parameter.copy_(result)
+            return
+        started: list[tuple[Sequence[torch.Tensor], list[torch.Tensor], arrays.Handle]] = []
+        problem: RingtrainError | None = None
+        for index, group in enumerate(groups):  # all of them, so that no name stays in flight on the others
+            try:
+                sent = [parameter.detach().contiguous() for parameter in group]
+                started.append((group, sent, self._start(sent, index, by_core)))
+            except RingtrainError as refused:
+                problem = problem or refused
+        for _, _, handle in started:  # all of them, so that none writes to a parameter any more
+            try:
+                arrays.synchronize(handle)
+            except RingtrainError as failed:
+                problem = problem or failed
+        if problem is not None:
+            raise problem
+        for changed, sent, _ in started:
+            for parameter, result in zip(changed, sent, strict=True):
+                if result.data_ptr() != parameter.data_ptr():  # of another memory format
+                    parameter.copy_(result)
+
+    def _start(self, group: Sequence[torch.Tensor], index: int, by_core: str) -> arrays.Handle:
+        views = [writable(tensor) for tensor in group]
+        return arrays.grouped_allreduce_async_(
+            views, f"{self._prefix}.{index}", Adasum, process_set=self._process_set, compression=by_core
+        )
+
+    def _by_compressor(self, group: Sequence[torch.Tensor], index: int) -> Sequence[torch.Tensor]:
+        name = f"{self._prefix}.{index}"
+
+        def operate(sent: Sequence[torch.Tensor], by_core: str) -> Sequence[torch.Tensor]:
+            return arrays.grouped_allreduce(sent, name, Adasum, process_set=self._process_set, compression=by_core)
+
+        before = preparing("allreduce", name, self._process_set)
+        return compressed(self._compression, [parameter.detach() for parameter in group], operate, before)
+
+
+def _groups_of(parameters: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """The parameters in runs that travel as one operation each, of one device."""
+    run: list[torch.Tensor] = []
+    room = _GROUP_BYTES
+    for parameter in parameters:
+        if run and (room <= 0 or parameter.device != run[0].device):
+            yield run
+            run, room = [], _GROUP_BYTES
+        run.append(parameter)
+        room -= parameter.numel() * parameter.element_size()
+    if run:
+        yield run

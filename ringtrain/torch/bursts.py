@@ -1,0 +1,69 @@
+"""Gradients on their way out: small ones leave in bursts, and what this rank had to refuse is raised when all is done.
+
+``exchange`` gathers here what hooks complete, and sends what a round calls for.
+"""
+
+from collections.abc import Sequence
+
+from ringtrain.errors import RingtrainError
+from ringtrain.torch.gradients import Group, Member, ReductionSettings
+from ringtrain.torch.passes import Passes
+
+# Small gradients leave together: the first finds caches that the pass has filled with data, the others warm ones.
+_BURST_BYTES = 1 << 20
+
+
+class Bursts:
+    """What is complete on this rank and has not left yet.
+
+    Args:
+        settings: how gradients are combined.
+        passes: which the gradients are summed over.
+    """
+
+    def __init__(self, settings: ReductionSettings, passes: Passes):
+        self._settings = settings
+        self._passes = passes
+        self._gathered: list[tuple[Group, list[Member]]] = []
+        self._bytes = 0
+        self._problems: list[RingtrainError] = []  # what this rank had to refuse, or learned when it took results
+
+    def gather(self, member: Member, codes: bytes | bytearray) -> None:
+        """Notes a gradient that is complete here; submits when there is enough for a burst. A big one leaves at once."""
+        group = member.group
+        self._bytes += member.parameter.nbytes
+        if group.gather():
+            self._gathered.append((group, group.unsettled(codes)))
+            if self._bytes >= _BURST_BYTES:
+                self.leave()
+
+    def leave(self) -> None:
+        """Submits what was gathered."""
+        gathered, self._gathered, self._bytes = self._gathered, [], 0
+        for group, members in gathered:
+            self.submit(group, members)
+
+    def submit(self, group: Group, members: Sequence[Member]) -> None:
+        """Submits, and goes on after a refusal: the other ranks wait for the rest."""
+        try:
+            group.submit(members, self._settings, self._settings.postscale / self._passes.divisor)
+        except RingtrainError as problem:
+            self.note_problem(problem)
+        if group.bucket is not None:
+            for member in members:
+                self._passes.note_moved(member.index, member.parameter.grad)
+
+    def note_problem(self, problem: RingtrainError) -> None:
+        """Keeps an error until everything that was agreed on has travelled."""
+        self._problems.append(problem)
+
+    def raise_problem(self) -> None:
+        """Raises the first error that was kept."""
+        if self._problems:
+            raise self._problems[0]
+
+    def forget(self) -> None:
+        """Lets go of what has not left."""
+        self._gathered.clear()
+        self._bytes = 0
+        self._problems = []

@@ -1,0 +1,350 @@
+"""One optimizer's exchange of gradients: from hooks through agreement on what is complete to reduced gradients.
+
+Gradients start to travel from autograd's hooks in the backward pass that completes them, the last of the step's
+``passes``, small ones in ``bursts``, and have arrived when that pass ends. So whoever reads them afterwards, a
+``GradScaler`` or ``clip_grad_norm_``, sees those of all ranks.
+
+The pass that completes gradients ends with a round (``ringtrain.gradients.rounds``); ``step()`` and ``synchronize()``
+hold rounds until every rank is there and nothing is left. A rank that has everything need not await the maximum that a
+round begins with, which its last hook has submitted.
+
+After ``synchronize()`` the gradients may be added to again before the step: a new one opens, and what lies in
+``p.grad`` then, reduced part included, is averaged once more. All ranks have the same reduced part, which an average
+leaves as it is.
+"""
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+
+import torch
+
+from ringtrain.context import Context
+from ringtrain.errors import InvalidArgumentError, RingtrainError
+from ringtrain.gradients import residuals
+from ringtrain.gradients.presence import DENSE, MISSING, SETTLED, SPARSE_64, is_there
+from ringtrain.gradients.rounds import Rounds, Said, Stage
+from ringtrain.numbering import next_number
+from ringtrain.pending import Operation
+from ringtrain.torch.backward import take_turns
+from ringtrain.torch.bucketing import Bucketing
+from ringtrain.torch.bursts import Bursts
+from ringtrain.torch.gradients import Group, Member, ReductionSettings
+from ringtrain.torch.passes import Passes
+from ringtrain.torch.step import Step
+
+
+class Exchange:
+    """Parameters of one optimizer, and where their gradients are in the current step.
+
+    Args:
+        settings: how gradients are combined, the same on all ranks.
+        passes_per_step: backward passes that are summed here before their gradients travel.
+        averages_passes: whether the sum is then divided by ``passes_per_step``.
+        makes_buckets: whether gradients become views of buckets once the steps are alike.
+
+    Attributes:
+        settings: as given.
+        prefix: of all names that this optimizer submits; unique among the optimizers of the process set.
+        passes: counts backward passes.
+        step: what is settled.
+    """
+
+    def __init__(self, settings: ReductionSettings, passes_per_step: int, averages_passes: bool, makes_buckets: bool):
+        self.settings = settings
+        self.passes = Passes(self._end_pass, passes_per_step, averages_passes)
+        self.step = Step()
+        self._session = settings.session
+        self._bursts = Bursts(settings, self.passes)
+        self._bucketing = Bucketing(makes_buckets)
+        self._names: dict[torch.Tensor, str] = {}  # prefix not included
+        self._has_unused_results = False  # gradients were reduced, and no step has used them so far
+        self._members: list[Member] = []
+        self._lock = threading.Lock()  # hooks of several devices run in several threads
+        self._round_lock = threading.Lock()
+        self._enter_world()
+
+    @property
+    def context(self) -> Context:
+        """The rank that this optimizer acts for, in the current epoch."""
+        return self._session.context
+
+    # ---- worlds ----
+
+    def follow_world(self) -> None:
+        """If another world has taken the place of the one before, starts anew in it, as a new optimizer does."""
+        if self._session.has_moved():
+            self._has_unused_results = False
+            self._enter_world()
+            self._bucketing.restart()
+            self.reset()
+            self.step.note_discarded()
+
+    def _enter_world(self) -> None:
+        # Optimizers are numbered, so that two that hold parameters of equal names never share a name.
+        number = next_number(self._session.context, self._session.process_set_id, "optimizer")
+        self.prefix = f"optimizer.{number}"
+        self._rounds = Rounds(self._session, f"{self.prefix}.used")
+        self._joins = self._session.context.joins
+        for member in self._members:
+            member.name = self.name_of(member.parameter)
+        for number, group in enumerate(self._bucketing.given):
+            group.name = self._group_name(number, [member.parameter for member in group.members])
+
+    def _note_joins(self) -> None:
+        """After ``join`` all ranks are between two steps, those that had no batch at all too, whatever the others did."""
+        joins = self._session.context.joins
+        if self._joins != joins:
+            self._joins = joins
+            self._rounds.forget_steps()
+            self.step.note_end()
+
+    # ---- parameters ----
+
+    def add_names(self, names: Mapping[torch.Tensor, str]) -> None:
+        """Names parameters, those of this optimizer or others that may be added later; the first name stays."""
+        for parameter, name in names.items():
+            self._names.setdefault(parameter, name)
+
+    def name_of(self, parameter: torch.Tensor) -> str:
+        """The identity of a parameter among the ranks."""
+        return f"{self.prefix}.{self._names[parameter]}"
+
+    def add(self, groups: Sequence[Sequence[torch.Tensor]]) -> range:
+        """Takes over further parameters, in groups; returns their places."""
+        first, first_group = len(self._members), len(self._bucketing.given)
+        self._bucketing.add(
+            [self._group_of(parameters, number) for number, parameters in enumerate(groups, first_group)]
+        )
+        self.passes.add(len(self._members) - first)
+        self.begin_step()
+        return range(first, len(self._members))
+
+    def parameter(self, index: int) -> torch.Tensor:
+        """The parameter at a place."""
+        return self._members[index].parameter
+
+    def _group_of(self, parameters: Sequence[torch.Tensor], number: int) -> Group:
+        first = len(self._members)
+        self._members += [
+            Member(parameter, self.name_of(parameter), index) for index, parameter in enumerate(parameters, first)
+        ]
+        return Group(self._group_name(number, parameters), self._members[first:])
+
+    def _group_name(self, number: int, parameters: Sequence[torch.Tensor]) -> str:
+        return self.name_of(parameters[0]) if len(parameters) == 1 else f"{self.prefix}.group.{number}"
+
+    # ---- the way out: hooks ----
+
+    def on_gradient(self, index: int) -> None:
+        """For the hooks: a backward pass has added to the gradient of a parameter."""
+        member = self._members[index]
+        with self._lock:
+            if not self._session.context.usable:
+                self.follow_world()
+            passes, step = self.passes, self.step
+            nested = passes.enter()
+            if step.codes[index] == SETTLED:
+                self._begin_again(member)
+            gradient = member.parameter.grad
+            if not passes.count(index, gradient, nested):
+                return
+            if step.codes[index] != MISSING:
+                raise InvalidArgumentError(self._too_many(member))
+            has_all = step.complete(index, SPARSE_64 if gradient.is_sparse else DENSE)
+            self._bursts.gather(member, step.codes)
+            if has_all and self._rounds.announced is None:
+                self._bursts.leave()
+                self._announce(Stage.PASS_ENDED)
+
+    def _end_pass(self) -> None:
+        take_turns(self._round(Stage.PASS_ENDED))
+
+    def _begin_again(self, member: Member) -> None:
+        """A gradient that was settled comes anew: the step is over, unless it was added to what was reduced.
+
+        To that only after ``synchronize()``, and only where reducing it once more leaves it as it is.
+        """
+        asked = self.step.asked
+        is_added = member.holds_result(additions=1)
+        if is_added and not (asked and self.may_reduce_again):
+            raise InvalidArgumentError(self._again(member) if asked else self._too_many(member))
+        if not is_added:
+            self._take_back_unused()
+        self.begin_step(reopened=asked)
+        self.step.note_end()
+
+    @property
+    def may_reduce_again(self) -> bool:
+        """Whether gradients that are reduced, and so equal on all ranks, stay what they are when they are reduced again."""
+        return self.settings.averages and self.passes.divisor == 1
+
+    def _too_many(self, member: Member) -> str:
+        return (
+            f"backward '{member.name}': expected {self.passes.per_step} backward passes in a step but found another "
+            "one. Call step() or zero_grad(), raise backward_passes_per_step, or use no_sync()."
+        )
+
+    def _again(self, member: Member) -> str:
+        setting = "average_aggregated_gradients" if self.settings.averages else "op=Sum"
+        return (
+            f"backward '{member.name}': expected step() or zero_grad() after synchronize() but found a backward pass, whose "
+            f"gradient was added to the reduced one. With {setting} the reduced part cannot be reduced again and stay what "
+            "it is. Use op=Average without it, or call synchronize() once, after the last pass."
+        )
+
+    # ---- rounds ----
+
+    def _round(self, stage: Stage) -> Iterator[Operation]:
+        """Holds one round; yields the operations that it waits for."""
+        with self._round_lock:
+            try:
+                with self._lock:
+                    self._bursts.leave()
+                    own = self._rounds.announced or self._announce(stage)
+                    has_all = self.step.has_all
+                    self._submit_where(own.codes, whole_groups_only=True)
+                agreed = own if has_all else (yield from self._rounds.answer())
+                with self._lock:
+                    self._submit_where(agreed.codes, whole_groups_only=False)
+                yield from self._take_results()
+                self._settle(agreed, stage)
+            except BaseException:
+                self.reset()
+                self._rounds.forget_steps()
+                self.step.note_end()  # the others have seen the end of this step too
+                raise
+
+    def _announce(self, stage: Stage) -> Said:
+        codes: bytes | bytearray = self.step.codes
+        if MISSING in codes:
+            members = zip(self._members, codes, strict=True)
+            codes = bytes(self._code_of(member, stage) if code == MISSING else code for member, code in members)
+        self._note_joins()
+        return self._rounds.announce(codes, stage)
+
+    def _code_of(self, member: Member, stage: Stage) -> int:
+        """The code of a parameter whose gradient no hook has completed."""
+        gradient = member.parameter.grad
+        if gradient is None:
+            return MISSING if member.parameter.requires_grad else SETTLED
+        if stage is Stage.PASS_ENDED:
+            complete = self.passes.has_all(member.index)
+        else:
+            complete = stage is Stage.CLOSING and self._is_new(member)
+        if not complete:
+            return MISSING
+        return SPARSE_64 if gradient.is_sparse else DENSE
+
+    def _is_new(self, member: Member) -> bool:
+        """Whether what lies in a gradient is more than the result of the step before."""
+        if self.step.reopened:
+            return self.passes.has_come(member.index) or not member.is_result()
+        return not member.holds_result()
+
+    def _submit_where(self, codes: bytes, whole_groups_only: bool) -> None:
+        """Submits the gradients that the codes call for, unless they have left already."""
+        for group in self._bucketing.groups:
+            if group.submitted:
+                continue
+            unsettled = group.unsettled(self.step.codes)
+            members = [member for member in unsettled if is_there(codes[member.index])]
+            if members and not (whole_groups_only and len(members) < len(unsettled)):
+                for member in members:
+                    member.fill(codes[member.index] == SPARSE_64)
+                self._bursts.submit(group, members)
+
+    def _take_results(self) -> Iterator[Operation]:
+        for group in self._bucketing.groups:
+            if group.submitted:
+                for operation in group.waiting():
+                    while not operation.done():
+                        yield operation
+                try:
+                    with torch.no_grad():
+                        group.take_results(self.settings.compressor)
+                except RingtrainError as problem:
+                    self._bursts.note_problem(problem)
+        yield from self._rounds.answer()
+        yield from self._rounds.require_equal_steps()
+        self._bursts.raise_problem()
+
+    def _settle(self, agreed: Said, stage: Stage) -> None:
+        self._has_unused_results = self.settings.keeps_residuals
+        self.step.settle(agreed.codes, agreed.is_last(stage))
+        for group in self._bucketing.groups:
+            group.note_settled(self.step.codes)
+        self._rounds.succeed()
+        self._bucketing.note(agreed.codes, self.step.closed)
+
+    # ---- steps ----
+
+    def begin_step(self, reopened: bool = False) -> None:
+        """Opens what is settled again; what a hook has submitted meanwhile is the new step's."""
+        for group in self._bucketing.groups:
+            group.reopen()
+        if self.step.closed:
+            self._bucketing.renew(self.prefix)
+        self.passes.begin_step(self.step.settled())
+        self.step.begin(len(self._members), reopened)
+
+    def reset(self) -> None:
+        """Starts anew after an error, which all ranks have seen, or without what this rank had begun."""
+        for group in self._bucketing.groups:
+            group.forget()
+        self._take_back_unused()
+        self._bursts.forget()
+        self._rounds.forget()
+        self.passes.forget()
+        self.step.forget()
+        self.begin_step()
+
+    def close_step(self, stage: Stage) -> None:
+        """Holds rounds until every gradient is settled on all ranks."""
+        while not self.step.closed:
+            for operation in self._round(stage):
+                with suppress(RingtrainError):  # the round looks at it itself
+                    operation.wait()
+
+    def discard(self) -> None:
+        """Gives the step up: without a word, unless it came to no end and others may have sent something in it."""
+        self._note_joins()
+        if not self.step.closed and (self.step.unended or self.in_flight()):
+            self.close_step(Stage.DISCARDING)
+        self.reset()
+        self.step.note_discarded()
+
+    def note_use(self) -> None:
+        """A step uses the reduced gradients: what compression has lost of them stays lost until the next ones."""
+        self._settle_residuals(used=True)
+
+    def _take_back_unused(self) -> None:
+        """The reduced gradients are given up, as after an overflow: so is what compression has lost of them."""
+        self._settle_residuals(used=False)
+
+    def _settle_residuals(self, used: bool) -> None:
+        if self._has_unused_results:
+            self._has_unused_results = False
+            residuals.settle(self._session, f"{self.prefix}.", used)
+
+    def note_step(self) -> None:
+        """The optimizer has stepped."""
+        self._rounds.note_step()
+
+    def in_flight(self) -> bool:
+        """Whether a hook has submitted something of which no round has taken the result, and may still take it."""
+        return self.context.usable and (self.step.has_begun or self._rounds.announced is not None)
+
+    def has_lost_results(self) -> bool:
+        """Whether gradients were reduced and then dropped, as ``zero_grad`` does."""
+        step = self.step
+        return step.closed and step.witness is not None and self._members[step.witness].has_lost_result()
+
+    def changed_gradient(self) -> str | None:
+        """The name of a parameter whose gradient is not reduced, and not what the last pass left; None if there is none."""
+        if self.step.closed:
+            return None
+        for member, code in zip(self._members, self.step.codes, strict=True):
+            if code != SETTLED and self.passes.left_changed(member.index, member.parameter.grad):
+                return member.name
+        return None

@@ -1,0 +1,119 @@
+"""Backward passes of one optimizer in a step, counted for each parameter: when is a gradient complete?
+
+Gradients of ``per_step`` passes are summed before they travel. A pass within another one, as a reentrant checkpoint
+runs it, is part of that one.
+"""
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from ringtrain.torch.backward import BackwardPass
+
+
+class Passes:
+    """How many passes have added to each gradient in the current step.
+
+    Args:
+        ended: a method, called when a pass has ended that was the last one for a gradient.
+        per_step: passes whose gradients are summed.
+        averages: whether the sum is then divided by ``per_step``.
+
+    Attributes:
+        per_step: as given, or as set since.
+        averages: as given.
+        divisor: of the sum of a step's passes.
+        enter: to be called in each hook; returns whether that runs within a pass that is part of another one.
+    """
+
+    def __init__(self, ended: Callable[[], None], per_step: int, averages: bool):
+        self.averages = averages
+        self.set_per_step(per_step)
+        self._ended = weakref.WeakMethod(ended)  # of the object that holds this one: no cycle to be collected
+        self._pass = BackwardPass(self._end)
+        self.enter = self._pass.enter  # itself, since each hook calls it
+        self._completes = False  # whether the pass under way is the last one for a gradient
+        self._silent = False
+        self._first = 1  # number of the step's first pass
+        # by parameter
+        self._counts: list[int] = []
+        self._last: list[int] = []  # number of the last pass that added to the gradient
+        self._versions: list[int] = []  # of the gradient, as that pass left it
+
+    def set_per_step(self, passes: int) -> None:
+        """Changes the number of passes in a step, between two steps."""
+        self.per_step = passes
+        self.divisor = passes if self.averages else 1
+
+    def add(self, count: int) -> None:
+        """Counts for so many further parameters."""
+        for values in (self._counts, self._last, self._versions):
+            values.extend([0] * count)
+
+    def count(self, index: int, gradient: torch.Tensor, nested: bool) -> bool:
+        """The pass has added to a gradient; returns whether that is complete, and no part of this pass adds to it."""
+        number = self._pass.number
+        if not nested or self._last[index] != number:
+            self._counts[index] += 1
+            self._last[index] = number
+        self._versions[index] = gradient._version
+        if self._silent or self._counts[index] < self.per_step:
+            return False
+        self._completes = True
+        return not nested  # else another part of this pass may add to it; the round at its end sends it
+
+    def has_come(self, index: int) -> bool:
+        """Whether a pass of this step has added to a gradient."""
+        return self._counts[index] > 0
+
+    def has_all(self, index: int) -> bool:
+        """Whether no more is to be expected of a gradient after the pass that has ended.
+
+        One with fewer passes is complete too, unless the micro-batches have several passes each: then the pass for this
+        one may be still to come.
+        """
+        one_a_batch = self._pass.number - self._first < self.per_step
+        return self._counts[index] > 0 and (one_a_batch or self._counts[index] >= self.per_step)
+
+    def left_changed(self, index: int, gradient: torch.Tensor | None) -> bool:
+        """Whether somebody has changed a gradient since a pass of this step left it."""
+        return self._counts[index] > 0 and gradient is not None and gradient._version != self._versions[index]
+
+    def note_moved(self, index: int, gradient: torch.Tensor) -> None:
+        """The gradient lies in another tensor now, as the last pass left it."""
+        self._versions[index] = gradient._version
+
+    def begin_step(self, settled: list[int]) -> None:
+        """A new step begins, with the pass under way if there is one; what was settled has had no pass in it."""
+        for index in settled:
+            self._counts[index] = 0
+        self._first = self._pass.number + (not self._pass.runs)
+
+    def forget(self) -> None:
+        """Starts anew, without what was begun."""
+        self._counts = [0] * len(self._counts)
+        self._forget_pass()
+
+    @contextmanager
+    def silence(self) -> Iterator[None]:
+        """A block of passes that only add to the gradients of this rank: none completes one."""
+        before, self._silent = self._silent, True
+        try:
+            yield
+        finally:
+            self._silent = before
+
+    def _end(self) -> None:
+        if not self._pass.runs:
+            return  # several parts of the pass have asked to be told
+        completes = self._completes
+        self._forget_pass()
+        ended = self._ended()
+        if completes and ended is not None:
+            ended()
+
+    def _forget_pass(self) -> None:
+        self._completes = False
+        self._pass.forget()
