@@ -32,13 +32,15 @@ struct CodePair {
   StatusCode core;
   TF_Code tensorflow;
 };
+// Horovod's codes, which its programs catch. A lost peer must be none of ABORTED and UNAVAILABLE: a MonitoredSession
+// takes these for a failure that a new session repairs, and would make one after the other in a world that has ended.
 constexpr CodePair kCodes[] = {
     {StatusCode::kInvalidArgument, TF_INVALID_ARGUMENT},
-    {StatusCode::kMismatch, TF_INVALID_ARGUMENT},
+    {StatusCode::kMismatch, TF_FAILED_PRECONDITION},
     {StatusCode::kUnsupported, TF_UNIMPLEMENTED},
     {StatusCode::kTimeout, TF_DEADLINE_EXCEEDED},
-    {StatusCode::kPeerLost, TF_ABORTED},
-    {StatusCode::kClosed, TF_FAILED_PRECONDITION},
+    {StatusCode::kPeerLost, TF_UNKNOWN},
+    {StatusCode::kClosed, TF_UNKNOWN},
 };
 
 TF_Code CodeFor(int32_t status) {
@@ -165,18 +167,12 @@ void* Execution::Allocate(int32_t index, TF_DataType dtype, int32_t ndim, const 
 
 int32_t Execution::Submit() {
   CoreLink& link = CoreLink::Get();
-  const std::string name = collective_.name.empty()
-                               ? link.NextName(collective_.slot, Text(collective_.operation), collective_.process_set)
-                               : collective_.name;
-  rt_request request{};
+  const std::string name = collective_.name.empty() ? link.NextName(collective_.slot, Text(collective_.operation),
+                                                                    collective_.request.process_set)
+                                                    : collective_.name;
+  rt_request request = collective_.request;
   request.name = name.c_str();
   request.operation = static_cast<int32_t>(collective_.operation);
-  request.reduction = collective_.reduction;
-  request.compression = collective_.compression;
-  request.process_set = collective_.process_set;
-  request.root = collective_.root;
-  request.prescale = collective_.prescale;
-  request.postscale = collective_.postscale;
   request.tensor_count = static_cast<int32_t>(tensors_.size());
   request.tensors = tensors_.data();
   request.split_count = static_cast<int32_t>(splits_.size());
@@ -187,10 +183,13 @@ int32_t Execution::Submit() {
   request.callback_context = this;
   return link.With(collective_.slot, [&](rt_context* context) -> int32_t {
     char* error = nullptr;
-    int32_t status = static_cast<int32_t>(StatusCode::kClosed);
     if (context == nullptr) {
-      Fail(status, (Subject(name) + ": there is no world. Call init() first.").c_str());
-    } else if ((status = link.functions().submit(context, &request, &handle_, &error)) != 0) {
+      code_ = TF_FAILED_PRECONDITION;
+      error_ = Subject(name) + ": there is no world. Call init() first.";
+      return static_cast<int32_t>(StatusCode::kClosed);
+    }
+    const int32_t status = link.functions().submit(context, &request, &handle_, &error);
+    if (status != 0) {
       Fail(status, error);
       link.functions().free(error);
     }
@@ -231,7 +230,7 @@ void Execution::Finish() {
 }
 
 bool Execution::SetReceivedSplits() {
-  const CoreFunctions& core = CoreLink::Get().functions();
+  const rt_functions& core = CoreLink::Get().functions();
   const int64_t members = core.received_splits(handle_, nullptr, 0);
   void* data = Allocate(1, TF_INT64, 1, &members);
   if (data == nullptr) return false;

@@ -20,11 +20,7 @@ struct Collective {
   Operation operation;
   std::string name;  // empty: numbered when it is submitted
   int64_t slot = 0;
-  int32_t process_set = 0;
-  int32_t reduction = 0;
-  int32_t compression = 0;
-  int32_t root = -1;
-  double prescale = 1, postscale = 1;
+  rt_request request{};  // its process set, and what tables/attributes.def lists
 };
 
 // From submission until TensorFlow's done callback has run; then it is gone. Nothing here waits: the core calls back

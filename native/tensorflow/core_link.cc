@@ -1,5 +1,7 @@
 #include "tensorflow/core_link.h"
 
+#include <cstdio>
+
 #include "tensorflow/kernel_api.h"
 
 namespace ringtrain::tensorflow {
@@ -24,7 +26,6 @@ std::string CoreLink::NextName(int64_t slot, const std::string& operation, int32
 
 }  // namespace ringtrain::tensorflow
 
-using ringtrain::tensorflow::CoreFunctions;
 using ringtrain::tensorflow::CoreLink;
 
 // Called by ringtrain/tensorflow/library.py.
@@ -34,9 +35,17 @@ extern "C" {
 // What of TensorFlow's C API is missing; "" if everything is there and the operations are registered. Static.
 const char* rt_tensorflow_missing(void) { return ringtrain::tensorflow::tf().missing.c_str(); }
 
-void rt_tensorflow_connect(const CoreFunctions* functions) { CoreLink::Get().Connect(*functions); }
+// Of ringtrain.h, as this library was built with it: the version of the functions that it takes.
+int32_t rt_tensorflow_abi_version(void) { return RT_ABI_VERSION; }
+
+void rt_tensorflow_connect(const rt_functions* functions) { CoreLink::Get().Connect(functions); }
 
 void rt_tensorflow_bind(int64_t slot, rt_context* context) { CoreLink::Get().Bind(slot, context); }
+
+// Writes the name of the next unnamed eager operation, which is then counted; at most `bytes` with the 0 at its end.
+void rt_tensorflow_next_name(int64_t slot, const char* operation, int32_t process_set, char* name, size_t bytes) {
+  std::snprintf(name, bytes, "%s", CoreLink::Get().NextName(slot, operation, process_set).c_str());
+}
 
 }  // extern "C"
 #pragma GCC visibility pop

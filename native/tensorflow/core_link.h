@@ -1,7 +1,7 @@
-// The way to the core, which lives in another shared object: its functions, handed over by Python as a table of
-// pointers, and its contexts by slot. An operation carries the number of a slot, since TensorFlow's threads belong to
-// no rank: slot 0 is the context that init() opened, whichever that is by now; the ranks of a testing.World have slots
-// of their own.
+// The way to the core, which lives in another shared object: its functions, a table that Python hands over
+// (rt_functions in ringtrain.h), and its contexts by slot. An operation carries the number of a slot, since
+// TensorFlow's threads belong to no rank: slot 0 is the context that init() opened, whichever that is by now; the ranks
+// of a testing.World have slots of their own.
 #ifndef RINGTRAIN_TENSORFLOW_CORE_LINK_H_
 #define RINGTRAIN_TENSORFLOW_CORE_LINK_H_
 
@@ -16,27 +16,16 @@
 
 namespace ringtrain::tensorflow {
 
-// The functions that Python hands over, in this order; ringtrain/tensorflow/library.py has the same.
-struct CoreFunctions {
-  decltype(&rt_submit) submit;
-  decltype(&rt_handle_free) handle_free;
-  decltype(&rt_free) free;
-  decltype(&rt_received_splits) received_splits;
-  decltype(&rt_result) result;
-  decltype(&rt_world_of) world_of;
-  decltype(&rt_process_set_ranks) process_set_ranks;
-};
-
 class CoreLink {
  public:
   // One in each process. Never destroyed: TensorFlow's threads outlive static objects.
   static CoreLink& Get();
 
-  void Connect(const CoreFunctions& functions) { functions_ = functions; }
+  void Connect(const rt_functions* functions) { functions_ = functions; }
   // context: NULL empties the slot. Returns when no call uses the slot's former context any more.
   void Bind(int64_t slot, rt_context* context);
 
-  const CoreFunctions& functions() const { return functions_; }
+  const rt_functions& functions() const { return *functions_; }
   // Calls `use(context)` and returns its result; the context cannot go away meanwhile. nullptr stands for an empty
   // slot.
   template <typename Use>
@@ -54,7 +43,7 @@ class CoreLink {
     std::map<std::pair<std::string, int32_t>, int64_t> unnamed;  // submissions so far, by operation and process set
   };
 
-  CoreFunctions functions_{};
+  const rt_functions* functions_ = nullptr;
   std::shared_mutex mutex_;
   std::map<int64_t, Slot> slots_;  // guarded by mutex_
 };

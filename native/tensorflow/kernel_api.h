@@ -38,10 +38,10 @@ enum TF_DataType : int32_t {
 
 enum TF_Code : int32_t {
   TF_OK = 0,
+  TF_UNKNOWN = 2,
   TF_INVALID_ARGUMENT = 3,
   TF_DEADLINE_EXCEEDED = 4,
   TF_FAILED_PRECONDITION = 9,
-  TF_ABORTED = 10,
   TF_UNIMPLEMENTED = 12,
   TF_INTERNAL = 13,
 };

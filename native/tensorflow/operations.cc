@@ -5,6 +5,8 @@
 // does not use the result. TensorFlow lets stateful operations run one after the other, which would end both fusion and
 // any freedom of order; but those that use a resource are ordered among the users of that resource alone. So in a graph
 // each operation gets a resource of its own, its gate, and hundreds are in flight. Eager operations need none.
+#include <algorithm>
+#include <cctype>
 #include <cstring>
 #include <string>
 #include <type_traits>
@@ -25,54 +27,79 @@ namespace {
 enum class Shapes { kSame, kRows, kAlltoall, kScalar, kNone };
 
 struct OperationSpec {
-  const char* name;
-  Operation operation;
+  std::string name;
   Shapes shapes;
-  std::vector<const char*> attributes;  // beside those that every operation has
-  std::vector<const char*> inputs;      // beside the gates
-  std::vector<const char*> outputs;
+  std::vector<std::string> attributes;  // beside those that every operation has
+  std::vector<std::string> inputs;      // beside the gates
+  std::vector<std::string> outputs;
 };
 
-const auto& Operations() {
-  static const OperationSpec operations[] = {
-      {"RingtrainAllreduce",
-       Operation::kAllreduce,
-       Shapes::kSame,
-       {"T: list(" RT_REDUCED_TYPES ") >= 1", "reduction: int", "prescale_bits: int", "postscale_bits: int",
-        "compression: int"},
-       {"tensors: T"},
-       {"results: T"}},
-      {"RingtrainReducescatter",
-       Operation::kReducescatter,
-       Shapes::kRows,
-       {"T: list(" RT_REDUCED_TYPES ") >= 1", "reduction: int", "prescale_bits: int", "postscale_bits: int",
-        "compression: int"},
-       {"tensors: T"},
-       {"results: T"}},
-      {"RingtrainAllgather",
-       Operation::kAllgather,
-       Shapes::kRows,
-       {"T: list(" RT_MOVED_TYPES ") >= 1"},
-       {"tensors: T"},
-       {"results: T"}},
-      {"RingtrainBroadcast",
-       Operation::kBroadcast,
-       Shapes::kSame,
-       {"T: list(" RT_MOVED_TYPES ") >= 1", "root: int"},
-       {"tensors: T"},
-       {"results: T"}},
-      {"RingtrainAlltoall",
-       Operation::kAlltoall,
-       Shapes::kAlltoall,
-       {"T: " RT_MOVED_TYPES},
-       {"tensor: T", "splits: int64"},
-       {"rows: T", "received: int64"}},
-      {"RingtrainBarrier", Operation::kBarrier, Shapes::kNone, {}, {}, {}},
-      {"RingtrainJoin", Operation::kJoin, Shapes::kScalar, {}, {}, {"last_rank: int32"}},
-  };
-  return operations;
+constexpr Operation kOperations[] = {
+#define RT_OPERATION(name, id, text, reduces, rooted, layout, fuses, adjoint) Operation::name,
+#include "tables/operations.def"
+#undef RT_OPERATION
+};
+constexpr size_t kOperationCount = std::extent_v<decltype(kOperations)>;
+
+// Process sets are made and removed by the program, not by a graph.
+bool InGraphs(Operation operation) {
+  return operation != Operation::kAddProcessSet && operation != Operation::kRemoveProcessSet;
 }
-constexpr size_t kOperationCount = std::extent_v<std::remove_reference_t<decltype(Operations())>>;
+
+// How TensorFlow declares an attribute of a request, by the type of its field in rt_request. Its attributes have single
+// precision only, so factors travel as their bits. What is a member's own has no attribute: it would be an input.
+std::string Declare(const char* name, double) { return std::string(name) + "_bits: int"; }
+std::string Declare(const char* name, int32_t) { return std::string(name) + ": int"; }
+std::string Declare(const char*, const int64_t*) { return ""; }
+
+std::vector<std::string> AttributesOf(const OperationRow& operation) {
+  std::vector<std::string> attributes;
+#define RT_ATTRIBUTE(name, kind, initial, scope, label, advice) \
+  if (Counts(Scope::scope, operation)) attributes.push_back(Declare(#name, decltype(rt_request::name){}));
+#include "tables/attributes.def"
+#undef RT_ATTRIBUTE
+  attributes.erase(std::remove(attributes.begin(), attributes.end(), ""), attributes.end());
+  return attributes;
+}
+
+Shapes ShapesOf(Operation operation) {
+  const OperationRow& row = *Find(operation);
+  if (row.layout == Layout::kExchange) return Shapes::kAlltoall;
+  if (row.layout != Layout::kNone) return row.output == Output::kSame ? Shapes::kSame : Shapes::kRows;
+  return operation == Operation::kJoin ? Shapes::kScalar : Shapes::kNone;
+}
+
+// "RingtrainAllreduce" of allreduce, and so on.
+std::string NameOf(Operation operation) {
+  std::string name = Text(operation);
+  name[0] = static_cast<char>(std::toupper(static_cast<unsigned char>(name[0])));
+  return "Ringtrain" + name;
+}
+
+OperationSpec SpecOf(Operation operation) {
+  const OperationRow& row = *Find(operation);
+  OperationSpec spec{NameOf(operation), ShapesOf(operation), AttributesOf(row), {}, {}};
+  const std::string types = row.reduces ? RT_REDUCED_TYPES : RT_MOVED_TYPES;
+  switch (spec.shapes) {
+    case Shapes::kSame:
+    case Shapes::kRows:
+      spec.attributes.insert(spec.attributes.begin(), "T: list(" + types + ") >= 1");
+      spec.inputs = {"tensors: T"};
+      spec.outputs = {"results: T"};
+      break;
+    case Shapes::kAlltoall:
+      spec.attributes.insert(spec.attributes.begin(), "T: " + types);
+      spec.inputs = {"tensor: T", "splits: int64"};
+      spec.outputs = {"rows: T", "received: int64"};
+      break;
+    case Shapes::kScalar:
+      spec.outputs = {"last_rank: int32"};
+      break;
+    case Shapes::kNone:
+      break;
+  }
+  return spec;
+}
 
 constexpr const char* kCommonAttributes[] = {"tensor_name: string", "slot: int", "process_set: int", "G: int >= 0"};
 constexpr char kGates[] = "gates: G * resource";
@@ -86,13 +113,20 @@ int64_t ReadInteger(TF_OpKernelConstruction* construction, const char* name, con
   return value;
 }
 
-// Attributes have single precision only, so factors travel as their bits.
-double ReadDouble(TF_OpKernelConstruction* construction, const char* name, const StatusPointer& status) {
-  const int64_t bits = ReadInteger(construction, name, status);
-  double value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
+void Read(TF_OpKernelConstruction* construction, const char* name, const StatusPointer& status, int32_t* value) {
+  *value = static_cast<int32_t>(ReadInteger(construction, name, status));
 }
+void Read(TF_OpKernelConstruction* construction, const char* name, const StatusPointer& status, double* value) {
+  const int64_t bits = ReadInteger(construction, (std::string(name) + "_bits").c_str(), status);
+  std::memcpy(value, &bits, sizeof *value);
+}
+void Read(TF_OpKernelConstruction*, const char*, const StatusPointer&, const int64_t**) {}
+
+template <typename Value>
+void SetInitial(double initial, Value* value) {
+  *value = static_cast<Value>(initial);
+}
+void SetInitial(double, const int64_t** own) { *own = nullptr; }
 
 std::string ReadText(TF_OpKernelConstruction* construction, const char* name, const StatusPointer& status) {
   int32_t list_size = 0, bytes = 0;
@@ -107,21 +141,19 @@ std::string ReadText(TF_OpKernelConstruction* construction, const char* name, co
 
 template <size_t kIndex>
 void* CreateCollective(TF_OpKernelConstruction* construction) {
-  const OperationSpec& spec = Operations()[kIndex];
-  const OperationRow& row = *Find(spec.operation);
   StatusPointer status = NewStatus();
   auto collective = std::make_unique<Collective>();
-  collective->operation = spec.operation;
+  collective->operation = kOperations[kIndex];
   collective->name = ReadText(construction, "tensor_name", status);
   collective->slot = ReadInteger(construction, "slot", status);
-  collective->process_set = static_cast<int32_t>(ReadInteger(construction, "process_set", status));
-  if (row.reduces) {
-    collective->reduction = static_cast<int32_t>(ReadInteger(construction, "reduction", status));
-    collective->prescale = ReadDouble(construction, "prescale_bits", status);
-    collective->postscale = ReadDouble(construction, "postscale_bits", status);
-    collective->compression = static_cast<int32_t>(ReadInteger(construction, "compression", status));
-  }
-  if (row.rooted) collective->root = static_cast<int32_t>(ReadInteger(construction, "root", status));
+  rt_request& request = collective->request;
+  Read(construction, "process_set", status, &request.process_set);
+  const OperationRow& operation = *Find(collective->operation);
+#define RT_ATTRIBUTE(name, kind, initial, scope, label, advice) \
+  SetInitial(initial, &request.name);                           \
+  if (Counts(Scope::scope, operation)) Read(construction, #name, status, &request.name);
+#include "tables/attributes.def"
+#undef RT_ATTRIBUTE
   if (Ok(status)) return collective.release();
   tf().TF_OpKernelConstruction_Failure(construction, status.get());
   return nullptr;
@@ -241,14 +273,14 @@ void (*InferenceFor(Shapes shapes))(TF_ShapeInferenceContext*, TF_Status*) {
 // ---- registration ----
 
 // The part of "name: type" before the colon.
-std::string NameOf(const char* spec) { return std::string(spec, std::strcspn(spec, ":")); }
+std::string NameOf(const std::string& spec) { return spec.substr(0, spec.find(':')); }
 
-void Define(const char* name, Shapes shapes, const std::vector<const char*>& attributes,
-            const std::vector<const char*>& inputs, const std::vector<const char*>& outputs) {
+void Define(const char* name, Shapes shapes, const std::vector<std::string>& attributes,
+            const std::vector<std::string>& inputs, const std::vector<std::string>& outputs) {
   TF_OpDefinitionBuilder* builder = tf().TF_NewOpDefinitionBuilder(name);
-  for (const char* attribute : attributes) tf().TF_OpDefinitionBuilderAddAttr(builder, attribute);
-  for (const char* input : inputs) tf().TF_OpDefinitionBuilderAddInput(builder, input);
-  for (const char* output : outputs) tf().TF_OpDefinitionBuilderAddOutput(builder, output);
+  for (const std::string& attribute : attributes) tf().TF_OpDefinitionBuilderAddAttr(builder, attribute.c_str());
+  for (const std::string& input : inputs) tf().TF_OpDefinitionBuilderAddInput(builder, input.c_str());
+  for (const std::string& output : outputs) tf().TF_OpDefinitionBuilderAddOutput(builder, output.c_str());
   tf().TF_OpDefinitionBuilderSetIsStateful(builder, true);
   tf().TF_OpDefinitionBuilderSetShapeInferenceFunction(builder, InferenceFor(shapes));
   StatusPointer status = NewStatus();
@@ -259,25 +291,26 @@ void Define(const char* name, Shapes shapes, const std::vector<const char*>& att
 // copies, in the order of its streams. On the CPU one must not ask: TensorFlow takes it for another kind of memory than
 // that of the inputs, and no longer gives theirs to the results.
 void RegisterKernel(TF_KernelBuilder* builder, const std::string& name, const std::string& device,
-                    const std::vector<const char*>& tensors) {
+                    const std::vector<std::string>& tensors) {
   if (device == "GPU")
-    for (const char* tensor : tensors) tf().TF_KernelBuilder_HostMemory(builder, NameOf(tensor).c_str());
+    for (const std::string& tensor : tensors) tf().TF_KernelBuilder_HostMemory(builder, NameOf(tensor).c_str());
   StatusPointer status = NewStatus();
   tf().TF_RegisterKernelBuilder((name + device).c_str(), builder, status.get());
 }
 
 template <size_t kIndex>
 void RegisterCollective() {
-  const OperationSpec& spec = Operations()[kIndex];
-  std::vector<const char*> attributes = spec.attributes, inputs = spec.inputs;
+  if (!InGraphs(kOperations[kIndex])) return;
+  const OperationSpec spec = SpecOf(kOperations[kIndex]);
+  std::vector<std::string> attributes = spec.attributes, inputs = spec.inputs;
   attributes.insert(attributes.end(), std::begin(kCommonAttributes), std::end(kCommonAttributes));
   inputs.push_back(kGates);
-  Define(spec.name, spec.shapes, attributes, inputs, spec.outputs);
-  std::vector<const char*> tensors = inputs;
+  Define(spec.name.c_str(), spec.shapes, attributes, inputs, spec.outputs);
+  std::vector<std::string> tensors = inputs;
   tensors.insert(tensors.end(), spec.outputs.begin(), spec.outputs.end());
   for (const char* device : {"CPU", "GPU"})
-    RegisterKernel(tf().TF_NewAsyncKernelBuilder(spec.name, device, &CreateCollective<kIndex>, &ComputeCollective,
-                                                 &DeleteCollective),
+    RegisterKernel(tf().TF_NewAsyncKernelBuilder(spec.name.c_str(), device, &CreateCollective<kIndex>,
+                                                 &ComputeCollective, &DeleteCollective),
                    spec.name, device, tensors);
 }
 

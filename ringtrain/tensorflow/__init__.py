@@ -7,13 +7,13 @@
 """
 
 try:
-    import tensorflow as _tensorflow  # noqa: F401 - a missing one is reported here, not deep below
+    import tensorflow as _tensorflow  # a missing one is reported here, not deep below
 except ImportError as _problem:
     raise ImportError("ringtrain.tensorflow needs TensorFlow. Run: pip install tensorflow") from _problem
 
 from ringtrain import RingtrainError
 from ringtrain.common.util import check_extension
-from ringtrain.tensorflow import autograd as _autograd  # noqa: F401 - registers the gradients
+from ringtrain.tensorflow import autograd as _autograd  # registers the gradients
 from ringtrain.tensorflow import elastic, mpi_ops
 from ringtrain.tensorflow.compression import Compression
 from ringtrain.tensorflow.functions import (
@@ -30,7 +30,7 @@ from ringtrain.tensorflow.sync_batch_norm import SyncBatchNormalization
 from ringtrain.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
 
 __all__ = [
-    *mpi_ops.__all__,
+    *mpi_ops.__all__,  # type: ignore[attr-defined]  # made of what it imports
     "BroadcastGlobalVariablesHook", "Compression", "DistributedGradientTape", "DistributedOptimizer",
     "PartialDistributedGradientTape", "RingtrainError", "SyncBatchNormalization", "allgather_object",
     "broadcast_global_variables", "broadcast_object", "broadcast_object_fn", "broadcast_variables", "check_extension",

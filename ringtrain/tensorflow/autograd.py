@@ -1,8 +1,7 @@
 """Gradients of the operations, for ``tf.GradientTape`` and ``tf.gradients``; importing this registers them.
 
-Each backward pass is an operation of its own, on the gradients of all ranks. The factors are Horovod's: an allreduce
-and an alltoall carry the exact gradient of the sum of all ranks' losses, an allgather and a broadcast its average over
-the ranks, and a reducescatter ``size`` times the exact one.
+Each backward pass is an operation of its own, on the gradients of all ranks. Which one, and its factors,
+``ringtrain.adjoints`` says for every adapter; here it is performed.
 """
 
 from collections.abc import Sequence
@@ -11,10 +10,11 @@ from typing import Any
 import tensorflow as tf
 
 from ringtrain import tables
+from ringtrain.adjoints import Takes, adjoint_of, factor, is_linear
 from ringtrain.context import current
 from ringtrain.errors import UnsupportedError
-from ringtrain.operations import Average, Sum
-from ringtrain.tensorflow import nodes
+from ringtrain.operations import Average
+from ringtrain.tensorflow import names, nodes
 
 _Gradients = list[tf.Tensor | None]
 
@@ -26,101 +26,116 @@ class _Forward:
         self._operation = operation
         self._process_set: int = operation.get_attr("process_set")
         self._name = tf.compat.as_str(operation.get_attr("tensor_name"))
+        self.row = tables.OPERATIONS[operation.type.removeprefix("Ringtrain").lower()]
+
+    @property
+    def inputs(self) -> Sequence[tf.Tensor]:
+        """The tensors, without the gates."""
+        return self._operation.inputs[: len(self._operation.outputs)]
+
+    @property
+    def outputs(self) -> Sequence[tf.Tensor]:
+        """The results."""
+        return self._operation.outputs
 
     @property
     def members(self) -> list[int]:
         """Ranks of the process set, ascending."""
-        return current().process_set_ranks(self._process_set)
+        return current().process_set_ranks(self._process_set) or []
 
-    def attributes(self, *names: str) -> dict[str, Any]:
-        """Attributes of the operation, by name."""
-        return {name: self._operation.get_attr(name) for name in names}
+    @property
+    def is_root(self) -> bool:
+        """Whether this rank is the root of the operation."""
+        return current().rank == self._operation.get_attr("root")
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """What the operation's reduction was asked for, as its node takes it."""
+        return {name: self._operation.get_attr(name) for name in nodes.REDUCING}
 
     def run(self, operation: str, inputs: Sequence[Any], label: str = "gradient", **attributes: Any) -> list[tf.Tensor]:
         """Runs an operation of the backward pass, under a name that follows from the forward one's."""
-        name = f"{self._name}.{label}" if self._name else None
-        if name and not tf.executing_eagerly():
-            name = tf.compat.v1.get_default_graph().unique_name(name)
+        name = names.claim(f"{self._name}.{label}") if self._name else None
         return nodes.run(operation, inputs, name, self._process_set, **attributes)
-
-    def mean(self, gradients: Sequence[Any]) -> list[tf.Tensor]:
-        """The average of the gradients over the ranks."""
-        return self.run(
-            "allreduce", [gradients], reduction=Average, prescale_bits=_ONE, postscale_bits=_ONE, compression=0
-        )
 
     def require_linear(self) -> None:
         """Raises UnsupportedError for a reduction without a gradient."""
         reduction = self._operation.get_attr("reduction")
-        if reduction not in (Average, Sum):
-            kind = self._operation.type.removeprefix("Ringtrain").lower()
+        if not is_linear(reduction):
             raise UnsupportedError(
-                f"backward of {kind} '{self._name or 'unnamed'}': gradients need op Average or Sum, but it is "
+                f"backward of {self.row.name} '{self._name or 'unnamed'}': gradients need op Average or Sum, but it is "
                 f"{tables.REDUCTION_BY_ID[reduction].capitalize()}. Use tf.stop_gradient before the operation."
             )
 
-    def complete(self, gradients: Sequence[tf.Tensor]) -> _Gradients:
+    def complete(self, gradients: Sequence[tf.Tensor | None]) -> _Gradients:
         """Gradients for all inputs: none for the gates."""
         return [*gradients, *[None] * self._operation.get_attr("G")]
 
 
-_ONE = nodes.bits(1.0)
-
-
-@tf.RegisterGradient("RingtrainAllreduce")
-def _of_allreduce(operation: tf.Operation, *gradients: Any) -> _Gradients:
+def _gradient(operation: tf.Operation, *gradients: Any) -> _Gradients:
+    """Gradients of the results to gradients of the inputs."""
     forward = _Forward(operation)
-    forward.require_linear()
-    factors = forward.attributes("reduction", "prescale_bits", "postscale_bits", "compression")
-    return forward.complete(forward.run("allreduce", [_dense(gradients)], **factors))
+    adjoint = adjoint_of(forward.row.name)
+    if forward.row.reduces:
+        forward.require_linear()
+    carried = _CARRIERS[adjoint.carrier](forward, gradients)
+    if adjoint.takes is Takes.ROOTS:
+        carried = _on_root(forward, carried)
+    if adjoint.takes is Takes.OWN_ROWS:
+        carried = _own_rows(forward, carried)
+    return forward.complete(carried)
 
 
-@tf.RegisterGradient("RingtrainAllgather")
-def _of_allgather(operation: tf.Operation, *gradients: Any) -> _Gradients:
-    """This rank's rows of the averaged gradient."""
-    forward = _Forward(operation)
-    means = forward.mean(_dense(gradients))
-    own = [tf.shape(tensor, tf.int64)[:1] for tensor in operation.inputs[: len(means)]]
+# ---- carriers ----
+
+
+def _by_allreduce(forward: _Forward, gradients: Sequence[Any]) -> list[tf.Tensor]:
+    averages = adjoint_of(forward.row.name).averages
+    attributes = {**nodes.REDUCING, "reduction": Average} if averages else forward.attributes
+    return forward.run("allreduce", [_dense(gradients)], **attributes)
+
+
+def _by_allgather(forward: _Forward, gradients: Sequence[Any]) -> list[tf.Tensor]:
+    asked = forward.attributes
+    scales = nodes.factor(asked["prescale_bits"]), nodes.factor(asked["postscale_bits"])
+    by = factor(asked["reduction"], *scales, len(forward.members))
+    return forward.run("allgather", [[gradient * tf.cast(by, gradient.dtype) for gradient in _dense(gradients)]])
+
+
+def _by_alltoall(forward: _Forward, gradients: Sequence[Any]) -> list[tf.Tensor | None]:
+    """Every row goes back where it came from; the splits have no gradient."""
+    rows, _ = forward.run("alltoall", [tf.convert_to_tensor(gradients[0]), forward.outputs[1]])
+    return [rows, None]
+
+
+_CARRIERS = {"allreduce": _by_allreduce, "allgather": _by_allgather, "alltoall": _by_alltoall}
+
+
+# ---- what a rank takes ----
+
+
+def _on_root(forward: _Forward, carried: list[tf.Tensor]) -> list[tf.Tensor]:
+    if forward.is_root:
+        return carried
+    # The zeros come after what was carried: a session would not compute what nothing needs, and leave the root waiting.
+    with tf.control_dependencies(carried):
+        return [tf.identity(tf.zeros_like(each)) for each in carried]
+
+
+def _own_rows(forward: _Forward, carried: list[tf.Tensor]) -> list[tf.Tensor]:
+    own = [tf.shape(tensor, tf.int64)[:1] for tensor in forward.inputs]
     rows = forward.run("allgather", [own], label="rows")
     me = forward.members.index(current().rank)
     starts = [tf.reduce_sum(counts[:me]) for counts in rows]
-    return forward.complete(
-        [mean[start : start + count[0]] for mean, start, count in zip(means, starts, own, strict=True)]
-    )
-
-
-@tf.RegisterGradient("RingtrainBroadcast")
-def _of_broadcast(operation: tf.Operation, *gradients: Any) -> _Gradients:
-    """The averaged gradient on the root, zeros elsewhere."""
-    forward = _Forward(operation)
-    means = forward.mean(_dense(gradients))
-    is_root = current().rank == operation.get_attr("root")
-    return forward.complete(means if is_root else [tf.zeros_like(mean) for mean in means])
-
-
-@tf.RegisterGradient("RingtrainAlltoall")
-def _of_alltoall(operation: tf.Operation, gradient: Any, _: Any) -> _Gradients:
-    """Every row goes back where it came from."""
-    forward = _Forward(operation)
-    rows, _ = forward.run("alltoall", [tf.convert_to_tensor(gradient), operation.outputs[1]])
-    return forward.complete([rows, None])
-
-
-@tf.RegisterGradient("RingtrainReducescatter")
-def _of_reducescatter(operation: tf.Operation, *gradients: Any) -> _Gradients:
-    forward = _Forward(operation)
-    forward.require_linear()
-    factors = forward.attributes("prescale_bits", "postscale_bits")
-    factor = nodes.factor(factors["prescale_bits"]) * nodes.factor(factors["postscale_bits"])
-    if operation.get_attr("reduction") == Sum:
-        factor *= len(forward.members)
-    scaled = [gradient * tf.cast(factor, gradient.dtype) for gradient in _dense(gradients)]
-    return forward.complete(forward.run("allgather", [scaled]))
+    return [each[start : start + count[0]] for each, start, count in zip(carried, starts, own, strict=True)]
 
 
 def _dense(gradients: Sequence[Any]) -> list[tf.Tensor]:
     return [tf.convert_to_tensor(gradient) for gradient in gradients]
 
 
+for _row in tables.OPERATIONS.values():
+    if _row.adjoint:
+        tf.RegisterGradient(f"Ringtrain{_row.name.capitalize()}")(_gradient)
 for _type in ("RingtrainBarrier", "RingtrainJoin", "RingtrainWorld"):
     tf.no_gradient(_type)

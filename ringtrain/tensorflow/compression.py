@@ -50,9 +50,25 @@ def _cast_to(half: tf.DType, name: str, on_the_wire: str) -> type[Compressor]:
     return Cast
 
 
+def _in_blocks(on_the_wire: Any, name: str, form: str) -> type[Compressor]:
+    """A compressor whose form exists on the wire alone: ``compress`` and ``decompress`` leave a tensor as it is."""
+    described = f"Sends floating-point tensors of 4,096 elements or more as {form}, where the core reduces"
+
+    def made(name: str, wire: str, words: str, **more: Any) -> type[Compressor]:
+        return type(name, (Compressor,), {"__module__": __name__, "__doc__": words, "wire": wire, **more})
+
+    plain = made(f"{name}WithoutFeedback", on_the_wire.without_feedback, f"{described}.")
+    return made(name, on_the_wire, f"{described}, and makes up for what it loses.", without_feedback=plain)
+
+
 class Compression:
-    """The compressors that come with the package: ``none``, ``fp16`` and ``bf16``."""
+    """The compressors that come with the package: ``none``, ``fp16``, ``bf16``, ``int8`` and ``int4``.
+
+    The last two make up for what they lose of a gradient when it comes again; ``int8.without_feedback`` does not.
+    """
 
     none = Compressor
     fp16 = _cast_to(tf.float16, "FP16Compressor", arrays.Compression.fp16)
     bf16 = _cast_to(tf.bfloat16, "BF16Compressor", arrays.Compression.bf16)
+    int8 = _in_blocks(arrays.Compression.int8, "Int8Compressor", "int8 with a scale for each 256")
+    int4 = _in_blocks(arrays.Compression.int4, "Int4Compressor", "4 bits with a scale for each 128")

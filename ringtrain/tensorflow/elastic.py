@@ -1,17 +1,17 @@
-"""Elastic training for TensorFlow, by Horovod's names; each raises UnsupportedError with the reason when it is used."""
+"""Elastic training for TensorFlow, by Horovod's names; its states and `run` raise UnsupportedError: PyTorch alone has them so far."""
 
 from typing import Any, NoReturn
 
-from ringtrain.common.elastic import ObjectState, State, refuse
+from ringtrain.common.elastic import ObjectState, Refused, State, refuse
 
 __all__ = ["ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "run"]
 
 
-class TensorFlowState(State):
+class TensorFlowState(Refused):
     """State of variables; making one raises UnsupportedError."""
 
 
-class TensorFlowKerasState(State):
+class TensorFlowKerasState(Refused):
     """State of a Keras model and its optimizer; making one raises UnsupportedError."""
 
 

@@ -8,8 +8,9 @@ import tensorflow as tf
 from ringtrain import objects
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.process_sets import ProcessSet, global_process_set
+from ringtrain.tensorflow.names import claim_in_function, in_session_graph
 from ringtrain.tensorflow.nodes import as_it_is
-from ringtrain.tensorflow.operations import broadcast, broadcast_
+from ringtrain.tensorflow.operations import broadcast_
 
 _GROUP_BYTES = 64 << 20  # one operation's worth of values, which exist beside the variables until they are assigned
 
@@ -17,7 +18,7 @@ _GROUP_BYTES = 64 << 20  # one operation's worth of values, which exist beside t
 @as_it_is
 def broadcast_variables(
     variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set, inplace: bool = False
-) -> None:
+) -> tf.Operation | None:
     """Puts the root's values into the variables of all ranks.
 
     Args:
@@ -26,15 +27,21 @@ def broadcast_variables(
         process_set: the ranks that take part.
         inplace: accepted for Horovod's sake; the variables are always the same objects afterwards.
 
+    Returns:
+        None; in a graph for sessions of TensorFlow 1 the operation that does it, for a session to run.
+
     Raises:
         InvalidArgumentError: something else than variables.
-        tf.errors.InvalidArgumentError: ranks disagree about the number, a shape or a dtype.
+        tf.errors.FailedPreconditionError: ranks disagree about the number, a shape or a dtype.
 
     Example:
         >>> hvd.broadcast_variables(model.variables + optimizer.variables, root_rank=0)
     """
+    stem = claim_in_function("broadcast_variables")
+    values: list[Any] = []
     for number, group in enumerate(_groups(_numeric(variables))):
-        broadcast_(group, root_rank, f"broadcast_variables.{number}", process_set)
+        values += broadcast_(group, root_rank, f"{stem}.{number}", process_set)
+    return tf.group(*values) if in_session_graph() else None
 
 
 def broadcast_global_variables(root_rank: int) -> tf.Operation:
@@ -44,8 +51,7 @@ def broadcast_global_variables(root_rank: int) -> tf.Operation:
         RuntimeError: in eager mode, which has no global variables.
     """
     _require_graph("broadcast_global_variables", "hvd.broadcast_variables(<model/optimizer variables>, root_rank)")
-    variables = tf.compat.v1.global_variables()
-    return tf.group(*[variable.assign(broadcast(variable, root_rank)) for variable in variables])
+    return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
 
 
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
@@ -114,7 +120,7 @@ def _numeric(variables: Iterable[Any]) -> list[tf.Variable]:
                 f"broadcast_variables: expected variables but found a {type(variable).__name__}. "
                 "Send other objects with broadcast_object."
             )
-        if inner.dtype != tf.string:
+        if inner.dtype.base_dtype != tf.string:
             below[id(inner)] = inner
     return list(below.values())
 
@@ -128,5 +134,5 @@ def _groups(variables: Sequence[tf.Variable]) -> list[list[tf.Variable]]:
             groups.append([])
             size_bytes = 0
         groups[-1].append(variable)
-        size_bytes += variable.dtype.size * (variable.shape.num_elements() or 0)
+        size_bytes += variable.dtype.base_dtype.size * (variable.shape.num_elements() or 0)
     return groups

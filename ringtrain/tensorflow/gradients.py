@@ -2,26 +2,26 @@
 
 ``tape`` and the optimizers' adapters call a ``GradientReduction`` with a step's gradients and get them back reduced.
 In a graph each gradient is an operation of its own, so that it travels while backpropagation goes on; eager operations
-run one after the other, so there all of them are one group. A gradient that is None stays None, and nothing is sent
-for it.
+run one after the other, so there all of them are one group. A gradient that no rank has stays None, and nothing is sent
+for it; ``presence`` agrees on that. A rank outside of the process set gets its own gradients back.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
-from ringtrain.errors import InvalidArgumentError
-from ringtrain.gradient_arguments import check_scaling, runs_of
+from ringtrain.gradients.arguments import check_compressor, check_scaling
+from ringtrain.gradients.grouping import Groups, grouped
 from ringtrain.operations import Average
-from ringtrain.process_sets import ProcessSet, global_process_set
+from ringtrain.process_sets import ProcessSet, global_process_set, size_of
+from ringtrain.tensorflow import presence
 from ringtrain.tensorflow.compression import Compression, Compressor
+from ringtrain.tensorflow.names import claim
 from ringtrain.tensorflow.nodes import as_it_is
 from ringtrain.tensorflow.operations import allreduce, grouped_allreduce
-
-Gradient = tf.Tensor | tf.IndexedSlices | None
-Groups = int | Sequence[Sequence[Any]] | None
+from ringtrain.tensorflow.presence import Gradient
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,9 @@ class GradientReduction:
         compression: how gradients travel.
         sparse_as_dense: whether ``tf.IndexedSlices`` are made dense first.
         predivide: part of the average's divisor that is applied before the sum, against overflow.
-        groups: number of groups, or lists of variables whose gradients are one operation each; None as the head says.
+        groups: as ``given_groups`` returns them; None as the head says.
         process_set: the ranks that take part.
+        takes_adasum: whether ``op`` may be ``Adasum``, too.
 
     Raises:
         InvalidArgumentError: a value outside of these.
@@ -48,55 +49,90 @@ class GradientReduction:
     predivide: float = 1.0
     groups: Groups = None
     process_set: ProcessSet = global_process_set
+    takes_adasum: bool = False
 
-    def __post_init__(self):
-        check_scaling(self.owner, self.op, self.predivide)
-        if self.groups is not None and not isinstance(self.groups, (int, list, tuple)) or self.groups == 0:
-            raise InvalidArgumentError(
-                f"{self.owner}: groups must be None, a number above 0 or lists of variables, but is {self.groups!r}."
-            )
+    def __post_init__(self) -> None:
+        check_scaling(self.owner, self.op, self.predivide, self.takes_adasum)
+        check_compressor(self.compression)
 
     @as_it_is
-    def reduce(
-        self, gradients: Sequence[Gradient], names: Sequence[str], variables: Sequence[Any] | None = None
-    ) -> list[Gradient]:
+    def reduce(self, gradients: Sequence[Gradient], names: Sequence[str], variables: Sequence[Any]) -> list[Gradient]:
         """The gradients, reduced over the ranks, in their order.
 
         Args:
-            gradients: the same ones None, of the same shapes and dtypes on all ranks.
+            gradients: of the same shapes and dtypes on all ranks. One that is None here counts zeros if another rank
+                has it, and stays None otherwise.
             names: identities of the gradients among the ranks; a graph adds a number to one that it has already.
-            variables: what the gradients belong to, needed for ``groups`` that name variables.
+            variables: what the gradients belong to.
         """
-        if not tf.executing_eagerly():
-            names = [tf.compat.v1.get_default_graph().unique_name(name) for name in names]
-        reduced: list[Gradient] = [self._densified(gradient) for gradient in gradients]
+        if not self.process_set.included():
+            return list(gradients)
+        reduced, agreement = self.complete(gradients, names, variables)
+        names = [claim(name) for name in names]
         present = [index for index, gradient in enumerate(reduced) if gradient is not None]
         dense = [index for index in present if not isinstance(reduced[index], tf.IndexedSlices)]
         for members in self._grouped(dense, variables):
             inputs = [reduced[index] for index in members]
-            # Not named by its size: ranks that lack different gradients then get an error instead of waiting.
             results = grouped_allreduce(inputs, op=self.op, name=names[members[0]], **self._factors())
             for index, result in zip(members, results, strict=True):
                 reduced[index] = result
         for index in sorted(set(present) - set(dense)):
             reduced[index] = allreduce(reduced[index], op=self.op, name=names[index], **self._without_factors())
+        presence.settle(agreement)
         return reduced
+
+    def reduce_but_local(
+        self,
+        gradients: Sequence[Gradient],
+        names: Sequence[str],
+        variables: Sequence[Any],
+        local: Mapping[int, Any],
+        scales_local: bool,
+    ) -> list[Gradient]:
+        """``reduce`` without the gradients of local variables, those that differ from rank to rank on purpose.
+
+        Args:
+            gradients: as for ``reduce``.
+            names: as for ``reduce``.
+            variables: as for ``reduce``.
+            local: the local variables, by identity.
+            scales_local: divide their gradients by the number of ranks, so that they match the averages beside them.
+        """
+        results = list(gradients)
+        if not self.process_set.included():
+            return results
+        results = _but_local(self.reduce, results, names, variables, local)
+        if scales_local:
+            for index, variable in enumerate(variables):
+                if id(variable) in local and results[index] is not None:
+                    results[index] = tf.math.scalar_mul(1.0 / size_of(self.process_set), results[index])
+        return results
+
+    def complete_but_local(
+        self, gradients: Sequence[Gradient], names: Sequence[str], variables: Sequence[Any], local: Mapping[int, Any]
+    ) -> list[Gradient]:
+        """The gradients that ``reduce_but_local`` will reduce, for graphs: the ends of a condition must have the same ones."""
+        results = [self._densified(gradient) for gradient in gradients]
+        if not self.process_set.included():
+            return results
+        return _but_local(lambda *shared: self.complete(*shared)[0], results, names, variables, local)
+
+    def complete(
+        self, gradients: Sequence[Gradient], names: Sequence[str], variables: Sequence[Any]
+    ) -> tuple[list[Gradient], presence.Agreement | None]:
+        """The gradients with zeros for those that only other ranks have; see ``presence.complete``."""
+        return presence.complete(
+            [self._densified(gradient) for gradient in gradients], names, variables, self.process_set
+        )
 
     def _densified(self, gradient: Gradient) -> Gradient:
         sparse = isinstance(gradient, tf.IndexedSlices)
         return tf.convert_to_tensor(gradient) if sparse and self.sparse_as_dense else gradient
 
-    def _grouped(self, dense: list[int], variables: Sequence[Any] | None) -> list[list[int]]:
+    def _grouped(self, dense: list[int], variables: Sequence[Any]) -> list[list[int]]:
         """Places of the gradients that are one operation, for each operation."""
-        if not dense:
-            return []
-        if isinstance(self.groups, int):
-            return runs_of(dense, self.groups)
-        if self.groups is None:
-            return [dense] if tf.executing_eagerly() else [[index] for index in dense]
-        group_of = {id(variable): number for number, group in enumerate(self.groups) for variable in group}
-        numbers = {index: group_of.get(id(variables[index]), -1 - index) for index in dense}
-        return [[index for index in dense if numbers[index] == number] for number in dict.fromkeys(numbers.values())]
+        groups = 1 if self.groups is None and tf.executing_eagerly() else self.groups
+        return [[dense[each] for each in group] for group in grouped([variables[index] for index in dense], groups)]
 
     def _factors(self) -> dict[str, Any]:
         return {
@@ -109,12 +145,21 @@ class GradientReduction:
         return {"compression": self.compression, "process_set": self.process_set}
 
 
-def unique_names(prefix: str, variables: Sequence[Any]) -> list[str]:
-    """A name for each variable's gradient, the same on all ranks that make the same variables."""
-    names: list[str] = []
-    counts: dict[str, int] = {}
-    for variable in variables:
-        own = getattr(variable, "path", None) or getattr(variable, "name", "source")
-        counts[own] = counts.get(own, 0) + 1
-        names.append(f"{prefix}.{own}" if counts[own] == 1 else f"{prefix}.{own}.{counts[own]}")
-    return names
+def _but_local(
+    operate: Callable[[list[Gradient], list[str], list[Any]], list[Gradient]],
+    gradients: Sequence[Gradient],
+    names: Sequence[str],
+    variables: Sequence[Any],
+    local: Mapping[int, Any],
+) -> list[Gradient]:
+    """The gradients, those of all but the local variables as ``operate`` returns them."""
+    results = list(gradients)
+    shared = [index for index, variable in enumerate(variables) if id(variable) not in local]
+    operated = operate(
+        [gradients[index] for index in shared],
+        [names[index] for index in shared],
+        [variables[index] for index in shared],
+    )
+    for index, gradient in zip(shared, operated, strict=True):
+        results[index] = gradient
+    return results

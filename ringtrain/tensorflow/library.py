@@ -1,8 +1,9 @@
 """Our library of TensorFlow operations: which releases it serves, loading it, and its two links to the core.
 
-``native/tensorflow`` is the source. The library gets the core's functions as a table of pointers, and contexts by
-slot: slot 0 is the context that ``init`` opened, whichever that is by now, and each rank of a ``testing.World`` has a
-slot of its own. ``operations`` and the modules beside it call ``ops`` with the slot of the current context.
+``native/tensorflow`` is the source. The library gets the core's functions as a table (``rt_functions`` in
+``ringtrain.h``), and contexts by slot: slot 0 is the context that ``init`` opened, whichever that is by now, and each
+rank of a ``testing.World`` has a slot of its own. ``operations`` and the modules beside it call ``ops`` with the slot of
+the current context.
 """
 
 import ctypes
@@ -10,6 +11,7 @@ import itertools
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import tensorflow as tf
 
@@ -23,10 +25,6 @@ ANY_RELEASE = "RINGTRAIN_TENSORFLOW_ANY_RELEASE"
 
 _LOG_SECONDS = 1.0  # how late a line of the core's log may appear
 _PATH = Path(__file__).with_name("libringtrain_tensorflow.so")
-# In the order of CoreFunctions in native/tensorflow/core_link.h.
-_CORE_FUNCTIONS = (
-    "rt_submit", "rt_handle_free", "rt_free", "rt_received_splits", "rt_result", "rt_world_of", "rt_process_set_ranks",
-)  # fmt: skip
 
 
 def check_release(release: str, any_release: str = "") -> None:
@@ -38,7 +36,23 @@ def check_release(release: str, any_release: str = "") -> None:
         )
 
 
-def _load() -> tuple[object, ctypes.CDLL]:
+def core_functions(library: ctypes.CDLL) -> int:
+    """Address of the table of the core's functions that a library was built to use.
+
+    Raises:
+        UnsupportedError: it was built with another ringtrain.h than the core.
+    """
+    wanted = library.rt_tensorflow_abi_version()
+    functions = lib.rt_functions_for(wanted)
+    if functions == ffi.NULL:
+        raise UnsupportedError(
+            f"ringtrain's library for TensorFlow: its ABI version must be {lib.rt_abi_version()}, that of the core, but is "
+            f"{wanted}. The two were built from different sources: install ringtrain again."
+        )
+    return int(ffi.cast("uintptr_t", functions))
+
+
+def _load() -> tuple[Any, ctypes.CDLL]:
     """Loads the library: its operations as Python functions, and its own functions. TensorFlow must load it first."""
     check_release(tf.__version__, options.environment().get(ANY_RELEASE, ""))
     operations = tf.load_op_library(str(_PATH))
@@ -54,9 +68,12 @@ def _load() -> tuple[object, ctypes.CDLL]:
     library.rt_tensorflow_connect.restype = None
     library.rt_tensorflow_bind.argtypes = [ctypes.c_int64, ctypes.c_void_p]
     library.rt_tensorflow_bind.restype = None
-    addresses = [int(ffi.cast("uintptr_t", ffi.addressof(lib, name))) for name in _CORE_FUNCTIONS]
-    library.rt_tensorflow_connect((ctypes.c_void_p * len(addresses))(*addresses))
-    exits.count_as_errors_of_peers(tf.errors.AbortedError, tf.errors.FailedPreconditionError)
+    library.rt_tensorflow_next_name.argtypes = [
+        ctypes.c_int64, ctypes.c_char_p, ctypes.c_int32, ctypes.c_char_p, ctypes.c_size_t,
+    ]  # fmt: skip
+    library.rt_tensorflow_next_name.restype = None
+    library.rt_tensorflow_connect(core_functions(library))
+    exits.count_as_errors_of_peers(tf.errors.UnknownError)  # lost ranks and ended worlds: see kCodes in collective.cc
     return operations, library
 
 
@@ -106,6 +123,13 @@ def _read_logs(slots: _Slots) -> None:
 def current_slot() -> int:
     """The slot of the current context, for the attribute of an operation. Raises NotInitializedError without one."""
     return _slots.of(contexts.current())
+
+
+def next_name(operation: str, process_set_id: int) -> str:
+    """The name of this rank's next unnamed eager operation of a kind; counts it, as running the operation does."""
+    name = ctypes.create_string_buffer(256)
+    _library.rt_tensorflow_next_name(current_slot(), operation.encode(), process_set_id, name, len(name))
+    return name.value.decode()
 
 
 ops, _library = _load()

@@ -3,13 +3,15 @@
 ``operations`` has the public forms, ``autograd`` the gradients; both come through ``run``.
 """
 
-import re
 import struct
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from ringtrain import tables
+from ringtrain.context import check_name
+from ringtrain.tensorflow import names
 from ringtrain.tensorflow.library import current_slot, ops
 
 # For what a user's tf.function may call: AutoGraph would rewrite it, and all that it calls, at each tracing.
@@ -29,11 +31,13 @@ def run(
         process_set_id: the ranks that take part.
         attributes: further attributes of the operation.
     """
+    if name is not None:
+        check_name(name)
     eager = tf.executing_eagerly()
     results = getattr(ops, f"ringtrain_{operation}")(
         *inputs,
         gates=[] if eager else [_gate()],
-        tensor_name=name or ("" if eager else unique_name(operation, inputs)),
+        tensor_name=name or ("" if eager else names.claim_for(operation, inputs)),
         slot=current_slot(),
         process_set=process_set_id,
         **attributes,
@@ -51,22 +55,14 @@ def factor(bits: int) -> float:
     return struct.unpack("<d", struct.pack("<q", bits))[0]
 
 
-def unique_name(operation: str, inputs: Sequence[Any], ignore_name_scope: bool = False) -> str:
-    """A name for an operation in the current graph, the same on all ranks that build the same graph.
-
-    It is made of the names of the first and the last tensor, and of a number where that is not unique.
-    """
-    tensors = [tensor for tensor in tf.nest.flatten(list(inputs)) if hasattr(tensor, "name")]
-    ends = [_stable(tensor.name) for tensor in (tensors if len(tensors) < 2 else (tensors[0], tensors[-1]))]
-    if ignore_name_scope:
-        ends = [end.rpartition("/")[2] for end in ends]
-    label = "_".join(re.sub(r"[^A-Za-z0-9_/]", "_", end) for end in ends)
-    return tf.compat.v1.get_default_graph().unique_name(f"{operation}.{label}")
-
-
-def _stable(name: str) -> str:
-    """A tensor's name without what differs between ranks: TensorFlow numbers what a graph captures, in each process."""
-    return re.sub(r"(^|/)\d+(_\d+)?(?=:)", r"\1captured", name)
+# The attributes that a node of an operation that reduces takes, with their initial values; a member's own has none.
+REDUCING: dict[str, int] = {
+    f"{row.name}_bits" if row.kind == "kFactor" else row.name: bits(row.initial)
+    if row.kind == "kFactor"
+    else int(row.initial)
+    for row in tables.ATTRIBUTES.values()
+    if row.scope == "kReduces" and row.kind != "kOwnCount"
+}
 
 
 def _gate() -> tf.Tensor:

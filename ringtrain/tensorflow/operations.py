@@ -1,28 +1,43 @@
 """The collective operations for TensorFlow, in the argument order that Horovod's scripts for it use.
 
 They run at once in eager mode and become nodes of the graph inside a ``tf.function``, where operations are matched by
-name and may be under way by the hundred, in any order. All are differentiable. A failed operation raises TensorFlow's
-exception class for its kind with ringtrain's text: InvalidArgumentError for what ranks or arguments make impossible,
-AbortedError for a lost rank, FailedPreconditionError after ``shutdown``, DeadlineExceededError for a deadline,
-UnimplementedError and InternalError.
+name and may be under way by the hundred, in any order. All are differentiable. A failed operation raises the exception
+class of TensorFlow that Horovod raises, with ringtrain's text: FailedPreconditionError where ranks disagree or there is
+no world, InvalidArgumentError for what a rank alone can see to be wrong, UnknownError for a lost rank and an ended
+world, DeadlineExceededError for a deadline, UnimplementedError and InternalError.
 
 Tensors may live on a GPU: TensorFlow copies them to the host and back.
 """
 
 import contextlib
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from ringtrain import tables
-from ringtrain.errors import InvalidArgumentError, UnsupportedError
-from ringtrain.operations import Adasum, Average, Sum
+from ringtrain import arguments, tables
+from ringtrain.errors import InvalidArgumentError
+from ringtrain.gradients.arguments import check_compressor, chosen_op
+from ringtrain.operations import Average
 from ringtrain.process_sets import ProcessSet, global_process_set, id_of
-from ringtrain.tensorflow import nodes, sparse
+from ringtrain.tensorflow import names, nodes, sparse
 from ringtrain.tensorflow.compression import Compression, Compressor
 from ringtrain.tensorflow.nodes import as_it_is
+from ringtrain.tensorflow.refusals import preparing
+
+__all__ = [
+    "allgather",
+    "allreduce",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_reducescatter",
+    "join",
+    "reducescatter",
+]
 
 _Dense = tf.Tensor | tf.Variable
 
@@ -106,11 +121,12 @@ def grouped_allgather(
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
     """``allgather`` of several tensors as one operation, all or nothing."""
-    tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    with preparing("allgather", name, process_set):
+        tensors, members = [tf.convert_to_tensor(tensor) for tensor in tensors], id_of(process_set)
     if not tensors:
         return []
     name = name or _scopeless("allgather", tensors, ignore_name_scope)
-    return nodes.run("allgather", [tensors], name, id_of(process_set))
+    return nodes.run("allgather", [tensors], name, members)
 
 
 @as_it_is
@@ -122,9 +138,10 @@ def broadcast(
     process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor:
     """Returns the root's tensor on every rank; see ``ringtrain.broadcast``. ``root_rank`` is a global rank."""
-    tensors = [tf.convert_to_tensor(tensor)]
+    with preparing("broadcast", name, process_set):
+        tensors, root, members = [tf.convert_to_tensor(tensor)], arguments.root(root_rank), id_of(process_set)
     name = name or _scopeless("broadcast", tensors, ignore_name_scope)
-    return nodes.run("broadcast", [tensors], name, id_of(process_set), root=root_rank)[0]
+    return nodes.run("broadcast", [tensors], name, members, root=root)[0]
 
 
 @as_it_is
@@ -133,16 +150,24 @@ def broadcast_(
     root_rank: int,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
-) -> list[tf.Variable]:
-    """Puts the root's values into variables, in one operation, and returns them."""
-    variables = list(variables)
+) -> list[Any]:
+    """Puts the root's values into variables, in one operation, and returns them.
+
+    In a graph for sessions of TensorFlow 1 nothing has been done yet when it returns: what it returns there are the
+    variables' new values, and a session that computes one of them assigns to all.
+    """
+    with preparing("broadcast", name, process_set):
+        variables = list(variables)
+        inputs = [tf.convert_to_tensor(variable) for variable in variables]
+        root, members = arguments.root(root_rank), id_of(process_set)
     if not variables:
         return variables
-    inputs = [tf.convert_to_tensor(variable) for variable in variables]
-    values = nodes.run("broadcast", [inputs], name, id_of(process_set), root=root_rank)
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)
-    return variables
+    values = nodes.run("broadcast", [inputs], name, members, root=root)
+    assigned = [variable.assign(value) for variable, value in zip(variables, values, strict=True)]
+    if not names.in_session_graph():
+        return variables
+    with tf.control_dependencies(assigned):
+        return [tf.identity(value) for value in values]
 
 
 @as_it_is
@@ -165,10 +190,11 @@ def alltoall(
     Returns:
         The rows received; with ``splits`` a pair of them and of the rows received from each rank (int32).
     """
-    tensor = tf.convert_to_tensor(tensor)
+    with preparing("alltoall", name, process_set):
+        tensor, members = tf.convert_to_tensor(tensor), id_of(process_set)
+        rows = tf.constant([], tf.int64) if splits is None else tf.cast(_whole_numbers(splits), tf.int64)
     name = name or _scopeless("alltoall", [tensor], ignore_name_scope)
-    rows = tf.constant([], tf.int64) if splits is None else tf.cast(splits, tf.int64)
-    output, received = nodes.run("alltoall", [tensor, rows], name, id_of(process_set))
+    output, received = nodes.run("alltoall", [tensor, rows], name, members)
     return output if splits is None else (output, tf.cast(received, tf.int32))
 
 
@@ -211,9 +237,15 @@ def grouped_reducescatter(
 
 
 @as_it_is
-def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Returns once every member of the process set has called it; in a graph, once every member's has come here."""
-    nodes.run("barrier", [], None, id_of(process_set))
+def barrier(process_set: ProcessSet = global_process_set) -> tf.Operation | None:
+    """Returns once every member of the process set has called it; in a graph, once every member's has come here.
+
+    In a graph for sessions of TensorFlow 1 it returns the operation that waits, for a session to run.
+    """
+    with preparing("barrier", None, process_set):
+        members = id_of(process_set)
+    done = nodes.run("barrier", [], None, members)
+    return done[0] if names.in_session_graph() else None
 
 
 @as_it_is
@@ -228,10 +260,10 @@ def _allreduce_all(
     ignore_name_scope: bool,
 ) -> list[Any]:  # fmt: skip
     """The dense tensors in one operation, each of the sparse ones in one of its own."""
-    op = _op(average, op)
-    results = list(tensors)
+    with preparing("allreduce", name, process_set):
+        op, results = chosen_op(average, op), list(tensors)
     dense = [index for index, tensor in enumerate(results) if not isinstance(tensor, tf.IndexedSlices)]
-    for index, tensor in enumerate(tensors):
+    for index, tensor in enumerate(list(results)):
         if isinstance(tensor, tf.IndexedSlices):
             own = name if name is None or len(results) == 1 else f"{name}.{index}"
             with _on(device_sparse):
@@ -250,43 +282,36 @@ def _reduce(
     operation: str, tensors: Sequence[Any], name: str | None, process_set: ProcessSet, compression: type[Compressor],
     op: int, prescale: float, postscale: float,
 ) -> list[tf.Tensor]:  # fmt: skip
-    _check_reduction(operation, name, op)
-    tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
-    sent = [(tensor, None) if compression.wire else compression.compress(tensor) for tensor in tensors]
+    with preparing(operation, name, process_set):
+        arguments.check_reduction(op)
+        check_compressor(compression)
+        tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        sent = [(tensor, None) if compression.wire else compression.compress(tensor) for tensor in tensors]
+        factors = {"prescale_bits": nodes.bits(prescale), "postscale_bits": nodes.bits(postscale)}
+        wire, members = tables.COMPRESSIONS[compression.wire or "none"], id_of(process_set)
     results = nodes.run(
-        operation, [[tensor for tensor, _ in sent]], name, id_of(process_set),
-        reduction=op, prescale_bits=nodes.bits(prescale), postscale_bits=nodes.bits(postscale),
-        compression=tables.COMPRESSIONS[compression.wire or "none"],
-    )  # fmt: skip
+        operation, [[tensor for tensor, _ in sent]], name, members, reduction=op, compression=wire, **factors
+    )
     if compression.wire:
         return results
     return [compression.decompress(result, context) for result, (_, context) in zip(results, sent, strict=True)]
 
 
-def _check_reduction(operation: str, name: str | None, op: Any) -> None:
-    if op in tables.REDUCTION_BY_ID:
-        return
-    known = ", ".join(f"{text.capitalize()} ({identity})" for text, identity in tables.REDUCTIONS.items())
-    subject = f"{operation} '{name or 'unnamed'}'"
-    if op == Adasum:
-        raise UnsupportedError(f"{subject}: op must be one of {known}, but is Adasum, which this release lacks.")
-    raise InvalidArgumentError(f"{subject}: op must be one of {known}, but is {op!r}.")
-
-
-def _op(average: bool | None, op: int | None) -> int:
-    if average is None:
-        return Average if op is None else op
-    if op is not None:
-        raise InvalidArgumentError("allreduce: expected op or the deprecated average but found both. Pass op alone.")
-    warnings.warn("average has become op: pass op=Average or op=Sum.", DeprecationWarning, stacklevel=4)
-    return Average if average else Sum
-
-
 def _scopeless(operation: str, tensors: Sequence[Any], ignore_name_scope: bool) -> str | None:
-    """A name without its scope where the caller asked for one; None otherwise: ``nodes`` makes it."""
+    """A name without its scope where the caller asked for one; None otherwise: then ``nodes`` makes it."""
     if not ignore_name_scope or tf.executing_eagerly():
         return None
-    return nodes.unique_name(operation, tensors, ignore_name_scope=True)
+    return names.claim_for(operation, tensors, ignore_name_scope=True)
+
+
+def _whole_numbers(splits: Any) -> tf.Tensor:
+    splits = tf.convert_to_tensor(splits)
+    if not splits.dtype.is_integer or splits.shape.rank not in (1, None):
+        raise InvalidArgumentError(
+            f"splits must be a row of whole numbers, but is of shape {splits.shape} and {splits.dtype.name}. "
+            "Give the rows for each rank."
+        )
+    return splits
 
 
 def _on(device: str) -> contextlib.AbstractContextManager:

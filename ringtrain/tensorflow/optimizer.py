@@ -8,25 +8,57 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringtrain.errors import InvalidArgumentError, UnsupportedError
-from ringtrain.operations import Average
+from ringtrain.errors import InvalidArgumentError
+from ringtrain.gradients.arguments import check_passes, given_groups
+from ringtrain.gradients.grouping import Groups
+from ringtrain.operations import Adasum, Average
 from ringtrain.process_sets import ProcessSet, global_process_set
+from ringtrain.tensorflow import names
+from ringtrain.tensorflow.accumulation import Accumulation
+from ringtrain.tensorflow.adasum import AdasumOptimizer
 from ringtrain.tensorflow.compression import Compression, Compressor
-from ringtrain.tensorflow.gradients import GradientReduction, Groups, unique_names
+from ringtrain.tensorflow.gradients import Gradient, GradientReduction
 
 
 class _DistributedOptimizer(tf.compat.v1.train.Optimizer):
-    """What an optimizer of TensorFlow 1 becomes; ``_reduction`` is set by ``DistributedOptimizer``."""
+    """What an optimizer of TensorFlow 1 becomes; ``DistributedOptimizer`` sets the attributes."""
 
     _reduction: GradientReduction
+    _accumulation: Accumulation | None  # None: gradients are reduced in every pass
+    _stem: str  # of the gradients' names
+    _local: dict[int, Any]  # by identity
+    _scales_local: bool
+
+    def register_local_var(self, var: Any) -> None:
+        """Leaves the gradient of a variable out of the reduction: it differs from rank to rank on purpose."""
+        self._local[id(var)] = var
 
     def compute_gradients(self, *arguments: Any, **further: Any) -> list[tuple[Any, Any]]:
-        """As in TensorFlow; the gradients are reduced over the ranks."""
+        """As in TensorFlow; the gradients are reduced over the ranks.
+
+        With ``backward_passes_per_step`` they are the pass's own until an update's last pass, where they are the
+        reduced sums of all of its passes.
+        """
         pairs = super().compute_gradients(*arguments, **further)
         variables = [variable for _, variable in pairs]
-        names = unique_names("DistributedOptimizer", variables)
-        reduced = self._reduction.reduce([gradient for gradient, _ in pairs], names, variables)
-        return list(zip(reduced, variables, strict=True))
+        identities = names.of_gradients(names.claim_in_function(self._stem), variables)
+
+        def reduce(gradients: list[Gradient]) -> list[Gradient]:
+            return self._reduction.reduce_but_local(gradients, identities, variables, self._local, self._scales_local)
+
+        gradients = [gradient for gradient, _ in pairs]
+        if self._accumulation is None:
+            return list(zip(reduce(gradients), variables, strict=True))
+        gradients = self._reduction.complete_but_local(gradients, identities, variables, self._local)
+        return list(zip(self._accumulation.collect(gradients, variables, reduce), variables, strict=True))
+
+    def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> tf.Operation:
+        """As in TensorFlow; with ``backward_passes_per_step`` only ``global_step`` moves before an update's last pass."""
+        pairs = list(grads_and_vars)
+        if self._accumulation is None:
+            return super().apply_gradients(pairs, global_step, name)
+        update = super().apply_gradients
+        return self._accumulation.apply(pairs, lambda: update(pairs, global_step, name), global_step)
 
 
 def DistributedOptimizer(
@@ -51,24 +83,25 @@ def DistributedOptimizer(
     Args:
         optimizer: one of Keras, for which ``ringtrain.tensorflow.keras.DistributedOptimizer`` says more, or of
             ``tf.compat.v1.train``.
-        name: accepted for Horovod's sake; the optimizer keeps its own.
+        name: the beginning of its gradients' names among the ranks; the optimizer keeps its own name.
         use_locking: accepted for Horovod's sake.
         device_dense: accepted for Horovod's sake; TensorFlow places the operations.
         device_sparse: accepted for Horovod's sake.
         compression: how gradients travel.
         sparse_as_dense: make ``tf.IndexedSlices`` dense first.
-        backward_passes_per_step: gradients to add up before they are reduced; Keras' optimizers only.
-        op: ``Average`` or ``Sum``.
+        backward_passes_per_step: passes whose gradients are added up before they are reduced. For an optimizer of
+            ``tf.compat.v1.train`` in a graph for sessions, whose local variables hold the sums; not with ``Adasum``.
+        op: ``Average`` or ``Sum``; or, for one of ``tf.compat.v1.train``, ``Adasum``: each rank applies its own
+            gradients, and the changes of the variables are combined (``ringtrain.tensorflow.adasum``).
         gradient_predivide_factor: part of the average's divisor that is applied before the sum.
-        average_aggregated_gradients: divide by ``backward_passes_per_step`` too; Keras' optimizers only.
+        average_aggregated_gradients: divide by ``backward_passes_per_step`` too.
         num_groups: deprecated; ``groups`` as a number.
         groups: number of groups, or lists of variables whose gradients are one operation each.
         process_set: the ranks that take part.
-        scale_local_gradients: divide the gradients of local variables by the number of ranks; Keras' optimizers only.
+        scale_local_gradients: divide the gradients of local variables by the number of ranks.
 
     Raises:
         InvalidArgumentError: something else than an optimizer, or a wrong argument.
-        UnsupportedError: an accumulation over passes for an optimizer of TensorFlow 1.
     """
     if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
         return _keras_optimizer(
@@ -78,21 +111,42 @@ def DistributedOptimizer(
             average_aggregated_gradients=average_aggregated_gradients, num_groups=num_groups, groups=groups,
             process_set=process_set, scale_local_gradients=scale_local_gradients,
         )  # fmt: skip
-    if backward_passes_per_step != 1:
-        raise UnsupportedError(
-            f"DistributedOptimizer: backward_passes_per_step must be 1 for an optimizer of tf.compat.v1, but is "
-            f"{backward_passes_per_step!r}. Use an optimizer of Keras."
-        )
     reduction = GradientReduction(
         "DistributedOptimizer", op, compression, sparse_as_dense, gradient_predivide_factor,
-        groups or num_groups or None, process_set,
+        given_groups("DistributedOptimizer", num_groups, groups, "variable", stacklevel=2), process_set, takes_adasum=True,
     )  # fmt: skip
-    if isinstance(optimizer, _DistributedOptimizer):
+    check_passes(backward_passes_per_step)
+    if op == Adasum:
+        _check_for_adasum(backward_passes_per_step, average_aggregated_gradients)
+    if isinstance(optimizer, (_DistributedOptimizer, AdasumOptimizer)):
         raise InvalidArgumentError("DistributedOptimizer: expected a plain optimizer but found a distributed one.")
-    kind = type(optimizer)
-    optimizer.__class__ = type(kind.__name__, (_DistributedOptimizer, kind), {"__module__": kind.__module__})
+    if backward_passes_per_step > 1 and not names.in_session_graph():
+        raise InvalidArgumentError(
+            "DistributedOptimizer: backward_passes_per_step must be 1 for an optimizer of tf.compat.v1 outside of a graph "
+            f"for sessions, but is {backward_passes_per_step}. Use an optimizer of Keras."
+        )
+    kind, ours = type(optimizer), AdasumOptimizer if op == Adasum else _DistributedOptimizer
+    optimizer.__class__ = type(kind.__name__, (ours, kind), {"__module__": kind.__module__})
     optimizer._reduction = reduction
+    optimizer._accumulation = None
+    if backward_passes_per_step > 1:
+        optimizer._accumulation = Accumulation(backward_passes_per_step, average_aggregated_gradients)
+    optimizer._stem = name or "DistributedOptimizer"
+    optimizer._local, optimizer._scales_local = {}, scale_local_gradients
     return optimizer
+
+
+def _check_for_adasum(backward_passes_per_step: int, average_aggregated_gradients: bool) -> None:
+    """What has no meaning where no gradients are sent."""
+    for name, given, only in [
+        ("backward_passes_per_step", backward_passes_per_step, 1),
+        ("average_aggregated_gradients", average_aggregated_gradients, False),
+    ]:
+        if given != only:
+            raise InvalidArgumentError(
+                f"DistributedOptimizer: {name} must be {only} with op=Adasum, which sends no gradients, but is {given}. "
+                "Leave it out."
+            )
 
 
 def _keras_optimizer(optimizer: Any, name: str | None, **arguments: Any) -> Any:

@@ -6,6 +6,7 @@ dense tensor. Every rank gathers the same rows in rank order, so the result has 
 
 import tensorflow as tf
 
+from ringtrain.context import current
 from ringtrain.errors import UnsupportedError
 from ringtrain.operations import Average, Sum
 from ringtrain.process_sets import ProcessSet, id_of
@@ -22,7 +23,10 @@ def allreduce(
     compression: type[Compressor],
     process_set: ProcessSet,
 ) -> tf.IndexedSlices:
-    """The rows of all ranks, each index once and its rows summed; divided by the number of ranks for ``Average``.
+    """The rows of all ranks, each index once and its rows summed; for ``Average`` divided by the number of ranks.
+
+    Once ranks have joined, that is the number of those that still contribute, or of all with the option
+    ``join_divisor=initial``, as for dense tensors: every rank gathers a count of one beside its rows.
 
     Raises:
         UnsupportedError: another reduction than Average and Sum, or factors.
@@ -33,11 +37,23 @@ def allreduce(
             f"prescale_factor {prescale} and postscale_factor {postscale}. Convert them with tf.convert_to_tensor."
         )
     sent, context = compression.compress(slices.values)
-    values, indices = nodes.run("allgather", [[sent, slices.indices]], name, id_of(process_set))
-    values = compression.decompress(values, context)
+    one = tf.ones([1], tf.uint8)
+    values, indices, ones = nodes.run("allgather", [[sent, slices.indices, one]], name, id_of(process_set))
+    total = sum_duplicates(tf.IndexedSlices(compression.decompress(values, context), indices, slices.dense_shape))
     if op == Average:
-        values = values / tf.cast(process_set.size(), values.dtype)
-    return sum_duplicates(tf.IndexedSlices(values, indices, slices.dense_shape))
+        total = _divided(total, _all_members(process_set) or tf.size(ones))
+    return total
+
+
+def _all_members(process_set: ProcessSet) -> int | None:
+    """What an average divides by where the world's options say all members; None for those that contribute."""
+    return process_set.size() if current().chosen.get("join_divisor") == "initial" else None
+
+
+def _divided(slices: tf.IndexedSlices, divisor: int | tf.Tensor) -> tf.IndexedSlices:
+    dtype = slices.values.dtype
+    divide = tf.truncatediv if dtype.is_integer else tf.divide
+    return tf.IndexedSlices(divide(slices.values, tf.cast(divisor, dtype)), slices.indices, slices.dense_shape)
 
 
 def sum_duplicates(slices: tf.IndexedSlices) -> tf.IndexedSlices:

@@ -6,24 +6,24 @@ backpropagation goes through both. The Keras backend must be TensorFlow.
 
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from ringtrain.context import current
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.operations import Sum
+from ringtrain.tensorflow.names import claim_in_function
 from ringtrain.tensorflow.nodes import as_it_is
 from ringtrain.tensorflow.operations import allreduce
 
 
-class SyncBatchNormalization(keras.layers.BatchNormalization):
+class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
     """Batch normalisation with the statistics of all ranks' batches, which may differ in size.
 
     In inference and in a world of one it is plain batch normalisation.
 
     Args:
         fused: must be False; there is no fused kernel across ranks.
-        kwargs: those of ``keras.layers.BatchNormalization``, except ``renorm``.
+        kwargs: those of ``tf.keras.layers.BatchNormalization``, except ``renorm``.
 
     Raises:
         InvalidArgumentError: ``fused`` is not False.
@@ -35,9 +35,9 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
             raise InvalidArgumentError(f"SyncBatchNormalization: fused must be False, but is {fused!r}.")
         if kwargs.get("renorm"):
             raise UnsupportedError("SyncBatchNormalization: renorm must be False, but is True. Leave it out.")
-        if keras.backend.backend() != "tensorflow":
+        if tf.keras.backend.backend() != "tensorflow":
             raise UnsupportedError(
-                f"SyncBatchNormalization: expected Keras on TensorFlow but found it on {keras.backend.backend()}. "
+                f"SyncBatchNormalization: expected Keras on TensorFlow but found it on {tf.keras.backend.backend()}. "
                 "Set KERAS_BACKEND=tensorflow."
             )
         super().__init__(**kwargs)
@@ -64,15 +64,21 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
 
     def _moments_of_all(self, values: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
         """Mean and variance of every channel over all ranks, each of shape (channels,)."""
-        axes = [axis for axis in range(len(values.shape)) if axis != self.axis % len(values.shape)]
+        axes = [axis for axis in range(len(values.shape)) if axis != self._channels % len(values.shape)]
         weights = tf.ones_like(values)
         if mask is not None:
             weights *= tf.cast(mask, values.dtype)[..., None]
         local = tf.stack([tf.reduce_sum(values * weights, axes), tf.reduce_sum(weights, axes)])
-        total, count = tf.unstack(allreduce(local, op=Sum, name=f"{self.path}.mean"))
+        total, count = tf.unstack(allreduce(local, op=Sum, name=claim_in_function("sync_batch_norm.mean")))
         mean = tf.math.divide_no_nan(total, count)
         squares = tf.reduce_sum(tf.square(values - self._spread(mean, values)) * weights, axes)
-        return mean, tf.math.divide_no_nan(allreduce(squares, op=Sum, name=f"{self.path}.variance"), count)
+        squares = allreduce(squares, op=Sum, name=claim_in_function("sync_batch_norm.variance"))
+        return mean, tf.math.divide_no_nan(squares, count)
+
+    @property
+    def _channels(self) -> int:
+        """The axis of the channels; Keras 2 makes a list of it when it builds the layer."""
+        return self.axis if isinstance(self.axis, int) else self.axis[0]
 
     def _move(self, moving: Any, newest: tf.Tensor) -> None:
         kept = tf.cast(moving, newest.dtype) * self.momentum
@@ -83,5 +89,5 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         if tensor is None:
             return None
         shape = [1] * len(values.shape)
-        shape[self.axis] = -1
+        shape[self._channels] = -1
         return tf.reshape(tensor, shape)

@@ -10,10 +10,13 @@ from typing import Any
 import tensorflow as tf
 
 from ringtrain.errors import InvalidArgumentError
+from ringtrain.gradients.arguments import given_groups
+from ringtrain.gradients.grouping import Groups
 from ringtrain.operations import Average
 from ringtrain.process_sets import ProcessSet, global_process_set
+from ringtrain.tensorflow import names
 from ringtrain.tensorflow.compression import Compression, Compressor
-from ringtrain.tensorflow.gradients import GradientReduction, Groups, unique_names
+from ringtrain.tensorflow.gradients import GradientReduction
 from ringtrain.tensorflow.nodes import as_it_is
 
 
@@ -43,8 +46,9 @@ class _DistributedTape(tf.GradientTape):
             target: as in TensorFlow.
             sources: variables or tensors, in a structure that all ranks share.
             output_gradients: as in TensorFlow.
-            use_generic_names: name the gradients by their places, where the variables' names differ between ranks.
-            unconnected_gradients: as in TensorFlow; what is None stays None.
+            use_generic_names: name the gradients by their places alone; by default layer and variable stand there too.
+            unconnected_gradients: as in TensorFlow. What is None counts zeros if another rank has it, else it stays
+                None.
 
         Returns:
             Gradients in the structure of ``sources``. Those of local sources are not reduced, but divided by the number
@@ -52,15 +56,13 @@ class _DistributedTape(tf.GradientTape):
         """
         gradients = super().gradient(target, sources, output_gradients, unconnected_gradients)
         flat_sources, flat = tf.nest.flatten(sources), tf.nest.flatten(gradients)
-        shared = [index for index, source in enumerate(flat_sources) if id(source) not in self._local]
-        shared_sources = [flat_sources[index] for index in shared]
-        names = unique_names("grad", shared_sources)
-        if use_generic_names:
-            names = [f"grad_{index}" for index in shared]
-        reduced = self._reduction.reduce([flat[index] for index in shared], names, shared_sources)
-        flat = [self._scaled(gradient) for gradient in flat]
-        for index, gradient in zip(shared, reduced, strict=True):
-            flat[index] = gradient
+        stem = names.claim_in_function("grad")
+        identities = (
+            [f"{stem}_{place}" for place in range(len(flat))]
+            if use_generic_names
+            else names.of_gradients(stem, flat_sources)
+        )
+        flat = self._reduction.reduce_but_local(flat, identities, flat_sources, self._local, self._scales_local)
         return tf.nest.pack_sequence_as(gradients, flat)
 
     @as_it_is
@@ -74,11 +76,6 @@ class _DistributedTape(tf.GradientTape):
             [pair for pair in pairs if id(pair[0]) in self._local],
             [pair for pair in pairs if id(pair[0]) not in self._local],
         )
-
-    def _scaled(self, gradient: Any) -> Any:
-        if gradient is None or not self._scales_local:
-            return gradient
-        return tf.math.scalar_mul(1.0 / self._reduction.process_set.size(), gradient)
 
 
 @as_it_is
@@ -103,7 +100,7 @@ def DistributedGradientTape(
         device_sparse: accepted for Horovod's sake.
         compression: how gradients travel.
         sparse_as_dense: make ``tf.IndexedSlices`` dense first.
-        op: ``Average`` or ``Sum``.
+        op: ``Average`` or ``Sum``; or ``Adasum``, of dense gradients.
         gradient_predivide_factor: part of the average's divisor that is applied before the sum.
         num_groups: deprecated; ``groups`` as a number.
         groups: number of groups, or lists of variables whose gradients are one operation each.
@@ -121,7 +118,7 @@ def DistributedGradientTape(
         raise InvalidArgumentError(f"DistributedGradientTape: expected a tf.GradientTape but found {found}.")
     reduction = GradientReduction(
         "DistributedGradientTape", op, compression, sparse_as_dense, gradient_predivide_factor,
-        groups or num_groups or None, process_set,
+        given_groups("DistributedGradientTape", num_groups, groups, "variable", stacklevel=3), process_set, takes_adasum=True,
     )  # fmt: skip
     kind = type(gradtape)
     gradtape.__class__ = type(kind.__name__, (_DistributedTape, kind), {})

@@ -1,5 +1,5 @@
 """ringtrain for ``tf.keras``, with the names that Horovod's scripts use: for Keras 3 those of ``ringtrain.keras``, and
-for the legacy Keras 2 (``TF_USE_LEGACY_KERAS=1``) those of its adapter.
+for the legacy Keras 2 (``TF_USE_LEGACY_KERAS=1``) the same on its own way to reduce.
 
 >>> import ringtrain.tensorflow.keras as hvd
 >>> hvd.init()
@@ -7,15 +7,20 @@ for the legacy Keras 2 (``TF_USE_LEGACY_KERAS=1``) those of its adapter.
 >>> model.fit(x, y, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
 """
 
-import importlib
-import sys
+import importlib as _importlib
+import sys as _sys
 
-import tensorflow as _tensorflow
+from ringtrain import keras as _keras3
+from ringtrain.keras import *  # noqa: F403 - what is not defined below is the same for both
+from ringtrain.tensorflow.keras.optimizer import DistributedOptimizer
+from ringtrain.tensorflow.legacy_keras import is_in_use as _legacy_is_in_use
 
-_is_legacy = _tensorflow.keras.Model.__module__.startswith("tf_keras")
-_names = importlib.import_module("ringtrain.tensorflow.keras.legacy" if _is_legacy else "ringtrain.keras")
-globals().update({name: getattr(_names, name) for name in _names.__all__})
-for _submodule in ("callbacks", "elastic"):  # scripts import them by their own names too
-    sys.modules[f"{__name__}.{_submodule}"] = getattr(_names, _submodule)
+if _legacy_is_in_use():
+    from ringtrain.tensorflow.keras.legacy import broadcast_global_variables, load_model
+else:
+    from ringtrain.keras import broadcast_global_variables, load_model
 
-__all__ = list(_names.__all__)
+callbacks = _importlib.import_module(f"{__name__}.callbacks")  # "from … import" would find those of ringtrain.keras
+_sys.modules[f"{__name__}.elastic"] = _keras3.elastic  # scripts import it by its own name too
+
+__all__ = list(_keras3.__all__)

@@ -1,151 +1,278 @@
-"""The adapter for the legacy Keras 2, ``tf_keras``: the same names as ``ringtrain.keras``, on its own way to reduce.
+"""The adapter for the legacy Keras 2, ``tf_keras``, on its own way to reduce.
 
 tf_keras hands gradients to ``aggregate_gradients`` before it clips or looks for overflows, also where a
-LossScaleOptimizer is around the optimizer; so the user's optimizer gets a class that reduces there.
+LossScaleOptimizer is around the optimizer; its older optimizers, those of ``optimizers.legacy``, call that
+``_aggregate_gradients``. So the user's optimizer gets a class that reduces there. What is reduced, and when, is decided
+by ``ringtrain.keras.reduction`` as for Keras 3.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+import weakref
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 import tf_keras
 
-from ringtrain import keras as keras3
-from ringtrain.errors import InvalidArgumentError, UnsupportedError
-from ringtrain.keras import *  # noqa: F403 - what is not defined below is the same for both
-from ringtrain.keras.pairing import Pairing
-from ringtrain.keras.reduction import next_prefix
-from ringtrain.keras.tensorflow_backend import scopes
-from ringtrain.keras.variables import shared_name
-from ringtrain.operations import Average
-from ringtrain.process_sets import ProcessSet, global_process_set
-from ringtrain.tensorflow.compression import Compression, Compressor
-from ringtrain.tensorflow.gradients import GradientReduction
-from ringtrain.tensorflow.keras import legacy_callbacks as callbacks
+from ringtrain.errors import UnsupportedError
+from ringtrain.keras.classes import likened, user_class
+from ringtrain.keras.compilation import look_at_models
+from ringtrain.keras.optimizer import communicates_on, distribute, take_over
+from ringtrain.keras.reduction import KerasReducer, when
+from ringtrain.keras.saving import load_wrapped
+from ringtrain.keras.tensorflow_backend import scopes, unconverted
+from ringtrain.keras.variables import broadcast_global_variables as refuse_to_broadcast
+from ringtrain.tensorflow import functions
 
-__all__ = keras3.__all__
+if TYPE_CHECKING:  # the user's class comes behind it
+    _Optimizer: Any
+else:
+    _Optimizer = object
 
-
-def DistributedOptimizer(  # noqa: N802 - the name that Horovod scripts call
-    optimizer: tf_keras.optimizers.Optimizer,
-    name: str | None = None,
-    device_dense: str = "",
-    device_sparse: str = "",
-    compression: type[Compressor] = Compression.none,
-    sparse_as_dense: bool = False,
-    gradient_predivide_factor: float = 1.0,
-    op: int = Average,
-    backward_passes_per_step: int = 1,
-    average_aggregated_gradients: bool = False,
-    num_groups: int = 0,
-    groups: int | Sequence[Sequence[Any]] | None = None,
-    process_set: ProcessSet = global_process_set,
-    scale_local_gradients: bool = True,
-) -> tf_keras.optimizers.Optimizer:
-    """Makes an optimizer of tf_keras update with the gradients of all ranks, and returns it.
-
-    The arguments are those of ``ringtrain.keras.DistributedOptimizer``.
-
-    Raises:
-        InvalidArgumentError: not an optimizer of ``tf_keras.optimizers``, or an argument that cannot be.
-        UnsupportedError: ``backward_passes_per_step`` above 1, which Keras 3 has, or one of ``optimizers.legacy``.
-    """
-    _check(optimizer, backward_passes_per_step)
-    reduction = GradientReduction(
-        "DistributedOptimizer", op, compression or Compression.none, sparse_as_dense, gradient_predivide_factor,
-        groups or num_groups or None, process_set,
-    )  # fmt: skip
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    prefix = next_prefix(name, process_set)
-    inner._reducing = _Reducing(reduction, prefix)
-    if not isinstance(inner, _Distributed):
-        kind = type(inner)
-        described = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
-        inner.__class__ = type(kind.__name__, (_Distributed, kind), described)
-    return optimizer
-
-
-def PartialDistributedOptimizer(*arguments: Any, **named: Any) -> None:  # noqa: N802 - Horovod's name
-    """Raises UnsupportedError: Keras 3 has it."""
-    raise UnsupportedError("PartialDistributedOptimizer: expected Keras 3 but found tf_keras. Use Keras 3.")
+_Pairs = list[tuple[Any, Any]]
 
 
 def load_model(
     filepath: Any,
     custom_optimizers: Any = None,
     custom_objects: dict[str, Any] | None = None,
-    compression: type[Compressor] = Compression.none,
+    compression: Any = None,
     legacy_opts: bool = False,
     **settings: Any,
 ) -> tf_keras.Model:
-    """``tf_keras.models.load_model``, with the optimizer wrapped again; see ``ringtrain.keras.load_model``."""
-    objects = {kind.__name__: kind for kind in custom_optimizers or ()} | (custom_objects or {})
-    model = tf_keras.models.load_model(filepath, custom_objects=objects or None)
-    if getattr(model, "optimizer", None) is not None:
-        DistributedOptimizer(model.optimizer, compression=compression, **settings)
-    return model
+    """``tf_keras.models.load_model``, with the optimizer wrapped again; see ``ringtrain.keras.load_model``.
+
+    ``legacy_opts`` is accepted for Horovod's sake: the file says whether the optimizer is one of ``optimizers.legacy``.
+    """
+    return load_wrapped(tf_keras, filepath, custom_optimizers, custom_objects, {"compression": compression, **settings})
 
 
-class _Reducing:
-    """What a distributed optimizer owns: how it reduces, its names, and what was synchronized by hand."""
+def broadcast_global_variables(root_rank: int) -> None:
+    """In a graph of TensorFlow 1: gives all global variables the root's values, in Keras' session.
 
-    def __init__(self, reduction: GradientReduction, prefix: str):
-        self.reduction = reduction
-        self.prefix = prefix
-        self.pairing = Pairing(prefix)
-
-    def reduce(self, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        """The pairs with gradients of all ranks."""
-        process_set = self.reduction.process_set
-        if process_set.size() == 1 or not process_set.included():
-            return pairs
-        variables = [variable for _, variable in pairs]
-        names = [f"{self.prefix}.{place}.{shared_name(variable)}" for place, variable in enumerate(variables)]
-        gradients = self.reduction.reduce([gradient for gradient, _ in pairs], names, variables)
-        return list(zip(gradients, variables, strict=True))
+    Raises:
+        UnsupportedError: in eager mode, which has no global variables.
+    """
+    if tf.executing_eagerly():
+        refuse_to_broadcast(root_rank)
+    tf_keras.backend.get_session().run(functions.broadcast_global_variables(root_rank))
 
 
-class _Distributed:
+class _Step:
+    """What a distributed optimizer knows of the step under way.
+
+    Attributes:
+        variables: those that it has been asked about, in the order of the first time.
+    """
+
+    def __init__(self) -> None:
+        self.variables: list[Any] = []
+        self._full: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+    def know(self, variables: Iterable[Any]) -> None:
+        """Adds variables; those whose gradients are left out later, being None, are missed then."""
+        known = {id(variable) for variable in self.variables}
+        self.variables.extend(variable for variable in variables if id(variable) not in known)
+
+    def gradients_of(self, pairs: _Pairs) -> list[Any]:
+        """Gradients for all ``variables``, None for those that a LossScaleOptimizer has left out, being None."""
+        self.know(variable for _, variable in pairs)
+        given = {id(variable): gradient for gradient, variable in pairs}
+        return [given.get(id(variable)) for variable in self.variables]
+
+    def note(self, full: Any) -> None:
+        """Remembers whether the gradients that were reduced last complete an update, for the apply that uses them.
+
+        Within a LossScaleOptimizer that is in a condition of its own, and sees what was noted around it.
+        """
+        self._full[scopes()[0]] = full
+
+    def take(self) -> Any:
+        """What was noted; True where nothing was, since then the gradients are the user's own."""
+        return next((self._full.pop(scope) for scope in scopes() if scope in self._full), True)
+
+
+class _Methods(_Optimizer):
     """The methods that a distributed optimizer has beyond, or around, those of the user's class."""
 
-    @tf.autograph.experimental.do_not_convert
-    def aggregate_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        """What tf_keras calls before it clips: the reduction, unless ``synchronize`` was called before."""
-        reducing = self._reducing
-        if reducing.pairing.skipping:
-            reducing.pairing.take(scopes())
-            return list(grads_and_vars)
-        reducing.pairing.require_none(scopes())
-        return reducing.reduce(list(grads_and_vars))
+    _gradient_reduction: KerasReducer | None = None  # None in copies
+    _step: _Step
 
-    @tf.autograph.experimental.do_not_convert
-    def synchronize(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    @unconverted
+    def synchronize(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> _Pairs:
         """Reduces gradients now; then apply them within ``skip_synchronize()``. See ``ringtrain.keras``."""
-        reducing = self._reducing
-        reducing.pairing.note(scopes(), True)
-        return reducing.reduce(list(grads_and_vars))
+        reduction = self._gradient_reduction
+        if reduction is None:
+            return list(grads_and_vars)
+        full, pairs = self._collect(list(grads_and_vars))
+        reduction.pairing.note(scopes(), full)
+        return pairs
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
         """Within this block ``apply_gradients`` takes the gradients as they are."""
-        with self._reducing.pairing.skip():
+        if self._gradient_reduction is None:
+            yield
+            return
+        with self._gradient_reduction.pairing.skip():
             yield
 
+    def register_local_var(self, variable: Any) -> None:
+        """Leaves the gradient of a variable to each rank, as ``PartialDistributedOptimizer`` does for whole layers."""
+        if self._gradient_reduction is not None:
+            self._gradient_reduction.keep_local(variable)
 
-def _check(optimizer: Any, passes: int) -> None:
-    kind = type(optimizer)
-    if isinstance(optimizer, tf_keras.optimizers.legacy.Optimizer):
-        raise UnsupportedError(
-            f"DistributedOptimizer: expected an optimizer of tf_keras.optimizers but found optimizers.legacy."
-            f"{kind.__name__}. Use the one of the same name in tf_keras.optimizers."
-        )
-    if not isinstance(optimizer, tf_keras.optimizers.Optimizer):
-        raise InvalidArgumentError(
-            f"DistributedOptimizer: expected a tf_keras.optimizers.Optimizer but found a {kind.__module__}."
-            f"{kind.__qualname__}. Keras 3 needs an environment without TF_USE_LEGACY_KERAS."
-        )
-    if passes != 1:
-        raise UnsupportedError(
-            f"DistributedOptimizer: backward_passes_per_step must be 1 for tf_keras, but is {passes!r}. Use Keras 3."
-        )
+    @classmethod
+    def from_config(cls, config: dict[str, Any], *arguments: Any, **named: Any) -> Any:
+        """A distributed optimizer of the user's class with the same settings; all ranks must make it."""
+        plain: Any = cls.__bases__[1]
+        return distribute(plain.from_config(config, *arguments, **named), cls._settings)
+
+    def _reduced(self, pairs: _Pairs) -> _Pairs:
+        """What tf_keras calls before it clips: the reduction, unless ``synchronize`` was called before."""
+        reduction = self._gradient_reduction
+        if reduction is None:
+            return pairs
+        if reduction.pairing.skipping:
+            self._step.note(reduction.pairing.take(scopes()))
+            return pairs
+        reduction.pairing.require_none(scopes())
+        full, pairs = self._collect(pairs)
+        self._step.note(full)
+        return pairs
+
+    def _collect(self, pairs: _Pairs) -> tuple[Any, _Pairs]:
+        reduction = self._gradient_reduction
+        assert reduction is not None
+        if reduction.accumulation.passes > 1 and not tf.compat.v1.executing_eagerly_outside_functions():
+            raise UnsupportedError(
+                f"apply '{reduction.prefix}': backward_passes_per_step must be 1 in a graph of TensorFlow 1, but is "
+                f"{reduction.accumulation.passes}. Leave eager execution on."
+            )
+        gradients = self._step.gradients_of(pairs)  # of all ranks in one order, whatever this one lacks
+        variables = list(self._step.variables)
+        with tf.init_scope():
+            reduction.accumulation.build(variables)
+        full, gradients = reduction.collect(gradients, variables)
+        if full is not True and getattr(self, "_is_wrapped_by_loss_scale_optimizer", False):
+            # An overflow must be seen by all ranks at a time: in the sums of a whole update.
+            gradients = [gradient if gradient is None else tf.where(full, gradient, tf.zeros_like(gradient))
+                         for gradient in gradients]  # fmt: skip
+        return full, _in_order_of(pairs, gradients, variables)
+
+
+def _in_order_of(pairs: _Pairs, gradients: list[Any], variables: list[Any]) -> _Pairs:
+    """The given pairs with new gradients, and behind them those that only other ranks had."""
+    found = {id(variable): (gradient, variable) for gradient, variable in zip(gradients, variables, strict=True)}
+    given = [found.pop(id(variable)) for _, variable in pairs]
+    return given + [pair for pair in found.values() if pair[0] is not None]
+
+
+class _Current(_Methods):
+    """Those of ``tf_keras.optimizers``."""
+
+    def build(self, var_list: Iterable[Any]) -> None:
+        """The user's ``build``."""
+        var_list = list(var_list)
+        if self._gradient_reduction is not None:
+            self._step.know(var_list)
+        super().build(var_list)
+
+    @unconverted
+    def aggregate_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> _Pairs:
+        """The gradients of all ranks, as ``_reduced`` says."""
+        return self._reduced(list(grads_and_vars))
+
+    @unconverted
+    def apply_gradients(
+        self,
+        grads_and_vars: Iterable[tuple[Any, Any]],
+        name: str | None = None,
+        skip_gradients_aggregation: bool = False,
+        **older: Any,
+    ) -> Any:
+        """The user's ``apply_gradients`` with gradients of all ranks, after an update's last pass."""
+        pairs = list(grads_and_vars)
+        apply = super().apply_gradients
+        if self._gradient_reduction is None or not pairs:
+            return apply(pairs, name, skip_gradients_aggregation, **older)
+        with tf.init_scope():  # not in the condition of an accumulation
+            self.build([variable for _, variable in pairs])
+        if not skip_gradients_aggregation and older.pop("experimental_aggregate_gradients", True):
+            pairs = self.aggregate_gradients(pairs)
+        full = self._step.take()
+        if full is True:
+            return apply(pairs, name, skip_gradients_aggregation=True)
+        when(full, lambda: apply(pairs, name, skip_gradients_aggregation=True))
+        return self.iterations
+
+
+class _Older(_Methods):
+    """Those of ``tf_keras.optimizers.legacy``."""
+
+    _HAS_AGGREGATE_GRAD = True  # or tf_keras would not tell them that gradients are reduced already
+
+    def _compute_gradients(self, *arguments: Any, **named: Any) -> _Pairs:
+        pairs = list(super()._compute_gradients(*arguments, **named))
+        if self._gradient_reduction is not None:
+            self._step.know(variable for _, variable in pairs)
+        return pairs
+
+    @unconverted
+    def _aggregate_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> _Pairs:
+        return self._reduced(list(grads_and_vars))
+
+    @unconverted
+    def apply_gradients(
+        self,
+        grads_and_vars: Iterable[tuple[Any, Any]],
+        name: str | None = None,
+        experimental_aggregate_gradients: bool = True,
+    ) -> Any:
+        """The user's ``apply_gradients`` with gradients of all ranks, after an update's last pass."""
+        pairs = list(grads_and_vars)
+        apply = super().apply_gradients
+        if self._gradient_reduction is None or not pairs:
+            return apply(pairs, name, experimental_aggregate_gradients)
+        if experimental_aggregate_gradients:
+            self._step.know(variable for _, variable in pairs)
+            with tf.init_scope():  # not in the condition of an accumulation
+                self._create_all_weights([variable for _, variable in pairs])
+            present = [pair for pair in pairs if pair[0] is not None]
+            pairs = self._aggregate_gradients(self._transform_unaggregated_gradients(present))
+        full = self._step.take()
+        if full is True:
+            return apply(pairs, name, experimental_aggregate_gradients=False)
+        when(full, lambda: apply(pairs, name, experimental_aggregate_gradients=False))
+        return self.iterations if tf.executing_eagerly() else tf.no_op()  # a LossScaleOptimizer wants an operation
+
+
+class _Scaling(_Optimizer):
+    """The methods of a LossScaleOptimizer around a distributed optimizer: those of the optimizer within."""
+
+    @unconverted
+    def synchronize(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> _Pairs:
+        """Reduces gradients now; then apply them within ``skip_synchronize()``."""
+        return self.inner_optimizer.synchronize(grads_and_vars)
+
+    def skip_synchronize(self) -> Any:
+        """A block within which ``apply_gradients`` takes the gradients as they are."""
+        return self.inner_optimizer.skip_synchronize()
+
+    def register_local_var(self, variable: Any) -> None:
+        """Leaves the gradient of a variable to each rank."""
+        self.inner_optimizer.register_local_var(variable)
+
+
+def _make_distributed(optimizer: Any, reduction: KerasReducer) -> None:
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    methods = _Older if isinstance(inner, tf_keras.optimizers.legacy.Optimizer) else _Current
+    plain = user_class(inner, _Methods)
+    inner.__class__ = likened(methods, plain, tf_keras, _settings=reduction.settings)
+    inner._gradient_reduction, inner._step = reduction, _Step()
+    if inner is not optimizer and not isinstance(optimizer, _Scaling):
+        optimizer.__class__ = likened(_Scaling, type(optimizer), tf_keras)
+
+
+take_over((tf_keras.optimizers.Optimizer, tf_keras.optimizers.legacy.Optimizer), _make_distributed)
+look_at_models(tf_keras.Model, communicates_on)

@@ -1,0 +1,39 @@
+"""``DistributedOptimizer(op=Adasum)`` of TensorFlow 1: every rank steps by itself, and then the ranks' steps are combined.
+
+The delta optimizer of Maleki et al. (arXiv:2006.02924), as ``ringtrain.torch.adasum`` has it: ``apply_gradients``
+applies this rank's own gradients, and then gives each variable the value that it had before plus the Adasum of all
+ranks' changes.
+"""
+
+from typing import Any
+
+import tensorflow as tf
+
+from ringtrain.tensorflow import names
+from ringtrain.tensorflow.gradients import GradientReduction
+
+
+class AdasumOptimizer(tf.compat.v1.train.Optimizer):
+    """What an optimizer of TensorFlow 1 becomes; ``DistributedOptimizer`` sets the attributes."""
+
+    _reduction: GradientReduction
+    _stem: str  # of the names of the changes
+
+    def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
+        """As in TensorFlow; what it returns is done when the variables have the values that all ranks agree on."""
+        pairs = list(grads_and_vars)
+        variables = [variable for _, variable in pairs]  # all: another rank may have a gradient where this one has none
+        # Copied in any case: where variables are references, what is read of one changes with it.
+        starts = [tf.raw_ops.DeepCopy(x=tf.convert_to_tensor(variable)) for variable in variables]
+        with tf.control_dependencies(starts):
+            applied = super().apply_gradients(pairs, global_step, name)
+        with tf.control_dependencies(_dependencies(applied)):
+            deltas = [variable.read_value() - start for variable, start in zip(variables, starts, strict=True)]
+        identities = names.of_gradients(names.claim_in_function(f"{self._stem}.delta"), variables)
+        combined = self._reduction.reduce(deltas, identities, variables)
+        values = [start + delta for start, delta in zip(starts, combined, strict=True)]
+        return tf.group(*[variable.assign(value) for variable, value in zip(variables, values, strict=True)])
+
+
+def _dependencies(applied: Any) -> list[Any]:
+    return [] if applied is None or tf.executing_eagerly() else [applied]

@@ -1,0 +1,37 @@
+"""What goes wrong with an eager operation before it is submitted fails it on all ranks; see ``ringtrain.submission``.
+
+Unnamed eager operations are counted by our library, and not by the context, so this needs a way of its own. While a
+graph is built nothing is submitted, so what is raised there concerns this rank alone.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from ringtrain.context import current
+from ringtrain.errors import RingtrainError
+from ringtrain.process_sets import global_process_set, id_of
+from ringtrain.tensorflow.library import next_name
+
+
+@contextlib.contextmanager
+def preparing(operation: str, name: str | None, process_set: Any) -> Iterator[None]:
+    """Within it an operation's arguments are looked at: any exception is announced to the peers, whose operation fails with it.
+
+    Raises:
+        InvalidArgumentError: with the text that the peers get; what was met is the cause.
+    """
+    try:
+        yield
+    except Exception as problem:  # announced, whatever it is
+        if not tf.executing_eagerly():
+            if not isinstance(problem, RingtrainError):
+                raise
+            raise type(problem)(f"{operation} '{name or 'unnamed'}': {problem}") from problem
+        try:
+            identity = id_of(process_set)
+        except Exception:  # then the world's ranks are told
+            identity = id_of(global_process_set)
+        current().refuse(operation, name or next_name(operation, identity), identity, problem)
