@@ -1,7 +1,7 @@
-"""The accumulation window: gradients of several passes are added here, and leave together at the last one.
+"""Accumulation: gradients of several passes are added here, and leave together at the last one.
 
 No byte travels before. The sums are kept outside the optimizer's variables, so that a saved optimizer is what Keras
-makes of it without ringtrain; a window that is begun when a model is saved starts anew after loading. Keras' own
+makes of it without ringtrain; an update that is begun when a model is saved starts anew after loading. Keras' own
 ``gradient_accumulation_steps`` is not used for this: it counts passes where schedules expect updates, and within a
 LossScaleOptimizer one rank may skip a pass that the others count.
 """
@@ -11,10 +11,12 @@ from typing import Any
 
 import keras
 
+from ringtrain.keras.backends import backend
+
 Reduce = Callable[[list[Any]], list[Any]]
 
 
-class AccumulationWindow:
+class Accumulation:
     """Sums of the gradients of ``passes`` calls.
 
     Args:
@@ -25,8 +27,10 @@ class AccumulationWindow:
     def __init__(self, passes: int, average: bool):
         self.passes = passes
         self.average = average
-        self._count: keras.Variable | None = None
+        self._count: Any = None  # a variable, once it is built
         self._sums: dict[int, keras.Variable] = {}
+        self._come: set[int] = set()  # variables that had a gradient since the last update
+        self._traced: set[int] = set()  # variables that have one in a graph, which may run at any time
         self._variables: list[Any] = []  # keeps them, and so their ids, alive
 
     def build(self, variables: Sequence[Any]) -> None:
@@ -47,26 +51,51 @@ class AccumulationWindow:
         """Adds one pass. Returns whether it was the last, and then ``reduce`` of the sums, else the gradients as given.
 
         Args:
-            gradients: dense, one for each variable.
+            gradients: dense ones or None, one for each variable.
             variables: those that ``build`` has seen.
             reduce: combines the sums over all ranks.
         """
         sums = [self._sums[id(variable)] for variable in variables]
-        gradients = [keras.ops.cast(gradient, total.dtype) for gradient, total in zip(gradients, sums, strict=True)]
+        gradients = [self._of(*pair) for pair in zip(variables, gradients, strict=True)]
         full = keras.ops.equal(self._count, self.passes - 1)
         self._count.assign(keras.ops.where(full, 0, self._count + 1))
+        present: list[int] = []  # in a graph, where both branches are traced, leave() says what stay() must return
 
         def leave() -> list[Any]:
-            totals = [total + gradient for total, gradient in zip(sums, gradients, strict=True)]
+            totals = [None if gradient is None else total + gradient
+                      for total, gradient in zip(sums, gradients, strict=True)]  # fmt: skip
             if self.average:
-                totals = [total / self.passes for total in totals]
+                totals = [None if total is None else total / self.passes for total in totals]
             for total in sums:
                 total.assign(keras.ops.zeros_like(total))
-            return reduce(totals)
+            if not backend.is_traced():
+                self._come.clear()
+            reduced = reduce(totals)
+            present[:] = _places(reduced)
+            return [reduced[place] for place in present]
 
         def stay() -> list[Any]:
-            for total, gradient in zip(sums, gradients, strict=True):
-                total.assign_add(gradient)
-            return gradients
+            own = _places(gradients)
+            for place in own:
+                sums[place].assign_add(gradients[place])
+            if not present:
+                present[:] = own
+            return [gradients[place] if place in own else keras.ops.zeros_like(sums[place]) for place in present]
 
-        return full, keras.ops.cond(full, leave, stay)
+        results: list[Any] = [None] * len(gradients)
+        for place, result in zip(present, keras.ops.cond(full, leave, stay), strict=True):
+            results[place] = result
+        return full, results
+
+    def _of(self, variable: Any, gradient: Any) -> Any:
+        """A gradient in the dtype of its sum; zeros for a missing one of which there is a sum already, else None."""
+        total, identity = self._sums[id(variable)], id(variable)
+        if gradient is not None:
+            (self._traced if backend.is_traced() else self._come).add(identity)
+            return keras.ops.cast(gradient, total.dtype)
+        return keras.ops.zeros_like(total) if identity in self._come or identity in self._traced else None
+
+
+def _places(gradients: Sequence[Any]) -> list[int]:
+    """Where there is a gradient."""
+    return [place for place, gradient in enumerate(gradients) if gradient is not None]

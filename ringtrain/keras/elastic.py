@@ -1,25 +1,25 @@
-"""Elastic training for Keras, by Horovod's names; each raises UnsupportedError with the reason when it is used."""
+"""Elastic training for Keras, by Horovod's names; each raises UnsupportedError when it is used: PyTorch alone has it so far."""
 
 from typing import Any, NoReturn
 
-from ringtrain.common.elastic import State, refuse
+from ringtrain.common.elastic import Refused, refuse
 
 __all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "UpdateEpochStateCallback", "run"]
 
 
-class KerasState(State):
+class KerasState(Refused):
     """State of a model and its optimizer; making one raises UnsupportedError."""
 
 
-class CommitStateCallback(State):
+class CommitStateCallback(Refused):
     """Would commit the state after some batches; making one raises UnsupportedError."""
 
 
-class UpdateBatchStateCallback(State):
+class UpdateBatchStateCallback(Refused):
     """Would count batches in the state; making one raises UnsupportedError."""
 
 
-class UpdateEpochStateCallback(State):
+class UpdateEpochStateCallback(Refused):
     """Would count epochs in the state; making one raises UnsupportedError."""
 
 

@@ -5,21 +5,30 @@ user's, which clips, decays and updates. So its variables, iterations and files 
 the reducing.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 
+from ringtrain.averaging.outer import Outer
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.gradient_arguments import check_passes, check_scaling, given_groups
+from ringtrain.gradients.arguments import check_passes, check_scaling, given_groups
 from ringtrain.keras.backends import backend
-from ringtrain.keras.reduction import GradientReduction, Settings, when
+from ringtrain.keras.classes import likened, user_class
+from ringtrain.keras.compilation import look_at_models
+from ringtrain.keras.local_steps import LocalSteps, local_plan
+from ringtrain.keras.reduction import KerasReducer, Settings, when
 from ringtrain.operations import Average
 from ringtrain.process_sets import ProcessSet, global_process_set
 
+if TYPE_CHECKING:  # the user's class comes behind it
+    _Optimizer: Any
+else:
+    _Optimizer = object
 
-def DistributedOptimizer(  # noqa: N802 - the name that Horovod scripts call
+
+def DistributedOptimizer(
     optimizer: keras.optimizers.Optimizer,
     name: str | None = None,
     device_dense: str = "",
@@ -28,12 +37,16 @@ def DistributedOptimizer(  # noqa: N802 - the name that Horovod scripts call
     sparse_as_dense: bool = False,
     gradient_predivide_factor: float = 1.0,
     op: int = Average,
-    backward_passes_per_step: int = 1,
-    average_aggregated_gradients: bool = False,
     num_groups: int = 0,
     groups: int | Sequence[Sequence[Any]] | None = None,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
+    every: int | None = None,
+    outer: Outer | None = None,
+    within_host: str | None = None,
+    warmup: int = 0,
 ) -> keras.optimizers.Optimizer:
     """Makes a Keras optimizer update with the gradients of all ranks, and returns it.
 
@@ -45,18 +58,27 @@ def DistributedOptimizer(  # noqa: N802 - the name that Horovod scripts call
         name: the beginning of the names in error messages and traces.
         device_dense: accepted for Horovod's sake.
         device_sparse: accepted for Horovod's sake.
-        compression: how gradients travel: ``Compression.none`` (default), ``fp16``, ``bf16`` or a class like them.
+        compression: how gradients travel: ``Compression.none`` (default), ``fp16``, ``bf16``, ``int8``, ``int4`` or a
+            class like them. The last two make up in the next step for what they lose in one.
         sparse_as_dense: sends sparse gradients as dense ones.
         gradient_predivide_factor: with ``Average``, divides by this before the addition and by the rest after it.
         op: ``Average`` or ``Sum``.
-        backward_passes_per_step: calls of ``apply`` whose gradients are added here before they travel and update. A
-            window that is begun when the model is saved starts anew after loading.
-        average_aggregated_gradients: whether those sums are divided by ``backward_passes_per_step``.
         num_groups: Horovod's older spelling of ``groups`` with an int.
         groups: an int: that many groups of variables, each reduced as one operation, all or nothing; or the groups
             themselves as lists of variables. Those in none travel alone.
+        backward_passes_per_step: calls of ``apply`` whose gradients are added here before they travel and update. A
+            sum that is begun when the model is saved starts anew after loading.
+        average_aggregated_gradients: whether those sums are divided by ``backward_passes_per_step``.
         process_set: the ranks that train together. On another rank the optimizer stays as it is.
         scale_local_gradients: for ``PartialDistributedOptimizer``.
+        every: local steps: ranks update with their own gradients, and average what they have changed after so many
+            updates (Stich, arXiv:1805.09767). ``compression`` is then that of the changes, and the optimizer has
+            ``synchronize()`` without arguments, which averages at once; all ranks call it after the same update, before
+            they evaluate or save. In ``fit`` BroadcastGlobalVariablesCallback does so. docs/slow-networks.md says more.
+        outer: with ``every``, the outer optimizer of DiLoCo (arXiv:2311.08105); None averages plainly.
+        within_host: with ``every``, ``"exact"`` makes a host one worker: gradients of its ranks are averaged in each
+            update, as without ``every``.
+        warmup: with ``every``, exact updates before the first local one (post-local SGD, arXiv:1808.07217).
 
     Raises:
         InvalidArgumentError: not a Keras optimizer, or groups, ``op`` or a number that cannot be.
@@ -72,14 +94,15 @@ def DistributedOptimizer(  # noqa: N802 - the name that Horovod scripts call
         op=op,
         backward_passes_per_step=backward_passes_per_step,
         average_aggregated_gradients=average_aggregated_gradients,
-        groups=_checked_groups(num_groups, groups),
+        groups=checked_groups(num_groups, groups),
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
+        local=local_plan(every, outer, within_host, warmup, backend.wire_of(compression), op, process_set),
     )
     return distribute(optimizer, settings, name)
 
 
-def PartialDistributedOptimizer(  # noqa: N802 - the name that Horovod scripts call
+def PartialDistributedOptimizer(
     optimizer: keras.optimizers.Optimizer,
     name: str | None = None,
     device_dense: str = "",
@@ -101,8 +124,10 @@ def PartialDistributedOptimizer(  # noqa: N802 - the name that Horovod scripts c
         local_layers: a layer, or several, whose gradients do not travel. Give their variables to
             ``BroadcastGlobalVariablesCallback(local_variables=...)`` too, where ranks shall start from different ones.
         scale_local_gradients: whether local gradients are divided by the number of ranks, to match averaged ones.
+
+    Raises:
+        InvalidArgumentError: as for ``DistributedOptimizer``, and for local layers that are none.
     """
-    layers = [] if local_layers is None else local_layers if isinstance(local_layers, (list, tuple)) else [local_layers]
     settings = Settings(
         compression=compression,
         sparse_as_dense=sparse_as_dense,
@@ -110,27 +135,32 @@ def PartialDistributedOptimizer(  # noqa: N802 - the name that Horovod scripts c
         op=op,
         backward_passes_per_step=backward_passes_per_step,
         average_aggregated_gradients=average_aggregated_gradients,
-        groups=_checked_groups(0, groups),
+        groups=given_groups("PartialDistributedOptimizer", 0, groups, "variable", stacklevel=2),
         process_set=process_set,
-        local_layers=tuple(layers),
+        local_layers=_layers(local_layers),
         scale_local_gradients=scale_local_gradients,
     )
     return distribute(optimizer, settings, name)
 
 
-def distribute(
-    optimizer: keras.optimizers.Optimizer, settings: Settings, name: str | None = None
-) -> keras.optimizers.Optimizer:
+def distribute(optimizer: Any, settings: Settings, name: str | None = None) -> Any:
     """Gives an optimizer the class and the reduction that make it distributed; one that has them gets new ones."""
-    _check_settings(optimizer, settings)
-    reduction = GradientReduction(settings, name)
-    if optimizer.built:
-        reduction.window.build(optimizer._trainable_variables)
-    _make_distributed(optimizer, reduction)
-    return optimizer
+    check_scaling("DistributedOptimizer", settings.op, settings.gradient_predivide_factor)
+    check_passes(settings.backward_passes_per_step)
+    reduction = KerasReducer(settings, name)
+    for kinds, make_distributed in _adapters:
+        if isinstance(optimizer, kinds):
+            make_distributed(optimizer, reduction)
+            return optimizer
+    raise _not_an_optimizer(optimizer)
 
 
-def reduction_of(optimizer: Any) -> GradientReduction | None:
+def take_over(kinds: tuple[type, ...], make_distributed: Callable[[Any, KerasReducer], None]) -> None:
+    """Adds another Keras, whose optimizers ``distribute`` hands over."""
+    _adapters.append((kinds, make_distributed))
+
+
+def reduction_of(optimizer: Any) -> KerasReducer | None:
     """The reduction of a distributed optimizer; None for any other object."""
     return getattr(optimizer, "_gradient_reduction", None)
 
@@ -143,25 +173,19 @@ def hoist(optimizer: Any) -> bool:
     """
     inner = getattr(optimizer, "inner_optimizer", None)
     reduction = reduction_of(inner)
-    if reduction is None:
+    if reduction is None or not isinstance(inner, _Distributed):
         return False
-    inner.__class__ = plain_class(inner)
+    inner.__class__ = user_class(inner, _Distributed)
     del inner._gradient_reduction
-    reduction.surrounded = False
+    reduction.note_surrounded(False)
     _make_distributed(optimizer, reduction)
     return True
 
 
-def plain_class(optimizer: keras.optimizers.Optimizer) -> type:
-    """The user's class of an optimizer, distributed or not."""
-    kind = type(optimizer)
-    return kind.__bases__[1] if issubclass(kind, _Distributed) else kind
-
-
-class _Distributed:
+class _Distributed(_Optimizer):
     """The methods that a distributed optimizer has beyond, or around, those of the user's class."""
 
-    _gradient_reduction: GradientReduction | None = None  # None in copies
+    _gradient_reduction: KerasReducer | None = None  # None in copies
 
     @backend.unconverted
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
@@ -179,11 +203,29 @@ class _Distributed:
         else:
             reduction.pairing.require_none(scopes)
             full, grads = self._collect(grads, variables)
-        when(full, lambda: super(_Distributed, self).apply(grads, variables))
+
+        def update() -> None:
+            if isinstance(self, keras.optimizers.LossScaleOptimizer):  # which may skip it
+                reduction.settle(lambda: self._uses(grads))
+            super(_Distributed, self).apply(grads, variables)
+
+        local = reduction.local_steps
+        if local is not None:
+            self._know_all(local)
+            local.know(reduction.averaged_after_local_steps(variables), True)
+        when(full, update if local is None else lambda: local.around(self._uses(grads), update))
+
+    def _uses(self, gradients: Sequence[Any]) -> Any:
+        """Whether ``apply`` uses gradients: a LossScaleOptimizer skips those that are not finite."""
+        if not isinstance(self, keras.optimizers.LossScaleOptimizer):
+            return True
+        return self.check_finite([gradient for gradient in gradients if gradient is not None])
 
     @backend.unconverted
-    def synchronize(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    def synchronize(self, grads_and_vars: Iterable[tuple[Any, Any]] | None = None) -> list[tuple[Any, Any]]:
         """Reduces gradients now, to clip or unscale them for example; then apply them within ``skip_synchronize()``.
+
+        With ``every`` it has no argument, and averages what the ranks have changed since the last time.
 
         Within a ``tf.function`` this pairing is made while the function is traced, so both must be in the same one.
         With ``backward_passes_per_step`` the pairs before the last pass hold this rank's gradients, and the ``apply``
@@ -195,8 +237,14 @@ class _Distributed:
         Returns:
             The pairs, with reduced gradients.
         """
-        pairs = list(grads_and_vars)
         reduction = self._gradient_reduction
+        if reduction is not None and reduction.settings.local is not None:
+            _require_none("synchronize", grads_and_vars)
+            if reduction.local_steps is not None:
+                self._know_all(reduction.local_steps)
+                reduction.local_steps.synchronize()
+            return []
+        pairs = list(grads_and_vars or ())
         if reduction is None or not pairs:
             return pairs
         reduction.require_outermost()
@@ -205,6 +253,53 @@ class _Distributed:
         reduction.pairing.note(backend.scopes(), full)
         return list(zip(gradients, variables, strict=True))
 
+    def join(self) -> None:
+        """With ``every``: says that this rank has no more data, and averages with the others until all ranks have said so.
+
+        Outside of a ``tf.function``. Without ``every`` it does nothing; ``ringtrain.keras.join`` is for that.
+        """
+        local = self._local_steps
+        if local is not None:
+            self._know_all(local)
+            local.join()
+
+    def count_samples(self, samples: Any) -> None:
+        """With ``every``: says what the next update weighs, such as the number of its samples; on all ranks, or on none."""
+        if self._local_steps is not None:
+            self._local_steps.count_samples(samples)
+
+    def average_also(self, variables: Iterable[Any]) -> None:
+        """With ``every``: averages further variables with the trained ones, such as ``model.non_trainable_variables``.
+
+        Floating-point ones become the average, others the maximum; random seeds are left alone. In ``fit``
+        BroadcastGlobalVariablesCallback does this for the model.
+        """
+        if self._local_steps is not None:
+            self._know_all(self._local_steps)
+            self._local_steps.know(variables, False)
+
+    def local_steps_state(self) -> dict[str, Any]:
+        """With ``every``: what the next synchronisation needs beside the variables, as NumPy arrays; Keras' files lack it."""
+        return {} if self._local_steps is None else self._local_steps.state()
+
+    def load_local_steps_state(self, state: dict[str, Any]) -> None:
+        """Goes on with what ``local_steps_state`` has returned, on all ranks, when the variables are loaded."""
+        if self._local_steps is not None and state:
+            self._local_steps.load(state)
+
+    @property
+    def _local_steps(self) -> LocalSteps | None:
+        return None if self._gradient_reduction is None else self._gradient_reduction.local_steps
+
+    def _know_all(self, local: LocalSteps) -> None:
+        assert self._gradient_reduction is not None
+        local.know(self._gradient_reduction.averaged_after_local_steps(self._trainable_variables), True)
+
+    def register_local_var(self, variable: Any) -> None:
+        """Leaves the gradient of a variable to each rank, as ``PartialDistributedOptimizer`` does for whole layers."""
+        if self._gradient_reduction is not None:
+            self._gradient_reduction.keep_local(variable)
+
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
         """Within this block ``apply`` takes the gradients as they are, because ``synchronize()`` was called before."""
@@ -212,6 +307,8 @@ class _Distributed:
         if reduction is None:
             yield
             return
+        if reduction.settings.local is not None:
+            _require_none("skip_synchronize", True)
         with reduction.pairing.skip():
             yield
 
@@ -219,67 +316,89 @@ class _Distributed:
         """The user's ``build``, with room for accumulated gradients."""
         super().build(variables)
         if self._gradient_reduction is not None:
-            self._gradient_reduction.window.build(variables)
+            self._gradient_reduction.accumulation.build(variables)
 
     def _collect(self, gradients: list[Any], variables: list[Any]) -> tuple[Any, list[Any]]:
-        if not self.built:  # Keras would build in apply, within the condition that an accumulation window needs
+        if not self.built:  # Keras would build in apply, within the condition that an accumulation needs
             with keras.name_scope(self.name, caller=self):
                 self.build(variables)
+        assert self._gradient_reduction is not None
         return self._gradient_reduction.collect(gradients, variables)
 
     def __setattr__(self, name: str, value: Any) -> None:
         # LossScaleOptimizer takes over the scaling of the optimizer that it is put around, by this very assignment.
         if name == "loss_scale_factor" and value is None and self._gradient_reduction is not None:
-            self._gradient_reduction.surrounded = True
+            self._gradient_reduction.note_surrounded(True)
         super().__setattr__(name, value)
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
         """A distributed optimizer of the user's class with the same settings; all ranks must make it."""
-        plain = cls.__bases__[1]
+        plain: Any = cls.__bases__[1]
         arguments = {} if custom_objects is None else {"custom_objects": custom_objects}
         return distribute(plain.from_config(config, **arguments), cls._settings)
 
     def __reduce__(self) -> tuple:
         """Copies and pickles are the plain optimizers that Keras makes; wrap them again to distribute them."""
         rebuild, arguments = super().__reduce__()
-        return getattr(plain_class(self), rebuild.__name__), arguments
+        return getattr(user_class(self, _Distributed), rebuild.__name__), arguments
 
 
-def _make_distributed(optimizer: keras.optimizers.Optimizer, reduction: GradientReduction) -> None:
-    plain = plain_class(optimizer)
-    # Files name an optimizer by its class's module: the public one, as they do for the plain class.
-    is_public = getattr(keras.optimizers, plain.__name__, None) is plain
-    described = {
-        "__module__": keras.optimizers.__name__ if is_public else plain.__module__,
-        "__qualname__": plain.__qualname__,
-        "__doc__": plain.__doc__,
-        "_settings": reduction.settings,
-    }
-    optimizer.__class__ = type(plain.__name__, (_Distributed, plain), described)
+def _make_distributed(optimizer: keras.optimizers.Optimizer, reduction: KerasReducer) -> None:
+    if optimizer.built:
+        reduction.accumulation.build(optimizer._trainable_variables)
+    plain = user_class(optimizer, _Distributed)
+    optimizer.__class__ = likened(_Distributed, plain, keras, _settings=reduction.settings)
     optimizer._gradient_reduction = reduction
+
+
+_adapters: list[tuple[tuple[type, ...], Callable[[Any, KerasReducer], None]]] = [
+    ((keras.optimizers.Optimizer,), _make_distributed)
+]
+
+
+def communicates_on(optimizer: Any) -> ProcessSet | None:
+    """The ranks that an optimizer, or the one within a LossScaleOptimizer, reduces with; None if there are none."""
+    reduction = reduction_of(optimizer) or reduction_of(getattr(optimizer, "inner_optimizer", None))
+    return None if reduction is None or reduction.settings.alone else reduction.settings.process_set
+
+
+look_at_models(keras.Model, communicates_on)
 
 
 # ---- arguments ----
 
 
-def _checked_groups(num_groups: int, groups: Any) -> int | list[list[Any]] | None:
-    groups = given_groups(num_groups, groups, "variables", stacklevel=3)
-    members = [id(variable) for group in groups for variable in group] if isinstance(groups, list) else []
-    if len(set(members)) < len(members):
-        raise InvalidArgumentError("DistributedOptimizer: groups must hold each variable once, but hold one twice.")
-    return groups
+def checked_groups(num_groups: int, groups: Any) -> int | list[list[Any]] | None:
+    """The argument ``groups``, or ``num_groups``; raises InvalidArgumentError for what cannot be."""
+    return given_groups("DistributedOptimizer", num_groups, groups, "variable", stacklevel=3)
 
 
-def _check_settings(optimizer: Any, settings: Settings) -> None:
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
-        kind = type(optimizer)
-        advice = "Pass an object of keras.optimizers."
-        if kind.__module__.startswith("tf_keras"):
-            advice = "Import ringtrain.tensorflow.keras with TF_USE_LEGACY_KERAS=1 in the environment."
+def _require_none(method: str, gradients: Any) -> None:
+    if gradients is not None:
         raise InvalidArgumentError(
-            f"DistributedOptimizer: expected a keras.optimizers.Optimizer but found a {kind.__module__}."
-            f"{kind.__qualname__}. {advice}"
+            f"{method}: every must not be set where a script synchronizes gradients, but is: synchronize() averages the "
+            "variables. Clip gradients before apply(), and call that alone."
         )
-    check_scaling("DistributedOptimizer", settings.op, settings.gradient_predivide_factor)
-    check_passes(settings.backward_passes_per_step)
+
+
+def _layers(given: Any) -> tuple[Any, ...]:
+    layers = () if given is None else tuple(given) if isinstance(given, (list, tuple, set)) else (given,)
+    for layer in layers:
+        if not hasattr(layer, "trainable_variables"):
+            raise InvalidArgumentError(
+                f"PartialDistributedOptimizer: expected layers as local_layers but found a {type(layer).__name__}. "
+                "Pass layers of the model."
+            )
+    return layers
+
+
+def _not_an_optimizer(optimizer: Any) -> InvalidArgumentError:
+    kind = type(optimizer)
+    advice = "Pass an object of keras.optimizers."
+    if kind.__module__.startswith("tf_keras"):
+        advice = "Import ringtrain.tensorflow.keras with TF_USE_LEGACY_KERAS=1 in the environment."
+    return InvalidArgumentError(
+        f"DistributedOptimizer: expected a keras.optimizers.Optimizer but found a {kind.__module__}."
+        f"{kind.__qualname__}. {advice}"
+    )

@@ -1,29 +1,27 @@
 """Reduction of one Keras optimizer's gradients: which ones travel, under which names, and when.
 
-``optimizer.DistributedOptimizer`` makes one ``GradientReduction`` for each optimizer. It decides; a backend
+``optimizer.DistributedOptimizer`` makes one ``KerasReducer`` for each optimizer. It decides; a backend
 (``tensorflow_backend``, ``torch_backend``) has the few lines that differ between the frameworks under Keras.
 """
 
-import itertools
-import weakref
+import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
 
-from ringtrain.context import Context, current
+from ringtrain.context import current
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
-from ringtrain.keras.accumulation import AccumulationWindow
+from ringtrain.gradients.session import Session
+from ringtrain.keras.accumulation import Accumulation
 from ringtrain.keras.backends import backend
+from ringtrain.keras.local_steps import LocalPlan, LocalSteps
 from ringtrain.keras.pairing import Pairing
-from ringtrain.keras.variables import shared_name
+from ringtrain.keras.variables import own_name
+from ringtrain.numbering import next_number
 from ringtrain.operations import Average
-from ringtrain.process_sets import ProcessSet, global_process_set, id_of
-
-# Optimizers of one process set are numbered in the order of their making, which is the same on all its members;
-# the names of two optimizers then never meet, whatever their models are called.
-_optimizer_counts: "weakref.WeakKeyDictionary[Context, dict[int, itertools.count]]" = weakref.WeakKeyDictionary()
+from ringtrain.process_sets import ProcessSet, global_process_set, id_of, size_of
 
 
 @dataclass(frozen=True)
@@ -40,6 +38,7 @@ class Settings:
     process_set: ProcessSet = global_process_set
     local_layers: Sequence[Any] = ()
     scale_local_gradients: bool = True
+    local: LocalPlan | None = None
 
     @property
     def alone(self) -> bool:
@@ -47,29 +46,52 @@ class Settings:
         return self.process_set.size() == 1 or not self.process_set.included()
 
 
-class GradientReduction:
-    """Settings, names and window of one optimizer.
+class KerasReducer:
+    """Settings, names and accumulated gradients of one optimizer.
 
     Attributes:
         settings: how gradients are combined, the same on all ranks.
-        prefix: of all names that this optimizer submits; unique among the optimizers of the process set.
-        window: accumulates the gradients of several passes.
-        pairing: remembers explicit ``synchronize()`` calls for the ``apply`` that follows.
-        surrounded: whether a LossScaleOptimizer was put around the distributed optimizer.
+        accumulation: of the gradients of several passes.
+        local_steps: of a worker that averages now and then; None where each step is exact, and in a world of one
+            without an outer optimizer.
     """
 
     def __init__(self, settings: Settings, name: str | None):
         self.settings = settings
-        self.prefix = next_prefix(name, settings.process_set)
-        self.window = AccumulationWindow(settings.backward_passes_per_step, settings.average_aggregated_gradients)
-        self.pairing = Pairing(self.prefix)
-        self.surrounded = False
+        self.accumulation = Accumulation(settings.backward_passes_per_step, settings.average_aggregated_gradients)
+        averages = (
+            settings.local is not None
+            and settings.process_set.included()
+            and (settings.process_set.size() != 1 or settings.local.outer is not None)
+        )
+        self.local_steps = LocalSteps(settings.local, settings.process_set) if averages and settings.local else None
+        self._surrounded = False  # whether a LossScaleOptimizer was put around the distributed optimizer
+        self._name = name
+        self._local: list[Any] = []
         self._names: dict[int, str] = {}
         self._named: list[Any] = []  # keeps the variables, and so their ids, alive
 
+    @functools.cached_property
+    def prefix(self) -> str:
+        """Of all names that this optimizer submits; asking for it is its first use."""
+        return next_prefix(self._name, self.settings.process_set)
+
+    @functools.cached_property
+    def pairing(self) -> Pairing:
+        """Remembers explicit ``synchronize()`` calls for the ``apply`` that follows."""
+        return Pairing(self.prefix)
+
+    def keep_local(self, variable: Any) -> None:
+        """Leaves the gradient of a variable to each rank."""
+        self._local.append(variable)
+
+    def note_surrounded(self, surrounded: bool) -> None:
+        """A LossScaleOptimizer was put around the distributed optimizer, or taken away."""
+        self._surrounded = surrounded
+
     def require_outermost(self) -> None:
         """Refuses to wait for other ranks where a rank may pass by, and says what to do."""
-        if self.surrounded:
+        if self._surrounded:
             raise InvalidArgumentError(
                 f"apply '{self.prefix}': expected DistributedOptimizer around LossScaleOptimizer but found it inside, "
                 "where a rank whose own gradients overflow would leave the others waiting. Pass "
@@ -78,74 +100,136 @@ class GradientReduction:
             )
 
     def collect(self, gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[Any, list[Any]]:
-        """One pass: adds gradients to the window, and reduces them when it is full.
+        """One pass: adds gradients up, and reduces them when it was an update's last.
 
         Returns:
-            Whether it is full (True or a boolean tensor), and the gradients: reduced if so, else this rank's own.
+            Whether it was (True or a boolean tensor), and the gradients: reduced if so, else this rank's own.
         """
-        if self.window.passes == 1:
+        if self.accumulation.passes == 1:
             return True, self.reduce(gradients, variables)
         if any(_is_overwritten(variable) for variable in variables):
             raise UnsupportedError(
                 f"apply '{self.prefix}': expected backward_passes_per_step=1 with float8 layers, whose maxima cannot "
-                f"be added up, but found {self.window.passes}. Use Keras' gradient_accumulation_steps with them."
+                f"be added up, but found {self.accumulation.passes}. Use Keras' gradient_accumulation_steps with them."
             )
-        present = [place for place, gradient in enumerate(gradients) if gradient is not None]
-        kept = [variables[place] for place in present]
-        full, collected = self.window.collect(
-            [backend.dense(gradients[place]) for place in present], kept, lambda totals: self.reduce(totals, kept)
-        )
-        results: list[Any] = [None] * len(gradients)
-        for place, gradient in zip(present, collected, strict=True):
-            results[place] = gradient
-        return full, results
+        dense = [None if gradient is None else backend.dense(gradient) for gradient in gradients]
+        return self.accumulation.collect(dense, variables, lambda totals: self.reduce(totals, variables))
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """The gradients combined over all ranks, in their places; ``None`` stays ``None``."""
+        """The gradients combined over all ranks, in their places.
+
+        One that is ``None`` counts as zeros where another rank has it, and stays ``None`` where nobody has.
+        """
+        if backend.is_compiled() and (self.local_steps is not None or not self.settings.alone):
+            raise UnsupportedError(
+                f"apply '{self.prefix}': expected a function without jit_compile but found one with it, and XLA cannot "
+                "compile the operations between ranks. Leave jit_compile out, or compile the parts around apply."
+            )
+        if self.local_steps is None:
+            exact = self.settings.local is None and not self.settings.alone
+            return self._combined(gradients, variables, self.settings if exact else None)
+        return self._in_phase(self.local_steps, gradients, variables)
+
+    def _in_phase(self, local: LocalSteps, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """``reduce`` for a local step: exact over all ranks at the beginning, then over those of a host, or not at all."""
+        exact = replace(self.settings, compression=None)
+        neighbours = local.neighbours()
+        within = None if neighbours is None or neighbours.size() == 1 else replace(exact, process_set=neighbours)
+        over_all = None if self.settings.alone else exact
+        if not local.plan.warmup:
+            return self._combined(gradients, variables, within)
+        if not backend.is_traced():
+            return self._combined(gradients, variables, over_all if local.warms_up else within)
+        dense = [None if gradient is None else backend.dense(gradient) for gradient in gradients]
+        present: list[int] = []  # both branches return the same ones: the first is traced first
+
+        def exactly() -> list[Any]:
+            reduced = self._combined(dense, variables, over_all)
+            present[:] = [place for place, gradient in enumerate(reduced) if gradient is not None]
+            return [reduced[place] for place in present]
+
+        def locally() -> list[Any]:
+            own = self._combined(dense, variables, within)
+            return [keras.ops.zeros_like(variables[place]) if own[place] is None else own[place] for place in present]
+
+        results: list[Any] = [None] * len(dense)
+        for place, result in zip(
+            present, keras.ops.cond(local.asks_whether_it_warms_up(), exactly, locally), strict=True
+        ):
+            results[place] = result
+        return results
+
+    def _combined(self, gradients: Sequence[Any], variables: Sequence[Any], how: Settings | None) -> list[Any]:
+        """The gradients in their places; None leaves them as they are."""
         results = list(gradients)
-        if self.settings.alone:
+        if how is None:
             return results
+        for variable in variables:
+            self._name_of(variable)  # each has its place, also one without a gradient on this rank
         places: dict[str, list[int]] = {kind: [] for kind in _KINDS}
-        local = {id(variable) for layer in self.settings.local_layers for variable in layer.trainable_variables}
+        local = {id(variable) for variable in self._local_variables()}
         for place, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
-            if gradient is not None:
-                places[_kind_of(variable, local)].append(place)
+            kind = _kind_of(variable, local)
+            if gradient is not None or kind != "local":
+                places[kind].append(place)
         for kind, combine in _KINDS.items():
             chosen = places[kind]
-            combined = combine(self, [gradients[place] for place in chosen], [variables[place] for place in chosen])
+            combined = combine(
+                self, [gradients[place] for place in chosen], [variables[place] for place in chosen], how
+            )
             for place, gradient in zip(chosen, combined, strict=True):
                 results[place] = gradient
         return results
 
-    def _average(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
+    def averaged_after_local_steps(self, variables: Sequence[Any]) -> list[Any]:
+        """Those of the variables that workers average: not those that each rank keeps to itself."""
+        local = {id(variable) for variable in self._local_variables()}
+        return [variable for variable in variables if id(variable) not in local]
+
+    def settle(self, is_used: Callable[[], Any]) -> None:
+        """Says whether the update uses the reduced gradients, or skips them: so compression knows what was lost with them.
+
+        Args:
+            is_used: called where that matters; True, False or such a tensor.
+        """
+        if (
+            self.settings.local is None
+            and not self.settings.alone
+            and backend.keeps_residuals(self.settings.compression)
+        ):
+            backend.settle_residuals(is_used(), Session(self.settings.process_set), f"{self.prefix}.")
+
+    def _local_variables(self) -> list[Any]:
+        of_layers = [variable for layer in self.settings.local_layers for variable in layer.trainable_variables]
+        return of_layers + self._local
+
+    def _average(self, gradients: list[Any], variables: list[Any], how: Settings) -> list[Any]:
         names = [self._name_of(variable) for variable in variables]
-        return backend.reduce(gradients, names, variables, self.settings)
+        return backend.reduce(gradients, names, variables, how)
 
-    def _maximum(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
-        return [
-            backend.maximum(gradient, self._name_of(variable), self.settings)
-            for gradient, variable in zip(gradients, variables, strict=True)
-        ]
+    def _maximum(self, gradients: list[Any], variables: list[Any], how: Settings) -> list[Any]:
+        names = [self._name_of(variable) for variable in variables]
+        return backend.maxima(gradients, names, variables, how)
 
-    def _keep(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
+    def _keep(self, gradients: list[Any], variables: list[Any], how: Settings) -> list[Any]:
         if not self.settings.scale_local_gradients:
             return gradients
-        return [backend.scaled(gradient, 1.0 / self.settings.process_set.size()) for gradient in gradients]
+        return [backend.scaled(gradient, 1.0 / size_of(self.settings.process_set)) for gradient in gradients]
 
     def _name_of(self, variable: Any) -> str:
         """A name that is the same on all ranks: they see the variables in one order."""
         name = self._names.get(id(variable))
         if name is None:
-            name = f"{self.prefix}.{len(self._names)}.{shared_name(variable)}"
+            name = f"{self.prefix}.{len(self._names)}.{own_name(variable)}"
             self._names[id(variable)] = name
             self._named.append(variable)
         return name
 
 
 _KINDS = {
-    "averaged": GradientReduction._average,
-    "overwriting": GradientReduction._maximum,
-    "local": GradientReduction._keep,
+    "averaged": KerasReducer._average,
+    "overwriting": KerasReducer._maximum,
+    "local": KerasReducer._keep,
 }
 
 
@@ -161,15 +245,22 @@ def _is_overwritten(variable: Any) -> bool:
     return getattr(variable, "overwrite_with_gradient", False)
 
 
-def when(condition: Any, action: Callable[[], None]) -> None:
+def when(condition: Any, action: Callable[[], Any]) -> None:
     """Runs the action if the condition, True or a boolean tensor, holds; also within a graph."""
+
+    def act() -> None:
+        action()  # without its result, which the other branch has not
+
     if condition is True:
-        action()
+        act()
     else:
-        keras.ops.cond(condition, action, lambda: None)
+        keras.ops.cond(condition, act, lambda: None)
 
 
 def next_prefix(name: str | None, process_set: ProcessSet) -> str:
-    """The beginning of an optimizer's names: the user's word for it, and its number in the process set."""
-    counts = _optimizer_counts.setdefault(current(), {})
-    return f"{name or 'optimizer'}.{next(counts.setdefault(id_of(process_set), itertools.count()))}"
+    """The beginning of an optimizer's names: the user's word for it, and its number in the process set.
+
+    Optimizers are numbered in the order of their first use, so a rank may make further ones, as rank 0 does that loads a
+    file; and the names of two never meet, whatever their models are called.
+    """
+    return f"{name or 'optimizer'}.{next_number(current(), id_of(process_set), 'optimizer')}"

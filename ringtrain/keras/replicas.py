@@ -13,7 +13,7 @@ import numpy as np
 from ringtrain.errors import MismatchError
 from ringtrain.keras.variables import path_of
 from ringtrain.objects import allgather_object
-from ringtrain.process_sets import ProcessSet
+from ringtrain.process_sets import ProcessSet, members_of
 
 _TOLERANCE = 1e-3  # of the update's size; processors that round differently stay far below, other data far above
 _PART = 1 << 20  # elements
@@ -45,12 +45,12 @@ class ReplicaGuard:
         everyone = allgather_object(own, "replica_guard", self._process_set)
         if not any(size for theirs in everyone for size, _ in theirs):
             return False
-        for rank, theirs in zip(self._process_set.ranks, everyone, strict=True):
+        for rank, theirs in zip(members_of(self._process_set), everyone, strict=True):
             differing = first_difference(everyone[0], theirs)
             if differing is not None:
                 raise MismatchError(
                     f"first update of '{path_of(self._variables[differing])}': the change must be the same "
-                    f"on all ranks, but differs between rank {self._process_set.ranks[0]} and rank {rank}: gradients "
+                    f"on all ranks, but differs between rank {members_of(self._process_set)[0]} and rank {rank}: gradients "
                     "are not averaged. Compile with DistributedOptimizer(...), load files with load_model(), or pass "
                     "check_replicas=False to BroadcastGlobalVariablesCallback if ranks shall part."
                 )

@@ -1,11 +1,13 @@
 """Loading of models whose optimizer goes on as a distributed one."""
 
+import inspect
+import types
 from typing import Any
 
 import keras
 
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.keras.optimizer import DistributedOptimizer
+from ringtrain.keras.optimizer import DistributedOptimizer, reduction_of
 
 
 def load_model(
@@ -23,7 +25,8 @@ def load_model(
     Args:
         filepath: as for Keras.
         custom_optimizers: optimizer classes of the user's own that the file may name.
-        custom_objects: as for Keras.
+        custom_objects: as for Keras; an optimizer may also be a function of its configuration, as in Horovod:
+            ``lambda **config: hvd.DistributedOptimizer(Mine(**config))``, which then has the settings given there.
         compression: as for ``DistributedOptimizer``.
         legacy_opts: Horovod's switch for the optimizers of Keras 2; only False.
         settings: the other arguments of ``DistributedOptimizer``; files do not keep them.
@@ -35,8 +38,27 @@ def load_model(
         raise InvalidArgumentError(
             "load_model: legacy_opts must be False, but is True. Keras 3 has no such optimizers."
         )
-    objects = {kind.__name__: kind for kind in custom_optimizers or ()} | (custom_objects or {})
+    return load_wrapped(keras, filepath, custom_optimizers, custom_objects, {"compression": compression, **settings})
+
+
+def load_wrapped(
+    keras: Any, filepath: Any, custom_optimizers: Any, custom_objects: dict[str, Any] | None, settings: dict[str, Any]
+) -> Any:
+    """What ``load_model`` does, with Keras 3 or tf_keras."""
+    objects = {kind.__name__: kind for kind in custom_optimizers or ()}
+    objects |= {name: _loadable(kind) for name, kind in (custom_objects or {}).items()}
     model = keras.models.load_model(filepath, custom_objects=objects or None)
-    if getattr(model, "optimizer", None) is not None:
-        model.optimizer = DistributedOptimizer(model.optimizer, compression=compression, **settings)
+    optimizer = getattr(model, "optimizer", None)
+    inner = getattr(optimizer, "inner_optimizer", None)
+    if optimizer is not None and reduction_of(optimizer) is None and reduction_of(inner) is None:
+        DistributedOptimizer(optimizer, **settings)
     return model
+
+
+def _loadable(kind: Any) -> Any:
+    """The object; for a function of nothing but a configuration, a class, which is what Keras 3 makes objects of."""
+    if not isinstance(kind, types.FunctionType):
+        return kind
+    if {parameter.kind for parameter in inspect.signature(kind).parameters.values()} != {inspect.Parameter.VAR_KEYWORD}:
+        return kind
+    return type(kind.__name__, (), {"from_config": staticmethod(lambda config, **_: kind(**config))})

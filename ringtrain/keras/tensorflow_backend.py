@@ -1,12 +1,17 @@
 """Gradients of Keras on TensorFlow; see ``backends`` for who asks."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 import ringtrain.tensorflow as hvd
+from ringtrain import operations, tables
+from ringtrain.gradients import residuals
+from ringtrain.gradients.session import Session
 from ringtrain.tensorflow.gradients import GradientReduction
+from ringtrain.tensorflow.presence import complete, settle
 
 
 class _Eager:
@@ -15,6 +20,53 @@ class _Eager:
 
 _EAGER = _Eager()
 unconverted = tf.autograph.experimental.do_not_convert  # Python's control flow in a method is meant as it stands
+
+
+def operations_for(value: Any) -> Any:
+    """The module whose operations take a value: that of arrays in a graph of TensorFlow 1, whose nodes no session runs."""
+    in_session = not tf.executing_eagerly() and not tf.inside_function()
+    return operations if in_session and not tf.is_tensor(value) else hvd
+
+
+def tensor(value: Any) -> Any:
+    """A value as the operations of ``operations_for`` take it."""
+    return np.asarray(value) if operations_for(value) is operations else tf.convert_to_tensor(value)
+
+
+def own_name(name: str | None) -> str | None:
+    """A name given to an operation; with a number where the graph that is being traced has it already."""
+    return name if name is None or tf.executing_eagerly() else tf.compat.v1.get_default_graph().unique_name(name)
+
+
+def is_compiled() -> bool:
+    """Whether what is being traced will be compiled by XLA, which has no kernel for operations between ranks."""
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    while graph is not None:
+        context = graph._get_control_flow_context()
+        while context is not None:
+            if context.IsXLAContext():
+                return True
+            context = context.outer_context
+        graph = getattr(graph, "outer_graph", None)
+    return False
+
+
+def is_traced() -> bool:
+    """Whether what runs now becomes a graph, which runs later, and more than once."""
+    return not tf.executing_eagerly()
+
+
+def on_host(function: Callable[..., list[np.ndarray]], inputs: Sequence[Any], dtypes: Sequence[str]) -> list[Any]:
+    """Calls a function with arrays when the step runs; returns its arrays, of these dtypes, as tensors."""
+    if tf.executing_eagerly():
+        return list(function(*(np.asarray(each) for each in inputs)))
+    results = tf.numpy_function(function, list(inputs), [tf.as_dtype(dtype) for dtype in dtypes])
+    return list(results) if dtypes else []
+
+
+def wire_of(compression: Any) -> str | None:
+    """The core's name for what a compression does; None for a class of the user's own."""
+    return "none" if compression is None else getattr(compression, "wire", None)
 
 
 def dense(gradient: Any) -> tf.Tensor:
@@ -31,15 +83,16 @@ def scopes() -> list[Any]:
     """The graph being traced and those around it, from the inside; outside of any, one object that stands for that."""
     if tf.executing_eagerly():
         return [_EAGER]
-    graph, found = tf.compat.v1.get_default_graph(), []
-    while graph is not None and getattr(graph, "outer_graph", None) is not None:
-        found.append(graph)
+    graph = tf.compat.v1.get_default_graph()
+    found = [graph]
+    while getattr(getattr(graph, "outer_graph", None), "outer_graph", None) is not None:
         graph = graph.outer_graph
+        found.append(graph)
     return found
 
 
 def reduce(gradients: Sequence[Any], names: Sequence[str], variables: Sequence[Any], settings: Any) -> list[Any]:
-    """The gradients, none of them None, combined over the ranks as ``reduction.Settings`` say."""
+    """The gradients combined over the ranks as ``reduction.Settings`` say."""
     combined = GradientReduction(
         "DistributedOptimizer",
         settings.op,
@@ -52,6 +105,29 @@ def reduce(gradients: Sequence[Any], names: Sequence[str], variables: Sequence[A
     return combined.reduce(gradients, names, variables)
 
 
-def maximum(gradient: Any, name: str, settings: Any) -> tf.Tensor:
-    """The largest of the ranks' values."""
-    return hvd.allreduce(gradient, op=hvd.Max, name=name, process_set=settings.process_set)
+def keeps_residuals(compression: Any) -> bool:
+    """Whether the core makes up for what a compression has lost of the gradients before."""
+    return getattr(compression, "wire", None) in tables.WITHOUT_FEEDBACK
+
+
+def settle_residuals(used: Any, session: Session, prefix: str) -> None:
+    """``residuals.settle``, when the step runs."""
+
+    def settle(used: Any) -> None:
+        residuals.settle(session, prefix, bool(used))
+
+    if tf.executing_eagerly():
+        settle(used)
+    else:
+        tf.numpy_function(settle, [used], [])
+
+
+def maxima(gradients: Sequence[Any], names: Sequence[str], variables: Sequence[Any], settings: Any) -> list[Any]:
+    """The largest of the ranks' values, element by element."""
+    completed, agreement = complete(gradients, names, variables, settings.process_set)
+    results = [
+        None if gradient is None else hvd.allreduce(gradient, op=hvd.Max, name=name, process_set=settings.process_set)
+        for gradient, name in zip(completed, names, strict=True)
+    ]
+    settle(agreement)
+    return results

@@ -3,9 +3,25 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
+import numpy as np
 import torch
 
 import ringtrain.torch as hvd
+from ringtrain import tables
+from ringtrain.context import current
+from ringtrain.gradients import residuals
+from ringtrain.gradients.agreement import Agreement
+from ringtrain.gradients.grouping import Groups, grouped
+from ringtrain.gradients.presence import DENSE, MISSING
+from ringtrain.gradients.session import Session
+from ringtrain.process_sets import id_of
+from ringtrain.torch.compression import compression_in_the_core
+
+_WHO_IS_MISSING = (
+    "With it the ranks agree which gradients there are: the missing ones have not come to apply() with these variables. "
+    "Take the same steps on every rank."
+)
 
 
 class _Eager:
@@ -18,6 +34,41 @@ _EAGER = _Eager()
 def unconverted(method: Callable) -> Callable:
     """The method: PyTorch does not convert control flow."""
     return method
+
+
+def operations_for(value: Any) -> Any:
+    """The module whose operations take a value."""
+    return hvd
+
+
+def tensor(value: Any) -> torch.Tensor:
+    """A value as the operations take it."""
+    return keras.ops.convert_to_tensor(value)
+
+
+def own_name(name: str | None) -> str | None:
+    """A name given to an operation."""
+    return name
+
+
+def is_compiled() -> bool:
+    """PyTorch's compiler leaves operations between ranks out by itself."""
+    return False
+
+
+def is_traced() -> bool:
+    """Whether what runs now becomes a graph: PyTorch runs it at once."""
+    return False
+
+
+def on_host(function: Callable[..., list[np.ndarray]], inputs: Sequence[Any], dtypes: Sequence[str]) -> list[Any]:
+    """Calls a function with arrays; returns its arrays."""
+    return function(*(keras.ops.convert_to_numpy(each) for each in inputs))
+
+
+def wire_of(compression: Any) -> str | None:
+    """The core's name for what a compression does; None for a class of the user's own."""
+    return "none" if compression is None else compression_in_the_core(compression)
 
 
 def dense(gradient: torch.Tensor) -> torch.Tensor:
@@ -36,9 +87,9 @@ def scopes() -> list[Any]:
 
 
 def reduce(
-    gradients: Sequence[torch.Tensor], names: Sequence[str], variables: Sequence[Any], settings: Any
-) -> list[torch.Tensor]:
-    """The gradients, none of them None, combined over the ranks as ``reduction.Settings`` say."""
+    gradients: Sequence[torch.Tensor | None], names: Sequence[str], variables: Sequence[Any], settings: Any
+) -> list[torch.Tensor | None]:
+    """The gradients combined over the ranks as ``reduction.Settings`` say; each group of them is one operation."""
     arguments = {
         "op": settings.op,
         "prescale_factor": 1.0 / settings.gradient_predivide_factor,
@@ -46,27 +97,57 @@ def reduce(
         "process_set": settings.process_set,
         "compression": settings.compression or hvd.Compression.none,
     }
-    results = list(gradients)
+
+    def combine(places: list[int], completed: list[torch.Tensor]) -> list[torch.Tensor]:
+        return hvd.grouped_allreduce([dense(completed[place]) for place in places], name=names[places[0]], **arguments)
+
+    groups = 1 if settings.groups is None else settings.groups
+    return _reduce_present(gradients, names, variables, settings, groups, combine)
+
+
+def keeps_residuals(compression: Any) -> bool:
+    """Whether the core makes up for what a compression has lost of the gradients before."""
+    return compression_in_the_core(compression) in tables.WITHOUT_FEEDBACK
+
+
+def settle_residuals(used: Any, session: Session, prefix: str) -> None:
+    """``residuals.settle``."""
+    residuals.settle(session, prefix, bool(used))
+
+
+def maxima(
+    gradients: Sequence[torch.Tensor | None], names: Sequence[str], variables: Sequence[Any], settings: Any
+) -> list[torch.Tensor | None]:
+    """The largest of the ranks' values, element by element."""
+
+    def combine(places: list[int], completed: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [
+            hvd.allreduce(completed[place], op=hvd.Max, name=names[place], process_set=settings.process_set)
+            for place in places
+        ]
+
+    return _reduce_present(gradients, names, variables, settings, 1, combine)
+
+
+def _reduce_present(
+    gradients: Sequence[torch.Tensor | None],
+    names: Sequence[str],
+    variables: Sequence[Any],
+    settings: Any,
+    groups: Groups,
+    combine: Callable[[list[int], list[torch.Tensor]], list[torch.Tensor]],
+) -> list[torch.Tensor | None]:
+    """What ``combine`` makes of each group of gradients that any rank has; zeros count for those that this one lacks."""
+    if not gradients:
+        return []
+    codes = bytes(MISSING if gradient is None else DENSE for gradient in gradients)
+    agreement = Agreement(current(), id_of(settings.process_set), f"{names[0]}.present", codes, _WHO_IS_MISSING)
     with torch.no_grad():
-        for places in _groups(len(gradients), variables, settings.groups):
-            sent = [dense(gradients[place]) for place in places]
-            combined = hvd.grouped_allreduce(sent, name=names[places[0]], **arguments)
-            for place, tensor in zip(places, combined, strict=True):
-                results[place] = tensor
+        results = agreement.complete(gradients, codes, lambda place, _: torch.zeros_like(variables[place].value))
+        present = [place for place, gradient in enumerate(results) if gradient is not None]
+        for group in grouped([variables[place] for place in present], groups):
+            places = [present[each] for each in group]
+            for place, result in zip(places, combine(places, results), strict=True):
+                results[place] = result
+    agreement.agreed()  # its name is free then
     return results
-
-
-def maximum(gradient: torch.Tensor, name: str, settings: Any) -> torch.Tensor:
-    """The largest of the ranks' values."""
-    return hvd.allreduce(gradient, op=hvd.Max, name=name, process_set=settings.process_set)
-
-
-def _groups(count: int, variables: Sequence[Any], groups: Any) -> list[list[int]]:
-    """Places of the gradients of each operation: all in one, unless the user has groups of his own."""
-    numbers = [0] * count
-    if isinstance(groups, int):
-        numbers = [place * min(groups, count) // count for place in range(count)]
-    elif groups is not None:
-        of_variable = {id(variable): number for number, group in enumerate(groups) for variable in group}
-        numbers = [of_variable.get(id(variable), -1) for variable in variables]
-    return [[place for place in range(count) if numbers[place] == number] for number in dict.fromkeys(numbers)]

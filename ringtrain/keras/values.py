@@ -1,15 +1,26 @@
-"""Operations on numbers and NumPy arrays, for what scripts compute between the calls of ``fit`` and ``evaluate``."""
+"""Operations on numbers, arrays and tensors, for what scripts compute beside ``fit``, also within a ``tf.function``.
+
+As in Horovod they return a tensor of the framework under Keras: ``.numpy()``, ``float()`` and NumPy's functions take
+it, and a Python number becomes float32 or int32 as everywhere there. In a graph of TensorFlow 1 they work at once, as
+Horovod does with a session, and return a NumPy array.
+"""
 
 from typing import Any
 
-import numpy as np
-
-from ringtrain import operations
 from ringtrain.errors import InvalidArgumentError
+from ringtrain.keras.backends import backend
 from ringtrain.operations import Average, Sum
 from ringtrain.process_sets import ProcessSet, global_process_set
 
+__all__ = [
+    "allgather",
+    "allreduce",
+    "broadcast",
+    "reducescatter",
+]
 
+
+@backend.unconverted
 def allreduce(
     value: Any,
     name: str | None = None,
@@ -20,50 +31,62 @@ def allreduce(
     compression: Any = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Combines a number or an array of one shape over all ranks; the same on every rank.
+    """Combines a value of one shape over all ranks; the same on every rank.
 
     Args:
-        value: a number, an array, or whatever NumPy makes one of.
-        name: identity among the ranks.
+        value: a number, an array or a tensor.
+        name: identity among the ranks; without one, calls are matched in their order.
         average: Horovod's older spelling: True for ``op=Average``, False for ``op=Sum``.
         prescale_factor: factor on each contribution.
         postscale_factor: factor on the result.
         op: ``Average`` (default), ``Sum``, ``Min``, ``Max`` or ``Product``.
-        compression: accepted for Horovod's sake; values travel as they are.
+        compression: how it travels: ``Compression.none`` (default), ``fp16``, ``bf16``, ``int8`` or a class like them.
         process_set: the ranks that take part.
+
+    Returns:
+        A tensor of the shape and dtype of the value.
 
     Raises:
         InvalidArgumentError: both ``average`` and ``op`` were given.
 
     Example:
-        >>> accuracy = hvd.allreduce(model.evaluate(x, y)[1], name="accuracy")
+        >>> accuracy = float(hvd.allreduce(model.evaluate(x, y)[1], name="accuracy"))
     """
     if average is not None and op is not None:
         raise InvalidArgumentError("allreduce: either average or op may be given, but both are. Use op.")
     if average is not None:
         op = Average if average else Sum
-    array = np.asarray(value)
-    return _like(value, operations.allreduce(array, name, op, prescale_factor, postscale_factor, process_set))
+    travels = {} if compression is None or not _is_tensor(value) else {"compression": compression}
+    return _run(
+        "allreduce", value, name, op=op, prescale_factor=prescale_factor, postscale_factor=postscale_factor,
+        process_set=process_set, **travels,
+    )  # fmt: skip
 
 
-def allgather(value: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> np.ndarray:
-    """Concatenates the ranks' arrays along the first dimension, in rank order."""
-    return operations.allgather(np.asarray(value), name, process_set)
+@backend.unconverted
+def allgather(value: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
+    """Concatenates the ranks' values along the first dimension, in rank order; all other dimensions must be equal."""
+    return _run("allgather", value, name, process_set=process_set)
 
 
-def broadcast(
-    value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Any:
-    """The root's number or array on every rank, which must have one of the same shape and dtype."""
-    return _like(value, operations.broadcast(np.asarray(value), root_rank, name, process_set))
+@backend.unconverted
+def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
+    """The root's value on every rank, which must have one of the same shape and dtype. ``root_rank`` is a global rank."""
+    return _run("broadcast", value, name, root_rank=root_rank, process_set=process_set)
 
 
+@backend.unconverted
 def reducescatter(
     value: Any, name: str | None = None, op: int = Average, process_set: ProcessSet = global_process_set
-) -> np.ndarray:
-    """Combines an array as ``allreduce`` does and leaves each rank its rows."""
-    return operations.reducescatter(np.asarray(value), name, op, process_set)
+) -> Any:
+    """Combines a value as ``allreduce`` does and leaves each rank its rows of the first dimension."""
+    return _run("reducescatter", value, name, op=op, process_set=process_set)
 
 
-def _like(given: Any, result: np.ndarray) -> Any:
-    return result.item() if isinstance(given, (int, float)) else result
+def _run(operation: str, value: Any, name: str | None, **arguments: Any) -> Any:
+    run = getattr(backend.operations_for(value), operation)
+    return run(backend.tensor(value), name=backend.own_name(name), **arguments)
+
+
+def _is_tensor(value: Any) -> bool:
+    return backend.operations_for(value) is backend.hvd

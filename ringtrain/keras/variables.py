@@ -13,15 +13,13 @@ from ringtrain.context import current
 from ringtrain.errors import MismatchError, UnsupportedError
 from ringtrain.objects import allgather_object
 from ringtrain.operations import allreduce_async, broadcast_async_
-from ringtrain.process_sets import ProcessSet, global_process_set
+from ringtrain.process_sets import ProcessSet, global_process_set, members_of
 
 SEED_STATE = "seed_generator_state"  # the name of a keras.random.SeedGenerator's variable: a seed and a counter
 _SEED_STRIDE = 1_000_003  # between the seeds of neighbouring ranks
 
 
-def broadcast_variables(
-    variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set
-) -> None:
+def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set) -> None:
     """Puts the root's values into the variables of all ranks.
 
     The seeds of dropout and of other random layers follow from the root's too, but differ from rank to rank, so that
@@ -41,11 +39,11 @@ def broadcast_variables(
     chosen = _numeric(variables)
     if process_set.size() == 1:
         return
-    _require_alike(chosen, process_set)
+    names = _agreed_names(chosen, process_set)
     pending = []
     for index, variable in enumerate(chosen):
         value = np.array(variable.numpy(), order="C")
-        name = f"broadcast_variables.{index}.{shared_name(variable)}"
+        name = f"broadcast_variables.{index}.{names[index]}"
         # As bytes: any dtype travels. Dtypes and shapes are known to be the same.
         handle = broadcast_async_(value.reshape(-1).view(np.uint8), root_rank, name, process_set)
         pending.append((handle, variable, value))
@@ -71,7 +69,7 @@ def average_variables(variables: Iterable[Any], process_set: ProcessSet = global
     if process_set.size() == 1:
         return
     pending = [
-        (allreduce_async(np.array(variable.numpy()), f"average_variables.{index}.{shared_name(variable)}",
+        (allreduce_async(np.array(variable.numpy()), f"average_variables.{index}.{own_name(variable)}",
                          process_set=process_set), variable)
         for index, variable in enumerate(chosen)
     ]  # fmt: skip
@@ -89,30 +87,36 @@ def path_of(variable: Any) -> str:
     return getattr(variable, "path", None) or variable.name
 
 
-def shared_name(variable: Any) -> str:
-    """The path without Keras' counters, which differ where one rank has built more models; not unique."""
-    return re.sub(r"_[0-9]+(?=/|$)", "", path_of(variable))
+def own_name(variable: Any) -> str:
+    """The last part of the path, without counters: ``kernel``. Not unique, but the same on all ranks.
+
+    What stands before it is not: layers are counted in each process, and Keras 3 leaves the name of a ``Sequential``
+    out of the paths of one that was loaded.
+    """
+    return re.sub(r"_[0-9]+$", "", path_of(variable).split("/")[-1].split(":")[0])
 
 
-def _require_alike(variables: Sequence[Any], process_set: ProcessSet) -> None:
+def _agreed_names(variables: Sequence[Any], process_set: ProcessSet) -> list[str]:
+    """What the lowest rank calls the variables; raises MismatchError if the ranks have different ones."""
     described = [(tuple(variable.shape), str(variable.dtype)) for variable in variables]
     names = [path_of(variable) for variable in variables]
     everyone = allgather_object((described, names), "broadcast_variables.described", process_set)
     first, first_names = everyone[0]
-    for rank, (theirs, their_names) in zip(process_set.ranks, everyone, strict=True):
-        place = next((place for place, pair in enumerate(zip(first, theirs)) if pair[0] != pair[1]), None)
+    for rank, (theirs, their_names) in zip(members_of(process_set), everyone, strict=True):
+        place = next((place for place, pair in enumerate(zip(first, theirs, strict=False)) if pair[0] != pair[1]), None)
         if place is not None:
             raise MismatchError(
                 f"broadcast_variables '{first_names[place]}': shape and dtype must be the same on all ranks, but are "
-                f"{_text(first[place])} on rank {process_set.ranks[0]} and {_text(theirs[place])} "
+                f"{_text(first[place])} on rank {members_of(process_set)[0]} and {_text(theirs[place])} "
                 f"('{their_names[place]}') on rank {rank}. Make the same model and optimizer everywhere."
             )
         if len(theirs) != len(first):
             raise MismatchError(
                 f"broadcast_variables: the number of variables must be the same on all ranks, but is {len(first)} on "
-                f"rank {process_set.ranks[0]} and {len(theirs)} on rank {rank}. Make the same model and optimizer "
+                f"rank {members_of(process_set)[0]} and {len(theirs)} on rank {rank}. Make the same model and optimizer "
                 "everywhere, and build both before."
             )
+    return first_names
 
 
 def _text(described: tuple[tuple[int, ...], str]) -> str:

@@ -12,6 +12,17 @@ from ringtrain.keras.callbacks.statistics import StatisticsHooks
 class BestModelCheckpoint(BestModelHooks, keras.callbacks.ModelCheckpoint):
     __doc__ = BestModelHooks.__doc__
 
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        mode: str = "auto",
+        save_freq: str | int = "epoch",
+        save_weights_only: bool = False,
+        filepath: str | None = None,
+    ):
+        super().__init__(monitor, verbose, save_weights_only, mode, save_freq, filepath)
+
 
 class BroadcastGlobalVariablesCallback(StartHooks, keras.callbacks.Callback):
     __doc__ = StartHooks.__doc__

@@ -1,11 +1,16 @@
 """Files of the best model."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ringtrain.context import current
 
+if TYPE_CHECKING:  # each Keras puts its own ModelCheckpoint behind it
+    _ModelCheckpoint: Any
+else:
+    _ModelCheckpoint = object
 
-class BestModelHooks:
+
+class BestModelHooks(_ModelCheckpoint):
     """Saves the model when a metric is the best so far. All ranks pass it; rank 0 writes.
 
     Put ``MetricAverageCallback`` before it.

@@ -22,8 +22,12 @@ class ScheduleHooks:
         steps_per_epoch: for ``staircase=False``, where ``fit`` does not know it.
 
     Raises:
-        InvalidArgumentError: when ``fit`` begins: the optimizer has a schedule already, or the steps are not known.
+        InvalidArgumentError: no ``initial_lr``; when ``fit`` begins: the optimizer has a schedule already, or the steps
+            are not known.
     """
+
+    model: Any  # Keras sets these two
+    params: dict[str, Any] | None
 
     def __init__(
         self,
@@ -36,6 +40,8 @@ class ScheduleHooks:
         steps_per_epoch: int | None = None,
     ):
         super().__init__()
+        if initial_lr is None:
+            raise InvalidArgumentError(f"{type(self).__name__}: initial_lr must be a number, but is None.")
         self._initial_lr = initial_lr
         self._multiplier = multiplier if callable(multiplier) else lambda epoch: multiplier ** (epoch - start_epoch)
         self._start_epoch, self._end_epoch = start_epoch, end_epoch
@@ -71,12 +77,17 @@ class ScheduleHooks:
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Everything but a staircase moves here."""
         if not self._staircase:
-            self._set_rate(self._epoch + batch / self._steps_per_epoch)
+            self._set_rate(self._epoch + batch / self._known_steps())
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Puts the rate into the metrics, as ``lr``."""
         if logs is not None:
             logs["lr"] = float(self.model.optimizer.learning_rate)
+
+    def _known_steps(self) -> int:
+        """Steps in an epoch, which ``on_train_begin`` has asked for."""
+        assert self._steps_per_epoch is not None
+        return self._steps_per_epoch
 
     def _is_active(self) -> bool:
         return self._start_epoch <= self._epoch and (self._end_epoch is None or self._epoch < self._end_epoch)
@@ -100,7 +111,7 @@ class WarmupHooks(ScheduleHooks):
         warmup_epochs: how long it takes.
         momentum_correction: as for ``LearningRateScheduleCallback``.
         steps_per_epoch: where ``fit`` does not know it.
-        verbose: 1 to say when it is done.
+        verbose: 1 to say when it is done, on rank 0.
     """
 
     def __init__(
@@ -113,7 +124,7 @@ class WarmupHooks(ScheduleHooks):
     ):
         def multiplier(epoch: float) -> float:
             # Shifted by a batch, so that the last batch of the warm-up has the full rate.
-            size, epoch = current().size, epoch + 1.0 / self._steps_per_epoch
+            size, epoch = current().size, epoch + 1.0 / self._known_steps()
             return (epoch * (size - 1) / warmup_epochs + 1) / size
 
         super().__init__(initial_lr, multiplier, 0, warmup_epochs, False, momentum_correction, steps_per_epoch)
@@ -122,7 +133,7 @@ class WarmupHooks(ScheduleHooks):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Puts the rate into the metrics, and says when the warm-up is done."""
         super().on_epoch_end(epoch, logs)
-        if self._verbose and epoch == self._end_epoch - 1:
+        if self._verbose and epoch + 1 == self._end_epoch and current().rank == 0:
             print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {self._initial_lr}.")
 
 

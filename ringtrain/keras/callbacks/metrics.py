@@ -7,22 +7,22 @@ import numpy as np
 from ringtrain.errors import MismatchError
 from ringtrain.objects import allgather_object
 from ringtrain.operations import allreduce
-from ringtrain.process_sets import ProcessSet, global_process_set
+from ringtrain.process_sets import ProcessSet, global_process_set, members_of, size_of
 
 
 class MetricHooks:
     """Averages the metrics of an epoch, validation's included, over the ranks.
 
     Put it before callbacks that read them (checkpoints, early stopping, plateaus), which then decide alike everywhere.
-    Ranks count alike unless they say how many samples stand behind their numbers: where shares are not equally large, that
-    makes means over all samples of metrics that are means over a rank's own, such as the losses.
+    Ranks count alike unless they say how many samples stand behind their numbers: where shares are not equally large,
+    that makes means over all samples of metrics that are means over a rank's own, such as the losses.
 
     Args:
         device: accepted for Horovod's sake.
         process_set: the ranks whose metrics are averaged.
         samples: how many this rank trains on in an epoch; on all ranks or none.
-        validation_samples: how many it validates on, for the metrics whose names begin with ``val_``; on all ranks or none.
-            A rank with 0 contributes nothing.
+        validation_samples: how many it validates on, for the metrics whose names begin with ``val_``; on all ranks or
+            none. A rank with 0 contributes nothing.
 
     Raises:
         MismatchError: at the end of an epoch, on all ranks: they have different metrics.
@@ -41,7 +41,7 @@ class MetricHooks:
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Replaces the numbers in ``logs``, which later callbacks and the history see."""
-        if logs is not None and self._averaged_over.size() > 1:
+        if logs is not None and size_of(self._averaged_over) > 1:
             logs.update(averaged(logs, self._averaged_over, self._samples))
 
 
@@ -51,15 +51,16 @@ def averaged(logs: dict[str, Any], process_set: ProcessSet, samples: dict[bool, 
     Args:
         logs: by name.
         process_set: the ranks that take part.
-        samples: behind this rank's metrics of training (False) and validation (True); None to let all ranks count alike.
+        samples: behind this rank's metrics of training (False) and validation (True); None to let all ranks count
+            alike.
     """
     own = {name: float(value) for name, value in sorted(logs.items()) if np.ndim(value) == 0 and _is_number(value)}
     everyone = allgather_object(list(own), "metrics.names", process_set)
-    for rank, names in zip(process_set.ranks, everyone, strict=True):
+    for rank, names in zip(members_of(process_set), everyone, strict=True):
         if names != everyone[0]:
             raise MismatchError(
                 f"metrics: the names must be the same on all ranks, but are {everyone[0]} on rank "
-                f"{process_set.ranks[0]} and {names} on rank {rank}. Compile and validate alike everywhere."
+                f"{members_of(process_set)[0]} and {names} on rank {rank}. Compile and validate alike everywhere."
             )
     means: dict[str, float] = {}
     for validates, weight in samples.items():

@@ -3,14 +3,16 @@
 from collections.abc import Sequence
 from typing import Any
 
+from ringtrain.averaging.terms import difference
 from ringtrain.context import current
-from ringtrain.errors import MismatchError
-from ringtrain.keras.optimizer import hoist, reduction_of
+from ringtrain.errors import InvalidArgumentError, MismatchError
+from ringtrain.keras.compilation import switch_off
+from ringtrain.keras.optimizer import communicates_on, hoist, reduction_of
 from ringtrain.keras.replicas import ReplicaGuard
 from ringtrain.keras.variables import broadcast_variables
 from ringtrain.log import logger
 from ringtrain.objects import allgather_object
-from ringtrain.process_sets import ProcessSet, global_process_set
+from ringtrain.process_sets import ProcessSet, global_process_set, members_of
 
 
 class StartHooks:
@@ -18,48 +20,60 @@ class StartHooks:
 
     It builds the optimizer if need be, so that its state is broadcast too; puts a ``LossScaleOptimizer`` that
     ``compile`` made inside the distributed optimizer; switches XLA off, which cannot compile the operations between
-    ranks; refuses ranks that would take different numbers of steps; and compares the replicas after the first update.
-    A model that only its first batch builds, as one without ``keras.Input``, has no variables before, and gets the root's
-    after that batch.
+    ranks, where a training step of the user's own has them; refuses ranks that would take different numbers of steps;
+    and compares the replicas after the first update. A model that only its first batch builds, as one without
+    ``keras.Input``, has no variables before, and gets the root's after that batch.
 
     Args:
         root_rank: global rank of the root.
         device: accepted for Horovod's sake.
-        local_variables: variables that each rank keeps to itself.
+        local_variables: a variable, or several, that each rank keeps to itself.
         check_replicas: whether the first update must be the same on all ranks.
 
     Raises:
+        InvalidArgumentError: something else than variables.
         MismatchError: in ``fit``, on all ranks: they differ in their variables, in their steps, or after the update.
 
     Example:
         >>> model.fit(x, y, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
     """
 
+    model: Any  # Keras sets these two
+    params: dict[str, Any] | None
+
     def __init__(
         self,
         root_rank: int = 0,
         device: str = "",
-        local_variables: Sequence[Any] | None = None,
+        local_variables: Any = None,
         check_replicas: bool = True,
     ):
         super().__init__()
         self._root_rank = root_rank
-        self._local = {id(variable) for variable in local_variables or ()}
+        self._local: dict[int, Any] = {}  # by identity; Keras' variables have no hash of their own
+        for variable in _listed(local_variables):
+            self.register_local_var(variable)
         self._check_replicas = check_replicas
         self._guard: ReplicaGuard | None = None
         self._waits_for_variables = False
 
     def register_local_var(self, variable: Any) -> None:
         """Adds a variable that each rank keeps to itself."""
-        self._local.add(id(variable))
+        if not hasattr(variable, "assign"):
+            raise InvalidArgumentError(
+                f"BroadcastGlobalVariablesCallback: expected variables as local_variables but found a "
+                f"{type(variable).__name__}. Pass layer.trainable_variables of the layers that stay local."
+            )
+        self._local[id(variable)] = variable
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Prepares the model, and broadcasts."""
         model, process_set = self.model, self._process_set()
         if process_set.size() == 1:
             return
-        self._prepare(model)
+        self._prepare(model, process_set)
         _require_equal_lengths(self.params or {}, process_set)
+        _require_equal_plans(model.optimizer, process_set)
         self._waits_for_variables = not model.built
         if model.built:
             self._make_alike(model, process_set)
@@ -73,36 +87,51 @@ class StartHooks:
             self._guard = None
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Gives up comparing: an epoch without an update has nothing to compare."""
+        """Gives up comparing: an epoch without an update has nothing to compare. After local steps, averages."""
         self._guard = None
+        self._synchronize()
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """After local steps, averages before the model is evaluated."""
+        self._synchronize()
+
+    def _synchronize(self) -> None:
+        if _local_steps_of(self.model.optimizer) is not None:
+            self.model.optimizer.synchronize()
 
     def _make_alike(self, model: Any, process_set: ProcessSet) -> None:
         if not getattr(model.optimizer, "built", False):
-            model.optimizer.build(model.trainable_variables)
+            _build(model.optimizer, model.trainable_variables)
         shared = self._shared([*model.variables, *_variables_of(model.optimizer)])
         broadcast_variables(shared, self._root_rank, process_set)
-        if self._check_replicas:
+        if _local_steps_of(model.optimizer) is not None:
+            model.optimizer.average_also(model.non_trainable_variables)
+        elif self._check_replicas:
             self._guard = ReplicaGuard(self._shared(model.trainable_variables), process_set)
 
     def _process_set(self) -> ProcessSet:
-        inner = getattr(self.model.optimizer, "inner_optimizer", None)
-        reduction = reduction_of(self.model.optimizer) or reduction_of(inner)
-        return global_process_set if reduction is None else reduction.settings.process_set
+        return communicates_on(self.model.optimizer) or global_process_set
 
     def _shared(self, variables: Sequence[Any]) -> list[Any]:
         return [variable for variable in variables if id(variable) not in self._local]
 
-    def _prepare(self, model: Any) -> None:
+    def _prepare(self, model: Any, process_set: ProcessSet) -> None:
         hoisted = hoist(model.optimizer)
-        uncompiled = bool(model.jit_compile)
-        if uncompiled:
-            model.jit_compile = False
-            if current().rank == self._root_rank:
-                logger.warning(
-                    "fit: jit_compile is switched off, since XLA cannot compile the operations between ranks."
-                )
+        uncompiled = switch_off(model, process_set)
         if (hoisted or uncompiled) and getattr(model, "train_function", None) is not None:
             model.make_train_function(force=True)
+
+
+def _listed(variables: Any) -> list[Any]:
+    if variables is None:
+        return []
+    return [variables] if hasattr(variables, "assign") else list(variables)
+
+
+def _build(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Makes an optimizer's variables; those of tf_keras' ``optimizers.legacy`` have a way of their own."""
+    build = getattr(optimizer, "_create_all_weights", None) or optimizer.build
+    build(variables)
 
 
 def _variables_of(optimizer: Any) -> list[Any]:
@@ -110,19 +139,40 @@ def _variables_of(optimizer: Any) -> list[Any]:
     return list(optimizer.variables() if callable(optimizer.variables) else optimizer.variables)
 
 
+def _local_steps_of(optimizer: Any) -> Any:
+    """The local steps of a distributed optimizer; None for any other."""
+    reduction = reduction_of(optimizer)
+    return None if reduction is None else reduction.local_steps
+
+
+def _require_equal_plans(optimizer: Any, process_set: ProcessSet) -> None:
+    """A rank of local steps would wait for others of exact ones, and they for it."""
+    reduction = reduction_of(optimizer)
+    plan = None if reduction is None else reduction.settings.local
+    own = {"every": None} if plan is None else plan.terms()
+    everyone = allgather_object(own, "fit.local_steps", process_set)
+    found = difference(list(zip(members_of(process_set), everyone, strict=True)))
+    if found is not None:
+        name, values = found
+        raise MismatchError(
+            f"fit '{name}': it must be the same in DistributedOptimizer on all ranks, but is {values}. Pass the same "
+            "arguments on every rank."
+        )
+
+
 def _require_equal_lengths(params: dict[str, Any], process_set: ProcessSet) -> None:
     """Ranks that took more steps than others would wait for them at the end."""
     own = {name: params.get(name) for name in ("epochs", "steps")}
     everyone = allgather_object(own, "fit.lengths", process_set)
     for name in own:
-        for rank, theirs in zip(process_set.ranks, everyone, strict=True):
+        for rank, theirs in zip(members_of(process_set), everyone, strict=True):
             if theirs[name] != everyone[0][name]:
                 raise MismatchError(
                     f"fit '{name}': expected the same number on all ranks but found {everyone[0][name]} on rank "
-                    f"{process_set.ranks[0]} and {theirs[name]} on rank {rank}. Share the data out with "
+                    f"{members_of(process_set)[0]} and {theirs[name]} on rank {rank}. Share the data out with "
                     "ringtrain.shard, policy 'pad' or 'truncate', or pass steps_per_epoch."
                 )
-    if own["steps"] is None and current().rank == process_set.ranks[0]:
+    if own["steps"] is None and current().rank == members_of(process_set)[0]:
         logger.warning(
             "fit: the data do not say how many steps an epoch has. All ranks must take equally many, or the last ones "
             "wait for the others: pass steps_per_epoch, or shard data of known length."

@@ -18,6 +18,8 @@ class StatisticsHooks:
         process_set: the ranks that are averaged over.
     """
 
+    model: Any  # Keras sets it
+
     def __init__(self, process_set: ProcessSet = global_process_set):
         super().__init__()
         self._averaged_over = process_set

@@ -1,0 +1,45 @@
+"""XLA and ``torch.compile``, which cannot compile the operations between ranks: switched off where Keras would use them.
+
+Keras decides when a model is compiled, before anything of ringtrain's is asked, and builds its step in
+``make_train_function``, which it offers for overriding. That is where a model with a distributed optimizer is noticed.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from ringtrain.context import current
+from ringtrain.log import logger
+from ringtrain.process_sets import ProcessSet, members_of
+
+
+def switch_off(model: Any, process_set: ProcessSet) -> bool:
+    """Makes a model train without compilation, says so on the set's lowest rank, and returns whether it had any."""
+    if not model.jit_compile:
+        return False
+    model.jit_compile = False
+    if current().rank == members_of(process_set)[0]:
+        logger.warning(
+            "fit: jit_compile is switched off, since the operations between ranks cannot be compiled. Pass "
+            "compile(jit_compile=False) to be rid of this line."
+        )
+    return True
+
+
+def look_at_models(model_class: Any, communicates_on: Callable[[Any], ProcessSet | None]) -> None:
+    """Puts ``switch_off`` before the ``make_train_function`` of a class of models, once.
+
+    Args:
+        model_class: ``keras.Model``, or that of tf_keras.
+        communicates_on: the process set on which an optimizer reduces gradients; None if it does not.
+    """
+    original = model_class.make_train_function
+
+    @functools.wraps(original)
+    def make_train_function(self: Any, force: bool = False) -> Any:
+        process_set = communicates_on(getattr(self, "optimizer", None))
+        if process_set is not None:
+            switch_off(self, process_set)
+        return original(self, force)
+
+    model_class.make_train_function = make_train_function
