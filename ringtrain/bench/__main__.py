@@ -1,7 +1,7 @@
 """The command line of ``ringtrain bench``, also ``python -m ringtrain.bench``.
 
-Outside of a job it starts itself on the ranks that ``-np`` asks for, through ringtrainrun, or on the hosts that ``shaped``
-makes; within one it runs the benchmark. Exit code 1 means that a result was wrong.
+Outside of a job it starts itself on the ranks that ``-np`` asks for, through ringtrainrun, or on the hosts that
+``shaped`` makes; within one it runs the benchmark. Exit code 1 means that a result was wrong.
 """
 
 import argparse
@@ -15,10 +15,18 @@ from ringtrain import launcher, tables
 from ringtrain.bench import launch, shaped
 from ringtrain.bench.models import MODELS
 from ringtrain.bench.sizes import parse_bytes
+from ringtrain.errors import UnsupportedError
+from ringtrain.launch.modes import MODES
 from ringtrain.options import environment
 
 ALGORITHMS = next(option for option in tables.OPTIONS if option.name == "algorithm").lowest.split("|")
-NETWORKS = ("convnet", "mlp", "transformer")
+NETWORKS = ("convnet", "mlp", "transformer", "vgg16")
+TRAINING_PEERS = ("buckets", "fp16", "bf16", "int8", "int4", "4-passes", "ddp")
+TASKS = ("digits", "bytes")
+WAYS = ("float32", "bf16", "int8", "int4", "int4-without-feedback",
+        "every-8", "every-8-int8", "every-32", "powersgd-2", "powersgd-4", "alone")  # fmt: skip
+TRANSPORTS = ("mpi", "tcp")
+MOST_BATCHES = 4  # that share an exchange in a mode that is measured by default
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,13 +36,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.benchmark == "faults":  # which starts jobs of its own
         return 0 if _run("faults", _options_of(chosen)) else 1
     if chosen.benchmark == "launch":  # so does this, with its number of ranks
-        return launch.start(chosen.ranks, chosen.repetitions, chosen.json)
-    if launcher.find(environment()) is None:
+        return launch.start(chosen.ranks, chosen.repetitions, chosen.json, chosen.hosts)
+    if not launcher.has_started_this(environment()):
         if hasattr(chosen, "measured_rate"):  # it runs on links of a known rate
             return shaped.start(chosen, arguments)
         if getattr(chosen, "rate", None):
-            return shaped.start_apart(chosen.ranks, chosen.rate, arguments)
-        return _start_ranks(chosen.ranks, arguments)
+            return shaped.start_apart(chosen, arguments)
+        return _start_ranks(chosen.ranks, arguments, needs_mpi="mpi" in getattr(chosen, "peers", ()))
     return 0 if _run(chosen.benchmark, _options_of(chosen)) else 1
 
 
@@ -42,28 +50,41 @@ def _options_of(chosen: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in vars(chosen).items() if name not in ("benchmark", "ranks", "rate")}
 
 
+class Parser(argparse.ArgumentParser):
+    """argparse's, but for its silence where nobody takes the help."""
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        (file or sys.stderr).write(message or "")
+
+
 def make_parser() -> argparse.ArgumentParser:
     """The options of all benchmarks."""
-    parser = argparse.ArgumentParser(
-        prog="ringtrain bench", description="Measures ringtrain beside its peers.", allow_abbrev=False
-    )
+    parser = Parser(prog="ringtrain bench", description="Measures ringtrain beside its peers.", allow_abbrev=False)
     benchmarks = parser.add_subparsers(dest="benchmark", required=True)
     for name, (text, add_options) in BENCHMARKS.items():
         benchmark = benchmarks.add_parser(name, help=text, allow_abbrev=False)
         add_options(benchmark)
-        benchmark.add_argument("-np", dest="ranks", type=int, default=2, metavar="N", help="number of ranks (2)")
+        benchmark.add_argument("-np", dest="ranks", type=_count, default=2, metavar="N", help="number of ranks (2)")
         benchmark.add_argument("--json", metavar="FILE", help="write the results there too")
     return parser
 
 
-def _start_ranks(count: int, arguments: Sequence[str]) -> int:
+def _start_ranks(count: int, arguments: Sequence[str], needs_mpi: bool) -> int:
     itself = [sys.executable, "-m", "ringtrain.bench", *arguments]
-    return subprocess.call([sys.executable, "-m", "ringtrain.launch", "-np", str(count), "--share-gpus", *itself])
+    flags = ["--transport", "mpi"] if needs_mpi and "RINGTRAIN_TRANSPORT" not in environment() else []
+    return subprocess.call(
+        [sys.executable, "-m", "ringtrain.launch", "-np", str(count), "--share-gpus", *flags, *itself]
+    )
 
 
 def _run(benchmark: str, options: dict[str, Any]) -> bool:
-    # Imported only now: it starts MPI, which the process that only starts the ranks must not.
-    return importlib.import_module(f"ringtrain.bench.{benchmark}").run(**options)
+    # Imported only now: it joins the other ranks, which the process that only starts them must not.
+    try:
+        return importlib.import_module(f"ringtrain.bench.{benchmark}").run(**options)
+    except UnsupportedError as error:  # on all ranks alike
+        if environment().get("RINGTRAIN_RANK", "0") == "0":
+            print(f"ringtrain bench: {error}", file=sys.stderr)
+        return False
 
 
 # ---- options ----
@@ -71,7 +92,7 @@ def _run(benchmark: str, options: dict[str, Any]) -> bool:
 
 def _allreduce_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sizes", type=_sizes, default=_sizes("4KB,1MB,16MB,64MB,256MB"), metavar="4KB,1MB,...")
-    parser.add_argument("--peers", type=_choices("gloo", "mpi"), default=[], metavar="gloo,mpi")
+    parser.add_argument("--peers", type=_choices("gloo", "mpi", "adasum"), default=[], metavar="gloo,mpi,adasum")
     parser.add_argument(
         "--algorithm", dest="algorithms", type=_choices(*ALGORITHMS), default=["auto"], metavar="auto,ring,..."
     )
@@ -86,11 +107,18 @@ def _step_options(parser: argparse.ArgumentParser) -> None:
 
 def _idle_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=5.0)
+    _transports_options(parser, default=["mpi"])
+    _apart_option(parser)
 
 
 def _train_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--networks", type=_choices(*NETWORKS), default=list(NETWORKS), metavar=",".join(NETWORKS))
-    parser.add_argument("--peers", type=_choices("buckets", "ddp"), default=[], metavar="buckets,ddp")
+    parser.add_argument("--networks", type=_choices(*NETWORKS), default=list(NETWORKS[:3]), metavar=",".join(NETWORKS))
+    parser.add_argument("--peers", type=_choices(*TRAINING_PEERS), default=[], metavar=",".join(TRAINING_PEERS))
+    parser.add_argument(
+        "--one-by-one",
+        action="store_true",
+        help="makes each system when its turn comes, which then lasts: for networks that memory holds but once",
+    )
     _apart_option(parser)
     _repetitions_option(parser)
 
@@ -100,6 +128,13 @@ def _accumulation_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--network", choices=NETWORKS, default="mlp")
     _apart_option(parser)
     _repetitions_option(parser)
+
+
+def _accuracy_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--tasks", type=_choices(*TASKS), default=list(TASKS), metavar=",".join(TASKS))
+    parser.add_argument("--ways", type=_choices(*WAYS), default=list(WAYS), metavar=",".join(WAYS), help="all")
+    parser.add_argument("--seeds", type=_count, default=3, metavar="N", help="trainings of each (3)")
+    parser.add_argument("--steps", type=_count, metavar="N", help="default: by task")
 
 
 def _tensorflow_options(parser: argparse.ArgumentParser) -> None:
@@ -112,36 +147,115 @@ def _tensorflow_options(parser: argparse.ArgumentParser) -> None:
 
 def _faults_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runs", type=int, default=20, metavar="N", help="of each fault (20)")
-    parser.add_argument("--dead-after", dest="dead_after_seconds", type=float, default=15, metavar="S",
-                        help="silence that counts as death, in seconds (15)")
+    parser.add_argument(
+        "--dead-after",
+        dest="dead_after_seconds",
+        type=float,
+        default=15,
+        metavar="S",
+        help="silence that counts as death, in seconds (15)",
+    )
     parser.add_argument("--only", default="", metavar="WORD", help="faults with this word in their name")
 
 
 def _wire_options(parser: argparse.ArgumentParser) -> None:
     _hosts_options(parser, ranks_per_host=[1, 2])
+    parser.set_defaults(cores="apart")
     parser.add_argument("--sizes", type=_sizes, default=_sizes("1KB,250000000"), metavar="1KB,250000000,...")
     parser.add_argument("--peers", type=_choices("gloo", "mpi"), default=[], metavar="gloo,mpi")
+    parser.add_argument(
+        "--compressions",
+        type=_choices("fp16", "bf16", "int8", "int4"),
+        default=["fp16"],
+        metavar="fp16,int8,...",
+        help="of what ours sends, beside none (fp16)",
+    )
 
 
 def _overlap_options(parser: argparse.ArgumentParser) -> None:
     _hosts_options(parser, ranks_per_host=[1])
-    parser.add_argument("--bytes", dest="size_bytes", type=parse_bytes, default=100_000_000, metavar="N",
-                        help="in all gradients (100000000)")
+    _gradients_options(parser)
+
+
+def _compress_options(parser: argparse.ArgumentParser) -> None:
+    _hosts_options(parser, ranks_per_host=[1], transports=["tcp"])
+    _gradients_options(parser)
+    parser.add_argument("--step-ms", type=float, default=480.0, metavar="C", help="to compute a batch alone (480)")
+    parser.add_argument(
+        "--modes",
+        type=_choices(*(mode.name for mode in MODES)),
+        default=[mode.name for mode in MODES if mode.batches <= MOST_BATCHES],
+        metavar="float32,int8,...",
+        help=f"those of at most {MOST_BATCHES} batches; of others a turn takes as many times --step-ms",
+    )
+    parser.add_argument(
+        "--free-cores",
+        type=_choices("none", "one"),
+        default=["none", "one"],
+        metavar="none,one",
+        help="how many cores of this machine never compute, one after the other (none,one)",
+    )
+
+
+def _gradients_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--bytes",
+        dest="size_bytes",
+        type=parse_bytes,
+        default=100_000_000,
+        metavar="N",
+        help="in all gradients (100000000)",
+    )
     parser.add_argument("--tensors", type=int, default=64, metavar="N", help="how many gradients (64)")
 
 
 def _launch_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repetitions", type=int, default=5, metavar="N", help="turns of each launcher (5)")
+    parser.add_argument(
+        "--hosts", type=_count, default=1, metavar="N", help="spread over so many, made on this machine (1)"
+    )
 
 
-def _hosts_options(parser: argparse.ArgumentParser, ranks_per_host: list[int]) -> None:
+def _hosts_options(
+    parser: argparse.ArgumentParser, ranks_per_host: list[int], transports: Sequence[str] = TRANSPORTS
+) -> None:
     """What ``shaped.start`` reads."""
-    parser.add_argument("--rate", default="1gbit", help="of each link, both ways, as tc spells it (1gbit)")
+    parser.add_argument(
+        "--rate",
+        default="1gbit",
+        metavar="1gbit,...",
+        help="of the links, both ways, as tc spells it (1gbit): of each, or one after the other; or unlimited",
+    )
     parser.add_argument("--hosts", type=int, choices=range(2, 9), default=2, metavar="N", help="how many to make (2)")
     parser.add_argument("--links", type=int, choices=range(1, 5), default=1, metavar="N", help="of each host (1)")
+    parser.add_argument(
+        "--cores",
+        choices=("apart", "shared"),
+        default="shared",
+        help="whether each host has cores of its own, if there are enough (wire: apart, overlap: shared)",
+    )
     parser.add_argument("--ranks-per-host", type=_numbers, default=ranks_per_host, metavar="1,2,...")
     parser.add_argument("--repetitions", type=int, default=5, metavar="N", help="turns of each (5)")
+    _transports_options(parser, default=list(transports))
+    parser.add_argument(
+        "--pythons",
+        type=lambda text: text.split(","),
+        metavar="FILE,...",
+        help="interpreters of the environments to measure, whose MPIs differ, one job each (this one)",
+    )
     parser.add_argument("--measured-rate", type=float, help=argparse.SUPPRESS)  # bytes per second, for its own ranks
+
+
+def _transports_options(parser: argparse.ArgumentParser, default: list[str]) -> None:
+    parser.add_argument(
+        "--transports",
+        type=_choices(*TRANSPORTS),
+        default=default,
+        metavar="mpi,tcp",
+        help=f"what carries ours between hosts, one after the other ({','.join(default)})",
+    )
+    # For its own ranks: of each host's links, by the host's name.
+    parser.add_argument("--addresses", type=_addresses, default={}, help=argparse.SUPPRESS)
 
 
 def _apart_option(parser: argparse.ArgumentParser) -> None:
@@ -154,17 +268,35 @@ def _repetitions_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repetitions", type=int, metavar="N", help="default: by size")
 
 
-# A benchmark's name, which is that of its file; what it measures; its own options, which are the arguments of its run().
+# A benchmark's name, which is that of its file; what it measures; its own options, which are the arguments of its
+# run().
 BENCHMARKS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "allreduce": ("one tensor of several sizes: ours, the peers, a memcpy", _allreduce_options),
     "step": ("all gradients of a model against one operation of as many bytes", _step_options),
     "idle": ("context switches of our threads while nothing is pending", _idle_options),
     "train": ("training steps with PyTorch: ours, DDP, and without communication", _train_options),
-    "tensorflow": ("gradients in a graph and training steps: ours beside MultiWorkerMirroredStrategy", _tensorflow_options),
-    "wire": ("one tensor between hosts made on this machine, beside the floor that their links set; as root", _wire_options),
-    "overlap": ("a step that computes while it sends, between such hosts, beside either alone; as root", _overlap_options),
-    "faults": ("how long until all know of a fault, or nothing of the job is left; as root also a cut network", _faults_options),
+    "tensorflow": (
+        "gradients in a graph and training steps: ours beside MultiWorkerMirroredStrategy",
+        _tensorflow_options,
+    ),
+    "wire": (
+        "one tensor between hosts made on this machine, beside the floor that their links set; as root",
+        _wire_options,
+    ),
+    "overlap": (
+        "a step that computes while it sends, between such hosts, beside either alone; as root",
+        _overlap_options,
+    ),
+    "compress": (
+        "such a step in each mode of sending: bytes, time, and what the doctor would foretell; as root",
+        _compress_options,
+    ),
+    "faults": (
+        "how long until all know of a fault, or nothing of the job is left; as root also a cut network",
+        _faults_options,
+    ),
     "launch": ("jobs that do next to nothing: ringtrainrun beside torchrun", _launch_options),
+    "accuracy": ("trainings in each mode of sending, and with DDP's PowerSGD: losses and accuracy", _accuracy_options),
     "accumulation": ("bytes and seconds a batch when several make a step", _accumulation_options),
 }
 
@@ -176,11 +308,21 @@ def _sizes(text: str) -> list[int]:
         raise argparse.ArgumentTypeError(f"expected sizes such as 4KB,1MB or 1000 but found '{text}'") from None
 
 
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1 but found '{text}'")
+    return int(text)
+
+
 def _numbers(text: str) -> list[int]:
     numbers = [int(number) if number.isdigit() else 0 for number in text.split(",")]
     if min(numbers) < 1:
         raise argparse.ArgumentTypeError(f"expected numbers such as 1,2,4 but found '{text}'")
     return numbers
+
+
+def _addresses(text: str) -> dict[str, list[str]]:
+    return {name: links.split(",") for name, _, links in (host.partition("=") for host in text.split(";"))}
 
 
 def _choices(*allowed: str) -> Callable[[str], list[str]]:

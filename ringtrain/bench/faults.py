@@ -1,8 +1,8 @@
 """``ringtrain bench faults``: how long it takes until all know of a fault, or until nothing of a job is left.
 
-A fault is done to a job of Open MPI that this machine runs for it, again and again. Ranks note on the machine's
-monotonic clock when they were told; whether anything is left is looked at every 20 ms. The table is that of
-docs/reliability.md. Needs root for the cut network, which is not run otherwise.
+A fault is done to a job that this machine runs for it, again and again; over Open MPI, unless the fault's name says
+otherwise. Ranks note on the machine's monotonic clock when they were told; whether anything is left is looked at every
+20 ms. The table is that of docs/reliability.md. Needs root for what is done to hosts, which is not run otherwise.
 """
 
 import json as encoding
@@ -30,7 +30,7 @@ SECONDS_BEYOND = 30.0  # how long a promise that is broken is waited for
 
 # Does steps, or nothing; notes the time in a file that is whole from the first moment.
 PROGRAM = textwrap.dedent("""
-    import os, sys, time, numpy as np, ringtrain as rt
+    import os, signal, sys, time, numpy as np, ringtrain as rt
     folder, does_steps, victim = sys.argv[1], sys.argv[2] == "steps", int(sys.argv[3])
 
     def note(what):
@@ -47,6 +47,9 @@ PROGRAM = textwrap.dedent("""
             if rank == victim and os.path.exists(f"{folder}/fail"):
                 note("failed")
                 raise ValueError("the fault")
+            if rank == victim and os.path.exists(f"{folder}/die"):
+                note("failed")
+                os.kill(os.getpid(), signal.SIGKILL)
             rt.allreduce(np.ones(1000), name="step") if does_steps else time.sleep(0.01)
     except rt.errors.PeerLostError:
         note("told")
@@ -105,7 +108,7 @@ def await_that(condition: Callable[[], bool], seconds: float, what: str) -> None
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"faults: waited {seconds:g} s for {what}, in vain.")
+            raise TimeoutError(f"faults: timed out after {seconds:g} s waiting for {what}.")
         time.sleep(PAUSE_SECONDS)
 
 
@@ -149,6 +152,17 @@ def rank_killed_under_launcher(trial: Trial, seconds: float) -> float:
     trial.start(*launcher_line())
     begin = trial.kill(signal.SIGKILL)
     return trial.await_told_or_ended(survivors(), seconds) - begin
+
+
+def rank_killed_alone_on_its_host(trial: Trial, seconds: float) -> float:
+    """No memory is shared with it, and there is no MPI; it does it itself, since its process id is that of its host."""
+    names = ["host-1", "host-2", "host-3"]
+    with hosts.Network(dict.fromkeys(names, "eth0"), useless=None, login_path="/nonexistent") as network:
+        line = launcher_line("--transport", "tcp", "-H", ",".join(f"{name}:1" for name in names))
+        trial.start(*network["host-1"].command(*line))
+        trial.request("die")
+        begin = trial.await_notes("failed", [VICTIM], seconds)
+        return trial.await_notes("told", survivors(), seconds) - begin
 
 
 def rank_stopped(trial: Trial, seconds: float) -> float:
@@ -218,6 +232,7 @@ class Fault:
 FAULTS = [
     Fault("rank killed, no help of the engine", "all others raise", 2, rank_killed),
     Fault("rank killed, under ringtrainrun", "all others raise or end", 2, rank_killed_under_launcher),
+    Fault("rank killed, one on each host, TCP", "all others raise", 2, rank_killed_alone_on_its_host),
     Fault("rank stopped", "all others raise or end", 2, rank_stopped, after_silence=True),
     Fault("network cut between two hosts", "both sides raise", 2, network_cut, after_silence=True),
     Fault("exception on one rank", "all others raise or end", 2, exception),
@@ -241,7 +256,7 @@ def run(runs: int, dead_after_seconds: float, only: str, json: str | None = None
     for fault in FAULTS:
         if only not in fault.name:
             continue
-        if fault.do is network_cut and hosts.missing():
+        if fault.do in (network_cut, rank_killed_alone_on_its_host) and hosts.missing():
             print(f"| {fault.name} | {fault.promised} | not run: {hosts.missing()} | | | |", flush=True)
             continue
         bound = fault.seconds + (dead_after_seconds if fault.after_silence else 0)
@@ -258,5 +273,3 @@ def run(runs: int, dead_after_seconds: float, only: str, json: str | None = None
 def _once(fault: Fault, bound: float, dead_after_seconds: float) -> float:
     with tempfile.TemporaryDirectory(prefix="ringtrain-faults-") as folder, closing(Job()) as job:
         return fault.do(Trial(job, Path(folder), dead_after_seconds), bound + SECONDS_BEYOND)
-
-

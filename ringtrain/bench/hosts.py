@@ -18,8 +18,9 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 DEBIAN_PACKAGES = {"unshare": "util-linux", "nsenter": "util-linux", "ip": "iproute2", "tc": "iproute2", "ps": "procps",
                    "sshd": "openssh-server", "ssh": "openssh-client", "ssh-keygen": "openssh-client"}  # fmt: skip
@@ -63,7 +64,8 @@ def missing() -> str:
 class Host:
     """One host. Its processes see its name, its interfaces and each other, and the machine's files.
 
-    Temporary files are its own (TMPDIR), for daemons name theirs after host and process, which hosts of two networks share.
+    Temporary files are its own (TMPDIR), for daemons name theirs after host and process, which hosts of two networks
+    share.
     """
 
     name: str
@@ -72,17 +74,25 @@ class Host:
     folder: Path
     holder: subprocess.Popen
     pid: int  # of its init
+    further: list[str] = field(default_factory=list)  # addresses of its second interface and of those after it
+    cores: Sequence[int] = ()  # of this machine; () for all
+
+    @property
+    def addresses(self) -> list[str]:
+        """One for each of its links."""
+        return [self.address, *self.further]
 
     def command(self, *line: str, folder: str | Path | None = None) -> list[str]:
         """The command line that runs `line` on this host, in the folder (the caller's by default)."""
-        return [find_program("nsenter"), "--target", str(self.pid), "--net", "--uts", "--mount", "--ipc", "--pid",
+        on_cores = [find_program("taskset"), "--cpu-list", ",".join(map(str, self.cores))] if self.cores else []
+        return [*on_cores, find_program("nsenter"), "--target", str(self.pid), "--net", "--uts", "--mount", "--ipc", "--pid",
                 f"--wd={folder or os.getcwd()}", "--", find_program("env"), f"TMPDIR={self.folder}/tmp", *line]  # fmt: skip
 
-    def run(self, *line: str, folder: str | Path | None = None, **options) -> subprocess.CompletedProcess:
+    def run(self, *line: str, folder: str | Path | None = None, **options: Any) -> subprocess.CompletedProcess:
         """`subprocess.run` on this host; text is captured unless `options` say otherwise."""
         return subprocess.run(self.command(*line, folder=folder), **{"capture_output": True, "text": True, **options})
 
-    def start(self, *line: str, **options) -> subprocess.Popen:
+    def start(self, *line: str, **options: Any) -> subprocess.Popen:
         """`subprocess.Popen` on this host. Send signals with `signal_to`, as a helper stands between."""
         return subprocess.Popen(self.command(*line), **options)
 
@@ -95,13 +105,18 @@ class Host:
         """Command lines of this host's processes but its init and its sshd, by process id within the host."""
         listing = self.run("ps", "-e", "-ww", "-o", "pid=,ppid=,stat=,args=").stdout.splitlines()
         found = [line.split(None, 3) for line in listing]
-        return {int(pid): arguments for pid, _, state, arguments in found
-                if pid != "1" and "Z" not in state and not arguments.startswith(("sshd:", "ps -e", find_program("sshd")))}
+        return {
+            int(pid): arguments
+            for pid, _, state, arguments in found
+            if pid != "1" and "Z" not in state and not arguments.startswith(("sshd:", "ps -e", find_program("sshd")))
+        }
 
     def left(self) -> list[str]:
         """What a job has left here: processes, and shared memory."""
         segments = sorted(os.listdir(Path("/proc", str(self.pid), "root", "dev", "shm")))
-        return [f"process {pid}: {line}" for pid, line in self.processes().items()] + [f"/dev/shm/{name}" for name in segments]
+        return [f"process {pid}: {line}" for pid, line in self.processes().items()] + [
+            f"/dev/shm/{name}" for name in segments
+        ]
 
     @contextmanager
     def hidden(self, folder: str | Path) -> Iterator[None]:
@@ -128,6 +143,13 @@ class Host:
         _check(self.command(*line, folder="/"))
 
 
+def cores_of_each(hosts: int) -> list[Sequence[int]]:
+    """Equal shares of the cores that this process may use; () for each if there is not one for each."""
+    cores = sorted(os.sched_getaffinity(0))
+    share = len(cores) // hosts
+    return [cores[number * share : (number + 1) * share] for number in range(hosts)]
+
+
 class Network:
     """Hosts and the switch between them.
 
@@ -137,22 +159,32 @@ class Network:
 
     Args:
         interfaces: for each host the name of the interface that leads to the switch.
-        rate: of each link, both ways, in tc's words; None for as fast as the machine is.
+        rate: of each link, both ways, in tc's words; None for as fast as the machine is; or one for each link.
         links: of each host. A host whose interface is eth0 has eth0-2 too, and so on; each is on a network of its own.
         useless: name of a second interface with the same address on every host, as docker0 is; None for none.
         login_path: PATH of those who come by ssh.
         ipv6: whether the hosts' addresses on the switch are IPv6 ones.
+        cores_apart: whether each host has cores of its own, if there are enough, as hosts have elsewhere.
     """
 
-    def __init__(self, interfaces: Mapping[str, str], rate: str | None = None, useless: str | None = "docker0",
-                 login_path: str = DEFAULT_PATH, links: int = 1, ipv6: bool = False):
+    def __init__(
+        self,
+        interfaces: Mapping[str, str],
+        rate: str | Sequence[str | None] | None = None,
+        useless: str | None = "docker0",
+        login_path: str = DEFAULT_PATH,
+        links: int = 1,
+        ipv6: bool = False,
+        cores_apart: bool = False,
+    ):
         self.login_path = login_path
         self._first_network = IPV6_NETWORK if ipv6 else f"{NETWORK}."
         self.folder = Path(tempfile.mkdtemp(prefix="ringtrain-hosts-"))
         self.hosts: dict[str, Host] = {}
         self._holders: list[subprocess.Popen] = []
+        self._cores = cores_of_each(len(interfaces)) if cores_apart else [()] * len(interfaces)
         try:
-            self._make(interfaces, rate, useless, links)
+            self._make(interfaces, [rate] * links if rate is None or isinstance(rate, str) else list(rate), useless)
         except BaseException:
             self.close()
             raise
@@ -171,6 +203,7 @@ class Network:
         for holder in self._holders:
             holder.kill()  # which kills the init, see --kill-child
             holder.wait()
+            assert holder.stdout is not None
             holder.stdout.close()
         self._holders.clear()
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -188,9 +221,9 @@ class Network:
 
     # ---- making ----
 
-    def _make(self, interfaces: Mapping[str, str], rate: str | None, useless: str | None, links: int) -> None:
+    def _make(self, interfaces: Mapping[str, str], rates: Sequence[str | None], useless: str | None) -> None:
         self.switch = self._hold("--net")
-        for link in range(1, links + 1):
+        for link in range(1, len(rates) + 1):
             _check(self._in_switch("ip", "link", "add", f"switch-{link}", "type", "bridge"))
             _check(self._in_switch("ip", "link", "set", f"switch-{link}", "up"))
         for number, (name, interface) in enumerate(interfaces.items(), start=1):
@@ -198,13 +231,16 @@ class Network:
             folder = self.folder / name
             folder.mkdir(mode=0o700)
             init = _children(holder.pid)[0]
-            self.hosts[name] = Host(name, f"{self._first_network}{number}", interface, folder, holder, init)
+            self.hosts[name] = Host(name, f"{self._first_network}{number}", interface, folder, holder, init,
+                                    cores=self._cores[number - 1])  # fmt: skip
             for line in (["hostname", name], ["ip", "link", "set", "lo", "up"]):
                 self[name].check(*line)
-            self._lay_cable(self[name], f"to-{number}", 1, interface, self[name].address, rate)
-            for link in range(2, links + 1):
-                self._lay_cable(self[name], f"to-{number}-{link}", link, f"{interface}-{link}",
-                              f"{FURTHER_NETWORK.format(link=link)}.{number}", rate)  # fmt: skip
+            self._lay_cable(self[name], f"to-{number}", 1, interface, self[name].address, rates[0])
+            for link, rate in enumerate(rates[1:], start=2):
+                self[name].further.append(f"{FURTHER_NETWORK.format(link=link)}.{number}")
+                self._lay_cable(
+                    self[name], f"to-{number}-{link}", link, f"{interface}-{link}", self[name].further[-1], rate
+                )
             if useless:
                 for line in (["add", useless, "type", "bridge"], ["set", useless, "up"]):
                     self[name].check("ip", "link", *line)
@@ -214,9 +250,14 @@ class Network:
             self._furnish(host)
 
     def _hold(self, *namespaces: str) -> subprocess.Popen:
-        holder = subprocess.Popen([find_program("unshare"), *namespaces, sys.executable, "-I", "-S", "-c", HOLDER],
-                                  stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, preexec_fn=_die_with_parent)
+        holder = subprocess.Popen(
+            [find_program("unshare"), *namespaces, sys.executable, "-I", "-S", "-c", HOLDER],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            preexec_fn=_die_with_parent,
+        )
         self._holders.append(holder)
+        assert holder.stdout is not None
         holder.stdout.readline()  # its namespaces are there now
         return holder
 
@@ -225,10 +266,21 @@ class Network:
 
     def _lay_cable(self, host: Host, port: str, link: int, interface: str, address: str, rate: str | None) -> None:
         """Leads a cable from a port of the switch for such links to a new interface of the host."""
-        _check(self._in_switch("ip", "link", "add", port, "type", "veth", "peer", "name", interface, "netns", str(host.pid)))
+        _check(
+            self._in_switch(
+                "ip", "link", "add", port, "type", "veth", "peer", "name", interface, "netns", str(host.pid)
+            )
+        )
         _check(self._in_switch("ip", "link", "set", port, "master", f"switch-{link}", "up"))
         # Without nodad the kernel asks for a second whether the IPv6 address is taken, and it is of no use until then.
-        host.check("ip", "address", "add", *([f"{address}/64", "nodad"] if ":" in address else [f"{address}/24"]), "dev", interface)
+        host.check(
+            "ip",
+            "address",
+            "add",
+            *([f"{address}/64", "nodad"] if ":" in address else [f"{address}/24"]),
+            "dev",
+            interface,
+        )
         host.check("ip", "link", "set", interface, "up")
         if rate:
             shape = ["root", "tbf", "rate", rate, "burst", str(BURST_BYTES), "limit", str(BUFFER_BYTES)]
@@ -261,8 +313,8 @@ class Network:
                      ["mount", "-t", "tmpfs", "none", "/dev/shm"],
                      [find_program("sshd"), "-f", str(host.folder / "sshd_config")]):  # fmt: skip
             host.check(*line)
-        # What the machine's own root starts in each shell is not for these: pyenv's start, for one, waits up to a minute
-        # while another shell starts it too.
+        # What the machine's own root starts in each shell is not for these: pyenv's start, for one, waits up to a
+        # minute while another shell starts it too.
         if (startup := real_home / ".bashrc").exists():
             host.check("mount", "--bind", os.devnull, str(startup))
 

@@ -5,20 +5,33 @@ MPI is started before ringtrain, so that its own threads are known and not count
 
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import ringtrain as rt
 from ringtrain.bench import ranks, report
+from ringtrain.bench.worlds import World
 
 SETTLE_SECONDS = 1.0  # after the last operation a rank stays awake for a moment
 
 
-def run(seconds: float, json: str | None) -> bool:
+def run(seconds: float, transports: Sequence[str], addresses: Mapping[str, Sequence[str]], json: str | None) -> bool:
     """Runs the benchmark on this rank; returns True, as there is no result to be wrong."""
-    not_ours = _threads()
-    rt.init()
+    results = []
+    for transport in transports:
+        not_ours = _threads()
+        world = World(transport, addresses)
+        world.enter()
+        results += _measure(f"ringtrain-{transport}", seconds, not_ours)
+        world.close()
+    report.write_json(json, results)
+    return True
+
+
+def _measure(system: str, seconds: float, not_ours: set[int]) -> list[dict[str, Any]]:
     rt.allreduce_(np.ones(1000, np.float32), name="bench.idle", op=rt.Sum)
     ours = _threads() - not_ours
     time.sleep(SETTLE_SECONDS)
@@ -31,16 +44,13 @@ def run(seconds: float, json: str | None) -> bool:
         for rank, theirs in enumerate(everyone)
         for thread, rate in theirs.items()
     ]
-    report.say(f"context switches per second of our threads, nothing pending, over {seconds:g} s")
+    report.say(f"{system}: context switches per second of our threads, nothing pending, over {seconds:g} s")
     report.print_table(["rank", "thread", "per second"], rows)
-    results = [
-        {"system": "ringtrain", "op": "idle", "np": ranks.size(), "rank": rank, "seconds": seconds,
+    return [
+        {"system": system, "op": "idle", "np": ranks.size(), "rank": rank, "seconds": seconds,
          "context_switches_per_second": sum(theirs.values()), "threads": len(theirs)}
         for rank, theirs in enumerate(everyone)
     ]  # fmt: skip
-    report.write_json(json, results)
-    rt.shutdown()
-    return True
 
 
 def _threads() -> set[int]:

@@ -1,9 +1,9 @@
 """A job under watch: whatever is left of it, processes and shared memory, can be found.
 
 Its processes carry a mark in their environment. Its /dev/shm is a folder of its own, so that only it can have left
-something there; that takes a mount namespace, which not every machine allows. So is its folder for temporary files: mpirun, when it
-is killed, leaves files there that are named after its process id, and no later one with that id can start beside them.
-Used by `ringtrain bench faults` and tests.
+something there; that takes a mount namespace, which not every machine allows. So is its folder for temporary files:
+mpirun, when it is killed, leaves files there that are named after its process id, and no later one with that id can
+start beside them. Used by `ringtrain bench faults` and tests.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import tempfile
 import time
 import uuid
 from pathlib import Path
+from typing import Any
 
 MARK = "RINGTRAIN_WATCHED_JOB"
 PAUSE_SECONDS = 0.02
@@ -42,7 +43,7 @@ class Job:
         self.shared_memory = Path(tempfile.mkdtemp(prefix="ringtrain-watched-", dir="/dev/shm"))
         self.temporary = tempfile.mkdtemp(prefix="watched-")
 
-    def start(self, *command: str | Path, **options) -> subprocess.Popen:
+    def start(self, *command: str | Path, **options: Any) -> subprocess.Popen:
         """`subprocess.Popen` of a command of this job; `env` gets the mark."""
         name, _, value = self.mark.partition("=")
         options["env"] = {**options.get("env", os.environ), name: value, "TMPDIR": self.temporary}
@@ -50,7 +51,7 @@ class Job:
         self.started.append(process)
         return process
 
-    def run(self, *command: str | Path, seconds: float, **options) -> subprocess.CompletedProcess:
+    def run(self, *command: str | Path, seconds: float, **options: Any) -> subprocess.CompletedProcess:
         """`subprocess.run` of a command of this job, text captured. Raises TimeoutExpired if it has not ended then."""
         process = self.start(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
         said, complained = process.communicate(timeout=seconds)

@@ -42,12 +42,16 @@ def _processor() -> str:
 
 def _mpi_version() -> str:
     """Does not initialise MPI, which it would if mpi4py did as it does by itself."""
-    import mpi4py
-
+    try:
+        import mpi4py
+    except ImportError:
+        return "not installed"
     initialized = mpi4py.rc.initialize
     mpi4py.rc.initialize = False
     try:
         from mpi4py import MPI
+    except (ImportError, RuntimeError):  # it finds no library
+        return "not installed"
     finally:
         mpi4py.rc.initialize = initialized
     return version_text(MPI)

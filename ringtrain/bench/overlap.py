@@ -5,9 +5,7 @@ less than the larger of both; what it takes beyond is printed as a share of the 
 on this machine, and starts this on their ranks: once with a core left free of computing, once with none.
 """
 
-import os
-from collections.abc import Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,105 +13,93 @@ import numpy as np
 
 import ringtrain as rt
 from ringtrain.bench import ranks, report
+from ringtrain.bench.computing import Computation, backward, cores_to_compute_on
 from ringtrain.bench.sizes import bytes_text
 from ringtrain.bench.turns import time_in_turn, time_of
+from ringtrain.bench.worlds import World
+from ringtrain.operations import Handle
 
-ROUND_FLOATS = 1 << 13  # within the cache of a core: computing is not to be slowed by memory that sending uses
-CALIBRATION_ROUNDS = 1000
+PARTS = ("computing", "sending", "step")
 LIMIT = 0.15  # of the smaller; what a good overlap stays below if a core is free
 
 
-class Computation:
-    """Threads of this rank that compute at once, on the cores that it may use."""
-
-    def __init__(self, cores: Collection[int]):
-        """Shares the cores among all ranks, as these are on one machine; a rank has one thread at least."""
-        self.threads = max(1, len(cores) // ranks.size())
-        self._pool = ThreadPoolExecutor(self.threads, initializer=os.sched_setaffinity, initargs=(0, cores))
-        self._blocks = [np.ones((2, ROUND_FLOATS), np.float32) for _ in range(self.threads)]
-
-    def run(self, rounds: int) -> None:
-        """Computes this many rounds on each thread."""
-        list(self._pool.map(partial(_compute, rounds), self._blocks))
-
-    def rounds_for(self, seconds: float) -> int:
-        """Rounds that take so long while all ranks compute; the same on every rank."""
-        self.run(CALIBRATION_ROUNDS)  # wakes threads and cores
-        taken = max(ranks.gathered(time_of(lambda: self.run(CALIBRATION_ROUNDS))))
-        return max(1, round(seconds / taken * CALIBRATION_ROUNDS))
-
-    def close(self) -> None:
-        """Ends the threads."""
-        self._pool.shutdown()
-
-
-def _compute(rounds: int, block: np.ndarray) -> None:
-    for _ in range(rounds):
-        np.sin(block[0], out=block[1])
-
-
-def run(size_bytes: int, tensors: int, repetitions: int, json: str | None, **_of_the_hosts: Any) -> bool:
+def run(size_bytes: int, tensors: int, transports: Sequence[str], repetitions: int,
+        addresses: Mapping[str, Sequence[str]], json: str | None, **_of_the_hosts: Any) -> bool:  # fmt: skip
     """Runs the benchmark on this rank; returns whether all sums were right."""
-    rt.init()
+    worlds = [World(transport, addresses) for transport in transports]
+    worlds[0].enter()
+    hosts = rt.cross_size()
     gradients = [np.zeros(max(1, size_bytes // tensors // 4), np.float32) for _ in range(tensors)]
-    cores = sorted(os.sched_getaffinity(0))
-    cases = {"none": cores, **({"one": cores[:-1]} if len(cores) > 1 else {})}
-    results = [_measure(free, computing_on, gradients, repetitions) for free, computing_on in cases.items()]
+    cases = cores_to_compute_on()
+    results = [
+        result
+        for free, computing_on in cases.items()
+        for result in _measure(free, computing_on, worlds, gradients, repetitions)
+    ]
     total = bytes_text(sum(gradient.nbytes for gradient in gradients))
-    report.say(f"{total} of gradients in {tensors} tensors, {ranks.size()} ranks on {rt.cross_size()} hosts, "
-               f"{len(cores)} cores in all")  # fmt: skip
+    report.say(f"{total} of gradients in {tensors} tensors, {ranks.size()} ranks on {hosts} hosts, "
+               f"{len(cases['none'])} cores in all")  # fmt: skip
     beyond = f"beyond the larger (at most {LIMIT:.0%})"
-    report.print_table(["free cores", "computing", "sending", "step", beyond, "result"],
+    report.print_table(["free cores", "system", "computing", "sending", "step", beyond, "result"],
                        [_row(result) for result in results])  # fmt: skip
-    report.write_json(json, results, hosts=rt.cross_size())
-    rt.shutdown()
+    report.write_json(json, results, hosts=hosts)
+    for world in worlds:
+        world.close()
     return all(result["verified"] for result in results)
 
 
-def _measure(free: str, cores: Collection[int], gradients: Sequence[np.ndarray], repetitions: int) -> dict[str, Any]:
+def _measure(
+    free: str, cores: Collection[int], worlds: Sequence[World], gradients: Sequence[np.ndarray], repetitions: int
+) -> list[dict[str, Any]]:
     computation = Computation(cores)
     turn = partial(_turn, gradients, computation)
-    sending = float(np.median(ranks.slowest([turn(0, sends=True) for _ in range(3)])[1:]))  # the first one connects
+    for world in worlds:
+        turn(world, 0, sends=True)  # connects
+    sending = float(np.median(ranks.slowest([turn(worlds[0], 0, sends=True) for _ in range(2)])))
     rounds = computation.rounds_for(sending / len(gradients))
-    timed = {
-        "computing": lambda: [turn(rounds, sends=False)],
-        "sending": lambda: [turn(0, sends=True)],
-        "step": lambda: [turn(rounds, sends=True)],
-    }
+    timed = {(world.transport, part): partial(_one, turn, world, rounds, part) for part in PARTS for world in worlds}
     seconds = time_in_turn(timed, repetitions)
     computation.close()
-    medians = {name: float(np.median(times)) for name, times in seconds.items()}
-    larger, smaller = max(medians["computing"], medians["sending"]), min(medians["computing"], medians["sending"])
     verified = ranks.all_true(all(np.all(gradient == ranks.size()) for gradient in gradients))
-    return report.result(
-        "ringtrain", "overlap", seconds["step"], verified,
-        bytes=sum(gradient.nbytes for gradient in gradients), tensors=len(gradients), free_cores=free,
-        threads=computation.threads, computing_seconds_median=medians["computing"],
-        sending_seconds_median=medians["sending"], beyond_the_larger=(medians["step"] - larger) / smaller,
-    )  # fmt: skip
+    results = []
+    for world in worlds:
+        medians = {part: float(np.median(seconds[world.transport, part])) for part in PARTS}
+        smaller, larger = sorted([medians["computing"], medians["sending"]])
+        results.append(
+            report.result(
+                f"ringtrain-{world.transport}", "overlap", seconds[world.transport, "step"], verified,
+                bytes=sum(gradient.nbytes for gradient in gradients), tensors=len(gradients), free_cores=free,
+                threads=computation.threads, computing_seconds_median=medians["computing"],
+                sending_seconds_median=medians["sending"], beyond_the_larger=(medians["step"] - larger) / smaller,
+            )
+        )  # fmt: skip
+    return results
 
 
-def _turn(gradients: Sequence[np.ndarray], computation: Computation, rounds: int, sends: bool) -> float:
+def _one(turn: Callable[..., float], world: World, rounds: int, part: str) -> list[float]:
+    return [turn(world, rounds if part != "sending" else 0, sends=part != "computing")]
+
+
+def _turn(gradients: Sequence[np.ndarray], computation: Computation, world: World, rounds: int, sends: bool) -> float:
     """Seconds of a step that computes these rounds before each gradient, and sends it or not."""
     for gradient in gradients:
         gradient.fill(1.0)
-    return time_of(lambda: _step(gradients, computation, rounds, sends))
+
+    def step() -> None:
+        world.enter()  # only now: waiting for the others takes place in a world of its own
+        backward(gradients, computation, rounds, _submit if sends else None)
+
+    return time_of(step)
 
 
-def _step(gradients: Sequence[np.ndarray], computation: Computation, rounds: int, sends: bool) -> None:
-    handles = []
-    for index, gradient in enumerate(gradients):
-        if rounds:
-            computation.run(rounds)
-        if sends:
-            handles.append(rt.allreduce_async_(gradient, name=f"overlap.{index}", op=rt.Sum))
-    for handle in handles:
-        rt.synchronize(handle)
+def _submit(index: int, gradient: np.ndarray) -> Handle:
+    return rt.allreduce_async_(gradient, name=f"overlap.{index}", op=rt.Sum)
 
 
 def _row(result: dict[str, Any]) -> list[str]:
     return [
         result["free_cores"],
+        result["system"],
         report.seconds_text(result["computing_seconds_median"]),
         report.seconds_text(result["sending_seconds_median"]),
         report.seconds_text(result["seconds_median"]),

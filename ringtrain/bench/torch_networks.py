@@ -1,7 +1,7 @@
 """Small PyTorch networks for the training benchmarks, each with a batch: what they cost differs in kind.
 
 The convnet computes much for each parameter, the MLP has 25 M parameters and little to compute, the transformer has
-many small tensors.
+many small tensors, VGG-16 has 553 MB of gradients.
 """
 
 from collections.abc import Callable
@@ -21,11 +21,13 @@ class Network:
         make: a fresh network, the same for the same torch seed.
         batch: inputs and labels of a number of samples, from a generator.
         samples: of one rank in one step.
+        steps_in_a_turn: that are timed as one.
     """
 
     make: Callable[[], nn.Module]
     batch: Callable[[int, torch.Generator], Batch]
     samples: int
+    steps_in_a_turn: int = 5
 
     def batches(self, rank: int, samples: int | None = None) -> Batch:
         """A rank's batch, always the same one."""
@@ -43,6 +45,19 @@ def _convnet() -> nn.Module:
     for before, after in ((3, 32), (32, 64), (64, 128), (128, 128)):
         layers += [nn.Conv2d(before, after, 3, padding=1), nn.GELU(), nn.AvgPool2d(2)]
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(128 * 2 * 2, 10))
+
+
+def _vgg16() -> nn.Module:
+    """VGG-16 for 1,000 classes, 138,357,544 parameters; its pictures are 64 x 64 here, and pooled to 7 x 7 as any are."""
+    layers: list[nn.Module] = []
+    channels = 3
+    for width, count in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
+        for _ in range(count):
+            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU(inplace=True)]
+            channels = width
+        layers.append(nn.MaxPool2d(2))
+    layers += [nn.AdaptiveAvgPool2d(7), nn.Flatten(), nn.Linear(512 * 7 * 7, 4096), nn.ReLU(inplace=True)]
+    return nn.Sequential(*layers, nn.Linear(4096, 4096), nn.ReLU(inplace=True), nn.Linear(4096, 1000))
 
 
 def _mlp() -> nn.Module:
@@ -72,6 +87,10 @@ def _images(samples: int, generator: torch.Generator) -> Batch:
     return torch.randn(samples, 3, 32, 32, generator=generator), torch.randint(10, (samples,), generator=generator)
 
 
+def _pictures(samples: int, generator: torch.Generator) -> Batch:
+    return torch.randn(samples, 3, 64, 64, generator=generator), torch.randint(1000, (samples,), generator=generator)
+
+
 def _vectors(samples: int, generator: torch.Generator) -> Batch:
     return torch.randn(samples, 1024, generator=generator), torch.randint(1000, (samples,), generator=generator)
 
@@ -85,4 +104,5 @@ NETWORKS = {
     "convnet": Network(_convnet, _images, samples=32),
     "mlp": Network(_mlp, _vectors, samples=32),
     "transformer": Network(_Transformer, _texts, samples=8),
+    "vgg16": Network(_vgg16, _pictures, samples=8, steps_in_a_turn=1),
 }

@@ -2,43 +2,64 @@
 
 import hashlib
 import shutil
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 import torch.distributed
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
+import ringtrain as rt
 import ringtrain.torch as hvd
 from ringtrain.bench import ranks
 from ringtrain.bench.torch_networks import Batch, loss_of
 
+MakeOptimizer = Callable[[torch.nn.Module], torch.optim.Optimizer]
+
 
 def make_optimizer(network: torch.nn.Module) -> torch.optim.Optimizer:
-    """The optimizer of all of them."""
+    """The optimizer of all of them, where a benchmark has none of its own."""
     return torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9)
 
 
 def replicas_are_equal(network: torch.nn.Module) -> bool:
     """Whether the network's parameters are equal bit for bit on all ranks."""
-    bits = b"".join(parameter.detach().numpy().tobytes() for parameter in network.parameters())
-    return len(set(ranks.gathered(hashlib.sha256(bits).hexdigest()))) == 1
+    digest = hashlib.sha256()
+    for parameter in network.parameters():
+        digest.update(parameter.detach().contiguous().numpy().data)
+    return len(set(ranks.gathered(digest.hexdigest()))) == 1
 
 
 class TrainingSystem(Protocol):
-    """What a training benchmark needs from a system."""
+    """What a training benchmark needs from a system.
+
+    Attributes:
+        communicates: False for the floor, whose ranks train alone.
+        passes: backward passes in a step.
+        loses: how far off its parameters may be after some steps, as a share of the way that they have come; 0 for what
+            rounding in float32 does.
+    """
 
     name: str
-    communicates: bool  # False for the floor, whose ranks train alone
+    communicates: bool
+    passes: int
+    loses: float
+    optimizer: torch.optim.Optimizer  # of the network that it uses
 
-    passes: int  # backward passes in a step
-
-    def use(self, network: torch.nn.Module) -> None:
-        """Takes the network that the coming steps train."""
+    def use(self, network: torch.nn.Module, make: MakeOptimizer = make_optimizer) -> None:
+        """Takes the network that the coming steps train, and makes its optimizer."""
 
     def accumulate(self, passes: int) -> None:
         """From the next step on, so many backward passes make one."""
 
     def step(self, batch: Batch) -> None:
         """One training step, with this rank's batch in each of its passes; this is what is timed."""
+
+    def sent(self) -> int:
+        """Bytes of gradients that this rank has sent to other hosts so far; 0 where that is not known."""
+
+    def finish(self) -> None:
+        """Makes the replicas equal, where the steps do not: before the network is evaluated."""
 
     def close(self) -> None:
         """Gives back what it holds."""
@@ -50,10 +71,11 @@ class Alone:
     name = "alone"
     communicates = False
     passes = 1
+    loses = 0.0
 
-    def use(self, network: torch.nn.Module) -> None:
+    def use(self, network: torch.nn.Module, make: MakeOptimizer = make_optimizer) -> None:
         self.network = network
-        self.optimizer = make_optimizer(network)
+        self.optimizer = make(network)
 
     def accumulate(self, passes: int) -> None:
         self.passes = passes
@@ -64,42 +86,51 @@ class Alone:
             loss_of(self.network, batch).backward()
         self.optimizer.step()
 
+    def sent(self) -> int:
+        return 0
+
+    def finish(self) -> None:
+        pass
+
     def close(self) -> None:
         del self.network, self.optimizer
 
 
 class Ringtrain(Alone):
-    """Ours, in the world that ``hvd.init`` opened."""
+    """Ours, in the world that ``hvd.init`` opened.
+
+    Args:
+        variant: what its name says beyond ours.
+        layout: ranks of each simulated host; None for the hosts that there are.
+        settings: arguments of ``DistributedOptimizer``.
+    """
 
     name = "ringtrain"
     communicates = True
 
-    def __init__(self):
-        hvd.init()
+    def __init__(self, variant: str = "", layout: str | None = None, **settings: Any) -> None:
+        self.name = f"{Ringtrain.name}-{variant}" if variant else Ringtrain.name
+        self._settings = settings
+        hvd.init(host_layout=layout)
 
-    def use(self, network: torch.nn.Module) -> None:
-        super().use(network)
-        self.optimizer = self._distributed(self.optimizer, network)
+    def use(self, network: torch.nn.Module, make: MakeOptimizer = make_optimizer) -> None:
+        super().use(network, make)
+        self.optimizer = hvd.DistributedOptimizer(self.optimizer, network.named_parameters(), **self._settings)
 
     def accumulate(self, passes: int) -> None:
         super().accumulate(passes)
         self.optimizer.set_backward_passes_per_step(passes)
 
+    def sent(self) -> int:
+        return rt.counters()["wire_bytes_sent"]
+
+    def finish(self) -> None:
+        if "every" in self._settings:  # local steps
+            self.optimizer.synchronize()
+
     def close(self) -> None:
         super().close()
         hvd.shutdown()
-
-    def _distributed(self, optimizer: torch.optim.Optimizer, network: torch.nn.Module) -> torch.optim.Optimizer:
-        return hvd.DistributedOptimizer(optimizer, network.named_parameters())
-
-
-class RingtrainBuckets(Ringtrain):
-    """Ours with gradients that become views of buckets, beside ours without them."""
-
-    name = "ringtrain-buckets"
-
-    def _distributed(self, optimizer: torch.optim.Optimizer, network: torch.nn.Module) -> torch.optim.Optimizer:
-        return hvd.DistributedOptimizer(optimizer, network.named_parameters(), gradient_as_bucket_view=True)
 
 
 class Ddp(Alone):
@@ -108,14 +139,14 @@ class Ddp(Alone):
     name = "ddp"
     communicates = True
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._folder = ranks.shared_folder()
         torch.distributed.init_process_group(
             "gloo", init_method=f"file://{self._folder}/store", rank=ranks.rank(), world_size=ranks.size()
         )
 
-    def use(self, network: torch.nn.Module) -> None:
-        super().use(torch.nn.parallel.DistributedDataParallel(network))
+    def use(self, network: torch.nn.Module, make: MakeOptimizer = make_optimizer) -> None:
+        super().use(torch.nn.parallel.DistributedDataParallel(network), make)
 
     def step(self, batch: Batch) -> None:
         self.optimizer.zero_grad()
@@ -132,4 +163,50 @@ class Ddp(Alone):
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-PEERS = {"buckets": RingtrainBuckets, "ddp": Ddp}
+class PowerSgd(Ddp):
+    """DDP with torch's PowerSGD hook, from the third step on, as it must be exact at first."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.name = f"ddp-powersgd-{rank}"
+        self._rank = rank
+
+    def use(self, network: torch.nn.Module, make: MakeOptimizer = make_optimizer) -> None:
+        super().use(network, make)
+        self._state = PowerSGDState(None, matrix_approximation_rank=self._rank, start_powerSGD_iter=2)
+        self.network.register_comm_hook(self._state, powerSGD_hook)
+
+    def sent(self) -> int:
+        """By the elements that the hook counts, from the third step on, where each is alone on its host."""
+        return round(2 * (ranks.size() - 1) / ranks.size() * 4 * self._state.total_numel_after_compression)
+
+
+def _compressed(compression: str, loses: float) -> Callable[[], TrainingSystem]:
+    def make() -> TrainingSystem:
+        system = Ringtrain(compression, compression=getattr(hvd.Compression, compression))
+        system.loses = loses
+        return system
+
+    return make
+
+
+def _accumulating(passes: int) -> Callable[[], TrainingSystem]:
+    def make() -> TrainingSystem:
+        system = Ringtrain(f"{passes}-passes", backward_passes_per_step=passes, average_aggregated_gradients=True)
+        system.passes = passes
+        return system
+
+    return make
+
+
+# What ``--peers`` can name: ours with gradients that become views of buckets, that travel in fewer bytes, or less often;
+# and DDP.
+PEERS: dict[str, Callable[[], TrainingSystem]] = {
+    "buckets": lambda: Ringtrain("buckets", gradient_as_bucket_view=True),
+    "fp16": _compressed("fp16", loses=0.01),
+    "bf16": _compressed("bf16", loses=0.02),
+    "int8": _compressed("int8", loses=0.1),
+    "int4": _compressed("int4", loses=0.6),
+    "4-passes": _accumulating(4),
+    "ddp": Ddp,
+}

@@ -1,66 +1,89 @@
 """``ringtrain bench wire``: allreduce between hosts on links of a known rate, beside the floor that the rate sets.
 
-The floor is 2(H-1)/H of the bytes over the rate measured both ways at once, however many ranks each of the H hosts has.
-16 bits on the wire halve it. ``shaped`` makes the hosts, measures the rate and starts this on their ranks.
+The floor is 2(H-1)/H of the bytes over the rate measured both ways at once, however many ranks each of the H hosts has;
+of a compressed sum it is that of its bytes. ``shaped`` makes the hosts, measures the rate and starts this on their ranks.
+
+Ours runs over each of the transports, in worlds that are open at once. Processor seconds are those of the ranks'
+processes, of all threads, from the common start to each rank's own end, for each GB (10^9 bytes) that a host sends.
 """
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
+
+import numpy as np
 
 import ringtrain as rt
 from ringtrain.bench import allreduce, ranks, report
 from ringtrain.bench.sizes import bytes_text
-from ringtrain.bench.systems import PEERS, Ringtrain, System
+from ringtrain.bench.systems import PEERS, Over, System
 from ringtrain.bench.turns import time_in_turn
+from ringtrain.bench.worlds import World
 
 
-class Compressed(Ringtrain):
-    """Ours, with 16 bits between hosts."""
-
-    def __init__(self):
-        self.name = "ringtrain-fp16"
-
-    def run(self) -> None:
-        rt.allreduce_(self._work, name=f"{self._name}.fp16", op=rt.Sum, compression=rt.Compression.fp16)
-
-    def close(self) -> None:
-        del self._work
-
-
-def run(sizes: Sequence[int], peers: Sequence[str], repetitions: int, measured_rate: float, json: str | None,
+def run(sizes: Sequence[int], transports: Sequence[str], compressions: Sequence[str], peers: Sequence[str],
+        repetitions: int, measured_rate: float, addresses: Mapping[str, Sequence[str]], json: str | None,
         **_of_the_hosts: Any) -> bool:  # fmt: skip
     """Runs the benchmark on this rank; returns whether every system's results were right."""
-    ours = Ringtrain("auto")
-    systems: list[System] = [ours, Compressed(), *(PEERS[name]() for name in peers)]
+    worlds = [World(transport, addresses) for transport in transports]
+    ours = [Over(world, compression) for compression in ("none", *compressions) for world in worlds]
+    systems: list[System] = [*ours, *(PEERS[name]() for name in peers)]
+    worlds[0].enter()
     hosts = rt.cross_size()
     results = []
     for size_bytes in sizes:
-        floor = 2 * (hosts - 1) / hosts * size_bytes / measured_rate
-        results += _measure(systems, size_bytes, repetitions, floor)
-    report.say(f"allreduce, float32, sum, in place, {ranks.size()} ranks on {hosts} hosts")
-    report.print_table(["size", "system", "median", "fastest", "floor", "share of floor", "result"],
-                       [_row(result) for result in results])  # fmt: skip
+        results += _measure(systems, size_bytes, repetitions, hosts, measured_rate)
+    report.say(f"allreduce, float32, sum, in place, {ranks.size()} ranks on {hosts} hosts, {ranks.started_by()}")
+    report.print_table(
+        ["size", "system", "median", "fastest", "floor", "share of floor", "CPU s / GB", "result"],
+        [_row(result) for result in results],
+    )
     report.write_json(json, results, hosts=hosts, bytes_per_second=measured_rate)
     for system in reversed(systems):
         system.close()
+    for world in worlds:
+        world.close()
     return all(result["verified"] for result in results)
 
 
-def _measure(systems: Sequence[System], size_bytes: int, repetitions: int, floor: float) -> list[dict[str, Any]]:
+def _measure(
+    systems: Sequence[System], size_bytes: int, repetitions: int, hosts: int, measured_rate: float
+) -> list[dict[str, Any]]:
+    full = 2 * (hosts - 1) / hosts * size_bytes
+    sent = {system.name: full / system.shrinks for system in systems}  # by each host
     work, source = allreduce.arrays(size_bytes)
     for system in systems:
         system.use(work)
     verified = {system.name: allreduce.verify(system, work, source) for system in systems}
-    time_turn = allreduce.turn_for(size_bytes)
-    seconds = time_in_turn({system.name: partial(time_turn, system, work, source) for system in systems}, repetitions)
+    busy = {system.name: _Busy(partial(allreduce.turn_for(size_bytes), system, work, source)) for system in systems}
+    seconds = time_in_turn(dict(busy), repetitions)
     return [
         report.result(
             name, "allreduce", times, verified[name], bytes=size_bytes,
-            floor_seconds=floor / 2 if name == "ringtrain-fp16" else floor,
+            floor_seconds=sent[name] / measured_rate,
+            processor_seconds_per_gb=busy[name].median() / hosts / sent[name] * 1e9,
         )
         for name, times in seconds.items()
     ]  # fmt: skip
+
+
+class _Busy:
+    """A system's turn, and the processor time that it has taken in this process."""
+
+    def __init__(self, turn: Callable[[], list[float]]):
+        self._turn = turn
+        self._seconds: list[float] = []
+
+    def __call__(self) -> list[float]:
+        before = time.process_time()
+        taken = self._turn()
+        self._seconds.append((time.process_time() - before) / len(taken))
+        return taken
+
+    def median(self) -> float:
+        """Of its operations, the seconds of all ranks together; the same on all ranks."""
+        return float(np.median(np.sum(ranks.gathered(self._seconds), axis=0)))
 
 
 def _row(result: dict[str, Any]) -> list[str]:
@@ -73,5 +96,6 @@ def _row(result: dict[str, Any]) -> list[str]:
         report.seconds_text(result["seconds_min"]),
         "-" if is_short else report.seconds_text(floor),
         "-" if is_short else f"{100 * floor / result['seconds_median']:.1f} %",
+        "-" if is_short else f"{result['processor_seconds_per_gb']:.2f}",
         report.verdict(result),
     ]
