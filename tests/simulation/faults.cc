@@ -7,14 +7,16 @@
 
 namespace ringtrain {
 namespace simulation {
+const char* const kLossText = "connection reset by peer";
+
 namespace {
 
-constexpr Nanoseconds kBound = 15 * kSecond;    // RINGTRAIN_DEAD_AFTER_SECONDS, as users have it
-constexpr Nanoseconds kMargin = 2 * kSecond;    // what is promised beyond it
-constexpr Nanoseconds kBlink = 6 * kSecond;     // what the short freezes of a plan come to
-constexpr Nanoseconds kJitter = kSecond;        // between the ranks that one signal stops
-constexpr Nanoseconds kDoze = kSecond;          // of a rank with nothing pending; what has come it hears then
-constexpr int kSlowest = 30;                    // steps of a slow rank
+constexpr Nanoseconds kBound = 15 * kSecond;  // RINGTRAIN_DEAD_AFTER_SECONDS, as users have it
+constexpr Nanoseconds kMargin = 2 * kSecond;  // what is promised beyond it
+constexpr Nanoseconds kBlink = 6 * kSecond;   // what the short freezes of a plan come to
+constexpr Nanoseconds kJitter = kSecond;      // between the ranks that one signal stops
+constexpr Nanoseconds kDoze = kSecond;        // of a rank with nothing pending; what has come it hears then
+constexpr int kSlowest = 30;                  // steps of a slow rank
 
 std::vector<int> RanksOnHost(const Plan& plan, int host) {
   std::vector<int> ranks;
@@ -33,12 +35,30 @@ std::string SubjectText(const Plan& plan, const std::vector<int>& ranks) {
   return RanksText(ranks) + " on host '" + plan.HostName(ranks[0]) + "': expected ";
 }
 
+// What is told of a rank with which a connection was lost.
+std::string LossText(const Plan& plan, int rank) {
+  return RanksText({rank}) + " on host '" + plan.HostName(rank) +
+         "': the connection to it must last until shutdown(), but was lost: " + kLossText +
+         ". It has ended, or the network to its host is cut: look for its own last words, and for its exit code or "
+         "signal in what the launcher prints; if there are none, look at that host and at the network to it.";
+}
+
+// Who may be called lost: of a crash, those that crash.
+std::vector<int> EndsOfConnections(const Plan& plan, const Fault& fault) {
+  std::vector<int> ends = fault.ranks;
+  if (fault.kind != Fault::kLoss || ends.size() > 1) return ends;
+  for (int rank : plan.ranks)
+    if (plan.Connected(rank, fault.ranks[0])) ends.push_back(rank);
+  return ends;
+}
+
 // Delays of the network and of slow ranks on the way of a sign and of the news.
 Nanoseconds Slack(const Plan& plan) {
   const bool blinks = std::any_of(plan.faults.begin(), plan.faults.end(), [](const Fault& fault) {
     return (fault.kind == Fault::kFreeze || fault.kind == Fault::kLateStart) && fault.duration <= kMargin;
   });
-  return 30 * plan.link_delay + 3 * kSlowest * plan.step_delay + (blinks ? kBlink : 0) + (plan.idle_ranks_doze ? kDoze : 0);
+  return 30 * plan.link_delay + 3 * kSlowest * plan.step_delay + (blinks ? kBlink : 0) +
+         (plan.idle_ranks_doze ? kDoze : 0);
 }
 
 bool Cuts(const Plan& plan, const Fault& fault) {
@@ -55,7 +75,8 @@ class FaultDrawer {
     fault_.at = random_.OneIn(3) ? random_.Between(0, 1000) * kMillisecond : random_.Between(0, 40) * kSecond;
     fault_.duration = Duration(random_.OneIn(3));
     DrawKind();
-    if (fault_.ranks.size() == plan_.ranks.size()) fault_.duration = random_.Between(3, 25) * kSecond;  // a stall is reported after 30
+    if (fault_.ranks.size() == plan_.ranks.size())
+      fault_.duration = random_.Between(3, 25) * kSecond;  // a stall is reported after 30
     fault_.number = static_cast<int>(plan_.faults.size());
     plan_.faults.push_back(fault_);
     if (!IsDeadly(plan_, fault_)) ForgetLateness();
@@ -119,7 +140,8 @@ class FaultDrawer {
     for (int host : random_.Some(HostsOf(plan_)))
       for (int rank : RanksOnHost(plan_, host)) fault_.ranks.push_back(rank);
     std::sort(fault_.ranks.begin(), fault_.ranks.end());
-    fault_.way = random_.Pick(std::vector<Fault::Way>{Fault::kBothWays, Fault::kBothWays, Fault::kOutward, Fault::kInward});
+    fault_.way =
+        random_.Pick(std::vector<Fault::Way>{Fault::kBothWays, Fault::kBothWays, Fault::kOutward, Fault::kInward});
     if (fault_.duration > kBound && random_.OneIn(2)) fault_.duration = kForGood;
   }
 
@@ -153,6 +175,45 @@ void DrawLastingFault(Plan* plan) {
   FaultDrawer(plan).Draw();
 }
 
+void DrawLoss(Plan* plan) {
+  Random random{plan->seed, 12};
+  plan->wire_tells = random.OneIn(2);
+  if (!plan->wire_tells || !plan->faults.empty() || HostsOf(*plan).size() < 2 || !random.OneIn(3)) return;
+  Fault fault;
+  fault.kind = Fault::kLoss;
+  fault.at = random.OneIn(3) ? random.Between(0, 1000) * kMillisecond : random.Between(0, 40) * kSecond;
+  fault.duration = kForGood;
+  const int rank = random.Pick(plan->ranks);
+  fault.ranks = {rank};
+  if (random.OneIn(2)) {
+    std::vector<int> others;
+    for (int other : plan->ranks)
+      if (plan->Connected(rank, other)) others.push_back(other);
+    fault.ranks.push_back(random.Pick(others));
+    std::sort(fault.ranks.begin(), fault.ranks.end());
+  }
+  plan->faults.push_back(fault);
+  if (!plan->leaves_after.empty()) return;  // what leaves must be gone by a time
+  for (int each : plan->ranks)
+    if (random.OneIn(2)) plan->lingers[each] = random.Between(1, 60) * kSecond;
+}
+
+void DrawUncaught(Plan* plan) {
+  Random random{plan->seed, 13};
+  if (!plan->faults.empty() || !plan->leaves_after.empty() || !random.OneIn(3)) return;
+  Fault fault;
+  fault.kind = Fault::kRaise;
+  fault.when_told = true;
+  fault.ranks = {random.OneIn(2) ? plan->ranks[0] : random.Pick(plan->ranks)};
+  plan->faults.push_back(fault);
+  plan->waits_at_exit = true;
+}
+
+bool EndsByErrorsAlone(const Plan& plan) {
+  return std::all_of(plan.faults.begin(), plan.faults.end(),
+                     [](const Fault& fault) { return fault.kind == Fault::kRaise; });
+}
+
 bool IsDeadly(const Plan& plan, const Fault& fault) {
   switch (fault.kind) {
     case Fault::kCrash:
@@ -163,14 +224,16 @@ bool IsDeadly(const Plan& plan, const Fault& fault) {
       return fault.duration > kBound && fault.ranks.size() < plan.ranks.size();
     case Fault::kCut:
       return fault.duration > kBound && Cuts(plan, fault);
+    case Fault::kLoss:
+      return HostsOf(plan).size() > 1;
     case Fault::kSlow:
       return false;
   }
   return false;
 }
 
-Nanoseconds TimeToEnd(const Plan& plan, const Fault& fault, bool seen_by_the_kernel) {
-  const bool at_once = fault.kind == Fault::kRaise || seen_by_the_kernel;
+Nanoseconds TimeToEnd(const Plan& plan, const Fault& fault, bool told) {
+  const bool at_once = fault.kind == Fault::kRaise || fault.kind == Fault::kLoss || told;
   return (at_once ? 0 : kBound) + (fault.ranks.size() > 1 ? kJitter : 0) + kMargin + Slack(plan);
 }
 
@@ -183,8 +246,14 @@ Nanoseconds Jitter(const Plan& plan, const Fault& fault, int rank) {
 
 std::string RaisedText(int rank) { return "rank " + std::to_string(rank) + " has failed: ValueError"; }
 
-std::string Misfit(const Plan& plan, const Fault& fault, Nanoseconds struck, Nanoseconds now, const std::string& cause) {
+std::string Misfit(const Plan& plan, const Fault& fault, Nanoseconds struck, Nanoseconds now,
+                   const std::string& cause) {
   if (fault.kind == Fault::kRaise) return cause == RaisedText(fault.ranks[0]) ? "" : "it was raised otherwise";
+  if (fault.kind == Fault::kLoss || (fault.kind == Fault::kCrash && plan.wire_tells)) {
+    const std::vector<int> ends = EndsOfConnections(plan, fault);
+    const bool lost = std::any_of(ends.begin(), ends.end(), [&](int rank) { return cause == LossText(plan, rank); });
+    if (lost || fault.kind == Fault::kLoss) return lost ? "" : "that connection was not lost";
+  }
   std::vector<std::string> subjects;
   std::map<int, std::vector<int>> hosts;
   for (int rank : plan.ranks) hosts[plan.host_of.at(rank)].push_back(rank);
@@ -193,7 +262,8 @@ std::string Misfit(const Plan& plan, const Fault& fault, Nanoseconds struck, Nan
     if (fault.kind != Fault::kCut) subjects.push_back(SubjectText(plan, {rank}));
     if (host[0] == rank) subjects.push_back(SubjectText(plan, host));  // which beats for all of them
   }
-  if (std::none_of(subjects.begin(), subjects.end(), [&](const std::string& subject) { return cause.compare(0, subject.size(), subject) == 0; }))
+  if (std::none_of(subjects.begin(), subjects.end(),
+                   [&](const std::string& subject) { return cause.compare(0, subject.size(), subject) == 0; }))
     return "nothing has happened to that rank";
   const bool ended = cause.find("its process has ended") != std::string::npos;
   if (ended && fault.kind != Fault::kCrash) return "that process lives";

@@ -1,6 +1,6 @@
-// Draws a plan from a seed. A plan is a sequence of episodes: rounds of ordinary operations, ranks that run out of data and join,
-// process sets that come and go, ranks that are late. Within them names repeat, orders differ from rank to rank, and some
-// operations are wrong in one of the ways that users get them wrong.
+// Draws a plan from a seed. A plan is a sequence of episodes: rounds of ordinary operations, ranks that run out of data
+// and join, process sets that come and go, ranks that are late. Within them names repeat, orders differ from rank to
+// rank, and some operations are wrong in one of the ways that users get them wrong.
 #include <algorithm>
 
 #include "faults.h"
@@ -11,9 +11,9 @@ namespace ringtrain {
 namespace simulation {
 namespace {
 
-constexpr int kMostAlltoall = 64;   // ranks: its verdict has a number for each pair
+constexpr int kMaxAlltoall = 64;                 // ranks: its verdict has a number for each pair
 constexpr Nanoseconds kWhenGone = 20 * kSecond;  // by then ranks that left have stopped serving
-constexpr int kLargeWorld = 64;     // from here on plans are shorter
+constexpr int kLargeWorld = 64;                  // from here on plans are shorter
 
 std::string ShapeText(const Request& request) {
   const bool any_rows = request.operation == Operation::kAllgather || request.operation == Operation::kAlltoall;
@@ -23,7 +23,8 @@ std::string ShapeText(const Request& request) {
   return text + "]";
 }
 
-// An attribute in which ranks may differ: changes a request in the `variant`-th way, 0 being none, and says what the error shows.
+// An attribute in which ranks may differ: changes a request in the `variant`-th way, 0 being none, and says what the
+// error shows.
 struct Difference {
   const char* attribute;
   bool (*possible)(const Request&);
@@ -78,7 +79,8 @@ class Generator {
  public:
   Generator(uint64_t seed, int size) : random_({seed, 1}), long_phases_({seed, 11}) {
     plan_.seed = seed;
-    const int drawn = random_.OneIn(8) ? 9 + static_cast<int>(random_.Below(24)) : 2 + static_cast<int>(random_.Below(7));
+    const int drawn =
+        random_.OneIn(8) ? 9 + static_cast<int>(random_.Below(24)) : 2 + static_cast<int>(random_.Below(7));
     if (size == 0) size = drawn;
     const int first = random_.OneIn(2) ? 0 : 10;  // global ranks are not places among the members
     for (int rank = 0; rank < size; ++rank) plan_.ranks.push_back(first + rank);
@@ -94,6 +96,8 @@ class Generator {
     DrawFaults();
     DrawHosts(&plan_);
     DrawLastingFault(&plan_);
+    DrawLoss(&plan_);
+    DrawUncaught(&plan_);
     return std::move(plan_);
   }
 
@@ -135,7 +139,8 @@ class Generator {
     if (found != models_.end() && !random_.OneIn(10)) return found->second;
     Request request;
     request.name = name;
-    request.tensors = {{random_.OneIn(4) ? DType::kFloat16 : DType::kFloat32, {static_cast<int64_t>(random_.Below(20))}}};
+    request.tensors = {
+        {random_.OneIn(4) ? DType::kFloat16 : DType::kFloat32, {static_cast<int64_t>(random_.Below(20))}}};
     request.cacheable = !random_.OneIn(10);
     switch (random_.Below(11)) {
       case 0:
@@ -156,7 +161,7 @@ class Generator {
         request.reduction = Reduction::kMax;
         break;
       case 5:
-        if (plan_.ranks.size() <= kMostAlltoall) request.operation = Operation::kAlltoall;
+        if (plan_.ranks.size() <= kMaxAlltoall) request.operation = Operation::kAlltoall;
         break;
       case 6:
         request.reduction = Reduction::kAverage;
@@ -179,7 +184,7 @@ class Generator {
   Request RequestFor(int rank, const Request& model, const std::vector<int>& members) {
     Request request = model;
     if (request.operation == Operation::kAllgather) request.tensors[0].shape[0] = rank % 4;
-    if (request.weight != Request::kUnweighted) request.weight *= 1 + rank % 3;
+    if (request.weight != Request::kNoCount) request.weight *= 1 + rank % 3;
     if (request.operation != Operation::kAlltoall) return request;
     for (size_t to = 0; to < members.size(); ++to) request.splits.push_back((rank + static_cast<int>(to)) % 3);
     request.tensors[0].shape[0] = 0;
@@ -298,7 +303,8 @@ class Generator {
   void DrawAddSet() {
     const std::vector<int> members = random_.OneIn(4) ? plan_.ranks : random_.Some(plan_.ranks);
     const int set = next_set_++;
-    Turn turn = MakeControlTurn(Operation::kAddProcessSet, 0, "add" + std::to_string(set), {members.begin(), members.end()});
+    Turn turn =
+        MakeControlTurn(Operation::kAddProcessSet, 0, "add" + std::to_string(set), {members.begin(), members.end()});
     plan_.sets[set] = members;
     if (random_.OneIn(4)) {  // some rank has another idea of it
       turn.differs = "list";
@@ -327,7 +333,8 @@ class Generator {
     ++round_;
   }
 
-  // Some ranks are so late that it is reported, or given up. Away from the limits, whose side the other delays must not decide.
+  // Some ranks are so late that it is reported, or given up. Away from the limits, whose side the other delays must not
+  // decide.
   void DrawLateness() {
     static const std::vector<std::pair<int, int>> seconds = {{35, 55}, {66, 110}, {130, 230}, {250, 460}, {620, 900}};
     const int set = random_.Pick(live_sets_);
@@ -346,7 +353,8 @@ class Generator {
     struct Phase {
       int announced, least, most;
     };
-    static const std::vector<Phase> phases = {{40, 35, 55}, {40, 80, 110}, {100, 140, 220}, {700, 620, 690}, {100, 620, 690}, {100, 720, 900}};
+    static const std::vector<Phase> phases = {{40, 35, 55},    {40, 80, 110},   {100, 140, 220},
+                                              {700, 620, 690}, {100, 620, 690}, {100, 720, 900}};
     const Phase phase = long_phases_.Pick(phases);
     for (auto& entry : turn->parts) {
       Part& part = entry.second;

@@ -9,7 +9,7 @@ namespace ringtrain {
 namespace simulation {
 namespace {
 
-constexpr int kMostBatches = 2;  // of a set under way at its coordinator: negotiator.cc promises it
+constexpr int kMaxBatches = 2;  // of a set under way at its coordinator: negotiator.cc promises it
 
 std::string RankText(int rank) { return "rank " + std::to_string(rank); }
 
@@ -33,7 +33,9 @@ bool MayShareABatch(const Response& one, const Response& other) {
   like_a.cacheable = a.cacheable;
   like_a.tensors = a.tensors;
   like_a.weight = a.weight;
-  if (!ringtrain::Find(a.operation)->fuses || (ringtrain::Find(a.operation)->reduces && a.tensors[0].dtype != b.tensors[0].dtype)) return false;
+  if (!ringtrain::Find(a.operation)->fuses ||
+      (ringtrain::Find(a.operation)->reduces && a.tensors[0].dtype != b.tensors[0].dtype))
+    return false;
   return like_a == a && one.weights == other.weights;
 }
 
@@ -43,13 +45,15 @@ bool StartsWith(const std::string& text, const std::string& start) { return text
 std::string Compare(const Verdict& expected, const Status& status) {
   if (expected.runs) return "it must run, but failed: " + status.message();
   if (status.code() != expected.code)
-    return std::string("its failure must be ") + Text(expected.code) + ", but is " + Text(status.code()) + ": " + status.message();
+    return std::string("its failure must be ") + Text(expected.code) + ", but is " + Text(status.code()) + ": " +
+           status.message();
   const auto& starts = expected.any_of;
-  if (!starts.empty() &&
-      std::none_of(starts.begin(), starts.end(), [&](const std::string& start) { return StartsWith(status.message(), start); }))
+  if (!starts.empty() && std::none_of(starts.begin(), starts.end(),
+                                      [&](const std::string& start) { return StartsWith(status.message(), start); }))
     return "the text must begin with '" + starts[0] + "', but is '" + status.message() + "'";
   for (const std::string& part : expected.all_of)
-    if (status.message().find(part) == std::string::npos) return "the text must hold '" + part + "', but is '" + status.message() + "'";
+    if (status.message().find(part) == std::string::npos)
+      return "the text must hold '" + part + "', but is '" + status.message() + "'";
   return "";
 }
 
@@ -116,7 +120,7 @@ void Judge::Executed(int rank, int set, const effect::Execute& execute, const st
     if (std::exchange(submission->second.executed, true))
       return Violate(RankText(rank) + " is told to run " + response.request.Subject() + " twice");
   }
-  if (place == 0 && ++member.under_way > kMostBatches)
+  if (place == 0 && ++member.under_way > kMaxBatches)
     Violate(std::to_string(member.under_way) + " batches of set " + std::to_string(set) + " are under way");
 }
 
@@ -146,12 +150,13 @@ void Judge::CheckFusion(const effect::Execute& execute) {
     if (execute.responses.size() > 1 && !MayShareABatch(execute.responses[0], response))
       Violate("a batch fuses what cannot be fused: " + response.request.Subject());
   }
-  if (execute.responses.size() > 1 && bytes > static_cast<size_t>(plan_.options.fusion_threshold_bytes)) Violate("a batch is larger than the threshold");
+  if (execute.responses.size() > 1 && bytes > static_cast<size_t>(plan_.options.fusion_threshold_bytes))
+    Violate("a batch is larger than the threshold");
 }
 
 // Every member that is not listed as joined must have submitted just this at this moment, and nobody who is listed.
-void Judge::CheckContributions(int set, const Response& response, const std::vector<bool>& joined, const std::vector<int>& members,
-                               Batch* batch) {
+void Judge::CheckContributions(int set, const Response& response, const std::vector<bool>& joined,
+                               const std::vector<int>& members, Batch* batch) {
   const std::string& name = response.request.name;
   const Turn* turn = nullptr;
   for (size_t place = 0; place < members.size(); ++place) {
@@ -176,15 +181,16 @@ void Judge::CheckContributions(int set, const Response& response, const std::vec
       return Violate("turn " + std::to_string(turn->number) + " has " + RankText(members[place]) + " wrongly " +
                      (joined[place] ? "among" : "not among") + " the joined");
   if (warnings_[turn->number] != verdict.warnings && !plan_.fails())
-    Violate("turn " + std::to_string(turn->number) + " was reported as stalled " + std::to_string(warnings_[turn->number]) +
-            " times, expected " + std::to_string(verdict.warnings));
+    Violate("turn " + std::to_string(turn->number) + " was reported as stalled " +
+            std::to_string(warnings_[turn->number]) + " times, expected " + std::to_string(verdict.warnings));
   batch->turns.emplace_back(turn, name);
 }
 
 void Judge::Remember(const Response& response, const effect::Execute& execute, Member* member) {
   const bool whole = std::find(execute.joined.begin(), execute.joined.end(), true) == execute.joined.end();
   const bool data = ringtrain::Find(response.request.operation)->output != Output::kNone;
-  if (whole && data && response.request.cacheable) member->agreed[response.request.name] = member->in_flight[response.request.name].request;
+  if (whole && data && response.request.cacheable)
+    member->agreed[response.request.name] = member->in_flight[response.request.name].request;
 }
 
 void Judge::Finished(int rank, int set, const effect::Execute& execute) {
@@ -216,12 +222,15 @@ void Judge::Failed(int rank, int set, const std::string& name, const Status& sta
 void Judge::CheckSameTold(int rank, const Turn& turn, const std::string& text) {
   const std::string& first = failures_.emplace(turn.number, text).first->second;
   if (text != first)
-    Violate("turn " + std::to_string(turn.number) + ": " + RankText(rank) + " is told '" + text + "', but another '" + first + "'");
+    Violate("turn " + std::to_string(turn.number) + ": " + RankText(rank) + " is told '" + text + "', but another '" +
+            first + "'");
 }
 
 void Judge::Warned(int rank, const std::string& text) {
   for (const Turn& turn : plan_.turns) {
-    if (!turn.fenced || !StartsWith(text, turn.request().Subject() + ": waiting ") || done_.count({rank, turn.number}) > 0) continue;
+    if (!turn.fenced || !StartsWith(text, SubjectIn(turn)) || text.find(": waiting ") == std::string::npos ||
+        done_.count({rank, turn.number}) > 0)
+      continue;
     bool waits = false;
     for (const auto& part : turn.parts) waits |= done_.count({part.first, turn.number}) == 0;
     if (!waits) continue;
@@ -237,7 +246,8 @@ void Judge::Counted(int rank, int set, const effect::Count& count) {
 }
 
 void Judge::Sent(int rank, const Frame& frame, bool coordinates, bool to_coordinator) {
-  const bool ready = frame.type == FrameType::kReady, decides = frame.type == FrameType::kVerdicts || frame.type == FrameType::kResend;
+  const bool ready = frame.type == FrameType::kReady,
+             decides = frame.type == FrameType::kVerdicts || frame.type == FrameType::kResend;
   if ((ready && (coordinates || !to_coordinator)) || (decides && !coordinates))
     return Violate(RankText(rank) + " sends what it has no business to send");
   if (ready && frame.ids.empty() && frame.requests.empty() && frame.refusals.empty())
@@ -252,13 +262,27 @@ void Judge::Struck(const Fault& fault, Nanoseconds now) { struck_.emplace_back(f
 
 void Judge::Ended(int rank, Nanoseconds now, const std::string& cause) {
   ended_.insert(rank);
+  CheckToldBefore(rank);
   std::string misfit = fitting_causes_.count(cause) > 0 ? "" : "nothing has happened";
   for (const auto& [fault, struck] : struck_)
     if (!misfit.empty()) misfit = Misfit(plan_, fault, struck, now, cause);
   fitting_causes_.insert(cause);
   if (!misfit.empty()) return Violate(RankText(rank) + " is told '" + cause + "', but " + misfit);
   const std::string& first = causes_.emplace(plan_.host_of.at(rank), cause).first->second;
-  if (first != cause) Violate(RankText(rank) + " is told '" + cause + "', but another rank of its host '" + first + "'");
+  if (first != cause)
+    Violate(RankText(rank) + " is told '" + cause + "', but another rank of its host '" + first + "'");
+}
+
+// A mismatch that others have been told of was decided, and sent to this rank too, before the world ended.
+void Judge::CheckToldBefore(int rank) {
+  const auto raised = [&](const auto& each) { return each.first.ranks[0] == rank; };
+  if (!EndsByErrorsAlone(plan_) || std::any_of(struck_.begin(), struck_.end(), raised)) return;
+  for (auto member = members_.lower_bound({rank, 0}); member != members_.end() && member->first.first == rank; ++member)
+    for (const auto& [name, submission] : member->second.in_flight)
+      if (failures_.count(submission.turn->number) > 0 &&
+          ExpectedVerdict(plan_, *submission.turn).code == StatusCode::kMismatch)
+        Violate(RankText(rank) + " hears of the world's end, but not that turn " +
+                std::to_string(submission.turn->number) + " ('" + name + "') had failed before, as others were told");
 }
 
 void Judge::Closed(int rank) {
@@ -270,19 +294,20 @@ void Judge::End() {
   for (const auto& [key, member] : members_) {
     if (ended_.count(key.first) > 0) continue;
     for (const auto& [name, submission] : member.in_flight)
-      Violate(RankText(key.first) + " still waits for turn " + std::to_string(submission.turn->number) + " ('" + name + "')");
+      Violate(RankText(key.first) + " still waits for turn " + std::to_string(submission.turn->number) + " ('" + name +
+              "')");
     const bool all_arrive = plan_.leaves_after.empty();  // else some fail before they are announced
     if (never_evicts_ && all_arrive && (member.hits != member.expected_hits || member.misses != member.expected_misses))
-      Violate(RankText(key.first) + " sent " + std::to_string(member.hits) + " ids and " + std::to_string(member.misses) +
-              " requests in set " + std::to_string(key.second) + ", expected " + std::to_string(member.expected_hits) + " and " +
-              std::to_string(member.expected_misses));
+      Violate(RankText(key.first) + " sent " + std::to_string(member.hits) + " ids and " +
+              std::to_string(member.misses) + " requests in set " + std::to_string(key.second) + ", expected " +
+              std::to_string(member.expected_hits) + " and " + std::to_string(member.expected_misses));
   }
   if (!ended_.empty()) return;
   for (const auto& [set, batches] : batches_)
     for (const auto& [key, member] : members_)
       if (key.second == set && member.batches != batches.size() && plan_.leaves_after.empty())
-        Violate(RankText(key.first) + " has run " + std::to_string(member.batches) + " of " + std::to_string(batches.size()) +
-                " batches of set " + std::to_string(set));
+        Violate(RankText(key.first) + " has run " + std::to_string(member.batches) + " of " +
+                std::to_string(batches.size()) + " batches of set " + std::to_string(set));
 }
 
 }  // namespace simulation

@@ -1,5 +1,6 @@
-// Judge: knows what every rank may be told, and looks after every event. It compares what ranks are told with the plan's verdicts
-// and with each other, by a record of its own: which turn of a name a rank is at, and which batches a process set has run.
+// Judge: knows what every rank may be told, and looks after every event. It compares what ranks are told with the
+// plan's verdicts and with each other, by a record of its own: which turn of a name a rank is at, and which batches a
+// process set has run.
 #ifndef RINGTRAIN_TESTS_SIMULATION_JUDGE_H_
 #define RINGTRAIN_TESTS_SIMULATION_JUDGE_H_
 
@@ -31,8 +32,8 @@ class Judge {
   void Counted(int rank, int set, const effect::Count& count);
   void Sent(int rank, const Frame& frame, bool coordinates, bool to_coordinator);
   void Removed(int rank, int set);
-  // The world has ended for this rank, for the reason that it is told: whatever it waited for ends with that, though others may yet
-  // count on what it submitted.
+  // The world has ended for this rank, for the reason that it is told: whatever it waited for ends with that, though
+  // others may yet count on what it submitted.
   void Ended(int rank, Nanoseconds now, const std::string& cause);
   void Crashed(int rank) { ended_.insert(rank); }
   // A deadly fault has struck.
@@ -71,9 +72,10 @@ class Judge {
   Batch* BatchOf(int set, const effect::Execute& execute, Member* member);
   void CheckNewBatch(int set, const effect::Execute& execute, const std::vector<int>& members, Batch* batch);
   void CheckFusion(const effect::Execute& execute);
-  void CheckContributions(int set, const Response& response, const std::vector<bool>& joined, const std::vector<int>& members,
-                          Batch* batch);
+  void CheckContributions(int set, const Response& response, const std::vector<bool>& joined,
+                          const std::vector<int>& members, Batch* batch);
   void Finish(int rank, const std::string& name, Member* member);
+  void CheckToldBefore(int rank);
   void CheckSameTold(int rank, const Turn& turn, const std::string& text);
   void Remember(const Response& response, const effect::Execute& execute, Member* member);
 

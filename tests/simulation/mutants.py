@@ -11,7 +11,10 @@ from typing import NamedTuple
 
 
 class Mutant(NamedTuple):
-    """A fault: in the source `file`, `original` becomes `mutated`; both are statements, ending in ; or }, or expressions."""
+    """A fault: in the source `file`, named from the repository's root, `original` becomes `mutated`.
+
+    Both are statements, ending in ; or }, or expressions.
+    """
 
     name: str
     file: str
@@ -19,118 +22,282 @@ class Mutant(NamedTuple):
     mutated: str
 
 
-NEGOTIATOR, MATCH, FUSION, REQUEST = "core/negotiator.cc", "core/match.cc", "core/fusion.cc", "core/request.cc"
-LIVENESS, PROTOCOL = "core/liveness.cc", "core/protocol.cc"
+CORE = "native/core/"
+NEGOTIATOR, MATCH, FUSION = CORE + "negotiator.cc", CORE + "match.cc", CORE + "fusion.cc"
+REQUEST, LIVENESS, PROTOCOL = CORE + "request.cc", CORE + "liveness.cc", CORE + "protocol.cc"
+STALLS = CORE + "stall_watch.cc"
 MUTANTS = [
     # Who has to be there
-    Mutant("a goodbye overtakes what was asked for again", NEGOTIATOR, "unanswered_[event.member] > 0 && !event.gone", "false"),
-    Mutant("any join counts for all members", NEGOTIATOR, "found->second.arrivals[member].present || joined_.has(member)",
-           "found->second.arrivals[member].present || joined_.has(0)"),
-    Mutant("who has joined is counted as missing", NEGOTIATOR, "member_count() - found->second.present > joined_.size()",
-           "member_count() > found->second.present"),
+    Mutant(
+        "a goodbye overtakes what was asked for again",
+        NEGOTIATOR,
+        "unanswered_[event.member] > 0 && !event.gone",
+        "false",
+    ),
+    Mutant(
+        "any join counts for all members",
+        NEGOTIATOR,
+        "found->second.arrivals[member].present || joined_.has(member)",
+        "found->second.arrivals[member].present || joined_.has(0)",
+    ),
+    Mutant(
+        "who has joined is counted as missing",
+        NEGOTIATOR,
+        "member_count() - found->second.present > joined_.size()",
+        "member_count() > found->second.present",
+    ),
     Mutant("ready with one member missing", NEGOTIATOR, "      waits = true;", "      waits = member > 0;"),
     Mutant("a member that left is waited for", NEGOTIATOR, "  left_.Add(event.member);", ";"),
-    Mutant("a goodbye does not end what waits for it", NEGOTIATOR, "    CompleteAll(effects);\n    FailHopelessJoin(effects);",
-           "    FailHopelessJoin(effects);"),
+    Mutant(
+        "a goodbye does not end what waits for it",
+        NEGOTIATOR,
+        "    CompleteAll(effects);\n    FailHopelessJoin(effects);",
+        "    FailHopelessJoin(effects);",
+    ),
     Mutant("a coordinator that is gone is still written to", NEGOTIATOR, "    coordinator_gone_ = true;", ";"),
     # Joins
-    Mutant("a join overtakes what was asked for again", NEGOTIATOR,
-           "!held_joins_[member].name.empty() && unanswered_[member] == 0", "!held_joins_[member].name.empty()"),
-    Mutant("joined members stay joined", NEGOTIATOR, "  ready_to_run_.push_back(std::move(ready));\n  joined_.Clear();",
-           "ready_to_run_.push_back(std::move(ready));"),
+    Mutant(
+        "a join overtakes what was asked for again",
+        NEGOTIATOR,
+        "!held_joins_[member].name.empty() && unanswered_[member] == 0",
+        "!held_joins_[member].name.empty()",
+    ),
+    Mutant(
+        "joined members stay joined",
+        NEGOTIATOR,
+        "  ready_to_run_.push_back(std::move(ready));\n  joined_.Clear();",
+        "ready_to_run_.push_back(std::move(ready));",
+    ),
     Mutant("a join leaves waiting operations alone", NEGOTIATOR, "\n  CompleteAll(effects);", ";"),
     Mutant("a join keeps what the member is owed", NEGOTIATOR, "  CancelOwed(member);", ";"),
-    Mutant("joined members are listed off by one", NEGOTIATOR, "if (!arrival.present) ready.joined.push_back(member);",
-           "if (!arrival.present) ready.joined.push_back(member > 0 ? member - 1 : 0);"),
-    Mutant("batches mix different joined members", NEGOTIATOR, "if (ready.joined != ready_to_run_[0].joined) break;", ";"),
-    Mutant("a joined root sends nothing", MATCH, "members[member] == first.root && requests[member] == nullptr", "false"),
+    Mutant(
+        "joined members are listed off by one",
+        NEGOTIATOR,
+        "if (!arrival.present) ready.joined.push_back(member);",
+        "if (!arrival.present) ready.joined.push_back(member > 0 ? member - 1 : 0);",
+    ),
+    Mutant(
+        "batches mix different joined members", NEGOTIATOR, "if (ready.joined != ready_to_run_[0].joined) break;", ";"
+    ),
+    Mutant(
+        "a joined root sends nothing", MATCH, "members[member] == first.root && requests[member] == nullptr", "false"
+    ),
     # Errors
-    Mutant("late members do not hear of a failure", NEGOTIATOR, "owed_[entry.name].emplace_back(member, failure);", ";"),
-    Mutant("the refusing member is told of its own refusal", NEGOTIATOR, "!entry.arrivals[member].refused && !joined_.has(member)",
-           "!joined_.has(member)"),
-    Mutant("an error is not told to the coordinator's own rank", NEGOTIATOR, "  if (member == options_.me)\n    Apply(frame, effects);\n  else\n    effects->push_back(effect::Send{member, std::move(frame)});",
-           "if (member != options_.me) effects->push_back(effect::Send{member, std::move(frame)});"),
-    Mutant("the newest failure is told first", NEGOTIATOR, "*failure = std::move(found->second);", "*failure = members.back().second;"),
-    Mutant("shapes may differ", MATCH, "ShapesText(r, RaggedRows(r))", "ShapesText(Request(), RaggedRows(r))"),
-    Mutant("a mismatch lists only two groups", MATCH, "if (group == groups.size()) groups.emplace_back(text, std::vector<int>());",
-           "if (group == groups.size()) { if (group == 2) group = 1; else groups.emplace_back(text, std::vector<int>()); }"),
-    Mutant("ranks are named by their places", MATCH, "groups[group].second.push_back(members[member]);",
-           "groups[group].second.push_back(static_cast<int>(member));"),
+    Mutant(
+        "late members do not hear of a failure",
+        NEGOTIATOR,
+        "undelivered_failures_[entry.name].emplace_back(member, failure);",
+        ";",
+    ),
+    Mutant(
+        "the refusing member is told of its own refusal",
+        NEGOTIATOR,
+        "!entry.arrivals[member].refused && !joined_.has(member)",
+        "!joined_.has(member)",
+    ),
+    Mutant(
+        "an error is not told to the coordinator's own rank",
+        NEGOTIATOR,
+        "  if (member == options_.me)\n    Apply(frame, effects);\n  else\n    effects->push_back(effect::Send{member, std::move(frame)});",
+        "if (member != options_.me) effects->push_back(effect::Send{member, std::move(frame)});",
+    ),
+    Mutant(
+        "the newest failure is told first",
+        NEGOTIATOR,
+        "*failure = std::move(found->second);",
+        "*failure = members.back().second;",
+    ),
+    Mutant(
+        "shapes may differ",
+        MATCH,
+        "ShapesText(r, Ragged(Find(r.operation)->layout))",
+        "ShapesText(Request(), Ragged(Find(r.operation)->layout))",
+    ),
+    Mutant(
+        "a mismatch lists only two groups",
+        MATCH,
+        "if (group == groups.size()) groups.emplace_back(text, std::vector<int>());",
+        "if (group == groups.size()) { if (group == 2) group = 1; else groups.emplace_back(text, std::vector<int>()); }",
+    ),
+    Mutant(
+        "ranks are named by their places",
+        MATCH,
+        "groups[group].second.push_back(members[member]);",
+        "groups[group].second.push_back(static_cast<int>(member));",
+    ),
     # The response cache
     Mutant("an unknown id is dropped", NEGOTIATOR, "      resend.ids.push_back(id);", ";"),
-    Mutant("an id stands for another request", NEGOTIATOR, "!(cache_.Find(id)->RequestOf(options_.me, member_count()) == request)", "false"),
-    Mutant("what joined members left out is cached", NEGOTIATOR, "ready.joined.empty() && response.request.cacheable",
-           "response.request.cacheable"),
-    Mutant("a used entry is not touched", NEGOTIATOR, "if (agreed.cached) cache_.Touch(agreed.id);",
-           "if (agreed.cached && coordinates()) cache_.Touch(agreed.id);"),
-    Mutant("an id is given twice", NEGOTIATOR, "ready.agreed.id = next_id_++;", "ready.agreed.id = 1 + next_id_++ % 7;"),
-    Mutant("an evicted response is named by its id", NEGOTIATOR, "agreed.cached && cache_.Find(agreed.id) == nullptr", "false"),
-    Mutant("nothing is cached", NEGOTIATOR, "if (!agreed.cached && agreed.id != ResponseCache::kNone) cache_.Insert(agreed.id, agreed.response);", ";"),
-    Mutant("rows of another member", REQUEST, "rows[member * tensors + tensor]", "rows[tensor]"),
+    Mutant(
+        "an id stands for another request",
+        NEGOTIATOR,
+        "!(cache_.Find(id)->RequestOf(options_.me, member_count()) == request)",
+        "false",
+    ),
+    Mutant(
+        "what joined members left out is cached",
+        NEGOTIATOR,
+        "ready.joined.empty() && response.request.cacheable",
+        "response.request.cacheable",
+    ),
+    Mutant(
+        "a used entry is not touched",
+        NEGOTIATOR,
+        "if (agreed.cached) cache_.Touch(agreed.id);",
+        "if (agreed.cached && coordinates()) cache_.Touch(agreed.id);",
+    ),
+    Mutant(
+        "an id is given twice", NEGOTIATOR, "ready.agreed.id = next_id_++;", "ready.agreed.id = 1 + next_id_++ % 7;"
+    ),
+    Mutant(
+        "an evicted response is named by its id",
+        NEGOTIATOR,
+        "agreed.cached && cache_.Find(agreed.id) == nullptr",
+        "false",
+    ),
+    Mutant(
+        "nothing is cached",
+        NEGOTIATOR,
+        "if (!agreed.cached && agreed.id != ResponseCache::kNone) cache_.Insert(agreed.id, agreed.response);",
+        ";",
+    ),
+    Mutant("rows of another member", REQUEST, "rows.data() + rows.size() / members * member", "rows.data()"),
     # Batches
-    Mutant("a finished batch frees no place", NEGOTIATOR, "if (coordinates()) --batches_under_way_;",
-           "if (coordinates() && next_id_ % 5 != 0) --batches_under_way_;"),
-    Mutant("any number of batches is under way", NEGOTIATOR, "!ready_to_run_.empty() && batches_under_way_ < kMostBatches",
-           "!ready_to_run_.empty()"),
-    Mutant("a batch grows beyond the threshold", FUSION, "bytes + ready[next]->request.bytes() > threshold_bytes", "false"),
-    Mutant("sum and maximum share a batch", FUSION, "a.reduction == b.reduction", "true"),
-    Mutant("averages of other weights share a batch", FUSION, "one.weights == other.weights", "true"),
-    Mutant("the last member hears of no batch", NEGOTIATOR, "if (member != options_.me) effects->push_back(effect::Send{member, frame});",
-           "if (member != options_.me && (member + 1 < member_count() || next_id_ % 3 != 0)) effects->push_back(effect::Send{member, frame});"),
+    Mutant(
+        "a finished batch frees no place",
+        NEGOTIATOR,
+        "if (coordinates()) --batches_under_way_;",
+        "if (coordinates() && next_id_ % 5 != 0) --batches_under_way_;",
+    ),
+    Mutant(
+        "any number of batches is under way",
+        NEGOTIATOR,
+        "!ready_to_run_.empty() && batches_under_way_ < kMaxBatches",
+        "!ready_to_run_.empty()",
+    ),
+    Mutant(
+        "a batch grows beyond the threshold", FUSION, "bytes + ready[next]->request.bytes() > threshold_bytes", "false"
+    ),
+    Mutant("sum and maximum share a batch", FUSION, "one.request.name != other.request.name", "false"),
+    Mutant("averages of other weights share a batch", FUSION, "one.name##s != other.name##s", "false"),
+    Mutant(
+        "the last member hears of no batch",
+        NEGOTIATOR,
+        "if (member != options_.me) effects->push_back(effect::Send{member, frame});",
+        "if (member != options_.me && (member + 1 < member_count() || next_id_ % 3 != 0)) effects->push_back(effect::Send{member, frame});",
+    ),
     # Stalls
-    Mutant("a stall is never given up", NEGOTIATOR, "options_.stall_abort == kNever ? kNever : std::max(entry.since, BusyUntil(entry)) + options_.stall_abort", "kNever"),
-    Mutant("stall reports do not get rarer", NEGOTIATOR, "while (entry->since + entry->patience <= now) entry->patience *= 2;", ";"),
-    Mutant("a stall names the wrong ranks", NEGOTIATOR, "if (!entry.arrivals[member].present && !joined_.has(member)) ranks.push_back(options_.members[member]);",
-           "if (!entry.arrivals[member].present && !joined_.has(member)) ranks.push_back(member);"),
+    Mutant(
+        "a stall is never given up",
+        STALLS,
+        "abort_ == kNever ? kNever : std::max(clock.since, BusyUntil(missing)) + abort_",
+        "kNever",
+    ),
+    Mutant(
+        "stall reports do not get rarer",
+        STALLS,
+        "while (clock->since + clock->patience <= now) clock->patience *= 2;",
+        ";",
+    ),
+    Mutant(
+        "a stall names the wrong ranks",
+        NEGOTIATOR,
+        "if (IsMissing(entry, member)) ranks.push_back(options_.members[member]);",
+        "if (IsMissing(entry, member)) ranks.push_back(member);",
+    ),
     Mutant("the coordinator sets no timer", NEGOTIATOR, "!coordinates() || order_.empty()", "true"),
     Mutant("process sets share an id", NEGOTIATOR, "next_process_set_++", "1 + next_process_set_++ % 2"),
     # Long phases
-    Mutant("a long phase is not told to the coordinator", NEGOTIATOR, "  frame.milliseconds = static_cast<uint64_t>(event.duration / kMillisecond);", ";"),
-    Mutant("a long phase puts no end off", NEGOTIATOR, "until = std::max(until, busy.second)", "until = 1"),
-    Mutant("a long phase keeps no report back", NEGOTIATOR, "std::max(entry.warn_at, busy_until + options_.stall_warning)", "entry.warn_at"),
+    Mutant(
+        "a long phase is not told to the coordinator",
+        NEGOTIATOR,
+        "  frame.milliseconds = static_cast<uint64_t>(event.duration / kMillisecond);",
+        ";",
+    ),
+    Mutant("a long phase puts no end off", STALLS, "until = std::max(until, busy.second)", "until = 1"),
+    Mutant(
+        "a long phase keeps no report back",
+        STALLS,
+        "std::max(clock.warn_at, busy_until + warning_)",
+        "clock.warn_at",
+    ),
     # Who lives
     Mutant("silence is no death", LIVENESS, "now - peer->changed < bound_", "true"),
     Mutant("half of the bound is enough", LIVENESS, "dead_after_seconds * 1e9", "dead_after_seconds * 0.5e9"),
-    Mutant("a process that has ended is not noticed", LIVENESS, "peer->local && seen.Died(peer->ranks[0])", "false"),
-    Mutant("whoever left is judged on", LIVENESS, "peer->local && seen.Left(peer->ranks[0])", "false"),
+    Mutant("a process that has ended is not noticed", LIVENESS, "peer->local && first.died", "false"),
+    Mutant("whoever left is judged on", LIVENESS, "peer->local && first.left", "false"),
     Mutant("a new sign of life is not noted", LIVENESS, "sign != peer->sign", "false"),
     Mutant("whoever was stopped judges at once", LIVENESS, "if (!listened) peer.changed = now;", ";"),
-    Mutant("hosts are listened to in one direction of the ring only", LIVENESS, "world.hosts[(mine + hosts - distance) % hosts]",
-           "world.hosts[(mine + distance) % hosts]"),
-    Mutant("a host is named by its first rank alone", LIVENESS, "RanksText(peer.ranks)", "RanksText({peer.ranks[0]})"),
+    Mutant(
+        "hosts are listened to in one direction of the ring only",
+        LIVENESS,
+        "world.hosts[(mine + hosts - distance) % hosts]",
+        "world.hosts[(mine + distance) % hosts]",
+    ),
+    Mutant("a host is named by its first rank alone", LIVENESS, "RanksText(ranks)", "RanksText({ranks[0]})"),
     Mutant("idle ranks sleep too long", LIVENESS, "now + period_", "now + 40 * period_"),
     Mutant("a host that left is judged on", LIVENESS, "peer.ranks[0] == rank", "false"),
-    Mutant("no host beats for the others", PROTOCOL, "  SendBeats(false);", ";"),
-    Mutant("nobody beats within a host", PROTOCOL, "  performer_->Beat();", ";"),
+    Mutant("no host beats for the others", PROTOCOL, "  SendBeats(false, effects);", ";"),
+    Mutant("nobody beats within a host", PROTOCOL, "  effects->push_back(rank_effect::Beat{});", ";"),
+    # Lost connections
+    Mutant(
+        "a lost connection is no death", PROTOCOL, "  HearEnd(liveness_.ConnectionLost(rank, cause), effects);", ";"
+    ),
+    Mutant("whoever said that it leaves is lost", PROTOCOL, "left_.count(rank) > 0", "false"),
+    Mutant("a host that says that it leaves is lost", PROTOCOL, "      left_.insert(from);", ";"),
+    Mutant("a lost connection is named by this rank", LIVENESS, "Subject({rank})", "Subject({world_.rank})"),
     # The end
-    Mutant("other hosts hear of no end", PROTOCOL, "    performer_->Send(rank, std::move(abort));", ";"),
-    Mutant("an end that is heard of ends nothing", PROTOCOL, "return Abort(Status::PeerLost(frame.text));", "return;"),
+    Mutant(
+        "other hosts hear of no end",
+        PROTOCOL,
+        "    effects->push_back(rank_effect::Send{rank, std::move(abort)});",
+        ";",
+    ),
+    Mutant(
+        "an end that is heard of ends nothing",
+        PROTOCOL,
+        "return HearEnd(Status::PeerLost(frame.text), effects);",
+        "return;",
+    ),
+    Mutant("an end overtakes what was decided before", PROTOCOL, "!hears_", "true"),
+    Mutant(
+        "last words of a dead coordinator are waited for",
+        PROTOCOL,
+        "now >= end_by_ || !AwaitsCoordinator()",
+        "!AwaitsCoordinator()",
+    ),
     Mutant("one goodbye is enough", PROTOCOL, "goodbyes_.size() == everyone().size()", "true"),
     Mutant("only the lowest rank hears goodbyes", PROTOCOL, "    concerned.insert(members[0]);", ";"),
-    Mutant("whoever gives up waiting goes on beating", PROTOCOL, "  SendBeats(true);", ";"),
+    Mutant("whoever gives up waiting goes on beating", PROTOCOL, "  SendBeats(true, effects);", ";"),
     # Process sets
-    Mutant("frames that come before their set are lost", PROTOCOL, "    early_frames_[process_set].emplace_back(from, std::move(frame));", ";"),
+    Mutant(
+        "frames that come before their set are lost",
+        PROTOCOL,
+        "    early_frames_[process_set].emplace_back(from, std::move(frame));",
+        ";",
+    ),
 ]
 AWAKE = "::ringtrain::simulation::awake_mutant == {number}"
 
 
-def sources() -> list[str]:
-    """The files of native/ that have mutants."""
-    return sorted({mutant.file for mutant in MUTANTS})
+def sources(mutants: list[Mutant]) -> list[str]:
+    """The files that have mutants."""
+    return sorted({mutant.file for mutant in mutants})
 
 
-def mutated(file: str, text: str) -> str:
+def mutated(mutants: list[Mutant], file: str, text: str) -> str:
     """The text of a source with all its mutants in it.
 
     Raises ValueError if a mutant's piece does not occur exactly once, or overlaps another's: the source has changed.
     """
     pieces = []
-    for number, mutant in enumerate(MUTANTS):
+    for number, mutant in enumerate(mutants):
         if mutant.file != file:
             continue
         if text.count(mutant.original) != 1:
-            raise ValueError(f"mutant '{mutant.name}': expected this once in {file}, but found it {text.count(mutant.original)} times: "
-                             f"{mutant.original!r}. Adapt tests/simulation/mutants.py to the source.")
+            raise ValueError(
+                f"mutant '{mutant.name}': expected this once in {file}, but found it {text.count(mutant.original)} times: "
+                f"{mutant.original!r}. Adapt the table in tests/simulation to the source."
+            )
         pieces.append((text.index(mutant.original), mutant, AWAKE.format(number=number)))
     end = 0
     parts = ['#include "mutants.h"\n']
@@ -149,19 +316,21 @@ def switched(mutant: Mutant, awake: str) -> str:
     return f"({awake} ? ({mutant.mutated}) : ({mutant.original}))"
 
 
-def names_source() -> str:
+def names_source(mutants: list[Mutant]) -> str:
     """The C++ file that gives the executable the names."""
-    names = "".join(f'    "{mutant.name}",\n' for mutant in MUTANTS)
-    return ('#include "mutants.h"\n\nnamespace ringtrain {\nnamespace simulation {\n\n'
-            f"const std::vector<std::string> kMutants = {{\n{names}}};\nint awake_mutant = -1;\n\n"
-            "}  // namespace simulation\n}  // namespace ringtrain\n")
+    names = "".join(f'    "{mutant.name}",\n' for mutant in mutants)
+    return (
+        '#include "mutants.h"\n\nnamespace ringtrain {\nnamespace simulation {\n\n'
+        f"const std::vector<std::string> kMutants = {{\n{names}}};\nint awake_mutant = -1;\n\n"
+        "}  // namespace simulation\n}  // namespace ringtrain\n"
+    )
 
 
-def write(native: Path, folder: Path) -> list[Path]:
+def write(mutants: list[Mutant], root: Path, folder: Path) -> list[Path]:
     """Writes the mutated copies and the names into a folder, leaving alone what has not changed, and returns their paths."""
-    texts = {"mutant_names.cc": names_source()}
-    for file in sources():
-        texts["mutated_" + Path(file).name] = mutated(file, (native / file).read_text())
+    texts = {"mutant_names.cc": names_source(mutants)}
+    for file in sources(mutants):
+        texts["mutated_" + Path(file).name] = mutated(mutants, file, (root / file).read_text())
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         path = folder / name

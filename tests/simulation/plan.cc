@@ -11,7 +11,9 @@ namespace ringtrain {
 namespace simulation {
 namespace {
 
-bool Contains(const std::vector<int>& values, int value) { return std::find(values.begin(), values.end(), value) != values.end(); }
+bool Contains(const std::vector<int>& values, int value) {
+  return std::find(values.begin(), values.end(), value) != values.end();
+}
 
 // "dtype must be the same on all ranks, but is float32 on ranks 0, 2 and float16 on rank 1. "
 std::string DifferenceText(const Turn& turn, const std::vector<int>& submitters) {
@@ -31,7 +33,8 @@ std::string DifferenceText(const Turn& turn, const std::vector<int>& submitters)
   return text + ". ";
 }
 
-Verdict Failure(StatusCode code, std::vector<std::string> any_of, std::vector<std::string> all_of = {}, int warnings = 0) {
+Verdict Failure(StatusCode code, std::vector<std::string> any_of, std::vector<std::string> all_of = {},
+                int warnings = 0) {
   Verdict verdict;
   verdict.runs = false;
   verdict.code = code;
@@ -43,8 +46,8 @@ Verdict Failure(StatusCode code, std::vector<std::string> any_of, std::vector<st
 
 Nanoseconds FromSeconds(double seconds) { return static_cast<Nanoseconds>(seconds * 1e9); }
 
-// Reports of a stall that lasts so long: the next comes after twice the time, and none before the missing ranks are back from the
-// long phase that they have announced and the first time has passed once more.
+// Reports of a stall that lasts so long: the next comes after twice the time, and none before the missing ranks are
+// back from the long phase that they have announced and the first time has passed once more.
 int ReportsWithin(Nanoseconds age, Nanoseconds patience, Nanoseconds long_phase) {
   const Nanoseconds first = long_phase > 0 ? long_phase + patience : patience;
   int reports = 0;
@@ -94,15 +97,20 @@ void DropFromTurn(int rank, const std::vector<int>& members, Turn* turn) {
 
 void DropRank(int rank, Plan* plan) {
   for (Turn& turn : plan->turns)
-    if (turn.parts.count(rank) > 0 && turn.parts.size() > 1) DropFromTurn(rank, plan->sets.at(turn.set), &turn);
-    else turn.parts.erase(rank);
-  for (auto& set : plan->sets) set.second.erase(std::remove(set.second.begin(), set.second.end(), rank), set.second.end());
+    if (turn.parts.count(rank) > 0 && turn.parts.size() > 1)
+      DropFromTurn(rank, plan->sets.at(turn.set), &turn);
+    else
+      turn.parts.erase(rank);
+  for (auto& set : plan->sets)
+    set.second.erase(std::remove(set.second.begin(), set.second.end(), rank), set.second.end());
   plan->ranks = plan->sets.at(0);
   plan->leaves_after.erase(rank);
   plan->lingers.erase(rank);
-  for (Fault& fault : plan->faults) fault.ranks.erase(std::remove(fault.ranks.begin(), fault.ranks.end(), rank), fault.ranks.end());
-  plan->faults.erase(std::remove_if(plan->faults.begin(), plan->faults.end(), [](const Fault& fault) { return fault.ranks.empty(); }),
-                     plan->faults.end());
+  for (Fault& fault : plan->faults)
+    fault.ranks.erase(std::remove(fault.ranks.begin(), fault.ranks.end(), rank), fault.ranks.end());
+  plan->faults.erase(
+      std::remove_if(plan->faults.begin(), plan->faults.end(), [](const Fault& fault) { return fault.ranks.empty(); }),
+      plan->faults.end());
 }
 
 bool Keeps(const Case::Kept& kept, int number) { return !kept || kept->count(number) > 0; }
@@ -114,7 +122,8 @@ void KeepTurns(const Case::Kept& kept, Plan* plan) {
     for (int needed : turn.needs) drop |= dropped.count(needed) > 0;
     if (drop) dropped.insert(turn.number);
   }
-  plan->turns.erase(std::remove_if(plan->turns.begin(), plan->turns.end(), [&](const Turn& turn) { return dropped.count(turn.number) > 0; }),
+  plan->turns.erase(std::remove_if(plan->turns.begin(), plan->turns.end(),
+                                   [&](const Turn& turn) { return dropped.count(turn.number) > 0; }),
                     plan->turns.end());
 }
 
@@ -133,7 +142,8 @@ std::string RanksListText(const std::vector<int64_t>& ranks) {
 }
 
 const Request& Turn::request() const {
-  return std::find_if(parts.begin(), parts.end(), [](const auto& part) { return part.second.act == Act::kSubmits; })->second.request;
+  return std::find_if(parts.begin(), parts.end(), [](const auto& part) { return part.second.act == Act::kSubmits; })
+      ->second.request;
 }
 
 std::vector<int> Turn::ranks_that(Act act) const {
@@ -147,10 +157,15 @@ bool Plan::fails() const {
   return std::any_of(faults.begin(), faults.end(), [&](const Fault& fault) { return IsDeadly(*this, fault); });
 }
 
+std::string SubjectIn(const Turn& turn) {
+  return turn.request().Subject() + (turn.set == 0 ? ": " : " of process set ");
+}
+
 Verdict ExpectedVerdict(const Plan& plan, const Turn& turn) {
   const std::vector<int> submitters = turn.ranks_that(Act::kSubmits), refusers = turn.ranks_that(Act::kRefuses);
   const Request& request = turn.request();
-  const Nanoseconds warning = FromSeconds(plan.options.stall_warning_seconds), abort = FromSeconds(plan.options.stall_abort_seconds);
+  const Nanoseconds warning = FromSeconds(plan.options.stall_warning_seconds),
+                    abort = FromSeconds(plan.options.stall_abort_seconds);
   std::vector<int> gone, late;
   Nanoseconds delay = 0, long_phase = 0;
   for (const auto& [rank, part] : turn.parts) {
@@ -161,7 +176,7 @@ Verdict ExpectedVerdict(const Plan& plan, const Turn& turn) {
     delay = std::max(delay, part.delay);
     long_phase = std::max(long_phase, part.long_phase);
   }
-  if (!gone.empty()) return Failure(StatusCode::kClosed, {}, {request.Subject() + ": ", "called shutdown()"});
+  if (!gone.empty()) return Failure(StatusCode::kClosed, {}, {SubjectIn(turn), "called shutdown()"});
   if (!refusers.empty()) {
     std::vector<std::string> texts;
     for (int rank : refusers) texts.push_back(turn.parts.at(rank).refusal);
@@ -172,13 +187,15 @@ Verdict ExpectedVerdict(const Plan& plan, const Turn& turn) {
   Verdict verdict;
   if (!prompt.empty()) verdict.warnings = ReportsWithin(std::min(delay, long_phase + abort - 1), warning, long_phase);
   if (delay >= long_phase + abort && !prompt.empty())
-    return Failure(StatusCode::kTimeout, {request.Subject() + ": waiting "},
-                   {"submitted by " + RanksText(prompt) + "; missing " + RanksText(late) + ".", "It was given up after"},
+    return Failure(StatusCode::kTimeout, {SubjectIn(turn)},
+                   {": waiting ", "submitted by " + RanksText(prompt) + "; missing " + RanksText(late) + ".",
+                    "It was given up after"},
                    verdict.warnings);
   const std::string difference = DifferenceText(turn, submitters);
   if (!difference.empty()) return Failure(StatusCode::kMismatch, {request.Subject() + ": " + difference});
   if (request.operation == Operation::kBroadcast && !Contains(submitters, request.root))
-    return Failure(StatusCode::kMismatch, {request.Subject() + ": root " + std::to_string(request.root) + " has joined "});
+    return Failure(StatusCode::kMismatch,
+                   {request.Subject() + ": root " + std::to_string(request.root) + " has joined "});
   return verdict;
 }
 
@@ -206,29 +223,37 @@ bool Case::Parse(const std::string& text, Case* parsed) {
     const size_t equals = word.find('=');
     if (equals == std::string::npos) return false;
     const std::string name = word.substr(0, equals), value = word.substr(equals + 1);
-    if (name == "seed") parsed->seed = std::strtoull(value.c_str(), nullptr, 10);
-    else if (name == "size") parsed->size = std::atoi(value.c_str());
-    else if (name == "ranks" && ParseList(value, &parsed->ranks.emplace())) continue;
-    else if (name == "turns" && ParseList(value, &parsed->turns.emplace())) continue;
-    else if (name == "faults" && ParseList(value, &parsed->faults.emplace())) continue;
-    else return false;
+    if (name == "seed")
+      parsed->seed = std::strtoull(value.c_str(), nullptr, 10);
+    else if (name == "size")
+      parsed->size = std::atoi(value.c_str());
+    else if (name == "ranks" && ParseList(value, &parsed->ranks.emplace()))
+      continue;
+    else if (name == "turns" && ParseList(value, &parsed->turns.emplace()))
+      continue;
+    else if (name == "faults" && ParseList(value, &parsed->faults.emplace()))
+      continue;
+    else
+      return false;
   }
   return true;
 }
 
 std::string Plan::Text() const {
-  static const char* const kFaults[] = {"freeze", "slow", "late start", "crash", "exception", "cut"};
+  static const char* const kFaults[] = {"freeze", "slow", "late start", "crash", "exception", "cut", "loss"};
   static const char* const kWays[] = {"", " outward", " inward"};
   std::ostringstream text;
-  text << ranks.size() << " ranks, cache of " << options.cache_capacity << " names, fusion up to " << options.fusion_threshold_bytes
-       << " bytes" << (waits_at_exit ? ", waits at exit" : "") << (idle_ranks_doze ? ", idle ranks doze" : "") << "\n";
+  text << ranks.size() << " ranks, cache of " << options.cache_capacity << " names, fusion up to "
+       << options.fusion_threshold_bytes << " bytes" << (waits_at_exit ? ", waits at exit" : "")
+       << (idle_ranks_doze ? ", idle ranks doze" : "") << (wire_tells ? ", the wire tells of losses" : "") << "\n";
   std::map<int, std::vector<int>> hosts;
   for (int rank : ranks) hosts[host_of.at(rank)].push_back(rank);
   for (const auto& [host, local] : hosts) text << "  host " << host << ": " << RanksText(local) << "\n";
   for (const auto& [set, members] : sets)
     if (set > 0) text << "  set " << set << ": " << RanksText(members) << "\n";
   for (const Turn& turn : turns) {
-    text << "  turn " << turn.number << (turn.fenced ? " (fenced)" : "") << ": " << turn.request().Subject() << " in set " << turn.set;
+    text << "  turn " << turn.number << (turn.fenced ? " (fenced)" : "") << ": " << turn.request().Subject()
+         << " in set " << turn.set;
     for (const auto& [rank, part] : turn.parts) {
       text << "; " << rank << " in round " << part.round;
       if (part.act == Act::kRefuses) text << " refuses";
@@ -241,8 +266,9 @@ std::string Plan::Text() const {
     text << "\n";
   }
   for (const Fault& fault : faults)
-    text << "  fault " << fault.number << ": " << kFaults[fault.kind] << kWays[fault.way] << " of " << RanksText(fault.ranks) << " at " << fault.at / kMillisecond
-         << " ms for " << fault.duration / kMillisecond << " ms\n";
+    text << "  fault " << fault.number << ": " << kFaults[fault.kind] << kWays[fault.way] << " of "
+         << RanksText(fault.ranks) << " at " << fault.at / kMillisecond << " ms for " << fault.duration / kMillisecond
+         << " ms\n";
   for (const auto& [rank, time] : lingers) text << "  rank " << rank << " lingers for " << time / kSecond << " s\n";
   for (const auto& [rank, round] : leaves_after) text << "  rank " << rank << " leaves after round " << round << "\n";
   return text.str();

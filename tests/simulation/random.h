@@ -1,5 +1,5 @@
-// Random: splitmix64, so that a seed means the same on every machine. Each part of a simulation draws from a stream of its own:
-// one more draw in one of them leaves the others as they were.
+// Random: splitmix64, so that a seed means the same on every machine. Each part of a simulation draws from a stream of
+// its own: one more draw in one of them leaves the others as they were.
 #ifndef RINGTRAIN_TESTS_SIMULATION_RANDOM_H_
 #define RINGTRAIN_TESTS_SIMULATION_RANDOM_H_
 
@@ -32,7 +32,9 @@ class Random {
 
   uint64_t Next() { return Mix(state_++); }
   uint64_t Below(uint64_t bound) { return Next() % bound; }
-  int64_t Between(int64_t lowest, int64_t highest) { return lowest + static_cast<int64_t>(Below(highest - lowest + 1)); }
+  int64_t Between(int64_t lowest, int64_t highest) {
+    return lowest + static_cast<int64_t>(Below(highest - lowest + 1));
+  }
   bool OneIn(uint64_t bound) { return Below(bound) == 0; }
 
   template <typename T>

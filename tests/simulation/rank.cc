@@ -8,11 +8,12 @@ namespace ringtrain {
 namespace simulation {
 namespace {
 
-constexpr int kMostFrames = 64;  // taken in one step, as in coordinator.cc
+constexpr int kMaxFrames = 64;  // taken in one step, as in coordinator.cc
 constexpr Nanoseconds kShutdownTimeout = 5 * kSecond;
 
 bool BlocksItsCaller(Operation operation) {
-  return operation == Operation::kJoin || operation == Operation::kAddProcessSet || operation == Operation::kRemoveProcessSet;
+  return operation == Operation::kJoin || operation == Operation::kAddProcessSet ||
+         operation == Operation::kRemoveProcessSet;
 }
 
 }  // namespace
@@ -24,8 +25,10 @@ SimulatedRank::SimulatedRank(const Plan& plan, int rank, Judge* judge, Surroundi
       surroundings_(surroundings),
       random_({plan.seed, 2, static_cast<uint64_t>(rank)}),
       clock_offset_(static_cast<Nanoseconds>(random_.Below(100000)) * kSecond),
-      protocol_(surroundings->world(), plan.options, this) {
+      protocol_(surroundings->world(), plan.options) {
   ids_[0] = 0;
+  protocol_.Begin(clock(), &effects_);
+  CarryOut();
   MakeProgram();
 }
 
@@ -37,12 +40,15 @@ void SimulatedRank::MakeProgram() {
   for (const Turn& turn : plan_.turns) {
     auto part = turn.parts.find(rank_);
     const bool takes_part = part != turn.parts.end() && part->second.act != Act::kAbsent;
-    if (takes_part || turn.fenced) rounds[turn.fenced ? turn.parts.begin()->second.round : part->second.round].push_back(&turn);
+    if (takes_part || turn.fenced)
+      rounds[turn.fenced ? turn.parts.begin()->second.round : part->second.round].push_back(&turn);
   }
   auto key = [&](const Turn* turn) {
     auto part = turn->parts.find(rank_);
-    const bool last = turn->request().operation == Operation::kJoin || (part != turn->parts.end() && part->second.act == Act::kAbandons);
-    return std::make_pair(last, Mix({plan_.seed, 3, static_cast<uint64_t>(rank_), static_cast<uint64_t>(turn->number)}));
+    const bool last = turn->request().operation == Operation::kJoin ||
+                      (part != turn->parts.end() && part->second.act == Act::kAbandons);
+    return std::make_pair(last,
+                          Mix({plan_.seed, 3, static_cast<uint64_t>(rank_), static_cast<uint64_t>(turn->number)}));
   };
   auto leaves = plan_.leaves_after.find(rank_);
   for (auto& [round, turns] : rounds) {
@@ -57,7 +63,8 @@ void SimulatedRank::MakeProgram() {
     if (!last && Mix({plan_.seed, 4, static_cast<uint64_t>(rank_), static_cast<uint64_t>(round)}) % 3 == 0)
       program_.push_back({Action::kWaitForAll});
   }
-  const bool abandons = !program_.empty() && program_.back().turn != nullptr && program_.back().turn->parts.at(rank_).act == Act::kAbandons;
+  const bool abandons = !program_.empty() && program_.back().turn != nullptr &&
+                        program_.back().turn->parts.at(rank_).act == Act::kAbandons;
   if (!abandons) program_.push_back({Action::kWaitForAll});
   if (plan_.lingers.count(rank_) > 0) program_.push_back({Action::kLinger});
   program_.push_back({Action::kLeave});
@@ -89,9 +96,11 @@ bool SimulatedRank::Perform(const Action& action) {
       return HasPassed(plan_.lingers.at(rank_));
     case Action::kLeave:
       leaving_ = true;
-      if (!plan_.waits_at_exit || plan_.leaves_after.count(rank_) > 0) close_by_ = surroundings_->now() + kShutdownTimeout;
+      if (!plan_.waits_at_exit || plan_.leaves_after.count(rank_) > 0)
+        close_by_ = surroundings_->now() + kShutdownTimeout;
       TakeNews();
-      protocol_.SayGoodbye(clock());
+      protocol_.SayGoodbye(clock(), &effects_);
+      CarryOut();
       surroundings_->CallStep(rank_, 0);
       if (close_by_ != kNever) surroundings_->CallStep(rank_, kShutdownTimeout);
       return true;
@@ -178,7 +187,14 @@ std::string SimulatedRank::Whereabouts() const {
 void SimulatedRank::Receive(int from, std::string bytes) {
   if (ended()) return;
   mail_.emplace_back(from, std::move(bytes));
-  if (HasWork() || !plan_.idle_ranks_doze) surroundings_->CallStep(rank_, static_cast<Nanoseconds>(random_.Below(plan_.step_delay + 1)));
+  if (HasWork() || !plan_.idle_ranks_doze)
+    surroundings_->CallStep(rank_, static_cast<Nanoseconds>(random_.Below(plan_.step_delay + 1)));
+}
+
+void SimulatedRank::LosePeer(int rank, const std::string& cause) {
+  if (ended()) return;
+  lost_.emplace_back(rank, cause);
+  Ring();
 }
 
 void SimulatedRank::Ring() {
@@ -196,11 +212,16 @@ void SimulatedRank::Step() {
   last_step_ = surroundings_->now();
   surroundings_->life(rank_).begun = true;
   HeedAbort();
-  protocol_.LookForTheDead(clock());
+  LookForTheDead();
   PassOnLongPhase();
   TakeNews();
   TakeMail();
-  if (protocol_.Tick(clock())) surroundings_->CallStep(rank_, 0);  // control operations are done at once: more may be ready behind them
+  if (mail_.empty()) {
+    TakeLostPeers();
+    protocol_.MailTaken(clock(), &effects_);
+    CarryOut();
+  }
+  if (Tick()) surroundings_->CallStep(rank_, 0);  // control operations are done at once: more may be ready behind them
   if (!ended_batches_.empty()) EndBatches();
   TryToClose();
 }
@@ -215,14 +236,15 @@ Nanoseconds SimulatedRank::next_timer() const {
 
 void SimulatedRank::HeedAbort() {
   const std::string& notice = surroundings_->notice(rank_);
-  if (!notice.empty())
-    protocol_.Abort(Status::PeerLost(notice));
-  else if (!raised_.empty())
-    protocol_.Abort(Status::PeerLost(raised_));
+  if (!notice.empty()) protocol_.HearEnd(Status::PeerLost(notice), &effects_);
+  CarryOut();
+  if (!raised_.empty() && !ended()) protocol_.Abort(Status::PeerLost(raised_), &effects_);
+  CarryOut();
 }
 
 void SimulatedRank::PassOnLongPhase() {
-  if (long_phase_ >= 0) protocol_.LongPhase(clock(), std::exchange(long_phase_, -1));
+  if (long_phase_ >= 0) protocol_.LongPhase(clock(), std::exchange(long_phase_, -1), &effects_);
+  CarryOut();
 }
 
 void SimulatedRank::TakeNews() {
@@ -237,21 +259,31 @@ void SimulatedRank::Take(const Turn& turn) {
   const Part& part = turn.parts.at(rank_);
   const int set = IdOf(turn.set);
   if (part.act == Act::kRefuses)
-    protocol_.Refused(clock(), set, {turn.name, StatusCode::kInvalidArgument, part.refusal});
+    protocol_.Refused(clock(), set, {turn.name, StatusCode::kInvalidArgument, part.refusal}, &effects_);
   else
-    protocol_.Submitted(clock(), set, RequestOf(turn));
+    protocol_.Submitted(clock(), set, RequestOf(turn), &effects_);
+  CarryOut();
 }
 
 void SimulatedRank::TakeMail() {
-  for (int count = 0; count < kMostFrames && !mail_.empty() && !ended(); ++count) {
+  for (int count = 0; count < kMaxFrames && !mail_.empty() && !ended(); ++count) {
     auto [from, bytes] = std::move(mail_.front());
     mail_.pop_front();
     ++arrivals_[from];
     Frame frame;
-    if (!Frame::Decode(bytes, &frame)) return judge_->Violate("a frame from rank " + std::to_string(from) + " cannot be decoded");
-    protocol_.Arrived(clock(), from, std::move(frame));
+    if (!Frame::Decode(bytes, &frame))
+      return judge_->Violate("a frame from rank " + std::to_string(from) + " cannot be decoded");
+    protocol_.Arrived(clock(), from, std::move(frame), &effects_);
+    CarryOut();
   }
   if (!mail_.empty()) surroundings_->CallStep(rank_, 0);
+}
+
+void SimulatedRank::TakeLostPeers() {
+  for (; !lost_.empty() && !ended(); lost_.pop_front()) {
+    protocol_.ConnectionLost(lost_.front().first, lost_.front().second, &effects_);
+    CarryOut();
+  }
 }
 
 void SimulatedRank::EndBatches() {
@@ -259,9 +291,10 @@ void SimulatedRank::EndBatches() {
     Set& set = sets_.at(ended_batches_.front());
     judge_->Finished(rank_, ended_batches_.front(), set.running.front());
     set.running.pop_front();
-    protocol_.BatchFinished(clock(), ended_batches_.front());
+    protocol_.BatchFinished(clock(), ended_batches_.front(), &effects_);
+    CarryOut();
   }
-  protocol_.Tick(clock());
+  Tick();
   surroundings_->CallProgram(rank_, ProgramDelay());
 }
 
@@ -269,7 +302,7 @@ bool SimulatedRank::busy() const {
   return std::any_of(sets_.begin(), sets_.end(), [](const auto& set) { return !set.second.running.empty(); });
 }
 
-// As Context::Leave.
+// As ContextDriver::Serve.
 void SimulatedRank::TryToClose() {
   if (ended() || !leaving_ || busy()) return;
   if (!protocol_.released() && surroundings_->now() < close_by_) return;
@@ -277,68 +310,110 @@ void SimulatedRank::TryToClose() {
   surroundings_->life(rank_).left = true;
   if (!protocol_.clean()) {
     judge_->Closed(rank_);
-    return protocol_.GiveUpWaiting(clock());
+    protocol_.GiveUpWaiting(clock(), &effects_);
+    return CarryOut();
   }
-  if (protocol_.pending() || protocol_.next_stall() != kNever) judge_->Violate("rank " + std::to_string(rank_) + " closes, but still has something to do");
-  if (protocol_.early_frames() > 0) judge_->Violate("rank " + std::to_string(rank_) + " keeps frames of a set that it never knew");
+  if (protocol_.pending() || protocol_.next_stall() != kNever)
+    judge_->Violate("rank " + std::to_string(rank_) + " closes, but still has something to do");
+  if (protocol_.early_frames() > 0)
+    judge_->Violate("rank " + std::to_string(rank_) + " keeps frames of a set that it never knew");
 }
 
 // ---- what the protocol decides ----
 
-void SimulatedRank::Send(int rank, Frame frame) {
-  auto set = sets_.find(frame.process_set);
-  if (set != sets_.end()) judge_->Sent(rank_, frame, set->second.members[0] == rank_, set->second.members[0] == rank);
-  surroundings_->Send(rank_, rank, frame);
+void SimulatedRank::CarryOut() {
+  while (!effects_.empty()) {
+    carried_out_.swap(effects_);
+    for (RankEffect& effect : carried_out_) std::visit([&](auto& what) { CarryOut(what); }, effect);
+    carried_out_.clear();
+    RemoveProcessSets();
+  }
 }
 
-void SimulatedRank::Start(int id, const effect::Execute& batch) {
-  Set& set = sets_.at(id);
-  judge_->Executed(rank_, id, batch, set.members);
-  if (!judge_->violation().empty()) return;
-  set.running.push_back(batch);
-  surroundings_->BeginBatch(rank_, id, set.batches++, set.members);
+void SimulatedRank::CarryOut(rank_effect::Send& send) {
+  auto set = sets_.find(send.frame.process_set);
+  if (set != sets_.end())
+    judge_->Sent(rank_, send.frame, set->second.members[0] == rank_, set->second.members[0] == send.rank);
+  surroundings_->Send(rank_, send.rank, send.frame);
 }
 
-void SimulatedRank::Finish(int id, const effect::Execute& control) {
-  judge_->Executed(rank_, id, control, sets_.at(id).members);
+void SimulatedRank::CarryOut(rank_effect::Start& start) {
+  if (protocol_.aborted()) return;
+  Set& set = sets_.at(start.process_set);
+  judge_->Executed(rank_, start.process_set, start.batch, set.members);
   if (!judge_->violation().empty()) return;
-  const Response& response = control.responses[0];
+  set.running.push_back(start.batch);
+  surroundings_->BeginBatch(rank_, start.process_set, set.batches++, set.members);
+}
+
+void SimulatedRank::CarryOut(rank_effect::Finish& finish) {
+  judge_->Executed(rank_, finish.process_set, finish.control, sets_.at(finish.process_set).members);
+  if (!judge_->violation().empty()) return;
+  const Response& response = finish.control.responses[0];
   if (response.request.operation == Operation::kAddProcessSet)
-    ids_[judge_->TurnOf(rank_, id, response.request.name).creates] = response.result;
-  judge_->Finished(rank_, id, control);
+    ids_[judge_->TurnOf(rank_, finish.process_set, response.request.name).creates] = response.result;
+  judge_->Finished(rank_, finish.process_set, finish.control);
   surroundings_->CallProgram(rank_, ProgramDelay());
 }
 
-void SimulatedRank::Fail(int set, const std::string& name, const Status& status) {
-  judge_->Failed(rank_, set, name, status);
+void SimulatedRank::CarryOut(rank_effect::Fail& fail) {
+  judge_->Failed(rank_, fail.process_set, fail.name, fail.status);
+  surroundings_->FailureTold(rank_);
   surroundings_->CallProgram(rank_, ProgramDelay());
 }
 
-void SimulatedRank::AddProcessSet(int id, const std::vector<int>& members) {
-  if (sets_.count(id) > 0) return judge_->Violate("set " + std::to_string(id) + " is added twice");
-  sets_[id].members = members;
+void SimulatedRank::CarryOut(rank_effect::AddProcessSet& added) {
+  if (sets_.count(added.process_set) > 0)
+    return judge_->Violate("set " + std::to_string(added.process_set) + " is added twice");
+  sets_[added.process_set].members = added.members;
 }
 
-void SimulatedRank::RemoveProcessSet(int id) {
-  judge_->Removed(rank_, id);
-  sets_.erase(id);
-}
-
-Status SimulatedRank::NoteCause(const Status& cause) {
+void SimulatedRank::CarryOut(rank_effect::NoteCause& note) {
   std::string& notice = surroundings_->notice(rank_);
-  if (notice.empty()) notice = cause.message();
-  return Status::PeerLost(notice);
+  if (notice.empty()) notice = note.cause.message();
+  protocol_.CauseNoted(Status::PeerLost(notice), &effects_);
 }
 
-void SimulatedRank::End(const Status& cause) {
+void SimulatedRank::CarryOut(rank_effect::End& end) {
   aborted_ = true;
   surroundings_->life(rank_).left = true;
-  judge_->Ended(rank_, surroundings_->now(), cause.message());
+  judge_->Ended(rank_, surroundings_->now(), end.cause.message());
 }
 
-uint64_t SimulatedRank::Arrivals(int rank) const {
-  auto found = arrivals_.find(rank);
-  return found == arrivals_.end() ? 0 : found->second;
+bool SimulatedRank::Tick() {
+  RemoveProcessSets();
+  const bool moved = protocol_.Tick(clock(), &effects_);
+  CarryOut();
+  return moved;
+}
+
+void SimulatedRank::RemoveProcessSets() {
+  for (int id : std::exchange(removals_, {})) {
+    if (!sets_.at(id).running.empty()) {
+      removals_.push_back(id);
+      continue;
+    }
+    judge_->Removed(rank_, id);
+    sets_.erase(id);
+    protocol_.ProcessSetRemoved(clock(), id, &effects_);
+  }
+}
+
+void SimulatedRank::LookForTheDead() {
+  if (clock() < protocol_.next_look()) return;
+  protocol_.Look(clock(), Signs(), &effects_);
+  CarryOut();
+}
+
+SignsOfLife SimulatedRank::Signs() const {
+  const World& world = surroundings_->world();
+  SignsOfLife signs(world.host_of.size());
+  for (const auto& [rank, count] : arrivals_) signs[rank].count = count;
+  for (int rank : world.hosts[world.host_of[rank_]]) {
+    const Life& life = surroundings_->life(rank);
+    signs[rank] = {life.left, life.died, life.beats};
+  }
+  return signs;
 }
 
 }  // namespace simulation

@@ -1,6 +1,6 @@
-// SimulatedRank: one process of a simulated world. Its protocol is the real one; this does what the protocol decides, as
-// coordinator.cc and submission.cc do in a process: mail and submissions are taken step by step, batches are run, signs of life are
-// given and seen. Its program is the rank's part of the plan.
+// SimulatedRank: one process of a simulated world. Its protocol is the real one; this does what the protocol decides,
+// as coordinator.cc and submission.cc do in a process: mail and submissions are taken step by step, batches are run,
+// signs of life are given and seen. Its program is the rank's part of the plan.
 #ifndef RINGTRAIN_TESTS_SIMULATION_RANK_H_
 #define RINGTRAIN_TESTS_SIMULATION_RANK_H_
 
@@ -36,17 +36,22 @@ class Surroundings {
   virtual void Ring(int rank) = 0;
   virtual void CallStep(int rank, Nanoseconds delay) = 0;
   virtual void CallProgram(int rank, Nanoseconds delay) = 0;
-  // The rank begins the `index`-th batch of data of a set; EndBatch is called once all members have and some time has passed.
+  // The rank's program has been told that an operation failed.
+  virtual void FailureTold(int rank) = 0;
+  // The rank begins the `index`-th batch of data of a set; EndBatch is called once all members have and some time has
+  // passed.
   virtual void BeginBatch(int rank, int set, size_t index, const std::vector<int>& members) = 0;
   // True once all ranks have come to this fence with nothing in flight.
   virtual bool PassesFence(int rank, int fence) = 0;
 };
 
-class SimulatedRank : private Performer {
+class SimulatedRank {
  public:
   SimulatedRank(const Plan& plan, int rank, Judge* judge, Surroundings* surroundings);
 
   void Receive(int from, std::string bytes);
+  // Its wire tells it of a lost peer.
+  void LosePeer(int rank, const std::string& cause);
   void EndBatch(int set);
   // One step of the driver, and one of the user's program.
   void Step();
@@ -83,35 +88,38 @@ class SimulatedRank : private Performer {
   Nanoseconds ProgramDelay();
 
   Nanoseconds clock() const { return surroundings_->now() + clock_offset_; }
-  bool HasWork() const { return leaving_ || !news_.empty() || busy() || protocol_.pending(); }
+  bool HasWork() const {
+    return protocol_.awaits_last_words() || leaving_ || !news_.empty() || busy() || protocol_.pending();
+  }
   bool busy() const;
   void HeedAbort();
   void PassOnLongPhase();
   void TakeNews();
   void Take(const Turn& turn);
   void TakeMail();
+  void TakeLostPeers();
   void EndBatches();
   void TryToClose();
 
-  // ---- Performer ----
-  void Send(int rank, Frame frame) override;
-  void Start(int set, const effect::Execute& batch) override;
-  bool Busy(int set) const override { return !sets_.at(set).running.empty(); }
-  void Finish(int set, const effect::Execute& control) override;
-  void Fail(int set, const std::string& name, const Status& status) override;
-  void AddProcessSet(int set, const std::vector<int>& members) override;
-  void RemoveProcessSet(int set) override;
-  void Warn(const std::string& text) override { judge_->Warned(rank_, text); }
-  void Count(int set, const effect::Count& count) override { judge_->Counted(rank_, set, count); }
-  void ShowStacks(const std::string&) override {}  // of Python: there is none
-  void Beat() override { ++surroundings_->life(rank_).beats; }
-  Status NoteCause(const Status& cause) override;
-  void Wake(int rank_of_this_host) override { surroundings_->Ring(rank_of_this_host); }
-  void End(const Status& cause) override;
-  bool Left(int rank) const override { return surroundings_->life(rank).left; }
-  bool Died(int rank) const override { return surroundings_->life(rank).died; }
-  uint64_t Beats(int rank) const override { return surroundings_->life(rank).beats; }
-  uint64_t Arrivals(int rank) const override;
+  // ---- what the protocol decides, as Coordinator::CarryOut ----
+  void CarryOut();
+  void CarryOut(rank_effect::Send& send);
+  void CarryOut(rank_effect::Start& start);
+  void CarryOut(rank_effect::Finish& finish);
+  void CarryOut(rank_effect::Fail& fail);
+  void CarryOut(rank_effect::AddProcessSet& added);
+  void CarryOut(rank_effect::RemoveProcessSet& removed) { removals_.push_back(removed.process_set); }
+  void CarryOut(rank_effect::Warn& warn) { judge_->Warned(rank_, warn.text); }
+  void CarryOut(rank_effect::Count& count) { judge_->Counted(rank_, count.process_set, count.count); }
+  void CarryOut(rank_effect::ShowStacks&) {}  // of Python: there is none
+  void CarryOut(rank_effect::Beat&) { ++surroundings_->life(rank_).beats; }
+  void CarryOut(rank_effect::NoteCause& note);
+  void CarryOut(rank_effect::Wake& wake) { surroundings_->Ring(wake.rank); }
+  void CarryOut(rank_effect::End& end);
+  bool Tick();
+  void RemoveProcessSets();
+  void LookForTheDead();
+  SignsOfLife Signs() const;
 
   // The real id of a planned set, -1 while this rank does not know it.
   int IdOf(int planned) const;
@@ -125,23 +133,27 @@ class SimulatedRank : private Performer {
   const Nanoseconds clock_offset_;
 
   std::deque<Action> program_;
-  const Turn* blocks_ = nullptr;        // the turn that the program waits for, as join() does
+  const Turn* blocks_ = nullptr;  // the turn that the program waits for, as join() does
   Nanoseconds fence_passed_ = 0;
-  Nanoseconds due_ = kNever;            // of the action that is delayed
+  Nanoseconds due_ = kNever;  // of the action that is delayed
 
-  std::vector<const Turn*> news_;       // submitted or refused since the last step
+  std::vector<const Turn*> news_;  // submitted or refused since the last step
   std::deque<std::pair<int, std::string>> mail_;
-  std::map<int, uint64_t> arrivals_;    // frames, by sender
-  std::map<int, Set> sets_;             // by id
-  std::map<int, int> ids_;              // planned set -> id
-  std::deque<int> ended_batches_;       // sets
-  std::string raised_;                  // by its program
-  Nanoseconds long_phase_ = -1;         // announced, and not passed on yet
+  std::deque<std::pair<int, std::string>> lost_;  // peers, with causes
+  std::map<int, uint64_t> arrivals_;              // frames, by sender
+  std::map<int, Set> sets_;                       // by id
+  std::map<int, int> ids_;                        // planned set -> id
+  std::deque<int> ended_batches_;                 // sets
+  std::string raised_;                            // by its program
+  Nanoseconds long_phase_ = -1;                   // announced, and not passed on yet
   Nanoseconds last_step_ = 0;
 
   bool leaving_ = false, closed_ = false, aborted_ = false;
   Nanoseconds close_by_ = kNever;
   Protocol protocol_;
+  RankEffects effects_;        // decided and not carried out yet
+  RankEffects carried_out_;    // at the moment
+  std::vector<int> removals_;  // sets that go as soon as none of their batches is under way
 };
 
 }  // namespace simulation

@@ -14,7 +14,7 @@ bool Fails(const Case& smaller) {
 }
 
 // Leaves out parts of what is kept: halves of it, then quarters, down to single ones. True if any could go.
-bool LeaveOut(const std::vector<int>& all, Case::Kept Case::*kept, Case* smallest) {
+bool LeaveOut(const std::vector<int>& all, Case::Kept Case::* kept, Case* smallest) {
   std::set<int> left(all.begin(), all.end());
   for (size_t length = std::max<size_t>(all.size() / 2, 1); length > 0; length /= 2)
     for (size_t first = 0; first < all.size(); first += length) {

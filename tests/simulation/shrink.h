@@ -7,7 +7,8 @@
 namespace ringtrain {
 namespace simulation {
 
-// Leaves out faults, turns and ranks, many at first and then one by one, for as long as something is violated. `from` must be.
+// Leaves out faults, turns and ranks, many at first and then one by one, for as long as something is violated. `from`
+// must be.
 Case Shrink(const Case& from);
 
 }  // namespace simulation

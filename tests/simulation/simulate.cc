@@ -1,15 +1,12 @@
 // Simulates worlds of negotiators, seed after seed, and shrinks what goes wrong.
 //
-//   simulate [--seeds FIRST-LAST] [--size N | N-M] [--seconds S] [--mutant NAME]   seeds 1-1000, sizes as the seeds draw them
-//   simulate --case 'seed=7 size=0 without-turns=3' [--trace] [--mutant NAME]      one, as a failure prints it
+//   simulate [--seeds FIRST-LAST] [--size N | N-M] [--seconds S] [--mutant NAME]   seeds 1-1000, sizes as they draw
+//   them simulate --case 'seed=7 size=0 without-turns=3' [--trace] [--mutant NAME]      one, as a failure prints it
 //   simulate --cases FILE                                                          one on each line; # starts a comment
 //   simulate --mutants [--seeds ...] [--size ...]                                  until each mutant is caught
 //
-// The exit code is 0 if nothing was violated or, of --mutants, if all were caught. With --seconds, seeds follow until the time is up.
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <chrono>
+// The exit code is 0 if nothing was violated or, of --mutants, if all were caught. With --seconds, seeds follow until
+// the time is up.
 #include <cinttypes>
 #include <cstdio>
 #include <cstdlib>
@@ -17,8 +14,9 @@
 #include <fstream>
 #include <string>
 
-#include "mutants.h"
+#include "catch.h"
 #include "random.h"
+#include "seeds.h"
 #include "shrink.h"
 #include "world.h"
 
@@ -35,14 +33,9 @@ struct Arguments {
 };
 
 int UsageError(const char* argument) {
-  std::fprintf(stderr, "simulate: '%s' is not understood; the head of tests/simulation/simulate.cc lists the options\n", argument);
+  std::fprintf(stderr, "simulate: '%s' is not understood; the head of tests/simulation/simulate.cc lists the options\n",
+               argument);
   return 2;
-}
-
-bool WakeMutant(const char* name) {
-  for (size_t number = 0; number < kMutants.size(); ++number)
-    if (kMutants[number] == name) awake_mutant = static_cast<int>(number);
-  return awake_mutant >= 0;
 }
 
 bool ParseRange(const char* text, uint64_t* first, uint64_t* last) {
@@ -65,17 +58,30 @@ const char* Parse(int argc, char** argv, Arguments* arguments) {
   for (int i = 1; i < argc; ++i) {
     const char* name = argv[i];
     const auto is = [&](const char* option) { return std::strcmp(name, option) == 0; };
-    if (is("--trace")) { arguments->trace = true; continue; }
-    if (is("--mutants")) { arguments->all_mutants = true; continue; }
+    if (is("--trace")) {
+      arguments->trace = true;
+      continue;
+    }
+    if (is("--mutants")) {
+      arguments->all_mutants = true;
+      continue;
+    }
     if (++i == argc) return name;
     const char* value = argv[i];
-    if (is("--seconds")) arguments->seconds = std::atof(value);
-    else if (is("--case")) arguments->one_case = value;
-    else if (is("--cases")) arguments->cases = value;
-    else if (is("--seeds") && ParseRange(value, &arguments->first, &arguments->last)) continue;
-    else if (is("--size") && ParseSize(value, arguments)) continue;
-    else if (is("--mutant") && WakeMutant(value)) continue;
-    else return value;
+    if (is("--seconds"))
+      arguments->seconds = std::atof(value);
+    else if (is("--case"))
+      arguments->one_case = value;
+    else if (is("--cases"))
+      arguments->cases = value;
+    else if (is("--seeds") && ParseRange(value, &arguments->first, &arguments->last))
+      continue;
+    else if (is("--size") && ParseSize(value, arguments))
+      continue;
+    else if (is("--mutant") && WakeMutant(value))
+      continue;
+    else
+      return value;
   }
   return nullptr;
 }
@@ -84,7 +90,8 @@ Case CaseOf(uint64_t seed, const Arguments& arguments) {
   Case drawn;
   drawn.seed = seed;
   if (arguments.most_size > 0)
-    drawn.size = arguments.least_size + static_cast<int>(Mix(seed) % static_cast<uint64_t>(arguments.most_size - arguments.least_size + 1));
+    drawn.size = arguments.least_size +
+                 static_cast<int>(Mix(seed) % static_cast<uint64_t>(arguments.most_size - arguments.least_size + 1));
   return drawn;
 }
 
@@ -98,8 +105,8 @@ void Report(const Case& failed) {
 
 bool RunOne(const Case& one, bool trace) {
   const Result result = Simulate(MakePlan(one), trace);
-  std::printf("case %s: %" PRId64 " events, digest %016" PRIx64 "%s%s\n", one.Text().c_str(), result.events, result.digest,
-              result.violation.empty() ? "" : ": ", result.violation.c_str());
+  std::printf("case %s: %" PRId64 " events, digest %016" PRIx64 "%s%s\n", one.Text().c_str(), result.events,
+              result.digest, result.violation.empty() ? "" : ": ", result.violation.c_str());
   return result.violation.empty();
 }
 
@@ -118,21 +125,10 @@ int RunCases(const std::string& path) {
 }
 
 int RunSeeds(const Arguments& arguments) {
-  const auto start = std::chrono::steady_clock::now();
-  const auto passed = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(); };
-  uint64_t seed = arguments.first;
-  int64_t events = 0;
-  for (; arguments.seconds > 0 ? passed() < arguments.seconds : seed <= arguments.last; ++seed) {
-    const Case one = CaseOf(seed, arguments);
-    const Result result = Simulate(MakePlan(one));
-    events += result.events;
-    if (result.violation.empty()) continue;
-    Report(one);
-    return 1;
-  }
-  std::printf("%" PRIu64 " seeds from %" PRIu64 ", %" PRId64 " events in %.1f s: nothing violated\n", seed - arguments.first,
-              arguments.first, events, passed());
-  return 0;
+  return simulation::RunSeeds(
+      arguments.first, arguments.last, arguments.seconds,
+      [&](uint64_t seed) { return Simulate(MakePlan(CaseOf(seed, arguments))); },
+      [&](uint64_t seed) { Report(CaseOf(seed, arguments)); });
 }
 
 // How many seeds it takes, 0 if none of them catches it.
@@ -142,37 +138,20 @@ uint64_t SeedsToCatch(const Arguments& arguments) {
   return 0;
 }
 
-bool Catch(int mutant, const Arguments& arguments) {
-  awake_mutant = mutant;
+bool Caught(const Arguments& arguments) {
   const uint64_t seeds = SeedsToCatch(arguments);
   if (seeds == 0) return false;
   const Case one = CaseOf(arguments.first + seeds - 1, arguments);
-  std::printf("caught after %" PRIu64 " seeds by %s: %s\n", seeds, one.Text().c_str(), Simulate(MakePlan(one)).violation.c_str());
+  std::printf("caught after %" PRIu64 " seeds by %s: %s\n", seeds, one.Text().c_str(),
+              Simulate(MakePlan(one)).violation.c_str());
   std::fflush(stdout);
   return true;
-}
-
-// Each in a process of its own, because some read what is not there.
-int RunMutants(const Arguments& arguments) {
-  int survivors = 0;
-  for (size_t number = 0; number < kMutants.size(); ++number) {
-    std::printf("%-50s ", kMutants[number].c_str());
-    std::fflush(stdout);
-    const pid_t child = fork();
-    if (child == 0) _exit(Catch(static_cast<int>(number), arguments) ? 0 : 1);
-    int status = 0;
-    waitpid(child, &status, 0);
-    if (WIFSIGNALED(status)) std::printf("caught by signal %d\n", WTERMSIG(status));
-    if (WIFEXITED(status) && WEXITSTATUS(status) != 0) std::printf("survives\n"), ++survivors;
-  }
-  std::printf("%zu mutants, %d survive\n", kMutants.size(), survivors);
-  return survivors == 0 && !kMutants.empty() ? 0 : 1;
 }
 
 int Main(int argc, char** argv) {
   Arguments arguments;
   if (const char* wrong = Parse(argc, argv, &arguments)) return UsageError(wrong);
-  if (arguments.all_mutants) return RunMutants(arguments);
+  if (arguments.all_mutants) return CatchEach([&] { return Caught(arguments); });
   if (!arguments.cases.empty()) return RunCases(arguments.cases);
   if (arguments.one_case.empty()) return RunSeeds(arguments);
   Case one;

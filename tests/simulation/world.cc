@@ -12,7 +12,7 @@ namespace {
 
 constexpr Nanoseconds kStill = 1500 * kSecond;  // longer than any stall or delay of a plan lasts
 constexpr int kSlowness = 30;
-constexpr int64_t kMostEvents = 100000;  // for each rank
+constexpr int64_t kMaxEvents = 100000;  // for each rank
 
 uint64_t Stream(int number) { return static_cast<uint64_t>(number); }
 
@@ -38,21 +38,27 @@ World WorldOf(const Plan& plan) {
 }  // namespace
 
 SimulatedWorld::SimulatedWorld(const Plan& plan, bool trace)
-    : plan_(plan), trace_(trace), judge_(plan), random_({plan.seed, 5}), world_(WorldOf(plan)), lives_(world_.host_of.size()) {
+    : plan_(plan),
+      trace_(trace),
+      judge_(plan),
+      random_({plan.seed, 5}),
+      world_(WorldOf(plan)),
+      lives_(world_.host_of.size()) {
   for (int rank : plan.ranks) {
     world_.rank = rank;
     processes_[rank].rank = std::make_unique<SimulatedRank>(plan, rank, &judge_, this);
   }
   for (size_t place = 0; place < plan.faults.size(); ++place) {
     const Fault& fault = plan.faults[place];
-    static const std::map<Fault::Kind, Kind> kinds = {
-        {Fault::kFreeze, kFreeze}, {Fault::kLateStart, kFreeze}, {Fault::kCrash, kCrash}, {Fault::kRaise, kRaise}, {Fault::kCut, kCut}};
+    static const std::map<Fault::Kind, Kind> kinds = {{Fault::kFreeze, kFreeze}, {Fault::kLateStart, kFreeze},
+                                                      {Fault::kCrash, kCrash},   {Fault::kRaise, kRaise},
+                                                      {Fault::kCut, kCut},       {Fault::kLoss, kLoss}};
     if (fault.kind == Fault::kSlow) processes_.at(fault.ranks[0]).slowness = kSlowness;
     if (fault.kind == Fault::kLateStart) processes_.at(fault.ranks[0]).frozen_until = fault.duration;
-    if (fault.kind == Fault::kSlow) continue;
+    if (fault.kind == Fault::kSlow || fault.when_told) continue;
     for (int rank : fault.ranks) {
       Add({fault.at + Jitter(plan, fault, rank), 0, kinds.at(fault.kind), rank, static_cast<int>(place)});
-      if (fault.kind == Fault::kCut) break;
+      if (fault.kind == Fault::kCut || fault.kind == Fault::kLoss) break;
     }
   }
   for (int rank : plan.ranks) {
@@ -70,10 +76,12 @@ Result SimulatedWorld::Run() {
     Process& process = processes_.at(happening.rank);
     if (happening.kind < kFreeze) {
       const Nanoseconds cut_until = happening.kind == kFrame ? CutUntil(happening.other, happening.rank) : 0;
-      if (process.crashed_at != kNever || cut_until >= kForGood) continue;
+      const bool lost = happening.kind == kFrame && !happening.held && IsLost(happening.other, happening.rank);
+      if (process.crashed_at != kNever || cut_until >= kForGood || lost) continue;
       const Nanoseconds held_until = std::max(process.frozen_until, cut_until);
       if (now_ < held_until) {
         happening.at = held_until;  // the number stays: what came first is done first
+        happening.held = cut_until <= now_;
         heap_.push(std::move(happening));
         continue;
       }
@@ -81,7 +89,8 @@ Result SimulatedWorld::Run() {
     Note(happening);
     Happen(happening);
     SetTimer(happening.rank);
-    if (result_.events > kMostEvents * static_cast<int64_t>(plan_.ranks.size() + 10)) judge_.Violate("the world goes on for ever");
+    if (result_.events > kMaxEvents * static_cast<int64_t>(plan_.ranks.size() + 10))
+      judge_.Violate("the world goes on for ever");
   }
   if (judge_.violation().empty()) CheckAllEnded();
   if (judge_.violation().empty()) judge_.End();
@@ -99,6 +108,8 @@ void SimulatedWorld::Happen(Happening& happening) {
       if (!lost) process.rank->Receive(happening.other, std::move(happening.bytes));
       return;
     }
+    case kLostPeer:
+      return process.rank->LosePeer(happening.other, kLossText);
     case kStep:
       if (process.step_at <= now_) process.step_at = kNever;
       return process.rank->Step();
@@ -126,24 +137,74 @@ void SimulatedWorld::Strike(const Happening& happening) {
   if (process.crashed_at != kNever || (process.rank->ended() && fault.kind != Fault::kCut)) return;
   if (happening.kind == kFreeze) process.frozen_until = std::max(process.frozen_until, now_ + fault.duration);
   if (happening.kind == kRaise && !process.rank->Raise()) return;
+  if (happening.kind == kLoss && !LoseConnections(fault)) return;
   if (happening.kind == kCrash) {
     process.crashed_at = now_;
     life(happening.rank).died = life(happening.rank).begun;
     judge_.Crashed(happening.rank);
+    if (plan_.wire_tells) LoseConnectionsWith(happening.rank);
   }
   if (!struck_.insert(happening.other).second || !IsDeadly(plan_, fault)) return;
   judge_.Struck(fault, now_);
-  Add({now_ + TimeToEnd(plan_, fault, KernelTells(fault)), 0, kDeadline, happening.rank, happening.other});
+  Add({now_ + TimeToEnd(plan_, fault, KernelTells(fault) || WireTells(fault)), 0, kDeadline, happening.rank,
+       happening.other});
   if (fault.kind == Fault::kFreeze || fault.kind == Fault::kLateStart)
     Add({now_ + fault.duration + TimeToEndAfterWaking(plan_), 0, kDeadline, happening.rank, happening.other, 0, true});
 }
 
 // Some rank of the same host is there to see that the process has ended.
 bool SimulatedWorld::KernelTells(const Fault& fault) const {
-  if (fault.kind != Fault::kCrash || fault.ranks.size() > 1 || !lives_[static_cast<size_t>(fault.ranks[0])].died) return false;
+  if (fault.kind != Fault::kCrash || fault.ranks.size() > 1 || !lives_[static_cast<size_t>(fault.ranks[0])].died)
+    return false;
   return std::any_of(processes_.begin(), processes_.end(), [&](const auto& entry) {
-    return plan_.host_of.at(entry.first) == plan_.host_of.at(fault.ranks[0]) && entry.second.crashed_at == kNever && !entry.second.rank->ended();
+    return plan_.host_of.at(entry.first) == plan_.host_of.at(fault.ranks[0]) && entry.second.crashed_at == kNever &&
+           !entry.second.rank->ended();
   });
+}
+
+bool SimulatedWorld::Lives(int rank) const {
+  const Process& process = processes_.at(rank);
+  return process.crashed_at == kNever && !process.rank->ended();
+}
+
+// Some rank of another host is there to hear of it.
+bool SimulatedWorld::WireTells(const Fault& fault) const {
+  if (fault.kind != Fault::kCrash || !plan_.wire_tells) return false;
+  return std::any_of(plan_.ranks.begin(), plan_.ranks.end(),
+                     [&](int rank) { return plan_.Connected(rank, fault.ranks[0]) && Lives(rank); });
+}
+
+// Both ends are told, and what is on its way is lost. False if none of the connections is in use any more.
+bool SimulatedWorld::LoseConnections(const Fault& fault) {
+  const int end = fault.ranks[0];
+  bool any = false;
+  for (int other : fault.ranks.size() > 1 ? std::vector<int>{fault.ranks[1]} : plan_.ranks) {
+    if (!plan_.Connected(end, other) || !Lives(end) || !Lives(other)) continue;
+    for (const auto& [told, lost] : {std::make_pair(end, other), std::make_pair(other, end)}) {
+      lost_links_.insert({lost, told});
+      Add({now_ + random_.Between(0, plan_.link_delay), 0, kLostPeer, told, lost});
+    }
+    any = true;
+  }
+  return any;
+}
+
+// Behind what that rank has sent before it ended.
+void SimulatedWorld::LoseConnectionsWith(int rank) {
+  for (int other : plan_.ranks)
+    if (plan_.Connected(rank, other) && Lives(other)) LosePeer(other, rank);
+}
+
+void SimulatedWorld::LosePeer(int rank, int lost) {
+  Link& link = LinkOf(lost, rank);
+  link.last = std::max(link.last, now_) + 1 + random_.Between(0, plan_.link_delay);
+  Add({link.last, 0, kLostPeer, rank, lost});
+}
+
+bool SimulatedWorld::SomeAreDisconnected(const std::vector<int>& ranks) {
+  const auto is_one = [&](int rank) { return std::binary_search(ranks.begin(), ranks.end(), rank); };
+  return std::any_of(lost_links_.begin(), lost_links_.end(),
+                     [&](const auto& link) { return is_one(link.first) && is_one(link.second); });
 }
 
 void SimulatedWorld::CheckDeadline(const Fault& fault, bool woken) {
@@ -151,7 +212,8 @@ void SimulatedWorld::CheckDeadline(const Fault& fault, bool woken) {
     if (process.crashed_at != kNever || process.rank->ended()) continue;
     const bool stopped = fault.kind == Fault::kFreeze || fault.kind == Fault::kLateStart;
     if (!woken && stopped && std::find(fault.ranks.begin(), fault.ranks.end(), rank) != fault.ranks.end()) continue;
-    judge_.Violate("fault " + std::to_string(fault.number) + " must be known everywhere by now, but " + process.rank->Whereabouts());
+    judge_.Violate("fault " + std::to_string(fault.number) + " must be known everywhere by now, but " +
+                   process.rank->Whereabouts());
   }
 }
 
@@ -170,7 +232,8 @@ Nanoseconds SimulatedWorld::CutUntil(int from, int to) const {
 void SimulatedWorld::CheckAllEnded() {
   std::string text;
   for (const auto& [rank, process] : processes_)
-    if (process.crashed_at == kNever && !process.rank->ended()) text += (text.empty() ? "" : "; ") + process.rank->Whereabouts();
+    if (process.crashed_at == kNever && !process.rank->ended())
+      text += (text.empty() ? "" : "; ") + process.rank->Whereabouts();
   if (!text.empty()) judge_.Violate("nothing moves any more, but " + text);
 }
 
@@ -183,13 +246,23 @@ void SimulatedWorld::Add(Happening happening) {
 
 void SimulatedWorld::Send(int from, int to, const Frame& frame) {
   if (frame.type != FrameType::kBeat) last_moved_ = now_;
-  auto link = links_.find({from, to});
-  if (link == links_.end()) link = links_.emplace(std::make_pair(from, to), Random{plan_.seed, 6, Stream(from), Stream(to)}).first;
-  Random& random = link->second.random;
+  if (IsLost(from, to)) return;
+  Link& link = LinkOf(from, to);
+  Random& random = link.random;
   const Nanoseconds most = random.OneIn(20) ? 10 * plan_.link_delay : plan_.link_delay;
   const Nanoseconds delay = from == to ? 0 : random.Between(0, most);
-  link->second.last = std::max(link->second.last + 1, now_ + delay);
-  Add({link->second.last, 0, kFrame, to, from, now_, false, frame.Encode()});
+  link.last = std::max(link.last + 1, now_ + delay);
+  Add({link.last, 0, kFrame, to, from, now_, false, frame.Encode()});
+  // A process that is killed when it has said that it leaves, and has not closed its connections yet.
+  const bool leaves = (frame.type == FrameType::kGoodbye || frame.type == FrameType::kBeat) && frame.flag;
+  if (leaves && plan_.wire_tells && plan_.Connected(from, to)) LosePeer(to, from);
+}
+
+SimulatedWorld::Link& SimulatedWorld::LinkOf(int from, int to) {
+  auto link = links_.find({from, to});
+  if (link == links_.end())
+    link = links_.emplace(std::make_pair(from, to), Link{Random{plan_.seed, 6, Stream(from), Stream(to)}}).first;
+  return link->second;
 }
 
 // One call under way is enough, if it comes in time.
@@ -212,10 +285,16 @@ void SimulatedWorld::CallProgram(int rank, Nanoseconds delay) {
   Call(kProgram, rank, delay * process.slowness, &process.program_at);
 }
 
+void SimulatedWorld::FailureTold(int rank) {
+  for (size_t place = 0; place < plan_.faults.size(); ++place)
+    if (plan_.faults[place].when_told && plan_.faults[place].ranks[0] == rank)
+      Add({now_, 0, kRaise, rank, static_cast<int>(place)});
+}
+
 void SimulatedWorld::BeginBatch(int rank, int set, size_t index, const std::vector<int>& members) {
   std::set<int>& begun = batches_[{set, index}];
   begun.insert(rank);
-  if (begun.size() < members.size()) return;
+  if (begun.size() < members.size() || SomeAreDisconnected(members)) return;
   for (int member : members) {
     Nanoseconds& last = batch_ends_[{member, set}];
     last = std::max(last + 1, now_ + random_.Between(0, plan_.batch_delay));
@@ -244,14 +323,18 @@ void SimulatedWorld::SetTimer(int rank) {
 // ---- the record ----
 
 void SimulatedWorld::Note(const Happening& happening) {
-  static const char* const kNames[] = {"frame", "step", "program", "timer", "batch end", "freeze", "crash", "exception", "cut", "deadline"};
-  uint64_t digest = Mix({result_.digest, static_cast<uint64_t>(happening.at), happening.kind, Stream(happening.rank), Stream(happening.other)});
+  static const char* const kNames[] = {"frame",  "lost peer", "step",      "program", "timer", "batch end",
+                                       "freeze", "crash",     "exception", "cut",     "loss",  "deadline"};
+  uint64_t digest = Mix({result_.digest, static_cast<uint64_t>(happening.at), happening.kind, Stream(happening.rank),
+                         Stream(happening.other)});
   for (char byte : happening.bytes) digest = digest * 0x100000001b3 ^ static_cast<uint8_t>(byte);
   result_.digest = digest;
   ++result_.events;
   if (!trace_) return;
-  std::fprintf(stderr, "%12.6f rank %d: %s", static_cast<double>(happening.at) / 1e9, happening.rank, kNames[happening.kind]);
-  if (happening.kind == kFrame) std::fprintf(stderr, " of %zu bytes from rank %d", happening.bytes.size(), happening.other);
+  std::fprintf(stderr, "%12.6f rank %d: %s", static_cast<double>(happening.at) / 1e9, happening.rank,
+               kNames[happening.kind]);
+  if (happening.kind == kFrame)
+    std::fprintf(stderr, " of %zu bytes from rank %d", happening.bytes.size(), happening.other);
   std::fprintf(stderr, "\n");
 }
 

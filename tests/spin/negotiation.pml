@@ -5,7 +5,7 @@
  * host releases, which this model delivers as GONE; the answer is ABORT to all. Checked: all ranks run the names in one order,
  * nobody runs what a member has not submitted, no end state but the right ones (no deadlock), with and without crashes.
  *
- * -D names one of the faults that tests/test_spin.py plants: IGNORES_GONE, LEAVES_SILENTLY, SKIPS_A_NAME, SURVIVES_ABORT,
+ * -D names one of the faults that tests/spin/test_spin.py plants: IGNORES_GONE, LEAVES_SILENTLY, SKIPS_A_NAME, SURVIVES_ABORT,
  * COUNTS_MESSAGES, TELLS_ALL_BUT_ONE.
  */
 #ifndef N

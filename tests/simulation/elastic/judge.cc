@@ -1,0 +1,198 @@
+#include "judge.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace ringtrain {
+namespace elastic {
+namespace {
+
+std::string Name(const Uid& uid) { return "process " + std::to_string(uid.low); }
+std::string Name(const EpochId& epoch) { return "epoch " + std::to_string(epoch.count); }
+
+bool SameSums(const Sums& one, const Sums& other) {
+  return one.size() == other.size() &&
+         std::equal(one.begin(), one.end(), other.begin(), [](const auto& a, const auto& b) {
+           return a.first == b.first && a.second.epoch == b.second.epoch && a.second.parts == b.second.parts;
+         });
+}
+
+}  // namespace
+
+void Judge::Violate(const std::string& text) {
+  if (violation_.empty()) violation_ = text;
+}
+
+// ---- the launcher ----
+
+void Judge::Wrote(const EpochId& epoch) {
+  written_ = epoch;
+  const auto [granted, is_new] = granted_.insert({epoch.count, epoch});
+  if (granted->second != epoch) Violate("E5: the count of " + Name(epoch) + " is granted twice");
+  if (is_new && std::next(granted) != granted_.end()) Violate("E5: " + Name(epoch) + " does not rise");
+  if (plan_.only(Fault::kLauncherCrash) && undisturbed_ && plan_.late.empty() && finished_.empty())
+    Violate("E12: a launcher that comes back changes a world that runs");
+}
+
+void Judge::Formed(const ControlFrame& form) {
+  if (written_ != form.epoch) Violate("E5: " + Name(form.epoch) + " is not written down before its Form is sent");
+  for (size_t i = 1; i < form.members.size(); ++i)
+    if (form.members[i - 1].joins && !form.members[i].joins) Violate("E7: a joiner is ranked before an old member");
+  for (const Member& member : form.members)
+    if (evicted_.count(member.process.uid) > 0) Violate("E11: an evicted rank is to be a member again");
+}
+
+void Judge::Evicted(const Uid& uid) {
+  evicted_.insert(uid);
+  if (plan_.faults.empty() || plan_.only(Fault::kLauncherCrash) || plan_.only(Fault::kNotice))
+    Violate("E9: " + Name(uid) + " is evicted though no rank has failed");
+}
+
+// ---- a rank ----
+
+void Judge::Ran(Nanoseconds now, const Uid& uid, const EpochId& epoch, const std::vector<Member>& members,
+                const StepProgress& progress) {
+  if (evicted_.count(uid) > 0 && newest_run_ < epoch) Violate("E11: evicted " + Name(uid) + " runs " + Name(epoch));
+  members_.insert(uid);
+  step_of_.insert({uid, progress.released});
+  const auto [world, is_new] = worlds_.insert({epoch, {progress, members, {}}});
+  ++world->second.running;
+  if (world->second.progress.released != progress.released)
+    Violate("E1: members of " + Name(epoch) + " have released steps " + std::to_string(progress.released) + " and " +
+            std::to_string(world->second.progress.released));
+  if (world->second.progress.order.given_back() != progress.order.given_back() ||
+      world->second.progress.order.next() != progress.order.next())
+    Violate("E1: members of " + Name(epoch) + " have different orders of the samples");
+  if (!is_new) return;
+  if (epoch < newest_run_) Violate("E5: " + Name(epoch) + " runs after " + Name(newest_run_));
+  const EpochId old = std::exchange(newest_run_, epoch);
+  if (!applied_.empty() && progress.released < applied_.rbegin()->first)
+    Violate("E2: " + Name(epoch) + " begins behind step " + std::to_string(applied_.rbegin()->first));
+  CheckTime(now);
+  CheckSides(now, old, world->second);
+}
+
+void Judge::HasProgram(const EpochId& epoch, const std::string& program) {
+  std::string& of_all = worlds_[epoch].program;
+  if (of_all.empty()) of_all = program;
+  if (of_all != program) Violate("members of " + Name(epoch) + " have different programs");
+}
+
+void Judge::Took(const EpochId& message, const EpochId& epoch) {
+  if (message != epoch) Violate("E6: a message of " + Name(message) + " has an effect in " + Name(epoch));
+}
+
+void Judge::Gave(const Uid& donor) {
+  if (members_.count(donor) == 0) Violate("E7: " + Name(donor) + " gives state before it was a member");
+}
+
+void Judge::Released(Nanoseconds, const Uid& uid, const EpochId& epoch, bool runs, Step step, size_t divisor,
+                     const Sums& sums) {
+  const std::string what = "step " + std::to_string(step) + " at " + Name(uid);
+  if (step != ++step_of_[uid]) Violate("E2: " + what + " follows step " + std::to_string(step_of_[uid] - 1));
+  // Who was stopped may yet come to what all others have released.
+  if (runs && epoch < newest_run_ && applied_.count(step) == 0)
+    Violate("E5: " + what + " is released in " + Name(epoch) + ", which is over");
+  if (static_cast<int>(sums.size()) != plan_.operations) Violate("E3: " + what + " lacks results");
+  for (const auto& entry : sums) {
+    const Sum& sum = entry.second;
+    if (sum.epoch != sums.begin()->second.epoch) Violate("E3: results of " + what + " are of two epochs");
+    if (sum.parts.size() != divisor)
+      Violate("E3: " + what + " is divided by " + std::to_string(divisor) + ", but has " +
+              std::to_string(sum.parts.size()) + " contributions");
+    if (sum.parts.size() != worlds_[sum.epoch].members.size())
+      Violate("E3: " + what + " lacks contributions of members");
+    for (const auto& part : sum.parts)
+      if (part.second.step != step) Violate("E3: " + what + " has a contribution to another step");
+  }
+  const auto [applied, is_first] = applied_.insert({step, {sums, divisor}});
+  if (!SameSums(applied->second.sums, sums) || applied->second.divisor != divisor)
+    Violate("E2: " + what + " is not what others have released");
+  if (is_first) UsePositions(sums);
+  worlds_[epoch].released.insert(step);
+  if (runs && static_cast<int>(worlds_[epoch].members.size()) < plan_.minimum && worlds_[epoch].released.size() > 1 &&
+      finished_.empty())
+    Violate("E10: " + Name(epoch) + " goes on below the minimum");
+}
+
+void Judge::UsePositions(const Sums& sums) {
+  for (const auto& part : sums.begin()->second.parts)
+    for (const Positions& range : part.second.samples)
+      for (uint64_t position = range.first; position < range.last; ++position)
+        if (!used_.insert(position).second)
+          Violate("E4: position " + std::to_string(position) + " is in two released steps");
+}
+
+void Judge::Kept(size_t inputs, size_t report_bytes) {
+  if (inputs > static_cast<size_t>(plan_.operations)) Violate("E14: inputs of more than one window are kept");
+  if (report_bytes > 512) Violate("E14: a report has " + std::to_string(report_bytes) + " bytes");
+}
+
+// Every position up to the last one dealt is in a released step or was given back, and neither is both.
+void Judge::Finished(const Uid& uid, const StepProgress& progress) {
+  finished_.insert(uid);
+  if (progress.released != plan_.steps) Violate("E2: " + Name(uid) + " finishes at another step");
+  uint64_t given_back = 0;
+  for (const Positions& range : progress.order.given_back())
+    for (uint64_t position = range.first; position < range.last; ++position, ++given_back)
+      if (used_.count(position) > 0) Violate("E4: position " + std::to_string(position) + " is used and given back");
+  if (used_.size() + given_back != progress.order.next())
+    Violate("E4: of " + std::to_string(progress.order.next()) + " positions " +
+            std::to_string(progress.order.next() - used_.size() - given_back) + " are lost");
+}
+
+void Judge::Struck(Nanoseconds now, const Fault& fault, bool member) {
+  if (fault.kind == Fault::kLauncherCrash && fault.duration == kNever) launcher_gone_ = std::min(launcher_gone_, now);
+  if (fault.kind == Fault::kLauncherCrash && newest_run_.count > 0)
+    undisturbed_ = worlds_[newest_run_].running == worlds_[newest_run_].members.size();
+  if (fault.kind == Fault::kCut) {
+    cut_at_ = now;
+    cut_in_ = newest_run_;
+  }
+  if (plan_.faults.size() != 1 || !member) return;
+  struck_ = now;
+  struck_in_ = newest_run_;
+}
+
+// E8, of a fault that is the only one.
+void Judge::CheckTime(Nanoseconds now) {
+  if (struck_ == kNever || !(struck_in_ < newest_run_)) return;
+  const Fault& fault = plan_.faults[0];
+  const bool attested = fault.kind == Fault::kCrash || fault.kind == Fault::kHostReset;
+  const bool suspected = fault.kind == Fault::kFreeze && fault.duration > kSilence + 3 * kSecond;
+  if (!attested && !suspected) return;
+  const Nanoseconds bound = (attested ? 0 : kSilence) + 2 * kSecond + 12 * plan_.link_delay;
+  if (now - struck_ > bound && plan_.minimum == 1)
+    Violate("E8: the next world runs " + std::to_string((now - struck_) / kMillisecond) + " ms after the fault");
+  struck_ = kNever;
+}
+
+// Of a cut between hosts that both reach the launcher, the larger side goes on, or that of the lowest rank.
+void Judge::CheckSides(Nanoseconds now, const EpochId& old, const World& world) {
+  if (!plan_.only(Fault::kCut) || plan_.minimum > 1 || plan_.link_delay > kSecond) return;
+  const Fault& cut = plan_.faults[0];
+  const Nanoseconds heals = cut_at_ == kNever ? 0 : cut_at_ + cut.duration;
+  if (!cut.spares_launcher || cut.way != Fault::kBoth || old != cut_in_ || now >= heals + kSecond) return;
+  const auto is_within = [&](const Member& member) { return cut.places.count(member.process.host[0] - 'a') > 0; };
+  const std::vector<Member>& members = worlds_[old].members;
+  const auto within = static_cast<size_t>(std::count_if(members.begin(), members.end(), is_within));
+  const size_t without = members.size() - within;
+  if (within == 0 || without == 0) return;
+  if (now - cut_at_ > kSilence + 4 * kSecond) Violate("E8: a cut lasts, and no side goes on");
+  const bool stays_within = within == without ? is_within(members[0]) : within > without;
+  for (const Member& member : world.members)
+    if (is_within(member) != stays_within) Violate("of a cut the smaller side goes on, or both do");
+}
+
+void Judge::AllGone(Nanoseconds now) {
+  if (launcher_gone_ != kNever && now > launcher_gone_ + plan_.grace + 40 * kSecond && !ended_)
+    Violate("E12: ranks outlive the launcher by more than the grace");
+  if (plan_.must_succeed() && (applied_.empty() || applied_.rbegin()->first != plan_.steps || !well_))
+    Violate("the training does not come to its end, though some ranks have not failed");
+  if (plan_.faults.empty() && plan_.late.empty() && granted_.size() != 1)
+    Violate("E9: without faults there must be one world");
+  if (plan_.only(Fault::kNotice) && !ended_) Violate("the job does not end");
+}
+
+}  // namespace elastic
+}  // namespace ringtrain

@@ -1,0 +1,64 @@
+// Plan: an elastic job drawn from a seed: hosts and slots, how long everything takes, and the faults that strike.
+#ifndef RINGTRAIN_TESTS_SIMULATION_ELASTIC_PLAN_H_
+#define RINGTRAIN_TESTS_SIMULATION_ELASTIC_PLAN_H_
+
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/clock.h"
+#include "core/control.h"
+
+namespace ringtrain {
+namespace elastic {
+
+constexpr Nanoseconds kMillisecond = 1000000, kSecond = 1000 * kMillisecond;
+constexpr Nanoseconds kSilence = 5 * kSecond;  // D
+constexpr int kLauncher = -1;                  // where hosts are named by number
+
+struct Fault {
+  enum Kind { kCrash, kFreeze, kHostLost, kHostReset, kCut, kLauncherCrash, kNotice, kOtherProgram };
+  enum Way { kBoth, kOutward, kInward };
+  int number;
+  Kind kind;
+  Nanoseconds at = kNever;  // or instead of that:
+  ControlType frame{};      // when the launcher or a rank is about to send the nth of this type
+  int nth = 0;
+  bool follows = false;  // counted from the moment at which the fault before it strikes
+  int host = 0, slot = 0;
+  Nanoseconds duration = 0;   // of a freeze, a cut, the launcher's absence; kNever: for good
+  std::set<int> places = {};  // kCut: hosts, or kLauncher, that are on this side
+  Way way = kBoth;
+  bool spares_launcher = false;  // a cut between hosts that both reach it
+};
+
+struct Plan {
+  uint64_t seed = 0;
+  std::vector<int> slots;  // by host
+  std::set<int> late;      // hosts that come after some seconds
+  int minimum = 1;
+  int operations = 1;  // in each window
+  Step steps = 0;
+  uint64_t share = 1;
+  Nanoseconds window = 0, link_delay = 0, grace = 60 * kSecond, first_pause = kSecond;
+  Nanoseconds start_up = 0;  // of a process
+  int64_t cache_capacity = 1024, fusion_threshold_bytes = 1 << 20;
+  std::vector<Fault> faults;
+
+  int ranks() const;
+  bool Has(Fault::Kind kind) const;
+  bool only(Fault::Kind kind) const { return faults.size() == 1 && faults[0].kind == kind; }
+  // Some rank is struck by nothing, and the launcher comes back: the training must come to its end.
+  bool must_succeed() const;
+  std::string Text() const;
+};
+
+std::string HostName(int host);
+
+// Some: of the faults, by number; else all.
+Plan Draw(uint64_t seed, const std::set<int>* some = nullptr);
+
+}  // namespace elastic
+}  // namespace ringtrain
+#endif  // RINGTRAIN_TESTS_SIMULATION_ELASTIC_PLAN_H_

@@ -1,0 +1,136 @@
+"""The protocol in thousands of simulated worlds (tests/simulation), and proof that the simulation would find faults.
+
+And what decides in an elastic job, in thousands of simulated jobs (tests/simulation/elastic).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SIMULATION = Path(__file__).parent
+sys.path[:0] = [str(SIMULATION.with_name("native")), str(SIMULATION)]
+import elastic_mutants
+import mutants
+
+import build
+
+LONG_SECONDS = 3600
+# Ranks: seeds. Where a world of 4096 ranks is aborted they tell each other in 16 million frames, which takes minutes and
+# 10 GB here; seed 6 comes to its end without.
+LARGE_WORLDS = {1024: "1-2", 4096: "6-6"}
+MOST_SEEDS = 2000  # until a mutant must be caught
+pytestmark = pytest.mark.timeout(1200)  # the first test may have to build
+
+
+@pytest.fixture(scope="module")
+def programs() -> Path:
+    """The folder with the simulators, compiled once."""
+    return build.build("plain", build.SIMULATORS)
+
+
+def simulate(program: Path, *arguments: object) -> tuple[int, str]:
+    """Exit code and output of a run."""
+    done = subprocess.run([program, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return done.returncode, done.stdout
+
+
+def check(program: Path, *arguments: object) -> str:
+    """The output of a run that must find nothing."""
+    code, said = simulate(program, *arguments)
+    assert code == 0, said
+    return said
+
+
+def test_cases_that_found_something(programs: Path) -> None:
+    check(programs / "simulate", "--cases", SIMULATION / "cases.txt")
+
+
+def test_first_seeds(programs: Path) -> None:
+    check(programs / "simulate", "--seeds", "1-8000")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(LONG_SECONDS + 600)
+def test_seeds_that_nobody_has_seen(programs: Path) -> None:
+    seed = int.from_bytes(os.urandom(4), "little")
+    check(programs / "simulate", "--seeds", f"{seed}-{seed}", "--seconds", LONG_SECONDS)
+
+
+@pytest.mark.parametrize("ranks", LARGE_WORLDS)
+def test_large_worlds(ranks: int, programs: Path) -> None:
+    check(programs / "simulate", "--size", ranks, "--seeds", LARGE_WORLDS[ranks])
+
+
+def test_a_seed_replays_bit_for_bit(programs: Path) -> None:
+    first, again, other = (check(programs / "simulate", "--case", f"seed={seed} size=6") for seed in (5, 5, 6))
+    digest = re.compile("digest [0-9a-f]{16}")
+    assert first == again
+    assert digest.findall(first) != digest.findall(other)
+
+
+def test_each_mutant_is_caught(programs: Path) -> None:
+    said = check(programs / "simulate_mutants", "--mutants", "--seeds", f"1-{MOST_SEEDS}", "--size", "2-8")
+    assert len(re.findall("caught", said)) == len(mutants.MUTANTS) >= 15
+
+
+@pytest.mark.parametrize(
+    "mutant_name", ["a join keeps what the member is owed", "other hosts hear of no end", "silence is no death"]
+)
+def test_a_failure_shrinks_and_replays(mutant_name: str, programs: Path) -> None:
+    """A planted fault is printed with a case of few turns and ranks that shows it again, in the same words each time."""
+    mutant = ["--mutant", mutant_name]
+    code, said = simulate(programs / "simulate_mutants", *mutant, "--seeds", "1-200", "--size", "2-8")
+    assert code == 1
+    small, violation = re.search(r"shrunk to: (.*)\n(.*)\n", said).groups()
+    turns = re.search("turns=([0-9,]*)", small)[1].split(",")
+    assert len(turns) <= 4 and re.search(r"^[23] ranks", said, re.MULTILINE)
+    code, again = simulate(programs / "simulate_mutants", *mutant, "--case", small)
+    assert code == 1 and violation in again
+    check(programs / "simulate", "--case", small)  # without the mutant nothing is wrong with it
+
+
+def test_a_mutant_that_no_longer_fits_is_told() -> None:
+    with pytest.raises(ValueError, match="Adapt the table in tests/simulation"):
+        mutants.mutated(mutants.MUTANTS, mutants.MUTANTS[0].file, "int main() {}")
+
+
+def test_first_elastic_jobs(programs: Path) -> None:
+    check(programs / "simulate_elastic", "--seeds", "1-3000")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(LONG_SECONDS + 600)
+def test_elastic_jobs_that_nobody_has_seen(programs: Path) -> None:
+    seed = int.from_bytes(os.urandom(4), "little")
+    check(programs / "simulate_elastic", "--seeds", f"{seed}-{seed}", "--seconds", LONG_SECONDS)
+
+
+def test_an_elastic_job_replays_bit_for_bit(programs: Path) -> None:
+    first, again, other = (check(programs / "simulate_elastic", "--seed", seed) for seed in (5, 5, 6))
+    digest = re.compile("digest [0-9a-f]{16}")
+    assert first == again
+    assert digest.findall(first) != digest.findall(other)
+
+
+@pytest.mark.timeout(2400)
+def test_each_elastic_mutant_is_caught(programs: Path) -> None:
+    said = check(programs / "simulate_elastic_mutants", "--mutants", "--seeds", f"1-{MOST_SEEDS}")
+    assert len(re.findall("caught", said)) == len(elastic_mutants.MUTANTS) >= 16
+
+
+def test_an_elastic_failure_is_printed_with_few_faults(programs: Path) -> None:
+    mutant = ["--mutant", "the divisor of the old world"]
+    code, said = simulate(programs / "simulate_elastic_mutants", *mutant, "--seeds", "1-200")
+    assert code == 1
+    seed, violation = re.search(r"seed (\d+): (.*)\n", said).groups()
+    faults = re.search("--faults '([0-9,]*)'", said)[1]
+    assert len(faults.split(",")) <= 2
+    code, again = simulate(programs / "simulate_elastic_mutants", *mutant, "--seed", seed, "--faults", faults)
+    assert code == 1 and violation in again
+    check(programs / "simulate_elastic", "--seed", seed, "--faults", faults)
