@@ -150,17 +150,25 @@ BUSY = """
 """
 
 
-@pytest.mark.parametrize("computes, holds_the_gil, bound, layout", [
-    (1, 5, "4", "1+1"),
-    pytest.param(5, 5, "4", "", marks=pytest.mark.long),
-    pytest.param(300, 60, "", "", marks=[pytest.mark.long, pytest.mark.timeout(600)]),
-    pytest.param(300, 60, "", "1+1", marks=[pytest.mark.long, pytest.mark.timeout(600)])])
-def test_long_computing_and_a_held_gil_are_no_death(computes: int, holds_the_gil: int, bound: str, layout: str,
-                                                    job: Job) -> None:
+@pytest.mark.parametrize(
+    "computes, holds_the_gil, bound, layout",
+    [
+        (1, 5, "4", "1+1"),
+        pytest.param(5, 5, "4", "", marks=pytest.mark.long),
+        pytest.param(300, 60, "", "", marks=[pytest.mark.long, pytest.mark.timeout(600)]),
+        pytest.param(300, 60, "", "1+1", marks=[pytest.mark.long, pytest.mark.timeout(600)]),
+    ],
+)
+def test_long_computing_and_a_held_gil_are_no_death(
+    computes: int, holds_the_gil: int, bound: str, layout: str, job: Job
+) -> None:
     """No bound: that which holds where nobody has set one."""
     variables = {"RINGTRAIN_DEAD_AFTER_SECONDS": bound} if bound else {}
-    done = job.run(*launched(2, BUSY, computes, holds_the_gil), seconds=SECONDS + computes + holds_the_gil,
-                   env=rank_environment(RINGTRAIN_HOST_LAYOUT=layout, **variables))
+    done = job.run(
+        *launched(2, BUSY, computes, holds_the_gil),
+        seconds=SECONDS + computes + holds_the_gil,
+        env=rank_environment(RINGTRAIN_HOST_LAYOUT=layout, **variables),
+    )
     assert done.returncode == 0 and done.stdout.count("sum 2.0") == 2, done
 
 

@@ -70,7 +70,7 @@ def hear(kind, problem, trace):
 sys.excepthook = hear
 """
 RAISED = "rank 1 ended with an uncaught exception: ValueError: batch 3 is broken"
-LEFT = "allreduce 'after': rank 1 called shutdown() without submitting it"
+LEFT = "allreduce 'after': rank 1 called shutdown() or ended without submitting it"
 
 
 def run(mpi: str, way: str, program: str, folder: Path) -> tuple[subprocess.CompletedProcess, dict[int, str]]:
@@ -80,7 +80,9 @@ def run(mpi: str, way: str, program: str, folder: Path) -> tuple[subprocess.Comp
     heard = folder / "heard"
     heard.mkdir()
     command = ringtrainrun(mpi, 3, python_with(mpi), str(script), way, str(heard))
-    done = subprocess.run(command, env=rank_environment(TF_CPP_MIN_LOG_LEVEL="3"), timeout=200, capture_output=True, text=True)
+    done = subprocess.run(
+        command, env=rank_environment(TF_CPP_MIN_LOG_LEVEL="3"), timeout=200, capture_output=True, text=True
+    )
     return done, {int(path.name): path.read_text() for path in heard.iterdir()}
 
 

@@ -40,16 +40,26 @@ def start(job: Job, mpi: str, ranks: int, program: str = ENDLESS, **variables: s
 
 
 # Who is killed, and how its command line begins.
-KEEPERS = {"launcher": r"\S+ -m ringtrain.launch ", "mpirun": r"\S+/(prterun|mpiexec.hydra) ",
-           "agent": r"\S+ -I -S \S+/agent.py", "supervisor": r"\S+ -I -S \S+/rank.py "}
+KEEPERS = {
+    "launcher": r"\S+ -m ringtrain.launch ",
+    "mpirun": r"\S+/(prterun|mpiexec.hydra) ",
+    "agent": r"\S+ -I -S -c ",
+    "supervisor": r"\S+ -I -S \S+/rank.py ",
+}
 
 
 # Under MPICH most are for bin/test --long, and a killed agent leaves MPICH's segment (docs/reliability.md).
-@pytest.mark.parametrize("mpi, keeper", [
-    *(pytest.param("openmpi", keeper, marks=pytest.mark.openmpi) for keeper in KEEPERS),
-    pytest.param("mpich", "launcher", marks=pytest.mark.mpich),
-    *(pytest.param("mpich", keeper, marks=[pytest.mark.mpich, pytest.mark.long])
-      for keeper in ("mpirun", "supervisor"))])
+@pytest.mark.parametrize(
+    "mpi, keeper",
+    [
+        *(pytest.param("openmpi", keeper, marks=pytest.mark.openmpi) for keeper in KEEPERS),
+        pytest.param("mpich", "launcher", marks=pytest.mark.mpich),
+        *(
+            pytest.param("mpich", keeper, marks=[pytest.mark.mpich, pytest.mark.long])
+            for keeper in ("mpirun", "supervisor")
+        ),
+    ],
+)
 def test_a_killed_keeper_leaves_no_rank(keeper: str, mpi: str, job: Job) -> None:
     """That nothing is left is what the fixture asserts."""
     launcher = start(job, mpi, 2)
@@ -63,14 +73,19 @@ def test_two_jobs_at_once_know_nothing_of_each_other(watch: Callable[..., Job]) 
     """Of the same user on the same host; one is killed, the other ends well, with the right sums until then."""
     endless, other = watch(), watch()
     start(endless, "openmpi", 2)
-    survivor = start(other, "openmpi", 2, """
+    survivor = start(
+        other,
+        "openmpi",
+        2,
+        """
         import os, sys, time, numpy as np, ringtrain as rt
         rt.init()
         print("at work", flush=True)
         while not rt.broadcast_object(os.path.exists("/dev/shm/enough"), root_rank=0):
             assert rt.allreduce(np.full(1000, rt.rank() + 1.0), name="step", op=rt.Sum)[0] == 3
         os.unlink("/dev/shm/enough") if rt.rank() == 0 else None
-    """)
+    """,
+    )
     endless.started[0].kill()
     assert not endless.await_end(SECONDS)
     (other.shared_memory / "enough").touch()
@@ -80,7 +95,11 @@ def test_two_jobs_at_once_know_nothing_of_each_other(watch: Callable[..., Job]) 
 @pytest.mark.openmpi
 def test_workers_of_a_data_loader_end_with_their_killed_rank(job: Job) -> None:
     pytest.importorskip("torch")
-    launcher = start(job, "openmpi", 2, """
+    launcher = start(
+        job,
+        "openmpi",
+        2,
+        """
         import os, signal, numpy as np, torch, ringtrain as rt
         rt.init()
         workers = iter(torch.utils.data.DataLoader(range(10**9), num_workers=2))
@@ -91,5 +110,78 @@ def test_workers_of_a_data_loader_end_with_their_killed_rank(job: Job) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         while True:
             next(workers), rt.allreduce(np.ones(10), name="step")
-    """)
+    """,
+    )
     assert launcher.wait(SECONDS) == 128 + signal.SIGKILL
+
+
+# Each rank has a child of its own session whose parent has ended, and shares memory and semaphores with another that is
+# deaf.
+HIDING = """
+    import multiprocessing, os, signal, sys, time
+    from multiprocessing import shared_memory
+    import numpy as np, ringtrain as rt
+
+    def deaf(*shared):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(600)
+
+    if __name__ == "__main__":
+        rt.init()
+        if os.fork() == 0:
+            os.setsid()
+            deaf() if os.fork() == 0 else os._exit(0)
+        os.wait()
+        spawn = multiprocessing.get_context("spawn")
+        memory, lock = shared_memory.SharedMemory(create=True, size=1 << 16), spawn.Lock()
+        spawn.Process(target=deaf, args=(lock,), daemon=True).start()
+        print("at work", flush=True)
+        rt.barrier()
+        if sys.argv[1] == "a rank fails" and rt.rank() == 1:
+            os._exit(3)
+        if sys.argv[1] == "a rank is killed" and rt.rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        while sys.argv[1] != "all end":
+            rt.allreduce(np.ones(10), name="step")
+        rt.shutdown()
+        from mpi4py import MPI
+        MPI.Finalize()  # since what follows lets no handler do it, and multiprocessing's would wait for the deaf child
+        memory.unlink()
+        os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(
+    "mpi, ending",
+    [
+        *(
+            pytest.param("openmpi", ending, marks=pytest.mark.openmpi)
+            for ending in ("a rank is killed", "Ctrl-C", "the launcher is killed")
+        ),
+        *(
+            pytest.param("openmpi", ending, marks=[pytest.mark.openmpi, pytest.mark.long])
+            for ending in ("a rank fails", "the agent is killed", "all end")
+        ),
+        *(
+            pytest.param("mpich", ending, marks=[pytest.mark.mpich, pytest.mark.long])
+            for ending in ("a rank is killed", "a rank fails", "Ctrl-C", "the launcher is killed", "all end")
+        ),
+    ],
+)
+def test_what_hides_from_its_group_ends_and_what_it_shared_is_removed(
+    ending: str, mpi: str, job: Job, tmp_path
+) -> None:
+    """That nothing is left is what the fixture asserts, of /dev/shm too."""
+    program = tmp_path / "hiding.py"
+    program.write_text(textwrap.dedent(HIDING))
+    command = ringtrainrun(mpi, 2, python_with(mpi), str(program), ending)
+    launcher = job.start(*command, stdout=subprocess.PIPE, text=True, env=rank_environment())
+    assert sorted(launcher.stdout.readline() for _ in range(2)) == ["[0] at work\n", "[1] at work\n"]
+    assert any("psm_" in name for name in job.segments()) or ending.startswith("a")
+    if ending == "Ctrl-C":
+        launcher.send_signal(signal.SIGINT)
+    if ending.endswith("er is killed"):
+        launcher.kill()
+    if ending == "the agent is killed":
+        os.kill(min(pid for pid, line in job.processes().items() if re.match(KEEPERS["agent"], line)), signal.SIGKILL)
+    assert (launcher.wait(SECONDS) == 0) == (ending == "all end")

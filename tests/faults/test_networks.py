@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from environments import python_with, rank_environment
+from environments import rank_environment, ringtrainrun
 from worlds import LAUNCHED
 
 from ringtrain.bench import hosts
@@ -21,10 +21,13 @@ from ringtrain.bench.hosts import Network
 
 pytestmark = [
     pytest.mark.timeout(240),
-    pytest.mark.openmpi,
     pytest.mark.skipif(LAUNCHED, reason="starts jobs of its own"),
     pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing()),
 ]
+OPENMPI_OR_TCP = pytest.mark.parametrize(
+    "mpi",
+    [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("openmpi", "tcp")],
+)
 SECONDS = 90.0
 ROOT = Path(__file__).parents[2]
 
@@ -48,15 +51,34 @@ STEPS = """
 """
 
 
+# Does steps until one of the ranks kills itself, and notes what it was told, and when.
+DIES = """
+    import os, signal, sys, time, numpy as np, ringtrain as rt
+    folder = sys.argv[1]
+    rt.init()
+    try:
+        for step in range(1000000):
+            if rt.rank() == 1 and step == 20:
+                with open(f"{folder}/killed", "w") as note:
+                    note.write(str(time.monotonic()))
+                os.kill(os.getpid(), signal.SIGKILL)
+            rt.allreduce(np.ones(1000), name="step")
+    except rt.errors.PeerLostError as problem:
+        with open(f"{folder}/heard-{rt.rank()}", "w") as heard:
+            heard.write(f"{time.monotonic()} {problem}")
+        raise
+"""
+
+
 @pytest.fixture
-def start(network: Network, tmp_path: Path) -> Iterator:
+def start(mpi: str, network: Network, tmp_path: Path) -> Iterator:
     """Starts a rank on each of two hosts, and waits until both are at work."""
     started: list[subprocess.Popen] = []
 
     def start(dead_after: int) -> subprocess.Popen:
         started.append(network["node-a"].start(
-            python_with("openmpi"), "-m", "ringtrain.launch", "-np", "2", "-H", "node-a:1,node-b:1", "python", "-c",
-            textwrap.dedent(STEPS), str(tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            *ringtrainrun(mpi, 2, "-H", "node-a:1,node-b:1", "python", "-c", textwrap.dedent(STEPS), str(tmp_path)),
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
             env=rank_environment(PYTHONPATH=str(ROOT), RINGTRAIN_DEAD_AFTER_SECONDS=str(dead_after))))  # fmt: skip
         await_files(tmp_path, "at-work-0", "at-work-1")
         return started[0]
@@ -74,6 +96,7 @@ def await_files(folder: Path, *names: str) -> None:
         time.sleep(0.05)
 
 
+@OPENMPI_OR_TCP
 def test_both_sides_of_a_cut_end_by_themselves(start, network: Network, tmp_path: Path) -> None:
     """Behind the cut too, where neither launcher nor peers can reach: no process is left there."""
     launcher = start(dead_after=5)
@@ -85,6 +108,7 @@ def test_both_sides_of_a_cut_end_by_themselves(start, network: Network, tmp_path
     assert launcher.wait(SECONDS) != 0
 
 
+@OPENMPI_OR_TCP
 def test_a_cut_that_heals_in_time_is_survived(start, network: Network, tmp_path: Path) -> None:
     launcher = start(dead_after=60)
     network.unplug("node-b")
@@ -97,6 +121,7 @@ def test_a_cut_that_heals_in_time_is_survived(start, network: Network, tmp_path:
     assert launcher.returncode == 0 and not list(tmp_path.glob("heard-*")), said
 
 
+@OPENMPI_OR_TCP
 def test_connections_that_are_reset_end_the_job(start, network: Network, tmp_path: Path) -> None:
     """Every TCP connection between the hosts, those of the engine and the launcher too."""
     launcher = start(dead_after=3)
@@ -104,3 +129,20 @@ def test_connections_that_are_reset_end_the_job(start, network: Network, tmp_pat
     if killed.returncode != 0 or killed.stdout.count("ESTAB") == 0:
         pytest.skip(f"this kernel resets no connections: {killed.stderr.strip()}")
     assert launcher.wait(SECONDS) != 0
+
+
+@pytest.mark.tcp
+def test_a_rank_killed_alone_on_its_host_is_named_at_once_and_alike(network: Network, tmp_path: Path) -> None:
+    """No memory is shared with it, and nobody waits for silence: the end of its connections tells."""
+    hosts_of_ranks = ",".join(f"{name}:1" for name in network.hosts)
+    done = network["node-a"].run(
+        *ringtrainrun("tcp", 3, "-H", hosts_of_ranks, "python", "-c", textwrap.dedent(DIES), str(tmp_path)),
+        env=rank_environment(PYTHONPATH=str(ROOT), RINGTRAIN_DEAD_AFTER_SECONDS="60"),
+    )
+    killed = float((tmp_path / "killed").read_text())
+    times, told = zip(*((tmp_path / f"heard-{rank}").read_text().split(" ", 1) for rank in (0, 2)), strict=True)
+    assert max(map(float, times)) - killed < 2.0  # docs/reliability.md has how long it takes: some hundredths
+    assert told[0] == told[1] and "rank 1 on host 'node-b'" in told[0], told
+    assert done.returncode == 137 and "rank 1 (host node-b) was killed by signal 9" in done.stderr.splitlines()[-1], (
+        done
+    )

@@ -13,9 +13,9 @@ pytestmark = [
     pytest.mark.skipif(LAUNCHED, reason="starts jobs of its own"),
 ]
 
-# PyDLL keeps the GIL, so no Python thread of the busy rank can answer. Unannounced, it is busy until the other one has given up.
-# The one that computes is rank 0, which has to report the stall itself, and to show where it is; should it not, it computes for
-# a minute more.
+# PyDLL keeps the GIL, so no Python thread of the busy rank can answer. Unannounced, it is busy until the other one has
+# given up. The one that computes is rank 0, which has to report the stall itself, and to show where it is; should it
+# not, it computes for a minute more.
 RANK = """
     import ctypes, contextlib, logging, os, sys, time, numpy as np, ringtrain as rt, ringtrain.reports
     announces, computes, given_up = sys.argv[1] == "announced", sys.argv[1] == "computing", sys.argv[2]
@@ -78,7 +78,9 @@ def test_report_and_stacks_of_rank_0_while_it_runs_python(tmp_path):
     assert "submitted by rank 1; missing rank 0" in output and "reported while rank 0 computed" in output
     assert "the other ranks wait for allreduce 'after', which rank 0 has not submitted" in output
     assert "in compute" in output and "Thread 'MainThread'" in output
-    assert "ringtrain-reports" not in output and "Current thread" not in output  # neither our own threads nor faulthandler's words
+    assert (
+        "ringtrain-reports" not in output and "Current thread" not in output
+    )  # neither our own threads nor faulthandler's words
 
 
 def test_an_announced_phase_is_waited_for(tmp_path):

@@ -1,0 +1,87 @@
+"""Plans from a seed: each fault comes once before any comes twice, and each pair of values of two dimensions soon; pure.
+
+Each plan of the sequence is the one with the most pairs that no earlier one had, among some that are drawn. Where
+drawing finds few, a pair that is still missing is taken, and the rest drawn around it. Pairs that can be in no plan are
+left out: see `possible_pairs`.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+from drawn.plan import DIMENSIONS, ENGINES, FAULTS, LAYOUTS, PLAINEST, Plan, why_impossible
+
+DRAWS = 30  # of which the best is taken
+LONGEST_DELAY = 60  # hundredths of a second
+WEIGHTS = {"fault": [fault.weight for fault in FAULTS.values()],
+           "layout": [layout.weight for layout in LAYOUTS.values()], "engine": list(ENGINES.values())}  # fmt: skip
+Pair = tuple[tuple[str, str], tuple[str, str]]
+
+
+def plans(seed: int, without: frozenset[str] = frozenset()) -> Iterator[Plan]:
+    """The endless sequence of plans of a seed.
+
+    Args:
+        without: values that this machine cannot do; plans with them are left out.
+    """
+    source = random.Random(seed)
+    open_pairs = set(possible_pairs(without))
+    ahead = [fault for fault in FAULTS if fault not in without]  # those of which there was no plan yet
+    source.shuffle(ahead)
+    while True:
+        fixed = {"fault": ahead.pop()} if ahead else dict(source.choice(sorted(open_pairs))) if open_pairs else {}
+        candidates = list(filter(None, (draw(source, fixed, without) for _ in range(DRAWS))))
+        if not candidates:  # a fault that needs what this machine has not
+            continue
+        best = max(candidates, key=lambda plan: len(open_pairs & pairs_of(plan)))
+        open_pairs -= pairs_of(best)
+        yield best
+
+
+def draw(source: random.Random, fixed: dict[str, str], without: frozenset[str]) -> Plan | None:
+    """A possible plan that has the fixed values; None if none was found in a few hundred draws."""
+    for _ in range(400):
+        values = {name: source.choices(values, WEIGHTS.get(name))[0] for name, values in DIMENSIONS.items()} | fixed
+        size = LAYOUTS[values["layout"]].size
+        plan = Plan(**values, victim=source.randrange(size), delay=source.randrange(LONGEST_DELAY))
+        if not without & set(values.values()) and not why_impossible(plan):
+            return plan
+    return None
+
+
+def pairs_of(plan: Plan) -> set[Pair]:
+    """The pairs of values of two dimensions that a plan has."""
+    return set(itertools.combinations([(name, getattr(plan, name)) for name in DIMENSIONS], 2))
+
+
+@functools.cache
+def possible_pairs(without: frozenset[str] = frozenset()) -> frozenset[Pair]:
+    """All pairs of which there is a plan."""
+    values = {name: [value for value in listed if value not in without] for name, listed in DIMENSIONS.items()}
+    return frozenset(((first, one), (second, other)) for first, second in itertools.combinations(values, 2)
+                     for one in values[first] for other in values[second] if can_be(values, {first: one, second: other}))  # fmt: skip
+
+
+def can_be(values: dict[str, list[str]], fixed: dict[str, str]) -> bool:
+    """Whether there is a plan with the fixed values: tries the plainest others first."""
+    free = [name for name in values if name not in fixed]
+    # Rules are of two or three dimensions, so that at most three others have to leave their plainest value.
+    for count in range(4):
+        for changed in itertools.combinations(free, count):
+            for chosen in itertools.product(*(values[name][1:] for name in changed)):
+                if not why_impossible(replace(PLAINEST, **fixed, **dict(zip(changed, chosen, strict=True)))):
+                    return True
+    return False
+
+
+def smaller(plan: Plan) -> Iterator[Plan]:
+    """Possible plans that are plainer than this one in one dimension, or in when and whom it hits."""
+    for name, value in plan.values():
+        for plainer in [getattr(PLAINEST, name)] if name != "fault" and value != getattr(PLAINEST, name) else []:
+            changed = replace(plan, **{name: plainer})
+            if not why_impossible(changed):
+                yield changed
