@@ -6,6 +6,7 @@ import random
 import re
 import signal
 import sys
+import threading
 import zlib
 
 import pytest
@@ -17,12 +18,19 @@ from ringtrain.bench import hosts
 settings.register_profile("same examples in every run", derandomize=True, database=None, deadline=None)
 settings.load_profile("same examples in every run")
 
+SIGNALS = {signal.SIGINT: signal.default_int_handler} | dict.fromkeys(
+    [signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2], signal.SIG_DFL
+)
+
 
 def pytest_generate_tests(metafunc):
     if "world" in metafunc.fixturenames:
         marker = metafunc.definition.get_closest_marker("least_ranks")
         least = marker.args[0] if marker else 1
-        sizes = [pytest.param(size, marks=pytest.mark.long if is_costly(metafunc, size) else ()) for size in worlds.sizes(least)]
+        sizes = [
+            pytest.param(size, marks=pytest.mark.long if is_costly(metafunc, size) else ())
+            for size in worlds.sizes(least)
+        ]
         metafunc.parametrize("world", sizes, indirect=True, ids=lambda size: f"{size}ranks")
 
 
@@ -32,11 +40,15 @@ def is_costly(metafunc, size: int) -> bool:
 
 
 def pytest_configure(config):
-    # A shell's background job ignores SIGINT, and so would all that the tests start; those of Ctrl-C need it.
-    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    # What nohup, a shell's background job or a runner of tests ignores or blocks, all that the tests start would, too.
+    for number, handler in SIGNALS.items():
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
     # On a machine with fewer GPUs than a test has ranks, the launcher would refuse them. Who wants GPUs names them.
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+    # Jobs of tests that name no transport are over the MPI of their environment.
+    os.environ["RINGTRAIN_TRANSPORT"] = "mpi"
     config.addinivalue_line("markers", "least_ranks(n): the fixture `world` has n ranks at least")
     config.addinivalue_line("markers", "one_by_one: counts on each gradient travelling by itself, not in a bucket")
 
@@ -55,7 +67,8 @@ def same_random_numbers_in_every_run(request):
 def ranks_take_turns_often(request):
     """Most tests' ranks are threads: a race between them shows in this run then, not in one of a hundred.
 
-    Not those that call TensorFlow: in threads that take turns so often its dispatcher of operations crashes now and then.
+    Not those that call TensorFlow: in threads that take turns so often its dispatcher of operations crashes now and
+    then.
     """
     before = sys.getswitchinterval()
     sys.setswitchinterval(before if re.match("test_(tensorflow|keras)", request.module.__name__) else 1e-5)
@@ -63,11 +76,30 @@ def ranks_take_turns_often(request):
     sys.setswitchinterval(before)
 
 
+@pytest.fixture(autouse=True)
+def ranks_take_turns_in_tensorflows_dispatcher(monkeypatch):
+    """TensorFlow's dispatcher of eager operations keeps a call's arguments in itself while it asks Python for their types.
+
+    Another thread that calls the same operation meanwhile puts its own there, and the process may crash.
+    """
+    if "tensorflow" not in sys.modules:
+        return
+    from tensorflow.python.util.dispatch import _api_dispatcher
+
+    dispatch, turn = _api_dispatcher.PythonAPIDispatcher.Dispatch, threading.RLock()
+
+    def dispatch_in_turn(self, *arguments):
+        with turn:
+            return dispatch(self, *arguments)
+
+    monkeypatch.setattr(_api_dispatcher.PythonAPIDispatcher, "Dispatch", dispatch_in_turn)
+
+
 @pytest.fixture(autouse=bool(os.environ.get("RINGTRAIN_TEST_BUCKET_VIEWS")))
 def gradients_as_bucket_views(monkeypatch):
     """Distributed optimizers make gradients views of buckets after one step, unless a compressor takes them one by one."""
     import ringtrain.torch as hvd
-    from ringtrain.torch import plan
+    from ringtrain.gradients import plan
     from ringtrain.torch.compression import compression_in_the_core
 
     def optimizer_with_buckets(*arguments, make=hvd.DistributedOptimizer, **named):
@@ -75,7 +107,7 @@ def gradients_as_bucket_views(monkeypatch):
         return make(*arguments, **{"gradient_as_bucket_view": by_core, **named})
 
     monkeypatch.setattr(hvd, "DistributedOptimizer", optimizer_with_buckets)
-    monkeypatch.setattr(plan, "STEADY_WINDOWS", 1)
+    monkeypatch.setattr(plan, "STEADY_STEPS", 1)
 
 
 @pytest.fixture

@@ -13,12 +13,29 @@ import sys
 
 import pytest
 
-EACH_MPI = pytest.mark.parametrize("mpi", [pytest.param(name, marks=getattr(pytest.mark, name))
-                                           for name in ("openmpi", "mpich")])
+EACH_MPI = pytest.mark.parametrize(
+    "mpi", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("openmpi", "mpich")]
+)
+# Whatever starts the ranks: an MPI's engine, or the launcher's agents, which have TCP connect them.
+EACH_STARTER = pytest.mark.parametrize(
+    "mpi", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("openmpi", "mpich", "tcp")]
+)
+EACH_STARTER_BUT_MPICH_FOR_LONG = pytest.mark.parametrize(
+    "mpi",
+    [
+        pytest.param("openmpi", marks=pytest.mark.openmpi),
+        pytest.param("mpich", marks=[pytest.mark.mpich, pytest.mark.long]),
+        pytest.param("tcp", marks=pytest.mark.tcp),
+    ],
+)
 # For what only depends on the MPI where something else is broken too.
 EACH_MPI_BUT_MPICH_FOR_LONG = pytest.mark.parametrize(
-    "mpi", [pytest.param("openmpi", marks=pytest.mark.openmpi),
-            pytest.param("mpich", marks=[pytest.mark.mpich, pytest.mark.long])])
+    "mpi",
+    [
+        pytest.param("openmpi", marks=pytest.mark.openmpi),
+        pytest.param("mpich", marks=[pytest.mark.mpich, pytest.mark.long]),
+    ],
+)
 LIBRARY = "from ringtrain.launch.mpi import find_installation as f; i = f(); print(i.engine.__name__, i.library)"
 
 
@@ -31,7 +48,9 @@ def library_of(python: str) -> tuple[str, str]:
 
 
 def python_with(mpi: str) -> str:
-    """The Python of the environment with this MPI; skips the test if there is none."""
+    """The Python of the environment with this MPI, or of any for "tcp"; skips the test if there is none."""
+    if mpi == "tcp":
+        return os.environ.get("RINGTRAIN_TEST_OPENMPI", sys.executable)
     for python in filter(None, (os.environ.get(f"RINGTRAIN_TEST_{mpi.upper()}"), sys.executable)):
         if library_of(python)[0] == mpi:
             return python
@@ -39,10 +58,15 @@ def python_with(mpi: str) -> str:
 
 
 def ringtrainrun(mpi: str, ranks: int, *command: str) -> list[str]:
-    """The command line that runs a command on some ranks under an MPI."""
-    return [python_with(mpi), "-m", "ringtrain.launch", "-np", str(ranks), *command]
+    """The command line that runs a command on some ranks under an MPI, or without one: "tcp"."""
+    return [python_with(mpi), "-m", "ringtrain.launch", *transport_of(mpi), "-np", str(ranks), *command]
+
+
+def transport_of(mpi: str) -> list[str]:
+    """The flags that choose the transport."""
+    return ["--transport", "tcp" if mpi == "tcp" else "mpi"]
 
 
 def rank_environment(**variables: str) -> dict[str, str]:
     """The environment for jobs of several ranks: one thread for each, so that ranks do not crowd each other out."""
-    return dict(os.environ, OMP_NUM_THREADS="1", **variables)
+    return {**os.environ, "OMP_NUM_THREADS": "1", **variables}

@@ -1,6 +1,7 @@
 """What each operation must give, in NumPy: a list with one input a rank goes in, a list with one output a rank comes out.
 
-Sums are taken in rank order. 16-bit floats are added in float32 and rounded once, as ``native/kernels/reduce.h`` promises.
+Sums are taken in rank order. 16-bit floats are added in float32 and rounded once, as ``native/kernels/reduce.h``
+promises.
 """
 
 import numpy as np

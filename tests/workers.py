@@ -1,8 +1,10 @@
 """A pytest plugin: spreads a whole run over worker processes, and keeps the processor free for jobs whose times matter.
 
 bin/test loads it when it runs everything. Each worker of pytest-xdist takes whole files. Those that start jobs which must
-hear, stop or end within bounds, or that measure, come first, one after another on the first worker, while no other test runs:
-they mostly wait, so the native tests are built meanwhile, with what they leave of the processor.
+hear, stop or end within bounds, or that measure, come first, in two lanes, one on each of the first two workers. They
+mostly wait: what they leave of the processor goes to the other workers, which give way to them and take tests of ranks
+that are threads, and to the build of the native tests. A lane's worker that is through waits for the other lane; then
+all take what is left.
 """
 
 from __future__ import annotations
@@ -11,54 +13,111 @@ import fcntl
 import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from priority import give_way
 from xdist.scheduler import LoadScopeScheduling
 
-ALONE = re.compile(r"tests/(faults/|test_(bench_wire|hosts|launch_(doctor|function|hosts|networks)|mpi_world))")
-FIRST_WORKER = "gw0"
+# The files of each lane; both take equally long.
+LANES = [
+    re.compile(r"tests/(faults/|bench/test_bench_wire|launch/test_(hosts|launch_doctor))"),
+    re.compile(r"tests/(launch/test_launch_(control|function|hosts|networks|shells)|core/test_mpi_world)"),
+]
+# What the other workers may take beside the lanes: ranks there are threads.
+BESIDE = re.compile(r"tests/(core|gradients|averaging|with_\w+|gpu|fakes)/")
+# Of the other workers. A process gets a third of what one beside it gets that is not nice: no test meets its timeout so.
+NICENESS = 5
+# Long files whose tests share nothing: what their names have in common here is a piece of its own.
+PIECES = re.compile(
+    r"tests/native/test_native.py::test_native\[\w+(-\w+)\]|tests/launch/test_under_launcher.py::test_files_on_ranks(\[.*)"
+)
+# Of each lane a lock between the workers: exclusive for its own tests, shared by those that wait until it is done.
+locks = [open(Path(__file__).with_name(name)) for name in ("workers.py", "budget.py")]
 
-processor = open(__file__)  # a lock between the workers: shared by tests, exclusive for one that runs alone
+
+def lane_of(nodeid: str) -> int | None:
+    """The lane of a test, None of one that runs beside others."""
+    return next((lane for lane, files in enumerate(LANES) if files.match(nodeid)), None)
 
 
-class AloneThenFiles(LoadScopeScheduling):
-    """Hands out files in the order of the run; what runs alone is one piece, the first, and goes to the first worker."""
+def piece_of(nodeid: str) -> str:
+    """What a worker takes as a whole: a lane, or a file, or a part of one."""
+    lane, part = lane_of(nodeid), PIECES.match(nodeid)
+    if lane is not None:
+        return f"lane {lane}"
+    return nodeid.split("::")[0] + (part[part.lastindex] if part else "")
+
+
+def place_of(nodeid: str) -> int:
+    """Where a test stands in the order of the run: lanes, then what may run beside them, then the rest."""
+    lane = lane_of(nodeid)
+    if lane is not None:
+        return lane
+    return len(LANES) + (0 if BESIDE.match(nodeid) else 1)
+
+
+def number_of(worker: str) -> int:
+    """That of a worker of xdist: 2 of "gw2"."""
+    return int(worker.removeprefix("gw"))
+
+
+def own_number() -> int:
+    return number_of(os.environ.get("PYTEST_XDIST_WORKER", "gw0"))
+
+
+def workers() -> int:
+    return int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
+
+
+class LanesThenFiles(LoadScopeScheduling):
+    """Hands out pieces in the order of the run; a lane goes to the worker of its number."""
 
     @property
     def nodes(self) -> list:
-        return sorted(super().nodes, key=lambda node: node.gateway.id)
+        return sorted(super().nodes, key=lambda node: number_of(node.gateway.id))
 
     def _split_scope(self, nodeid: str) -> str:
-        return "alone" if runs_alone(nodeid) else nodeid.split("::")[0]
+        return piece_of(nodeid)
 
 
-def pytest_xdist_make_scheduler(config, log) -> AloneThenFiles:
-    return AloneThenFiles(config, log)
+def pytest_xdist_make_scheduler(config, log) -> LanesThenFiles:
+    return LanesThenFiles(config, log)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items) -> None:
-    items.sort(key=lambda item: not runs_alone(item.nodeid))
-
-
-def runs_alone(nodeid: str) -> bool:
-    return ALONE.match(nodeid) is not None
+    items.sort(key=lambda item: place_of(item.nodeid))
 
 
 # Before any worker is given a test, since they all collect first.
-def pytest_collection_finish() -> None:
-    if os.environ.get("PYTEST_XDIST_WORKER") == FIRST_WORKER:
-        fcntl.flock(processor, fcntl.LOCK_EX)
+def pytest_collection_finish(session) -> None:
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return
+    for lane in {lane_of(item.nodeid) for item in session.items} - {None}:  # or nobody would free an empty one
+        if own_number() == lane % workers():
+            fcntl.flock(locks[lane], fcntl.LOCK_EX)
+    if own_number() >= len(LANES):
+        give_way(NICENESS)
+
+
+def waits_for_lanes(nodeid: str) -> bool:
+    """Whether a test of this worker must not begin before the lanes are empty."""
+    return lane_of(nodeid) is None and (own_number() < len(LANES) or not BESIDE.match(nodeid))
 
 
 # Outermost, so that neither a test's time nor its timeout counts the wait.
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item, nextitem) -> Iterator[None]:
-    """Waits until no other worker needs the processor for itself, or none uses it; keeps it between tests that run alone."""
-    alone = runs_alone(item.nodeid)
-    fcntl.flock(processor, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+    """Waits until the lanes are empty, if the test must not run beside them; frees the lane behind its last test."""
+    lane = lane_of(item.nodeid)
+    if lane is None:
+        for lock in locks if waits_for_lanes(item.nodeid) else []:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+        return (yield)
+    fcntl.flock(locks[lane], fcntl.LOCK_EX)
     try:
         return (yield)
     finally:
-        if not (alone and nextitem is not None and runs_alone(nextitem.nodeid)):
-            fcntl.flock(processor, fcntl.LOCK_UN)
+        if nextitem is None or lane_of(nextitem.nodeid) != lane:
+            fcntl.flock(locks[lane], fcntl.LOCK_UN)

@@ -1,13 +1,15 @@
 """Worlds for tests: ranks as threads of this process, or, under the launcher, the ranks that it started.
 
-The same test files serve both. Under a launcher every rank runs every test in the same order, each with a world of its own.
+The same test files serve both. Under a launcher every rank runs every test in the same order, each with a world of its
+own.
 """
 
 import ringtrain as rt
 from ringtrain import context, launcher, options, testing
 
-_STARTED_BY = launcher.find(options.environment())
-LAUNCHED = _STARTED_BY is not None and _STARTED_BY.announces_several
+_INTRODUCED = launcher.find_introduced(options.environment())
+_STARTED_BY = _INTRODUCED or launcher.find(options.environment())
+LAUNCHED = _INTRODUCED is not None or (_STARTED_BY is not None and _STARTED_BY.announces_several)
 LAUNCHED_RANK = (_STARTED_BY.rank or 0) if LAUNCHED else 0
 
 # size, layout (None: one host), algorithm

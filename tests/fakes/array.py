@@ -14,9 +14,18 @@ DLPACK_BFLOAT16 = 4
 
 
 class _DLTensor(ctypes.Structure):
-    _fields_ = [("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
-                ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
-                ("shape", ctypes.c_void_p), ("strides", ctypes.c_void_p), ("byte_offset", ctypes.c_uint64)]
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("byte_offset", ctypes.c_uint64),
+    ]
 
 
 class _DLManagedTensor(ctypes.Structure):
@@ -35,11 +44,13 @@ def _release(managed: int) -> None:
 class FakeDeviceArray:
     """A C-contiguous array on a fake device; ``FakeDeviceArray(values)`` copies a NumPy array there.
 
-    ``bfloat16=True`` takes uint16 values as the bits of bfloat16, which only DLPack can tell; ``read_only`` and ``stream`` appear in
-    the CUDA array interface. The memory lives as long as the array and what was exported from it.
+    ``bfloat16=True`` takes uint16 values as the bits of bfloat16, which only DLPack can tell; ``read_only`` and
+    ``stream`` appear in the CUDA array interface. The memory lives as long as the array and what was exported from it.
     """
 
-    def __init__(self, values, device: int = 0, bfloat16: bool = False, read_only: bool = False, stream: int | None = None):
+    def __init__(
+        self, values, device: int = 0, bfloat16: bool = False, read_only: bool = False, stream: int | None = None
+    ):
         values = numpy.ascontiguousarray(values)
         self.shape, self.dtype, self.device = values.shape, values.dtype, device
         self.bfloat16, self.read_only, self.stream = bfloat16, read_only, stream
@@ -59,15 +70,24 @@ class FakeDeviceArray:
         """Copies values of the same shape and dtype into the array, and waits."""
         values = numpy.ascontiguousarray(values, self.dtype)
         driver.use_device(self.device)
-        driver.call("cuMemcpyHtoD", ctypes.c_uint64(self.ptr), values.ctypes.data_as(ctypes.c_void_p),
-                    ctypes.c_size_t(values.nbytes))
+        driver.call(
+            "cuMemcpyHtoD",
+            ctypes.c_uint64(self.ptr),
+            values.ctypes.data_as(ctypes.c_void_p),
+            ctypes.c_size_t(values.nbytes),
+        )
 
     def fill_on(self, values, stream: int) -> None:
         """The same on a stream, without waiting: what follows there sees the values."""
         values = numpy.ascontiguousarray(values, self.dtype)
         driver.use_device(self.device)
-        driver.call("cuMemcpyHtoDAsync", ctypes.c_uint64(self.ptr), values.ctypes.data_as(ctypes.c_void_p),
-                    ctypes.c_size_t(values.nbytes), ctypes.c_void_p(stream))
+        driver.call(
+            "cuMemcpyHtoDAsync",
+            ctypes.c_uint64(self.ptr),
+            values.ctypes.data_as(ctypes.c_void_p),
+            ctypes.c_size_t(values.nbytes),
+            ctypes.c_void_p(stream),
+        )
 
     def numpy(self, stream: int | None = None) -> numpy.ndarray:
         """A copy of the values, after what was put on a stream (None: after everything on the legacy stream)."""
@@ -84,8 +104,14 @@ class FakeDeviceArray:
     def __cuda_array_interface__(self) -> dict:
         if self.bfloat16:
             raise AttributeError("the CUDA array interface knows no bfloat16")
-        return {"shape": self.shape, "typestr": self.dtype.str, "data": (self.ptr, self.read_only), "version": 3,
-                "strides": None, "stream": self.stream}
+        return {
+            "shape": self.shape,
+            "typestr": self.dtype.str,
+            "data": (self.ptr, self.read_only),
+            "version": 3,
+            "strides": None,
+            "stream": self.stream,
+        }
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return DLPACK_CUDA, self.device
@@ -95,8 +121,18 @@ class FakeDeviceArray:
             raise ValueError("DLPack forbids stream 0 for CUDA")
         code = DLPACK_BFLOAT16 if self.bfloat16 else DLPACK_CODES[self.dtype.kind]
         shape = (ctypes.c_int64 * len(self.shape))(*self.shape)
-        tensor = _DLTensor(self.ptr, DLPACK_CUDA, self.device, len(self.shape), code, 8 * self.dtype.itemsize, 1,
-                           ctypes.cast(shape, ctypes.c_void_p), None, 0)
+        tensor = _DLTensor(
+            self.ptr,
+            DLPACK_CUDA,
+            self.device,
+            len(self.shape),
+            code,
+            8 * self.dtype.itemsize,
+            1,
+            ctypes.cast(shape, ctypes.c_void_p),
+            None,
+            0,
+        )
         managed = _DLManagedTensor(tensor, None, ctypes.cast(_release, ctypes.c_void_p))
         address = ctypes.addressof(managed)
         _exported[address] = (managed, shape, self._memory)

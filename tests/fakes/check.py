@@ -42,8 +42,14 @@ def run(module: str, name: str) -> str:
     wanted = CHECKS[module][name]
     tests = Path(__file__).parents[1]
     environment = fakes.environment(**wanted.settings, PYTHONPATH=f"{tests.parent}:{tests}")
-    done = subprocess.run([sys.executable, "-m", module, name], env=environment, timeout=SECONDS,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", module, name],
+        env=environment,
+        timeout=SECONDS,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     if wanted.dies is None:
         as_it_should = done.returncode == 0 and "passed" in done.stdout
     else:

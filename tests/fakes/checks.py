@@ -1,6 +1,6 @@
 """What the fakes promise, one check for each promise: ``python -m fakes.checks NAME`` runs it, in a process that has its settings.
 
-tests/test_fakes.py runs them all. A check that ``dies`` must end its process, with that text.
+tests/fakes/test_fakes.py runs them all. A check that ``dies`` must end its process, with that text.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ def integers(rank: int, count: int, dtype: str = "float32") -> numpy.ndarray:
 
 
 # ---- memory ----
+
 
 @check(dies="")  # a fault of the processor leaves no text
 def the_host_cannot_touch_device_memory():
@@ -103,6 +104,7 @@ def a_device_can_be_full():
 
 
 # ---- streams and events ----
+
 
 @check(FAKE_DELAY_US=2000)
 def events_order_streams():
@@ -165,10 +167,13 @@ def a_capturing_stream_takes_no_work():
     status = ctypes.c_int()
     driver.call("cuStreamIsCapturing", stream.handle, ctypes.byref(status))
     assert status.value == 1
-    refused(900, "cuMemcpyDtoHAsync", ctypes.create_string_buffer(4), ctypes.c_uint64(array.ptr), size(4), stream.handle)
+    refused(
+        900, "cuMemcpyDtoHAsync", ctypes.create_string_buffer(4), ctypes.c_uint64(array.ptr), size(4), stream.handle
+    )
 
 
 # ---- the driver's state ----
+
 
 @check()
 def a_call_needs_the_driver_and_a_context():
@@ -199,7 +204,9 @@ def functions_have_versions():
     found, status = ctypes.c_void_p(), ctypes.c_int()
 
     def look_up(name: bytes, version: int) -> tuple[int, bool, int]:
-        result = driver.library().cuGetProcAddress_v2(name, ctypes.byref(found), version, ctypes.c_uint64(0), ctypes.byref(status))
+        result = driver.library().cuGetProcAddress_v2(
+            name, ctypes.byref(found), version, ctypes.c_uint64(0), ctypes.byref(status)
+        )
         return result, bool(found.value), status.value
 
     assert look_up(b"cuMemAlloc", 3020) == (0, True, 0)
@@ -219,7 +226,10 @@ def planned_calls_fail():
     assert driver.calls("cuMemAlloc") == 3
 
 
-PTX = ".version {}\n.target sm_{}\n.address_size 64\n.visible .entry pack_word4(\n\t.param .align 8 .b8 pack_word4_param_0[32664]\n)\n{{}}\n"
+PTX = (
+    ".version {}\n.target sm_{}\n.address_size 64\n"
+    ".visible .entry pack_word4(\n\t.param .align 8 .b8 pack_word4_param_0[32664]\n)\n{{}}\n"
+)
 
 
 @check(FAKE_DRIVER_VERSION=12010, FAKE_CAPABILITY=80)
@@ -228,7 +238,9 @@ def ptx_must_suit_driver_and_device():
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
     refused(222, "cuModuleLoadData", ctypes.byref(module), PTX.format("9.0", 75).encode())
     refused(209, "cuModuleLoadData", ctypes.byref(module), PTX.format("8.1", 90).encode())
-    refused(218, "cuModuleLoadData", ctypes.byref(module), PTX.format("8.0", 75).encode())  # too large a parameter for 8.0
+    refused(
+        218, "cuModuleLoadData", ctypes.byref(module), PTX.format("8.0", 75).encode()
+    )  # too large a parameter for 8.0
     refused(218, "cuModuleLoadData", ctypes.byref(module), b"no PTX")
     driver.call("cuModuleLoadData", ctypes.byref(module), PTX.format("8.1", 80).encode())
     driver.call("cuModuleGetFunction", ctypes.byref(function), module, b"pack_word4")
@@ -236,6 +248,7 @@ def ptx_must_suit_driver_and_device():
 
 
 # ---- NCCL ----
+
 
 def reduced(op: int, all_values: list[numpy.ndarray]) -> numpy.ndarray:
     by_op = {nccl.SUM: numpy.add, nccl.PRODUCT: numpy.multiply, nccl.MAX: numpy.maximum, nccl.MIN: numpy.minimum}
@@ -254,18 +267,18 @@ def every_operation(comm: Communicator, dtype: str, count: int) -> None:
 
     def expect(values: numpy.ndarray, name: str, *arguments) -> None:
         assert comm.run(name, *arguments) == nccl.SUCCESS, comm.last_error()
-        found = received.numpy(comm.stream.ptr)[:values.size]
+        found = received.numpy(comm.stream.ptr)[: values.size]
         assert (found == values).all(), f"{name} {dtype}: {found[:8]}, expected {values[:8]}"
 
     whole, part, ops = size(count * ranks), size(count), (nccl.SUM, nccl.PRODUCT, nccl.MAX, nccl.MIN)
     for op in ops:
         total = reduced(op, inputs)
         expect(total, "AllReduce", address(sent), address(received), whole, code, op)
-        expect(total[rank * count:][:count], "ReduceScatter", address(sent), address(received), part, code, op)
+        expect(total[rank * count :][:count], "ReduceScatter", address(sent), address(received), part, code, op)
     pieces = [values[:count] for values in inputs]
     expect(numpy.concatenate(pieces), "AllGather", address(sent), address(received), part, code)
     expect(inputs[1], "Broadcast", address(sent), address(received), whole, code, 1)
-    turned = [values[rank * count:][:count] for values in inputs]
+    turned = [values[rank * count :][:count] for values in inputs]
     expect(numpy.concatenate(turned), "AlltoAll", address(sent), address(received), part, code)
 
 
@@ -321,7 +334,9 @@ def on_two(body: Callable[[Communicator, FakeDeviceArray], None], devices: list[
 @check(FAKE_DEVICES=2)
 def ranks_that_disagree_are_told():
     def body(comm: Communicator, array: FakeDeviceArray) -> None:
-        assert comm.settle(comm.start("AllReduce", address(array), address(array), size(8 - comm.rank), 7, nccl.SUM)) in (0, 5)
+        assert comm.settle(
+            comm.start("AllReduce", address(array), address(array), size(8 - comm.rank), 7, nccl.SUM)
+        ) in (0, 5)
         assert comm.await_error() == nccl.INVALID_USAGE
         assert "count 8" in comm.last_error() and "count 7" in comm.last_error()
 
@@ -376,7 +391,7 @@ def arguments_are_looked_at():
 @check()
 def configurations_are_looked_at():
     driver.use_device(0)
-    for wrong in (dict(magic=1), dict(size=44), dict(version=99_999)):
+    for wrong in ({"magic": 1}, {"size": 44}, {"version": 99_999}):
         assert Communicator(nccl.new_id(), 1, 0, nccl.config(**wrong)).result == nccl.INVALID_ARGUMENT, wrong
     assert Communicator(nccl.new_id(), 1, 0).result == nccl.SUCCESS
 
@@ -392,7 +407,9 @@ def a_device_has_one_rank():
 @check(FAKE_DEVICES=1, NCCL_MULTI_RANK_GPU_ENABLE=1)
 def a_device_may_have_two_ranks():
     def body(comm: Communicator, array: FakeDeviceArray) -> None:
-        assert comm.run("AllReduce", address(array), address(array), size(8), 7, nccl.SUM) == nccl.SUCCESS, comm.last_error()
+        assert comm.run("AllReduce", address(array), address(array), size(8), 7, nccl.SUM) == nccl.SUCCESS, (
+            comm.last_error()
+        )
 
     on_two(body, [0, 0])
 

@@ -59,7 +59,9 @@ def free(address: int) -> None:
 
 def copy_to_host(values, address: int) -> None:
     """Fills a C-contiguous NumPy array from the current device, after what the legacy stream was given."""
-    call("cuMemcpyDtoH", values.ctypes.data_as(ctypes.c_void_p), ctypes.c_uint64(address), ctypes.c_size_t(values.nbytes))
+    call(
+        "cuMemcpyDtoH", values.ctypes.data_as(ctypes.c_void_p), ctypes.c_uint64(address), ctypes.c_size_t(values.nbytes)
+    )
 
 
 class Stream:
@@ -102,4 +104,4 @@ def live() -> dict[str, int]:
     """What was made and is still there: streams, events, allocations of memory (device and pinned)."""
     numbers = [ctypes.c_long() for _ in range(3)]
     library().fake_cuda_live(*map(ctypes.byref, numbers))
-    return dict(zip(("streams", "events", "allocations"), (number.value for number in numbers)))
+    return dict(zip(("streams", "events", "allocations"), (number.value for number in numbers), strict=True))

@@ -14,8 +14,18 @@ from fakes import driver
 
 SUCCESS, CUDA_ERROR, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR, IN_PROGRESS = 0, 1, 4, 5, 6, 7
 SUM, PRODUCT, MAX, MIN, AVERAGE = range(5)
-DTYPES = {"int8": 0, "uint8": 1, "int32": 2, "uint32": 3, "int64": 4, "uint64": 5, "float16": 6, "float32": 7, "float64": 8}
-UNSET = -2**31
+DTYPES = {
+    "int8": 0,
+    "uint8": 1,
+    "int32": 2,
+    "uint32": 3,
+    "int64": 4,
+    "uint64": 5,
+    "float16": 6,
+    "float32": 7,
+    "float64": 8,
+}
+UNSET = -(2**31)
 PATIENCE = 60.0  # seconds
 
 
@@ -48,7 +58,9 @@ def config(size: int = 48, magic: int = 0xCAFEBEEF, version: int = 0, blocking: 
     """The first 48 bytes of an ncclConfig_t, with nothing set but these."""
     found = ctypes.c_int()
     library().ncclGetVersion(ctypes.byref(found))
-    packed = struct.pack("QIIiiiiQii", size, magic, version or found.value, blocking, UNSET, UNSET, UNSET, 0, UNSET, UNSET)
+    packed = struct.pack(
+        "QIIiiiiQii", size, magic, version or found.value, blocking, UNSET, UNSET, UNSET, 0, UNSET, UNSET
+    )
     return ctypes.create_string_buffer(packed, len(packed))
 
 
@@ -58,8 +70,11 @@ class Communicator:
     def __init__(self, unique_id: UniqueId, ranks: int, rank: int, settings: ctypes.Array | None = None):
         self.rank, self.ranks, self.handle = rank, ranks, ctypes.c_void_p()
         self.stream = driver.Stream()
-        self.result = self.settle(library().ncclCommInitRankConfig(
-            ctypes.byref(self.handle), ranks, unique_id, rank, config() if settings is None else settings))
+        self.result = self.settle(
+            library().ncclCommInitRankConfig(
+                ctypes.byref(self.handle), ranks, unique_id, rank, config() if settings is None else settings
+            )
+        )
 
     def settle(self, result: int, seconds: float = PATIENCE) -> int:
         """Polls while a call is in progress; its result, or IN_PROGRESS after so many seconds."""

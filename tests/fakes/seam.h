@@ -1,6 +1,7 @@
 // What the fake NCCL uses of the fake libcuda: one exported function, fake_cuda_seam, gives the table.
 //
-// It is looked up in the handle of dlopen("libcuda.so.1", RTLD_NOLOAD), because the product opens libcuda with RTLD_LOCAL.
+// It is looked up in the handle of dlopen("libcuda.so.1", RTLD_NOLOAD), because the product opens libcuda with
+// RTLD_LOCAL.
 #ifndef RINGTRAIN_TESTS_FAKES_SEAM_H_
 #define RINGTRAIN_TESTS_FAKES_SEAM_H_
 

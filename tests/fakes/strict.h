@@ -1,7 +1,8 @@
-// What both fakes are strict with: settings from the environment, calls that are counted and can be made to fail, violations.
+// What both fakes are strict with: settings from the environment, calls that are counted and can be made to fail,
+// violations.
 //
-// A call that the real library refuses is refused with the real library's code. What it would let pass, to give wrong numbers
-// or crash later, is a violation: it is printed, and the process aborts.
+// A call that the real library refuses is refused with the real library's code. What it would let pass, to give wrong
+// numbers or crash later, is a violation: it is printed, and the process aborts.
 #ifndef RINGTRAIN_TESTS_FAKES_STRICT_H_
 #define RINGTRAIN_TESTS_FAKES_STRICT_H_
 

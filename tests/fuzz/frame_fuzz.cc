@@ -1,12 +1,13 @@
-// Frames of the negotiation: what is decoded must be bounded by its bytes, and be the same when it is encoded and decoded again.
-// Requests in it are checked as if this rank had submitted them: shapes, splits, the ranks of new process sets.
+// Frames of the negotiation: what is decoded must be bounded by its bytes, and be the same when it is encoded and
+// decoded again. Requests in it are checked as if this rank had submitted them: shapes, splits, the ranks of new
+// process sets.
 #include "core/frame.h"
 #include "fuzz.h"
 
 namespace ringtrain {
 namespace {
 
-constexpr size_t kMostIds = size_t{1} << 20;  // the highest cache_capacity
+constexpr size_t kMaxIds = size_t{1} << 20;  // the highest cache_capacity
 constexpr FrameType kLastType = FrameType::kLongPhase;
 
 Request Sample(Operation operation) {
@@ -23,8 +24,8 @@ Frame Sample(FrameType type) {
   Frame frame;
   frame.type = type;
   frame.ids = {1, 2, 3, 7, 8, 1000};
-  for (Operation operation : {Operation::kAllreduce, Operation::kAllgather, Operation::kAlltoall, Operation::kAddProcessSet,
-                              Operation::kRemoveProcessSet})
+  for (Operation operation : {Operation::kAllreduce, Operation::kAllgather, Operation::kAlltoall,
+                              Operation::kAddProcessSet, Operation::kRemoveProcessSet})
     frame.requests.push_back(Sample(operation));
   frame.refusals = {{"x", StatusCode::kInvalidArgument, "no"}};
   frame.verdicts.resize(2);
@@ -41,7 +42,8 @@ Frame Sample(FrameType type) {
 
 std::vector<std::string> Seeds() {
   std::vector<std::string> seeds;
-  for (int type = 1; type <= static_cast<int>(kLastType); ++type) seeds.push_back(Sample(static_cast<FrameType>(type)).Encode());
+  for (int type = 1; type <= static_cast<int>(kLastType); ++type)
+    seeds.push_back(Sample(static_cast<FrameType>(type)).Encode());
   return seeds;
 }
 
@@ -52,8 +54,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string bytes(reinterpret_cast<const char*>(data), size);
   Frame frame, again;
   if (!Frame::Decode(bytes, &frame)) return 0;
-  Expect(frame.ids.size() <= kMostIds, "no more ids than a cache may have");
-  Expect(frame.requests.size() <= size && frame.refusals.size() <= size && frame.verdicts.size() <= size, "a byte at least for each item");
+  Expect(frame.ids.size() <= kMaxIds, "no more ids than a cache may have");
+  Expect(frame.requests.size() <= size && frame.refusals.size() <= size && frame.verdicts.size() <= size,
+         "a byte at least for each item");
   const std::string encoded = frame.Encode();
   Expect(Frame::Decode(encoded, &again) && again.Encode() == encoded, "a frame that can be encoded and decoded again");
   for (const Request& request : frame.requests) {

@@ -19,6 +19,7 @@ void Expect(bool holds, const char* what) {
 extern "C" int LLVMFuzzerInitialize(int* argc, char*** argv) {
   if (*argc != 3 || std::string((*argv)[1]) != "--write-seeds") return 0;
   int number = 0;
-  for (const std::string& seed : ringtrain::Seeds()) std::ofstream((*argv)[2] + ("/seed" + std::to_string(number++))) << seed;
+  for (const std::string& seed : ringtrain::Seeds())
+    std::ofstream((*argv)[2] + ("/seed" + std::to_string(number++))) << seed;
   std::exit(0);
 }

@@ -1,4 +1,5 @@
-// What each *_fuzz.cc here has: libFuzzer's entry, which feeds a decoder, and inputs to start from, made by the encoder of today.
+// What each *_fuzz.cc here has: libFuzzer's entry, which feeds a decoder, and inputs to start from, made by the encoder
+// of today.
 //
 //   NAME_fuzz --write-seeds DIR    writes them, one a file; everything else is libFuzzer's own command line
 #ifndef RINGTRAIN_TESTS_FUZZ_FUZZ_H_

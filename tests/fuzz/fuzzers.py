@@ -2,8 +2,8 @@
 
     python tests/fuzz/fuzzers.py            all of them, into build/fuzz; prints that folder
 
-They are linked with the sources that hold decoders and with little else, so that a fault planted in a copy of native/ is
-compiled in seconds. tests/test_fuzz.py runs them for a few seconds each, bin/fuzz for as long as one likes.
+They are linked with the sources that hold decoders and with little else, so that a fault planted in a copy of native/
+is compiled in seconds. tests/fuzz/test_fuzz.py runs them for a few seconds each, bin/fuzz for as long as one likes.
 """
 
 from __future__ import annotations
@@ -18,11 +18,36 @@ ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 FOLDER = ROOT / "build" / "fuzz"
 NAMES = sorted(path.stem for path in HERE.glob("*_fuzz.cc"))
-DECODERS = ["base/doorbell.cc", "base/options.cc", "core/frame.cc", "core/request.cc", "tables/tables.cc", "transport/host_memory.cc",
-            "transport/in_process.cc", "transport/world.cc"]
+DECODERS = [
+    "base/doorbell.cc",
+    "base/options.cc",
+    "core/authority.cc",
+    "core/control.cc",
+    "core/frame.cc",
+    "core/membership.cc",
+    "core/request.cc",
+    "core/transaction.cc",
+    "tables/tables.cc",
+    "transport/host_memory.cc",
+    "transport/in_process.cc",
+    "transport/rendezvous.cc",
+    "transport/tcp/exchange.cc",
+    "transport/tcp/hello.cc",
+    "transport/tcp/piece_stream.cc",
+    "transport/tcp/record.cc",
+    "transport/tcp/sha256.cc",
+    "transport/world.cc",
+]
 COMPILER = os.environ.get("CLANGXX", "clang++")
-FLAGS = ["-std=c++17", "-O1", "-g", "-pthread", "-fno-omit-frame-pointer",
-         "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
+FLAGS = [
+    "-std=c++17",
+    "-O1",
+    "-g",
+    "-pthread",
+    "-fno-omit-frame-pointer",
+    "-fsanitize=address,undefined",
+    "-fno-sanitize-recover=undefined",
+]
 RULES = """\
 builddir = .
 rule compile

@@ -3,7 +3,7 @@
 
 #include "base/options.h"
 #include "fuzz.h"
-#include "transport/in_process.h"
+#include "transport/rendezvous.h"
 
 namespace ringtrain {
 namespace {
@@ -14,7 +14,8 @@ constexpr int kRanks = 6;
 
 std::vector<std::string> Seeds() {
   std::string all;
-#define RT_OPTION(name, type, initial, lowest, highest, horovod, sentence) all += std::string(#name "=") + initial + "\n";
+#define RT_OPTION(name, type, initial, lowest, highest, agrees, horovod, sentence) \
+  all += std::string(#name "=") + initial + "\n";
 #include "tables/options.def"
 #undef RT_OPTION
   return {all, "chunk_bytes=262144\nstall_warning_seconds=1e9\n", "algorithm=ring\n\n", "2+3+1", "6"};

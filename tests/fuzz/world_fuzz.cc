@@ -1,9 +1,10 @@
-// What ranks tell each other while a world opens: rank 0's answers, as another rank reads them. An input is four answers, each with
-// its length in two bytes before it: the hellos, the keys of the hosts, the names of the shared memory, and what failed.
+// What ranks tell each other while a world opens: rank 0's answers, as another rank reads them. An input is four
+// answers, each with its length in two bytes before it: the hellos, the keys of the hosts, the names of the shared
+// memory, and what failed.
 #include "base/bytes.h"
 #include "fuzz.h"
 #include "transport/in_process.h"
-#include "transport/world.h"
+#include "transport/rendezvous.h"
 
 namespace ringtrain {
 namespace {
@@ -37,8 +38,10 @@ std::string TakeAnswer(std::string* input) {
 
 std::vector<std::string> Seeds() {
   const std::string announced = Announcement("/ringtrain-0123456789abcdef", 7);
-  return {Answer({"hello", "hello"}) + Answer({"key", "key"}) + Answer({announced, Announcement("", 0)}) + Answer({"", "cannot be opened"}),
-          Answer({"hello", "hello"}) + Answer({"one key", "another"}) + Answer({Announcement("", 0), ""}) + Answer({"", ""})};
+  return {Answer({"hello", "hello"}) + Answer({"key", "key"}) + Answer({announced, Announcement("", 0)}) +
+              Answer({"", "cannot be opened"}),
+          Answer({"hello", "hello"}) + Answer({"one key", "another"}) + Answer({Announcement("", 0), ""}) +
+              Answer({"", ""})};
 }
 
 }  // namespace ringtrain
@@ -47,23 +50,24 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace ringtrain;
   std::string input(reinterpret_cast<const char*>(data), size);
   auto hub = std::make_shared<Hub>(std::vector<int>{2});
-  std::unique_ptr<Transport> root, mine;
-  std::unique_ptr<HostMemory> root_memory, my_memory, met;
-  Expect(Hub::Join(hub, 0, &root, &root_memory).ok() && Hub::Join(hub, 1, &mine, &my_memory).ok(), "two ranks");
-  for (int answer = 0; answer < kAnswers; ++answer) Expect(root->SendFrame(1, TakeAnswer(&input)).ok(), "an answer that leaves");
+  const std::unique_ptr<Transport> root = Hub::TransportOf(hub, 0);
+  for (int answer = 0; answer < kAnswers; ++answer)
+    Expect(root->SendFrame(1, TakeAnswer(&input)).ok(), "an answer that leaves");
 
+  const std::unique_ptr<Rendezvous> rendezvous = MeetByFrames(Hub::TransportOf(hub, 1), {});
   const Nanoseconds deadline = DeadlineAfter(60);  // nothing is waited for
   std::vector<std::string> hellos;
-  const Status heard = AllgatherTexts(*mine, "hello", deadline, &hellos);
+  const Status heard = rendezvous->Allgather("hello", deadline, &hellos);
   Expect(!heard.ok() || hellos.size() == 2, "a text for each rank");
   if (!heard.ok()) return 0;
-  Log log;
-  World world;
+  Meeting meeting;
+  World& world = meeting.world;
   world.rank = 1;
   world.size = 2;
-  const Status status = MeetOnHosts(*mine, {}, [](const World&) { return size_t{1} << 16; }, deadline, &log, &world, &met);
+  const Status status = rendezvous->Meet([](const World&) { return size_t{1} << 16; }, deadline, &meeting);
   if (!status.ok()) return 0;
-  Expect(met != nullptr && world.host_of.size() == 2 && world.local_rank_of.size() == 2, "a place for each rank");
+  Expect(meeting.memory != nullptr && world.host_of.size() == 2 && world.local_rank_of.size() == 2,
+         "a place for each rank");
   Expect(world.my_host()[static_cast<size_t>(world.local_rank())] == 1, "this rank on its host");
   return 0;
 }

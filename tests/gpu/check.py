@@ -35,7 +35,12 @@ PARTS = [
     Part("torch", "torch", 1, "PyTorch's tensors, training, mixed precision, DDP's time; a world of one"),
     Part("staged", "staged", 2, "two ranks on one GPU through pinned host memory, as processes"),
     Part("staged-threads", "staged", 1, "the same, as threads of one process"),
-    Part("torch-ranks", "torch_ranks", 2, "PyTorch on two ranks of one GPU: gradients as views of buckets, and gloo's time"),
+    Part(
+        "torch-ranks",
+        "torch_ranks",
+        2,
+        "PyTorch on two ranks of one GPU: gradients as views of buckets, and gloo's time",
+    ),
     Part("nccl", "nccl", 2, "two ranks on one GPU by NCCL (2.30 or newer), as processes"),
     Part("nccl-threads", "nccl", 1, "the same, as threads of one process"),
 ]
@@ -73,14 +78,19 @@ def machine_text(device: str) -> str:
     """What the figures belong to."""
     if device == "fake":
         return f"the fakes on {platform.node()}: the figures say nothing about a GPU"
-    said = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], capture_output=True, text=True)
+    said = subprocess.run(
+        ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], capture_output=True, text=True
+    )
     return f"{said.stdout.strip() or 'no GPU that nvidia-smi knows'}, on {platform.node()}"
 
 
 def lines_of(results: list[dict]) -> list[str]:
     """The table."""
     rows = [["part", "check", "", "figure", "target"]]
-    rows += [[each["part"], each["what"], "right" if each["right"] else "WRONG", each["figure"], each["target"]] for each in results]
+    rows += [
+        [each["part"], each["what"], "right" if each["right"] else "WRONG", each["figure"], each["target"]]
+        for each in results
+    ]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 

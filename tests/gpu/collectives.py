@@ -24,8 +24,12 @@ def values_of(array: Any) -> np.ndarray:
     values = np.empty(interface["shape"], interface["typestr"])
     driver.use_device(0)
     if values.size:
-        driver.call("cuMemcpyDtoH", values.ctypes.data_as(ctypes.c_void_p), ctypes.c_uint64(interface["data"][0]),
-                    ctypes.c_size_t(values.nbytes))
+        driver.call(
+            "cuMemcpyDtoH",
+            values.ctypes.data_as(ctypes.c_void_p),
+            ctypes.c_uint64(interface["data"][0]),
+            ctypes.c_size_t(values.nbytes),
+        )
     return values
 
 
@@ -51,7 +55,10 @@ def operations_are_right() -> bool:
         check(rt.allreduce_(DeviceArray(own), f"average.{dtype}"), (total.astype("float64") / size).astype(dtype))
         check(rt.broadcast(DeviceArray(own), size - 1, f"broadcast.{dtype}"), all_of[-1])
         rows = of_rank(rank, dtype, (rank + 2, 3))
-        check(rt.allgather(DeviceArray(rows), f"gather.{dtype}"), np.concatenate([of_rank(each, dtype, (each + 2, 3)) for each in range(size)]))
+        check(
+            rt.allgather(DeviceArray(rows), f"gather.{dtype}"),
+            np.concatenate([of_rank(each, dtype, (each + 2, 3)) for each in range(size)]),
+        )
         mine = np.array_split(np.arange(5), size)[rank]
         check(rt.reducescatter(DeviceArray(own), f"scatter.{dtype}", rt.Sum), total[mine])
         square = of_rank(rank, dtype, (size * 2, 4))
@@ -93,7 +100,10 @@ def late_writer_is_awaited(rounds: int, milliseconds: float) -> bool:
     wanted = DeviceArray(np.full(100003, 3, "float32"))
     right = True
     for index in range(rounds):
-        array, copy = DeviceArray(np.zeros(100003, "float32"), stream=stream.ptr), DeviceArray(np.zeros(100003, "float32"))
+        array, copy = (
+            DeviceArray(np.zeros(100003, "float32"), stream=stream.ptr),
+            DeviceArray(np.zeros(100003, "float32")),
+        )
         driver.use_device(0)
         machine.keep_busy(stream, milliseconds)
         machine.copy(array.ptr, wanted.ptr, array.nbytes, stream)
@@ -127,7 +137,9 @@ def dropped_tensors_live_on(rounds: int) -> bool:
     kept = DeviceArray(np.zeros(4096, "float32"), stream=stream.ptr)
     for index in range(rounds):
         machine.keep_busy(stream, 0.2)
-        rt.allreduce_async_(DeviceArray(np.full(4096, index, "float32"), stream=stream.ptr), f"dropped.{index % 8}.{index}", rt.Sum)
+        rt.allreduce_async_(
+            DeviceArray(np.full(4096, index, "float32"), stream=stream.ptr), f"dropped.{index % 8}.{index}", rt.Sum
+        )
         if index % 16 == 0:
             gc.collect()
     rt.allreduce_(kept, "kept", rt.Sum)
@@ -153,15 +165,21 @@ def microseconds_of_a_submission(rounds: int) -> float:
 
 def refusals_are_clear() -> bool:
     """Read-only memory in place, and a stream under capture; afterwards all goes on."""
-    right = _refuses(lambda: rt.allreduce_(DeviceArray(np.ones(3, "float32"), read_only=True, stream=1), "read only"), "read-only")
+    right = _refuses(
+        lambda: rt.allreduce_(DeviceArray(np.ones(3, "float32"), read_only=True, stream=1), "read only"), "read-only"
+    )
     if machine.is_fake():
         driver.use_device(0)
         stream = driver.Stream()
         stream.capture(True)
-        right = right and _refuses(lambda: rt.allreduce_(DeviceArray(np.ones(3, "float32"), stream=stream.ptr), "captured"), "graph")
+        right = right and _refuses(
+            lambda: rt.allreduce_(DeviceArray(np.ones(3, "float32"), stream=stream.ptr), "captured"), "graph"
+        )
         stream.capture(False)
         stream.destroy()
-    return right and bool((values_of(rt.allreduce(DeviceArray(np.ones(3, "float32")), "after", rt.Sum)) == rt.size()).all())
+    return right and bool(
+        (values_of(rt.allreduce(DeviceArray(np.ones(3, "float32")), "after", rt.Sum)) == rt.size()).all()
+    )
 
 
 def _refuses(operate: Any, words: str) -> bool:

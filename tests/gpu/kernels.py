@@ -13,26 +13,50 @@ from gpu import machine
 DEVICE = Path(__file__).resolve().parents[2] / "native" / "device"
 CHUNK, THREADS, MOST_SLICES = 16384, 512, 1360
 SCALE = np.float32(0.37)
-PAIRS = [("float32", "float32"), ("float32", "bfloat16"), ("float32", "float16"), ("bfloat16", "bfloat16"),
-         ("float16", "float16"), ("bfloat16", "float32")]
+PAIRS = [
+    ("float32", "float32"),
+    ("float32", "bfloat16"),
+    ("float32", "float16"),
+    ("bfloat16", "bfloat16"),
+    ("float16", "float16"),
+    ("bfloat16", "float32"),
+]
 SIZES = [0, 1, 3, 16383, 16384, 16385, (1 << 20) + 1]
 CARRIERS = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
 
 
 class Slice(ctypes.Structure):
-    _fields_ = [("tensor", ctypes.c_uint64), ("offset", ctypes.c_uint64), ("elements", ctypes.c_uint32),
-                ("first_chunk", ctypes.c_uint32)]
+    _fields_ = [
+        ("tensor", ctypes.c_uint64),
+        ("offset", ctypes.c_uint64),
+        ("elements", ctypes.c_uint32),
+        ("first_chunk", ctypes.c_uint32),
+    ]
 
 
 class Launch(ctypes.Structure):
-    _fields_ = [("buffer", ctypes.c_uint64), ("scale", ctypes.c_float), ("slice_count", ctypes.c_uint32),
-                ("found_infinite", ctypes.c_uint64), ("slices", Slice * MOST_SLICES)]
+    _fields_ = [
+        ("buffer", ctypes.c_uint64),
+        ("scale", ctypes.c_float),
+        ("slice_count", ctypes.c_uint32),
+        ("found_infinite", ctypes.c_uint64),
+        ("slices", Slice * MOST_SLICES),
+    ]
 
 
 class SumLaunch(ctypes.Structure):
-    _fields_ = [("to", ctypes.c_uint64), ("own", ctypes.c_uint64), ("received", ctypes.c_uint64), ("stride", ctypes.c_uint64),
-                ("elements", ctypes.c_uint64), ("members", ctypes.c_uint32), ("me", ctypes.c_uint32), ("divisor", ctypes.c_float),
-                ("postscale", ctypes.c_float), ("factors", ctypes.c_float * 1024)]
+    _fields_ = [
+        ("to", ctypes.c_uint64),
+        ("own", ctypes.c_uint64),
+        ("received", ctypes.c_uint64),
+        ("stride", ctypes.c_uint64),
+        ("elements", ctypes.c_uint64),
+        ("members", ctypes.c_uint32),
+        ("me", ctypes.c_uint32),
+        ("divisor", ctypes.c_float),
+        ("postscale", ctypes.c_float),
+        ("factors", ctypes.c_float * 1024),
+    ]
 
 
 def text(kernels: str = "pack") -> bytes:
@@ -41,7 +65,9 @@ def text(kernels: str = "pack") -> bytes:
     return lines.partition('R"ptx(')[2].partition(')ptx"')[0].encode()
 
 
-def run(name: str, tensors: list[tuple[int, int, int]], buffer: int, scale: float, stream, found_infinite: int = 0) -> None:
+def run(
+    name: str, tensors: list[tuple[int, int, int]], buffer: int, scale: float, stream, found_infinite: int = 0
+) -> None:
     """Launches a kernel over (address, offset, elements) of each tensor, in as many launches as that takes."""
     for start in range(0, len(tensors), MOST_SLICES):
         launch, chunks = Launch(buffer, scale, 0, found_infinite), 0
@@ -74,12 +100,22 @@ class Memory:
     def __init__(self, values: np.ndarray):
         self.dtype, self.size = values.dtype, values.size
         self.address = driver.allocate(values.nbytes)
-        driver.call("cuMemcpyHtoD", ctypes.c_uint64(self.address), values.ctypes.data_as(ctypes.c_void_p), ctypes.c_size_t(values.nbytes))
+        driver.call(
+            "cuMemcpyHtoD",
+            ctypes.c_uint64(self.address),
+            values.ctypes.data_as(ctypes.c_void_p),
+            ctypes.c_size_t(values.nbytes),
+        )
 
     def values(self) -> np.ndarray:
         """What it holds now."""
         found = np.empty(self.size, self.dtype)
-        driver.call("cuMemcpyDtoH", found.ctypes.data_as(ctypes.c_void_p), ctypes.c_uint64(self.address), ctypes.c_size_t(found.nbytes))
+        driver.call(
+            "cuMemcpyDtoH",
+            found.ctypes.data_as(ctypes.c_void_p),
+            ctypes.c_uint64(self.address),
+            ctypes.c_size_t(found.nbytes),
+        )
         return found
 
     def __del__(self):
@@ -97,12 +133,16 @@ def is_exact(tensor: str, buffer: str, sizes: list[int], shift: int) -> bool:
     tensors = [(memory.address + (slot + shift) * given.itemsize, slot, size) for slot, size in places]
     expected, stream = packed.values(), driver.Stream()
     for slot, size in places:
-        expected[slot : slot + size] = narrowed(widened(given[slot + shift : slot + shift + size], tensor) * SCALE, buffer)
+        expected[slot : slot + size] = narrowed(
+            widened(given[slot + shift : slot + shift + size], tensor) * SCALE, buffer
+        )
     run(f"pack_{tensor}_{buffer}", tensors, packed.address, SCALE, stream)
     stream.synchronize()
     right = np.array_equal(packed.values(), expected)
     for slot, size in places:
-        given[slot + shift : slot + shift + size] = narrowed(widened(expected[slot : slot + size], buffer) * SCALE, tensor)
+        given[slot + shift : slot + shift + size] = narrowed(
+            widened(expected[slot : slot + size], buffer) * SCALE, tensor
+        )
     run(f"unpack_{tensor}_{buffer}", tensors, packed.address, SCALE, stream)
     stream.synchronize()
     stream.destroy()
@@ -111,7 +151,11 @@ def is_exact(tensor: str, buffer: str, sizes: list[int], shift: int) -> bool:
 
 def finds_infinity(value: float) -> bool:
     """Whether unpack says that a float16 result is infinite or no number."""
-    wide, tensor, flag = Memory(np.array([1, value, 1], np.float32)), Memory(np.zeros(3, np.float32)), Memory(np.zeros(1, np.float32))
+    wide, tensor, flag = (
+        Memory(np.array([1, value, 1], np.float32)),
+        Memory(np.zeros(3, np.float32)),
+        Memory(np.zeros(1, np.float32)),
+    )
     stream = driver.Stream()
     run("unpack_float32_float32", [(tensor.address, 0, 3)], wide.address, 1.0, stream, flag.address)
     stream.synchronize()

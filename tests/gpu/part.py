@@ -40,30 +40,64 @@ def pack_kernels() -> None:
     found = [kernels.finds_infinity(value) for value in (1.0, float("inf"), float("-inf"), float("nan"))]
     report("infinities are found", found == [False, True, True, True])
     for dtype in kernels.CARRIERS:
-        right = all(kernels.sums_in_order(dtype, members, elements) for members, elements in ((2, 1), (3, 16385), (8, 1 << 17), (5, 1003)))
+        right = all(
+            kernels.sums_in_order(dtype, members, elements)
+            for members, elements in ((2, 1), (3, 16385), (8, 1 << 17), (5, 1003))
+        )
         report(f"{dtype} sums in the order of the ranks", right)
 
 
 def floors() -> None:
     """Packing against copying."""
     million, rounds = (1, 1) if machine.is_fake() else (256, 20)
-    resnet = [64 * 147, 64, 64, 64 * 64, 64 * 576, 64 * 256, 256, 128 * 256, 128 * 1152, 512, 2359296, 1048576, 2048 * 1000]
+    resnet = [
+        64 * 147,
+        64,
+        64,
+        64 * 64,
+        64 * 576,
+        64 * 256,
+        256,
+        128 * 256,
+        128 * 1152,
+        512,
+        2359296,
+        1048576,
+        2048 * 1000,
+    ]
     many = resnet * max(1, (million << 20) // sum(resnet))
-    for what, sizes, limit in (("one tensor", [million << 20], 1.15), ("ResNet-50's shapes again and again", many, 1.25)):
+    for what, sizes, limit in (
+        ("one tensor", [million << 20], 1.15),
+        ("ResNet-50's shapes again and again", many, 1.25),
+    ):
         share, rate = kernels.shares_of_floor(sizes, rounds)
         right = machine.is_fake() or share <= limit
-        report(f"pack + unpack of {what}, {4 * sum(sizes) / 2**30:.2f} GiB", right, f"{share:.2f} x the copies ({rate / 1e12:.2f} TB/s)", f"{limit} x")
+        report(
+            f"pack + unpack of {what}, {4 * sum(sizes) / 2**30:.2f} GiB",
+            right,
+            f"{share:.2f} x the copies ({rate / 1e12:.2f} TB/s)",
+            f"{limit} x",
+        )
 
 
 def order() -> None:
     """Streams, with a world of one."""
-    in_world(1, "auto", lambda: (
-        report("a late kernel's values are awaited", collectives.late_writer_is_awaited(3, 50)),
-        report("dropped tensors live on", collectives.dropped_tensors_live_on(50 if machine.is_fake() else 1000)),
-        report("refusals are clear", collectives.refusals_are_clear()),
-        report("CPU in allreduce_async and wait, GPU busy for 200 ms", True, f"{1e3 * collectives.seconds_in_synchronize(200):.2f} ms", "1 ms by NCCL"),
-        report("CPU of allreduce_async_", True, f"{collectives.microseconds_of_a_submission(20):.1f} us", "15 us"),
-    ))  # fmt: skip
+    in_world(
+        1,
+        "auto",
+        lambda: (
+            report("a late kernel's values are awaited", collectives.late_writer_is_awaited(3, 50)),
+            report("dropped tensors live on", collectives.dropped_tensors_live_on(50 if machine.is_fake() else 1000)),
+            report("refusals are clear", collectives.refusals_are_clear()),
+            report(
+                "CPU in allreduce_async and wait, GPU busy for 200 ms",
+                True,
+                f"{1e3 * collectives.seconds_in_synchronize(200):.2f} ms",
+                "1 ms by NCCL",
+            ),
+            report("CPU of allreduce_async_", True, f"{collectives.microseconds_of_a_submission(20):.1f} us", "15 us"),
+        ),
+    )
 
 
 def torch_tensors() -> None:
@@ -100,7 +134,9 @@ def two_ranks(plane: str) -> Callable[[], None]:
         report("late kernels' values are awaited", collectives.late_writer_is_awaited(2, 20))
         for megabytes in (1,) if machine.is_fake() else (1, 16, 64, 256):
             seconds = collectives.seconds_of_allreduce(megabytes, 5)
-            report(f"allreduce of {megabytes} MB", True, f"{1e3 * seconds:.2f} ms, {megabytes / 1e3 / seconds:.2f} GB/s")
+            report(
+                f"allreduce of {megabytes} MB", True, f"{1e3 * seconds:.2f} ms, {megabytes / 1e3 / seconds:.2f} GB/s"
+            )
 
     return lambda: in_world(2, plane, checks)
 
@@ -118,8 +154,15 @@ def in_world(size: int, plane: str, checks: Callable[[], object]) -> None:
 
 
 PARTS: dict[str, Callable[[], None]] = {
-    "load": load, "kernels": pack_kernels, "floors": floors, "order": order, "torch": torch_tensors, "torch_ranks": torch_ranks, "staged": two_ranks("staged"), "nccl": two_ranks("nccl"),
-}  # fmt: skip
+    "load": load,
+    "kernels": pack_kernels,
+    "floors": floors,
+    "order": order,
+    "torch": torch_tensors,
+    "torch_ranks": torch_ranks,
+    "staged": two_ranks("staged"),
+    "nccl": two_ranks("nccl"),
+}
 
 if __name__ == "__main__":
     if sys.argv[1] != "load":

@@ -20,7 +20,13 @@ DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device(
 def model() -> torch.nn.Module:
     """A few layers, the same each time."""
     torch.manual_seed(1)
-    layers = [torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10)]
+    layers = [
+        torch.nn.Linear(256, 512),
+        torch.nn.ReLU(),
+        torch.nn.Linear(512, 512),
+        torch.nn.ReLU(),
+        torch.nn.Linear(512, 10),
+    ]
     return torch.nn.Sequential(*layers).to(DEVICE)
 
 
@@ -44,7 +50,9 @@ def results_are_on_the_device() -> bool:
             hvd.allreduce(given, op=hvd.Sum), hvd.broadcast(given, 0), hvd.allgather(given), hvd.reducescatter(given, op=hvd.Sum),
             hvd.alltoall(given), hvd.allreduce_(given.clone(), op=hvd.Max), hvd.allreduce(given.t(), op=hvd.Sum).t(),
         ]  # fmt: skip
-        right = right and all(each.device == DEVICE and each.dtype == dtype and torch.equal(each, given) for each in found)
+        right = right and all(
+            each.device == DEVICE and each.dtype == dtype and torch.equal(each, given) for each in found
+        )
     return right
 
 
@@ -59,7 +67,9 @@ def training_is_the_same() -> bool:
             loss_of(network, *batch()).backward()
             optimizer.step()
         ends.append(_flat(network))
-    return torch.allclose(*ends, rtol=1e-4, atol=1e-5) and not torch.allclose(ends[0], _flat(model()), rtol=1e-3, atol=1e-3)
+    return torch.allclose(*ends, rtol=1e-4, atol=1e-5) and not torch.allclose(
+        ends[0], _flat(model()), rtol=1e-3, atol=1e-3
+    )
 
 
 def an_overflow_skips_the_step() -> bool:
@@ -126,7 +136,9 @@ def gloo_over_ours(megabytes: int, rounds: int) -> float:
         gloos: list[float] = []
         for _ in range(rounds):
             ours.append(_seconds(lambda: hvd.allreduce_(tensor, name="beside gloo's")))
-            gloos.append(_seconds(lambda: torch.distributed.all_reduce(tensor)))  # 2 to the number of rounds is little enough
+            gloos.append(
+                _seconds(lambda: torch.distributed.all_reduce(tensor))
+            )  # 2 to the number of rounds is little enough
         torch.distributed.destroy_process_group()
         hvd.barrier()  # the folder is rank 0's
     return statistics.median(gloos) / statistics.median(ours)

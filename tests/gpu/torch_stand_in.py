@@ -1,7 +1,8 @@
 """The adapter for PyTorch on CUDA tensors where there is none: tensors that say so, with their memory on the fake device.
 
-Run in the fakes' environment, python -m gpu.torch_stand_in; the exit code is 0 if all is right. A PyTorch without CUDA makes no such tensor, so
-these override what the adapter asks of one: where it is, its address, its storage. Arithmetic on them is not possible.
+Run in the fakes' environment, python -m gpu.torch_stand_in; the exit code is 0 if all is right. A PyTorch without CUDA
+makes no such tensor, so these override what the adapter asks of one: where it is, its address, its storage. Arithmetic
+on them is not possible.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ class OnGpu(torch.Tensor):
     def untyped_storage(self) -> FakeDeviceArray:
         return self.array
 
-    def detach(self) -> "OnGpu":
+    def detach(self) -> OnGpu:
         return self
 
-    def contiguous(self) -> "OnGpu":
+    def contiguous(self) -> OnGpu:
         return self
 
 
@@ -57,7 +58,10 @@ def on_rank(rank: int) -> None:
     stream = driver.Stream()
     streams[rank] = stream.ptr
     for name, buffer_of in (("lent", tensors.lent_buffer), ("own", tensors.buffer_of), ("any", tensors.readable)):
-        tensor, copy = OnGpu(FakeDeviceArray(np.zeros(ELEMENTS, "float32"))), FakeDeviceArray(np.zeros(ELEMENTS, "float32"))
+        tensor, copy = (
+            OnGpu(FakeDeviceArray(np.zeros(ELEMENTS, "float32"))),
+            FakeDeviceArray(np.zeros(ELEMENTS, "float32")),
+        )
         written = FakeDeviceArray(np.full(ELEMENTS, rank + 1, "float32"))
         machine.keep_busy(stream, 20)
         machine.copy(tensor.array.ptr, written.ptr, written.nbytes, stream)
@@ -65,11 +69,14 @@ def on_rank(rank: int) -> None:
         assert (buffer.device, buffer.stream, buffer.shape) == (0, stream.ptr, (ELEMENTS,))
         operation = current().submit("allreduce", name, [buffer], [buffer])
         tensors.finish(operation, tensor)
-        assert operation.settled()
+        assert operation.done()
         machine.copy(copy.ptr, tensor.array.ptr, copy.nbytes, stream)
         stream.synchronize()
+        assert operation.finished()
         assert np.array_equal(copy.numpy(), np.full(ELEMENTS, 3, "float32"))
-    named = {f"weights.{index}": OnGpu(FakeDeviceArray(np.full(99, 10 * index + rank, "float32"))) for index in range(3)}
+    named = {
+        f"weights.{index}": OnGpu(FakeDeviceArray(np.full(99, 10 * index + rank, "float32"))) for index in range(3)
+    }
     functions.broadcast_in_place(named, 1, rt.global_process_set)
     stream.synchronize()
     assert [tensor.array.numpy()[0] for tensor in named.values()] == [1, 11, 21]

@@ -2,10 +2,13 @@
 
     python tests/native/build.py [--variant plain|tsan|asan] [--into DIR] [NAME ...]
     python tests/native/build.py --everything      all variants and the simulator, with what the processor has left
+    python tests/native/build.py --compile-commands      writes compile_commands.json for editors and clangd; builds nothing
 
-All sources of the core go into one archive, each test is linked with it. The variants differ in flags only, and
-each has a folder of its own, so that a second build compiles what changed. tests/test_native.py runs the results,
-tests/test_simulation.py those of tests/simulation: `simulate` and `simulate_mutants`, which are built when named.
+All sources of the core go into one archive, each test is linked with it. `plain` takes the objects that setup.py has
+compiled: what is tested is what the package is made of. The others compile their own, in a folder of each, so that a
+second build compiles what changed. tests/native/test_native.py runs the results,
+tests/simulation/test_simulation.py those of tests/simulation: `simulate` and `simulate_mutants`,
+`simulate_elastic` and `simulate_elastic_mutants`, which are built when named.
 The libraries of tests/fakes lie in the folder `fakes`.
 bin/test starts --everything beside the tests that come before those; whoever needs a folder waits until it is built.
 """
@@ -15,28 +18,78 @@ from __future__ import annotations
 import argparse
 import fcntl
 import os
+import re
+import runpy
 import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 SIMULATION = ROOT / "tests" / "simulation"
 FAKES = ROOT / "tests" / "fakes"
-SIMULATORS = ["simulate", "simulate_mutants"]
-sys.path.insert(0, str(SIMULATION))
-import mutants  # noqa: E402
+PACKAGE = runpy.run_path(
+    str(ROOT / "ringtrain" / "_build.py")
+)  # without importing the package, which need not be built
+sys.path[:0] = [str(SIMULATION), str(ROOT / "tests")]
+import elastic_mutants
+import mutants
+from priority import give_way
 
 # What the protocol consists of: it links nothing else of native/, so the simulator is built in seconds.
-PROTOCOL = ["core/frame.cc", "core/fusion.cc", "core/liveness.cc", "core/match.cc", "core/negotiator.cc", "core/protocol.cc",
-            "core/request.cc", "core/response_cache.cc", "tables/tables.cc"]
+PROTOCOL = [
+    "collectives/rows.cc",
+    "core/frame.cc",
+    "core/fusion.cc",
+    "core/liveness.cc",
+    "core/match.cc",
+    "core/negotiator.cc",
+    "core/protocol.cc",
+    "core/request.cc",
+    "core/response_cache.cc",
+    "core/stall_watch.cc",
+    "tables/tables.cc",
+]
+# What decides in an elastic job.
+ELASTIC = ["core/authority.cc", "core/control.cc", "core/membership.cc", "core/transaction.cc"]
+
+
+class Simulator(NamedTuple):
+    """An executable of tests/simulation; that of its name and `_mutants` has the planted faults."""
+
+    folder: Path  # of its own sources
+    links: list[str]  # of native/
+    mutants: list[mutants.Mutant]
+
+
+SIMULATIONS = {
+    "simulate": Simulator(SIMULATION, PROTOCOL, mutants.MUTANTS),
+    "simulate_elastic": Simulator(SIMULATION / "elastic", PROTOCOL + ELASTIC, elastic_mutants.MUTANTS),
+}
+SIMULATORS = [name + suffix for name in SIMULATIONS for suffix in ("", "_mutants")]
+SHARED_BY_SIMULATORS = [SIMULATION / "catch.cc"]
 # Only here, where the compiler is known: a user's newer one may warn of more.
-WARNINGS = ["-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Wcast-align", "-Wduplicated-cond", "-Wlogical-op", "-Wformat=2", "-Werror"]
+WARNINGS = [
+    "-Wall",
+    "-Wextra",
+    "-Wshadow",
+    "-Wconversion",
+    "-Wcast-align",
+    "-Wduplicated-cond",
+    "-Wlogical-op",
+    "-Wformat=2",
+    "-Werror",
+]
 CPLUSPLUS_WARNINGS = ["-Wold-style-cast", "-Wnon-virtual-dtor", "-Woverloaded-virtual", "-Wextra-semi"]
 COMMON = ["-ffp-contract=off", *WARNINGS, "-pthread", "-g1", f"-I{ROOT / 'native'}"]
 VARIANTS = {
-    "plain": ["-O3"],  # as the package is built: other loops than -O2 makes
-    "tsan": ["-O1", "-fsanitize=thread", "-Wno-tsan"],  # it says of fences, which it does not model; locks and atomics it does
+    "plain": ["-O1"],  # of the tests alone: the core's objects are the package's
+    "tsan": [
+        "-O1",
+        "-fsanitize=thread",
+        "-Wno-tsan",
+    ],  # it says of fences, which it does not model; locks and atomics it does
     # -O1 would run a fifth faster, and compile twice as long
     "asan": ["-Og", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"],
 }
@@ -66,9 +119,10 @@ rule link_library
 # The fakes: library, folder of its sources, the one that it leaves out. The old NCCL has what 2.18 had.
 FAKE_LIBRARIES = [("libcuda.so.1", "cuda", ""), ("libnccl.so.2", "nccl", ""), ("old/libnccl.so.2", "nccl", "newer")]
 FAKE_FLAGS = f"-fPIC -fvisibility=hidden -I{FAKES}"
-# Threads' own variables lie beside their stacks: what dlopen would allocate for them is freed by whichever thread comes next, a race to
-# ThreadSanitizer. Elsewhere they must not: beside PyTorch there is no room for them.
+# Threads' own variables lie beside their stacks: what dlopen would allocate for them is freed by whichever thread comes
+# next, a race to ThreadSanitizer. Elsewhere they must not: beside PyTorch there is no room for them.
 TLS_FLAGS = {"tsan": " -ftls-model=initial-exec"}
+STARTS_THREADS = re.compile(r"std::thread|RunRanks|Ranks ranks|pthread|fork\(\)")
 UNSANITIZED = ["cuda/memory.cc"]  # its lock would order what CUDA does not order
 
 
@@ -76,6 +130,11 @@ def test_sources() -> list[Path]:
     """Sources that become an executable each, in order of their names."""
     here = ROOT / "tests" / "native"
     return sorted([*here.glob("*_test.cc"), *here.glob("*_test.c")])
+
+
+def in_every_run(variant: str) -> list[Path]:
+    """Those sources whose tests every run does: under ThreadSanitizer, one without threads has nothing to find."""
+    return [source for source in test_sources() if variant != "tsan" or STARTS_THREADS.search(source.read_text())]
 
 
 def build_folder(variant: str) -> Path:
@@ -89,33 +148,48 @@ def describe(variant: str, folder: Path, with_mutants: bool) -> str:
     compilers.append("cplusplus_warnings = " + " ".join(CPLUSPLUS_WARNINGS))
     lines = [*compilers, "flags = " + " ".join(COMMON + VARIANTS[variant]), RULES]
     library = sorted(set((ROOT / "native").glob("**/*.cc")) - set((ROOT / "native" / "tensorflow").glob("*.cc")))
-    lines += [f"build {object_of(source)}: compile {source}" for source in library]
+    if variant != "plain":
+        lines += [f"build {object_of(source)}: compile {source}" for source in library]
     for source in test_sources():
         rule = "compile_c" if source.suffix == ".c" else "compile"
-        quickly = "\n  flags = $flags -O1" if variant == "plain" else ""  # how quick these are does not matter
-        lines.append(f"build {object_of(source)}: {rule} {source}{quickly}")
-    lines.append("build libringtrain.a: archive " + " ".join(object_of(source) for source in library))
+        lines.append(f"build {object_of(source)}: {rule} {source}")
+    lines.append("build libringtrain.a: archive " + " ".join(core_object(source, variant) for source in library))
     for source in test_sources():
         lines.append(f"build {source.stem}: link {object_of(source)} libringtrain.a")
     lines += describe_fakes(variant)
     lines.append("default fakes libringtrain.a " + " ".join(source.stem for source in test_sources()))
-    return "\n".join([*lines, *describe_simulation(folder, with_mutants)]) + "\n"
+    for source in [SIMULATION / "no_mutants.cc", *SHARED_BY_SIMULATORS]:
+        lines.append(f"build {object_of(source)}: compile {source}\n  flags = $flags -I{SIMULATION}")
+    for name, simulator in SIMULATIONS.items():
+        lines += describe_simulation(name, simulator, variant, folder, with_mutants)
+    return "\n".join(lines) + "\n"
 
 
-def describe_simulation(folder: Path, with_mutants: bool) -> list[str]:
-    """The lines for `simulate`, of the sources as they are, and for `simulate_mutants`, of copies that hold the mutants."""
-    own = sorted(SIMULATION.glob("*.cc"))
-    lines = [f"build {object_of(source)}: compile {source}\n  flags = $flags -I{SIMULATION}" for source in own]
-    common = [object_of(source) for source in own if source.stem != "no_mutants"]
-    whole = [object_of(ROOT / "native" / name) for name in PROTOCOL]
-    lines.append(f"build simulate: link {' '.join([*common, *whole, object_of(SIMULATION / 'no_mutants.cc')])}")
+def describe_simulation(name: str, simulator: Simulator, variant: str, folder: Path, with_mutants: bool) -> list[str]:
+    """The lines for a simulator, of the sources as they are, and for the other one, of copies that hold the mutants."""
+    flags = f"\n  flags = $flags -I{simulator.folder} -I{SIMULATION}"
+    general = [SIMULATION / "no_mutants.cc", *SHARED_BY_SIMULATORS]
+    own = [source for source in sorted(simulator.folder.glob("*.cc")) if source not in general]
+    lines = [f"build {object_of(source)}: compile {source}{flags}" for source in own]
+    common = [object_of(source) for source in [*own, *SHARED_BY_SIMULATORS]]
+    whole = [core_object(ROOT / "native" / source, variant) for source in simulator.links]
+    lines.append(f"build {name}: link {' '.join([*common, *whole, object_of(SIMULATION / 'no_mutants.cc')])}")
     if not with_mutants:
         return lines
-    mutated = mutants.write(ROOT / "native", folder / "mutated")
-    lines += [f"build objects/mutated/{source.stem}.o: compile {source}\n  flags = $flags -I{SIMULATION}" for source in mutated]
-    copies = [f"objects/mutated/{source.stem}.o" for source in mutated]
-    others = [object_of(ROOT / "native" / name) for name in PROTOCOL if name not in mutants.sources()]
-    lines.append(f"build simulate_mutants: link {' '.join([*common, *others, *copies])}")
+    objects = f"objects/mutated/{name}"
+    mutated = mutants.write(simulator.mutants, ROOT, folder / "mutated" / name)
+    lines += [f"build {objects}/{source.stem}.o: compile {source}{flags}" for source in mutated]
+    copies = [f"{objects}/{source.stem}.o" for source in mutated]
+    sources = mutants.sources(simulator.mutants)
+    others = [
+        core_object(ROOT / "native" / source, variant)
+        for source in simulator.links
+        if f"native/{source}" not in sources
+    ]
+    unmutated = [
+        object_of(source) for source in [*own, *SHARED_BY_SIMULATORS] if str(source.relative_to(ROOT)) not in sources
+    ]
+    lines.append(f"build {name}_mutants: link {' '.join([*unmutated, *others, *copies])}")
     return lines
 
 
@@ -125,7 +199,9 @@ def describe_fakes(variant: str) -> list[str]:
     for source in sorted(FAKES.glob("*/*.cc")):
         sanitized = variant != "plain" and str(source.relative_to(FAKES)) not in UNSANITIZED
         flags = " ".join([*COMMON, *(VARIANTS[variant] if sanitized else ["-O1"])])
-        lines.append(f"build {object_of(source)}: compile {source}\n  flags = {flags} {FAKE_FLAGS}{TLS_FLAGS.get(variant, '')}")
+        lines.append(
+            f"build {object_of(source)}: compile {source}\n  flags = {flags} {FAKE_FLAGS}{TLS_FLAGS.get(variant, '')}"
+        )
     for library, folder, without in FAKE_LIBRARIES:
         objects = [object_of(source) for source in sorted((FAKES / folder).glob("*.cc")) if source.stem != without]
         lines.append(f"build fakes/{library}: link_library {' '.join(objects)}\n  soname = {Path(library).name}")
@@ -136,26 +212,49 @@ def object_of(source: Path) -> str:
     return f"objects/{source.relative_to(ROOT).with_suffix('.o')}"
 
 
+def core_object(source: Path, variant: str) -> str:
+    """The object of a source of the core that a variant links."""
+    if variant == "plain":
+        return str(ROOT / PACKAGE["objects_folder"](os.environ) / source.relative_to(ROOT).with_suffix(".o"))
+    return object_of(source)
+
+
 def build(variant: str, names: list[str] | None = None, into: Path | None = None) -> Path:
     """Builds the tests of a variant, all or the named ones, and returns the folder that holds them.
 
-    Raises subprocess.CalledProcessError, after ninja has printed why, if something does not compile, and ValueError if a
-    mutant does not fit its source any more.
+    Raises subprocess.CalledProcessError, after ninja has printed why, if something does not compile, and ValueError if
+    a mutant does not fit its source any more.
     """
     folder = into or build_folder(variant)
     folder.mkdir(parents=True, exist_ok=True)
     with alone_in(folder):
-        description = folder / "build.ninja"
-        text = describe(variant, folder, with_mutants="simulate_mutants" in (names or []))
-        if not description.exists() or description.read_text() != text:
-            description.write_text(text)
+        if variant == "plain":
+            subprocess.run([sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"], cwd=ROOT, check=True)
+        write_description(variant, folder, with_mutants=any(name.endswith("_mutants") for name in names or []))
         subprocess.run([sys.executable, "-m", "ninja", "-C", folder, "--quiet", "-k", "0", *(names or [])], check=True)
     return folder
 
 
+def write_description(variant: str, folder: Path, with_mutants: bool) -> None:
+    """Writes build.ninja, unless it is there as it must be: ninja looks at its time."""
+    description, text = folder / "build.ninja", describe(variant, folder, with_mutants)
+    if not description.exists() or description.read_text() != text:
+        description.write_text(text)
+
+
+def write_compile_commands(to: Path) -> None:
+    """Writes how each source is compiled, in the form that clangd and clang-tidy read; nothing is compiled."""
+    folder = build_folder("asan")
+    folder.mkdir(parents=True, exist_ok=True)
+    with alone_in(folder):
+        write_description("asan", folder, with_mutants=False)
+        line = [sys.executable, "-m", "ninja", "-C", folder, "-t", "compdb", "compile", "compile_c"]
+        to.write_bytes(subprocess.run(line, stdout=subprocess.PIPE, check=True).stdout)
+
+
 @contextmanager
 def alone_in(folder: Path):
-    """Waits until no other process builds in the folder, and lets none begin before this one is through."""
+    """Waits until no other process builds in the folder, and lets none begin before this one is done."""
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -163,25 +262,29 @@ def alone_in(folder: Path):
 
 def build_everything() -> None:
     """Builds all variants and the simulator, in the order in which bin/test needs them, and gives way to whatever else runs."""
-    os.nice(19)
-    try:
-        Path("/proc/self/autogroup").write_text("19")  # else the kernel weighs sessions alike, however nice their processes are
-    except OSError:
-        pass  # a kernel without such groups
-    for variant, names in (("plain", ["fakes"]), ("plain", []), ("plain", SIMULATORS), ("tsan", []), ("asan", [])):
-        build(variant, names)
+    give_way(19)
+    build("plain", ["fakes"])
+    build("plain", [])
+    build("plain", SIMULATORS)
+    for variant in ("tsan", "asan"):
+        build(variant, ["fakes", *(source.stem for source in in_every_run(variant))])
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--variant", choices=VARIANTS, default="plain")
-    parser.add_argument("--into", type=Path, help="folder for the results (build/native-VARIANT)")
-    parser.add_argument("--everything", action="store_true", help="all variants and the simulator, at the lowest priority")
+    parser.add_argument("--into", type=Path, help="folder for the results (build/native-VARIANT), or file")
+    parser.add_argument(
+        "--everything", action="store_true", help="all variants and the simulator, at the lowest priority"
+    )
+    parser.add_argument("--compile-commands", action="store_true", help="write compile_commands.json and build nothing")
     parser.add_argument("names", nargs="*", help="tests to build (all)")
     arguments = parser.parse_args()
     try:
         if arguments.everything:
             build_everything()
+        elif arguments.compile_commands:
+            write_compile_commands(arguments.into or ROOT / "compile_commands.json")
         else:
             print(build(arguments.variant, arguments.names, arguments.into))
     except subprocess.CalledProcessError as error:

@@ -177,12 +177,12 @@ static void Observation(rt_context *context, int rank) {
   CHECK(counters > 0 && counters <= 32 && values[0] > 0);
   char path[64];
   snprintf(path, sizeof path, "/tmp/c_api_test.%ld.{rank}.json", (long)rank);
-  CHECK(rt_timeline_start(context, path, NULL) == kOk);
+  CHECK(rt_timeline_start(context, path, 1, NULL) == kOk);
   CHECK(rt_timeline_stop(context, NULL) == kOk);
   snprintf(path, sizeof path, "/tmp/c_api_test.%ld.%d.json", (long)rank, rank);
   CHECK(remove(path) == 0);
   char *error = NULL;
-  CHECK(rt_timeline_start(context, "/no/such/folder/x", &error) != kOk && error != NULL);
+  CHECK(rt_timeline_start(context, "/no/such/folder/x", 0, &error) != kOk && error != NULL);
   rt_free(error);
   char *line = rt_log_next(context);
   rt_free(line);
@@ -242,7 +242,12 @@ static void InTwoRanks(void *(*body)(void *)) {
 }
 
 static void Static(void) {
-  CHECK(rt_abi_version() == 1);
+  CHECK(rt_abi_version() == RT_ABI_VERSION);
+  const rt_functions *const functions = rt_functions_for(RT_ABI_VERSION);
+  CHECK(functions != NULL && functions->submit == rt_submit && functions->handle_free == rt_handle_free);
+  CHECK(functions->free == rt_free && functions->received_splits == rt_received_splits && functions->result == rt_result);
+  CHECK(functions->world_of == rt_world_of && functions->process_set_ranks == rt_process_set_ranks);
+  CHECK(rt_functions_for(RT_ABI_VERSION - 1) == NULL && rt_functions_for(RT_ABI_VERSION + 1) == NULL);
   CHECK(strstr(rt_build_info(), "ringtrain ") == rt_build_info());
   const char *const tables[] = {"dtypes", "operations", "reductions", "compressions", "status", "counters", "options"};
   for (int table = 0; table < 7; ++table) CHECK(rt_table(tables[table]) != NULL && strchr(rt_table(tables[table]), '\t') != NULL);

@@ -1,11 +1,13 @@
-// The native tests' harness: tests that register themselves, checks that print both values, a main that takes name filters.
+// The native tests' harness: tests that register themselves, checks that print both values, a main that takes name
+// filters.
 //
 //   RT_TEST(adds_two_sources) { RT_CHECK_EQ(Add(1, 2), 3); }
 //
-// A failed RT_CHECK* is printed with its place, and the test goes on; a failed RT_REQUIRE* ends the test. Checks may be made
-// from any thread, requirements from the test's own thread and those that RunRanks started. Each *_test.cc is one executable:
-// `name_test [PART OF A NAME]...` runs the tests whose names contain one of the parts, all without any; its exit code is 0 if
-// all passed. A file that must set something up first defines RT_CHECK_OWN_MAIN and calls RunTests from a main of its own.
+// A failed RT_CHECK* is printed with its place, and the test goes on; a failed RT_REQUIRE* ends the test. Checks may be
+// made from any thread, requirements from the test's own thread and those that RunRanks started. Each *_test.cc is one
+// executable: `name_test [PART OF A NAME]...` runs the tests whose names contain one of the parts, all without any; its
+// exit code is 0 if all passed. A file that must set something up first defines RT_CHECK_OWN_MAIN and calls RunTests
+// from a main of its own.
 #ifndef RINGTRAIN_TESTS_NATIVE_CHECK_H_
 #define RINGTRAIN_TESTS_NATIVE_CHECK_H_
 
@@ -59,12 +61,12 @@ constexpr int Rounds(int wanted) { return kThreadSanitizer ? (wanted + 2) / 3 : 
 struct RequirementFailed {};  // thrown to end a test after the failure was printed
 
 inline bool Report(const char* file, int line, const std::string& text) {
-  constexpr int kMostPrinted = 20;
+  constexpr int kMaxPrinted = 20;
   static std::mutex mutex;
   const int number = ++Failures();
   std::lock_guard<std::mutex> lock(mutex);
-  if (number <= kMostPrinted) std::fprintf(stderr, "%s:%d: %s\n", file, line, text.c_str());
-  if (number == kMostPrinted) std::fprintf(stderr, "further failures are counted, not printed\n");
+  if (number <= kMaxPrinted) std::fprintf(stderr, "%s:%d: %s\n", file, line, text.c_str());
+  if (number == kMaxPrinted) std::fprintf(stderr, "further failures are counted, not printed\n");
   return false;
 }
 
@@ -72,9 +74,12 @@ template <typename T>
 std::string Show(const T& value) {
   std::ostringstream text;
   text.precision(17);
-  if constexpr (std::is_enum_v<T>) text << static_cast<long long>(value);
-  else if constexpr (std::is_integral_v<T>) text << +value;
-  else text << value;
+  if constexpr (std::is_enum_v<T>)
+    text << static_cast<long long>(value);
+  else if constexpr (std::is_integral_v<T>)
+    text << +value;
+  else
+    text << value;
   return text.str();
 }
 
@@ -89,7 +94,8 @@ inline bool Ok(const char* file, int line, const char* expression, const Status&
   return Report(file, line, std::string(expression) + ": " + Text(status.code()) + ": " + status.message());
 }
 
-// Runs body(rank) on `count` threads and waits for them all; a requirement that fails in one ends that thread and the test.
+// Runs body(rank) on `count` threads and waits for them all; a requirement that fails in one ends that thread and the
+// test.
 inline void RunRanks(int count, const std::function<void(int)>& body) {
   std::atomic<bool> failed{false};
   std::vector<std::thread> threads;
@@ -142,9 +148,9 @@ inline int RunTests(int argc, char** argv) {
 }  // namespace check
 }  // namespace ringtrain
 
-#define RT_TEST(name)                                                                                        \
-  static void name();                                                                                        \
-  [[maybe_unused]] static const bool rt_registered_##name = ::ringtrain::check::Register(#name, &name);      \
+#define RT_TEST(name)                                                                                   \
+  static void name();                                                                                   \
+  [[maybe_unused]] static const bool rt_registered_##name = ::ringtrain::check::Register(#name, &name); \
   static void name()
 
 #define RT_CHECK(condition) ((condition) || ::ringtrain::check::Report(__FILE__, __LINE__, #condition ": is false"))
@@ -152,12 +158,10 @@ inline int RunTests(int argc, char** argv) {
   ::ringtrain::check::Equal(__FILE__, __LINE__, #found " == " #expected, (found), (expected))
 #define RT_CHECK_OK(status) ::ringtrain::check::Ok(__FILE__, __LINE__, #status, (status))
 
-#define RT_REQUIRE(condition) \
-  (RT_CHECK(condition) ? (void)0 : throw ::ringtrain::check::RequirementFailed())
+#define RT_REQUIRE(condition) (RT_CHECK(condition) ? (void)0 : throw ::ringtrain::check::RequirementFailed())
 #define RT_REQUIRE_EQ(found, expected) \
   (RT_CHECK_EQ(found, expected) ? (void)0 : throw ::ringtrain::check::RequirementFailed())
-#define RT_REQUIRE_OK(status) \
-  (RT_CHECK_OK(status) ? (void)0 : throw ::ringtrain::check::RequirementFailed())
+#define RT_REQUIRE_OK(status) (RT_CHECK_OK(status) ? (void)0 : throw ::ringtrain::check::RequirementFailed())
 
 #ifndef RT_CHECK_OWN_MAIN
 int main(int argc, char** argv) { return ::ringtrain::check::RunTests(argc, argv); }

@@ -1,5 +1,5 @@
-// The whole core through its Context: worlds of ranks that are threads of this process, every operation against an oracle of
-// small integers, and what happens when ranks join, abort, leave, refuse and misuse. Failures print the seed.
+// The whole core through its Context: worlds of ranks that are threads of this process, every operation against an
+// oracle of small integers, and what happens when ranks join, abort, leave, refuse and misuse. Failures print the seed.
 #include "core/context.h"
 
 #include <algorithm>
@@ -11,6 +11,7 @@
 
 #include "check.h"
 #include "kernels/float16.h"
+#include "transport/in_process.h"
 
 namespace ringtrain {
 namespace {
@@ -22,18 +23,27 @@ Nanoseconds HangDeadline() { return DeadlineAfter(kHang); }
 
 using Handles = std::vector<std::shared_ptr<Submission>>;
 
+Status OpenRank(const std::shared_ptr<Hub>& hub, int rank, const std::string& text, std::shared_ptr<Context>* context) {
+  Options options;
+  RT_TRY(Options::Parse(text, &options));
+  std::unique_ptr<Rendezvous> rendezvous;
+  RT_TRY(Hub::Join(hub, rank, &rendezvous));
+  return Context::Open(*rendezvous, options, context);
+}
+
 class Ranks {
  public:
   explicit Ranks(int size, const std::string& layout = "", const std::string& options = "") : contexts_(size) {
     std::vector<int> hosts;
     RT_REQUIRE_OK(ParseLayout(layout, size, &hosts));
-    auto hub = std::make_shared<Hub>(hosts);
-    Run([&](int rank) { RT_REQUIRE_OK(Context::OpenInProcess(hub, rank, options, &contexts_[rank])); });
+    hub_ = std::make_shared<Hub>(hosts);
+    Run([&](int rank) { RT_REQUIRE_OK(OpenRank(hub_, rank, options, &contexts_[rank])); });
   }
   ~Ranks() { Close(); }
 
   int size() const { return static_cast<int>(contexts_.size()); }
   Context& operator[](int rank) { return *contexts_[rank]; }
+  Hub& hub() { return *hub_; }
   std::shared_ptr<Context>& shared(int rank) { return contexts_[rank]; }
   void Run(const std::function<void(int)>& body) { check::RunRanks(size(), body); }
   // The test has made the world fail, and Close says so.
@@ -47,6 +57,7 @@ class Ranks {
   }
 
  private:
+  std::shared_ptr<Hub> hub_;
   std::vector<std::shared_ptr<Context>> contexts_;
   bool failed_ = false;
 };
@@ -65,16 +76,26 @@ void Store(DType dtype, double value, char* to) {
   const int64_t whole = static_cast<int64_t>(value);
   auto put = [&](auto element) { std::memcpy(to, &element, sizeof element); };
   switch (dtype) {
-    case DType::kUInt8: return put(static_cast<uint8_t>(whole));
-    case DType::kInt8: return put(static_cast<int8_t>(whole));
-    case DType::kInt16: return put(static_cast<int16_t>(whole));
-    case DType::kInt32: return put(static_cast<int32_t>(whole));
-    case DType::kInt64: return put(whole);
-    case DType::kFloat16: return put(Float32ToFloat16(static_cast<float>(value)));
-    case DType::kBFloat16: return put(Float32ToBFloat16(static_cast<float>(value)));
-    case DType::kFloat32: return put(static_cast<float>(value));
-    case DType::kFloat64: return put(value);
-    case DType::kBool: return put(static_cast<uint8_t>(value != 0));
+    case DType::kUInt8:
+      return put(static_cast<uint8_t>(whole));
+    case DType::kInt8:
+      return put(static_cast<int8_t>(whole));
+    case DType::kInt16:
+      return put(static_cast<int16_t>(whole));
+    case DType::kInt32:
+      return put(static_cast<int32_t>(whole));
+    case DType::kInt64:
+      return put(whole);
+    case DType::kFloat16:
+      return put(Float32ToFloat16(static_cast<float>(value)));
+    case DType::kBFloat16:
+      return put(Float32ToBFloat16(static_cast<float>(value)));
+    case DType::kFloat32:
+      return put(static_cast<float>(value));
+    case DType::kFloat64:
+      return put(value);
+    case DType::kBool:
+      return put(static_cast<uint8_t>(value != 0));
   }
 }
 
@@ -94,10 +115,14 @@ double Combine(const Request& request, const std::vector<int>& ranks, int64_t in
   for (size_t next = 1; next < ranks.size(); ++next) {
     double value = static_cast<double>(Value(reduction, ranks[next], index));
     if (is_bool) value = value != 0;
-    if (reduction == Reduction::kMin) result = std::min(result, value);
-    else if (reduction == Reduction::kMax) result = std::max(result, value);
-    else if (reduction == Reduction::kProduct) result *= value;
-    else result += value;
+    if (reduction == Reduction::kMin)
+      result = std::min(result, value);
+    else if (reduction == Reduction::kMax)
+      result = std::max(result, value);
+    else if (reduction == Reduction::kProduct)
+      result *= value;
+    else
+      result += value;
   }
   if (reduction != Reduction::kAverage) return result;
   return Find(request.tensors[0].dtype)->text[0] == 'f' && request.tensors[0].dtype != DType::kFloat64
@@ -107,8 +132,8 @@ double Combine(const Request& request, const std::vector<int>& ranks, int64_t in
 
 // ---- operations with their oracle ----
 
-// One operation of one rank, its memory, and what it must give. `members` are those that take part, `active` those of them
-// that have not joined.
+// One operation of one rank, its memory, and what it must give. `members` are those that take part, `active` those of
+// them that have not joined.
 struct Trial {
   std::shared_ptr<Submission> submission = std::make_shared<Submission>();
   std::vector<std::vector<char>> inputs, outputs, expected;
@@ -154,7 +179,9 @@ Party Everyone(int size) {
 }
 
 int64_t GatherRows(int64_t count, int rank) { return rank % 2 == 1 ? count : count / 2; }
-int64_t SplitRows(int64_t count, int from, int to, int size) { return count / size + (count > 0 ? (from + 2 * to) % 3 : 0); }
+int64_t SplitRows(int64_t count, int from, int to, int size) {
+  return count / size + (count > 0 ? (from + 2 * to) % 3 : 0);
+}
 
 std::vector<char> Elements(const Plan& plan, int rank, int64_t count) {
   const size_t bytes = Bytes(plan.dtype);
@@ -250,15 +277,18 @@ std::vector<Plan> AllPlans(int size) {
   };
   for (DType dtype : kDTypes)
     for (int64_t count : {0, 1, size - 1, size, 13, 257}) {
-      for (Reduction reduction : {Reduction::kSum, Reduction::kAverage, Reduction::kMin, Reduction::kMax, Reduction::kProduct})
+      for (Reduction reduction :
+           {Reduction::kSum, Reduction::kAverage, Reduction::kMin, Reduction::kMax, Reduction::kProduct})
         if (dtype != DType::kBool || reduction != Reduction::kAverage)
           add({"", Operation::kAllreduce, reduction, dtype, count, 1, count % 2 == 1});
-      for (Operation operation : {Operation::kAllgather, Operation::kBroadcast, Operation::kAlltoall, Operation::kReducescatter})
+      for (Operation operation :
+           {Operation::kAllgather, Operation::kBroadcast, Operation::kAlltoall, Operation::kReducescatter})
         add({"", operation, Reduction::kSum, dtype, count, 1, false, static_cast<int>(count) % size});
     }
   // Longer than many chunks, so that every slot is used again; and groups.
   for (DType dtype : {DType::kFloat32, DType::kFloat16, DType::kUInt8})
-    for (Operation operation : {Operation::kAllreduce, Operation::kAllgather, Operation::kBroadcast, Operation::kAlltoall, Operation::kReducescatter}) {
+    for (Operation operation : {Operation::kAllreduce, Operation::kAllgather, Operation::kBroadcast,
+                                Operation::kAlltoall, Operation::kReducescatter}) {
       add({"", operation, Reduction::kSum, dtype, 20011, 1, true, size - 1});
       if (operation != Operation::kAlltoall) add({"", operation, Reduction::kSum, dtype, 611, 3, true, size / 2});
     }
@@ -266,7 +296,8 @@ std::vector<Plan> AllPlans(int size) {
   for (DType dtype : {DType::kFloat32, DType::kFloat64, DType::kInt32})
     for (Compression compression : {Compression::kFloat16, Compression::kBFloat16})
       for (Operation operation : {Operation::kAllreduce, Operation::kReducescatter})
-        for (int64_t count : {size - 1, 611}) add({"", operation, Reduction::kSum, dtype, count, 2, true, 0, 0, compression});
+        for (int64_t count : {size - 1, 611})
+          add({"", operation, Reduction::kSum, dtype, count, 2, true, 0, 0, compression});
   return plans;
 }
 
@@ -290,25 +321,29 @@ RT_TEST(every_operation_in_every_world) {
     const char* layout;
     const char* algorithm;
   };
-  const WorldCase worlds[] = {{1, "", "auto"},    {2, "", "auto"},    {2, "1+1", "auto"}, {3, "", "auto"},      {3, "2+1", "auto"},
-                              {3, "", "ring"},    {4, "", "auto"},    {4, "2+2", "auto"}, {4, "1+3", "auto"},   {4, "1+1+1+1", "auto"},
-                              {7, "", "auto"},    {7, "3+4", "auto"}, {7, "2+4+1", "auto"}};
+  const WorldCase worlds[] = {{1, "", "auto"},     {2, "", "auto"},        {2, "1+1", "auto"}, {3, "", "auto"},
+                              {3, "2+1", "auto"},  {3, "", "ring"},        {4, "", "auto"},    {4, "2+2", "auto"},
+                              {4, "1+3", "auto"},  {4, "1+1+1+1", "auto"}, {7, "", "auto"},    {7, "3+4", "auto"},
+                              {7, "2+4+1", "auto"}};
   for (const WorldCase& world : worlds) {
     if (check::kThreadSanitizer && world.size > 4) continue;  // a third of a minute
     const int before = check::Failures();
-    Ranks ranks(world.size, world.layout, std::string("chunk_bytes=256\nfusion_threshold_bytes=20000\nalgorithm=") + world.algorithm);
+    Ranks ranks(world.size, world.layout,
+                std::string("chunk_bytes=256\nfusion_threshold_bytes=20000\nalgorithm=") + world.algorithm);
     const std::vector<Plan> plans = AllPlans(world.size);
     ranks.Run([&](int rank) {
       for (int step = 0; step < 2; ++step) RunPlans(ranks[rank], plans, Everyone(world.size), rank + 100 * step);
     });
-    if (check::Failures() > before) std::fprintf(stderr, "size %d layout '%s' algorithm %s\n", world.size, world.layout, world.algorithm);
+    if (check::Failures() > before)
+      std::fprintf(stderr, "size %d layout '%s' algorithm %s\n", world.size, world.layout, world.algorithm);
   }
 }
 
 // ---- bits ----
 
 // Sums of random float32 by rank, with all sizes in flight at once, in an order of its own on each rank.
-std::vector<std::vector<float>> RandomSums(int size, const std::string& layout, const std::string& options, uint64_t seed, bool one_by_one) {
+std::vector<std::vector<float>> RandomSums(int size, const std::string& layout, const std::string& options,
+                                           uint64_t seed, bool one_by_one) {
   const std::vector<size_t> counts = {1, 2, 3, 5, 64, 1000, 4099, 30000};
   Ranks ranks(size, layout, options);
   std::vector<std::vector<float>> sums;
@@ -345,7 +380,9 @@ std::vector<std::vector<float>> RandomSums(int size, const std::string& layout, 
 bool SameBits(const std::vector<std::vector<float>>& a, const std::vector<std::vector<float>>& b) {
   if (a.size() != b.size()) return false;
   for (size_t tensor = 0; tensor < a.size(); ++tensor)
-    if (a[tensor].size() != b[tensor].size() || std::memcmp(a[tensor].data(), b[tensor].data(), 4 * a[tensor].size()) != 0) return false;
+    if (a[tensor].size() != b[tensor].size() ||
+        std::memcmp(a[tensor].data(), b[tensor].data(), 4 * a[tensor].size()) != 0)
+      return false;
   return true;
 }
 
@@ -360,7 +397,8 @@ RT_TEST(sums_on_one_host_are_the_sums_in_rank_order) {
         for (float& sum : expected.back()) sum = rank == 0 ? normal(values) : sum + normal(values);
       }
     }
-    for (const char* options : {"", "chunk_bytes=256", "fusion_threshold_bytes=0", "fusion_threshold_bytes=5000\nchunk_bytes=10000"})
+    for (const char* options :
+         {"", "chunk_bytes=256", "fusion_threshold_bytes=0", "fusion_threshold_bytes=5000\nchunk_bytes=10000"})
       for (uint64_t seed : {1, 2}) RT_CHECK(SameBits(RandomSums(size, "", options, seed, seed == 2), expected));
   }
 }
@@ -371,12 +409,17 @@ RT_TEST(sums_across_hosts_do_not_depend_on_fusion_or_order) {
     const char* layout;
     const char* algorithm;
   };
-  for (const WorldCase& world : {WorldCase{2, "1+1", "auto"}, {4, "2+2", "hierarchical"}, {5, "2+3", "auto"}, {6, "2+2+2", "auto"}, {4, "", "ring"}}) {
+  for (const WorldCase& world : {WorldCase{2, "1+1", "auto"},
+                                 {4, "2+2", "hierarchical"},
+                                 {5, "2+3", "auto"},
+                                 {6, "2+2+2", "auto"},
+                                 {4, "", "ring"}}) {
     const std::string options = std::string("chunk_bytes=4096\nalgorithm=") + world.algorithm;
     const auto expected = RandomSums(world.size, world.layout, options + "\nfusion_threshold_bytes=0", 1, true);
     for (const char* more : {"", "\nfusion_threshold_bytes=0", "\nfusion_threshold_bytes=5000", "\ncache_capacity=2"})
       for (int seed = 1; seed <= check::Rounds(3); ++seed)
-        RT_CHECK(SameBits(RandomSums(world.size, world.layout, options + more, static_cast<uint64_t>(seed), false), expected));
+        RT_CHECK(SameBits(RandomSums(world.size, world.layout, options + more, static_cast<uint64_t>(seed), false),
+                          expected));
   }
 }
 
@@ -450,7 +493,8 @@ RT_TEST(small_operations_back_to_back) {
           const bool waits = random() % 2 == 0;
           RT_CHECK_OK(ranks[rank].Submit(submission, "", waits));
           if (!waits && random() % 2 == 0)
-            for (const Nanoseconds deadline = HangDeadline(); !submission->handle->done() && Now() < deadline;) std::this_thread::yield();
+            for (const Nanoseconds deadline = HangDeadline(); !submission->handle->done() && Now() < deadline;)
+              std::this_thread::yield();
           RT_CHECK_OK(WaitFor(ranks[rank], *submission));
           RT_CHECK_EQ(value, static_cast<float>(step * size));
         }
@@ -470,7 +514,8 @@ RT_TEST(many_barriers_at_once) {
   });
 }
 
-// It was announced that the caller waits, and then it does not: the context's own thread finds the operation at its next look.
+// It was announced that the caller waits, and then it does not: the context's own thread finds the operation at its
+// next look.
 RT_TEST(caller_that_never_waits_is_served) {
   Ranks ranks(2);
   ranks.Run([&](int rank) {
@@ -553,6 +598,103 @@ RT_TEST(callbacks_provide_memory_and_hear_of_the_end) {
   });
 }
 
+// An allgather, reducescatter or alltoall of which one rank has no memory for the result.
+std::shared_ptr<Submission> WithoutOutput(Operation operation, const float* values, int64_t rows, bool lacks) {
+  auto submission = std::make_shared<Submission>();
+  submission->request.name = "x";
+  submission->request.operation = operation;
+  submission->request.tensors = {{DType::kFloat32, {rows, 100}}};
+  submission->inputs = {values};
+  submission->outputs = {nullptr};
+  if (lacks) submission->allocate = [](void*, int32_t, int32_t, const int64_t*) -> void* { return nullptr; };
+  return submission;
+}
+
+RT_TEST(no_memory_for_a_result_fails_the_operation_of_that_rank_alone) {
+  for (const char* layout : {"", "1+2"})
+    for (Operation operation : {Operation::kAllgather, Operation::kReducescatter, Operation::kAlltoall}) {
+      if (operation == Operation::kAlltoall && layout[0] != '\0') continue;  // where it ends the world
+      Ranks ranks(3, layout);
+      ranks.Run([&](int rank) {
+        const std::vector<float> values(300 * 100, static_cast<float>(rank + 1));
+        for (int round = 0; round < 4; ++round) {
+          const bool lacks = rank == round % 3;
+          auto submission = WithoutOutput(operation, values.data(), 300, lacks);
+          RT_CHECK_OK(ranks[rank].Submit(submission, "", true));
+          const Status status = WaitFor(ranks[rank], *submission);
+          RT_CHECK_EQ(status.ok(), !lacks);
+          if (lacks) {
+            RT_CHECK(status.message().find("no memory for the output float32[") != std::string::npos);
+            continue;
+          }
+          float last;
+          const Handle::Output& output = submission->handle->outputs[0];
+          const int64_t elements = output.shape[0] * output.shape[1];
+          std::memcpy(&last, static_cast<const char*>(output.data) + (elements - 1) * 4, sizeof last);
+          RT_CHECK_EQ(last, operation == Operation::kReducescatter ? 6.0f : 3.0f);
+        }
+        float value = 1;
+        RT_CHECK_OK(SumOnce(ranks[rank], "after", &value));
+        RT_CHECK_EQ(value, 3.0f);
+      });
+    }
+}
+
+RT_TEST(no_memory_for_an_alltoall_between_hosts_ends_the_world_with_a_text) {
+  Ranks ranks(2, "1+1");
+  ranks.ExpectFailure();
+  ranks.Run([&](int rank) {
+    const std::vector<float> values(100 * 100, 1);
+    auto submission = WithoutOutput(Operation::kAlltoall, values.data(), 100, rank == 1);
+    RT_CHECK_OK(ranks[rank].Submit(submission, "", true));
+    const Status status = WaitFor(ranks[rank], *submission);
+    RT_CHECK(!status.ok());
+    RT_CHECK(status.message().find("no memory for the output") != std::string::npos);
+  });
+}
+
+// A rank that has joined needs room for the rows that come to it; no vector has room for these.
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // which end the process instead of throwing
+RT_TEST(running_out_of_memory_within_an_operation_ends_the_world_with_a_text) {
+  Ranks ranks(2);
+  ranks.ExpectFailure();
+  static const char nothing = 0;
+  ranks.Run([&](int rank) {
+    auto submission = std::make_shared<Submission>();
+    submission->request.name = rank == 1 ? "join" : "x";
+    if (rank == 1) {
+      submission->request.operation = Operation::kJoin;
+    } else {
+      submission->request.operation = Operation::kAlltoall;
+      submission->request.tensors = {{DType::kUInt8, {int64_t{1} << 62}}};
+      submission->request.splits = {0, int64_t{1} << 62};
+      submission->inputs = {&nothing};
+      submission->outputs = {nullptr};
+    }
+    RT_CHECK_OK(ranks[rank].Submit(submission, "", true));
+    const Status status = WaitFor(ranks[rank], *submission);
+    RT_CHECK(!status.ok());
+    RT_CHECK(status.message().find("rank 1: its memory must suffice") != std::string::npos);
+  });
+}
+#endif
+
+RT_TEST(a_tensor_without_memory_is_refused_for_all) {
+  Ranks ranks(2);
+  ranks.Run([&](int rank) {
+    float value = 1;
+    auto submission = SmallSum("x", &value);
+    if (rank == 1) submission->inputs = {nullptr};
+    Status status = ranks[rank].Submit(submission, "", false);
+    if (status.ok()) status = WaitFor(ranks[rank], *submission);
+    RT_CHECK_EQ(
+        status.message(),
+        std::string("allreduce 'x': the tensor must have memory, but float32[1] has none. Was its storage freed?"));
+    value = 1;
+    RT_CHECK_OK(SumOnce(ranks[rank], "x", &value));
+  });
+}
+
 RT_TEST(duplicate_names_raise_and_leave_the_first_unharmed) {
   Ranks ranks(2);
   float first = 1, second = 10, peer = 2;
@@ -578,7 +720,8 @@ RT_TEST(refusal_of_one_rank_fails_its_peers_and_the_next_round_works) {
         Status status = ranks[rank].Submit(submission, "", false);
         RT_CHECK_EQ(status.ok(), rank != round % 3);
         if (status.ok()) status = WaitFor(ranks[rank], *submission);
-        RT_CHECK_EQ(status.message(), std::string("allreduce 'x': the shape must not be negative, but is float32[-1]."));
+        RT_CHECK_EQ(status.message(),
+                    std::string("allreduce 'x': the shape must not be negative, but is float32[-1]."));
         value = 1;
         RT_CHECK_OK(SumOnce(ranks[rank], "x", &value));
         RT_CHECK_EQ(value, 3.0f);
@@ -624,13 +767,16 @@ void RunWithJoins(int size, const std::string& layout, bool initial_divisor) {
           if ((other - epoch + size) % size >= step) party.active.push_back(other);
         if (initial_divisor) party.divisor = size;
         std::vector<Plan> plans;
-        for (Operation operation : {Operation::kAllreduce, Operation::kAllgather, Operation::kBroadcast, Operation::kAlltoall, Operation::kReducescatter})
+        for (Operation operation : {Operation::kAllreduce, Operation::kAllgather, Operation::kBroadcast,
+                                    Operation::kAlltoall, Operation::kReducescatter})
           for (int64_t count : {0, 1, 50, 3001})
             for (DType dtype : {DType::kFloat32, DType::kBFloat16})
-              plans.push_back({std::to_string(plans.size()), operation, operation == Operation::kAllreduce ? Reduction::kAverage : Reduction::kSum,
-                               dtype, count, 1, true, party.active.back()});
+              plans.push_back({std::to_string(plans.size()), operation,
+                               operation == Operation::kAllreduce ? Reduction::kAverage : Reduction::kSum, dtype, count,
+                               1, true, party.active.back()});
         for (Reduction reduction : {Reduction::kMin, Reduction::kMax, Reduction::kProduct})
-          plans.push_back({std::to_string(plans.size()), Operation::kAllreduce, reduction, DType::kInt32, 77, 1, false, 0});
+          plans.push_back(
+              {std::to_string(plans.size()), Operation::kAllreduce, reduction, DType::kInt32, 77, 1, false, 0});
         RunPlans(ranks[rank], plans, party, rank + 10 * step);
       }
       auto join = Control(Operation::kJoin, "join");
@@ -666,7 +812,8 @@ RT_TEST(overlapping_process_sets_work_at_the_same_time) {
       for (int round = 0; round < 3; ++round) {
         const std::vector<std::vector<int64_t>> lists = {{0, 1}, {1, 2, 3}, {0, 2}, {3}, {0, 1, 2, 3}};
         std::vector<int> ids;
-        for (size_t list = 0; list < lists.size(); ++list) ids.push_back(AddProcessSet(context, "add" + std::to_string(list), lists[list]));
+        for (size_t list = 0; list < lists.size(); ++list)
+          ids.push_back(AddProcessSet(context, "add" + std::to_string(list), lists[list]));
         for (size_t list = 0; list < lists.size(); ++list) {
           RT_CHECK_EQ(ids[list], static_cast<int>(round * lists.size() + list + 1));
           RT_CHECK(context.ProcessSetRanks(ids[list]) == std::vector<int>(lists[list].begin(), lists[list].end()));
@@ -678,8 +825,17 @@ RT_TEST(overlapping_process_sets_work_at_the_same_time) {
             party.members.assign(lists[list].begin(), lists[list].end());
             party.active = party.members;
             if (std::count(party.members.begin(), party.members.end(), rank) == 0) continue;
-            for (Operation operation : {Operation::kAllreduce, Operation::kAllgather, Operation::kAlltoall, Operation::kBroadcast}) {
-              Plan plan{std::to_string(static_cast<int>(operation)) + "." + std::to_string(step), operation, Reduction::kSum, DType::kFloat32, 1500, 1, false, party.members[0], ids[list]};
+            for (Operation operation :
+                 {Operation::kAllreduce, Operation::kAllgather, Operation::kAlltoall, Operation::kBroadcast}) {
+              Plan plan{std::to_string(static_cast<int>(operation)) + "." + std::to_string(step),
+                        operation,
+                        Reduction::kSum,
+                        DType::kFloat32,
+                        1500,
+                        1,
+                        false,
+                        party.members[0],
+                        ids[list]};
               trials.push_back(MakeTrial(plan, party, rank));
             }
           }
@@ -710,10 +866,12 @@ RT_TEST(process_set_misuse_is_refused) {
   auto refused = [&](std::shared_ptr<Submission> submission) {
     RT_CHECK_EQ(ranks[2].Submit(submission, "", false).code(), StatusCode::kInvalidArgument);
   };
-  refused(SmallSum("x", &value, id));   // not a member
-  refused(SmallSum("x", &value, 77));   // no such set
-  for (const std::vector<int64_t>& list : std::vector<std::vector<int64_t>>{{}, {1, 0}, {1, 1}, {0, 3}, {-1}}) refused(Control(Operation::kAddProcessSet, "bad", list));
-  for (const std::vector<int64_t>& list : std::vector<std::vector<int64_t>>{{}, {0}, {77}, {1, 2}, {-1}}) refused(Control(Operation::kRemoveProcessSet, "bad", list));
+  refused(SmallSum("x", &value, id));  // not a member
+  refused(SmallSum("x", &value, 77));  // no such set
+  for (const std::vector<int64_t>& list : std::vector<std::vector<int64_t>>{{}, {1, 0}, {1, 1}, {0, 3}, {-1}})
+    refused(Control(Operation::kAddProcessSet, "bad", list));
+  for (const std::vector<int64_t>& list : std::vector<std::vector<int64_t>>{{}, {0}, {77}, {1, 2}, {-1}})
+    refused(Control(Operation::kRemoveProcessSet, "bad", list));
   auto inside = Control(Operation::kAddProcessSet, "inside", {0, 1});
   inside->process_set = id;
   RT_CHECK_EQ(ranks[0].Submit(inside, "", false).code(), StatusCode::kInvalidArgument);
@@ -725,7 +883,8 @@ RT_TEST(process_set_misuse_is_refused) {
     auto removal = Control(Operation::kRemoveProcessSet, "remove", {id});
     Status status = ranks[rank].Submit(removal, "", false);
     if (status.ok()) status = WaitFor(ranks[rank], *removal);
-    RT_CHECK_EQ(status.message(), "remove_process_set 'remove': rank 0 has operations pending in it. Wait for them first.");
+    RT_CHECK_EQ(status.message(),
+                "remove_process_set 'remove': rank 0 has operations pending in it. Wait for them first.");
   });
   RT_CHECK_OK(SumOnce(ranks[1], "pending", &value, id));
   RT_CHECK_OK(WaitFor(ranks[0], *pending));
@@ -734,7 +893,8 @@ RT_TEST(process_set_misuse_is_refused) {
   auto removal = Control(Operation::kRemoveProcessSet, "remove", {id});
   RT_CHECK_OK(ranks[0].Submit(removal, "", false));
   RT_CHECK_EQ(ranks[0].Submit(SmallSum("late", &value, id), "", false).code(), StatusCode::kInvalidArgument);
-  for (int rank : {1, 2}) RT_CHECK_OK(ranks[rank].Submit(Control(Operation::kRemoveProcessSet, "remove", {id}), "", false));
+  for (int rank : {1, 2})
+    RT_CHECK_OK(ranks[rank].Submit(Control(Operation::kRemoveProcessSet, "remove", {id}), "", false));
   RT_CHECK_OK(WaitFor(ranks[0], *removal));
 }
 
@@ -811,9 +971,42 @@ RT_TEST(abort_in_the_middle_of_operations_lets_go_of_their_memory) {
               break;
             }
           }
-          for (int pause = 0; pause < 100; ++pause) std::this_thread::yield();  // whoever still used the memory would do it now
+          for (int pause = 0; pause < 100; ++pause)
+            std::this_thread::yield();  // whoever still used the memory would do it now
         });
       }
+}
+
+// Between two operations, in one that waits for the lost rank, and in the middle of its tensors.
+RT_TEST(a_lost_connection_fails_everything_at_once_and_names_the_rank) {
+  for (const char* layout : {"2+1", "1+1+1"})
+    for (int round = 0; round < check::Rounds(12); ++round) {
+      Ranks ranks(3, layout, "chunk_bytes=4096");
+      ranks.ExpectFailure();
+      const int lost = 2;
+      const std::string subject = "rank 2 on host '" + ranks[0].world().host_names[2] + "': ";
+      const Nanoseconds begin = Now();
+      ranks.Run([&](int rank) {
+        Status status;
+        for (int step = 0; status.ok(); ++step) {
+          Plan plan{"x" + std::to_string(step), Operation::kAllreduce, Reduction::kSum, DType::kFloat32, 100000};
+          Trial trial = MakeTrial(plan, Everyone(3), rank);
+          if (rank == lost && step == 2) {
+            for (int pause = 0; pause < round * 20; ++pause) std::this_thread::yield();
+            ranks.hub().CutOff(lost, "the cable was pulled");
+          }
+          status = ranks[rank].Submit(trial.submission, "", rank > 0);
+          if (status.ok()) status = WaitFor(ranks[rank], *trial.submission);
+        }
+        RT_CHECK_EQ(status.code(), StatusCode::kPeerLost);
+        const std::string text = "the connection to it must last until shutdown(), but was lost: the cable was pulled.";
+        RT_CHECK(status.message().find(text) != std::string::npos);
+        if (rank != lost) RT_CHECK_EQ(status.message().find(subject + text), size_t{0});
+        float value = 1;
+        RT_CHECK_EQ(SumOnce(ranks[rank], "later", &value).message(), status.message());
+      });
+      RT_CHECK(Now() - begin < 10 * INT64_C(1000000000));  // no bound of silence was waited for
+    }
 }
 
 // ---- the end ----
@@ -834,7 +1027,8 @@ RT_TEST(leaving_fails_what_others_still_wait_for) {
     }
 }
 
-// A rank that does not wait for its last operation and shuts down: it serves until the others have come, and the operation runs.
+// A rank that does not wait for its last operation and shuts down: it serves until the others have come, and the
+// operation runs.
 RT_TEST(leaving_with_an_operation_pending) {
   for (int leaver = 0; leaver < 3; ++leaver)
     for (int round = 0; round < 20; ++round) {
@@ -931,23 +1125,34 @@ RT_TEST(options_that_differ_are_refused_in_the_same_words) {
   std::vector<std::string> texts(3);
   check::RunRanks(3, [&](int rank) {
     std::shared_ptr<Context> context;
-    const Status status = Context::OpenInProcess(hub, rank, rank == 1 ? "cache_capacity=5" : "", &context);
+    const Status status = OpenRank(hub, rank, rank == 1 ? "cache_capacity=5" : "", &context);
     RT_CHECK_EQ(status.code(), StatusCode::kMismatch);
     texts[rank] = status.message();
   });
   for (const std::string& text : texts)
-    RT_CHECK_EQ(text, std::string("init: RINGTRAIN_CACHE_CAPACITY must be the same on all ranks, but is '1024' on ranks 0, 2 and '5' on "
-                                  "rank 1. Set it alike everywhere."));
+    RT_CHECK_EQ(
+        text,
+        std::string(
+            "init: RINGTRAIN_CACHE_CAPACITY must be the same on all ranks, but is '1024' on ranks 0, 2 and '5' on "
+            "rank 1. Set it alike everywhere."));
+}
+
+RT_TEST(a_context_whose_timeline_cannot_be_written_does_not_open) {
+  std::shared_ptr<Context> context;
+  const Status status =
+      OpenRank(std::make_shared<Hub>(std::vector<int>{1}), 0, "timeline=/no/such/folder/trace.json", &context);
+  RT_CHECK(!status.ok());
+  RT_CHECK(context == nullptr);
 }
 
 RT_TEST(missing_ranks_are_named_at_the_start) {
   auto hub = std::make_shared<Hub>(std::vector<int>{3});
   std::shared_ptr<Context> context;
-  const Status status = Context::OpenInProcess(hub, 0, "start_timeout_seconds=0.1", &context);
+  const Status status = OpenRank(hub, 0, "start_timeout_seconds=0.1", &context);
   RT_CHECK_EQ(status.code(), StatusCode::kTimeout);
   RT_CHECK(status.message().find("but ranks 1, 2 did not in time") != std::string::npos);
-  RT_CHECK_EQ(Context::OpenInProcess(hub, 0, "", &context).code(), StatusCode::kInvalidArgument);  // taken
-  RT_CHECK_EQ(Context::OpenInProcess(hub, 3, "", &context).code(), StatusCode::kInvalidArgument);
+  RT_CHECK_EQ(OpenRank(hub, 0, "", &context).code(), StatusCode::kInvalidArgument);  // taken
+  RT_CHECK_EQ(OpenRank(hub, 3, "", &context).code(), StatusCode::kInvalidArgument);
 }
 
 }  // namespace

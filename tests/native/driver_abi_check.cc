@@ -1,6 +1,7 @@
 // Compares device/driver.h and driver.def with the headers of CUDA; nothing to run: it compiles if all agree.
 //
-// cudaTypedefs.h has a type for each function in each of its versions, so that a wrong version number in the table is found too.
+// cudaTypedefs.h has a type for each function in each of its versions, so that a wrong version number in the table is
+// found too.
 #include <cuda.h>
 #include <cudaTypedefs.h>
 
@@ -13,8 +14,10 @@ static_assert(CUDA_SUCCESS == ringtrain::kCudaSuccess && CUDA_ERROR_NOT_READY ==
 static_assert(CU_STREAM_NON_BLOCKING == ringtrain::kCudaStreamNonBlocking, "CU_STREAM_NON_BLOCKING");
 static_assert(CU_EVENT_DISABLE_TIMING == ringtrain::kCudaEventDisableTiming, "CU_EVENT_DISABLE_TIMING");
 static_assert(CU_MEMHOSTALLOC_PORTABLE == ringtrain::kCudaHostPortable, "CU_MEMHOSTALLOC_PORTABLE");
-static_assert(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR == ringtrain::kCudaAttributeComputeMajor, "compute capability");
-static_assert(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR == ringtrain::kCudaAttributeComputeMinor, "compute capability");
+static_assert(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR == ringtrain::kCudaAttributeComputeMajor,
+              "compute capability");
+static_assert(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR == ringtrain::kCudaAttributeComputeMinor,
+              "compute capability");
 static_assert(CU_DEVICE_ATTRIBUTE_PCI_BUS_ID == ringtrain::kCudaAttributePciBus, "PCI bus");
 static_assert(CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID == ringtrain::kCudaAttributePciDevice, "PCI device");
 static_assert(CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID == ringtrain::kCudaAttributePciDomain, "PCI domain");

@@ -23,7 +23,8 @@ class RandomFrame {
         frame.ids = Ids();
         for (size_t count = Pick(4); count > 0; --count) frame.requests.push_back(MakeRequest());
         frame.resent = static_cast<int>(Pick(frame.requests.size() + 1));
-        for (size_t count = Pick(3); count > 0; --count) frame.refusals.push_back({Name(), StatusCode::kInvalidArgument, Name()});
+        for (size_t count = Pick(3); count > 0; --count)
+          frame.refusals.push_back({Name(), StatusCode::kInvalidArgument, Name()});
         break;
       case FrameType::kVerdicts:
         for (size_t count = Pick(4); count > 0; --count) frame.verdicts.push_back(MakeVerdict());
@@ -64,7 +65,8 @@ class RandomFrame {
   }
 
   int64_t Number() {
-    constexpr int64_t kNumbers[] = {0, 1, -1, 127, 128, -12345, std::numeric_limits<int64_t>::max(), std::numeric_limits<int64_t>::min()};
+    constexpr int64_t kNumbers[] = {
+        0, 1, -1, 127, 128, -12345, std::numeric_limits<int64_t>::max(), std::numeric_limits<int64_t>::min()};
     return kNumbers[Pick(8)];
   }
 
@@ -90,8 +92,10 @@ class RandomFrame {
 
   Verdict MakeVerdict() {
     Verdict verdict;
-    if (Pick(3) == 0) verdict.failure = {Name(), StatusCode::kMismatch, Name()};
-    else verdict.batch.resize(1 + Pick(4));
+    if (Pick(3) == 0)
+      verdict.failure = {Name(), StatusCode::kMismatch, Name()};
+    else
+      verdict.batch.resize(1 + Pick(4));
     for (Agreed& agreed : verdict.batch) {
       agreed.id = Pick(1 << 20);
       agreed.cached = Pick(2) == 0;
@@ -114,16 +118,17 @@ bool Same(const Verdict& a, const Verdict& b) {
   bool same = a.joined == b.joined && Same(a.failure, b.failure) && a.batch.size() == b.batch.size();
   for (size_t index = 0; same && index < a.batch.size(); ++index) {
     const Agreed &x = a.batch[index], &y = b.batch[index];
-    same = x.id == y.id && x.cached == y.cached && x.response.request == y.response.request && x.response.rows == y.response.rows && x.response.weights == y.response.weights && x.response.devices == y.response.devices &&
-           x.response.result == y.response.result;
+    same = x.id == y.id && x.cached == y.cached && x.response.request == y.response.request &&
+           x.response.rows == y.response.rows && x.response.weights == y.response.weights &&
+           x.response.devices == y.response.devices && x.response.result == y.response.result;
   }
   return same;
 }
 
 bool Same(const Frame& a, const Frame& b) {
-  bool same = a.type == b.type && a.epoch == b.epoch && a.process_set == b.process_set && a.ids == b.ids && a.requests == b.requests &&
-              a.resent == b.resent && a.refusals.size() == b.refusals.size() && a.verdicts.size() == b.verdicts.size() &&
-              a.text == b.text && a.flag == b.flag;
+  bool same = a.type == b.type && a.epoch == b.epoch && a.process_set == b.process_set && a.ids == b.ids &&
+              a.requests == b.requests && a.resent == b.resent && a.refusals.size() == b.refusals.size() &&
+              a.verdicts.size() == b.verdicts.size() && a.text == b.text && a.flag == b.flag;
   for (size_t index = 0; same && index < a.refusals.size(); ++index) same = Same(a.refusals[index], b.refusals[index]);
   for (size_t index = 0; same && index < a.verdicts.size(); ++index) same = Same(a.verdicts[index], b.verdicts[index]);
   return same;
@@ -158,7 +163,8 @@ RT_TEST(frames_with_something_behind_them_are_refused) {
   }
 }
 
-// A flipped byte may leave a frame that means something else; it must not do harm, and what is accepted can be written again.
+// A flipped byte may leave a frame that means something else; it must not do harm, and what is accepted can be written
+// again.
 RT_TEST(flipped_bytes_do_no_harm) {
   for (uint64_t seed = 1; seed <= 25; ++seed) {
     const std::string bytes = RandomFrame(seed).Make().Encode();
@@ -170,6 +176,31 @@ RT_TEST(flipped_bytes_do_no_harm) {
         if (Frame::Decode(flipped, &decoded)) RT_CHECK(Frame::Decode(decoded.Encode(), &again));
       }
   }
+}
+
+// What a field cannot hold is no other value of it.
+RT_TEST(values_out_of_range_are_refused) {
+  const auto decodes = [](FrameType type, uint64_t epoch, int64_t process_set, uint64_t value) {
+    Encoder encoder;
+    encoder.Byte(static_cast<uint8_t>(type));
+    encoder.Unsigned(epoch);
+    encoder.Signed(process_set);
+    encoder.Unsigned(value);
+    Frame frame;
+    return Frame::Decode(encoder.Take(), &frame);
+  };
+  RT_CHECK(decodes(FrameType::kBeat, 7, 1, 1) && !decodes(FrameType::kBeat, 7, 1, 2));
+  RT_CHECK(!decodes(FrameType::kBeat, (uint64_t{1} << 32) + 7, 1, 1));
+  RT_CHECK(!decodes(FrameType::kBeat, 7, (int64_t{1} << 32) + 1, 1));
+  RT_CHECK(decodes(FrameType::kLongPhase, 7, 1, uint64_t{1} << 40));
+  RT_CHECK(!decodes(FrameType::kLongPhase, 7, 1, (uint64_t{1} << 40) + 1));
+}
+
+RT_TEST(long_phases_of_any_length_can_be_read) {
+  Frame frame, decoded;
+  frame.type = FrameType::kLongPhase;
+  frame.milliseconds = std::numeric_limits<uint64_t>::max();
+  RT_CHECK(Frame::Decode(frame.Encode(), &decoded) && decoded.milliseconds == uint64_t{1} << 40);
 }
 
 RT_TEST(runs_of_ids_cost_a_few_bytes) {

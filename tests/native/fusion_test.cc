@@ -9,11 +9,14 @@
 namespace ringtrain {
 namespace {
 
-size_t Pick(std::mt19937_64* random, size_t bound) { return std::uniform_int_distribution<size_t>(0, bound - 1)(*random); }
+size_t Pick(std::mt19937_64* random, size_t bound) {
+  return std::uniform_int_distribution<size_t>(0, bound - 1)(*random);
+}
 
 Request RandomRequest(std::mt19937_64* random, int index) {
-  constexpr Operation kOperations[] = {Operation::kAllreduce, Operation::kAllreduce, Operation::kAllgather, Operation::kBroadcast,
-                                       Operation::kAlltoall,  Operation::kBarrier,   Operation::kJoin,      Operation::kReducescatter};
+  constexpr Operation kOperations[] = {Operation::kAllreduce, Operation::kAllreduce,    Operation::kAllgather,
+                                       Operation::kBroadcast, Operation::kAlltoall,     Operation::kBarrier,
+                                       Operation::kJoin,      Operation::kReducescatter};
   constexpr DType kDTypes[] = {DType::kFloat32, DType::kFloat16};
   constexpr Reduction kReductions[] = {Reduction::kSum, Reduction::kAverage};
   Request request;
@@ -33,8 +36,10 @@ Request RandomRequest(std::mt19937_64* random, int index) {
 Response RandomResponse(std::mt19937_64* random, int index) {
   Response response;
   response.request = RandomRequest(random, index);
-  for (size_t member = 2; Pick(random, 3) == 0 && member > 0; --member) response.devices.push_back(static_cast<int64_t>(Pick(random, 2)));
-  if (Find(response.request.operation)->reduces && Pick(random, 3) == 0) response.weights = {1, static_cast<int64_t>(Pick(random, 2))};
+  for (size_t member = 2; Pick(random, 3) == 0 && member > 0; --member)
+    response.devices.push_back(static_cast<int64_t>(Pick(random, 2)));
+  if (Find(response.request.operation)->reduces && Pick(random, 3) == 0)
+    response.weights = {1, static_cast<int64_t>(Pick(random, 2))};
   return response;
 }
 
@@ -57,7 +62,8 @@ void CheckMayShare(const Response& one, const Response& other) {
   RT_CHECK(one.weights == other.weights);
 }
 
-void CheckBatches(const std::vector<const Response*>& ready, const std::vector<std::vector<int>>& batches, size_t threshold) {
+void CheckBatches(const std::vector<const Response*>& ready, const std::vector<std::vector<int>>& batches,
+                  size_t threshold) {
   std::set<int> seen;
   int led_by = -1;
   for (const std::vector<int>& batch : batches) {

@@ -2,6 +2,7 @@
 #include "gpu/choice.h"
 
 #include "check.h"
+#include "six_bits.h"
 
 namespace ringtrain {
 namespace {
@@ -53,8 +54,10 @@ RT_TEST(nccl_where_all_have_it_and_a_gpu_of_their_own) {
   RT_CHECK(Choose("", {0, 1}, {Facts(22809, "a"), Facts(22809, "a")}).way == Way::kNccl);  // the same bus on two hosts
   const Chosen shared = Choose("", {0, 0, 0}, {Facts(23007, "a"), Facts(23007, "b"), Facts(23007, "a")});
   RT_CHECK(shared.way == Way::kStaged && shared.status.ok());
-  RT_CHECK_EQ(shared.reason, std::string("expected a GPU for each rank but found one for ranks 0, 2. Start fewer ranks on the host, or set "
-                                         "nccl_multi_rank=1 with NCCL 2.30 or newer."));
+  RT_CHECK_EQ(
+      shared.reason,
+      std::string("expected a GPU for each rank but found one for ranks 0, 2. Start fewer ranks on the host, or set "
+                  "nccl_multi_rank=1 with NCCL 2.30 or newer."));
   RT_CHECK(Choose("nccl_multi_rank=1", {0, 0}, {Facts(23007, "a"), Facts(23007, "a")}).way == Way::kNccl);
   RT_CHECK(Choose("nccl_multi_rank=1", {0, 0}, {Facts(22907, "a"), Facts(22907, "a")}).way == Way::kStaged);
 }
@@ -71,8 +74,9 @@ RT_TEST(what_is_missing_is_an_error_only_where_nccl_was_asked_for) {
 RT_TEST(versions_must_be_equal) {
   const Chosen chosen = Choose("", {0, 0, 0}, {Facts(22809, "a"), Facts(23007, "b"), Facts(22809, "c")});
   RT_CHECK(chosen.status.code() == StatusCode::kMismatch);
-  RT_CHECK_EQ(chosen.status.message(), std::string("NCCL: expected one version on all ranks but found 2.28.9 on ranks 0, 2 and 2.30.7 on rank "
-                                                   "1. Install one, or point nccl_lib at it; gpu_plane=staged needs none."));
+  RT_CHECK_EQ(chosen.status.message(),
+              std::string("NCCL: expected one version on all ranks but found 2.28.9 on ranks 0, 2 and 2.30.7 on rank "
+                          "1. Install one, or point nccl_lib at it; gpu_plane=staged needs none."));
 }
 
 RT_TEST(facts_arrive_as_they_were_told) {
@@ -91,7 +95,7 @@ const Topology kOneHost = OnHosts({0, 0});
 
 Batch Allreduce(DType dtype, std::vector<size_t> elements) {
   Batch batch;
-  batch.dtype = batch.wire = dtype;
+  batch.dtype = dtype;
   batch.joined = {false, false};
   for (size_t count : elements) {
     BatchTensor tensor;
@@ -108,7 +112,7 @@ RT_TEST(nccl_carries_what_it_can_compute_as_the_host_would) {
   Batch average = Allreduce(DType::kInt32, {10});
   average.scaling.divisor = 2;
   RT_CHECK(!NcclCan(average, "auto", kOneHost));  // whole numbers are divided exactly
-  average.dtype = average.wire = DType::kBFloat16;
+  average.dtype = DType::kBFloat16;
   RT_CHECK(NcclCan(average, "auto", kOneHost));
   average.weights = {3, 0};
   RT_CHECK(!NcclCan(average, "auto", kOneHost));  // 0 times infinity would be no number
@@ -127,13 +131,24 @@ RT_TEST(nccl_carries_what_it_can_compute_as_the_host_would) {
   RT_CHECK(!NcclCan(scatter, "auto", kOneHost));
 }
 
+// Between hosts such a batch goes as the host encodes it; within one nothing is encoded.
+RT_TEST(a_form_that_is_no_dtype_goes_through_the_host) {
+  static const SixBits codec(false);
+  Batch batch = Allreduce(DType::kFloat32, {10});
+  batch.codec = &codec;
+  RT_CHECK(NcclCan(batch, "auto", kOneHost));
+  RT_CHECK(!NcclCan(batch, "auto", OnHosts({0, 1})) && !NcclCan(batch, "hierarchical", OnHosts({0, 1})));
+  batch.codec = &CodecFor(Compression::kBFloat16, batch.dtype, 10);
+  RT_CHECK(NcclCan(batch, "auto", OnHosts({0, 1})));
+}
+
 RT_TEST(a_buffer_for_what_needs_one_and_fits) {
   RT_CHECK(!Packs(Allreduce(DType::kFloat32, {100}), Schedule::kNccl, 4096));
   RT_CHECK(Packs(Allreduce(DType::kFloat32, {100, 100}), Schedule::kNccl, 4096));
   RT_CHECK(Packs(Allreduce(DType::kFloat32, {512, 512}), Schedule::kNccl, 4096));
   RT_CHECK(!Packs(Allreduce(DType::kFloat32, {512, 513}), Schedule::kNccl, 4096));
   Batch narrow = Allreduce(DType::kFloat32, {2048});
-  narrow.wire = DType::kBFloat16;
+  narrow.codec = &CodecFor(Compression::kBFloat16, narrow.dtype, 0);
   RT_CHECK(Packs(narrow, Schedule::kNccl, 4096));
   Batch scaled = Allreduce(DType::kFloat64, {10});
   scaled.scaling.prescale = 0.5;
@@ -147,19 +162,20 @@ RT_TEST(what_is_large_on_average_is_not_packed) {
   RT_CHECK(Packs(Allreduce(DType::kFloat32, {2 * kLarge - 128, 64}), Schedule::kNccl, kRoom));
   large.scaling.divisor = 2;
   RT_CHECK(!Packs(large, Schedule::kNccl, kRoom));
-  large.wire = DType::kBFloat16;
+  large.codec = &CodecFor(Compression::kBFloat16, large.dtype, 0);
   RT_CHECK(Packs(large, Schedule::kNccl, kRoom));
 }
 
 RT_TEST(schedules_are_for_what_they_are_good_for) {
   const Batch small = Allreduce(DType::kFloat32, {1000}), large = Allreduce(DType::kFloat32, {1 << 17, 1 << 17});
-  RT_CHECK(ScheduleOf(large, "auto", kOneHost) == Schedule::kNccl && ScheduleOf(large, "nccl", kOneHost) == Schedule::kNccl);
+  RT_CHECK(ScheduleOf(large, "auto", kOneHost) == Schedule::kNccl &&
+           ScheduleOf(large, "nccl", kOneHost) == Schedule::kNccl);
   RT_CHECK(ScheduleOf(large, "scatter_gather", kOneHost) == Schedule::kScatterGather);
   RT_CHECK(ScheduleOf(small, "scatter_gather", kOneHost) == Schedule::kNccl);
   RT_CHECK(ScheduleOf(small, "ring", kOneHost) == Schedule::kRing);
   RT_CHECK(ScheduleOf(small, "ordered", kOneHost) == Schedule::kOrdered);
   Batch narrow = large;
-  narrow.wire = DType::kBFloat16;
+  narrow.codec = &CodecFor(Compression::kBFloat16, narrow.dtype, 0);
   RT_CHECK(ScheduleOf(narrow, "scatter_gather", kOneHost) == Schedule::kNccl);  // half a mebibyte travels
   const Batch whole = Allreduce(DType::kInt64, {1000});
   RT_CHECK(ScheduleOf(whole, "ordered", kOneHost) == Schedule::kNccl && NcclCan(whole, "ordered", kOneHost));
@@ -171,12 +187,13 @@ RT_TEST(schedules_are_for_what_they_are_good_for) {
 RT_TEST(what_cannot_be_ordered_goes_through_the_host) {
   Batch product = Allreduce(DType::kFloat32, {1000});
   product.reduction = Reduction::kProduct;
-  RT_CHECK(NcclCan(product, "auto", kOneHost) && NcclCan(product, "ring", kOneHost) && !NcclCan(product, "ordered", kOneHost));
+  RT_CHECK(NcclCan(product, "auto", kOneHost) && NcclCan(product, "ring", kOneHost) &&
+           !NcclCan(product, "ordered", kOneHost));
   Batch scatter = Allreduce(DType::kFloat32, {10});
   scatter.operation = Operation::kReducescatter;
   scatter.tensors[0].rows = {5, 5};
   RT_CHECK(!NcclCan(scatter, "ordered", kOneHost));
-  scatter.dtype = scatter.wire = DType::kInt32;
+  scatter.dtype = DType::kInt32;
   RT_CHECK(NcclCan(scatter, "ordered", kOneHost));
   Batch many = Allreduce(DType::kFloat32, {1000});
   many.joined.assign(1024, false);
@@ -185,10 +202,20 @@ RT_TEST(what_cannot_be_ordered_goes_through_the_host) {
   RT_CHECK(!NcclCan(many, "ordered", kOneHost) && ScheduleOf(many, "ring", kOneHost) == Schedule::kNccl);
 }
 
+RT_TEST(adasum_goes_through_the_host) {
+  Batch adasum = Allreduce(DType::kFloat32, {1000});
+  adasum.reduction = Reduction::kAdasum;
+  for (const char* algorithm : {"auto", "nccl", "scatter_gather", "ring", "ordered", "hierarchical"}) {
+    RT_CHECK(!NcclCan(adasum, algorithm, kOneHost));
+    RT_CHECK(!NcclCan(adasum, algorithm, OnHosts({0, 0, 1, 1})));
+  }
+}
+
 RT_TEST(nccl_keeps_within_hosts_that_are_alike_where_it_was_asked_to) {
   const Topology two_by_two = OnHosts({0, 0, 1, 1});
   const Batch sum = Allreduce(DType::kFloat32, {1000});
-  RT_CHECK(ScheduleOf(sum, "hierarchical", two_by_two) == Schedule::kHierarchical && NcclCan(sum, "hierarchical", two_by_two));
+  RT_CHECK(ScheduleOf(sum, "hierarchical", two_by_two) == Schedule::kHierarchical &&
+           NcclCan(sum, "hierarchical", two_by_two));
   RT_CHECK(ScheduleOf(sum, "hierarchical", kOneHost) == Schedule::kNccl && NcclCan(sum, "hierarchical", kOneHost));
   Batch gather = sum;
   gather.operation = Operation::kAllgather;
@@ -196,7 +223,8 @@ RT_TEST(nccl_keeps_within_hosts_that_are_alike_where_it_was_asked_to) {
   const std::vector<GpuFacts> facts = {Facts(22809, "a"), Facts(22809, "b"), Facts(22809, "a")};
   RT_CHECK(Choose("nccl_algorithm=hierarchical", {0, 0, 1}, facts).way == Way::kStaged);
   RT_CHECK_EQ(Choose("nccl_algorithm=hierarchical\ngpu_plane=nccl", {0, 0, 1}, facts).status.message(),
-              std::string("gpu_plane 'nccl': nccl_algorithm 'hierarchical': expected as many ranks on each host, and two at least, but found "
+              std::string("gpu_plane 'nccl': nccl_algorithm 'hierarchical': expected as many ranks on each host, and "
+                          "two at least, but found "
                           "2, 1 on the hosts. Start as many on each, or choose another algorithm."));
 }
 

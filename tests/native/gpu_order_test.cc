@@ -2,7 +2,8 @@
 // ThreadSanitizer each read on a stream is ordered after the write that it needs, by CUDA's means alone.
 //
 // Nobody waits for a stream between the making of a tensor and the reading of its result. With FAKE_CUDA_FORGET=
-// cuStreamWaitEvent:1+=1 no stream waits for another, as in a program that lacks those calls; test_native.py expects a data race.
+// cuStreamWaitEvent:1+=1 no stream waits for another, as in a program that lacks those calls; test_native.py expects a
+// data race.
 #include <unistd.h>
 
 #include <climits>
@@ -21,7 +22,8 @@ namespace {
 constexpr int kRanks = 2;
 constexpr int kSteps = 3;
 constexpr double kHang = 100;  // seconds; longer than any wait that is not a hang
-const std::vector<int64_t> kSizes = {1, 3, 1000, 5, 70000, 20, 300};  // elements: several in a batch, one of several chunks
+const std::vector<int64_t> kSizes = {1,     3,  1000, 5,
+                                     70000, 20, 300};  // elements: several in a batch, one of several chunks
 
 std::string Fake(const char* name) {
   char path[PATH_MAX] = "";
@@ -126,7 +128,8 @@ void Step(rt_context* context, int rank, const User& user, std::vector<std::uniq
   }
   for (size_t i = 0; i < all->size(); ++i) {
     char* error = nullptr;
-    if (!RT_CHECK_EQ(rt_wait(handles[i], kHang, &error), 0)) check::Report(__FILE__, __LINE__, error != nullptr ? error : "it hangs");
+    if (!RT_CHECK_EQ(rt_wait(handles[i], kHang, &error), 0))
+      check::Report(__FILE__, __LINE__, error != nullptr ? error : "it hangs");
     RT_CHECK_EQ(rt_stream_wait(handles[i], user.stream, nullptr), 0);
     (*all)[i]->Fetch(user);
   }
@@ -141,7 +144,8 @@ void Step(rt_context* context, int rank, const User& user, std::vector<std::uniq
 void RunRank(rt_hub* hub, int rank, const std::string& options) {
   rt_context* context = nullptr;
   char* error = nullptr;
-  if (!RT_CHECK_EQ(rt_open_in_process(hub, rank, options.c_str(), &context, &error), 0)) check::Report(__FILE__, __LINE__, error);
+  if (!RT_CHECK_EQ(rt_open_in_process(hub, rank, options.c_str(), &context, &error), 0))
+    check::Report(__FILE__, __LINE__, error);
   RT_REQUIRE(context != nullptr);
   {
     const User user(rank);

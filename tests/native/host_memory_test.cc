@@ -1,4 +1,5 @@
-// Memory that the ranks of a host share: between contexts of one process, and between processes through POSIX shared memory.
+// Memory that the ranks of a host share: between contexts of one process, and between processes through POSIX shared
+// memory.
 #include "transport/host_memory.h"
 
 #include <dirent.h>

@@ -75,10 +75,11 @@ RT_TEST(a_process_that_left_or_never_began_has_not_died) {
 }
 
 // The ranks of a world, each with its liveness; they see of each other what a test has had them do.
-struct Ranks : LifeSigns {
+struct Ranks {
   explicit Ranks(const std::vector<int>& layout, double bound = kBound) {
     std::vector<std::string> keys;
-    for (size_t host = 0; host < layout.size(); ++host) keys.insert(keys.end(), layout[host], "host" + std::to_string(host));
+    for (size_t host = 0; host < layout.size(); ++host)
+      keys.insert(keys.end(), layout[host], "host" + std::to_string(host));
     world.resize(keys.size());
     beats.resize(keys.size());
     arrivals.resize(keys.size());
@@ -91,16 +92,21 @@ struct Ranks : LifeSigns {
     }
   }
 
-  bool Left(int rank) const override { return left.count(rank) > 0; }
-  bool Died(int rank) const override { return died.count(rank) > 0; }
-  uint64_t Beats(int rank) const override { return beats[rank]; }
-  uint64_t Arrivals(int rank) const override { return arrivals[rank]; }
+  SignsOfLife SeenBy(int viewer) const {
+    SignsOfLife signs;
+    for (size_t other = 0; other < world.size(); ++other) {
+      const int rank = static_cast<int>(other);
+      const bool local = world[viewer].host_of[rank] == world[viewer].host_of[viewer];
+      signs.push_back({left.count(rank) > 0, died.count(rank) > 0, local ? beats[rank] : arrivals[rank]});
+    }
+    return signs;
+  }
 
   // Beats, between hosts too, and looks: what the protocol does in one go.
   Status Look(int rank, Nanoseconds now) {
     ++beats[rank];
     for (size_t i = 0; i < liveness[rank].listeners().size(); ++i) ++arrivals[rank];
-    return liveness[rank].Look(now, *this);
+    return liveness[rank].Look(now, SeenBy(rank));
   }
 
   std::vector<World> world;
@@ -120,7 +126,8 @@ RT_TEST(a_rank_that_beats_lives_and_one_that_is_silent_is_named) {
   for (int rank : {0, 2}) {
     const Status verdict = ranks.Look(rank, now);
     RT_CHECK_EQ(verdict.code(), StatusCode::kPeerLost);
-    RT_CHECK(verdict.message().find("rank 1 on host 'host0': expected a sign of life every second but heard none for 15 s") == 0);
+    RT_CHECK(verdict.message().find(
+                 "rank 1 on host 'host0': expected a sign of life every second but heard none for 15 s") == 0);
   }
 }
 
@@ -148,7 +155,7 @@ RT_TEST(a_cut_between_hosts_is_seen_on_both_sides) {
   for (int second = 0; second < 20; ++second, now += kSecond) {
     for (int rank : all)
       if (rank != cut && verdicts[rank].ok()) verdicts[rank] = ranks.Look(rank, now);
-    if (verdicts[cut].ok()) verdicts[cut] = ranks.liveness[cut].Look(now, seen_by_cut);
+    if (verdicts[cut].ok()) verdicts[cut] = ranks.liveness[cut].Look(now, seen_by_cut.SeenBy(cut));
   }
   RT_CHECK_EQ(verdicts[cut].code(), StatusCode::kPeerLost);
   for (int rank : {0, 3, 5})  // its listeners
@@ -170,6 +177,21 @@ RT_TEST(whoever_has_died_is_named_at_once_unless_it_had_left) {
   ranks.left = {1};
   const Status verdict = ranks.Look(0, 100 * kSecond);
   RT_CHECK(verdict.message().find("rank 2 on host 'host0': expected it to live until shutdown()") == 0);
+}
+
+RT_TEST(a_lost_connection_is_told_with_rank_host_and_the_words_of_the_wire) {
+  Ranks ranks({2, 1});
+  const Status there = ranks.liveness[0].ConnectionLost(2, "connection reset by peer");
+  RT_CHECK_EQ(there.code(), StatusCode::kPeerLost);
+  RT_CHECK_EQ(there.message(),
+              "rank 2 on host 'host1': the connection to it must last until shutdown(), but was lost: connection reset "
+              "by peer. It has ended, or the network to its host is cut: look for its own last words, and for its exit "
+              "code or signal in what the launcher prints; if there are none, look at that host and at the network to "
+              "it.");
+  RT_CHECK_EQ(ranks.liveness[0].ConnectionLost(1, "connection reset by peer").message(),
+              "rank 1 on host 'host0': the connection to it must last until shutdown(), but was lost: connection reset "
+              "by peer. It runs on this host, so its process has ended: look for its own last words, and for its exit "
+              "code or signal in what the launcher prints; after signal 9 look at the memory of this host (dmesg).");
 }
 
 RT_TEST(a_host_that_has_left_is_not_listened_to) {

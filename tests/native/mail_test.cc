@@ -1,11 +1,12 @@
-// Mail between ranks that are threads: frames of all sizes, in order for each pair, through mailboxes that are full most of the time.
+// Mail between ranks that are threads: frames of all sizes, in order for each pair, through mailboxes that are full
+// most of the time.
 #include "transport/mail.h"
 
 #include <chrono>
 #include <random>
 
 #include "check.h"
-#include "transport/in_process.h"
+#include "meeting.h"
 
 namespace ringtrain {
 namespace {
@@ -18,22 +19,25 @@ struct Rank {
   std::string Receive(int* from) {
     std::string frame;
     bool arrived = false;
-    for (const Nanoseconds deadline = DeadlineAfter(60); !arrived && Now() < deadline;) RT_REQUIRE_OK(mail->Receive(from, &frame, &arrived));
+    for (const Nanoseconds deadline = DeadlineAfter(60); !arrived && Now() < deadline;)
+      RT_REQUIRE_OK(mail->Receive(from, &frame, &arrived));
     RT_REQUIRE(arrived);
     return frame;
   }
 };
 
 std::vector<Rank> Open(const std::vector<int>& layout) {
-  auto hub = std::make_shared<Hub>(layout);
+  std::vector<Meeting> meetings = MeetAll(std::make_shared<Hub>(layout));
   std::vector<Rank> ranks;
   for (int host_ranks : layout) {
     std::vector<int> locals;
     for (int local = 0; local < host_ranks; ++local) locals.push_back(static_cast<int>(ranks.size()) + local);
     for (int rank : locals) {
       Rank opened;
-      RT_REQUIRE_OK(Hub::Join(hub, rank, &opened.transport, &opened.memory));
-      opened.mail = std::make_unique<Mail>(opened.transport.get(), opened.memory.get(), locals);
+      Meeting& meeting = meetings[static_cast<size_t>(rank)];
+      opened.transport = std::move(meeting.transport);
+      opened.memory = std::move(meeting.memory);
+      opened.mail = std::make_unique<Mail>(*opened.transport, opened.memory.get(), locals);
       ranks.push_back(std::move(opened));
     }
   }
@@ -44,7 +48,8 @@ std::vector<Rank> Open(const std::vector<int>& layout) {
 std::string FrameOf(int from, int to, int index) {
   constexpr size_t kSizes[] = {0, 1, 247, 248, 249, 496, 497, 5000, 31743, 31744, 100000};
   std::string frame(index % 3 == 0 ? kSizes[(from + to + index) % 11] : static_cast<size_t>(index % 60), ' ');
-  for (size_t byte = 0; byte < frame.size(); ++byte) frame[byte] = static_cast<char>(from * 31 + to * 7 + index + byte * 13);
+  for (size_t byte = 0; byte < frame.size(); ++byte)
+    frame[byte] = static_cast<char>(from * 31 + to * 7 + index + byte * 13);
   return frame;
 }
 

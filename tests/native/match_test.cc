@@ -1,5 +1,5 @@
-// Matching: which requests fit together, and what follows from them. The words of each mismatch are in negotiator_test.cc, where
-// all ranks hear them.
+// Matching: which requests fit together, and what follows from them. The words of each mismatch are in
+// negotiator_test.cc, where all ranks hear them.
 #include "core/match.h"
 
 #include "check.h"
@@ -37,7 +37,8 @@ RT_TEST(equal_requests_are_the_response) {
 }
 
 RT_TEST(rows_of_a_gather_may_differ) {
-  std::vector<Request> requests = {Tensor(Operation::kAllgather, {4, 3}), Tensor(Operation::kAllgather, {0, 3}), Tensor(Operation::kAllgather, {9, 3})};
+  std::vector<Request> requests = {Tensor(Operation::kAllgather, {4, 3}), Tensor(Operation::kAllgather, {0, 3}),
+                                   Tensor(Operation::kAllgather, {9, 3})};
   for (Request& request : requests) request.tensors.push_back({DType::kInt8, {request.tensors[0].shape[0] + 1}});
   Response response;
   RT_CHECK_OK(Match(Pointers(requests), kMembers, &response));
@@ -60,12 +61,14 @@ RT_TEST(weights_may_differ_and_a_joined_member_has_none) {
   RT_CHECK(response.weights == (std::vector<int64_t>{7, 0, 5}));
   RT_CHECK_OK(Match(Pointers(requests), kMembers, &response));
   for (int member = 0; member < 3; ++member) RT_CHECK(response.RequestOf(member, 3) == requests[member]);
-  requests[1].weight = Request::kUnweighted;
-  RT_CHECK_EQ(TextOf(requests), std::string("allreduce 'x': weighting must be the same on all ranks, but is by weights on ranks 2, 7 "
-                                            "and none on rank 5. Pass a weight on every rank, or on none."));
+  requests[1].weight = Request::kNoCount;
+  RT_CHECK_EQ(TextOf(requests),
+              std::string("allreduce 'x': weighting must be the same on all ranks, but is by weights on ranks 2, 7 "
+                          "and none on rank 5. Pass a weight on every rank, or on none."));
   for (Request& request : requests) request.weight = 0;
-  RT_CHECK_EQ(TextOf(requests), std::string("allreduce 'x': some weight must be above 0, but those of all ranks that take part are 0. "
-                                            "Skip the operation on all ranks."));
+  RT_CHECK_EQ(TextOf(requests),
+              std::string("allreduce 'x': some weight must be above 0, but those of all ranks that take part are 0. "
+                          "Skip the operation on all ranks."));
 }
 
 RT_TEST(splits_of_an_alltoall_may_differ) {
@@ -86,21 +89,31 @@ RT_TEST(reduction_and_root_matter_only_where_they_are_used) {
   requests[2].root = 5;
   RT_CHECK_EQ(TextOf(requests), std::string());
   for (Request& request : requests) request.operation = Operation::kReducescatter;
-  RT_CHECK(TextOf(requests).find("reducescatter 'x': reduction must be the same on all ranks, but is sum on ranks 2, 7 and max on rank 5.") == 0);
+  RT_CHECK(
+      TextOf(requests).find(
+          "reducescatter 'x': reduction must be the same on all ranks, but is sum on ranks 2, 7 and max on rank 5.") ==
+      0);
 }
 
 RT_TEST(three_different_values_are_all_named) {
-  RT_CHECK_EQ(TextOf({Tensor(Operation::kAllreduce, {1}), Tensor(Operation::kAllreduce, {2}), Tensor(Operation::kAllreduce, {3})}),
-              std::string("allreduce 'x': shape must be the same on all ranks, but is [1] on rank 2, [2] on rank 5 and [3] on rank 7. "
-                          "Pad or slice to one shape, or use allgather for ragged rows."));
+  RT_CHECK_EQ(
+      TextOf(
+          {Tensor(Operation::kAllreduce, {1}), Tensor(Operation::kAllreduce, {2}), Tensor(Operation::kAllreduce, {3})}),
+      std::string(
+          "allreduce 'x': shape must be the same on all ranks, but is [1] on rank 2, [2] on rank 5 and [3] on rank 7. "
+          "Pad or slice to one shape; allgather and alltoall take rows of any number, but of one shape."));
 }
 
 RT_TEST(scalars_and_empty_groups_have_shapes_too) {
-  RT_CHECK(TextOf({Tensor(Operation::kAllreduce, {}), Tensor(Operation::kAllreduce, {1}), Tensor(Operation::kAllreduce, {})})
-               .find("shape must be the same on all ranks, but is [] on ranks 2, 7 and [1] on rank 5.") != std::string::npos);
+  RT_CHECK(
+      TextOf({Tensor(Operation::kAllreduce, {}), Tensor(Operation::kAllreduce, {1}), Tensor(Operation::kAllreduce, {})})
+          .find("shape must be the same on all ranks, but is [] on ranks 2, 7 and [1] on rank 5.") !=
+      std::string::npos);
   std::vector<Request> requests(3, Tensor(Operation::kAllreduce, {1}));
   requests[0].tensors.clear();
-  RT_CHECK(TextOf(requests).find("number of tensors must be the same on all ranks, but is 0 on rank 2 and 1 on ranks 5, 7.") != std::string::npos);
+  RT_CHECK(TextOf(requests).find(
+               "number of tensors must be the same on all ranks, but is 0 on rank 2 and 1 on ranks 5, 7.") !=
+           std::string::npos);
 }
 
 RT_TEST(cacheable_here_and_not_there_is_no_mismatch) {
@@ -115,20 +128,24 @@ std::string Refused(const Request& request) { return Check(request, kMembers).me
 
 RT_TEST(each_rank_refuses_what_it_sees_to_be_wrong) {
   RT_CHECK_EQ(Refused(Tensor(Operation::kAllreduce, {2})), std::string());
-  RT_CHECK_EQ(Refused(Tensor(Operation::kAllgather, {})),
-              std::string("allgather 'x': the tensor must have a first dimension, but is a scalar. Reshape it to (1,)."));
-  RT_CHECK_EQ(Refused(Tensor(Operation::kAllreduce, {2, -1})), std::string("allreduce 'x': the shape must not be negative, but is float32[2, -1]."));
+  RT_CHECK_EQ(
+      Refused(Tensor(Operation::kAllgather, {})),
+      std::string("allgather 'x': the tensor must have a first dimension, but is a scalar. Reshape it to (1,)."));
+  RT_CHECK_EQ(Refused(Tensor(Operation::kAllreduce, {2, -1})),
+              std::string("allreduce 'x': the shape must not be negative, but is float32[2, -1]."));
   Request request = Tensor(Operation::kBroadcast, {2});
   request.root = 3;
   RT_CHECK_EQ(Refused(request), std::string("broadcast 'x': root must be one of ranks 2, 5, 7, got 3."));
   request.root = 7;
   RT_CHECK_EQ(Refused(request), std::string());
   request = Tensor(Operation::kAllreduce, {2});
-  request.reduction = static_cast<Reduction>(2);
-  RT_CHECK_EQ(Refused(request), std::string("allreduce 'x': reduction 2 does not exist."));
+  request.reduction = static_cast<Reduction>(7);
+  RT_CHECK_EQ(Refused(request), std::string("allreduce 'x': reduction 7 does not exist."));
   request.reduction = Reduction::kAverage;
   request.tensors[0].dtype = DType::kBool;
-  RT_CHECK_EQ(Refused(request), std::string("allreduce 'x': the average of bool is not defined. Use sum (OR), product (AND), or cast first."));
+  RT_CHECK_EQ(
+      Refused(request),
+      std::string("allreduce 'x': the average of bool is not defined. Use sum (OR), product (AND), or cast first."));
   request.reduction = Reduction::kSum;
   request.postscale = 2;
   RT_CHECK_EQ(Refused(request), std::string("allreduce 'x': bool cannot be scaled. Cast first."));
@@ -138,8 +155,10 @@ RT_TEST(each_rank_refuses_what_it_sees_to_be_wrong) {
   request = Tensor(Operation::kBroadcast, {2});
   request.root = 7;
   request.compression = Compression::kFloat16;
-  RT_CHECK_EQ(Refused(request), std::string("broadcast 'x': only operations that reduce may be compressed, but found compression float16. "
-                                            "Leave it out, or cast the tensor."));
+  RT_CHECK_EQ(
+      Refused(request),
+      std::string("broadcast 'x': only operations that reduce may be compressed, but found compression float16. "
+                  "Leave it out, or cast the tensor."));
   request = Tensor(Operation::kAllreduce, {2});
   request.compression = static_cast<Compression>(9);
   RT_CHECK_EQ(Refused(request), std::string("allreduce 'x': compression 9 does not exist."));
@@ -148,11 +167,17 @@ RT_TEST(each_rank_refuses_what_it_sees_to_be_wrong) {
 RT_TEST(splits_must_fit_the_members_and_the_rows) {
   Request request = Tensor(Operation::kAlltoall, {6});
   request.splits = {1, 2};
-  RT_CHECK_EQ(Refused(request), std::string("alltoall 'x': splits must have one entry for each of the 3 members, got 2."));
+  RT_CHECK_EQ(Refused(request),
+              std::string("alltoall 'x': splits must have one entry for each of the 3 members, got 2."));
   request.splits = {1, 2, -1};
-  RT_CHECK_EQ(Refused(request), std::string("alltoall 'x': splits must not be negative."));
+  RT_CHECK_EQ(Refused(request), std::string("alltoall 'x': splits must not be negative, but one is -1."));
+  request.splits = {INT64_MAX, 2, 4};
+  RT_CHECK_EQ(
+      Refused(request),
+      std::string("alltoall 'x': splits must add up to the 6 rows of the tensor, but add up to more than 2^63."));
   request.splits = {1, 2, 4};
-  RT_CHECK_EQ(Refused(request), std::string("alltoall 'x': splits must add up to the 6 rows of the tensor, but add up to 7."));
+  RT_CHECK_EQ(Refused(request),
+              std::string("alltoall 'x': splits must add up to the 6 rows of the tensor, but add up to 7."));
   request.splits = {1, 2, 3};
   RT_CHECK_EQ(Refused(request), std::string());
   request.tensors.push_back(request.tensors[0]);

@@ -1,7 +1,8 @@
 // Compares transport/mpi_abi.h with the mpi.h of an installed MPI; compiled with that library's own mpicxx.
 //
-// Constants, layouts and signatures are checked while compiling. Run without arguments and without mpirun, the program checks the
-// handles, which some libraries know only at run time, prints what it has compared, and exits with 0 if all agree.
+// Constants, layouts and signatures are checked while compiling. Run without arguments and without mpirun, the program
+// checks the handles, which some libraries know only at run time, prints what it has compared, and exits with 0 if all
+// agree.
 #include <mpi.h>
 
 #include <dlfcn.h>
@@ -12,7 +13,7 @@
 
 #include "signatures.h"
 #include "transport/mpi_abi.h"
-#include "transport/transport.h"
+#include "transport/wire.h"
 
 using namespace ringtrain;
 
@@ -29,6 +30,13 @@ static_assert(MPI_ANY_SOURCE == Abi::kAnySource, "MPI_ANY_SOURCE");
 static_assert(MPI_TAG_UB == Abi::kTagUpperBound, "MPI_TAG_UB");
 static_assert(MPI_THREAD_MULTIPLE == Abi::kThreadMultiple, "MPI_THREAD_MULTIPLE");
 static_assert(MPI_MAX_ERROR_STRING <= Abi::kMaxErrorText, "MPI_MAX_ERROR_STRING");
+static_assert(MPI_ERR_UNKNOWN == Abi::kUnknownError, "MPI_ERR_UNKNOWN");
+static_assert(MPI_ERR_TRUNCATE == Abi::kTruncated, "MPI_ERR_TRUNCATE");
+static_assert(MPI_ERR_BUFFER < MPI_ERR_TRUNCATE && MPI_ERR_COUNT < MPI_ERR_TRUNCATE && MPI_ERR_TAG < MPI_ERR_TRUNCATE &&
+                  MPI_ERR_COMM < MPI_ERR_TRUNCATE && MPI_ERR_RANK < MPI_ERR_TRUNCATE &&
+                  MPI_ERR_ARG < MPI_ERR_TRUNCATE && MPI_ERR_OTHER > MPI_ERR_TRUNCATE &&
+                  MPI_ERR_INTERN > MPI_ERR_TRUNCATE,
+              "classes up to MPI_ERR_TRUNCATE are the caller's mistakes");
 static_assert(MPI_MAX_LIBRARY_VERSION_STRING <= kMpiLongestVersionText, "MPI_MAX_LIBRARY_VERSION_STRING");
 
 static_assert(sizeof(MPI_Comm) == sizeof(Abi::Comm), "MPI_Comm");
@@ -43,8 +51,10 @@ static_assert(offsetof(MPI_Status, MPI_TAG) == offsetof(Abi::MessageStatus, tag)
 static_assert(offsetof(MPI_Status, MPI_ERROR) == offsetof(Abi::MessageStatus, error), "MPI_ERROR");
 
 using Functions = MpiFunctions<Abi>;
-#define RT_CHECK_SIGNATURE(name, parameters)                                                           \
-  static_assert(SameSignature(static_cast<decltype(&MPI_##name)>(nullptr), decltype(Functions::name){}), "MPI_" #name);
+#define RT_CHECK_SIGNATURE(name, parameters)                                                             \
+  static_assert(SameSignature(static_cast<decltype(&MPI_##name)>(nullptr), decltype(Functions::name){}), \
+                "MPI"                                                                                    \
+                "_" #name);
 RT_MPI_FUNCTIONS(RT_CHECK_SIGNATURE)
 #undef RT_CHECK_SIGNATURE
 

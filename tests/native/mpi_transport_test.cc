@@ -1,11 +1,13 @@
 // The MPI transport, with a real MPI library.
 //
-// RT_TEST_MPI_LIBRARY names the library (libmpi.so.40, libmpi.so.12); run it under that library's mpirun with any number of
-// ranks. Without the variable only what needs no MPI is tested.
+// RT_TEST_MPI_LIBRARY names the library (libmpi.so.40, libmpi.so.12); run it under that library's mpirun with any
+// number of ranks. Without the variable only what needs no MPI is tested.
 #define RT_CHECK_OWN_MAIN
 #include "transport/mpi.h"
 
 #include <dlfcn.h>
+#include <signal.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <memory>
@@ -17,8 +19,8 @@ using namespace ringtrain;
 
 namespace {
 
-std::string mpi_path;           // empty: run without MPI
-uintptr_t world_communicator;   // MPI_COMM_WORLD
+std::string mpi_path;          // empty: run without MPI
+uintptr_t world_communicator;  // MPI_COMM_WORLD
 
 template <typename Function>
 Function MpiFunction(const char* name) {
@@ -128,7 +130,7 @@ RT_TEST(unclean_close_gives_up_posted_receives) {
   if (mpi_path.empty()) return;
   std::unique_ptr<Transport> transport = OpenWorld();
   std::vector<char> memory(1 << 20);
-  Transport::Ticket ticket;
+  Wire::Ticket ticket;
   RT_REQUIRE_OK(transport->StartReceive(transport->rank(), 1, memory.data(), memory.size(), &ticket));
   RT_CHECK(transport->Busy());
   transport->Close(false, 0.1);
@@ -139,10 +141,11 @@ RT_TEST(a_message_longer_than_expected_is_an_error) {
   if (mpi_path.empty()) return;
   std::unique_ptr<Transport> transport = OpenWorld();
   const int ranks = transport->size(), me = transport->rank();
-  if (ranks == 1) return transport->Close(true, 5.0);  // MPICH reports an error of a message to oneself by ending the process
+  if (ranks == 1)
+    return transport->Close(true, 5.0);  // MPICH reports an error of a message to oneself by ending the process
   const std::string sent(100, 'x');
   char received[50];
-  Transport::Ticket send, receive;
+  Wire::Ticket send, receive;
   RT_REQUIRE_OK(transport->StartSend((me + 1) % ranks, 9, sent.data(), sent.size(), &send));
   Conformance(*transport).Meet();
   RT_REQUIRE_OK(transport->StartReceive((me + ranks - 1) % ranks, 9, received, sizeof received, &receive));
@@ -157,10 +160,40 @@ RT_TEST(a_message_longer_than_expected_is_an_error) {
   transport->Close(true, 5.0);
 }
 
+// Under Open MPI's fault tolerance (mpirun --with-ft ulfm); elsewhere MPI ends the job. The process ends here, because
+// MPI_Finalize may wait for the rank that was killed.
+RT_TEST(a_killed_rank_is_an_event_with_the_words_of_mpi) {
+  if (std::getenv("RT_TEST_KILL_LAST_RANK") == nullptr) return;
+  std::unique_ptr<Transport> transport = OpenWorld();
+  const int victim = transport->size() - 1;
+  Conformance(*transport).Meet();
+  if (transport->rank() == victim) raise(SIGKILL);
+  char received[50];
+  Wire::Ticket receive;
+  bool complete = false;
+  RT_REQUIRE_OK(transport->StartReceive(victim, 9, received, sizeof received, &receive));
+  const auto look = [&] {
+    RT_REQUIRE_OK(transport->Test(receive, &complete));
+    RT_REQUIRE(!complete);
+  };
+  for (const Nanoseconds until = DeadlineAfter(2); Now() < until; usleep(1000)) look();
+  LostPeer lost;
+  RT_CHECK(!transport->TakeLostPeer(&lost));  // frames that had arrived come first
+  RT_REQUIRE_EQ(Conformance(*transport).AwaitLostPeer(&lost), victim);
+  std::printf("lost rank %d: %s\n", lost.rank, lost.cause.c_str());
+  RT_CHECK_OK(transport->SendFrame(victim, "to nobody"));
+  RT_CHECK_OK(transport->StartSend(victim, 9, received, sizeof received, &receive));
+  look();
+  transport->Abandon();
+  transport->Close(false, 1.0);
+  std::fflush(nullptr);
+  _exit(check::Failures() == 0 ? 0 : 1);
+}
+
 RT_TEST(a_message_above_one_gibibyte_is_refused) {
   if (mpi_path.empty()) return;
   std::unique_ptr<Transport> transport = OpenWorld();
-  Transport::Ticket ticket;
+  Wire::Ticket ticket;
   RT_CHECK_EQ(transport->StartSend(0, 1, nullptr, (size_t{1} << 30) + 1, &ticket).code(), StatusCode::kInvalidArgument);
   transport->Close(true, 5.0);
 }

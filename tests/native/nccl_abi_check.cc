@@ -1,7 +1,8 @@
 // Compares device/nccl.h and nccl.def with the nccl.h of a release; with an argument, calls that release's library.
 //
-// Layouts, signatures and most values are checked while compiling, the rest by a run without arguments. Run as `nccl_abi_check LIBRARY`, on a machine without a GPU, it loads the library as the product does and goes as far as
-// one can come there: the version, an id, and the error of a communicator.
+// Layouts, signatures and most values are checked while compiling, the rest by a run without arguments. Run as
+// `nccl_abi_check LIBRARY`, on a machine without a GPU, it loads the library as the product does and goes as far as one
+// can come there: the version, an id, and the error of a communicator.
 #include <nccl.h>
 
 #include <cstdio>
@@ -14,8 +15,8 @@ namespace {
 
 using Ours = ringtrain::NcclConfig;
 
-#define RT_SAME_FIELD(ours, theirs)                                                              \
-  static_assert(offsetof(Ours, ours) == offsetof(ncclConfig_t, theirs), #theirs);                \
+#define RT_SAME_FIELD(ours, theirs)                                               \
+  static_assert(offsetof(Ours, ours) == offsetof(ncclConfig_t, theirs), #theirs); \
   static_assert(kAlike<decltype(Ours::ours), decltype(ncclConfig_t::theirs)>, #theirs);
 RT_SAME_FIELD(size, size)
 RT_SAME_FIELD(magic, magic)
@@ -32,8 +33,9 @@ static_assert(sizeof(ringtrain::ncclUniqueId) == sizeof(ncclUniqueId), "ncclUniq
 static_assert(NCCL_CONFIG_UNDEF_INT == INT_MIN, "NCCL_CONFIG_UNDEF_INT");
 static_assert(ncclSuccess == ringtrain::kNcclSuccess && ncclInProgress == ringtrain::kNcclInProgress, "ncclResult_t");
 
-#define RT_NCCL(name, result, parameters, since) \
-  static_assert(SameSignature(decltype(&::nccl##name)(nullptr), decltype(ringtrain::Nccl::name)(nullptr)), "nccl" #name);
+#define RT_NCCL(name, result, parameters, since)                                                            \
+  static_assert(SameSignature(decltype (&::nccl##name)(nullptr), decltype(ringtrain::Nccl::name)(nullptr)), \
+                "nccl" #name);
 #include "device/nccl.def"
 #undef RT_NCCL
 

@@ -1,4 +1,5 @@
-// What members plan to do with NCCL, done on the processor: the plans of all members fit, and what they leave is the sum.
+// What members plan to do with NCCL, done on the processor: the plans of all members fit, and what they leave is the
+// sum.
 #include "gpu/nccl_plan.h"
 
 #include <cstring>
@@ -50,7 +51,8 @@ struct Members {
       for (int member = 0; member < count; ++member) {
         RT_CHECK_EQ(collective[member].size(), collective[0].size());
         calls.push_back(collective[member][index]);
-        RT_CHECK(calls.back()->kind == calls[0]->kind && calls.back()->elements == calls[0]->elements && calls.back()->peer == calls[0]->peer);
+        RT_CHECK(calls.back()->kind == calls[0]->kind && calls.back()->elements == calls[0]->elements &&
+                 calls.back()->peer == calls[0]->peer);
       }
       PerformCollective(calls);
     }
@@ -66,13 +68,22 @@ struct Members {
       const float* from = reinterpret_cast<const float*>(call->from);
       gathered.insert(gathered.end(), from, from + elements);
     }
-    if (calls[0]->kind == Kind::kAllReduce || scatters) Reduce(DType::kFloat32, Reduction::kSum, summed.data(), sources.data(), count, summed.size(), {});
+    if (calls[0]->kind == Kind::kAllReduce || scatters)
+      Reduce(DType::kFloat32, Reduction::kSum, summed.data(), sources.data(), count, summed.size(), {});
     for (int member = 0; member < count; ++member) {
       switch (calls[0]->kind) {
-        case Kind::kAllReduce: std::memcpy(calls[member]->to, summed.data(), bytes); break;
-        case Kind::kReduceScatter: std::memcpy(calls[member]->to, &summed[member * elements], bytes); break;
-        case Kind::kAllGather: std::memcpy(calls[member]->to, gathered.data(), count * bytes); break;
-        default: std::memcpy(calls[member]->to, &gathered[calls[0]->peer * elements], bytes); break;
+        case Kind::kAllReduce:
+          std::memcpy(calls[member]->to, summed.data(), bytes);
+          break;
+        case Kind::kReduceScatter:
+          std::memcpy(calls[member]->to, &summed[member * elements], bytes);
+          break;
+        case Kind::kAllGather:
+          std::memcpy(calls[member]->to, gathered.data(), count * bytes);
+          break;
+        default:
+          std::memcpy(calls[member]->to, &gathered[calls[0]->peer * elements], bytes);
+          break;
       }
     }
   }
@@ -81,7 +92,8 @@ struct Members {
     for (const NcclPlan& plan : plans)
       for (const SumJob& job : plan[step].sums) {
         const SumLaunch launch = LaunchOf(job);
-        for (uint32_t chunk = 0; chunk * kPackChunk < job.elements; ++chunk) SumShare<float, float>(launch, chunk, 0, 1);
+        for (uint32_t chunk = 0; chunk * kPackChunk < job.elements; ++chunk)
+          SumShare<float, float>(launch, chunk, 0, 1);
       }
   }
 };
@@ -92,7 +104,9 @@ Topology OneHost(int members, int me) {
   return MakeTopology(ranks, me, std::vector<int>(members, 0));
 }
 
-float ValueOf(int member, size_t element) { return 1.0f / static_cast<float>(3 * element + 7 * static_cast<size_t>(member) + 1); }
+float ValueOf(int member, size_t element) {
+  return 1.0f / static_cast<float>(3 * element + 7 * static_cast<size_t>(member) + 1);
+}
 
 // An allreduce of float32 by all members; room in elements.
 Members Reduced(Schedule schedule, int count, size_t elements, size_t room, bool in_place, const Batch& batch) {
@@ -105,7 +119,8 @@ Members Reduced(Schedule schedule, int count, size_t elements, size_t room, bool
     if (in_place) std::copy(memory.input.begin(), memory.input.end(), memory.output.begin());
     char* const output = reinterpret_cast<char*>(memory.output.data());
     const char* const input = in_place ? output : reinterpret_cast<const char*>(memory.input.data());
-    members.plans.push_back(PlanAllreduce({{input, output, elements, DType::kFloat32}}, schedule, batch, OneHost(count, member),
+    members.plans.push_back(PlanAllreduce({{input, output, elements, DType::kFloat32}}, schedule, batch,
+                                          OneHost(count, member),
                                           {reinterpret_cast<char*>(memory.room.data()), room * sizeof(float)}));
   }
   for (const NcclPlan& plan : members.plans) RT_CHECK_EQ(plan.size(), members.plans[0].size());
@@ -138,7 +153,7 @@ void ForEachShape(const Check& check) {
 
 Batch Sum(int count) {
   Batch batch;
-  batch.dtype = batch.wire = DType::kFloat32;
+  batch.dtype = DType::kFloat32;
   batch.joined.assign(count, false);
   return batch;
 }
@@ -186,7 +201,9 @@ RT_TEST(shards_that_are_equal_are_gathered_by_one_call) {
   char* const memory = reinterpret_cast<char*>(run.data());
   const NcclRoom space{reinterpret_cast<char*>(room.data()), room.size() * sizeof(float)};
   const auto last = [&](size_t elements) {
-    return PlanAllreduce({{memory, memory, elements, DType::kFloat32}}, Schedule::kOrdered, batch, OneHost(3, 1), space).back().calls;
+    return PlanAllreduce({{memory, memory, elements, DType::kFloat32}}, Schedule::kOrdered, batch, OneHost(3, 1), space)
+        .back()
+        .calls;
   };
   RT_CHECK(last(192).size() == 1 && last(192)[0].kind == Kind::kAllGather);
   RT_CHECK(last(191).size() == 3 && last(191)[2].kind == Kind::kBroadcast && last(191)[2].elements == 63);

@@ -1,5 +1,6 @@
-// The negotiator in a deterministic simulation: N of them joined by a queue for each pair of ranks, in an order that a seeded
-// random number generator draws. Frames travel as bytes, so that their encoding takes part. Failures print the seed.
+// The negotiator in a deterministic simulation: N of them joined by a queue for each pair of ranks, in an order that a
+// seeded random number generator draws. Frames travel as bytes, so that their encoding takes part. Failures print the
+// seed.
 #include "core/negotiator.h"
 
 #include <deque>
@@ -38,14 +39,15 @@ std::string Show(const Response& response) {
 struct Outcome {
   std::string name;
   bool executed;
-  Status status;     // of a failure
+  Status status;      // of a failure
   Response response;  // of an execution
   std::vector<bool> joined;
 };
 
 class Simulation {
  public:
-  Simulation(int size, uint64_t seed, NegotiatorOptions options = {}) : random(seed), queues_(size * size), nodes_(size) {
+  Simulation(int size, uint64_t seed, NegotiatorOptions options = {})
+      : random(seed), queues_(size * size), nodes_(size) {
     options.members.clear();
     for (int rank = 0; rank < size; ++rank) options.members.push_back(10 + rank);  // global ranks are not members
     for (int rank = 0; rank < size; ++rank) {
@@ -236,7 +238,8 @@ void RunPrograms(Simulation* simulation, std::vector<std::deque<Action>> program
   for (;;) {
     std::vector<int> able;
     for (int rank = 0; rank < simulation->size(); ++rank)
-      if (!programs[rank].empty() && !simulation->InFlight(rank, programs[rank].front().request.name)) able.push_back(rank);
+      if (!programs[rank].empty() && !simulation->InFlight(rank, programs[rank].front().request.name))
+        able.push_back(rank);
     if (!able.empty() && simulation->Below(2) == 0) {
       const int rank = able[simulation->Below(able.size())];
       const Action action = std::move(programs[rank].front());
@@ -319,7 +322,8 @@ void RunSteps(int size, uint64_t seed, size_t capacity, size_t threshold, int64_
   }
   CheckSameOrder(simulation);
   for (int rank = 0; rank < size; ++rank)
-    for (const Request& request : model) RT_CHECK_EQ(Executions(simulation, rank, request.name), executions[request.name]);
+    for (const Request& request : model)
+      RT_CHECK_EQ(Executions(simulation, rank, request.name), executions[request.name]);
   if (capacity == 0) RT_CHECK_EQ(simulation.hits, int64_t{0});
   *resends += simulation.resends;
 }
@@ -333,8 +337,8 @@ RT_TEST(members_execute_the_same_batches_in_the_same_order) {
           const int before = check::Failures();
           RunSteps(size, seed, capacity, threshold, &resends);
           if (check::Failures() == before) continue;
-          std::fprintf(stderr, "size %d seed %d capacity %d threshold %d\n", size, static_cast<int>(seed), static_cast<int>(capacity),
-                       static_cast<int>(threshold));
+          std::fprintf(stderr, "size %d seed %d capacity %d threshold %d\n", size, static_cast<int>(seed),
+                       static_cast<int>(capacity), static_cast<int>(threshold));
           return;
         }
   RT_CHECK(resends > 0);  // else the simulation has lost its sharpness
@@ -346,7 +350,8 @@ RT_TEST(after_warm_up_only_ids_travel) {
   for (int step = 0; step < 3; ++step) {
     const int64_t misses = simulation.misses;
     for (int rank = 0; rank < 4; ++rank)
-      for (int index = 0; index < names; ++index) simulation.Submit(rank, Allreduce(std::to_string((index * 7 + rank) % names)));
+      for (int index = 0; index < names; ++index)
+        simulation.Submit(rank, Allreduce(std::to_string((index * 7 + rank) % names)));
     simulation.Settle();
     RT_CHECK_EQ(simulation.misses - misses, int64_t{step == 0 ? 4 * names : 0});
   }
@@ -378,9 +383,11 @@ RT_TEST(changed_request_is_matched_again) {
   simulation.Submit(0, Allreduce("x", 5));
   simulation.Submit(1, Allreduce("x", 6));
   simulation.Settle();
-  RT_CHECK_EQ(FailureOf(simulation, 0, "x").message(),
-              std::string("allreduce 'x': shape must be the same on all ranks, but is [5] on rank 10 and [6] on rank 11. Pad or slice "
-                          "to one shape, or use allgather for ragged rows."));
+  RT_CHECK_EQ(
+      FailureOf(simulation, 0, "x").message(),
+      std::string(
+          "allreduce 'x': shape must be the same on all ranks, but is [5] on rank 10 and [6] on rank 11. Pad or slice "
+          "to one shape; allgather and alltoall take rows of any number, but of one shape."));
 }
 
 // With room for two names, a batch may hold a new name, which evicts, and the cached one that it evicts.
@@ -389,7 +396,8 @@ RT_TEST(batch_survives_the_eviction_that_it_causes) {
     NegotiatorOptions options;
     options.cache_capacity = 2;
     Simulation simulation(2, seed, options);
-    for (const auto& names : {std::vector<std::string>{"a", "b"}, {"c", "a", "b"}, {"b", "d", "a"}, {"e", "c", "d", "a"}})
+    for (const auto& names :
+         {std::vector<std::string>{"a", "b"}, {"c", "a", "b"}, {"b", "d", "a"}, {"e", "c", "d", "a"}})
       for (int rank : {0, 1}) {
         for (const std::string& name : names) simulation.Submit(rank, Allreduce(name));
         if (rank == 1) simulation.Settle();
@@ -471,7 +479,8 @@ RT_TEST(joined_ranks_are_listed_and_needed_no_more) {
         const int mine = static_cast<int>(simulation.Below(4));
         most = std::max(most, mine);
         for (int step = 0; step < mine; ++step)
-          for (int name = 0; name < 3; ++name) programs[rank].push_back({Allreduce("w" + std::to_string((name + rank) % 3)), ""});
+          for (int name = 0; name < 3; ++name)
+            programs[rank].push_back({Allreduce("w" + std::to_string((name + rank) % 3)), ""});
         // Submitted when the names before are done, as the caller of join() has waited for them.
         programs[rank].push_back({Named(Operation::kJoin, "join"), ""});
       }
@@ -490,7 +499,8 @@ RT_TEST(joined_ranks_are_listed_and_needed_no_more) {
   }
 }
 
-// Rank 1 joins instead of submitting the "x" that rank 2 refuses, but the refusal arrives first. Found by the simulator.
+// Rank 1 joins instead of submitting the "x" that rank 2 refuses, but the refusal arrives first. Found by the
+// simulator.
 RT_TEST(refusal_of_what_a_joined_rank_left_out_does_not_wait_for_it) {
   Simulation simulation(3, 1);
   simulation.Refuse(2, "x", "x is no good");
@@ -510,8 +520,9 @@ RT_TEST(joined_root_cannot_broadcast) {
   broadcast.root = 11;
   simulation.Submit(0, broadcast);
   simulation.Settle();
-  RT_CHECK_EQ(FailureOf(simulation, 0, "b").message(), std::string("broadcast 'b': root 11 has joined and has nothing to send. Choose "
-                                                                   "a root that still takes part."));
+  RT_CHECK_EQ(FailureOf(simulation, 0, "b").message(),
+              std::string("broadcast 'b': root 11 has joined and has nothing to send. Choose "
+                          "a root that still takes part."));
 }
 
 RT_TEST(join_fails_when_a_rank_leaves_without_it) {
@@ -556,8 +567,8 @@ RT_TEST(refused_by_all_leaves_nothing_behind) {
   for (int rank = 0; rank < 4; ++rank) RT_CHECK_EQ(Executions(simulation, rank, "x"), 1);
 }
 
-// Every rank takes part in every round of every name, by a submission or by a refusal. A round that any rank refused fails on
-// all others with one text, the others execute.
+// Every rank takes part in every round of every name, by a submission or by a refusal. A round that any rank refused
+// fails on all others with one text, the others execute.
 RT_TEST(rounds_with_and_without_refusals) {
   for (uint64_t seed = 1; seed <= 150; ++seed) {
     const int before = check::Failures();
@@ -574,7 +585,8 @@ RT_TEST(rounds_with_and_without_refusals) {
         for (int rank = 0; rank < size; ++rank) {
           const bool refuses = refuse && simulation.Below(2) == 0;
           any |= refuses;
-          programs[rank].push_back({Allreduce(name), refuses ? std::to_string(round) + " by " + std::to_string(rank) : ""});
+          programs[rank].push_back(
+              {Allreduce(name), refuses ? std::to_string(round) + " by " + std::to_string(rank) : ""});
         }
         refused[name].push_back(any);
       }
@@ -621,7 +633,8 @@ RT_TEST(each_mismatch_is_told_to_all_in_the_same_words) {
   auto add = [&](Request usual, Request odd, const std::string& text) { cases.push_back({usual, odd, text}); };
   Request x = Allreduce("x"), odd = x;
   odd.operation = Operation::kReducescatter;
-  add(x, odd, "operation must be the same on all ranks, but is allreduce on ranks 10, 12 and reducescatter on rank 11. ");
+  add(x, odd,
+      "operation must be the same on all ranks, but is allreduce on ranks 10, 12 and reducescatter on rank 11. ");
   odd = x, odd.tensors.push_back(x.tensors[0]);
   add(x, odd, "number of tensors must be the same on all ranks, but is 1 on ranks 10, 12 and 2 on rank 11. ");
   odd = x, odd.tensors[0].dtype = DType::kFloat64;
@@ -690,8 +703,10 @@ RT_TEST(leaving_without_submitting_fails_the_others) {
       for (const std::string name : {"early", "late"}) {
         const Status status = FailureOf(simulation, rank, name);
         RT_CHECK_EQ(status.code(), StatusCode::kClosed);
-        RT_CHECK(status.message().find("rank " + std::to_string(10 + leaver) + " called shutdown()") != std::string::npos ||
-                 status.message().find("rank " + std::to_string(10 + leaver) + " has called shutdown()") != std::string::npos);
+        RT_CHECK(status.message().find("rank " + std::to_string(10 + leaver) + " called shutdown()") !=
+                     std::string::npos ||
+                 status.message().find("rank " + std::to_string(10 + leaver) + " has called shutdown()") !=
+                     std::string::npos);
       }
       RT_CHECK(simulation.Idle(rank));
     }
@@ -717,7 +732,8 @@ RT_TEST(leaving_after_submitting_keeps_the_operation) {
     }
 }
 
-// What it submitted last travels as an id that the coordinator has evicted, and is asked for again. Found by the simulator.
+// What it submitted last travels as an id that the coordinator has evicted, and is asked for again. Found by the
+// simulator.
 RT_TEST(goodbye_waits_for_what_is_asked_for_again) {
   NegotiatorOptions options;
   options.cache_capacity = 1;
@@ -779,9 +795,10 @@ RT_TEST(stall_is_reported_with_doubling_patience) {
     if (simulation.warnings(0).size() > before) reported.push_back(second);
   }
   RT_CHECK(reported == (std::vector<int>{30, 60, 120, 240, 480}));
-  RT_CHECK_EQ(simulation.warnings(0)[0], std::string("allreduce 'x': waiting 30 s: submitted by ranks 10, 13; missing ranks 11, 12. A "
-                                                     "branch may differ between ranks, or which gradients they have. It will not be given up "
-                                                     "(RINGTRAIN_STALL_ABORT_SECONDS=0)."));
+  RT_CHECK_EQ(simulation.warnings(0)[0],
+              std::string("allreduce 'x': waiting 30 s: submitted by ranks 10, 13; missing ranks 11, 12. A "
+                          "branch, the number of batches or the set of gradients may differ between ranks. It will not "
+                          "be given up (RINGTRAIN_STALL_ABORT_SECONDS=0)."));
   for (int rank : {1, 2}) simulation.Submit(rank, Allreduce("x"));
   simulation.Settle();
   for (int rank = 0; rank < 4; ++rank) RT_CHECK_EQ(Executions(simulation, rank, "x"), 1);
@@ -800,10 +817,12 @@ RT_TEST(stall_fails_at_the_limit_and_late_ranks_hear_of_it) {
   simulation.Settle();
   const Status status = FailureOf(simulation, 0, "x");
   RT_CHECK_EQ(status.code(), StatusCode::kTimeout);
-  RT_CHECK_EQ(status.message(), std::string("allreduce 'x': waiting 100 s: submitted by ranks 10, 11; missing rank 12. A branch may "
-                                            "differ between ranks, or which gradients they have. It was given up after 100 s "
-                                            "(RINGTRAIN_STALL_ABORT_SECONDS; long_phase() "
-                                            "on the busy rank extends it)."));
+  RT_CHECK_EQ(
+      status.message(),
+      std::string("allreduce 'x': waiting 100 s: submitted by ranks 10, 11; missing rank 12. A branch, the "
+                  "number of batches or the set of gradients may differ between ranks. It was given up after 100 s "
+                  "(RINGTRAIN_STALL_ABORT_SECONDS; long_phase() "
+                  "on the busy rank extends it)."));
   RT_CHECK_EQ(FailureOf(simulation, 1, "x").message(), status.message());
   simulation.Submit(2, Allreduce("x"));
   simulation.Settle();

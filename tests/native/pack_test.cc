@@ -18,7 +18,8 @@ constexpr float kScale = 0.37f;
 
 template <typename T>
 T ElementOf(float value) {
-  if constexpr (std::is_integral_v<T>) return static_cast<T>(static_cast<int64_t>(value * 1000));
+  if constexpr (std::is_integral_v<T>)
+    return static_cast<T>(static_cast<int64_t>(value * 1000));
   else {
     T element;
     FromFloat(value, &element);
@@ -28,14 +29,16 @@ T ElementOf(float value) {
 
 template <typename To, typename From>
 To Expected(From from, float scale) {
-  if constexpr (std::is_integral_v<To>) return from;
-  else return ElementOf<To>(ToFloat(from) * scale);
+  if constexpr (std::is_integral_v<To>)
+    return from;
+  else
+    return ElementOf<To>(ToFloat(from) * scale);
 }
 
 float ValueAt(uint64_t i) { return static_cast<float>(static_cast<int>(i * 2654435761u % 20011) - 10005) / 64; }
 
-// Tensors of these sizes, each `shift` elements behind an aligned address, in a buffer where each begins at a multiple of
-// `slot` elements.
+// Tensors of these sizes, each `shift` elements behind an aligned address, in a buffer where each begins at a multiple
+// of `slot` elements.
 template <typename Tensor, typename Buffer>
 struct Scene {
   std::vector<std::vector<Tensor>> memory;
@@ -183,8 +186,9 @@ RT_TEST(infinities_are_found_in_what_is_written) {
   const struct {
     float value, scale;
     bool to_float16, found;
-  } kCases[] = {{1, 1, false, false}, {infinite, 1, false, true}, {-infinite, 0.5f, false, true}, {none, 1, false, true},
-                {65504, 1, true, false}, {65504, 2, true, true}, {70000, 1, true, true}, {3e38f, 10, false, true}};
+  } kCases[] = {{1, 1, false, false},   {infinite, 1, false, true}, {-infinite, 0.5f, false, true},
+                {none, 1, false, true}, {65504, 1, true, false},    {65504, 2, true, true},
+                {70000, 1, true, true}, {3e38f, 10, false, true}};
   for (const auto& test : kCases)
     for (const uint64_t size : {1, 5, 70000})
       for (const uint64_t place : {uint64_t{0}, size / 2, size - 1}) {
@@ -196,11 +200,14 @@ RT_TEST(infinities_are_found_in_what_is_written) {
         launch.buffer = reinterpret_cast<uint64_t>(wide.data());
         launch.scale = test.scale;
         launch.found_infinite = reinterpret_cast<uint64_t>(&found_infinite);
-        const uint64_t address = test.to_float16 ? reinterpret_cast<uint64_t>(half.data()) : reinterpret_cast<uint64_t>(tensor.data());
+        const uint64_t address =
+            test.to_float16 ? reinterpret_cast<uint64_t>(half.data()) : reinterpret_cast<uint64_t>(tensor.data());
         RT_CHECK_OK(InLaunches({{address, 0, size}}, test.to_float16 ? 2 : 4, &launch, [&](uint32_t chunks) {
           for (uint32_t chunk = 0; chunk < chunks; ++chunk) {
-            if (test.to_float16) UnpackShare<Float16Element, float>(launch, chunk, 0, 1);
-            else UnpackShare<float, float>(launch, chunk, 0, 1);
+            if (test.to_float16)
+              UnpackShare<Float16Element, float>(launch, chunk, 0, 1);
+            else
+              UnpackShare<float, float>(launch, chunk, 0, 1);
           }
           return Status();
         }));

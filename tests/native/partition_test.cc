@@ -1,11 +1,12 @@
-// The partition of random batches over random topologies and geometries: every byte once, everything inside its slot, and for
-// allreduce across hosts the same cell whatever is fused. Failures print the seed.
+// The partition of random batches over random topologies and geometries: every byte once, everything inside its slot,
+// and for allreduce across hosts the same cell whatever is fused. Failures print the seed.
 #include "collectives/partition.h"
 
 #include <numeric>
 #include <random>
 
 #include "check.h"
+#include "six_bits.h"
 
 namespace ringtrain {
 namespace {
@@ -16,7 +17,9 @@ struct Case {
   Batch batch;
 };
 
-size_t Pick(std::mt19937_64* random, size_t bound) { return std::uniform_int_distribution<size_t>(0, bound - 1)(*random); }
+size_t Pick(std::mt19937_64* random, size_t bound) {
+  return std::uniform_int_distribution<size_t>(0, bound - 1)(*random);
+}
 
 Topology RandomTopology(std::mt19937_64* random) {
   std::vector<int> host_of_rank, members;
@@ -32,15 +35,24 @@ int64_t RandomCount(std::mt19937_64* random) {
   return kCounts[Pick(random, 11)];
 }
 
+// Of an element, of a few, of as many as a small window has room for, or more.
+const Codec& RandomCodec(std::mt19937_64* random) {
+  static const SixBits element(false, 1), four(false, 4), many(false, 256), most(false, 100000);
+  const Codec* const codecs[] = {&element, &element, &four, &many, &most};
+  return *codecs[Pick(random, 5)];
+}
+
 Case RandomCase(uint64_t seed, Operation operation) {
   std::mt19937_64 random(seed);
   Case made;
   made.topology = RandomTopology(&random);
-  made.geometry = MakeGeometry(made.topology, 1 + Pick(&random, 20000), Pick(&random, 2) == 0 ? 65536 : size_t{1} << 25);
+  made.geometry =
+      MakeGeometry(made.topology, 1 + Pick(&random, 20000), Pick(&random, 2) == 0 ? 65536 : size_t{1} << 25);
   Batch& batch = made.batch;
   batch.operation = operation;
   constexpr DType kDTypes[] = {DType::kUInt8, DType::kFloat16, DType::kFloat32, DType::kFloat64};
-  batch.dtype = operation == Operation::kAllreduce || operation == Operation::kReducescatter ? kDTypes[Pick(&random, 4)] : DType::kUInt8;
+  batch.dtype = operation == Operation::kAllreduce || operation == Operation::kReducescatter ? kDTypes[Pick(&random, 4)]
+                                                                                             : DType::kUInt8;
   const int members = made.topology.member_count();
   batch.joined.resize(members);
   batch.root = static_cast<int>(Pick(&random, members));
@@ -51,7 +63,8 @@ Case RandomCase(uint64_t seed, Operation operation) {
     tensor.bytes = count * element;
     if (operation == Operation::kReducescatter) {
       tensor.row_bytes = element * Pick(&random, 3);
-      for (int member = 0; member < members; ++member) tensor.rows.push_back(count / members + (member < count % members ? 1 : 0));
+      for (int member = 0; member < members; ++member)
+        tensor.rows.push_back(count / members + (member < count % members ? 1 : 0));
       tensor.bytes = count * tensor.row_bytes;
     }
     if (operation == Operation::kAllgather) {
@@ -60,6 +73,7 @@ Case RandomCase(uint64_t seed, Operation operation) {
     }
     batch.tensors.push_back(std::move(tensor));
   }
+  if (Find(operation)->reduces) batch.codec = &RandomCodec(&random);
   return made;
 }
 
@@ -86,7 +100,8 @@ class Coverage {
 // Cells follow one another in segments and slots, and fit the geometry.
 void CheckCells(const Case& given, const Partition& partition, const Chunk& chunk) {
   const int hosts = given.topology.host_count();
-  const bool reduces = given.batch.operation == Operation::kAllreduce || given.batch.operation == Operation::kReducescatter;
+  const bool reduces =
+      given.batch.operation == Operation::kAllreduce || given.batch.operation == Operation::kReducescatter;
   RT_REQUIRE_EQ(chunk.cells.size(), static_cast<size_t>(partition.rings() * hosts));
   int next = 0;
   size_t slot = 0;
@@ -141,24 +156,26 @@ void ForEachCase(Operation operation, Body body) {
 }
 
 RT_TEST(allreduce_covers_every_element_once) {
-  ForEachCase(Operation::kAllreduce, [](const Case& given, const Partition& partition, const std::vector<Chunk>& chunks) {
-    std::vector<size_t> bytes;
-    for (const BatchTensor& tensor : given.batch.tensors) bytes.push_back(tensor.bytes);
-    Coverage inputs(bytes);
-    for (const Chunk& chunk : chunks)
-      for (const Segment& segment : chunk.segments) {
-        RT_CHECK_EQ(segment.input_offset, segment.output_offset);
-        inputs.Add(segment.tensor, segment.input_offset, segment.bytes);
-      }
-    inputs.CheckOnceEach();
-    for (int host = 0; host < given.topology.host_count(); ++host)
-      for (int ring = 0; ring < partition.rings(); ++ring)
-        RT_CHECK(partition.Leader(host, ring) < static_cast<int>(given.topology.hosts[host].size()));
-  });
+  ForEachCase(Operation::kAllreduce,
+              [](const Case& given, const Partition& partition, const std::vector<Chunk>& chunks) {
+                std::vector<size_t> bytes;
+                for (const BatchTensor& tensor : given.batch.tensors) bytes.push_back(tensor.bytes);
+                Coverage inputs(bytes);
+                for (const Chunk& chunk : chunks)
+                  for (const Segment& segment : chunk.segments) {
+                    RT_CHECK_EQ(segment.input_offset, segment.output_offset);
+                    inputs.Add(segment.tensor, segment.input_offset, segment.bytes);
+                  }
+                inputs.CheckOnceEach();
+                for (int host = 0; host < given.topology.host_count(); ++host)
+                  for (int ring = 0; ring < partition.rings(); ++ring)
+                    RT_CHECK(partition.Leader(host, ring) < static_cast<int>(given.topology.hosts[host].size()));
+              });
 }
 
 RT_TEST(reducescatter_gives_each_member_its_rows) {
-  ForEachCase(Operation::kReducescatter, [](const Case& given, const Partition& partition, const std::vector<Chunk>& chunks) {
+  ForEachCase(Operation::kReducescatter, [](const Case& given, const Partition& partition,
+                                            const std::vector<Chunk>& chunks) {
     std::vector<size_t> whole;
     for (const BatchTensor& tensor : given.batch.tensors) whole.push_back(tensor.bytes);
     Coverage inputs(whole);
@@ -207,26 +224,50 @@ RT_TEST(allgather_lays_each_members_rows_behind_the_one_before) {
   });
 }
 
+// Blocks of four fit into any slot, and so do those of 256 unless a chunk has to be shared by many.
+RT_TEST(blocks_of_a_codec_are_not_cut) {
+  int found = 0;
+  for (Operation operation : {Operation::kAllreduce, Operation::kReducescatter})
+    ForEachCase(operation, [&](const Case& given, const Partition&, const std::vector<Chunk>& chunks) {
+      const size_t block = given.batch.codec->form().block * Bytes(given.batch.dtype);
+      const bool fits = given.batch.codec->form().block <= 4 ||
+                        (operation == Operation::kAllreduce && given.batch.codec->form().block == 256);
+      if (given.topology.host_count() == 1 || !fits) return;
+      for (const Chunk& chunk : chunks)
+        for (const Segment& segment : chunk.segments) {
+          const BatchTensor& tensor = given.batch.tensors[segment.tensor];
+          const bool whole = operation == Operation::kAllreduce;
+          const size_t begin = whole ? segment.input_offset : segment.output_offset;
+          const size_t all = whole ? tensor.bytes : tensor.rows[segment.member] * tensor.row_bytes;
+          RT_CHECK_EQ(begin % block, size_t{0});
+          RT_CHECK(segment.bytes % block == 0 || begin + segment.bytes == all);
+          ++found;
+        }
+    });
+  RT_CHECK(found > 1000);
+}
+
 RT_TEST(broadcast_is_led_by_the_root) {
-  ForEachCase(Operation::kBroadcast, [](const Case& given, const Partition& partition, const std::vector<Chunk>& chunks) {
-    const int root_host = given.topology.host_of[given.batch.root];
-    RT_CHECK_EQ(partition.rings(), 1);
-    RT_CHECK_EQ(given.topology.hosts[root_host][partition.Leader(root_host, 0)], given.batch.root);
-    std::vector<size_t> bytes;
-    for (const BatchTensor& tensor : given.batch.tensors) bytes.push_back(tensor.bytes);
-    Coverage outputs(bytes);
-    for (const Chunk& chunk : chunks) {
-      CheckContributions(given, chunk);
-      for (int host = 0; host < given.topology.host_count(); ++host)
-        if (host != root_host) RT_CHECK_EQ(chunk.cells[host].bytes, size_t{0});
-      for (const Segment& segment : chunk.segments) {
-        RT_CHECK_EQ(segment.member, given.batch.root);
-        RT_CHECK_EQ(segment.input_offset, segment.output_offset);
-        outputs.Add(segment.tensor, segment.output_offset, segment.bytes);
-      }
-    }
-    outputs.CheckOnceEach();
-  });
+  ForEachCase(Operation::kBroadcast,
+              [](const Case& given, const Partition& partition, const std::vector<Chunk>& chunks) {
+                const int root_host = given.topology.host_of[given.batch.root];
+                RT_CHECK_EQ(partition.rings(), 1);
+                RT_CHECK_EQ(given.topology.hosts[root_host][partition.Leader(root_host, 0)], given.batch.root);
+                std::vector<size_t> bytes;
+                for (const BatchTensor& tensor : given.batch.tensors) bytes.push_back(tensor.bytes);
+                Coverage outputs(bytes);
+                for (const Chunk& chunk : chunks) {
+                  CheckContributions(given, chunk);
+                  for (int host = 0; host < given.topology.host_count(); ++host)
+                    if (host != root_host) RT_CHECK_EQ(chunk.cells[host].bytes, size_t{0});
+                  for (const Segment& segment : chunk.segments) {
+                    RT_CHECK_EQ(segment.member, given.batch.root);
+                    RT_CHECK_EQ(segment.input_offset, segment.output_offset);
+                    outputs.Add(segment.tensor, segment.output_offset, segment.bytes);
+                  }
+                }
+                outputs.CheckOnceEach();
+              });
 }
 
 // By element: the host whose cell it lies in, which decides the order of additions across hosts.
@@ -241,7 +282,8 @@ std::vector<int> HostsOf(const Case& given, int tensor) {
       for (int s = chunk.cells[cell].first; s < chunk.cells[cell].end; ++s)
         if (chunk.segments[s].tensor == tensor)
           for (size_t byte = 0; byte < chunk.segments[s].bytes; byte += element)
-            hosts[(chunk.segments[s].input_offset + byte) / element] = static_cast<int>(cell) % given.topology.host_count();
+            hosts[(chunk.segments[s].input_offset + byte) / element] =
+                static_cast<int>(cell) % given.topology.host_count();
   }
   return hosts;
 }

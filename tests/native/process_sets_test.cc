@@ -24,14 +24,18 @@ RT_TEST(a_lane_is_used_again_and_shared_by_none) {
 RT_TEST(tags_of_sets_far_apart_differ) {
   ProcessSetTable table;
   std::set<int> tags;
-  for (int id = 0; id <= 3 * Group::kMostGroups; ++id) {
+  for (int id = 0; id <= 3 * Group::kMaxGroups; ++id) {
     const int lane = table.Add(id, {0, 1});
-    if (id % Group::kMostGroups == 0) {  // stays; all others go at once
+    if (id % Group::kMaxGroups == 0) {  // stays; all others go at once
       Group group;
       group.lane = lane;
+      RT_CHECK(tags.insert(group.OrderedTag()).second);
+      RT_CHECK(group.OrderedTag() < Wire::kMaxTag);
+      for (uint64_t exchange = 1000; exchange < 1000 + Group::kExchangesApart; ++exchange)
+        RT_CHECK(tags.insert(group.ExchangeTag(exchange)).second);
       for (uint64_t chunk = 1000; chunk < 1000 + Group::kChunksApart; ++chunk) {
         RT_CHECK(tags.insert(group.Tag(chunk)).second);
-        RT_CHECK(group.Tag(chunk) >= 0 && group.Tag(chunk) < Transport::kMaxTag);
+        RT_CHECK(group.Tag(chunk) >= 0 && group.Tag(chunk) < Wire::kMaxTag);
       }
     } else {
       table.Remove(id);

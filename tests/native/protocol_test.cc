@@ -1,7 +1,10 @@
-// The end of a world as one rank sees it. What ranks do together is in tests/simulation.
+// The effects of one rank's protocol: the end of a world, and process sets that go. What ranks do together is in
+// tests/simulation.
 #include "core/protocol.h"
 
+#include <algorithm>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "check.h"
@@ -9,37 +12,26 @@
 namespace ringtrain {
 namespace {
 
-// A rank of a world in which everybody lives and nothing is submitted; it notes what it is told to send.
-class QuietRank : public Performer {
- public:
-  void Send(int, Frame frame) override { sent.push_back(frame.type); }
-  void Start(int, const effect::Execute&) override {}
-  bool Busy(int) const override { return false; }
-  void Finish(int, const effect::Execute&) override {}
-  void Fail(int, const std::string&, const Status&) override {}
-  void AddProcessSet(int, const std::vector<int>&) override {}
-  void RemoveProcessSet(int) override {}
-  void Warn(const std::string&) override {}
-  void Count(int, const effect::Count&) override {}
-  void ShowStacks(const std::string&) override {}
-  void Beat() override {}
-  Status NoteCause(const Status& cause) override { return cause; }
-  void Wake(int) override {}
-  void End(const Status& cause) override { ended = cause; }
+// Of ranks of one host.
+World WorldOf(int size) {
+  World world;
+  world.size = size;
+  world.host_names.assign(static_cast<size_t>(size), "here");
+  GroupByHost(world.host_names, &world);
+  return world;
+}
 
-  bool Left(int) const override { return false; }
-  bool Died(int) const override { return false; }
-  uint64_t Beats(int) const override { return 0; }
-  uint64_t Arrivals(int) const override { return 0; }
-
-  std::vector<FrameType> sent;
-  Status ended;
-};
+Options Defaults() {
+  Options options;
+  RT_REQUIRE_OK(Options::Parse("", &options));
+  return options;
+}
 
 // The lowest of two ranks of one host, once it has said goodbye and heard itself.
-struct LeavingRank : QuietRank {
+struct LeavingRank {
   LeavingRank() {
-    protocol.SayGoodbye(0);
+    protocol.Begin(0, &effects);
+    protocol.SayGoodbye(0, &effects);
     Hear(0, FrameType::kGoodbye, false);
   }
 
@@ -47,27 +39,13 @@ struct LeavingRank : QuietRank {
     Frame frame;
     frame.type = type;
     frame.flag = flag;
-    protocol.Arrived(0, from, std::move(frame));
+    protocol.Arrived(0, from, std::move(frame), &effects);
   }
 
-  const World world = TwoRanks();
+  const World world = WorldOf(2);
   const Options options = Defaults();
-  Protocol protocol{world, options, this};
-
- private:
-  static World TwoRanks() {
-    World world;
-    world.size = 2;
-    world.host_names = {"here", "here"};
-    GroupByHost(world.host_names, &world);
-    return world;
-  }
-
-  static Options Defaults() {
-    Options options;
-    RT_REQUIRE_OK(Options::Parse("", &options));
-    return options;
-  }
+  Protocol protocol{world, options};
+  RankEffects effects;
 };
 
 }  // namespace
@@ -76,20 +54,238 @@ RT_TEST(a_world_in_which_all_say_goodbye_ends_clean) {
   LeavingRank rank;
   RT_CHECK(!rank.protocol.released());
   rank.Hear(1, FrameType::kGoodbye, false);
-  RT_CHECK(rank.sent.back() == FrameType::kAllGoodbye);
+  RT_CHECK(std::get<rank_effect::Send>(rank.effects.back()).frame.type == FrameType::kAllGoodbye);
   rank.Hear(0, FrameType::kAllGoodbye, true);
   RT_CHECK(rank.protocol.released());
   RT_CHECK(rank.protocol.clean());
 }
 
-// As on a rank that was stopped: it wakes, reads in the host's notice that it was given up, and finds goodbyes in its mail.
+// As on a rank that was stopped: it wakes, reads in the host's notice that it was given up, and finds goodbyes in its
+// mail.
 RT_TEST(goodbyes_behind_a_failure_make_no_clean_end) {
   LeavingRank rank;
-  rank.protocol.Abort(Status::PeerLost("rank 0 was silent"));
+  rank.protocol.Abort(Status::PeerLost("rank 0 was silent"), &rank.effects);
   rank.Hear(1, FrameType::kGoodbye, false);
   rank.Hear(0, FrameType::kAllGoodbye, true);
   RT_CHECK(!rank.protocol.clean());
-  RT_CHECK_EQ(rank.ended.message(), std::string("rank 0 was silent"));
+}
+
+RT_TEST(the_cause_that_was_written_down_first_is_told_to_peers_and_then_to_submitters) {
+  LeavingRank rank;
+  rank.effects.clear();
+  rank.protocol.Abort(Status::PeerLost("the second cause"), &rank.effects);
+  RT_CHECK(rank.protocol.aborted());
+  RT_CHECK_EQ(rank.effects.size(), size_t{1});
+  RT_CHECK_EQ(std::get<rank_effect::NoteCause>(rank.effects[0]).cause.message(), "the second cause");
+  rank.effects.clear();
+  rank.protocol.CauseNoted(Status::PeerLost("the first cause"), &rank.effects);
+  RT_REQUIRE(rank.effects.size() == 3);
+  RT_CHECK_EQ(std::get<rank_effect::Wake>(rank.effects[0]).rank, 1);
+  RT_CHECK(std::get<rank_effect::Send>(rank.effects[1]).frame.type == FrameType::kAbort);  // behind its verdicts
+  RT_CHECK_EQ(std::get<rank_effect::End>(rank.effects[2]).cause.message(), "the first cause");
+  rank.effects.clear();
+  rank.protocol.Abort(Status::PeerLost("a third cause"), &rank.effects);
+  RT_CHECK(rank.effects.empty());
+}
+
+// Two ranks on two hosts, as the first sees it.
+struct DistantRank {
+  DistantRank() {
+    protocol.Begin(0, &effects);
+    effects.clear();
+  }
+
+  void Hear(FrameType type, bool flag) {
+    Frame frame;
+    frame.type = type;
+    frame.flag = flag;
+    protocol.Arrived(0, 1, std::move(frame), &effects);
+  }
+  // Whether the loss of the other ends the world.
+  bool LosesTheOther() {
+    effects.clear();
+    protocol.ConnectionLost(1, "connection reset by peer", &effects);
+    return protocol.aborted();
+  }
+
+  World world = [] {
+    World made;
+    made.size = 2;
+    made.host_names = {"here", "there"};
+    GroupByHost(made.host_names, &made);
+    return made;
+  }();
+  const Options options = Defaults();
+  Protocol protocol{world, options};
+  RankEffects effects;
+};
+
+RT_TEST(a_lost_connection_ends_the_world_with_the_name_of_the_rank) {
+  DistantRank rank;
+  RT_CHECK(rank.LosesTheOther());
+  RT_REQUIRE(rank.effects.size() == 1);
+  const Status& cause = std::get<rank_effect::NoteCause>(rank.effects[0]).cause;
+  RT_CHECK_EQ(cause.code(), StatusCode::kPeerLost);
+  RT_CHECK_EQ(cause.message().find("rank 1 on host 'there': the connection to it must last"), size_t{0});
+}
+
+RT_TEST(a_rank_that_has_said_that_it_leaves_is_not_lost) {
+  for (FrameType last : {FrameType::kGoodbye, FrameType::kBeat}) {
+    DistantRank rank;
+    rank.Hear(last, true);
+    RT_CHECK(!rank.LosesTheOther());
+    RT_CHECK(rank.effects.empty());
+  }
+}
+
+// It still serves the others until it says so.
+RT_TEST(a_rank_that_will_only_submit_no_more_is_lost) {
+  DistantRank rank;
+  rank.Hear(FrameType::kGoodbye, false);
+  RT_CHECK(rank.LosesTheOther());
+}
+
+RT_TEST(after_all_goodbyes_a_rank_is_lost_only_while_a_batch_is_under_way) {
+  for (bool busy : {false, true}) {
+    DistantRank rank;
+    if (busy) {
+      Request request;
+      request.name = "sum";
+      request.tensors = {{DType::kFloat32, {4}}};
+      rank.protocol.Submitted(0, 0, request, &rank.effects);
+      Frame ready;
+      ready.type = FrameType::kReady;
+      ready.requests = {request};
+      rank.protocol.Arrived(0, 1, std::move(ready), &rank.effects);
+      rank.protocol.Tick(0, &rank.effects);
+      const auto is_start = [](const RankEffect& effect) { return std::holds_alternative<rank_effect::Start>(effect); };
+      RT_CHECK(std::any_of(rank.effects.begin(), rank.effects.end(), is_start));
+      RT_CHECK(!rank.protocol.pending());
+    }
+    rank.Hear(FrameType::kAllGoodbye, true);
+    RT_CHECK_EQ(rank.LosesTheOther(), busy);
+  }
+}
+
+// The second of two ranks of one host, which waits for the first one's verdict when it hears of the world's end.
+struct WaitingRank {
+  explicit WaitingRank(bool waits = true) {
+    world.rank = 1;
+    protocol.Begin(0, &effects);
+    Request request;
+    request.name = "sum";
+    if (waits) protocol.Submitted(0, 0, request, &effects);
+    protocol.Tick(0, &effects);
+    protocol.HearEnd(Status::PeerLost("rank 0 ended"), &effects);
+    effects.clear();
+    protocol.CauseNoted(Status::PeerLost("rank 0 ended"), &effects);
+  }
+  void Hear(FrameType type) {
+    Frame frame;
+    frame.type = type;
+    if (type == FrameType::kVerdicts) frame.verdicts = {{{}, {}, {"sum", StatusCode::kMismatch, "dtype must be"}}};
+    protocol.Arrived(0, 0, std::move(frame), &effects);
+  }
+  bool HasEnded(Nanoseconds now = 1000) {
+    protocol.MailTaken(now, &effects);
+    return !effects.empty() && std::holds_alternative<rank_effect::End>(effects.back());
+  }
+
+  World world = WorldOf(2);
+  const Options options = Defaults();
+  Protocol protocol{world, options};
+  RankEffects effects;
+};
+
+RT_TEST(what_was_decided_before_the_end_is_told_before_it) {
+  WaitingRank rank;
+  RT_CHECK(!rank.HasEnded() && rank.protocol.awaits_last_words());
+  rank.Hear(FrameType::kGoodbye);  // changes nothing any more
+  RT_CHECK(!rank.HasEnded());
+  rank.Hear(FrameType::kVerdicts);
+  RT_CHECK_EQ(std::get<rank_effect::Fail>(rank.effects.back()).status.message(), "dtype must be");
+  RT_CHECK(rank.HasEnded() && !rank.protocol.awaits_last_words());
+}
+
+RT_TEST(nobody_waits_for_last_words_that_cannot_come) {
+  WaitingRank told, lost, died, leaves, raises, idle(false);
+  told.Hear(FrameType::kAbort);
+  RT_CHECK(told.HasEnded());
+  lost.protocol.ConnectionLost(0, "reset", &lost.effects);
+  RT_CHECK(lost.HasEnded());
+  RT_CHECK_EQ(died.protocol.next_look(), Nanoseconds{0});
+  SignsOfLife signs(2);
+  died.protocol.Look(0, signs, &died.effects);
+  RT_CHECK(!died.HasEnded());
+  signs[0].died = true;
+  died.protocol.Look(0, signs, &died.effects);
+  RT_CHECK(died.HasEnded());
+  leaves.protocol.SayGoodbye(0, &leaves.effects);
+  RT_CHECK(leaves.HasEnded());
+  raises.protocol.Abort(Status::PeerLost("rank 1 ended too"), &raises.effects);
+  RT_CHECK(raises.HasEnded());
+  RT_CHECK_EQ(std::get<rank_effect::End>(raises.effects.back()).cause.message(), "rank 0 ended");
+  RT_CHECK(idle.HasEnded());
+}
+
+RT_TEST(last_words_are_waited_for_a_quarter_of_a_second) {
+  WaitingRank rank;
+  RT_CHECK(!rank.HasEnded(1000));
+  rank.protocol.Look(0, SignsOfLife(2), &rank.effects);
+  RT_CHECK_EQ(rank.protocol.next_timer(), Nanoseconds{250001000});
+  RT_CHECK(!rank.HasEnded(250000999));
+  RT_CHECK(rank.HasEnded(250001000));
+}
+
+// A rank alone decides for itself: what it submits is agreed on at its next tick.
+struct LonelyRank {
+  LonelyRank() { protocol.Begin(0, &effects); }
+
+  void Run(Operation operation, const std::string& name, std::vector<int64_t> ranks_or_set) {
+    Request request;
+    request.name = name;
+    request.operation = operation;
+    request.splits = std::move(ranks_or_set);
+    effects.clear();
+    protocol.Submitted(0, 0, request, &effects);
+    protocol.Tick(0, &effects);
+  }
+  template <typename Wanted>
+  const Wanted* Find() const {
+    for (const RankEffect& effect : effects)
+      if (auto found = std::get_if<Wanted>(&effect)) return found;
+    return nullptr;
+  }
+
+  const World world = WorldOf(1);
+  const Options options = Defaults();
+  Protocol protocol{world, options};
+  RankEffects effects;
+};
+
+RT_TEST(a_process_set_is_added_before_its_addition_is_finished) {
+  LonelyRank rank;
+  RT_CHECK_EQ(rank.Find<rank_effect::AddProcessSet>()->process_set, 0);
+  rank.Run(Operation::kAddProcessSet, "add", {0});
+  RT_REQUIRE(rank.Find<rank_effect::AddProcessSet>() != nullptr && rank.Find<rank_effect::Finish>() != nullptr);
+  RT_CHECK_EQ(rank.Find<rank_effect::AddProcessSet>()->process_set, 1);
+  RT_CHECK(rank.effects.back().index() == RankEffect(rank_effect::Finish{}).index());
+  RT_CHECK(rank.protocol.Knows(1));
+}
+
+RT_TEST(a_removal_is_finished_when_the_set_is_gone_here) {
+  LonelyRank rank;
+  rank.Run(Operation::kAddProcessSet, "add", {0});
+  rank.Run(Operation::kRemoveProcessSet, "remove", {1});
+  RT_REQUIRE(rank.Find<rank_effect::RemoveProcessSet>() != nullptr);
+  RT_CHECK_EQ(rank.Find<rank_effect::RemoveProcessSet>()->process_set, 1);
+  RT_CHECK(rank.Find<rank_effect::Finish>() == nullptr);  // one of its batches may be under way
+  RT_CHECK(rank.protocol.Knows(1));
+  rank.effects.clear();
+  rank.protocol.ProcessSetRemoved(0, 1, &rank.effects);
+  RT_REQUIRE(rank.Find<rank_effect::Finish>() != nullptr);
+  RT_CHECK_EQ(rank.Find<rank_effect::Finish>()->control.responses[0].request.name, "remove");
+  RT_CHECK(!rank.protocol.Knows(1));
 }
 
 }  // namespace ringtrain

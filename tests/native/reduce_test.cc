@@ -1,16 +1,19 @@
 // The reduction kernels against loops that follow the contract in kernels/reduce.h word by word, one element at a time.
 //
-// The oracle has its own conversions of the 16-bit floats, by arithmetic on doubles instead of on bits, and every variant that
-// this processor has must give the oracle's bits.
+// The oracle has its own conversions of the 16-bit floats, by arithmetic on doubles instead of on bits, and every
+// variant that this processor has must give the oracle's bits.
 #include "kernels/reduce.h"
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "check.h"
+#include "kernels/adasum.h"
 #include "kernels/float16.h"
 
 #if defined(__x86_64__)
@@ -82,14 +85,20 @@ T Combined(Reduction reduction, T a, T b) {
   if (a != a) return reduction == Reduction::kMin || reduction == Reduction::kMax ? a : a + b;
   if (b != b) return reduction == Reduction::kMin || reduction == Reduction::kMax ? b : a + b;
   switch (reduction) {
-    case Reduction::kMin: return a < b ? a : b;
-    case Reduction::kMax: return a > b ? a : b;
+    case Reduction::kMin:
+      return a < b ? a : b;
+    case Reduction::kMax:
+      return a > b ? a : b;
     case Reduction::kProduct:
-      if constexpr (std::is_integral_v<T>) return static_cast<T>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
-      else return a * b;
+      if constexpr (std::is_integral_v<T>)
+        return static_cast<T>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
+      else
+        return a * b;
     default:
-      if constexpr (std::is_integral_v<T>) return static_cast<T>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
-      else return a + b;
+      if constexpr (std::is_integral_v<T>)
+        return static_cast<T>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
+      else
+        return a + b;
   }
 }
 
@@ -99,12 +108,15 @@ T ReducedElement(Reduction reduction, const std::vector<T>& values, const Scalin
   T total = 0;
   for (size_t j = 0; j < values.size(); ++j) {
     T value = values[j];
-    if constexpr (kInteger) value = ScaledInteger(value, scaling.prescale);
-    else if (scaling.factor(static_cast<int>(j)) != 1.0) value = value * static_cast<T>(scaling.factor(static_cast<int>(j)));
+    if constexpr (kInteger)
+      value = ScaledInteger(value, scaling.prescale);
+    else if (scaling.factor(static_cast<int>(j)) != 1.0)
+      value = value * static_cast<T>(scaling.factor(static_cast<int>(j)));
     total = j == 0 ? value : Combined(reduction, total, value);
   }
   if constexpr (kInteger) {
-    return ScaledInteger(static_cast<T>(static_cast<int64_t>(total) / static_cast<int64_t>(scaling.divisor)), scaling.postscale);
+    return ScaledInteger(static_cast<T>(static_cast<int64_t>(total) / static_cast<int64_t>(scaling.divisor)),
+                         scaling.postscale);
   } else {
     if (scaling.divisor != 1) total = total / static_cast<T>(scaling.divisor);
     if (scaling.postscale != 1.0) total = total * static_cast<T>(scaling.postscale);
@@ -114,7 +126,8 @@ T ReducedElement(Reduction reduction, const std::vector<T>& values, const Scalin
 
 // Element i of the result, from the sources' bytes to the result's bytes.
 template <typename T>
-void ReduceOne(Reduction reduction, void* dst, const std::vector<const void*>& sources, size_t i, const Scaling& scaling) {
+void ReduceOne(Reduction reduction, void* dst, const std::vector<const void*>& sources, size_t i,
+               const Scaling& scaling) {
   std::vector<T> values;
   for (const void* source : sources) values.push_back(static_cast<const T*>(source)[i]);
   static_cast<T*>(dst)[i] = ReducedElement(reduction, values, scaling);
@@ -138,22 +151,43 @@ void ReduceOneBool(Reduction reduction, void* dst, const std::vector<const void*
 void OracleReduce(DType dtype, Reduction reduction, void* dst, const std::vector<const void*>& sources, size_t count,
                   const Scaling& scaling) {
   for (size_t i = 0; i < count; ++i) switch (dtype) {
-      case DType::kUInt8: ReduceOne<uint8_t>(reduction, dst, sources, i, scaling); break;
-      case DType::kInt8: ReduceOne<int8_t>(reduction, dst, sources, i, scaling); break;
-      case DType::kInt16: ReduceOne<int16_t>(reduction, dst, sources, i, scaling); break;
-      case DType::kInt32: ReduceOne<int32_t>(reduction, dst, sources, i, scaling); break;
-      case DType::kInt64: ReduceOne<int64_t>(reduction, dst, sources, i, scaling); break;
-      case DType::kFloat16: ReduceOneSmall(kHalf, reduction, dst, sources, i, scaling); break;
-      case DType::kBFloat16: ReduceOneSmall(kBrain, reduction, dst, sources, i, scaling); break;
-      case DType::kFloat32: ReduceOne<float>(reduction, dst, sources, i, scaling); break;
-      case DType::kFloat64: ReduceOne<double>(reduction, dst, sources, i, scaling); break;
-      case DType::kBool: ReduceOneBool(reduction, dst, sources, i); break;
+      case DType::kUInt8:
+        ReduceOne<uint8_t>(reduction, dst, sources, i, scaling);
+        break;
+      case DType::kInt8:
+        ReduceOne<int8_t>(reduction, dst, sources, i, scaling);
+        break;
+      case DType::kInt16:
+        ReduceOne<int16_t>(reduction, dst, sources, i, scaling);
+        break;
+      case DType::kInt32:
+        ReduceOne<int32_t>(reduction, dst, sources, i, scaling);
+        break;
+      case DType::kInt64:
+        ReduceOne<int64_t>(reduction, dst, sources, i, scaling);
+        break;
+      case DType::kFloat16:
+        ReduceOneSmall(kHalf, reduction, dst, sources, i, scaling);
+        break;
+      case DType::kBFloat16:
+        ReduceOneSmall(kBrain, reduction, dst, sources, i, scaling);
+        break;
+      case DType::kFloat32:
+        ReduceOne<float>(reduction, dst, sources, i, scaling);
+        break;
+      case DType::kFloat64:
+        ReduceOne<double>(reduction, dst, sources, i, scaling);
+        break;
+      case DType::kBool:
+        ReduceOneBool(reduction, dst, sources, i);
+        break;
     }
 }
 
 // ---- data ----
 
-// `count` elements behind one element of padding, so that nothing is aligned beyond the element, and a guard after the end.
+// `count` elements behind one element of padding, so that nothing is aligned beyond the element, and a guard after the
+// end.
 class Tensor {
  public:
   Tensor(DType dtype, size_t count) : dtype_(dtype), count_(count), bytes_((count + 2) * Bytes(dtype), kGuard) {}
@@ -166,13 +200,26 @@ class Tensor {
     for (size_t i = 0; i < count_; ++i) {
       const double normal = std::normal_distribution<double>(0.0, 4.0)(random);
       switch (dtype_) {
-        case DType::kFloat32: Put(out, i, static_cast<float>(normal)); break;
-        case DType::kFloat64: Put(out, i, normal); break;
-        case DType::kFloat16: Put(out, i, kHalf.Encode(normal)); break;
-        case DType::kBFloat16: Put(out, i, kBrain.Encode(normal)); break;
-        case DType::kBool: Put(out, i, static_cast<uint8_t>(random() % 3)); break;
-        case DType::kInt64: Put(out, i, static_cast<int64_t>(random()) >> (random() % 64)); break;
-        default: std::memset(out + i * Bytes(dtype_), static_cast<int>(random() & 0xff), Bytes(dtype_));
+        case DType::kFloat32:
+          Put(out, i, static_cast<float>(normal));
+          break;
+        case DType::kFloat64:
+          Put(out, i, normal);
+          break;
+        case DType::kFloat16:
+          Put(out, i, kHalf.Encode(normal));
+          break;
+        case DType::kBFloat16:
+          Put(out, i, kBrain.Encode(normal));
+          break;
+        case DType::kBool:
+          Put(out, i, static_cast<uint8_t>(random() % 3));
+          break;
+        case DType::kInt64:
+          Put(out, i, static_cast<int64_t>(random()) >> (random() % 64));
+          break;
+        default:
+          std::memset(out + i * Bytes(dtype_), static_cast<int>(random() & 0xff), Bytes(dtype_));
       }
     }
   }
@@ -184,11 +231,16 @@ class Tensor {
   }
   bool IsNan(size_t i) const {
     switch (dtype_) {
-      case DType::kFloat32: return std::isnan(Get<float>(i));
-      case DType::kFloat64: return std::isnan(Get<double>(i));
-      case DType::kFloat16: return std::isnan(kHalf.Decode(Get<uint16_t>(i)));
-      case DType::kBFloat16: return std::isnan(kBrain.Decode(Get<uint16_t>(i)));
-      default: return false;
+      case DType::kFloat32:
+        return std::isnan(Get<float>(i));
+      case DType::kFloat64:
+        return std::isnan(Get<double>(i));
+      case DType::kFloat16:
+        return std::isnan(kHalf.Decode(Get<uint16_t>(i)));
+      case DType::kBFloat16:
+        return std::isnan(kBrain.Decode(Get<uint16_t>(i)));
+      default:
+        return false;
     }
   }
   // The first element whose bits differ, NaNs being equal; count() if there is none.
@@ -218,7 +270,8 @@ class Tensor {
   std::vector<uint8_t> bytes_;
 };
 
-std::string Case(const char* variant, DType dtype, Reduction reduction, size_t sources, size_t count, const Scaling& scaling) {
+std::string Case(const char* variant, DType dtype, Reduction reduction, size_t sources, size_t count,
+                 const Scaling& scaling) {
   std::ostringstream text;
   text << variant << " " << Text(dtype) << " " << Text(reduction) << " of " << sources << " sources, count " << count
        << ", prescale " << scaling.prescale << ", divisor " << scaling.divisor << ", postscale " << scaling.postscale;
@@ -271,7 +324,8 @@ void PutValue(Tensor* tensor, DType dtype, size_t i, double value) {
 
 RT_TEST(reduce_gives_the_oracles_bits) {
   const double weights[] = {1.0, 0.3, 0.0, 2.0, 1.0, 0.7, 1.0};
-  const Scaling scalings[] = {{}, {1.0, 1.0, 2}, {1.0, 1.0, 7}, {0.5, 3.0, 1}, {1.25, 0.1, 3}, {0.5, 1.0, 2.5, weights}};
+  const Scaling scalings[] = {
+      {}, {1.0, 1.0, 2}, {1.0, 1.0, 7}, {0.5, 3.0, 1}, {1.25, 0.1, 3}, {0.5, 1.0, 2.5, weights}};
   std::mt19937_64 random(20240229);
   for (DType dtype : kDTypes)
     for (size_t source_count : {1, 2, 3, 7})
@@ -280,11 +334,13 @@ RT_TEST(reduce_gives_the_oracles_bits) {
         for (Tensor& tensor : tensors) tensor.FillRandom(random);
         for (Reduction reduction : kReductions)
           for (const Scaling& scaling : scalings)
-            if (scaling.weights == nullptr || Find(dtype)->floating) CheckAgainstOracle(dtype, reduction, tensors, scaling);
+            if (scaling.weights == nullptr || Find(dtype)->floating)
+              CheckAgainstOracle(dtype, reduction, tensors, scaling);
       }
 }
 
-// Between float32 or float64 and 16 bits: every 16-bit value comes back, and random wide ones are rounded as one by one.
+// Between float32 or float64 and 16 bits: every 16-bit value comes back, and random wide ones are rounded as one by
+// one.
 RT_TEST(conversion_rounds_once_in_every_variant) {
   constexpr size_t kCount = 65536 + 37;
   std::vector<uint16_t> all(kCount), narrow(kCount);
@@ -298,7 +354,8 @@ RT_TEST(conversion_rounds_once_in_every_variant) {
       const uint16_t infinity = dtype == DType::kFloat16 ? 0x7c00 : 0x7f80;
       for (size_t i = 0; i < kCount; ++i) {
         all[i] = static_cast<uint16_t>(i);
-        if ((all[i] & 0x7fff) > infinity) all[i] = infinity | 0x40 << (dtype == DType::kFloat16 ? 3 : 0);  // a quiet NaN
+        if ((all[i] & 0x7fff) > infinity)
+          all[i] = infinity | 0x40 << (dtype == DType::kFloat16 ? 3 : 0);  // a quiet NaN
       }
       Convert(dtype, DType::kFloat32, wide.data(), all.data(), kCount);
       Convert(DType::kFloat32, dtype, narrow.data(), wide.data(), kCount);
@@ -331,8 +388,10 @@ RT_TEST(every_float16_and_bfloat16_survives_a_reduction_of_one) {
         const uint16_t quiet = static_cast<uint16_t>(1 << (format.mantissa_bits - 1));
         const bool nan = (all[i] & 0x7fff) > format.infinity();
         const bool same = nan ? found[i] == all[i] || found[i] == (all[i] | quiet) : found[i] == all[i];
-        if (!same) check::Report(__FILE__, __LINE__, std::string(variant) + " " + Text(dtype) + " " + check::Show(all[i]) +
-                                                         " became " + check::Show(found[i]));
+        if (!same)
+          check::Report(__FILE__, __LINE__,
+                        std::string(variant) + " " + Text(dtype) + " " + check::Show(all[i]) + " became " +
+                            check::Show(found[i]));
       }
     }
   SelectKernelVariant("");
@@ -342,10 +401,14 @@ RT_TEST(bit_conversions_are_those_of_the_number_line) {
   for (uint32_t i = 0; i < 65536; ++i) {
     const auto bits = static_cast<uint16_t>(i);
     const double half = kHalf.Decode(bits), brain = kBrain.Decode(bits);
-    if (!std::isnan(half)) RT_CHECK_EQ(static_cast<double>(Float16ToFloat32(bits)), half);
-    else RT_CHECK(std::isnan(Float16ToFloat32(bits)));
-    if (!std::isnan(brain)) RT_CHECK_EQ(static_cast<double>(BFloat16ToFloat32(bits)), brain);
-    else RT_CHECK(std::isnan(BFloat16ToFloat32(bits)));
+    if (!std::isnan(half))
+      RT_CHECK_EQ(static_cast<double>(Float16ToFloat32(bits)), half);
+    else
+      RT_CHECK(std::isnan(Float16ToFloat32(bits)));
+    if (!std::isnan(brain))
+      RT_CHECK_EQ(static_cast<double>(BFloat16ToFloat32(bits)), brain);
+    else
+      RT_CHECK(std::isnan(BFloat16ToFloat32(bits)));
   }
   std::mt19937 random(7);
   for (int i = 0; i < 2000000; ++i) {
@@ -357,7 +420,8 @@ RT_TEST(bit_conversions_are_those_of_the_number_line) {
 }
 
 RT_TEST(ties_are_rounded_to_even_once) {
-  // 1 + 2^-11 lies midway between two float16, 1 + 2^-8 between two bfloat16; a third source decides, if it is added in float32.
+  // 1 + 2^-11 lies midway between two float16, 1 + 2^-8 between two bfloat16; a third source decides, if it is added in
+  // float32.
   const struct {
     DType dtype;
     std::vector<double> values;
@@ -397,7 +461,8 @@ RT_TEST(nan_is_propagated_from_every_place) {
           std::vector<Tensor> tensors(source_count, Tensor(dtype, kCount));
           for (size_t j = 0; j < source_count; ++j)
             for (size_t i = 0; i < kCount; ++i)
-              PutValue(&tensors[j], dtype, i, j == place && i % 3 != 0 ? std::nan("") : 1.0 + static_cast<double>(i + j));
+              PutValue(&tensors[j], dtype, i,
+                       j == place && i % 3 != 0 ? std::nan("") : 1.0 + static_cast<double>(i + j));
           CheckAgainstOracle(dtype, reduction, tensors, Scaling());
           std::vector<const void*> sources;
           for (Tensor& tensor : tensors) sources.push_back(tensor.data());
@@ -409,7 +474,8 @@ RT_TEST(nan_is_propagated_from_every_place) {
 
 RT_TEST(infinities_and_subnormals_are_added_as_they_are) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  const double specials[] = {0.0, -0.0, 1e-7, -6e-8, 1e-40, -1e-45, 1e-310, 65504.0, -65504.0, 3e38, kInfinity, -kInfinity};
+  const double specials[] = {0.0,    -0.0,    1e-7,     -6e-8, 1e-40,     -1e-45,
+                             1e-310, 65504.0, -65504.0, 3e38,  kInfinity, -kInfinity};
   constexpr size_t kSpecials = sizeof specials / sizeof *specials;
   for (DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64}) {
     std::vector<Tensor> tensors(2, Tensor(dtype, kSpecials * kSpecials));
@@ -418,12 +484,14 @@ RT_TEST(infinities_and_subnormals_are_added_as_they_are) {
       PutValue(&tensors[1], dtype, i, specials[i % kSpecials]);
     }
     for (Reduction reduction : kReductions)
-      for (const Scaling& scaling : {Scaling{}, Scaling{1.0, 1.0, 2}}) CheckAgainstOracle(dtype, reduction, tensors, scaling);
+      for (const Scaling& scaling : {Scaling{}, Scaling{1.0, 1.0, 2}})
+        CheckAgainstOracle(dtype, reduction, tensors, scaling);
   }
 }
 
 RT_TEST(integer_average_truncates_towards_zero) {
-  const int64_t sums[] = {-7, -1, 0, 1, 7, std::numeric_limits<int64_t>::min() + 1, std::numeric_limits<int64_t>::max()};
+  const int64_t sums[] = {
+      -7, -1, 0, 1, 7, std::numeric_limits<int64_t>::min() + 1, std::numeric_limits<int64_t>::max()};
   for (int64_t divisor : {2, 3, 7}) {
     const Scaling scaling = {1.0, 1.0, static_cast<double>(divisor)};
     for (int64_t sum : sums) {
@@ -454,6 +522,48 @@ RT_TEST(neutral_element_changes_nothing) {
       CheckSame(Case("neutral", dtype, reduction, 2, kCount, Scaling()), found, alone);
       RT_CHECK(neutral.GuardsIntact());
     }
+}
+
+// ---- Adasum ----
+
+template <typename T>
+std::vector<T> RandomVector(size_t count, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::normal_distribution<double> normal;
+  std::vector<T> values(count);
+  for (T& value : values) value = static_cast<T>(normal(random));
+  return values;
+}
+
+template <typename T>
+void CheckAdasum(DType dtype, size_t count) {
+  const std::vector<T> a = RandomVector<T>(count, count), b = RandomVector<T>(count, count + 1);
+  long double aa = 0, ab = 0, bb = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const long double x = a[i], y = b[i];
+    aa += x * x, ab += x * y, bb += y * y;
+  }
+  Dots first;
+  for (const char* variant : {"baseline", "avx2", "avx512"}) {
+    if (!SelectKernelVariant(variant)) continue;
+    const Dots dots = AdasumDots(dtype, a.data(), b.data(), count);
+    const long double most = 1e-13L * static_cast<long double>(count + 1);
+    RT_CHECK(std::abs(dots.aa - aa) <= most && std::abs(dots.ab - ab) <= most && std::abs(dots.bb - bb) <= most);
+    if (std::string(variant) == "baseline") first = dots;
+    RT_CHECK(std::memcmp(&first, &dots, sizeof dots) == 0);
+    std::vector<T> found(a);
+    AdasumCombine(dtype, found.data(), found.data(), b.data(), count, 0.75, -1.0 / 3);
+    for (size_t i = 0; i < count; ++i)
+      RT_CHECK_EQ(found[i], static_cast<T>(0.75 * static_cast<double>(a[i]) + -1.0 / 3 * static_cast<double>(b[i])));
+  }
+  SelectKernelVariant("");
+}
+
+RT_TEST(adasum_has_the_same_bits_on_every_processor) {
+  for (size_t count : {0, 1, 7, 8, 9, 100, 16384}) {
+    CheckAdasum<float>(DType::kFloat32, count);
+    CheckAdasum<double>(DType::kFloat64, count);
+  }
 }
 
 RT_TEST(unknown_variant_is_refused_and_the_choice_stays) {

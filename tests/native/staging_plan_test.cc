@@ -5,6 +5,7 @@
 #include <random>
 
 #include "check.h"
+#include "collectives/rows.h"
 
 namespace ringtrain {
 namespace {
@@ -43,7 +44,8 @@ void CheckCut(const std::vector<size_t>& sizes, size_t piece_bytes, size_t block
     RT_CHECK(end <= piece.bytes);
     RT_CHECK(piece.bytes <= std::max(piece_bytes, block_bytes) + 64);
   }
-  for (size_t tensor = 0; tensor < sizes.size(); ++tensor) RT_CHECK_EQ(covered[static_cast<int>(tensor)], sizes[tensor]);
+  for (size_t tensor = 0; tensor < sizes.size(); ++tensor)
+    RT_CHECK_EQ(covered[static_cast<int>(tensor)], sizes[tensor]);
 }
 
 RT_TEST(every_byte_is_in_one_piece_and_cut_at_blocks) {

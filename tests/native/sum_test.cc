@@ -1,4 +1,5 @@
-// The bodies of the summing kernels, run on the processor: the bits of the host's own reduction, wherever the elements lie.
+// The bodies of the summing kernels, run on the processor: the bits of the host's own reduction, wherever the elements
+// lie.
 #include "device/sum.h"
 
 #include <cstring>
@@ -17,7 +18,8 @@ constexpr size_t kMargin = 16;  // elements around the sum, of which none may ch
 
 template <typename Element>
 Element ElementOf(double value) {
-  if constexpr (std::is_same_v<Element, double>) return value;
+  if constexpr (std::is_same_v<Element, double>)
+    return value;
   else {
     Element element;
     FromFloat(static_cast<float>(value), &element);
@@ -63,7 +65,8 @@ bool IsTheHosts(DType dtype, const Shape& shape) {
     launch.factors[member] = static_cast<float>(scaling.factor(static_cast<int>(member)));
   }
   std::vector<Element> expected(shape.elements), sum(shape.elements + shape.shift + kMargin, ElementOf<Element>(77));
-  Reduce(dtype, Reduction::kSum, expected.data(), sources.data(), static_cast<int>(shape.members), shape.elements, scaling);
+  Reduce(dtype, Reduction::kSum, expected.data(), sources.data(), static_cast<int>(shape.members), shape.elements,
+         scaling);
   launch.to = reinterpret_cast<uint64_t>(sum.data() + shape.shift);
   launch.own = reinterpret_cast<uint64_t>(own.data() + shape.shift);
   launch.received = reinterpret_cast<uint64_t>(received.data() + shape.shift);
@@ -73,7 +76,8 @@ bool IsTheHosts(DType dtype, const Shape& shape) {
   launch.divisor = static_cast<float>(scaling.divisor);
   launch.postscale = static_cast<float>(scaling.postscale);
   for (uint32_t chunk = 0; chunk * kPackChunk < shape.elements; ++chunk)
-    for (uint32_t thread = 0; thread < shape.threads; ++thread) SumShare<Element, Value>(launch, chunk, thread, shape.threads);
+    for (uint32_t thread = 0; thread < shape.threads; ++thread)
+      SumShare<Element, Value>(launch, chunk, thread, shape.threads);
   const Element margin = ElementOf<Element>(77);
   for (size_t i = 0; i < kMargin; ++i)
     if (std::memcmp(&sum[shape.shift + shape.elements + i], &margin, sizeof margin) != 0) return false;
@@ -81,8 +85,9 @@ bool IsTheHosts(DType dtype, const Shape& shape) {
 }
 
 RT_TEST(sums_have_the_bits_of_the_host) {
-  for (const Shape& shape : {Shape{2, 0, 1, 0, 1}, Shape{3, 1, 1000, 0, 7}, Shape{3, 2, 1003, 1, 7}, Shape{5, 0, kPackChunk + 3, 0, 64},
-                             Shape{7, 3, 2 * kPackChunk, 0, 512}, Shape{4, 3, kPackChunk, 3, 32}}) {
+  for (const Shape& shape :
+       {Shape{2, 0, 1, 0, 1}, Shape{3, 1, 1000, 0, 7}, Shape{3, 2, 1003, 1, 7}, Shape{5, 0, kPackChunk + 3, 0, 64},
+        Shape{7, 3, 2 * kPackChunk, 0, 512}, Shape{4, 3, kPackChunk, 3, 32}}) {
     RT_CHECK((IsTheHosts<float, float>(DType::kFloat32, shape)));
     RT_CHECK((IsTheHosts<double, double>(DType::kFloat64, shape)));
     RT_CHECK((IsTheHosts<Float16Element, float>(DType::kFloat16, shape)));
@@ -92,8 +97,8 @@ RT_TEST(sums_have_the_bits_of_the_host) {
 
 RT_TEST(there_is_a_kernel_for_each_float) {
   RT_CHECK(SumKernels::Can(DType::kFloat32, 2) && SumKernels::Can(DType::kFloat64, 2));
-  RT_CHECK(SumKernels::Can(DType::kFloat16, 2) && SumKernels::Can(DType::kBFloat16, static_cast<int>(kMostSummed)));
-  RT_CHECK(!SumKernels::Can(DType::kBFloat16, static_cast<int>(kMostSummed) + 1) && !SumKernels::Can(DType::kInt32, 2));
+  RT_CHECK(SumKernels::Can(DType::kFloat16, 2) && SumKernels::Can(DType::kBFloat16, static_cast<int>(kMaxSummed)));
+  RT_CHECK(!SumKernels::Can(DType::kBFloat16, static_cast<int>(kMaxSummed) + 1) && !SumKernels::Can(DType::kInt32, 2));
 }
 
 }  // namespace

@@ -21,7 +21,8 @@ namespace {
 
 // ---- a JSON parser that keeps what the tests look at ----
 
-// One value's members as text: objects' members by name, nested ones as "outer.inner", strings decoded no further than escapes.
+// One value's members as text: objects' members by name, nested ones as "outer.inner", strings decoded no further than
+// escapes.
 using Event = std::map<std::string, std::string>;
 
 class Parser {
@@ -215,8 +216,9 @@ RT_TEST(any_name_is_valid_json) {
   TraceFile file;
   Timeline timeline;
   RT_REQUIRE_OK(timeline.Start(file.path(), 0, 1000));
-  const std::string names[] = {"\"quoted\"", "back\\slash", "line\nbreak\ttab", std::string("nul\0byte", 8), "größe/µ", "",
-                               "\xff\xfe not UTF-8", "cut \xe2\x82", "surrogate \xed\xa0\x80", std::string(10000, 'n')};
+  const std::string names[] = {
+      "\"quoted\"", "back\\slash",        "line\nbreak\ttab", std::string("nul\0byte", 8), "größe/µ",
+      "",           "\xff\xfe not UTF-8", "cut \xe2\x82",     "surrogate \xed\xa0\x80",    std::string(10000, 'n')};
   for (const std::string& name : names) timeline.Span(name, "wire", Now(), Now(), 0);
   RT_REQUIRE_OK(timeline.Stop());
   const std::vector<Event> events = EventsOf(file.path());
@@ -225,7 +227,8 @@ RT_TEST(any_name_is_valid_json) {
   RT_CHECK_EQ(tracks[0].at("args.name"), names[0]);
   RT_CHECK_EQ(tracks[1].at("args.name"), names[1]);
   RT_CHECK_EQ(tracks[4].at("args.name"), names[4]);
-  RT_CHECK(tracks[9].at("args.name").size() > 1000 && tracks[9].at("args.name").substr(0, 100) == names[9].substr(0, 100));
+  RT_CHECK(tracks[9].at("args.name").size() > 1000 &&
+           tracks[9].at("args.name").substr(0, 100) == names[9].substr(0, 100));
   const std::string text = ContentOf(file.path());
   RT_CHECK(text.find('\xff') == std::string::npos && text.find("\xed\xa0") == std::string::npos);
   RT_CHECK(text.find("\\ufffd\\ufffd not UTF-8") != std::string::npos);

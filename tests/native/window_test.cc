@@ -10,13 +10,15 @@ namespace {
 
 Topology Hosts(const std::vector<int>& ranks_per_host, int me = 0) {
   std::vector<int> members, host_of_rank;
-  for (size_t host = 0; host < ranks_per_host.size(); ++host) host_of_rank.insert(host_of_rank.end(), ranks_per_host[host], static_cast<int>(host));
+  for (size_t host = 0; host < ranks_per_host.size(); ++host)
+    host_of_rank.insert(host_of_rank.end(), ranks_per_host[host], static_cast<int>(host));
   members.resize(host_of_rank.size());
   std::iota(members.begin(), members.end(), 0);
   return MakeTopology(members, me, host_of_rank);
 }
 
-const std::vector<std::vector<int>> kLayouts = {{1}, {2}, {4}, {64}, {1, 1}, {2, 2}, {1, 3}, {8, 8, 8}, {1, 1, 1, 1}, {100, 3}, {1000}};
+const std::vector<std::vector<int>> kLayouts = {{1},    {2},       {4},          {64},     {1, 1}, {2, 2},
+                                                {1, 3}, {8, 8, 8}, {1, 1, 1, 1}, {100, 3}, {1000}};
 
 RT_TEST(topology_names_hosts_places_and_rings) {
   const Topology topology = MakeTopology({1, 3, 4, 6}, 4, {9, 5, 9, 9, 5, 9, 9});
@@ -33,7 +35,8 @@ RT_TEST(geometry_is_the_same_on_every_member) {
   for (const std::vector<int>& layout : kLayouts)
     for (size_t chunk : {0, 1000, 100000}) {
       const int members = Hosts(layout).member_count();
-      const WindowGeometry first = MakeGeometry(Hosts(layout, 0), chunk, 1 << 25), last = MakeGeometry(Hosts(layout, members - 1), chunk, 1 << 25);
+      const WindowGeometry first = MakeGeometry(Hosts(layout, 0), chunk, 1 << 25),
+                           last = MakeGeometry(Hosts(layout, members - 1), chunk, 1 << 25);
       RT_CHECK_EQ(first.chunk_bytes, last.chunk_bytes);
       RT_CHECK_EQ(first.result_bytes, last.result_bytes);
       RT_CHECK_EQ(first.chunk_slots, last.chunk_slots);

@@ -1,4 +1,5 @@
-// The fake libcuda.so.1: the functions, and cuGetProcAddress_v2 that hands them out. tests/fakes/README.md has the settings.
+// The fake libcuda.so.1: the functions, and cuGetProcAddress_v2 that hands them out. tests/fakes/README.md has the
+// settings.
 #include <array>
 #include <cstdint>
 #include <mutex>
@@ -47,7 +48,7 @@ struct Machine {
       if (device < 0 || device >= present) break;  // as the driver does: the list ends there
       devices.push_back(device);
     }
-    if (devices.size() > kMostDevices) Violation("at most %d devices", kMostDevices);
+    if (devices.size() > kMaxDevices) Violation("at most %d devices", kMaxDevices);
   }
 };
 
@@ -64,7 +65,7 @@ std::atomic<const std::string*>& Failures() {
 
 std::atomic<bool> initialized{false};
 std::mutex guard;  // contexts and events; never held while anything waits
-Context contexts[kMostDevices];
+Context contexts[kMaxDevices];
 thread_local Context* current = nullptr;
 
 std::set<const Event*>& Events() {  // alive
@@ -118,13 +119,27 @@ int DeviceGet(int* device, int ordinal) {
 int DeviceGetAttribute(int* value, int attribute, int device) {
   if (!ValidDevice(device)) return kInvalidDevice;
   switch (attribute) {
-    case 1: *value = 1024; break;  // threads in a block
-    case 16: *value = 8; break;    // multiprocessors
-    case 33: *value = TheMachine().devices[device] + 1; break;  // PCI bus
-    case 34: case 50: *value = 0; break;                        // PCI device and domain
-    case 75: *value = TheMachine().capability / 10; break;
-    case 76: *value = TheMachine().capability % 10; break;
-    default: return kInvalidValue;
+    case 1:
+      *value = 1024;
+      break;  // threads in a block
+    case 16:
+      *value = 8;
+      break;  // multiprocessors
+    case 33:
+      *value = TheMachine().devices[device] + 1;
+      break;  // PCI bus
+    case 34:
+    case 50:
+      *value = 0;
+      break;  // PCI device and domain
+    case 75:
+      *value = TheMachine().capability / 10;
+      break;
+    case 76:
+      *value = TheMachine().capability % 10;
+      break;
+    default:
+      return kInvalidValue;
   }
   return kSuccess;
 }
@@ -174,7 +189,7 @@ int DevicePrimaryCtxRelease(int device) {
 
 int CtxSetCurrent(Context* context) {
   std::lock_guard<std::mutex> lock(guard);
-  if (context != nullptr && (context < contexts || context >= contexts + kMostDevices || context->retained == 0))
+  if (context != nullptr && (context < contexts || context >= contexts + kMaxDevices || context->retained == 0))
     return kInvalidContext;
   current = context;
   return kSuccess;
@@ -293,7 +308,8 @@ int EventElapsedTime(float* milliseconds, void* from, void* to) {
   Event* start = LiveEvent(from, "cuEventElapsedTime");
   Event* end = LiveEvent(to, "cuEventElapsedTime");
   Moment *first = start->latest, *second = end->latest;
-  if (((start->flags | end->flags) & kDisableTiming) != 0 || first == nullptr || second == nullptr) return kInvalidHandle;
+  if (((start->flags | end->flags) & kDisableTiming) != 0 || first == nullptr || second == nullptr)
+    return kInvalidHandle;
   if (!first->passed() || !second->passed()) return kNotReady;
   *milliseconds = static_cast<float>(second->milliseconds() - first->milliseconds());
   return kSuccess;
@@ -420,21 +436,37 @@ int PointerGetAttribute(void* value, int attribute, Address address) {
   if (!place.known) return kInvalidValue;
   const bool on_device = place.device != kHostMemory;
   switch (attribute) {
-    case 1: *static_cast<Context**>(value) = &contexts[on_device ? place.device : 0]; break;
-    case 2: *static_cast<unsigned*>(value) = on_device ? 2 : 1; break;  // memory type
-    case 3: *static_cast<Address*>(value) = address; break;             // device's address
-    case 8: *static_cast<unsigned*>(value) = 0; break;                  // managed
-    case 9: *static_cast<int*>(value) = on_device ? place.device : 0; break;
-    case 11: *static_cast<Address*>(value) = place.start; break;
-    case 12: *static_cast<size_t*>(value) = place.bytes; break;
-    default: return kInvalidValue;
+    case 1:
+      *static_cast<Context**>(value) = &contexts[on_device ? place.device : 0];
+      break;
+    case 2:
+      *static_cast<unsigned*>(value) = on_device ? 2 : 1;
+      break;  // memory type
+    case 3:
+      *static_cast<Address*>(value) = address;
+      break;  // device's address
+    case 8:
+      *static_cast<unsigned*>(value) = 0;
+      break;  // managed
+    case 9:
+      *static_cast<int*>(value) = on_device ? place.device : 0;
+      break;
+    case 11:
+      *static_cast<Address*>(value) = place.start;
+      break;
+    case 12:
+      *static_cast<size_t*>(value) = place.bytes;
+      break;
+    default:
+      return kInvalidValue;
   }
   return kSuccess;
 }
 
 int ModuleLoadData(Module** module, const void* image) {
   auto* loaded = new Module{current->device, {}};
-  const int result = LoadModule(static_cast<const char*>(image), TheMachine().driver_version, TheMachine().capability, loaded);
+  const int result =
+      LoadModule(static_cast<const char*>(image), TheMachine().driver_version, TheMachine().capability, loaded);
   if (result != kSuccess) return delete loaded, result;
   *module = loaded;
   return kSuccess;
@@ -453,8 +485,9 @@ int ModuleGetFunction(Function** function, Module* module, const char* name) {
   return kSuccess;
 }
 
-int LaunchKernel(Function* function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
-                 unsigned block_z, unsigned shared_bytes, void* handle, void** parameters, void** extra) {
+int LaunchKernel(Function* function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                 unsigned block_y, unsigned block_z, unsigned shared_bytes, void* handle, void** parameters,
+                 void** extra) {
   Stream* stream = LiveStream(handle, "cuLaunchKernel");
   if (IsCapturing(stream)) return kCaptureUnsupported;
   if (DeviceOf(stream) != current->device) return kInvalidHandle;

@@ -37,7 +37,9 @@ class Reachable {
   const PackLaunch& launch() const { return *launch_; }
 
  private:
-  static uint64_t Use(uint64_t address, size_t bytes) { return reinterpret_cast<uint64_t>(UseMemory(address, bytes, "a pack kernel")); }
+  static uint64_t Use(uint64_t address, size_t bytes) {
+    return reinterpret_cast<uint64_t>(UseMemory(address, bytes, "a pack kernel"));
+  }
 
   const PackLaunch& asked_;
   std::unique_ptr<PackLaunch> launch_;
@@ -61,8 +63,10 @@ void Run(const void* parameters, Launch3 grid, Launch3 block) {
   CheckGrid(*static_cast<const PackLaunch*>(parameters), grid, block);
   const Reachable reachable(parameters, sizeof(Tensor), sizeof(Buffer));
   for (uint32_t chunk = 0; chunk < grid.x; ++chunk) {
-    if constexpr (kUnpack) ringtrain::UnpackShare<Tensor, Buffer>(reachable.launch(), chunk, 0, 1);
-    else ringtrain::PackShare<Tensor, Buffer>(reachable.launch(), chunk, 0, 1);
+    if constexpr (kUnpack)
+      ringtrain::UnpackShare<Tensor, Buffer>(reachable.launch(), chunk, 0, 1);
+    else
+      ringtrain::PackShare<Tensor, Buffer>(reachable.launch(), chunk, 0, 1);
   }
 }
 
@@ -88,7 +92,7 @@ template <typename Element, typename Value>
 void RunSum(const void* parameters, Launch3 grid, Launch3 block) {
   const auto& asked = *static_cast<const ringtrain::SumLaunch*>(parameters);
   const uint64_t chunks = (asked.elements + ringtrain::kPackChunk - 1) / ringtrain::kPackChunk;
-  if (asked.members < 2 || asked.members > ringtrain::kMostSummed || asked.me >= asked.members)
+  if (asked.members < 2 || asked.members > ringtrain::kMaxSummed || asked.me >= asked.members)
     Violation("a summing kernel of %u members by member %u", asked.members, asked.me);
   if (grid.x != chunks || grid.y * grid.z != 1 || block.x != ringtrain::kPackThreads || block.y * block.z != 1)
     Violation("a summing kernel of %lu chunks is launched as %u blocks of %u threads", chunks, grid.x, block.x);
@@ -105,7 +109,7 @@ void RunSum(const void* parameters, Launch3 grid, Launch3 block) {
 
 decltype(Function::body) FindKernel(const std::string& name) {
   using namespace ringtrain;
-#define RT_PACKING(kernel, Tensor, Buffer)                         \
+#define RT_PACKING(kernel, Tensor, Buffer)                        \
   if (name == "pack_" #kernel) return Run<Tensor, Buffer, false>; \
   if (name == "unpack_" #kernel) return Run<Tensor, Buffer, true>;
 #include "device/pack.def"

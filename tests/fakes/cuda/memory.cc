@@ -69,7 +69,8 @@ size_t LiveBytesLocked(int device) {
 void GiveBack(uint64_t start, const Allocation& allocation) {
   // The address stays taken: another mapping there would hide that somebody still uses it.
   const size_t bytes = WholePages(allocation.bytes);
-  mmap(reinterpret_cast<void*>(start), bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
+  mmap(reinterpret_cast<void*>(start), bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1,
+       0);
   if (allocation.device != kHostMemory) munmap(allocation.alias, bytes);
 }
 
@@ -98,7 +99,8 @@ uint64_t AllocateMemory(int device, size_t bytes) {
 bool FreeMemory(uint64_t start, bool host) {
   Locked locked;
   auto found = Allocations().find(start);
-  if (found == Allocations().end() || (found->second.device == kHostMemory) != host || found->second.registered) return false;
+  if (found == Allocations().end() || (found->second.device == kHostMemory) != host || found->second.registered)
+    return false;
   Allocation& allocation = found->second;
   if (allocation.freed) Violation("memory at %#lx is freed twice", start);
   if (allocation.users > 0) Violation("memory at %#lx is freed while a stream uses it", start);
@@ -143,7 +145,8 @@ void* UseMemory(uint64_t address, size_t bytes, const char* user) {
   Allocation& allocation = owner->second;
   if (allocation.freed) Violation("%s uses %#lx, which was freed", user, address);
   if (address + bytes > owner->first + allocation.bytes)
-    Violation("%s uses %zu bytes at %#lx, which end %#lx after %zu bytes", user, bytes, address, owner->first, allocation.bytes);
+    Violation("%s uses %zu bytes at %#lx, which end %#lx after %zu bytes", user, bytes, address, owner->first,
+              allocation.bytes);
   ++allocation.users;
   return allocation.alias + (address - owner->first);
 }

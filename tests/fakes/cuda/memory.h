@@ -1,8 +1,8 @@
 // Memory of the fake devices: who owns an address, and where a stream's thread finds the bytes.
 //
-// Device memory has two mappings. The address that is handed out cannot be touched, as a host cannot touch a GPU's memory;
-// streams work through the other one. New memory is filled with 0xA5. Freed memory keeps its address for ever, so that any
-// later use is seen. Pinned host memory has one mapping for both.
+// Device memory has two mappings. The address that is handed out cannot be touched, as a host cannot touch a GPU's
+// memory; streams work through the other one. New memory is filled with 0xA5. Freed memory keeps its address for ever,
+// so that any later use is seen. Pinned host memory has one mapping for both.
 #ifndef RINGTRAIN_TESTS_FAKES_CUDA_MEMORY_H_
 #define RINGTRAIN_TESTS_FAKES_CUDA_MEMORY_H_
 
@@ -31,7 +31,8 @@ bool UnregisterMemory(void* start);
 
 // Where an address lies.
 Place FindMemory(uint64_t address);
-// For a stream's thread: the address of the bytes to work on. Memory that is freed, too short or unknown is a violation.
+// For a stream's thread: the address of the bytes to work on. Memory that is freed, too short or unknown is a
+// violation.
 void* UseMemory(uint64_t address, size_t bytes, const char* user);
 void ReleaseMemory(uint64_t address);
 // Bytes and allocations that are not freed, host and device.

@@ -10,13 +10,15 @@
 namespace fakes {
 namespace {
 
-// ISA version that a driver of a CUDA version accepts, both as ten times major plus minor: 12.1 brought 8.1, 13.0 brought 9.0.
+// ISA version that a driver of a CUDA version accepts, both as ten times major plus minor: 12.1 brought 8.1, 13.0
+// brought 9.0.
 int NewestIsa(int driver_version) {
   const int major = driver_version / 1000, minor = driver_version % 1000 / 10;
   return major >= 13 ? 90 + minor : 80 + minor;
 }
 
-// The digits behind a directive, a dot between them left out: ".version 8.1" gives 81, ".target sm_75" 75; -1 without it.
+// The digits behind a directive, a dot between them left out: ".version 8.1" gives 81, ".target sm_75" 75; -1 without
+// it.
 int DirectiveNumber(const std::string& text, const std::string& directive) {
   const size_t at = text.find(directive);
   if (at == std::string::npos) return -1;

@@ -1,7 +1,8 @@
 // Moment: a point in a stream's work that has passed or not; what an event holds after it was recorded.
 //
-// It orders whoever sees that it has passed after the work before it, and nobody else, so that ThreadSanitizer knows the order
-// that CUDA gives and no other. For the same reason a moment is never freed: a reference count would be an order too.
+// It orders whoever sees that it has passed after the work before it, and nobody else, so that ThreadSanitizer knows
+// the order that CUDA gives and no other. For the same reason a moment is never freed: a reference count would be an
+// order too.
 #ifndef RINGTRAIN_TESTS_FAKES_CUDA_MOMENT_H_
 #define RINGTRAIN_TESTS_FAKES_CUDA_MOMENT_H_
 
@@ -28,7 +29,9 @@ class Moment {
     while (!passed()) syscall(SYS_futex, &passed_, FUTEX_WAIT_PRIVATE, 0, nullptr, nullptr, 0);
   }
   // Once it has passed.
-  double milliseconds() const { return 1e3 * static_cast<double>(when_.tv_sec) + 1e-6 * static_cast<double>(when_.tv_nsec); }
+  double milliseconds() const {
+    return 1e3 * static_cast<double>(when_.tv_sec) + 1e-6 * static_cast<double>(when_.tv_nsec);
+  }
 
  private:
   std::atomic<uint32_t> passed_{0};

@@ -27,7 +27,7 @@ struct Device {
 };
 
 Device& DeviceAt(int index) {
-  static auto* devices = new Device[kMostDevices];
+  static auto* devices = new Device[kMaxDevices];
   return devices[index];
 }
 
@@ -135,7 +135,7 @@ Stream* LegacyStream(int index) {
 }
 
 Stream* ThreadStream(int device) {
-  static thread_local Stream* streams[kMostDevices] = {};
+  static thread_local Stream* streams[kMaxDevices] = {};
   if (streams[device] == nullptr) streams[device] = AddBlocking(device);
   return streams[device];
 }

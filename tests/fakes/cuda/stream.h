@@ -1,7 +1,8 @@
 // Streams of the fake devices: each is a thread that runs its work first in, first out.
 //
-// Whoever enqueues orders the work after what it did before; the thread gives nothing back except through moments. No lock is
-// shared between a stream's thread and anybody else, so a missing wait is a data race that ThreadSanitizer sees.
+// Whoever enqueues orders the work after what it did before; the thread gives nothing back except through moments. No
+// lock is shared between a stream's thread and anybody else, so a missing wait is a data race that ThreadSanitizer
+// sees.
 #ifndef RINGTRAIN_TESTS_FAKES_CUDA_STREAM_H_
 #define RINGTRAIN_TESTS_FAKES_CUDA_STREAM_H_
 
@@ -13,7 +14,7 @@ namespace fakes {
 
 struct Stream;  // never freed, so that the use of a destroyed one is seen
 
-constexpr int kMostDevices = 16;
+constexpr int kMaxDevices = 16;
 
 // A stream of one device. A blocking one is ordered with the device's legacy stream, as CUDA does.
 Stream* NewStream(int device, bool blocking);

@@ -17,7 +17,7 @@ namespace {
 // By name and rank; a rank's own, because ranks may be threads of one process.
 CountedFunction& Counted(const std::string& name, int rank) {
   static std::mutex mutex;
-  static auto* functions = new std::map<std::string, std::array<CountedFunction, kMostRanks>>;
+  static auto* functions = new std::map<std::string, std::array<CountedFunction, kMaxRanks>>;
   std::lock_guard<std::mutex> lock(mutex);
   CountedFunction& function = (*functions)[name][rank];
   if (function.name.empty()) function.name = name;
@@ -46,7 +46,8 @@ std::string ProblemWithMemory(const Communicator& comm, const Operation& operati
   const auto ranks = static_cast<size_t>(comm.ranks), rank = static_cast<size_t>(comm.rank);
   const bool scatters = operation.kind == Kind::kReduceScatter || operation.kind == Kind::kAlltoAll;
   const bool gathers = operation.kind == Kind::kAllGather || operation.kind == Kind::kAlltoAll;
-  const bool sends = operation.kind != Kind::kRecv && (operation.kind != Kind::kBroadcast || comm.rank == operation.root);
+  const bool sends =
+      operation.kind != Kind::kRecv && (operation.kind != Kind::kBroadcast || comm.rank == operation.root);
   const size_t sent = sends ? bytes * (scatters ? ranks : 1) : 0;
   const size_t received = operation.kind == Kind::kSend ? 0 : bytes * (gathers ? ranks : 1);
   std::string problem = ProblemWithMemory(comm, "send buffer", operation.send, sent);
@@ -62,10 +63,13 @@ std::string ProblemWithMemory(const Communicator& comm, const Operation& operati
 
 std::string ProblemWith(const Communicator& comm, const Operation& operation) {
   if (SizeOf(operation.dtype) == 0) return "type " + std::to_string(operation.dtype) + " is none that the fake knows";
-  const bool rooted = operation.kind == Kind::kBroadcast || operation.kind == Kind::kSend || operation.kind == Kind::kRecv;
-  if (rooted && (operation.root < 0 || operation.root >= comm.ranks)) return "root or peer " + std::to_string(operation.root) + " is no rank";
+  const bool rooted =
+      operation.kind == Kind::kBroadcast || operation.kind == Kind::kSend || operation.kind == Kind::kRecv;
+  if (rooted && (operation.root < 0 || operation.root >= comm.ranks))
+    return "root or peer " + std::to_string(operation.root) + " is no rank";
   const int user_op = operation.op - kFirstUserOp;
-  if (operation.op < 0 || user_op >= static_cast<int>(comm.user_ops.size())) return "reduction " + std::to_string(operation.op) + " does not exist";
+  if (operation.op < 0 || user_op >= static_cast<int>(comm.user_ops.size()))
+    return "reduction " + std::to_string(operation.op) + " does not exist";
   if (user_op >= 0 && (!comm.user_ops[user_op].alive || comm.user_ops[user_op].dtype != operation.dtype))
     return "the user's reduction was destroyed or is of another type";
   return ProblemWithMemory(comm, operation);
@@ -119,14 +123,15 @@ Plan Enter(const std::string& name, int rank) {
 
 long CallsOf(const std::string& name, int rank) {
   long calls = 0;
-  for (int one = 0; one < kMostRanks; ++one)
+  for (int one = 0; one < kMaxRanks; ++one)
     if (rank < 0 || rank == one) calls += Counted(name, one).calls.load();
   return calls;
 }
 
 Call::Call(Communicator* comm, const char* name) : comm_(comm) {
   if (!comm->alive) Violation("%s on a communicator that was destroyed or aborted", name);
-  if (comm->entered.exchange(true, std::memory_order_relaxed)) Violation("%s while another thread is in a call on the communicator", name);
+  if (comm->entered.exchange(true, std::memory_order_relaxed))
+    Violation("%s while another thread is in a call on the communicator", name);
   if (!RanksMayShareDevices() && InDevice(comm->device).exchange(true, std::memory_order_relaxed))
     Violation("%s while another thread is in a call on a communicator of device %d", name, comm->device);
 }
@@ -154,25 +159,30 @@ std::string ProblemWithMemory(const Communicator& comm, const char* which, uint6
   const int device = Cuda().device_of_memory(address, bytes);
   if (device == comm.device) return "";
   char text[200];
-  std::snprintf(text, sizeof text, "%s %#lx of %zu bytes is not memory of device %d but of %d", which, address, bytes, comm.device, device);
+  std::snprintf(text, sizeof text, "%s %#lx of %zu bytes is not memory of device %d but of %d", which, address, bytes,
+                comm.device, device);
   return text;
 }
 
 std::string ProblemWith(const Config& config) {
   if (config.magic != 0xcafebeef) return "the configuration's magic number is wrong";
-  if (!EndsWithAField(config.size)) return "the configuration's " + std::to_string(config.size) + " bytes end within a field";
+  if (!EndsWithAField(config.size))
+    return "the configuration's " + std::to_string(config.size) + " bytes end within a field";
   if (config.version < 21400 || static_cast<int>(config.version) > NcclVersion())
-    return "the configuration's version is " + std::to_string(config.version) + ", the library's " + std::to_string(NcclVersion());
-  if (config.least_ctas != INT_MIN && config.most_ctas != INT_MIN && config.least_ctas > config.most_ctas) return "minCTAs exceeds maxCTAs";
+    return "the configuration's version is " + std::to_string(config.version) + ", the library's " +
+           std::to_string(NcclVersion());
+  if (config.least_ctas != INT_MIN && config.most_ctas != INT_MIN && config.least_ctas > config.most_ctas)
+    return "minCTAs exceeds maxCTAs";
   return "";
 }
 
 int Initialize(Communicator** comm, int ranks, const UniqueId& id, int rank, const Config* config, const char* name) {
-  const Plan plan = Enter(name, rank >= 0 && rank < kMostRanks ? rank : 0);
+  const Plan plan = Enter(name, rank >= 0 && rank < kMaxRanks ? rank : 0);
   if (plan.fails != 0) return Refuse(nullptr, plan.fails, std::string("planned failure of ") + name);
   const std::string problem = config != nullptr ? ProblemWith(*config) : "";
   if (!problem.empty()) return Refuse(nullptr, kNcclInvalidArgument, problem);
-  if (ranks < 1 || ranks > kMostRanks || rank < 0 || rank >= ranks || !IsId(id)) return Refuse(nullptr, kNcclInvalidArgument, "no such rank or id");
+  if (ranks < 1 || ranks > kMaxRanks || rank < 0 || rank >= ranks || !IsId(id))
+    return Refuse(nullptr, kNcclInvalidArgument, "no such rank or id");
   if (Cuda().current_device() < 0) return Refuse(nullptr, kNcclCudaError, "no context is current");
   *comm = Join(id.internal, rank, ranks, Cuda().current_device(), config == nullptr || config->blocking != 0);
   if (plan.hangs != 0) return (*comm)->unfinished = [] { return kNcclInProgress; }, kNcclInProgress;
@@ -189,14 +199,17 @@ int Submit(Operation operation, Communicator* comm, void* handle) {
     if (plan.fails != 0) return Refuse(comm, plan.fails, std::string("planned failure of ") + name);
     operation.hangs = plan.hangs != 0;
     operation.breaks = plan.breaks;
-    if (comm->unfinished) return Refuse(comm, kNcclInvalidUsage, std::string(name) + " while the communicator is in progress");
-    if (comm->failure != kNcclSuccess) return Refuse(comm, kNcclInvalidUsage, std::string(name) + " after an asynchronous error");
+    if (comm->unfinished)
+      return Refuse(comm, kNcclInvalidUsage, std::string(name) + " while the communicator is in progress");
+    if (comm->failure != kNcclSuccess)
+      return Refuse(comm, kNcclInvalidUsage, std::string(name) + " after an asynchronous error");
     const std::string problem = ProblemWith(*comm, operation);
     if (!problem.empty()) return Refuse(comm, kNcclInvalidArgument, std::string(name) + ": " + problem);
     if (operation.op >= kFirstUserOp) operation.factor = comm->user_ops[operation.op - kFirstUserOp].factor;
     stream = Cuda().stream(handle);
     if (stream == nullptr) return Refuse(comm, kNcclInvalidUsage, std::string(name) + ": the stream is capturing");
-    if (Cuda().device_of_stream(stream) != comm->device) return Refuse(comm, kNcclInvalidArgument, std::string(name) + ": stream of another device");
+    if (Cuda().device_of_stream(stream) != comm->device)
+      return Refuse(comm, kNcclInvalidArgument, std::string(name) + ": stream of another device");
   }
   AddToGroup(comm, stream, operation);
   return group_depth > 0 ? kNcclSuccess : LaunchGroup(std::exchange(group, {}));

@@ -34,7 +34,8 @@ struct Plan {
 Plan Enter(const std::string& name, int rank);
 long CallsOf(const std::string& name, int rank);
 
-// One call on a communicator: at most one thread at a time may be in NCCL with it, and with all communicators of its device.
+// One call on a communicator: at most one thread at a time may be in NCCL with it, and with all communicators of its
+// device.
 class Call {
  public:
   Call(Communicator* comm, const char* name);

@@ -45,7 +45,11 @@ bool Scales(const Operation& operation) {
 class Collective {
  public:
   Collective(Communicator* comm, const Operation& operation, const Announcement& order)
-      : comm_(comm), shared_(*comm->segment), operation_(operation), order_(order), size_(SizeOf(operation.dtype)),
+      : comm_(comm),
+        shared_(*comm->segment),
+        operation_(operation),
+        order_(order),
+        size_(SizeOf(operation.dtype)),
         send_(operation.send, size_ * operation.count * SentPieces(), NameOf(operation.kind)),
         recv_(operation.recv, size_ * operation.count * ReceivedPieces(), NameOf(operation.kind)) {}
 
@@ -59,7 +63,9 @@ class Collective {
  private:
   size_t SentPieces() const {
     const bool scatters = operation_.kind == Kind::kReduceScatter || operation_.kind == Kind::kAlltoAll;
-    return scatters ? static_cast<size_t>(comm_->ranks) : operation_.kind == Kind::kBroadcast && operation_.send == 0 ? 0 : 1;
+    return scatters                                                      ? static_cast<size_t>(comm_->ranks)
+           : operation_.kind == Kind::kBroadcast && operation_.send == 0 ? 0
+                                                                         : 1;
   }
   size_t ReceivedPieces() const {
     const bool gathers = operation_.kind == Kind::kAllGather || operation_.kind == Kind::kAlltoAll;
@@ -94,8 +100,8 @@ class Collective {
     for (int rank = 0; rank < comm_->ranks; ++rank) {
       const Announcement& other = shared_.members[rank].announcement;
       if (std::memcmp(&own, &other, offsetof(Announcement, others)) != 0) FailFor(own, other, rank);
-      for (int i = 0; i < kMostComms; ++i)
-        for (int j = 0; j < kMostComms; ++j)
+      for (int i = 0; i < kMaxComms; ++i)
+        for (int j = 0; j < kMaxComms; ++j)
           if (own.others[i] != 0 && own.others[i] == other.others[j] && own.launched[i] != other.launched[j])
             comm_->segment.Fail(kNcclInvalidUsage, "ranks launched on several communicators in different orders");
     }
@@ -103,9 +109,11 @@ class Collective {
 
   void FailFor(const Announcement& own, const Announcement& other, int rank) const {
     char text[400];
-    std::snprintf(text, sizeof text, "rank %d called %s (count %lu, type %d, op %d, root %d), but rank %d %s (count %lu, type %d, op %d, root %d)",
-                  comm_->rank, NameOf(static_cast<Kind>(own.kind)), own.count, own.dtype, own.op, own.root, rank,
-                  NameOf(static_cast<Kind>(other.kind)), other.count, other.dtype, other.op, other.root);
+    std::snprintf(
+        text, sizeof text,
+        "rank %d called %s (count %lu, type %d, op %d, root %d), but rank %d %s (count %lu, type %d, op %d, root %d)",
+        comm_->rank, NameOf(static_cast<Kind>(own.kind)), own.count, own.dtype, own.op, own.root, rank,
+        NameOf(static_cast<Kind>(other.kind)), other.count, other.dtype, other.op, other.root);
     comm_->segment.Fail(kNcclInvalidUsage, text);
   }
 
@@ -142,10 +150,14 @@ class Collective {
 
   void Exchange() {
     switch (operation_.kind) {
-      case Kind::kAllReduce: return AllReduce();
-      case Kind::kReduceScatter: return ReduceScatter();
-      case Kind::kAlltoAll: return AlltoAll();
-      default: return Gather();
+      case Kind::kAllReduce:
+        return AllReduce();
+      case Kind::kReduceScatter:
+        return ReduceScatter();
+      case Kind::kAlltoAll:
+        return AlltoAll();
+      default:
+        return Gather();
     }
   }
 
@@ -199,8 +211,11 @@ class Collective {
 class Transfer {
  public:
   Transfer(Communicator* comm, const Operation& operation)
-      : comm_(comm), operation_(operation), sends_(operation.kind == Kind::kSend),
-        pair_(sends_ ? comm->segment->pairs[comm->rank][operation.root] : comm->segment->pairs[operation.root][comm->rank]),
+      : comm_(comm),
+        operation_(operation),
+        sends_(operation.kind == Kind::kSend),
+        pair_(sends_ ? comm->segment->pairs[comm->rank][operation.root]
+                     : comm->segment->pairs[operation.root][comm->rank]),
         bytes_(operation.count * SizeOf(operation.dtype)),
         memory_(sends_ ? operation.send : operation.recv, bytes_, NameOf(operation.kind)) {}
 
@@ -213,8 +228,10 @@ class Transfer {
     const bool full = pair_.sent > pair_.received;
     if (full == sends_) return false;
     const size_t count = std::min(kPairBytes, bytes_ - moved_);
-    if (sends_) Put(count);
-    else if (!Take(count)) return false;
+    if (sends_)
+      Put(count);
+    else if (!Take(count))
+      return false;
     moved_ += count;
     done_ = moved_ == bytes_;
     comm_->segment.Ring();
@@ -250,10 +267,12 @@ class Transfer {
 };
 
 void RunTransfers(Communicator* comm, std::vector<std::unique_ptr<Transfer>> transfers) {
-  auto left = [&] { return std::any_of(transfers.begin(), transfers.end(), [](const auto& one) { return !one->done(); }); };
+  auto left = [&] {
+    return std::any_of(transfers.begin(), transfers.end(), [](const auto& one) { return !one->done(); });
+  };
   auto advance = [&] {
     bool moved = false;
-    std::vector<bool> taken(2 * kMostRanks, false);
+    std::vector<bool> taken(2 * kMaxRanks, false);
     for (auto& transfer : transfers) {
       if (transfer->done() || taken[transfer->lane()]) continue;
       taken[transfer->lane()] = true;

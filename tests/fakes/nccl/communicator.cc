@@ -29,15 +29,19 @@ __attribute__((format(printf, 1, 2))) std::string Text(const char* format, ...) 
 // What is wrong with the ranks that have come together; empty if nothing is.
 std::string Disagreement(const Communicator& comm) {
   const Member& own = comm.segment->members[comm.rank];
-  std::vector<int> sharing(kMostRanks, 1);  // ranks up to this one that have its device
+  std::vector<int> sharing(kMaxRanks, 1);  // ranks up to this one that have its device
   for (int rank = 0; rank < comm.ranks; ++rank) {
     const Member& member = comm.segment->members[rank];
-    if (member.version != own.version) return Text("Mismatched NCCL version detected : rank %d version %d rank %d version", rank, member.version, comm.rank);
-    if (member.ranks != comm.ranks) return Text("rank %d expects %d ranks, rank %d another number", rank, member.ranks, comm.rank);
+    if (member.version != own.version)
+      return Text("Mismatched NCCL version detected : rank %d version %d rank %d version", rank, member.version,
+                  comm.rank);
+    if (member.ranks != comm.ranks)
+      return Text("rank %d expects %d ranks, rank %d another number", rank, member.ranks, comm.rank);
     for (int earlier = 0; earlier < rank; ++earlier) {
       if (std::memcmp(member.uuid, comm.segment->members[earlier].uuid, sizeof member.uuid) != 0) continue;
       if (!RanksMayShareDevices() || ++sharing[rank] > 2)
-        return Text("Duplicate GPU detected : rank %d and rank %d both on CUDA device %x", earlier, rank, static_cast<int>(member.bus) << 12);
+        return Text("Duplicate GPU detected : rank %d and rank %d both on CUDA device %x", earlier, rank,
+                    static_cast<int>(member.bus) << 12);
     }
   }
   return "";
@@ -56,7 +60,12 @@ int Gather(Communicator* comm) {
 }  // namespace
 
 Communicator::Communicator(const std::string& its_id, int its_rank, int its_ranks, int its_device, bool blocks)
-    : id(its_id), rank(its_rank), ranks(its_ranks), device(its_device), blocking(blocks), segment("/" + its_id),
+    : id(its_id),
+      rank(its_rank),
+      ranks(its_ranks),
+      device(its_device),
+      blocking(blocks),
+      segment("/" + its_id),
       dice(static_cast<uint64_t>(Number("FAKE_SEED", 1)) + static_cast<uint64_t>(its_rank)) {}
 
 const char* NameOf(Kind kind) {
@@ -98,7 +107,8 @@ Communicator* Join(const std::string& id, int rank, int ranks, int device, bool 
   own.version = NcclVersion();
   own.ranks = ranks;
   Cuda().identity(device, own.uuid, &own.bus);
-  if (own.present.exchange(1) != 0) comm->segment.Fail(kNcclInvalidUsage, Text("rank %d of %d joined twice", rank, ranks));
+  if (own.present.exchange(1) != 0)
+    comm->segment.Fail(kNcclInvalidUsage, Text("rank %d of %d joined twice", rank, ranks));
   comm->segment.Ring();
   comm->unfinished = [comm] { return Gather(comm); };
   std::lock_guard<std::mutex> lock(live_mutex);
@@ -134,11 +144,13 @@ void CountOthers(const Communicator* comm, Announcement* announcement) {
   int known = 0;
   std::lock_guard<std::mutex> lock(live_mutex);
   for (const Communicator* other : Live()) {
-    if (other == comm || other->device != comm->device || other->unfinished || RanksMayShareDevices() || known == kMostComms) continue;
+    if (other == comm || other->device != comm->device || other->unfinished || RanksMayShareDevices() ||
+        known == kMaxComms)
+      continue;
     announcement->others[known] = std::hash<std::string>()(other->id);
     announcement->launched[known++] = other->launched;
   }
-  for (; known < kMostComms; ++known) announcement->others[known] = 0;
+  for (; known < kMaxComms; ++known) announcement->others[known] = 0;
 }
 
 }  // namespace fakes

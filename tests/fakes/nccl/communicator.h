@@ -15,8 +15,16 @@
 namespace fakes {
 
 // ncclResult_t
-enum NcclResult { kNcclSuccess, kNcclCudaError, kNcclSystemError, kNcclInternalError, kNcclInvalidArgument, kNcclInvalidUsage,
-                  kNcclRemoteError, kNcclInProgress };
+enum NcclResult {
+  kNcclSuccess,
+  kNcclCudaError,
+  kNcclSystemError,
+  kNcclInternalError,
+  kNcclInvalidArgument,
+  kNcclInvalidUsage,
+  kNcclRemoteError,
+  kNcclInProgress
+};
 
 enum class Kind { kAllReduce, kReduceScatter, kAllGather, kBroadcast, kAlltoAll, kSend, kRecv };
 const char* NameOf(Kind kind);
@@ -24,9 +32,10 @@ const char* NameOf(Kind kind);
 struct Operation {
   Kind kind;
   uint64_t send = 0, recv = 0;
-  size_t count = 0;  // as the caller counts: of ReduceScatter what is received, of AllGather and AlltoAll what is sent to one
+  size_t count =
+      0;  // as the caller counts: of ReduceScatter what is received, of AllGather and AlltoAll what is sent to one
   int dtype = 0, op = 0, root = 0;  // root: also the peer
-  double factor = 1;  // of a user's operation
+  double factor = 1;                // of a user's operation
   bool hangs = false;
   int breaks = 0;  // with this asynchronous error, and hangs
 };

@@ -35,17 +35,28 @@ struct Brain {
 template <typename Visit>
 void WithFormat(int dtype, Visit visit) {
   switch (dtype) {
-    case 0: return visit(Plain<int8_t>());
-    case 1: return visit(Plain<uint8_t>());
-    case 2: return visit(Plain<int32_t>());
-    case 3: return visit(Plain<uint32_t>());
-    case 4: return visit(Plain<int64_t>());
-    case 5: return visit(Plain<uint64_t>());
-    case 6: return visit(Half());
-    case 7: return visit(Plain<float>());
-    case 8: return visit(Plain<double>());
-    case 9: return visit(Brain());
-    default: Violation("the fake NCCL has no dtype %d", dtype);
+    case 0:
+      return visit(Plain<int8_t>());
+    case 1:
+      return visit(Plain<uint8_t>());
+    case 2:
+      return visit(Plain<int32_t>());
+    case 3:
+      return visit(Plain<uint32_t>());
+    case 4:
+      return visit(Plain<int64_t>());
+    case 5:
+      return visit(Plain<uint64_t>());
+    case 6:
+      return visit(Half());
+    case 7:
+      return visit(Plain<float>());
+    case 8:
+      return visit(Plain<double>());
+    case 9:
+      return visit(Brain());
+    default:
+      Violation("the fake NCCL has no dtype %d", dtype);
   }
 }
 
@@ -54,14 +65,20 @@ Value Combine(int op, Value a, Value b) {
   // Unsigned, so that a sum of integers wraps as on a GPU.
   if constexpr (std::is_integral_v<Value>) {
     using Wide = std::make_unsigned_t<Value>;
-    if (op == kProd) return static_cast<Value>(static_cast<Wide>(uint64_t{static_cast<Wide>(a)} * static_cast<Wide>(b)));
-    if (op != kMax && op != kMin) return static_cast<Value>(static_cast<Wide>(static_cast<Wide>(a) + static_cast<Wide>(b)));
+    if (op == kProd)
+      return static_cast<Value>(static_cast<Wide>(uint64_t{static_cast<Wide>(a)} * static_cast<Wide>(b)));
+    if (op != kMax && op != kMin)
+      return static_cast<Value>(static_cast<Wide>(static_cast<Wide>(a) + static_cast<Wide>(b)));
   }
   switch (op) {
-    case kProd: return static_cast<Value>(a * b);
-    case kMax: return b > a || b != b ? b : a;  // no number wins
-    case kMin: return b < a || b != b ? b : a;
-    default: return static_cast<Value>(a + b);
+    case kProd:
+      return static_cast<Value>(a * b);
+    case kMax:
+      return b > a || b != b ? b : a;  // no number wins
+    case kMin:
+      return b < a || b != b ? b : a;
+    default:
+      return static_cast<Value>(a + b);
   }
 }
 
@@ -88,7 +105,8 @@ void Scale(int dtype, double factor, void* values, size_t count) {
     using Format = decltype(format);
     auto* all = static_cast<typename Format::Stored*>(values);
     const auto by = Format::Read(Format::Write(static_cast<typename Format::Value>(factor)));
-    for (size_t i = 0; i < count; ++i) all[i] = Format::Write(static_cast<typename Format::Value>(Format::Read(all[i]) * by));
+    for (size_t i = 0; i < count; ++i)
+      all[i] = Format::Write(static_cast<typename Format::Value>(Format::Read(all[i]) * by));
   });
 }
 
@@ -107,7 +125,8 @@ void Divide(int dtype, int divisor, void* into, size_t count) {
     using Format = decltype(format);
     auto* to = static_cast<typename Format::Stored*>(into);
     for (size_t i = 0; i < count; ++i)
-      to[i] = Format::Write(static_cast<typename Format::Value>(Format::Read(to[i]) / static_cast<typename Format::Value>(divisor)));
+      to[i] = Format::Write(
+          static_cast<typename Format::Value>(Format::Read(to[i]) / static_cast<typename Format::Value>(divisor)));
   });
 }
 

@@ -37,7 +37,8 @@ FAKE_EXPORT int ncclCommDeregister(Communicator* comm, void* handle) {
   return handle != nullptr ? kNcclSuccess : Refuse(comm, kNcclInvalidArgument, "no such registration");
 }
 
-FAKE_EXPORT int ncclCommInitRankScalable(Communicator** comm, int ranks, int rank, int ids, UniqueId* id, Config* config) {
+FAKE_EXPORT int ncclCommInitRankScalable(Communicator** comm, int ranks, int rank, int ids, UniqueId* id,
+                                         Config* config) {
   if (ids < 1) return Refuse(nullptr, kNcclInvalidArgument, "one id at least");
   return Initialize(comm, ranks, id[0], rank, config, "ncclCommInitRankScalable");
 }
@@ -48,12 +49,16 @@ FAKE_EXPORT int ncclCommWindowRegister(Communicator* comm, void* memory, size_t 
   Enter("ncclCommWindowRegister", comm->rank);
   const std::string problem = ProblemWithMemory(*comm, "window", Address(memory), bytes);
   if (!problem.empty() || flags < 0 || flags > 3) return Refuse(comm, kNcclInvalidArgument, "window: " + problem);
-  if (comm->unfinished) return Refuse(comm, kNcclInvalidUsage, "ncclCommWindowRegister while the communicator is in progress");
+  if (comm->unfinished)
+    return Refuse(comm, kNcclInvalidUsage, "ncclCommWindowRegister while the communicator is in progress");
   *window = nullptr;
-  return Begin(comm, [=] {
-    if (Number("FAKE_NCCL_WINDOWS", 0) != 0 && Address(memory) % 4096 == 0) *window = memory;
-    return static_cast<int>(kNcclSuccess);
-  }, true);
+  return Begin(
+      comm,
+      [=] {
+        if (Number("FAKE_NCCL_WINDOWS", 0) != 0 && Address(memory) % 4096 == 0) *window = memory;
+        return static_cast<int>(kNcclSuccess);
+      },
+      true);
 }
 
 FAKE_EXPORT int ncclCommWindowDeregister(Communicator* comm, void* window) {
@@ -64,7 +69,8 @@ FAKE_EXPORT int ncclCommWindowDeregister(Communicator* comm, void* window) {
 FAKE_EXPORT int ncclCommShrink(Communicator* comm, int* exclude, int count, Communicator** made, Config*, int flags) {
   const Call call(comm, "ncclCommShrink");
   auto excluded = [&](int rank) { return std::find(exclude, exclude + count, rank) != exclude + count; };
-  if (flags < 0 || flags > 1 || count < 1 || excluded(comm->rank)) return Refuse(comm, kNcclInvalidArgument, "ncclCommShrink");
+  if (flags < 0 || flags > 1 || count < 1 || excluded(comm->rank))
+    return Refuse(comm, kNcclInvalidArgument, "ncclCommShrink");
   if (flags == 1) comm->aborted = true;  // NCCL_SHRINK_ABORT: what is under way ends
   std::string suffix = "-k" + std::to_string(++comm->shrinks);
   int place = 0, ranks = 0;
@@ -96,7 +102,8 @@ FAKE_EXPORT int ncclCommGetUniqueId(Communicator* comm, UniqueId* id) {
 }
 
 // Ranks of the old communicator pass it, one of them the id too; new ranks pass the id and their rank.
-FAKE_EXPORT int ncclCommGrow(Communicator* comm, int ranks, const UniqueId* id, int rank, Communicator** made, Config* config) {
+FAKE_EXPORT int ncclCommGrow(Communicator* comm, int ranks, const UniqueId* id, int rank, Communicator** made,
+                             Config* config) {
   if (comm == nullptr) return Initialize(made, ranks, *id, rank, config, "ncclCommGrow");
   const Call call(comm, "ncclCommGrow");
   if (id != nullptr) {
@@ -105,11 +112,14 @@ FAKE_EXPORT int ncclCommGrow(Communicator* comm, int ranks, const UniqueId* id, 
     comm->segment.Ring();
   }
   *made = nullptr;
-  return Begin(comm, [=] {
-    if (comm->segment->grown == 0) return static_cast<int>(kNcclInProgress);
-    if (*made == nullptr) *made = Join(comm->segment->grown_id, comm->rank, ranks, comm->device, comm->blocking);
-    return Poll(*made);
-  }, true);
+  return Begin(
+      comm,
+      [=] {
+        if (comm->segment->grown == 0) return static_cast<int>(kNcclInProgress);
+        if (*made == nullptr) *made = Join(comm->segment->grown_id, comm->rank, ranks, comm->device, comm->blocking);
+        return Poll(*made);
+      },
+      true);
 }
 
 }  // extern "C"

@@ -1,7 +1,8 @@
 // The memory in which the ranks of one communicator of the fake NCCL meet, processes and threads alike.
 //
-// Every rank maps it for itself, also within one process, so that ThreadSanitizer sees no order between ranks that NCCL does
-// not give. Its name disappears from /dev/shm as soon as all ranks are there, or with the process that waits for the rest.
+// Every rank maps it for itself, also within one process, so that ThreadSanitizer sees no order between ranks that NCCL
+// does not give. Its name disappears from /dev/shm as soon as all ranks are there, or with the process that waits for
+// the rest.
 #ifndef RINGTRAIN_TESTS_FAKES_NCCL_SEGMENT_H_
 #define RINGTRAIN_TESTS_FAKES_NCCL_SEGMENT_H_
 
@@ -13,8 +14,8 @@
 
 namespace fakes {
 
-constexpr int kMostRanks = 8;
-constexpr int kMostComms = 16;          // of one rank on one device
+constexpr int kMaxRanks = 8;
+constexpr int kMaxComms = 16;           // of one rank on one device
 constexpr size_t kSlotBytes = 1 << 17;  // what a rank publishes at a time; divides by the size of every dtype
 constexpr size_t kPairBytes = 1 << 14;  // the same for Send and Recv
 
@@ -23,7 +24,7 @@ struct Announcement {
   int32_t kind, dtype, op, root;
   uint64_t count;
   // How many operations this rank had launched on its other communicators of this device.
-  uint64_t others[kMostComms], launched[kMostComms];
+  uint64_t others[kMaxComms], launched[kMaxComms];
 };
 
 struct Member {
@@ -34,7 +35,7 @@ struct Member {
   char uuid[16];
   int64_t bus;
   Announcement announcement;
-  std::atomic<uint64_t> splits;         // how many splits it has asked for
+  std::atomic<uint64_t> splits;          // how many splits it has asked for
   int32_t split_color[2], split_key[2];  // of the last two
 };
 
@@ -46,15 +47,15 @@ struct Pair {
 };
 
 struct Shared {
-  std::atomic<uint32_t> bell;  // futex: rings whenever anything here changes
+  std::atomic<uint32_t> bell;    // futex: rings whenever anything here changes
   std::atomic<int32_t> failure;  // ncclResult_t for every rank
   std::atomic<uint32_t> explaining;
   char explanation[512];
   char grown_id[128];
   std::atomic<uint32_t> grown;
-  Member members[kMostRanks];
-  alignas(16) char slots[kMostRanks][kSlotBytes];
-  Pair pairs[kMostRanks][kMostRanks];  // from, to
+  Member members[kMaxRanks];
+  alignas(16) char slots[kMaxRanks][kSlotBytes];
+  Pair pairs[kMaxRanks][kMaxRanks];  // from, to
 };
 
 class Segment {

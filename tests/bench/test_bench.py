@@ -1,0 +1,239 @@
+"""ringtrain bench: every benchmark on two ranks with tiny sizes: results verified, JSON as promised. No timings."""
+
+import json
+import math
+import subprocess
+
+import environments
+import pytest
+
+from ringtrain.bench import __main__ as command_line
+from ringtrain.bench import hosts, launch
+from ringtrain.bench.models import MODELS
+from ringtrain.bench.sizes import bytes_text, parse_bytes
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def bench(mpi: str, *arguments: str) -> subprocess.CompletedProcess:
+    """Runs ``ringtrain bench`` in the environment with this MPI; it starts its ranks itself."""
+    command = [environments.python_with(mpi), "-m", "ringtrain.bench", *arguments]
+    transport = {"RINGTRAIN_TRANSPORT": "tcp" if mpi == "tcp" else "mpi"}
+    environment = environments.rank_environment(**transport)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=100)
+
+
+def document(mpi: str, path, *arguments: str) -> dict:
+    finished = bench(mpi, *arguments, "-np", "2", "--json", str(path))
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    written = json.loads(path.read_text())
+    assert written["machine"]["cores"] >= 1 and written["machine"]["ringtrain"].startswith("ringtrain ")
+    return written
+
+
+@environments.EACH_STARTER
+def test_allreduce(mpi, tmp_path):
+    peers = {"openmpi": "gloo,mpi,adasum", "mpich": "mpi", "tcp": "gloo"}[mpi]
+    systems = {"ringtrain", "ringtrain-ring", "memcpy", *peers.split(",")}
+    written = document(
+        mpi, tmp_path / "out.json", "allreduce", "--sizes", "4,4KB,100KB", "--repetitions", "2", "--peers", peers,
+        "--algorithm", "auto,ring",
+    )  # fmt: skip
+    measured = {(result["system"], result["bytes"]) for result in written["results"]}
+    assert measured == {(system, size) for system in systems for size in (4, 4 << 10, 100 << 10)}
+    for result in written["results"]:
+        assert result["verified"] is True and result["op"] == "allreduce" and result["np"] == 2
+        assert 0 < result["seconds_min"] <= result["seconds_median"]
+        assert result["ratio_to_memcpy"] > 0
+    assert {name: len(growth) for name, growth in written["memory_growth_bytes"].items()} == {
+        "ringtrain": 2,
+        "ringtrain-ring": 2,
+    }
+
+
+@pytest.mark.tcp
+def test_mpi_is_no_peer_where_none_started_the_ranks():
+    done = bench("tcp", "allreduce", "--sizes", "4", "--peers", "mpi")
+    assert done.returncode == 1 and "bench: peer 'mpi': an MPI must have started the ranks, but TCP" in done.stderr, (
+        done
+    )
+    assert "Traceback" not in done.stderr
+
+
+@environments.EACH_MPI_BUT_MPICH_FOR_LONG
+def test_step(mpi, tmp_path):
+    written = document(mpi, tmp_path / "out.json", "step", "--repetitions", "1", "--fusion-bytes", "0,1MB")
+    assert [result["fusion_threshold_bytes"] for result in written["results"]] == [0, 1 << 20]
+    for result in written["results"]:
+        assert result["verified"] is True and result["bytes"] == 4 * 25_557_032
+        assert result["ratio_to_one_operation"] > 0
+
+
+@environments.EACH_MPI_BUT_MPICH_FOR_LONG
+def test_idle(mpi, tmp_path):
+    written = document(mpi, tmp_path / "out.json", "idle", "--seconds", "0.5", "--transports", "mpi,tcp")
+    found = [(result["system"], result["rank"]) for result in written["results"]]
+    assert found == [(f"ringtrain-{transport}", rank) for transport in ("mpi", "tcp") for rank in (0, 1)]
+    assert all(result["threads"] >= 1 and result["context_switches_per_second"] >= 0 for result in written["results"])
+
+
+@pytest.mark.openmpi
+def test_train(tmp_path):
+    written = document(
+        "openmpi", tmp_path / "out.json", "train", "--networks", "convnet", "--peers", "ddp", "--repetitions", "1"
+    )  # fmt: skip
+    assert [result["system"] for result in written["results"]] == ["ringtrain", "ddp", "alone"]
+    for result in written["results"]:
+        assert result["verified"] is True and result["network"] == "convnet" and result["tensors"] == 10
+        assert result["samples_per_second"] > 0 and result["of_alone"] > 0
+    assert 0 < written["hook_seconds"]["convnet"]["median"] < 1
+
+
+@pytest.mark.openmpi
+def test_accumulation(tmp_path):
+    """Between hosts where they can be made, so that tensors and negotiation take a wire."""
+    apart = [] if hosts.missing() else ["--rate", "1gbit"]
+    written = document(
+        "openmpi", tmp_path / "out.json", "accumulation", "--network", "transformer", "--passes", "1,3",
+        "--repetitions", "1", *apart,
+    )  # fmt: skip
+    once, thrice = written["results"]
+    assert once["verified"] is thrice["verified"] is True
+    assert once["bytes_sent"] == pytest.approx(3 * thrice["bytes_sent"], rel=0.01)
+    assert once["operations"] == pytest.approx(3 * thrice["operations"])
+    assert thrice["early_bytes"] == thrice["early_operations"] == 0
+
+
+# A system with a fault, its benchmark, and the column in which it is called WRONG.
+FAULTS = {
+    "an element left out": (
+        "from ringtrain.bench import systems\n"
+        "run = systems.Mpi.run\n"
+        "def leave_one_out(self):\n"
+        "    kept = self._work[-1]\n"
+        "    run(self)\n"
+        "    self._work[-1] = kept\n"
+        "systems.Mpi.run = leave_one_out\n",
+        ["allreduce", "--sizes", "4KB", "--peers", "mpi"],
+        " mpi ",
+    ),
+    "gradients that are not averaged": (
+        "from ringtrain.bench import torch_systems\n"
+        "torch_systems.Ringtrain.use = torch_systems.Alone.use\n",
+        ["train", "--networks", "convnet"],
+        " ringtrain ",
+    ),
+    "a step that talks before its last pass": (
+        "import ringtrain\n"
+        "from ringtrain.bench import torch_networks\n"
+        "loss_of = torch_networks.loss_of\n"
+        "torch_networks.loss_of = lambda *given: (ringtrain.allreduce(1.0), loss_of(*given))[1]\n",
+        ["accumulation", "--network", "convnet", "--passes", "2"],
+        "] 2 ",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.openmpi
+@pytest.mark.parametrize(
+    "fault", [pytest.param(name, marks=pytest.mark.long if "torch" in FAULTS[name][0] else ()) for name in FAULTS]
+)
+def test_a_wrong_result_is_seen(fault, tmp_path):
+    """The verification has teeth: it calls the system WRONG and fails the run."""
+    planted, arguments, row = FAULTS[fault]
+    broken = tmp_path / "broken.py"
+    broken.write_text(
+        f"{planted}import sys\n"
+        "from ringtrain.bench import __main__\n"
+        f"sys.exit(__main__.main({[*arguments, '--repetitions', '1']}))\n"
+    )
+    command = environments.ringtrainrun("openmpi", 2, environments.python_with("openmpi"), str(broken))
+    finished = subprocess.run(command, capture_output=True, text=True, env=environments.rank_environment(), timeout=100)
+    assert finished.returncode == 1
+    assert [line.split()[-1] for line in finished.stdout.splitlines() if row in line] == ["WRONG"]
+
+
+@pytest.mark.long
+@pytest.mark.openmpi
+@pytest.mark.timeout(300)
+def test_launch(tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.setattr(launch, "JOBS", {"true": launch.JOBS["true"]})
+    assert launch.start(2, 1, str(tmp_path / "out.json")) == 0
+    (result,) = json.loads((tmp_path / "out.json").read_text())["results"]
+    assert result["job"] == "true" and result["ringtrainrun_seconds_median"] > 0 < result["torchrun_seconds_median"]
+
+
+@pytest.mark.long
+@pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())
+def test_launch_on_hosts(tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.setattr(launch, "JOBS", {"first allreduce": launch.JOBS["first allreduce"]})
+    assert launch.start(4, 1, str(tmp_path / "out.json"), 2) == 0
+    written = json.loads((tmp_path / "out.json").read_text())
+    assert written["hosts"] == 2 and written["results"][0]["ringtrainrun_seconds_median"] > 0
+
+
+def test_models_have_the_published_sizes():
+    sizes = {name: (len(shapes()), sum(map(math.prod, shapes()))) for name, shapes in MODELS.items()}
+    assert sizes == {"resnet50": (161, 25_557_032), "bert-base": (199, 109_482_240)}
+
+
+@pytest.mark.parametrize(
+    "text, count", [("4KB", 4096), ("1.5MB", 3 << 19), ("64mb", 64 << 20), ("1GB", 1 << 30), ("12B", 12), ("7", 7)]
+)
+def test_sizes_are_read(text, count):
+    assert parse_bytes(text) == count
+    assert parse_bytes(bytes_text(count)) == count
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["allreduce", "--sizes", "big"], "expected sizes such as 4KB"),
+        (["allreduce", "--peers", "nccl"], "expected some of gloo, mpi, adasum but found 'nccl'"),
+        (["allreduce", "--algorithm", "fast"], "but found 'fast'"),
+        (["step", "--model", "vgg"], "invalid choice"),
+        (
+            ["train", "--peers", "gloo"],
+            "expected some of buckets, fp16, bf16, int8, int4, 4-passes, ddp but found 'gloo'",
+        ),
+        (["accumulation", "--passes", "1,0"], "expected numbers such as 1,2,4 but found '1,0'"),
+        ([], "required"),
+    ],
+)
+def test_wrong_command_lines(arguments, words, capsys):
+    with pytest.raises(SystemExit):
+        command_line.main(arguments)
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.openmpi
+def test_tensorflow(tmp_path):
+    """Our systems; MultiWorkerMirroredStrategy, which takes its time to start, has a long test."""
+    pytest.importorskip("tensorflow")
+    written = document(
+        "openmpi", tmp_path / "out.json", "tensorflow", "--floats", "1000", "--tensors", "10", "--layers", "8,4,2",
+        "--repetitions", "2", "--peers", "torch",
+    )  # fmt: skip
+    measured = {(result["system"], result["op"]) for result in written["results"]}
+    ours = {"identity", "ringtrain", "ringtrain-grouped"}
+    assert measured == {(system, op) for system in ours for op in ("gradients", "training step")} | {
+        ("ringtrain.torch", "gradients")
+    }
+    assert all(result["verified"] for result in written["results"])
+    assert {result["parameters"] for result in written["results"] if result["op"] == "training step"} == {
+        8 * 4 + 4 + 4 * 2 + 2
+    }
+
+
+@pytest.mark.long
+@pytest.mark.openmpi
+def test_the_strategy(tmp_path):
+    pytest.importorskip("tensorflow")
+    written = document(
+        "openmpi", tmp_path / "out.json", "tensorflow", "--floats", "1000", "--tensors", "10", "--layers", "8,4,2",
+        "--repetitions", "2", "--peers", "mwms",
+    )  # fmt: skip
+    measured = [result for result in written["results"] if result["system"] in ("mwms", "mwms-tuned")]
+    assert len(measured) == 4 and all(result["verified"] for result in measured)

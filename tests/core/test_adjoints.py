@@ -1,0 +1,72 @@
+"""What carries gradients backwards, by the table, and that the adapters perform it."""
+
+import pytest
+
+from ringtrain import adjoints, tables
+from ringtrain.adjoints import Adjoint, Takes, adjoint_of
+from ringtrain.errors import UnsupportedError
+from ringtrain.operations import Adasum, Average, Max, Sum
+
+
+def test_adjoints_of_the_table():
+    assert {row.name: adjoint_of(row.name) for row in tables.OPERATIONS.values() if row.adjoint} == {
+        "allreduce": Adjoint("allreduce", averages=False, scales=False, takes=Takes.ALL),
+        "allgather": Adjoint("allreduce", averages=True, scales=False, takes=Takes.OWN_ROWS),
+        "broadcast": Adjoint("allreduce", averages=True, scales=False, takes=Takes.ROOTS),
+        "alltoall": Adjoint("alltoall", averages=False, scales=False, takes=Takes.ALL),
+        "reducescatter": Adjoint("allgather", averages=False, scales=True, takes=Takes.ALL),
+    }
+
+
+def test_factors_are_horovods():
+    assert adjoints.factor(Sum, 3.0, 0.5, 4) == 6.0
+    assert adjoints.factor(Average, 3.0, 0.5, 4) == 1.5
+    assert adjoints.factor(Average, 3.0, 0.5, 4, weighted=True) == 6.0
+    assert adjoints.is_linear(Sum) and adjoints.is_linear(Average)
+    assert not adjoints.is_linear(Max) and not adjoints.is_linear(Adasum)
+
+
+FORWARD = {
+    "allreduce": lambda hvd, x: hvd.allreduce(x, name="f"),
+    "allgather": lambda hvd, x: hvd.allgather(x, name="f"),
+    "broadcast": lambda hvd, x: hvd.broadcast(x, 0, name="f"),
+    "alltoall": lambda hvd, x: hvd.alltoall(x, name="f"),
+    "reducescatter": lambda hvd, x: hvd.reducescatter(x, name="f"),
+}
+
+
+def submitted_backward(monkeypatch, world, operation):
+    """The operation under the name of the gradients, as the ranks of this process submit it."""
+    torch = pytest.importorskip("torch")
+    import ringtrain.torch as hvd
+    from ringtrain.context import Context
+
+    seen, submit = {}, Context.submit
+
+    def noting(self, kind, name, *arguments, **keywords):
+        seen[name] = kind
+        return submit(self, kind, name, *arguments, **keywords)
+
+    monkeypatch.setattr(Context, "submit", noting)
+
+    def on_rank(_):
+        x = torch.ones(2 * world.size, 2, requires_grad=True)
+        FORWARD[operation](hvd, x).sum().backward()
+
+    world.run(on_rank)
+    return seen["f.gradient"]
+
+
+@pytest.mark.parametrize("operation", FORWARD)
+def test_torch_carries_gradients_by_the_tables_operation(world, monkeypatch, operation):
+    assert submitted_backward(monkeypatch, world, operation) == tables.OPERATIONS[operation].adjoint
+
+
+def test_torch_follows_the_table(world, monkeypatch):
+    """Under a table that says otherwise, another operation carries the gradients."""
+    row = tables.OPERATIONS["broadcast"]._replace(adjoint="allgather")
+    monkeypatch.setitem(tables.OPERATIONS, "broadcast", row)
+    try:
+        assert submitted_backward(monkeypatch, world, "broadcast") == "allgather"
+    except UnsupportedError as problem:  # with several ranks that is too many rows
+        assert world.size > 1 and "backward of broadcast 'f': expected the gradients of all" in str(problem)

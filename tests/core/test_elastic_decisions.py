@@ -1,0 +1,224 @@
+"""The authority and the membership of an elastic job through the library: no process, no clock, frames handed over here."""
+
+import uuid
+
+import pytest
+
+from ringtrain._native import as_text, ffi, lib, take_text
+from ringtrain.launch.authority import Authority, Rules
+from ringtrain.launch.hosts import Host
+
+
+class Rank:
+    """A membership, with what it has been told to do and not done yet."""
+
+    def __init__(self, slot: int, address: str):
+        self.uid, self.slot = uuid.uuid4().hex, slot
+        self.native = ffi.gc(
+            lib.rt_membership_open(as_text(self.uid), as_text("a"), slot, as_text(address), as_text("one")),
+            lib.rt_membership_free,
+        )
+        self.did: list[list[str]] = []
+
+    def take(self, lines) -> list[str]:
+        """Notes actions; returns the frames that it sends."""
+        actions = [line.split("\t") for line in take_text(lines).splitlines()]
+        self.did += [action for action in actions if action[0] != "send"]
+        return [action[1] for action in actions if action[0] == "send"]
+
+    def kinds(self) -> list[str]:
+        """What it did since the last call."""
+        done, self.did = [action[0] for action in self.did], []
+        return done
+
+
+class Job:
+    """An authority over one host of so many slots, and the ranks that it has started."""
+
+    def __init__(self, slots: int, minimum: int = 1, **rules):
+        self.now = 100.0
+        rules = {"wait": 60.0, "first_pause": 10.0, "reset_limit": 0, **rules}
+        self.authority = Authority([Host("a", slots)], Rules(minimum, **rules), grace=30.0, now=self.now)
+        self.ranks: dict[str, Rank] = {}
+        self.did: list[tuple[str, list[str]]] = []
+        self.deaf: set[str] = set()
+        self.do(self.authority.host_came(self.now, "a"))
+
+    def do(self, actions) -> None:
+        for kind, columns in actions:
+            self.did.append((kind, columns))
+            rank = self.ranks.get(columns[1]) if kind in ("send", "evict") else None
+            if kind == "start":
+                slot = int(columns[1])
+                rank = Rank(slot, f"address-{len(self.ranks)}")
+                self.ranks[rank.uid] = rank
+                self.hear(rank.take(lib.rt_membership_begin(rank.native, self.now)))
+            elif rank is not None and rank.uid not in self.deaf:
+                self.hear(rank.take(lib.rt_membership_arrived(rank.native, self.now, as_text(columns[2]))))
+                for place, action in [each for each in enumerate(rank.did) if each[1][0] == "connect"]:
+                    rank.did[place] = ["connected", *action[1:]]
+                    well = not self.deaf & {each[1] for each in rank.did[place:] if each[0] == "member"}
+                    self.hear(rank.take(lib.rt_membership_connected(rank.native, int(action[1]), well)))
+
+    def hear(self, frames: list[str]) -> None:
+        for frame in frames:
+            self.do(self.authority.arrived(self.now, "a", frame))
+
+    def kill(self, rank: Rank, code: int = -9) -> None:
+        self.deaf.add(rank.uid)
+        self.do(self.authority.process_ended(self.now, "a", rank.slot, rank.uid, code))
+
+    def pass_seconds(self, seconds: float) -> None:
+        for _ in range(int(seconds)):
+            self.now += 1.0
+            self.do(self.authority.host_heard(self.now, "a"))
+            self.do(self.authority.tick(self.now))
+
+    def said(self, kind: str) -> list[list[str]]:
+        return [columns for each, columns in self.did if each == kind]
+
+
+def in_slots(job: Job) -> list[Rank]:
+    return sorted((rank for rank in job.ranks.values() if rank.uid not in job.deaf), key=lambda rank: rank.slot)
+
+
+def test_all_slots_make_the_first_world():
+    job = Job(3)
+    assert [rank.slot for rank in in_slots(job)] == [0, 1, 2]
+    for place, rank in enumerate(in_slots(job)):
+        connected = next(action for action in rank.did if action[0] == "connected")
+        assert connected[1:3] == ["1", str(place)] and len(bytes.fromhex(connected[3])) == 32
+        assert [action[5] for action in rank.did if action[0] == "member"] == ["address-0", "address-1", "address-2"]
+        assert rank.kinds()[-1] == "run"
+
+
+def test_a_death_makes_a_world_of_the_others_with_another_key():
+    job = Job(3)
+    keys = {action[3] for rank in in_slots(job) for action in rank.did if action[0] == "connected"}
+    victim = in_slots(job)[0]
+    for rank in in_slots(job):
+        rank.kinds()
+        lib.rt_membership_listens_at(rank.native, as_text(f"again-{rank.slot}"))
+    job.kill(victim)
+    assert job.said("say") == [["The rank in slot 0 of host 'a' was killed by signal 9."]]
+    for place, rank in enumerate(in_slots(job)):
+        connected = next(action for action in rank.did if action[0] == "connected")
+        assert connected[1:3] == ["2", str(place)] and connected[3] not in keys
+        assert [action[5] for action in rank.did if action[0] == "member"] == ["again-1", "again-2"]
+        assert rank.kinds() == ["abandon", "connected", "member", "member", "run"]
+
+
+def test_a_slot_gets_a_rank_again_after_its_pause_and_it_is_asked_in_at_a_pause():
+    job = Job(2)
+    job.kill(in_slots(job)[1])
+    assert len(in_slots(job)) == 1
+    old = in_slots(job)[0]
+    old.kinds()
+    job.pass_seconds(11)
+    assert [rank.slot for rank in in_slots(job)] == [0, 1]
+    assert old.kinds() == ["pause"]  # and no word to the world that runs
+    new = in_slots(job)[1]
+    assert new.kinds() == []
+    job.hear(old.take(lib.rt_membership_world_ended(old.native)))
+    assert new.kinds()[-1] == "run" and old.kinds()[-1] == "run"
+
+
+def joined(job: Job) -> Rank:
+    """A rank that has joined another one, which had the state."""
+    job.kill(in_slots(job)[1])
+    job.pass_seconds(11)
+    old, new = in_slots(job)
+    job.hear(old.take(lib.rt_membership_world_ended(old.native)))
+    assert new.kinds()[-1] == "run"
+    return new
+
+
+def test_a_rank_that_has_not_got_the_state_yet_never_gives_its_own():
+    """It would have the others go on from what a program begins with."""
+    job = Job(2)
+    joined(job)
+    job.kill(in_slots(job)[0])
+    assert job.said("end") == [["0", "All ranks that held the state of the training are gone."]]
+
+
+def test_a_rank_that_has_got_the_state_goes_on_alone():
+    job = Job(2)
+    new = joined(job)
+    lib.rt_membership_got_state(new.native)
+    job.kill(in_slots(job)[0])
+    assert job.said("end") == [] and new.kinds()[-1] == "run"
+
+
+def test_a_world_that_cannot_be_connected_is_formed_again_without_the_silent_one():
+    """It has reported, and is silent from then on. Of those who say that they cannot connect none is taken for the reason."""
+    job = Job(4)
+    killed, silent, *others = in_slots(job)
+    for rank in in_slots(job):
+        rank.kinds()
+    hear = job.hear
+
+    def falls_silent(frames):
+        hear(frames)
+        if any(frame.startswith("05") for frame in frames):  # a report
+            job.deaf.add(silent.uid)
+
+    job.hear = falls_silent
+    job.kill(killed)
+    job.pass_seconds(9)
+    assert [columns[1] for columns in job.said("evict")] == [silent.uid]
+    assert all(rank.kinds()[-1] == "run" for rank in others)
+
+
+def test_a_world_that_has_ended_by_itself_is_followed_by_another_one():
+    """As when its ranks have found a silent one; who does not report is given up."""
+    job = Job(3)
+    silent, *others = in_slots(job)
+    job.deaf.add(silent.uid)
+    for rank in others:
+        rank.kinds()
+        job.hear(rank.take(lib.rt_membership_world_ended(rank.native)))
+    job.pass_seconds(9)
+    assert [columns[1] for columns in job.said("evict")] == [silent.uid]
+    assert all(rank.kinds()[-1] == "run" for rank in others)
+
+
+def test_below_the_minimum_ranks_wait_and_then_the_job_ends():
+    job = Job(2, minimum=2, wait=20.0, first_pause=100.0)
+    rank = in_slots(job)[0]
+    job.kill(in_slots(job)[1])
+    rank.kinds()
+    job.pass_seconds(10)
+    assert rank.kinds() == [] and job.said("end") == []
+    job.pass_seconds(11)
+    (reason,) = job.said("end")
+    assert reason[0] == "0" and reason[1].startswith("A world must have 2 ranks, but has fewer.")
+
+
+def test_the_reset_limit_ends_the_job():
+    job = Job(3, reset_limit=1)
+    job.kill(in_slots(job)[0])
+    assert job.said("end") == []
+    job.kill(in_slots(job)[0])
+    assert job.said("end") == [["0", "The reset limit of 1 worlds is reached."]]
+
+
+def test_all_that_end_well_end_the_job_well():
+    job = Job(2)
+    for rank in in_slots(job):
+        job.kill(rank, code=0)
+    assert job.said("end") == [["1", "All ranks have come to their end."]] and job.said("say") == []
+
+
+@pytest.mark.parametrize("frame", ["", "ff", "0g", "010", "06" + "ff" * 40])
+def test_what_is_no_frame_has_no_effect(frame):
+    job = Job(1)
+    (rank,) = in_slots(job)
+    rank.kinds()
+    assert job.authority.arrived(job.now, "a", frame) == []
+    assert rank.take(lib.rt_membership_arrived(rank.native, job.now, as_text(frame))) == [] and rank.kinds() == []
+
+
+def test_what_is_no_uid_and_no_host_is_refused():
+    texts = as_text("a"), 0, as_text("here"), as_text("one")
+    assert lib.rt_membership_open(as_text("not a uid"), *texts) == ffi.NULL
+    assert lib.rt_authority_begin(as_text("a"), ffi.new("rt_authority_options *"), 0.0) == ffi.NULL

@@ -1,0 +1,480 @@
+"""Ranks that meet without ringtrainrun: under torchrun, and in programs that know rank, size and a place to meet."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from environments import rank_environment
+
+from ringtrain import boards, by_address, by_files, introducing, launcher, rendezvous, stores
+from ringtrain.errors import InvalidArgumentError, TimeoutError, UnsupportedError
+
+PATIENCE = 100.0
+pytestmark = [pytest.mark.tcp, pytest.mark.timeout(120)]
+
+
+def torchrun(tmp_path: Path, ranks: int, program: str, **variables: str) -> subprocess.CompletedProcess:
+    (tmp_path / "train.py").write_text(textwrap.dedent(program))
+    line = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    return subprocess.run(
+        [*line, str(tmp_path / "train.py")],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        env=rank_environment(**variables),
+    )
+
+
+def test_ranks_of_torchrun_form_worlds(tmp_path: Path) -> None:
+    """One after the other, and beside torch's own process group; a child of a rank is refused by name."""
+    done = torchrun(tmp_path, 2, """
+        import subprocess, sys, numpy as np, ringtrain as rt, torch, torch.distributed as dist
+        for turn in range(3):
+            rt.init()
+            assert rt.allreduce(np.array([rt.rank() + 1]), op=rt.Sum)[0] == 3
+            rt.shutdown()
+        dist.init_process_group("gloo")
+        rt.init()
+        total = torch.ones(1) * rt.rank()
+        dist.all_reduce(total)
+        child = subprocess.run([sys.executable, "-c", "import ringtrain as rt; rt.init()"], capture_output=True, text=True)
+        assert f"but is a child of rank {rt.rank()} (process" in child.stderr, child.stderr
+        rt.barrier()
+        dist.destroy_process_group()
+        print(f"rank {rt.rank()} of {rt.size()}, {rt.local_size()} here: {total.item()}\\n", end="", flush=True)
+    """)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["rank 0 of 2, 2 here: 1.0", "rank 1 of 2, 2 here: 1.0"]
+
+
+def test_a_rank_of_torchrun_that_never_comes_is_named(tmp_path: Path) -> None:
+    done = torchrun(tmp_path, 2, """
+        import os, time, ringtrain as rt
+        if os.environ["RANK"] == "1":
+            time.sleep(20)
+        rt.init(start_timeout_seconds=1)
+    """)  # fmt: skip
+    words = "init: expected all 2 ranks to call init() within 1 s, but rank 1 did not. Call init() on every rank"
+    assert done.returncode == 1 and words in done.stderr, done.stderr
+
+
+MEMBER = """
+import sys, numpy as np, ringtrain as rt
+rank, size, place, secret = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], bytes.fromhex(sys.argv[4])
+if place.startswith("/"):
+    import torch.distributed as dist
+    place = dist.FileStore(place, size)
+else:
+    assert "torch" not in sys.modules
+for turn in range(2):
+    rt.init(rank=rank, size=size, rendezvous=place, secret=secret or None)
+    print(rt.rank(), rt.size(), rt.allreduce(np.array([rank]), op=rt.Sum)[0], flush=True)
+    rt.shutdown()
+"""
+
+
+def members(place: str, secret: str = "", size: int = 3, **variables: str) -> list[tuple[str, str]]:
+    """What ranks say on stdout and stderr that meet there twice."""
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", MEMBER, str(rank), str(size), place, secret],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=rank_environment(**variables),
+        )
+        for rank in range(size)
+    ]
+    return [member.communicate(timeout=PATIENCE) for member in started]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+MET = [f"{rank} 3 3\n" * 2 for rank in range(3)]
+
+
+@pytest.mark.parametrize("secret", ["", "07" * 32])
+def test_ranks_that_know_each_other_by_a_store(secret: str, tmp_path: Path) -> None:
+    """Of a job in a job scheduler, say."""
+    said = members(str(tmp_path / "store"), secret)
+    assert [out for out, _ in said] == MET, said
+
+
+@pytest.mark.parametrize("secret", ["", "07" * 32, "variable"])
+def test_ranks_that_know_an_address(secret: str) -> None:
+    """One world after the other at the same port, without torch; without a secret on the loopback alone."""
+    variables = {"RINGTRAIN_SECRET": "0a" * 32} if secret == "variable" else {}
+    said = members(f"127.0.0.1:{free_port()}", "" if variables else secret, **variables)
+    assert [out for out, _ in said] == MET, said
+
+
+@pytest.mark.parametrize("secret", ["", "07" * 32])
+def test_ranks_that_know_a_folder(secret: str, tmp_path: Path) -> None:
+    """Nothing is left of it, though files of a job that was killed there were in the way."""
+    folder = tmp_path / "a" / "folder"
+    folder.mkdir(0o700, parents=True)
+    stale = {"rank": 1, "size": 3, "addresses": "127.0.0.1:9", "host": "x", "seconds": 1}
+    (folder / "call.1").write_text(json.dumps({"nonce": "00", "call": stale}))
+    (folder / "offer").write_text(json.dumps({"id": "11", "nonces": ["", "00", "22"], "answer": {"peers": ["x"] * 3}}))
+    (folder / "go").write_text(json.dumps({"id": "11"}))
+    said = members(f"file://{folder}", secret)
+    assert [out for out, _ in said] == MET, said
+    assert not folder.exists()
+
+
+# ---- what ranks that meet are told ----
+
+
+class Store(dict):
+    """What is asked of torch's."""
+
+    def set(self, key: str, value: str) -> None:
+        self[key] = value.encode()
+
+    def wait(self, keys: list[str], timeout: object) -> None:
+        if not self.check(keys):
+            raise RuntimeError(f"{keys} after {timeout}")
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self for key in keys)
+
+
+def meet_all(
+    meets: Callable[..., object], size: int, seconds: float = 20.0, ranks: range | None = None
+) -> list[object]:
+    """What `meets(call)` gives each rank, or the error that it raises."""
+    told: list[object] = [None] * size
+
+    def come(rank: int) -> None:
+        try:
+            told[rank] = meets(introducing.call_of(rank, size, f"127.0.0.1:{rank}", seconds))
+        except Exception as error:
+            told[rank] = error
+
+    threads = [threading.Thread(target=come, args=(rank,)) for rank in ranks or range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return told
+
+
+PLACES = ["address", "loopback", "folder", "store"]
+
+
+def place(kind: str, folder: Path) -> Callable[..., object]:
+    if kind == "folder":
+        return lambda call, secret=b"": by_files.meet(folder / "meet", call, secret)
+    if kind == "store":
+        store = Store()
+        return lambda call, secret=b"": stores.meet(store, call, secret)
+    where, known = by_address.Address("127.0.0.1", free_port()), b"s" * 32 if kind == "address" else b""
+    return lambda call, secret=known: by_address.meet(where, call, secret)
+
+
+@pytest.mark.parametrize("kind", PLACES)
+def test_all_are_told_the_same_secret_epoch_and_peers(kind: str, tmp_path: Path) -> None:
+    told = meet_all(place(kind, tmp_path), 5)
+    assert [each.rank for each in told] == list(range(5)), told
+    assert len({(tuple(each.peers), bytes(each.secret), each.epoch) for each in told}) == 1
+    assert told[0].peers == [f"127.0.0.1:{rank}" for rank in range(5)] and len(told[0].secret) == 32
+    again = meet_all(place(kind, tmp_path / "again"), 5)
+    assert again[0].secret != told[0].secret and again[0].epoch != told[0].epoch
+
+
+@pytest.mark.parametrize("kind", PLACES)
+def test_ranks_that_do_not_come_are_named(kind: str, tmp_path: Path) -> None:
+    told = meet_all(place(kind, tmp_path), 4, seconds=0.5, ranks=range(2))
+    late = "init: expected all 4 ranks to call init() within 0.5 s, but ranks 2, 3 did not. Call init()"
+    assert [str(each).startswith(late) for each in told[:2]] == [True, True], told
+
+
+@pytest.mark.parametrize("kind", PLACES)
+def test_a_rank_0_that_does_not_come_is_named(kind: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(boards, "SECONDS_FOR_THE_ANSWER", 0.1)
+    told = meet_all(place(kind, tmp_path), 2, seconds=0.3, ranks=range(1, 2))
+    assert isinstance(told[1], TimeoutError) and "but rank 0 " in str(told[1]), told
+
+
+def test_another_secret_is_refused_and_told() -> None:
+    where = by_address.Address("127.0.0.1", free_port())
+    keys = {0: b"a" * 32, 1: b"b" * 32}
+    told = meet_all(lambda call: by_address.meet(where, call, keys[call["rank"]]), 2, seconds=1.0)
+    assert "but rank 1 did not; connections with another secret: 1. Give all ranks the same one." in str(told[0]), told
+    assert "secret must be the same on all ranks, but rank 0 at" in str(told[1])
+
+
+@pytest.mark.parametrize("with_one", [0, 1])
+def test_a_secret_on_some_ranks_alone_is_told_at_once(with_one: int) -> None:
+    """On one host those with a secret and those without look for each other in different places."""
+    where, begin = by_address.Address("127.0.0.1", free_port()), time.monotonic()
+    keys = {with_one: b"a" * 32, 1 - with_one: b""}
+
+    def meets(call: introducing.Call) -> object:
+        try:
+            return by_address.meet(where, {**call, "seconds": 3.0 if call["rank"] == 0 else 30.0}, keys[call["rank"]])
+        except InvalidArgumentError as problem:
+            told_after.append(time.monotonic() - begin)
+            return str(problem)
+
+    told_after: list[float] = []
+    told = meet_all(meets, 2)
+    assert f"on all ranks that meet at '{where}' or on none, but rank {1 - with_one} seems to have none" in str(
+        told[1]
+    ), told
+    assert told_after[0] < 2.5 and isinstance(told[0], TimeoutError)
+
+
+def test_two_processes_of_one_rank_are_told_what_to_do() -> None:
+    where = by_address.Address("127.0.0.1", free_port())
+    as_rank = {0: 0, 1: 1, 2: 1}
+
+    def meets(call: introducing.Call) -> object:
+        return by_address.meet(where, {**call, "rank": as_rank[call["rank"]]}, b"s" * 32)
+
+    told = sorted(str(each) for each in meet_all(meets, 3, seconds=1.5))
+    late = "init: expected all 3 ranks to call init() within 1.5 s, but rank 2 did not; rank 1 did so twice. Give each process"
+    assert [each.startswith(late) for each in told] == [True, True, False], told
+    assert told[2].endswith("rank 1 must call init() at a time, but two have. Give each process a rank of its own."), (
+        told
+    )
+
+
+@pytest.mark.parametrize("kind", ["folder", "store"])
+@pytest.mark.parametrize("twin, present", [(0, [0, 0]), (0, [0, 0, 1]), (1, [1, 1, 0]), (1, [1, 1])])
+def test_two_processes_of_one_rank_are_told_in_the_same_words(
+    kind: str, twin: int, present: list[int], tmp_path: Path, monkeypatch
+) -> None:
+    """And so is whoever waits with them; nothing of it is in the way of the next attempt."""
+    monkeypatch.setattr(Store, "wait", lambda *_: None)  # which would keep rank 0 from looking
+    meets = place(kind, tmp_path)
+    start = time.monotonic()
+
+    def come(call: introducing.Call) -> object:
+        if call["rank"] == len(present) - 1:
+            time.sleep(0.15)  # they start apart
+        return meets({**call, "rank": present[call["rank"]], "size": 2})
+
+    told = meet_all(come, len(present), seconds=5.0)
+    words = f"init: one process of rank {twin} must call init() at a time, but two have. Give each process a rank of its own."
+    assert [str(each) for each in told] == [words] * len(present) and time.monotonic() - start < 10
+    assert all(isinstance(each, InvalidArgumentError) for each in told)
+    again = meet_all(meets, 2)
+    assert [each.rank for each in again] == [0, 1], again
+
+
+def test_a_rank_0_that_ends_late_leaves_the_next_meeting_alone(tmp_path: Path) -> None:
+    """It has told that ranks were missing; when its process ends, others meet in the folder."""
+    former, board = by_files.Folder(tmp_path / "meet"), by_files.Folder(tmp_path / "meet")
+    told = meet_all(lambda call: boards.meet(former, call, b""), 2, seconds=0.2, ranks=range(1))
+    assert "but rank 1 did not" in str(told[0])
+    board.write("go", {"id": "of the next"})
+    former.clear(2)
+    assert board.read("go") == {"id": "of the next"}
+    board.clear(2)
+    assert not board.path.exists()
+    former.write("call.1", {})  # whoever has found the folder before, and is about to write
+    assert board.read("call.1") == {}
+
+
+@pytest.mark.parametrize("left", ['"text"', "[]", "7", "{", '{"nonces": 3}'])
+def test_files_of_something_else_do_no_harm(left: str, tmp_path: Path) -> None:
+    (tmp_path / "meet").mkdir(0o700)
+    for name in ("go", "offer", "twice", "call.0", "call.1", "agreed.1"):
+        (tmp_path / "meet" / name).write_text(left)
+    told = meet_all(place("folder", tmp_path), 2)
+    assert [each.rank for each in told] == [0, 1], told
+
+
+def test_a_false_rank_0_is_not_believed() -> None:
+    """Who listens in its place, without the secret, is told no more than where this rank listens."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        where = by_address.Address(*listener.getsockname())
+
+        def pretend() -> None:
+            connection, _ = listener.accept()
+            connection.sendall(bytes(32))
+            connection.recv(1 << 16)
+            said = json.dumps({"peers": ["127.0.0.1:1"] * 2, "seed": "00" * 32, "epoch": 1}).encode()
+            connection.sendall(bytes(32) + len(said).to_bytes(4, "big") + said)
+            connection.close()
+            listener.close()
+
+        threading.Thread(target=pretend, daemon=True).start()
+        call = introducing.call_of(1, 2, "127.0.0.1:1", 1.0)
+        with pytest.raises(TimeoutError, match="rank 0 could not be reached"):
+            by_address.meet(where, call, b"s" * 32)
+
+
+def test_strangers_do_not_keep_ranks_out(monkeypatch) -> None:
+    """More of them than are kept, silent ones and such as talk, before the ranks come and among them."""
+    monkeypatch.setattr(by_address, "SECONDS_TO_PROVE", 1000.0)
+    where = by_address.Address("127.0.0.1", free_port())
+    strangers: list[socket.socket] = []
+
+    def meets(call: introducing.Call) -> object:
+        if call["rank"]:
+            for number in range(by_address.MOST_STRANGERS + 10):
+                strangers.append(reach(where))
+                if number < 10:
+                    strangers[-1].sendall(secrets.token_bytes(1 + number * 2000))
+        return by_address.meet(where, call, b"s" * 32)
+
+    told = meet_all(meets, 3)
+    assert [each.rank for each in told] == [0, 1, 2], told
+    for stranger in strangers:
+        stranger.close()
+
+
+def reach(where: by_address.Address) -> socket.socket:
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            return socket.create_connection(tuple(where))
+        except OSError:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+@pytest.mark.parametrize("kind", PLACES)
+def test_sizes_that_differ_are_told_to_all(kind: str, tmp_path: Path) -> None:
+    meets = place(kind, tmp_path)
+    told = meet_all(lambda call: meets({**call, "size": 2 + (call["rank"] == 1) * 2}), 2, seconds=2.0)
+    assert ["size must be the same on all ranks, but is 2 on rank 0 and 4 on rank 1" in str(each) for each in told] \
+        == [True, True], told  # fmt: skip
+
+
+def test_hosts_that_listen_on_the_loopback_are_refused() -> None:
+    calls = [{**introducing.call_of(rank, 3, "127.0.0.1:1" if rank else "10.0.0.1:1", 1), "host": f"node-{rank}"}
+             for rank in range(3)]  # fmt: skip
+    assert "but ranks 1, 2 can be reached on their own host alone." in introducing.refusal_of(calls)
+    assert introducing.refusal_of([{**call, "host": "node-0"} for call in calls]) == ""
+
+
+def test_no_network_is_open_without_a_secret() -> None:
+    where = by_address.Address("192.0.2.1", 4711)
+    with pytest.raises(InvalidArgumentError, match="secret must be given where ranks meet at '192.0.2.1:4711'"):
+        by_address.meet(where, introducing.call_of(0, 2, "192.0.2.1:1", 1), b"")
+
+
+def test_a_folder_that_others_may_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir(0o755)
+    (tmp_path / "mine").mkdir(0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "mine")
+    for name in ("open", "link"):
+        with pytest.raises(InvalidArgumentError, match="must be a folder that this user alone can read"):
+            by_files.meet(tmp_path / name, introducing.call_of(0, 2, "127.0.0.1:1", 1), b"")
+    os.chmod(tmp_path / "mine", 0o500)
+
+
+def test_a_secret_that_all_know_is_on_no_board() -> None:
+    store, notes = Store(), []
+    told = meet_all(lambda call: stores.meet(store, call, b"s" * 32), 2)
+    assert told[0].secret == told[1].secret != b"s" * 32
+    store, written = Store(), notes
+    store.set = lambda key, value: (written.append(value), Store.set(store, key, value))[0]  # type: ignore[method-assign]
+    told = meet_all(lambda call: stores.meet(store, call, b"s" * 32), 2)
+    assert written and not any(told[0].secret.hex() in each or "s" * 32 in each for each in written)
+
+
+def test_notes_of_an_earlier_attempt_do_no_harm() -> None:
+    """torchrun starts ranks anew with the same store and the same keys."""
+    store = Store()
+    first = meet_all(lambda call: stores.meet(store, call, b""), 3)
+    assert [each.rank for each in first] == [0, 1, 2], first
+    store.set("ringtrain/call.2", json.dumps({"nonce": "x", "call": introducing.call_of(2, 3, "127.0.0.1:9", 1.0)}))
+    again = meet_all(lambda call: stores.meet(store, call, b""), 3)
+    assert again[0].peers[2] == "127.0.0.1:2" and again[0].secret != first[0].secret
+    store.set("ringtrain/call.2", json.dumps({"nonce": "x", "call": introducing.call_of(2, 3, "127.0.0.1:9", 1.0)}))
+    told = meet_all(lambda call: stores.meet(store, call, b""), 3, seconds=0.5, ranks=range(2))
+    assert ["but rank 2 did not" in str(each) for each in told[:2]] == [True, True], told
+
+
+@pytest.mark.parametrize(
+    "rank, size, store, secret, error, text",
+    [
+        (0, None, Store(), None, InvalidArgumentError, "must be given together, but size is missing"),
+        (None, None, None, bytes(32), InvalidArgumentError, "but rank, size, rendezvous is missing"),
+        (2, 2, Store(), None, InvalidArgumentError, "0 <= rank < size, but are 2 and 2"),
+        (True, 2, Store(), None, InvalidArgumentError, "but are True and 2"),
+        (0, 2, "node-a", None, InvalidArgumentError, "must be 'host:port' of rank 0, .* but is 'node-a'"),
+        (0, 2, "node-a:0", None, InvalidArgumentError, "but is 'node-a:0'"),
+        (0, 2, "file://folder", None, InvalidArgumentError, "but is 'file://folder'"),
+        (0, 2, Store(), b"short", InvalidArgumentError, "secret must be 32 bytes"),
+    ],
+)
+def test_what_names_no_place_is_refused(rank, size, store, secret, error, text) -> None:
+    with pytest.raises(error, match=text):
+        rendezvous.checked(rank, size, store, secret)
+
+
+def test_places_are_read() -> None:
+    for text, place in [
+        ("node-a:4711", by_address.Address("node-a", 4711)),
+        ("[fd00::1]:4711", by_address.Address("fd00::1", 4711)),
+        ("file:///shared/job-7", Path("/shared/job-7")),
+        (Path("/shared/job-7"), Path("/shared/job-7")),
+    ]:
+        assert rendezvous.checked(0, 2, text, None).store == place
+    assert rendezvous.checked(0, 2, "a:1", None, {"RINGTRAIN_SECRET": "0a" * 32}).secret == b"\n" * 32
+    with pytest.raises(InvalidArgumentError, match="RINGTRAIN_SECRET: it must be 64 hexadecimal digits"):
+        rendezvous.checked(0, 2, "a:1", None, {"RINGTRAIN_SECRET": "guess"})
+
+
+SLURM = {"SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "17", "SLURM_STEP_NUM_NODES": "2",
+         "SLURM_STEP_NODELIST": "node-[03-04]", "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.9", "HOME": "/home/a"}  # fmt: skip
+
+
+def test_where_tasks_of_slurm_meet() -> None:
+    def place(**variables: str) -> rendezvous.Place | None:
+        environ = {**SLURM, **variables}
+        return rendezvous.of_slurm(launcher.find(environ), environ)
+
+    folder = Path("/home/a/.cache/ringtrain/slurm-17.0")
+    assert place() == (1, 4, folder, b"", "10.0.0.9", 2)
+    assert place(SLURM_STEP_NUM_NODES="1").towards == ""
+    assert place(SLURM_RESTART_COUNT="2").store == Path("/home/a/.cache/ringtrain/slurm-17.0.2")
+    known = place(RINGTRAIN_SECRET="0a" * 32)
+    assert known == (1, 4, known.store, b"\n" * 32, "node-03", 2) and known.store.host == "node-03"
+    assert 20000 <= known.store.port < 32000
+    assert place(RINGTRAIN_SECRET="0a" * 32, RINGTRAIN_PORT_RANGE="21000-21999").store.port == 21999
+    assert place(PMIX_RANK="1") is None and place(PMI_RANK="1", PMI_SIZE="4") is None, "an MPI's plug-in connects them"
+
+
+@pytest.mark.parametrize(
+    "listed, first",
+    [("node-a", "node-a"), ("node-a,node-b", "node-a"), ("n[3-5,8],m", "n3"), ("n[03,7]-ib,m", "n03-ib"), ("", "")],
+)
+def test_the_first_host_of_slurms_list(listed: str, first: str) -> None:
+    assert rendezvous.first_host(listed) == first
+
+
+def test_where_a_rank_listens() -> None:
+    listens = rendezvous.listening_addresses
+    assert listens({}) == "127.0.0.1:0" == listens({}, "127.0.0.1")
+    assert listens({"RINGTRAIN_LISTEN": "10.0.0.2:0"}, "127.0.0.1") == "10.0.0.2:0"
+    assert listens({"RINGTRAIN_PORT_RANGE": "20000-20999"}, "::1") == "[::1]:20000-20999"
+    assert listens({"RINGTRAIN_NETWORK_INTERFACES": "lo"}, "192.0.2.1") == "127.0.0.1:0"
+    assert listens({"RINGTRAIN_NETWORK_INTERFACES": "127.0.0.0/8,none0"}) == "127.0.0.1:0"
+    with pytest.raises(
+        InvalidArgumentError, match="'no.such.name.invalid', where the ranks meet, must be an address or a name"
+    ):
+        listens({}, "no.such.name.invalid")
+    with pytest.raises(UnsupportedError, match="RINGTRAIN_NETWORK_INTERFACES 'none0,198.51.100.0/24': this host must"):
+        listens({"RINGTRAIN_NETWORK_INTERFACES": "none0,198.51.100.0/24"})
+    with pytest.raises(InvalidArgumentError, match="RINGTRAIN_PORT_RANGE '7': it must be FIRST-LAST"):
+        listens({"RINGTRAIN_PORT_RANGE": "7"})

@@ -1,0 +1,362 @@
+"""A world over TCP: ranks in processes of their own, which need no MPI and no launcher."""
+
+from __future__ import annotations
+
+import hmac
+import os
+import re
+import secrets
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from ringtrain import start
+from ringtrain.errors import InvalidArgumentError
+
+PATIENCE = 120
+# What each rank runs: it tells its addresses, hears everybody's, and works.
+RANK = """
+import sys, time
+import numpy as np
+import ringtrain as rt
+from ringtrain import start
+from ringtrain.context import make_default
+
+rank, options = int(sys.argv[1]), dict(each.split("=") for each in sys.argv[3:])
+listener, addresses = start.listen("127.0.0.1:0")
+print(addresses, flush=True)
+secret = bytearray.fromhex(sys.stdin.readline())
+peers = sys.stdin.readline().split()
+make_default(start.open_tcp(listener, rank, peers, secret, 12345, options))
+assert not any(secret)
+{work}
+"""
+EXCHANGE = """
+assert (rt.rank(), rt.size()) == (rank, len(peers))
+for step in range(3):
+    for count in (1, 1000, 3_000_000):
+        x = np.full(count, rank + step, dtype=np.float32)
+        assert (rt.allreduce(x, op=rt.Sum, name=f"x{count}") == sum(range(len(peers))) + step * len(peers)).all()
+gathered = rt.allgather(np.full((rank + 1, 2), rank))
+assert gathered.tolist() == [[other, other] for other in range(len(peers)) for _ in range(other + 1)]
+print(rt.local_size(), rt.cross_size(), flush=True)
+rt.shutdown()
+"""
+
+
+class Ranks:
+    """Processes of one world; ended when the block is left."""
+
+    def __init__(self, size: int, work: str, *options: str):
+        self.secret = secrets.token_bytes(32)
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, "-c", RANK.format(work=work), str(rank), "--", *options],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=dict(os.environ, OMP_NUM_THREADS="1"),
+            )
+            for rank in range(size)
+        ]
+        self.peers = [process.stdout.readline().strip() for process in self.processes]
+        for process in self.processes:
+            process.stdin.write(f"{self.secret.hex()}\n{' '.join(self.peers)}\n")
+            process.stdin.flush()
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes:
+            process.kill()
+            process.communicate()
+
+    def finish(self) -> list[str]:
+        """What each rank has printed; all must end well."""
+        found = []
+        for process in self.processes:
+            out, err = process.communicate(timeout=PATIENCE)
+            assert process.returncode == 0, err
+            found.append(out.strip())
+        return found
+
+
+@pytest.mark.parametrize(
+    ("options", "seen"),
+    [([], "3 1"), (["host_layout=1+1+1"], "1 3"), (["host_layout=2+1"], None)],
+    ids=["one host", "three hosts", "two hosts"],
+)
+def test_three_ranks_meet_reduce_and_leave(options, seen):
+    with Ranks(3, EXCHANGE, *options) as ranks:
+        found = ranks.finish()
+    assert seen is None or found == [seen] * 3
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+def test_each_rank_opens_the_connections_that_were_asked_for(streams):
+    """One for control to each of the two others and back, and as many for tensors as the option says."""
+    work = EXCHANGE.replace(
+        "rt.shutdown()",
+        """
+import os
+rt.barrier()
+paths = [f"/proc/self/fd/{descriptor}" for descriptor in os.listdir("/proc/self/fd")]
+links = [os.readlink(path) for path in paths if os.path.islink(path)]
+inodes = {link[8:-1] for link in links if link.startswith("socket:")}
+rows = [line.split() for line in open("/proc/net/tcp").readlines()[1:]]
+print(sum(row[9] in inodes and row[3] == "01" for row in rows), flush=True)
+rt.barrier()
+rt.shutdown()
+""",
+    )
+    with Ranks(2, work, "host_layout=1+1", f"tcp_streams={streams}") as ranks:
+        found = ranks.finish()
+    assert found == [f"1 2\n{2 * (1 + streams)}"] * 2
+
+
+@pytest.mark.parametrize("layout", ["3", "1+1+1"])
+def test_a_killed_rank_ends_the_operations_of_the_others(layout):
+    """By its lock in shared memory within a host, by the end of its connections between hosts; not by silence."""
+    work = """
+rt.allreduce(np.ones(1), name="met")
+print("met", flush=True)
+try:
+    while True:
+        rt.allreduce(np.ones(100_000, dtype=np.float32), name="on and on")
+except rt.errors.PeerLostError as problem:
+    print(problem, flush=True)
+"""
+    with Ranks(3, work, "dead_after_seconds=60", f"host_layout={layout}") as ranks:
+        for process in ranks.processes:
+            assert process.stdout.readline() == "met\n"
+        time.sleep(0.2)
+        ranks.processes[1].send_signal(signal.SIGKILL)
+        began = time.monotonic()
+        for rank in (0, 2):
+            assert "rank 1" in ranks.processes[rank].stdout.readline()
+        assert time.monotonic() - began < 30
+
+
+# Its worker sleeps on, as that of a data loader whose parent has just died.
+FORKS = {
+    "multiprocessing": """
+import multiprocessing
+worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+worker.start()
+print(worker.pid, flush=True)
+""",
+    "a child before its exec": """
+import os, subprocess
+def say_and_sleep():
+    os.write(1, f"{os.getpid()}\\n".encode())
+    time.sleep(60)
+subprocess.Popen(["true"], preexec_fn=say_and_sleep)
+""",
+}
+
+
+@pytest.mark.parametrize("forks", FORKS.values(), ids=list(FORKS))
+def test_a_forked_child_does_not_hide_the_death_of_its_rank(forks):
+    work = f"""
+rt.allreduce(np.ones(1), name="met")
+if rank == 1:
+    {textwrap.indent(forks.strip(), "    ").strip()}
+print("met", flush=True)
+try:
+    while True:
+        rt.allreduce(np.ones(1000, dtype=np.float32), name="on and on")
+except rt.errors.PeerLostError as problem:
+    print(problem, flush=True)
+"""
+    with Ranks(3, work, "dead_after_seconds=60", "host_layout=1+1+1") as ranks:
+        worker = int(ranks.processes[1].stdout.readline())
+        try:
+            for process in (ranks.processes[0], ranks.processes[2]):
+                assert process.stdout.readline() == "met\n"
+            time.sleep(0.2)
+            ranks.processes[1].send_signal(signal.SIGKILL)
+            began = time.monotonic()
+            for rank in (0, 2):
+                assert "rank 1" in ranks.processes[rank].stdout.readline()
+            assert time.monotonic() - began < 30
+            assert os.path.exists(f"/proc/{worker}"), "the worker must outlive its rank here"
+        finally:
+            os.kill(worker, signal.SIGKILL)
+
+
+# Rank 1 waits for the others, and so does rank 0, or asks for something else; rank 2 takes part or leaves. Rank 0 ends by the error.
+ENDS = """
+mine = np.ones(4, np.float64 if rank == 0 and {differs} else np.float32)
+if rank != 1:
+    sys.stdin.readline()
+if rank == 2 and not {differs}:
+    rt.shutdown()
+    sys.exit(0)
+handle = rt.allreduce_async(mine, name="x")
+if rank == 1:
+    time.sleep(0.3)
+    print("asked", flush=True)
+try:
+    rt.synchronize(handle)
+except rt.RingtrainError as problem:
+    print(type(problem).__name__, problem, flush=True)
+    if rank == 0:
+        start.default().abort(f"rank 0 ended with an uncaught exception: {{problem}}")
+        time.sleep(0.5)
+import os
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(("error", "layout"), [("ClosedError", "3"), ("MismatchError", "1+2")])
+def test_an_end_does_not_overtake_what_was_decided_before(layout, error):
+    """Rank 1 stands still meanwhile: when it goes on, the notice of the end is there as well as its error."""
+    work = ENDS.format(differs=error == "MismatchError")
+    with Ranks(3, work, "dead_after_seconds=60", f"host_layout={layout}") as ranks:
+        assert ranks.processes[1].stdout.readline() == "asked\n"
+        ranks.processes[1].send_signal(signal.SIGSTOP)
+        for rank in (2, 0):
+            ranks.processes[rank].stdin.write("go\n")
+            ranks.processes[rank].stdin.flush()
+        said = ranks.processes[0].stdout.readline()
+        ranks.processes[0].wait(timeout=PATIENCE)
+        ranks.processes[1].send_signal(signal.SIGCONT)
+        assert said.startswith(f"{error} allreduce 'x'") and ranks.processes[1].stdout.readline() == said
+
+
+# Works until it reads a line.
+WORKS = """
+import threading
+stop = []
+threading.Thread(target=lambda: stop.append(sys.stdin.readline()), daemon=True).start()
+print("working", flush=True)
+while not rt.broadcast_object(bool(stop), root_rank=0, name="stop"):
+    assert (rt.allreduce(np.full(1000, rank, np.float32), op=rt.Sum, name="sum") == 1).all()
+print("ended well", flush=True)
+rt.shutdown()
+"""
+
+
+def greeting_of(caller: int, called: int, nonce: bytes, epoch: int = 12345, lane: int = 0) -> bytes:
+    """What a rank says first, as native/transport/tcp/hello.h has it."""
+    return b"rt-tcp-1" + nonce + struct.pack("<QII", epoch, caller << 8 | lane, called)
+
+
+def talk(address: str, *words: bytes) -> bytes:
+    """What a rank answers to somebody who says these words, each after an answer to the one before."""
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        heard = b""
+        for number, word in enumerate(words):
+            connection.sendall(word)
+            if number < len(words) - 1:
+                heard += connection.recv(1000)
+        try:
+            while more := connection.recv(1000):
+                heard += more
+        except ConnectionResetError:
+            pass
+    return heard
+
+
+def hello_key(secret: bytes) -> bytes:
+    return hmac.digest(secret, b"ringtrain tcp hello", "sha256")
+
+
+def test_strangers_learn_a_random_number_and_disturb_nobody():
+    """Neither who knows no secret, nor who repeats or sends back what was said, or claims another epoch, version or rank."""
+    with Ranks(2, WORKS) as ranks:
+        assert [process.stdout.readline() for process in ranks.processes] == ["working\n"] * 2
+        for rank, address in enumerate(ranks.peers):
+            other = 1 - rank
+            greeting = greeting_of(other, rank, secrets.token_bytes(16))
+            wrong = [
+                hmac.digest(hello_key(bytes(32)), b"proof" + greeting, "sha256"),
+                bytes(32),
+                secrets.token_bytes(32),
+            ]
+            nonces = [talk(address, greeting, proof) for proof in wrong]
+            assert {len(nonce) for nonce in nonces} == {16} and len(set(nonces)) == 3
+            for claim in (
+                greeting_of(other, rank, bytes(16), epoch=12344),
+                greeting_of(rank, rank, bytes(16)),
+                greeting_of(2, rank, bytes(16)),
+                greeting_of(other, other, bytes(16)),
+                greeting.replace(b"rt-tcp-1", b"rt-tcp-0"),
+                b"GET / HTTP/1.1\r\nHost: somebody\r\nAccept: */*\r\n\r\n",
+            ):
+                assert talk(address, claim) == b"", claim
+        ranks.processes[0].stdin.write("stop\n")
+        ranks.processes[0].stdin.flush()
+        said = [process.communicate(timeout=PATIENCE) for process in ranks.processes]
+    assert [(process.returncode, out) for process, (out, _) in zip(ranks.processes, said, strict=True)] == [
+        (0, "ended well\n")
+    ] * 2, said
+    for rank, (_, err) in enumerate(said):
+        assert (
+            len(re.findall(rf"rank {rank}: connections must be of this job, but 1 turned away were not", err)) == 1
+        ), err
+        assert ranks.secret.hex() not in err
+
+
+def test_the_first_stranger_is_told_of_at_once_and_the_rest_with_their_number():
+    """Whatever the program does meanwhile; tests/native/tcp_hello_test.cc has the minute between."""
+    work = WORKS.replace(
+        "stop = []",
+        "import os\nfrom ringtrain import reports, start\nstart.lib.rt_ask_through(start.default().native, "
+        "reports.answer_requests(0, lambda: rt.log.drain(start.default().native)))\nstop = []",
+    )  # as init() does
+    with Ranks(2, work) as ranks:
+        assert [process.stdout.readline() for process in ranks.processes] == ["working\n"] * 2
+        for turn in range(3):
+            assert talk(ranks.peers[0], b"GET / HTTP/1.1\r\n\r\n") == b""
+            if turn == 0:
+                said = ranks.processes[0].stderr.readline()
+                assert (
+                    "rank 0: connections must be of this job, but 1 turned away were not, the last from 127.0.0.1"
+                    in said
+                )
+        ranks.processes[0].stdin.write("stop\n")
+        ranks.processes[0].stdin.flush()
+        said = [process.communicate(timeout=PATIENCE)[1] for process in ranks.processes]
+    assert said[0].count("connections must be") == 1 and "but 2 turned away were not" in said[0], said[0]
+
+
+def test_a_rank_proves_itself_to_those_who_know_the_secret():
+    """With a program of its own, so that it is the protocol of native/transport/tcp/hello.h; a proof serves once."""
+    with Ranks(2, WORKS) as ranks:
+        for process in ranks.processes:
+            assert process.stdout.readline() == "working\n"
+        key = hello_key(ranks.secret)
+        host, _, port = ranks.peers[0].rpartition(":")
+        greeting = greeting_of(1, 0, secrets.token_bytes(16), lane=1)
+        with socket.create_connection((host, int(port)), timeout=30) as connection:
+            connection.sendall(greeting)
+            challenge = connection.recv(16, socket.MSG_WAITALL)
+            proof = hmac.digest(key, b"proof" + greeting + challenge, "sha256")
+            connection.sendall(proof)
+            answer = connection.recv(32, socket.MSG_WAITALL)
+        assert answer == hmac.digest(key, b"answer" + greeting + challenge, "sha256")
+        assert len(talk(ranks.peers[0], greeting, proof)) == 16  # said again, after another challenge
+
+
+def test_what_cannot_be_listened_on_or_opened_is_refused():
+    with pytest.raises(InvalidArgumentError, match="expected an IP address and a port"):
+        start.listen("localhost:4711")
+    with pytest.raises(InvalidArgumentError, match="expected the address of one interface"):
+        start.listen("0.0.0.0:0")
+    listener, addresses = start.listen("127.0.0.1:0")
+    with pytest.raises(InvalidArgumentError, match="the secret must have 32 bytes, but has 5"):
+        start.open_tcp(listener, 0, [addresses], bytearray(b"short"), 1, {})
+    secret = bytearray(secrets.token_bytes(32))
+    with pytest.raises(InvalidArgumentError, match=r"rank must be in \[0, 1\), got 1"):
+        start.open_tcp(listener, 1, [addresses], secret, 1, {})
+    assert not any(secret)

@@ -1,0 +1,233 @@
+"""`ringtrain doctor`: its advice follows from its findings, and it finds what shaped links carry."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+from environments import python_with
+
+from ringtrain.bench import hosts
+from ringtrain.launch.doctor import advise, floor_seconds, modes, report
+from ringtrain.launch.examine import part_to_measure
+from ringtrain.launch.modes import MODES, Mode
+
+ROOT = Path(__file__).parents[2]
+GIGABIT = 119e6  # bytes per second
+
+
+def findings(
+    one_way: float = GIGABIT,
+    both: float = GIGABIT,
+    nominal: int = 1000,
+    latency: float = 5e-5,
+    step_ms: float | None = None,
+    **seconds: float,
+) -> dict:
+    """Two hosts of two ranks, on one link, with 100 MB of gradients."""
+    host = {
+        "name": "node-a",
+        "python": "3.11.2",
+        "ringtrain": "0.1.0",
+        "mpi": "Open MPI v5",
+        "torch": "2.13.0",
+        "gpu_libraries": {},
+        "mpi_is_cuda_aware": False,
+        "tensorflow": "not installed",
+        "cuda_devices_of_torch": 0,
+        "cores": 8,
+        "interface_mbit": {"eth0": nominal},
+        "copy_rate": 8e9,
+        "add_rate": 5e9,
+        "ranks": 2,
+    }
+    found = {
+        "model_bytes": 100_000_000,
+        "measured_bytes": 100_000_000,
+        "ranks": 4,
+        "transport": "mpi",
+        "hosts": [host, {**host, "name": "node-b"}],
+        "links": [{"between": [0, 1], "latency_seconds": latency, "one_way_rate": one_way, "both_ways_rate": both}],
+        "codec_seconds_per_byte": {"bf16": 1e-10, "fp16": 1e-10, "int8": 2.5e-10, "int4": 2e-10},
+        "allreduce_seconds": {"float32": 0.85, "fp16": 0.43, "one_rank_a_host": 0.845, **seconds},
+    }
+    found["floor_seconds"] = floor_seconds(found)
+    found["advice"] = [vars(each) for each in advise(found)]
+    if step_ms is not None:
+        found["computing_seconds"] = step_ms / 1e3
+        found["modes"] = modes(found)
+    return found
+
+
+def changes(found: dict) -> str:
+    return "; ".join(each["change"] for each in found["advice"])
+
+
+def test_gpus_are_told_with_the_versions_of_their_libraries() -> None:
+    found = findings()
+    for host in found["hosts"]:
+        host |= {
+            "cuda_devices_of_torch": 4,
+            "gpu_libraries": {"cuda": ("13.0", "/lib/libcuda.so.1"), "nccl": ("", "there is none")},
+        }
+    assert "4 GPUs for torch, cuda 13.0, no nccl  " in "\n".join(report(found))
+    found["hosts"][0]["mpi_is_cuda_aware"] = True
+    assert "4 GPUs for torch, cuda 13.0, no nccl, MPI reports that it is CUDA-aware" in "\n".join(report(found))
+
+
+def test_floor_is_that_of_the_slowest_link() -> None:
+    assert findings()["floor_seconds"] == pytest.approx(100e6 / GIGABIT)
+    three = findings()
+    three["hosts"].append(three["hosts"][0])
+    three["links"].append({"between": [1, 2], "latency_seconds": 5e-5, "one_way_rate": 50e6, "both_ways_rate": 50e6})
+    three["allreduce_seconds"] = dict.fromkeys(three["allreduce_seconds"], 4.0)
+    assert floor_seconds(three) == pytest.approx(4 / 3 * 100e6 / 50e6)
+
+
+def test_an_allreduce_below_the_floor_lowers_it() -> None:
+    """The link was measured while something else ran on the hosts: no share of the floor is above 100 %."""
+    found = findings(both=0.5 * GIGABIT, float32=1.25, one_rank_a_host=1.0)
+    assert found["floor_seconds"] == 1.0
+    assert re.search(
+        r"as it is +1250.0 ms +80 %\n.*\none rank on each host +1000.0 ms +100 %", "\n".join(report(found))
+    )
+
+
+def test_a_good_link_leaves_fewer_bytes_as_the_only_gain() -> None:
+    assert changes(findings()) == (
+        "accumulate 4 micro-batches (backward_passes_per_step=4); "
+        "send 16 bits between hosts (compression=Compression.fp16)"
+    )
+
+
+@pytest.mark.parametrize(
+    "found, words",
+    [
+        (
+            findings(both=0.5 * GIGABIT, float32=1.7),
+            "make the link between node-a and node-b carry both directions at once",
+        ),
+        (findings(nominal=10_000), "--network-interfaces"),
+        (findings(one_rank_a_host=0.5), "one rank on each host"),
+    ],
+)
+def test_each_fault_has_its_advice(found: dict, words: str) -> None:
+    assert words in changes(found)
+    assert words in "\n".join(report(found))
+
+
+def test_a_wire_that_is_not_filled_is_said() -> None:
+    assert "% of the slowest link" in "\n".join(report(findings(float32=2.0)))
+    assert "% of the slowest link" not in "\n".join(report(findings()))
+
+
+def test_one_host_has_no_network_to_change() -> None:
+    alone = findings()
+    alone.update(hosts=alone["hosts"][:1], links=[], advice=[], floor_seconds=0.0125)
+    assert advise(alone) == [] and "Nothing to change" in report(alone)[-1]
+
+
+@pytest.mark.parametrize(
+    "rates, measured", [([], 100_000_000), ([1e9, 2e9], 100_000_000), ([1e9, 25e6], 10_000_000), ([1e3], 1 << 20)]
+)
+def test_a_model_that_takes_long_is_measured_by_a_part(rates: list[float], measured: int) -> None:
+    assert part_to_measure(100_000_000, [{"both_ways_rate": rate} for rate in rates]) == measured
+    assert "measured with 10 MB of them" in "\n".join(report({**findings(), "measured_bytes": 10_000_000}))
+
+
+def test_without_the_time_of_a_step_no_mode_is_judged() -> None:
+    assert "--step-ms" in report(findings())[-1]
+
+
+def test_what_is_expected_of_the_modes() -> None:
+    """At 1 Gbit/s: an exchange of int8 takes a quarter of float32's, a batch little more than to compute it."""
+    found = findings(step_ms=480)
+    expected = {each["mode"]: each for each in found["modes"]}
+    assert list(expected) == [mode.name for mode in MODES]
+    assert expected["float32"]["sending_seconds"] == pytest.approx(0.85)
+    assert expected["float32"]["batch_seconds"] == pytest.approx(0.85 + 0.15 * 0.48)
+    assert expected["int8"]["bytes_sent"] == pytest.approx(100e6 / 3.938, rel=1e-3)
+    assert expected["int8"]["sending_seconds"] == pytest.approx(0.85 / 3.938, rel=1e-3)
+    assert expected["int8"]["batch_seconds"] == pytest.approx(0.48 + 0.15 * 0.2159, rel=1e-3)
+    assert expected["int8"]["codec_seconds"] == pytest.approx(0.025)
+    assert expected["4 batches"]["batch_seconds"] == pytest.approx((3 * 0.48 + 0.85 + 0.15 * 0.48) / 4)
+    assert expected["4 batches"]["bytes_sent"] == pytest.approx(25e6)
+    assert [name for name, each in expected.items() if each["pays_first"]] == ["bf16"]
+    said = "\n".join(report(found))
+    assert re.search(r"int8 +25.4 MB +215.9 ms +25.0 ms +512.4 ms +1.07 +8 bits", said)
+    assert said.endswith("bf16 pays first (compression=Compression.bf16): of what costs little time, it risks least.")
+
+
+@pytest.mark.parametrize(
+    "step_ms, mode, words",
+    [
+        (2000, "float32", "send float32"),
+        (400, "int8", "int8 pays first"),
+        (220, "int8", "int8 pays first"),
+        (130, "int4", "int4 pays first"),
+        (60, "every=32", "every=32 is the fastest (every=32), and still 1.4 times"),
+    ],
+)
+def test_the_mode_of_least_risk_that_costs_little_pays_first(step_ms: float, mode: str, words: str) -> None:
+    found = findings(step_ms=step_ms)
+    assert [each["mode"] for each in found["modes"] if each["pays_first"]] == [mode]
+    assert words in report(found)[-1]
+
+
+def test_fewer_bytes_gain_nothing_where_latency_or_the_codec_decides() -> None:
+    """Three latencies are in an exchange of any size; and on a fast network the codec takes longer than the wire."""
+    slow = {each["mode"]: each["sending_seconds"] for each in findings(latency=0.25, step_ms=100)["modes"]}
+    assert slow["int8"] == pytest.approx(0.75 + 0.1 / 3.938, rel=1e-3)
+    fast = findings(one_way=1e10, both=1e10, step_ms=100, float32=0.01, one_rank_a_host=0.01)
+    sending = {each["mode"]: each["sending_seconds"] for each in fast["modes"]}
+    assert sending["float32"] == pytest.approx(0.01) and sending["int8"] == pytest.approx(0.025)
+
+
+def test_what_does_not_overlap_follows_the_last_batch() -> None:
+    """As averages between many batches of one's own do."""
+    local = Mode("every=32", "another algorithm", argument="every=32", batches=32, overlaps=False)
+    assert local.batch_seconds(0.48, 0.85) == pytest.approx(0.48 + 0.85 / 32)
+
+
+@pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())
+@pytest.mark.parametrize(
+    "mpi", [pytest.param("openmpi", marks=pytest.mark.openmpi), pytest.param("tcp", marks=pytest.mark.tcp)]
+)
+def test_it_finds_what_the_links_carry(mpi: str, tmp_path: Path) -> None:
+    written = tmp_path / "found.json"
+    with hosts.Network({"node-a": "eth0", "node-b": "ens5"}, rate="200mbit") as network:
+        done = network["node-a"].run(
+            python_with(mpi),
+            "-m",
+            "ringtrain.launch.commands",
+            "doctor",
+            "-H",
+            "node-a:1,node-b:2",
+            "--model-mb",
+            "15",
+            "--step-ms",
+            "100",
+            "--json",
+            str(written),
+            timeout=200,
+            env=dict(os.environ, PYTHONPATH=str(ROOT), RINGTRAIN_TRANSPORT="tcp" if mpi == "tcp" else "mpi"),
+        )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(written.read_text())
+    assert [(host["name"], host["ranks"]) for host in found["hosts"]] == [("node-a", 1), ("node-b", 2)]
+    assert found["transport"] == ("tcp" if mpi == "tcp" else "mpi")
+    rate = found["links"][0]["both_ways_rate"]
+    assert rate < 50e6, "faster than the link"
+    assert found["measured_bytes"] < found["model_bytes"] == 15_000_000
+    assert found["allreduce_seconds"]["float32"] > 0.5 * found["model_bytes"] / rate, "the part was taken for the whole"
+    assert set(found["allreduce_seconds"]) == {"float32", "fp16", "one_rank_a_host"}
+    codecs = found["codec_seconds_per_byte"]
+    assert set(codecs) == {"bf16", "fp16", "int8", "int4"}
+    assert all(1e-11 < each < 1e-7 for each in codecs.values()), codecs
+    int8 = next(each for each in found["modes"] if each["mode"] == "int8")
+    assert int8["batch_seconds"] < found["modes"][0]["batch_seconds"], "on 200 Mbit/s bytes decide"
+    assert "int4 is the fastest" in done.stdout or "pays first" in done.stdout
+    assert "node-a and node-b" in done.stdout and "16 bits between hosts" in done.stdout

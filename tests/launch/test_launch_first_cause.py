@@ -1,0 +1,124 @@
+"""Which rank the launcher blames: the first that failed by itself, on whatever host, however the hosts' clocks stand."""
+
+from __future__ import annotations
+
+from ringtrain.launch.clocks import HostClock
+from ringtrain.launch.openmpi import LOST_DAEMON
+from ringtrain.launch.ranks import Rank, failed_alike, first_cause, host_without_engine, left_before
+
+
+def host_clock(ahead: float, took: float = 0.001) -> HostClock:
+    """The clock of a host that is ahead of the launcher's by so many seconds."""
+    clock = HostClock()
+    for asked in (5.0, 10.0):
+        clock.note(asked, asked + took, asked + took / 2 + ahead)
+    return clock
+
+
+def failing(number: int, clock: HostClock, at: float, follows: bool = False) -> Rank:
+    """A rank that failed at a time of its host's clock."""
+    return Rank(number, "host", outcome=1, clock=clock, failed_at=at, follows=follows)
+
+
+def test_the_first_cause_is_found_however_the_clocks_of_the_hosts_stand() -> None:
+    ahead, behind = host_clock(1e6), host_clock(-3.0)
+    ranks = [failing(0, ahead, 1e6 + 20.5), failing(1, behind, 17.25), failing(2, ahead, 1e6 + 20.75)]
+    assert first_cause(ranks).number == 1
+    assert first_cause(ranks[::2]).number == 0
+    assert first_cause([*ranks, failing(3, behind, 10.0, follows=True)]).number == 1
+    assert first_cause([Rank(0, "host", outcome=0)]) is None
+
+
+def test_the_quickest_answer_tells_a_clock_best() -> None:
+    clock = host_clock(100.0, took=0.002)
+    clock.note(20.0, 26.0, 121.0)  # the question arrived at once, its answer had to wait for 5 s
+    assert abs(clock.here(130.0) - 30.0) <= 0.001
+    assert abs(clock.there(30.0) - 130.0) <= 0.001
+
+
+def test_an_old_answer_is_forgotten() -> None:
+    """Clocks drift, and the launcher's host may have slept."""
+    clock = host_clock(100.0)
+    for asked in range(20, 200, 5):
+        clock.note(asked, asked + 0.5, asked + 0.25 + 200.0)
+    assert abs(clock.here(230.0) - 30.0) <= 0.25
+
+
+def test_a_rank_that_open_mpi_ended_for_another_is_not_to_blame() -> None:
+    """It sees the connection close before the other rank's end is reported: 14 is its MPI's word, unless it announced it."""
+    clock = host_clock(0.0)
+    ended = Rank(0, "host", outcome=14, clock=clock, failed_at=10.0)
+    killed = Rank(1, "host", outcome=-9, clock=clock, failed_at=10.5)
+    assert first_cause([ended, killed]) is killed
+    assert first_cause([ended]) is ended and ended.failure == 14 and "another one is gone" in ended.describe_failure()
+    ended.announced = 14
+    assert first_cause([ended, killed]) is ended and "another one" not in ended.describe_failure()
+
+
+def test_the_host_whose_engine_died_first_is_named() -> None:
+    """The death of one daemon ends the engine, and with it the others' ranks; a crash of a rank's MPI after it is no cause."""
+    ahead, here = host_clock(100.0), host_clock(0.0)
+    first = Rank(0, "a", host="a", outcome=-11, clock=ahead, failed_at=110.1, engine_lost_at=110.0)
+    second = Rank(1, "b", host="b", outcome=-15, was_told_to=True, clock=here, failed_at=12.0, engine_lost_at=11.0)
+    told = Rank(2, "c", host="c", outcome=-15, was_told_to=True, clock=here, failed_at=11.5)
+    assert first_cause([first, second, told]) is None and host_without_engine([first, second, told]) == "a"
+    told.failed_at = 9.0  # it ended before: whatever ended it ended the engine too
+    assert host_without_engine([first, second, told]) == ""
+
+
+def test_the_engines_word_on_a_lost_daemon_counts_more_than_the_clocks() -> None:
+    """The killed daemon's host was busy, and noticed its death 5 ms after the end of the engine that this death had caused."""
+    clock = host_clock(0.0)
+    ended = Rank(0, "a", host="a", outcome=-11, clock=clock, failed_at=10.0, engine_lost_at=10.0)
+    killed = Rank(1, "b", host="b", outcome=-11, clock=clock, failed_at=10.005, engine_lost_at=10.005)
+    assert host_without_engine([ended, killed]) == "a"
+    words = b"  Remote daemon: [prterun-a-329@0,1] on node b"
+    named = LOST_DAEMON.match(words)[1].decode()
+    assert host_without_engine([ended, killed], {named}) == "b"
+    killed.engine_lost_at, killed.was_told_to = None, True  # told to end before it noticed at all
+    assert host_without_engine([ended, killed], {named}) == "b"
+
+
+def test_ranks_that_one_signal_has_killed_at_once_are_alike() -> None:
+    clock = host_clock(0.0)
+    killed = [Rank(number, "host", outcome=-9, clock=clock, failed_at=10.0 + number / 5) for number in range(4)]
+    assert failed_alike(killed, killed[0]) == killed[1:3]  # the last one 0.6 s later
+    killed[1].was_told_to, killed[2].outcome = True, -15
+    assert failed_alike(killed, killed[0]) == []
+
+
+def test_a_rank_that_began_to_leave_before_the_others_failed_is_to_blame() -> None:
+    """With a code that only the end of its process tells."""
+    clock = host_clock(0.0)
+    told = failing(0, clock, 10.5, follows=True)
+    left = Rank(1, "host", outcome=7, clock=clock, left_at=10.0, failed_at=10.0)
+    assert first_cause([told, left]) is left and left.failure == 7
+
+
+def test_a_rank_that_left_before_the_others_failed_of_it_is_named() -> None:
+    """With exit code 0, but neither as one leaves, which is after the others, nor because its world had failed."""
+    clock = host_clock(0.0)
+    left = Rank(1, "host", outcome=0, clock=clock, ended_at=10.0)
+    victim = failing(0, clock, 10.2, follows=True)
+    knew = Rank(2, "host", outcome=0, clock=clock, left_at=10.1, ended_at=10.1)
+    follower = Rank(3, "host", outcome=0, announced=1, follows=True, clock=clock, ended_at=10.1)
+    later = Rank(4, "host", outcome=0, clock=clock, ended_at=10.3)
+    assert left_before([left, victim, knew, follower, later], victim) == [left]
+    assert left_before([left, failing(5, clock, 10.2)], failing(5, clock, 10.2)) == []
+
+
+def test_without_mpi_the_others_may_fail_before_its_end_is_reported() -> None:
+    """Its connections close while it ends."""
+    clock = host_clock(0.0)
+    victim = failing(0, clock, 10.0, follows=True)
+    left = Rank(1, "host", outcome=0, clock=clock, ended_at=10.1)
+    later = Rank(2, "host", outcome=0, clock=clock, ended_at=11.0)
+    assert left_before([left, later, victim], victim) == []
+    victim.has_mpi = False
+    assert left_before([left, later, victim], victim) == [left]
+
+
+def test_a_victim_says_of_which_rank_it_failed() -> None:
+    victim = failing(0, host_clock(0.0), 10.2, follows=True)
+    victim.because = "rank 1 on host 'a': it is stopped."
+    assert victim.describe_failure().endswith("exit code 1, because of another rank: rank 1 on host 'a': it is stopped")

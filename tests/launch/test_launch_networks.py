@@ -1,0 +1,168 @@
+"""Which networks carry the tensors of a job, decided from what hosts have reached of each other, and what MPI is told of them."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ringtrain.launch import mpich, openmpi
+from ringtrain.launch.agent.networks import Networks, free_port, ipv4_addresses, ipv6_addresses, is_allowed, rdma_ports
+from ringtrain.launch.environment import of_host
+from ringtrain.launch.hosts import Host
+from ringtrain.launch.mpi import Installation
+from ringtrain.launch.networks import Address, Chosen, choose
+from ringtrain.launch.plan import Plan
+
+OPEN_MPI = Installation("Open MPI v5", "", openmpi, "")
+MPICH = Installation("MPICH Version: 5", "", mpich, "")
+
+
+def address(interface: str, text: str, prefix: int = 24) -> Address:
+    return Address(interface, text, prefix, 20000)
+
+
+def reach(addresses: dict[str, list[Address]], *blocked: tuple[str, str]) -> dict:
+    """Every host reaches every address of the others, but for those blocked: (from, address); docker0 never is."""
+    return {
+        (one, other, each.address): "refused" if each.interface == "docker0" or (one, each.address) in blocked else ""
+        for one in addresses
+        for other in addresses
+        if one != other
+        for each in addresses[other]
+    }
+
+
+DOCKER = address("docker0", "172.17.0.1", 16)
+PAIR = {"a": [address("eth0", "10.0.0.1"), DOCKER], "b": [DOCKER, address("ens5", "10.0.0.2")]}
+
+
+def test_a_network_that_leads_nowhere_is_not_chosen() -> None:
+    assert choose(PAIR, reach(PAIR)) == Chosen(
+        ("10.0.0.0/24",), {"a": ("eth0",), "b": ("ens5",)}, {"a": ("10.0.0.1",), "b": ("10.0.0.2",)}
+    )
+
+
+def test_all_networks_that_are_shared_are_used() -> None:
+    two = {host: [*own, address("fast", f"10.9.0.{index}")] for index, (host, own) in enumerate(PAIR.items(), start=1)}
+    assert choose(two, reach(two)).networks == ("10.0.0.0/24", "10.9.0.0/24")
+    assert choose(two, reach(two)).addresses == {"a": ("10.0.0.1", "10.9.0.1"), "b": ("10.0.0.2", "10.9.0.2")}
+    assert choose(two, reach(two, ("b", "10.9.0.1"))).networks == ("10.0.0.0/24",), "one way only is no network"
+
+
+def test_routed_networks_do_where_none_is_shared() -> None:
+    routed = {"a": [address("eth0", "10.0.1.1")], "b": [address("eth0", "10.0.2.1")]}
+    assert choose(routed, reach(routed)).networks == ("10.0.1.0/24", "10.0.2.0/24")
+
+
+def test_who_cannot_reach_whom_is_said() -> None:
+    said = choose(PAIR, reach(PAIR, ("a", "10.0.0.2")))
+    assert "host 'b'" in said and "from a at 10.0.0.2 (ens5): refused" in said and "ssh a ping -c 1 10.0.0.2" in said
+    alone = {"a": PAIR["a"], "b": []}
+    assert "host 'b'" in choose(alone, reach(alone)) and "has none" in choose(alone, reach(alone))
+
+
+@pytest.mark.parametrize(
+    "names, found",
+    [(["ens5"], True), (["10.0.0.0/16"], True), (["eth0", "10.1.0.0/16"], False), ([], True), (["fd00::/16"], False)],
+)
+def test_interfaces_are_named_by_name_or_network(names: list[str], found: bool) -> None:
+    assert is_allowed("ens5", "10.0.0.2", names) is found
+
+
+def test_nothing_listens_where_it_may_not() -> None:
+    networks, interfaces = Networks(), {name for name, _, _ in ipv4_addresses()}
+    if not interfaces:
+        pytest.skip("this machine has no network interface but the loopback")
+    allowed = min(interfaces)
+    found = networks.listen(nonce="00", ports=(0, 0), interfaces=[allowed])
+    networks.close()
+    assert {interface for interface, *_ in found} == {allowed}
+    assert networks.listen(nonce="00", ports=(0, 0), interfaces=["no-such-interface"]) == []
+
+
+def test_ucx_gets_the_interfaces_that_lead_somewhere_and_all_of_infiniband(tmp_path) -> None:
+    for port in ("mlx5_1/ports/1", "mlx5_0/ports/1", "mlx5_0/ports/2"):
+        (tmp_path / port).mkdir(parents=True)
+    assert rdma_ports(tmp_path) == ["mlx5_0:1", "mlx5_0:2", "mlx5_1:1"] and rdma_ports(tmp_path / "none") == []
+    chosen = replace(choose(PAIR, reach(PAIR)), rdma_ports={"b": rdma_ports(tmp_path)})
+    devices = [of_host(host, chosen, MPICH, {})["UCX_NET_DEVICES"] for host in PAIR]
+    assert devices == ["eth0", "ens5,mlx5_0:1,mlx5_0:2,mlx5_1:1"]
+    assert "UCX_NET_DEVICES" not in of_host("a", chosen, MPICH, {"UCX_NET_DEVICES": "all"}) | of_host(
+        "a", chosen, OPEN_MPI, {}
+    )
+
+
+# ---- IPv6 ----
+
+BOTH = {
+    host: [*own, address(own[0].interface, f"fd00::{number}", 64)]
+    for number, (host, own) in enumerate(
+        {"a": [address("eth0", "10.0.0.1")], "b": [address("ens5", "10.0.0.2")]}.items(), start=1
+    )
+}
+
+
+def test_ipv6_serves_where_ipv4_does_not() -> None:
+    """Both lead over one cable here, so they are never used at once."""
+    assert choose(BOTH, reach(BOTH)).networks == ("10.0.0.0/24",)
+    alone = choose(BOTH, reach(BOTH, ("a", "10.0.0.2")))
+    assert alone.is_ipv6
+    assert alone == Chosen(("fd00::/64",), {"a": ("eth0",), "b": ("ens5",)}, {"a": ("fd00::1",), "b": ("fd00::2",)})
+
+
+def test_two_networks_of_one_cable_count_once() -> None:
+    aliases = {
+        host: [*own, address(own[0].interface, f"10.5.0.{number}")] for number, (host, own) in enumerate(BOTH.items())
+    }
+    assert choose(aliases, reach(aliases)).networks == ("10.0.0.0/24",)
+
+
+def test_hosts_of_one_kind_of_address_each_are_told_so() -> None:
+    said = choose(BOTH, reach(BOTH, ("a", "10.0.0.2"), ("b", "fd00::1")))
+    assert "hosts 'a,b': all must have an IPv4 address" in said and "(a: 10.0.0.1; b: fd00::2)" in said
+
+
+def test_open_mpi_gets_interfaces_for_ipv6_and_networks_for_ipv4() -> None:
+    plan = Plan(["true"], 2, [Host("a", 1), Host("b", 1)], ports=(20000, 20009))
+    four, six = (choose(BOTH, reach(BOTH, *blocked)) for blocked in ([], [("a", "10.0.0.2")]))
+    by_four, by_six = (openmpi.environment(plan, chosen.networks) for chosen in (four, six))
+    assert by_four["OMPI_MCA_btl_tcp_if_include"] == "10.0.0.0/24" and "OMPI_MCA_btl_tcp_if_include" not in by_six
+    assert by_six["OMPI_MCA_btl_tcp_disable_family"] == "4" and "OMPI_MCA_btl_tcp_disable_family" not in by_four
+    of_b = of_host("b", six, OPEN_MPI, {})
+    assert (of_b["OMPI_MCA_btl_tcp_if_include"], of_b["NCCL_SOCKET_FAMILY"]) == ("ens5", "AF_INET6")
+    assert of_host("b", four, OPEN_MPI, {}).keys() == {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "FI_TCP_IFACE"}
+    assert (
+        of_host("b", six, OPEN_MPI, {"OMPI_MCA_btl_tcp_if_include": "eth9"}).get("OMPI_MCA_btl_tcp_if_include") is None
+    )
+    daemons = [by_six[f"PRTE_MCA_oob_tcp_dynamic_ipv{version}_ports"] for version in (4, 6)]
+    assert daemons == ["20006-20007", "20008-20009"], "the second listener of a daemon finds its ports taken"
+
+
+def test_addresses_of_one_cable_or_of_the_host_alone_are_left_out(tmp_path) -> None:
+    table = tmp_path / "if_inet6"
+    table.write_text(
+        "00000000000000000000000000000001 01 80 10 80       lo\n"
+        "fe80000000000000d09737fffe0f404c 02 40 20 80     eth0\n"
+        "fd770000000000000000000000000002 02 40 00 80     eth0\n"
+    )
+    assert ipv6_addresses(table) == [("eth0", "fd77::2", 64)]
+    assert ipv6_addresses(tmp_path / "none") == []
+
+
+def test_a_port_for_a_program_is_none_that_the_system_gives_to_others():
+    """Or a rank's own connections may take it before the program listens."""
+    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    found = {free_port("127.0.0.1", (0, 0)) for _ in range(20)}
+    assert all(found) and not any(low <= port <= high for port in found)
+    assert len(found) > 1  # or jobs that start together meet at it
+
+
+def test_a_port_for_a_program_is_free_at_every_address():
+    """torch.distributed listens at all of them."""
+    with socket.create_server(("127.0.0.2", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert free_port("127.0.0.1", (port, port)) == 0
+        assert free_port("127.0.0.1", (port - 1, port)) in (0, port - 1)

@@ -1,0 +1,130 @@
+"""Login shells of other hosts, and their start-up files: they do no harm, or ringtrainrun says what they do."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from environments import EACH_MPI_BUT_MPICH_FOR_LONG, python_with, ringtrainrun
+
+from ringtrain.bench import hosts
+from ringtrain.bench.hosts import Network
+
+ROOT = Path(__file__).parents[2]
+START_UP_FILE = Path.home() / ".bashrc"
+PATIENCE = 60.0
+SAYS = "ringtrainrun: host 'node-b': "
+pytestmark = [
+    pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing()),
+    pytest.mark.skipif(
+        not START_UP_FILE.exists() or not pwd.getpwuid(os.getuid()).pw_shell.endswith("bash"),
+        reason="this user's login shell is not bash, or has no ~/.bashrc",
+    ),
+]
+SUM = "import numpy, ringtrain as rt; rt.init(); print(rt.allreduce(numpy.ones(2), op=rt.Sum))"
+
+
+def launch(network: Network, mpi: str, *arguments: str, **options) -> subprocess.CompletedProcess:
+    options = {"env": dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1"), "timeout": PATIENCE, **options}
+    return network["node-a"].run(
+        python_with(mpi), "-m", "ringtrain.launch", "-np", "2", "-H", "node-a:1,node-b:1", *arguments, **options
+    )
+
+
+@EACH_MPI_BUT_MPICH_FOR_LONG
+def test_a_start_up_file_may_print(mpi: str, three_hosts: Network) -> None:
+    text = "echo welcome; echo '{\"rank\": 0}'; /usr/bin/yes | /usr/bin/head -c 200000; /usr/bin/yes | /usr/bin/head -c 200000 >&2\n"
+    with three_hosts["node-b"].replaced(START_UP_FILE, text):
+        done = launch(three_hosts, mpi, "python", "-c", SUM)
+    assert done.returncode == 0 and {"[0] [2. 2.]", "[1] [2. 2.]"} <= set(done.stdout.splitlines()), done.stderr[-2000:]
+
+
+@pytest.mark.openmpi
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("exit 3\n", " ended with code 3"),
+        (
+            "unset HOME\n",
+            "variable 'HOME': it must be set there, for MPI, but a start-up file of the shell has removed it.",
+        ),
+        ("read line\n", "a start-up file of the shell there has read what was sent to the command"),
+        ("exec /bin/sleep 50\n", "a start-up file of the shell there may wait, or run another program"),
+    ],
+    ids=["exits", "unsets HOME", "reads", "waits"],
+)
+def test_what_a_start_up_file_must_not_do_is_told(text: str, words: str, three_hosts: Network) -> None:
+    with three_hosts["node-b"].replaced(START_UP_FILE, text):
+        began = time.monotonic()
+        done = launch(three_hosts, "openmpi", "--start-timeout", "6", "echo", "started")
+    assert time.monotonic() - began < 45 and done.returncode == 125 and "started" not in done.stdout
+    assert SAYS in done.stderr and words in done.stderr and "Traceback (" not in done.stderr, done.stderr
+
+
+@EACH_MPI_BUT_MPICH_FOR_LONG
+@pytest.mark.skipif(not shutil.which("tcsh"), reason="there is no tcsh here: apt install tcsh")
+def test_csh_may_be_the_login_shell(mpi: str, three_hosts: Network) -> None:
+    users = Path("/etc/passwd").read_text()
+    shell = pwd.getpwuid(os.getuid()).pw_shell
+    own = next(line for line in users.splitlines() if line.startswith(pwd.getpwuid(os.getuid()).pw_name + ":"))
+    with three_hosts["node-b"].replaced(
+        "/etc/passwd", users.replace(own, own.removesuffix(shell) + shutil.which("tcsh"))
+    ):
+        done = launch(three_hosts, mpi, "python", "-c", SUM)
+    assert done.returncode == 0 and sorted(done.stdout.splitlines()) == ["[0] [2. 2.]", "[1] [2. 2.]"], done.stderr
+
+
+# ---- nobody reads, on several hosts ----
+
+FLOOD = "import os, time\nwhile True: print('x' * 1000)"
+
+
+def start_flood(network: Network, **options) -> subprocess.Popen:
+    launcher = network["node-a"].start(
+        *ringtrainrun("openmpi", 2, "-H", "node-a:1,node-b:1", "python", "-c", FLOOD),
+        stdout=subprocess.PIPE,
+        env=dict(os.environ, PYTHONPATH=str(ROOT)),
+        **options,
+    )
+    assert launcher.stdout.read(1) == b"["
+    time.sleep(3.0)  # until all that can take something is full
+    return launcher
+
+
+def await_empty(network: Network, *names: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while left := {name: network[name].processes() for name in names if network[name].processes()}:
+        assert time.monotonic() < deadline, f"left over: {left}"
+        time.sleep(0.1)
+
+
+@pytest.mark.openmpi
+def test_a_signal_ends_all_hosts_of_a_job_that_nobody_reads(three_hosts: Network) -> None:
+    launcher = start_flood(three_hosts)
+    three_hosts["node-a"].signal_to(launcher, signal.SIGINT)
+    assert launcher.wait(28) == 130  # before the agents give up themselves
+    launcher.stdout.close()
+    await_empty(three_hosts, "node-a", "node-b")
+
+
+@pytest.mark.openmpi
+@pytest.mark.long
+def test_an_agent_whose_launcher_stands_still_ends_its_ranks(three_hosts: Network) -> None:
+    """Half a minute later, though it cannot write a byte to it."""
+    launcher = start_flood(three_hosts)
+    three_hosts["node-a"].signal_to(launcher, signal.SIGSTOP)
+    deadline = time.monotonic() + PATIENCE
+    while any(FLOOD[:20] in line for line in three_hosts["node-b"].processes().values()):
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    three_hosts["node-a"].signal_to(launcher, signal.SIGKILL)
+    launcher.send_signal(signal.SIGCONT)  # nsenter stands still with its child
+    launcher.wait(PATIENCE)
+    launcher.stdout.close()
+    await_empty(three_hosts, "node-a", "node-b")

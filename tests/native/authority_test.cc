@@ -1,0 +1,147 @@
+// What the authority of an elastic job is told by numbers: how many worlds there may be, and when a slot may be tried
+// again. Whole jobs are simulated in tests/simulation/elastic.
+#include "core/authority.h"
+
+#include <algorithm>
+#include <memory>
+
+#include "check.h"
+
+namespace ringtrain {
+namespace {
+
+constexpr Nanoseconds kSecond = 1000000000;
+constexpr Nanoseconds kPause = 10 * kSecond;  // the first one
+
+// One host with four slots, and a process in each; the launcher's side of it.
+struct Job {
+  explicit Job(int reset_limit) {
+    AuthorityOptions options;
+    options.hosts = {{"a", 4}};
+    options.reset_limit = reset_limit;
+    options.silence = options.grace = options.wait = 100000 * kSecond;
+    options.first_pause = kPause;
+    options.random = [drawn = std::make_shared<uint64_t>(0)] { return ++*drawn; };
+    authority = std::make_unique<Authority>(options);
+    authority->Begin(0);
+    authority->HostCame(0, "a", &actions);
+    Hear(0, ControlType::kPresent, 0);
+    for (int slot = 0; slot < 4; ++slot) Hear(0, ControlType::kReady, slot);
+    Form({0, 1, 2, 3});
+  }
+
+  void Hear(Nanoseconds now, ControlType type, int slot) {
+    ControlFrame frame;
+    frame.type = type;
+    if (type == ControlType::kReport || type == ControlType::kFormed) frame.epoch = authority->epoch();
+    frame.process = {{1, static_cast<uint64_t>(slot)}, "a", slot, "a:" + std::to_string(slot)};
+    frame.exit_code = 1;
+    frame.holds_state = true;
+    authority->Arrived(now, "a", frame, &actions);
+  }
+  void Form(const std::vector<int>& slots) {
+    for (int slot : slots) Hear(0, ControlType::kFormed, slot);
+  }
+  // That of the slot ends, and the others become another world, if they may.
+  void Die(int dead, const std::vector<int>& others) {
+    Hear(0, ControlType::kDead, dead);
+    for (int slot : others) Hear(0, ControlType::kReport, slot);
+    Form(others);
+  }
+  bool runs() const { return authority->phase() == Authority::Phase::kRunning; }
+  // The slots in which ranks are started at a time.
+  std::vector<int> StartedAt(Nanoseconds now) {
+    actions.clear();
+    authority->Tick(now, &actions);
+    std::vector<int> slots;
+    for (const AuthorityAction& action : actions)
+      if (const auto* start = std::get_if<authority_action::Start>(&action)) slots.push_back(start->slot);
+    return slots;
+  }
+  // Why the job has ended; "" if it has not.
+  std::string end() const {
+    for (const AuthorityAction& action : actions)
+      if (const auto* end = std::get_if<authority_action::End>(&action)) return (end->well ? "well: " : "") + end->text;
+    return "";
+  }
+
+  std::unique_ptr<Authority> authority;
+  AuthorityActions actions;
+};
+
+RT_TEST(the_world_changes_as_often_as_the_reset_limit_says) {
+  struct Row {
+    int limit, changes;  // 0: any number
+  };
+  for (const Row row : {Row{1, 1}, Row{2, 2}, Row{3, 3}, Row{0, 3}}) {
+    Job job(row.limit);
+    RT_REQUIRE(job.runs());
+    const std::vector<std::vector<int>> left = {{0, 1, 2}, {0, 1}, {0}};
+    for (int change = 0; change < 3; ++change) {
+      RT_CHECK_EQ(job.end(), std::string());
+      job.Die(3 - change, left[static_cast<size_t>(change)]);
+      if (change >= row.changes) break;
+      RT_CHECK(job.runs());
+      RT_CHECK_EQ(job.authority->epoch().count, static_cast<uint64_t>(change) + 2);
+    }
+    if (row.changes == 3) {
+      RT_CHECK(job.runs());
+      continue;
+    }
+    RT_CHECK_EQ(job.end(), "The reset limit of " + std::to_string(row.limit) + " worlds is reached.");
+    RT_CHECK(job.authority->phase() == Authority::Phase::kEnded);
+  }
+}
+
+RT_TEST(a_slot_in_which_a_rank_has_failed_is_tried_again_after_a_pause) {
+  Job job(0);
+  job.Die(3, {0, 1, 2});
+  RT_CHECK(job.StartedAt(kPause - 1).empty());
+  RT_CHECK(job.StartedAt(kPause) == std::vector<int>{3});
+  RT_CHECK(job.StartedAt(2 * kPause).empty());  // it is on its way
+}
+
+RT_TEST(a_host_whose_ranks_fail_together_pauses_as_a_whole) {
+  Job job(0);
+  job.Die(3, {0, 1, 2});
+  job.Die(2, {0, 1});
+  job.Die(1, {0});
+  RT_CHECK(job.StartedAt(kPause - 1).empty());
+  RT_CHECK_EQ(job.StartedAt(kPause).size(), size_t{3});
+}
+
+RT_TEST(pauses_double_up_to_sixty_times_the_first_and_are_forgotten) {
+  struct Row {
+    Nanoseconds after;  // seconds from the end of the pause before to the next failure
+    int factor;         // of the pause that follows
+  };
+  Cooldown cooldown(kPause);
+  RT_CHECK_EQ(cooldown.until("a", 0), Nanoseconds{0});
+  Nanoseconds now = 1000 * kSecond;
+  for (const Row row : {Row{0, 1}, Row{1, 2}, Row{599, 4}, Row{0, 8}, Row{0, 16}, Row{0, 32}, Row{0, 60}, Row{599, 60},
+                        Row{600, 1}, Row{0, 2}}) {
+    now += row.after * kSecond;
+    cooldown.Failed(now, "a", 0);
+    RT_CHECK_EQ(cooldown.until("a", 0), now + row.factor * kPause);
+    now = cooldown.until("a", 0);
+  }
+  RT_CHECK_EQ(cooldown.until("a", 1), Nanoseconds{0});
+  RT_CHECK_EQ(cooldown.until("b", 0), Nanoseconds{0});
+}
+
+RT_TEST(three_slots_that_pause_at_once_make_their_host_pause) {
+  Cooldown cooldown(kPause);
+  cooldown.Failed(0, "a", 0);
+  cooldown.Failed(kSecond, "a", 1);
+  RT_CHECK_EQ(cooldown.until("a", 7), Nanoseconds{0});
+  cooldown.Failed(2 * kSecond, "a", 2);
+  RT_CHECK_EQ(cooldown.until("a", 7), 2 * kSecond + kPause);  // which has never failed
+  RT_CHECK_EQ(cooldown.until("a", 0), 2 * kSecond + kPause);
+  RT_CHECK_EQ(cooldown.until("b", 7), Nanoseconds{0});
+  Cooldown apart(kPause);  // never three at once
+  for (int slot = 0; slot < 9; ++slot) apart.Failed(slot * kPause, "a", slot);
+  RT_CHECK_EQ(apart.until("a", 9), Nanoseconds{0});
+}
+
+}  // namespace
+}  // namespace ringtrain

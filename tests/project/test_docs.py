@@ -1,0 +1,106 @@
+"""The programs in the documentation run as they stand there: on two ranks, block after block."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from ringtrain import tables
+from ringtrain.testing import World
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def blocks(name: str, language: str) -> list[str]:
+    """The fenced blocks of a page."""
+    return re.findall(rf"```{language}\n(.*?)```", (DOCS / name).read_text(), re.DOTALL)
+
+
+def run_on_two_ranks(*programs: str, page: str) -> list[dict]:
+    """Runs programs one after the other in one namespace, which is returned for each rank."""
+    codes = [compile(program, page, "exec") for program in programs]
+
+    def on_rank(rank: int) -> dict:
+        namespace: dict = {"__name__": "__main__"}
+        for code in codes:
+            exec(code, namespace)
+        return namespace
+
+    with World(2) as world:
+        return world.run(on_rank)
+
+
+def assert_replicas_equal(first: dict, second: dict) -> None:
+    for mine, theirs in zip(first["model"].parameters(), second["model"].parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_training():
+    rates = "rates = [base_rate * hvd.size() * warm_up(update) for update in (0, 250, 500, 10_000)]"
+    first, second = run_on_two_ranks(*blocks("training.md", "python"), rates, page="training.md")
+    assert_replicas_equal(first, second)
+    assert first["step"] == second["step"] == 14 and first["seen"] == 100 and first["accuracy"] == second["accuracy"]
+    assert first["rates"] == pytest.approx([0.01, 0.015, 0.02, 0.02])
+    assert first["schedule"].last_epoch == 14  # 2 epochs of 7 updates
+
+
+def test_accumulation():
+    first, second = run_on_two_ranks(*blocks("accumulation.md", "python"), page="accumulation.md")
+    assert_replicas_equal(first, second)
+    # Not all counters: threads may still wake, and answer for the step before. bench accumulation counts those bytes.
+    silent = ("operations", "batches", "bytes", "cache_hits", "cache_misses", "shared_bytes", "wire_bytes_sent")
+    for rank in (first, second):
+        assert all(rank["before"][name] == rank["quiet"][name] for name in silent)
+        assert rank["before"]["operations"] > 0
+        assert rank["number"] == 10
+
+
+def test_local_steps():
+    with_torch, with_numpy = blocks("slow-networks.md", "python")
+    first, second = run_on_two_ranks(with_torch, page="slow-networks.md")
+    assert_replicas_equal(first, second)
+    first, second = run_on_two_ranks(with_numpy, page="slow-networks.md")
+    assert first["weights"].tobytes() == second["weights"].tobytes()
+    assert abs(first["weights"] - first["target"]).max() < 0.5
+
+
+def versions(diff: str) -> tuple[str, str]:
+    """The program before and after a diff."""
+    lines = diff.splitlines()
+    assert all(line[:1] in "+- " for line in lines)
+    before, after = (
+        "".join(line[1:] + "\n" for line in lines if not line.startswith(other)) for other in "+-"
+    )  # fmt: skip
+    return before, after
+
+
+@pytest.mark.parametrize("page", ["migrate-from-horovod.md", "migrate-from-ddp.md"])
+def test_migration(page):
+    program, commands = blocks(page, "diff")
+    before, after = versions(program)
+    compile(before, page, "exec")
+    first, second = run_on_two_ranks(after, page=page)
+    assert_replicas_equal(first, second)
+    assert versions(commands)[1].startswith("ringtrainrun -np 16")
+
+
+def test_variables_of_horovod_that_are_read_are_those_of_the_options():
+    section = (DOCS / "migrate-from-horovod.md").read_text().split("\n## Variables\n")[1].split("\n## ")[0]
+    read, ignored = section.split("All others are ignored")
+    rows = dict(re.findall(r"^\| `(HOROVOD_\w+)` \| `(\w+)`", read, re.MULTILINE))
+    assert rows == {option.horovod: option.name for option in tables.OPTIONS if option.horovod}
+    assert "HOROVOD_STALL_CHECK_DISABLE" in ignored
+    assert not set(re.findall(r"HOROVOD_\w+", ignored)) & rows.keys()
+
+
+def test_what_ddp_users_come_from_is_a_program(monkeypatch):
+    before, _ = versions(blocks("migrate-from-ddp.md", "diff")[0])
+    place = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0}  # 0: any port
+    for name, value in place.items():
+        monkeypatch.setenv(name, str(value))
+    exec(compile(before, "migrate-from-ddp.md", "exec"), {})

@@ -1,0 +1,260 @@
+"""Imports and includes point down, few parts read the environment, one file opens the library, few make code of bytes.
+
+The rows are those of docs/architecture.md, "Layers", where the highest comes first.
+"""
+
+import ast
+import pathlib
+import re
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+PACKAGE, NATIVE = ROOT / "ringtrain", ROOT / "native"
+
+# A module may import those that stand in an earlier row, or in its own.
+PYTHON_LAYERS = [
+    ["version", "installation", "errors", "agent_protocol", "_core", "_build"],
+    ["_native"],
+    ["tables"],
+    [
+        "options",
+        "arguments",
+        "dlpack",
+        "cuda_arrays",
+        "descriptors",
+        "nccl",
+        "launcher",
+        "announce",
+        "meeting",
+        "exits",
+        "reports",
+    ],
+    ["introducing"],
+    ["boards"],
+    ["log", "buffers", "stores", "by_address", "by_files"],
+    ["rendezvous"],
+    ["mpi", "lonely_mpi"],
+    ["pending"],
+    ["context"],
+    ["membership"],
+    ["submission", "start"],
+    ["process_sets", "numbering", "probes", "stalls", "statistics", "timelines"],
+    ["operations"],
+    ["objects", "sharding", "checks", "gradients", "adjoints"],
+    ["averaging"],
+    ["elastic"],
+    ["testing"],
+    [""],  # ringtrain/__init__.py
+    ["common", "basics"],
+    ["torch", "tensorflow", "launch"],
+    ["keras", "bench", "runner"],  # on TensorFlow or on PyTorch; measures any of them; Horovod's place for the launcher
+]
+STRANGERS = PYTHON_LAYERS[-2] + PYTHON_LAYERS[-1]  # of two in one row none imports the other
+# A folder may include its own headers and those of earlier rows.
+NATIVE_LAYERS = [
+    ["include", "tables"],
+    ["base"],
+    ["transport", "kernels"],
+    ["device"],
+    ["collectives"],
+    ["gpu"],
+    ["core"],
+    [""],  # native/c_api.cc
+    ["tensorflow"],  # a library of its own
+]
+
+
+def layer(name, layers):
+    found = [number for number, names in enumerate(layers) if name in names]
+    assert found, f"{name} is in no layer: add it to tests/project/test_layers.py and docs/architecture.md"
+    return found[0]
+
+
+def imports_of(path):
+    """Modules of ringtrain that a file imports, as their first part below the package."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module == "ringtrain":
+            names = [f"ringtrain.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            names = [node.module]
+        else:
+            continue
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "ringtrain":
+                first = parts[1] if len(parts) > 1 else ""
+                is_module = (PACKAGE / f"{first}.py").exists() or (PACKAGE / first).is_dir() or first == "_core"
+                yield first if is_module else ""
+
+
+def part_of(path):
+    """The layer's name for a file of the package: its module, or its subpackage."""
+    parts = path.relative_to(PACKAGE).parts
+    if parts[:2] == ("tensorflow", "keras"):
+        return "keras"
+    first = parts[0].removesuffix(".py")
+    return "" if first == "__init__" else first
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_point_down(path):
+    own = part_of(path)
+    for name in imports_of(path):
+        if name == own:
+            continue
+        assert layer(name, PYTHON_LAYERS) <= layer(own, PYTHON_LAYERS), f"{path.name} imports {name or 'ringtrain'}"
+        assert layer(name, PYTHON_LAYERS) < layer(own, PYTHON_LAYERS) or own not in STRANGERS, (
+            f"{own} imports {name}: adapters, launcher and benchmark do not import each other"
+        )
+
+
+def test_the_check_finds_what_it_looks_for(tmp_path, monkeypatch):
+    """An upward import is found in each of its spellings."""
+    for line in (
+        "import ringtrain.operations",
+        "from ringtrain import operations",
+        "from ringtrain.operations import Sum",
+    ):
+        upward = tmp_path / "buffers.py"
+        upward.write_text(line)
+        assert list(imports_of(upward)) == ["operations"]
+    assert layer("operations", PYTHON_LAYERS) > layer("buffers", PYTHON_LAYERS)
+
+
+def rows_of_page(title):
+    """The names in the first column of a table of the section "Layers", the lowest row first."""
+    section = (ROOT / "docs" / "architecture.md").read_text().split("\n## Layers\n")[1].split("\n## ")[0]
+    table = section.split(f"\n| `{title}` |")[1].split("\n\n")[0]
+    return [re.findall(r"`([^`]+)`", line.split("|")[1]) for line in reversed(table.splitlines()) if line[:3] == "| `"]
+
+
+@pytest.mark.parametrize(
+    "title, layers, own", [("ringtrain/", PYTHON_LAYERS, "__init__"), ("native/", NATIVE_LAYERS, "c_api.cc")]
+)
+def test_layers_are_those_of_the_page(title, layers, own):
+    assert rows_of_page(title) == [[name or own for name in row] for row in layers]
+
+
+SOURCES = sorted(path for pattern in ("*.h", "*.cc", "*.def") for path in NATIVE.rglob(pattern))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_includes_point_down(path):
+    own = path.relative_to(NATIVE).parts[0] if path.parent != NATIVE else ""
+    for included in re.findall(r'#include "([^"]+)"', path.read_text()):
+        folder = included.split("/")[0]
+        if folder != own:
+            assert layer(folder, NATIVE_LAYERS) < layer(own, NATIVE_LAYERS), f"{path.name} includes {included}"
+
+
+@pytest.mark.parametrize("folder", ["gradients", "averaging"])
+def test_floors_shared_by_all_adapters_import_no_framework(folder):
+    allowed = set(sys.stdlib_module_names) | {"numpy", "ringtrain"}
+    for path in (ROOT / "ringtrain" / folder).glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [node.module] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            assert {name.partition(".")[0] for name in names} <= allowed, path.name
+
+
+def test_the_library_for_tensorflow_includes_the_interface_and_the_tables_alone():
+    texts = [path.read_text() for path in SOURCES if path.parent == NATIVE / "tensorflow"]
+    folders = {included.split("/")[0] for text in texts for included in re.findall(r'#include "([^"]+)"', text)}
+    assert folders == {"tensorflow", "include", "tables"}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_native_code_reads_no_environment_and_prints_nothing(path):
+    assert not re.search(
+        r"\b(getenv|setenv|environ|printf|puts|cout|cerr)\b(?!_)", re.sub(r"//.*|/\*[\s\S]*?\*/", "", path.read_text())
+    )
+
+
+def test_environment_is_read_in_few_places():
+    readers = {
+        part_of(path) for path in PACKAGE.rglob("*.py") if re.search(r"\bos\.(environ|getenv)\b", path.read_text())
+    }
+    assert readers == {"options", "launch", "bench"}
+
+
+def test_one_file_opens_the_library():
+    importers = [path.name for path in PACKAGE.rglob("*.py") if "_core" in imports_of(path)]
+    assert importers == ["_native.py"]
+
+
+# What turns bytes into code, and where: objects between ranks over MPI, functions of ringtrain.run in private files,
+# and at build time the version; `reach` writes it into the command that starts the agent with the launcher's own text.
+MAKES_CODE = {
+    "pickle.loads",
+    "pickle.load",
+    "pickle.Unpickler",
+    "cloudpickle.loads",
+    "cloudpickle.load",
+    "marshal.loads",
+    "marshal.load",
+    "dill.loads",
+    "torch.load",
+    "yaml.load",
+    "yaml.unsafe_load",
+    "eval",
+    "exec",
+}
+MAY_MAKE_CODE = {"objects.py", "torch/functions.py", "launch/call.py", "launch/function.py", "_build.py"}
+
+
+def makes_code(text):
+    """Whether a program uses something that may run code which comes as data."""
+    return not MAKES_CODE.isdisjoint(
+        ast.unparse(node) for node in ast.walk(ast.parse(text)) if isinstance(node, (ast.Attribute, ast.Name))
+    )
+
+
+def test_bytes_become_code_in_few_places():
+    assert {
+        str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if makes_code(path.read_text())
+    } == MAY_MAKE_CODE
+
+
+@pytest.mark.parametrize("planted", ["import pickle\npickle.loads(socket.recv(99))", "torch.load(path)", "run = eval"])
+def test_planted_code_from_bytes_is_found(planted):
+    assert makes_code(planted) and not makes_code("json.loads(text)\nmodel.eval()")
+
+
+def test_the_agent_is_all_files_of_its_folder_and_needs_no_other():
+    """It runs where the package is not imported: what it imports at run time is its own, and stands before it."""
+    from ringtrain.launch.reach import AGENT_FILES, AGENT_FOLDER
+
+    own = "ringtrain.launch.agent."
+    assert sorted(AGENT_FILES) == sorted(path.stem for path in AGENT_FOLDER.glob("*.py") if path.stem != "__init__")
+    for number, name in enumerate(AGENT_FILES):
+        for node in ast.parse((AGENT_FOLDER / f"{name}.py").read_text()).body:
+            if isinstance(node, ast.ImportFrom) and node.module.startswith("ringtrain"):
+                assert node.module.removeprefix(own) in AGENT_FILES[:number], f"{name} imports {node.module}"
+
+
+def test_files_of_the_launcher_import_each_other_one_way():
+    """A circle would show in the order in which their imports are met; what a function imports counts too."""
+    folder = PACKAGE / "launch"
+    known = {path.stem for path in folder.glob("*.py")}
+    below = {
+        name: {
+            imported
+            for node in ast.walk(ast.parse((folder / f"{name}.py").read_text()))
+            if isinstance(node, ast.ImportFrom)
+            for imported in (
+                [alias.name for alias in node.names]
+                if node.module == "ringtrain.launch"
+                else [node.module.removeprefix("ringtrain.launch.")]
+            )
+            if imported in known
+        }
+        for name in known
+    }
+    while below:
+        lowest = {name for name, imported in below.items() if not imported & below.keys()}
+        assert lowest, f"these import each other: {sorted(below)}"
+        below = {name: imported for name, imported in below.items() if name not in lowest}

@@ -1,0 +1,52 @@
+"""docs/reliability.md has every promise with tests that exist, and every fault that `ringtrain bench faults` does."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ringtrain.bench.faults import FAULTS
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "reliability.md").read_text()
+PROMISES = [f"P{number}" for number in range(1, 25)]
+
+
+def rows_of(page: str) -> dict[str, str]:
+    """The rows of the table of promises, by promise."""
+    return {row.split("|")[1].strip(): row for row in page.splitlines() if re.match(r"\| P\d+ \|", row)}
+
+
+def absent_tests(text: str) -> list[str]:
+    """The tests that a text names, by file and function, and that are not there."""
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", text)
+    return [
+        f"{file}::{name}"
+        for file, name in named
+        if not (ROOT / file).exists() or f"def {name}" not in (ROOT / file).read_text()
+    ]
+
+
+def test_every_promise_is_there_with_what_shows_it() -> None:
+    rows = rows_of(PAGE)
+    assert list(rows) == PROMISES
+    assert [promise for promise, row in rows.items() if "`tests/" not in row and "*Later*" not in row] == []
+
+
+def test_the_tests_that_it_names_exist() -> None:
+    assert not absent_tests(PAGE)
+
+
+@pytest.mark.parametrize(
+    "planted", ["`tests/core/test_order.py::test_that_nobody_wrote`", "`tests/test_no.py::test_it`"]
+)
+def test_a_test_that_is_gone_is_found(planted: str) -> None:
+    assert absent_tests(planted) and not absent_tests("`tests/project/test_reliability.py::rows_of`")
+
+
+def test_its_figures_are_those_that_are_measured() -> None:
+    silent = 15
+    for fault in FAULTS:
+        bound = fault.seconds + (silent if fault.after_silence else 0)
+        row = re.escape(f"| {fault.name} | {fault.promised} | {bound:g} s | ") + r"[\d.]+ s \| [\d.]+ s \|"
+        assert re.search(row, PAGE), fault.name

@@ -1,0 +1,23 @@
+"""The Keras example trains on two ranks of the launcher, as its first lines say, and resumes with the same bits."""
+
+import pytest
+
+pytest.importorskip("keras")
+pytest.importorskip("tensorflow")
+pytest.importorskip("sklearn")
+
+from test_examples import last, run
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def test_fit_saves_resumes_and_ends_with_the_same_bits(tmp_path):
+    whole = run("keras_digits", "--epochs", 4, "--folder", tmp_path)
+    resumed = run("keras_digits", "--epochs", 4, "--resume", tmp_path / "epoch-02.keras")
+    assert last(r"test accuracy ([\d.]+)", whole) > 0.85
+    assert len(whole.splitlines()) == 6 and whole.splitlines()[2:] == resumed.splitlines()
+
+
+def test_a_loop_with_the_tape():
+    said = run("keras_digits", "--loop", "--epochs", 3)
+    assert last(r"test accuracy ([\d.]+)", said) > 0.8 and len(said.splitlines()) == 5

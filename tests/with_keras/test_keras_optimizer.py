@@ -1,0 +1,541 @@
+"""``DistributedOptimizer`` for Keras: it stays the user's optimizer, reduces when it should, and says what is wrong."""
+
+import copy
+import pickle
+import threading
+
+import numpy as np
+import pytest
+
+keras = pytest.importorskip("keras")
+
+import itertools
+
+import keras_runs as runs
+import tensorflow as tf
+
+import ringtrain as rt
+import ringtrain.keras as hvd
+from ringtrain.keras.optimizer import hoist, reduction_of
+from ringtrain.testing import World
+
+
+@pytest.fixture
+def two():
+    """Ranks as threads of this process."""
+    with World(2) as opened:
+        yield opened
+
+
+def variables(*values):
+    return [keras.Variable(np.array(value, "float32"), name=f"v{place}") for place, value in enumerate(values)]
+
+
+def both_modes(function):
+    return {"eager": function, "graph": tf.function(function)}
+
+
+# ---- the user's optimizer stays the user's optimizer ----
+
+
+def test_object_class_name_and_state_are_kept(two):
+    def body(rank):
+        optimizer = keras.optimizers.Adam(0.5, name="mine")
+        weights = variables([1.0, 2.0])
+        optimizer.apply([np.ones(2, "float32")], weights)
+        slots = [variable.numpy() for variable in optimizer.variables]
+        wrapped = hvd.DistributedOptimizer(optimizer)
+        assert wrapped is optimizer and isinstance(wrapped, keras.optimizers.Adam)
+        assert (type(wrapped).__name__, type(wrapped).__qualname__) == ("Adam", "Adam")
+        assert int(wrapped.iterations) == 1 and wrapped.name == "mine"
+        for before, after in zip(slots, wrapped.variables, strict=True):
+            np.testing.assert_array_equal(before, after.numpy())
+        wrapped.apply([np.full(2, float(rank), "float32")], weights)
+        return int(wrapped.iterations), weights[0].numpy().tolist()
+
+    (iterations, one), (_, other) = two.run(body)
+    assert iterations == 2 and one == other
+
+
+def test_config_is_the_plain_ones_and_makes_a_distributed_one(two):
+    def body(rank):
+        plain = keras.optimizers.SGD(0.5, momentum=0.5, name="sgd")
+        expected = keras.saving.serialize_keras_object(plain)
+        wrapped = hvd.DistributedOptimizer(plain, op=rt.Sum, backward_passes_per_step=2)
+        assert keras.saving.serialize_keras_object(wrapped)["config"] == expected["config"]
+        assert keras.saving.serialize_keras_object(wrapped)["module"] == expected["module"] == "keras.optimizers"
+        again = type(wrapped).from_config(wrapped.get_config())
+        assert reduction_of(again).settings == reduction_of(wrapped).settings
+        assert reduction_of(again).prefix != reduction_of(wrapped).prefix
+        assert reduction_of(keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(wrapped))) is None
+
+    two.run(body)
+
+
+def test_pickles_and_copies_are_plain(two):
+    def body(rank):
+        plain = keras.optimizers.Adam(0.25)
+        wrapped = hvd.DistributedOptimizer(plain)
+        for other in (pickle.loads(pickle.dumps(wrapped)), copy.deepcopy(wrapped)):
+            assert type(other) is keras.optimizers.Adam and reduction_of(other) is None
+            assert other.get_config() == wrapped.get_config()
+
+    two.run(body)
+
+
+def test_float8_is_not_accumulated():
+    def body(rank):
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=2)
+        (maximum,) = variables([1.0])
+        maximum.overwrite_with_gradient = True
+        optimizer.apply([np.array([2.0], "float32")], [maximum])
+
+    with World(1) as world, pytest.raises(NotImplementedError, match="expected backward_passes_per_step=1 with float8"):
+        world.run(body)
+
+
+def test_wrapping_again_takes_the_new_settings(two):
+    def body(rank):
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+        hvd.DistributedOptimizer(optimizer, op=rt.Sum)
+        weights = variables([0.0])
+        optimizer.apply([np.array([1.0 + rank], "float32")], weights)
+        assert type(optimizer).__bases__[1] is keras.optimizers.SGD
+        return float(weights[0].numpy()[0])
+
+    assert two.run(body) == [-3.0, -3.0]
+
+
+def test_files_load_without_ringtrain_and_load_model_wraps_again(two, tmp_path):
+    def body(rank):
+        model = runs.dense_model(seed=rank)
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.02)), "mse")
+        runs.fit(model, rank, 2, callbacks=runs.start_callbacks())
+        path = tmp_path / f"{rank}.keras"
+        model.save(path)
+        plain, loaded = keras.models.load_model(path), hvd.load_model(path)
+        assert type(plain.optimizer) is keras.optimizers.Adam and reduction_of(loaded.optimizer) is not None
+        for one, other in zip(model.optimizer.variables, plain.optimizer.variables, strict=True):
+            np.testing.assert_array_equal(one.numpy(), other.numpy())
+        runs.fit(model, rank, 2, callbacks=runs.start_callbacks())
+        runs.fit(loaded, rank, 2, callbacks=runs.start_callbacks())
+        return runs.trained(model), runs.trained(loaded)
+
+    (uninterrupted, resumed), (_, other) = two.run(body)
+    runs.assert_same_bits([uninterrupted, resumed, other])
+
+
+def test_a_world_of_one_and_ranks_outside_of_the_set_stay_as_they_are():
+    def body(rank):
+        only_first = rt.add_process_set([0])
+        return [_one_step(rank, process_set) for process_set in (only_first, rt.global_process_set)]
+
+    with World(2) as world:
+        assert world.run(body) == [[-1.0, -1.5], [-2.0, -1.5]]
+
+
+def _one_step(rank, process_set):
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), process_set=process_set)
+    weights = variables([0.0])
+    optimizer.apply([np.array([1.0 + rank], "float32")], weights)
+    return float(weights[0].numpy()[0])
+
+
+# ---- what travels, and when ----
+
+
+def test_no_byte_travels_before_the_boundary(two):
+    def body(rank):
+        for mode in ("eager", "graph"):
+            optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=3)
+            weights = variables([0.0, 0.0], [[0.0]])
+            optimizer.build(weights)
+            gradients = [tf.constant([1.0 + rank, 2.0]), tf.constant([[4.0]])]
+            step = both_modes(lambda: optimizer.apply(gradients, weights))[mode]
+            counts, values = [], []
+            for _ in range(6):
+                step()
+                counts.append(rt.counters()["operations"])
+                values.append(float(weights[0].numpy()[0]))
+            assert values == [0.0, 0.0, -4.5, -4.5, -4.5, -9.0], mode
+            moved = [after > before for before, after in itertools.pairwise(counts)]
+            assert moved == [False, True, False, False, True], mode
+            assert int(optimizer.iterations) == 2
+
+    two.run(body)
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+@pytest.mark.parametrize("settings", [{}, {"sparse_as_dense": True}, {"backward_passes_per_step": 2}], ids=str)
+def test_sparse_gradients(two, mode, settings):
+    passes = settings.get("backward_passes_per_step", 1)
+
+    def body(rank):
+        table = variables(np.zeros((4, 2)))
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), **settings)
+        optimizer.build(table)
+        gradient = tf.IndexedSlices(tf.ones((2, 2)), tf.constant([0, 0] if rank == 0 else [0, 3]), tf.constant([4, 2]))
+        step = both_modes(lambda: optimizer.apply([gradient], table))[mode]
+        for _ in range(passes):
+            step()
+        return table[0].numpy()[:, 0].tolist()
+
+    expected = [-1.5 * passes, 0.0, 0.0, -0.5 * passes]
+    assert two.run(body) == [expected, expected]
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+def test_gradients_that_no_rank_has_stay_none(two):
+    def body(rank):
+        weights = variables([1.0], [1.0])
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0, weight_decay=0.5))
+        optimizer.apply([np.array([1.0], "float32"), None], weights)
+        return [float(weight.numpy()[0]) for weight in weights]
+
+    assert two.run(body) == [[-0.5, 1.0]] * 2
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_gradient_that_some_ranks_lack_counts_zeros(two, mode, passes):
+    def body(rank):
+        weights = variables([1.0], [1.0], [1.0], [1.0])
+        settings = {"backward_passes_per_step": passes, "average_aggregated_gradients": True}
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0, weight_decay=0.5), **settings)
+        optimizer.build(weights)
+        own = [tf.constant([2.0]), None, None, None]
+        own[1 + rank] = tf.constant([4.0])
+        step = both_modes(lambda: optimizer.apply(own, weights))[mode]
+        for _ in range(2 * passes):
+            step()
+        return [float(weight.numpy()[0]) for weight in weights]
+
+    # Each of two updates: half of the weight, less the average. Nobody has the last one, which stays.
+    assert two.run(body) == [[-2.75, -2.75, -2.75, 1.0]] * 2
+
+
+def test_two_optimizers_and_a_rank_with_more_models_do_not_mix_names_up(two):
+    def body(rank):
+        if rank == 1:
+            runs.dense_model()  # Keras counts further here: dense_2 where the other rank has dense
+        models = [runs.dense_model(seed=rank) for _ in range(2)]
+        for model in models:
+            model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)), "mse")
+            runs.fit(model, rank, 2, callbacks=runs.start_callbacks())
+        return [runs.trained(model) for model in models]
+
+    for ranks in zip(*two.run(body), strict=True):
+        runs.assert_same_bits(list(ranks))
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+def test_local_layers_keep_their_gradients(two, mode):
+    def body(rank):
+        shared, own = keras.layers.Dense(1, use_bias=False), keras.layers.Dense(1, use_bias=False)
+        for layer in (shared, own):
+            layer.build((None, 1))
+            layer.kernel.assign([[0.0]])
+        optimizer = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(1.0), local_layers=own)
+        optimizer.build([shared.kernel, own.kernel])
+        gradient = tf.constant([[2.0 + 2 * rank]])
+        both_modes(lambda: optimizer.apply([gradient, gradient], [shared.kernel, own.kernel]))[mode]()
+        return shared.kernel.numpy().item(), own.kernel.numpy().item()
+
+    assert two.run(body) == [(-3.0, -1.0), (-3.0, -2.0)]
+
+
+def test_several_optimizers_in_one(two):
+    def body(rank):
+        model = runs.dense_model(seed=rank)
+        by_name = {model.layers[0].kernel.path: keras.optimizers.Adam(0.02)}
+        several = keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(keras.optimizers.SGD(0.05), by_name))
+        model.compile(hvd.DistributedOptimizer(several), "mse", run_eagerly=True)
+        return runs.fit(model, rank, 2, callbacks=runs.start_callbacks())
+
+    runs.assert_same_bits(two.run(body))
+
+
+@pytest.mark.filterwarnings("ignore:Layer InputLayer does not have")
+def test_maxima_of_float8_are_those_of_all_ranks(two):
+    def body(rank):
+        model = runs.dense_model(seed=rank)
+        model.quantize("float8")
+        runs.with_weights_of(model, rank)
+        for variable in model.trainable_variables:
+            if "scale" in variable.path or "amax" in variable.path:
+                variable.assign(keras.ops.ones_like(variable))
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)), "mse")
+        x, y = runs.share_of(rank, 2, runs.X) * (1 + rank), runs.share_of(rank, 2, runs.Y)
+        model.fit(x, y, batch_size=6, shuffle=False, verbose=0, callbacks=runs.start_callbacks())
+        return runs.trained(model), float(np.max(model.layers[0].inputs_amax_history.numpy())), np.abs(x).max()
+
+    (one, maximum, own), (other, _, largest) = two.run(body)
+    runs.assert_same_bits([one, other])
+    assert maximum == pytest.approx(largest) and maximum > own
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+def test_a_maximum_that_only_some_ranks_have(two, mode):
+    """A float8 layer that one rank's branch does not reach, and one that nobody's does."""
+
+    def body(rank):
+        weights = variables([1.0], [1.0], [1.0])
+        for maximum in weights[1:]:
+            maximum.overwrite_with_gradient = True
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+        optimizer.build(weights)
+        own = [tf.constant([2.0]), tf.constant([5.0]) if rank == 0 else None, None]
+        both_modes(lambda: optimizer.apply(own, weights))[mode]()
+        return [float(weight.numpy()[0]) for weight in weights]
+
+    assert two.run(body) == [[-1.0, 5.0, 1.0]] * 2
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_living_optimizer_goes_on_in_a_new_world(passes):
+    """After ``shutdown()`` and ``init()``, with a missing gradient on each side."""
+
+    def make(rank):
+        weights = variables([1.0], [1.0])
+        return hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=passes), weights
+
+    living = [None, None]
+
+    def body(rank):
+        living[rank] = living[rank] or make(rank)
+        optimizer, weights = living[rank]
+        for _ in range(passes):
+            optimizer.apply([tf.constant([2.0]), tf.constant([4.0]) if rank else None], weights)
+        return [float(weight.numpy()[0]) for weight in weights]
+
+    for world_number in (1, 2):
+        with World(2, stall_abort_seconds=20) as world:
+            assert world.run(body) == [[1.0 - 2.0 * passes * world_number] * 2] * 2
+
+
+# ---- synchronize and skip_synchronize ----
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+def test_clipping_between_synchronize_and_apply_clips_the_average(two, mode, passes):
+    def body(rank):
+        weights = variables([0.0, 0.0])
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=passes)
+        optimizer.build(weights)
+        gradient = tf.constant([6.0, 0.0] if rank == 0 else [0.0, 8.0]) / passes
+
+        def step():
+            pairs = optimizer.synchronize(zip([gradient], weights, strict=True))
+            clipped, norm = tf.clip_by_global_norm([average for average, _ in pairs], 1.0)
+            with optimizer.skip_synchronize():
+                optimizer.apply_gradients(zip(clipped, weights, strict=True))
+            return norm
+
+        step = both_modes(step)[mode]
+        before = rt.counters()["operations"]
+        norms = [float(step()) for _ in range(passes)]
+        assert rt.counters()["operations"] == before + 2  # one agrees on which gradients there are
+        assert norms[-1] == pytest.approx(5.0)
+        assert int(optimizer.iterations) == 1
+        return weights[0].numpy().tolist()
+
+    one, other = two.run(body)
+    assert one == other == pytest.approx([-0.6, -0.8])
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+def test_wrong_pairing_is_the_same_error_on_every_rank(two, mode):
+    def body(rank):
+        weights = variables([0.0])
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+        optimizer.build(weights)
+        gradient = tf.constant([1.0])
+
+        def skips_without_synchronizing():
+            with optimizer.skip_synchronize():
+                optimizer.apply([gradient], weights)
+
+        def reduces_twice():
+            optimizer.synchronize([(gradient, weights[0])])
+            optimizer.apply([gradient], weights)
+
+        def uses_twice():
+            optimizer.synchronize([(gradient, weights[0])])
+            with optimizer.skip_synchronize():
+                optimizer.apply([gradient], weights)
+                optimizer.apply([gradient], weights)
+
+        texts = []
+        for wrong in (skips_without_synchronizing, reduces_twice, uses_twice):
+            with pytest.raises(Exception) as caught:  # TensorFlow makes it one of its own while it traces
+                both_modes(wrong)[mode]()
+            texts.append(str(caught.value)[str(caught.value).index("apply 'optimizer") :].split("\n")[0])
+            if mode == "eager" and wrong is reduces_twice:  # as a user would go on after the error
+                with optimizer.skip_synchronize():
+                    optimizer.apply([gradient], weights)
+        return texts
+
+    one, other = two.run(body)
+    assert one == other
+    assert "expected synchronize() before" in one[0] and "expected skip_synchronize()" in one[1]
+    assert "expected synchronize() before" in one[2]
+
+
+def test_a_dropped_update_and_a_condition_are_right_pairings(two):
+    def body(rank):
+        weights = variables([0.0])
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+        optimizer.build(weights)
+
+        @tf.function
+        def step(gradient):
+            ((average, _),) = optimizer.synchronize([(gradient, weights[0])])
+
+            def update():
+                with optimizer.skip_synchronize():
+                    optimizer.apply([average], weights)
+
+            tf.cond(tf.reduce_all(tf.math.is_finite(average)), update, lambda: None)
+
+        step(tf.constant([1.0]))
+        step(tf.constant([np.inf if rank else 1.0]))
+        step(tf.constant([1.0]))
+        return float(weights[0].numpy()[0]), int(optimizer.iterations)
+
+    assert two.run(body) == [(-2.0, 2), (-2.0, 2)]
+
+
+# ---- loss scaling ----
+
+
+def scaled_model(rank, outside, dtype="mixed_float16", passes=1, eager=False):
+    """A compiled model with a LossScaleOptimizer around or within the distributed one."""
+    with_policy = keras.dtype_policies.DTypePolicy(dtype)
+    layers = [keras.layers.Dense(6, "tanh", dtype=with_policy), keras.layers.Dense(2, dtype=with_policy)]
+    model = runs.with_weights_of(keras.Sequential([keras.Input((5,)), *layers]), rank)
+    inner = keras.optimizers.SGD(0.05, momentum=0.9)
+    settings = {"backward_passes_per_step": passes, "average_aggregated_gradients": True}
+    if outside:
+        optimizer = keras.optimizers.LossScaleOptimizer(hvd.DistributedOptimizer(inner, **settings), initial_scale=64.0)
+    else:
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(inner, initial_scale=64.0), **settings)
+    model.compile(optimizer, "mse", run_eagerly=eager)
+    return model
+
+
+@pytest.mark.parametrize(
+    "outside, passes, eager", [(False, 1, False), (True, 1, False), (False, 2, True), (True, 2, False)]
+)
+def test_an_overflow_on_one_rank_skips_the_update_on_all(two, outside, passes, eager):
+    def body(rank):
+        model = scaled_model(rank, outside, passes=passes, eager=eager)
+        x, y = runs.share_of(rank, 2, runs.X).copy(), runs.share_of(rank, 2, runs.Y)
+        if rank == 1:
+            x[6:9] = 1e38  # the second batch of this rank alone
+        model.fit(x, y, batch_size=6 // passes, shuffle=False, verbose=0, callbacks=runs.start_callbacks())
+        optimizer = model.optimizer
+        return runs.trained(model), int(optimizer.iterations), float(optimizer.dynamic_scale.numpy())
+
+    (one, updates, scale), (other, *_) = two.run(body)
+    runs.assert_same_bits([one, other])
+    assert all(np.isfinite(weight).all() for weight in one.weights)
+    assert (updates, scale) == (runs.STEPS - 1, 32.0)
+
+
+def test_bfloat16_and_both_nestings_equal_float32(two):
+    def trained(dtype, outside):
+        def body(rank):
+            model = scaled_model(rank, outside, dtype)
+            return runs.fit(model, rank, 2, callbacks=runs.start_callbacks())
+
+        first, second = two.run(body)
+        runs.assert_same_bits([first, second])
+        return first
+
+    full = trained("float32", False)
+    for weight, inside in zip(full.weights, trained("float32", True).weights, strict=True):
+        np.testing.assert_array_equal(weight, inside)
+    runs.assert_close(trained("mixed_bfloat16", True), full, 0.1, 0.05)
+    runs.assert_close(trained("mixed_float16", True), full, 0.02, 0.01)
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+def test_a_loss_scale_around_the_optimizer_is_refused_where_no_callback_puts_it_right(two, mode):
+    def body(rank):
+        weights = variables([0.0])
+        optimizer = keras.optimizers.LossScaleOptimizer(hvd.DistributedOptimizer(keras.optimizers.SGD(1.0)))
+        optimizer.build(weights)
+        with pytest.raises(Exception, match="expected DistributedOptimizer around LossScaleOptimizer"):
+            both_modes(lambda: optimizer.apply([tf.constant([1.0])], weights))[mode]()
+        assert hoist(optimizer) and not hoist(optimizer)
+        both_modes(lambda: optimizer.apply([tf.constant([32768.0 * (1 + rank)])], weights))[mode]()
+        return float(weights[0].numpy()[0])
+
+    assert two.run(body) == [-1.5, -1.5]
+
+
+def test_unscaling_between_synchronize_and_apply(two):
+    def body(rank):
+        weights = variables([0.0])
+        optimizer = hvd.DistributedOptimizer(
+            keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=4.0)
+        )
+        optimizer.build(weights)
+
+        @tf.function
+        def step(gradient):
+            pairs = optimizer.synchronize([(optimizer.scale_loss(gradient), weights[0])])
+            largest = tf.reduce_max(pairs[0][0]) / optimizer.dynamic_scale
+            with optimizer.skip_synchronize():
+                optimizer.apply_gradients(pairs)
+            return largest
+
+        found = [float(step(tf.constant([value]))) for value in (1.0 + 2 * rank, np.inf if rank else 1.0, 1.0)]
+        return found[0], float(weights[0].numpy()[0]), float(optimizer.dynamic_scale.numpy())
+
+    assert two.run(body) == [(2.0, -3.0, 2.0)] * 2
+
+
+# ---- errors ----
+
+
+@pytest.mark.parametrize("arguments, text", [
+    ({"op": rt.Max}, "op must be Average"),
+    ({"backward_passes_per_step": 0}, "backward_passes_per_step must be at least 1"),
+    ({"gradient_predivide_factor": 2.0, "op": rt.Sum}, "gradient_predivide_factor needs op=Average"),
+    ({"gradient_predivide_factor": 0.0}, "gradient_predivide_factor must be above 0"),
+    ({"groups": 0}, "groups must be at least 1"),
+    ({"groups": "all"}, "groups must be an int or lists of variables"),
+])  # fmt: skip
+def test_wrong_arguments(arguments, text):
+    with World(1) as world:
+        with pytest.raises(rt.RingtrainError, match=text):
+            world.run(lambda rank: hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), **arguments))
+        with pytest.raises(rt.RingtrainError, match="expected a keras.optimizers.Optimizer but found a builtins.str"):
+            world.run(lambda rank: hvd.DistributedOptimizer("sgd"))
+
+
+def test_a_lost_rank_makes_fit_raise(two):
+    begun = threading.Barrier(2)
+
+    def body(rank):
+        model = runs.dense_model(seed=rank)
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)), "mse")
+
+        class Dies(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None):
+                if batch == 1:
+                    begun.wait(60)
+                    if rank == 1:
+                        raise KeyError("rank 1 dies")
+
+        if rank == 1:
+            runs.fit(model, rank, 2, callbacks=[*runs.start_callbacks(), Dies()])
+        with pytest.raises(Exception, match="rank 1 raised KeyError"):
+            runs.fit(model, rank, 2, callbacks=[*runs.start_callbacks(), Dies()])
+
+    with pytest.raises(KeyError, match="rank 1 dies"):
+        two.run(body)

@@ -1,0 +1,215 @@
+"""Compression that makes up for what it has lost, below a distributed optimizer: skipped steps, and what is saved of it."""
+
+import itertools
+
+import pytest
+import torch
+
+import ringtrain.torch as hvd
+from ringtrain.context import current
+from ringtrain.testing import World
+
+pytestmark = pytest.mark.timeout(120)
+
+STEPS = 6
+INT4 = hvd.Compression.int4
+
+
+def batch(rank: int, step: int) -> torch.Tensor:
+    return torch.randn(8, 64, generator=torch.Generator().manual_seed(100 * step + rank))
+
+
+def model_and_optimizer(compression=INT4):
+    model = torch.nn.Sequential(torch.nn.Linear(64, 80), torch.nn.Tanh(), torch.nn.Linear(80, 64))
+    own = torch.Generator().manual_seed(0)  # ranks are threads, which share torch's
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=own) / 10)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    return model, hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression=compression)
+
+
+def bits(model: torch.nn.Module) -> bytes:
+    return b"".join(each.detach().numpy().tobytes() for each in model.parameters())
+
+
+def set_by_optimizer(model, optimizer):
+    optimizer.zero_grad()
+
+
+def set_to_none(model, optimizer):
+    model.zero_grad(set_to_none=True)
+
+
+def set_to_zero(model, optimizer):
+    model.zero_grad(set_to_none=False)
+
+
+@pytest.mark.parametrize("asks", [False, True], ids=["plain", "synchronize"])
+@pytest.mark.parametrize("clear", [set_by_optimizer, set_to_none, set_to_zero])
+def test_a_step_that_a_scaler_skips_leaves_no_trace(clear, asks):
+    """An overflow on one rank, in an early or a late layer: the run's bits are those of a run without that batch."""
+
+    def train(rank, left_out, overflows):
+        model, optimizer = model_and_optimizer()
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for step in range(STEPS):
+            if step in left_out:
+                continue
+            clear(model, optimizer)
+            x = batch(rank, step)
+            loss = (model(x) - x).square().mean()
+            if step in overflows and rank == overflows[step]:
+                loss = loss * torch.inf
+            scaler.scale(loss).backward()
+            if asks:
+                optimizer.synchronize()
+                scaler.unscale_(optimizer)
+                with optimizer.skip_synchronize():
+                    scaler.step(optimizer)
+            else:
+                scaler.step(optimizer)
+            scaler.update(1024.0)
+        return bits(model)
+
+    with World(3, "2+1") as world:
+        for overflows in ({0: 2}, {1: 0}, {2: 1, 3: 2}, {5: 1}):
+            skipped = world.run(train, (), overflows)
+            assert len(set(skipped)) == 1
+            assert skipped == world.run(train, set(overflows), {})
+
+
+def test_a_step_that_is_given_up_leaves_no_trace():
+    def train(rank, given_up):
+        model, optimizer = model_and_optimizer()
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            if step == given_up:
+                (5 * model(batch(rank, step))).square().mean().backward()
+                continue
+            x = batch(rank, step)
+            (model(x) - x).square().mean().backward()
+            optimizer.step()
+        optimizer.zero_grad()
+        return bits(model)
+
+    def train_without(rank, left_out):
+        model, optimizer = model_and_optimizer()
+        for step in range(STEPS):
+            if step != left_out:
+                x = batch(rank, step)
+                optimizer.zero_grad()
+                (model(x) - x).square().mean().backward()
+                optimizer.step()
+        return bits(model)
+
+    with World(2, "1+1") as world:
+        for step in (0, 3):
+            assert world.run(train, step) == world.run(train_without, step)
+
+
+def test_every_step_makes_up_for_the_one_before():
+    """The mean of many gradients that are alike comes near the exact one; without feedback it does not."""
+
+    def error(rank, compression, steps):
+        weight = torch.nn.Parameter(torch.zeros(8192))
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD([weight], lr=1.0), [("w", weight)], compression=compression
+        )
+        gradient = batch(rank, 0).repeat(16, 1).flatten()[:8192]
+        exact = hvd.allreduce(gradient, name=f"exact.{compression.__name__}.{steps}")
+        for _ in range(steps):
+            optimizer.zero_grad()
+            (weight * gradient).sum().backward()
+            optimizer.step()
+        return ((weight.detach() / -steps - exact).norm() / exact.norm()).item()
+
+    with World(2, "1+1") as world:
+        for compression in (hvd.Compression.int8, INT4):
+            once, often = (world.run(error, compression, steps)[0] for steps in (1, 50))
+            assert often < once / 25
+            plain = world.run(error, compression.without_feedback, 50)[0]
+            assert plain == pytest.approx(once, rel=0.01)
+
+
+@pytest.mark.parametrize("layouts", [("1+1", "1+1"), ("2+1", "1+1+1"), ("1+1+1", "2+1"), ("2+2", "1+1")])
+def test_what_is_kept_can_be_saved_and_goes_on_in_another_world(layouts):
+    """The mean over the hosts of what they keep, and what is kept of the sums, are the same before and after."""
+
+    def begin(rank):
+        model, optimizer = model_and_optimizer()
+        for step in range(3):
+            x = batch(rank, step)
+            optimizer.zero_grad()
+            (model(x) - x).square().mean().backward()
+            optimizer.step()
+        return optimizer.compression_state()
+
+    def go_on(rank, state):
+        model, optimizer = model_and_optimizer()
+        optimizer.load_compression_state(state)
+        again = optimizer.compression_state()
+        x = batch(rank, 0)
+        (model(x) - x).square().mean().backward()
+        optimizer.step()
+        return again, optimizer.compression_state(), bits(model)
+
+    def size_of(layout):
+        return sum(map(int, layout.split("+")))
+
+    with World(size_of(layouts[0]), layouts[0]) as world:
+        states = world.run(begin)
+    assert states[0].keys() == {"0.weight/0", "2.weight/0"}
+    for one, other in itertools.pairwise(states):
+        assert all(torch.equal(one[name][part], other[name][part]) for name in one for part in ("sent", "finished"))
+    assert all(each["sent"].norm() > 0 and each["finished"].norm() > 0 for each in states[0].values())
+    with World(size_of(layouts[1]), layouts[1]) as world:
+        results = world.run(go_on, states[0])
+    for again, later, after in results:
+        assert after == results[0][2]
+        for name, each in states[0].items():
+            torch.testing.assert_close(again[name], each, rtol=1e-6, atol=0)
+            assert not any(torch.equal(later[name][part], each[part]) for part in each)
+
+
+@pytest.mark.parametrize("layouts", [("1+1", "1+1"), ("2+1", "1+1+1"), ("2+2", "1+1")])
+def test_a_world_that_goes_on_with_it_loses_nothing(layouts):
+    """Before the change and after it: what was delivered, and what is kept, is all that was to be delivered."""
+    count = 5000
+
+    def gradient(rank, step):
+        return torch.randn(count, generator=torch.Generator().manual_seed(10 * step + rank))
+
+    def steps(rank, state, numbers):
+        weight = torch.nn.Parameter(torch.zeros(count))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), [("w", weight)], compression=INT4)
+        optimizer.load_compression_state(state)
+        exact = torch.zeros(count, dtype=torch.float64)
+        for step in numbers:
+            optimizer.zero_grad()
+            (weight * gradient(rank, step)).sum().backward()
+            optimizer.step()
+            exact += hvd.allreduce(gradient(rank, step).double(), name=f"exact.{step}")
+        return -weight.detach().double(), exact, optimizer.compression_state()
+
+    delivered, exact, state = torch.zeros(count, dtype=torch.float64), torch.zeros(count, dtype=torch.float64), {}
+    for layout, numbers in zip(layouts, (range(20), range(20, 40)), strict=True):
+        with World(sum(map(int, layout.split("+"))), layout) as world:
+            some, wanted, state = world.run(steps, state, numbers)[0]
+        delivered, exact = delivered + some, exact + wanted
+        kept = sum(state["w/0"][part].double() for part in ("sent", "finished"))
+        assert (delivered + kept - exact).norm() < 1e-6 * exact.norm() < 1e-4 * (delivered - exact).norm()
+
+
+def test_only_compression_with_feedback_keeps_anything():
+    def on_rank(rank, compression):
+        model, optimizer = model_and_optimizer(compression)
+        (model(batch(rank, 0)) ** 2).mean().backward()
+        optimizer.step()
+        return optimizer.compression_state(), current().residuals(0, "optimizer.")
+
+    with World(2, "1+1") as world:
+        for compression in (hvd.Compression.none, hvd.Compression.fp16, INT4.without_feedback):
+            assert world.run(on_rank, compression) == [({}, {})] * 2
+    with World(2) as world:  # one host: nothing is compressed
+        assert world.run(on_rank, INT4) == [({}, {})] * 2

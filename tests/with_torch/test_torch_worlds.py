@@ -1,0 +1,125 @@
+"""An optimizer that outlives its world: after ``shutdown()`` and ``init()`` it goes on in the new one."""
+
+import pytest
+import torch
+
+import ringtrain.torch as hvd
+from ringtrain.context import current
+from ringtrain.errors import NotInitializedError
+from ringtrain.testing import World
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def steps(model, optimizer, rank, count):
+    for number in range(count):
+        optimizer.zero_grad()
+        (model(torch.ones(1, 2)) * (rank + number + 1.0)).sum().backward()
+        optimizer.step()
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def trained_alone(ranks, *counts):
+    model = torch.nn.Linear(2, 2)
+    torch.nn.init.ones_(model.weight), torch.nn.init.ones_(model.bias)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.125, momentum=0.5)
+    for count in counts:
+        for number in range(count):
+            optimizer.zero_grad()
+            sum((model(torch.ones(1, 2)) * (rank + number + 1.0)).sum() / ranks for rank in range(ranks)).backward()
+            optimizer.step()
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def wrapped(**settings):
+    model = torch.nn.Linear(2, 2)
+    torch.nn.init.ones_(model.weight), torch.nn.init.ones_(model.bias)
+    plain = torch.optim.SGD(model.parameters(), lr=0.125, momentum=0.5)
+    return model, hvd.DistributedOptimizer(plain, model.named_parameters(), **settings)
+
+
+@pytest.mark.parametrize("settings", [{}, {"groups": 1}, {"groups": 1, "gradient_as_bucket_view": True}], ids=str)
+@pytest.mark.parametrize("last", ["a whole step", "a pass", "a step and zero_grad()"])
+def test_a_living_optimizer_goes_on_in_a_new_world(settings, last):
+    """Whatever the old world left under way; a second optimizer, made in the new one, does not mix names up with it."""
+    with World(2, stall_abort_seconds=20) as first:
+        living = first.run(lambda rank: wrapped(**settings))
+
+        def train(rank):
+            steps(*living[rank], rank, 4)
+            if last == "a pass":
+                living[rank][1].zero_grad()
+                living[rank][0](torch.ones(1, 2)).sum().backward()
+            elif last == "a step and zero_grad()":
+                living[rank][1].zero_grad()
+
+        first.run(train)
+    with World(2, stall_abort_seconds=20) as second:
+
+        def go_on(rank):
+            other = wrapped(**settings)
+            found = steps(*living[rank], rank, 3)
+            assert other[1]._reducer.prefix == "optimizer.0" and living[rank][1]._reducer.prefix == "optimizer.1"
+            assert living[rank][1]._reducer.context is current()
+            return found, steps(*other, rank, 2)
+
+        for found, of_other in second.run(go_on):
+            assert all(map(torch.equal, found, trained_alone(2, 4, 3)))
+            assert all(map(torch.equal, of_other, trained_alone(2, 2)))
+
+
+def test_a_new_world_of_another_size():
+    with World(3, stall_abort_seconds=20) as first:
+        living = first.run(lambda rank: wrapped())
+        first.run(lambda rank: steps(*living[rank], rank, 2))
+    with World(2, stall_abort_seconds=20) as second:
+        one, other = second.run(lambda rank: steps(*living[rank], rank, 1))
+    assert all(map(torch.equal, one, other))
+
+
+def test_hooks_find_the_new_world_first():
+    """Backward passes, before anything else is asked of the optimizer: those of the old world do not count."""
+    with World(2, stall_abort_seconds=20) as first:
+        living = first.run(lambda rank: wrapped(backward_passes_per_step=2))
+        first.run(lambda rank: living[rank][0](torch.ones(1, 2)).sum().backward())
+    with World(2, stall_abort_seconds=20) as second:
+
+        def go_on(rank):
+            model = living[rank][0]
+            for parameter in model.parameters():
+                parameter.grad = None
+            for _ in range(2):
+                model(torch.ones(1, 2)).sum().mul(rank + 1.0).backward()
+            return [parameter.grad.tolist() for parameter in model.parameters()]
+
+        assert second.run(go_on) == [[[[3.0, 3.0], [3.0, 3.0]], [3.0, 3.0]]] * 2
+
+
+def test_without_a_world_a_step_says_what_to_do():
+    with World(2, stall_abort_seconds=20) as world:
+        living = world.run(lambda rank: wrapped())
+    model, optimizer = living[0]
+    with pytest.raises(NotInitializedError, match="Call init"):
+        model(torch.ones(1, 2)).sum().backward()
+    optimizer.load_state_dict(optimizer.state_dict())  # needs none
+
+
+def test_a_parameter_is_left_to_an_optimizer_of_the_new_world():
+    """The old one, still alive, would reduce it a second time."""
+    with World(2, stall_abort_seconds=20) as first:
+        living = first.run(lambda rank: wrapped())
+        first.run(lambda rank: steps(*living[rank], rank, 1))
+    with World(2, stall_abort_seconds=20) as second:
+
+        def again(rank):
+            model, old = living[rank]
+            plain = torch.optim.SGD(model.parameters(), lr=0.125)
+            new = hvd.DistributedOptimizer(plain, model.named_parameters())
+            new.zero_grad()
+            model(torch.ones(1, 2)).sum().backward()
+            new.step()
+            with pytest.raises(ValueError, match="which was made later over the same parameter"):
+                old.step()
+            hvd.barrier()
+
+        second.run(again)
