@@ -1,5 +1,6 @@
 """Trains a small convolutional network on handwritten digits, on as many ranks as the launcher starts.
 
+    pip install scikit-learn      # the data
     ringtrainrun -np 2 python examples/quickstart.py
 
 The four lines that make a script for one process a script for many are marked. At the end rank 0 says what N ranks have
@@ -8,6 +9,7 @@ in common with one process: it has trained a second network alone, on the same g
 
 import argparse
 import hashlib
+import os
 import time
 from collections.abc import Callable, Iterator
 
@@ -123,6 +125,14 @@ def digest(model: nn.Module) -> str:
     return hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
 
 
+def why_not_faster(samples_alone: float, samples: float, ranks: int, cores: int) -> str:
+    """A line that explains the figures if N ranks train no faster than one; else nothing."""
+    if ranks == 1 or samples > samples_alone:
+        return ""
+    shared = f"{ranks} ranks share {cores} cores" if cores < ranks else f"other programs may use the {cores} cores too"
+    return f"  (not faster: {shared}, and a step of this small network takes only milliseconds)\n"
+
+
 @torch.no_grad()
 def report(model: nn.Module, alone: nn.Module, test: Batch, equal: bool, samples_alone: float, samples: float) -> None:
     ranks = f"{hvd.size()} ranks" if hvd.size() > 1 else "1 rank"
@@ -132,6 +142,7 @@ def report(model: nn.Module, alone: nn.Module, test: Batch, equal: bool, samples
     relative = ((ours - reference).norm() / reference.norm()).item()
     print(f"test accuracy: {accuracy:.4f}")
     print(f"samples/s: {samples_alone:.0f} on 1 rank, {samples:.0f} on {ranks}")
+    print(why_not_faster(samples_alone, samples, hvd.size(), len(os.sched_getaffinity(0))), end="")
     print(f"parameters of {ranks}: {'equal bit for bit' if equal else 'NOT EQUAL'}")
     print(f"parameters of {ranks} against one process on the same global batches: "
           f"max abs difference {difference:.2e}, relative difference {relative:.2e}")  # fmt: skip

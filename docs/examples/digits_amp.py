@@ -1,5 +1,6 @@
 """A convolutional network on handwritten digits, in mixed precision with a gradient scaler.
 
+    pip install scikit-learn      # the data
     ringtrainrun -np 2 python docs/examples/digits_amp.py
 
 The recipe is torch's own; ``scaler.step(optimizer)`` stays as it is. The optimizer's gradients are those of all ranks

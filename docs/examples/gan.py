@@ -20,7 +20,9 @@ MODES = 8
 def main() -> None:
     options = parse_options()
     hvd.init()
-    torch.manual_seed(options.seed + hvd.rank())  # other samples and noise on each rank; the broadcast aligns the models
+    torch.manual_seed(
+        options.seed + hvd.rank()
+    )  # other samples and noise on each rank; the broadcast aligns the models
     generator = make_network(inputs=4, outputs=2)
     discriminator = make_network(inputs=2, outputs=1)
     optimizers = {}

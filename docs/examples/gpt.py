@@ -38,7 +38,8 @@ def main() -> None:
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 
-    # A generator of its own: the loader draws a seed at each start, and would take it from the dropout's random numbers.
+    # A generator of its own: the loader draws a seed at each start, and would take it from the dropout's random
+    # numbers.
     loader = DataLoader(text, batch_size=8, sampler=sampler, drop_last=True, generator=torch.Generator())
     batches = endless(loader, sampler)
     while step < options.steps:

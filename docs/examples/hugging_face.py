@@ -1,11 +1,13 @@
 """A vision transformer of Hugging Face's, made from a configuration, on handwritten digits: own loop or Trainer.
 
+    pip install scikit-learn transformers
     ringtrainrun -np 2 python docs/examples/hugging_face.py
-    ringtrainrun -np 2 python docs/examples/hugging_face.py --trainer      # needs accelerate
+    ringtrainrun -np 2 -x LOCAL_RANK=-1 python docs/examples/hugging_face.py --trainer      # needs accelerate
 
-Trainer takes each rank for a process of its own, since nothing tells it otherwise: it gets the distributed optimizer and
-the rank's sampler, and whatever it writes, rank 0 alone must write. Leave ``use_cpu`` alone: with it, Accelerate finds
-the MPI job and sets up torch.distributed beside ringtrain, and gradients are averaged twice.
+Trainer takes each rank for a process of its own: it gets the distributed optimizer and the rank's sampler, and whatever
+it writes, rank 0 alone must write. Without ``-x LOCAL_RANK=-1``, Accelerate sets up torch.distributed beside ringtrain,
+and where there are GPUs wraps the model in DDP. Leave ``use_cpu`` alone: it makes Accelerate do so whatever the variables
+say, and gradients are averaged twice.
 """
 
 import argparse

@@ -1,5 +1,6 @@
 """A small convolutional network on scikit-learn's digits: Keras' fit, and a loop of one's own with the tape.
 
+    pip install scikit-learn      # the data
     ringtrainrun -np 2 python docs/examples/keras_digits.py --epochs 6 --folder .
     ringtrainrun -np 2 python docs/examples/keras_digits.py --epochs 6 --resume epoch-03.keras
     ringtrainrun -np 2 python docs/examples/keras_digits.py --loop --epochs 3
