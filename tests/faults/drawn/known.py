@@ -33,6 +33,7 @@ class Known:
 
 
 MPICH_SEGMENTS = r"left over: (\S* ?/dev/shm/mpich_shm_\w+(; |$))+$"
+YOUNG_SEGMENT = r"left over: (\S* ?/dev/shm/(mpich_shm|ucx_shm_posix)_\w+(; |$))+$"
 OPENMPI_FOLDERS = r"left over: (\S* ?(temporary file |/)\S*(ompi|prted)\.\d+(; |$))+$"
 
 
@@ -48,6 +49,12 @@ KNOWN = [
         {"engine": ("mpich",), "fault": ("agent-kill",)},
         "docs/reliability.md: a killed agent under MPICH leaves mpich_shm_..., as nobody else knows of it",
         MPICH_SEGMENTS,
+    ),
+    Known(
+        ("nothing_left",),
+        {"engine": ("mpich",), "moment": ("init",)},
+        "decision 42: a rank that is killed right after its MPI has made a file, before the agent has looked who maps it",
+        YOUNG_SEGMENT,
     ),
 ]
 
