@@ -51,7 +51,7 @@ struct rt_membership {
   rt_membership(const ringtrain::Process& me, const char* program, const ringtrain::MembershipOptions& options)
       : uid(me.uid), transaction(me.uid, 1), membership(me, program, options, &transaction) {}
   const ringtrain::Uid uid;
-  ringtrain::Transaction transaction;  // opens no window: each rank goes back to what it has committed
+  ringtrain::Transaction transaction;  // opens no window: the ranks settle theirs in the next world
   ringtrain::Membership membership;
   ringtrain::ControlFrame form;  // the last one that was to be connected
 };
@@ -614,6 +614,22 @@ char* rt_membership_finished(rt_membership* membership) {
 }
 
 void rt_membership_got_state(rt_membership* membership) { membership->membership.GotState(); }
+
+void rt_membership_admits(rt_membership* membership, int32_t admits) { membership->membership.Admits(admits != 0); }
+
+int32_t rt_settle(const int64_t* standings, int32_t survivors, int64_t* released, int32_t* fresh) {
+  std::vector<ringtrain::Standing> reported;
+  for (int32_t i = 0; i < survivors; ++i) {
+    const int64_t step = standings[2 * i], stage = standings[2 * i + 1];
+    if (step < 0 || stage < 0 || stage > static_cast<int64_t>(ringtrain::WindowStage::kWhole)) return 0;
+    reported.push_back({static_cast<ringtrain::Step>(step), static_cast<ringtrain::WindowStage>(stage)});
+  }
+  if (reported.empty()) return 0;
+  const ringtrain::Settlement settlement = ringtrain::Settle(reported);
+  *released = static_cast<int64_t>(settlement.released);
+  *fresh = settlement.fresh;
+  return 1;
+}
 
 const rt_functions* rt_functions_for(int32_t abi_version) {
   static constexpr rt_functions kFunctions = {rt_submit,   rt_handle_free,      rt_free, rt_received_splits, rt_result,

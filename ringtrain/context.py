@@ -50,6 +50,7 @@ class Context:
         communicator: the mpi4py communicator that ``init`` was given, or None.
         explain: in an elastic job, what makes of the error of a world that has ended the one that is raised; None else.
         ended_because: why its world has ended, in the words of an elastic job's launcher; "" before.
+        world: in an elastic job, the number that the launcher has given its world; 0 else.
     """
 
     def __init__(self, native: CData):
@@ -62,6 +63,7 @@ class Context:
         self.communicator: object = None
         self.explain: Callable[[Context, RingtrainError], RingtrainError] | None = None
         self.ended_because = ""
+        self.world = 0
         self._world = ffi.new("rt_world *")
         lib.rt_world_of(native, self._world)
         self._requests: list[Request] = []  # pool; append and pop are atomic

@@ -54,6 +54,7 @@ class Member:
         self.worlds = 0
         self._place = place
         self._opener = opener
+        self._from_where = ", from what they committed last"
         self._changed = threading.Condition()
         self._listener, address = opener.listen()
         self._native = ffi.gc(
@@ -68,6 +69,7 @@ class Member:
         self._opened: Context | None = None  # of it
         self._next: Context | None = None  # a world that runs, and that the program has not taken yet
         self._present: Context | None = None  # the one that it has
+        self._present_goes_on = False
         self._dropped: list[Context] = []  # worlds that nobody has taken, to be closed by the thread
         self._over = ""  # why there will be no world any more
         self._failures = 0
@@ -104,6 +106,7 @@ class Member:
             if self._next is None:
                 raise UnsupportedError(self._over)
             self._present, self._next = self._next, None
+            self._present_goes_on = True
             self.worlds += 1
             return self._present
 
@@ -111,6 +114,19 @@ class Member:
         """This rank has what the others have: it may give it to who joins from now on."""
         with self._changed:
             lib.rt_membership_got_state(self._native)
+
+    def begin_step(self) -> bool:
+        """From here on nobody new may be in the next world, until `end_step`; False if the present one has ended before."""
+        with self._changed:
+            if self._present_goes_on:
+                self._from_where = ""
+                lib.rt_membership_admits(self._native, False)
+            return self._present_goes_on
+
+    def end_step(self) -> None:
+        """This rank is between two steps, where somebody new may be in the next world."""
+        with self._changed:
+            lib.rt_membership_admits(self._native, True)
 
     def finish(self) -> None:
         """The program has come to its end: no further world has this rank."""
@@ -162,7 +178,7 @@ class Member:
         listener, self._form = self._listener, None
         try:
             context = self._opener.open(listener, form.rank, form.addresses, bytearray.fromhex(form.key), form.count)
-            problem = None
+            context.world, problem = form.count, None
         except RingtrainError as error:
             context, problem = None, error
         self._listener, address = self._opener.listen()
@@ -204,11 +220,12 @@ class Member:
 
     def _abandon(self, because: str) -> None:
         """Ends what there is of worlds: the program meets it in its next operation, or in the one that it waits in."""
-        text = f"{because} The other ranks go on without it, from what they committed last." if because else ""
+        text = f"{because} The other ranks go on without it{self._from_where}." if because else ""
         self._form = None
         if self._present is not None:
             self._present.ended_because = self._present.ended_because or text
             self._present.abort(text or "the world has ended: its ranks are to form another one.")
+            self._present_goes_on = False
         for context in (self._next, self._opened):
             self._drop(context)
         self._next = self._opened = None

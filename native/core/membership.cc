@@ -71,6 +71,7 @@ void Membership::Halt(const EpochId& epoch, MembershipActions* actions) {
   ControlFrame report = Of(ControlType::kReport);
   report.epoch = epoch;
   report.standing = transaction_->Stop();
+  if (!admits_) report.standing.stage = std::max(report.standing.stage, WindowStage::kBegun);
   report.holds_state = holds_state() && !lacks_state_;
   report.uids = quiet_;
   Send(std::move(report), actions);

@@ -84,6 +84,8 @@ class Membership {
   void Look(Uids quiet, Uids silent, MembershipActions* actions);
   // The transaction pauses.
   void Paused(MembershipActions* actions);
+  // Whether somebody new may be in the next world; not where the program is within a step that is to be done again.
+  void Admits(bool admits) { admits_ = admits; }
   // The state has been taken over in the world that runs: this rank may give it to others from here on.
   void GotState() { lacks_state_ = false; }
   // Where it listens for the connections of the next world.
@@ -127,7 +129,8 @@ class Membership {
   std::vector<Member> members_;  // of it
   EpochId newest_;               // of all that this rank has heard of
   bool lacks_state_ = false;     // it has joined, and has not got the state yet
-  Uids quiet_, silent_;          // members of it: as Look has them
+  bool admits_ = true;
+  Uids quiet_, silent_;  // members of it: as Look has them
   Nanoseconds heard_ = 0, last_tick_ = 0;
 
   // The world that forms.

@@ -28,7 +28,7 @@ typedef struct rt_membership rt_membership; /* a rank's side of that */
 
 /* Version of everything between the CFFI marks. Raised with each change to it: test_abi.py compares. Python
  * (ringtrain/_native.py) and the library for TensorFlow refuse a core of another version. */
-#define RT_ABI_VERSION 5
+#define RT_ABI_VERSION 6
 
 #define RT_MAX_DIMENSIONS 64            /* of a tensor */
 #define RT_SECRET_BYTES 32              /* of a job whose ranks are connected by TCP */
@@ -251,6 +251,12 @@ char* rt_membership_world_ended(rt_membership* membership);
 char* rt_membership_finished(rt_membership* membership);
 /* A rank that has joined has got the state. */
 void rt_membership_got_state(rt_membership* membership);
+/* Whether somebody new may be in the next world: 1, as it is at first, but within a step that is to be done again. */
+void rt_membership_admits(rt_membership* membership, int32_t admits);
+/* core/transaction.h: what follows from the survivors' standings, pairs of the last step released and of how far the
+ * one after it is (0 nothing drawn, 1 begun, 2 whole). released: by all; fresh: whether nobody has begun the step after
+ * it. 0 for what are no standings. */
+int32_t rt_settle(const int64_t* standings, int32_t survivors, int64_t* released, int32_t* fresh);
 
 /* ---- other native libraries ---- */
 /* What a library beside this one uses of it, such as the one that TensorFlow loads; it links against neither Python

@@ -6,8 +6,8 @@ from typing import Any
 
 from ringtrain import membership
 from ringtrain.elastic.state import State
-from ringtrain.errors import ClosedError, HostsUpdatedInterrupt, PeerLostError, RingtrainError
-from ringtrain.start import init, shutdown
+from ringtrain.elastic.worlds import can_go_on, next_world
+from ringtrain.errors import HostsUpdatedInterrupt, RingtrainError
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
@@ -27,7 +27,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
         >>> @rt.elastic.run
         ... def train(state, batches): ...
     """
-    return run_fn(func, _next_world)
+    return run_fn(func, next_world)
 
 
 def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[..., Any]:
@@ -46,7 +46,7 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
                     member.got_state()
                 return func(state, *args, **kwargs)
             except RingtrainError as problem:
-                if not _can_go_on(problem):
+                if not can_go_on(problem):
                     raise
                 state.restore()
             except HostsUpdatedInterrupt:
@@ -56,14 +56,3 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
             is_new = True
 
     return elastic
-
-
-def _can_go_on(problem: RingtrainError) -> bool:
-    """Whether another world may do what this one could not: a rank was lost, has left, or the script has said so."""
-    of_the_world = isinstance(problem, (PeerLostError, ClosedError)) or type(problem) is RingtrainError
-    return of_the_world and membership.current() is not None
-
-
-def _next_world() -> None:
-    shutdown()
-    init()

@@ -44,6 +44,11 @@ class Bucketing:
         if self._steps is not None:
             self._steps.begin(sum(len(group.members) for group in self.given))
 
+    def end(self) -> None:
+        """Has no buckets from now on; between two steps."""
+        self._travel_in(list(self.given))
+        self._steps = None
+
     def note(self, agreed: bytes, closes: bool) -> None:
         """Notes what a round has reduced, as a code for each member, and whether the step is closed by that."""
         if self._steps is not None:

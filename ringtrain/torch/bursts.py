@@ -19,9 +19,13 @@ class Bursts:
     Args:
         settings: how gradients are combined.
         passes: which the gradients are summed over.
+
+    Attributes:
+        keeps_inputs: whether gradients stay as they are until their results are released.
     """
 
     def __init__(self, settings: ReductionSettings, passes: Passes):
+        self.keeps_inputs = False
         self._settings = settings
         self._passes = passes
         self._gathered: list[tuple[Group, list[Member]]] = []
@@ -46,7 +50,7 @@ class Bursts:
     def submit(self, group: Group, members: Sequence[Member]) -> None:
         """Submits, and goes on after a refusal: the other ranks wait for the rest."""
         try:
-            group.submit(members, self._settings, self._settings.postscale / self._passes.divisor)
+            group.submit(members, self._settings, self._settings.postscale / self._passes.divisor, self.keeps_inputs)
         except RingtrainError as problem:
             self.note_problem(problem)
         if group.bucket is not None:

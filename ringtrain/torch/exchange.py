@@ -14,15 +14,16 @@ leaves as it is.
 """
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 import torch
 
 from ringtrain.context import Context
+from ringtrain.elastic.transaction import Transaction
 from ringtrain.errors import InvalidArgumentError, RingtrainError
 from ringtrain.gradients import residuals
-from ringtrain.gradients.presence import DENSE, MISSING, SETTLED, SPARSE_64, is_there
+from ringtrain.gradients.presence import DENSE, MISSING, SETTLED, SPARSE_64, after_round, is_there
 from ringtrain.gradients.rounds import Rounds, Said, Stage
 from ringtrain.numbering import next_number
 from ringtrain.pending import Operation
@@ -59,6 +60,8 @@ class Exchange:
         self._bucketing = Bucketing(makes_buckets)
         self._names: dict[torch.Tensor, str] = {}  # prefix not included
         self._has_unused_results = False  # gradients were reduced, and no step has used them so far
+        self._transaction: Transaction | None = None
+        self._filled: list[Member] = []  # given zeros for the round under way
         self._members: list[Member] = []
         self._lock = threading.Lock()  # hooks of several devices run in several threads
         self._round_lock = threading.Lock()
@@ -98,6 +101,19 @@ class Exchange:
             self._joins = joins
             self._rounds.forget_steps()
             self.step.note_end()
+
+    # ---- steps that survive a change of the world ----
+
+    def keep_inputs_for(self, transaction: Transaction) -> None:
+        """From now on results are held beside the gradients until the transaction releases them; there are no buckets."""
+        self._transaction = transaction
+        self._bursts.keeps_inputs = True
+        self._bucketing.end()
+
+    def go_on_in_world(self) -> None:
+        """Another world has taken the place of the one before; the step under way goes on, and is submitted anew."""
+        if self._session.has_moved():
+            self._enter_world()
 
     # ---- parameters ----
 
@@ -155,7 +171,11 @@ class Exchange:
             self._bursts.gather(member, step.codes)
             if has_all and self._rounds.announced is None:
                 self._bursts.leave()
-                self._announce(Stage.PASS_ENDED)
+                try:
+                    self._announce(Stage.PASS_ENDED)
+                except RingtrainError:
+                    if self._transaction is None:  # else the round at the end of this pass goes on with it
+                        raise
 
     def _end_pass(self) -> None:
         take_turns(self._round(Stage.PASS_ENDED))
@@ -199,21 +219,55 @@ class Exchange:
         """Holds one round; yields the operations that it waits for."""
         with self._round_lock:
             try:
-                with self._lock:
-                    self._bursts.leave()
-                    own = self._rounds.announced or self._announce(stage)
-                    has_all = self.step.has_all
-                    self._submit_where(own.codes, whole_groups_only=True)
-                agreed = own if has_all else (yield from self._rounds.answer())
-                with self._lock:
-                    self._submit_where(agreed.codes, whole_groups_only=False)
-                yield from self._take_results()
+                if self._transaction is None:
+                    agreed = yield from self._attempt(stage)
+                else:
+                    agreed = yield from self._transaction.run(
+                        lambda: self._attempt(stage), lambda agreed: self._closes(agreed, stage), self._take_back
+                    )
+                    self._release()
                 self._settle(agreed, stage)
             except BaseException:
                 self.reset()
                 self._rounds.forget_steps()
                 self.step.note_end()  # the others have seen the end of this step too
                 raise
+
+    def _attempt(self, stage: Stage) -> Generator[Operation, None, Said]:
+        """Agrees and reduces; returns what was agreed on. In a transaction nothing but ``_release`` changes a gradient."""
+        with self._lock:
+            self._bursts.leave()
+            own = self._rounds.announced or self._announce(stage)
+            has_all = self.step.has_all
+            self._submit_where(own.codes, whole_groups_only=True)
+        agreed = own if has_all else (yield from self._rounds.answer())
+        with self._lock:
+            self._submit_where(agreed.codes, whole_groups_only=False)
+        yield from self._take_results()
+        return agreed
+
+    def _closes(self, agreed: Said, stage: Stage) -> bool:
+        """Whether a round is the last one of a step that is not given up."""
+        left = after_round(self.step.codes, agreed.codes, agreed.is_last(stage))
+        return stage is not Stage.DISCARDING and MISSING not in left
+
+    def _release(self) -> None:
+        """All ranks hold the results: they take the place of this rank's own gradients."""
+        with torch.no_grad():
+            for group in self._bucketing.groups:
+                if group.submitted:
+                    group.release(self.settings.compressor)
+        self._filled.clear()
+
+    def _take_back(self) -> None:
+        """What was submitted and held is nothing any more; the gradients are as this rank's passes have left them."""
+        with self._lock:
+            for group in self._bucketing.groups:
+                group.forget()
+            for member in self._filled:
+                member.parameter.grad = None
+            self._filled.clear()
+            self._bursts.forget()
 
     def _announce(self, stage: Stage) -> Said:
         codes: bytes | bytearray = self.step.codes
@@ -251,6 +305,8 @@ class Exchange:
             members = [member for member in unsettled if is_there(codes[member.index])]
             if members and not (whole_groups_only and len(members) < len(unsettled)):
                 for member in members:
+                    if self._transaction is not None and member.parameter.grad is None:
+                        self._filled.append(member)
                     member.fill(codes[member.index] == SPARSE_64)
                 self._bursts.submit(group, members)
 
@@ -262,12 +318,18 @@ class Exchange:
                         yield operation
                 try:
                     with torch.no_grad():
-                        group.take_results(self.settings.compressor)
+                        self._take(group)
                 except RingtrainError as problem:
                     self._bursts.note_problem(problem)
         yield from self._rounds.answer()
         yield from self._rounds.require_equal_steps()
         self._bursts.raise_problem()
+
+    def _take(self, group: Group) -> None:
+        if self._transaction is None:
+            group.take_results(self.settings.compressor)
+        elif (problem := group.hold()) is not None:
+            raise problem
 
     def _settle(self, agreed: Said, stage: Stage) -> None:
         self._has_unused_results = self.settings.keeps_residuals

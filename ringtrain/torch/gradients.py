@@ -20,6 +20,7 @@ from ringtrain.torch.buckets import Bucket
 from ringtrain.torch.compression import Compressor
 from ringtrain.torch.sparse import SparseAllreduce
 from ringtrain.torch.tensors import finish, lent_buffer
+from ringtrain.torch.twins import take_place
 
 
 @dataclass(frozen=True)
@@ -68,12 +69,14 @@ class Member:
         name: identity among the ranks.
         index: place among the optimizer's parameters.
         group: what it travels in; a ``Group`` that takes it over says so.
+        twin: memory for the result, where the gradient itself is kept until that is released.
     """
 
     parameter: torch.Tensor
     name: str
     index: int
     group: "Group" = field(init=False)
+    twin: torch.Tensor | None = None
     _result: "weakref.ref[torch.Tensor] | None" = None
     _result_version: int = 0
 
@@ -100,6 +103,18 @@ class Member:
         """Whether the gradient was reduced and then dropped, as ``zero_grad`` does."""
         return self._result is not None and self.parameter.grad is None
 
+    def make_twin(self, gradient: torch.Tensor) -> torch.Tensor:
+        """Memory of the kind of the gradient; that of the last step, if it fits."""
+        twin = self.twin
+        if (
+            twin is None
+            or twin.shape != gradient.shape
+            or twin.dtype != gradient.dtype
+            or twin.device != gradient.device
+        ):
+            twin = self.twin = torch.empty_like(gradient, requires_grad=False)
+        return twin
+
     def lie_in(self, view: torch.Tensor) -> None:
         """Makes a view of a bucket, which holds the gradient already, the parameter's gradient."""
         self.parameter.grad = view
@@ -112,16 +127,30 @@ class Member:
 
 @dataclass(eq=False, slots=True)
 class _Dense:
-    """A gradient on its way, and the tensor that is sent for it (itself, or a contiguous, compressed or dense copy)."""
+    """A gradient on its way, and the tensor that is sent for it (itself, or a contiguous, compressed or dense copy).
+
+    Attributes:
+        twin: where the result of what is sent goes; None if it takes its place.
+    """
 
     member: Member
     gradient: torch.Tensor
     sent: torch.Tensor
     compression_context: object
+    twin: torch.Tensor | None = None
+
+    def keep(self) -> torch.Tensor:
+        """Has the gradient stay as it is until ``arrive``; returns where the result goes: a copy that is sent may change."""
+        if self.sent is self.gradient:
+            self.twin = self.member.make_twin(self.gradient)
+            return self.twin
+        return self.sent
 
     def arrive(self, compressor: type[Compressor] | None) -> None:
         """Brings the result from the tensor that was sent to the gradient."""
-        if self.sent is not self.gradient:
+        if self.twin is not None:
+            self.member.twin = take_place(self.gradient, self.twin)
+        elif self.sent is not self.gradient:
             result = self.sent if compressor is None else compressor.decompress(self.sent, self.compression_context)
             if self.gradient.is_sparse:
                 self.member.parameter.grad = result.to_sparse(self.gradient.sparse_dim())
@@ -148,6 +177,7 @@ class Group:
     _operation: Operation | None = None
     _dense: list[_Dense] = field(default_factory=list)
     _sparse: list[tuple[Member, SparseAllreduce]] = field(default_factory=list)
+    _sparse_results: list[tuple[Member, torch.Tensor]] = field(default_factory=list)
 
     def take_over(self) -> None:
         """Has the members travel in this group from now on."""
@@ -174,9 +204,12 @@ class Group:
         """Counts the members that are still to be reduced, by the codes of the step."""
         self._open_count = sum(codes[member.index] != SETTLED for member in self.members)
 
-    def submit(self, members: Sequence[Member], how: ReductionSettings, postscale: float) -> None:
+    def submit(
+        self, members: Sequence[Member], how: ReductionSettings, postscale: float, keeps_inputs: bool = False
+    ) -> None:
         """Starts the operations of some members; sparse gradients travel apart from the others.
 
+        ``keeps_inputs`` leaves the gradients as they are until ``release``.
         Raises RingtrainError for a gradient that this rank must refuse; its peers' operation fails with the same text.
         """
         self.submitted = True
@@ -185,7 +218,7 @@ class Group:
             self._submit_sparse(member, how, postscale)
         if len(sparse) < len(members):
             dense = [member for member in members if member not in sparse] if sparse else members
-            self._submit_dense(dense, how, postscale)
+            self._submit_dense(dense, how, postscale, keeps_inputs)
 
     def waiting(self) -> Iterator[Operation]:
         """The operations under way."""
@@ -196,37 +229,53 @@ class Group:
 
     def take_results(self, compressor: type[Compressor] | None) -> None:
         """Puts the results of finished operations into the gradients; raises the first error after the others."""
+        problem = self.hold()
+        self.release(compressor)
+        if problem is not None:
+            raise problem
+
+    def hold(self) -> RingtrainError | None:
+        """Waits for the operations; returns the first error."""
         problem: RingtrainError | None = None
         if self._operation is not None:
             try:
                 finish(self._operation, self._dense[0].sent)
-                for each in self._dense:
-                    each.arrive(compressor)
             except RingtrainError as failed:
-                problem = failed
+                problem, self._dense = failed, []
         for member, operation in self._sparse:
             try:
-                member.parameter.grad = operation.wait()
-                member.note_result()
+                self._sparse_results.append((member, operation.wait()))
             except RingtrainError as failed:
                 problem = problem or failed
+        return problem
+
+    def release(self, compressor: type[Compressor] | None) -> None:
+        """Puts what is held into the gradients."""
+        for each in self._dense:
+            each.arrive(compressor)
+        for member, result in self._sparse_results:
+            member.parameter.grad = result
+            member.note_result()
         self.forget()
-        if problem is not None:
-            raise problem
 
     def forget(self) -> None:
         """Lets go of what was submitted; operations under way keep their tensors until they are done."""
         self._ready_count, self.submitted, self._operation, self._dense, self._sparse = 0, False, None, [], []
+        self._sparse_results = []
 
-    def _submit_dense(self, members: Sequence[Member], how: ReductionSettings, postscale: float) -> None:
+    def _submit_dense(
+        self, members: Sequence[Member], how: ReductionSettings, postscale: float, keeps_inputs: bool
+    ) -> None:
         try:
             sent = self._fill_bucket() if self._all_in_bucket(members) else self._prepare(members, how)
-            buffers = [lent_buffer(tensor) for tensor in sent]
+            buffers = results = [lent_buffer(tensor) for tensor in sent]
+            if keeps_inputs:
+                results = [lent_buffer(each.keep()) for each in self._dense]
         except Exception as problem:  # seen by this rank alone: the others must not wait for it
             self._dense = []
             how.session.context.refuse("allreduce", self.name, how.session.process_set_id, problem)
         self._operation = how.session.context.submit(
-            "allreduce", self.name, buffers, buffers,
+            "allreduce", self.name, buffers, results,
             reduction=how.name, prescale=how.prescale, postscale=postscale, process_set=how.session.process_set_id,
             compression=how.compression,
         )  # fmt: skip

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch
 
+from ringtrain import membership
 from ringtrain.averaging.arrays import checked_outer
 from ringtrain.averaging.neighbours import set_of_this_host
 from ringtrain.averaging.outer import Outer
@@ -141,7 +142,8 @@ def DistributedOptimizer(
         optimizer.backward_passes_per_step = backward_passes_per_step
         return optimizer
     optimizer._passes_alone = backward_passes_per_step
-    if not process_set.included() or (process_set.size() == 1 and outer is None):
+    stays_alone = process_set.size() == 1 and outer is None and membership.current() is None
+    if not process_set.included() or stays_alone:
         return optimizer
     _check_buckets(gradient_as_bucket_view, by_core)
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ringtrain.context import Context
+from ringtrain.elastic.transaction import Transaction
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.gradients import residuals
 from ringtrain.gradients.rounds import Stage
@@ -72,6 +73,14 @@ class Reducer:
     def enter_world(self) -> None:
         """Goes on in the present world, if it is not the last one that this optimizer was used in."""
         self._exchange.follow_world()
+
+    def keep_inputs_for(self, transaction: Transaction) -> None:
+        """Has the transaction release each step, so that it survives a change of the world; between two steps."""
+        self._exchange.keep_inputs_for(transaction)
+
+    def go_on_in_world(self) -> None:
+        """Goes on in the present world with the step under way, whose gradients are kept."""
+        self._exchange.go_on_in_world()
 
     # ---- parameters ----
 

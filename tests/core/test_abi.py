@@ -11,7 +11,7 @@ from ringtrain import _build, _native
 
 PACKAGE = Path(__file__).parents[2] / "ringtrain"
 # Of the header's declarations, without comments and white space.
-DIGESTS = {5: "5a738bd8c6677a71"}
+DIGESTS = {6: "9811650f1adbbde6"}
 
 
 def declarations() -> str:

@@ -1,7 +1,34 @@
-"""Elastic training for PyTorch, by Horovod's names; ``ringtrain.elastic`` says what it is."""
+"""Elastic training for PyTorch: ``State(model=..., optimizer=...)`` loses no step; the other names are Horovod's.
 
-from ringtrain.elastic import ObjectState, State, run
+``ringtrain.elastic`` says what these are, and docs/elastic.md what each is for.
+"""
+
+from typing import Any
+
+from ringtrain import elastic
+from ringtrain.elastic import ObjectState, run
 from ringtrain.torch.elastic.sampler import ElasticSampler
 from ringtrain.torch.elastic.state import TorchState
+from ringtrain.torch.elastic.transparent import TransparentState
 
-__all__ = ["ElasticSampler", "ObjectState", "State", "TorchState", "run"]
+__all__ = ["ElasticSampler", "ObjectState", "State", "TorchState", "TransparentState", "run"]
+
+
+class _AnyState(type):
+    """All elastic states are instances of ``State``, whatever module they come from."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, elastic.State) if cls is State else super().__instancecheck__(instance)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, elastic.State) if cls is State else super().__subclasscheck__(subclass)
+
+
+class State(elastic.State, metaclass=_AnyState):
+    """With a model or an optimizer a ``TransparentState``; without, and for classes derived from it, Horovod's base."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """The arguments are those of ``TransparentState``."""
+        if cls is State and (args or kwargs):
+            return TransparentState(*args, **kwargs)
+        return super().__new__(cls)

@@ -1,14 +1,28 @@
 """``ElasticSampler``: deals what an epoch has left over the ranks that there are; ``ringtrain.sharding`` decides who reads what."""
 
+import sys
 from collections.abc import Iterator, Sized
-from typing import Any
+from types import FrameType
+from typing import Any, Protocol
 
 import torch
 
 from ringtrain import sharding
 from ringtrain.context import current
+from ringtrain.elastic.order import SampleOrder
+from ringtrain.errors import UnsupportedError
 
 __all__ = ["ElasticSampler"]
+
+
+class Follower(Protocol):
+    """What is told when samples are drawn."""
+
+    def before_draw(self) -> None:
+        """This rank draws a sample next; between two steps another world may begin here."""
+
+    def refuses_drawing_ahead(self) -> bool:
+        """Whether samples must be drawn for the step that comes next, and for no later one."""
 
 
 class ElasticSampler(torch.utils.data.Sampler[int]):
@@ -16,6 +30,9 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
 
     Progress is one number for all ranks: the samples that all of them have processed. After a change of the world what is
     left is dealt anew, with a few samples twice where it cannot be divided evenly.
+
+    In a ``State(model=..., optimizer=...)`` it counts by itself: what was drawn for a step is processed once that is
+    released, and what a rank has drawn that was lost before is dealt again. ``record_batch`` does nothing then.
 
     Args:
         dataset: the whole data set.
@@ -35,41 +52,114 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.seed = seed
         self.epoch = 0
         self.processed_num = 0
+        self._follower: Follower | None = None
+        self._open = SampleOrder(0)
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begins an epoch of which nothing has been processed. To be called at the end of the epoch before."""
+        """Begins an epoch of which nothing has been processed. To be called at the end of the epoch before.
+
+        In a ``State(model=..., optimizer=...)`` the epoch that has begun goes on, since a rank that joins is in its middle.
+        """
+        if self._follower is not None and epoch == self.epoch:
+            return
         self.epoch = epoch
         self.processed_num = 0
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
         """This rank has processed a batch of so many samples, and each other rank has, too."""
-        self.processed_num += batch_size * self.num_replicas
+        if self._follower is None:
+            self.processed_num += batch_size * self.num_replicas
+
+    # ---- in a State(model=..., optimizer=...) ----
+
+    def follow(self, follower: Follower) -> None:
+        """Counts by itself from now on."""
+        self._follower = follower
+        self.reset()
+
+    def deal(self, size: int, place: int) -> None:
+        """Deals the next window to so many ranks, of which this is the one at that place."""
+        self.num_replicas, self.rank = size, place
+        self._open.deal(size, place)
+
+    def finish_window(self, contributors: set[int] | None) -> None:
+        """What was drawn since the last call is processed, but for what was drawn at places that are no contributors."""
+        self._open.release(contributors)
+        self.processed_num = self._open.next_position - len(self._open.given_back)
+
+    def draw(self) -> int | None:
+        """This rank's next index; None if there is none left."""
+        assert self._follower is not None
+        self._follower.before_draw()
+        position = self._open.draw()
+        return None if position is None else int(self._order[position])
+
+    def _open_at(self, next_position: int, given_back: list[int]) -> None:
+        self._open = SampleOrder(len(self.dataset), next_position, given_back)
+        self._open.deal(self.num_replicas, self.rank)
+
+    # ----
 
     def reset(self) -> None:
         """Deals what is left over the ranks of the present world."""
         context = current()
         self.num_replicas, self.rank = context.size, context.rank
         order = sharding.order(len(self.dataset), self.seed if self.shuffle else None, self.epoch)
+        self._order = order
         self.remaining_indices = order[self.processed_num :].tolist()
         self.num_samples = -(-len(self.remaining_indices) // self.num_replicas)
         self.total_size = self.num_samples * self.num_replicas
+        self._open_at(self.processed_num, [])
 
     def state_dict(self) -> dict[str, Any]:
         """Epoch and progress, the same on all ranks."""
-        return {"epoch": self.epoch, "processed_num": self.processed_num}
+        state = {"epoch": self.epoch, "processed_num": self.processed_num}
+        return {**state, "given_back": list(self._open.given_back)} if self._open.given_back else state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes on there, in the present world."""
         self.epoch = state_dict["epoch"]
         self.processed_num = state_dict["processed_num"]
         self.reset()
+        if given_back := state_dict.get("given_back"):
+            self._open_at(self.processed_num + len(given_back), given_back)
 
     def __iter__(self) -> Iterator[int]:
+        if self._follower is not None:
+            if self._follower.refuses_drawing_ahead():
+                _refuse_drawing_ahead()
+            return _Draws(self)
         left = self.remaining_indices
         return iter([left[place % len(left)] for place in range(self.rank, self.total_size, self.num_replicas)])
 
     def __len__(self) -> int:
         """Samples that an iteration gives this rank."""
-        return self.num_samples
+        return self.num_samples if self._follower is None else self._open.draws_left
+
+
+class _Draws(Iterator[int]):
+    """Draws until nothing is left; and again if something was given back since."""
+
+    def __init__(self, sampler: ElasticSampler):
+        self._sampler = sampler
+
+    def __next__(self) -> int:
+        index = self._sampler.draw()
+        if index is None:
+            raise StopIteration
+        return index
+
+
+def _refuse_drawing_ahead() -> None:
+    """Raises UnsupportedError within a ``DataLoader`` that has worker processes."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if isinstance(frame.f_locals.get("self"), torch.utils.data.dataloader._MultiProcessingDataLoaderIter):
+            raise UnsupportedError(
+                "ElasticSampler: num_workers must be 0 where elastic.State has steps survive a change of the world, but the "
+                "loader has workers, which draw samples for later steps, that would be lost with their rank. Use "
+                "DataLoader(..., num_workers=0), or elastic.run with commits."
+            )
+        frame = frame.f_back

@@ -1,0 +1,231 @@
+"""A step that survives a change of the world: no rank uses the results of a window before every member holds all of them.
+
+A window is the operations between two updates of an optimizer, or a part of them that is waited for at once. Its inputs
+are kept. When this rank holds every result it is whole, and says so in an allreduce of one byte; when that returns all
+members are whole, and the window is released. On the way a world may be lost. Then the survivors meet in the next one,
+tell each other how far they are (``settlement``), and release the window, or submit the kept inputs once more.
+
+That the exchange may reach some of them only, and be held again in another world, changes nothing:
+
+- Whoever has released a window did so because all members of a world were whole, or because an exchange has said that.
+  So each survivor is whole, with the same results, and every later exchange says release.
+- Whoever was told to redo it has dropped its results. It becomes whole again only with the inputs of all members of its
+  world, each of which has been told the same. So no two ranks are ever whole by different worlds.
+- Whoever has begun the next window keeps everybody from joining: ranks that join are told the state between two steps.
+
+What is framework-specific is a ``Training``'s.
+"""
+
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from ringtrain.buffers import as_buffer
+from ringtrain.context import current
+from ringtrain.elastic.settlement import Settlement, Stage, Standing, settle
+from ringtrain.elastic.worlds import can_go_on, next_world
+from ringtrain.errors import RingtrainError
+from ringtrain.membership import Member
+from ringtrain.operations import Max, allgather, allreduce
+from ringtrain.pending import Operation
+
+Result = TypeVar("Result")
+_ROW = "ringtrain.elastic.standing"
+_PLACE = "ringtrain.elastic.place"
+_WHOLE = "ringtrain.elastic.whole"
+_PAUSE = "ringtrain.elastic.pause"
+
+
+class Training(Protocol):
+    """What a transaction goes on with in another world."""
+
+    def enter_world(self) -> None:
+        """The default context is another one. What was under way in the one before is nothing any more."""
+
+    def take_state(self) -> None:
+        """Takes the state of rank 0, on all ranks together, between two steps."""
+
+    def deal(self, size: int, place: int) -> None:
+        """The samples of the next window are dealt to so many ranks, of which this is the one at that place."""
+
+    def finish_window(self, contributors: set[int] | None) -> None:
+        """All results of a window are released: the samples that these places have drawn are in them; None: of all."""
+
+
+class Transaction:
+    """One rank's side, from world to world.
+
+    Args:
+        member: this process in its elastic job.
+        training: what goes on.
+    """
+
+    def __init__(self, member: Member, training: Training):
+        self._member = member
+        self._training = training
+        self._holds_state = False
+        self._released = 0
+        self._stage = Stage.IDLE
+        self._pauses = False  # all have agreed to leave this world between two steps
+        self._worlds: dict[int, tuple[int, int]] = {}  # by number: size, and this rank's place in it
+        self._dealt_in = 0  # the world among whose members the open window was dealt, or the next one will be
+        self._contributors: set[int] | None = (
+            None  # places in that dealing whose inputs the present world has; None: all
+        )
+        self._applied: set[int] | None = None  # of the first part of the open window that was released
+        self._has_parts = False  # whether there was one
+        self._closes = False  # whether what is held is the last of the window
+
+    # ---- the open window ----
+
+    def begin(self) -> None:
+        """Something of a window is drawn, or submitted."""
+        if self._stage is Stage.IDLE:
+            self._stage = Stage.BEGUN
+
+    def run(
+        self,
+        attempt: Callable[[], Generator[Operation, None, Result]],
+        closes: Callable[[Result], bool],
+        take_back: Callable[[], None],
+    ) -> Generator[Operation, None, Result]:
+        """Has results of the open window, and returns when they are released; yields the operations that it waits for.
+
+        Args:
+            attempt: submits the inputs in the present world, leaves them as they are, and holds the results elsewhere.
+            closes: whether there is no more to come in the window, by what ``attempt`` returned.
+            take_back: lets go of what was submitted and held, but for the inputs.
+
+        Raises:
+            RingtrainError: what another world would meet again.
+        """
+        self.begin()
+        held: list[Result] = []
+        released = self._released
+        while True:
+            try:
+                if not held:
+                    held.append((yield from attempt()))
+                    self._closes = closes(held[0])
+                    self._stage = Stage.WHOLE
+                yield from self._agree()
+                self._release()
+                return held[0]
+            except RingtrainError as problem:
+                if not can_go_on(problem):
+                    self._stage = Stage.BEGUN
+                    raise
+            self._go_on()
+            if self._released > released:
+                return held[0]
+            held.clear()
+            take_back()
+
+    def finish(self) -> None:
+        """Returns when all members have released every window; so none of them needs this rank for one any more."""
+        for operation in self.run(_nothing, lambda _: True, lambda: None):
+            with suppress(RingtrainError):  # the window looks at it itself
+                operation.wait()
+
+    def _agree(self) -> Generator[Operation, None, None]:
+        """Returns when all members are whole, which also tells whether one of them was asked to pause."""
+        wanted = np.array([self._member.wants_pause], np.uint8)
+        buffers = [as_buffer(wanted)]
+        operation = current().submit("allreduce", _WHOLE, buffers, buffers, reduction="max")
+        while not operation.finished():
+            yield operation
+        operation.wait()
+        self._pauses = bool(wanted[0])
+
+    def _release(self) -> None:
+        if not self._has_parts:
+            self._applied, self._has_parts = self._contributors, True
+        self._released += 1
+        self._stage = Stage.BEGUN
+        if self._closes:
+            self._stage = Stage.IDLE
+            self._training.finish_window(self._applied)
+            self._applied, self._contributors, self._has_parts = None, None, False
+            self._deal_in(current().world)
+
+    # ---- between two steps ----
+
+    def enter(self) -> None:
+        """Goes on in the present world, at the start of the program: with the state that rank 0 has."""
+        self._go_on(present=True)
+
+    def pause(self) -> bool:
+        """Takes the next world between two steps, if all have agreed to; who waits to join is in it. Returns whether it did."""
+        if not self._pauses or self._stage is not Stage.IDLE:
+            return False
+        try:
+            allreduce(np.zeros(1, np.uint8), op=Max, name=_PAUSE)  # nobody is waited for once the first has left
+            self._member.end_step()
+        except RingtrainError as problem:
+            if not can_go_on(problem):
+                raise
+        self._go_on()
+        return True
+
+    # ---- worlds ----
+
+    def _go_on(self, present: bool = False) -> None:
+        """Takes the next world, or one after that, until all members of one have settled how far they are."""
+        while True:
+            try:
+                if not present:
+                    next_world()
+                self._enter_world()
+                self._apply(self._settle())
+                if self._member.begin_step():
+                    return
+            except RingtrainError as problem:
+                if not can_go_on(problem):
+                    raise
+            present = False
+
+    def _enter_world(self) -> None:
+        self._pauses = False
+        context = current()
+        self._worlds[context.world] = context.size, context.rank
+        self._training.enter_world()
+
+    def _settle(self) -> tuple[Settlement, set[int] | None]:
+        """What follows for all; and, if a window is to go on, whose shares of its samples are still there."""
+        own = Standing(self._holds_state, self._released, self._stage, self._dealt_in)
+        rows = allgather(np.array([own], np.int64), name=_ROW)
+        settlement = settle(
+            [Standing(bool(held), step, Stage(stage), world) for held, step, stage, world in rows.tolist()]
+        )
+        if settlement.dealt_in is None:
+            return settlement, None
+        places = allgather(np.array([self._worlds[settlement.dealt_in][1]]), name=_PLACE)
+        return settlement, set(places.tolist())
+
+    def _apply(self, settled: tuple[Settlement, set[int] | None]) -> None:
+        settlement, contributors = settled
+        if self._holds_state and settlement.released > self._released:
+            self._release()
+        elif self._stage is Stage.WHOLE:
+            self._stage = Stage.BEGUN
+        if settlement.dealt_in is not None:
+            self._contributors = contributors
+        if self._stage is Stage.IDLE:
+            self._contributors = contributors
+            self._deal_in(current().world if settlement.dealt_in is None else settlement.dealt_in)
+        if settlement.gives_state:
+            self._training.take_state()
+            self._released, self._holds_state = settlement.released, True
+            self._member.got_state()
+
+    def _deal_in(self, world: int) -> None:
+        """The next window is dealt among the members of a world that this rank has been in."""
+        self._dealt_in = world
+        self._training.deal(*self._worlds[world])
+
+
+def _nothing() -> Generator[Operation, None, None]:
+    """A window without an operation."""
+    yield from ()

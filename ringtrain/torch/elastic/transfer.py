@@ -1,0 +1,23 @@
+"""How a rank takes a value over from rank 0: modules, optimizers and what has a ``state_dict`` keep their identity."""
+
+from typing import Any
+
+import torch
+
+from ringtrain.objects import broadcast_object
+from ringtrain.torch.functions import broadcast_optimizer_state, broadcast_parameters
+
+
+def keeps_identity(value: Any) -> bool:
+    """Whether a value can take a state over; else another object takes its place."""
+    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+
+
+def take_over(value: Any) -> None:
+    """Gives a value the state that rank 0's has. To be called on all ranks."""
+    if isinstance(value, torch.nn.Module):
+        broadcast_parameters(value.state_dict(), root_rank=0)
+    elif isinstance(value, torch.optim.Optimizer):
+        broadcast_optimizer_state(value, root_rank=0)
+    else:
+        value.load_state_dict(broadcast_object(value.state_dict(), 0, "ringtrain.elastic.state_dict"))

@@ -1,0 +1,246 @@
+"""``State(model=..., optimizer=...)``: a training in which the death of a rank costs no step, and is no exception.
+
+``ringtrain.elastic.transaction`` decides when a step is released, and what becomes of it in another world; here is what
+that means for PyTorch: gradients, samples, and the state for ranks that join.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from ringtrain import membership
+from ringtrain.context import current
+from ringtrain.elastic import State
+from ringtrain.elastic.transaction import Transaction
+from ringtrain.errors import InvalidArgumentError, UnsupportedError
+from ringtrain.objects import broadcast_object
+from ringtrain.process_sets import global_process_set
+from ringtrain.torch.elastic.sampler import ElasticSampler
+from ringtrain.torch.elastic.transfer import keeps_identity, take_over
+from ringtrain.torch.reducer import Reducer
+
+_OBJECTS = "ringtrain.elastic.objects"
+_NO_COMMIT = (
+    "elastic.State with a model or an optimizer loses no step, so there is nothing to commit. Leave the call out"
+)
+
+
+class TransparentState(State):
+    """A training whose steps survive a change of the world; ``hvd.elastic.State(model=..., optimizer=...)`` makes one.
+
+    Values become attributes. In a job without ``--elastic``, and alone, it gives all ranks the state of rank 0, and counts.
+
+    Args:
+        model: a module.
+        optimizer: of it, from ``DistributedOptimizer``.
+        sampler: an ``ElasticSampler``, which counts by itself from now on.
+        schedule: of learning rates; whatever has ``state_dict`` and ``load_state_dict``.
+        objects: more of such, and plain objects that pickle, which a rank that joins takes over. ``epoch`` and ``step``
+            are 0 unless they are given, as after loading a checkpoint.
+
+    Attributes:
+        epoch: that ``epochs`` is in.
+        step: updates that the optimizer has made.
+
+    Raises:
+        InvalidArgumentError: no distributed optimizer, or several.
+        UnsupportedError: in an elastic job, an optimizer that sends no gradients (``op=Adasum``, ``every``), or among the
+            ranks of a process set.
+
+    Example:
+        >>> state = hvd.elastic.State(model=model, optimizer=optimizer, sampler=sampler)
+        >>> for epoch in state.epochs(90):
+        ...     for x, y in loader:
+        ...         optimizer.zero_grad()
+        ...         loss(model(x), y).backward()
+        ...         optimizer.step()
+    """
+
+    epoch: int
+    step: int
+
+    def __init__(
+        self, model: Any = None, optimizer: Any = None, sampler: Any = None, schedule: Any = None, **objects: Any
+    ):
+        super().__init__()
+        _refuse_names(objects)
+        named = {"model": model, "optimizer": optimizer, "sampler": sampler, "schedule": schedule}
+        given = {
+            "epoch": 0,
+            "step": 0,
+            **{name: value for name, value in named.items() if value is not None},
+            **objects,
+        }
+        for name, value in {**named, **given}.items():
+            setattr(self, name, value)
+        self._stateful = sorted(name for name, value in given.items() if keeps_identity(value))
+        self._plain = sorted(given.keys() - set(self._stateful))
+        self._listeners: list[Callable[[int, int], object]] = []
+        self._size: int | None = None  # that was told last
+        distributed = _distributed_optimizer([getattr(self, name) for name in self._stateful])
+        samplers = [getattr(self, name) for name in self._stateful if isinstance(getattr(self, name), ElasticSampler)]
+        training = _Training(self, samplers, distributed)
+        self._training = training
+        member = membership.current()
+        self._transaction: Transaction | None = None
+        if member is not None:
+            reducer = _checked_reducer(distributed)
+            self._transaction = Transaction(member, training)
+            reducer.keep_inputs_for(self._transaction)
+        distributed.register_step_post_hook(lambda *_: self._after_update())
+        for each in samplers:
+            each.follow(self._training)
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """Yields the epochs up to ``count``, from the one that the others are in, or ``epoch``; to be used once, on all ranks.
+
+        At first all ranks get the state of rank 0, so there is no need of ``broadcast_parameters``. A rank that joins later
+        goes on in the middle of an epoch. The samplers are set to each epoch.
+        """
+        if self._transaction is None:
+            self._training.take_state()
+        else:
+            self._transaction.enter()
+        self._size = current().size
+        while self.epoch < count:
+            self._training.set_epoch(self.epoch)
+            yield self.epoch
+            self.epoch += 1
+            self._training.set_epoch(self.epoch)
+            self._between_steps()
+        if self._transaction is not None:
+            self._transaction.finish()
+
+    def on_change(self, function: Callable[[int, int], object]) -> None:
+        """Has a function called between two steps when the number of ranks has changed, with the old and the new one.
+
+        Learning rates do not follow that number by themselves. It may use no collective operation: ranks that join do not
+        call it.
+        """
+        self._listeners.append(function)
+
+    def commit(self) -> None:
+        """Raises UnsupportedError: there is nothing to go back to."""
+        raise UnsupportedError(f"commit: {_NO_COMMIT}, or make a TorchState for elastic.run.")
+
+    def save(self) -> None:
+        """Raises UnsupportedError, as ``commit`` does."""
+        self.commit()
+
+    def restore(self) -> None:
+        """Raises UnsupportedError, as ``commit`` does."""
+        self.commit()
+
+    def check_host_updates(self) -> None:
+        """Raises UnsupportedError: ranks that wait to join do so between two steps, without being asked for."""
+        self.commit()
+
+    def sync(self) -> None:
+        """Gives all ranks the values of rank 0; ``epochs`` does it."""
+        self._training.take_state()
+
+    def _after_update(self) -> None:
+        self.step += 1
+        if self._transaction is None:
+            self._training.finish_window(None)
+        self._tell_change()
+
+    def _between_steps(self) -> None:
+        if self._transaction is not None and self._transaction.pause():
+            self._tell_change()
+
+    def _tell_change(self) -> None:
+        size = current().size
+        former, self._size = self._size, size
+        if former is not None and former != size:
+            for listener in self._listeners:
+                listener(former, size)
+
+
+class _Training:
+    """What the transaction of a state goes on with; it owns nothing."""
+
+    def __init__(self, state: TransparentState, samplers: list[ElasticSampler], optimizer: Any):
+        self._state = state
+        self._samplers = samplers
+        self._optimizer = optimizer
+
+    # ---- Training ----
+
+    def enter_world(self) -> None:
+        """Has the optimizer go on in the present world."""
+        reducer = self._optimizer._reducer
+        if reducer is not None:
+            reducer.go_on_in_world()
+
+    def take_state(self) -> None:
+        """Takes the values of rank 0."""
+        state = self._state
+        for name in state._stateful:
+            take_over(getattr(state, name))
+        values = broadcast_object({name: getattr(state, name) for name in state._plain}, 0, _OBJECTS)
+        for name, value in values.items():
+            setattr(state, name, value)
+
+    def deal(self, size: int, place: int) -> None:
+        """Deals the samples of the next window."""
+        for sampler in self._samplers:
+            sampler.deal(size, place)
+
+    def finish_window(self, contributors: set[int] | None) -> None:
+        """Counts the samples of a window."""
+        for sampler in self._samplers:
+            sampler.finish_window(contributors)
+
+    # ---- samplers ----
+
+    def before_draw(self) -> None:
+        """Lets ranks join if all have agreed on it, and begins the next window."""
+        self._state._between_steps()
+        if self._state._transaction is not None:
+            self._state._transaction.begin()
+
+    def refuses_drawing_ahead(self) -> bool:
+        """Whether a loader may not draw for later steps."""
+        return self._state._transaction is not None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Sets the samplers to an epoch, which begins if they are not in it."""
+        for sampler in self._samplers:
+            if sampler.epoch != epoch:
+                sampler.set_epoch(epoch)
+
+
+def _refuse_names(objects: dict[str, Any]) -> None:
+    taken = sorted(name for name in objects if name.startswith("_") or hasattr(TransparentState, name))
+    if taken:
+        raise InvalidArgumentError(
+            f"elastic.State: names must not be those of its methods, or private, but {', '.join(taken)} is. "
+            "Choose another one."
+        )
+
+
+def _distributed_optimizer(values: list[Any]) -> Any:
+    found = [value for value in values if isinstance(value, torch.optim.Optimizer) and hasattr(value, "_reducer")]
+    if len(found) != 1:
+        raise InvalidArgumentError(
+            f"elastic.State: expected one optimizer from DistributedOptimizer but found {len(found)}. Wrap the optimizer "
+            "before; for several, use TorchState and elastic.run."
+        )
+    return found[0]
+
+
+def _checked_reducer(optimizer: Any) -> Reducer:
+    reducer = optimizer._reducer
+    if reducer is None:
+        raise UnsupportedError(
+            "elastic.State: the optimizer must reduce gradients in each step, but does not (op=Adasum, or every). "
+            "Use TorchState and elastic.run."
+        )
+    if optimizer.process_set is not global_process_set:
+        raise UnsupportedError(
+            "elastic.State: the optimizer must train on all ranks, but has a process set of its own, which ends with its "
+            "world. Use TorchState and elastic.run."
+        )
+    return reducer
