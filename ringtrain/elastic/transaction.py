@@ -18,6 +18,7 @@ What is framework-specific is a ``Training``'s.
 
 from collections.abc import Callable, Generator
 from contextlib import suppress
+from enum import Enum
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -36,6 +37,14 @@ _ROW = "ringtrain.elastic.standing"
 _PLACE = "ringtrain.elastic.place"
 _WHOLE = "ringtrain.elastic.whole"
 _PAUSE = "ringtrain.elastic.pause"
+
+
+class Part(Enum):
+    """What results are of the open window."""
+
+    NOTHING = "they are given up"
+    SOME = "more will come"
+    LAST = "with them it is complete"
 
 
 class Training(Protocol):
@@ -76,7 +85,7 @@ class Transaction:
         )
         self._applied: set[int] | None = None  # of the first part of the open window that was released
         self._has_parts = False  # whether there was one
-        self._closes = False  # whether what is held is the last of the window
+        self._part = Part.NOTHING  # that is held
 
     # ---- the open window ----
 
@@ -88,14 +97,14 @@ class Transaction:
     def run(
         self,
         attempt: Callable[[], Generator[Operation, None, Result]],
-        closes: Callable[[Result], bool],
+        part_of: Callable[[Result], Part],
         take_back: Callable[[], None],
     ) -> Generator[Operation, None, Result]:
         """Has results of the open window, and returns when they are released; yields the operations that it waits for.
 
         Args:
             attempt: submits the inputs in the present world, leaves them as they are, and holds the results elsewhere.
-            closes: whether there is no more to come in the window, by what ``attempt`` returned.
+            part_of: what it is of the window, by what ``attempt`` returned.
             take_back: lets go of what was submitted and held, but for the inputs.
 
         Raises:
@@ -108,7 +117,7 @@ class Transaction:
             try:
                 if not held:
                     held.append((yield from attempt()))
-                    self._closes = closes(held[0])
+                    self._part = part_of(held[0])
                     self._stage = Stage.WHOLE
                 yield from self._agree()
                 self._release()
@@ -125,7 +134,7 @@ class Transaction:
 
     def finish(self) -> None:
         """Returns when all members have released every window; so none of them needs this rank for one any more."""
-        for operation in self.run(_nothing, lambda _: True, lambda: None):
+        for operation in self.run(_nothing, lambda _: Part.LAST, lambda: None):
             with suppress(RingtrainError):  # the window looks at it itself
                 operation.wait()
 
@@ -140,11 +149,11 @@ class Transaction:
         self._pauses = bool(wanted[0])
 
     def _release(self) -> None:
-        if not self._has_parts:
+        if not self._has_parts and self._part is not Part.NOTHING:
             self._applied, self._has_parts = self._contributors, True
         self._released += 1
         self._stage = Stage.BEGUN
-        if self._closes:
+        if self._part is Part.LAST:
             self._stage = Stage.IDLE
             self._training.finish_window(self._applied)
             self._applied, self._contributors, self._has_parts = None, None, False

@@ -20,7 +20,7 @@ from contextlib import suppress
 import torch
 
 from ringtrain.context import Context
-from ringtrain.elastic.transaction import Transaction
+from ringtrain.elastic.transaction import Part, Transaction
 from ringtrain.errors import InvalidArgumentError, RingtrainError
 from ringtrain.gradients import residuals
 from ringtrain.gradients.presence import DENSE, MISSING, SETTLED, SPARSE_64, after_round, is_there
@@ -223,7 +223,7 @@ class Exchange:
                     agreed = yield from self._attempt(stage)
                 else:
                     agreed = yield from self._transaction.run(
-                        lambda: self._attempt(stage), lambda agreed: self._closes(agreed, stage), self._take_back
+                        lambda: self._attempt(stage), lambda agreed: self._part_of(agreed, stage), self._take_back
                     )
                     self._release()
                 self._settle(agreed, stage)
@@ -246,10 +246,12 @@ class Exchange:
         yield from self._take_results()
         return agreed
 
-    def _closes(self, agreed: Said, stage: Stage) -> bool:
-        """Whether a round is the last one of a step that is not given up."""
+    def _part_of(self, agreed: Said, stage: Stage) -> Part:
+        """What a round is of the window that the step is."""
+        if stage is Stage.DISCARDING:
+            return Part.NOTHING
         left = after_round(self.step.codes, agreed.codes, agreed.is_last(stage))
-        return stage is not Stage.DISCARDING and MISSING not in left
+        return Part.SOME if MISSING in left else Part.LAST
 
     def _release(self) -> None:
         """All ranks hold the results: they take the place of this rank's own gradients."""

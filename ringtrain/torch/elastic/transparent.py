@@ -122,7 +122,10 @@ class TransparentState(State):
 
     def commit(self) -> None:
         """Raises UnsupportedError: there is nothing to go back to."""
-        raise UnsupportedError(f"commit: {_NO_COMMIT}, or make a TorchState for elastic.run.")
+        raise UnsupportedError(
+            "commit: elastic.State with a model loses no step, so there is nothing to commit. Leave the call out, or make a "
+            "TorchState for elastic.run."
+        )
 
     def save(self) -> None:
         """Raises UnsupportedError, as ``commit`` does."""
