@@ -185,6 +185,9 @@ class _Training:
         values = broadcast_object({name: getattr(state, name) for name in state._plain}, 0, _OBJECTS)
         for name, value in values.items():
             setattr(state, name, value)
+        reducer = self._optimizer._reducer
+        if reducer is not None:
+            reducer.note_between_steps()
 
     def deal(self, size: int, place: int) -> None:
         """Deals the samples of the next window."""

@@ -1,0 +1,87 @@
+"""``hvd.elastic.State``: which class it is, what it refuses, what it counts, and how results take their gradients' place."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import ringtrain.torch as hvd
+from ringtrain import elastic
+from ringtrain.torch.twins import take_place
+
+
+@pytest.fixture
+def alone():
+    hvd.init()
+    yield
+    hvd.shutdown()
+
+
+def distributed(model):
+    return hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5), model.named_parameters())
+
+
+def test_it_is_the_base_of_horovods_states_too(alone):
+    class Own(hvd.elastic.State):
+        def __init__(self, value):
+            super().__init__()
+            self.value = value
+
+    model = torch.nn.Linear(1, 1)
+    states = Own(3), hvd.elastic.State(), hvd.elastic.TorchState(), hvd.elastic.State(optimizer=distributed(model))
+    assert all(isinstance(state, hvd.elastic.State) and isinstance(state, elastic.State) for state in states)
+    assert [isinstance(state, Own) for state in states] == [True, False, False, False]
+    assert isinstance(states[3], hvd.elastic.TransparentState) and issubclass(hvd.elastic.TorchState, hvd.elastic.State)
+
+
+def test_what_it_refuses(alone):
+    model = torch.nn.Linear(1, 1)
+    with pytest.raises(ValueError, match="one optimizer from DistributedOptimizer but found 0"):
+        hvd.elastic.State(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.5))
+    optimizer = distributed(model)
+    with pytest.raises(ValueError, match="found 2"):
+        hvd.elastic.State(optimizer=optimizer, other=distributed(torch.nn.Linear(1, 1)))
+    with pytest.raises(ValueError, match="names must not be those of its methods, or private, but epochs is"):
+        hvd.elastic.State(optimizer=optimizer, epochs=3)
+    with pytest.raises(NotImplementedError, match="there is nothing to commit"):
+        hvd.elastic.State(optimizer=optimizer).commit()
+
+
+def test_alone_it_counts_epochs_steps_and_samples(alone):
+    model, data = torch.nn.Linear(1, 1), torch.arange(10.0).reshape(-1, 1)
+    optimizer, sampler = distributed(model), hvd.elastic.ElasticSampler(data)
+    loader = torch.utils.data.DataLoader(data, batch_size=4, sampler=sampler)
+    state = hvd.elastic.State(model=model, optimizer=optimizer, sampler=sampler, best=7)
+    seen = []
+    for epoch in state.epochs(2):
+        read = []
+        for x in loader:
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+            read += x.flatten().tolist()
+            assert sampler.processed_num == len(read)
+        assert sorted(read) == list(range(10))
+        seen.append((epoch, state.epoch, state.step, read))
+    assert [each[:3] for each in seen] == [(0, 0, 3), (1, 1, 6)] and seen[0][3] != seen[1][3]
+    assert (state.epoch, state.step, state.best) == (2, 6, 7)
+
+
+def test_a_checkpoint_goes_on_where_it_was(alone):
+    model = torch.nn.Linear(1, 1)
+    state = hvd.elastic.State(optimizer=distributed(model), epoch=1, step=40)
+    assert list(state.epochs(3)) == [1, 2] and state.step == 40
+
+
+def test_a_result_takes_its_gradients_place_without_a_copy():
+    gradient, twin = torch.ones(3), torch.full((3,), 2.0)
+    addresses = gradient.data_ptr(), twin.data_ptr()
+    spare = take_place(gradient, twin)
+    assert gradient.tolist() == [2.0] * 3 and (spare.data_ptr(), gradient.data_ptr()) == addresses
+    assert spare.tolist() == [1.0] * 3
+
+
+def test_memory_that_others_see_keeps_its_place():
+    flat = torch.ones(6)
+    gradient, twin = flat[2:5], torch.full((3,), 2.0)
+    assert take_place(gradient, twin) is twin
+    assert flat.tolist() == [1.0, 1.0, 2.0, 2.0, 2.0, 1.0]
