@@ -316,7 +316,7 @@ class Exchange:
         for group in self._bucketing.groups:
             if group.submitted:
                 for operation in group.waiting():
-                    while not operation.done():
+                    while not self._is_over(operation):
                         yield operation
                 try:
                     with torch.no_grad():
@@ -326,6 +326,10 @@ class Exchange:
         yield from self._rounds.answer()
         yield from self._rounds.require_equal_steps()
         self._bursts.raise_problem()
+
+    def _is_over(self, operation: Operation) -> bool:
+        """Whether its result may be taken; one that others are told of must be there, and not on a GPU's queue alone."""
+        return operation.done() if self._transaction is None else operation.finished()
 
     def _take(self, group: Group) -> None:
         if self._transaction is None:
