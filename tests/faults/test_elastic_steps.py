@@ -265,7 +265,15 @@ def test_a_release_before_all_are_whole_would_be_found(job: Job) -> None:
     """A planted fault: rank 0 uses what rank 2 does not hold. They notice that in the next world."""
     planted = "Transaction._agree = lambda self: iter(())"
     done = run(
-        job, "--elastic", "-np", "2:3", *LATER, program=TRAINING, code=1, FAULTS=json.dumps(PART), PLANTED=planted
+        job,
+        "--elastic",
+        "-np",
+        "2:3",
+        *LATER,
+        program=TRAINING,
+        code=128 + signal.SIGKILL,
+        FAULTS=json.dumps(PART),
+        PLANTED=planted,
     )
     assert "a window was released that not all ranks held" in done.stderr
 
@@ -300,7 +308,7 @@ RANDOM = """
             model(torch.full((4, 1), 0.5)).square().mean().backward()  # the same on all ranks
             optimizer.step()
             print("step", state.step, os.getpid(), hvd.size(), time.monotonic(), flush=True)
-            time.sleep(0.005)
+            time.sleep(0.01)
             if state.step == steps:
                 break
         if state.step == steps:
@@ -329,7 +337,7 @@ def trained_alone(steps: int) -> str:
 @pytest.mark.timeout(600)
 def test_kills_at_any_moment_cost_no_step(job: Job, tmp_path: Path) -> None:
     """Ranks die at random moments and come back; each rank sees each number of a step once, and the bits are right."""
-    python, steps = python_with("tcp"), 2500
+    python, steps = python_with("tcp"), 6000
     line = [python, "-m", "ringtrain.launch", *transport_of("tcp"), "--blacklist-cooldown-range", "1", "1"]
     line += ["--elastic", "-np", "1:3", python, "-c", textwrap.dedent(RANDOM)]
     complaints = tmp_path / "stderr"
