@@ -149,6 +149,25 @@ def test_a_rank_that_has_got_the_state_goes_on_alone():
     assert job.said("end") == [] and new.kinds()[-1] == "run"
 
 
+def test_within_a_step_nobody_new_is_admitted():
+    """Who waits comes in once a rank that has been within a step says that it is between two."""
+    job = Job(3)
+    old = in_slots(job)[:2]
+    for rank in in_slots(job):
+        lib.rt_membership_admits(rank.native, 0)
+    job.kill(in_slots(job)[2])
+    job.pass_seconds(11)
+    new = in_slots(job)[2]
+    for rank in old:
+        rank.kinds()
+        job.hear(rank.take(lib.rt_membership_world_ended(rank.native)))
+    assert [rank.kinds()[-1] for rank in old] == ["pause", "pause"] and new.kinds() == []  # it waits behind their world
+    for rank in old:
+        lib.rt_membership_admits(rank.native, 1)
+        job.hear(rank.take(lib.rt_membership_world_ended(rank.native)))
+    assert [rank.kinds()[-1] for rank in (*old, new)] == ["run"] * 3
+
+
 def test_a_world_that_cannot_be_connected_is_formed_again_without_the_silent_one():
     """It has reported, and is silent from then on. Of those who say that they cannot connect none is taken for the reason."""
     job = Job(4)
