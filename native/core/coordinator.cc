@@ -165,8 +165,20 @@ void Coordinator::CheckLongPhase() {
 void Coordinator::LookForTheDead() {
   const Nanoseconds now = Now();
   if (now < protocol_.next_look()) return;
+  const bool ran = !protocol_.aborted();
   protocol_.Look(now, Signs(), &effects_);
+  if (ran && protocol_.aborted()) NoteSilent(now);
   CarryOut();
+}
+
+void Coordinator::NoteSilent(Nanoseconds now) {
+  MutexLock lock(request_mutex_);
+  silent_ = protocol_.Silent(now, static_cast<Nanoseconds>(options_.dead_after_seconds * 1e9));
+}
+
+std::vector<int> Coordinator::silent() {
+  MutexLock lock(request_mutex_);
+  return silent_;
 }
 
 SignsOfLife Coordinator::Signs() const {

@@ -58,6 +58,8 @@ class Coordinator {
 
   // Where to ask for what a stall needs of this process's Python (rt_ask_through); any thread.
   void AskThrough(int pipe) { requests_pipe_.store(pipe); }
+  // The ranks by whose silence this rank found the world to have ended, as Protocol has them; any thread.
+  std::vector<int> silent();
   // Nobody shall expect this rank for that long. Any thread; the driver passes it on.
   void RequestLongPhase(Nanoseconds duration) { long_phase_.store(duration, std::memory_order_release); }
 
@@ -76,6 +78,7 @@ class Coordinator {
 
   SignsOfLife Signs() const;
   void LookForTheDead();
+  void NoteSilent(Nanoseconds now);
   bool Tick();
   void RemoveProcessSets();
   void SendFrame(int rank, Frame frame);
@@ -123,6 +126,7 @@ class Coordinator {
   Mutex request_mutex_;
   std::atomic<bool> abort_requested_{false};
   std::string requested_cause_ RT_GUARDED_BY(request_mutex_);
+  std::vector<int> silent_ RT_GUARDED_BY(request_mutex_);
   std::atomic<Nanoseconds> long_phase_{-1};  // asked for and not passed on yet
   std::atomic<int> requests_pipe_{-1};
   Nanoseconds insist_on_stacks_at_ = kNever;
