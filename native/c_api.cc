@@ -330,6 +330,12 @@ void rt_alarm_cancel(rt_alarm* alarm) { delete alarm; }
 
 void rt_abort(rt_context* context, const char* cause) { context->context->Abort(TextOf(cause)); }
 
+char* rt_silent_ranks(rt_context* context) {
+  std::string text;
+  for (const int rank : context->context->Silent()) text += (text.empty() ? "" : " ") + std::to_string(rank);
+  return CopyText(text);
+}
+
 void rt_ask_through(rt_context* context, int32_t pipe) { context->context->AskThrough(pipe); }
 
 void rt_long_phase(rt_context* context, double seconds) { context->context->LongPhase(seconds); }
@@ -526,6 +532,30 @@ char* rt_authority_host_heard(rt_authority* authority, double now, const char* h
   return ActionsOf([&](auto* actions) { authority->authority.Arrived(InNanoseconds(now), host, {}, actions); });
 }
 
+void rt_authority_host_added(rt_authority* authority, const char* host, int32_t slots) {
+  Guard([&] {
+    authority->authority.HostAdded(host, slots);
+    return Status();
+  });
+}
+
+char* rt_authority_host_leaves(rt_authority* authority, double now, const char* host, const char* cause) {
+  return ActionsOf(
+      [&](auto* actions) { authority->authority.HostLeaves(InNanoseconds(now), host, TextOf(cause), actions); });
+}
+
+char* rt_authority_process_leaves(rt_authority* authority, double now, const char* host, int32_t slot,
+                                  const char* uid) {
+  return ActionsOf([&](auto* actions) {
+    ringtrain::ControlFrame frame;
+    if (!ringtrain::FromHex(uid, &frame.process.uid)) return;
+    frame.type = ringtrain::ControlType::kLeave;
+    frame.process.host = host;
+    frame.process.slot = slot;
+    authority->authority.Arrived(InNanoseconds(now), host, frame, actions);
+  });
+}
+
 char* rt_authority_arrived(rt_authority* authority, double now, const char* host, const char* frame) {
   return ActionsOf([&](auto* actions) {
     ringtrain::ControlFrame decoded;
@@ -607,6 +637,17 @@ char* rt_membership_connected(rt_membership* membership, uint64_t count, int32_t
 
 char* rt_membership_world_ended(rt_membership* membership) {
   return ActionsOf(membership, [&](auto* actions) { membership->membership.Paused(actions); });
+}
+
+char* rt_membership_silent(rt_membership* membership, const char* ranks) {
+  return ActionsOf(membership, [&](auto* actions) {
+    const std::vector<ringtrain::Member>& members = membership->membership.members();
+    ringtrain::Uids silent;
+    std::istringstream numbers(ranks);
+    for (size_t rank = 0; numbers >> rank;)
+      if (rank < members.size()) silent.push_back(members[rank].process.uid);
+    membership->membership.Look({}, std::move(silent), actions);
+  });
 }
 
 char* rt_membership_finished(rt_membership* membership) {

@@ -81,6 +81,7 @@ class Serve(TypedDict):
     patience: float | None  # seconds without a beat after which the launcher is taken for dead; None: never
     window: int  # bytes of output that the launcher has room for
     ignored: list[int]  # signals that the ranks start with ignored
+    notices: list[str]  # names of the signals by which this host is asked to leave an elastic job; [] in others
 
 
 class _Start(TypedDict):
@@ -243,7 +244,8 @@ class Welcome(TypedDict):
 class RankNews(TypedDict, total=False):
     """What has become of a rank; each comes with some of these keys, and with `rank`, -1 for what is of no rank any more.
 
-    From the rank's own program the agent and the launcher take `failing`, `leaving`, `segments`, `meets` and `control` alone.
+    From the rank's own program the agent and the launcher take `failing`, `leaving`, `segments`, `meets`, `noticed`
+    and `control` alone.
     """
 
     rank: int
@@ -256,6 +258,7 @@ class RankNews(TypedDict, total=False):
     group: int  # process group of its command
     ended: int  # exit code, -n for signal n; with `at`, `was_told_to` and `engine_lost_at`
     was_told_to: bool  # the agent had asked for its end
+    noticed: int  # the signal by which it is asked to leave an elastic job; from its program and the agent too
     engine_lost_at: float | None  # when the engine's program beside it was gone, unasked
 
     # from its own program (see `ringtrain.announce`)

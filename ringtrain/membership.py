@@ -8,6 +8,7 @@ it comes to `init`. So a program that computes for a long time holds nobody up, 
 import json
 import os
 import select
+import signal
 import socket
 import sys
 import threading
@@ -27,7 +28,9 @@ from ringtrain.options import environment
 SECONDS_TO_CONNECT = 6.0  # all members have said that they are there; the launcher waits a second longer
 # For the cause of a world's end: the launcher knows it as soon as the kernel does, and has to say it.
 SECONDS_FOR_THE_CAUSE = 1.0
+NOTICES = "RINGTRAIN_ELASTIC_NOTICE"  # names of the signals that ask a rank to leave between two steps
 MOST_FAILURES = 3  # to connect, one after the other, until this rank gives up
+LEFT = "this rank has left on notice; the others go on from here."
 _SLICE_SECONDS = 0.5  # how long a wait may keep Ctrl-C waiting
 
 
@@ -72,6 +75,9 @@ class Member:
         self._present_goes_on = False
         self._dropped: list[Context] = []  # worlds that nobody has taken, to be closed by the thread
         self._over = ""  # why there will be no world any more
+        self._departs = False  # since it leaves on notice
+        self._process = os.getpid()
+        self._noticed = False
         self._failures = 0
 
     def begin(self) -> None:
@@ -88,6 +94,7 @@ class Member:
         with self._changed:
             self._carry_out(lib.rt_membership_begin(self._native, time.monotonic()))
         threading.Thread(target=self._listen, name="ringtrain-elastic", daemon=True).start()
+        self._heed_notices()
 
     # ---- the program's thread ----
 
@@ -95,6 +102,7 @@ class Member:
         """The next world; waits until it runs. The launcher ends a job that waits for too long.
 
         Raises:
+            SystemExit: this rank has left on notice.
             UnsupportedError: the launcher is gone; or this rank cannot connect with the others.
         """
         with self._changed:
@@ -103,6 +111,8 @@ class Member:
                 self._carry_out(lib.rt_membership_world_ended(self._native))
             while self._next is None and not self._over:
                 self._changed.wait(_SLICE_SECONDS)
+            if self._next is None and self._departs:
+                self._leave()
             if self._next is None:
                 raise UnsupportedError(self._over)
             self._present, self._next = self._next, None
@@ -138,9 +148,45 @@ class Member:
 
     def explain(self, context: Context, problem: RingtrainError) -> RingtrainError:
         """The error of a world that has ended: in the launcher's words, the same on all ranks, if it says why."""
+        silent = take_text(lib.rt_silent_ranks(context.native))
         with self._changed:
+            if silent and context is self._present and not context.ended_because:
+                self._carry_out(lib.rt_membership_silent(self._native, as_text(silent)))
             self._changed.wait_for(lambda: context.ended_because or self._over, SECONDS_FOR_THE_CAUSE)
         return WorldChangedError(context.ended_because or str(problem))
+
+    # ---- notices ----
+
+    def _heed_notices(self) -> None:
+        """Has the signals of a notice ask the launcher for leave, unless the script handles them itself."""
+        if threading.current_thread() is not threading.main_thread():  # the only one that may; the agent still listens
+            return
+        for name in filter(None, environment().get(NOTICES, "").split(",")):
+            number = signal.Signals[name]
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, self._on_notice)
+
+    def _on_notice(self, number: int, _frame: object) -> None:
+        """A child that this process has forked, and whoever is told twice, ends at once."""
+        if os.getpid() != self._process or (self._noticed and number == signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        elif not self._noticed:
+            self._noticed = True
+            # By a thread: what this one does at the moment may hold the lock, or stand in the midst of a line.
+            threading.Thread(target=self._ask_for_leave, args=(number,), name="ringtrain-notice", daemon=True).start()
+
+    def _ask_for_leave(self, number: int) -> None:
+        with self._changed:
+            if not self._send({"rank": self._place.number, "noticed": number}):  # nobody is left to go on
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    def _leave(self) -> None:
+        """Ends the process as a program that has come to its end."""
+        if threading.current_thread() is not threading.main_thread():
+            self._end_process(0, LEFT)
+        print(f"ringtrain: {LEFT}", file=sys.stderr, flush=True)
+        sys.exit(0)
 
     # ---- the thread that listens ----
 
@@ -213,7 +259,11 @@ class Member:
             elif kind == "pause":
                 self.wants_pause = True
             elif kind == "depart" and not self._over:
-                self._end_process(0, "the job has come to its end before this rank could join it.")
+                if self.worlds == 0:
+                    self._end_process(
+                        0, "the job has come to its end before this rank could join it, or it is to leave."
+                    )
+                self._departs, self._over = True, LEFT
             elif kind == "fence":
                 self._end_process(1, columns[0])
         self._changed.notify_all()
@@ -236,11 +286,14 @@ class Member:
             self._dropped.append(context)
 
     def _tell(self, frame: str) -> None:
+        self._send({"rank": self._place.number, "uid": self._place.uid, "control": frame})
+
+    def _send(self, said: dict[str, Any]) -> bool:
         try:
-            said = {"rank": self._place.number, "uid": self._place.uid, "control": frame}
             self._agent.sendall(json.dumps(said).encode() + b"\n")
+            return True
         except OSError:  # the agent is gone, as the thread will find
-            pass
+            return False
 
     def _give_up(self, why: str) -> None:
         with self._changed:

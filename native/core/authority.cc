@@ -57,11 +57,27 @@ void Authority::HostCame(Nanoseconds now, const std::string& name, AuthorityActi
 void Authority::HostLost(Nanoseconds now, const std::string& name, const std::string& cause,
                          AuthorityActions* actions) {
   if (std::exchange(hosts_[name].presence, Host::kAway) == Host::kAway) return;
-  actions->push_back(authority_action::Say{"Host '" + name + "' is lost: " + cause});
   Uids lost;
   for (const auto& [uid, rank] : ranks_)
     if (rank.process.host == name) lost.push_back(uid);
+  if (!lost.empty() || !hosts_[name].leaves)
+    actions->push_back(authority_action::Say{"Host '" + name + "' is lost: " + cause});
   for (const Uid& uid : lost) Lose(now, uid, actions);
+  Decide(now, actions);
+}
+
+void Authority::HostAdded(const std::string& name, int slots) {
+  Host& host = hosts_[name] = Host();
+  for (int slot = 0; slot < slots; ++slot) host.taken[slot] = false;
+}
+
+void Authority::HostLeaves(Nanoseconds now, const std::string& name, const std::string& cause,
+                           AuthorityActions* actions) {
+  const auto host = hosts_.find(name);
+  if (phase_ == Phase::kEnded || host == hosts_.end() || std::exchange(host->second.leaves, true)) return;
+  actions->push_back(authority_action::Say{"Host '" + name + "' leaves on notice: " + cause});
+  for (auto& [uid, rank] : ranks_)
+    if (rank.process.host == name) rank.leaves = true;
   Decide(now, actions);
 }
 
@@ -115,7 +131,7 @@ void Authority::Arrived(Nanoseconds now, const std::string& host, const ControlF
       if (frame.epoch == epoch_ && ranks_.count(frame.process.uid) > 0) ranks_[frame.process.uid].formed = true;
       break;
     case ControlType::kLeave:
-      Leave(frame);
+      Leave(frame, actions);
       break;
     case ControlType::kPresent:
       Present(host, frame);
@@ -133,6 +149,7 @@ void Authority::Ready(Nanoseconds now, const ControlFrame& frame, AuthorityActio
   host.taken[frame.process.slot] = true;
   if (ranks_.count(uid) > 0) return;
   Rank& rank = ranks_[uid];
+  rank.leaves = noticed_.erase(uid) > 0 || host.leaves;
   rank.process = frame.process;
   rank.program = frame.program;
   rank.holds_state = frame.epoch.count > 0;
@@ -154,7 +171,8 @@ void Authority::Dead(Nanoseconds now, const ControlFrame& frame, AuthorityAction
   Host& host = hosts_[frame.process.host];
   host.unheard.erase(frame.process.uid);
   const auto found = ranks_.find(frame.process.uid);
-  host.taken[frame.process.slot] = found != ranks_.end() && found->second.leaves;  // nobody shall come there again
+  host.taken[frame.process.slot] = false;
+  noticed_.erase(frame.process.uid);
   const bool expected = found != ranks_.end() && found->second.finished;
   if (!expected) cooldown_.Failed(now, frame.process.host, frame.process.slot);
   if (found == ranks_.end()) return;
@@ -200,11 +218,19 @@ void Authority::Report(Nanoseconds now, const ControlFrame& frame) {
   for (const Uid& uid : frame.uids) cuts_.insert({frame.process.uid, uid});
 }
 
-void Authority::Leave(const ControlFrame& frame) {
+// The end of a rank that was dismissed is not that of the training.
+void Authority::Leave(const ControlFrame& frame, AuthorityActions* actions) {
   const auto found = ranks_.find(frame.process.uid);
-  if (found == ranks_.end()) return;
-  (frame.finished ? found->second.finished : found->second.leaves) = true;
-  ending_ |= frame.finished;
+  if (frame.finished) {
+    if (found != ranks_.end() && !std::exchange(found->second.finished, true)) ending_ = true;
+    return;
+  }
+  hosts_[frame.process.host].closed.insert(frame.process.slot);
+  if (found == ranks_.end()) {
+    noticed_.insert(frame.process.uid);
+  } else if (!found->second.finished && !std::exchange(found->second.leaves, true)) {
+    actions->push_back(authority_action::Say{Name(frame.process) + " leaves on notice."});
+  }
 }
 
 void Authority::Present(const std::string& name, const ControlFrame& frame) {
@@ -388,7 +414,7 @@ void Authority::FormNext(Nanoseconds now, AuthorityActions* actions) {
   if (settlement.fresh && stay.size() < voters.size() && (!stay.empty() || newcomers.empty())) {
     for (const Uid& uid : voters)
       if (ranks_.at(uid).leaves) Dismiss(&ranks_.at(uid), actions);
-    if (stay.empty()) return End(true, "All ranks have left.", actions);
+    if (stay.empty()) return End(false, "All ranks have left on notice, before the training came to its end.", actions);
     return FormNext(now, actions);
   }
   Grant(voters, newcomers, settlement, now, actions);
@@ -448,9 +474,9 @@ void Authority::Go(AuthorityActions* actions) {
 
 void Authority::StartRanks(Nanoseconds now, AuthorityActions* actions) {
   for (auto& [name, host] : hosts_) {
-    if (host.presence != Host::kPresent) continue;
+    if (host.presence != Host::kPresent || host.leaves) continue;
     for (auto& [slot, taken] : host.taken) {
-      if (taken || now < cooldown_.until(name, slot)) continue;
+      if (taken || host.closed.count(slot) > 0 || now < cooldown_.until(name, slot)) continue;
       taken = true;
       actions->push_back(authority_action::Start{name, slot});
     }
@@ -521,7 +547,8 @@ bool Authority::AnyAwaited() const {
 bool Authority::StillStarting(Nanoseconds now) const {
   if (now - since_ >= options_.wait / 2) return false;
   size_t slots = 0;
-  for (const auto& entry : hosts_) slots += entry.second.taken.size();
+  for (const auto& [name, host] : hosts_)
+    if (!host.leaves) slots += host.taken.size() - host.closed.size();
   return Newcomers().size() < slots;
 }
 

@@ -6,7 +6,7 @@
 //
 // Running. A death that an agent attests, or the loss of an agent's connection, stops the world at once; silence that
 // ranks suspect stops it, too, and the reports tell whether it was a cut. Processes that have come anew, and ranks that
-// want to leave, are only reason to stop at a release.
+// leave on notice, are only reason to stop at a release; to the slot of one that leaves nobody comes.
 // Stopping. Every rank of the world reports. Who does not in time is evicted. If some cannot hear each other, the
 // larger side stays, or that of the lowest rank. Settle (transaction.h) says from which step they go on. Only those who
 // have been members of a world that ran have a voice: the voters. Forming. The next count is written down before
@@ -88,6 +88,10 @@ class Authority {
 
   void HostCame(Nanoseconds now, const std::string& host, AuthorityActions* actions);
   void HostLost(Nanoseconds now, const std::string& host, const std::string& cause, AuthorityActions* actions);
+  // A host that may have ranks from now on, once HostCame says so; also one that has left, when all of it is gone.
+  void HostAdded(const std::string& host, int slots);
+  // All its ranks leave on notice, because of this.
+  void HostLeaves(Nanoseconds now, const std::string& host, const std::string& cause, AuthorityActions* actions);
   void Arrived(Nanoseconds now, const std::string& host, const ControlFrame& frame, AuthorityActions* actions);
   void Tick(Nanoseconds now, AuthorityActions* actions);
   Nanoseconds next_timer() const;
@@ -101,6 +105,8 @@ class Authority {
     Nanoseconds heard = 0;
     std::set<Uid> unheard;  // processes that its agent has named, and that have not said who they are
     std::map<int, bool> taken;
+    std::set<int> closed;  // slots in which nobody is started any more, since a notice closed them
+    bool leaves = false;
   };
   struct Rank {  // a process that has said Ready and lives, as far as is known
     Process process;
@@ -117,7 +123,7 @@ class Authority {
   void Dead(Nanoseconds now, const ControlFrame& frame, AuthorityActions* actions);
   void Suspect(Nanoseconds now, const ControlFrame& frame, AuthorityActions* actions);
   void Report(Nanoseconds now, const ControlFrame& frame);
-  void Leave(const ControlFrame& frame);
+  void Leave(const ControlFrame& frame, AuthorityActions* actions);
   void Present(const std::string& host, const ControlFrame& frame);
   void Hear(Nanoseconds now, const std::string& host, AuthorityActions* actions);
   void LoseSilentHosts(Nanoseconds now, AuthorityActions* actions);
@@ -167,6 +173,7 @@ class Authority {
   std::string program_;
   std::map<std::string, Host> hosts_;
   std::map<Uid, Rank> ranks_;
+  std::set<Uid> noticed_;               // processes that are to leave, and have not said yet that they are there
   std::set<std::pair<Uid, Uid>> cuts_;  // who does not hear whom
   Nanoseconds since_ = 0;               // when the phase began
   Nanoseconds next_beat_ = 0;

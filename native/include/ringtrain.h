@@ -125,6 +125,9 @@ rt_alarm* rt_alarm_set(double seconds, const char* text);
 void rt_alarm_cancel(rt_alarm* alarm);
 /* Fails everything pending and everything later on all ranks with this cause; the first cause wins. */
 void rt_abort(rt_context* context, const char* cause);
+/* The ranks by whose silence this rank found its world to have ended, another host by its lowest: "1 4", or "". Freed
+ * by the caller with rt_free. */
+char* rt_silent_ranks(rt_context* context);
 /* What a stall needs of the caller is written to the pipe, for a thread of its own to read: "s" when others wait for
  * this rank and the caller's stacks are to be written to stderr, "l" when the log has a warning. If an "s" is
  * still unread after five seconds, option stack_signal is raised, given a handler for it. */
@@ -224,6 +227,11 @@ void rt_authority_free(rt_authority* authority);
 char* rt_authority_host_came(rt_authority* authority, double now, const char* host);
 char* rt_authority_host_lost(rt_authority* authority, double now, const char* host, const char* cause);
 char* rt_authority_host_heard(rt_authority* authority, double now, const char* host);
+/* A host may have ranks from now on, once it has come; also one that has left, when all of it is gone. */
+void rt_authority_host_added(rt_authority* authority, const char* host, int32_t slots);
+/* All ranks of a host leave on notice, because of this; the process with this uid alone does. */
+char* rt_authority_host_leaves(rt_authority* authority, double now, const char* host, const char* cause);
+char* rt_authority_process_leaves(rt_authority* authority, double now, const char* host, int32_t slot, const char* uid);
 /* A frame of a rank there; what is none has no effect. */
 char* rt_authority_arrived(rt_authority* authority, double now, const char* host, const char* frame);
 /* The process with this uid, which was started in a slot, has ended: exit code, or -signal. */
@@ -247,6 +255,8 @@ char* rt_membership_arrived(rt_membership* membership, double now, const char* f
 char* rt_membership_connected(rt_membership* membership, uint64_t count, int32_t well);
 /* The world of this rank has ended without a word of the authority. */
 char* rt_membership_world_ended(rt_membership* membership);
+/* What rt_silent_ranks has said of the world of this rank: the launcher asks whether they live. */
+char* rt_membership_silent(rt_membership* membership, const char* ranks);
 /* Its program has come to its end. */
 char* rt_membership_finished(rt_membership* membership);
 /* A rank that has joined has got the state. */

@@ -20,12 +20,16 @@ class Rules(NamedTuple):
         wait: seconds below the minimum until the job ends.
         first_pause: seconds until a rank is started again in a slot where one has failed; doubles from failure to failure.
         reset_limit: worlds after the first; 0 for any number.
+        notice_grace: seconds from the notice to a rank until it is ended, if it has not left.
+        notices: names of the signals by which a rank, or a host, is asked to leave.
     """
 
     minimum: int
     wait: float
     first_pause: float
     reset_limit: int
+    notice_grace: float = 30.0
+    notices: tuple[str, ...] = ("SIGTERM",)
 
 
 class Action(NamedTuple):
@@ -64,6 +68,18 @@ class Authority:
     def host_heard(self, now: float, host: str) -> list[Action]:
         """Its agent has said something."""
         return self._taken(lib.rt_authority_host_heard(self._native, now, as_text(host)))
+
+    def host_added(self, host: Host) -> None:
+        """A host may have ranks from now on, once it has come; also one that has left, when all of it is gone."""
+        lib.rt_authority_host_added(self._native, as_text(host.name), host.slots)
+
+    def host_leaves(self, now: float, host: str, cause: str) -> list[Action]:
+        """All its ranks are to leave, between two steps."""
+        return self._taken(lib.rt_authority_host_leaves(self._native, now, as_text(host), as_text(cause)))
+
+    def process_leaves(self, now: float, host: str, slot: int, uid: str) -> list[Action]:
+        """The process in a slot is to leave, between two steps; nobody comes there again."""
+        return self._taken(lib.rt_authority_process_leaves(self._native, now, as_text(host), slot, as_text(uid)))
 
     def arrived(self, now: float, host: str, frame: str) -> list[Action]:
         """A rank there has said this, in hexadecimal."""

@@ -49,6 +49,8 @@ MOST_TEXT = 4 << 20  # characters of a host file or a configuration file
 DESCRIPTORS, DESCRIPTORS_OF_A_HOST = 12, 4  # of the launcher
 ELASTIC_SECONDS = 600.0  # below the minimum of ranks, until an elastic job ends
 FIRST_PAUSE = 10.0  # seconds until a rank is started again where one has failed
+NOTICE_GRACE = 30.0  # seconds from the notice to a rank until it is ended
+NOTICES = ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGXCPU")  # that may be one
 LEAST_PORTS = 8  # two for the engine's daemon, the others for the ranks of a host
 TORCHRUN_OPTIONS = {  # and what stands for them here
     "--nproc-per-node": "-np N for all ranks, or -H HOST:N,HOST:N",
@@ -190,6 +192,16 @@ def _at_once(action: Callable[[], object]) -> Callable[[click.Context, click.Par
     show_default=True,
     metavar="N",
     help="slots of the hosts that are named without a number",
+)
+@click.option(
+    "--notice-signal",
+    metavar="NAME",
+    help="of --elastic: a signal beside SIGTERM by which a rank, or its host's agent, is asked to leave (USR1)",
+)
+@click.option(
+    "--notice-grace",
+    type=settings.Number(0, settings.LONGEST_SECONDS),
+    help="of --elastic: seconds until a rank is ended that was asked to leave (30)",
 )
 @click.option(
     "-x",
@@ -432,6 +444,9 @@ def whole_number(flag: str, text: str) -> int:
 
 def elastic_rules(given: Mapping[str, Any], minimum: int) -> Rules | None:
     """What the flags of an elastic job say; None without --elastic. Raises HostsError."""
+    for flag in ("--notice-signal", "--notice-grace"):
+        if not given["elastic"] and given[flag.strip("-").replace("-", "_")] is not None:
+            raise HostsError(f"{flag}: it needs --elastic, which is not given. Add it, or leave this out.")
     if not given["elastic"]:
         return None
     pauses = given["blacklist_cooldown_range"] or (FIRST_PAUSE, FIRST_PAUSE)
@@ -452,7 +467,27 @@ def elastic_rules(given: Mapping[str, Any], minimum: int) -> Rules | None:
             )
     if given["function_folder"]:
         raise HostsError("--elastic: it must be given with a command, but a function is to be run. Write a script.")
-    return Rules(minimum, read["--elastic-timeout"], read["--blacklist-cooldown-range"], read["--reset-limit"])
+    grace = NOTICE_GRACE if given["notice_grace"] is None else given["notice_grace"]
+    notices = signals_of_a_notice(given["notice_signal"])
+    return Rules(
+        minimum,
+        read["--elastic-timeout"],
+        read["--blacklist-cooldown-range"],
+        read["--reset-limit"],
+        grace,
+        notices,
+    )
+
+
+def signals_of_a_notice(name: str | None) -> tuple[str, ...]:
+    """SIGTERM, and the one of --notice-signal. Raises HostsError for one that does not do."""
+    wanted = "SIGTERM" if name is None else "SIG" + name.upper().removeprefix("SIG")
+    if wanted not in NOTICES:
+        raise HostsError(
+            f"--notice-signal '{name}': it must be one of {', '.join(NOTICES)}, but is something else. Others have a "
+            "meaning of their own."
+        )
+    return tuple(dict.fromkeys(("SIGTERM", wanted)))
 
 
 def of_elastic_job(environment: Mapping[str, str]) -> dict[str, str]:

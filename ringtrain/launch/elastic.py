@@ -19,6 +19,7 @@ from ringtrain.launch.agents import Agents
 from ringtrain.launch.authority import Action, Authority
 from ringtrain.launch.job import SECONDS_OF_SILENCE, Job
 from ringtrain.launch.output import EngineStream
+from ringtrain.launch.rank import NOTICES
 from ringtrain.launch.ranks import LOST, Rank
 from ringtrain.launch.reach import Agent
 
@@ -29,6 +30,7 @@ class Slots(Agents):
     Attributes:
         is_over: nobody is to be started any more.
         processes: uids of the supervised processes, by the slot's number in the job.
+        notices: names of the signals by which one is asked to leave.
     """
 
     is_over = False
@@ -37,6 +39,7 @@ class Slots(Agents):
         super().__init__(*arguments)
         self._left = dict.fromkeys(self._agents, 0)
         self.processes: dict[int, str] = {}
+        self.notices: tuple[str, ...] = ()
 
     def start(self, _selector: object) -> None:
         """Starts nothing yet: the authority says what."""
@@ -47,7 +50,7 @@ class Slots(Agents):
         self._left[agent] += 1
         request = self._request(agent, first)
         request["only"] = [slot]
-        request["variables"] = {"RINGTRAIN_ELASTIC": f"{uid} {agent.host.name}"}
+        request["variables"] = {"RINGTRAIN_ELASTIC": f"{uid} {agent.host.name}", NOTICES: ",".join(self.notices)}
         agent.send(request)
 
     def hear(self, facts: RankNews, agent: Agent) -> None:
@@ -70,7 +73,10 @@ class ElasticJob(Job):
 
     def agents_that_start(self, line: Sequence[str], words: Mapping[int, EngineStream]) -> Slots:
         """The agents as the engine."""
-        return Slots(self.plan, line, self.agents, words)
+        slots = Slots(self.plan, line, self.agents, words)
+        assert self.plan.elastic is not None
+        slots.notices = self.plan.elastic.notices
+        return slots
 
     def _start_listeners(self) -> None:
         super()._start_listeners()
@@ -82,6 +88,7 @@ class ElasticJob(Job):
         self._has_begun = False  # a world has been formed
         self._reason: tuple[bool, str] | None = None  # why the authority has ended the job: well, and text
         self._waiting: set[int] = set()  # slots that get a rank once their last one is gone
+        self._leave_by: dict[int, tuple[str, float]] = {}  # ranks that have a notice: uid, and when it is ended
         self._failures: list[Rank] = []  # of ranks whose slots may have got another one since
         self._record = os.path.join(tempfile.mkdtemp(prefix="ringtrainrun-elastic-"), "world")
         assert self.plan.elastic is not None
@@ -102,13 +109,18 @@ class ElasticJob(Job):
     # ---- events ----
 
     def _deadline(self) -> float:
-        return min(super()._deadline(), float("inf") if self._is_over() else self.authority.next_timer)
+        if self._is_over():
+            return super()._deadline()
+        leave_by = (at for _, at in self._leave_by.values())
+        return min(super()._deadline(), self.authority.next_timer, *leave_by)
 
     def _step(self) -> None:
         super()._step()
         now = time.monotonic()
         if not self._is_over() and now >= self.authority.next_timer:
             self._carry_out(self.authority.tick(now))
+        if not self._is_over():
+            self._end_those_who_stay(now)
 
     def _take_all(self, agent: Agent) -> None:
         super()._take_all(agent)
@@ -119,6 +131,9 @@ class ElasticJob(Job):
         if "control" in facts:
             if not self._is_over() and self.engine.processes.get(facts["rank"]) == facts["uid"]:
                 self._carry_out(self.authority.arrived(time.monotonic(), agent.host.name, facts["control"]))
+            return
+        if "noticed" in facts:
+            self._take_notice(facts["rank"], agent)
             return
         number = facts["rank"]
         uid = self.engine.processes.get(number, "")
@@ -135,9 +150,40 @@ class ElasticJob(Job):
         if not self._has_begun and not self.engine.processes:  # a program that calls no init()
             self.engine.is_over = True
 
+    def _take_notice(self, number: int, agent: Agent) -> None:
+        """A rank is asked to leave, or all those of a host (-1)."""
+        if self._is_over():
+            return
+        now, host = time.monotonic(), agent.host.name
+        first = self._first[host]
+        if number < 0:
+            actions = self.authority.host_leaves(now, host, "it is to be taken away.")
+        elif uid := self.engine.processes.get(number):
+            actions = self.authority.process_leaves(now, host, number - first, uid)
+        else:
+            return
+        assert self.plan.elastic is not None
+        for each in range(first, first + agent.host.slots) if number < 0 else (number,):
+            if uid := self.engine.processes.get(each):
+                self._leave_by.setdefault(each, (uid, now + self.plan.elastic.notice_grace))
+        self._carry_out(actions)
+
+    def _end_those_who_stay(self, now: float) -> None:
+        """Ends ranks that have not left in time after a notice."""
+        for number in [number for number, (_, at) in self._leave_by.items() if now >= at]:
+            uid, _ = self._leave_by.pop(number)
+            rank = self.ranks.get(number)
+            if self.engine.processes.get(number) == uid and rank is not None:
+                grace = self.plan.elastic.notice_grace if self.plan.elastic else 0.0
+                self.terminal.say(
+                    f"{rank.describe_place()} has not left within {grace:g} s of its notice, and is ended."
+                )
+                self._evict(rank.listed_as, uid)
+
     def _note_end(self, agent: Agent, number: int, uid: str, code: int) -> None:
         """Tells the authority of the end of a process, which comes twice: of the rank, and of its supervisor."""
-        if self._is_over() or (not self._has_begun and code == 0):
+        on_notice = self._leave_by.pop(number, None) is not None
+        if self._is_over() or (not self._has_begun and code == 0 and not on_notice):
             return
         slot = number - self._first[agent.host.name]
         ended = self.authority.process_ended(time.monotonic(), agent.host.name, slot, uid, code)

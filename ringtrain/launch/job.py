@@ -174,6 +174,7 @@ class Job:
                     "patience": None if host.is_here else SECONDS_OF_SILENCE,
                     "window": self.limits.window,
                     "ignored": self.ignored,
+                    "notices": list(self.plan.elastic.notices) if self.plan.elastic else [],
                 }
                 agent.ask(deadline, request)
             except HostError as error:

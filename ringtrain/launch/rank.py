@@ -40,6 +40,7 @@ FORWARDED = (
 PLACE = ("RINGTRAIN_RANK", "RINGTRAIN_SIZE", "RINGTRAIN_LOCAL_RANK", "RINGTRAIN_LOCAL_SIZE")
 # The same under torchrun's names, for scripts that were written for it.
 PLACE_FOR_TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+NOTICES = "RINGTRAIN_ELASTIC_NOTICE"  # see ringtrain.membership
 SECONDS_TO_END = 3.0  # from a request to end until the child is killed
 SECONDS_BETWEEN_KILLS = 0.05
 SECONDS_TO_TIDY = 2.0  # for those that remove what a killed process has shared
@@ -151,6 +152,9 @@ class Child:
         self, command: Sequence[str], environment: Mapping[str, str], streams: Sequence[int], ignored: Sequence[int]
     ):
         self.kill_at: float | None = None
+        # Signals that ask a rank of an elastic job to leave between two steps; the one that has come and is not told of.
+        self.notices = [signal.Signals[name] for name in environment.get(NOTICES, "").split(",") if name]
+        self.untold = self.noticed = 0
         self.engine = pidfd_of(os.getppid())
         # When the engine was found to have ended, if nobody had asked for the command's end by then.
         self.lost_at: float | None = None
@@ -164,7 +168,7 @@ class Child:
         self.wakeup, wakeup_write = os.pipe()
         os.set_blocking(wakeup_write, False)
         signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
-        for number in (*FORWARDED, signal.SIGCHLD):
+        for number in (*FORWARDED, *self.notices, signal.SIGCHLD):
             signal.signal(number, self._on_signal)
 
     def wait(self, agent: Agent) -> int:
@@ -180,6 +184,9 @@ class Child:
             ready = [descriptor for descriptor, _ in sources.poll(left)]
             if self.wakeup in ready:
                 os.read(self.wakeup, 4096)
+            if self.untold:
+                agent.tell({"noticed": self.untold})
+                self.untold = 0
             if engine in ready and self.kill_at is None:
                 self.lost_at = time.monotonic()
             if engine in ready or (agent.socket.fileno() in ready and agent.has_closed()):
@@ -236,8 +243,12 @@ class Child:
             pass
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        if number == signal.SIGTERM:
+        if number in self.notices and not self.noticed and self.kill_at is None:
+            self.noticed = self.untold = number
+        elif number == signal.SIGTERM:
             self.end()
+        elif number in self.notices:  # it has been told
+            pass
         elif number != signal.SIGCHLD:  # which only has to wake wait()
             self.send(number)
 

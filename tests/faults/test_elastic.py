@@ -326,6 +326,74 @@ def test_a_stopped_rank_is_given_up_and_killed(job: Job) -> None:
     assert seconds < 20.0
 
 
+NOTICE = "os.kill(os.getpid(), signal.SIGTERM)"
+
+
+def assert_left(done: subprocess.CompletedProcess, slot: int, stayed: int) -> None:
+    """The rank of that slot has left with code 0: nobody calls it dead, and no step was done twice."""
+    assert_right(done, stayed)
+    assert f"The rank in slot {slot} of host 'localhost' leaves on notice." in done.stderr
+    assert f"[{slot}] ringtrain: this rank has left on notice" in done.stderr
+    assert not re.search("evicted|killed|failed|exit code", done.stderr), done.stderr
+    assert "heard" not in done.stdout  # which says that a world was broken off
+    assert slot not in {each[0] for each in worlds(done) if each[1] == stayed}
+
+
+def test_a_rank_that_gets_a_notice_leaves_between_two_steps(job: Job) -> None:
+    """Nothing is computed again, and nobody comes to its slot."""
+    done = run(job, "--elastic", "-np", "1:3", AT="10", SLOTS="1", FAULT=NOTICE)
+    assert_left(done, slot=1, stayed=2)
+    assert not re.search(r"^\[1\] returned", done.stdout, re.MULTILINE)
+
+
+NOTICES = {
+    "of its supervisor": (NOTICE.replace("getpid", "getppid"), ()),
+    "another signal": (NOTICE.replace("SIGTERM", "SIGUSR1"), ("--notice-signal", "USR1")),
+    "of both, as Slurm does": (NOTICE + ";" + NOTICE.replace("getpid", "getppid"), ()),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("notice", NOTICES)
+def test_notices(notice: str, job: Job) -> None:
+    statement, flags = NOTICES[notice]
+    done = run(job, "--elastic", "-np", "1:3", *flags, AT="10", SLOTS="1", FAULT=statement)
+    assert_left(done, slot=1, stayed=2)
+
+
+@pytest.mark.long
+def test_several_leave_at_once_and_rank_0_is_among_them(job: Job) -> None:
+    done = run(job, "--elastic", "-np", "1:4", AT="10", SLOTS="0 2 3", FAULT=NOTICE)
+    assert_left(done, slot=0, stayed=1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("flags", [(), ("--notice-grace", "1")], ids=["told twice", "too late"])
+def test_who_does_not_leave_is_ended(flags: tuple[str, ...], job: Job) -> None:
+    """The second signal, or the end of its time, finds it computing; the others lose that step."""
+    twice = "" if flags else "time.sleep(0.5); " + NOTICE + "; "
+    statement = NOTICE + "; " + twice + "time.sleep(20)"
+    done = run(job, "--elastic", "-np", "1:3", *flags, AT="10", SLOTS="1", FAULT=statement)
+    assert_right(done, 2)
+    number = 9 if flags else 15
+    assert f"The rank in slot 1 of host 'localhost' was killed by signal {number}." in done.stderr
+    assert ("has not left within 1 s of its notice, and is ended." in done.stderr) == bool(flags)
+
+
+@pytest.mark.long
+def test_a_notice_to_all_ends_the_job(job: Job) -> None:
+    """To the agent of its only host; that the training has not come to its end is said, and the code tells it."""
+    statement = "time.sleep(0.5); " + NOTICE.replace("os.getpid()", "agent()")
+    program = PROGRAM.replace(
+        "rt.init()", "agent = lambda: int(Path(f'/proc/{os.getppid()}/stat').read_text().split()[3])\n    rt.init()"
+    )
+    done = run(job, "--elastic", "-np", "1:2", program=program, AT="10", SLOTS="1", FAULT=statement)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "Host 'localhost' leaves on notice" in done.stderr
+    assert "All ranks have left on notice, before the training came to its end." in done.stderr
+    assert not re.search("evicted|killed|failed|exit code", done.stderr), done.stderr
+
+
 @pytest.mark.long
 def test_a_rank_that_computes_for_long_is_waited_for(job: Job) -> None:
     """Its thread takes part in forming the next world, which it takes when it comes back."""

@@ -101,6 +101,10 @@ class RankListener:
         self.supervisors = Supervisors(
             launcher, self.selector, self._hear_out
         )  # of none, where an engine starts the ranks
+        self.notices: list[int] = []  # signals that have asked this host to leave, and are not told of
+        self.is_noticed = False
+        for name in request["notices"]:
+            signal.signal(signal.Signals[name], lambda number, _frame: self.notices.append(number))
         os.set_blocking(1, False)
         launcher.tell({"serving": True})
 
@@ -233,11 +237,21 @@ class RankListener:
         self._listen()
         for key, _ in self.selector.select(timeout):
             key.data()
+        if self.notices:
+            self._take_notice(self.notices.pop(0))
         if time.monotonic() >= self.look_at:
             self._look_again()
         if time.monotonic() > silent:
             self.end()
             self.is_cut_off = True
+
+    def _take_notice(self, number: int) -> None:
+        """Asks the launcher to have the ranks of this host leave; told once more, ends them."""
+        if not self.is_noticed:
+            self.is_noticed = True
+            self.launcher.tell({"rank": -1, "noticed": number})
+        elif number == signal.SIGTERM:
+            self.end()
 
     def _listen(self) -> None:
         """Listens to what ranks write only while the launcher takes it, so that they wait like any program that nobody reads."""
@@ -335,6 +349,9 @@ class RankListener:
             rank.uid = facts["uid"]
             self.launcher.tell(facts)
             return
+        if "noticed" in facts and self.kill_at is not None:  # the end that it is asked for is that of the job
+            self._end_again(facts["rank"])
+            return
         if "segments" in facts:
             self.segments.update(
                 (path, inode) for path, inode in facts["segments"] if re.fullmatch(MPI_FILE, os.fsencode(path))
@@ -380,6 +397,15 @@ class RankListener:
         for rank in self.ranks.values():
             if rank.number == number and rank.group and not rank.has_ended:
                 kill_once(processes_of({rank.group}, None), spare=TIDIERS)
+
+    def _end_again(self, number: int) -> None:
+        """Ends a rank that has taken the first signal for a notice."""
+        for rank in self.ranks.values():
+            if rank.number == number and rank.group and not rank.has_ended:
+                try:
+                    os.killpg(rank.group, signal.SIGTERM)
+                except OSError:  # it has ended
+                    pass
 
     def _greet(self, rank: int, connection: socket.socket) -> None:
         """Gives a starting rank its environment and the pipes for its output."""
