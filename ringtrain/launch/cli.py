@@ -31,6 +31,7 @@ from ringtrain.launch import openmpi, settings, signals, srun, transport
 from ringtrain.launch.agent.facts import login_shell
 from ringtrain.launch.authority import Rules
 from ringtrain.launch.commands import check_build
+from ringtrain.launch.discovery import HostScript
 from ringtrain.launch.elastic import ElasticJob
 from ringtrain.launch.environment import given_environment, job_environment
 from ringtrain.launch.hosts import Host, HostsError, find_here, parse_hostfile, parse_hosts, place
@@ -252,7 +253,11 @@ def _at_once(action: Callable[[], object]) -> Callable[[click.Context, click.Par
 @click.option("--share-gpus", "shares_gpus", is_flag=True, help="let a host have more ranks than GPUs")
 @click.option("--mpi", "by_mpirun", is_flag=True, help="use mpirun in a Slurm allocation too")
 @click.option("--function-folder", default="", hidden=True)  # of ringtrain.run
-@click.option("--host-discovery-script", hidden=True)
+@click.option(
+    "--host-discovery-script",
+    metavar="COMMAND",
+    help="of --elastic, instead of -H: prints the hosts that may be used now, 'host' or 'host:slots' a line; run every second",
+)
 @click.option(
     "--verbose",
     is_flag=True,
@@ -391,13 +396,14 @@ def make_plan(given: Mapping[str, Any], environment: Mapping[str, str]) -> Plan:
     """Decides what runs where. Raises HostsError, ConfigError, InvalidArgumentError."""
     if not given["command"]:
         raise HostsError(f"command: expected what each rank has to run, but found nothing. {EXAMPLE}")
-    if given["host_discovery_script"]:
-        raise HostsError(
-            "--host-discovery-script: the hosts must be known at the start. Name them with -H or -hostfile."
-        )
-    uses_allocation = not given["hosts"] and not given["hostfile"] and bool(srun.find_program(environment))
+    script = script_of(given)
+    named = given["hosts"] or given["hostfile"] or script
+    uses_allocation = not named and bool(srun.find_program(environment))
     by_srun = uses_allocation and not given["by_mpirun"]
-    hosts = find_here(find_hosts(given, environment, uses_allocation))
+    if script is None:
+        hosts = find_here(find_hosts(given, environment, uses_allocation))
+    else:
+        hosts = script.wait_for(range_of_ranks(given, 1)[0], seconds_below_the_minimum(given))
     slots = sum(host.slots for host in hosts)
     minimum, ranks = range_of_ranks(given, slots)
     rules = elastic_rules(given, minimum)
@@ -409,15 +415,40 @@ def make_plan(given: Mapping[str, Any], environment: Mapping[str, str]) -> Plan:
     if rules is not None:
         chosen |= of_elastic_job({**environment, **chosen, **exported})
     check_options({**environment, **chosen, **exported}, ranks)
+    placed = place(hosts, min(ranks, slots) if script else ranks)  # others may come
     return Plan(
-        list(given["command"]), ranks, place(hosts, ranks), verbose=given["verbose"], settings=chosen, exported=exported,
+        list(given["command"]), ranks, placed, verbose=given["verbose"], settings=chosen, exported=exported,
         ssh=Ssh(given["ssh_port"], given["ssh_identity_file"]), start_seconds=given["start_timeout"],
         interfaces=parse_interfaces(given["network_interfaces"], given["each_interface"]), ports=parse_ports(given["port_range"]),
         folder=os.path.abspath(given["output_filename"]) if given["output_filename"] else "",
         shows_time=given["shows_time"], function_folder=given["function_folder"],
         engine_arguments=words_of("--mpi-args", given["mpi_args"]),
         binding_arguments=words_of("--binding-args", given["binding_args"]), by_srun=by_srun, by_mpirun=bool(given["by_mpirun"]),
-        shares_gpus=given["shares_gpus"], elastic=rules)  # fmt: skip
+        shares_gpus=given["shares_gpus"], elastic=rules, script=script)  # fmt: skip
+
+
+def script_of(given: Mapping[str, Any]) -> HostScript | None:
+    """What --host-discovery-script names. Raises HostsError."""
+    if not given["host_discovery_script"]:
+        return None
+    why = ""
+    if not given["elastic"]:
+        why = "without --elastic the hosts must be known at the start. Add it, or name them with -H or -hostfile."
+    elif given["hosts"] or given["hostfile"]:
+        why = "it must name the hosts alone, but -H or -hostfile does so, too. Leave one out."
+    elif given["ranks"] is None and not (given["min_np"] or given["min_num_proc"]):
+        why = "-np MIN:MAX must say how many ranks the job may have, but is missing."
+    if why:
+        raise HostsError(f"--host-discovery-script: {why}")
+    return HostScript(given["host_discovery_script"], given["slots"])
+
+
+def seconds_below_the_minimum(given: Mapping[str, Any]) -> float:
+    """Of --elastic-timeout; what is no number is refused later."""
+    try:
+        return float(given["elastic_timeout"] or ELASTIC_SECONDS)
+    except ValueError:
+        return 0.0
 
 
 def range_of_ranks(given: Mapping[str, Any], slots: int) -> tuple[int, int]:

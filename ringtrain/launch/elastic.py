@@ -8,20 +8,37 @@ does in `job`: what fails then would fail again.
 from __future__ import annotations
 
 import os
+import queue
 import secrets
 import tempfile
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from ringtrain.agent_protocol import RankNews
 from ringtrain.launch.agents import Agents
 from ringtrain.launch.authority import Action, Authority
+from ringtrain.launch.discovery import ScriptError, Supply
+from ringtrain.launch.hosts import Host
 from ringtrain.launch.job import SECONDS_OF_SILENCE, Job
+from ringtrain.launch.mpi import LaunchError
+from ringtrain.launch.networks import Chosen
 from ringtrain.launch.output import EngineStream
+from ringtrain.launch.preflight import check_hosts
 from ringtrain.launch.rank import NOTICES
 from ringtrain.launch.ranks import LOST, Rank
-from ringtrain.launch.reach import Agent
+from ringtrain.launch.reach import Agent, HostError, hang_up_on
+
+
+class Trial(NamedTuple):
+    """What has come of a host that was tried: its agent, which serves, and the job's networks with it; or why it cannot be used."""
+
+    host: Host
+    agent: Agent | None
+    networks: Chosen | None
+    problem: str = ""
 
 
 class Slots(Agents):
@@ -47,7 +64,7 @@ class Slots(Agents):
     def start_in(self, agent: Agent, slot: int, first: int) -> None:
         """Starts a rank in a slot of a host, whose slots are numbered from `first`."""
         uid = self.processes[first + slot] = secrets.token_hex(16)
-        self._left[agent] += 1
+        self._left[agent] = self._left.get(agent, 0) + 1
         request = self._request(agent, first)
         request["only"] = [slot]
         request["variables"] = {"RINGTRAIN_ELASTIC": f"{uid} {agent.host.name}", NOTICES: ",".join(self.notices)}
@@ -80,6 +97,12 @@ class ElasticJob(Job):
 
     def _start_listeners(self) -> None:
         super()._start_listeners()
+        assert self.plan.elastic is not None
+        self._supply = Supply(self.plan.hosts, self.plan.elastic.first_pause)
+        self._news: queue.SimpleQueue[list[Host] | ScriptError | Trial] = queue.SimpleQueue()
+        self._is_trying = False
+        self._script_failed = False
+        self._leaving: set[str] = set()  # hosts that have a notice
         self._first: dict[str, int] = {}  # number of a host's first slot in the job
         self._agent_of: dict[str, Agent] = {}
         for agent in self.agents:
@@ -91,18 +114,21 @@ class ElasticJob(Job):
         self._leave_by: dict[int, tuple[str, float]] = {}  # ranks that have a notice: uid, and when it is ended
         self._failures: list[Rank] = []  # of ranks whose slots may have got another one since
         self._record = os.path.join(tempfile.mkdtemp(prefix="ringtrainrun-elastic-"), "world")
-        assert self.plan.elastic is not None
         now = time.monotonic()
         hosts = [agent.host for agent in self.agents]
         self.authority = Authority(hosts, self.plan.elastic, SECONDS_OF_SILENCE, now)
         for host in hosts:
             self._carry_out(self.authority.host_came(now, host.name))
+        if self.plan.script is not None:
+            self._stop_watching = self.plan.script.watch(self._tell)
 
     def run(self) -> int:
         """As `Job.run`; removes what it has written."""
+        self._stop_watching = lambda: None
         try:
             return super().run()
         finally:
+            self._stop_watching()
             if hasattr(self, "_record"):
                 remove_quietly(self._record)
 
@@ -112,7 +138,8 @@ class ElasticJob(Job):
         if self._is_over():
             return super()._deadline()
         leave_by = (at for _, at in self._leave_by.values())
-        return min(super()._deadline(), self.authority.next_timer, *leave_by)
+        next_try = self._supply.next_try(self._present(), self._room()) if self._may_try() else float("inf")
+        return min(super()._deadline(), self.authority.next_timer, next_try, *leave_by)
 
     def _step(self) -> None:
         super()._step()
@@ -121,6 +148,7 @@ class ElasticJob(Job):
             self._carry_out(self.authority.tick(now))
         if not self._is_over():
             self._end_those_who_stay(now)
+        self._take_news(now)
 
     def _take_all(self, agent: Agent) -> None:
         super()._take_all(agent)
@@ -147,6 +175,8 @@ class ElasticJob(Job):
         if "supervisor" in facts and number in self._waiting:
             self._waiting.remove(number)
             self._start(agent, number - self._first[agent.host.name])
+        if "supervisor" in facts and agent.host.name in self._leaving:
+            self._release(agent)
         if not self._has_begun and not self.engine.processes:  # a program that calls no init()
             self.engine.is_over = True
 
@@ -157,16 +187,17 @@ class ElasticJob(Job):
         now, host = time.monotonic(), agent.host.name
         first = self._first[host]
         if number < 0:
-            actions = self.authority.host_leaves(now, host, "it is to be taken away.")
+            self._supply.leaves(host)
+            self._have_leave(agent, "it is to be taken away.")
         elif uid := self.engine.processes.get(number):
-            actions = self.authority.process_leaves(now, host, number - first, uid)
-        else:
-            return
+            self._limit_stay((number,), now)
+            self._carry_out(self.authority.process_leaves(now, host, number - first, uid))
+
+    def _limit_stay(self, numbers: Iterable[int], now: float) -> None:
         assert self.plan.elastic is not None
-        for each in range(first, first + agent.host.slots) if number < 0 else (number,):
-            if uid := self.engine.processes.get(each):
-                self._leave_by.setdefault(each, (uid, now + self.plan.elastic.notice_grace))
-        self._carry_out(actions)
+        for number in numbers:
+            if uid := self.engine.processes.get(number):
+                self._leave_by.setdefault(number, (uid, now + self.plan.elastic.notice_grace))
 
     def _end_those_who_stay(self, now: float) -> None:
         """Ends ranks that have not left in time after a notice."""
@@ -203,6 +234,7 @@ class ElasticJob(Job):
         if not self._has_begun or self._is_over():
             super()._lose(agent)
             return
+        self._supply.failed(time.monotonic(), agent.host.name)
         for rank in self.ranks.values():
             if rank.is_connected and rank.listed_as == agent.host.name:
                 rank.was_told_to = True
@@ -213,6 +245,114 @@ class ElasticJob(Job):
         self._carry_out(
             self.authority.host_lost(time.monotonic(), agent.host.name, "the connection to its agent has ended.")
         )
+
+    # ---- hosts ----
+
+    def _tell(self, news: list[Host] | ScriptError | Trial) -> None:
+        """Takes what a thread has found out."""
+        self._news.put(news)
+        self._wake()
+
+    def _take_news(self, now: float) -> None:
+        while not self._news.empty():
+            news = self._news.get()
+            if isinstance(news, Trial):
+                self._is_trying = False
+                self._take_trial(news, now)
+            elif isinstance(news, ScriptError):
+                if not self._script_failed and not self._is_over():
+                    self.terminal.say(f"{news} The job goes on with the hosts that it has; this is said once.")
+                self._script_failed = True
+            else:
+                self._script_failed = False
+                self._supply.named(news)
+        if not self._has_begun or self._is_over():
+            return
+        present = self._present()
+        for name in self._supply.to_leave(present):
+            if name not in self._leaving:
+                self._have_leave(self._agent_of[name], "--host-discovery-script names it no longer.")
+        host = self._supply.to_try(now, present, self._room()) if self._may_try() else None
+        if host is not None:
+            self._is_trying = True
+            others = [each for name, each in present.items() if name not in self._leaving]
+            threading.Thread(target=self._try, args=(host, others), name="ringtrainrun-try", daemon=True).start()
+
+    def _may_try(self) -> bool:
+        """Whether another host may be checked now. In an allocation of Slurm's there is none to come."""
+        return self._has_begun and not self._is_trying and not self.plan.by_srun and self.networks is not None
+
+    def _present(self) -> dict[str, Host]:
+        """The hosts whose agents can be heard."""
+        return {name: agent.host for name, agent in self._agent_of.items() if agent.is_open}
+
+    def _room(self) -> int:
+        """How many more ranks the job may have."""
+        used = sum(host.slots for name, host in self._present().items() if name not in self._leaving)
+        return self.plan.ranks - used
+
+    def _try(self, host: Host, others: list[Host]) -> None:
+        """Checks a host as those of the start were, beside those that there are; by a thread."""
+        interfaces = self.networks.networks if self.networks else self.plan.interfaces
+        plan = replace(self.plan, hosts=[*others, host], interfaces=interfaces)
+        agent = None
+        try:
+            agents, networks = check_hosts(plan, self.installation, self.environment)
+            agent = agents.pop()
+            hang_up_on(agents)
+            if self.networks is None or networks is None or networks.networks != self.networks.networks:
+                ours = ", ".join(self.networks.networks) if self.networks else "the loopback"
+                raise LaunchError(
+                    f"host '{host.name}': it must reach the others over the job's networks, which are {ours}, but does "
+                    "not over all of them. Name those that all hosts share with --network-interfaces."
+                )
+            self._have_it_serve(agent, networks, time.monotonic() + self.plan.start_seconds)
+            self._tell(Trial(host, agent, networks))
+        except (LaunchError, HostError, OSError) as error:
+            hang_up_on([agent] if agent else [])
+            self._tell(Trial(host, None, None, str(error)))
+
+    def _take_trial(self, trial: Trial, now: float) -> None:
+        name, agent = trial.host.name, trial.agent
+        if agent is None or trial.networks is None or self.networks is None:
+            self._supply.failed(now, name)
+            self.terminal.say(f"{trial.problem} The job goes on without this host, and tries it again later.")
+            return
+        if self._is_over():
+            hang_up_on([agent])
+            return
+        self.networks = replace(
+            self.networks,
+            addresses={**self.networks.addresses, name: trial.networks.addresses[name]},
+            interfaces={**self.networks.interfaces, name: trial.networks.interfaces[name]},
+        )
+        before = self._agent_of.get(name)
+        if before is None or before.host.slots < trial.host.slots:
+            ends = [self._first[each] + other.host.slots for each, other in self._agent_of.items()]
+            self._first[name] = max(ends, default=0)
+        self._leaving.discard(name)
+        self._agent_of[name] = agent
+        self.agents.append(agent)
+        self.unread[agent] = 0
+        self._listen_to(agent)
+        self.terminal.say(f"host '{name}' has come, with {trial.host.slots} slots.")
+        self.authority.host_added(trial.host)
+        self._carry_out(self.authority.host_came(now, name))
+
+    def _have_leave(self, agent: Agent, cause: str) -> None:
+        """Has all ranks of a host leave between two steps, and then its agent."""
+        now, name = time.monotonic(), agent.host.name
+        self._leaving.add(name)
+        first = self._first[name]
+        self._limit_stay(range(first, first + agent.host.slots), now)
+        self._carry_out(self.authority.host_leaves(now, name, cause))
+        self._release(agent)
+
+    def _release(self, agent: Agent) -> None:
+        """Lets the agent of a host go that leaves, once nobody is left there."""
+        first = self._first[agent.host.name]
+        if not any(number in self.engine.processes for number in range(first, first + agent.host.slots)):
+            agent.send({"do": "end"})
 
     # ---- what follows ----
 

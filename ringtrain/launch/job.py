@@ -150,46 +150,47 @@ class Job:
         """Lets every agent wait for the ranks of its host."""
         deadline = time.monotonic() + self.plan.start_seconds
         given = self.plan.function_folder and Path(self.plan.function_folder, "function").read_bytes()
-        function = base64.b64encode(given).decode() if given else ""
-        of_rank_0 = self._find_master(deadline)
+        self._function = base64.b64encode(given).decode() if given else ""
+        self._of_rank_0 = self._find_master(deadline)
         for agent in self.agents:
-            host = agent.host
-            environment = self.plan.given_to(host, self.environment)
-            environment |= of_host(host.name, self.networks, self.installation, self.environment)
-            environment |= of_rank_0
-            environment["RINGTRAIN_SLOTS"] = str(host.slots)
-            if not self.installation.has_mpi:
-                environment["RINGTRAIN_LISTEN"] = listening(self._addresses_of(host), self.plan.ports)
             try:
-                asked = time.monotonic()
-                agent.clock.note(
-                    asked, told=agent.ask(deadline, {"do": "tell time"})["clock"], answered=time.monotonic()
-                )
-                request: Serve = {
-                    "do": "serve",
-                    "socket": self.socket,
-                    "directory": os.getcwd(),
-                    "environment": environment,
-                    "function": function,
-                    "patience": None if host.is_here else SECONDS_OF_SILENCE,
-                    "window": self.limits.window,
-                    "ignored": self.ignored,
-                    "notices": list(self.plan.elastic.notices) if self.plan.elastic else [],
-                }
-                agent.ask(deadline, request)
+                self._have_it_serve(agent, self.networks, deadline)
             except HostError as error:
                 raise LaunchError(str(error)) from None
-            self.selector.register(agent.stdout, selectors.EVENT_READ, lambda agent=agent: self._hear(agent))
-            self.selector.register(agent.stderr, selectors.EVENT_READ, agent.hear_words)
+            self._listen_to(agent)
 
-    def _addresses_of(self, host: Host) -> tuple[str, ...]:
-        """Where the ranks of other hosts reach a host, or its own where there are no others."""
-        return self.networks.addresses[host.name] if self.networks else ("127.0.0.1",)
+    def _listen_to(self, agent: Agent) -> None:
+        self.selector.register(agent.stdout, selectors.EVENT_READ, lambda: self._hear(agent))
+        self.selector.register(agent.stderr, selectors.EVENT_READ, agent.hear_words)
+
+    def _have_it_serve(self, agent: Agent, networks: Chosen | None, deadline: float) -> None:
+        """Has an agent wait for the ranks of its host. Raises HostError."""
+        host = agent.host
+        environment = self.plan.given_to(host, self.environment)
+        environment |= of_host(host.name, networks, self.installation, self.environment)
+        environment |= self._of_rank_0
+        environment["RINGTRAIN_SLOTS"] = str(host.slots)
+        if not self.installation.has_mpi:
+            environment["RINGTRAIN_LISTEN"] = listening(addresses_of(host, networks), self.plan.ports)
+        asked = time.monotonic()
+        agent.clock.note(asked, told=agent.ask(deadline, {"do": "tell time"})["clock"], answered=time.monotonic())
+        request: Serve = {
+            "do": "serve",
+            "socket": self.socket,
+            "directory": os.getcwd(),
+            "environment": environment,
+            "function": self._function,
+            "patience": None if host.is_here else SECONDS_OF_SILENCE,
+            "window": self.limits.window,
+            "ignored": self.ignored,
+            "notices": list(self.plan.elastic.notices) if self.plan.elastic else [],
+        }
+        agent.ask(deadline, request)
 
     def _find_master(self, deadline: float) -> dict[str, str]:
         """Variables that tell torch.distributed where to meet: on the host of rank 0."""
         first = self.agents[0]
-        address = self._addresses_of(first.host)[0]
+        address = addresses_of(first.host, self.networks)[0]
         try:
             found: FreePort = first.ask(deadline, {"do": "find port", "address": address, "ports": self.plan.ports})
         except HostError as error:
@@ -528,6 +529,11 @@ class Job:
                 f"rank {left} left with exit code 0, but without {self.engine.good_end} and while other ranks still "
                 "ran; these then failed."
             )
+
+
+def addresses_of(host: Host, networks: Chosen | None) -> tuple[str, ...]:
+    """Where the ranks of other hosts reach a host, or its own where there are no others."""
+    return networks.addresses[host.name] if networks else ("127.0.0.1",)
 
 
 def _numbers(ranks: Iterable[Rank]) -> str:

@@ -58,9 +58,10 @@ def check_hosts(
             ]
         )
         _refuse(_machines_named_twice(facts))
-        several = len(agents) > 1
+        several = len(agents) > 1 or plan.script is not None  # others may come
         # One host needs no network, but a name that it does not have is a mistake there as well.
-        asks = several or (plan.interfaces and not names_loopback(plan.interfaces))
+        loopback = names_loopback(plan.interfaces)
+        asks = len(agents) > 1 or ((several or plan.interfaces) and not loopback)
         found = _test_networks(agents, plan, deadline) if asks else None
         networks = found if several else None
         if networks and networks.is_ipv6 and mpich.owns(installation.version):
