@@ -115,13 +115,17 @@ class Introduce(_Introduce, total=False):
     refusal: str  # instead, and from the agent itself: why this process cannot be the rank
 
 
-class Lead(TypedDict):
-    """A word of the authority of an elastic job. The agent passes it on to the rank that it is for, as it is."""
-
+class _Lead(TypedDict):
     do: Literal["lead"]
     uid: str  # of that rank
     frame: str  # for the core, in hexadecimal
     because: str  # for people: why the world ends; "" if it does not
+
+
+class Lead(_Lead, total=False):
+    """A word of the authority of an elastic job. The agent passes it on to the rank that it is for, as it is."""
+
+    listens: str  # where it is to listen for the next world, as in RINGTRAIN_LISTEN; then the frame is ""
 
 
 class Evict(TypedDict):

@@ -118,7 +118,7 @@ def find_elastic(environ: Mapping[str, str]) -> ElasticPlace | None:
     """This process's place in an elastic job of `ringtrainrun`, or None."""
     uid, _, host = environ.get("RINGTRAIN_ELASTIC", "").partition(" ")
     number, slot = _number(environ, "RINGTRAIN_RANK"), _number(environ, "RINGTRAIN_LOCAL_RANK")
-    listens = environ.get("RINGTRAIN_LISTEN", "")
+    listens = environ.get("RINGTRAIN_ELASTIC_LISTEN") or environ.get("RINGTRAIN_LISTEN", "")
     if is_alone(environ) or not uid or "RINGTRAIN_LAUNCHER" not in environ or number is None or slot is None:
         return None
     return ElasticPlace(uid, number, slot, host, listens)

@@ -37,6 +37,9 @@ _SLICE_SECONDS = 0.5  # how long a wait may keep Ctrl-C waiting
 class Opener(Protocol):
     """Opens worlds; `start` does."""
 
+    def listen_at(self, addresses: str) -> None:
+        """Has `listen` use these addresses from now on."""
+
     def listen(self) -> tuple[CData, str]:
         """A listener, and its addresses as others must be told."""
 
@@ -212,12 +215,21 @@ class Member:
                 self._connect(self._form)
 
     def _hear(self, told: dict[str, Any]) -> None:
+        if "listens" in told:
+            self._listen_at(told["listens"])
+            return
         with self._changed:
             frame = told["frame"].encode()
             self._carry_out(lib.rt_membership_arrived(self._native, time.monotonic(), frame), told["because"])
             dropped, self._dropped = self._dropped, []
         for context in dropped:
             context.close(0.0)
+
+    def _listen_at(self, addresses: str) -> None:
+        self._opener.listen_at(addresses)
+        self._listener, address = self._opener.listen()
+        with self._changed:
+            lib.rt_membership_listens_at(self._native, as_text(address))
 
     def _connect(self, form: "_Form") -> None:
         """Opens the world that has been formed. Whoever fails to come has it fail, and the launcher form another one."""

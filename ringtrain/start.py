@@ -274,6 +274,10 @@ class _Elastic:
             "start_timeout_seconds": str(membership.SECONDS_TO_CONNECT),
         }
 
+    def listen_at(self, addresses: str) -> None:
+        """From the next world on: the job has hosts that share fewer networks."""
+        self._listens = addresses
+
     def listen(self) -> tuple[CData, str]:
         """For the next world."""
         return listen(self._listens)

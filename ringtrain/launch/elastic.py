@@ -21,6 +21,7 @@ from ringtrain.agent_protocol import RankNews
 from ringtrain.launch.agents import Agents
 from ringtrain.launch.authority import Action, Authority
 from ringtrain.launch.discovery import ScriptError, Supply
+from ringtrain.launch.environment import listening
 from ringtrain.launch.hosts import Host
 from ringtrain.launch.job import SECONDS_OF_SILENCE, Job
 from ringtrain.launch.mpi import LaunchError
@@ -48,6 +49,7 @@ class Slots(Agents):
         is_over: nobody is to be started any more.
         processes: uids of the supervised processes, by the slot's number in the job.
         notices: names of the signals by which one is asked to leave.
+        listens: where the ranks of a host listen, by its name, if that has changed since its agent was told.
     """
 
     is_over = False
@@ -57,6 +59,7 @@ class Slots(Agents):
         self._left = dict.fromkeys(self._agents, 0)
         self.processes: dict[int, str] = {}
         self.notices: tuple[str, ...] = ()
+        self.listens: dict[str, str] = {}
 
     def start(self, _selector: object) -> None:
         """Starts nothing yet: the authority says what."""
@@ -68,6 +71,8 @@ class Slots(Agents):
         request = self._request(agent, first)
         request["only"] = [slot]
         request["variables"] = {"RINGTRAIN_ELASTIC": f"{uid} {agent.host.name}", NOTICES: ",".join(self.notices)}
+        if agent.host.name in self.listens:
+            request["variables"]["RINGTRAIN_ELASTIC_LISTEN"] = self.listens[agent.host.name]
         agent.send(request)
 
     def hear(self, facts: RankNews, agent: Agent) -> None:
@@ -300,11 +305,11 @@ class ElasticJob(Job):
             agents, networks = check_hosts(plan, self.installation, self.environment)
             agent = agents.pop()
             hang_up_on(agents)
-            if self.networks is None or networks is None or networks.networks != self.networks.networks:
-                ours = ", ".join(self.networks.networks) if self.networks else "the loopback"
+            ours = self.networks.networks if self.networks else ()
+            if networks is None or not set(networks.networks) <= set(ours):
                 raise LaunchError(
-                    f"host '{host.name}': it must reach the others over the job's networks, which are {ours}, but does "
-                    "not over all of them. Name those that all hosts share with --network-interfaces."
+                    f"host '{host.name}': it must share one of the job's networks with all other hosts, but of "
+                    f"{', '.join(ours) or 'the loopback'} it shares none. Open one of them."
                 )
             self._have_it_serve(agent, networks, time.monotonic() + self.plan.start_seconds)
             self._tell(Trial(host, agent, networks))
@@ -321,11 +326,7 @@ class ElasticJob(Job):
         if self._is_over():
             hang_up_on([agent])
             return
-        self.networks = replace(
-            self.networks,
-            addresses={**self.networks.addresses, name: trial.networks.addresses[name]},
-            interfaces={**self.networks.interfaces, name: trial.networks.interfaces[name]},
-        )
+        self._use(trial.networks)
         before = self._agent_of.get(name)
         if before is None or before.host.slots < trial.host.slots:
             ends = [self._first[each] + other.host.slots for each, other in self._agent_of.items()]
@@ -338,6 +339,21 @@ class ElasticJob(Job):
         self.terminal.say(f"host '{name}' has come, with {trial.host.slots} slots.")
         self.authority.host_added(trial.host)
         self._carry_out(self.authority.host_came(now, name))
+
+    def _use(self, networks: Chosen) -> None:
+        """Takes the networks that all hosts share, the new one among them; if they are fewer, all listen there alone."""
+        known, self.networks = self.networks, networks
+        if known is None or networks.networks == known.networks:
+            return
+        for name, agent in self._agent_of.items():
+            if name not in networks.addresses:
+                continue
+            listens = listening(networks.addresses[name], self.plan.ports)
+            self.engine.listens[name] = listens
+            first = self._first[name]
+            for number in range(first, first + agent.host.slots):
+                if uid := self.engine.processes.get(number):
+                    agent.send({"do": "lead", "uid": uid, "frame": "", "because": "", "listens": listens})
 
     def _have_leave(self, agent: Agent, cause: str) -> None:
         """Has all ranks of a host leave between two steps, and then its agent."""

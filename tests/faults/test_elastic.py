@@ -591,7 +591,15 @@ def test_hosts_come_and_go_as_a_script_names_them(network: Network, tmp_path: Pa
     variables = {"STEPS": "100000", "PAUSE": "0.05", "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     command = [
         *(python, "-m", "ringtrain.launch", *transport_of("tcp"), "--elastic", "-np", "1:4", "--slots-per-host", "2"),
-        *("--blacklist-cooldown-range", "60", "60", "--network-interfaces", "10.77.0.0/24", "--host-discovery-script", f"cat {named}", python, str(program)),
+        *(
+            "--blacklist-cooldown-range",
+            "60",
+            "60",
+            "--host-discovery-script",
+            f"cat {named}",
+            python,
+            str(program),
+        ),
     ]
     complaints = tmp_path / "stderr"
     with complaints.open("w") as stderr:
@@ -620,7 +628,7 @@ def test_hosts_come_and_go_as_a_script_names_them(network: Network, tmp_path: Pa
     seen = len(lines)
     time.sleep(2.5)  # in which the script fails twice more
     assert not await_line(lines, seen, "world of", 0.1)
-    launcher.send_signal(signal.SIGINT)
+    network["node-a"].signal_to(launcher, signal.SIGINT)
     assert launcher.wait(SECONDS) != 0
     reader.join()
     said = complaints.read_text()
