@@ -241,3 +241,38 @@ def test_what_is_no_uid_and_no_host_is_refused():
     texts = as_text("a"), 0, as_text("here"), as_text("one")
     assert lib.rt_membership_open(as_text("not a uid"), *texts) == ffi.NULL
     assert lib.rt_authority_begin(as_text("a"), ffi.new("rt_authority_options *"), 0.0) == ffi.NULL
+
+
+def test_who_leaves_on_notice_is_dismissed_at_the_pause_and_nobody_comes_there_again():
+    job = Job(slots=3)
+    first, second, third = job.ranks.values()
+    job.do(job.authority.process_leaves(job.now, "a", second.slot, second.uid))
+    job.do(job.authority.process_leaves(job.now, "a", second.slot, second.uid))  # told by its agent, too
+    assert [each[0] for each in job.said("say")] == ["The rank in slot 1 of host 'a' leaves on notice."]
+    assert all("pause" in rank.kinds() for rank in (first, second, third))
+    for rank in (first, second, third):  # as their programs come to a commit
+        job.hear(rank.take(lib.rt_membership_world_ended(rank.native)))
+    assert "depart" in second.kinds() and "run" in first.kinds() and "run" in third.kinds()
+    job.deaf.add(second.uid)
+    job.do(job.authority.process_ended(job.now, "a", second.slot, second.uid, 0))
+    job.pass_seconds(100)
+    assert len(job.ranks) == 3 and not job.said("end") and not job.said("evict")
+
+
+def test_a_host_that_leaves_takes_all_its_ranks_and_the_job_does_not_end_well():
+    job = Job(slots=2)
+    job.do(job.authority.host_leaves(job.now, "a", "why."))
+    for rank in list(job.ranks.values()):
+        job.hear(rank.take(lib.rt_membership_world_ended(rank.native)))
+    assert job.said("say") == [["Host 'a' leaves on notice: why."]]
+    assert job.said("end") == [["0", "All ranks have left on notice, before the training came to its end."]]
+
+
+def test_a_rank_of_whose_silence_another_tells_is_evicted_after_a_second():
+    job = Job(slots=3)
+    first, stopped, _ = job.ranks.values()
+    job.deaf.add(stopped.uid)
+    job.hear(first.take(lib.rt_membership_silent(first.native, as_text("1"))))
+    assert not job.said("evict")
+    job.pass_seconds(2)
+    assert [each[1] for each in job.said("evict")] == [stopped.uid]

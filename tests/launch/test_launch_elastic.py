@@ -21,12 +21,19 @@ def plan_of(*arguments, **environment):
         (["-np", "4", "--min-np", "2", "--max-num-proc", "5"], Rules(2, 600.0, 10.0, 0), 5),
         (["-np", "1:2", "--elastic-timeout", "60", "--reset-limit", "3"], Rules(1, 60.0, 10.0, 3), 2),
         (["-np", "1:2", "--blacklist-cooldown-range", "2.5", "60"], Rules(1, 600.0, 2.5, 0), 2),
+        (
+            ["-np", "1:2", "--notice-signal", "usr1", "--notice-grace", "5"],
+            Rules(1, 600.0, 10.0, 0, 5.0, ("SIGTERM", "SIGUSR1")),
+            2,
+        ),
+        (["-np", "2:8", "--host-discovery-script", "echo localhost:2"], Rules(2, 600.0, 10.0, 0), 8),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
 def test_rules(arguments, rules, ranks):
     given, plan = plan_of("--elastic", *arguments)
-    assert (plan.elastic, plan.ranks, sum(host.slots for host in plan.hosts)) == (rules, ranks, ranks)
+    slots = ranks if plan.script is None else 2  # of which others may come
+    assert (plan.elastic, plan.ranks, sum(host.slots for host in plan.hosts)) == (rules, ranks, slots)
     assert plan.settings["RINGTRAIN_TRANSPORT"] == "tcp" and cli.idle_flags(given) == []
 
 
@@ -41,6 +48,14 @@ def test_rules(arguments, rules, ranks):
         (["--elastic", "-np", "2", "--min-np", "some"], "--min-np 'some': it must be a whole number"),
         (["--elastic", "-np", "2", "--function-folder", "x"], "--elastic: it must be given with a command"),
         (["--elastic", "-np", "2:4", "-H", "localhost:3"], "-np 4 needs 4 slots, but there are 3"),
+        (["-np", "2", "--notice-grace", "3"], "--notice-grace: it needs --elastic"),
+        (
+            ["--elastic", "-np", "2", "--notice-signal", "KILL"],
+            "--notice-signal 'KILL': it must be one of SIGTERM, SIGUSR1",
+        ),
+        (["-np", "2", "--host-discovery-script", "x"], "without --elastic the hosts must be known at the start"),
+        (["--elastic", "-np", "2", "--host-discovery-script", "x", "-H", "a"], "it must name the hosts alone"),
+        (["--elastic", "--host-discovery-script", "x"], "-np MIN:MAX must say how many"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
