@@ -158,6 +158,14 @@ class Member:
             self._changed.wait_for(lambda: context.ended_because or self._over, SECONDS_FOR_THE_CAUSE)
         return WorldChangedError(context.ended_because or str(problem))
 
+    def world_has_ended(self) -> bool:
+        """Whether the program's world has ended, after a moment in which the launcher may say so; false without a world."""
+        with self._changed:
+            context = self._present
+            if context is None:
+                return False
+            return bool(self._changed.wait_for(lambda: context.ended_because or self._over, SECONDS_FOR_THE_CAUSE))
+
     # ---- notices ----
 
     def _heed_notices(self) -> None:

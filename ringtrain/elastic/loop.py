@@ -7,7 +7,7 @@ from typing import Any
 from ringtrain import membership
 from ringtrain.elastic.state import State
 from ringtrain.elastic.worlds import can_go_on, next_world
-from ringtrain.errors import HostsUpdatedInterrupt, RingtrainError
+from ringtrain.errors import HostsUpdatedInterrupt
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
@@ -30,8 +30,18 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     return run_fn(func, next_world)
 
 
-def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[..., Any]:
-    """``run`` with another way to the next world: ``reset()`` leaves this one and joins the next."""
+def run_fn(
+    func: Callable[..., Any],
+    reset: Callable[[], None],
+    ends_world: Callable[[Exception], bool] = lambda problem: False,
+) -> Callable[..., Any]:
+    """``run`` with another way to the next world: ``reset()`` leaves this one and joins the next.
+
+    Args:
+        func: as for ``run``.
+        reset: leaves this world and joins the next.
+        ends_world: whether an exception of another framework, which has classes of its own, says that the world has ended.
+    """
 
     @functools.wraps(func)
     def elastic(state: State, *args: Any, **kwargs: Any) -> Any:
@@ -45,13 +55,13 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
                 if (member := membership.current()) is not None:
                     member.got_state()
                 return func(state, *args, **kwargs)
-            except RingtrainError as problem:
-                if not can_go_on(problem):
-                    raise
-                state.restore()
             except HostsUpdatedInterrupt:
                 if membership.current() is None:
                     raise
+            except Exception as problem:
+                if not (can_go_on(problem) or (membership.current() is not None and ends_world(problem))):
+                    raise
+                state.restore()
             reset()
             is_new = True
 
