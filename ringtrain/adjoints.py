@@ -7,7 +7,7 @@ that reduces but is carried by a gathering of rows ``size`` times the exact one.
 """
 
 import enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ringtrain import tables
 from ringtrain.operations import Average, Sum
@@ -45,8 +45,11 @@ def adjoint_of(operation: str) -> Adjoint:
     return Adjoint(carrier.name, carrier.reduces and not row.reduces, row.reduces and not carrier.reduces, takes)
 
 
-def factor(op: int, prescale: float, postscale: float, size: int, weighted: bool = False) -> float:
-    """What a gradient is multiplied by where the carrier does not reduce; a rank's share of the weights comes on top."""
+def factor(op: int, prescale: float, postscale: float, size: Any, weighted: bool = False) -> Any:
+    """What a gradient is multiplied by where the carrier does not reduce; a rank's share of the weights comes on top.
+
+    ``size`` is a number, or where a graph asks for it when it runs a tensor; so is the result.
+    """
     return prescale * postscale * (size if op == Sum or weighted else 1)
 
 

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from ringtrain import context as contexts
-from ringtrain import mpi
+from ringtrain import membership, mpi
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.submission import Submission, id_of
 
 __all__ = [
-    "ProcessSet", "add_process_set", "global_process_set", "id_of", "members_of", "place_in", "remove_process_set", "size_of",
+    "ProcessSet", "add_process_set", "global_process_set", "id_of", "is_alone", "members_of", "place_in", "remove_process_set", "size_of",
 ]  # fmt: skip
 
 
@@ -139,6 +139,12 @@ def size_of(process_set: ProcessSet) -> int:
     """Number of members of a registered set. Raises InvalidArgumentError for one that is not registered."""
     id_of(process_set)
     return process_set.size() or 0
+
+
+def is_alone(process_set: ProcessSet) -> bool:
+    """Whether a set has one member and never more: the world of an elastic job may grow, and what was traced stays."""
+    may_grow = process_set.process_set_id == 0 and membership.current() is not None
+    return process_set.size() == 1 and not may_grow
 
 
 def place_in(process_set: ProcessSet) -> int:

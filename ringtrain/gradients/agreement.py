@@ -78,3 +78,20 @@ class Agreement:
             for place in zeros_needed(codes, agreed):
                 completed[place] = zeros(place, agreed[place])
         return completed
+
+
+class Remembered(Agreement):
+    """An answer of a world before: nothing is submitted."""
+
+    __slots__ = ()
+
+    def __init__(self, agreed: bytes):
+        self.own = agreed
+
+    def pending(self) -> Iterator[Operation]:
+        """Nothing."""
+        return iter(())
+
+    def agreed(self) -> bytes:
+        """The answer."""
+        return self.own

@@ -15,6 +15,7 @@ from ringtrain.context import current
 from ringtrain.errors import UnsupportedError
 from ringtrain.operations import Average
 from ringtrain.tensorflow import names, nodes
+from ringtrain.tensorflow.world import rank_op, size_op
 
 _Gradients = list[tf.Tensor | None]
 
@@ -39,14 +40,21 @@ class _Forward:
         return self._operation.outputs
 
     @property
-    def members(self) -> list[int]:
-        """Ranks of the process set, ascending."""
-        return current().process_set_ranks(self._process_set) or []
+    def size(self) -> tf.Tensor:
+        """Number of ranks of the process set; in a graph when it runs, as what follows."""
+        return size_op(self._process_set)
 
     @property
-    def is_root(self) -> bool:
+    def place(self) -> int | tf.Tensor:
+        """This rank's place in the process set; only the world's outlives the world."""
+        if self._process_set == 0:
+            return rank_op()
+        return (current().process_set_ranks(self._process_set) or []).index(current().rank)
+
+    @property
+    def is_root(self) -> tf.Tensor:
         """Whether this rank is the root of the operation."""
-        return current().rank == self._operation.get_attr("root")
+        return tf.equal(rank_op(), self._operation.get_attr("root"))
 
     @property
     def attributes(self) -> dict[str, Any]:
@@ -98,7 +106,7 @@ def _by_allreduce(forward: _Forward, gradients: Sequence[Any]) -> list[tf.Tensor
 def _by_allgather(forward: _Forward, gradients: Sequence[Any]) -> list[tf.Tensor]:
     asked = forward.attributes
     scales = nodes.factor(asked["prescale_bits"]), nodes.factor(asked["postscale_bits"])
-    by = factor(asked["reduction"], *scales, len(forward.members))
+    by = factor(asked["reduction"], *scales, tf.cast(forward.size, tf.float64))
     return forward.run("allgather", [[gradient * tf.cast(by, gradient.dtype) for gradient in _dense(gradients)]])
 
 
@@ -115,17 +123,14 @@ _CARRIERS = {"allreduce": _by_allreduce, "allgather": _by_allgather, "alltoall":
 
 
 def _on_root(forward: _Forward, carried: list[tf.Tensor]) -> list[tf.Tensor]:
-    if forward.is_root:
-        return carried
-    # The zeros come after what was carried: a session would not compute what nothing needs, and leave the root waiting.
-    with tf.control_dependencies(carried):
-        return [tf.identity(tf.zeros_like(each)) for each in carried]
+    is_root = forward.is_root
+    return [tf.where(is_root, each, tf.zeros_like(each)) for each in carried]
 
 
 def _own_rows(forward: _Forward, carried: list[tf.Tensor]) -> list[tf.Tensor]:
     own = [tf.shape(tensor, tf.int64)[:1] for tensor in forward.inputs]
     rows = forward.run("allgather", [own], label="rows")
-    me = forward.members.index(current().rank)
+    me = forward.place
     starts = [tf.reduce_sum(counts[:me]) for counts in rows]
     return [each[start : start + count[0]] for each, start, count in zip(carried, starts, own, strict=True)]
 

@@ -15,13 +15,14 @@ import tensorflow as tf
 from ringtrain.gradients.arguments import check_compressor, check_scaling
 from ringtrain.gradients.grouping import Groups, grouped
 from ringtrain.operations import Average
-from ringtrain.process_sets import ProcessSet, global_process_set, size_of
+from ringtrain.process_sets import ProcessSet, global_process_set
 from ringtrain.tensorflow import presence
 from ringtrain.tensorflow.compression import Compression, Compressor
 from ringtrain.tensorflow.names import claim
 from ringtrain.tensorflow.nodes import as_it_is
 from ringtrain.tensorflow.operations import allreduce, grouped_allreduce
 from ringtrain.tensorflow.presence import Gradient
+from ringtrain.tensorflow.world import divided_by_size
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class GradientReduction:
         if scales_local:
             for index, variable in enumerate(variables):
                 if id(variable) in local and results[index] is not None:
-                    results[index] = tf.math.scalar_mul(1.0 / size_of(self.process_set), results[index])
+                    results[index] = divided_by_size(results[index], self.process_set)
         return results
 
     def complete_but_local(

@@ -4,7 +4,8 @@
 when it is traced, and a rank may trace again alone, for a batch of another size: the ranks agree when they trace the
 gradients of these variables for the first time, and remember the answer. A later graph of a rank then sends zeros for
 what it lacks and others may have; where it has what nobody had, its first operation finds out whether all ranks do, and
-fails on all of them if not.
+fails on all of them if not. In an elastic job graphs outlive worlds of any size, and a rank that joins traces alone: when a
+world begins, the ranks ``share`` what they remember.
 """
 
 import weakref
@@ -14,11 +15,14 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
+from ringtrain import membership
 from ringtrain.context import current
-from ringtrain.gradients.agreement import Agreement
+from ringtrain.errors import RingtrainError
+from ringtrain.gradients.agreement import Agreement, Remembered
 from ringtrain.gradients.presence import DENSE, MISSING, SPARSE_32, SPARSE_64, nobodys
+from ringtrain.objects import allgather_object
 from ringtrain.operations import Max
-from ringtrain.process_sets import ProcessSet, id_of
+from ringtrain.process_sets import ProcessSet, id_of, is_alone
 from ringtrain.tensorflow import names as naming
 from ringtrain.tensorflow import nodes
 from ringtrain.tensorflow.library import current_slot
@@ -41,13 +45,15 @@ class _Memory:
     """What the ranks have agreed on for graphs, by names and variables; of one slot, so graphs may outlive a world.
 
     Attributes:
-        size: of the worlds that it serves: in one of another size some ranks remember nothing, so all start anew.
+        size: of the worlds that it serves: in one of another size some ranks remember nothing, so all start anew; but not
+            in an elastic job, whose ranks ``share``.
     """
 
     def __init__(self, size: int):
         self.size = size
         self._entries: dict[tuple, list[tuple[list[weakref.ref | None], Agreement]]] = {}
         self._counts: dict[tuple, int] = {}
+        self._told: dict[tuple, bytes] = {}  # what others remember, and this rank is to trace yet
 
     def recall(
         self, codes: bytes, names: Sequence[str], variables: Sequence[Any], process_set: ProcessSet
@@ -56,19 +62,48 @@ class _Memory:
         key = (process_set.process_set_id, *names)
         entries = [entry for entry in self._entries.get(key, []) if _alive(entry[0])]
         self._entries[key] = entries
-        for references, agreement in entries:
+        for references, known in entries:
             if all(
                 reference is None or reference() is each for reference, each in zip(references, variables, strict=True)
             ):
-                return agreement
-        which = key[:2]
-        self._counts[which] = self._counts.get(which, 0) + 1
-        agreement = _agree(codes, f"{names[0]}.present.{self._counts[which]}", process_set)
+                return known
+        agreement: Agreement
+        if (told := self._told.pop(key, None)) is not None:
+            agreement = Remembered(told)
+        else:
+            which = key[:2]
+            self._counts[which] = self._counts.get(which, 0) + 1
+            agreement = _agree(codes, f"{names[0]}.present.{self._counts[which]}", process_set)
         entries.append(([weakref.ref(each) if naming.is_variable(each) else None for each in variables], agreement))
         return agreement
 
+    def known(self) -> tuple[dict[tuple, int], dict[tuple, bytes]]:
+        """What this rank has to tell: how often ranks have agreed under a name, and the latest answers."""
+        living = {key: [entry for entry in entries if _alive(entry[0])] for key, entries in self._entries.items()}
+        latest = {key: _answer(entries[-1][1]) for key, entries in living.items() if entries}
+        return self._counts, {**self._told, **latest}
+
+    def learn(self, everyone: Sequence[tuple[dict[tuple, int], dict[tuple, bytes]]]) -> None:
+        """Takes what all ranks have told: the greatest code of any counts, as it does when they agree."""
+        told: dict[tuple, bytes] = {}
+        for counts, answers in everyone:
+            for which, count in counts.items():
+                self._counts[which] = max(count, self._counts.get(which, 0))
+            for key, answer in answers.items():
+                told[key] = bytes(map(max, told.get(key, answer), answer))
+        for key, entries in self._entries.items():
+            if any(_alive(references) for references, _ in entries) and key in told:
+                entries[-1] = (entries[-1][0], Remembered(told.pop(key)))
+        self._told = told
+
 
 _memories: dict[int, _Memory] = {}
+
+
+def share() -> None:
+    """At the beginning of an elastic job's world, on all ranks: each learns what graphs of the others were traced with."""
+    memory = _memory()
+    memory.learn(allgather_object(memory.known(), "ringtrain.elastic.gradients"))
 
 
 def complete(
@@ -89,7 +124,7 @@ def complete(
         TimeoutError: this rank lacks a gradient, and some rank never said what it has.
         MismatchError: the same, and ranks have different numbers of gradients.
     """
-    if not gradients or process_set.size() == 1:
+    if not gradients or is_alone(process_set):
         return list(gradients), None
     codes = bytes(_code_of(gradient) for gradient in gradients)
     if tf.executing_eagerly():
@@ -108,7 +143,8 @@ def _agree(codes: bytes, name: str, process_set: ProcessSet) -> Agreement:
 
 def _memory() -> _Memory:
     slot, size = current_slot(), current().size
-    if slot not in _memories or _memories[slot].size != size:
+    lasts = membership.current() is not None
+    if slot not in _memories or not (lasts or _memories[slot].size == size):
         _memories[slot] = _Memory(size)
     return _memories[slot]
 
@@ -162,6 +198,14 @@ def _code_of(gradient: Gradient) -> int:
     if not isinstance(gradient, tf.IndexedSlices):
         return DENSE
     return SPARSE_32 if gradient.indices.dtype == tf.int32 else SPARSE_64
+
+
+def _answer(agreement: Agreement) -> bytes:
+    """What was agreed on; of ranks that did not come to an agreement before their world ended, what this one has said."""
+    try:
+        return agreement.agreed()
+    except RingtrainError:
+        return agreement.own
 
 
 def _alive(references: Sequence[weakref.ref | None]) -> bool:

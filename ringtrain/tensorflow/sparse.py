@@ -12,6 +12,7 @@ from ringtrain.operations import Average, Sum
 from ringtrain.process_sets import ProcessSet, id_of
 from ringtrain.tensorflow import nodes
 from ringtrain.tensorflow.compression import Compressor
+from ringtrain.tensorflow.world import size_op
 
 
 def allreduce(
@@ -41,16 +42,17 @@ def allreduce(
     values, indices, ones = nodes.run("allgather", [[sent, slices.indices, one]], name, id_of(process_set))
     total = sum_duplicates(tf.IndexedSlices(compression.decompress(values, context), indices, slices.dense_shape))
     if op == Average:
-        total = _divided(total, _all_members(process_set) or tf.size(ones))
+        members = _all_members(process_set)
+        total = _divided(total, tf.size(ones) if members is None else members)
     return total
 
 
-def _all_members(process_set: ProcessSet) -> int | None:
+def _all_members(process_set: ProcessSet) -> tf.Tensor | None:
     """What an average divides by where the world's options say all members; None for those that contribute."""
-    return process_set.size() if current().chosen.get("join_divisor") == "initial" else None
+    return size_op(id_of(process_set)) if current().chosen.get("join_divisor") == "initial" else None
 
 
-def _divided(slices: tf.IndexedSlices, divisor: int | tf.Tensor) -> tf.IndexedSlices:
+def _divided(slices: tf.IndexedSlices, divisor: tf.Tensor) -> tf.IndexedSlices:
     dtype = slices.values.dtype
     divide = tf.truncatediv if dtype.is_integer else tf.divide
     return tf.IndexedSlices(divide(slices.values, tf.cast(divisor, dtype)), slices.indices, slices.dense_shape)

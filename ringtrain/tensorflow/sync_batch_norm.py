@@ -8,9 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringtrain.context import current
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.operations import Sum
+from ringtrain.process_sets import global_process_set, is_alone
 from ringtrain.tensorflow.names import claim_in_function
 from ringtrain.tensorflow.nodes import as_it_is
 from ringtrain.tensorflow.operations import allreduce
@@ -51,7 +51,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
             training: whether to use the batch's statistics, which then enter the moving ones.
             mask: of the shape of ``inputs`` without its last dimension; where it is False, values do not count.
         """
-        if not (training and self.trainable) or current().size == 1:
+        if not (training and self.trainable) or is_alone(global_process_set):
             return super().call(inputs, training=training, mask=mask)
         values = tf.cast(inputs, tf.float64 if inputs.dtype == tf.float64 else tf.float32)
         mean, variance = self._moments_of_all(values, mask)

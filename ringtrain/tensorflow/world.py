@@ -1,7 +1,10 @@
 """The world as the graph finds it when it runs: for graphs that are traced in one world and run in another."""
 
+from typing import Any
+
 import tensorflow as tf
 
+from ringtrain.process_sets import ProcessSet, id_of, size_of
 from ringtrain.tensorflow.library import current_slot, ops
 from ringtrain.tensorflow.nodes import as_it_is
 
@@ -34,6 +37,14 @@ def local_rank_op(name: str | None = None) -> tf.Tensor:
 def local_size_op(name: str | None = None) -> tf.Tensor:
     """Number of ranks of this host, an int32 scalar."""
     return _ask("local_size", 0, name)
+
+
+def divided_by_size(gradient: Any, process_set: ProcessSet) -> Any:
+    """A tensor or ``tf.IndexedSlices`` over the number of a set's ranks: in a graph that of the world that it runs in."""
+    dtype = gradient.dtype
+    if tf.executing_eagerly():
+        return tf.math.scalar_mul(1.0 / size_of(process_set), gradient)
+    return tf.math.scalar_mul(tf.cast(1.0 / tf.cast(size_op(id_of(process_set)), tf.float64), dtype), gradient)
 
 
 def _ask(what: str, process_set_id: int, name: str | None) -> tf.Tensor:
