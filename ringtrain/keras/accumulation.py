@@ -47,6 +47,13 @@ class Accumulation:
                 )
                 self._variables.append(variable)
 
+    def forget(self) -> None:
+        """Drops a sum that is begun: another world's ranks have begun none."""
+        if self._count is not None:
+            for total in (self._count, *self._sums.values()):
+                total.assign(keras.ops.zeros_like(total))
+        self._come.clear()
+
     def collect(self, gradients: list[Any], variables: Sequence[Any], reduce: Reduce) -> tuple[Any, list[Any]]:
         """Adds one pass. Returns whether it was the last, and then ``reduce`` of the sums, else the gradients as given.
 

@@ -19,9 +19,11 @@ from ringtrain.keras.backends import backend
 from ringtrain.keras.local_steps import LocalPlan, LocalSteps
 from ringtrain.keras.pairing import Pairing
 from ringtrain.keras.variables import own_name
-from ringtrain.numbering import next_number
+from ringtrain.numbering import keep_number, next_number
 from ringtrain.operations import Average
-from ringtrain.process_sets import ProcessSet, global_process_set, id_of, size_of
+from ringtrain.process_sets import ProcessSet, global_process_set, id_of, is_alone
+
+_KIND = "optimizer"  # of objects that are numbered
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Settings:
     @property
     def alone(self) -> bool:
         """Whether there is nobody to combine with: a world of one, or a set that this rank is no member of."""
-        return self.process_set.size() == 1 or not self.process_set.included()
+        return is_alone(self.process_set) or not self.process_set.included()
 
 
 class KerasReducer:
@@ -62,7 +64,7 @@ class KerasReducer:
         averages = (
             settings.local is not None
             and settings.process_set.included()
-            and (settings.process_set.size() != 1 or settings.local.outer is not None)
+            and (not is_alone(settings.process_set) or settings.local.outer is not None)
         )
         self.local_steps = LocalSteps(settings.local, settings.process_set) if averages and settings.local else None
         self._surrounded = False  # whether a LossScaleOptimizer was put around the distributed optimizer
@@ -73,13 +75,33 @@ class KerasReducer:
 
     @functools.cached_property
     def prefix(self) -> str:
-        """Of all names that this optimizer submits; asking for it is its first use."""
-        return next_prefix(self._name, self.settings.process_set)
+        """Of all names that this optimizer submits: the user's word for it, and its number; asking for it is its first use.
+
+        Optimizers are numbered in that order, so a rank may make further ones, as rank 0 does that loads a file; and the
+        names of two never meet, whatever their models are called.
+        """
+        return f"{self._name or 'optimizer'}.{self._number}"
+
+    @functools.cached_property
+    def _number(self) -> int:
+        self._context = current()
+        return next_number(self._context, id_of(self.settings.process_set), _KIND)
 
     @functools.cached_property
     def pairing(self) -> Pairing:
         """Remembers explicit ``synchronize()`` calls for the ``apply`` that follows."""
         return Pairing(self.prefix)
+
+    def enter_world(self) -> None:
+        """Goes on in this world: under the same names, which graphs have, and without sums that are begun.
+
+        All ranks call it when a world has begun, before any optimizer is used, in one order.
+        """
+        number = self._number
+        if self._context is not current():
+            self._context = current()
+            keep_number(self._context, id_of(self.settings.process_set), _KIND, number)
+        self.accumulation.forget()
 
     def keep_local(self, variable: Any) -> None:
         """Leaves the gradient of a variable to each rank."""
@@ -214,7 +236,7 @@ class KerasReducer:
     def _keep(self, gradients: list[Any], variables: list[Any], how: Settings) -> list[Any]:
         if not self.settings.scale_local_gradients:
             return gradients
-        return [backend.scaled(gradient, 1.0 / size_of(self.settings.process_set)) for gradient in gradients]
+        return [backend.divided_by_size(gradient, self.settings.process_set) for gradient in gradients]
 
     def _name_of(self, variable: Any) -> str:
         """A name that is the same on all ranks: they see the variables in one order."""
@@ -255,12 +277,3 @@ def when(condition: Any, action: Callable[[], Any]) -> None:
         act()
     else:
         keras.ops.cond(condition, act, lambda: None)
-
-
-def next_prefix(name: str | None, process_set: ProcessSet) -> str:
-    """The beginning of an optimizer's names: the user's word for it, and its number in the process set.
-
-    Optimizers are numbered in the order of their first use, so a rank may make further ones, as rank 0 does that loads a
-    file; and the names of two never meet, whatever their models are called.
-    """
-    return f"{name or 'optimizer'}.{next_number(current(), id_of(process_set), 'optimizer')}"

@@ -12,6 +12,7 @@ from ringtrain.gradients import residuals
 from ringtrain.gradients.session import Session
 from ringtrain.tensorflow.gradients import GradientReduction
 from ringtrain.tensorflow.presence import complete, settle
+from ringtrain.tensorflow.world import divided_by_size as divided_by_size
 
 
 class _Eager:
@@ -72,11 +73,6 @@ def wire_of(compression: Any) -> str | None:
 def dense(gradient: Any) -> tf.Tensor:
     """The gradient with all its rows."""
     return tf.convert_to_tensor(gradient)
-
-
-def scaled(gradient: Any, factor: float) -> Any:
-    """The gradient times a number."""
-    return tf.math.scalar_mul(factor, gradient)
 
 
 def scopes() -> list[Any]:

@@ -15,7 +15,7 @@ from ringtrain.gradients.agreement import Agreement
 from ringtrain.gradients.grouping import Groups, grouped
 from ringtrain.gradients.presence import DENSE, MISSING
 from ringtrain.gradients.session import Session
-from ringtrain.process_sets import id_of
+from ringtrain.process_sets import ProcessSet, id_of, size_of
 from ringtrain.torch.compression import compression_in_the_core
 
 _WHO_IS_MISSING = (
@@ -76,9 +76,9 @@ def dense(gradient: torch.Tensor) -> torch.Tensor:
     return gradient.to_dense() if gradient.is_sparse else gradient
 
 
-def scaled(gradient: torch.Tensor, factor: float) -> torch.Tensor:
-    """The gradient times a number."""
-    return gradient * factor
+def divided_by_size(gradient: torch.Tensor, process_set: ProcessSet) -> torch.Tensor:
+    """The gradient over the number of a set's ranks."""
+    return gradient * (1.0 / size_of(process_set))
 
 
 def scopes() -> list[Any]:

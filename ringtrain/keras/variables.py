@@ -77,6 +77,17 @@ def average_variables(variables: Iterable[Any], process_set: ProcessSet = global
         variable.assign(handle.wait())
 
 
+def build_optimizer(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Makes an optimizer's variables; those of tf_keras' ``optimizers.legacy`` have a way of their own."""
+    build = getattr(optimizer, "_create_all_weights", None) or optimizer.build
+    build(variables)
+
+
+def variables_of_optimizer(optimizer: Any) -> list[Any]:
+    """A list in Keras 3, a method too in tf_keras."""
+    return list(optimizer.variables() if callable(optimizer.variables) else optimizer.variables)
+
+
 def _numeric(variables: Iterable[Any]) -> list[Any]:
     unique = {id(variable): variable for variable in variables}
     return [variable for variable in unique.values() if "string" not in str(variable.dtype)]

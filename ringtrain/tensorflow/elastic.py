@@ -1,20 +1,171 @@
-"""Elastic training for TensorFlow, by Horovod's names; its states and `run` raise UnsupportedError: PyTorch alone has them so far."""
+"""Elastic training for TensorFlow, by Horovod's names; ``ringtrain.elastic`` says what it is.
 
-from typing import Any, NoReturn
+Graphs outlive worlds: a function that was traced in one runs in the next, where size and rank are others. What ringtrain
+puts into a graph asks for them when it runs; what ``hvd.size()`` returned while a function was traced is a number in it
+for good, so functions ask with ``hvd.size_op()``.
 
-from ringtrain.common.elastic import ObjectState, Refused, State, refuse
+>>> import ringtrain.tensorflow as hvd
+>>> hvd.init()
+>>> @tf.function
+... def step(images, labels):
+...     with tf.GradientTape() as tape:
+...         loss = loss_of(model(images), labels)
+...     gradients = hvd.DistributedGradientTape(tape).gradient(loss, model.trainable_variables)
+...     optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+>>> @hvd.elastic.run
+... def train(state):
+...     while state.batch < 10_000:
+...         step(*next(batches))
+...         state.batch += 1
+...         state.commit()
+>>> train(hvd.elastic.TensorFlowKerasState(model, optimizer, batch=0))
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from ringtrain import membership
+from ringtrain.elastic import ObjectState, State, run_fn
+from ringtrain.errors import InvalidArgumentError
+from ringtrain.operations import broadcast_async_
+from ringtrain.start import shutdown
+from ringtrain.tensorflow import presence
+from ringtrain.tensorflow.names import in_session_graph
+from ringtrain.tensorflow.start import init
+
+if TYPE_CHECKING:
+    from ringtrain.tensorflow.keras.elastic import TensorFlowKerasState
 
 __all__ = ["ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "run"]
 
-
-class TensorFlowState(Refused):
-    """State of variables; making one raises UnsupportedError."""
+_OUR_NODES = "Ringtrain"  # in the text of an error that one of our operations has ended in
 
 
-class TensorFlowKerasState(Refused):
-    """State of a Keras model and its optimizer; making one raises UnsupportedError."""
+def run(func: Callable[..., Any]) -> Callable[..., Any]:
+    """``ringtrain.elastic.run`` for functions that use TensorFlow, whose errors it understands.
+
+    A world's end meets a graph, or an eager operation, as ``tf.errors.UnknownError``. Those of the script's own, such as
+    an exception in a ``tf.py_function``, leave the function.
+
+    Args:
+        func: takes the state and further arguments.
+    """
+
+    @functools.wraps(func)
+    def in_each_world(state: State, *args: Any, **kwargs: Any) -> Any:
+        if membership.current() is not None:
+            presence.share()
+        return func(state, *args, **kwargs)
+
+    return run_fn(in_each_world, _next_world, _ends_world)
 
 
-def run(func: Any) -> NoReturn:
-    """Raises UnsupportedError where a script decorates its training function."""
-    refuse("run")
+def _next_world() -> None:
+    shutdown()
+    init()  # graphs find the new world
+
+
+def _ends_world(problem: Exception) -> bool:
+    """Whether an error of TensorFlow's is that of an operation between ranks whose world has ended, or follows from it.
+
+    Of what ringtrain's operations fail with, only lost ranks and ended worlds are UnknownErrors. One that comes by way of a
+    ``tf.numpy_function`` does not name our operation; then the launcher must have said that the world has ended.
+    """
+    if not isinstance(problem, tf.errors.OpError):
+        return False
+    member = membership.current()
+    is_ours = isinstance(problem, tf.errors.UnknownError) and _OUR_NODES in str(problem)
+    return is_ours or (member is not None and member.world_has_ended())
+
+
+class TensorFlowState(ObjectState):
+    """Variables, and plain objects, each an attribute.
+
+    Args:
+        variables: in an order that all ranks share; in a graph of TensorFlow 1 by default its global variables.
+        session: of such a graph; by default the one that is entered.
+        kwargs: plain objects by name, which are copied.
+
+    Raises:
+        InvalidArgumentError: no variables where there is no graph of TensorFlow 1, or no session where there is one.
+
+    Example:
+        >>> state = hvd.elastic.TensorFlowState(model.variables + optimizer.variables, epoch=0, batch=0)
+    """
+
+    variables: Sequence[Any]
+
+    def __init__(self, variables: Sequence[Any] | None = None, session: Any = None, **kwargs: Any):
+        in_graph = session is not None or in_session_graph()
+        if variables is None and not in_graph:
+            raise InvalidArgumentError(
+                "TensorFlowState: variables must be given outside of a graph of TensorFlow 1, but are not. Pass "
+                "model.variables + optimizer.variables."
+            )
+        if in_graph and session is None:
+            session = tf.compat.v1.get_default_session()
+        if in_graph and session is None:
+            raise InvalidArgumentError(
+                "TensorFlowState: a session must be given, or entered, in a graph of TensorFlow 1, but there is none. "
+                "Pass session=."
+            )
+        if variables is None:
+            with session.graph.as_default():
+                variables = tf.compat.v1.global_variables()
+        self.session = session
+        self.variables = list(variables)
+        self._kept: list[Any] = []
+        super().__init__(**kwargs)
+        self.save()
+
+    def save(self) -> None:
+        """Keeps a copy of everything, in the host's memory."""
+        self._kept = self._read()
+        super().save()
+
+    def restore(self) -> None:
+        """Goes back to it, bit for bit."""
+        self._write(self._kept)
+        super().restore()
+
+    def sync(self) -> None:
+        """Takes everything from rank 0, and keeps a copy of it; text variables stay as they are."""
+        values = self._read()
+        pending = [
+            broadcast_async_(value.reshape(-1).view("uint8"), 0, f"ringtrain.elastic.variables.{place}")
+            for place, value in enumerate(values)
+            if value.dtype != object
+        ]
+        for operation in pending:
+            operation.wait()
+        self._write(values)
+        super().sync()
+        self.save()
+
+    def _read(self) -> list[Any]:
+        read = (
+            self.session.run(list(self.variables))
+            if self.session is not None
+            else [variable.numpy() for variable in self.variables]
+        )
+        return [np.array(value, order="C") for value in read]
+
+    def _write(self, values: Sequence[Any]) -> None:
+        for variable, value in zip(self.variables, values, strict=True):
+            if self.session is not None:
+                assign = variable.initializer
+                self.session.run(assign, {assign.inputs[1]: value})
+            else:
+                variable.assign(value)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "TensorFlowKerasState":
+        from ringtrain.tensorflow.keras.elastic import TensorFlowKerasState  # only now: Keras costs time
+
+        return TensorFlowKerasState
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

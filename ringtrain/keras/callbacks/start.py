@@ -9,7 +9,7 @@ from ringtrain.errors import InvalidArgumentError, MismatchError
 from ringtrain.keras.compilation import switch_off
 from ringtrain.keras.optimizer import communicates_on, hoist, reduction_of
 from ringtrain.keras.replicas import ReplicaGuard
-from ringtrain.keras.variables import broadcast_variables
+from ringtrain.keras.variables import broadcast_variables, build_optimizer, variables_of_optimizer
 from ringtrain.log import logger
 from ringtrain.objects import allgather_object
 from ringtrain.process_sets import ProcessSet, global_process_set, members_of
@@ -101,8 +101,8 @@ class StartHooks:
 
     def _make_alike(self, model: Any, process_set: ProcessSet) -> None:
         if not getattr(model.optimizer, "built", False):
-            _build(model.optimizer, model.trainable_variables)
-        shared = self._shared([*model.variables, *_variables_of(model.optimizer)])
+            build_optimizer(model.optimizer, model.trainable_variables)
+        shared = self._shared([*model.variables, *variables_of_optimizer(model.optimizer)])
         broadcast_variables(shared, self._root_rank, process_set)
         if _local_steps_of(model.optimizer) is not None:
             model.optimizer.average_also(model.non_trainable_variables)
@@ -126,17 +126,6 @@ def _listed(variables: Any) -> list[Any]:
     if variables is None:
         return []
     return [variables] if hasattr(variables, "assign") else list(variables)
-
-
-def _build(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Makes an optimizer's variables; those of tf_keras' ``optimizers.legacy`` have a way of their own."""
-    build = getattr(optimizer, "_create_all_weights", None) or optimizer.build
-    build(variables)
-
-
-def _variables_of(optimizer: Any) -> list[Any]:
-    """A list in Keras 3, a method too in tf_keras."""
-    return list(optimizer.variables() if callable(optimizer.variables) else optimizer.variables)
 
 
 def _local_steps_of(optimizer: Any) -> Any:

@@ -8,7 +8,6 @@ for the legacy Keras 2 (``TF_USE_LEGACY_KERAS=1``) the same on its own way to re
 """
 
 import importlib as _importlib
-import sys as _sys
 
 from ringtrain import keras as _keras3
 from ringtrain.keras import *  # noqa: F403 - what is not defined below is the same for both
@@ -21,6 +20,6 @@ else:
     from ringtrain.keras import broadcast_global_variables, load_model
 
 callbacks = _importlib.import_module(f"{__name__}.callbacks")  # "from … import" would find those of ringtrain.keras
-_sys.modules[f"{__name__}.elastic"] = _keras3.elastic  # scripts import it by its own name too
+elastic = _importlib.import_module(f"{__name__}.elastic")
 
 __all__ = list(_keras3.__all__)

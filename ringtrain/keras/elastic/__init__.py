@@ -1,0 +1,52 @@
+"""Elastic training for Keras 3 on TensorFlow or PyTorch, by Horovod's names; ``ringtrain.elastic`` says what it is.
+
+>>> import ringtrain.keras as hvd
+>>> hvd.init()
+>>> model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.001)), "mse")
+>>> state = hvd.elastic.KerasState(model, epoch=0, batch=0)
+>>> @hvd.elastic.run
+... def train(state):
+...     callbacks = [
+...         hvd.elastic.UpdateEpochStateCallback(state),
+...         hvd.elastic.UpdateBatchStateCallback(state),
+...         hvd.elastic.CommitStateCallback(state, batches_per_commit=10),
+...     ]
+...     model.fit(data, steps_per_epoch=500 // hvd.size(), epochs=90, initial_epoch=state.epoch, callbacks=callbacks)
+>>> train(state)
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from ringtrain.elastic import ObjectState, State
+from ringtrain.keras.backends import backend
+from ringtrain.keras.elastic.hooks import CommitHooks, UpdateBatchHooks, UpdateEpochHooks
+from ringtrain.keras.elastic.state import KerasState
+
+__all__ = [
+    "CommitStateCallback", "KerasState", "ObjectState", "State", "UpdateBatchStateCallback", "UpdateEpochStateCallback",
+    "run",
+]  # fmt: skip
+
+
+class CommitStateCallback(CommitHooks, keras.callbacks.Callback):
+    __doc__ = CommitHooks.__doc__
+
+
+class UpdateBatchStateCallback(UpdateBatchHooks, keras.callbacks.Callback):
+    __doc__ = UpdateBatchHooks.__doc__
+
+
+class UpdateEpochStateCallback(UpdateEpochHooks, keras.callbacks.Callback):
+    __doc__ = UpdateEpochHooks.__doc__
+
+
+def run(func: Callable[..., Any]) -> Callable[..., Any]:
+    """``ringtrain.elastic.run``, which also understands the errors of the framework under Keras.
+
+    Args:
+        func: takes the state and further arguments.
+    """
+    return backend.hvd.elastic.run(func)

@@ -1,0 +1,83 @@
+"""``KerasState``: a model and its optimizer in an elastic job, for Keras 3 and for tf_keras."""
+
+from typing import Any
+
+import numpy as np
+
+from ringtrain.elastic import ObjectState
+from ringtrain.errors import InvalidArgumentError, UnsupportedError
+from ringtrain.keras.optimizer import hoist, reduction_of
+from ringtrain.keras.reduction import KerasReducer
+from ringtrain.keras.variables import broadcast_variables, build_optimizer, variables_of_optimizer
+
+
+class KerasState(ObjectState):
+    """A built model, its optimizer, and plain objects, each an attribute.
+
+    The optimizer's variables are made here if they are not there yet, so that a rank that joins has the same ones.
+
+    Args:
+        model: of Keras, built: its variables are kept, seeds of random layers included.
+        optimizer: distributed or not; by default that of the compiled model.
+        kwargs: plain objects by name, such as ``epoch=0`` and ``batch=0`` for the callbacks; they are copied.
+
+    Raises:
+        InvalidArgumentError: a model without variables yet; it is a ValueError.
+        UnsupportedError: an optimizer with local steps (``every``).
+
+    Example:
+        >>> state = hvd.elastic.KerasState(model, epoch=0, batch=0)
+        >>> state.register_reset_callbacks([lambda: model.optimizer.learning_rate.assign(0.001 * hvd.size())])
+    """
+
+    def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any):
+        if not getattr(model, "built", False):
+            raise InvalidArgumentError(
+                f"{type(self).__name__}: the model must be built before, but is not. Call model.build(input_shape), or "
+                "begin it with keras.Input."
+            )
+        self.model = model
+        self.optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
+        reduction = self._reduction()
+        if reduction is not None and reduction.settings.local is not None:
+            raise UnsupportedError(
+                f"{type(self).__name__}: every must not be set in an elastic job, but is: ranks that join have no period. "
+                "Leave it out of DistributedOptimizer."
+            )
+        if self.optimizer is not None:
+            if hoist(self.optimizer) and getattr(model, "train_function", None) is not None:
+                model.make_train_function(force=True)
+            if not getattr(self.optimizer, "built", False):
+                build_optimizer(self.optimizer, model.trainable_variables)
+        self._kept: list[tuple[Any, np.ndarray]] = []
+        super().__init__(**kwargs)
+        self.save()
+
+    def save(self) -> None:
+        """Keeps a copy of everything, in the host's memory."""
+        self._kept = [(variable, np.array(variable.numpy())) for variable in self._variables()]
+        super().save()
+
+    def restore(self) -> None:
+        """Goes back to it, bit for bit."""
+        for variable, value in self._kept:
+            variable.assign(value)
+        super().restore()
+
+    def sync(self) -> None:
+        """Takes everything from rank 0, and keeps a copy of it; seeds follow from those of rank 0, but differ.
+
+        A distributed optimizer enters the world with it, without gradients that it has begun to add up.
+        """
+        if (reduction := self._reduction()) is not None:
+            reduction.enter_world()
+        broadcast_variables(self._variables(), root_rank=0)
+        super().sync()
+        self.save()
+
+    def _variables(self) -> list[Any]:
+        return [*self.model.variables, *([] if self.optimizer is None else variables_of_optimizer(self.optimizer))]
+
+    def _reduction(self) -> KerasReducer | None:
+        """That of the distributed optimizer, which may be within a LossScaleOptimizer."""
+        return reduction_of(self.optimizer) or reduction_of(getattr(self.optimizer, "inner_optimizer", None))

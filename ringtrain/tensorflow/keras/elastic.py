@@ -1,0 +1,41 @@
+"""The elastic names of ``ringtrain.keras`` for the models of ``tf.keras``, Keras 3 or the legacy Keras 2."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from ringtrain.elastic import ObjectState, State
+from ringtrain.keras.elastic.hooks import CommitHooks, UpdateBatchHooks, UpdateEpochHooks
+from ringtrain.keras.elastic.state import KerasState
+from ringtrain.tensorflow.elastic import run
+
+__all__ = [
+    "CommitStateCallback", "KerasState", "ObjectState", "State", "UpdateBatchStateCallback", "UpdateEpochStateCallback",
+    "run",
+]  # fmt: skip
+
+
+class CommitStateCallback(CommitHooks, tf.keras.callbacks.Callback):
+    __doc__ = CommitHooks.__doc__
+
+
+class UpdateBatchStateCallback(UpdateBatchHooks, tf.keras.callbacks.Callback):
+    __doc__ = UpdateBatchHooks.__doc__
+
+
+class UpdateEpochStateCallback(UpdateEpochHooks, tf.keras.callbacks.Callback):
+    __doc__ = UpdateEpochHooks.__doc__
+
+
+class TensorFlowKerasState(KerasState):
+    """``KerasState`` by the name that it has in ``ringtrain.tensorflow.elastic``.
+
+    Args:
+        model: as for ``KerasState``.
+        optimizer: as for ``KerasState``.
+        backend: accepted for Horovod's sake.
+        kwargs: as for ``KerasState``.
+    """
+
+    def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any):
+        super().__init__(model, optimizer, **kwargs)

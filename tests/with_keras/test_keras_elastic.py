@@ -1,0 +1,188 @@
+"""Elastic states and callbacks of Keras on TensorFlow; tests/faults/test_elastic_frames.py has real jobs."""
+
+import pytest
+
+keras = pytest.importorskip("keras")
+pytest.importorskip("tensorflow")
+
+import elastic_checks as checks
+import numpy as np
+import tensorflow as tf
+
+import ringtrain.keras as hvd
+import ringtrain.tensorflow
+import ringtrain.tensorflow.keras
+from ringtrain import membership
+from ringtrain.errors import InvalidArgumentError, UnsupportedError
+from ringtrain.tensorflow import presence
+from ringtrain.testing import World
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture
+def alone():
+    with World(1) as world:
+        yield world
+
+
+@pytest.mark.parametrize("check", [checks.check_restore, checks.check_sync, checks.check_who_ends_the_training])
+def test_states_and_callbacks(check):
+    check(keras, hvd)
+
+
+@pytest.mark.parametrize("module", [hvd, ringtrain.tensorflow.keras], ids=["keras", "tensorflow.keras"])
+def test_any_order_of_the_callbacks_commits_alike(module):
+    checks.check_callbacks(keras, module, first_commits=True)
+    checks.check_callbacks(keras, module, first_commits=False)
+
+
+def test_names_of_one_module_stand_in_the_other():
+    from ringtrain.tensorflow.elastic import TensorFlowKerasState
+    from ringtrain.tensorflow.keras import elastic
+
+    assert elastic.KerasState is hvd.elastic.KerasState and issubclass(TensorFlowKerasState, elastic.KerasState)
+    assert set(hvd.elastic.__all__) == set(elastic.__all__)
+
+
+def test_what_cannot_be_a_state(alone):
+    def check(_rank):
+        model = keras.Sequential([keras.layers.Dense(1)])
+        with pytest.raises(ValueError, match="KerasState: the model must be built"):
+            hvd.elastic.KerasState(model)
+        model.build((None, 2))
+        local = hvd.DistributedOptimizer(keras.optimizers.SGD(), every=4)
+        with pytest.raises(UnsupportedError, match="KerasState: every must not be set"):
+            hvd.elastic.KerasState(model, local)
+        state = hvd.elastic.KerasState(model, keras.optimizers.SGD())
+        for callback in (hvd.elastic.UpdateBatchStateCallback, hvd.elastic.UpdateEpochStateCallback):
+            with pytest.raises(InvalidArgumentError, match="the state must have an attribute '(batch|epoch)'"):
+                callback(state)
+        with pytest.raises(InvalidArgumentError, match="batches_per_commit must be 1 at least, but is 0"):
+            hvd.elastic.CommitStateCallback(state, 0)
+        with pytest.raises(InvalidArgumentError, match="variables must be given outside of a graph"):
+            ringtrain.tensorflow.elastic.TensorFlowState()
+
+    alone.run(check)
+
+
+def test_variables_are_kept_and_taken_over():
+    def check(rank):
+        variables = [tf.Variable([1.5 * rank, 2.0]), tf.Variable(rank), tf.Variable("text")]
+        state = ringtrain.tensorflow.elastic.TensorFlowState(variables, step=rank)
+        variables[0].assign([9.0, 9.0])
+        state.restore()
+        assert variables[0].numpy().tolist() == [1.5 * rank, 2.0]
+        state.sync()
+        variables[1].assign(5)
+        state.restore()
+        return [variables[0].numpy().tolist(), int(variables[1]), state.step]
+
+    with World(2) as world:
+        assert world.run(check) == [[[0.0, 2.0], 0, 0]] * 2
+
+
+def test_variables_of_a_session():
+    with tf.Graph().as_default(), World(1) as world, tf.compat.v1.Session() as session:
+        variable = tf.compat.v1.get_variable("weight", initializer=tf.constant([1.0, 2.0]))
+        session.run(tf.compat.v1.global_variables_initializer())
+        double = variable.assign(2.0 * variable)
+
+        def check(_rank):
+            state = ringtrain.tensorflow.elastic.TensorFlowState(session=session, step=0)
+            session.run(double)
+            state.sync()
+            session.run(double)
+            state.restore()
+            return session.run(variable).tolist()
+
+        assert world.run(check) == [[2.0, 4.0]]
+
+
+class FakeMember:
+    """A rank of an elastic job, of which only the loop's questions are asked."""
+
+    wants_pause = False
+
+    def __init__(self, ended):
+        self._ended = ended
+
+    def got_state(self):
+        pass
+
+    def world_has_ended(self):
+        return self._ended
+
+
+OURS = tf.errors.UnknownError(None, None, "{{node RingtrainAllreduce}} the rank in slot 1 was killed")
+FOREIGN = tf.errors.UnknownError(None, None, "ValueError: broken data [[{{node PyFunc}}]]")
+
+
+@pytest.mark.parametrize("problem, ended", [(OURS, False), (OURS, True), (FOREIGN, True)])
+def test_an_error_of_the_worlds_end_goes_back_to_the_commit(problem, ended, alone, monkeypatch):
+    monkeypatch.setattr(membership, "_member", FakeMember(ended))
+    monkeypatch.setattr(ringtrain.tensorflow.elastic, "_next_world", lambda: None)
+    met = []
+
+    @hvd.elastic.run
+    def train(state):
+        met.append(state.step)
+        state.step += 1
+        if len(met) == 1:
+            raise problem
+        return "done"
+
+    assert alone.run(lambda _rank: train(ringtrain.tensorflow.elastic.ObjectState(step=0))) == ["done"]
+    assert met == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "problem", [FOREIGN, tf.errors.FailedPreconditionError(None, None, "{{node RingtrainAllreduce}} shapes differ")]
+)
+def test_other_errors_leave_the_function(problem, alone, monkeypatch):
+    monkeypatch.setattr(membership, "_member", FakeMember(False))
+
+    @hvd.elastic.run
+    def train(state):
+        raise problem
+
+    def check(_rank):
+        with pytest.raises(type(problem)) as met:
+            train(ringtrain.tensorflow.elastic.ObjectState(step=0))
+        assert met.value is problem
+
+    alone.run(check)
+
+
+def test_a_rank_that_traces_later_learns_what_others_remember(monkeypatch):
+    """It asks nobody, and has zeros for what they had; what nobody had stays None."""
+    monkeypatch.setattr(membership, "_member", FakeMember(False))
+
+    def traces(rank, variables):
+        @tf.function
+        def step():
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(variables[0] * (variables[1] if rank == 0 else 1.0))
+            found = ringtrain.tensorflow.DistributedGradientTape(tape).gradient(loss, variables)
+            assert found[2] is None
+            return found[:2]
+
+        return step
+
+    def check(rank):
+        variables = [tf.Variable(3.0), tf.Variable(5.0), tf.Variable(7.0)]
+        step, train = traces(rank, variables), ringtrain.tensorflow.elastic.run
+        state, found = ringtrain.tensorflow.elastic.ObjectState(), []
+        presence.share()
+        if rank == 0:  # as one that was in a world before, where it has traced alone
+            memory = presence._memory()
+            names = ["step/grad.0.Variable", "step/grad.1.Variable", "step/grad.2.Variable"]
+            memory._entries[(0, *names)] = [
+                (list(map(presence.weakref.ref, variables)), presence.Remembered(b"\4\4\1"))
+            ]
+        monkeypatch.setattr(presence, "_agree", lambda *arguments: pytest.fail(f"rank {rank} asks the others"))
+        train(lambda state: found.extend(np.array(step()).tolist()))(state)
+        return found
+
+    with World(2) as world:
+        assert world.run(check) == [[3.0, 1.5]] * 2
