@@ -168,4 +168,4 @@ def __getattr__(name: str) -> Any:
         from ringtrain.tensorflow.keras.elastic import TensorFlowKerasState  # only now: Keras costs time
 
         return TensorFlowKerasState
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise AttributeError(f"module 'ringtrain.tensorflow.elastic' has no attribute {name!r}")

@@ -381,11 +381,6 @@ def test_a_best_model_without_a_place_is_refused():
             compiled(rank), 0, 1, callbacks=[hvd.callbacks.BestModelCheckpoint(monitor="loss")]))  # fmt: skip
 
 
-def test_elastic_names_say_what_is_missing():
-    from ringtrain.tensorflow.keras import elastic
-
-    for name in elastic.__all__:
-        with pytest.raises(NotImplementedError, match="elastic"):
-            getattr(elastic, name)(None)
+def test_global_variables_are_refused():
     with pytest.raises(NotImplementedError, match="BroadcastGlobalVariablesCallback"):
         hvd.broadcast_global_variables(0)

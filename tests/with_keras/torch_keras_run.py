@@ -1,5 +1,6 @@
 """What test_keras_torch_backend.py runs in a process with KERAS_BACKEND=torch; it prints "trained" if all is well."""
 
+import elastic_checks
 import keras
 import keras_runs as runs
 import missing_gradients as table
@@ -102,4 +103,5 @@ with World(2) as world:
 runs.assert_same_bits([one, other])
 for mine, theirs in zip(one.weights, local_steps_by_hand(), strict=True):
     np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
+elastic_checks.check_all(keras, hvd)
 print("trained")

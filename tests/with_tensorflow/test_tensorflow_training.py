@@ -296,15 +296,6 @@ def test_what_sync_batch_normalization_refuses():
         hvd.SyncBatchNormalization(renorm=True)
 
 
-# ---- optimizers and elastic names ----
-
-
-def test_elastic_names_say_why():
-    for use in (lambda: hvd.elastic.run(print), hvd.elastic.TensorFlowState, hvd.elastic.TensorFlowKerasState):
-        with pytest.raises(NotImplementedError, match="which this release does not have"):
-            use()
-
-
 # ---- names that scripts for Horovod use ----
 
 OF_DENSE, FACTORS = "device_dense compression op", "prescale_factor postscale_factor"
