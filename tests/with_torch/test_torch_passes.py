@@ -32,9 +32,9 @@ def test_small_gradients_leave_in_bursts(world, monkeypatch, first_used):
     events = {}
     submit = Group.submit
 
-    def noted(group, members, how, postscale):
+    def noted(group, members, how, *rest):
         events[how.session.context].append(f"{group.name[-1]} left")
-        submit(group, members, how, postscale)
+        submit(group, members, how, *rest)
 
     monkeypatch.setattr(Group, "submit", noted)
 
