@@ -35,7 +35,13 @@ PLANTS = [
         "closed_",
     ),
     ("core/driver.cc", "if (stop_.load() || !drive_mutex_.TryLock()) {", "if (stop_.load()) {", LOCKS, "drive_mutex_"),
-    ("core/coordinator.cc", "  MutexLock lock(request_mutex_);\n  return", "  return", LOCKS, "requested_cause_"),
+    (
+        "core/coordinator.cc",
+        "  MutexLock lock(request_mutex_);\n  return requested_cause_",
+        "  return requested_cause_",
+        LOCKS,
+        "requested_cause_",
+    ),
     ("device/driver.cc", "  MutexLock lock(opening);\n", "", LOCKS, "opening"),
     ("transport/in_process.cc", "    MutexLock lock(inbox.mutex);\n    *arrived", "    *arrived", LOCKS, "frames"),
     (
