@@ -41,6 +41,7 @@ SECONDS_IF_EXCUSED = 3.0
 MOST_LOAD = 4.0  # runnable processes for each core that are allowed for
 PAUSE = 0.02
 LAUNCHER = ("-m", "ringtrain.launch")
+INHERITED = dict(os.environ)  # now: threads start jobs, and pytest changes it for each test
 WITH_HOSTS = {name for name, layout in LAYOUTS.items() if layout.has_hosts}
 # How the command lines of those begin that are killed.
 KEEPERS = {"launcher": r"\S+ -m ringtrain.launch ", "engine": r"\S+/(prterun|mpirun|mpiexec|mpiexec.hydra) ",
@@ -420,7 +421,7 @@ def environment(plan: Plan) -> dict[str, str]:
         variables |= {"RINGTRAIN_STALL_WARNING_SECONDS": "1", "RINGTRAIN_STALL_ABORT_SECONDS": f"{STALL_ABORT:g}"}
     if late:
         variables["RINGTRAIN_START_TIMEOUT_SECONDS"] = f"{START_TIMEOUT:g}"
-    return {**os.environ, **variables}
+    return {**INHERITED, **variables}
 
 
 def processes_within(network: hosts.Network) -> dict[int, str]:
