@@ -13,14 +13,11 @@ _counts: "weakref.WeakKeyDictionary[Context, dict[tuple[int, str], itertools.cou
 
 def next_number(context: Context, process_set: int, kind: str) -> int:
     """Numbers the objects of a kind in a process set (its id), from 0."""
-    return next(_count_of(context, process_set, kind))
+    counts = _counts.setdefault(context, {})
+    return next(counts.setdefault((process_set, kind), itertools.count()))
 
 
 def keep_number(context: Context, process_set: int, kind: str, number: int) -> None:
     """An object of a world before goes on under its number: those that come get later ones."""
     reached = next_number(context, process_set, kind)
     _counts[context][process_set, kind] = itertools.count(max(reached, number + 1))
-
-
-def _count_of(context: Context, process_set: int, kind: str) -> "itertools.count[int]":
-    return _counts.setdefault(context, {}).setdefault((process_set, kind), itertools.count())

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from ringtrain.elastic import ObjectState
-from ringtrain.objects import broadcast_object
 from ringtrain.torch.elastic.sampler import ElasticSampler
+from ringtrain.torch.elastic.transfer import keeps_identity, take_state_dict
 from ringtrain.torch.functions import broadcast_optimizer_state, broadcast_parameters, set_state, state_of
 
 __all__ = [
@@ -88,7 +88,7 @@ class StateDictHandler(StateHandler):
 
     def sync(self) -> None:
         """Takes that of rank 0."""
-        self.value.load_state_dict(broadcast_object(self.value.state_dict(), 0, "ringtrain.elastic.state_dict"))
+        take_state_dict(self.value)
 
 
 class SamplerStateHandler(StateDictHandler):
@@ -193,5 +193,4 @@ def _handler_of(value: Any) -> StateHandler | None:
     for kind, handler in _registry:
         if isinstance(value, kind):
             return handler(value)
-    has_state = hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
-    return StateDictHandler(value) if has_state else None
+    return StateDictHandler(value) if keeps_identity(value) else None

@@ -20,4 +20,9 @@ def take_over(value: Any) -> None:
     elif isinstance(value, torch.optim.Optimizer):
         broadcast_optimizer_state(value, root_rank=0)
     else:
-        value.load_state_dict(broadcast_object(value.state_dict(), 0, "ringtrain.elastic.state_dict"))
+        take_state_dict(value)
+
+
+def take_state_dict(value: Any) -> None:
+    """Gives anything with a ``state_dict`` that of rank 0."""
+    value.load_state_dict(broadcast_object(value.state_dict(), 0, "ringtrain.elastic.state_dict"))
