@@ -7,9 +7,9 @@ import enum
 from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
-from ringtrain.averaging.terms import by_value
 from ringtrain.checks import named_ranks
 from ringtrain.errors import MismatchError
+from ringtrain.gradients.terms import by_value
 
 
 class Stage(enum.IntEnum):

@@ -15,13 +15,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from ringtrain import tables
-from ringtrain.averaging import terms
 from ringtrain.averaging.meeting import Agreed, Said, Stage, agreed, terms_differ
 from ringtrain.averaging.outer import Outer, advance
 from ringtrain.averaging.period import Period, factor_of
 from ringtrain.buffers import as_buffer
 from ringtrain.errors import InvalidArgumentError, MismatchError, RingtrainError, TimeoutError
-from ringtrain.gradients import residuals
+from ringtrain.gradients import residuals, terms
 from ringtrain.gradients.session import Session
 from ringtrain.log import logger
 from ringtrain.numbering import next_number

@@ -24,7 +24,7 @@ NETWORKS = ("convnet", "mlp", "transformer", "vgg16")
 TRAINING_PEERS = ("buckets", "fp16", "bf16", "int8", "int4", "4-passes", "ddp")
 TASKS = ("digits", "bytes")
 WAYS = ("float32", "bf16", "int8", "int4", "int4-without-feedback",
-        "every-8", "every-8-int8", "every-32", "powersgd-2", "powersgd-4", "alone")  # fmt: skip
+        "every-8", "every-8-int8", "every-32", "powersgd-2", "powersgd-4", "ddp-powersgd-2", "ddp-powersgd-4", "alone")  # fmt: skip
 TRANSPORTS = ("mpi", "tcp")
 MOST_BATCHES = 4  # that share an exchange in a mode that is measured by default
 

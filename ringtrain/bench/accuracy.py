@@ -42,8 +42,10 @@ WAYS: dict[str, Callable[[], TrainingSystem]] = {
     "every-8": _ours("every 8", every=8),
     "every-8-int8": _ours("every 8 int8", every=8, compression=hvd.Compression.int8),
     "every-32": _ours("every 32", every=32),
-    "powersgd-2": lambda: PowerSgd(2),
-    "powersgd-4": lambda: PowerSgd(4),
+    "powersgd-2": _ours("PowerSGD 2", compression=hvd.Compression.powersgd(rank=2, start_after=2)),
+    "powersgd-4": _ours("PowerSGD 4", compression=hvd.Compression.powersgd(rank=4, start_after=2)),
+    "ddp-powersgd-2": lambda: PowerSgd(2),
+    "ddp-powersgd-4": lambda: PowerSgd(4),
     "alone": Alone,
 }
 

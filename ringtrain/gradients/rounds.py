@@ -3,18 +3,20 @@
 For optimizers whose gradients come one by one. A round begins with one ``Agreement`` over a code for each parameter,
 and then every rank sends what any rank has. With the codes each rank tells whether more may follow in the same step,
 and how often it has stepped since the last round, as a count and as its complement: the maxima of both tell every rank
-whether all counts are the same. Only when they are not, the ranks tell each other who has which.
+whether all counts are the same. Only when they are not, the ranks tell each other who has which. Likewise with a digest
+of the terms that all must have set alike.
 """
 
 import enum
-from collections.abc import Generator, Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ringtrain.buffers import as_buffer
 from ringtrain.checks import named_ranks
 from ringtrain.errors import MismatchError
+from ringtrain.gradients import terms as words
 from ringtrain.gradients.agreement import Agreement
 from ringtrain.gradients.session import Session
 from ringtrain.pending import Operation
@@ -22,6 +24,8 @@ from ringtrain.pending import Operation
 _LARGEST = 255
 _STEP_BYTES = 2
 _UNKNOWN_STEPS = bytes(_STEP_BYTES)  # counts for nothing in a maximum
+_DIGEST_BYTES = 4
+_TAIL_BYTES = 2 + _STEP_BYTES + 2 * _DIGEST_BYTES  # behind the codes
 
 _WHO_IS_MISSING = (
     "With it the ranks agree which gradients of this optimizer there are: those that submitted it have gradients for it, "
@@ -45,10 +49,12 @@ class Said(NamedTuple):
     Attributes:
         codes: one of ``presence`` for each parameter.
         more_may_follow: whether more gradients may come in the same step after this round.
+        compresses_next: whether the step after this one is to compress its gradients, having had enough exact ones.
     """
 
     codes: bytes
     more_may_follow: bool
+    compresses_next: bool = False
 
     def is_last(self, stage: Stage) -> bool:
         """Whether the step ends with this round: then what nobody has by now will not come."""
@@ -61,21 +67,23 @@ class Rounds:
     Args:
         session: the rank that it acts for.
         name: of the maximum; unique among the optimizers of the process set.
+        terms: what all ranks must have set alike.
 
     Attributes:
         announced: what this rank has said in the round under way; None between rounds.
     """
 
-    def __init__(self, session: Session, name: str):
+    def __init__(self, session: Session, name: str, terms: Mapping[str, Any] | None = None):
         self.announced: Said | None = None
         self._session, self._name = session, name
+        self._terms = words.encoded(terms or {})
         self._steps: int | None = None  # since the last round; None before the first one, and after one that failed
         self._agreement: Agreement | None = None
 
-    def announce(self, codes: bytes | bytearray, stage: Stage) -> Said:
+    def announce(self, codes: bytes | bytearray, stage: Stage, compresses_next: bool = False) -> Said:
         """Begins a round: says what this rank has."""
-        said = Said(bytes(codes), stage is Stage.PASS_ENDED)
-        content = encoded(said, self._steps)
+        said = Said(bytes(codes), stage is Stage.PASS_ENDED, compresses_next)
+        content = encoded(said, self._steps, self._terms)
         session = self._session
         self._agreement = Agreement(session.context, session.process_set_id, self._name, content, _WHO_IS_MISSING)
         self.announced = said
@@ -96,13 +104,17 @@ class Rounds:
         assert self._agreement is not None, "announce() begins a round"
         return self._agreement
 
-    def require_equal_steps(self) -> Iterator[Operation]:
+    def require_equal(self) -> Iterator[Operation]:
         """After ``answer``, when all that was agreed on has travelled: no rank waits for what another one refuses to send.
 
         Raises:
-            MismatchError: some ranks have stepped more often than others since the last round; the same on all ranks.
+            MismatchError: ranks have other terms, or some have stepped more often than others since the last round; the
+                same on all ranks.
         """
-        if not counts_are_equal(self._under_way.agreed()):
+        said = self._under_way.agreed()
+        if not terms_are_equal(said):
+            yield from self._refuse_terms()
+        if not counts_are_equal(said):
             yield from self._refuse_steps()
 
     def note_step(self) -> None:
@@ -125,37 +137,60 @@ class Rounds:
 
     def _refuse_steps(self) -> Iterator[Operation]:
         """Raises the error; all ranks have seen the same maxima and so come here together."""
-        context = self._session.context
-        own = as_buffer(np.array([[context.rank, -1 if self._steps is None else self._steps]]))
-        name = f"{self._name}.steps"
-        operation = context.submit("allgather", name, [own], [None], process_set=self._session.process_set_id)
+        own = np.array([[self._session.context.rank, -1 if self._steps is None else self._steps]])
+        counts = (yield from self._gathered("steps", own)).tolist()
+        raise MismatchError(unequal_steps(self._name.rpartition(".")[0], map(tuple, counts)))
+
+    def _refuse_terms(self) -> Iterator[Operation]:
+        """The same for terms."""
+        own = np.array([[self._session.context.rank, len(self._terms)]])
+        rows = (yield from self._gathered("terms.sizes", own)).tolist()
+        everything = (yield from self._gathered("terms", np.frombuffer(self._terms, np.uint8))).tobytes()
+        raise MismatchError(unequal_terms(self._name.rpartition(".")[0], rows, everything))
+
+    def _gathered(self, what: str, own: np.ndarray) -> Generator[Operation, None, np.ndarray]:
+        """The rows of all ranks, in rank order; yields the operation while it is under way."""
+        context, process_set = self._session.context, self._session.process_set_id
+        name = f"{self._name}.{what}"
+        operation = context.submit("allgather", name, [as_buffer(own)], [None], process_set=process_set)
         while not operation.finished():
             yield operation
         operation.wait()
         memory, _, shape = operation.allocated()
-        counts = np.frombuffer(memory, np.int64).reshape(shape).tolist()
-        raise MismatchError(unequal_steps(self._name.rpartition(".")[0], map(tuple, counts)))
+        return np.frombuffer(memory, own.dtype).reshape(shape)
 
 
-def encoded(said: Said, steps: int | None) -> bytes:
+def encoded(said: Said, steps: int | None, terms: bytes = b"") -> bytes:
     """The bytes of which the maximum is taken.
 
     Behind the codes the steps, so that the maximum of the count and that of its complement add up to the largest byte
-    only if all counts are equal.
+    only if all counts are equal; and so the digest of the terms.
     """
     count = _UNKNOWN_STEPS if steps is None else bytes([steps % _LARGEST, _LARGEST - steps % _LARGEST])
-    return b"%b%c%b" % (said.codes, said.more_may_follow, count)
+    digest = words.digest(terms).to_bytes(8, "little")[:_DIGEST_BYTES]
+    complement = bytes(_LARGEST - each for each in digest)
+    return b"%b%c%c%b%b%b" % (said.codes, said.more_may_follow, said.compresses_next, count, digest, complement)
 
 
 def decoded(agreed: bytes) -> Said:
     """What any rank has said."""
-    return Said(agreed[: -_STEP_BYTES - 1], bool(agreed[-_STEP_BYTES - 1]))
+    tail = agreed[-_TAIL_BYTES:]
+    return Said(agreed[:-_TAIL_BYTES], bool(tail[0]), bool(tail[1]))
 
 
 def counts_are_equal(agreed: bytes) -> bool:
     """Whether all ranks that know how often they have stepped have stepped equally often."""
-    most, complement_of_least = agreed[-_STEP_BYTES:]
+    most, complement_of_least = agreed[2 - _TAIL_BYTES :][:_STEP_BYTES]
     return most + complement_of_least in (0, _LARGEST)
+
+
+def terms_are_equal(agreed: bytes) -> bool:
+    """Whether all ranks have the same terms."""
+    digests = agreed[-2 * _DIGEST_BYTES :]
+    return all(
+        most + complement_of_least == _LARGEST
+        for most, complement_of_least in zip(digests[:_DIGEST_BYTES], digests[_DIGEST_BYTES:], strict=True)
+    )
 
 
 def unequal_steps(optimizer: str, counts: Iterable[tuple[int, int]]) -> str:
@@ -169,4 +204,17 @@ def unequal_steps(optimizer: str, counts: Iterable[tuple[int, int]]) -> str:
         f"is {found}. The parameters of these ranks differ now. Call step() on every rank or on none: decide by what all "
         "ranks know, such as a reduced loss. Then start again from a checkpoint, or broadcast parameters and the "
         "optimizer's state."
+    )
+
+
+def unequal_terms(optimizer: str, sizes: Iterable[tuple[int, int]], everything: bytes) -> str:
+    """The error's text, from pairs of a rank and the length of its terms, and the terms of all, one behind the other."""
+    theirs, first = [], 0
+    for rank, size in sizes:
+        theirs.append((rank, words.decoded(everything[first : first + size])))
+        first += size
+    term, values = words.difference(theirs) or ("", "")
+    return (
+        f"step '{optimizer}': {term} must be the same on all ranks, but is {values}. Make the optimizer with the same "
+        "arguments on every rank."
     )

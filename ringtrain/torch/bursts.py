@@ -50,12 +50,23 @@ class Bursts:
     def submit(self, group: Group, members: Sequence[Member]) -> None:
         """Submits, and goes on after a refusal: the other ranks wait for the rest."""
         try:
-            group.submit(members, self._settings, self._settings.postscale / self._passes.divisor, self.keeps_inputs)
+            group.submit(members, self._settings, self._postscale, self.keeps_inputs)
         except RingtrainError as problem:
             self.note_problem(problem)
         if group.bucket is not None:
             for member in members:
                 self._passes.note_moved(member.index, member.parameter.grad)
+
+    def go_on(self, group: Group) -> None:
+        """Submits what follows from what a group has submitted, which has arrived."""
+        try:
+            group.go_on(self._settings, self._postscale)
+        except RingtrainError as problem:
+            self.note_problem(problem)
+
+    @property
+    def _postscale(self) -> float:
+        return self._settings.postscale / self._passes.divisor
 
     def note_problem(self, problem: RingtrainError) -> None:
         """Keeps an error until everything that was agreed on has travelled."""

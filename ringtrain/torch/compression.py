@@ -11,7 +11,9 @@ from typing import Any
 import torch
 
 import ringtrain
+from ringtrain.errors import InvalidArgumentError
 from ringtrain.gradients.arguments import check_compressor
+from ringtrain.torch.powersgd import PowerSGD
 
 
 class Compressor:
@@ -65,9 +67,10 @@ BF16Compressor = _cast_to(torch.bfloat16, "BF16Compressor")
 
 
 class Compression:
-    """The compressors that come with the package: ``none``, ``fp16``, ``bf16``, ``int8`` and ``int4``.
+    """The compressors that come with the package: ``none``, ``fp16``, ``bf16``, ``int8``, ``int4`` and ``powersgd(rank)``.
 
-    The last two make up for what they lose of a gradient when it comes again; ``int8.without_feedback`` does not.
+    ``int8`` and ``int4`` make up for what they lose of a gradient when it comes again; ``int8.without_feedback`` does
+    not. ``powersgd(rank=2)`` does too, and is for a ``DistributedOptimizer`` alone.
     """
 
     none = NoneCompressor
@@ -75,6 +78,7 @@ class Compression:
     bf16 = BF16Compressor
     int8 = _in_blocks(ringtrain.Compression.int8, "Int8Compressor", "int8 with a scale for each 256")
     int4 = _in_blocks(ringtrain.Compression.int4, "Int4Compressor", "4 bits with a scale for each 128")
+    powersgd = PowerSGD
 
 
 _IN_THE_CORE |= {
@@ -100,6 +104,10 @@ def compressed(
     ``before`` is around what that class does before the operation (``ringtrain.submission.preparing``).
     """
     with before:
+        if isinstance(compressor, PowerSGD):
+            raise InvalidArgumentError(
+                f"compression must be one that needs no memory, but is {compressor!r}. Give it to a DistributedOptimizer."
+            )
         check_compressor(compressor)
         by_core = compression_in_the_core(compressor)
         pairs = [] if by_core is not None else [compressor.compress(tensor) for tensor in tensors]

@@ -32,6 +32,7 @@ from ringtrain.torch.bucketing import Bucketing
 from ringtrain.torch.bursts import Bursts
 from ringtrain.torch.gradients import Group, Member, ReductionSettings
 from ringtrain.torch.passes import Passes
+from ringtrain.torch.powersgd import Beginning, Memory, settle
 from ringtrain.torch.step import Step
 
 
@@ -63,6 +64,8 @@ class Exchange:
         self._transaction: Transaction | None = None
         self._filled: list[Member] = []  # given zeros for the round under way
         self._members: list[Member] = []
+        powersgd = settings.powersgd
+        self._beginning = None if powersgd is None else Beginning(settings.session, powersgd.start_after)
         self._lock = threading.Lock()  # hooks of several devices run in several threads
         self._round_lock = threading.Lock()
         self._enter_world()
@@ -78,6 +81,7 @@ class Exchange:
         """If another world has taken the place of the one before, starts anew in it, as a new optimizer does."""
         if self._session.has_moved():
             self._has_unused_results = False
+            settle(self.memories(), used=False)
             self._enter_world()
             self._bucketing.restart()
             self.reset()
@@ -87,7 +91,9 @@ class Exchange:
         # Optimizers are numbered, so that two that hold parameters of equal names never share a name.
         number = next_number(self._session.context, self._session.process_set_id, "optimizer")
         self.prefix = f"optimizer.{number}"
-        self._rounds = Rounds(self._session, f"{self.prefix}.used")
+        self._rounds = Rounds(self._session, f"{self.prefix}.used", self.settings.terms)
+        if self._beginning is not None:
+            self._beginning.enter_world()
         self._joins = self._session.context.joins
         for member in self._members:
             member.name = self.name_of(member.parameter)
@@ -143,12 +149,30 @@ class Exchange:
     def _group_of(self, parameters: Sequence[torch.Tensor], number: int) -> Group:
         first = len(self._members)
         self._members += [
-            Member(parameter, self.name_of(parameter), index) for index, parameter in enumerate(parameters, first)
+            Member(parameter, self.name_of(parameter), index, memory=self._memory_of(parameter))
+            for index, parameter in enumerate(parameters, first)
         ]
         return Group(self._group_name(number, parameters), self._members[first:])
 
     def _group_name(self, number: int, parameters: Sequence[torch.Tensor]) -> str:
         return self.name_of(parameters[0]) if len(parameters) == 1 else f"{self.prefix}.group.{number}"
+
+    def memories(self) -> list[Memory]:
+        """What PowerSGD keeps of gradients, in the order of the parameters."""
+        return [member.memory for member in self._members if member.memory is not None]
+
+    @property
+    def beginning(self) -> Beginning | None:
+        """When PowerSGD begins; None without it."""
+        return self._beginning
+
+    def _memory_of(self, parameter: torch.Tensor) -> Memory | None:
+        powersgd, beginning = self.settings.powersgd, self._beginning
+        if powersgd is None or beginning is None:
+            return None
+        shape = powersgd.shape_of(parameter)
+        dtype = torch.promote_types(parameter.dtype, torch.float32)
+        return None if shape is None else Memory(shape, self._names[parameter], dtype, beginning)
 
     # ---- the way out: hooks ----
 
@@ -197,7 +221,7 @@ class Exchange:
     @property
     def may_reduce_again(self) -> bool:
         """Whether gradients that are reduced, and so equal on all ranks, stay what they are when they are reduced again."""
-        return self.settings.averages and self.passes.divisor == 1
+        return self.settings.averages and self.passes.divisor == 1 and self._beginning is None
 
     def _too_many(self, member: Member) -> str:
         return (
@@ -207,6 +231,7 @@ class Exchange:
 
     def _again(self, member: Member) -> str:
         setting = "average_aggregated_gradients" if self.settings.averages else "op=Sum"
+        setting = setting if self._beginning is None else "PowerSGD"
         return (
             f"backward '{member.name}': expected step() or zero_grad() after synchronize() but found a backward pass, whose "
             f"gradient was added to the reduced one. With {setting} the reduced part cannot be reduced again and stay what "
@@ -277,7 +302,7 @@ class Exchange:
             members = zip(self._members, codes, strict=True)
             codes = bytes(self._code_of(member, stage) if code == MISSING else code for member, code in members)
         self._note_joins()
-        return self._rounds.announce(codes, stage)
+        return self._rounds.announce(codes, stage, self._beginning is not None and self._beginning.says)
 
     def _code_of(self, member: Member, stage: Stage) -> int:
         """The code of a parameter whose gradient no hook has completed."""
@@ -313,19 +338,28 @@ class Exchange:
                 self._bursts.submit(group, members)
 
     def _take_results(self) -> Iterator[Operation]:
-        for group in self._bucketing.groups:
-            if group.submitted:
-                for operation in group.waiting():
-                    while not self._is_over(operation):
-                        yield operation
-                try:
-                    with torch.no_grad():
-                        self._take(group)
-                except RingtrainError as problem:
-                    self._bursts.note_problem(problem)
-        yield from self._rounds.answer()
-        yield from self._rounds.require_equal_steps()
+        submitted = [group for group in self._bucketing.groups if group.submitted]
+        for group in submitted:  # all that follows is on its way before any of it is awaited
+            if group.goes_on:
+                yield from self._arrival_of(group)
+                self._bursts.go_on(group)
+        for group in submitted:
+            yield from self._arrival_of(group)
+            try:
+                with torch.no_grad():
+                    self._take(group)
+            except RingtrainError as problem:
+                self._bursts.note_problem(problem)
+        said = yield from self._rounds.answer()
+        yield from self._rounds.require_equal()
         self._bursts.raise_problem()
+        if self._beginning is not None:
+            self._beginning.note_round(said.compresses_next)
+
+    def _arrival_of(self, group: Group) -> Iterator[Operation]:
+        for operation in group.waiting():
+            while not self._is_over(operation):
+                yield operation
 
     def _is_over(self, operation: Operation) -> bool:
         """Whether its result may be taken; one that others are told of must be there, and not on a GPU's queue alone."""
@@ -338,7 +372,7 @@ class Exchange:
             raise problem
 
     def _settle(self, agreed: Said, stage: Stage) -> None:
-        self._has_unused_results = self.settings.keeps_residuals
+        self._has_unused_results = self.settings.keeps_residuals or self._beginning is not None
         self.step.settle(agreed.codes, agreed.is_last(stage))
         for group in self._bucketing.groups:
             group.note_settled(self.step.codes)
@@ -393,7 +427,11 @@ class Exchange:
     def _settle_residuals(self, used: bool) -> None:
         if self._has_unused_results:
             self._has_unused_results = False
-            residuals.settle(self._session, f"{self.prefix}.", used)
+            if self.settings.keeps_residuals:
+                residuals.settle(self._session, f"{self.prefix}.", used)
+            settle(self.memories(), used)
+            if used and self._beginning is not None:
+                self._beginning.note_use()
 
     def note_step(self) -> None:
         """The optimizer has stepped."""

@@ -7,10 +7,12 @@ import functools
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from ringtrain import tables
+from ringtrain.buffers import Buffer
 from ringtrain.errors import RingtrainError, UnsupportedError
 from ringtrain.gradients.presence import SETTLED
 from ringtrain.gradients.session import Session
@@ -18,6 +20,7 @@ from ringtrain.operations import Average, Sum
 from ringtrain.pending import Operation
 from ringtrain.torch.buckets import Bucket
 from ringtrain.torch.compression import Compressor
+from ringtrain.torch.powersgd import Approximation, Memory, PowerSGD, with_residual
 from ringtrain.torch.sparse import SparseAllreduce
 from ringtrain.torch.tensors import finish, lent_buffer
 from ringtrain.torch.twins import take_place
@@ -35,6 +38,7 @@ class ReductionSettings:
         compression: what the core does to narrow the wire; a row of ``tables.COMPRESSIONS``.
         compressor: a user's own, whose methods are called here.
         sparse_as_dense: sends sparse gradients as dense ones.
+        powersgd: how gradients are approximated; None if they are not.
     """
 
     session: Session
@@ -44,6 +48,12 @@ class ReductionSettings:
     compression: str = "none"
     compressor: type[Compressor] | None = None
     sparse_as_dense: bool = False
+    powersgd: PowerSGD | None = None
+
+    @property
+    def terms(self) -> dict[str, Any]:
+        """What ranks cannot tell from the gradients that they reduce, and must have set alike."""
+        return {"compression": "other" if self.powersgd is None else repr(self.powersgd)}
 
     @functools.cached_property
     def keeps_residuals(self) -> bool:
@@ -70,6 +80,7 @@ class Member:
         index: place among the optimizer's parameters.
         group: what it travels in; a ``Group`` that takes it over says so.
         twin: memory for the result, where the gradient itself is kept until that is released.
+        memory: of PowerSGD; None where gradients travel as they are.
     """
 
     parameter: torch.Tensor
@@ -77,6 +88,7 @@ class Member:
     index: int
     group: "Group" = field(init=False)
     twin: torch.Tensor | None = None
+    memory: Memory | None = None
     _result: "weakref.ref[torch.Tensor] | None" = None
     _result_version: int = 0
 
@@ -131,6 +143,7 @@ class _Dense:
 
     Attributes:
         twin: where the result of what is sent goes; None if it takes its place.
+        approximation: of which a factor is sent; None if the gradient itself is.
     """
 
     member: Member
@@ -138,6 +151,14 @@ class _Dense:
     sent: torch.Tensor
     compression_context: object
     twin: torch.Tensor | None = None
+    approximation: Approximation | None = None
+
+    def go_on(self) -> torch.Tensor | None:
+        """What is to be sent next, now that what was sent has arrived; None if nothing is."""
+        if self.approximation is None:
+            return None
+        self.sent = self.approximation.go_on()
+        return self.sent
 
     def keep(self) -> torch.Tensor:
         """Has the gradient stay as it is until ``arrive``; returns where the result goes: a copy that is sent may change."""
@@ -150,12 +171,16 @@ class _Dense:
         """Brings the result from the tensor that was sent to the gradient."""
         if self.twin is not None:
             self.member.twin = take_place(self.gradient, self.twin)
+        elif self.approximation is not None:
+            self.approximation.write(self.gradient)
         elif self.sent is not self.gradient:
             result = self.sent if compressor is None else compressor.decompress(self.sent, self.compression_context)
             if self.gradient.is_sparse:
                 self.member.parameter.grad = result.to_sparse(self.gradient.sparse_dim())
             else:
                 self.gradient.copy_(result)
+        if self.approximation is None and self.member.memory is not None:
+            self.member.memory.keep(None, self.member.memory.factor)
         self.member.note_result()
 
 
@@ -227,6 +252,34 @@ class Group:
         for _, sparse in self._sparse:
             yield from sparse.waiting()
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether something is to be sent when what was sent has arrived."""
+        return any(each.approximation is not None for each in self._dense)
+
+    def go_on(self, how: ReductionSettings, postscale: float) -> None:
+        """Waits for what was sent first, and sends what follows from it.
+
+        Raises RingtrainError where the first has failed, on all ranks, or this rank must refuse the second.
+        """
+        first, self._operation = self._operation, None
+        if first is None:
+            return
+        try:
+            finish(first, self._dense[0].sent)
+        except RingtrainError:
+            self._dense = []
+            raise
+        name = f"{self.name} (right factor)"
+        try:
+            with torch.no_grad():
+                sent = [each for each in (dense.go_on() for dense in self._dense) if each is not None]
+            buffers = [lent_buffer(tensor) for tensor in sent]
+        except Exception as problem:  # seen by this rank alone: the others must not wait for it
+            self._dense = []
+            how.session.context.refuse("allreduce", name, how.session.process_set_id, problem)
+        self._operation = self._submit_buffers(name, buffers, buffers, how, postscale)
+
     def take_results(self, compressor: type[Compressor] | None) -> None:
         """Puts the results of finished operations into the gradients; raises the first error after the others."""
         problem = self.hold()
@@ -274,8 +327,14 @@ class Group:
         except Exception as problem:  # seen by this rank alone: the others must not wait for it
             self._dense = []
             how.session.context.refuse("allreduce", self.name, how.session.process_set_id, problem)
-        self._operation = how.session.context.submit(
-            "allreduce", self.name, buffers, results,
+        self._operation = self._submit_buffers(self.name, buffers, results, how, postscale)
+
+    @staticmethod
+    def _submit_buffers(
+        name: str, buffers: Sequence[Buffer], results: Sequence[Buffer], how: ReductionSettings, postscale: float
+    ) -> Operation:
+        return how.session.context.submit(
+            "allreduce", name, buffers, results,
             reduction=how.name, prescale=how.prescale, postscale=postscale, process_set=how.session.process_set_id,
             compression=how.compression,
         )  # fmt: skip
@@ -318,11 +377,23 @@ def _prepare(member: Member, how: ReductionSettings) -> _Dense:
             f"gradient of '{member.name}': expected a dense or a sparse COO one but found {gradient.layout}. "
             "Use dense gradients."
         )
+    if member.memory is not None:
+        return _approximated(member, member.memory, gradient, dense)
     if how.compressor is None and dense.is_contiguous():
         return _Dense(member, gradient, dense, None)
     with torch.no_grad():
         sent, compression_context = (dense, None) if how.compressor is None else how.compressor.compress(dense)
         return _Dense(member, gradient, sent.contiguous(), compression_context)
+
+
+def _approximated(member: Member, memory: Memory, gradient: torch.Tensor, dense: torch.Tensor) -> _Dense:
+    with torch.no_grad():
+        if not memory.is_exact:
+            approximation = Approximation(memory, dense)
+            return _Dense(member, gradient, approximation.left, None, approximation=approximation)
+        if memory.residual is None and dense.is_contiguous():
+            return _Dense(member, gradient, dense, None)
+        return _Dense(member, gradient, with_residual(dense, memory).to(dense.dtype).view(dense.shape), None)
 
 
 def _sparse_zeros(parameter: torch.Tensor) -> torch.Tensor:

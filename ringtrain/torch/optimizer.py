@@ -29,6 +29,7 @@ from ringtrain.torch.coexistence import refuse_shared_parameters, refuse_wrapped
 from ringtrain.torch.compression import Compression, Compressor, compression_in_the_core
 from ringtrain.torch.gradients import ReductionSettings
 from ringtrain.torch.periodic import Periodic, check_settings, checked_period
+from ringtrain.torch.powersgd import PowerSGD
 from ringtrain.torch.reducer import Reducer
 from ringtrain.torch.tensors import buffer_of
 
@@ -41,7 +42,7 @@ else:
 def DistributedOptimizer(
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
-    compression: type[Compressor] = Compression.none,
+    compression: type[Compressor] | PowerSGD = Compression.none,
     backward_passes_per_step: int = 1,
     op: int = Average,
     gradient_predivide_factor: float = 1.0,
@@ -78,6 +79,7 @@ def DistributedOptimizer(
         compression: ``Compression.fp16`` or ``bf16`` send dense gradients between hosts as 16 bits, added in float32;
             ``int8`` and ``int4`` as 8 or 4 bits with a scale for each 256 or 128 elements, of gradients that have 4,096
             or more: what rounding loses of a gradient is added to the next one, and taken back if the step is skipped.
+            ``powersgd(rank=2)`` sends matrices as two factors of low rank, with the same feedback (``PowerSGD``).
             Or a class of your own, derived from ``Compression.none``, which is called for each gradient.
         backward_passes_per_step: backward passes whose gradients are summed here before they travel. See ``no_sync``.
         op: ``Average`` or ``Sum``; or ``Adasum``: then each rank steps with its own gradients, with the learning rate
@@ -121,18 +123,21 @@ def DistributedOptimizer(
     refuse_wrapped_optimizer(optimizer)
     refuse_adasum(optimizer)
     _check_arguments(optimizer, backward_passes_per_step, op, gradient_predivide_factor)
-    check_compressor(compression)
+    powersgd, compressor = (compression, Compression.none) if isinstance(compression, PowerSGD) else (None, compression)
+    if powersgd is not None:
+        _check_powersgd(powersgd, op, every, gradient_as_bucket_view)
+    check_compressor(compressor)
     known = parameters.known_names(named_parameters)
     names = parameters.names_of(optimizer, known)
     groups = parameters.checked_groups(num_groups, groups, set(names))
     refuse_shared_parameters(names.keys())
-    named_buffers, outer, by_core = list(named_buffers), checked_outer(outer), compression_in_the_core(compression)
+    named_buffers, outer, by_core = list(named_buffers), checked_outer(outer), compression_in_the_core(compressor)
     local = checked_period(optimizer, every, outer, within_host, warmup, named_buffers)
     if local is not None:
         check_settings(op, process_set, within_host, by_core, average_aggregated_gradients)
     if op == Adasum:
         _check_adasum(optimizer, average_aggregated_gradients)
-        optimizer = distribute(optimizer, compression, process_set)
+        optimizer = distribute(optimizer, compressor, process_set)
     else:
         _make_distributed(optimizer, _Distributed if local is None else _Local)
     optimizer.op, optimizer.process_set = op, process_set
@@ -156,6 +161,7 @@ def DistributedOptimizer(
             compression=by_core or "none",
             compressor=compressor,
             sparse_as_dense=sparse_as_dense,
+            powersgd=powersgd,
         )
         passes = optimizer.backward_passes_per_step
         reducer = Reducer(settings, passes, average_aggregated_gradients, gradient_as_bucket_view)
@@ -165,7 +171,7 @@ def DistributedOptimizer(
         return reducer
 
     if local is None:
-        optimizer._reducer = reducer_over(process_set, by_core, None if by_core else compression)
+        optimizer._reducer = reducer_over(process_set, by_core, None if by_core else compressor)
         return optimizer
     worker = Worker(Session(process_set), local, Plan(outer, by_core or "none", within_host), "optimizer")
     worker.compare_terms()  # before a rank waits for what others of other terms never do
@@ -252,11 +258,12 @@ class _Distributed(_Optimizer):
         super().zero_grad(*args, **kwargs)
 
     def compression_state(self) -> dict[str, dict[str, torch.Tensor]]:
-        """What ``Compression.int8`` or ``int4`` has lost of the gradients so far and makes up for in the next step.
+        """What ``Compression.int8``, ``int4`` or ``powersgd`` has lost of the gradients and makes up for in the next step.
 
         All ranks of the process set call this together, between two steps, and get the same: by name of gradient,
-        ``sent`` and ``finished``, flat tensors of float32 (``ringtrain.gradients.residuals``). So one rank can save it,
-        and a world of other hosts can go on with it. Empty where nothing is kept.
+        ``sent`` and ``finished``, flat tensors of float32 (``ringtrain.gradients.residuals``); of PowerSGD ``residual``,
+        a mean, and the right ``factor``. So one rank can save it, and a world of other hosts can go on with it. Empty
+        where nothing is kept.
         """
         return {} if self._reducer is None else self._reducer.compression_state()
 
@@ -494,6 +501,19 @@ def _check_adasum(optimizer: torch.optim.Optimizer, averages_passes: bool) -> No
             "DistributedOptimizer: expected a plain optimizer for op=Adasum but found a distributed one. Make a new one, and "
             "load its state."
         )
+
+
+def _check_powersgd(powersgd: PowerSGD, op: int, every: int | None, buckets: bool) -> None:
+    for setting, given in (
+        ("op=Adasum", op == Adasum),
+        ("every", every is not None),
+        ("gradient_as_bucket_view", buckets),
+    ):
+        if given:
+            raise InvalidArgumentError(
+                f"DistributedOptimizer: compression must be one that keeps no matrices with {setting}, but is {powersgd!r}. "
+                "Leave one of them out."
+            )
 
 
 def _check_buckets(asked_for: bool, compression_by_core: str | None) -> None:

@@ -14,6 +14,7 @@ from ringtrain.elastic.transaction import Transaction
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.gradients import residuals
 from ringtrain.gradients.rounds import Stage
+from ringtrain.torch import powersgd
 from ringtrain.torch.coexistence import refuse_shared_parameters
 from ringtrain.torch.exchange import Exchange
 from ringtrain.torch.gradients import ReductionSettings
@@ -129,16 +130,22 @@ class Reducer:
     # ---- what compression has lost ----
 
     def compression_state(self) -> dict[str, dict[str, torch.Tensor]]:
-        """What the core keeps of these gradients, the same on all ranks; collective."""
+        """What is kept of these gradients, the same on all ranks; collective."""
         self._exchange.follow_world()
+        beginning = self._exchange.beginning
+        if beginning is not None:
+            memories = self._exchange.memories()
+            return powersgd.state_of_all_ranks(self.settings.session, self.prefix, memories, beginning)
         if not self.settings.keeps_residuals:
             return {}
         state = residuals.of_all_ranks(self.settings.session, self.settings.averages, f"{self.prefix}.")
         return {name: {part: torch.from_numpy(kept[part]) for part in kept} for name, kept in state.items()}
 
     def load_compression_state(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        """Has the core go on with it."""
+        """Goes on with it."""
         self._exchange.follow_world()
+        if self._exchange.beginning is not None:
+            powersgd.load_state(state, self._exchange.memories(), self._exchange.beginning)
         if self.settings.keeps_residuals:
             kept = {name: {part: parts[part].cpu().numpy() for part in parts} for name, parts in state.items()}
             residuals.load(self.settings.session, self.settings.averages, f"{self.prefix}.", kept)

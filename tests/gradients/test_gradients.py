@@ -132,10 +132,10 @@ def test_steps_are_compared_by_maxima(steps, equal):
 def test_what_is_said_is_what_any_rank_says():
     agreed = maximum(
         rounds.encoded(Said(bytes([DENSE, MISSING]), False), 1),
-        rounds.encoded(Said(bytes([MISSING, SPARSE_64]), True), 1),
+        rounds.encoded(Said(bytes([MISSING, SPARSE_64]), True, True), 1),
     )
     said = rounds.decoded(agreed)
-    assert said == Said(bytes([DENSE, SPARSE_64]), True)
+    assert said == Said(bytes([DENSE, SPARSE_64]), True, True)
     assert not said.is_last(Stage.CLOSING) and Said(b"", False).is_last(Stage.DISCARDING)
     assert not Said(b"", False).is_last(Stage.PASS_ENDED)
 
@@ -145,13 +145,29 @@ def test_the_error_names_counts_and_ranks():
     assert "but is 1 on ranks 0, 2 and 0 on rank 1. " in text and text.startswith("step 'optimizer.0': ")
 
 
+@pytest.mark.parametrize("other, equal", [(b'{"delay": 0}', True), (b'{"delay": 1}', False), (b"{}", False)])
+def test_other_terms_show_in_the_maximum(other, equal):
+    own = [rounds.encoded(Said(b"", False), 0, terms) for terms in (b'{"delay": 0}', other)]
+    assert rounds.terms_are_equal(maximum(*own)) is equal
+
+
+def test_the_error_of_terms_names_the_first_that_differs():
+    theirs = [b'{"a": 1, "delay": 0}', b'{"a": 1, "delay": 1}', b'{"a": 1, "delay": 0}']
+    text = rounds.unequal_terms(
+        "optimizer.0", [(rank, len(each)) for rank, each in enumerate(theirs)], b"".join(theirs)
+    )
+    assert text.startswith(
+        "step 'optimizer.0': delay must be the same on all ranks, but is 0 on ranks 0, 2 and 1 on rank 1."
+    )
+
+
 def test_a_round_that_finds_unequal_steps(two):
     def body(rank):
         own = Rounds(Session(rt.global_process_set), "optimizer.0.used")
 
         def hold(stage):
             own.announce(bytes([MISSING]), stage)
-            for generator in (own.answer(), own.require_equal_steps()):
+            for generator in (own.answer(), own.require_equal()):
                 for operation in generator:
                     operation.wait()
             own.succeed()

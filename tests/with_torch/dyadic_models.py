@@ -68,7 +68,7 @@ def reductions(optimizer, run):
     """How many gradients travelled, rounds not counted."""
     before = rt.counters()["bytes"]
     run()
-    rounds = len(parameters_of(optimizer)) + 3  # codes, whether more follows, and steps
+    rounds = len(parameters_of(optimizer)) + 12  # codes, two flags, steps, and the digest of the terms
     return (rt.counters()["bytes"] - before - rounds) // 8
 
 

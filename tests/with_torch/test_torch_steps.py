@@ -452,7 +452,7 @@ def test_ranks_with_fewer_batches_that_join_are_not_refused(world):
 
 
 def test_counting_steps_sends_nothing_more(world):
-    """Two bytes with the maximum that a round begins with, no message."""
+    """Two bytes with the maximum that a round begins with, beside flags and a digest; no message."""
 
     def on_rank(rank):
         model = torch.nn.Linear(3, 2, bias=False)
@@ -466,6 +466,6 @@ def test_counting_steps_sends_nothing_more(world):
         optimizer.step()
         after = rt.counters()
         assert after["operations"] - before["operations"] == 2
-        assert after["bytes"] - before["bytes"] == 6 * 4 + 1 + 1 + 2
+        assert after["bytes"] - before["bytes"] == 6 * 4 + 1 + 2 + 2 + 8
 
     world.run(on_rank)

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ringtrain.averaging.terms import difference
 from ringtrain.context import current
 from ringtrain.errors import InvalidArgumentError, MismatchError
+from ringtrain.gradients.terms import difference
 from ringtrain.keras.compilation import switch_off
 from ringtrain.keras.optimizer import communicates_on, hoist, reduction_of
 from ringtrain.keras.replicas import ReplicaGuard

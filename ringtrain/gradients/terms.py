@@ -1,4 +1,4 @@
-"""What all ranks must have set alike for local steps, and the words in which they hear that they have not. Pure."""
+"""What all ranks must have set alike for one optimizer, and the words in which they hear that they have not. Pure."""
 
 import hashlib
 import json
