@@ -99,6 +99,10 @@ class Rounds:
         yield from agreement.pending()
         return decoded(agreement.agreed())
 
+    def wait_for_answer(self) -> Said:
+        """``answer`` for those who have nothing else to do meanwhile."""
+        return decoded(self._under_way.agreed())
+
     @property
     def _under_way(self) -> Agreement:
         assert self._agreement is not None, "announce() begins a round"

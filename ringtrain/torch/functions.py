@@ -144,7 +144,13 @@ def state_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """State by the parameter's place, since the parameters themselves differ from rank to rank."""
     states = [optimizer.state.get(parameter) for group in optimizer.param_groups for parameter in group["params"]]
     options = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-    return {"states": states, "options": options, "local_steps": _local_steps_of(optimizer)}
+    delayed = getattr(optimizer, "_delayed", None)
+    return {
+        "states": states,
+        "options": options,
+        "local_steps": _local_steps_of(optimizer),
+        "delayed": None if delayed is None else delayed.state(optimizer),
+    }
 
 
 def _local_steps_of(optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
@@ -163,6 +169,9 @@ def set_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
             optimizer.state[parameter] = values
     for group, options in zip(optimizer.param_groups, state["options"], strict=True):
         group.update(options)
+    delayed = getattr(optimizer, "_delayed", None)
+    if delayed is not None:
+        delayed.load(optimizer, state["delayed"])
 
 
 def _pack(state: Any) -> tuple[bytes, list[torch.Tensor]]:

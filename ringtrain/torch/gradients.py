@@ -39,6 +39,7 @@ class ReductionSettings:
         compressor: a user's own, whose methods are called here.
         sparse_as_dense: sends sparse gradients as dense ones.
         powersgd: how gradients are approximated; None if they are not.
+        delay: steps after which gradients are applied.
     """
 
     session: Session
@@ -49,11 +50,12 @@ class ReductionSettings:
     compressor: type[Compressor] | None = None
     sparse_as_dense: bool = False
     powersgd: PowerSGD | None = None
+    delay: int = 0
 
     @property
     def terms(self) -> dict[str, Any]:
         """What ranks cannot tell from the gradients that they reduce, and must have set alike."""
-        return {"compression": "other" if self.powersgd is None else repr(self.powersgd)}
+        return {"compression": "other" if self.powersgd is None else repr(self.powersgd), "delay": self.delay}
 
     @functools.cached_property
     def keeps_residuals(self) -> bool:

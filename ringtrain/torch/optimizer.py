@@ -27,6 +27,7 @@ from ringtrain.torch.accumulation import accumulating
 from ringtrain.torch.adasum import distribute, refuse_adasum
 from ringtrain.torch.coexistence import refuse_shared_parameters, refuse_wrapped_optimizer
 from ringtrain.torch.compression import Compression, Compressor, compression_in_the_core
+from ringtrain.torch.delayed import Delayed, check_delay
 from ringtrain.torch.gradients import ReductionSettings
 from ringtrain.torch.periodic import Periodic, check_settings, checked_period
 from ringtrain.torch.powersgd import PowerSGD
@@ -57,6 +58,7 @@ def DistributedOptimizer(
     within_host: str | None = None,
     warmup: int = 0,
     named_buffers: Iterable[tuple[str, torch.Tensor]] = (),
+    delay: int = 0,
 ) -> torch.optim.Optimizer:
     """Makes an optimizer step with the gradients of all ranks, and returns it.
 
@@ -107,6 +109,10 @@ def DistributedOptimizer(
         warmup: with ``every``, exact steps before the first local one (post-local SGD, arXiv:1808.07217).
         named_buffers: with ``every``, ``model.named_buffers()``: running statistics are averaged with the parameters,
             counters become the maximum.
+        delay: 1: each step applies the gradients of the step before, which have travelled while these were computed; so a
+            step takes the longer of both. ``step()`` does all of it, and the optimizer has two methods more or other:
+            ``flush()`` applies what is left, before the model is evaluated or saved; ``synchronize()`` before a step
+            puts what it is going to apply into the gradients, to be clipped. docs/slow-networks.md says more.
 
     Raises:
         InvalidArgumentError: not an optimizer, or names, groups, ``op`` or a number that cannot be; or another library
@@ -133,13 +139,14 @@ def DistributedOptimizer(
     refuse_shared_parameters(names.keys())
     named_buffers, outer, by_core = list(named_buffers), checked_outer(outer), compression_in_the_core(compressor)
     local = checked_period(optimizer, every, outer, within_host, warmup, named_buffers)
+    check_delay(delay, op, every, by_core, powersgd, groups, gradient_as_bucket_view)
     if local is not None:
         check_settings(op, process_set, within_host, by_core, average_aggregated_gradients)
     if op == Adasum:
         _check_adasum(optimizer, average_aggregated_gradients)
         optimizer = distribute(optimizer, compressor, process_set)
     else:
-        _make_distributed(optimizer, _Distributed if local is None else _Local)
+        _make_distributed(optimizer, _Local if local is not None else _OneStepLate if delay else _Distributed)
     optimizer.op, optimizer.process_set = op, process_set
     optimizer.gradient_predivide_factor, optimizer.sparse_as_dense = gradient_predivide_factor, sparse_as_dense
     optimizer._parameter_names = dict(known or names)
@@ -147,13 +154,15 @@ def DistributedOptimizer(
         optimizer.backward_passes_per_step = backward_passes_per_step
         return optimizer
     optimizer._passes_alone = backward_passes_per_step
-    stays_alone = process_set.size() == 1 and outer is None and membership.current() is None
+    stays_alone = process_set.size() == 1 and outer is None and not delay and membership.current() is None
     if not process_set.included() or stays_alone:
         return optimizer
     _check_buckets(gradient_as_bucket_view, by_core)
 
-    def reducer_over(members: ProcessSet, by_core: str | None, compressor: type[Compressor] | None) -> Reducer:
-        settings = ReductionSettings(
+    def settings_over(
+        members: ProcessSet, by_core: str | None, compressor: type[Compressor] | None
+    ) -> ReductionSettings:
+        return ReductionSettings(
             session=Session(members),
             averages=op == Average,
             prescale=1.0 / gradient_predivide_factor,
@@ -162,7 +171,11 @@ def DistributedOptimizer(
             compressor=compressor,
             sparse_as_dense=sparse_as_dense,
             powersgd=powersgd,
+            delay=delay,
         )
+
+    def reducer_over(members: ProcessSet, by_core: str | None, compressor: type[Compressor] | None) -> Reducer:
+        settings = settings_over(members, by_core, compressor)
         passes = optimizer.backward_passes_per_step
         reducer = Reducer(settings, passes, average_aggregated_gradients, gradient_as_bucket_view)
         current_names = parameters.names_of(optimizer, {**optimizer._parameter_names})
@@ -170,6 +183,10 @@ def DistributedOptimizer(
         reducer.add(parameters.grouped(list(current_names), groups))
         return reducer
 
+    if delay:
+        settings = settings_over(process_set, by_core, None)
+        optimizer._delayed = Delayed(optimizer, settings, average_aggregated_gradients)
+        return optimizer
     if local is None:
         optimizer._reducer = reducer_over(process_set, by_core, None if by_core else compressor)
         return optimizer
@@ -385,6 +402,66 @@ class _Local(_Distributed):
         self.__dict__["_step_supports_amp_scaling"] = supports
 
 
+class _OneStepLate(_Distributed):
+    """What an optimizer has beyond, or in place of, that if it applies the gradients of the step before."""
+
+    _delayed: Delayed | None = None  # None outside of the process set, and in copies
+
+    def synchronize(self) -> None:
+        """Before a step: sends this rank's gradients, and puts those that the step is going to apply into their place.
+
+        Then clip these, and step within ``skip_synchronize()``. Unscale before it, where a ``GradScaler`` is in use.
+        """
+        if self._delayed is not None:
+            self._delayed.exchange(self)
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """The user's ``zero_grad``; what ``synchronize()`` has put there, and no step has applied, is given up."""
+        if self._delayed is not None:
+            self._delayed.discard()
+        super().zero_grad(*args, **kwargs)
+
+    def flush(self) -> None:
+        """Applies the gradients of the last step; on all ranks, between two steps.
+
+        Before evaluating, and at the end. The next step has nothing to apply then, as the first one.
+        """
+        if self._delayed is not None:
+            self._delayed.flush(self)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The user's ``state_dict``, and under ``delayed`` the gradients that the next step applies, by name.
+
+        They are the same on all ranks, so any may save it, at any step, and a world of any size go on with it.
+        """
+        state = super().state_dict()
+        return state if self._delayed is None else {**state, "delayed": self._delayed.state(self)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The user's ``load_state_dict``; all ranks call it. Without ``delayed`` in it the next step applies nothing."""
+        super().load_state_dict(state_dict)
+        if self._delayed is not None:
+            self._delayed.load(self, state_dict.get("delayed"))
+
+    def compression_state(self) -> dict[str, dict[str, torch.Tensor]]:
+        """What ``Compression.int8`` or ``int4`` has lost of the gradients so far; collective, the same on all ranks."""
+        return {} if self._delayed is None else self._delayed.compression_state()
+
+    def load_compression_state(self, state: dict[str, dict[str, torch.Tensor]]) -> None:
+        """Goes on with what ``compression_state`` has returned, the same on all ranks, before the first step."""
+        if self._delayed is not None:
+            self._delayed.load_compression_state(state)
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """True has ``GradScaler`` call ``step()`` where it found an infinity, too: what is applied is of the step before."""
+        return super()._step_supports_amp_scaling or self._delayed is not None
+
+    @_step_supports_amp_scaling.setter
+    def _step_supports_amp_scaling(self, supports: bool) -> None:
+        self.__dict__["_step_supports_amp_scaling"] = supports
+
+
 def _plain_class(distributed: type) -> type:
     """The user's class: what comes next to the methods that were put in front of it."""
     order = distributed.__mro__
@@ -401,7 +478,8 @@ def _make_distributed(optimizer: torch.optim.Optimizer, methods: type[_Distribut
     was_distributed = isinstance(optimizer, _Distributed)
     if was_distributed:
         _set_back(optimizer)
-        if isinstance(optimizer, _Local) == (methods is _Local):
+        kinds = (_Local, _OneStepLate, _Distributed)
+        if next(kind for kind in type(optimizer).__mro__ if kind in kinds) is methods:
             return
     plain = _plain_class(type(optimizer)) if was_distributed else type(optimizer)
     described = {"__module__": plain.__module__, "__qualname__": plain.__qualname__, "__doc__": plain.__doc__}
@@ -422,9 +500,10 @@ def _set_back(optimizer: Any) -> None:
     if optimizer._reducer is not None:
         optimizer._reducer.close()
         optimizer._reducer = None
-    if getattr(optimizer, "_periodic", None) is not None:
-        optimizer._periodic.close()
-        optimizer._periodic = None
+    for part in ("_periodic", "_delayed"):
+        if getattr(optimizer, part, None) is not None:
+            getattr(optimizer, part).close()
+            setattr(optimizer, part, None)
 
 
 def _reduce_before_step(optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict[str, Any]) -> tuple | None:

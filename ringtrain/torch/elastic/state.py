@@ -183,7 +183,8 @@ class TorchState(ObjectState):
 
     def reset(self) -> None:
         """Has distributed optimizers enter the new world in the order in which they were made, on all ranks alike."""
-        reducers = [getattr(handler.value, "_reducer", None) for handler in self._handlers.values()]
+        values = [handler.value for handler in self._handlers.values()]
+        reducers = [getattr(value, part, None) for value in values for part in ("_reducer", "_delayed")]
         for reducer in sorted(filter(None, reducers), key=lambda each: each.number):
             reducer.enter_world()
 

@@ -241,7 +241,7 @@ def _checked_reducer(optimizer: Any) -> Reducer:
     reducer = optimizer._reducer
     if reducer is None:
         raise UnsupportedError(
-            "elastic.State: the optimizer must reduce gradients in each step, but does not (op=Adasum, or every). "
+            "elastic.State: the optimizer must reduce gradients in each step, but does not (op=Adasum, every or delay). "
             "Use TorchState and elastic.run."
         )
     if optimizer.process_set is not global_process_set:

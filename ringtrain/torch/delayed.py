@@ -1,0 +1,355 @@
+"""One step late: a step applies the gradients of the step before, whose exchange has gone on while these were computed.
+
+    x[t + 1] = x[t] - update(mean gradient of step t - 1)
+
+``optimizer.DistributedOptimizer(delay=1)`` makes one ``Delayed``. A step takes what the step before has sent, sends this
+rank's gradients, and gives the optimizer what it has taken; so an exchange has the whole of a forward and a backward pass.
+The first step has nothing to apply, and ``flush`` applies what is left at the end. Whether gradients may be used, and what
+compression has lost of them, is decided when they arrive, from equal bits on all ranks.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ringtrain.context import Context
+from ringtrain.errors import InvalidArgumentError, RingtrainError, UnsupportedError
+from ringtrain.gradients import residuals
+from ringtrain.gradients.presence import DENSE, MISSING, is_there
+from ringtrain.gradients.rounds import Rounds, Stage
+from ringtrain.numbering import next_number
+from ringtrain.operations import Adasum
+from ringtrain.pending import Operation
+from ringtrain.torch.compilation import eager
+from ringtrain.torch.gradients import ReductionSettings
+from ringtrain.torch.powersgd import PowerSGD
+from ringtrain.torch.tensors import buffer_of, finish
+
+
+@dataclass
+class _Flight:
+    """The gradients of one step, on their way.
+
+    Attributes:
+        operations: by parameter; each with the tensor in which the result arrives.
+        problem: what this rank had to refuse; its peers' operation fails with the same text.
+        scaler: whether a ``GradScaler`` looks at the step, so that gradients that are not finite are not used.
+        scale: of the loss, that the gradients still have; None for none.
+    """
+
+    operations: list[tuple[torch.Tensor, Operation, torch.Tensor]] = field(default_factory=list)
+    problem: RingtrainError | None = None
+    scaler: bool = False
+    scale: float | None = None
+
+
+class Delayed:
+    """The gradients of one optimizer that steps one step late.
+
+    Args:
+        optimizer: whose steps these are.
+        settings: how gradients are combined, the same on all ranks.
+        averages_passes: whether the sum of a step's backward passes is divided by their number.
+    """
+
+    def __init__(self, optimizer: Any, settings: ReductionSettings, averages_passes: bool):
+        self._settings = settings
+        self._session = settings.session
+        self._averages_passes = averages_passes
+        self._flight: _Flight | None = None
+        self._arrived: dict[torch.Tensor, torch.Tensor] = {}  # of the step before; to be applied next
+        self._has_exchanged = False  # in the step under way
+        self._flushes = False
+        self._enter_world()
+        before = optimizer.register_step_pre_hook(_before_step)
+        optimizer._optimizer_step_pre_hooks.move_to_end(before.id, last=False)  # the user's hooks see what is applied
+        self._handles = before, optimizer.register_step_post_hook(_after_step)
+
+    def __reduce__(self) -> tuple:
+        """Copies and pickles of an optimizer are plain optimizers: hooks and a world do not travel."""
+        return type(None), ()
+
+    def close(self) -> None:
+        """Removes the hooks."""
+        for handle in self._handles:
+            handle.remove()
+
+    # ---- worlds ----
+
+    @property
+    def context(self) -> Context:
+        """The rank that this optimizer acts for, in the current epoch."""
+        return self._session.context
+
+    @property
+    def number(self) -> int:
+        """Its place among the optimizers of its world."""
+        return int(self.prefix.rpartition(".")[2])
+
+    def enter_world(self) -> None:
+        """Goes on in the present world, if it is not the last one; what has not arrived in that one is lost."""
+        if self._session.has_moved():
+            self._flight, self._has_exchanged = None, False
+            self._enter_world()
+
+    def _enter_world(self) -> None:
+        self.prefix = f"optimizer.{next_number(self._session.context, self._session.process_set_id, 'optimizer')}"
+        self._rounds = Rounds(self._session, f"{self.prefix}.used", self._settings.terms)
+
+    # ---- steps ----
+
+    def exchange(self, optimizer: Any, scale: float | None = None, scaler: bool = False) -> None:
+        """Takes the gradients of the step before, sends those that lie in the parameters, and puts the former there.
+
+        Raises:
+            RingtrainError: the exchange of the step before has failed, or ranks have other settings.
+        """
+        self.enter_world()
+        if self._has_exchanged:
+            return
+        trained = _trained(optimizer)
+        self.arrive()
+        self._send(optimizer, trained, scale, scaler)
+        for parameter in trained:
+            parameter.grad = self._arrived.pop(parameter, None)
+        self._arrived, self._has_exchanged = {}, True
+
+    def before_step(self, optimizer: Any) -> None:
+        """Before the user's step: it applies the gradients of the step before."""
+        if self._flushes:
+            return
+        scaler = getattr(optimizer, "found_inf", None) is not None
+        scale = None
+        if scaler:  # it has looked at this rank's gradients; what is applied now was looked at when it came
+            scale = None if optimizer.grad_scale is None else float(optimizer.grad_scale)
+            optimizer.grad_scale = optimizer.found_inf = None  # the user's class would use them
+        if not self._has_exchanged:
+            self.exchange(optimizer, scaler=scaler, scale=scale)
+        elif self._flight is not None:
+            self._flight.scaler, self._flight.scale = scaler, scale
+
+    def after_step(self) -> None:
+        """The optimizer has stepped."""
+        if not self._flushes:
+            self._has_exchanged = False
+
+    def discard(self) -> None:
+        """The gradients in the parameters are given up; this rank's next ones are those of a step."""
+        self._has_exchanged = False
+
+    def flush(self, optimizer: Any) -> None:
+        """Applies the gradients that are left; the next step has nothing to apply, as the first one."""
+        self.enter_world()
+        self.arrive()
+        if not self._arrived:
+            return
+        trained = _trained(optimizer)
+        for parameter in trained:
+            parameter.grad = self._arrived.pop(parameter, None)
+        self._arrived, self._flushes = {}, True
+        try:
+            optimizer.step()
+        finally:
+            self._flushes = False
+        for parameter in trained:
+            parameter.grad = None
+
+    # ---- the way out ----
+
+    def _send(self, optimizer: Any, trained: Sequence[torch.Tensor], scale: float | None, scaler: bool) -> None:
+        own = bytes(MISSING if parameter.grad is None else DENSE for parameter in trained)
+        self._rounds.announce(own, Stage.CLOSING)
+        agreed = own
+        if MISSING in own:  # the others say whether zeros are needed
+            agreed = self._rounds.wait_for_answer().codes
+        flight = self._flight = _Flight(scaler=scaler, scale=scale)
+        divisor = optimizer.backward_passes_per_step if self._averages_passes else 1
+        for parameter, code in zip(trained, agreed, strict=True):
+            if is_there(code):
+                try:
+                    self._submit(flight, parameter, optimizer._parameter_names[parameter], divisor)
+                except RingtrainError as problem:
+                    flight.problem = flight.problem or problem
+
+    def _submit(self, flight: _Flight, parameter: torch.Tensor, name: str, divisor: int) -> None:
+        how, context, process_set = self._settings, self._session.context, self._session.process_set_id
+        name = f"{self.prefix}.{name}"
+        try:
+            sent = self._sent(parameter, name)
+            buffer = [buffer_of(sent)]
+        except Exception as problem:  # seen by this rank alone: the others must not wait for it
+            context.refuse("allreduce", name, process_set, problem)
+        operation = context.submit(
+            "allreduce", name, buffer, buffer,
+            reduction=how.name, prescale=how.prescale, postscale=how.postscale / divisor, process_set=process_set,
+            compression=how.compression,
+        )  # fmt: skip
+        flight.operations.append((parameter, operation, sent))
+
+    def _sent(self, parameter: torch.Tensor, name: str) -> torch.Tensor:
+        """The gradient's own memory, in which the result will be: nothing else of the program refers to it any more."""
+        gradient = parameter.grad
+        if gradient is None:
+            return torch.zeros_like(parameter.detach(), memory_format=torch.contiguous_format)
+        if gradient.is_sparse and self._settings.sparse_as_dense:
+            return gradient.detach().to_dense()
+        if gradient.layout is not torch.strided:
+            raise UnsupportedError(
+                f"gradient of '{name}': expected a dense one, as delay=1 sends, but found {gradient.layout}. Set "
+                "sparse_as_dense, or leave delay out."
+            )
+        return gradient.detach().contiguous()
+
+    # ---- the way back ----
+
+    def arrive(self) -> None:
+        """Waits for the gradients of the step before, which every rank has sent; decides whether they are used.
+
+        Raises:
+            RingtrainError: an operation has failed, or ranks have other settings. All is forgotten then.
+        """
+        flight, self._flight = self._flight, None
+        if flight is None:
+            return
+        problem = flight.problem
+        for _, operation, sent in flight.operations:  # all of them, so that no name stays in flight
+            try:
+                finish(operation, sent)
+            except RingtrainError as failed:
+                problem = problem or failed
+        try:
+            self._rounds.wait_for_answer()
+            for operation in self._rounds.require_equal():
+                operation.wait()
+            if problem is not None:
+                raise problem
+        except RingtrainError:
+            self._settle(used=False)
+            self._rounds.forget()
+            self._rounds.forget_steps()
+            raise
+        self._rounds.succeed()
+        self._take(flight)
+
+    def _take(self, flight: _Flight) -> None:
+        results = {parameter: sent for parameter, _, sent in flight.operations}
+        used = not flight.scaler or all(bool(result.isfinite().all()) for result in results.values())
+        self._settle(used)
+        if not used:
+            return
+        if flight.scale is not None:
+            for result in results.values():
+                result.div_(flight.scale)
+        self._arrived = results
+
+    def _settle(self, used: bool) -> None:
+        if self._settings.keeps_residuals:
+            residuals.settle(self._session, f"{self.prefix}.", used)
+
+    # ---- what is saved ----
+
+    def state(self, optimizer: Any) -> dict[str, torch.Tensor]:
+        """The gradients that the next step applies, by name; the same on all ranks. Waits for them."""
+        self.enter_world()
+        self.arrive()
+        names = optimizer._parameter_names
+        return {names[parameter]: gradient.clone() for parameter, gradient in self._arrived.items()}
+
+    def load(self, optimizer: Any, state: Mapping[str, torch.Tensor] | None) -> None:
+        """Goes on with what ``state`` has returned; None: the next step has nothing to apply.
+
+        Raises:
+            InvalidArgumentError: it has a gradient that fits no parameter.
+        """
+        parameters = {name: parameter for parameter, name in optimizer._parameter_names.items()}
+        arrived = {}
+        for name, gradient in (state or {}).items():
+            parameter = parameters.get(name)
+            if parameter is None or parameter.shape != gradient.shape:
+                shape = "none" if parameter is None else f"one of shape {tuple(parameter.shape)}"
+                raise InvalidArgumentError(
+                    f"load_state_dict '{name}': expected a parameter of shape {tuple(gradient.shape)} but found {shape}. Load the "
+                    "state of this model."
+                )
+            arrived[parameter] = gradient.to(parameter.device, parameter.dtype, copy=True)
+        self.enter_world()
+        with suppress(RingtrainError):
+            self.arrive()  # so that no name stays in flight
+        self._flight, self._arrived, self._has_exchanged = None, arrived, False
+        self._rounds.forget()
+        self._rounds.forget_steps()
+
+    def compression_state(self) -> dict[str, dict[str, torch.Tensor]]:
+        """What the core keeps of these gradients, the same on all ranks; collective."""
+        self.enter_world()
+        self.arrive()
+        if not self._settings.keeps_residuals:
+            return {}
+        state = residuals.of_all_ranks(self._session, self._settings.averages, f"{self.prefix}.")
+        return {name: {part: torch.from_numpy(kept[part]) for part in kept} for name, kept in state.items()}
+
+    def load_compression_state(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        """Goes on with it."""
+        self.enter_world()
+        if self._settings.keeps_residuals:
+            kept = {name: {part: parts[part].cpu().numpy() for part in parts} for name, parts in state.items()}
+            residuals.load(self._session, self._settings.averages, f"{self.prefix}.", kept)
+
+
+def _trained(optimizer: Any) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+@eager
+def _before_step(optimizer: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    delayed = getattr(optimizer, "_delayed", None)
+    if delayed is None:
+        return
+    if len(args) > 1 or kwargs.get("closure") is not None:
+        raise InvalidArgumentError(
+            "step: expected no closure with delay=1 but found one, which would compute the gradients that this step applies. Call "
+            "backward() and then step(), or leave delay out."
+        )
+    delayed.before_step(optimizer)
+
+
+@eager
+def _after_step(optimizer: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    delayed = getattr(optimizer, "_delayed", None)
+    if delayed is not None:
+        delayed.after_step()
+
+
+# ---- arguments ----
+
+
+def check_delay(
+    delay: Any,
+    op: int,
+    every: int | None,
+    compression_by_core: str | None,
+    powersgd: PowerSGD | None,
+    groups: Any,
+    buckets: bool,
+) -> None:
+    """Raises InvalidArgumentError for a delay that cannot be, or not with the other arguments."""
+    if isinstance(delay, bool) or delay not in (0, 1):
+        raise InvalidArgumentError(f"DistributedOptimizer: delay must be 0 or 1, but is {delay!r}.")
+    if not delay:
+        return
+    given = {
+        "op=Adasum": op == Adasum,
+        "every": every is not None,
+        "groups": groups is not None,
+        "gradient_as_bucket_view": buckets,
+        "PowerSGD": powersgd is not None,
+        "a compression of your own": compression_by_core is None,
+    }
+    for name, is_given in given.items():
+        if is_given:
+            raise InvalidArgumentError(
+                f"DistributedOptimizer: delay must be 0 with {name}, but is 1. Leave one of them out."
+            )
