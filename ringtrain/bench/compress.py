@@ -178,6 +178,12 @@ def _batches(
         backward(gradients, computation, rounds, None)
         return
     submit = partial(_submit, mode)
+    if mode.delays:  # the gradients of the batch before
+        handles = [submit(index, gradient) for index, gradient in enumerate(gradients)]
+        backward(gradients, computation, rounds, None)
+        for handle in handles:
+            handle.wait()
+        return
     for _ in range(mode.batches - mode.overlaps):
         backward(gradients, computation, rounds, None)
     backward(gradients, computation, rounds if mode.overlaps else 0, submit)

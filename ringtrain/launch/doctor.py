@@ -259,6 +259,12 @@ def report(found: Mapping[str, Any]) -> list[str]:
     return [*lines, "", *_report_of_modes(found)]
 
 
+_POWERSGD = (
+    "not calculated: compression=Compression.powersgd(rank=2) of PyTorch, which sends large matrices as two thin ones, 100 times "
+    "smaller or more, takes a core some 2 s for each GB, and risks more than int4: compare the loss"
+)
+
+
 def _report_of_modes(found: Mapping[str, Any]) -> list[str]:
     if "modes" not in found:
         return ["Which mode of sending pays: --step-ms, what a batch takes on one host, lets this say it."]
@@ -279,7 +285,7 @@ def _report_of_modes(found: Mapping[str, Any]) -> list[str]:
         ],
     )
     best = next(each for each in found["modes"] if each["pays_first"])
-    return [*lines, _verdict(best)]
+    return [*lines, _POWERSGD, _verdict(best)]
 
 
 def _verdict(best: Mapping[str, Any]) -> str:

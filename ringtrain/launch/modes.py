@@ -30,6 +30,7 @@ class Mode:
         argument: what to write in a script, of a mode that is no compression.
         batches: that share one exchange.
         overlaps: whether the exchange goes on while the last of these batches is computed; else it follows.
+        delays: whether it goes on while the next batch is computed, from its beginning.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Mode:
     argument: str = ""
     batches: int = 1
     overlaps: bool = True
+    delays: bool = False
 
     @property
     def how(self) -> str:
@@ -52,7 +54,9 @@ class Mode:
 
     def batch_seconds(self, computing: float, sending: float) -> float:
         """Of one batch, if it takes so long to compute alone, and an exchange so long alone; with a core to send."""
-        if self.overlaps:
+        if self.delays:
+            last = max(computing, sending)
+        elif self.overlaps:
             last = max(computing, sending) + REST * min(computing, sending)
         else:
             last = computing + sending
@@ -69,6 +73,7 @@ MODES = [
     Mode(
         "4 batches", "exact, for a batch 4 times larger: fewer steps", argument="backward_passes_per_step=4", batches=4
     ),
+    Mode("delay=1", "the gradients of the step before; PyTorch; compare the loss", argument="delay=1", delays=True),
     Mode("every=32", "another algorithm; compare the loss", argument="every=32", batches=32, overlaps=False),
 ]
 

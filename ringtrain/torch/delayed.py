@@ -11,6 +11,7 @@ compression has lost of them, is decided when they arrive, from equal bits on al
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import torch
@@ -37,13 +38,11 @@ class _Flight:
         operations: by parameter; each with the tensor in which the result arrives.
         problem: what this rank had to refuse; its peers' operation fails with the same text.
         scaler: whether a ``GradScaler`` looks at the step, so that gradients that are not finite are not used.
-        scale: of the loss, that the gradients still have; None for none.
     """
 
     operations: list[tuple[torch.Tensor, Operation, torch.Tensor]] = field(default_factory=list)
     problem: RingtrainError | None = None
     scaler: bool = False
-    scale: float | None = None
 
 
 class Delayed:
@@ -101,7 +100,12 @@ class Delayed:
 
     # ---- steps ----
 
-    def exchange(self, optimizer: Any, scale: float | None = None, scaler: bool = False) -> None:
+    @property
+    def has_exchanged(self) -> bool:
+        """Whether what lies in the gradients is what the step is going to apply, and no longer this rank's own."""
+        return self._has_exchanged
+
+    def exchange(self, optimizer: Any, scaler: bool = False) -> None:
         """Takes the gradients of the step before, sends those that lie in the parameters, and puts the former there.
 
         Raises:
@@ -112,7 +116,7 @@ class Delayed:
             return
         trained = _trained(optimizer)
         self.arrive()
-        self._send(optimizer, trained, scale, scaler)
+        self._send(optimizer, trained, scaler)
         for parameter in trained:
             parameter.grad = self._arrived.pop(parameter, None)
         self._arrived, self._has_exchanged = {}, True
@@ -124,12 +128,14 @@ class Delayed:
         scaler = getattr(optimizer, "found_inf", None) is not None
         scale = None
         if scaler:  # it has looked at this rank's gradients; what is applied now was looked at when it came
-            scale = None if optimizer.grad_scale is None else float(optimizer.grad_scale)
+            scale = optimizer.grad_scale
             optimizer.grad_scale = optimizer.found_inf = None  # the user's class would use them
         if not self._has_exchanged:
-            self.exchange(optimizer, scaler=scaler, scale=scale)
+            if scale is not None:
+                _unscale(_trained(optimizer), float(scale))
+            self.exchange(optimizer, scaler)
         elif self._flight is not None:
-            self._flight.scaler, self._flight.scale = scaler, scale
+            self._flight.scaler = scaler
 
     def after_step(self) -> None:
         """The optimizer has stepped."""
@@ -159,13 +165,13 @@ class Delayed:
 
     # ---- the way out ----
 
-    def _send(self, optimizer: Any, trained: Sequence[torch.Tensor], scale: float | None, scaler: bool) -> None:
+    def _send(self, optimizer: Any, trained: Sequence[torch.Tensor], scaler: bool) -> None:
         own = bytes(MISSING if parameter.grad is None else DENSE for parameter in trained)
         self._rounds.announce(own, Stage.CLOSING)
         agreed = own
         if MISSING in own:  # the others say whether zeros are needed
             agreed = self._rounds.wait_for_answer().codes
-        flight = self._flight = _Flight(scaler=scaler, scale=scale)
+        flight = self._flight = _Flight(scaler=scaler)
         divisor = optimizer.backward_passes_per_step if self._averages_passes else 1
         for parameter, code in zip(trained, agreed, strict=True):
             if is_there(code):
@@ -238,12 +244,7 @@ class Delayed:
         results = {parameter: sent for parameter, _, sent in flight.operations}
         used = not flight.scaler or all(bool(result.isfinite().all()) for result in results.values())
         self._settle(used)
-        if not used:
-            return
-        if flight.scale is not None:
-            for result in results.values():
-                result.div_(flight.scale)
-        self._arrived = results
+        self._arrived = results if used else {}
 
     def _settle(self, used: bool) -> None:
         if self._settings.keeps_residuals:
@@ -301,6 +302,23 @@ class Delayed:
 
 def _trained(optimizer: Any) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _unscale(trained: Sequence[torch.Tensor], scale: float) -> None:
+    """By this rank's own scale, before gradients of other ranks, with other scales, are added."""
+    with torch.no_grad():
+        for parameter in trained:
+            if parameter.grad is not None:
+                parameter.grad.div_(scale)
+
+
+def refuse_unscaling(caller: FrameType) -> None:
+    """Raises InvalidArgumentError where a ``GradScaler`` is about to unscale what was unscaled by each rank before."""
+    if caller.f_code is torch.amp.GradScaler._unscale_grads_.__code__:
+        raise InvalidArgumentError(
+            "synchronize: expected gradients without a scale with delay=1, since each rank has its own, but found a GradScaler that "
+            "has not unscaled them. Call unscale_() before synchronize()."
+        )
 
 
 @eager

@@ -4,6 +4,7 @@ The object stays the same one: its class becomes a subclass with a few methods m
 reductions. So its defaults, state, schedulers, hooks and pickles are what they were. ``reducer`` does the reducing.
 """
 
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -27,7 +28,7 @@ from ringtrain.torch.accumulation import accumulating
 from ringtrain.torch.adasum import distribute, refuse_adasum
 from ringtrain.torch.coexistence import refuse_shared_parameters, refuse_wrapped_optimizer
 from ringtrain.torch.compression import Compression, Compressor, compression_in_the_core
-from ringtrain.torch.delayed import Delayed, check_delay
+from ringtrain.torch.delayed import Delayed, check_delay, refuse_unscaling
 from ringtrain.torch.gradients import ReductionSettings
 from ringtrain.torch.periodic import Periodic, check_settings, checked_period
 from ringtrain.torch.powersgd import PowerSGD
@@ -406,6 +407,18 @@ class _OneStepLate(_Distributed):
     """What an optimizer has beyond, or in place of, that if it applies the gradients of the step before."""
 
     _delayed: Delayed | None = None  # None outside of the process set, and in copies
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The user's; a ``GradScaler`` that comes to them too late to unscale is refused."""
+        if self._delayed is not None and self._delayed.has_exchanged:
+            refuse_unscaling(sys._getframe(1))
+        groups: list[dict[str, Any]] = self.__dict__["param_groups"]
+        return groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.__dict__["param_groups"] = groups
 
     def synchronize(self) -> None:
         """Before a step: sends this rank's gradients, and puts those that the step is going to apply into their place.

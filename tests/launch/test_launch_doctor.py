@@ -155,9 +155,13 @@ def test_what_is_expected_of_the_modes() -> None:
     assert expected["int8"]["codec_seconds"] == pytest.approx(0.025)
     assert expected["4 batches"]["batch_seconds"] == pytest.approx((3 * 0.48 + 0.85 + 0.15 * 0.48) / 4)
     assert expected["4 batches"]["bytes_sent"] == pytest.approx(25e6)
+    assert expected["delay=1"]["batch_seconds"] == pytest.approx(0.85)
     assert [name for name, each in expected.items() if each["pays_first"]] == ["bf16"]
     said = "\n".join(report(found))
     assert re.search(r"int8 +25.4 MB +215.9 ms +25.0 ms +512.4 ms +1.07 +8 bits", said)
+    assert re.search(r"delay=1 .*PyTorch; compare the loss", said) and re.search(
+        r"powersgd\(rank=2\) .*compare the loss", said
+    )
     assert said.endswith("bf16 pays first (compression=Compression.bf16): of what costs little time, it risks least.")
 
 

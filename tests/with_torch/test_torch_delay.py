@@ -216,6 +216,24 @@ def test_an_overflow_on_one_rank_drops_that_batch_on_all(asks):
     assert scales != others_scales
 
 
+@pytest.mark.parametrize("unscales", [True, False])
+def test_a_scaler_that_comes_after_synchronize_is_refused(unscales):
+    """In Horovod's order it would divide what has no scale any more, and ranks would add what have different ones."""
+
+    def on_rank(rank):
+        model, optimizer = late()
+        scaler = torch.amp.GradScaler("cpu")
+        scaler.scale(loss_of(model, rank, 3)).backward()
+        optimizer.synchronize()
+        if unscales:
+            scaler.unscale_(optimizer)
+        with optimizer.skip_synchronize():
+            scaler.step(optimizer)
+
+    with World(1) as world, pytest.raises(InvalidArgumentError, match=r"Call unscale_\(\) before synchronize\(\)"):
+        world.run(on_rank)
+
+
 def test_without_a_scaler_what_is_not_finite_is_applied_as_ever():
     def on_rank(rank):
         model, optimizer = late()
