@@ -63,10 +63,11 @@ def test_accumulation():
         assert rank["number"] == 10
 
 
-def test_local_steps():
-    with_torch, with_numpy = blocks("slow-networks.md", "python")
-    first, second = run_on_two_ranks(with_torch, page="slow-networks.md")
-    assert_replicas_equal(first, second)
+def test_slow_networks():
+    one_step_late, with_torch, with_numpy = blocks("slow-networks.md", "python")
+    for program in (one_step_late, with_torch):
+        first, second = run_on_two_ranks(program, page="slow-networks.md")
+        assert_replicas_equal(first, second)
     first, second = run_on_two_ranks(with_numpy, page="slow-networks.md")
     assert first["weights"].tobytes() == second["weights"].tobytes()
     assert abs(first["weights"] - first["target"]).max() < 0.5
