@@ -107,12 +107,14 @@ def test_what_is_delivered_and_what_is_kept_is_all_that_was_to_be(layout, op):
 
     def on_rank(rank):
         weight, vector, optimizer = weight_and_optimizer(op=op)
-        kept, seen = [], []
+        kept, seen, own = [], [], []
         for step in range(steps):
             run_step(weight, vector, optimizer, rank, step)
             seen.append((weight.detach().clone(), vector.detach().clone()))
             if step in (steps // 2, steps - 1):
                 kept.append(optimizer.compression_state()["w/0"]["residual"])
+                own.append(optimizer._reducer._exchange.memories()[0].residual.norm())
+        assert own[1] < 1.4 * own[0]  # the mean over the ranks does not show it: errors of unlike data cancel out
         return seen, kept
 
     with World(ranks, layout) as world:
@@ -128,7 +130,6 @@ def test_what_is_delivered_and_what_is_kept_is_all_that_was_to_be(layout, op):
     exact = sum(mean_gradient(ranks, step) for step in range(steps)) * factor
     delivered = -seen[-1][0].double()
     assert (delivered + factor * kept[-1] - exact).norm() < 1e-6 * exact.norm() < 1e-3 * (delivered - exact).norm()
-    assert kept[1].norm() < 1.5 * kept[0].norm()
     vectors = -sum((rank + step) * factor / ranks for rank in range(ranks) for step in range(steps))
     torch.testing.assert_close(seen[-1][1], torch.full((8,), vectors))
     assert not torch.equal(seen[1][0], -mean_gradient(ranks, 0).float() - mean_gradient(ranks, 1).float())
