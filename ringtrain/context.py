@@ -21,6 +21,7 @@ from ringtrain.errors import (
     NotInitializedError,
     PeerLostError,
     RingtrainError,
+    UnsupportedError,
     of_status,
 )
 from ringtrain.pending import Operation, Request
@@ -50,6 +51,7 @@ class Context:
         communicator: the mpi4py communicator that ``init`` was given, or None.
         explain: in an elastic job, what makes of the error of a world that has ended the one that is raised; None else.
         ended_because: why its world has ended, in the words of an elastic job's launcher; "" before.
+        serving: what others need this rank for as long as it lives, such as its rows of a table; see ``join``.
         world: in an elastic job, the number that the launcher has given its world; 0 else.
     """
 
@@ -60,6 +62,7 @@ class Context:
         self.over_mpi = False
         self.chosen: dict[str, str] = {}
         self.joins = 0
+        self.serving: weakref.WeakSet[Any] = weakref.WeakSet()
         self.communicator: object = None
         self.explain: Callable[[Context, RingtrainError], RingtrainError] | None = None
         self.ended_because = ""
@@ -215,7 +218,15 @@ class Context:
         return content
 
     def join(self) -> int:
-        """Blocks until all ranks have joined, and returns the one that came last."""
+        """Blocks until all ranks have joined, and returns the one that came last.
+
+        Raises UnsupportedError while others need what is on this rank, in ``serving``.
+        """
+        if self.serving and self.size > 1:
+            raise UnsupportedError(
+                "join: this rank must go on serving its rows of sharded embeddings, but would serve nobody any more. Let "
+                "ranks without data go on with empty batches (docs/embeddings.md, 'Uneven batches')."
+            )
         operation = self.submit("join", None, (), (), waits=True)
         operation.wait()
         self.joins += 1

@@ -15,16 +15,20 @@ from ringtrain import Handle, Outer, RingtrainError, allgather_object, broadcast
 from ringtrain.common.util import check_extension
 from ringtrain.torch import elastic, mpi_ops
 from ringtrain.torch.buffers import broadcast_buffers
+from ringtrain.torch.clipping import clip_grad_norm_
 from ringtrain.torch.compression import Compression
+from ringtrain.torch.embedding import ShardedEmbedding, ShardedEmbeddingBag, ShardedEmbeddingCollection
 from ringtrain.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from ringtrain.torch.mpi_ops import *  # noqa: F403 - the operations and basics, listed once
 from ringtrain.torch.optimizer import DistributedOptimizer
+from ringtrain.torch.row_optimizers import RowWiseAdagrad
 from ringtrain.torch.sampler import DistributedSampler
 from ringtrain.torch.sync_batch_norm import SyncBatchNorm
 
 __all__ = [
     *mpi_ops.__all__,  # type: ignore[attr-defined]  # made of what it imports
-    "Compression", "DistributedOptimizer", "DistributedSampler", "Handle", "Outer", "RingtrainError", "SyncBatchNorm",
-    "allgather_object", "broadcast_buffers", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters",
-    "check_extension", "elastic", "shard",
+    "Compression", "DistributedOptimizer", "DistributedSampler", "Handle", "Outer", "RingtrainError", "RowWiseAdagrad",
+    "ShardedEmbedding", "ShardedEmbeddingBag", "ShardedEmbeddingCollection", "SyncBatchNorm", "allgather_object",
+    "broadcast_buffers", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters", "check_extension",
+    "clip_grad_norm_", "elastic", "shard",
 ]  # fmt: skip

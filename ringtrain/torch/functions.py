@@ -17,6 +17,7 @@ from ringtrain.objects import allgather_object, broadcast_object
 from ringtrain.pending import Operation
 from ringtrain.process_sets import ProcessSet, global_process_set, members_of
 from ringtrain.submission import Submission, preparing
+from ringtrain.torch.shards import is_shard
 from ringtrain.torch.tensors import buffer_of, check_supported, finish
 
 
@@ -25,7 +26,7 @@ def broadcast_parameters(
     root_rank: int,
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Puts the root's values into the tensors of all ranks.
+    """Puts the root's values into the tensors of all ranks; rows of sharded embeddings stay each rank's own.
 
     Args:
         params: ``model.state_dict()``, ``model.named_parameters()``, or tensors in an order that all ranks share;
@@ -40,7 +41,7 @@ def broadcast_parameters(
     Example:
         >>> hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     """
-    named = _named_tensors(params)
+    named = {name: tensor for name, tensor in _named_tensors(params).items() if not is_shard(tensor)}
     broadcast_in_place(
         {f"broadcast_parameters.{name}": tensor for name, tensor in named.items()}, root_rank, process_set
     )
@@ -53,6 +54,8 @@ def broadcast_optimizer_state(
     process_set: ProcessSet = global_process_set,
 ) -> None:
     """Gives all ranks the root's optimizer state and the options of its param groups, exactly; takes no step.
+
+    What is kept of rows of sharded embeddings stays each rank's own.
 
     Args:
         optimizer: any optimizer, distributed or not; its state may be empty, on the root and elsewhere.
@@ -142,7 +145,8 @@ def _require_equal_sizes(sizes: list[list[int]], process_set: ProcessSet) -> Non
 
 def state_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """State by the parameter's place, since the parameters themselves differ from rank to rank."""
-    states = [optimizer.state.get(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    states = [None if is_shard(parameter) else optimizer.state.get(parameter) for parameter in parameters]
     options = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     delayed = getattr(optimizer, "_delayed", None)
     return {
@@ -163,6 +167,8 @@ def set_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Not by ``load_state_dict``: that casts to the parameters' dtype, and the ranks would differ from the root."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for parameter, values in zip(parameters, state["states"], strict=True):
+        if is_shard(parameter):
+            continue
         if values is None:
             optimizer.state.pop(parameter, None)
         else:

@@ -33,6 +33,7 @@ from ringtrain.torch.gradients import ReductionSettings
 from ringtrain.torch.periodic import Periodic, check_settings, checked_period
 from ringtrain.torch.powersgd import PowerSGD
 from ringtrain.torch.reducer import Reducer
+from ringtrain.torch.shards import check_shards, replicated
 from ringtrain.torch.tensors import buffer_of
 
 if TYPE_CHECKING:  # the user's class comes behind it
@@ -136,11 +137,12 @@ def DistributedOptimizer(
     check_compressor(compressor)
     known = parameters.known_names(named_parameters)
     names = parameters.names_of(optimizer, known)
-    groups = parameters.checked_groups(num_groups, groups, set(names))
+    groups = parameters.checked_groups(num_groups, groups, set(replicated(names)))
     refuse_shared_parameters(names.keys())
     named_buffers, outer, by_core = list(named_buffers), checked_outer(outer), compression_in_the_core(compressor)
     local = checked_period(optimizer, every, outer, within_host, warmup, named_buffers)
     check_delay(delay, op, every, by_core, powersgd, groups, gradient_as_bucket_view)
+    check_shards(optimizer, op, average_aggregated_gradients, local is not None, delay)
     if local is not None:
         check_settings(op, process_set, within_host, by_core, average_aggregated_gradients)
     if op == Adasum:
@@ -181,7 +183,7 @@ def DistributedOptimizer(
         reducer = Reducer(settings, passes, average_aggregated_gradients, gradient_as_bucket_view)
         current_names = parameters.names_of(optimizer, {**optimizer._parameter_names})
         reducer.add_names({**(known or {}), **current_names})
-        reducer.add(parameters.grouped(list(current_names), groups))
+        reducer.add(parameters.grouped(replicated(current_names), groups))
         return reducer
 
     if delay:
@@ -301,7 +303,7 @@ class _Distributed(_Optimizer):
         reducer = self._reducer
         if reducer is not None:
             reducer.add_names(names)
-            reducer.add(parameters.grouped(list(names), None))
+            reducer.add(parameters.grouped(replicated(names), None))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """The user's ``load_state_dict``; a begun step starts anew."""

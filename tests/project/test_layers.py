@@ -43,6 +43,7 @@ PYTHON_LAYERS = [
     ["process_sets", "numbering", "probes", "stalls", "statistics", "timelines"],
     ["operations"],
     ["objects", "sharding", "checks", "gradients", "adjoints"],
+    ["embedding"],
     ["averaging"],
     ["elastic"],
     ["testing"],

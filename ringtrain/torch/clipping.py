@@ -1,0 +1,80 @@
+"""Clipping by the norm of all gradients, where each rank has the gradients of its own rows of a table."""
+
+from collections.abc import Iterable
+
+import torch
+
+from ringtrain.errors import InvalidArgumentError
+from ringtrain.operations import Max, Sum, allreduce
+from ringtrain.process_sets import ProcessSet
+from ringtrain.torch.shards import is_shard
+
+
+def clip_grad_norm_(
+    parameters: torch.Tensor | Iterable[torch.Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+) -> torch.Tensor:
+    """``torch.nn.utils.clip_grad_norm_`` for models with sharded embeddings; also without any.
+
+    All ranks call it after the same backward pass. Gradients of the rest must be reduced, as they are when
+    ``backward()`` of a ``DistributedOptimizer`` returns; the norms of the shards are added up over their ranks.
+
+    Args:
+        parameters: whose gradients count together; dense or sparse ones.
+        max_norm: the most that the norm may be.
+        norm_type: p of the p-norm; ``inf`` for the greatest.
+        error_if_nonfinite: whether an infinite or NaN norm raises.
+
+    Returns:
+        The norm before, the same on all ranks; float64, a scalar.
+
+    Raises:
+        InvalidArgumentError: the norm is not finite, and that was to be said.
+    """
+    given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+    p = float(norm_type)
+    dense = [_power(each, p) for each in given if not is_shard(each) and each.grad is not None]
+    total = _combined(dense, p)
+    for process_set, shards in _by_set(given):
+        own = _combined([_power(shard, p) for shard in shards if shard.grad is not None], p)
+        of_all = allreduce(own.numpy(), "clip_grad_norm", Max if p == float("inf") else Sum, process_set=process_set)
+        total = _combined([total, torch.as_tensor(of_all)], p)
+    norm = total if p == float("inf") else total ** (1 / p)
+    if error_if_nonfinite and not torch.isfinite(norm):
+        raise InvalidArgumentError(f"clip_grad_norm_: the norm of the gradients must be finite, but is {norm.item()}.")
+    factor = min(1.0, max_norm / (norm.item() + 1e-6)) if norm.isfinite() else (max_norm / norm).item()
+    for each in given:
+        if each.grad is not None:
+            each.grad.mul_(factor)
+    return norm
+
+
+def _by_set(parameters: Iterable[torch.Tensor]) -> Iterable[tuple[ProcessSet, list[torch.Tensor]]]:
+    """The shards, by the ranks that share them."""
+    sets: dict[int, tuple[ProcessSet, list[torch.Tensor]]] = {}
+    for each in parameters:
+        if is_shard(each):
+            members = each.process_set
+            sets.setdefault(members.process_set_id, (members, []))[1].append(each)
+    return sets.values()
+
+
+def _power(parameter: torch.Tensor, p: float) -> torch.Tensor:
+    """The sum of the p-th powers of a gradient, or the greatest, float64; entries of one row are added first."""
+    if parameter.grad.is_sparse and not parameter.grad.is_coalesced():
+        parameter.grad = parameter.grad.coalesce()
+    values = (parameter.grad._values() if parameter.grad.is_sparse else parameter.grad).detach().abs()
+    if not values.numel():
+        return torch.zeros((), dtype=torch.float64)
+    if p == float("inf"):
+        return values.max().double().cpu()
+    return values.double().pow(p).sum().cpu()
+
+
+def _combined(powers: list[torch.Tensor], p: float) -> torch.Tensor:
+    if not powers:
+        return torch.zeros((), dtype=torch.float64)
+    every = torch.stack(powers)
+    return every.max() if p == float("inf") else every.sum()

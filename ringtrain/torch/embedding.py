@@ -1,0 +1,394 @@
+"""``ShardedEmbedding`` and ``ShardedEmbeddingBag``: torch's modules, with the table's rows dealt over the ranks.
+
+A call fetches each row that it needs once, from its owner (``ringtrain.embedding.trips``), and hands torch's own function
+a small table of those; so all that torch does with a table is exact here. Backward, the small table's gradients go to the
+owners, which add them in rank order. The shard's parameter then has a gradient like any other, for any optimizer.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from ringtrain import membership
+from ringtrain.context import current
+from ringtrain.embedding import initial
+from ringtrain.embedding.dealing import Dealing
+from ringtrain.embedding.storage import Rows
+from ringtrain.embedding.trips import Table, Trip
+from ringtrain.errors import InvalidArgumentError, MismatchError, UnsupportedError
+from ringtrain.numbering import next_number
+from ringtrain.objects import allgather_object
+from ringtrain.operations import Average, Sum
+from ringtrain.process_sets import ProcessSet, global_process_set, id_of, members_of, place_in, size_of
+from ringtrain.torch.compilation import eager
+from ringtrain.torch.shards import Shard
+
+_DTYPES = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
+_Ids = Sequence[torch.Tensor]
+
+
+class _Sharded(torch.nn.Module):
+    """A table of which this rank has some rows.
+
+    Attributes:
+        weight: this rank's rows, and a spare one behind them (``shards.Shard``); in host memory, whatever ``to`` says.
+        dealing: which rank owns which row.
+        name: the same on all ranks; error messages bear it.
+    """
+
+    weight: Shard
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = True,
+        dtype: torch.dtype = torch.float32,
+        name: str | None = None,
+        seed: int = 0,
+        initializer: str | initial.Initializer = "normal",
+        scale: float = 1.0,
+        dealing: str = "modulo",
+        storage: str = "memory",
+        path: str | os.PathLike | None = None,
+        resident_bytes: int = 1 << 30,
+        op: int = Average,
+        process_set: ProcessSet = global_process_set,
+    ):
+        super().__init__()
+        _check(max_norm, scale_grad_by_freq, dtype, op)
+        self.num_embeddings, self.embedding_dim, self.sparse = num_embeddings, embedding_dim, sparse
+        self.dealing = Dealing(num_embeddings, size_of(process_set), dealing)
+        self.padding_idx = _row_of_padding(padding_idx, num_embeddings)
+        self._process_set, self._rank = process_set, place_in(process_set)
+        number = next_number(current(), id_of(process_set), "embedding")
+        self.name = name or f"table.{number}"
+        terms = (self.name, num_embeddings, embedding_dim, self.padding_idx, sparse, str(dtype), seed, dealing, op)
+        _require_same(terms, number, process_set)
+        make = initial.initializer(initializer, scale, seed, embedding_dim, _DTYPES[dtype])
+        self._rows = Rows(
+            self.dealing.count(self._rank) + 1, embedding_dim, _DTYPES[dtype], self._first(make), storage, path, resident_bytes
+        )  # fmt: skip
+        self.weight = Shard(torch.from_numpy(self._rows.array))
+        self.weight.process_set, self.weight.op = process_set, op
+        current().serving.add(self)
+
+    def extra_repr(self) -> str:
+        """For ``print(model)``."""
+        return (
+            f"{self.num_embeddings}, {self.embedding_dim}, name={self.name!r}, "
+            f"{self.dealing.count(self._rank)} rows on rank {self._rank} of {self.dealing.ranks}"
+        )
+
+    # ---- exchanges ----
+
+    def as_table(self) -> Table:
+        """What an exchange must know; lets go of what is resident beyond the bound."""
+        self._rows.let_go()
+        return Table(self.name, self.dealing, self.embedding_dim, self._rows.array.dtype, self._rows.gather)
+
+    def gradient(self, places: np.ndarray, values: np.ndarray, finite: bool) -> torch.Tensor:
+        """The shard's gradient of what came for some places; bad news stands in the spare row."""
+        count = len(self.weight)
+        index, rows = torch.from_numpy(places), torch.from_numpy(values)
+        if self.weight.op == Average:
+            rows = rows / self.dealing.ranks
+        if not finite:
+            index = torch.cat([index, torch.tensor([count - 1])])
+            rows = torch.cat([rows, rows.new_full((1, self.embedding_dim), float("inf"))])
+        if not self.sparse:
+            return torch.zeros_like(self.weight).index_copy_(0, index, rows)
+        return torch.sparse_coo_tensor(
+            index[None], rows, self.weight.shape, is_coalesced=True, check_invariants=False
+        )  # fmt: skip
+
+    def small(self, ids: torch.Tensor, rows: torch.Tensor, trip: Trip, number: int) -> tuple[Any, ...]:
+        """The small table, the ids in it, and its place of padding or None."""
+        asked = trip.asked[number]
+        if not len(asked.ids):  # torch wants a row, though no id asks for it
+            rows = torch.cat([rows, rows.new_zeros(1, self.embedding_dim)])
+        inverse = torch.from_numpy(asked.inverse).reshape(ids.shape).to(ids.device)
+        padding = None
+        if self.padding_idx is not None:
+            padding = next(iter(np.flatnonzero(asked.ids == self.padding_idx).tolist()), None)
+        return rows.to(ids.device), inverse, padding
+
+    def rows(self) -> torch.Tensor:
+        """This rank's rows, without the spare one: a view, in the order of ``dealing.ids_of``."""
+        self._rows.prepare(np.arange(len(self.weight)))
+        return self.weight.detach()[:-1]
+
+    def set_rows(self, places: np.ndarray, values: np.ndarray) -> None:
+        """Sets some of this rank's rows; values are cast to the table's dtype."""
+        self._rows.put(places, values)
+
+    def _first(self, make: initial.Initializer) -> initial.Initializer:
+        dealing, rank, padding = self.dealing, self._rank, self.padding_idx
+
+        def first(places: np.ndarray) -> np.ndarray:
+            ids = dealing.ids(rank, places)
+            rows = make(ids)
+            rows[(ids == padding) | (places == dealing.count(rank))] = 0
+            return rows
+
+        return first
+
+    # ---- what torch asks of a module ----
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_Sharded":
+        """Refused: a copy on each rank would be a second table, which the ranks have not agreed on."""
+        raise UnsupportedError(
+            f"embedding '{self.name}': a model must not hold sharded embeddings to be copied, but holds this one. Make a "
+            "second table on all ranks, and load the state of the first."
+        )
+
+    def _apply(self, function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "_Sharded":
+        """Tables stay in host memory and keep their dtype, as the rest of the model moves; rows go where the ids are."""
+        return self
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        destination[f"{prefix}weight"] = Shard(self.rows(), requires_grad=False)
+        destination[f"{prefix}shard"] = Shard(self._description(), requires_grad=False)
+
+    def _description(self) -> torch.Tensor:
+        kind = int(self.dealing.kind == "blocks")
+        return torch.tensor([self.dealing.rows, self.dealing.ranks, self._rank, kind])
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: Any, strict: bool,
+        missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
+    ) -> None:  # fmt: skip
+        """Takes this rank's own shard, or a plain embedding's weight, of which it takes its rows."""
+        weight, shard = state_dict.get(f"{prefix}weight"), state_dict.get(f"{prefix}shard")
+        if weight is None:
+            missing_keys.append(f"{prefix}weight")
+            return
+        expected = (self.num_embeddings, self.embedding_dim)
+        if shard is not None and not torch.equal(torch.as_tensor(shard).cpu(), self._description()):
+            error_msgs.append(
+                f"embedding '{self.name}': {prefix}weight must be that of rank {self._rank} of {self.dealing.ranks} "
+                f"({self.dealing.kind}), but is (rows, ranks, rank, blocks) {shard.tolist()}. "
+                "Use save_tables and load_tables where the number of ranks changes."
+            )
+        elif shard is None and tuple(weight.shape) != expected:
+            error_msgs.append(
+                f"embedding '{self.name}': {prefix}weight must be of shape {expected}, but is {tuple(weight.shape)}."
+            )
+        else:
+            own = weight if shard is not None else weight[self.dealing.ids_of(self._rank)]
+            self.set_rows(np.arange(len(own)), own.detach().cpu().numpy())
+
+
+class ShardedEmbedding(_Sharded):
+    """``torch.nn.Embedding`` for tables too large for a rank: the rows are dealt over the ranks of a process set.
+
+    A call is collective: all ranks call the same tables in the same order, each with ids of its own, also none, and all
+    or none go backward. N ranks with equal batches and a mean loss train as one process with ``nn.Embedding`` and all
+    the batches. Any torch optimizer that takes sparse gradients trains ``weight``, distributed or not:
+    ``DistributedOptimizer`` leaves it out of its sums, as do ``broadcast_parameters`` and
+    ``broadcast_optimizer_state``.
+
+    Args:
+        num_embeddings: rows of the whole table.
+        embedding_dim: numbers in a row.
+        padding_idx: a row that begins with zeros and gets no gradient, as torch's.
+        max_norm: refused: a row that is normed where it is looked up changes what other ranks have fetched.
+        norm_type: of ``max_norm``; accepted for torch's sake.
+        scale_grad_by_freq: refused: the counts would be those of one rank.
+        sparse: whether ``weight.grad`` is sparse. False makes one of the size of the shard, for optimizers that want it.
+        dtype: float32 or float64.
+        name: the same on all ranks, for errors; made up if it is None.
+        seed: of the first values, which are functions of (seed, row) and so of no number of ranks.
+        initializer: ``"normal"``, ``"uniform"``, ``"zeros"``, or a function of rows, int64 (n,), to values (n, dim).
+        scale: of the first values: standard deviation, or bound.
+        dealing: ``"modulo"``, row i at rank i % N, or ``"blocks"``.
+        storage: ``"memory"``, or ``"file"``: rows lie in a nameless file in ``path``, and are gone with the process.
+        path: folder for ``"file"``, on a disk with room for this rank's rows.
+        resident_bytes: of the file, about how many may be in memory.
+        op: ``Average`` or ``Sum`` of the ranks' gradients; that of the optimizer of the rest.
+        process_set: the ranks that share the table.
+
+    Raises:
+        InvalidArgumentError: an argument that cannot be; an id that is no row, when called: the same text on all ranks.
+        MismatchError: ranks make different tables; the same text on all.
+        UnsupportedError: ``max_norm``, ``scale_grad_by_freq``, another dtype, or an elastic job.
+
+    Example:
+        >>> table = hvd.ShardedEmbedding(100_000_000, 64)
+        >>> optimizer = torch.optim.SparseAdam(table.parameters())
+        >>> table(ids).sum().backward()
+        >>> optimizer.step()
+    """
+
+    @eager
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Rows of ids: int32 or int64 of any shape, to shape (\\*ids, embedding_dim) on the ids' device."""
+        return look_up([self], [(input,)])[0]
+
+    def of_small(self, rows: torch.Tensor, ids: torch.Tensor, padding: int | None) -> torch.Tensor:
+        """The result, from a small table."""
+        return functional.embedding(ids, rows, padding)
+
+
+class ShardedEmbeddingBag(_Sharded):
+    """``torch.nn.EmbeddingBag`` with its rows dealt over the ranks; ``ShardedEmbedding`` says what holds for both.
+
+    Rows travel and bags are made where they are asked for, by torch itself: every mode is exact.
+
+    Args:
+        mode: ``"sum"``, ``"mean"`` or ``"max"``.
+        include_last_offset: as torch's.
+        arguments: those of ``ShardedEmbedding``.
+    """
+
+    def __init__(
+        self, num_embeddings: int, embedding_dim: int, mode: str = "mean", include_last_offset: bool = False, **arguments: Any
+    ):  # fmt: skip
+        super().__init__(num_embeddings, embedding_dim, **arguments)
+        if mode not in ("sum", "mean", "max"):
+            raise InvalidArgumentError(f"embedding '{self.name}': mode must be sum, mean or max, but is {mode!r}.")
+        self.mode, self.include_last_offset = mode, include_last_offset
+
+    @eager
+    def forward(
+        self, input: torch.Tensor, offsets: torch.Tensor | None = None, per_sample_weights: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Bags of rows, (bags, embedding_dim); the arguments are those of ``torch.nn.EmbeddingBag``."""
+        return look_up([self], [(input, offsets, per_sample_weights)])[0]
+
+    def of_small(
+        self, rows: torch.Tensor, ids: torch.Tensor, padding: int | None,
+        offsets: torch.Tensor | None = None, per_sample_weights: torch.Tensor | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        """The result, from a small table."""
+        return functional.embedding_bag(
+            ids, rows, offsets, mode=self.mode, per_sample_weights=per_sample_weights,
+            include_last_offset=self.include_last_offset, padding_idx=padding,
+        )  # fmt: skip
+
+
+class ShardedEmbeddingCollection(torch.nn.ModuleDict):
+    """Several tables, looked up together: one exchange of ids, one of rows, one of gradients, however many there are.
+
+    Args:
+        tables: by name, ``ShardedEmbedding`` and ``ShardedEmbeddingBag`` of one dtype and one process set.
+
+    Raises:
+        InvalidArgumentError: other modules, or tables that cannot travel together.
+
+    Example:
+        >>> tables = hvd.ShardedEmbeddingCollection({"user": hvd.ShardedEmbedding(10**8, 64), "tags": hvd.ShardedEmbeddingBag(10**6, 16)})
+        >>> found = tables({"user": users, "tags": (tags, offsets)})
+    """
+
+    def __init__(self, tables: Mapping[str, _Sharded]):
+        super().__init__(dict(tables))
+        given = list(tables.values())
+        if not given or not all(isinstance(each, ShardedEmbedding | ShardedEmbeddingBag) for each in given):
+            raise InvalidArgumentError("ShardedEmbeddingCollection: tables must be sharded embeddings, by name.")
+        if len({(each.weight.dtype, id_of(each.weight.process_set)) for each in given}) > 1:
+            raise InvalidArgumentError(
+                "ShardedEmbeddingCollection: tables must have one dtype and one process set, but have several. "
+                "Make a collection for each."
+            )
+
+    @eager
+    def forward(self, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """Results by name. ``inputs`` has for every table its ids, or a tuple of the arguments of its own ``forward``."""
+        if set(inputs) != set(self):
+            raise InvalidArgumentError(
+                f"ShardedEmbeddingCollection: inputs must be for {sorted(self)}, but are for {sorted(inputs)}. "
+                "A table without ids gets an empty tensor."
+            )
+        calls = [given if isinstance(given, tuple) else (given,) for given in (inputs[name] for name in self)]
+        return dict(zip(self, look_up(list(self.values()), calls), strict=True))
+
+
+def look_up(modules: Sequence[Any], calls: Sequence[tuple[Any, ...]]) -> list[torch.Tensor]:
+    """Results of several tables, each called with ids and what else its ``forward`` takes; one exchange."""
+    ids = [_flat(module, call[0]) for module, call in zip(modules, calls, strict=True)]
+    trip = Trip([module.as_table() for module in modules], ids, modules[0].weight.process_set)
+    fetched = _Fetch.apply(trip, modules, *(module.weight for module in modules))
+    return [
+        module.of_small(*module.small(call[0], rows, trip, number), *call[1:])
+        for number, (module, call, rows) in enumerate(zip(modules, calls, fetched, strict=True))
+    ]
+
+
+class _Fetch(torch.autograd.Function):
+    """The rows that a trip has brought; their gradients travel back by the same trip."""
+
+    @staticmethod
+    def forward(ctx: Any, trip: Trip, modules: Sequence[_Sharded], *weights: torch.Tensor) -> Any:
+        ctx.trip, ctx.modules = trip, modules
+        return tuple(torch.from_numpy(rows) for rows in trip.rows)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        sums, finite = ctx.trip.send_back([gradient.contiguous().numpy() for gradient in gradients])
+        made = [module.gradient(*each, finite) for module, each in zip(ctx.modules, sums, strict=True)]
+        return None, None, *made
+
+
+def _flat(module: _Sharded, ids: Any) -> np.ndarray:
+    if not isinstance(ids, torch.Tensor) or ids.dtype not in (torch.int32, torch.int64):
+        found = ids.dtype if isinstance(ids, torch.Tensor) else type(ids).__name__
+        raise InvalidArgumentError(
+            f"embedding '{module.name}': ids must be a tensor of int32 or int64, but are {found}."
+        )
+    return ids.detach().cpu().reshape(-1).to(torch.int64).numpy()
+
+
+def _check(max_norm: float | None, by_frequency: bool, dtype: torch.dtype, op: int) -> None:
+    if max_norm is not None:
+        raise UnsupportedError(
+            "ShardedEmbedding: max_norm must be None, as norming a row where it is looked up would change what other ranks "
+            f"have fetched of it in the same step, but is {max_norm}. Norm the rows that come back instead."
+        )
+    if by_frequency:
+        raise UnsupportedError(
+            "ShardedEmbedding: scale_grad_by_freq must be False, as a rank counts its own batch alone, but is True."
+        )
+    if dtype not in _DTYPES:
+        raise UnsupportedError(
+            f"ShardedEmbedding: dtype must be float32 or float64, in which gradients are added, but is {dtype}. Cast what "
+            "comes back, or use autocast."
+        )
+    if op not in (Average, Sum):
+        raise InvalidArgumentError(f"ShardedEmbedding: op must be Average or Sum, but is {op!r}.")
+    if membership.current() is not None:
+        raise UnsupportedError(
+            "ShardedEmbedding: tables need a world that stays, but this job is elastic: a rank that is lost takes its rows "
+            "with it. Start the job without --min-np, and go on from a checkpoint after a loss."
+        )
+
+
+def _row_of_padding(padding: int | None, rows: int) -> int | None:
+    if padding is None:
+        return None
+    if not -rows <= padding < rows:
+        raise InvalidArgumentError(f"ShardedEmbedding: padding_idx must be a row of {rows}, but is {padding}.")
+    return padding % rows
+
+
+def _require_same(terms: tuple, number: int, process_set: ProcessSet) -> None:
+    """Raises MismatchError, the same on all ranks, if ranks make different tables."""
+    if size_of(process_set) == 1:
+        return
+    everyone = allgather_object(terms, f"embedding.table.{number}", process_set)
+    for rank, theirs in zip(members_of(process_set), everyone, strict=True):
+        if theirs != everyone[0]:
+            raise MismatchError(
+                "ShardedEmbedding: (name, rows, width, padding, sparse, dtype, seed, dealing, op) must be the same on all "
+                f"ranks, but are {everyone[0]} on rank {members_of(process_set)[0]} and {theirs} on rank {rank}. "
+                "Make the same tables in the same order."
+            )

@@ -1,0 +1,72 @@
+"""Parameters that differ from rank to rank by design: a rank's rows of a sharded table.
+
+Whatever makes parameters equal on all ranks, or takes them for equal, asks ``is_shard`` and leaves them out: the
+gradient of a shard has come from all ranks when ``backward()`` returns (``embedding``), and goes to no other.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from ringtrain.errors import InvalidArgumentError, UnsupportedError
+from ringtrain.operations import Adasum
+from ringtrain.process_sets import ProcessSet, global_process_set
+
+
+class Shard(torch.nn.Parameter):
+    """This rank's rows of a table, and a spare row behind them that no id asks for.
+
+    The spare row's gradient carries bad news: it is infinite on all ranks where any rank's gradients of the table are not
+    finite. So a ``GradScaler``, which looks at what a rank has, finds the same on all.
+
+    Attributes:
+        process_set: the ranks that share the table.
+        op: ``Average`` or ``Sum`` of its gradients.
+    """
+
+    process_set: ProcessSet = global_process_set
+    op: int = 0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Shard":
+        copied = super().__deepcopy__(memo)
+        copied.process_set, copied.op = self.process_set, self.op
+        return copied
+
+
+def is_shard(tensor: object) -> bool:
+    """Whether other ranks have other rows in this tensor."""
+    return isinstance(tensor, Shard)
+
+
+def replicated(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Those that are alike on all ranks."""
+    return [tensor for tensor in tensors if not is_shard(tensor)]
+
+
+def check_shards(
+    optimizer: torch.optim.Optimizer, op: int, averages_passes: bool, local_steps: bool, delay: int
+) -> None:
+    """Raises the error that names why an optimizer of these settings cannot train the tables that it has."""
+    shards = [each for group in optimizer.param_groups for each in group["params"] if is_shard(each)]
+    if not shards:
+        return
+    reason = None
+    if op == Adasum:
+        reason = "op must be Average or Sum"
+    elif local_steps:
+        reason = "every must be left out"
+    elif delay:
+        reason = "delay must be left out"
+    elif averages_passes:
+        reason = "average_aggregated_gradients must be False"
+    if reason is not None:
+        raise UnsupportedError(
+            f"DistributedOptimizer: {reason} where it trains rows of a sharded embedding, whose gradients are settled in each "
+            "backward pass. Give those rows an optimizer of their own."
+        )
+    if any(shard.op != op for shard in shards):
+        raise InvalidArgumentError(
+            f"DistributedOptimizer: op must be that of the sharded embeddings it trains, {shards[0].op}, but is {op}. "
+            "Give both the same op."
+        )
