@@ -73,6 +73,10 @@ class Saved:
         """Numbers in a row."""
         return self._part(array)[0].shape[1]
 
+    def dtype(self, array: str = "weight") -> np.dtype:
+        """Of the numbers."""
+        return self._part(array)[0].dtype
+
     def share(self, dealing: Dealing, rank: int, array: str = "weight") -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """The rows of one rank of another dealing, some at a time: places there, and their values.
 

@@ -24,11 +24,14 @@ from ringtrain.torch.optimizer import DistributedOptimizer
 from ringtrain.torch.row_optimizers import RowWiseAdagrad
 from ringtrain.torch.sampler import DistributedSampler
 from ringtrain.torch.sync_batch_norm import SyncBatchNorm
+from ringtrain.torch.tables import dense_state_dict, load_tables, plain_weight, save_tables
+from ringtrain.torch.uneven import until_all_are_done
 
 __all__ = [
     *mpi_ops.__all__,  # type: ignore[attr-defined]  # made of what it imports
     "Compression", "DistributedOptimizer", "DistributedSampler", "Handle", "Outer", "RingtrainError", "RowWiseAdagrad",
     "ShardedEmbedding", "ShardedEmbeddingBag", "ShardedEmbeddingCollection", "SyncBatchNorm", "allgather_object",
     "broadcast_buffers", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters", "check_extension",
-    "clip_grad_norm_", "elastic", "shard",
+    "clip_grad_norm_", "dense_state_dict", "elastic", "load_tables", "plain_weight", "save_tables", "shard",
+    "until_all_are_done",
 ]  # fmt: skip

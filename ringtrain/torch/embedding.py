@@ -37,6 +37,7 @@ class _Sharded(torch.nn.Module):
     Attributes:
         weight: this rank's rows, and a spare one behind them (``shards.Shard``); in host memory, whatever ``to`` says.
         dealing: which rank owns which row.
+        rank: this rank's place in the process set.
         name: the same on all ranks; error messages bear it.
     """
 
@@ -68,14 +69,14 @@ class _Sharded(torch.nn.Module):
         self.num_embeddings, self.embedding_dim, self.sparse = num_embeddings, embedding_dim, sparse
         self.dealing = Dealing(num_embeddings, size_of(process_set), dealing)
         self.padding_idx = _row_of_padding(padding_idx, num_embeddings)
-        self._process_set, self._rank = process_set, place_in(process_set)
+        self.rank = place_in(process_set)
         number = next_number(current(), id_of(process_set), "embedding")
         self.name = name or f"table.{number}"
         terms = (self.name, num_embeddings, embedding_dim, self.padding_idx, sparse, str(dtype), seed, dealing, op)
         _require_same(terms, number, process_set)
         make = initial.initializer(initializer, scale, seed, embedding_dim, _DTYPES[dtype])
         self._rows = Rows(
-            self.dealing.count(self._rank) + 1, embedding_dim, _DTYPES[dtype], self._first(make), storage, path, resident_bytes
+            self.dealing.count(self.rank) + 1, embedding_dim, _DTYPES[dtype], self._first(make), storage, path, resident_bytes
         )  # fmt: skip
         self.weight = Shard(torch.from_numpy(self._rows.array))
         self.weight.process_set, self.weight.op = process_set, op
@@ -85,7 +86,7 @@ class _Sharded(torch.nn.Module):
         """For ``print(model)``."""
         return (
             f"{self.num_embeddings}, {self.embedding_dim}, name={self.name!r}, "
-            f"{self.dealing.count(self._rank)} rows on rank {self._rank} of {self.dealing.ranks}"
+            f"{self.dealing.count(self.rank)} rows on rank {self.rank} of {self.dealing.ranks}"
         )
 
     # ---- exchanges ----
@@ -131,7 +132,7 @@ class _Sharded(torch.nn.Module):
         self._rows.put(places, values)
 
     def _first(self, make: initial.Initializer) -> initial.Initializer:
-        dealing, rank, padding = self.dealing, self._rank, self.padding_idx
+        dealing, rank, padding = self.dealing, self.rank, self.padding_idx
 
         def first(places: np.ndarray) -> np.ndarray:
             ids = dealing.ids(rank, places)
@@ -160,7 +161,7 @@ class _Sharded(torch.nn.Module):
 
     def _description(self) -> torch.Tensor:
         kind = int(self.dealing.kind == "blocks")
-        return torch.tensor([self.dealing.rows, self.dealing.ranks, self._rank, kind])
+        return torch.tensor([self.dealing.rows, self.dealing.ranks, self.rank, kind])
 
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, local_metadata: Any, strict: bool,
@@ -174,7 +175,7 @@ class _Sharded(torch.nn.Module):
         expected = (self.num_embeddings, self.embedding_dim)
         if shard is not None and not torch.equal(torch.as_tensor(shard).cpu(), self._description()):
             error_msgs.append(
-                f"embedding '{self.name}': {prefix}weight must be that of rank {self._rank} of {self.dealing.ranks} "
+                f"embedding '{self.name}': {prefix}weight must be that of rank {self.rank} of {self.dealing.ranks} "
                 f"({self.dealing.kind}), but is (rows, ranks, rank, blocks) {shard.tolist()}. "
                 "Use save_tables and load_tables where the number of ranks changes."
             )
@@ -183,7 +184,7 @@ class _Sharded(torch.nn.Module):
                 f"embedding '{self.name}': {prefix}weight must be of shape {expected}, but is {tuple(weight.shape)}."
             )
         else:
-            own = weight if shard is not None else weight[self.dealing.ids_of(self._rank)]
+            own = weight if shard is not None else weight[self.dealing.ids_of(self.rank)]
             self.set_rows(np.arange(len(own)), own.detach().cpu().numpy())
 
 

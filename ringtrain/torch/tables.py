@@ -1,0 +1,152 @@
+"""Sharded embeddings on disk: each rank writes its rows, and any number of ranks reads them.
+
+``ringtrain.embedding.checkpoints`` has the files; here is what of a model and an optimizer goes into them.
+"""
+
+import os
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from ringtrain.embedding import checkpoints
+from ringtrain.errors import InvalidArgumentError
+from ringtrain.objects import allgather_object, broadcast_object
+from ringtrain.process_sets import members_of
+from ringtrain.torch.embedding import ShardedEmbedding, ShardedEmbeddingBag
+from ringtrain.torch.shards import is_shard
+
+_AS_TENSOR = ":tensor"  # behind the name of a number that the optimizer keeps as a tensor
+
+
+def save_tables(
+    folder: str | os.PathLike, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None
+) -> None:
+    """Writes the model's sharded embeddings, each rank its rows; no rank gathers a table. All ranks call it.
+
+    What is not sharded is saved as ever, by one rank: ``dense_state_dict``.
+
+    Args:
+        folder: exists, on a disk that all ranks share, or one on each host, whose files are brought together before
+            another number of ranks reads them. A save over another one replaces it.
+        model: tables are named by their place in it.
+        optimizer: whose state of the rows is saved too; None to leave it out.
+
+    Raises:
+        InvalidArgumentError: on all ranks, if one cannot write, or another number of ranks has written there.
+    """
+    for name, table in _tables(model):
+        members = table.weight.process_set
+        root = members_of(members)[0]
+        token = broadcast_object(secrets.token_hex(8), root, f"save_tables.{name}", members)
+        problem = None
+        try:
+            _save(folder, name, table, optimizer, token)
+        except (OSError, InvalidArgumentError) as failed:
+            problem = str(failed)
+        _raise_first(allgather_object(problem, f"save_tables.{name}.done", members), members_of(members))
+
+
+def load_tables(
+    folder: str | os.PathLike, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None
+) -> None:
+    """Reads what ``save_tables`` has written, with the same or another number of ranks. All ranks call it.
+
+    Args:
+        folder: with the files of all ranks that wrote.
+        model: with the same tables in the same places; a table may be dealt in another way.
+        optimizer: whose state of the rows is set, as far as it was saved, after what ``load_state_dict`` sets.
+
+    Raises:
+        InvalidArgumentError: on all ranks, if one does not find a whole table that fits.
+    """
+    for name, table in _tables(model):
+        members = table.weight.process_set
+        problem = None
+        try:
+            _load(folder, name, table, optimizer)
+        except (OSError, InvalidArgumentError) as failed:
+            problem = str(failed)
+        _raise_first(allgather_object(problem, f"load_tables.{name}", members), members_of(members))
+
+
+def plain_weight(folder: str | os.PathLike, name: str) -> torch.Tensor:
+    """The weight of a saved table as ``torch.nn.Embedding`` has it, (rows, width); needs no world, and memory for all.
+
+    Raises InvalidArgumentError if it is not there as a whole.
+    """
+    return torch.from_numpy(checkpoints.find(folder, name).plain())
+
+
+def dense_state_dict(part: torch.nn.Module | torch.optim.Optimizer) -> dict[str, Any]:
+    """``state_dict()`` without what belongs to rows of sharded embeddings: the same on all ranks, for one to save.
+
+    A model loads it with ``strict=False``. Load an optimizer's before ``load_tables``, which sets the rest.
+    """
+    if isinstance(part, torch.nn.Module):
+        return {name: value for name, value in part.state_dict().items() if not is_shard(value)}
+    parameters = [parameter for group in part.param_groups for parameter in group["params"]]
+    whole = part.state_dict()
+    kept = {place: state for place, state in whole["state"].items() if not is_shard(parameters[place])}
+    return {**whole, "state": kept}
+
+
+def _tables(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    for name, module in model.named_modules():
+        if isinstance(module, ShardedEmbedding | ShardedEmbeddingBag):
+            yield name or "table", module
+
+
+def _save(folder: Any, name: str, table: Any, optimizer: torch.optim.Optimizer | None, token: str) -> None:
+    others = checkpoints.saved_by_others(folder, name, table.dealing.ranks)
+    if others:
+        raise InvalidArgumentError(
+            f"save_tables '{name}': {os.fspath(folder)!r} must hold no save by another number of ranks than "
+            f"{table.dealing.ranks}, but holds {others[0]}. Save into a new folder."
+        )
+    arrays, numbers = {"weight": table.rows().numpy()}, {}
+    for key, value in _state(optimizer, table).items():
+        if isinstance(value, torch.Tensor) and value.dim():
+            dense = value.to_dense() if value.is_sparse else value
+            arrays[key] = dense[:-1].cpu().numpy()
+        elif isinstance(value, torch.Tensor):
+            numbers[key + _AS_TENSOR] = value.item()
+        elif isinstance(value, int | float):
+            numbers[key] = value
+    checkpoints.write(folder, name, table.rank, table.dealing, token, arrays, numbers)
+
+
+def _load(folder: Any, name: str, table: Any, optimizer: torch.optim.Optimizer | None) -> None:
+    saved = checkpoints.find(folder, name)
+    if saved.width() != table.embedding_dim:
+        raise InvalidArgumentError(
+            f"embedding '{name}': rows must have {table.embedding_dim} numbers, but {saved.width()} were saved."
+        )
+    for places, values in saved.share(table.dealing, table.rank):
+        table.set_rows(places, values)
+    if optimizer is None or len(saved.arrays) + len(saved.numbers) == 1:
+        return
+    state = optimizer.state[table.weight]
+    for key in saved.arrays:
+        if key != "weight":
+            kept = np.zeros((len(table.weight), saved.width(key)), saved.dtype(key))
+            for places, values in saved.share(table.dealing, table.rank, key):
+                kept[places] = values
+            state[key] = torch.from_numpy(kept)
+    for key, number in saved.numbers.items():
+        if key.endswith(_AS_TENSOR):
+            state[key.removesuffix(_AS_TENSOR)] = torch.tensor(float(number))
+        else:
+            state[key] = number
+
+
+def _state(optimizer: torch.optim.Optimizer | None, table: Any) -> dict[str, Any]:
+    return {} if optimizer is None else optimizer.state.get(table.weight, {})
+
+
+def _raise_first(problems: list[str | None], ranks: list[int]) -> None:
+    for rank, problem in zip(ranks, problems, strict=True):
+        if problem is not None:
+            raise InvalidArgumentError(f"rank {rank}: {problem}")
