@@ -20,7 +20,7 @@ if _keras.__version__.split(".")[0] != "3":
 
 from ringtrain import Outer, RingtrainError, allgather_object, barrier, broadcast_object, join
 from ringtrain.basics import *  # noqa: F403 - what all adapters export, listed once
-from ringtrain.keras import callbacks, elastic
+from ringtrain.keras import callbacks, elastic, layers
 from ringtrain.keras.backends import backend as _backend
 from ringtrain.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from ringtrain.keras.saving import load_model
@@ -29,7 +29,7 @@ from ringtrain.keras.variables import broadcast_global_variables, broadcast_vari
 
 init, Compression = _backend.hvd.init, _backend.hvd.Compression
 
-_SUBMODULES = ("callbacks", "elastic")
+_SUBMODULES = ("callbacks", "elastic", "layers")
 __all__ = [
     name
     for name in dir()

@@ -2,7 +2,7 @@
 
 Both modules have the same functions: ``dense``, ``divided_by_size``, ``reduce``, ``maxima``, ``keeps_residuals``,
 ``settle_residuals``, ``wire_of``, ``on_host``, ``scopes``, ``unconverted``, ``is_compiled`` and ``is_traced`` for
-gradients, ``operations_for``, ``tensor`` and ``own_name`` for values; and ``hvd``, the adapter below.
+gradients, ``operations_for``, ``tensor`` and ``own_name`` for values; ``rows_of`` for tables; and ``hvd``, the adapter below.
 """
 
 import importlib

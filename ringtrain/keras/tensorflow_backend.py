@@ -127,3 +127,25 @@ def maxima(gradients: Sequence[Any], names: Sequence[str], variables: Sequence[A
     ]
     settle(agreement)
     return results
+
+
+def rows_of(table: Any, ids: Any, anchor: Any) -> tf.Tensor:
+    """Rows of a ``SelfUpdatingTable``, whose gradients change it; ``anchor`` gets a gradient of zero."""
+    ids = tf.convert_to_tensor(ids)
+
+    def on_ranks(function: Callable[..., Any], inputs: list[tf.Tensor], dtypes: list[tf.DType]) -> Any:
+        return tf.numpy_function(function, inputs, dtypes, stateful=True)
+
+    @tf.custom_gradient
+    def fetch(anchored: tf.Tensor) -> Any:
+        rows, places, trip = on_ranks(table.look_up, [ids], [tf.float32, tf.int64, tf.int64])
+        rows = tf.ensure_shape(rows, (None, table.width))
+
+        def gradient(of_rows: Any, *_: Any) -> tf.Tensor:
+            zero = on_ranks(table.update, [trip, tf.convert_to_tensor(of_rows)], [tf.float32])
+            return tf.ensure_shape(zero[0] if isinstance(zero, list) else zero, ())
+
+        return (rows, tf.ensure_shape(places, ids.shape)), gradient
+
+    rows, places = fetch(tf.convert_to_tensor(anchor))
+    return tf.gather(rows, places)

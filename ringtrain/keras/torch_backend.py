@@ -151,3 +151,28 @@ def _reduce_present(
                 results[place] = result
     agreement.agreed()  # its name is free then
     return results
+
+
+class _Rows(torch.autograd.Function):
+    """The rows that a table gives, whose gradients change it."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, table: Any, ids: torch.Tensor) -> Any:
+        rows, places, ctx.trip = table.look_up(ids.detach().cpu().numpy())
+        ctx.table = table
+        found = torch.from_numpy(rows).to(ids.device), torch.from_numpy(places).to(ids.device)
+        ctx.mark_non_differentiable(found[1])
+        return found
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor, _: torch.Tensor) -> Any:
+        zero = ctx.table.update(ctx.trip, gradient.detach().cpu().contiguous().numpy())
+        return torch.tensor(float(zero), device=gradient.device), None, None
+
+
+def rows_of(table: Any, ids: Any, anchor: Any) -> torch.Tensor:
+    """Rows of a ``SelfUpdatingTable``, whose gradients change it; ``anchor`` gets a gradient of zero."""
+    value = anchor.value if hasattr(anchor, "value") else anchor
+    rows, places = _Rows.apply(value, table, ids)
+    return torch.nn.functional.embedding(places, rows)

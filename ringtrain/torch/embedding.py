@@ -369,7 +369,7 @@ def _check(max_norm: float | None, by_frequency: bool, dtype: torch.dtype, op: i
     if membership.current() is not None:
         raise UnsupportedError(
             "ShardedEmbedding: tables need a world that stays, but this job is elastic: a rank that is lost takes its rows "
-            "with it. Start the job without --min-np, and go on from a checkpoint after a loss."
+            "with it. Start the job without --elastic, and go on from a checkpoint after a loss."
         )
 
 
