@@ -264,6 +264,19 @@ def _apart_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _embedding_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rows", type=_count, default=1_000_000, metavar="N", help="of the table (1000000)")
+    parser.add_argument("--width", type=_count, default=64, metavar="N", help="numbers in a row (64)")
+    parser.add_argument("--batch", type=_count, default=8192, metavar="N", help="samples of all ranks together (8192)")
+    parser.add_argument("--columns", type=_count, default=26, metavar="N", help="ids of a sample (26)")
+    parser.add_argument("--zipf", type=float, default=1.2, metavar="A", help="exponent of the ids' distribution (1.2)")
+    parser.add_argument(
+        "--folder", metavar="DIR", help="a table in files there alone, as one larger than memory must be"
+    )
+    _apart_option(parser)
+    _repetitions_option(parser)
+
+
 def _repetitions_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repetitions", type=int, metavar="N", help="default: by size")
 
@@ -297,6 +310,10 @@ BENCHMARKS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     ),
     "launch": ("jobs that do next to nothing: ringtrainrun beside torchrun", _launch_options),
     "accuracy": ("trainings in each mode of sending, and with DDP's PowerSGD: losses and accuracy", _accuracy_options),
+    "embedding": (
+        "steps of a sharded embedding beside a replicated one: time, and bytes beside the least",
+        _embedding_options,
+    ),
     "accumulation": ("bytes and seconds a batch when several make a step", _accumulation_options),
 }
 

@@ -5,6 +5,7 @@ gradient stay as they are, their moments too, which the frameworks call lazy or 
 """
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -32,7 +33,9 @@ class RowOptimizer:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if not value >= 0:
-                raise InvalidArgumentError(f"{type(self).__name__}: {name} must be at least 0, but is {value!r}.")
+                raise InvalidArgumentError(
+                    f"embedding: {name} of an optimizer of rows must be at least 0, but is {value!r}."
+                )
 
     def begins_with(self, name: str) -> float:
         """The first value of a state."""
@@ -137,7 +140,7 @@ def apply(
         each.let_go()
 
 
-def state_of(rule: RowOptimizer, rows: Rows, storage: str, path: str | None) -> dict[str, Rows]:
+def state_of(rule: RowOptimizer, rows: Rows, storage: str, path: str | os.PathLike | None) -> dict[str, Rows]:
     """Fresh state for a table's rows, stored as they are."""
     count, width = rows.array.shape
     made = {}

@@ -237,3 +237,15 @@ def test_the_strategy(tmp_path):
     )  # fmt: skip
     measured = [result for result in written["results"] if result["system"] in ("mwms", "mwms-tuned")]
     assert len(measured) == 4 and all(result["verified"] for result in measured)
+
+
+@pytest.mark.openmpi
+@pytest.mark.long
+def test_embedding(tmp_path):
+    written = document(
+        "openmpi", tmp_path / "out.json", "embedding", "--rows", "1000", "--batch", "64", "--repetitions", "2"
+    )  # fmt: skip
+    assert [result["system"] for result in written["results"]] == ["sharded", "replicated"]
+    sharded = written["results"][0]
+    assert sharded["verified"] is True
+    assert sharded["least_bytes"] < max(sharded["sent_bytes"])

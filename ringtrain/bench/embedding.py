@@ -1,0 +1,114 @@
+"""``ringtrain bench embedding``: training steps of an embedding table, sharded and replicated, on the same ids.
+
+Both are trained by SGD on sparse gradients, the replicated one under ``DistributedOptimizer``. The least that could be
+sent is, for each rank, what it needs of others: each row once there, and its gradient once back.
+"""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+import ringtrain as rt
+import ringtrain.torch as hvd
+from ringtrain.bench import ranks, report
+from ringtrain.bench.turns import time_in_turn, time_of
+
+_DRAWN = 4  # batches that are used in turn
+
+
+def run(
+    rows: int, width: int, batch: int, columns: int, zipf: float, folder: str | None, repetitions: int | None,
+    json: str | None,
+) -> bool:  # fmt: skip
+    """Runs the benchmark on this rank; returns whether both tables came to the same rows."""
+    hvd.init()
+    torch.set_num_threads(1)
+    batches = [_ids(number, rows, batch // hvd.size(), columns, zipf) for number in range(_DRAWN)]
+    systems = {"sharded": _Sharded(rows, width, folder)}
+    if folder is None:
+        systems["replicated"] = _Replicated(rows, width, systems["sharded"])
+    steps = {name: partial(_timed, system, batches) for name, system in systems.items()}
+    seconds = time_in_turn(steps, repetitions or 10)
+    sharded = systems["sharded"]
+    verified = folder is not None or ranks.all_true(_agree(sharded, systems["replicated"], batches[0]))
+    least = _least_bytes(sharded, batches)
+    results = [
+        report.result(
+            name, "embedding", seconds[name], verified,
+            rows=rows, width=width, least_bytes=least, sent_bytes=ranks.gathered(system.sent / system.steps),
+        )
+        for name, system in systems.items()
+    ]  # fmt: skip
+    report.say(f"{rows} rows x {width}, {batch} x {columns} ids a step, {hvd.size()} ranks; bytes of a rank and step")
+    cells = [
+        [
+            each["system"], report.seconds_text(each["seconds_median"]), f"{np.mean(each['sent_bytes']) / 1e6:.2f} MB",
+            f"{least / 1e6:.2f} MB", report.verdict(each),
+        ]
+        for each in results
+    ]  # fmt: skip
+    report.print_table(["table", "step", "sent", "the least", "result"], cells)
+    report.write_json(json, results)
+    hvd.shutdown()
+    return verified
+
+
+class _Sharded:
+    """A table whose rows are dealt over the ranks."""
+
+    def __init__(self, rows: int, width: int, folder: str | None):
+        storage: dict[str, Any] = {} if folder is None else {"storage": "file", "path": folder}
+        self.table: Any = hvd.ShardedEmbedding(rows, width, **storage)
+        self.optimizer: Any = torch.optim.SGD(self.table.parameters(), lr=0.1)
+        self.sent, self.steps = 0, 0
+
+    def step(self, ids: torch.Tensor) -> None:
+        before = _sent()
+        self.optimizer.zero_grad()
+        self.table(ids).square().mean().backward()
+        self.optimizer.step()
+        self.sent, self.steps = self.sent + _sent() - before, self.steps + 1
+
+
+class _Replicated(_Sharded):
+    """The whole table on each rank, beginning as the sharded one does."""
+
+    def __init__(self, rows: int, width: int, like: _Sharded):
+        self.table = torch.nn.Embedding(rows, width, sparse=True)
+        with torch.no_grad():
+            for start in range(0, rows, 1 << 16):
+                some = torch.arange(start, min(start + (1 << 16), rows))
+                self.table.weight[some] = like.table(some)
+        optimizer = torch.optim.SGD(self.table.parameters(), lr=0.1)
+        self.optimizer = hvd.DistributedOptimizer(optimizer, self.table.named_parameters())
+        self.sent, self.steps = 0, 0
+
+
+def _timed(system: _Sharded, batches: list[torch.Tensor]) -> list[float]:
+    return [time_of(lambda: system.step(batches[system.steps % len(batches)]))]
+
+
+def _sent() -> int:
+    """Bytes that this rank has sent to other ranks, on its host and beyond."""
+    counters = rt.counters()
+    return counters["wire_bytes_sent"] + counters["shared_bytes"]
+
+
+def _ids(number: int, rows: int, samples: int, columns: int, exponent: float) -> torch.Tensor:
+    """Ids of this rank; frequent rows lie all over the table."""
+    drawn = np.random.default_rng([number, hvd.rank()]).zipf(exponent, (samples, columns))
+    return torch.from_numpy((drawn * 2_654_435_761 % rows).astype(np.int64))
+
+
+def _least_bytes(system: _Sharded, batches: list[torch.Tensor]) -> float:
+    table = system.table
+    foreign = [np.count_nonzero(table.dealing.owners(np.unique(ids.numpy())) != hvd.rank()) for ids in batches]
+    row_bytes = table.embedding_dim * table.weight.element_size()
+    return float(np.mean(ranks.gathered(2 * np.mean(foreign) * row_bytes)))
+
+
+def _agree(sharded: _Sharded, replicated: _Sharded, ids: torch.Tensor) -> bool:
+    with torch.no_grad():
+        return torch.allclose(sharded.table(ids), replicated.table(ids), rtol=1e-4, atol=1e-5)
