@@ -26,6 +26,11 @@ TASKS = ("digits", "bytes")
 WAYS = ("float32", "bf16", "int8", "int4", "int4-without-feedback",
         "every-8", "every-8-int8", "every-32", "powersgd-2", "powersgd-4", "ddp-powersgd-2", "ddp-powersgd-4", "alone")  # fmt: skip
 TRANSPORTS = ("mpi", "tcp")
+ELASTIC_PARTS = ("faults", "goodput", "overhead")
+ELASTIC_SYSTEMS = ("ringtrain", "torchrun", "torchft")
+ELASTIC_OPTIONS = {
+    "elastic", "systems", "sizes", "minutes", "every", "together", "pace_ms", "checkpoint_steps", "seed",
+}  # fmt: skip
 MOST_BATCHES = 4  # that share an exchange in a mode that is measured by default
 
 
@@ -34,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     chosen = make_parser().parse_args(arguments)
     if chosen.benchmark == "faults":  # which starts jobs of its own
-        return 0 if _run("faults", _options_of(chosen)) else 1
+        return 0 if _run(*_chosen_faults(_options_of(chosen))) else 1
     if chosen.benchmark == "launch":  # so does this, with its number of ranks
         return launch.start(chosen.ranks, chosen.repetitions, chosen.json, chosen.hosts)
     if not launcher.has_started_this(environment()):
@@ -48,6 +53,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _options_of(chosen: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in vars(chosen).items() if name not in ("benchmark", "ranks", "rate")}
+
+
+def _chosen_faults(options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The module that does them, and what it takes of the options: faults that end a job, or that it goes on after."""
+    of_elastic = ELASTIC_OPTIONS | {"runs", "only", "json"}
+    if options["elastic"] is None:
+        return "faults", {name: value for name, value in options.items() if name not in ELASTIC_OPTIONS}
+    return "elastic", {name: value for name, value in options.items() if name in of_elastic}
 
 
 class Parser(argparse.ArgumentParser):
@@ -156,6 +169,35 @@ def _faults_options(parser: argparse.ArgumentParser) -> None:
         help="silence that counts as death, in seconds (15)",
     )
     parser.add_argument("--only", default="", metavar="WORD", help="faults with this word in their name")
+    elastic = parser.add_argument_group("jobs that go on")
+    elastic.add_argument(
+        "--elastic",
+        nargs="?",
+        type=_choices(*ELASTIC_PARTS),
+        const=list(ELASTIC_PARTS),
+        metavar=",".join(ELASTIC_PARTS),
+        help="what faults cost an elastic job of four ranks; these parts, or all",
+    )
+    elastic.add_argument(
+        "--systems",
+        type=_choices(*ELASTIC_SYSTEMS),
+        default=["ringtrain"],
+        metavar=",".join(ELASTIC_SYSTEMS),
+        help="one after the other (ringtrain); torchft must be installed",
+    )
+    elastic.add_argument(
+        "--sizes", type=_sizes, default=_sizes("1MB,25MB"), metavar="1MB,25MB,...", help="of the network"
+    )
+    elastic.add_argument("--minutes", type=float, default=10.0, metavar="M", help="of goodput (10)")
+    elastic.add_argument("--every", type=float, default=15.0, metavar="S", help="seconds from fault to fault (15)")
+    elastic.add_argument(
+        "--together", action="store_true", help="measures the goodput of all systems at the same time"
+    )
+    elastic.add_argument("--pace-ms", type=float, metavar="C", help="a step takes at least (20; 100 for goodput)")
+    elastic.add_argument(
+        "--checkpoint-steps", type=_count, default=50, metavar="K", help="of torchrun, from one to the next (50)"
+    )
+    elastic.add_argument("--seed", type=int, default=11, metavar="N", help="of victims and moments (11)")
 
 
 def _wire_options(parser: argparse.ArgumentParser) -> None:
@@ -305,7 +347,7 @@ BENCHMARKS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
         _compress_options,
     ),
     "faults": (
-        "how long until all know of a fault, or nothing of the job is left; as root also a cut network",
+        "how long until all know of a fault, nothing is left of the job, or it goes on (--elastic)",
         _faults_options,
     ),
     "launch": ("jobs that do next to nothing: ringtrainrun beside torchrun", _launch_options),
