@@ -1,7 +1,7 @@
 """What the ranks of `ringtrain bench faults --elastic` train, in the way of each system; not for users' own jobs.
 
 ``python -m ringtrain.bench.elastic_training SYSTEM FOLDER`` is one rank. A network of three layers has as many bytes as
-asked for; a sample is a batch of its own, drawn from its index, so that a step's gradients follow from the samples that
+asked for; a sample is a batch of its own, drawn from its number, so that a step's gradients follow from the samples that
 were dealt for it. All systems have the same network, optimizer and samples, and note alike.
 """
 
@@ -21,20 +21,25 @@ from torch import nn
 
 from ringtrain.bench.elastic_records import APPLIED, DRAWN, Notes
 
-SAMPLES = 1_000_000  # more than a measurement comes to
+SAMPLES = 200_000  # of an epoch
 BATCH = 8
 INPUTS, CLASSES = 64, 10
 
 
 class Samples(torch.utils.data.Dataset):
-    """Sample n: its number, inputs (BATCH, INPUTS) and labels (BATCH,)."""
+    """The numbers of an epoch's samples."""
 
     def __len__(self) -> int:
         return SAMPLES
 
-    def __getitem__(self, index: int) -> tuple[int, torch.Tensor, torch.Tensor]:
-        drawn = torch.Generator().manual_seed(index)
-        return index, torch.randn(BATCH, INPUTS, generator=drawn), torch.randint(CLASSES, (BATCH,), generator=drawn)
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def sample(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs (BATCH, INPUTS) and labels (BATCH,), the same wherever they are drawn."""
+    drawn = torch.Generator().manual_seed(number)
+    return torch.randn(BATCH, INPUTS, generator=drawn), torch.randint(CLASSES, (BATCH,), generator=drawn)
 
 
 def make_network(size_bytes: int) -> nn.Module:
@@ -81,8 +86,9 @@ class Job:
         self._begun = time.monotonic()
         self._notes.add(DRAWN, self._begun, step, world, rank, size, index)
 
-    def backward(self, network: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
-        """Computes for as long as a step takes at least."""
+    def backward(self, network: nn.Module, number: int) -> None:
+        """Computes with a sample, for as long as a step takes at least."""
+        x, y = sample(number)
         loss = nn.functional.cross_entropy(network(x), y)
         time.sleep(max(0.0, self._begun + self.pace_seconds - time.monotonic()))
         loss.backward()
@@ -109,26 +115,34 @@ class Job:
 
 
 def train_by_ringtrain(job: Job) -> None:
-    """In an elastic job, with the two lines of docs/elastic.md."""
+    """In an elastic job, with the two lines of docs/elastic.md.
+
+    Network and optimizer are made before the rank is one of the world: the first optimizer has torch import a third of what
+    itself is, and from ``init`` on the others would wait for that.
+    """
     import ringtrain.torch as hvd
     from ringtrain.context import current
 
-    hvd.init()
     network = make_network(job.size_bytes)
-    optimizer = hvd.DistributedOptimizer(make_optimizer(network), network.named_parameters())
+    optimizer = make_optimizer(network)
+    hvd.init()
+    optimizer = hvd.DistributedOptimizer(optimizer, network.named_parameters())
     sampler = hvd.elastic.ElasticSampler(Samples())
     loader = torch.utils.data.DataLoader(Samples(), batch_size=None, sampler=sampler)
     state = hvd.elastic.State(model=network, optimizer=optimizer, sampler=sampler)
-    for _ in state.epochs(1):
-        for index, x, y in loader:
-            job.drawn(state.step + 1, current().world, hvd.rank(), hvd.size(), index)
+    ends = False
+    for epoch in state.epochs(sys.maxsize):
+        for index in loader:
+            number = epoch * SAMPLES + index
+            job.drawn(state.step + 1, current().world, hvd.rank(), hvd.size(), number)
             optimizer.zero_grad()
-            job.backward(network, x, y)
+            job.backward(network, number)
             optimizer.step()
             job.applied(state.step, current().world, hvd.rank(), hvd.size())
-            if job.ends(state.step):
+            if ends := job.ends(state.step):
                 break
-        break
+        if ends:
+            break
     job.end(network)
 
 
@@ -150,10 +164,9 @@ def train_by_torchrun(job: Job) -> None:
     replicas = nn.parallel.DistributedDataParallel(network)
     while not job.ends(step):
         step += 1
-        index, x, y = Samples()[step * size + rank]
-        job.drawn(step, attempt, rank, size, index)
+        job.drawn(step, attempt, rank, size, step * size + rank)
         optimizer.zero_grad()
-        job.backward(replicas, x, y)
+        job.backward(replicas, step * size + rank)
         optimizer.step()
         job.applied(step, attempt, rank, size)
         if rank == 0 and step % job.checkpoint_steps == 0:
@@ -198,10 +211,9 @@ def train_by_torchft(job: Job) -> None:
     tries = 0
     while not job.ends(manager.current_step()):
         tries += 1
-        index, x, y = Samples()[tries * 64 + job.slot]
-        job.drawn(manager.current_step() + 1, manager._quorum_id, job.slot, 0, index)
+        job.drawn(manager.current_step() + 1, manager._quorum_id, job.slot, 0, tries * 64 + job.slot)
         managed.zero_grad()
-        job.backward(replicas, x, y)
+        job.backward(replicas, tries * 64 + job.slot)
         before = manager.current_step()
         managed.step()
         if manager.current_step() > before:
@@ -226,7 +238,7 @@ def train_by_plan(job: Job) -> None:
         if hvd.rank() in range(len(indices[0])):
             distributed = hvd.DistributedOptimizer(optimizer, network.named_parameters(), process_set=ours)
             for step in indices:
-                _, x, y = Samples()[step[hvd.rank()]]
+                x, y = sample(step[hvd.rank()])
                 distributed.zero_grad()
                 nn.functional.cross_entropy(network(x), y).backward()
                 distributed.step()
