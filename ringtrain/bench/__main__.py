@@ -190,9 +190,7 @@ def _faults_options(parser: argparse.ArgumentParser) -> None:
     )
     elastic.add_argument("--minutes", type=float, default=10.0, metavar="M", help="of goodput (10)")
     elastic.add_argument("--every", type=float, default=15.0, metavar="S", help="seconds from fault to fault (15)")
-    elastic.add_argument(
-        "--together", action="store_true", help="measures the goodput of all systems at the same time"
-    )
+    elastic.add_argument("--together", action="store_true", help="measures the goodput of all systems at the same time")
     elastic.add_argument("--pace-ms", type=float, metavar="C", help="a step takes at least (20; 100 for goodput)")
     elastic.add_argument(
         "--checkpoint-steps", type=_count, default=50, metavar="K", help="of torchrun, from one to the next (50)"

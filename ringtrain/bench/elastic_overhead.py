@@ -3,10 +3,11 @@
 One rank: ``python -m ringtrain.bench.elastic_overhead FILE BYTES TURNS``; rank 0 writes the result.
 """
 
+import itertools
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import nn
 
 import ringtrain as rt
 import ringtrain.torch as hvd
-from ringtrain.bench.elastic_training import BATCH, CLASSES, INPUTS, make_network, make_optimizer
+from ringtrain.bench.elastic_training import BATCH, CLASSES, INPUTS, SAMPLES, make_network, make_optimizer
 from ringtrain.bench.machine import proportional_set_bytes
 
 STEPS = 20  # of a turn
@@ -25,22 +26,24 @@ WARM_UP = 2  # turns
 def main(found: Path, size_bytes: int, turns: int) -> None:
     """Measures, and writes what was found on rank 0."""
     torch.set_num_threads(1)
+    networks = [make_network(size_bytes) for _ in range(3)]
+    makers = [make_optimizer(network) for network in networks]
     hvd.init()
-    network = make_network(size_bytes)
-    optimizer = hvd.DistributedOptimizer(make_optimizer(network), network.named_parameters())
-    sampler = hvd.elastic.ElasticSampler(range(1_000_000))
-    state = hvd.elastic.State(model=network, optimizer=optimizer, sampler=sampler)
+    unmeasured, without, with_state = (
+        hvd.DistributedOptimizer(optimizer, network.named_parameters())
+        for network, optimizer in zip(networks, makers, strict=True)
+    )
+    sampler = hvd.elastic.ElasticSampler(range(SAMPLES))
+    state = hvd.elastic.State(model=networks[2], optimizer=with_state, sampler=sampler)
     for _ in state.epochs(1):
-        drawn = iter(sampler)
-        with_state = _steps(network, optimizer, lambda: next(drawn))
-        before = _bytes_after(with_state)
-        plain_network = make_network(size_bytes)
-        plain = hvd.DistributedOptimizer(make_optimizer(plain_network), plain_network.named_parameters())
-        without = _steps(plain_network, plain, lambda: 0)
-        more_bytes = before - (_bytes_after(without) - before)
-        seconds = _in_turns([without, with_state], turns)
+        _bytes_after(_steps(networks[0], unmeasured, itertools.count()))  # the first one has buffers made for all
+        plain = _steps(networks[1], without, itertools.count())
+        elastic = _steps(networks[2], with_state, iter(sampler))
+        held = [proportional_set_bytes(), _bytes_after(plain), _bytes_after(elastic)]
+        seconds = _in_turns([plain, elastic], turns)
         break
     if rt.rank() == 0:
+        more_bytes = (held[2] - held[1]) - (held[1] - held[0])
         found.write_text(json.dumps(_result(size_bytes, more_bytes, *seconds)))
 
 
@@ -55,10 +58,10 @@ def _result(size_bytes: int, more_bytes: int, plain: np.ndarray, elastic: np.nda
     }
 
 
-def _steps(network: nn.Module, optimizer: torch.optim.Optimizer, draw: Callable[[], int]) -> Iterator[None]:
+def _steps(network: nn.Module, optimizer: torch.optim.Optimizer, drawn: Iterator[int]) -> Iterator[None]:
     x, y = torch.randn(BATCH, INPUTS), torch.randint(CLASSES, (BATCH,))
     while True:
-        draw()
+        next(drawn)
         optimizer.zero_grad()
         nn.functional.cross_entropy(network(x), y).backward()
         optimizer.step()

@@ -2,11 +2,9 @@
 
 import importlib.util
 import os
-import re
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -77,9 +75,11 @@ class Torchft:
     shrinks = True
 
     def __init__(self, job: Job, folder: Path):
-        if importlib.util.find_spec("torchft") is None:
+        found = importlib.util.find_spec("torchft")
+        if found is None or found.origin is None:
             raise UnsupportedError("system 'torchft': it is not installed. Leave it out, or install torchft-nightly.")
-        self._folder = folder
+        beside = Path(found.origin).parents[1] / "bin" / "torchft_lighthouse"  # as pip install --target has it
+        self._lighthouse = beside if beside.exists() else Path(sys.executable).with_name("torchft_lighthouse")
         self._start = _Starter(job, folder)
         self._training: list[str] = []
         self._ranks: dict[int, subprocess.Popen] = {}
@@ -88,10 +88,8 @@ class Torchft:
         self._training = list(training)
         port = _free_port()
         self._address = f"http://localhost:{port}"
-        lighthouse = Path(importlib.util.find_spec("torchft").origin).parents[1] / "bin" / "torchft_lighthouse"
-        found = lighthouse if lighthouse.exists() else Path(sys.executable).with_name("torchft_lighthouse")
-        self._start("lighthouse", [str(found), "--bind", f"[::]:{port}", "--min_replicas", "1",
-                                   "--join_timeout_ms", "10000"])  # fmt: skip
+        flags = ["--bind", f"[::]:{port}", "--min_replicas", "1", "--join_timeout_ms", "10000"]
+        self._start("lighthouse", [str(self._lighthouse), *flags])
         self.keep()
 
     def keep(self) -> None:

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from ringtrain.bench.elastic_systems import RANKS, System
 from ringtrain.bench.faults import has_ended
 from ringtrain.bench.jobs import Job
 
+Found = TypeVar("Found")
 LOOK_SECONDS = 0.01
 SECONDS_TO_BE_WHOLE = 300.0  # on a busy machine four ranks import torch for a minute
 SECONDS_TO_GO_ON = 120.0
@@ -114,7 +116,7 @@ class Trial:
         texts = [path.read_text(errors="replace").splitlines()[-15:] for path in sorted(self.folder.glob("said-*"))]
         return "\n".join(line for text in texts for line in text)
 
-    def _await(self, condition: Callable[[], object], seconds: float) -> object:
+    def _await(self, condition: Callable[[], Found], seconds: float) -> Found:
         deadline = time.monotonic() + seconds
         while not (found := condition()) and time.monotonic() < deadline:
             time.sleep(LOOK_SECONDS)

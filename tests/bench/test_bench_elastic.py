@@ -8,8 +8,8 @@ import environments
 import numpy as np
 import pytest
 
-from ringtrain.bench import elastic, elastic_records
 from ringtrain.bench import __main__ as command_line
+from ringtrain.bench import elastic, elastic_records
 from ringtrain.bench.elastic_records import APPLIED, DRAWN, RECORD, Notes, Reader
 
 SLOT_OF = {10: 0, 11: 1, 12: 2, 21: 1}  # by process; 21 takes the place of 11
