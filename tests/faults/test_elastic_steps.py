@@ -202,6 +202,7 @@ def test_a_death_within_a_step_costs_no_step(job: Job, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)  # a run and up to three planned ones, on a busy machine
 @pytest.mark.parametrize(
     "faults",
     [

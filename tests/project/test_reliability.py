@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from ringtrain.bench.__main__ import ELASTIC_PARTS
 from ringtrain.bench.faults import FAULTS
 
 ROOT = Path(__file__).parents[2]
@@ -50,3 +51,9 @@ def test_its_figures_are_those_that_are_measured() -> None:
         bound = fault.seconds + (silent if fault.after_silence else 0)
         row = re.escape(f"| {fault.name} | {fault.promised} | {bound:g} s | ") + r"[\d.]+ s \| [\d.]+ s \|"
         assert re.search(row, PAGE), fault.name
+
+
+def test_what_the_bench_of_elastic_jobs_measures_is_explained() -> None:
+    """Each part of it is on the page, with a command."""
+    for part in ELASTIC_PARTS:
+        assert f"--elastic {part}" in PAGE, part
