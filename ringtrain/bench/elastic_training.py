@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -155,12 +156,8 @@ def train_by_torchrun(job: Job) -> None:
     rank, size = distributed.get_rank(), distributed.get_world_size()
     network = make_network(job.size_bytes)
     optimizer = make_optimizer(network)
-    checkpoint, step = job.folder / "checkpoint.pt", 0
-    if checkpoint.exists():
-        saved = torch.load(checkpoint)
-        network.load_state_dict(saved["network"])
-        optimizer.load_state_dict(saved["optimizer"])
-        step = saved["step"]
+    checkpoint = job.folder / "checkpoint.npz"
+    step = _load(checkpoint, network, optimizer) if checkpoint.exists() else 0
     replicas = nn.parallel.DistributedDataParallel(network)
     while not job.ends(step):
         step += 1
@@ -170,11 +167,29 @@ def train_by_torchrun(job: Job) -> None:
         optimizer.step()
         job.applied(step, attempt, rank, size)
         if rank == 0 and step % job.checkpoint_steps == 0:
-            whole = job.folder / ".checkpoint.pt"
-            torch.save({"network": network.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, whole)
-            whole.rename(checkpoint)
+            _save(checkpoint, network, optimizer, step)
     job.end(network)
     distributed.destroy_process_group()
+
+
+def _save(checkpoint: Path, network: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    """Writes a file that is whole from the first moment, as arrays, which nobody unpickles."""
+    whole = checkpoint.with_name(".checkpoint.npz")
+    parameters = list(network.parameters())
+    momenta = [optimizer.state[each]["momentum_buffer"] for each in parameters]
+    np.savez(whole, np.array(step), *(each.detach().numpy() for each in [*parameters, *momenta]))
+    whole.rename(checkpoint)
+
+
+def _load(checkpoint: Path, network: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Goes back to a checkpoint; returns its step."""
+    parameters = list(network.parameters())
+    with np.load(checkpoint) as saved:
+        arrays = [torch.from_numpy(saved[f"arr_{place}"]) for place in range(1, 1 + 2 * len(parameters))]
+        for place, parameter in enumerate(parameters):
+            parameter.data.copy_(arrays[place])
+            optimizer.state[parameter]["momentum_buffer"] = arrays[len(parameters) + place]
+        return int(saved["arr_0"])
 
 
 def _store_of(job: Job, attempt: int) -> dict[str, Any]:
