@@ -222,6 +222,31 @@ Status MakeSubmission(const rt_request& from, Submission* submission) {
   return {};
 }
 
+template <typename Beginning>
+rt_authority* AuthorityOf(const char* hosts, const rt_authority_options& options, Beginning begin) {
+  rt_authority* made = nullptr;
+  Guard([&] {
+    ringtrain::AuthorityOptions given;
+    std::istringstream lines(hosts);
+    for (std::string line; std::getline(lines, line);) {
+      const size_t bar = line.rfind('|');
+      if (bar == std::string::npos) return Status::InvalidArgument("not a host: " + line);
+      given.hosts[line.substr(0, bar)] = std::atoi(line.c_str() + bar + 1);
+    }
+    given.minimum = options.minimum;
+    given.reset_limit = options.reset_limit;
+    given.silence = InNanoseconds(options.silence);
+    given.grace = InNanoseconds(options.grace);
+    given.wait = InNanoseconds(options.wait);
+    given.first_pause = InNanoseconds(options.first_pause);
+    given.random = Unguessable;
+    made = new rt_authority{ringtrain::Authority(std::move(given))};
+    begin(&made->authority);
+    return Status();
+  });
+  return made;
+}
+
 }  // namespace
 
 extern "C" {
@@ -489,36 +514,35 @@ int32_t rt_result(rt_handle* handle) { return handle->handle->result; }
 void rt_handle_free(rt_handle* handle) { delete handle; }
 
 rt_authority* rt_authority_begin(const char* hosts, const rt_authority_options* options, double now) {
-  rt_authority* made = nullptr;
-  Guard([&] {
-    ringtrain::AuthorityOptions given;
-    std::istringstream lines(hosts);
-    for (std::string line; std::getline(lines, line);) {
-      const size_t bar = line.rfind('|');
-      if (bar == std::string::npos) return Status::InvalidArgument("not a host: " + line);
-      given.hosts[line.substr(0, bar)] = std::atoi(line.c_str() + bar + 1);
-    }
-    given.minimum = options->minimum;
-    given.reset_limit = options->reset_limit;
-    given.silence = InNanoseconds(options->silence);
-    given.grace = InNanoseconds(options->grace);
-    given.wait = InNanoseconds(options->wait);
-    given.first_pause = InNanoseconds(options->first_pause);
-    given.random = Unguessable;
-    made = new rt_authority{ringtrain::Authority(std::move(given))};
-    made->authority.Begin(InNanoseconds(now));
-    return Status();
+  return AuthorityOf(hosts, *options, [&](ringtrain::Authority* made) { made->Begin(InNanoseconds(now)); });
+}
+
+rt_authority* rt_authority_resume(const char* hosts, const rt_authority_options* options, const char* record,
+                                  double now) {
+  return AuthorityOf(hosts, *options, [&](ringtrain::Authority* made) {
+    std::string bytes;
+    if (!ringtrain::FromHex(record, &bytes)) bytes.clear();
+    made->Resume(InNanoseconds(now), bytes);
   });
-  return made;
 }
 
 void rt_authority_free(rt_authority* authority) { delete authority; }
 
 char* rt_authority_host_came(rt_authority* authority, double now, const char* host) {
+  return ActionsOf([&](auto* actions) { authority->authority.HostCame(InNanoseconds(now), host, actions); });
+}
+
+char* rt_authority_host_present(rt_authority* authority, double now, const char* host, const char* uids,
+                                const char* record, int32_t finished) {
   return ActionsOf([&](auto* actions) {
-    authority->authority.HostCame(InNanoseconds(now), host, actions);
     ringtrain::ControlFrame present;
     present.type = ringtrain::ControlType::kPresent;
+    present.finished = finished != 0;
+    std::istringstream lines(uids);
+    ringtrain::Uid uid;
+    for (std::string line; std::getline(lines, line);)
+      if (ringtrain::FromHex(line.c_str(), &uid)) present.uids.push_back(uid);
+    if (!ringtrain::FromHex(record, &present.record)) present.record.clear();
     authority->authority.Arrived(InNanoseconds(now), host, present, actions);
   });
 }

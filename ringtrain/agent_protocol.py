@@ -79,9 +79,21 @@ class Serve(TypedDict):
     environment: dict[str, str]  # of the ranks
     function: str  # of `ringtrain.run`, pickled, in base64; "" for a command
     patience: float | None  # seconds without a beat after which the launcher is taken for dead; None: never
+    grace: float  # seconds for which the ranks go on when it is lost, and another one may take over; 0 for none
+    key: str  # of the job, in hexadecimal, which that one must know; "" without a grace
     window: int  # bytes of output that the launcher has room for
     ignored: list[int]  # signals that the ranks start with ignored
     notices: list[str]  # names of the signals by which this host is asked to leave an elastic job; [] in others
+
+
+class TakeOver(TypedDict):
+    """Instead of Serve: the launcher takes up a job whose launcher was lost. Answered with Serving by the agent that serves
+    it, whose launcher this one is from then on, or else with Refused."""
+
+    do: Literal["take over"]
+    socket: str  # name of that agent's socket
+    key: str  # of the job, in hexadecimal
+    window: int  # bytes of output that the launcher has room for
 
 
 class _Start(TypedDict):
@@ -98,6 +110,7 @@ class Start(_Start, total=False):
 
     only: list[int]  # places on this host, whose ranks alone are to be started; all without
     variables: dict[str, str]  # of these ranks, beside those of all
+    uid: str  # of the process, in an elastic job, where one is started at a time
 
 
 class _Introduce(TypedDict):
@@ -156,7 +169,20 @@ class End(TypedDict):
 
 
 Request = (
-    Describe | Listen | Connect | FindPort | TellTime | Serve | Start | Introduce | Lead | Evict | Beat | GoOn | End
+    Describe
+    | Listen
+    | Connect
+    | FindPort
+    | TellTime
+    | Serve
+    | TakeOver
+    | Start
+    | Introduce
+    | Lead
+    | Evict
+    | Beat
+    | GoOn
+    | End
 )
 
 
@@ -217,13 +243,29 @@ class Clock(_Clock, total=False):
     asked: float
 
 
-class Serving(TypedDict):
-    """The agent waits for its ranks."""
-
+class _Serving(TypedDict):
     serving: Literal[True]
 
 
-Answer = HostFacts | Addresses | Reached | FreePort | Clock | Serving
+class Serving(_Serving, total=False):
+    """The agent waits for its ranks. To a launcher that takes the job up it says what there is."""
+
+    clock: float
+    processes: list[tuple[int, str, bool]]  # number of the slot, uid, and whether it is asked to leave
+    record: str  # the newest Form that has passed it, in hexadecimal, or ""
+    finished: bool  # some program has come to its end here
+    noticed: bool  # this host is asked to leave
+    ended: list[tuple[int, int]]  # (rank, exit code or -signal) of those whose end no launcher has heard of
+    dropped: int  # bytes that ranks have written meanwhile, and that had no room; what had follows
+
+
+class Refused(TypedDict):
+    """This launcher cannot take the job up here."""
+
+    refused: str  # why
+
+
+Answer = HostFacts | Addresses | Reached | FreePort | Clock | Serving | Refused
 
 
 # ---- a rank ----

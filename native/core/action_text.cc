@@ -28,7 +28,7 @@ std::string Line(const std::string& first, const Columns&... columns) {
 std::string LineOf(const authority_action::Write& write) { return Line("write", InHex(write.record)); }
 std::string LineOf(const authority_action::Send& send) {
   if (send.frame.type == ControlType::kBeat) return Line("beat", send.host);
-  if (send.frame.type == ControlType::kAsk) return "";  // the agent has said all that it is asked
+  if (send.frame.type == ControlType::kAsk) return Line("ask", send.host, InHex(send.frame.Encode()));
   const std::string kind = send.frame.type == ControlType::kEvict ? "evict" : "send";
   return Line(kind, send.host, InHex(send.frame.process.uid), InHex(send.frame.Encode()));
 }

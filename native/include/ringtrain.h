@@ -222,9 +222,16 @@ typedef struct {
 } rt_authority_options;
 /* hosts: lines "name|slots". NULL for what is none. */
 rt_authority* rt_authority_begin(const char* hosts, const rt_authority_options* options, double now);
+/* The same of a launcher that takes a job up: record: the last one written, in hexadecimal, or empty. */
+rt_authority* rt_authority_resume(const char* hosts, const rt_authority_options* options, const char* record,
+                                  double now);
 void rt_authority_free(rt_authority* authority);
-/* The connection to the agent of a host is open, and no rank is there yet; it is lost; it has carried something. */
+/* The connection to the agent of a host is open; what is there: the uids of its processes, lines, the newest Form that
+   it has passed on, in hexadecimal, or empty, and whether some program has come to its end there. */
 char* rt_authority_host_came(rt_authority* authority, double now, const char* host);
+char* rt_authority_host_present(rt_authority* authority, double now, const char* host, const char* uids,
+                                const char* record, int32_t finished);
+/* That connection is lost; it has carried something. */
 char* rt_authority_host_lost(rt_authority* authority, double now, const char* host, const char* cause);
 char* rt_authority_host_heard(rt_authority* authority, double now, const char* host);
 /* A host may have ranks from now on, once it has come; also one that has left, when all of it is gone. */

@@ -22,6 +22,7 @@ class Rules(NamedTuple):
         reset_limit: worlds after the first; 0 for any number.
         notice_grace: seconds from the notice to a rank until it is ended, if it has not left.
         notices: names of the signals by which a rank, or a host, is asked to leave.
+        launcher_grace: seconds that agents keep their ranks when the launcher is lost, for one that takes the job up.
     """
 
     minimum: int
@@ -30,6 +31,7 @@ class Rules(NamedTuple):
     reset_limit: int
     notice_grace: float = 30.0
     notices: tuple[str, ...] = ("SIGTERM",)
+    launcher_grace: float = 60.0
 
 
 class Action(NamedTuple):
@@ -40,9 +42,12 @@ class Action(NamedTuple):
 
 
 class Authority:
-    """Numbers the worlds of a job on these hosts. Times are time.monotonic()."""
+    """Numbers the worlds of a job on these hosts. Times are time.monotonic().
 
-    def __init__(self, hosts: Iterable[Host], rules: Rules, grace: float, now: float):
+    record: the last one that was written, in hexadecimal, if the job is taken up; None if it begins.
+    """
+
+    def __init__(self, hosts: Iterable[Host], rules: Rules, grace: float, now: float, record: str | None = None):
         options = ffi.new("rt_authority_options *")
         options.minimum, options.reset_limit = rules.minimum, rules.reset_limit
         options.silence, options.grace, options.wait, options.first_pause = (
@@ -52,7 +57,10 @@ class Authority:
             rules.first_pause,
         )
         lines = "\n".join(f"{host.name}|{host.slots}" for host in hosts)
-        made = lib.rt_authority_begin(as_text(lines), options, now)
+        if record is None:
+            made = lib.rt_authority_begin(as_text(lines), options, now)
+        else:
+            made = lib.rt_authority_resume(as_text(lines), options, as_text(record), now)
         if not made:
             raise MemoryError
         self._native = ffi.gc(made, lib.rt_authority_free)
@@ -60,6 +68,16 @@ class Authority:
     def host_came(self, now: float, host: str) -> list[Action]:
         """Its agent serves."""
         return self._taken(lib.rt_authority_host_came(self._native, now, as_text(host)))
+
+    def host_present(
+        self, now: float, host: str, uids: Iterable[str], record: str = "", finished: bool = False
+    ) -> list[Action]:
+        """What is there, as "ask" wants to know: its processes, the newest Form that has passed its agent, in hexadecimal,
+        and whether some program has come to its end."""
+        present = lib.rt_authority_host_present(
+            self._native, now, as_text(host), as_text("\n".join(uids)), as_text(record), finished
+        )
+        return self._taken(present)
 
     def host_lost(self, now: float, host: str, cause: str) -> list[Action]:
         """The connection to its agent has ended."""

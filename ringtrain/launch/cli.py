@@ -27,19 +27,20 @@ import click
 from ringtrain import descriptors
 from ringtrain import options as ranks_options
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.launch import openmpi, settings, signals, srun, transport
+from ringtrain.launch import elastic_flags, openmpi, resume, settings, signals, srun, transport
 from ringtrain.launch.agent.facts import login_shell
-from ringtrain.launch.authority import Rules
 from ringtrain.launch.commands import check_build
 from ringtrain.launch.discovery import HostScript
 from ringtrain.launch.elastic import ElasticJob
 from ringtrain.launch.environment import given_environment, job_environment
 from ringtrain.launch.hosts import Host, HostsError, find_here, parse_hostfile, parse_hosts, place
 from ringtrain.launch.job import PATIENCE, Job, command_line
+from ringtrain.launch.job_folder import JobFolder
 from ringtrain.launch.mpi import Installation, LaunchError
 from ringtrain.launch.output import Terminal, private_folder
 from ringtrain.launch.plan import Plan
 from ringtrain.launch.preflight import check_hosts
+from ringtrain.launch.reach import hang_up_on
 from ringtrain.launch.shells import Ssh
 from ringtrain.launch.streams import is_of_stdout, with_its_output
 from ringtrain.version import __version__
@@ -48,10 +49,6 @@ LAUNCH_FAILED = 125
 INTERRUPTED = 130
 MOST_TEXT = 4 << 20  # characters of a host file or a configuration file
 DESCRIPTORS, DESCRIPTORS_OF_A_HOST = 12, 4  # of the launcher
-ELASTIC_SECONDS = 600.0  # below the minimum of ranks, until an elastic job ends
-FIRST_PAUSE = 10.0  # seconds until a rank is started again where one has failed
-NOTICE_GRACE = 30.0  # seconds from the notice to a rank until it is ended
-NOTICES = ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGXCPU")  # that may be one
 LEAST_PORTS = 8  # two for the engine's daemon, the others for the ranks of a host
 TORCHRUN_OPTIONS = {  # and what stands for them here
     "--nproc-per-node": "-np N for all ranks, or -H HOST:N,HOST:N",
@@ -118,7 +115,8 @@ def account_of_fault(fault: Exception) -> str:
 
 
 def _with_tables(command: click.Command) -> click.Command:
-    """Adds the flags of `settings`."""
+    """Adds the flags of `elastic_flags` and `settings`."""
+    command.params += elastic_flags.options()
     for setting in settings.SETTINGS:
         is_switch = isinstance(setting.kind, click.types.BoolParamType)
         command.params.append(click.Option(
@@ -164,11 +162,6 @@ def _at_once(action: Callable[[], object]) -> Callable[[click.Context, click.Par
     help="number of ranks in all; may exceed the number of cores (default in a Slurm allocation: all slots)",
 )
 @click.option(
-    "--elastic",
-    is_flag=True,
-    help="go on without ranks that die, and start them again; -np MIN:MAX. The script must use ringtrain.elastic.run",
-)
-@click.option(
     "-H",
     "--hosts",
     multiple=True,
@@ -193,16 +186,6 @@ def _at_once(action: Callable[[], object]) -> Callable[[click.Context, click.Par
     show_default=True,
     metavar="N",
     help="slots of the hosts that are named without a number",
-)
-@click.option(
-    "--notice-signal",
-    metavar="NAME",
-    help="of --elastic: a signal beside SIGTERM by which a rank, or its host's agent, is asked to leave (USR1)",
-)
-@click.option(
-    "--notice-grace",
-    type=settings.Number(0, settings.LONGEST_SECONDS),
-    help="of --elastic: seconds until a rank is ended that was asked to leave (30)",
 )
 @click.option(
     "-x",
@@ -254,11 +237,6 @@ def _at_once(action: Callable[[], object]) -> Callable[[click.Context, click.Par
 @click.option("--mpi", "by_mpirun", is_flag=True, help="use mpirun in a Slurm allocation too")
 @click.option("--function-folder", default="", hidden=True)  # of ringtrain.run
 @click.option(
-    "--host-discovery-script",
-    metavar="COMMAND",
-    help="of --elastic, instead of -H: prints the hosts that may be used now, 'host' or 'host:slots' a line; run every second",
-)
-@click.option(
     "--verbose",
     is_flag=True,
     help="say which MPI and which command line are used, and pass on everything that the engine says",
@@ -283,6 +261,9 @@ def ringtrainrun(**given: Any) -> int:
     with speaking() as terminal:
         try:
             check_surroundings(os.environ)
+            if given["resume"] is not None:
+                elastic_flags.refuse_beside_resume(click.get_current_context())
+                return take_up(given["resume"], terminal)
             plan = make_plan(given, os.environ)
             misspelt = ranks_options.misspelt({**os.environ, **plan.exported})
             for line in [*idle_flags(given), *warnings(given), *misspelt]:
@@ -324,8 +305,31 @@ def launch(plan: Plan, terminal: Terminal, is_dry: bool = False) -> int:
         terminal.say(f"networks: {', '.join(networks.networks)}")
     settings_of_shells = openmpi.for_login_shells([login_shell(), *(agent.login_shell for agent in agents)])
     environment = settings_of_shells | job_environment(given, plan, installation, networks, terminal.live)
-    kind = ElasticJob if plan.elastic else Job
-    return kind(plan, installation, terminal, agents, environment, networks).run()
+    if plan.elastic is None:
+        return Job(plan, installation, terminal, agents, environment, networks).run()
+    try:
+        folder = JobFolder.make()
+    except LaunchError:
+        hang_up_on(agents)
+        raise
+    return ElasticJob(plan, installation, terminal, agents, environment, networks, plan.elastic, folder).run()
+
+
+def take_up(name: str, terminal: Terminal) -> int:
+    """Goes on with an elastic job whose launcher was lost, and returns the exit code. Raises LaunchError."""
+    folder = JobFolder.find(name)
+    outline = folder.read()
+    plan, rules = outline.plan, outline.plan.elastic
+    assert rules is not None  # no other job has a record
+    resume.enter(outline)
+    signals.prepare()
+    make_room_for(len(outline.hosts), 2 * plan.ranks if plan.folder else 0)
+    given = given_environment(plan)
+    plan, installation = prepare(plan, transport.choose(plan, given).installation, given)
+    environment = job_environment(given, plan, installation, outline.networks, terminal.live)
+    taken = resume.take_over(folder, outline)
+    agents = list(taken.found)
+    return ElasticJob(plan, installation, terminal, agents, environment, outline.networks, rules, folder, taken).run()
 
 
 def prepare(plan: Plan, installation: Installation, given: dict[str, str]) -> tuple[Plan, Installation]:
@@ -403,17 +407,19 @@ def make_plan(given: Mapping[str, Any], environment: Mapping[str, str]) -> Plan:
     if script is None:
         hosts = find_here(find_hosts(given, environment, uses_allocation))
     else:
-        hosts = script.wait_for(range_of_ranks(given, 1)[0], seconds_below_the_minimum(given))
+        hosts = script.wait_for(
+            elastic_flags.range_of_ranks(given, 1)[0], elastic_flags.seconds_below_the_minimum(given)
+        )
     slots = sum(host.slots for host in hosts)
-    minimum, ranks = range_of_ranks(given, slots)
-    rules = elastic_rules(given, minimum)
+    minimum, ranks = elastic_flags.range_of_ranks(given, slots)
+    rules = elastic_flags.rules(given, minimum)
     if rules is None and minimum != ranks:
         raise HostsError(
             f"-np {minimum}:{ranks}: a range of ranks needs --elastic, which is not given. Add it, or give one number."
         )
     chosen, exported = chosen_settings(given), exported_variables(given["exported"], environment)
     if rules is not None:
-        chosen |= of_elastic_job({**environment, **chosen, **exported})
+        chosen |= elastic_flags.variables({**environment, **chosen, **exported})
     check_options({**environment, **chosen, **exported}, ranks)
     placed = place(hosts, min(ranks, slots) if script else ranks)  # others may come
     return Plan(
@@ -443,97 +449,6 @@ def script_of(given: Mapping[str, Any]) -> HostScript | None:
     return HostScript(given["host_discovery_script"], given["slots"])
 
 
-def seconds_below_the_minimum(given: Mapping[str, Any]) -> float:
-    """Of --elastic-timeout; what is no number is refused later."""
-    try:
-        return float(given["elastic_timeout"] or ELASTIC_SECONDS)
-    except ValueError:
-        return 0.0
-
-
-def range_of_ranks(given: Mapping[str, Any], slots: int) -> tuple[int, int]:
-    """The least and the greatest number of ranks: of -np, in an elastic job also of Horovod's flags. Raises HostsError."""
-    minimum, maximum = given["ranks"] or (slots, slots)
-    if not given["elastic"]:
-        return minimum, maximum
-    least, most = given["min_np"] or given["min_num_proc"], given["max_np"] or given["max_num_proc"]
-    minimum = whole_number("--min-np", least) if least else minimum
-    maximum = whole_number("--max-np", most) if most else maximum
-    if not 1 <= minimum <= maximum:
-        raise HostsError(
-            f"--elastic: the range of ranks must begin with 1 at least and not end below that, but is {minimum}:{maximum}."
-        )
-    return minimum, maximum
-
-
-def whole_number(flag: str, text: str) -> int:
-    """Reads a number. Raises HostsError."""
-    if not re.fullmatch("[0-9]{1,9}", text):
-        raise HostsError(f"{flag} '{text}': it must be a whole number, but is something else.")
-    return int(text)
-
-
-def elastic_rules(given: Mapping[str, Any], minimum: int) -> Rules | None:
-    """What the flags of an elastic job say; None without --elastic. Raises HostsError."""
-    for flag in ("--notice-signal", "--notice-grace"):
-        if not given["elastic"] and given[flag.strip("-").replace("-", "_")] is not None:
-            raise HostsError(f"{flag}: it needs --elastic, which is not given. Add it, or leave this out.")
-    if not given["elastic"]:
-        return None
-    pauses = given["blacklist_cooldown_range"] or (FIRST_PAUSE, FIRST_PAUSE)
-    numbers = {
-        "--elastic-timeout": (given["elastic_timeout"] or ELASTIC_SECONDS, float, 1.0),
-        "--reset-limit": (given["reset_limit"] or 0, int, 0),
-        "--blacklist-cooldown-range": (pauses[0], float, 0.1),
-    }
-    read: dict[str, Any] = {}
-    for flag, (value, kind, least) in numbers.items():
-        try:
-            read[flag] = kind(value)
-        except ValueError:
-            read[flag] = least - 1
-        if not least <= read[flag] <= settings.LONGEST_SECONDS:
-            raise HostsError(
-                f"{flag} '{value}': it must be a number of at least {least:g}, but is another one, or none."
-            )
-    if given["function_folder"]:
-        raise HostsError("--elastic: it must be given with a command, but a function is to be run. Write a script.")
-    grace = NOTICE_GRACE if given["notice_grace"] is None else given["notice_grace"]
-    notices = signals_of_a_notice(given["notice_signal"])
-    return Rules(
-        minimum,
-        read["--elastic-timeout"],
-        read["--blacklist-cooldown-range"],
-        read["--reset-limit"],
-        grace,
-        notices,
-    )
-
-
-def signals_of_a_notice(name: str | None) -> tuple[str, ...]:
-    """SIGTERM, and the one of --notice-signal. Raises HostsError for one that does not do."""
-    wanted = "SIGTERM" if name is None else "SIG" + name.upper().removeprefix("SIG")
-    if wanted not in NOTICES:
-        raise HostsError(
-            f"--notice-signal '{name}': it must be one of {', '.join(NOTICES)}, but is something else. Others have a "
-            "meaning of their own."
-        )
-    return tuple(dict.fromkeys(("SIGTERM", wanted)))
-
-
-def of_elastic_job(environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables that an elastic job sets. Raises HostsError for those that it cannot have."""
-    if environment.get(transport.VARIABLE) == "mpi":
-        raise HostsError(
-            "--elastic: the transport must be tcp, but is mpi, whose world ends with any of its ranks. Leave it out."
-        )
-    if environment.get("RINGTRAIN_HOST_LAYOUT"):
-        raise HostsError(
-            "--elastic: RINGTRAIN_HOST_LAYOUT must not be set, since the number of ranks may change, but is."
-        )
-    return {transport.VARIABLE: "tcp"}
-
-
 def check_options(environment: Mapping[str, str], ranks: int) -> None:
     """Raises InvalidArgumentError for what each rank would refuse: better one sentence now than one from each of them."""
     ranks_options.log_level(environment)
@@ -561,7 +476,7 @@ def find_hosts(given: Mapping[str, Any], environment: Mapping[str, str], uses_al
         return srun.find_hosts(environment)
     if given["ranks"] is None:
         raise HostsError(f"-np: expected the number of ranks, but found nothing. {EXAMPLE}")
-    return [Host("localhost", range_of_ranks(given, given["ranks"][1])[1])]
+    return [Host("localhost", elastic_flags.range_of_ranks(given, given["ranks"][1])[1])]
 
 
 def chosen_settings(given: Mapping[str, Any]) -> dict[str, str]:

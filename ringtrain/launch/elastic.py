@@ -10,27 +10,28 @@ from __future__ import annotations
 import os
 import queue
 import secrets
-import tempfile
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from ringtrain.agent_protocol import RankNews
-from ringtrain.launch.agents import Agents
-from ringtrain.launch.authority import Action, Authority
+from ringtrain.agent_protocol import RankNews, Serving
+from ringtrain.launch.authority import Action, Authority, Rules
 from ringtrain.launch.discovery import ScriptError, Supply
 from ringtrain.launch.environment import listening
 from ringtrain.launch.hosts import Host
 from ringtrain.launch.job import SECONDS_OF_SILENCE, Job
-from ringtrain.launch.mpi import LaunchError
+from ringtrain.launch.job_folder import JobFolder, Outline, describe_hosts
+from ringtrain.launch.mpi import Installation, LaunchError
 from ringtrain.launch.networks import Chosen
-from ringtrain.launch.output import EngineStream
+from ringtrain.launch.output import EngineStream, Terminal
+from ringtrain.launch.plan import Plan
 from ringtrain.launch.preflight import check_hosts
-from ringtrain.launch.rank import NOTICES
 from ringtrain.launch.ranks import LOST, Rank
 from ringtrain.launch.reach import Agent, HostError, hang_up_on
+from ringtrain.launch.resume import TakenUp
+from ringtrain.launch.slots import Slots
 
 
 class Trial(NamedTuple):
@@ -42,100 +43,137 @@ class Trial(NamedTuple):
     problem: str = ""
 
 
-class Slots(Agents):
-    """The agents as the engine of an elastic job: they start a rank in a slot whenever they are told to.
+class ElasticJob(Job):
+    """An elastic plan being carried out.
 
-    Attributes:
-        is_over: nobody is to be started any more.
-        processes: uids of the supervised processes, by the slot's number in the job.
-        notices: names of the signals by which one is asked to leave.
-        listens: where the ranks of a host listen, by its name, if that has changed since its agent was told.
+    rules: of the plan. folder: of the job, which this launcher holds. taken_up: what there is of a job that goes on, whose
+    launcher was lost; None for one that begins.
     """
 
-    is_over = False
-
-    def __init__(self, *arguments: Any):
-        super().__init__(*arguments)
-        self._left = dict.fromkeys(self._agents, 0)
-        self.processes: dict[int, str] = {}
-        self.notices: tuple[str, ...] = ()
-        self.listens: dict[str, str] = {}
-
-    def start(self, _selector: object) -> None:
-        """Starts nothing yet: the authority says what."""
-
-    def start_in(self, agent: Agent, slot: int, first: int) -> None:
-        """Starts a rank in a slot of a host, whose slots are numbered from `first`."""
-        uid = self.processes[first + slot] = secrets.token_hex(16)
-        self._left[agent] = self._left.get(agent, 0) + 1
-        request = self._request(agent, first)
-        request["only"] = [slot]
-        request["variables"] = {"RINGTRAIN_ELASTIC": f"{uid} {agent.host.name}", NOTICES: ",".join(self.notices)}
-        if agent.host.name in self.listens:
-            request["variables"]["RINGTRAIN_ELASTIC_LISTEN"] = self.listens[agent.host.name]
-        agent.send(request)
-
-    def hear(self, facts: RankNews, agent: Agent) -> None:
-        """Takes what an agent says of the supervisors that it has started."""
-        super().hear(facts, agent)
-        if "supervisor" in facts:
-            self.processes.pop(facts["rank"], None)
-            self._code = 0  # what a rank's end means is the authority's to say
-
-    @property
-    def code(self) -> int | None:
-        """0 once nobody is to be started any more and all have ended."""
-        return super().code if self.is_over else None
-
-
-class ElasticJob(Job):
-    """An elastic plan being carried out."""
-
     engine: Slots
+
+    def __init__(
+        self,
+        plan: Plan,
+        installation: Installation,
+        terminal: Terminal,
+        agents: list[Agent],
+        environment: Mapping[str, str],
+        networks: Chosen | None,
+        rules: Rules,
+        folder: JobFolder,
+        taken_up: TakenUp | None = None,
+    ):
+        self.rules, self.folder, self.taken_up = rules, folder, taken_up
+        self.key = taken_up.outline.key if taken_up else secrets.token_hex(32)
+        self._stop_watching: Callable[[], None] = lambda: None
+        socket = taken_up.outline.socket if taken_up else ""
+        super().__init__(plan, installation, terminal, agents, environment, networks, socket)
 
     def agents_that_start(self, line: Sequence[str], words: Mapping[int, EngineStream]) -> Slots:
         """The agents as the engine."""
         slots = Slots(self.plan, line, self.agents, words)
-        assert self.plan.elastic is not None
-        slots.notices = self.plan.elastic.notices
+        slots.notices = self.rules.notices
         return slots
 
     def _start_listeners(self) -> None:
-        super()._start_listeners()
-        assert self.plan.elastic is not None
-        self._supply = Supply(self.plan.hosts, self.plan.elastic.first_pause)
+        if self.taken_up is None:
+            super()._start_listeners()
+        else:
+            self._function, self._of_rank_0 = "", self.taken_up.outline.of_rank_0
+            for agent in self.agents:
+                self._listen_to(agent)
         self._news: queue.SimpleQueue[list[Host] | ScriptError | Trial] = queue.SimpleQueue()
         self._is_trying = False
         self._script_failed = False
         self._leaving: set[str] = set()  # hosts that have a notice
         self._first: dict[str, int] = {}  # number of a host's first slot in the job
         self._agent_of: dict[str, Agent] = {}
-        for agent in self.agents:
-            self._first[agent.host.name] = sum(other.host.slots for other in self._agent_of.values())
-            self._agent_of[agent.host.name] = agent
         self._has_begun = False  # a world has been formed
         self._reason: tuple[bool, str] | None = None  # why the authority has ended the job: well, and text
         self._waiting: set[int] = set()  # slots that get a rank once their last one is gone
         self._leave_by: dict[int, tuple[str, float]] = {}  # ranks that have a notice: uid, and when it is ended
         self._failures: list[Rank] = []  # of ranks whose slots may have got another one since
-        self._record = os.path.join(tempfile.mkdtemp(prefix="ringtrainrun-elastic-"), "world")
-        now = time.monotonic()
-        hosts = [agent.host for agent in self.agents]
-        self.authority = Authority(hosts, self.plan.elastic, SECONDS_OF_SILENCE, now)
-        for host in hosts:
-            self._carry_out(self.authority.host_came(now, host.name))
+        for agent in self.agents:
+            self._agent_of[agent.host.name] = agent
+        if self.taken_up is None:
+            self._begin()
+        else:
+            self._go_on(self.taken_up)
         if self.plan.script is not None:
             self._stop_watching = self.plan.script.watch(self._tell)
 
+    def _begin(self) -> None:
+        first = 0
+        for agent in self.agents:
+            self._first[agent.host.name] = first
+            first += agent.host.slots
+        self._supply = Supply(self.plan.hosts, self.rules.first_pause)
+        hosts = [agent.host for agent in self.agents]
+        now = time.monotonic()
+        self.authority = Authority(hosts, self.rules, self._grace() or SECONDS_OF_SILENCE, now)
+        self._note_hosts()
+        if self._grace():
+            self.terminal.say(
+                f"job {self.folder.name}: should this launcher be lost, type within {self._grace():g} s, on this host: "
+                f"ringtrainrun --resume {self.folder.name}"
+            )
+        for host in hosts:
+            self._carry_out(self.authority.host_came(now, host.name))
+
+    def _go_on(self, taken_up: TakenUp) -> None:
+        hosts = [host for host, _ in taken_up.outline.hosts]
+        self._first = {host.name: first for host, first in taken_up.outline.hosts}
+        self._supply = Supply(self.plan.hosts if self.plan.script is None else hosts, self.rules.first_pause)
+        now, record = time.monotonic(), self.folder.world
+        self._has_begun = bool(record) or any(found["record"] for found in taken_up.found.values())
+        self.authority = Authority(hosts, self.rules, self._grace() or SECONDS_OF_SILENCE, now, record)
+        for host, why in taken_up.lost.items():
+            self._supply.failed(now, host.name)
+            self.terminal.say(f"{why} The job goes on without this host, and tries it again later.")
+        ranks = sum(len(found["processes"]) for found in taken_up.found.values())
+        on = describe_hosts(agent.host for agent in taken_up.found)
+        self.terminal.say(f"job {self.folder.name}: taken up, with {ranks} ranks on {on}.")
+        for agent, found in taken_up.found.items():
+            self._adopt(agent, found)
+        for agent in list(taken_up.found):  # whose accounts are taken one by one
+            self._carry_out(self.authority.host_came(now, agent.host.name))
+
+    def _adopt(self, agent: Agent, found: Serving) -> None:
+        """Takes what an agent has said of the time without a launcher."""
+        self.engine.take_over(agent, found["processes"])
+        for number, code in found["ended"]:
+            self.terminal.say(
+                f"The rank in slot {number - self._first[agent.host.name]} of host '{agent.host.name}' has ended with exit "
+                f"code {code} while there was no launcher."
+            )
+        if found["dropped"]:
+            self.terminal.say(
+                f"host '{agent.host.name}': {found['dropped']} bytes that its ranks wrote while there was no launcher are "
+                "lost; only the last ones were kept."
+            )
+
+    def _grace(self) -> float:
+        return 0.0 if self.plan.by_srun else self.rules.launcher_grace
+
+    def _key(self) -> str:
+        return self.key if self._grace() else ""
+
+    def _note_hosts(self) -> None:
+        """Has the next launcher, should there be one, know which hosts there are."""
+        hosts = [(agent.host, self._first[name]) for name, agent in self._agent_of.items() if agent.is_open]
+        outline = Outline(
+            self.plan, dict(os.environ), os.getcwd(), self.socket, self.key, dict(self._of_rank_0), self.networks, hosts
+        )
+        self.folder.write(outline)
+
     def run(self) -> int:
         """As `Job.run`; removes what it has written."""
-        self._stop_watching = lambda: None
         try:
             return super().run()
         finally:
             self._stop_watching()
-            if hasattr(self, "_record"):
-                remove_quietly(self._record)
+            self.folder.remove()
 
     # ---- events ----
 
@@ -199,10 +237,9 @@ class ElasticJob(Job):
             self._carry_out(self.authority.process_leaves(now, host, number - first, uid))
 
     def _limit_stay(self, numbers: Iterable[int], now: float) -> None:
-        assert self.plan.elastic is not None
         for number in numbers:
             if uid := self.engine.processes.get(number):
-                self._leave_by.setdefault(number, (uid, now + self.plan.elastic.notice_grace))
+                self._leave_by.setdefault(number, (uid, now + self.rules.notice_grace))
 
     def _end_those_who_stay(self, now: float) -> None:
         """Ends ranks that have not left in time after a notice."""
@@ -210,7 +247,7 @@ class ElasticJob(Job):
             uid, _ = self._leave_by.pop(number)
             rank = self.ranks.get(number)
             if self.engine.processes.get(number) == uid and rank is not None:
-                grace = self.plan.elastic.notice_grace if self.plan.elastic else 0.0
+                grace = self.rules.notice_grace
                 self.terminal.say(
                     f"{rank.describe_place()} has not left within {grace:g} s of its notice, and is ended."
                 )
@@ -250,6 +287,7 @@ class ElasticJob(Job):
         self._carry_out(
             self.authority.host_lost(time.monotonic(), agent.host.name, "the connection to its agent has ended.")
         )
+        self._note_hosts()
 
     # ---- hosts ----
 
@@ -338,6 +376,7 @@ class ElasticJob(Job):
         self._listen_to(agent)
         self.terminal.say(f"host '{name}' has come, with {trial.host.slots} slots.")
         self.authority.host_added(trial.host)
+        self._note_hosts()
         self._carry_out(self.authority.host_came(now, name))
 
     def _use(self, networks: Chosen) -> None:
@@ -380,12 +419,14 @@ class ElasticJob(Job):
                 self.terminal.say(columns[0])
             elif kind == "write":
                 self._has_begun = True
-                write_private(self._record, bytes.fromhex(columns[0]))
+                self.folder.world = columns[0]
             elif kind in ("send", "evict"):
                 host, uid, frame = columns
                 self._agent_of[host].send({"do": "lead", "uid": uid, "frame": frame, "because": because})
                 if kind == "evict":
                     self._evict(host, uid)
+            elif kind == "ask":
+                self._answer_for(self._agent_of[columns[0]], columns[1])
             elif kind == "beat":
                 self._agent_of[columns[0]].send({"do": "beat", "at": time.monotonic()})
             elif kind == "start":
@@ -395,14 +436,32 @@ class ElasticJob(Job):
                 self.engine.is_over = True
                 self.end_at = time.monotonic()
 
+    def _answer_for(self, agent: Agent, frame: str) -> None:
+        """Has the ranks of a host say who they are, and tells the authority which there are: it may have lost sight of them."""
+        now, host = time.monotonic(), agent.host.name
+        uids = self.engine.on(self._first[host], agent.host.slots)
+        for uid in uids:
+            agent.send({"do": "lead", "uid": uid, "frame": frame, "because": ""})
+        found = self.taken_up.found.pop(agent, None) if self.taken_up else None
+        if found is None:
+            self._carry_out(self.authority.host_present(now, host, uids))
+            return
+        self._carry_out(self.authority.host_present(now, host, uids, found["record"], found["finished"]))
+        for number in [number for number, _, noticed in found["processes"] if noticed]:
+            self._take_notice(number, agent)
+        if found["noticed"]:
+            self._take_notice(-1, agent)
+
     def _start(self, agent: Agent, slot: int) -> None:
+        """Starts a rank in a slot, unless there is one; then the end of that one is told to the authority, too."""
         number = self._first[agent.host.name] + slot
         if self._is_ending() or not agent.is_open:
             return
-        if number in self.engine.processes:
-            self._waiting.add(number)
-        else:
+        process = self.engine.processes.get(number)
+        if process is None:
             self.engine.start_in(agent, slot, self._first[agent.host.name])
+        elif not process:  # its rank has ended, and its supervisor not
+            self._waiting.add(number)
 
     def _evict(self, host: str, uid: str) -> None:
         for number, process in self.engine.processes.items():
@@ -434,22 +493,3 @@ class ElasticJob(Job):
             for rank in self._failures[-1:]:  # it has been followed by another one
                 self.ranks[rank.number] = rank
         return super()._conclude() or 1
-
-
-def write_private(path: str, record: bytes) -> None:
-    """Puts a file for this user alone in its place at once, on the disk."""
-    new = f"{path}.new"
-    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(record)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(new, path)
-
-
-def remove_quietly(path: str) -> None:
-    """Removes a file and its folder, as far as they are there."""
-    for remove, what in ((os.unlink, path), (os.rmdir, os.path.dirname(path))):
-        try:
-            remove(what)
-        except OSError:
-            pass

@@ -55,7 +55,10 @@ PATIENCE: dict[str, Patience] = {"ended well": (600.0, 3600.0), "failed": (10.0,
 
 
 class Job:
-    """A plan being carried out, once its hosts have been checked."""
+    """A plan being carried out, once its hosts have been checked.
+
+    taken_up: the socket of the agents that run it already, if another launcher has started it; "" if it begins.
+    """
 
     def __init__(
         self,
@@ -65,6 +68,7 @@ class Job:
         agents: list[Agent],
         environment: Mapping[str, str],
         networks: Chosen | None = None,
+        taken_up: str = "",
     ):
         self.plan = plan
         self.installation = installation
@@ -73,8 +77,8 @@ class Job:
         self.environment = environment
         self.networks = networks
         self.limits = Limits.of(plan.ranks, len(plan.hosts))
-        self.files = RankFiles(plan.folder, plan.ranks) if plan.folder else None
-        self.socket = f"ringtrainrun-{secrets.token_hex(16)}"  # of each agent, on its host
+        self.files = RankFiles(plan.folder, plan.ranks, goes_on=bool(taken_up)) if plan.folder else None
+        self.socket = taken_up or f"ringtrainrun-{secrets.token_hex(16)}"  # of each agent, on its host
         self.ranks: dict[int, Rank] = {}
         self.strays: dict[int, str] = {}  # processes that could not be ended and belong to no rank, with their names
         self.lost_hosts: list[str] = []
@@ -180,12 +184,22 @@ class Job:
             "directory": os.getcwd(),
             "environment": environment,
             "function": self._function,
-            "patience": None if host.is_here else SECONDS_OF_SILENCE,
+            "patience": None if host.is_here else self._grace() or SECONDS_OF_SILENCE,
+            "grace": self._grace(),
+            "key": self._key(),
             "window": self.limits.window,
             "ignored": self.ignored,
             "notices": list(self.plan.elastic.notices) if self.plan.elastic else [],
         }
         agent.ask(deadline, request)
+
+    def _grace(self) -> float:
+        """Seconds that the ranks go on without a launcher."""
+        return 0.0
+
+    def _key(self) -> str:
+        """What a launcher must know that takes the job up."""
+        return ""
 
     def _find_master(self, deadline: float) -> dict[str, str]:
         """Variables that tell torch.distributed where to meet: on the host of rank 0."""

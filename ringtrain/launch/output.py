@@ -148,9 +148,13 @@ def _is_same(one: Sink, other: Sink) -> bool:
 
 
 class RankFiles:
-    """The folder of --output-filename: a file for each stream of each rank, all written by one thread."""
+    """The folder of --output-filename: a file for each stream of each rank, all written by one thread.
 
-    def __init__(self, folder: str, ranks: int):
+    goes_on: the files are those of a job that is taken up, and keep what they have.
+    """
+
+    def __init__(self, folder: str, ranks: int, goes_on: bool = False):
+        self.goes_on = goes_on
         self.folder = folder
         self.ranks = ranks
         self.loss = Loss(f"output folder '{folder}'")
@@ -177,7 +181,7 @@ class RankFiles:
     def file(self, rank: int, stream: int) -> RankFile:
         """The file of one stream; made, and emptied if an earlier job has left it."""
         place = Path(self.folder) / f"rank.{rank:0{len(str(self.ranks - 1))}d}"
-        file = RankFile(self.loss, place / ("stdout" if stream == 1 else "stderr"), self.writer)
+        file = RankFile(self.loss, place / ("stdout" if stream == 1 else "stderr"), self.writer, self.goes_on)
         file.put(b"")
         return file
 
@@ -185,8 +189,9 @@ class RankFiles:
 class RankFile(Sink):
     """The file that has one stream of a rank: FOLDER/rank.3/stderr, numbers padded, for the user's eyes alone."""
 
-    def __init__(self, loss: Loss, path: Path, writer: Writer):
+    def __init__(self, loss: Loss, path: Path, writer: Writer, goes_on: bool = False):
         super().__init__(loss)
+        self._start = os.O_APPEND if goes_on else os.O_TRUNC
         self.path = path
         self.piece_bytes = PIECE_OF_FILE_BYTES
         self._writer = writer
@@ -204,7 +209,7 @@ class RankFile(Sink):
         if self.descriptor < 0:
             for folder in (self.path.parents[1], self.path.parent):
                 private_folder(folder)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
+            flags = os.O_WRONLY | os.O_CREAT | self._start | os.O_NOFOLLOW | os.O_NONBLOCK
             self.descriptor = os.open(self.path, flags, 0o600)
             os.fchmod(self.descriptor, 0o600)
         return self.descriptor

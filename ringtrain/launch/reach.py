@@ -29,6 +29,7 @@ AGENT_FILES = (
     "facts",
     "networks",
     "starting",
+    "succession",
     "listener",
     "main",
 )  # each after those it imports

@@ -43,6 +43,7 @@ class Job:
         self.did: list[tuple[str, list[str]]] = []
         self.deaf: set[str] = set()
         self.do(self.authority.host_came(self.now, "a"))
+        self.do(self.authority.host_present(self.now, "a", []))
 
     def do(self, actions) -> None:
         for kind, columns in actions:

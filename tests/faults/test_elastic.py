@@ -457,7 +457,7 @@ def test_the_script_runs_without_a_change_of_the_world(flags: tuple[str, ...], j
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_the_launchers_end_is_that_of_the_job(number: int, job: Job) -> None:
     """That nothing is left is what the fixture asserts."""
-    line = command("--elastic", "-np", "2:3")
+    line = command("--elastic", "-np", "2:3", "--launcher-grace", "0")
     launcher = job.start(*line, stdout=subprocess.PIPE, text=True, env=rank_environment(STEPS="100000"))
     for _ in range(3):
         assert "world of 3" in launcher.stdout.readline()

@@ -15,9 +15,15 @@ SECONDS_TO_FINISH = 5.0  # in which the launcher must take something of what is 
 
 
 class Launcher:
-    """The launcher's end, over stdin and stdout."""
+    """The launcher's end, over stdin and stdout.
+
+    Attributes:
+        is_outlived: its loss is no error, as another one may take its place.
+        is_gone: it is lost; what is told now is told to nobody.
+    """
 
     def __init__(self) -> None:
+        self.is_outlived = self.is_gone = False
         self.pending = bytearray()
         self.unsent = bytearray()  # what the launcher has not taken yet
         os.write(1, START_MARK)
@@ -38,17 +44,38 @@ class Launcher:
 
     def tell(self, facts: Answer | RankNews, data: bytes | None = None) -> None:
         """Sends facts, and bytes after them, as far as the launcher takes them now."""
+        if self.is_gone:
+            return
         sized = facts if data is None else {**facts, "bytes": len(data)}
         self.unsent += json.dumps(sized).encode() + b"\n" + (data or b"")
         self.flush()
 
     def flush(self) -> None:
-        """Sends what there is, as far as the launcher takes it now. Raises OSError if it is gone."""
+        """Sends what there is, as far as the launcher takes it now. Raises OSError if it is gone, unless it is outlived."""
         try:
             while self.unsent:
                 del self.unsent[: os.write(1, self.unsent[: 1 << 16])]
         except BlockingIOError:
             pass
+        except OSError:
+            if not self.is_outlived:
+                raise
+            self.lose()
+
+    def lose(self) -> None:
+        """It is gone, and with it what was meant for it."""
+        self.is_gone = True
+        self.pending.clear()
+        self.unsent.clear()
+
+    def replace(self, descriptors: list[int]) -> None:
+        """Another launcher's stdin, stdout and stderr take the place of its own."""
+        self.lose()
+        for number, descriptor in enumerate(descriptors):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        os.set_blocking(1, False)
+        self.is_gone = False
 
     def finish(self) -> None:
         """Sends the rest, as long as the launcher takes something. Raises OSError if it is gone, or takes nothing."""

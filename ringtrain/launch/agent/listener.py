@@ -24,14 +24,16 @@ from ringtrain.launch.agent.processes import (
     kill_all,
     kill_once,
     name_and_parent_of,
+    peer_of,
     processes_of,
 )
 from ringtrain.launch.agent.segments import MPI_FILE, SegmentWatch, remove_file, segments_of
 from ringtrain.launch.agent.starting import Supervisors
+from ringtrain.launch.agent.succession import FORM, LEAVE, Backlog, Succession, make_way
 
 TYPE_CHECKING = False  # as typing has it, which takes milliseconds to import
 if TYPE_CHECKING:
-    from ringtrain.agent_protocol import Introduce, Lead, RankNews, Serve, Welcome
+    from ringtrain.agent_protocol import Introduce, Lead, RankNews, Serve, Serving, Welcome
     from ringtrain.launch.agent.link import Launcher
 
 SECONDS_TO_KILL = 5.0  # from the request to end until what is left is killed; the ranks' supervisors take 3
@@ -52,6 +54,7 @@ class Rank:
         self.pending = b""
         self.arrival: RankNews | None = None  # its program's, which waits for an answer; on a connection of its own
         self.uid = ""  # of its program in an elastic job, which is led over a connection of its own
+        self.start: RankNews | None = None  # what its supervisor has said as it started
 
 
 class RankListener:
@@ -85,9 +88,15 @@ class RankListener:
         self.credit = request["window"]  # bytes of output that the launcher has room for
         self.heard_at = time.monotonic()
         self.patience = request["patience"] or float("inf")
+        self.grace = request["grace"]  # seconds that the ranks go on without a launcher
+        self.record = ""  # the newest world that the ranks here were told of
+        self.noticed: set[int] = set()  # ranks that are asked to leave
+        self.backlog = Backlog()
         self.is_cut_off = False  # the launcher may live, but cannot be heard
         self.kill_at: float | None = None
         self.selector = selectors.DefaultSelector()
+        launcher.is_outlived = self.grace > 0
+        self.succession = self._await_successors(request) if self.grace > 0 else None
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.listener.bind("\0" + request["socket"])
         self.listener.listen(4096)
@@ -107,6 +116,16 @@ class RankListener:
             signal.signal(signal.Signals[name], lambda number, _frame: self.notices.append(number))
         os.set_blocking(1, False)
         launcher.tell({"serving": True})
+
+    def _await_successors(self, request: Serve) -> Succession:
+        """Listens for a launcher that takes the job up. An agent that this one has given up, and that lives, ends first."""
+        try:
+            succession = Succession(request["socket"], request["key"])
+        except OSError:
+            make_way(request["socket"], request["key"])
+            succession = Succession(request["socket"], request["key"])
+        self.selector.register(succession.listener, selectors.EVENT_READ, self._accept_claim)
+        return succession
 
     def run(self) -> None:
         """Returns when the job is over here: asked to end, and no rank is left."""
@@ -231,7 +250,7 @@ class RankListener:
                 self.launcher.finish()
 
     def _step(self) -> None:
-        silent = self.heard_at + self.patience
+        silent = self.heard_at + (self.grace if self.launcher.is_gone else self.patience)
         deadline = min(silent if self.kill_at is None else self.kill_at, self.look_at)
         timeout = None if deadline == float("inf") else max(0.0, deadline - time.monotonic())
         self._listen()
@@ -255,10 +274,13 @@ class RankListener:
 
     def _listen(self) -> None:
         """Listens to what ranks write only while the launcher takes it, so that they wait like any program that nobody reads."""
-        wanted = set(self.pipes) if self.credit > 0 and len(self.launcher.unsent) < MAX_UNSENT else set()
+        has_room = self.credit > 0 and len(self.launcher.unsent) < MAX_UNSENT
+        wanted = set(self.pipes) if has_room or self.launcher.is_gone else set()
         for descriptor in wanted - self.listened_to:
             self.selector.register(
-                descriptor, selectors.EVENT_READ, lambda descriptor=descriptor: self._read(descriptor, self.credit)
+                descriptor,
+                selectors.EVENT_READ,
+                lambda descriptor=descriptor: self._read(descriptor, 1 << 16 if self.launcher.is_gone else self.credit),
             )
         for descriptor in self.listened_to - wanted:
             self.selector.unregister(descriptor)
@@ -283,8 +305,11 @@ class RankListener:
         self.heard_at = time.monotonic()
         try:
             requests = self.launcher.requests()
-        except EOFError:
+        except (EOFError, OSError):
             self.selector.unregister(0)
+            if self.grace > 0 and self.kill_at is None:
+                self.launcher.lose()
+                return
             requests = [{"do": "end"}]
         for request in requests:
             if request["do"] == "beat":
@@ -304,6 +329,69 @@ class RankListener:
             if request["do"] == "kill":
                 self.end()
                 self.kill_at = self.heard_at
+
+    # ---- the next launcher ----
+
+    def _accept_claim(self) -> None:
+        assert self.succession is not None
+        connection = self.succession.accept()
+        self.selector.register(connection, selectors.EVENT_READ, lambda: self._hear_claim(connection))
+
+    def _hear_claim(self, connection: socket.socket) -> None:
+        assert self.succession is not None
+        self.selector.unregister(connection)
+        heard = self.succession.hear(connection)
+        if heard is None:
+            return
+        claim, descriptors = heard
+        if self.kill_at is not None and descriptors:  # it ends, and nothing keeps it from that
+            for descriptor in descriptors:
+                os.close(descriptor)
+            connection.close()
+            return
+        former = self.succession.holder
+        self.succession.holder = None
+        if claim["do"] == "kill":
+            self.end()
+            self.kill_at = time.monotonic()
+        else:
+            self._follow(descriptors, claim["window"])
+        if former is not None:
+            former.close()
+        self.succession.hold(connection)
+
+    def _follow(self, descriptors: list[int], window: int) -> None:
+        """Serves another launcher: tells it what there is, and what ranks have written meanwhile."""
+        for number in (0, 1):
+            if number in self.selector.get_map():
+                self.selector.unregister(number)
+        self.launcher.replace(descriptors)
+        self.selector.register(0, selectors.EVENT_READ, self._hear_launcher)
+        self.heard_at, self.credit = time.monotonic(), window
+        self.launcher.tell(self._account())
+        self.supervisors.untold.clear()
+        for rank in self.ranks.values():
+            if rank.start is not None and not rank.has_ended:
+                self.launcher.tell(rank.start)
+        for number, stream, data in self.backlog.take():
+            self.credit -= len(data)
+            self.launcher.tell({"rank": number, "stream": stream}, data)
+
+    def _account(self) -> Serving:
+        """What the next launcher must know."""
+        uids = self.supervisors.uids
+        return {
+            "serving": True,
+            "clock": time.monotonic(),
+            "processes": [(number, uid, number in self.noticed) for number, uid in uids.items()],
+            "record": self.record,
+            "finished": self.supervisors.has_finished,
+            "noticed": self.is_noticed,
+            "ended": list(self.supervisors.untold),
+            "dropped": self.backlog.dropped,
+        }
+
+    # ---- ranks ----
 
     def _accept(self) -> None:
         if self.kill_at is not None:  # the listener has been closed since this was found
@@ -352,13 +440,16 @@ class RankListener:
         if "noticed" in facts and self.kill_at is not None:  # the end that it is asked for is that of the job
             self._end_again(facts["rank"])
             return
+        if "noticed" in facts:
+            self.noticed.add(facts["rank"])
         if "segments" in facts:
             self.segments.update(
                 (path, inode) for path, inode in facts["segments"] if re.fullmatch(MPI_FILE, os.fsencode(path))
             )
             return
         if "starts" in facts:
-            rank.number = facts["rank"]
+            rank.number, rank.start = facts["rank"], facts
+            self.noticed.discard(facts["rank"])  # another one's, which was in its slot
             self._note_daemon(connection)
             self._greet(facts["rank"], connection)
         rank.group = facts.get("group", rank.group)
@@ -388,6 +479,10 @@ class RankListener:
 
     def _lead(self, request: Lead) -> None:
         """Passes a word of the authority on to the rank that it is for."""
+        if request["frame"].startswith(FORM):
+            self.record = request["frame"]
+        elif request["frame"].startswith(LEAVE):
+            self.supervisors.dismissed.add(request["uid"])
         for connection, rank in self.ranks.items():
             if rank.uid == request["uid"]:
                 send_line(connection, request)
@@ -431,9 +526,12 @@ class RankListener:
         except BlockingIOError:
             return 0
         rank, stream = self.pipes[descriptor]
-        if data:
+        if data and self.launcher.is_gone:
+            self.backlog.add(rank, stream, data)
+        elif data:
             self.credit -= len(data)
             self.launcher.tell({"rank": rank, "stream": stream}, data)
+        if data:
             return len(data)
         if descriptor in self.listened_to:
             self.listened_to.discard(descriptor)
@@ -458,12 +556,6 @@ def send_line(connection: socket.socket, facts: Introduce | Lead) -> None:
         connection.sendall(json.dumps(facts).encode() + b"\n")
     except OSError:  # it has just ended, as the end of the connection will tell
         pass
-
-
-def peer_of(connection: socket.socket) -> tuple[int, int]:
-    """Process id and user id of the process at the other end of a Unix socket."""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return struct.unpack("3i", credentials)[:2]
 
 
 def is_readable(connection: socket.socket) -> bool:

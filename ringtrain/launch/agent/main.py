@@ -9,6 +9,7 @@ from ringtrain.launch.agent.facts import describe
 from ringtrain.launch.agent.link import Launcher
 from ringtrain.launch.agent.listener import RankListener
 from ringtrain.launch.agent.networks import Networks, connect_all, free_port, rdma_ports
+from ringtrain.launch.agent.succession import hand_over
 
 TYPE_CHECKING = False  # as typing has it, which takes milliseconds to import
 if TYPE_CHECKING:
@@ -43,6 +44,9 @@ def main() -> None:
             launcher.tell({"port": free_port(request["address"], request["ports"])})
         elif request["do"] == "tell time":
             launcher.tell({"clock": time.monotonic()})
+        elif request["do"] == "take over":
+            hand_over(launcher, request)
+            return
         elif request["do"] == "serve":
             networks.close()
             RankListener(launcher, request).run()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import selectors
 import signal
+import socket
+import struct
 import time
 
 TYPE_CHECKING = False  # as typing has it, which takes milliseconds to import
@@ -87,6 +89,13 @@ def name_and_parent_of(process: int) -> tuple[str, int]:
     with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:  # id (name) state parent ...
         name, _, others = file.read().partition("(")[2].rpartition(")")
     return name, int(others.split()[1])
+
+
+def peer_of(connection: socket.socket) -> tuple[int, int]:
+    """Process id and user id of the process at the other end of a Unix socket."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    process, user, _ = struct.unpack("3i", credentials)
+    return process, user
 
 
 def command_line_of(process: int) -> bytes:

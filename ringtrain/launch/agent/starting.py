@@ -32,6 +32,10 @@ class Supervisors:
         self.selector = selector
         self.hear_out = hear_out
         self.running: dict[int, subprocess.Popen] = {}  # by rank
+        self.uids: dict[int, str] = {}  # of these, in an elastic job
+        self.dismissed: set[str] = set()  # uids of those that leave before the training has come to its end
+        self.has_finished = False  # some program has come to its end
+        self.untold: list[tuple[int, int]] = []  # (rank, code) of those whose end no launcher was told
         self.words: set[int] = set()  # descriptors from which their words are read, one for each request
         self.is_watching = False  # for ends
 
@@ -58,6 +62,7 @@ class Supervisors:
                     stdout=write_end,
                     stderr=write_end,
                 )
+                self.uids[rank] = request.get("uid", "")
             except OSError as error:
                 why = f"cannot start rank {rank}: {error.strerror}. Give its host fewer slots, or raise its limits (ulimit -u)."
                 self.launcher.tell({"rank": -1, "words": f"ringtrainrun: {why}\n"})
@@ -72,6 +77,11 @@ class Supervisors:
                 del self.running[rank]
                 self.hear_out(rank)
                 self.pass_words_on()
+                uid = self.uids.pop(rank, "")
+                self.has_finished = self.has_finished or (code == 0 and uid not in self.dismissed)
+                self.dismissed.discard(uid)
+                if self.launcher.is_gone:
+                    self.untold.append((rank, code))
                 self.launcher.tell({"rank": rank, "supervisor": code})
 
     def kill(self) -> None:

@@ -1,0 +1,215 @@
+"""The launcher of an elastic job is killed, and another one takes the job up, or none does; on real processes.
+
+Training needs no launcher, so it does not pause; a death waits for the next one. What ranks write meanwhile is kept.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from environments import python_with, rank_environment
+from test_elastic import PROGRAM, ROOT, await_line, command
+from worlds import LAUNCHED
+
+from ringtrain.bench.jobs import Job
+
+pytestmark = [
+    pytest.mark.tcp,
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(LAUNCHED, reason="starts jobs of its own"),
+]
+SECONDS = 60.0
+# The end comes when the test says so; each step is told, with its time.
+UNTIL_TOLD = PROGRAM.replace("while state.step < steps:", "while not (folder / 'stop').exists():").replace(
+    "state.step += 1", "state.step += 1; print('step', state.step, time.monotonic(), flush=True)"
+)
+
+
+class Output:
+    """What a launcher says, line by line, as it comes; its stderr among it."""
+
+    def __init__(self, launcher: subprocess.Popen):
+        self.launcher = launcher
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=lambda: self.lines.extend(launcher.stdout))
+        self._reader.start()
+
+    def after(self, words: str, first: int = 0) -> str:
+        """The first line that has these words."""
+        found = await_line(self.lines, first, words)
+        assert found, f"no '{words}' in:\n" + self.text()
+        return found
+
+    def end(self) -> int:
+        """The launcher's code, once it has ended and all is read."""
+        code = self.launcher.wait(SECONDS)
+        self._reader.join(SECONDS)
+        return code
+
+    def text(self) -> str:
+        """All of it."""
+        return "".join(self.lines)
+
+
+def begin(job: Job, *flags: str, program: str = UNTIL_TOLD, **variables: str) -> Output:
+    line = command("--elastic", *flags, program=program)
+    environment = rank_environment(STEPS="0", **variables)
+    launcher = job.start(*line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    return Output(launcher)
+
+
+def resume(job: Job, name: str, **variables: str) -> Output:
+    """From another folder and environment: the job has its own."""
+    line = [python_with("tcp"), "-m", "ringtrain.launch", "--resume", name]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    launcher = job.start(
+        *line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, cwd=job.temporary
+    )
+    return Output(launcher)
+
+
+def kill_launcher(job: Job, output: Output) -> float:
+    """When it was."""
+    at = time.monotonic()
+    (leader,) = job.find("-m ringtrain.launch")
+    os.kill(leader, signal.SIGKILL)
+    output.end()
+    return at
+
+
+def name_of(output: Output) -> str:
+    """The job's name, as the launcher has said."""
+    return output.after("ringtrainrun --resume").split()[-1]
+
+
+def test_another_launcher_takes_a_job_up(job: Job) -> None:
+    """The steps go on; the new launcher sees a death at once, starts a rank in its slot, and takes the job to its end."""
+    first = begin(job, "-np", "2:3")
+    name = name_of(first)
+    first.after("world of 3: rank 2")
+    first.after("step 3")
+    killed = kill_launcher(job, first)
+    second = resume(job, name)
+    second.after(f"job {name}: taken up, with 3 ranks on 'localhost'.")
+    second.after("[2] step")
+    seen = len(second.lines)
+    victim = rank_in(job, 1)
+    os.kill(victim, signal.SIGKILL)
+    second.after("The rank in slot 1 of host 'localhost' was killed by signal 9.", seen)
+    second.after("world of 2: rank 1", seen)
+    second.after("world of 3: rank 2", seen)
+    Path(job.temporary, "stop").touch()
+    assert second.end() == 0, second.text()
+    steps = [float(at) for at in re.findall(r"^\[0\] step \d+ ([\d.]+)$", first.text() + second.text(), re.MULTILINE)]
+    numbers = [int(step) for step in re.findall(r"^\[0\] step (\d+)", second.text(), re.MULTILINE)]
+    assert numbers == sorted(numbers) and not re.search("evicted|lost", second.text()), second.text()
+    longest = max(after - before for before, after in itertools.pairwise(steps) if before < victim_at(second))
+    print(f"{time.monotonic() - killed:.1f} s; the longest pause between steps was {longest:.2f} s")
+    assert not Path(job.temporary, f"ringtrainrun-{os.getuid()}").exists()  # its record
+    assert len(set(re.findall(r"returned (\d+) [\d.]+ [\d.]+", second.text()))) == 1
+
+
+@pytest.mark.long
+def test_without_another_launcher_all_end_after_the_grace(job: Job) -> None:
+    """That nothing is left is what the fixture asserts; and who comes too late is told so."""
+    first = begin(job, "-np", "2:3", "--launcher-grace", "4")
+    name = name_of(first)
+    first.after("world of 3: rank 2")
+    killed = kill_launcher(job, first)
+    time.sleep(2.0)
+    assert rank_in(job, 0) and rank_in(job, 2)  # within the grace all are there
+    left = job.await_end(34.0)
+    print(f"all gone after {time.monotonic() - killed:.1f} s")
+    assert not left
+    late = resume(job, name)
+    assert late.end() == 125
+    assert f"--resume {name}: some agent of the job must be left, but none is." in late.text()
+    assert "host 'localhost': its agent must serve this job, but there is none any more." in late.text()
+
+
+@pytest.mark.long
+def test_launchers_come_and_go(job: Job) -> None:
+    """Three in a row; a rank dies while there is none, and the next one has the others go on; a fourth is refused."""
+    first = begin(job, "-np", "2:3")
+    name = name_of(first)
+    first.after("world of 3: rank 2")
+    output = first
+    for _ in range(2):
+        kill_launcher(job, output)
+        output = resume(job, name)
+        output.after("taken up, with 3 ranks")
+        output.after("[1] step")
+    kill_launcher(job, output)
+    os.kill(rank_in(job, 2), signal.SIGKILL)
+    time.sleep(1.0)  # the others stand still, and no launcher tells them to go on
+    output = resume(job, name)
+    output.after("The rank in slot 2 of host 'localhost' has ended with exit code 137 while there was no launcher.")
+    output.after("world of 3: rank 2")
+    refused = resume(job, name)
+    assert refused.end() == 125 and "is led by one that runs" in refused.text()
+    Path(job.temporary, "stop").touch()
+    assert output.end() == 0, output.text()
+
+
+@pytest.mark.long
+def test_a_job_that_ends_without_a_launcher_has_ended_well(job: Job) -> None:
+    """The next launcher finds no rank, and knows that the training has come to its end."""
+    first = begin(job, "-np", "2:2")
+    name = name_of(first)
+    first.after("world of 2: rank 1")
+    kill_launcher(job, first)
+    Path(job.temporary, "stop").touch()
+    deadline = time.monotonic() + SECONDS
+    while job.find("rank.py") and time.monotonic() < deadline:
+        time.sleep(0.05)
+    last = resume(job, name)
+    assert last.end() == 0, last.text()
+    assert len(re.findall("returned", last.text())) == 2 and "taken up, with 0 ranks" in last.text()
+
+
+@pytest.mark.long
+def test_what_has_no_room_is_counted_and_nobody_waits(job: Job) -> None:
+    """A rank that writes 8 MB while nobody reads goes on; the last MB is there."""
+    program = UNTIL_TOLD.replace(
+        "time.sleep(pause)",
+        "(folder / 'write').exists() and state.step % 3 == 0 and print('x' * 99_999, flush=True); time.sleep(pause)",
+    )
+    first = begin(job, "-np", "1:1", program=program)
+    name = name_of(first)
+    first.after("step 3")
+    kill_launcher(job, first)
+    begun = time.monotonic()
+    Path(job.temporary, "write").touch()
+    time.sleep(8.0)
+    Path(job.temporary, "write").unlink()
+    second = resume(job, name)
+    said = second.after("bytes that its ranks wrote while there was no launcher are lost")
+    assert int(re.search(r"(\d+) bytes", said)[1]) > 1 << 20, said
+    Path(job.temporary, "stop").touch()
+    assert second.end() == 0, second.text()[-2000:]
+    times = [float(at) for at in re.findall(r"step \d+ ([\d.]+)", second.text())]
+    assert times[0] > begun and 900_000 < second.text().count("x") < 1 << 22
+
+
+def rank_in(job: Job, slot: int) -> int:
+    """The process of the program in a slot."""
+    for process in job.find("-c"):
+        environment = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+        line = Path(f"/proc/{process}/cmdline").read_bytes()
+        if f"RINGTRAIN_RANK={slot}".encode() in environment and b"rank.py" not in line:
+            return process
+    raise AssertionError(f"nobody runs in slot {slot}")
+
+
+def victim_at(output: Output) -> float:
+    """When the world that a death has made began, or the end of time."""
+    found = re.search(r"world of 2: rank \d at \d+ \d+ ([\d.]+)", output.text())
+    return float(found[1]) if found else float("inf")
