@@ -5,6 +5,7 @@ import uuid
 import pytest
 
 from ringtrain._native import as_text, ffi, lib, take_text
+from ringtrain.launch.agent.succession import FORM, LEAVE
 from ringtrain.launch.authority import Authority, Rules
 from ringtrain.launch.hosts import Host
 
@@ -38,17 +39,19 @@ class Job:
     def __init__(self, slots: int, minimum: int = 1, **rules):
         self.now = 100.0
         rules = {"wait": 60.0, "first_pause": 10.0, "reset_limit": 0, **rules}
-        self.authority = Authority([Host("a", slots)], Rules(minimum, **rules), grace=30.0, now=self.now)
+        self.slots, self.rules = slots, Rules(minimum, **rules)
+        self.authority = Authority([Host("a", slots)], self.rules, grace=30.0, now=self.now)
         self.ranks: dict[str, Rank] = {}
         self.did: list[tuple[str, list[str]]] = []
         self.deaf: set[str] = set()
         self.do(self.authority.host_came(self.now, "a"))
-        self.do(self.authority.host_present(self.now, "a", []))
 
     def do(self, actions) -> None:
         for kind, columns in actions:
             self.did.append((kind, columns))
             rank = self.ranks.get(columns[1]) if kind in ("send", "evict") else None
+            if kind == "ask":
+                self.answer(columns[1])
             if kind == "start":
                 slot = int(columns[1])
                 rank = Rank(slot, f"address-{len(self.ranks)}")
@@ -60,6 +63,28 @@ class Job:
                     rank.did[place] = ["connected", *action[1:]]
                     well = not self.deaf & {each[1] for each in rank.did[place:] if each[0] == "member"}
                     self.hear(rank.take(lib.rt_membership_connected(rank.native, int(action[1]), well)))
+
+    def answer(self, frame: str) -> None:
+        """As the launcher's driver: all ranks are asked, and the authority hears which there are."""
+        there = [rank for rank in self.ranks.values() if rank.uid not in self.deaf]
+        frames = [
+            each
+            for rank in there
+            for each in rank.take(lib.rt_membership_arrived(rank.native, self.now, as_text(frame)))
+        ]
+        self.do(self.authority.host_present(self.now, "a", [rank.uid for rank in there], self.passed_on()))
+        self.hear(frames)
+
+    def passed_on(self) -> str:
+        """The newest world that the agent has heard of; it knows such frames by their first byte."""
+        return next((columns[2] for columns in reversed(self.said("send")) if columns[2].startswith(FORM)), "")
+
+    def resume(self, record: str) -> None:
+        """Another launcher takes the job up with this record."""
+        self.now += 20.0
+        self.authority = Authority([Host("a", self.slots)], self.rules, grace=30.0, now=self.now, record=record)
+        self.did = [each for each in self.did if each[0] == "send"]
+        self.do(self.authority.host_came(self.now, "a"))
 
     def hear(self, frames: list[str]) -> None:
         for frame in frames:
@@ -277,3 +302,102 @@ def test_a_rank_of_whose_silence_another_tells_is_evicted_after_a_second():
     assert not job.said("evict")
     job.pass_seconds(2)
     assert [each[1] for each in job.said("evict")] == [stopped.uid]
+
+
+def counts(job: Job) -> list[int]:
+    """Of the worlds that ranks were to connect."""
+    return sorted({int(action[1]) for rank in job.ranks.values() for action in rank.did if action[0] == "connected"})
+
+
+@pytest.mark.parametrize("kept", ["the launcher's record", "what the agent has passed on"])
+def test_a_launcher_that_takes_a_job_up_changes_nothing(kept):
+    """The world goes on, and the next one has the next count, though one of both records is lost."""
+    job = Job(3)
+    record = job.said("write")[-1][0] if kept.startswith("the launcher") else ""
+    if record:
+        job.passed_on = lambda: ""
+    job.resume(record)
+    job.pass_seconds(3)
+    assert not job.said("say") and not job.said("write") and not job.said("start")
+    assert counts(job) == [1]
+    job.kill(in_slots(job)[1])
+    assert job.said("say") == [["The rank in slot 1 of host 'a' was killed by signal 9."]]
+    assert counts(job) == [1, 2] and [rank.kinds()[-1] for rank in in_slots(job)] == ["run"] * 2
+
+
+def test_a_death_without_a_launcher_is_found_by_the_next_one():
+    job = Job(3)
+    job.deaf.add(in_slots(job)[0].uid)
+    job.resume(job.said("write")[-1][0])
+    job.pass_seconds(1)
+    assert counts(job)[:2] == [1, 2]
+    assert sorted(columns[1] for columns in job.said("start")) == ["0"]  # whose agent tells of no process there
+
+
+def test_a_host_that_is_heard_again_gets_ranks_again():
+    """Those that it had are of no use any more: the launcher has given them up."""
+    authority = Authority([Host("a", 1), Host("b", 1)], Rules(1, 60.0, 10.0, 0), grace=30.0, now=0.0)
+    ranks = {host: membership_on(host) for host in "ab"}
+    said: list[tuple[str, list[str]]] = []
+
+    def do(now: float, actions) -> None:
+        for kind, columns in actions:
+            said.append((kind, columns))
+            host = columns[0] if columns else ""
+            if kind == "ask":
+                uid, native = ranks[host]
+                do(now, authority.host_present(now, host, [uid] if now else []))
+                frames = frames_of(lib.rt_membership_arrived(native, now, as_text(columns[1]))) if now else []
+            elif kind == "start" and now == 0.0:
+                frames = frames_of(lib.rt_membership_begin(ranks[host][1], now))
+            elif kind == "send" and columns[1] == ranks[host][0] and host not in cut:
+                frames = frames_of(lib.rt_membership_arrived(ranks[host][1], now, as_text(columns[2])))
+                frames += frames_of(lib.rt_membership_connected(ranks[host][1], 1, True))
+            else:
+                continue
+            for frame in frames:
+                do(now, authority.arrived(now, host, frame))
+
+    cut: set[str] = set()
+    for host in "ab":
+        do(0.0, authority.host_came(0.0, host))
+    assert any(kind == "send" and columns[2].startswith("08") for kind, columns in said)  # the world of both goes
+    cut.add("b")
+    for now in range(1, 9):
+        do(now, authority.host_heard(now, "a"))
+        do(now, authority.tick(now))
+    assert ["Host 'b' is lost: nothing is heard of its agent."] in [columns for kind, columns in said if kind == "say"]
+    said.clear()
+    cut.clear()
+    do(9.0, authority.host_heard(9.0, "b"))
+    assert [columns[:2] for kind, columns in said if kind == "evict"] == [["b", ranks["b"][0]]]
+    said.clear()
+    do(9.5, authority.process_ended(9.5, "b", 0, ranks["b"][0], -9))
+    for now in range(10, 22):
+        for host in "ab":
+            do(now, authority.host_heard(now, host))
+        do(now, authority.tick(now))
+    assert ["b", "0"] in [columns for kind, columns in said if kind == "start"]
+
+
+def membership_on(host: str) -> tuple[str, object]:
+    """A uid, and the membership of that process in the first slot of a host."""
+    uid = uuid.uuid4().hex
+    opened = lib.rt_membership_open(as_text(uid), as_text(host), 0, as_text("address"), as_text("one"))
+    return uid, ffi.gc(opened, lib.rt_membership_free)
+
+
+def frames_of(lines) -> list[str]:
+    """What a membership sends."""
+    actions = [line.split("\t") for line in take_text(lines).splitlines()]
+    return [action[1] for action in actions if action[0] == "send"]
+
+
+def test_the_agent_knows_a_dismissal_by_its_first_byte():
+    job = Job(2)
+    leaver = in_slots(job)[1]
+    job.do(job.authority.process_leaves(job.now, "a", leaver.slot, leaver.uid))
+    for rank in in_slots(job):
+        job.hear(rank.take(lib.rt_membership_world_ended(rank.native)))
+    to_it = [columns[2] for columns in job.said("send") if columns[1] == leaver.uid]
+    assert to_it[-1].startswith(LEAVE) and [each for each in to_it if each.startswith(FORM)] == [to_it[0]]
