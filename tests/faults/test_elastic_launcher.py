@@ -10,15 +10,18 @@ import os
 import re
 import signal
 import subprocess
+import textwrap
 import threading
 import time
 from pathlib import Path
 
 import pytest
-from environments import python_with, rank_environment
+from environments import python_with, rank_environment, transport_of
 from test_elastic import PROGRAM, ROOT, await_line, command
 from worlds import LAUNCHED
 
+from ringtrain.bench import hosts
+from ringtrain.bench.hosts import Network
 from ringtrain.bench.jobs import Job
 
 pytestmark = [
@@ -197,6 +200,74 @@ def test_what_has_no_room_is_counted_and_nobody_waits(job: Job) -> None:
     assert second.end() == 0, second.text()[-2000:]
     times = [float(at) for at in re.findall(r"step \d+ ([\d.]+)", second.text())]
     assert times[0] > begun and 900_000 < second.text().count("x") < 1 << 22
+
+
+def begin_on_hosts(network: Network, folder: Path, *flags: str) -> Output:
+    """Two ranks on each of three hosts, until a file of the folder says stop; one of three may be missing."""
+    python = python_with("tcp")
+    program = folder / "train.py"
+    program.write_text(textwrap.dedent(UNTIL_TOLD))
+    variables = {"STEPS": "0", "PAUSE": "0.1", "TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
+    line = [
+        *(python, "-m", "ringtrain.launch", *transport_of("tcp"), "--elastic", "-np", "2:6", *flags),
+        *("--blacklist-cooldown-range", "1", "1", "-H", "node-a:2,node-b:2,node-c:2", python, str(program)),
+    ]
+    launcher = network["node-a"].start(
+        *line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=rank_environment(**variables)
+    )
+    output = Output(launcher)
+    output.after("world of 6: rank 5")
+    return output
+
+
+@pytest.mark.long
+@pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())
+def test_a_launcher_reaches_the_agents_of_other_hosts(network: Network, tmp_path: Path) -> None:
+    """By ssh, as ever; a host that cannot be reached any more is lost, and the others go on."""
+    first = begin_on_hosts(network, tmp_path)
+    name = name_of(first)
+    node = network["node-a"]
+    (leader,) = (
+        process
+        for process, line in node.processes().items()
+        if "-m ringtrain.launch" in line and "/env" not in line and "nsenter" not in line
+    )
+    node.run("kill", "-9", str(leader))
+    first.end()
+    line = [python_with("tcp"), "-m", "ringtrain.launch", "--resume", name]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    second = Output(node.start(*line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment))
+    second.after("taken up, with 6 ranks on 'node-a', 'node-b', 'node-c'.")
+    for slot in range(6):
+        second.after(f"[{slot}] step")
+    seen = len(second.lines)
+    victim = min(process for process, line in network["node-c"].processes().items() if "exec(io." in line)
+    network["node-c"].run("kill", "-9", str(victim))  # the agent that has kept the ranks
+    second.after("world of 4: rank 3", seen)
+    second.after("world of 6: rank 5", seen)  # which has another one, and new ranks
+    (tmp_path / "stop").touch()
+    assert second.end() == 0, second.text()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seconds", [9.0, 25.0], ids=["its connection outlives that", "ssh gives up"])
+@pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())
+def test_a_host_that_was_cut_off_gets_ranks_again(seconds: float, network: Network, tmp_path: Path) -> None:
+    """Its agent lives, and has ranks that nobody goes on with; another agent would find its place taken."""
+    output = begin_on_hosts(network, tmp_path)
+    seen = len(output.lines)
+    network.unplug("node-c")
+    cut = time.monotonic()
+    output.after("world of 4: rank 3", seen)
+    time.sleep(max(0.0, cut + seconds - time.monotonic()))
+    seen = len(output.lines)
+    network.plug_in("node-c")
+    healed = time.monotonic()
+    output.after("world of 6: rank 5", seen)
+    print(f"{time.monotonic() - healed:.1f} s after its network it had ranks again")
+    (tmp_path / "stop").touch()
+    assert output.end() == 0, output.text()
 
 
 def rank_in(job: Job, slot: int) -> int:
