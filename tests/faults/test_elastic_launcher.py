@@ -206,7 +206,7 @@ def begin_on_hosts(network: Network, folder: Path, *flags: str) -> Output:
     """Two ranks on each of three hosts, until a file of the folder says stop; one of three may be missing."""
     python = python_with("tcp")
     program = folder / "train.py"
-    program.write_text(textwrap.dedent(UNTIL_TOLD))
+    program.write_text(textwrap.dedent(UNTIL_TOLD).replace("folder / 'stop'", f"Path({str(folder / 'stop')!r})"))
     variables = {"STEPS": "0", "PAUSE": "0.1", "TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
     line = [
         *(python, "-m", "ringtrain.launch", *transport_of("tcp"), "--elastic", "-np", "2:6", *flags),
