@@ -123,6 +123,7 @@ class Context:
         splits: Sequence[int] | None = None,
         process_set: int = 0,
         waits: bool = False,
+        once: bool = False,
         **attributes: Any,
     ) -> Operation:
         """Submits an operation on one tensor or on a group of them, and returns at once.
@@ -135,6 +136,7 @@ class Context:
             splits: alltoall: rows for each member; add_process_set: ranks; remove_process_set: the id.
             process_set: id of the process set.
             waits: True if ``wait`` follows at once.
+            once: True if the name will not come again, so that nobody remembers it.
             attributes: rows of ``tables.ATTRIBUTES`` that differ from their initial values: a name of the table that
                 the kind says, a number, or None for no count of this rank's own.
 
@@ -147,12 +149,12 @@ class Context:
             raise_unusable(self)
         if self._orphans:
             self._release_orphans()
-        text = self._native_name(operation, name, process_set)
+        text = ffi.new("char[]", name.encode()) if once and name else self._native_name(operation, name, process_set)
         try:
             slot = self._take_request(inputs)
             request = slot.request
             request.name = text
-            request.cacheable = name is not None
+            request.cacheable = name is not None and not once
             request.operation = _OPERATION_IDS[operation]
             request.process_set = process_set
             request.caller_waits = waits

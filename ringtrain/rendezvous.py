@@ -79,8 +79,8 @@ def checked(
             "Draw it with secrets.token_bytes."
         )
     known = bytes(secret) if isinstance(secret, (bytes, bytearray)) else secret_of(environ)
-    towards = where.host if isinstance(where, Address) else environ.get("MASTER_ADDR", "")
-    return Place(rank, size, where, known, towards)  # type: ignore[arg-type]
+    towards = where.host if isinstance(where, Address) else stores.host_of(where) or environ.get("MASTER_ADDR", "")
+    return Place(rank, size, where, known, towards, _hosts_of_torchrun(environ))  # type: ignore[arg-type]
 
 
 def _place_of(rendezvous: object) -> Any:
@@ -114,9 +114,14 @@ def of_torchrun(environ: Mapping[str, str]) -> Place | None:
     # torch's keys have the number of restarts in front, which agents of several hosts count apart.
     job = f"ringtrain/{environ.get('TORCHELASTIC_RUN_ID', '')}"
     store = distributed.PrefixStore(job, getattr(store, "underlying_store", store))
-    hosts = environ.get("GROUP_WORLD_SIZE", "")
     towards = environ.get("MASTER_ADDR", "")
-    return Place(rank, size, store, secret_of(environ), towards, int(hosts) if hosts.isdigit() else 0)
+    return Place(rank, size, store, secret_of(environ), towards, _hosts_of_torchrun(environ))
+
+
+def _hosts_of_torchrun(environ: Mapping[str, str]) -> int:
+    """How many agents there are, one on a host as a rule; 0 without them."""
+    hosts = environ.get("GROUP_WORLD_SIZE", "")
+    return int(hosts) if hosts.isdigit() else 0
 
 
 def of_slurm(started_by: Launcher, environ: Mapping[str, str]) -> Place | None:

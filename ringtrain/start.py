@@ -56,6 +56,23 @@ def open_beside() -> Context:
     return _open_introduced(None, introduced, chosen) if introduced else _open_alone(chosen)
 
 
+def open_apart(rank: int, size: int, store: Any, seconds: float) -> Context:
+    """A further world of some ranks of this job, which is nobody's default; they meet in a store of torch's.
+
+    Args:
+        rank, size: this rank's number among them, and how many they are.
+        store: a ``torch.distributed.Store`` that they alone use.
+        seconds: how long to wait for the others.
+
+    Raises:
+        UnsupportedError, TimeoutError: as ``init``.
+    """
+    chosen = options.resolve({"start_timeout_seconds": seconds})
+    place = places.checked(rank, size, store, None, options.environment())
+    assert place is not None
+    return _open_at(place, chosen)
+
+
 def listen(addresses: str) -> tuple[CData, str]:
     """An ``rt_listener *`` for :func:`open_tcp`, and its addresses as the other ranks must be told.
 
@@ -312,14 +329,20 @@ def _open_met(comm: Any, place: places.Place, chosen: dict[str, str]) -> Context
             "init: comm must be None where the ranks meet by themselves, but is given. "
             "Make a process set of these ranks, or let them meet elsewhere, with rank and size among them."
         )
+    context = _open_at(place, chosen)
+    if place.size > 1:
+        _mark_as_rank(context, place.size)
+    return context
+
+
+def _open_at(place: places.Place, chosen: dict[str, str]) -> Context:
+    """By TCP, with the ranks that come to this place."""
     if place.size == 1:
         return _open_alone(chosen)
     _make_room_for(place.size)
     listener, addresses = listen(places.listening_addresses(options.environment(), place.towards, place.hosts))
     told = places.meet(place, addresses, _start_seconds(chosen))
-    context = open_tcp(listener, told.rank, told.peers, told.secret, told.epoch, chosen)
-    _mark_as_rank(context, place.size)
-    return context
+    return open_tcp(listener, told.rank, told.peers, told.secret, told.epoch, chosen)
 
 
 def _make_room_for(size: int) -> None:

@@ -20,6 +20,13 @@ def is_store(store: object) -> bool:
     return all(callable(getattr(store, name, None)) for name in _FUNCTIONS)
 
 
+def host_of(store: Any) -> str:
+    """The host of a ``TCPStore``, also below prefixes; "" for another store, and for anything else."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return getattr(store, "host", "")
+
+
 def meet(store: Any, call: Call, secret: bytes) -> Introduction:
     """`boards.meet` in this store."""
     return boards.meet(Store(store), call, secret)

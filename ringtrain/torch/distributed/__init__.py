@@ -1,0 +1,16 @@
+"""The backend "ringtrain" of ``torch.distributed``: scripts for DDP, FSDP2 and device meshes over ringtrain's core.
+
+>>> import torch.distributed as dist
+>>> dist.init_process_group("ringtrain")
+
+torch 2.5 and later find it where ringtrain is installed; for torch 2.4 import this package first. docs/torch-distributed.md
+is the guide.
+"""
+
+import ringtrain_backend
+from ringtrain.torch.distributed.creation import create
+from ringtrain.torch.distributed.process_group import RingtrainProcessGroup
+
+__all__ = ["RingtrainProcessGroup", "create"]
+
+ringtrain_backend.register()

@@ -1,0 +1,90 @@
+"""The worlds of process groups: ``init_process_group`` opens ringtrain's or takes the one that is open, ``new_group`` opens more.
+
+torch calls the members of a new group alone, where the core wants all ranks of a world to register a process set. So a
+group of some ranks is a world of its own, and one of all ranks shares the world of the default group.
+"""
+
+import atexit
+import weakref
+from typing import Any
+
+from ringtrain import context as contexts
+from ringtrain import launcher, options, start
+from ringtrain.context import Context
+from ringtrain.errors import InvalidArgumentError
+from ringtrain.torch.distributed.process_group import RingtrainProcessGroup
+
+_apart: "weakref.WeakSet[Context]" = weakref.WeakSet()  # worlds of groups of some ranks
+
+
+def create(place: Any, options: Any = None) -> RingtrainProcessGroup:
+    """A process group for torch; ``Backend.register_backend`` hands this on.
+
+    Args:
+        place: torch's ``DistributedBackendOptions``: store, rank, size, timeout, name and members of the group.
+        options: those of other backends; there are none of this one.
+
+    Raises:
+        InvalidArgumentError: ringtrain's world is open, with another rank or size; or options.
+        RingtrainError: what ``init`` raises.
+    """
+    if options is not None:
+        raise InvalidArgumentError(
+            f"init_process_group: the backend 'ringtrain' has no options of torch's, but pg_options is {options!r}. "
+            "Leave it out; docs/options.md has ringtrain's, as variables of the environment."
+        )
+    members = place.global_ranks_in_group
+    name = place.group_id
+    if not members:
+        context, is_ours = _world(place)
+        return RingtrainProcessGroup(context, name, place.timeout, start.shutdown if is_ours else lambda: None)
+    world = contexts.current()
+    if list(members) == list(range(world.size)):
+        return RingtrainProcessGroup(world, name, place.timeout)
+    context = _world_apart(place)
+    return RingtrainProcessGroup(context, name, place.timeout, context.close)
+
+
+def _world(place: Any) -> tuple[Context, bool]:
+    """The world of all ranks, and whether it was opened here."""
+    is_ours = not contexts.is_initialized()
+    if is_ours:
+        if _is_announced(place):
+            start.init()
+        else:
+            seconds = place.timeout.total_seconds()
+            start.init(
+                rank=place.group_rank, size=place.group_size, rendezvous=place.store, start_timeout_seconds=seconds
+            )
+    world = contexts.current()
+    if (world.rank, world.size) != (place.group_rank, place.group_size):
+        if is_ours:
+            start.shutdown()
+        raise InvalidArgumentError(
+            f"init_process_group: torch's rank and size must be those of ringtrain's world, {world.rank} of {world.size}, but are "
+            f"{place.group_rank} of {place.group_size}. Give rank=ringtrain.rank() and world_size=ringtrain.size()."
+        )
+    return world, is_ours
+
+
+def _is_announced(place: Any) -> bool:
+    """Whether a launcher has started these ranks that introduces them to each other: then they need no store."""
+    environ = options.environment()
+    if launcher.find_elastic(environ) is not None:
+        return True
+    found = launcher.find_introduced(environ) or launcher.find(environ)
+    return found is not None and found.size == place.group_size
+
+
+def _world_apart(place: Any) -> Context:
+    if not _apart:
+        atexit.register(_close_all)
+    seconds = place.timeout.total_seconds()
+    context = start.open_apart(place.group_rank, place.group_size, place.store, seconds)
+    _apart.add(context)
+    return context
+
+
+def _close_all() -> None:
+    for context in list(_apart):
+        context.close()

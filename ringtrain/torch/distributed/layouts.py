@@ -1,0 +1,126 @@
+"""How torch's collectives lie in the core's: which tensor goes in, and where the pieces of what comes out belong. Pure.
+
+The core's operations on rows cut the first dimension. What torch gathers, scatters and exchanges in lists becomes rows of
+one flat tensor, so that shapes may differ from rank to rank.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ringtrain import tables
+from ringtrain.errors import InvalidArgumentError, UnsupportedError
+from ringtrain.torch.tensors import DTYPE_IDS
+
+ReduceOp = torch.distributed.ReduceOp.RedOpType
+_REDUCTIONS = {
+    ReduceOp.SUM: "sum",
+    ReduceOp.AVG: "average",
+    ReduceOp.PRODUCT: "product",
+    ReduceOp.MIN: "min",
+    ReduceOp.MAX: "max",
+    ReduceOp.PREMUL_SUM: "sum",
+}
+
+# The core's operation for reduce_scatter: reduces, and each rank keeps its rows.
+SUMS_OF_ROWS = next(row.name for row in tables.OPERATIONS.values() if row.reduces and row.adjoint == "allgather")
+
+
+def reduction_of(op: object) -> dict[str, object]:
+    """The attributes of the core's request for a ``ReduceOp``. Raises UnsupportedError for one that the core lacks."""
+    kind = getattr(op, "op", op)
+    if kind not in _REDUCTIONS:
+        raise UnsupportedError(
+            f"torch.distributed: ringtrain reduces by {', '.join(each.name for each in _REDUCTIONS)}, but op is "
+            f"{getattr(kind, 'name', kind)}. For flags, use MIN for BAND and MAX for BOR; else a group of another backend: "
+            "new_group(backend='gloo')."
+        )
+    attributes: dict[str, object] = {"reduction": _REDUCTIONS[kind]}
+    if kind == ReduceOp.PREMUL_SUM:
+        attributes["prescale"] = _factor(op)
+    return attributes
+
+
+def _factor(op: Any) -> float:
+    factor = op.__getstate__()[1]  # torch offers no other way to read it
+    if isinstance(factor, torch.Tensor) and factor.numel() != 1:
+        raise UnsupportedError(
+            f"torch.distributed: the factor of PREMUL_SUM must be one number, but has the shape {tuple(factor.shape)}. "
+            "Multiply the tensor before."
+        )
+    return float(factor)
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The values of a dense tensor, contiguous and without history: its own memory, or a copy."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def carried(tensor: torch.Tensor) -> torch.Tensor:
+    """A plain tensor that is only moved, in a dtype that the core knows: as bytes, if it has none for its own."""
+    return tensor if tensor.dtype in DTYPE_IDS else tensor.reshape(-1).view(torch.uint8)
+
+
+def flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The elements of several tensors of one dtype in one row of elements, for moving."""
+    pieces = [carried(plain(each)).reshape(-1) for each in tensors]
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
+def elements(tensor: torch.Tensor) -> int:
+    """How many elements ``flat`` makes of a tensor."""
+    return tensor.numel() if tensor.dtype in DTYPE_IDS else tensor.nbytes
+
+
+def deal(row: torch.Tensor, tensors: Sequence[torch.Tensor], what: str) -> None:
+    """Copies the elements of a flat tensor into several tensors, in their order, each as many as it has.
+
+    Raises InvalidArgumentError if there are more or fewer.
+    """
+    wanted = sum(elements(each) for each in tensors)
+    if row.numel() != wanted:
+        raise InvalidArgumentError(
+            f"{what}: the output must hold what the ranks have sent, {row.numel()} elements, but has {wanted}. "
+            "Give outputs of the shapes of the inputs."
+        )
+    place = 0
+    for tensor in tensors:
+        count = elements(tensor)
+        piece = row[place : place + count]
+        if tensor.dtype not in DTYPE_IDS:
+            piece = piece.view(tensor.dtype) if count else piece.to(tensor.dtype)
+        tensor.detach().copy_(piece.view(tensor.shape))
+        place += count
+
+
+def check_one(tensors: Sequence[object], what: str) -> None:
+    """Raises InvalidArgumentError for anything but a list of one, which is all that one rank has had since torch 1.13."""
+    if len(tensors) != 1:
+        raise InvalidArgumentError(
+            f"{what}: expected one tensor of this rank but found {len(tensors)}. Call it once for each."
+        )
+
+
+def check_count(tensors: Sequence[object], size: int, what: str) -> None:
+    """Raises InvalidArgumentError for a list that has not one entry for each rank."""
+    if len(tensors) != size:
+        raise InvalidArgumentError(
+            f"{what}: expected a list with a tensor for each of the {size} ranks but found {len(tensors)}."
+        )
+
+
+def split_rows(splits: Sequence[int], tensor: torch.Tensor, size: int, what: str) -> list[int]:
+    """Elements for each rank, from rows of the first dimension; of equal parts if there are no splits.
+
+    Raises InvalidArgumentError if they do not add up.
+    """
+    rows = tensor.shape[0] if tensor.dim() else 0
+    counts = list(splits) or [rows // size] * size
+    if len(counts) != size or sum(counts) != rows or min(counts) < 0:
+        raise InvalidArgumentError(
+            f"{what}: expected {size} splits that add up to the {rows} rows but found {counts}. "
+            "Without splits the rows must divide by the number of ranks."
+        )
+    row = elements(tensor) // rows if rows else 0
+    return [count * row for count in counts]

@@ -1,0 +1,164 @@
+"""A collective that was submitted, as torch's ``Work``: waited for by whoever wants its result, or by way of a future."""
+
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import Work
+
+from ringtrain.errors import RingtrainError
+from ringtrain.errors import TimeoutError as RingtrainTimeout
+from ringtrain.pending import Operation
+from ringtrain.torch.distributed.completions import Completions
+
+Place = Callable[[Operation], None]
+
+
+class Pending:
+    """An operation of the core with what is left to do when it is done: its results go where torch wants them.
+
+    Args:
+        operation: the submitted operation.
+        results: the tensors that the caller gave for results.
+        place: copies what the core allocated into them; None where the core has written there itself.
+        seconds: how long a wait without a deadline of its own may take.
+    """
+
+    def __init__(self, operation: Operation, results: Sequence[torch.Tensor], place: Place | None, seconds: float):
+        self.results = list(results)
+        self.seconds = seconds
+        self.placed = place is None
+        self._operation = operation
+        self._place = place
+        self._lock = threading.Lock()
+        self._problem: RingtrainError | None = None
+        self.device = next((each.device for each in self.results if each.is_cuda), None)
+        self._on_queue: Any = None  # torch's event behind the results, on a GPU
+
+    def done(self) -> bool:
+        """Whether the operation ended, well or not, a GPU's part included."""
+        return self._operation.finished()
+
+    def settle(self, seconds: float | None = None) -> None:
+        """Blocks until the results are in place; on a GPU the current stream waits for them.
+
+        Raises:
+            TimeoutError: the deadline passed; the operation goes on.
+            RingtrainError: the operation failed, in the words that all ranks get.
+        """
+        if self._problem is not None:
+            raise self._problem
+        try:
+            self._operation.wait(self.seconds if seconds is None else seconds)
+            with self._lock:
+                self._put()
+        except RingtrainTimeout:
+            raise
+        except RingtrainError as problem:
+            self._problem = problem
+            raise
+
+    def settle_quietly(self) -> None:
+        """``settle`` that keeps its error, a deadline's too, for whoever asks."""
+        try:
+            self.settle()
+        except RingtrainError as problem:
+            self._problem = problem
+
+    def _put(self) -> None:
+        """Once: the results to their places. Each time: the order of what comes after them."""
+        if self.device is not None:
+            self._operation.hold_back(torch.cuda.current_stream(self.device).cuda_stream)
+        if not self.placed:
+            assert self._place is not None
+            self._place(self._operation)
+            self.placed, self._place = True, None
+            if self.device is not None:
+                self._on_queue = torch.cuda.current_stream(self.device).record_event()
+        elif self._on_queue is not None:
+            torch.cuda.current_stream(self.device).wait_event(self._on_queue)
+
+    def problem(self) -> RingtrainError | None:
+        """Why it failed, once that is known."""
+        return self._problem
+
+
+class RingtrainWork(Work):
+    """What the collectives of the process group return.
+
+    Dropping it is safe: the results come nevertheless.
+    """
+
+    def __init__(self, pending: Pending, completions: Completions):
+        super().__init__()
+        self._pending = pending
+        self._completions = completions
+        self._future: Any = None
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Blocks until the results are there; True. Raises what ``Pending.settle`` does."""
+        seconds = timeout.total_seconds()
+        self._pending.settle(seconds if seconds > 0 else None)
+        return True
+
+    def synchronize(self) -> None:
+        """``wait`` without a result."""
+        self._pending.settle()
+
+    def block_current_stream(self) -> None:
+        """On a GPU the current stream waits; on the CPU the caller does."""
+        self._pending.settle()
+
+    def is_completed(self) -> bool:
+        """Whether ``wait`` returns at once."""
+        return self._pending.done()
+
+    def is_success(self) -> bool:
+        """Whether it ended well, its results in place."""
+        if not self._pending.done():
+            return False
+        try:
+            self._pending.settle()
+        except RingtrainError:
+            return False
+        return True
+
+    def exception(self) -> RingtrainError | None:
+        """Why it failed, or None."""
+        return None if self.is_success() else self._pending.problem()
+
+    def result(self) -> list[torch.Tensor]:
+        """The result tensors, after ``wait``."""
+        return self._pending.results
+
+    def get_future(self) -> Any:
+        """A ``torch.futures.Future`` of the list of the result tensors, the same one each time.
+
+        If the operation fails its ``wait`` raises a RuntimeError with the operation's text, as do callbacks that ask
+        for its value.
+        """
+        if self._future is None:
+            self._future = future_of(self._pending, self._completions)
+        return self._future
+
+    def __del__(self) -> None:
+        pending = getattr(self, "_pending", None)
+        if pending is not None and not pending.placed and self._future is None:
+            self._completions.add(pending.settle_quietly, lambda: None)
+
+
+def future_of(pending: Pending, completions: Completions) -> Any:
+    """A future that a thread of ``completions`` completes."""
+    begun: Any = torch.futures.Future(devices=None if pending.device is None else [pending.device])
+
+    def value(_: Any) -> list[torch.Tensor]:
+        if problem := pending.problem():
+            raise problem
+        return pending.results
+
+    # An exception given to set_exception is a value for C++, which would take it for tensors. That of a callback is an error.
+    future = begun.then(value)
+    completions.add(pending.settle_quietly, lambda: begun.set_result(pending.results))
+    return future
