@@ -1,0 +1,269 @@
+"""Each collective of the backend "ringtrain" against what torch.distributed says it does, called as torch's functions call it."""
+
+import threading
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+
+import ringtrain as rt
+from ringtrain import context
+from ringtrain.torch.distributed import process_group
+from ringtrain.torch.distributed.completions import Completions
+from ringtrain.torch.distributed.process_group import RingtrainProcessGroup
+
+DEADLINE = timedelta(seconds=60)
+
+
+def group(name="0"):
+    return RingtrainProcessGroup(context.current(), name, DEADLINE)
+
+
+def reducing(options, op, root=0):
+    options.reduceOp = op
+    if hasattr(options, "rootRank"):
+        options.rootRank = root
+    return options
+
+
+def rooted(options, root):
+    options.rootRank = root
+    return options
+
+
+def of(rank, *shape, dtype=torch.float32):
+    """What a rank contributes: numbers that no other rank has."""
+    count = torch.Size(shape).numel()
+    return (torch.arange(count, dtype=torch.float64) + 100 * rank + 1).to(dtype).reshape(shape)
+
+
+OPERATORS = {
+    "SUM": sum,
+    "AVG": lambda all: sum(all) / len(all),
+    "MIN": lambda all: torch.stack(all).amin(0),
+    "MAX": lambda all: torch.stack(all).amax(0),
+    "PRODUCT": lambda all: torch.stack(all).prod(0),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_all_reduce(world, name):
+    def on_rank(rank):
+        tensor = of(rank, 2, 3, dtype=torch.float64)
+        assert group().allreduce([tensor], reducing(c10d.AllreduceOptions(), getattr(dist.ReduceOp, name))).wait()
+        torch.testing.assert_close(
+            tensor, OPERATORS[name]([of(each, 2, 3, dtype=torch.float64) for each in range(world.size)])
+        )
+
+    world.run(on_rank)
+
+
+def test_all_reduce_of_factors_strides_and_several(world):
+    def on_rank(rank):
+        ours, size = group(), world.size
+        twice = of(rank, 3)
+        ours.allreduce([twice], reducing(c10d.AllreduceOptions(), dist._make_nccl_premul_sum(2.0))).wait()
+        assert torch.equal(twice, 2 * sum(of(each, 3) for each in range(size)))
+        strided = of(rank, 4, 4).t()[1:]
+        ours.allreduce([strided]).wait()
+        assert torch.equal(strided, sum(of(each, 4, 4).t()[1:] for each in range(size)))
+        several = [of(rank, 2), of(rank, 5)]
+        ours.allreduce_coalesced(several).wait()
+        assert all(torch.equal(each, sum(of(r, *each.shape) for r in range(size))) for each in several)
+
+    world.run(on_rank)
+
+
+def test_sparse_sum(world):
+    def on_rank(rank):
+        tensor = torch.sparse_coo_tensor([[rank, 0]], [1.0, 2.0], (world.size,), check_invariants=True)
+        group().allreduce([tensor]).wait()
+        wanted = torch.ones(world.size)
+        wanted[0] += 2 * world.size
+        assert torch.equal(tensor.to_dense(), wanted)
+
+    world.run(on_rank)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.float8_e4m3fn])
+def test_broadcast(world, dtype):
+    def on_rank(rank):
+        root = world.size - 1
+        tensor, scalar = of(rank, 3, 2, dtype=dtype), torch.tensor(float(rank))
+        group().broadcast([tensor], rooted(c10d.BroadcastOptions(), root)).wait()
+        group("1").broadcast([scalar], rooted(c10d.BroadcastOptions(), root)).wait()
+        assert tensor.view(torch.uint8).equal(of(root, 3, 2, dtype=dtype).view(torch.uint8)) and scalar == root
+
+    world.run(on_rank)
+
+
+def test_reduce_leaves_the_others_alone(world):
+    def on_rank(rank):
+        root, tensor = world.size - 1, of(rank, 3)
+        group().reduce([tensor], reducing(c10d.ReduceOptions(), dist.ReduceOp.SUM, root)).wait()
+        wanted = sum(of(each, 3) for each in range(world.size)) if rank == root else of(rank, 3)
+        assert torch.equal(tensor, wanted)
+
+    world.run(on_rank)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_all_gather(world, dtype):
+    def on_rank(rank):
+        ours, size = group(), world.size
+        listed = [torch.zeros(each + 1, 2, dtype=dtype) for each in range(size)]
+        ours.allgather([listed], [of(rank, rank + 1, 2, dtype=dtype)]).wait()
+        assert all(torch.equal(each, of(r, r + 1, 2, dtype=dtype)) for r, each in enumerate(listed))
+        one = torch.zeros(size * 3, dtype=dtype)
+        ours._allgather_base(one, of(rank, 3, dtype=dtype), c10d.AllgatherOptions()).wait()
+        whole = torch.cat([of(each, 3, dtype=dtype) for each in range(size)])
+        assert torch.equal(one, whole)
+        some = [torch.zeros(size, 3, dtype=dtype), torch.zeros(size, dtype=dtype)]
+        ours.allgather_into_tensor_coalesced(some, [of(rank, 3, dtype=dtype), of(rank, 1, dtype=dtype)]).wait()
+        assert torch.equal(some[0].reshape(-1), whole) and torch.equal(some[1], whole[::3])
+
+    world.run(on_rank)
+
+
+def test_reduce_scatter(world):
+    def on_rank(rank):
+        ours, size = group(), world.size
+        total = sum(of(each, size, 2) for each in range(size))
+        one, listed = torch.zeros(2), torch.zeros(1, 2)
+        ours._reduce_scatter_base(one, of(rank, size * 2), c10d.ReduceScatterOptions()).wait()
+        ours.reduce_scatter([listed], [list(of(rank, size, 1, 2))], c10d.ReduceScatterOptions()).wait()
+        assert torch.equal(one, total[rank]) and torch.equal(listed[0], total[rank])
+        unequal = torch.zeros(rank + 1)
+        ours.reduce_scatter([unequal], [[of(rank, each + 1) for each in range(size)]]).wait()
+        assert torch.equal(unequal, sum(of(each, rank + 1) for each in range(size)))
+        some = [torch.zeros(2), torch.zeros(1)]
+        ours.reduce_scatter_tensor_coalesced(some, [of(rank, size, 2), of(rank, size)]).wait()
+        assert torch.equal(some[0], total[rank]) and some[1] == sum(of(each, size)[rank] for each in range(size))
+
+    world.run(on_rank)
+
+
+def test_all_to_all(world):
+    def on_rank(rank):
+        ours, size = group(), world.size
+        equal = torch.zeros(size)
+        ours.alltoall_base(equal, of(rank, size), [], []).wait()
+        assert torch.equal(equal, torch.stack([of(each, size)[rank] for each in range(size)]))
+        sent = [each + 1 for each in range(size)]
+        rows = torch.zeros(size * (rank + 1), 2)
+        ours.alltoall_base(rows, of(rank, sum(sent), 2), [rank + 1] * size, sent).wait()
+        assert torch.equal(rows, torch.cat([of(each, sum(sent), 2).split(sent)[rank] for each in range(size)]))
+        listed = [torch.zeros(each) for each in range(size)]
+        ours.alltoall(listed, [of(10 * rank + each, rank) for each in range(size)]).wait()
+        assert all(torch.equal(each, of(10 * r + rank, r)) for r, each in enumerate(listed))
+
+    world.run(on_rank)
+
+
+def test_gather_and_scatter(world):
+    def on_rank(rank):
+        ours, size, root = group(), world.size, world.size // 2
+        listed = [torch.zeros(2) for _ in range(size)]
+        ours.gather([listed] if rank == root else [], [of(rank, 2)], rooted(c10d.GatherOptions(), root)).wait()
+        wanted = [of(each, 2) if rank == root else torch.zeros(2) for each in range(size)]
+        assert all(torch.equal(*pair) for pair in zip(listed, wanted, strict=True))
+        own = torch.zeros(2)
+        parts = [[of(each, 2) for each in range(size)]] if rank == root else []
+        ours.scatter([own], parts, rooted(c10d.ScatterOptions(), root)).wait()
+        assert torch.equal(own, of(rank, 2))
+
+    world.run(on_rank)
+
+
+@pytest.mark.parametrize("keeps_works", [True, False], ids=["torch 2.8", "torch 2.4"])
+def test_futures_and_their_callbacks_that_wait_for_further_collectives(world, monkeypatch, keeps_works):
+    monkeypatch.setattr(process_group, "KEEPS_WORKS", keeps_works)
+
+    def on_rank(rank):
+        ours, size = group(), world.size
+
+        def once_more(future):
+            return ours.allreduce([future.value()[0] * 2]).get_future().wait()[0]
+
+        chains = [ours.allreduce([torch.ones(2)]).get_future().then(once_more) for _ in range(4 if size == 1 else 1)]
+        for chain in chains:
+            assert torch.equal(chain.wait(), torch.full((2,), 2.0 * size * size))
+        gathered = torch.zeros(size)
+        work = ours._allgather_base(gathered, torch.tensor([float(rank)]))
+        assert torch.equal(work.get_future().wait()[0], torch.arange(float(size)))
+        ours.barrier().wait()
+
+    world.run(on_rank)
+
+
+@pytest.mark.least_ranks(2)
+def test_errors_keep_their_words_on_all_ranks(world):
+    def on_rank(rank):
+        ours = group()
+        with pytest.raises(
+            rt.errors.MismatchError, match=r"torch\.distributed\.0\.0': shape must be the same on all ranks"
+        ):
+            ours.allreduce([torch.ones(rank + 1)]).wait()
+        with pytest.raises(rt.errors.MismatchError, match="operation must be the same on all ranks"):
+            (ours.allreduce([torch.ones(2)]) if rank else ours.broadcast([torch.ones(2)])).wait()
+        with pytest.raises(RuntimeError, match="MismatchError.*dtype must be the same on all ranks"):
+            ours.allreduce([torch.ones(2, dtype=torch.float64 if rank else None)]).get_future().wait()
+        failing = ours.allreduce([torch.ones(rank + 1)])
+        with pytest.raises(rt.errors.MismatchError):
+            failing.wait()
+        assert failing.is_completed() and not failing.is_success() and "shape must be" in str(failing.exception())
+        # What one rank alone sees to be wrong reaches the others, which wait for it.
+        with pytest.raises(rt.errors.InvalidArgumentError, match="splits that add up to the 3 rows"):
+            ours.alltoall_base(torch.zeros(3), torch.zeros(3), [], [] if rank else [3] * world.size).wait()
+        tensor = torch.ones(2)
+        ours.allreduce([tensor]).wait()
+        assert tensor[0] == world.size
+
+    world.run(on_rank)
+
+
+@pytest.mark.least_ranks(2)
+def test_a_wait_has_a_deadline(world):
+    late = threading.Event()
+
+    def on_rank(rank):
+        ours = group()
+        if rank == 0:
+            work = ours.barrier()
+            with pytest.raises(TimeoutError):
+                work.wait(timedelta(seconds=0.05))
+            late.set()
+            work.wait()
+        else:
+            late.wait(60)
+            ours.barrier().wait()
+
+    world.run(on_rank)
+
+
+def test_refusals(world):
+    def on_rank(rank):
+        ours = group()
+        with pytest.raises(NotImplementedError, match=r"new_group\(backend='gloo'\)"):
+            ours.send([torch.ones(1)], 0, 0)
+        with pytest.raises(NotImplementedError, match="op is BAND"):
+            ours.allreduce([torch.ones(1)], reducing(c10d.AllreduceOptions(), dist.ReduceOp.BAND))
+
+    world.run(on_rank)
+
+
+def test_completions_of_callbacks_that_need_each_other():
+    """However deep: the callback of each job waits until the next one's has been called."""
+    completions, called = Completions(), [threading.Event() for _ in range(20)]
+
+    def complete(place):
+        if place + 1 < len(called):
+            assert called[place + 1].wait(60)
+        called[place].set()
+
+    for place in range(len(called)):
+        completions.add(lambda: None, lambda place=place: complete(place))
+    assert called[0].wait(60)
+    completions.close()
