@@ -101,7 +101,7 @@ PROGRAM = """
 """
 TRAINING = """
     sampler = hvd.elastic.ElasticSampler(Data())
-    loader = torch.utils.data.DataLoader(Data(), batch_size=BATCH, sampler=sampler)
+    loader = torch.utils.data.DataLoader(Data(), BATCH, sampler=sampler, **json.loads(os.environ.get("LOADER", "{}")))
     state = hvd.elastic.State(model=model, optimizer=optimizer, sampler=sampler, schedule=schedule)
     state.on_change(lambda old, new: print("change", old, new, flush=True))
     for epoch in state.epochs(EPOCHS):
@@ -192,9 +192,14 @@ def assert_as_planned(job: Job, done: subprocess.CompletedProcess, ranks: int, f
     return plan
 
 
-def test_a_death_within_a_step_costs_no_step(job: Job, tmp_path: Path) -> None:
+WORKERS = {"num_workers": 2}
+
+
+@pytest.mark.parametrize("loader", [{}, WORKERS], ids=["", "workers"])
+def test_a_death_within_a_step_costs_no_step(loader: dict, job: Job, tmp_path: Path) -> None:
     """The others have submitted their gradients; the step is done with theirs, and the lost samples come again."""
-    done = run(job, "--elastic", "-np", "2:3", program=TRAINING, FAULTS=json.dumps({"1/4/backward": KILL}))
+    faults = json.dumps({"1/4/backward": KILL})
+    done = run(job, "--elastic", "-np", "2:3", program=TRAINING, FAULTS=faults, LOADER=json.dumps(loader))
     plan = assert_as_planned(job, done, 2, tmp_path)
     assert [len(step) for step in plan[:6]] == [3, 3, 3, 3, 2, 2]
     assert done.stdout.count("change 3 2") == 2
@@ -221,7 +226,8 @@ def test_a_death_within_a_step_costs_no_step(job: Job, tmp_path: Path) -> None:
     ],
     ids=lambda faults: " ".join(faults),
 )
-def test_whoever_dies_wherever(faults: dict[str, str], job: Job, tmp_path: Path) -> None:
+@pytest.mark.parametrize("loader", [{}, WORKERS], ids=["", "workers"])
+def test_whoever_dies_wherever(loader: dict, faults: dict[str, str], job: Job, tmp_path: Path) -> None:
     """Also the rank that holds the lead, in the first and the last step of an epoch, and several."""
     done = run(
         job,
@@ -231,16 +237,18 @@ def test_whoever_dies_wherever(faults: dict[str, str], job: Job, tmp_path: Path)
         *LATER,
         program=TRAINING,
         FAULTS=json.dumps(faults),
+        LOADER=json.dumps(loader),
     )
     lost = {fault.split("/")[0] for fault, statement in faults.items() if "sleep" not in statement}
     assert_as_planned(job, done, 3 - len(lost), tmp_path)
 
 
 @pytest.mark.long
-def test_a_rank_that_joins_goes_on_in_the_middle_of_the_epoch(job: Job, tmp_path: Path) -> None:
+@pytest.mark.parametrize("loader", [{}, {**WORKERS, "persistent_workers": True}], ids=["", "workers"])
+def test_a_rank_that_joins_goes_on_in_the_middle_of_the_epoch(loader: dict, job: Job, tmp_path: Path) -> None:
     """It has the parameters, the momentum and the schedule of the others, and its share of what is left."""
     faults = json.dumps({"1/4/backward": KILL})
-    done = run(job, "--elastic", "-np", "2:3", program=TRAINING, FAULTS=faults, JOINED="3")
+    done = run(job, "--elastic", "-np", "2:3", program=TRAINING, FAULTS=faults, JOINED="3", LOADER=json.dumps(loader))
     plan = assert_as_planned(job, done, 3, tmp_path)
     assert [len(step) for step in plan] == [3] * 4 + [2] * 6 + [3] * (len(plan) - 10)
     assert "[1] epoch 0 10 3" in done.stdout

@@ -6,6 +6,7 @@ torch = pytest.importorskip("torch")
 
 import ringtrain.torch as hvd
 from ringtrain import elastic
+from ringtrain.errors import UnsupportedError
 from ringtrain.torch.twins import take_place
 
 
@@ -85,3 +86,69 @@ def test_memory_that_others_see_keeps_its_place():
     gradient, twin = flat[2:5], torch.full((3,), 2.0)
     assert take_place(gradient, twin) is twin
     assert flat.tolist() == [1.0, 1.0, 2.0, 2.0, 2.0, 1.0]
+
+
+class Follower:
+    """Counts steps; has samples dealt in another way where a test says so."""
+
+    def __init__(self):
+        self.changes = []
+
+    def before_draw(self):
+        while self.changes:
+            self.changes.pop()()
+
+
+def followed(**options):
+    sampler, follower = hvd.elastic.ElasticSampler(range(40), shuffle=False), Follower()
+    sampler.follow(follower)
+    loader = torch.utils.data.DataLoader(range(40), batch_size=2, sampler=sampler, num_workers=2, **options)
+    return sampler, follower, loader
+
+
+@pytest.mark.parametrize("options", [{}, {"persistent_workers": True, "prefetch_factor": 3}], ids=["", "persistent"])
+def test_batches_of_workers_count_when_they_are_taken(options, alone):
+    """And those that are made when the samples are dealt in another way come again in the new one."""
+    sampler, follower, loader = followed(**options)
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        batches, seen = iter(loader), []
+        for _ in range(3):
+            seen.append(next(batches).tolist())
+            sampler.finish_window(None)
+        assert (seen, sampler.processed_num, len(loader)) == ([[0, 1], [2, 3], [4, 5]], 6, 17)
+        assert next(batches).tolist() == [6, 7]
+        follower.changes.append(lambda: sampler.deal(2, 1))  # between two steps, when the next batch is asked for
+        sampler.finish_window(None)
+        assert next(batches).tolist() == [9, 11]
+        sampler.finish_window({1})  # rank 0 is lost within the step, and what it has drawn comes first
+        sampler.deal(1, 0)
+        seen = [batch.tolist() for batch in batches if sampler.finish_window(None) is None]
+        assert seen == [[8, 10], *([first, first + 1] for first in range(12, 40, 2))]
+        assert sampler.state_dict() == {"epoch": epoch, "processed_num": 40}
+    del batches, loader
+
+
+def test_a_rank_that_gives_its_batches_up_draws_them_again(alone):
+    """As a script does that leaves its loop within an epoch."""
+    sampler, _, loader = followed()
+    assert next(iter(loader)).tolist() == [0, 1]
+    sampler.finish_window(None)
+    assert next(iter(loader)).tolist() == [2, 3]
+
+
+def test_a_loader_that_returns_batches_in_any_order_is_refused(alone):
+    if "in_order" not in torch.utils.data.DataLoader.__init__.__kwdefaults__:
+        pytest.skip("this torch returns them in order")
+    with pytest.raises(UnsupportedError, match="has in_order=False. Use in_order=True"):
+        iter(followed(in_order=False)[2])
+
+
+def test_a_loader_of_another_kind_is_refused(alone):
+    class Other(torch.utils.data.dataloader._MultiProcessingDataLoaderIter):
+        pass
+
+    loader = followed()[2]
+    loader._get_iterator = lambda: Other(loader)
+    with pytest.raises(UnsupportedError, match="its iterator is a .*Other. Use DataLoader, or num_workers=0"):
+        iter(loader)

@@ -1,8 +1,6 @@
 """``ElasticSampler``: deals what an epoch has left over the ranks that there are; ``ringtrain.sharding`` decides who reads what."""
 
-import sys
 from collections.abc import Iterator, Sized
-from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -10,7 +8,7 @@ import torch
 from ringtrain import sharding
 from ringtrain.context import current
 from ringtrain.elastic.order import SampleOrder
-from ringtrain.errors import UnsupportedError
+from ringtrain.torch.elastic.workers import follow_loader, loader_with_workers
 
 __all__ = ["ElasticSampler"]
 
@@ -19,10 +17,7 @@ class Follower(Protocol):
     """What is told when samples are drawn."""
 
     def before_draw(self) -> None:
-        """This rank draws a sample next; between two steps another world may begin here."""
-
-    def refuses_drawing_ahead(self) -> bool:
-        """Whether samples must be drawn for the step that comes next, and for no later one."""
+        """This rank draws for the step that comes next; between two steps another world may begin here."""
 
 
 class ElasticSampler(torch.utils.data.Sampler[int]):
@@ -41,6 +36,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
 
     Attributes:
         epoch: of the next iteration.
+        dealing: a number that another one takes the place of when what was drawn ahead is given up.
         processed_num: samples of it that all ranks together have processed.
         num_replicas, rank: of the world for which the samples are dealt.
         remaining_indices: what is left, in its order.
@@ -52,6 +48,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.seed = seed
         self.epoch = 0
         self.processed_num = 0
+        self.dealing = 0
         self._follower: Follower | None = None
         self._open = SampleOrder(0)
         self.reset()
@@ -81,26 +78,52 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
 
     def deal(self, size: int, place: int) -> None:
         """Deals the next window to so many ranks, of which this is the one at that place."""
+        if (size, place) != (self._open.size, self._open.place):
+            self.dealing += 1
         self.num_replicas, self.rank = size, place
         self._open.deal(size, place)
 
     def finish_window(self, contributors: set[int] | None) -> None:
-        """What was drawn since the last call is processed, but for what was drawn at places that are no contributors."""
+        """What was taken since the last call is processed, but for what was drawn at places that are no contributors."""
+        if contributors is not None:
+            self.dealing += 1
         self._open.release(contributors)
         self.processed_num = self._open.next_position - len(self._open.given_back)
 
     def draw(self) -> int | None:
-        """This rank's next index; None if there is none left."""
+        """This rank's next index, for the step that comes next; None if there is none left."""
+        self.before_draw()
+        return self._index_at(self._open.draw())
+
+    # ---- for a loader with worker processes ----
+
+    def before_draw(self) -> None:
+        """To be called before a batch is taken for the step that comes next."""
         assert self._follower is not None
         self._follower.before_draw()
-        position = self._open.draw()
+
+    def begin_ahead(self) -> None:
+        """Begins to draw for later steps; what was drawn so before is given up."""
+        self.dealing += 1
+        self._open.forget_ahead()
+
+    def draw_ahead(self) -> int | None:
+        """This rank's next index, for whatever step; None if there is none left."""
+        return self._index_at(self._open.draw_ahead())
+
+    def take(self, count: int) -> None:
+        """So many of the indices that were drawn ahead are used in the step that comes next, the earliest first."""
+        self._open.take(count)
+
+    # ----
+
+    def _index_at(self, position: int | None) -> int | None:
         return None if position is None else int(self._order[position])
 
     def _open_at(self, next_position: int, given_back: list[int]) -> None:
+        self.dealing += 1
         self._open = SampleOrder(len(self.dataset), next_position, given_back)
         self._open.deal(self.num_replicas, self.rank)
-
-    # ----
 
     def reset(self) -> None:
         """Deals what is left over the ranks of the present world."""
@@ -128,9 +151,8 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         if self._follower is not None:
-            if self._follower.refuses_drawing_ahead():
-                _refuse_drawing_ahead()
-            return _Draws(self)
+            loader = loader_with_workers()
+            return _Draws(self) if loader is None else follow_loader(loader, self)
         left = self.remaining_indices
         return iter([left[place % len(left)] for place in range(self.rank, self.total_size, self.num_replicas)])
 
@@ -150,16 +172,3 @@ class _Draws(Iterator[int]):
         if index is None:
             raise StopIteration
         return index
-
-
-def _refuse_drawing_ahead() -> None:
-    """Raises UnsupportedError within a ``DataLoader`` that has worker processes."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if isinstance(frame.f_locals.get("self"), torch.utils.data.dataloader._MultiProcessingDataLoaderIter):
-            raise UnsupportedError(
-                "ElasticSampler: num_workers must be 0 where elastic.State has steps survive a change of the world, but the "
-                "loader has workers, which draw samples for later steps, that would be lost with their rank. Use "
-                "DataLoader(..., num_workers=0), or elastic.run with commits."
-            )
-        frame = frame.f_back

@@ -207,10 +207,6 @@ class _Training:
         if self._state._transaction is not None:
             self._state._transaction.begin()
 
-    def refuses_drawing_ahead(self) -> bool:
-        """Whether a loader may not draw for later steps."""
-        return self._state._transaction is not None
-
     def set_epoch(self, epoch: int) -> None:
         """Sets the samplers to an epoch, which begins if they are not in it."""
         for sampler in self._samplers:
