@@ -13,6 +13,9 @@ That the exchange may reach some of them only, and be held again in another worl
   world, each of which has been told the same. So no two ranks are ever whole by different worlds.
 - Whoever has begun the next window keeps everybody from joining: ranks that join are told the state between two steps.
 
+Results that are used before the window ends, such as statistics over the batches of all ranks, are released in the same
+way, each as a window of its own that has no samples (``use_within``).
+
 What is framework-specific is a ``Training``'s.
 """
 
@@ -132,11 +135,20 @@ class Transaction:
             held.clear()
             take_back()
 
+    def use_within(self, attempt: Callable[[], Generator[Operation, None, Result]]) -> Result:
+        """Has results that are used before the open window ends; all ranks ask for the same ones, in one order.
+
+        They are those of the members of one world, and the same on all. The rest of the window may be another one's.
+
+        Args:
+            attempt: submits inputs in the present world, and leaves them as they are.
+        """
+        return _awaited(self.run(attempt, lambda _: Part.NOTHING, lambda: None))
+
     def finish(self) -> None:
         """Returns when all members have released every window; so none of them needs this rank for one any more."""
-        for operation in self.run(_nothing, lambda _: Part.LAST, lambda: None):
-            with suppress(RingtrainError):  # the window looks at it itself
-                operation.wait()
+        _awaited(self.run(_nothing, lambda _: Part.LAST, lambda: None))
+        _under_way.remove(self)
 
     def _agree(self) -> Generator[Operation, None, None]:
         """Returns when all members are whole, which also tells whether one of them was asked to pause."""
@@ -164,6 +176,7 @@ class Transaction:
     def enter(self) -> None:
         """Goes on in the present world, at the start of the program: with the state that rank 0 has."""
         self._go_on(present=True)
+        _under_way.append(self)
 
     def pause(self) -> bool:
         """Takes the next world between two steps, if all have agreed to; who waits to join is in it. Returns whether it did."""
@@ -233,6 +246,24 @@ class Transaction:
         """The next window is dealt among the members of a world that this rank has been in."""
         self._dealt_in = world
         self._training.deal(*self._worlds[world])
+
+
+def under_way() -> Transaction | None:
+    """The one that this process is in, from ``enter`` to ``finish``; None if there is none."""
+    return _under_way[-1] if _under_way else None
+
+
+_under_way: list[Transaction] = []
+
+
+def _awaited(steps: Generator[Operation, None, Result]) -> Result:
+    while True:
+        try:
+            operation = next(steps)
+        except StopIteration as end:
+            return end.value
+        with suppress(RingtrainError):  # the window looks at it itself
+            operation.wait()
 
 
 def _nothing() -> Generator[Operation, None, None]:

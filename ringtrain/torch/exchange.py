@@ -120,6 +120,8 @@ class Exchange:
         """Another world has taken the place of the one before; the step under way goes on, and is submitted anew."""
         if self._session.has_moved():
             self._enter_world()
+            if not self._round_lock.locked():  # a round under way sees itself to what hooks have submitted
+                self._take_back()
 
     # ---- parameters ----
 

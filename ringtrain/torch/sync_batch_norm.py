@@ -3,9 +3,13 @@
 Forward, each rank sends its count, mean and variance for every channel in one allgather, and all combine them in rank
 order and float64 (Chan, Golub and LeVeque, 1979: "Updating formulae and a pairwise algorithm for computing sample
 variances"). Backward, the two sums over the batch that the gradient of the input needs are added in one allreduce.
+
+In an elastic job whose steps survive, both are done again among those that are left. So in the step in which a rank dies
+some layers have the statistics of its batch, and others do not; but all ranks have the same.
 """
 
 import weakref
+from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
 import torch
@@ -13,8 +17,10 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ringtrain.context import Context, current
+from ringtrain.elastic.transaction import under_way
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.numbering import next_number
+from ringtrain.pending import Operation
 from ringtrain.process_sets import ProcessSet, global_process_set, id_of, size_of
 from ringtrain.torch.compilation import eager
 from ringtrain.torch.tensors import buffer_of, finish, received
@@ -78,7 +84,7 @@ class SyncBatchNorm(_BatchNorm):
         self._check_input_dim(input)
         if not (self.training and self.process_set.included() and size_of(self.process_set) > 1):
             return super().forward(input)
-        ranks = _ranks_of(self)
+        ranks = _Ranks(self)
         moments = _moments(input.detach(), ranks)
         self._update_running_statistics(moments)
         return _Normalize.apply(input, self.weight, self.bias, self.eps, moments, ranks)
@@ -108,43 +114,57 @@ class _Moments(NamedTuple):
     variance: torch.Tensor
 
 
-class _Ranks(NamedTuple):
-    """Those who share statistics, as seen by one module on one rank."""
+class _Ranks:
+    """Those who share a module's statistics, in whatever world is open."""
 
-    context: Context
-    process_set: int
-    name: str
+    def __init__(self, module: SyncBatchNorm):
+        self._module = module
 
     def rows(self, row: torch.Tensor) -> torch.Tensor:
         """Everyone's row, stacked in rank order."""
         sent = row.unsqueeze(0)
-        operation = self.context.submit(
-            "allgather", f"{self.name}.moments", [buffer_of(sent)], [None], process_set=self.process_set, waits=True
-        )
+        operation = self._released(lambda: self._submit("allgather", "moments", sent, None))
         finish(operation, sent)
         return received(operation, sent)
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The sum of everyone's tensor, in its place."""
-        buffers = [buffer_of(tensor)]
-        operation = self.context.submit(
-            "allreduce", f"{self.name}.gradient", buffers, buffers, process_set=self.process_set, waits=True
-        )
-        finish(operation, tensor)
-        return tensor
+        """The sum of everyone's tensor."""
+        result = torch.empty_like(tensor)
+        finish(self._released(lambda: self._submit("allreduce", "gradient", tensor, result)), result)
+        return result
+
+    def _submit(self, kind: str, part: str, tensor: torch.Tensor, result: torch.Tensor | None) -> Operation:
+        context, identity = current(), id_of(self._module.process_set)
+        name = f"{_name_of(self._module, context, identity)}.{part}"
+        into = [None if result is None else buffer_of(result)]
+        return context.submit(kind, name, [buffer_of(tensor)], into, process_set=identity, waits=True)
+
+    def _released(self, submit: Callable[[], Operation]) -> Operation:
+        """The operation, or the one that was submitted anew in another world; others of the step may be."""
+        transaction = under_way()
+        if transaction is None or self._module.process_set is not global_process_set:
+            return submit()
+
+        def attempt() -> Generator[Operation, None, Operation]:
+            operation = submit()
+            while not operation.finished():
+                yield operation
+            operation.wait()
+            return operation
+
+        return transaction.use_within(attempt)
 
 
 _names: "weakref.WeakKeyDictionary[Context, weakref.WeakKeyDictionary[SyncBatchNorm, str]]"
 _names = weakref.WeakKeyDictionary()
 
 
-def _ranks_of(module: SyncBatchNorm) -> _Ranks:
-    """Modules are named in the order of their first forward pass, which all ranks make together, so copies differ."""
-    context, identity = current(), id_of(module.process_set)
+def _name_of(module: SyncBatchNorm, context: Context, process_set: int) -> str:
+    """Modules are named in the order of their first use in a world, which is the same on all ranks, so copies differ."""
     names = _names.setdefault(context, weakref.WeakKeyDictionary())
     if module not in names:
-        names[module] = f"sync_batch_norm.{next_number(context, identity, 'sync_batch_norm')}"
-    return _Ranks(context, identity, names[module])
+        names[module] = f"sync_batch_norm.{next_number(context, process_set, 'sync_batch_norm')}"
+    return names[module]
 
 
 def _moments(input: torch.Tensor, ranks: _Ranks) -> _Moments:

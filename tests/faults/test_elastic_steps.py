@@ -296,6 +296,41 @@ def test_inputs_that_are_not_kept_would_be_found(job: Job, tmp_path: Path) -> No
         assert_as_planned(job, done, 2, tmp_path)
 
 
+NORMALIZED = """
+    from ringtrain.torch.sync_batch_norm import SyncBatchNorm
+
+    layers = [torch.nn.Linear(3, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 4), torch.nn.BatchNorm1d(4)]
+    model = SyncBatchNorm.convert_sync_batchnorm(torch.nn.Sequential(*layers, torch.nn.Linear(4, 1)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.9)
+    model[2].register_forward_pre_hook(lambda *_: fault("forward"))
+    model[0].weight.register_hook(lambda gradient: fault("first"))  # after the hooks and sums of the layers behind it
+    model[2].weight.register_hook(lambda gradient: fault("between"))
+    model[4].weight.register_hook(lambda gradient: fault("last"))
+
+    def end():
+        bits = b"".join(value.detach().numpy().tobytes() for value in model.state_dict().values())
+        print("end", state.step, hashlib.sha256(bits).hexdigest(), flush=True)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("slot", [0, 1])
+@pytest.mark.parametrize("place", ["forward", "last", "between", "first", "released"])
+def test_statistics_of_all_ranks_within_a_step_are_done_again(place: str, slot: int, job: Job) -> None:
+    """Some layers of that step have them with the rank that dies, and some without; but all ranks the same."""
+    faults = json.dumps({f"{slot}/4/{place}": KILL})
+    program = textwrap.dedent(NORMALIZED) + textwrap.dedent(TRAINING)
+    done = run(job, "--elastic", "-np", "2:3", *LATER, program=program, FAULTS=faults)
+    plan = applied(done)
+    assert len(ends(done)) == 2 and len(set(ends(done))) == 1, done.stdout + done.stderr
+    assert [len(step) for step in plan[:6]] == ([3, 3, 3, 3, 3, 2] if place == "released" else [3, 3, 3, 3, 2, 2])
+    drawn = sorted(index for step in plan for samples in step for index in samples)
+    assert drawn == sorted([*range(SAMPLES)] * EPOCHS)
+    assert "WorldChangedError" not in done.stdout + done.stderr
+
+
 RANDOM = """
     import hashlib, os, time
     import torch
