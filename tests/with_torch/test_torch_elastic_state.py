@@ -1,12 +1,15 @@
 """``hvd.elastic.State``: which class it is, what it refuses, what it counts, and how results take their gradients' place."""
 
+import os
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import ringtrain.torch as hvd
 from ringtrain import elastic
-from ringtrain.errors import UnsupportedError
+from ringtrain.errors import InvalidArgumentError, UnsupportedError
+from ringtrain.torch.elastic.checkpoints import Plan
 from ringtrain.torch.twins import take_place
 
 
@@ -86,6 +89,63 @@ def test_memory_that_others_see_keeps_its_place():
     gradient, twin = flat[2:5], torch.full((3,), 2.0)
     assert take_place(gradient, twin) is twin
     assert flat.tolist() == [1.0, 1.0, 2.0, 2.0, 2.0, 1.0]
+
+
+def training(folder, stop=None, **given):
+    """The bits of a training's end; one that stops early is as dead as a job whose hosts are gone."""
+    torch.manual_seed(0)
+    data = torch.randn(12, 3)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    sampler = hvd.elastic.ElasticSampler(data)
+    loader = torch.utils.data.DataLoader(data, 2, sampler=sampler)
+    state = hvd.elastic.State(model=model, optimizer=optimizer, sampler=sampler, schedule=schedule, seen=[], **given)
+    resumed = state.resume(folder)
+    state.save_every(folder, steps=2, keep=2)
+    for _ in state.epochs(2):
+        for batch in loader:
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+            schedule.step()
+            state.seen.append(batch.tolist())
+            if state.step == stop:
+                return None
+    values = [*model.state_dict().values(), *(value for slots in optimizer.state.values() for value in slots.values())]
+    return resumed, state.seen, schedule.state_dict(), [value.tolist() for value in values]
+
+
+def test_a_training_goes_on_bit_for_bit_from_its_newest_file(alone, tmp_path):
+    """From the middle of an epoch, with what it has of the data, and no file that is not needed."""
+    whole = training(tmp_path / "whole")
+    assert training(tmp_path / "cut", stop=9) is None
+    assert sorted(os.listdir(tmp_path / "cut")) == ["step-000000000006.pt", "step-000000000008.pt"]
+    (tmp_path / "cut" / ".step-10-1").write_bytes(b"of a process that was killed while it wrote")
+    assert training(tmp_path / "cut") == (True, *whole[1:]) and whole[0] is False
+    with pytest.raises(InvalidArgumentError, match="expected a file with epoch, extra, .* but found epoch, model"):
+        training(tmp_path / "cut", extra=1)
+
+
+def test_a_folder_that_takes_no_file_is_said_and_the_training_goes_on(alone, tmp_path, caplog):
+    (tmp_path / "whole").write_text("a file stands where the folder would")
+    assert training(tmp_path / "whole")[0] is False
+    assert [each.split(":")[0] for each in caplog.messages] == ["save_every"] * 6
+
+
+@pytest.mark.parametrize("given", [{}, {"steps": 0}, {"minutes": -1.0}, {"steps": 1, "keep": 0}], ids=str)
+def test_a_file_that_is_never_due_is_refused(given, alone, tmp_path):
+    model = torch.nn.Linear(1, 1)
+    with pytest.raises(InvalidArgumentError, match="save_every: expected (steps= or minutes=|keep=) above 0"):
+        hvd.elastic.State(model=model, optimizer=distributed(model)).save_every(tmp_path, **given)
+
+
+def test_a_file_is_due_by_steps_or_by_time_and_once_a_step():
+    plan = Plan(10, 1.0, 5, 100.0)
+    assert [plan.is_due(*at) for at in [(14, 159.0), (15, 101.0), (6, 160.0), (5, 900.0)]] == [False, True, True, False]
+    plan.note(6, 160.0)
+    assert [plan.is_due(*at) for at in [(6, 900.0), (15, 219.0), (7, 220.0)]] == [False, False, True]
 
 
 class Follower:

@@ -4,7 +4,9 @@
 that means for PyTorch: gradients, samples, and the state for ranks that join.
 """
 
+import os
 from collections.abc import Callable, Iterator
+from time import monotonic
 from typing import Any
 
 import torch
@@ -14,10 +16,13 @@ from ringtrain.context import current
 from ringtrain.elastic import State
 from ringtrain.elastic.transaction import Transaction
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
+from ringtrain.log import logger
 from ringtrain.objects import broadcast_object
 from ringtrain.process_sets import global_process_set
+from ringtrain.torch.elastic.checkpoints import Folder, Plan, on_devices
 from ringtrain.torch.elastic.sampler import ElasticSampler
 from ringtrain.torch.elastic.transfer import keeps_identity, take_over
+from ringtrain.torch.functions import set_state, state_of
 from ringtrain.torch.reducer import Reducer
 
 _OBJECTS = "ringtrain.elastic.objects"
@@ -78,6 +83,8 @@ class TransparentState(State):
         self._plain = sorted(given.keys() - set(self._stateful))
         self._listeners: list[Callable[[int, int], object]] = []
         self._size: int | None = None  # that was told last
+        self._saves: tuple[Folder, Plan, int] | None = None  # where, when, and how many files are kept
+        self._has_stepped = False  # and nothing was drawn since
         distributed = _distributed_optimizer([getattr(self, name) for name in self._stateful])
         samplers = [getattr(self, name) for name in self._stateful if isinstance(getattr(self, name), ElasticSampler)]
         training = _Training(self, samplers, distributed)
@@ -120,6 +127,57 @@ class TransparentState(State):
         """
         self._listeners.append(function)
 
+    def save_every(
+        self, folder: "str | os.PathLike[str]", *, steps: int | None = None, minutes: float | None = None, keep: int = 3
+    ) -> None:
+        """Has rank 0 write all values into a folder every so many steps or minutes, to go on from with ``resume``.
+
+        It does so between two steps: when the next sample is drawn, or without an ``ElasticSampler`` when an epoch begins
+        or ends. The others wait for it in their next step. If the folder takes no file the log says so, and the training
+        goes on.
+
+        Args:
+            folder: the same for all ranks, where rank 0 may come to be on any host.
+            steps: between two files.
+            minutes: between two files.
+            keep: files that stay.
+
+        Raises:
+            InvalidArgumentError: neither is given, or one is not above 0.
+        """
+        if keep < 1:
+            raise InvalidArgumentError(f"save_every: expected keep= above 0 but found {keep}. Keep one file at least.")
+        self._saves = Folder(folder), Plan(steps, minutes, self.step, monotonic()), keep
+
+    def resume(self, folder: "str | os.PathLike[str]") -> bool:
+        """Takes the values of the newest file that ``save_every`` has written; returns whether there is one.
+
+        To be called before ``epochs``, which gives all ranks what rank 0 has found. The training goes on bit for bit, with
+        as many ranks as before; but for what ``Compression.int8`` and ``int4`` keep. The file is unpickled, so it must be
+        your own.
+
+        Raises:
+            InvalidArgumentError: the file has other values than this state.
+        """
+        kept = Folder(folder).newest()
+        if kept is None:
+            return False
+        expected = {*self._stateful, *self._plain}
+        if kept.keys() != expected:
+            raise InvalidArgumentError(
+                f"resume: expected a file with {', '.join(sorted(expected))} but found {', '.join(sorted(kept))}. Make the "
+                "State with the values that it was saved with, or use another folder."
+            )
+        for name in self._stateful:
+            value = getattr(self, name)
+            if isinstance(value, torch.optim.Optimizer):
+                set_state(value, on_devices(value, kept[name]))
+            else:
+                value.load_state_dict(kept[name])
+        for name in self._plain:
+            setattr(self, name, kept[name])
+        return True
+
     def commit(self) -> None:
         """Raises UnsupportedError: there is nothing to go back to."""
         raise UnsupportedError(
@@ -145,13 +203,36 @@ class TransparentState(State):
 
     def _after_update(self) -> None:
         self.step += 1
+        self._has_stepped = True
         if self._transaction is None:
             self._training.finish_window(None)
         self._tell_change()
 
     def _between_steps(self) -> None:
+        if self._has_stepped:
+            self._has_stepped = False
+            self._save_if_due()
         if self._transaction is not None and self._transaction.pause():
             self._tell_change()
+
+    def _save_if_due(self) -> None:
+        if self._saves is None:
+            return
+        folder, plan, keep = self._saves
+        if not plan.is_due(self.step, monotonic()):
+            return
+        plan.note(self.step, monotonic())
+        if current().rank == 0:
+            try:
+                folder.write(self.step, self._values(), keep)
+            except OSError as problem:
+                logger.warning("save_every: the state behind step %d could not be written: %s", self.step, problem)
+
+    def _values(self) -> dict[str, Any]:
+        values = {name: getattr(self, name) for name in (*self._stateful, *self._plain)}
+        optimizers = {name: state_of(each) for name, each in values.items() if isinstance(each, torch.optim.Optimizer)}
+        others = {name: values[name].state_dict() for name in self._stateful if name not in optimizers}
+        return {**values, **others, **optimizers}
 
     def _tell_change(self) -> None:
         size = current().size

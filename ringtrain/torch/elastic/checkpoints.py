@@ -1,0 +1,110 @@
+"""Files that a training goes on from when its job has ended: written between two steps, each whole or not there."""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ringtrain.errors import InvalidArgumentError
+
+_FILE = re.compile(r"step-(\d{12})\.pt")
+
+
+class Plan:
+    """When the next file is due.
+
+    Args:
+        steps: between two files; None where the time alone counts.
+        minutes: between two files; None where the steps alone count.
+        step: from which on.
+        now: a time in seconds.
+
+    Raises:
+        InvalidArgumentError: neither is given, or one is not above 0.
+    """
+
+    def __init__(self, steps: int | None, minutes: float | None, step: int, now: float):
+        given = [each for each in (steps, minutes) if each is not None]
+        if not given or min(given) <= 0:
+            raise InvalidArgumentError(
+                f"save_every: expected steps= or minutes= above 0 but found steps={steps}, minutes={minutes}. Give one of them."
+            )
+        self._steps, self._minutes = steps, minutes
+        self._step, self._time = step, now
+
+    def is_due(self, step: int, now: float) -> bool:
+        """Whether a file is to be written behind a step."""
+        by_steps = self._steps is not None and step - self._step >= self._steps
+        by_time = self._minutes is not None and now - self._time >= 60.0 * self._minutes
+        return step > self._step and (by_steps or by_time)
+
+    def note(self, step: int, now: float) -> None:
+        """One was due behind this step."""
+        self._step, self._time = step, now
+
+
+class Folder:
+    """Files of one training, each named by the step that it was written behind.
+
+    Args:
+        path: of the folder, which is made when the first is written.
+    """
+
+    def __init__(self, path: "str | os.PathLike[str]"):
+        self._path = Path(path)
+
+    def steps(self) -> list[int]:
+        """Of the files that are there, ascending."""
+        names = [each.name for each in self._path.iterdir()] if self._path.is_dir() else []
+        return sorted(int(match[1]) for name in names if (match := _FILE.fullmatch(name)))
+
+    def write(self, step: int, values: dict[str, Any], keep: int) -> None:
+        """Writes a file, and removes all but the newest ones. Who looks meanwhile sees the whole file, or none.
+
+        Raises:
+            OSError: the folder takes no file.
+        """
+        self._path.mkdir(parents=True, exist_ok=True)
+        unfinished = self._path / f".step-{step}-{os.getpid()}"
+        try:
+            with unfinished.open("wb") as file:
+                torch.save(values, file)
+                file.flush()
+                os.fsync(file.fileno())
+            unfinished.replace(self._path_of(step))
+        finally:
+            unfinished.unlink(missing_ok=True)
+        for old in self.steps()[:-keep]:
+            self._path_of(old).unlink(missing_ok=True)
+
+    def newest(self) -> dict[str, Any] | None:
+        """What the newest file has, in the host's memory; None if there is none. It is unpickled: read your own files alone."""
+        while steps := self.steps():
+            try:
+                return torch.load(self._path_of(steps[-1]), "cpu", weights_only=False)
+            except FileNotFoundError:  # rank 0 has written newer ones, and removed this one
+                continue
+        return None
+
+    def _path_of(self, step: int) -> Path:
+        return self._path / f"step-{step:012}.pt"
+
+
+def on_devices(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    """What ``state_of`` an optimizer has in a file, with tensors where its own are: beside the parameters.
+
+    But for its counter of steps, which lies in the host's memory where the optimizer does not say otherwise.
+    """
+    parameters = [(parameter, group) for group in optimizer.param_groups for parameter in group["params"]]
+    states = [
+        values and {name: _beside(value, parameter, group, name) for name, value in values.items()}
+        for (parameter, group), values in zip(parameters, state["states"], strict=True)
+    ]
+    return {**state, "states": states}
+
+
+def _beside(value: Any, parameter: torch.Tensor, group: dict[str, Any], name: str) -> Any:
+    stays = name == "step" and not (group.get("capturable") or group.get("fused"))
+    return value.to(parameter.device) if isinstance(value, torch.Tensor) and not stays else value
