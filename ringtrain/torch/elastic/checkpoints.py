@@ -80,10 +80,13 @@ class Folder:
             self._path_of(old).unlink(missing_ok=True)
 
     def newest(self) -> dict[str, Any] | None:
-        """What the newest file has, in the host's memory; None if there is none. It is unpickled: read your own files alone."""
+        """What the newest file has, in the host's memory; None if there is none.
+
+        It has tensors, numbers, texts and containers of these; nothing in it is run.
+        """
         while steps := self.steps():
             try:
-                return torch.load(self._path_of(steps[-1]), "cpu", weights_only=False)
+                return torch.load(self._path_of(steps[-1]), "cpu", weights_only=True)
             except FileNotFoundError:  # rank 0 has written newer ones, and removed this one
                 continue
         return None

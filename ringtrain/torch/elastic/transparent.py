@@ -153,8 +153,8 @@ class TransparentState(State):
         """Takes the values of the newest file that ``save_every`` has written; returns whether there is one.
 
         To be called before ``epochs``, which gives all ranks what rank 0 has found. The training goes on bit for bit, with
-        as many ranks as before; but for what ``Compression.int8`` and ``int4`` keep. The file is unpickled, so it must be
-        your own.
+        as many ranks as before; but for what ``Compression.int8`` and ``int4`` keep. Plain objects must be numbers,
+        texts, or containers of these and of tensors: nothing in the file is run.
 
         Raises:
             InvalidArgumentError: the file has other values than this state.
