@@ -209,8 +209,14 @@ MAY_MAKE_CODE = {"objects.py", "torch/functions.py", "launch/call.py", "launch/f
 
 def makes_code(text):
     """Whether a program uses something that may run code which comes as data."""
+    nodes = list(ast.walk(ast.parse(text)))
+    reads_data = [
+        node.func
+        for node in nodes
+        if isinstance(node, ast.Call) and "weights_only=True" in map(ast.unparse, node.keywords)
+    ]
     return not MAKES_CODE.isdisjoint(
-        ast.unparse(node) for node in ast.walk(ast.parse(text)) if isinstance(node, (ast.Attribute, ast.Name))
+        ast.unparse(node) for node in nodes if isinstance(node, (ast.Attribute, ast.Name)) and node not in reads_data
     )
 
 
@@ -222,7 +228,8 @@ def test_bytes_become_code_in_few_places():
 
 @pytest.mark.parametrize("planted", ["import pickle\npickle.loads(socket.recv(99))", "torch.load(path)", "run = eval"])
 def test_planted_code_from_bytes_is_found(planted):
-    assert makes_code(planted) and not makes_code("json.loads(text)\nmodel.eval()")
+    assert makes_code(planted)
+    assert not makes_code("json.loads(text)\nmodel.eval()\ntorch.load(path, weights_only=True)")
 
 
 def test_the_agent_is_all_files_of_its_folder_and_needs_no_other():
