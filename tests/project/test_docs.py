@@ -122,7 +122,10 @@ def test_what_ddp_users_come_from_is_a_program():
 def test_the_backend_of_torch_distributed(tmp_path):
     """Under the launcher's and under torchrun, in processes of their own."""
     (tmp_path / "train.py").write_text(blocks("torch-distributed.md", "python")[0])
-    for launcher in ["ringtrain.launch", "-np", "2", sys.executable], ["torch.distributed.run", "--nproc-per-node", "2"]:
+    for launcher in (
+        ["ringtrain.launch", "-np", "2", sys.executable],
+        ["torch.distributed.run", "--nproc-per-node", "2"],
+    ):
         command = [sys.executable, "-m", *launcher, str(tmp_path / "train.py")]
         environment = dict(os.environ, OMP_NUM_THREADS="1", RINGTRAIN_TRANSPORT="auto")
         done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, timeout=100)
