@@ -67,6 +67,6 @@ def test_every_example_is_tested():
 
 
 def test_dlrm_learns_clicks():
-    """On ranks of their own; the dense part alone reaches 0.80."""
+    """On ranks of their own."""
     said = run("dlrm", "--steps", 300)
     assert last(r"best possible ([\d.]+)", said) > last(r"curve ([\d.]+)", said) > 0.82
