@@ -1,7 +1,15 @@
-"""Training that goes on when ranks die and when others come, by Horovod's names, for NumPy and as the base of the adapters.
+"""Training that goes on when ranks die and when others come, for NumPy and as the base of the adapters.
+
+``State(weights=...)`` loses no step:
 
 >>> import ringtrain as rt, ringtrain.elastic
 >>> rt.init()
+>>> state = rt.elastic.State(weights=weights)
+>>> for step in state.steps(1000):
+...     state.weights -= 0.1 * state.allreduce(gradient(state.weights, step), name="gradient")
+
+``run`` and ``ObjectState`` have Horovod's names, and go back to a commit:
+
 >>> @rt.elastic.run
 ... def train(state):
 ...     while state.step < 1000:
@@ -16,8 +24,10 @@ ends it. docs/elastic.md is the guide.
 
 from ringtrain.elastic.loop import run, run_fn
 from ringtrain.elastic.state import ObjectState, State
+from ringtrain.elastic.transparent import TransparentState
 from ringtrain.errors import HorovodInternalError, HostsUpdatedInterrupt, WorldChangedError
 
 __all__ = [
-    "HorovodInternalError", "HostsUpdatedInterrupt", "ObjectState", "State", "WorldChangedError", "run", "run_fn",
+    "HorovodInternalError", "HostsUpdatedInterrupt", "ObjectState", "State", "TransparentState",
+    "WorldChangedError", "run", "run_fn",
 ]  # fmt: skip

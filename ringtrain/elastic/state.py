@@ -13,7 +13,18 @@ from ringtrain.operations import Max, allreduce
 
 
 class State:
-    """The base of elastic states. A state of another kind defines ``save``, ``restore`` and ``sync``."""
+    """With values a ``TransparentState``; without, and for classes derived from it, Horovod's base.
+
+    A state of another kind defines ``save``, ``restore`` and ``sync``.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """The arguments are those of ``TransparentState``."""
+        if cls is State and kwargs:
+            from ringtrain.elastic.transparent import TransparentState  # which derives from this class
+
+            return super().__new__(TransparentState)
+        return super().__new__(cls)
 
     def __init__(self, **kwargs: Any):
         self._reset_callbacks: list[Callable[[], None]] = []

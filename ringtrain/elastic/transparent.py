@@ -1,0 +1,327 @@
+"""``State(weights=...)``: a training in which the death of a rank costs no step, and is no exception; for any framework.
+
+``ringtrain.elastic.transaction`` decides when a step is released, and what becomes of it in another world. Here is what a
+training without gradients of a framework's own needs of it: operations that survive, where a step ends, and the state for
+ranks that join. TensorFlow and Keras stand on it; PyTorch's gradients leave in the midst of a backward pass, and have a
+state of their own.
+"""
+
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ringtrain import membership, operations
+from ringtrain.context import current
+from ringtrain.elastic.adapters import adapter_of, enter_world
+from ringtrain.elastic.state import State
+from ringtrain.elastic.transaction import Part, Transaction
+from ringtrain.errors import InvalidArgumentError, RingtrainError, UnsupportedError
+from ringtrain.objects import broadcast_object
+from ringtrain.operations import Compression
+from ringtrain.pending import Operation
+
+Result = TypeVar("Result")
+_OBJECTS = "ringtrain.elastic.objects"
+_NO_COMMIT = (
+    "elastic.State with values loses no step, so there is nothing to commit, and ranks join without being asked for. Leave "
+    "the call out, or make an ObjectState for elastic.run."
+)
+
+
+class TransparentState(State):
+    """A training whose steps survive a change of the world; ``rt.elastic.State(weights=...)`` makes one.
+
+    Values become attributes. In a job without ``--elastic``, and alone, it gives all ranks the state of rank 0, and counts.
+
+    Args:
+        objects: what a rank that joins takes over: NumPy arrays, which stay the same objects while shape and dtype do; in
+            TensorFlow and Keras models, optimizers and variables; and whatever pickles. ``epoch``, ``batch`` and ``step``
+            are 0 unless they are given, as after loading a checkpoint.
+
+    Attributes:
+        epoch: that ``epochs`` is in.
+        batch: steps of the epoch that are done, as ``steps`` counts them.
+        step: steps of all epochs that are done.
+
+    Raises:
+        InvalidArgumentError: a name that is taken.
+
+    Example:
+        >>> state = rt.elastic.State(weights=weights)
+        >>> for epoch in state.epochs(90):
+        ...     for batch in state.steps(100):
+        ...         state.weights -= 0.1 * state.allreduce(gradient(state.weights, batch))
+    """
+
+    epoch: int
+    batch: int
+    step: int
+
+    def __init__(self, **objects: Any):
+        super().__init__()
+        _refuse_names(type(self), objects)
+        given = {"epoch": 0, "batch": 0, "step": 0, **objects}
+        for name, value in given.items():
+            setattr(self, name, value)
+        self._names = sorted(given)
+        self._listeners: list[Callable[[int, int], object]] = []
+        self._size: int | None = None  # that was told last
+        self._entered = False
+        self._in_epochs = False
+        self._window = threading.Lock()  # of TensorFlow's threads one is in a window at a time
+        self._training = _Training(self)
+        member = membership.current()
+        self._transaction = None if member is None else Transaction(member, self._training)
+        if self._transaction is not None:
+            _follow(self)
+
+    # ---- the loop ----
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """Yields the epochs up to ``count``, from the one that the others are in, or ``epoch``; to be used once, on all ranks.
+
+        At first all ranks get the state of rank 0. A rank that joins later goes on in the middle of an epoch: at once with
+        its ``steps``. Ranks join and leave here, too.
+        """
+        self.enter()
+        self._in_epochs = True
+        while self.epoch < count:
+            yield self.epoch
+            self.epoch += 1
+            self.batch = 0
+            self.between_steps()
+        self.finish()
+
+    def steps(self, count: int) -> Iterator[int]:
+        """Yields the steps of an epoch up to ``count``, the same on all ranks, from the one that the others are in.
+
+        Ranks join and leave between two of them. Outside of ``epochs`` it does what that does, for the one epoch there is.
+        """
+        self.enter()
+        while self.batch < count:
+            self.between_steps()
+            yield self.batch
+            self.batch += 1
+            self.step += 1
+        if not self._in_epochs:
+            self.finish()
+
+    def on_change(self, function: Callable[[int, int], object]) -> None:
+        """Has a function called between two steps when the number of ranks has changed, with the old and the new one.
+
+        Learning rates do not follow that number by themselves. It may use no collective operation: ranks that join do not
+        call it.
+        """
+        self._listeners.append(function)
+
+    # ---- what survives ----
+
+    def allreduce(
+        self,
+        tensor: Any,
+        name: str | None = None,
+        op: int | None = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        compression: str = Compression.none,
+        weight: int | None = None,
+    ) -> Any:
+        """``rt.allreduce`` over all ranks, whose result all of them have, or none: a death on the way costs nothing.
+
+        Args:
+            tensor: an array, which stays as it is; it is sent again if the world ends before all have the result.
+            name: as for ``rt.allreduce``, as all that follow.
+            op: averages are those of the ranks that are left.
+            prescale_factor: before the reduction.
+            postscale_factor: after it.
+            compression: how it travels between hosts.
+            weight: this rank's share of an average.
+
+        Raises:
+            RingtrainError: what another world would meet again, such as a MismatchError.
+        """
+        return self.survive(
+            lambda: operations.allreduce(
+                tensor, name, op, prescale_factor, postscale_factor, compression=compression, weight=weight
+            )
+        )
+
+    def grouped_allreduce(
+        self,
+        tensors: Sequence[Any],
+        name: str | None = None,
+        op: int | None = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        compression: str = Compression.none,
+        weight: int | None = None,
+    ) -> list[Any]:
+        """``allreduce`` of several arrays as one operation: the results are those of the same ranks."""
+        return self.survive(
+            lambda: operations.grouped_allreduce(
+                tensors, name, op, prescale_factor, postscale_factor, compression=compression, weight=weight
+            )
+        )
+
+    def survive(self, function: Callable[[], Result]) -> Result:
+        """Calls a function that uses operations between ranks; again, in another world, if not all come to its end.
+
+        All ranks do so in one order, one at a time. What it returns is used by all of them, or by none.
+
+        Args:
+            function: must have no effect but what it returns, and use the world as it finds it.
+
+        Raises:
+            InvalidArgumentError: in an elastic job, before ``epochs`` or ``steps`` has begun.
+            RingtrainError: what another world would meet again.
+        """
+        if self._transaction is None:
+            return function()
+        if not self._entered:
+            raise InvalidArgumentError(
+                "elastic.State: its operations must stand in the loop over epochs() or steps(), but one stands before it, "
+                "where ranks that join would not meet it. Move it into the loop."
+            )
+
+        def attempt() -> Generator[Operation, None, Result]:
+            yield from ()
+            return function()
+
+        with self._window:
+            return _driven(self._transaction.run(attempt, lambda _: Part.LAST, lambda: None))
+
+    # ---- for those who have a loop of their own, such as fit ----
+
+    def enter(self) -> None:
+        """Takes the state of rank 0, at the first call; on all ranks, and for those that join with what they go on with."""
+        if self._entered:
+            return
+        self._entered = True
+        if self._transaction is None:
+            self._training.take_state()
+        else:
+            self._transaction.enter()
+        self._size = current().size
+
+    def between_steps(self) -> None:
+        """Lets ranks join and leave, if all have agreed on it. To be called on all ranks alike, where the state is whole."""
+        if self._transaction is not None:
+            self._transaction.pause()
+        size = current().size
+        former, self._size = self._size, size
+        if former is not None and former != size:
+            for listener in self._listeners:
+                listener(former, size)
+
+    def finish(self) -> None:
+        """Returns when all ranks have the last step."""
+        if self._transaction is not None:
+            self._transaction.finish()
+
+    # ---- Horovod's, of which there is no need ----
+
+    def commit(self) -> None:
+        """Raises UnsupportedError: there is nothing to go back to."""
+        raise UnsupportedError(f"commit: {_NO_COMMIT}")
+
+    def save(self) -> None:
+        """Raises UnsupportedError, as ``commit`` does."""
+        self.commit()
+
+    def restore(self) -> None:
+        """Raises UnsupportedError, as ``commit`` does."""
+        self.commit()
+
+    def check_host_updates(self) -> None:
+        """Raises UnsupportedError: ranks that wait to join do so between two steps, without being asked for."""
+        self.commit()
+
+    def sync(self) -> None:
+        """Gives all ranks the values of rank 0; the loops do it."""
+        self._training.take_state()
+
+    def _values(self) -> list[Any]:
+        return [getattr(self, name) for name in self._names]
+
+
+class _Training:
+    """What the transaction of a state goes on with; it owns nothing."""
+
+    def __init__(self, state: TransparentState):
+        self._state = state
+
+    def enter_world(self) -> None:
+        """Tells the frameworks."""
+        enter_world(self._state._values())
+
+    def take_state(self) -> None:
+        """Takes the values of rank 0."""
+        state = self._state
+        fitting = {name: adapter_of(getattr(state, name)) for name in state._names}
+        plain = [name for name, adapter in fitting.items() if adapter is None]
+        theirs = broadcast_object({name: getattr(state, name) for name in plain}, 0, _OBJECTS)
+        for name, value in theirs.items():
+            if not _copied_into(getattr(state, name, None), value):
+                setattr(state, name, value)
+        for adapter in dict.fromkeys(adapter for adapter in fitting.values() if adapter is not None):
+            adapter.take_over([getattr(state, name) for name, its in fitting.items() if its is adapter])
+
+    def deal(self, size: int, place: int) -> None:
+        """Samples are the script's."""
+
+    def finish_window(self, contributors: set[int] | None) -> None:
+        """Samples are the script's."""
+
+
+# ---- the state of this process ----
+
+_followed: TransparentState | None = None
+
+
+def _follow(state: TransparentState) -> None:
+    global _followed
+    _followed = state
+
+
+def followed() -> TransparentState | None:
+    """The state whose steps this process takes, the one made last; None in a job that is not elastic, or without one."""
+    return _followed
+
+
+def surviving(function: Callable[[], Result]) -> Result:
+    """``survive`` of that state; the plain function without one."""
+    state = followed()
+    return function() if state is None else state.survive(function)
+
+
+def _driven(window: Generator[Operation, None, Result]) -> Result:
+    """Waits for each operation that a window names, until it has its result."""
+    while True:
+        try:
+            operation = next(window)
+        except StopIteration as end:
+            return end.value
+        with suppress(RingtrainError):  # the window looks at it itself
+            operation.wait()
+
+
+def _copied_into(own: Any, value: Any) -> bool:
+    """Whether an array has got the values of another one: others may refer to it."""
+    if not (isinstance(own, np.ndarray) and isinstance(value, np.ndarray) and own.flags.writeable):
+        return False
+    if own.dtype != value.dtype or own.shape != value.shape or own.dtype.hasobject:
+        return False
+    np.copyto(own, value)
+    return True
+
+
+def _refuse_names(kind: type, objects: dict[str, Any]) -> None:
+    taken = sorted(name for name in objects if name.startswith("_") or hasattr(kind, name))
+    if taken:
+        raise InvalidArgumentError(
+            f"elastic.State: names must not be those of its methods, or private, but {', '.join(taken)} is. "
+            "Choose another one."
+        )
