@@ -25,10 +25,6 @@ from ringtrain.pending import Operation
 
 Result = TypeVar("Result")
 _OBJECTS = "ringtrain.elastic.objects"
-_NO_COMMIT = (
-    "elastic.State with values loses no step, so there is nothing to commit, and ranks join without being asked for. Leave "
-    "the call out, or make an ObjectState for elastic.run."
-)
 
 
 class TransparentState(State):
@@ -225,7 +221,10 @@ class TransparentState(State):
 
     def commit(self) -> None:
         """Raises UnsupportedError: there is nothing to go back to."""
-        raise UnsupportedError(f"commit: {_NO_COMMIT}")
+        raise UnsupportedError(
+            "commit: elastic.State with values loses no step, so there is nothing to commit, and ranks join without being "
+            "asked for. Leave the call out, or make an ObjectState for elastic.run."
+        )
 
     def save(self) -> None:
         """Raises UnsupportedError, as ``commit`` does."""

@@ -47,6 +47,10 @@ class Accumulation:
                 )
                 self._variables.append(variable)
 
+    def is_begun(self) -> bool:
+        """Whether passes were added up that have not left yet."""
+        return self._count is not None and int(self._count.numpy()) > 0
+
     def forget(self) -> None:
         """Drops a sum that is begun: another world's ranks have begun none."""
         if self._count is not None:

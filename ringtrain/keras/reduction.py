@@ -103,6 +103,12 @@ class KerasReducer:
             keep_number(self._context, id_of(self.settings.process_set), _KIND, number)
         self.accumulation.forget()
 
+    def go_on_in_world(self) -> None:
+        """As ``enter_world``, in the midst of a step, or between two: what is added up goes on."""
+        if "_number" in self.__dict__ and self._context is not current():
+            self._context = current()
+            keep_number(self._context, id_of(self.settings.process_set), _KIND, self._number)
+
     def keep_local(self, variable: Any) -> None:
         """Leaves the gradient of a variable to each rank."""
         self._local.append(variable)

@@ -8,10 +8,12 @@ import tensorflow as tf
 
 import ringtrain.tensorflow as hvd
 from ringtrain import operations, tables
+from ringtrain.elastic.transparent import followed
 from ringtrain.gradients import residuals
 from ringtrain.gradients.session import Session
 from ringtrain.tensorflow.gradients import GradientReduction
 from ringtrain.tensorflow.presence import complete, settle
+from ringtrain.tensorflow.surviving import reduced
 from ringtrain.tensorflow.world import divided_by_size as divided_by_size
 
 
@@ -120,6 +122,8 @@ def settle_residuals(used: Any, session: Session, prefix: str) -> None:
 
 def maxima(gradients: Sequence[Any], names: Sequence[str], variables: Sequence[Any], settings: Any) -> list[Any]:
     """The largest of the ranks' values, element by element."""
+    if (state := followed()) is not None:
+        return _survived_maxima(state, gradients, names, settings)
     completed, agreement = complete(gradients, names, variables, settings.process_set)
     results = [
         None if gradient is None else hvd.allreduce(gradient, op=hvd.Max, name=name, process_set=settings.process_set)
@@ -149,3 +153,16 @@ def rows_of(table: Any, ids: Any, anchor: Any) -> tf.Tensor:
 
     rows, places = fetch(tf.convert_to_tensor(anchor))
     return tf.gather(rows, places)
+
+
+
+def _survived_maxima(state: Any, gradients: Sequence[Any], names: Sequence[str], settings: Any) -> list[Any]:
+    """``maxima`` in a step that survives a change of the world. Those that are None must be so on all ranks."""
+    results = list(gradients)
+    present = [place for place, gradient in enumerate(gradients) if gradient is not None]
+    given = [gradients[place] for place in present]
+    name = f"{names[0]}.maxima" if names else ""
+    found = reduced(state, "DistributedOptimizer", given, name, hvd.Max, settings.process_set)
+    for place, result in zip(present, found, strict=True):
+        results[place] = result
+    return results

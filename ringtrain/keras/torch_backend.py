@@ -10,6 +10,7 @@ import torch
 import ringtrain.torch as hvd
 from ringtrain import tables
 from ringtrain.context import current
+from ringtrain.elastic.transparent import surviving
 from ringtrain.gradients import residuals
 from ringtrain.gradients.agreement import Agreement
 from ringtrain.gradients.grouping import Groups, grouped
@@ -102,7 +103,7 @@ def reduce(
         return hvd.grouped_allreduce([dense(completed[place]) for place in places], name=names[places[0]], **arguments)
 
     groups = 1 if settings.groups is None else settings.groups
-    return _reduce_present(gradients, names, variables, settings, groups, combine)
+    return surviving(lambda: _reduce_present(gradients, names, variables, settings, groups, combine))
 
 
 def keeps_residuals(compression: Any) -> bool:
@@ -126,7 +127,7 @@ def maxima(
             for place in places
         ]
 
-    return _reduce_present(gradients, names, variables, settings, 1, combine)
+    return surviving(lambda: _reduce_present(gradients, names, variables, settings, 1, combine))
 
 
 def _reduce_present(

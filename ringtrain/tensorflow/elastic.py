@@ -30,10 +30,13 @@ import tensorflow as tf
 
 from ringtrain import membership
 from ringtrain.elastic import ObjectState, State, run_fn
-from ringtrain.errors import InvalidArgumentError
+from ringtrain.elastic.adapters import register, variables_of
+from ringtrain.errors import InvalidArgumentError, MismatchError
+from ringtrain.objects import allgather_object, broadcast_object
 from ringtrain.operations import broadcast_async_
 from ringtrain.start import shutdown
 from ringtrain.tensorflow import presence
+from ringtrain.tensorflow.library import current_slot
 from ringtrain.tensorflow.names import in_session_graph
 from ringtrain.tensorflow.start import init
 
@@ -161,6 +164,44 @@ class TensorFlowState(ObjectState):
                 self.session.run(assign, {assign.inputs[1]: value})
             else:
                 variable.assign(value)
+
+
+class _Variables:
+    """How states know variables, and what has some: modules, models, optimizers."""
+
+    def fits(self, value: Any) -> bool:
+        """Also a list of variables."""
+        if isinstance(value, (list, tuple)):
+            return len(value) > 0 and all(isinstance(each, tf.Variable) for each in value)
+        return isinstance(value, tf.Variable) or hasattr(value, "variables")
+
+    def take_over(self, values: Sequence[Any]) -> None:
+        """Raises MismatchError if ranks have different ones. Seeds of Keras' random layers stay each rank's own."""
+        chosen = [each for each in variables_of(values) if not each.name.startswith("seed_generator_state")]
+        arrays = [np.array(variable.numpy(), order="C") for variable in chosen]
+        described = [(array.shape, str(array.dtype)) for array in arrays]
+        theirs = broadcast_object(described, 0, "ringtrain.elastic.described")
+        everyone = allgather_object(described == theirs, "ringtrain.elastic.alike")
+        if not all(everyone):
+            different = [rank for rank, alike in enumerate(everyone) if not alike]
+            raise MismatchError(
+                f"elastic.State: number, shapes and dtypes of the variables must be those of rank 0 everywhere, but are not "
+                f"on the ranks {different}. Make the same model and optimizer on all ranks."
+            )
+        pending = [
+            broadcast_async_(array.reshape(-1).view("uint8"), 0, f"ringtrain.elastic.variables.{place}")
+            for place, array in enumerate(arrays)
+        ]
+        for operation, variable, array in zip(pending, chosen, arrays, strict=True):
+            operation.wait()
+            variable.assign(array)
+
+    def enter_world(self, values: Sequence[Any]) -> None:
+        """Graphs find the new world."""
+        current_slot()
+
+
+register(_Variables())
 
 
 def __getattr__(name: str) -> Any:

@@ -12,11 +12,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from ringtrain.elastic import TransparentState
+from ringtrain.elastic.transparent import followed
 from ringtrain.gradients.arguments import check_compressor, check_scaling
 from ringtrain.gradients.grouping import Groups, grouped
 from ringtrain.operations import Average
 from ringtrain.process_sets import ProcessSet, global_process_set
-from ringtrain.tensorflow import presence
+from ringtrain.tensorflow import presence, surviving
 from ringtrain.tensorflow.compression import Compression, Compressor
 from ringtrain.tensorflow.names import claim
 from ringtrain.tensorflow.nodes import as_it_is
@@ -68,6 +70,8 @@ class GradientReduction:
         """
         if not self.process_set.included():
             return list(gradients)
+        if (state := followed()) is not None:
+            return self._survived(state, gradients, names)
         reduced, agreement = self.complete(gradients, names, variables)
         names = [claim(name) for name in names]
         present = [index for index, gradient in enumerate(reduced) if gradient is not None]
@@ -81,6 +85,19 @@ class GradientReduction:
             reduced[index] = allreduce(reduced[index], op=self.op, name=names[index], **self._without_factors())
         presence.settle(agreement)
         return reduced
+
+    def _survived(self, state: TransparentState, gradients: Sequence[Gradient], names: Sequence[str]) -> list[Gradient]:
+        """``reduce`` in a step that survives a change of the world. Gradients that are None must be so on all ranks."""
+        results = list(gradients)
+        present = [index for index, gradient in enumerate(gradients) if gradient is not None]
+        name = claim(names[0]) if names else ""
+        reduced = surviving.reduced(
+            state, self.owner, [gradients[index] for index in present], name, self.op, self.process_set, self.compression,
+            self.predivide,
+        )  # fmt: skip
+        for index, result in zip(present, reduced, strict=True):
+            results[index] = result
+        return results
 
     def reduce_but_local(
         self,

@@ -22,10 +22,10 @@ from ringtrain.bench.jobs import Job
 
 pytestmark = [
     pytest.mark.tcp,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(LAUNCHED, reason="starts jobs of its own"),
 ]
-SECONDS = 150.0
+SECONDS = 400.0
 STEPS = 24  # of two epochs
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 NUMPY = "elastic_arrays.py", {}

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from ringtrain.elastic.transparent import surviving
 from ringtrain.errors import MismatchError
 from ringtrain.objects import allgather_object
 from ringtrain.operations import allreduce
@@ -42,7 +43,7 @@ class MetricHooks:
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Replaces the numbers in ``logs``, which later callbacks and the history see."""
         if logs is not None and size_of(self._averaged_over) > 1:
-            logs.update(averaged(logs, self._averaged_over, self._samples))
+            logs.update(surviving(lambda: averaged(logs, self._averaged_over, self._samples)))
 
 
 def averaged(logs: dict[str, Any], process_set: ProcessSet, samples: dict[bool, int | None]) -> dict[str, float]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ringtrain.context import current
+from ringtrain.elastic.transparent import followed
 from ringtrain.errors import InvalidArgumentError, MismatchError
 from ringtrain.gradients.terms import difference
 from ringtrain.keras.compilation import switch_off
@@ -68,6 +69,11 @@ class StartHooks:
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Prepares the model, and broadcasts."""
+        if followed() is not None:
+            raise InvalidArgumentError(
+                "BroadcastGlobalVariablesCallback: it must not stand beside elastic.Elastic, which gives all ranks the state, "
+                "but does: ranks that join would be alone in it. Leave it out."
+            )
         model, process_set = self.model, self._process_set()
         if process_set.size() == 1:
             return

@@ -1,8 +1,15 @@
-"""Elastic training for Keras 3 on TensorFlow or PyTorch, by Horovod's names; ``ringtrain.elastic`` says what it is.
+"""Elastic training for Keras 3 on TensorFlow or PyTorch; ``ringtrain.elastic`` says what it is.
+
+With ``Elastic`` no step is lost:
 
 >>> import ringtrain.keras as hvd
 >>> hvd.init()
 >>> model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.001)), "mse")
+>>> elastic = hvd.elastic.Elastic(model)
+>>> model.fit(x, y, epochs=90, initial_epoch=elastic.epoch, callbacks=[elastic])
+
+The other names are Horovod's:
+
 >>> state = hvd.elastic.KerasState(model, epoch=0, batch=0)
 >>> @hvd.elastic.run
 ... def train(state):
@@ -22,11 +29,12 @@ import keras
 
 from ringtrain.elastic import ObjectState, State
 from ringtrain.keras.backends import backend
+from ringtrain.keras.elastic.fit import ElasticHooks
 from ringtrain.keras.elastic.hooks import CommitHooks, UpdateBatchHooks, UpdateEpochHooks
 from ringtrain.keras.elastic.state import KerasState
 
 __all__ = [
-    "CommitStateCallback", "KerasState", "ObjectState", "State", "UpdateBatchStateCallback", "UpdateEpochStateCallback",
+    "CommitStateCallback", "Elastic", "KerasState", "ObjectState", "State", "UpdateBatchStateCallback", "UpdateEpochStateCallback",
     "run",
 ]  # fmt: skip
 
@@ -41,6 +49,10 @@ class UpdateBatchStateCallback(UpdateBatchHooks, keras.callbacks.Callback):
 
 class UpdateEpochStateCallback(UpdateEpochHooks, keras.callbacks.Callback):
     __doc__ = UpdateEpochHooks.__doc__
+
+
+class Elastic(ElasticHooks, keras.callbacks.Callback):
+    __doc__ = ElasticHooks.__doc__
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ class _EndOfEpoch:
     """What ends an epoch's batches as ``stop_training``, and is told from a True of others, which ends the training."""
 
 
-_END_OF_EPOCH = _EndOfEpoch()
+END_OF_EPOCH = _EndOfEpoch()
 
 
 class CommitHooks:
@@ -111,12 +111,12 @@ class UpdateBatchHooks:
         """Counts, and ends the epoch when its batches are done."""
         self._state.batch = self._before + batch + 1
         if self._last is not None and batch + 1 >= self._last and not self.model.stop_training:
-            self.model.stop_training = _END_OF_EPOCH
+            self.model.stop_training = END_OF_EPOCH
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Goes on with the next epoch."""
         self._state.batch = 0
-        if self.model.stop_training is _END_OF_EPOCH:
+        if self.model.stop_training is END_OF_EPOCH:
             self.model.stop_training = False
 
 

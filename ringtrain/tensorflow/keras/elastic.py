@@ -5,12 +5,13 @@ from typing import Any
 import tensorflow as tf
 
 from ringtrain.elastic import ObjectState, State
+from ringtrain.keras.elastic.fit import ElasticHooks
 from ringtrain.keras.elastic.hooks import CommitHooks, UpdateBatchHooks, UpdateEpochHooks
 from ringtrain.keras.elastic.state import KerasState
 from ringtrain.tensorflow.elastic import run
 
 __all__ = [
-    "CommitStateCallback", "KerasState", "ObjectState", "State", "UpdateBatchStateCallback", "UpdateEpochStateCallback",
+    "CommitStateCallback", "Elastic", "KerasState", "ObjectState", "State", "UpdateBatchStateCallback", "UpdateEpochStateCallback",
     "run",
 ]  # fmt: skip
 
@@ -25,6 +26,10 @@ class UpdateBatchStateCallback(UpdateBatchHooks, tf.keras.callbacks.Callback):
 
 class UpdateEpochStateCallback(UpdateEpochHooks, tf.keras.callbacks.Callback):
     __doc__ = UpdateEpochHooks.__doc__
+
+
+class Elastic(ElasticHooks, tf.keras.callbacks.Callback):
+    __doc__ = ElasticHooks.__doc__
 
 
 class TensorFlowKerasState(KerasState):

@@ -1,0 +1,82 @@
+"""Reductions of a step that survives a change of the world: on the host, where they can be sent again.
+
+An operation of a graph is over when it has failed. So a graph calls a function on the host here, with all gradients at once;
+it returns when all ranks hold the results. TensorFlow's tensors do not change, and are kept for nothing.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ringtrain.elastic import TransparentState
+from ringtrain.errors import UnsupportedError
+from ringtrain.operations import Adasum
+from ringtrain.process_sets import ProcessSet, global_process_set
+from ringtrain.tensorflow.compression import Compressor
+
+
+def reduced(
+    state: TransparentState,
+    owner: str,
+    tensors: Sequence[Any],
+    name: str,
+    op: int,
+    process_set: ProcessSet = global_process_set,
+    compression: type[Compressor] = Compressor,
+    predivide: float = 1.0,
+) -> list[tf.Tensor]:
+    """Tensors reduced over the ranks as one operation, eager or when the graph runs.
+
+    Args:
+        state: whose step it is.
+        owner: who speaks in errors.
+        tensors: the same number on all ranks; ``tf.IndexedSlices`` get all their rows.
+        name: the same on all ranks.
+        op: the reduction.
+        process_set: must be that of all ranks.
+        compression: must be one of ringtrain's own.
+        predivide: part of the average's divisor that is applied before the sum.
+
+    Raises:
+        UnsupportedError: what cannot be done again in another world.
+    """
+    wire = _checked(owner, op, process_set, compression)
+    dense = [tf.convert_to_tensor(tensor) for tensor in tensors]
+
+    def on_host(*arrays: Any) -> list[np.ndarray]:
+        given = [np.asarray(array) for array in arrays]
+        return state.grouped_allreduce(given, name, op, 1.0 / predivide, predivide, wire)
+
+    if not dense:
+        return []
+    if tf.executing_eagerly():
+        return [tf.convert_to_tensor(result) for result in on_host(*dense)]
+    results = tf.numpy_function(on_host, dense, [tensor.dtype for tensor in dense])
+    return [tf.ensure_shape(result, tensor.shape) for result, tensor in zip(results, dense, strict=True)]
+
+
+def _checked(owner: str, op: int, process_set: ProcessSet, compression: type[Compressor]) -> str:
+    """What travels, in the core's word."""
+    if not tf.executing_eagerly() and not tf.inside_function():
+        raise UnsupportedError(
+            f"{owner}: with elastic.State gradients must be those of a tf.function, or eager, but are in a graph of "
+            "TensorFlow 1. Use TensorFlowState and elastic.run."
+        )
+    if op == Adasum:
+        raise UnsupportedError(
+            f"{owner}: with elastic.State op must be Average or Sum, but is Adasum. Use TensorFlowState and elastic.run."
+        )
+    if process_set is not global_process_set:
+        raise UnsupportedError(
+            f"{owner}: with elastic.State all ranks must take part, but there is a process set, which ends with its world. "
+            "Use TensorFlowState and elastic.run."
+        )
+    wire = getattr(compression, "wire", None)
+    if wire is None and compression is not Compressor:
+        raise UnsupportedError(
+            f"{owner}: with elastic.State compression must be one of hvd.Compression, but is {compression.__name__}. Use "
+            "TensorFlowState and elastic.run."
+        )
+    return wire or "none"
