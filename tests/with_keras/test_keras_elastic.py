@@ -13,7 +13,7 @@ import ringtrain.keras as hvd
 import ringtrain.tensorflow
 import ringtrain.tensorflow.keras
 from ringtrain import membership
-from ringtrain.errors import InvalidArgumentError, UnsupportedError
+from ringtrain.errors import InvalidArgumentError, MismatchError, UnsupportedError
 from ringtrain.tensorflow import presence
 from ringtrain.testing import World
 
@@ -186,3 +186,74 @@ def test_a_rank_that_traces_later_learns_what_others_remember(monkeypatch):
 
     with World(2) as world:
         assert world.run(check) == [[3.0, 1.5]] * 2
+
+
+class Seen(keras.callbacks.Callback):
+    """The batches of ``fit``, by epoch and the state's count."""
+
+    def __init__(self, state):
+        super().__init__()
+        self.state, self.batches = state, []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.batches.append((self.epoch, self.state.batch))
+
+
+def distributed_model():
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD()), "mse")
+    return model
+
+
+def fit(model, elastic, batches, *callbacks, **arguments):
+    rows = np.zeros((batches, 1), np.float32)
+    arguments = {"initial_epoch": elastic.epoch, "epochs": 3, "batch_size": 1, "verbose": 0, **arguments}
+    model.fit(rows, rows, callbacks=[elastic, *callbacks], **arguments)
+
+
+def test_fit_takes_the_rest_of_an_epoch_and_then_whole_ones(alone):
+    def check(_rank):
+        model = distributed_model()
+        elastic = hvd.elastic.Elastic(model, epoch=1, batch=2, step=6)
+        seen = Seen(elastic.state)
+        fit(model, elastic, 4, seen)
+        assert seen.batches == [(1, 2), (1, 3), (2, 0), (2, 1), (2, 2), (2, 3)]
+        assert (elastic.state.epoch, elastic.state.batch, elastic.state.step) == (3, 0, 12)
+
+    alone.run(check)
+
+
+def test_what_elastic_fit_refuses(alone):
+    def check(_rank):
+        with pytest.raises(InvalidArgumentError, match="elastic.Elastic: the model must be built, and compiled"):
+            hvd.elastic.Elastic(keras.Sequential([keras.layers.Dense(1)]))
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(), every=4), "mse")
+        with pytest.raises(UnsupportedError, match="elastic.Elastic: every must not be set"):
+            hvd.elastic.Elastic(model)
+        model = distributed_model()
+        elastic = hvd.elastic.Elastic(model)
+        with pytest.raises(InvalidArgumentError, match="initial_epoch must be that of the state, 0, but is 1"):
+            fit(model, elastic, 2, initial_epoch=1)
+        elastic.state.batches = 3
+        with pytest.raises(InvalidArgumentError, match="each epoch must have 3 batches .* have ended after 2"):
+            fit(model, elastic, 2)
+        model.compile(model.optimizer, "mse", steps_per_execution=2)
+        with pytest.raises(InvalidArgumentError, match="steps_per_execution must divide the 3 batches"):
+            fit(model, elastic, 2)
+
+    alone.run(check)
+
+
+def test_ranks_that_would_take_different_numbers_of_batches_are_refused():
+    def check(rank):
+        model = distributed_model()
+        elastic = hvd.elastic.Elastic(model)
+        with pytest.raises(MismatchError, match="number of batches of an epoch must be the same .* between 2 and 3"):
+            fit(model, elastic, 2 + rank)
+
+    with World(2) as world:
+        world.run(check)
