@@ -1,6 +1,8 @@
 """``fit`` whose steps survive, on TensorFlow or PyTorch; test_elastic_loops.py runs it on the ranks of a job.
 
 Contributions depend on slot, step and the weights. With PLAN it takes the steps of a plan in a job of a fixed size instead.
+A weight's gradient has two terms: TensorFlow adds three in one graph in an order that changes from step to step, and with it
+the last bits, on one rank alone.
 PASSES is how many batches make an update; the contributions are those of its last batch.
 """
 
@@ -33,9 +35,7 @@ class Task(keras.layers.Layer):
 
     def call(self, inputs):
         ops = keras.ops
-        value = ops.sum(self.weights_ * self.drawn + 0.05 * self.weights_ * self.weights_) + ops.sum(
-            self.tags * self.tag
-        )
+        value = ops.sum(self.weights_ * self.drawn + 0.05 * ops.square(self.weights_)) + ops.sum(self.tags * self.tag)
         return value + 0.0 * inputs
 
 

@@ -1,6 +1,8 @@
 """A loop with a DistributedGradientTape whose steps survive; test_elastic_loops.py runs it on the ranks of a job.
 
 Contributions depend on slot, step and the weights. With PLAN it takes the steps of a plan in a job of a fixed size instead.
+A weight's gradient has two terms: TensorFlow adds three in one graph in an order that changes from step to step, and with it
+the last bits, on one rank alone.
 """
 
 import hashlib
@@ -26,7 +28,7 @@ marks = tf.keras.optimizers.SGD(1.0)
 def step_on(drawn, tag):
     """Only the weights and the marks have a gradient."""
     with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(weights * drawn + 0.05 * weights * weights) + tf.reduce_sum(tags * tag)
+        loss = tf.reduce_sum(weights * drawn + 0.05 * tf.square(weights)) + tf.reduce_sum(tags * tag)
     tape = hvd.DistributedGradientTape(tape)
     of_weights, of_tags, of_idle = tape.gradient(loss, [weights, tags, idle])
     assert of_idle is None
