@@ -155,7 +155,6 @@ def rows_of(table: Any, ids: Any, anchor: Any) -> tf.Tensor:
     return tf.gather(rows, places)
 
 
-
 def _survived_maxima(state: Any, gradients: Sequence[Any], names: Sequence[str], settings: Any) -> list[Any]:
     """``maxima`` in a step that survives a change of the world. Those that are None must be so on all ranks."""
     results = list(gradients)

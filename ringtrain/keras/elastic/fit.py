@@ -50,7 +50,7 @@ class ElasticHooks:
         InvalidArgumentError: a model that is not built, or has no distributed optimizer. In ``fit``: a number of batches that
             is not known, or is not reached; another ``initial_epoch``.
         MismatchError: in ``fit``, on all ranks: they would take different numbers of batches or epochs.
-        UnsupportedError: local steps (``every``), or a process set.
+        UnsupportedError: local steps (``every``), a process set, or a model of tf_keras.
 
     Example:
         >>> elastic = hvd.elastic.Elastic(model)
@@ -176,6 +176,10 @@ def _reduction_of(optimizer: Any) -> KerasReducer | None:
 
 
 def _checked(model: Any) -> KerasReducer:
+    if any(kind.__module__.startswith("tf_keras") for kind in type(model).__mro__):
+        raise UnsupportedError(
+            "elastic.Elastic: the model must be one of Keras 3, but is one of tf_keras. Use KerasState and elastic.run."
+        )
     reduction = _reduction_of(getattr(model, "optimizer", None))
     if not getattr(model, "built", False) or reduction is None:
         raise InvalidArgumentError(
