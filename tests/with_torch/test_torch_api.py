@@ -69,7 +69,23 @@ SIGNATURES = {
 }
 CONSTANTS = {"Average": 0, "Sum": 1, "Adasum": 2, "Min": 3, "Max": 4, "Product": 5}
 OTHERS = {"Compression", "ProcessSet", "global_process_set", "HorovodInternalError", "elastic"}
-BEYOND_HOROVOD = {"DistributedSampler", "Handle", "Outer", "RingtrainError", "shard"}
+BEYOND_HOROVOD = {
+    "DistributedSampler",
+    "Handle",
+    "Outer",
+    "RingtrainError",
+    "RowWiseAdagrad",
+    "ShardedEmbedding",
+    "ShardedEmbeddingBag",
+    "ShardedEmbeddingCollection",
+    "clip_grad_norm_",
+    "dense_state_dict",
+    "load_tables",
+    "plain_weight",
+    "save_tables",
+    "shard",
+    "until_all_are_done",
+}
 MODULES = {
     "ringtrain.torch.mpi_ops": set(SIGNATURES) - {
         "broadcast_parameters", "broadcast_optimizer_state", "broadcast_object", "allgather_object",
