@@ -5,10 +5,10 @@ import functools
 import pytest
 import torch
 from torch_models import assert_replicas_equal
-from worlds import World, sizes
 
 import ringtrain as rt
 import ringtrain.torch as hvd
+from ringtrain.testing import World
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.timeout(180)
@@ -392,20 +392,4 @@ def test_optimizers_that_cannot_train_a_table():
                 hvd.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=0.1), **arguments)
 
     with World(2) as world:
-        world.run(on_rank)
-
-
-@pytest.mark.parametrize("size", sizes(2)[:1])
-def test_rows_in_a_file_train_as_those_in_memory(size, tmp_path):
-    def on_rank(rank):
-        tables = [
-            hvd.ShardedEmbedding(ROWS, WIDTH, seed=4),
-            hvd.ShardedEmbedding(ROWS, WIDTH, seed=4, storage="file", path=tmp_path, resident_bytes=1),
-        ]
-        for table in tables:
-            train(table, hvd.RowWiseAdagrad(table.parameters(), lr=0.1), size)
-        assert torch.equal(whole(tables[0]), whole(tables[1]))
-        assert not list(tmp_path.iterdir())  # no name, so nothing is left by a process that is killed
-
-    with World(size) as world:
         world.run(on_rank)

@@ -5,10 +5,10 @@ import json
 import pytest
 import torch
 from test_torch_embedding import OPTIMIZERS, ROWS, WIDTH, PlainModel, batch, first_rows, loss_of, whole
-from worlds import World
 
 import ringtrain as rt
 import ringtrain.torch as hvd
+from ringtrain.testing import World
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.timeout(180)
