@@ -1,4 +1,4 @@
-"""``elastic.State`` with values in jobs that are not elastic; tests/faults/test_elastic_loops.py has those that are."""
+"""``elastic.State`` with values in jobs that are not elastic; tests/faults/test_elastic_frameworks.py has those that are."""
 
 import numpy as np
 import pytest

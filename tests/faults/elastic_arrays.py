@@ -1,4 +1,4 @@
-"""A loop over NumPy arrays whose steps survive; test_elastic_loops.py runs it on the ranks of a job.
+"""A loop over NumPy arrays whose steps survive; test_elastic_frameworks.py runs it on the ranks of a job.
 
 Contributions depend on slot and step alone. With PLAN it takes the steps of a plan in a job of a fixed size instead: by
 step, the slot whose contribution each rank makes.

@@ -1,4 +1,4 @@
-"""What strikes the ranks of test_elastic_loops.py: statements by slot, step and place, from the environment, each once.
+"""What strikes the ranks of test_elastic_frameworks.py: statements by slot, step and place, from the environment, each once.
 
 A place is "begun", "holding" (this rank has results, which are lost if it raises) or "released". PLANTED is a fault of the
 product's, for all ranks.

@@ -1,4 +1,4 @@
-"""A loop with a DistributedGradientTape whose steps survive; test_elastic_loops.py runs it on the ranks of a job.
+"""A loop with a DistributedGradientTape whose steps survive; test_elastic_frameworks.py runs it on the ranks of a job.
 
 Contributions depend on slot, step and the weights. With PLAN it takes the steps of a plan in a job of a fixed size instead.
 A weight's gradient has two terms: TensorFlow adds three in one graph in an order that changes from step to step, and with it

@@ -247,7 +247,7 @@ def test_the_end_of_a_supervisor_is_told_after_all_that_it_has_said() -> None:
     told: list[object] = []
     with selectors.DefaultSelector() as selector:
         supervisors = Supervisors(
-            SimpleNamespace(tell=told.append), selector, lambda rank: told.append(f"heard {rank}")
+            SimpleNamespace(tell=told.append, is_gone=False), selector, lambda rank: told.append(f"heard {rank}")
         )
         line = [sys.executable, "-c", "import os; print(os.environ['RINGTRAIN_RANK'], flush=True); os._exit(3)"]
         handler = signal.getsignal(signal.SIGCHLD)
