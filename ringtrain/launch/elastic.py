@@ -490,6 +490,8 @@ class ElasticJob(Job):
             return 0
         self.terminal.say(text)
         if not any(rank.failure for rank in self.ranks.values()):
-            for rank in self._failures[-1:]:  # it has been followed by another one
-                self.ranks[rank.number] = rank
+            if not self._failures:  # all have left because they were told to
+                return 1
+            rank = self._failures[-1]  # it has been followed by another one
+            self.ranks[rank.number] = rank
         return super()._conclude() or 1

@@ -391,7 +391,7 @@ def test_a_notice_to_all_ends_the_job(job: Job) -> None:
     assert done.returncode == 1, done.stdout + done.stderr
     assert "Host 'localhost' leaves on notice" in done.stderr
     assert "All ranks have left on notice, before the training came to its end." in done.stderr
-    assert not re.search("evicted|killed|failed|exit code", done.stderr), done.stderr
+    assert not re.search("evicted|killed|failed|exit code|MPI_Abort", done.stderr), done.stderr
 
 
 @pytest.mark.long

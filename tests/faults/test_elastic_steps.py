@@ -195,7 +195,7 @@ def assert_as_planned(job: Job, done: subprocess.CompletedProcess, ranks: int, f
 WORKERS = {"num_workers": 2}
 
 
-@pytest.mark.parametrize("loader", [{}, WORKERS], ids=["", "workers"])
+@pytest.mark.parametrize("loader", [{}, pytest.param(WORKERS, marks=pytest.mark.long)], ids=["", "workers"])
 def test_a_death_within_a_step_costs_no_step(loader: dict, job: Job, tmp_path: Path) -> None:
     """The others have submitted their gradients; the step is done with theirs, and the lost samples come again."""
     faults = json.dumps({"1/4/backward": KILL})

@@ -70,6 +70,35 @@ def test_alone_it_counts_epochs_steps_and_samples(alone):
     assert (state.epoch, state.step, state.best) == (2, 6, 7)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_is_one_pass(alone, workers):
+    """A second one would be empty; what a break has left is not."""
+    data = torch.arange(10)
+    sampler = hvd.elastic.ElasticSampler(data)
+    loader = torch.utils.data.DataLoader(data, batch_size=4, sampler=sampler, num_workers=workers)
+    model = torch.nn.Linear(1, 1)
+    optimizer = distributed(model)
+    state = hvd.elastic.State(optimizer=optimizer, sampler=sampler)
+
+    def train_on(batches):
+        read = []
+        for x in batches:
+            optimizer.zero_grad()
+            model(x[:, None].float()).sum().backward()
+            optimizer.step()
+            read += x.tolist()
+        return read
+
+    for epoch in state.epochs(2):
+        read = train_on([next(iter(loader))])
+        assert len(read) == 4
+        read += train_on(loader)
+        assert sorted(read) == list(range(10))
+        with pytest.raises(InvalidArgumentError, match=f"one pass over the samples of epoch {epoch} but found another"):
+            train_on(loader)
+    assert state.step == 6
+
+
 def test_a_checkpoint_goes_on_where_it_was(alone):
     model = torch.nn.Linear(1, 1)
     state = hvd.elastic.State(optimizer=distributed(model), epoch=1, step=40)

@@ -8,6 +8,7 @@ import torch
 from ringtrain import sharding
 from ringtrain.context import current
 from ringtrain.elastic.order import SampleOrder
+from ringtrain.errors import InvalidArgumentError
 from ringtrain.torch.elastic.workers import follow_loader, loader_with_workers
 
 __all__ = ["ElasticSampler"]
@@ -27,7 +28,8 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
     left is dealt anew, with a few samples twice where it cannot be divided evenly.
 
     In a ``State(model=..., optimizer=...)`` it counts by itself: what was drawn for a step is processed once that is
-    released, and what a rank has drawn that was lost before is dealt again. ``record_batch`` does nothing then.
+    released, and what a rank has drawn that was lost before is dealt again. ``record_batch`` does nothing then. An epoch
+    is one pass: a second one raises ``InvalidArgumentError``, while one behind a ``break`` goes on where that has left it.
 
     Args:
         dataset: the whole data set.
@@ -50,6 +52,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.processed_num = 0
         self.dealing = 0
         self._follower: Follower | None = None
+        self._has_given_all = False  # of the epoch, to an iteration
         self._open = SampleOrder(0)
         self.reset()
 
@@ -118,10 +121,21 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
     # ----
 
     def _index_at(self, position: int | None) -> int | None:
-        return None if position is None else int(self._order[position])
+        if position is None:
+            self._has_given_all = True
+            return None
+        return int(self._order[position])
+
+    def _refuse_second_pass(self) -> None:
+        if self._has_given_all and self._open.draws_left == 0:
+            raise InvalidArgumentError(
+                f"ElasticSampler: expected one pass over the samples of epoch {self.epoch} but found another one, for which "
+                "none are left. Have State.epochs count each pass as an epoch, and read other data with another sampler."
+            )
 
     def _open_at(self, next_position: int, given_back: list[int]) -> None:
         self.dealing += 1
+        self._has_given_all = False
         self._open = SampleOrder(len(self.dataset), next_position, given_back)
         self._open.deal(self.num_replicas, self.rank)
 
@@ -152,6 +166,8 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         if self._follower is not None:
             loader = loader_with_workers()
+            if loader is None or not loader.is_followed:
+                self._refuse_second_pass()
             return _Draws(self) if loader is None else follow_loader(loader, self)
         left = self.remaining_indices
         return iter([left[place % len(left)] for place in range(self.rank, self.total_size, self.num_replicas)])

@@ -4,6 +4,7 @@
 that means for PyTorch: gradients, samples, and the state for ranks that join.
 """
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from time import monotonic
@@ -23,6 +24,7 @@ from ringtrain.torch.elastic.checkpoints import Folder, Plan, on_devices
 from ringtrain.torch.elastic.sampler import ElasticSampler
 from ringtrain.torch.elastic.transfer import keeps_identity, take_over
 from ringtrain.torch.functions import set_state, state_of
+from ringtrain.torch.hooks import others
 from ringtrain.torch.reducer import Reducer
 
 _OBJECTS = "ringtrain.elastic.objects"
@@ -49,7 +51,7 @@ class TransparentState(State):
         step: updates that the optimizer has made.
 
     Raises:
-        InvalidArgumentError: no distributed optimizer, or several.
+        InvalidArgumentError: no distributed optimizer, or several; in an elastic job also those that are not given.
         UnsupportedError: in an elastic job, an optimizer that sends no gradients (``op=Adasum``, ``every``), or among the
             ranks of a process set.
 
@@ -325,5 +327,12 @@ def _checked_reducer(optimizer: Any) -> Reducer:
         raise UnsupportedError(
             "elastic.State: the optimizer must train on all ranks, but has a process set of its own, which ends with its "
             "world. Use TorchState and elastic.run."
+        )
+    if others(reducer):
+        gc.collect()  # one that was wrapped before, and is in use no more
+    if left_out := len(others(reducer)):
+        raise InvalidArgumentError(
+            f"elastic.State: expected one optimizer from DistributedOptimizer in this process but found {left_out} more, which "
+            "would not go on in another world. For several, use TorchState and elastic.run."
         )
     return reducer

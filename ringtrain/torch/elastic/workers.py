@@ -47,6 +47,11 @@ class LoaderWithWorkers(NamedTuple):
     loader: torch.utils.data.DataLoader
     iterator: _MultiProcessingDataLoaderIter
 
+    @property
+    def is_followed(self) -> bool:
+        """Whether its iterator has asked before, and does so again within one pass or, if its workers stay, in the next."""
+        return isinstance(self.iterator, FollowedIterator)
+
 
 class DrawsAhead(Iterator[int]):
     """What a loader draws in one dealing, and how much of it the script has taken.
