@@ -69,6 +69,7 @@ class _AdasumOptimizer:
     """The methods that such an optimizer has beyond, or around, those of the user's class."""
 
     _deltas: "_Deltas | None" = None  # None in a world of one, and in copies
+    _reducer: None = None  # gradients stay this rank's own
     # Of the user's class.
     param_groups: list[dict[str, Any]]
 

@@ -195,6 +195,39 @@ def assert_as_planned(job: Job, done: subprocess.CompletedProcess, ranks: int, f
 WORKERS = {"num_workers": 2}
 
 
+REFUSED = """
+    from ringtrain.errors import RingtrainError
+
+    def try_state(optimizer):
+        try:
+            hvd.elastic.State(model=model, optimizer=optimizer)
+        except RingtrainError as problem:
+            print("refused", type(problem).__name__, problem, flush=True)
+        else:
+            print("taken", flush=True)
+
+    def another(**settings):
+        layer = torch.nn.Linear(1, 1)
+        return hvd.DistributedOptimizer(torch.optim.SGD(layer.parameters(), lr=0.1), layer.named_parameters(), **settings)
+
+    second = another()
+    try_state(optimizer)
+    del second
+    try_state(another(op=hvd.Adasum))
+    try_state(another(every=2))
+    try_state(optimizer)
+"""
+
+
+@pytest.mark.long
+def test_what_would_not_go_on_in_another_world_is_refused(job: Job) -> None:
+    """Before the training begins; an optimizer that is in use no more does not count."""
+    said = re.findall(r"^\[1\] (refused \w+|taken)(.*)$", run(job, "--elastic", "-np", "2", program=REFUSED).stdout, re.M)
+    assert [kind for kind, _ in said] == ["refused InvalidArgumentError", *["refused UnsupportedError"] * 2, "taken"]
+    assert "one optimizer from DistributedOptimizer in this process but found 1 more" in said[0][1]
+    assert all("must reduce gradients in each step" in words for _, words in said[1:3])
+
+
 @pytest.mark.parametrize("loader", [{}, pytest.param(WORKERS, marks=pytest.mark.long)], ids=["", "workers"])
 def test_a_death_within_a_step_costs_no_step(loader: dict, job: Job, tmp_path: Path) -> None:
     """The others have submitted their gradients; the step is done with theirs, and the lost samples come again."""
