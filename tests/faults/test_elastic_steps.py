@@ -222,7 +222,9 @@ REFUSED = """
 @pytest.mark.long
 def test_what_would_not_go_on_in_another_world_is_refused(job: Job) -> None:
     """Before the training begins; an optimizer that is in use no more does not count."""
-    said = re.findall(r"^\[1\] (refused \w+|taken)(.*)$", run(job, "--elastic", "-np", "2", program=REFUSED).stdout, re.M)
+    said = re.findall(
+        r"^\[1\] (refused \w+|taken)(.*)$", run(job, "--elastic", "-np", "2", program=REFUSED).stdout, re.M
+    )
     assert [kind for kind, _ in said] == ["refused InvalidArgumentError", *["refused UnsupportedError"] * 2, "taken"]
     assert "one optimizer from DistributedOptimizer in this process but found 1 more" in said[0][1]
     assert all("must reduce gradients in each step" in words for _, words in said[1:3])
