@@ -143,11 +143,11 @@ class Transaction:
         Args:
             attempt: submits inputs in the present world, and leaves them as they are.
         """
-        return _awaited(self.run(attempt, lambda _: Part.NOTHING, lambda: None))
+        return awaited(self.run(attempt, lambda _: Part.NOTHING, lambda: None))
 
     def finish(self) -> None:
         """Returns when all members have released every window; so none of them needs this rank for one any more."""
-        _awaited(self.run(_nothing, lambda _: Part.LAST, lambda: None))
+        awaited(self.run(_nothing, lambda _: Part.LAST, lambda: None))
         _under_way.remove(self)
 
     def _agree(self) -> Generator[Operation, None, None]:
@@ -256,7 +256,8 @@ def under_way() -> Transaction | None:
 _under_way: list[Transaction] = []
 
 
-def _awaited(steps: Generator[Operation, None, Result]) -> Result:
+def awaited(steps: Generator[Operation, None, Result]) -> Result:
+    """Waits for each operation that a window names, until it has its result."""
     while True:
         try:
             operation = next(steps)

@@ -8,7 +8,6 @@ state of their own.
 
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import suppress
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,9 +15,9 @@ import numpy as np
 from ringtrain import membership, operations
 from ringtrain.context import current
 from ringtrain.elastic.adapters import adapter_of, enter_world
-from ringtrain.elastic.state import State
-from ringtrain.elastic.transaction import Part, Transaction
-from ringtrain.errors import InvalidArgumentError, RingtrainError, UnsupportedError
+from ringtrain.elastic.lossless import LosslessState
+from ringtrain.elastic.transaction import Part, Transaction, awaited
+from ringtrain.errors import InvalidArgumentError
 from ringtrain.objects import broadcast_object
 from ringtrain.operations import Compression
 from ringtrain.pending import Operation
@@ -27,7 +26,7 @@ Result = TypeVar("Result")
 _OBJECTS = "ringtrain.elastic.objects"
 
 
-class TransparentState(State):
+class TransparentState(LosslessState):
     """A training whose steps survive a change of the world; ``rt.elastic.State(weights=...)`` makes one.
 
     Values become attributes. In a job without ``--elastic``, and alone, it gives all ranks the state of rank 0, and counts.
@@ -56,15 +55,17 @@ class TransparentState(State):
     batch: int
     step: int
 
+    _NOTHING_TO_COMMIT = (
+        "commit: elastic.State with values loses no step, so there is nothing to commit, and ranks join without being "
+        "asked for. Leave the call out, or make an ObjectState for elastic.run."
+    )
+
     def __init__(self, **objects: Any):
-        super().__init__()
-        _refuse_names(type(self), objects)
+        super().__init__(objects)
         given = {"epoch": 0, "batch": 0, "step": 0, **objects}
         for name, value in given.items():
             setattr(self, name, value)
         self._names = sorted(given)
-        self._listeners: list[Callable[[int, int], object]] = []
-        self._size: int | None = None  # that was told last
         self._entered = False
         self._in_epochs = False
         self._window = threading.Lock()  # of TensorFlow's threads one is in a window at a time
@@ -104,14 +105,6 @@ class TransparentState(State):
             self.step += 1
         if not self._in_epochs:
             self.finish()
-
-    def on_change(self, function: Callable[[int, int], object]) -> None:
-        """Has a function called between two steps when the number of ranks has changed, with the old and the new one.
-
-        Learning rates do not follow that number by themselves. It may use no collective operation: ranks that join do not
-        call it.
-        """
-        self._listeners.append(function)
 
     # ---- what survives ----
 
@@ -187,7 +180,7 @@ class TransparentState(State):
             return function()
 
         with self._window:
-            return _driven(self._transaction.run(attempt, lambda _: Part.LAST, lambda: None))
+            return awaited(self._transaction.run(attempt, lambda _: Part.LAST, lambda: None))
 
     # ---- for those who have a loop of their own, such as fit ----
 
@@ -206,41 +199,12 @@ class TransparentState(State):
         """Lets ranks join and leave, if all have agreed on it. To be called on all ranks alike, where the state is whole."""
         if self._transaction is not None:
             self._transaction.pause()
-        size = current().size
-        former, self._size = self._size, size
-        if former is not None and former != size:
-            for listener in self._listeners:
-                listener(former, size)
+        self._tell_change()
 
     def finish(self) -> None:
         """Returns when all ranks have the last step."""
         if self._transaction is not None:
             self._transaction.finish()
-
-    # ---- Horovod's, of which there is no need ----
-
-    def commit(self) -> None:
-        """Raises UnsupportedError: there is nothing to go back to."""
-        raise UnsupportedError(
-            "commit: elastic.State with values loses no step, so there is nothing to commit, and ranks join without being "
-            "asked for. Leave the call out, or make an ObjectState for elastic.run."
-        )
-
-    def save(self) -> None:
-        """Raises UnsupportedError, as ``commit`` does."""
-        self.commit()
-
-    def restore(self) -> None:
-        """Raises UnsupportedError, as ``commit`` does."""
-        self.commit()
-
-    def check_host_updates(self) -> None:
-        """Raises UnsupportedError: ranks that wait to join do so between two steps, without being asked for."""
-        self.commit()
-
-    def sync(self) -> None:
-        """Gives all ranks the values of rank 0; the loops do it."""
-        self._training.take_state()
 
     def _values(self) -> list[Any]:
         return [getattr(self, name) for name in self._names]
@@ -296,17 +260,6 @@ def surviving(function: Callable[[], Result]) -> Result:
     return function() if state is None else state.survive(function)
 
 
-def _driven(window: Generator[Operation, None, Result]) -> Result:
-    """Waits for each operation that a window names, until it has its result."""
-    while True:
-        try:
-            operation = next(window)
-        except StopIteration as end:
-            return end.value
-        with suppress(RingtrainError):  # the window looks at it itself
-            operation.wait()
-
-
 def _copied_into(own: Any, value: Any) -> bool:
     """Whether an array has got the values of another one: others may refer to it."""
     if not (isinstance(own, np.ndarray) and isinstance(value, np.ndarray) and own.flags.writeable):
@@ -315,12 +268,3 @@ def _copied_into(own: Any, value: Any) -> bool:
         return False
     np.copyto(own, value)
     return True
-
-
-def _refuse_names(kind: type, objects: dict[str, Any]) -> None:
-    taken = sorted(name for name in objects if name.startswith("_") or hasattr(kind, name))
-    if taken:
-        raise InvalidArgumentError(
-            f"elastic.State: names must not be those of its methods, or private, but {', '.join(taken)} is. "
-            "Choose another one."
-        )

@@ -123,7 +123,8 @@ def settle_residuals(used: Any, session: Session, prefix: str) -> None:
 def maxima(gradients: Sequence[Any], names: Sequence[str], variables: Sequence[Any], settings: Any) -> list[Any]:
     """The largest of the ranks' values, element by element."""
     if (state := followed()) is not None:
-        return _survived_maxima(state, gradients, names, settings)
+        name = f"{names[0]}.maxima" if names else ""
+        return reduced(state, "DistributedOptimizer", gradients, name, hvd.Max, settings.process_set)
     completed, agreement = complete(gradients, names, variables, settings.process_set)
     results = [
         None if gradient is None else hvd.allreduce(gradient, op=hvd.Max, name=name, process_set=settings.process_set)
@@ -153,15 +154,3 @@ def rows_of(table: Any, ids: Any, anchor: Any) -> tf.Tensor:
 
     rows, places = fetch(tf.convert_to_tensor(anchor))
     return tf.gather(rows, places)
-
-
-def _survived_maxima(state: Any, gradients: Sequence[Any], names: Sequence[str], settings: Any) -> list[Any]:
-    """``maxima`` in a step that survives a change of the world. Those that are None must be so on all ranks."""
-    results = list(gradients)
-    present = [place for place, gradient in enumerate(gradients) if gradient is not None]
-    given = [gradients[place] for place in present]
-    name = f"{names[0]}.maxima" if names else ""
-    found = reduced(state, "DistributedOptimizer", given, name, hvd.Max, settings.process_set)
-    for place, result in zip(present, found, strict=True):
-        results[place] = result
-    return results

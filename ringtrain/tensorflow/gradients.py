@@ -88,16 +88,10 @@ class GradientReduction:
 
     def _survived(self, state: TransparentState, gradients: Sequence[Gradient], names: Sequence[str]) -> list[Gradient]:
         """``reduce`` in a step that survives a change of the world. Gradients that are None must be so on all ranks."""
-        results = list(gradients)
-        present = [index for index, gradient in enumerate(gradients) if gradient is not None]
         name = claim(names[0]) if names else ""
-        reduced = surviving.reduced(
-            state, self.owner, [gradients[index] for index in present], name, self.op, self.process_set, self.compression,
-            self.predivide,
-        )  # fmt: skip
-        for index, result in zip(present, reduced, strict=True):
-            results[index] = result
-        return results
+        return surviving.reduced(
+            state, self.owner, gradients, name, self.op, self.process_set, self.compression, self.predivide
+        )
 
     def reduce_but_local(
         self,

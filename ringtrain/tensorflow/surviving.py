@@ -4,7 +4,7 @@ An operation of a graph is over when it has failed. So a graph calls a function 
 it returns when all ranks hold the results. TensorFlow's tensors do not change, and are kept for nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,13 +26,14 @@ def reduced(
     process_set: ProcessSet = global_process_set,
     compression: type[Compressor] = Compressor,
     predivide: float = 1.0,
-) -> list[tf.Tensor]:
+) -> list[Any]:
     """Tensors reduced over the ranks as one operation, eager or when the graph runs.
 
     Args:
         state: whose step it is.
         owner: who speaks in errors.
-        tensors: the same number on all ranks; ``tf.IndexedSlices`` get all their rows.
+        tensors: the same number on all ranks; ``tf.IndexedSlices`` get all their rows. Those that are None stay it, and
+            must be so on all ranks.
         name: the same on all ranks.
         op: the reduction.
         process_set: must be that of all ranks.
@@ -43,18 +44,26 @@ def reduced(
         UnsupportedError: what cannot be done again in another world.
     """
     wire = _checked(owner, op, process_set, compression)
-    dense = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    present = [place for place, tensor in enumerate(tensors) if tensor is not None]
+    dense = [tf.convert_to_tensor(tensors[place]) for place in present]
 
     def on_host(*arrays: Any) -> list[np.ndarray]:
         given = [np.asarray(array) for array in arrays]
         return state.grouped_allreduce(given, name, op, 1.0 / predivide, predivide, wire)
 
-    if not dense:
+    results = list(tensors)
+    for place, tensor, result in zip(present, dense, _called(on_host, dense), strict=True):
+        results[place] = tf.ensure_shape(result, tensor.shape)
+    return results
+
+
+def _called(on_host: Callable[..., list[np.ndarray]], tensors: list[tf.Tensor]) -> list[Any]:
+    """What it returns for tensors, of the same dtypes, when they are there."""
+    if not tensors:
         return []
     if tf.executing_eagerly():
-        return [tf.convert_to_tensor(result) for result in on_host(*dense)]
-    results = tf.numpy_function(on_host, dense, [tensor.dtype for tensor in dense])
-    return [tf.ensure_shape(result, tensor.shape) for result, tensor in zip(results, dense, strict=True)]
+        return on_host(*tensors)
+    return tf.numpy_function(on_host, tensors, [tensor.dtype for tensor in tensors])
 
 
 def _checked(owner: str, op: int, process_set: ProcessSet, compression: type[Compressor]) -> str:

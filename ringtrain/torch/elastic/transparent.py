@@ -6,7 +6,7 @@ that means for PyTorch: gradients, samples, and the state for ranks that join.
 
 import gc
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from time import monotonic
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 
 from ringtrain import membership
 from ringtrain.context import current
-from ringtrain.elastic import State
+from ringtrain.elastic.lossless import LosslessState
 from ringtrain.elastic.transaction import Transaction
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.log import logger
@@ -28,12 +28,9 @@ from ringtrain.torch.hooks import others
 from ringtrain.torch.reducer import Reducer
 
 _OBJECTS = "ringtrain.elastic.objects"
-_NO_COMMIT = (
-    "elastic.State with a model or an optimizer loses no step, so there is nothing to commit. Leave the call out"
-)
 
 
-class TransparentState(State):
+class TransparentState(LosslessState):
     """A training whose steps survive a change of the world; ``hvd.elastic.State(model=..., optimizer=...)`` makes one.
 
     Values become attributes. In a job without ``--elastic``, and alone, it gives all ranks the state of rank 0, and counts.
@@ -67,11 +64,16 @@ class TransparentState(State):
     epoch: int
     step: int
 
+    _training: "_Training"
+    _NOTHING_TO_COMMIT = (
+        "commit: elastic.State with a model loses no step, so there is nothing to commit. Leave the call out, or make a "
+        "TorchState for elastic.run."
+    )
+
     def __init__(
         self, model: Any = None, optimizer: Any = None, sampler: Any = None, schedule: Any = None, **objects: Any
     ):
-        super().__init__()
-        _refuse_names(objects)
+        super().__init__(objects)
         named = {"model": model, "optimizer": optimizer, "sampler": sampler, "schedule": schedule}
         given = {
             "epoch": 0,
@@ -83,19 +85,16 @@ class TransparentState(State):
             setattr(self, name, value)
         self._stateful = sorted(name for name, value in given.items() if keeps_identity(value))
         self._plain = sorted(given.keys() - set(self._stateful))
-        self._listeners: list[Callable[[int, int], object]] = []
-        self._size: int | None = None  # that was told last
         self._saves: tuple[Folder, Plan, int] | None = None  # where, when, and how many files are kept
         self._has_stepped = False  # and nothing was drawn since
         distributed = _distributed_optimizer([getattr(self, name) for name in self._stateful])
         samplers = [getattr(self, name) for name in self._stateful if isinstance(getattr(self, name), ElasticSampler)]
-        training = _Training(self, samplers, distributed)
-        self._training = training
+        self._training = _Training(self, samplers, distributed)
         member = membership.current()
         self._transaction: Transaction | None = None
         if member is not None:
             reducer = _checked_reducer(distributed)
-            self._transaction = Transaction(member, training)
+            self._transaction = Transaction(member, self._training)
             reducer.keep_inputs_for(self._transaction)
         distributed.register_step_post_hook(lambda *_: self._after_update())
         for each in samplers:
@@ -120,14 +119,6 @@ class TransparentState(State):
             self._between_steps()
         if self._transaction is not None:
             self._transaction.finish()
-
-    def on_change(self, function: Callable[[int, int], object]) -> None:
-        """Has a function called between two steps when the number of ranks has changed, with the old and the new one.
-
-        Learning rates do not follow that number by themselves. It may use no collective operation: ranks that join do not
-        call it.
-        """
-        self._listeners.append(function)
 
     def save_every(
         self, folder: "str | os.PathLike[str]", *, steps: int | None = None, minutes: float | None = None, keep: int = 3
@@ -180,29 +171,6 @@ class TransparentState(State):
             setattr(self, name, kept[name])
         return True
 
-    def commit(self) -> None:
-        """Raises UnsupportedError: there is nothing to go back to."""
-        raise UnsupportedError(
-            "commit: elastic.State with a model loses no step, so there is nothing to commit. Leave the call out, or make a "
-            "TorchState for elastic.run."
-        )
-
-    def save(self) -> None:
-        """Raises UnsupportedError, as ``commit`` does."""
-        self.commit()
-
-    def restore(self) -> None:
-        """Raises UnsupportedError, as ``commit`` does."""
-        self.commit()
-
-    def check_host_updates(self) -> None:
-        """Raises UnsupportedError: ranks that wait to join do so between two steps, without being asked for."""
-        self.commit()
-
-    def sync(self) -> None:
-        """Gives all ranks the values of rank 0; ``epochs`` does it."""
-        self._training.take_state()
-
     def _after_update(self) -> None:
         self.step += 1
         self._has_stepped = True
@@ -235,13 +203,6 @@ class TransparentState(State):
         optimizers = {name: state_of(each) for name, each in values.items() if isinstance(each, torch.optim.Optimizer)}
         others = {name: values[name].state_dict() for name in self._stateful if name not in optimizers}
         return {**values, **others, **optimizers}
-
-    def _tell_change(self) -> None:
-        size = current().size
-        former, self._size = self._size, size
-        if former is not None and former != size:
-            for listener in self._listeners:
-                listener(former, size)
 
 
 class _Training:
@@ -295,15 +256,6 @@ class _Training:
         for sampler in self._samplers:
             if sampler.epoch != epoch:
                 sampler.set_epoch(epoch)
-
-
-def _refuse_names(objects: dict[str, Any]) -> None:
-    taken = sorted(name for name in objects if name.startswith("_") or hasattr(TransparentState, name))
-    if taken:
-        raise InvalidArgumentError(
-            f"elastic.State: names must not be those of its methods, or private, but {', '.join(taken)} is. "
-            "Choose another one."
-        )
 
 
 def _distributed_optimizer(values: list[Any]) -> Any:
