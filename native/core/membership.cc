@@ -90,13 +90,12 @@ void Membership::Form(Nanoseconds now, const ControlFrame& form, MembershipActio
   form_ = form;
   formed_ = false;
   joins_ = mine->joins;
-  reached_ = {me_.uid};
+  reached_.clear();
   donors_.clear();
   for (const Member& member : form.members)
     if (!member.joins && !options_.state_in_world) donors_.insert(member.process.uid);
   reach_by_ = now + options_.silence;
   actions->push_back(membership_action::Connect{form});
-  TellFormed(actions);
 }
 
 void Membership::Reached(const EpochId& epoch, const Uid& peer, MembershipActions* actions) {
@@ -198,7 +197,8 @@ void Membership::SuspectUnreached(Nanoseconds now, MembershipActions* actions) {
   ControlFrame suspect = Of(ControlType::kSuspect);
   suspect.epoch = form_->epoch;
   for (const Member& member : form_->members)
-    if (reached_.count(member.process.uid) == 0) suspect.uids.push_back(member.process.uid);
+    if (member.process.uid != me_.uid && reached_.count(member.process.uid) == 0)
+      suspect.uids.push_back(member.process.uid);
   if (!suspect.uids.empty()) Send(std::move(suspect), actions);
 }
 

@@ -74,7 +74,7 @@ class Membership {
   // ---- events ----
   void Begin(Nanoseconds now, MembershipActions* actions);
   void Arrived(Nanoseconds now, const ControlFrame& frame, MembershipActions* actions);
-  // A member of the world that forms can be spoken to and heard.
+  // A member of the world that forms can be spoken to and heard; of this rank itself: its side of that world is open.
   void Reached(const EpochId& epoch, const Uid& peer, MembershipActions* actions);
   // A member runs this world, so that all may.
   void PeerRuns(const EpochId& epoch, MembershipActions* actions);

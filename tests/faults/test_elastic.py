@@ -638,3 +638,21 @@ def test_hosts_come_and_go_as_a_script_names_them(network: Network, tmp_path: Pa
     )
     assert said.count("it must end with code 0, but has ended with 1") == 1, said
     assert "heard" not in "".join(lines)
+
+
+def test_a_world_of_one_waits_until_it_is_open(job: Job) -> None:
+    """The launcher answers before this rank has opened the world; such a rank was once in a world that it had not."""
+    program = """
+        import time
+        from ringtrain.membership import Member
+
+        def hears_slowly(member, told, hear=Member._hear):
+            hear(member, told)
+            time.sleep(0.5)
+
+        Member._hear = hears_slowly
+        import ringtrain as rt
+        rt.init()
+        print(rt.size())
+    """
+    assert "[0] 1\n" in run(job, "--elastic", "-np", "1", program=program).stdout

@@ -26,6 +26,7 @@ struct Rank {
   void Hear(const ControlFrame& frame) { membership.Arrived(0, frame, &actions); }
   void RunWithB(uint64_t count) {
     Hear(Of(ControlType::kForm, count, {{kA, false}, {kB, false}}));
+    membership.Reached({count, 7}, kA.uid, &actions);
     membership.Reached({count, 7}, kB.uid, &actions);
     Hear(Of(ControlType::kGo, count));
     actions.clear();
@@ -50,10 +51,23 @@ RT_TEST(a_world_is_formed_once_all_members_are_reached) {
   rank.Hear(Of(ControlType::kGo, 1));
   RT_CHECK(!rank.is_member());
   RT_CHECK_EQ(rank.Sent(ControlType::kFormed), 0);
+  rank.membership.Reached({1, 7}, kA.uid, &rank.actions);
   rank.membership.Reached({1, 7}, kB.uid, &rank.actions);
   RT_CHECK_EQ(rank.Sent(ControlType::kFormed), 1);
   rank.Hear(Of(ControlType::kGo, 2));  // of a world that it has not formed
   RT_CHECK(!rank.is_member());
+  rank.Hear(Of(ControlType::kGo, 1));
+  RT_CHECK(rank.is_member());
+}
+
+RT_TEST(a_world_of_one_runs_once_it_is_open) {
+  Rank rank;
+  rank.Hear(Of(ControlType::kForm, 1, {{kA, false}}));
+  rank.Hear(Of(ControlType::kGo, 1));
+  RT_CHECK(!rank.is_member());
+  RT_CHECK_EQ(rank.Sent(ControlType::kFormed), 0);
+  rank.membership.Reached({1, 7}, kA.uid, &rank.actions);
+  RT_CHECK_EQ(rank.Sent(ControlType::kFormed), 1);
   rank.Hear(Of(ControlType::kGo, 1));
   RT_CHECK(rank.is_member());
 }
@@ -63,6 +77,7 @@ RT_TEST(whoever_runs_a_world_tells_those_whom_the_launcher_could_not) {
   rank.Hear(Of(ControlType::kForm, 1, {{kA, false}, {kB, false}}));
   rank.membership.PeerRuns({1, 7}, &rank.actions);
   RT_CHECK(!rank.is_member());  // it has not formed it
+  rank.membership.Reached({1, 7}, kA.uid, &rank.actions);
   rank.membership.Reached({1, 7}, kB.uid, &rank.actions);
   rank.membership.PeerRuns({1, 7}, &rank.actions);
   RT_CHECK(rank.is_member());
@@ -71,6 +86,7 @@ RT_TEST(whoever_runs_a_world_tells_those_whom_the_launcher_could_not) {
 RT_TEST(a_world_that_was_stopped_never_runs) {
   Rank rank;
   rank.Hear(Of(ControlType::kForm, 1, {{kA, false}, {kB, false}}));
+  rank.membership.Reached({1, 7}, kA.uid, &rank.actions);
   rank.membership.Reached({1, 7}, kB.uid, &rank.actions);
   rank.Hear(Of(ControlType::kStop, 1));
   rank.membership.PeerRuns({1, 7}, &rank.actions);
@@ -99,6 +115,7 @@ RT_TEST(a_joiner_has_formed_once_all_donors_have_given) {
   ControlFrame form = Of(ControlType::kForm, 5, {{kB, false}, {kC, false}, {kA, true}});
   form.settlement = {9, true};
   rank.Hear(form);
+  rank.membership.Reached({5, 7}, kA.uid, &rank.actions);
   rank.membership.Reached({5, 7}, kB.uid, &rank.actions);
   rank.membership.Reached({5, 7}, kC.uid, &rank.actions);
   rank.membership.TookState({5, 7}, kB.uid, {9, {}}, &rank.actions);

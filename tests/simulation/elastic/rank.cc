@@ -358,6 +358,7 @@ void SimulatedRank::Do(membership_action::Abandon&) {
 
 void SimulatedRank::Do(membership_action::Connect& connect) {
   connecting_ = connect.form.epoch;
+  membership_.Reached(connecting_, process_.uid, &actions_);
   for (const Member& member : connect.form.members)
     if (member.process.uid != process_.uid)
       surroundings_->Send(process_.uid, member.process.uid, Of(Message::kHello, connecting_));
