@@ -1,12 +1,16 @@
 """A world of N ranks as threads of this process: for tests and notebooks, without a launcher and without MPI."""
 
+import sys
 import threading
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ringtrain import context as contexts
 from ringtrain import options, start
 from ringtrain._native import lib
+
+_FRAMES = 12  # of a rank that others wait for
 
 
 class World:
@@ -32,7 +36,8 @@ class World:
     def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Calls ``function(rank, *arguments)`` on every rank at once and returns the results in rank order.
 
-        When it raises on one rank, the world is aborted so that the others end too; the first failure is raised here.
+        When it raises on one rank, the world is aborted so that the others end too; the first failure is raised here. From
+        Python 3.11 on its notes say where the others were then.
         """
 
         def as_rank(rank: int) -> Any:
@@ -70,6 +75,8 @@ class World:
             try:
                 results[rank] = function(rank)
             except BaseException as problem:
+                if not failures and sys.version_info >= (3, 11):
+                    problem.add_note(_whereabouts(thread for thread in threads if thread.name != f"rank-{rank}"))
                 failures.append(problem)
                 self._abort(rank, problem)
 
@@ -93,3 +100,14 @@ class World:
         # Dropped without close: its contexts are freed one after the other, and must not wait for each other then.
         for context in self._opened.values():
             context.abort("the World was dropped without close()")
+
+
+def _whereabouts(threads: Iterable[threading.Thread]) -> str:
+    """Where threads are: the innermost functions of each."""
+    frames = sys._current_frames()
+    stacks = ((thread.name, frames.get(thread.ident or 0)) for thread in threads)
+    return "\n".join(
+        f"{name} was at:\n{''.join(traceback.format_stack(frame, limit=_FRAMES))}"
+        for name, frame in stacks
+        if frame is not None
+    )

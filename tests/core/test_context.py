@@ -196,8 +196,12 @@ def test_world_raises_the_first_failure_and_ends_the_others():
             raise LookupError("batch 7 is missing")
         rt.allreduce(np.ones(10), "never")
 
-    with ThreadWorld(4) as world, pytest.raises(LookupError, match="batch 7 is missing"):
+    with ThreadWorld(4) as world, pytest.raises(LookupError, match="batch 7 is missing") as raised:
         world.run(on_rank)
+    if sys.version_info >= (3, 11):
+        assert "rank-1 was at:" in raised.value.__notes__[0] and 'rt.allreduce(np.ones(10), "never")' in str(
+            raised.value.__notes__
+        )
 
 
 @pytest.mark.least_ranks(2)
