@@ -89,6 +89,7 @@ def test_train(tmp_path):
     assert 0 < written["hook_seconds"]["convnet"]["median"] < 1
 
 
+@pytest.mark.long
 @pytest.mark.openmpi
 def test_accumulation(tmp_path):
     """Between hosts where they can be made, so that tensors and negotiation take a wire."""

@@ -85,6 +85,7 @@ def test_wire_fills_the_links_and_writes_what_it_measured(tmp_path: Path) -> Non
             assert narrow["floor_seconds"] == pytest.approx(large["floor_seconds"] * bytes_of_one / 4)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(bool(MISSING), reason=MISSING)
 def test_tcp_fills_links_of_different_rates(tmp_path: Path) -> None:
     """Faster than the faster link alone, and than twice the slower one: pieces go where there is room."""

@@ -34,15 +34,23 @@ ON_FOUR_RANKS_TOO = {
     "test_torch_passes.py",
     "test_training_steps.py",
 }
-# What of the adapter is arithmetic, or is refused before anything is sent: on processes it shows what it shows on threads.
+# What is arithmetic, or is refused before anything is sent, shows on processes what it shows on threads.
 ON_THREADS_IN_EVERY_RUN = {
+    "test_adjoints.py",
+    "test_bad_arguments.py",
+    "test_buffers.py",
+    "test_options.py",
     "test_torch_adasum.py",
     "test_torch_amp.py",
     "test_torch_autograd.py",
     "test_torch_bad_arguments.py",
+    "test_torch_buckets.py",
+    "test_torch_embedding_storage.py",
+    "test_torch_incomplete_steps.py",
     "test_torch_sparse.py",
     "test_torch_steps.py",
     "test_training.py",
+    "test_training_local_steps.py",
     "test_training_parameters.py",
 }
 # A job takes many files, since ranks need seconds to import what they test.
