@@ -1,7 +1,7 @@
 """A step that survives a change of the world: no rank uses the results of a window before every member holds all of them.
 
-A window is the operations between two updates of an optimizer, or a part of them that is waited for at once. Its inputs
-are kept. When this rank holds every result it is whole, and says so in an allreduce of one byte; when that returns all
+A window is the operations between two updates of an optimizer, or a part of them that is waited for at once; of several
+optimizers, those between two draws of samples. Its inputs are kept. When this rank holds every result it is whole, and says so in an allreduce of one byte; when that returns all
 members are whole, and the window is released. On the way a world may be lost. Then the survivors meet in the next one,
 tell each other how far they are (``settlement``), and release the window, or submit the kept inputs once more.
 
@@ -47,6 +47,7 @@ class Part(Enum):
 
     NOTHING = "they are given up"
     SOME = "more will come"
+    STEP = "with them an optimizer's step is complete, and so is the window if there is one optimizer"
     LAST = "with them it is complete"
 
 
@@ -72,11 +73,16 @@ class Transaction:
     Args:
         member: this process in its elastic job.
         training: what goes on.
+        several: whether more than one optimizer may step in a window, which ``close`` ends then.
+
+    Attributes:
+        several: as given.
     """
 
-    def __init__(self, member: Member, training: Training):
+    def __init__(self, member: Member, training: Training, several: bool = False):
         self._member = member
         self._training = training
+        self.several = several
         self._holds_state = False
         self._released = 0
         self._stage = Stage.IDLE
@@ -88,6 +94,7 @@ class Transaction:
         )
         self._applied: set[int] | None = None  # of the first part of the open window that was released
         self._has_parts = False  # whether there was one
+        self._has_step = False  # whether an optimizer's step was among them
         self._part = Part.NOTHING  # that is held
 
     # ---- the open window ----
@@ -145,6 +152,16 @@ class Transaction:
         """
         return awaited(self.run(attempt, lambda _: Part.NOTHING, lambda: None))
 
+    def close(self) -> bool:
+        """Ends the open window if several optimizers may step in one, and one has; returns whether it did.
+
+        To be called on all ranks alike, where the next window would begin.
+        """
+        if not self._has_step:
+            return False
+        awaited(self.run(_nothing, lambda _: Part.LAST, lambda: None))
+        return True
+
     def finish(self) -> None:
         """Returns when all members have released every window; so none of them needs this rank for one any more."""
         awaited(self.run(_nothing, lambda _: Part.LAST, lambda: None))
@@ -165,10 +182,11 @@ class Transaction:
             self._applied, self._has_parts = self._contributors, True
         self._released += 1
         self._stage = Stage.BEGUN
-        if self._part is Part.LAST:
+        self._has_step |= self._part is Part.STEP
+        if self._part is Part.LAST or (self._has_step and not self.several):
             self._stage = Stage.IDLE
             self._training.finish_window(self._applied)
-            self._applied, self._contributors, self._has_parts = None, None, False
+            self._applied, self._contributors, self._has_parts, self._has_step = None, None, False, False
             self._deal_in(current().world)
 
     # ---- between two steps ----

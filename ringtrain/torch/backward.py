@@ -97,6 +97,24 @@ def take_turns(steps: Iterator[Operation]) -> None:
             pass  # the iterator looks at each operation itself
 
 
+class OneByOne:
+    """Has optimizers whose gradients one pass has completed go on one after the other, in an order that ranks share."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, Callable[[], None]] = {}  # by place in that order
+
+    def call(self, place: int, function: Callable[[], None]) -> None:
+        """Has the engine call a function behind those with lower places; to be called at the end of the pass."""
+        if not self._waiting:
+            _queue(self._call_all)  # behind the ends of all optimizers, which hooks have queued
+        self._waiting[place] = function
+
+    def _call_all(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for _, function in sorted(waiting.items()):
+            function()
+
+
 def _call_in_pass_of(node: torch.autograd.graph.Node, function: Callable[[], None]) -> None:
     """Calls a function in the pass that a node belongs to: before the node that follows it."""
     following = next((each for each, _ in node.next_functions if each is not None), None)

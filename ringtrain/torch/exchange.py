@@ -27,7 +27,7 @@ from ringtrain.gradients.presence import DENSE, MISSING, SETTLED, SPARSE_64, aft
 from ringtrain.gradients.rounds import Rounds, Said, Stage
 from ringtrain.numbering import next_number
 from ringtrain.pending import Operation
-from ringtrain.torch.backward import take_turns
+from ringtrain.torch.backward import OneByOne, take_turns
 from ringtrain.torch.bucketing import Bucketing
 from ringtrain.torch.bursts import Bursts
 from ringtrain.torch.gradients import Group, Member, ReductionSettings
@@ -62,6 +62,7 @@ class Exchange:
         self._names: dict[torch.Tensor, str] = {}  # prefix not included
         self._has_unused_results = False  # gradients were reduced, and no step has used them so far
         self._transaction: Transaction | None = None
+        self._one_by_one: OneByOne | None = None
         self._filled: list[Member] = []  # given zeros for the round under way
         self._members: list[Member] = []
         powersgd = settings.powersgd
@@ -69,6 +70,11 @@ class Exchange:
         self._lock = threading.Lock()  # hooks of several devices run in several threads
         self._round_lock = threading.Lock()
         self._enter_world()
+
+    @property
+    def number(self) -> int:
+        """The place of this optimizer among those of its world."""
+        return int(self.prefix.rpartition(".")[2])
 
     @property
     def context(self) -> Context:
@@ -110,9 +116,15 @@ class Exchange:
 
     # ---- steps that survive a change of the world ----
 
-    def keep_inputs_for(self, transaction: Transaction) -> None:
-        """From now on results are held beside the gradients until the transaction releases them; there are no buckets."""
+    def keep_inputs_for(self, transaction: Transaction, one_by_one: OneByOne | None) -> None:
+        """From now on results are held beside the gradients until the transaction releases them; there are no buckets.
+
+        Args:
+            transaction: which releases one round after the other.
+            one_by_one: of the optimizers that share it; None if there is one.
+        """
         self._transaction = transaction
+        self._one_by_one = one_by_one
         self._bursts.keeps_inputs = True
         self._bucketing.end()
 
@@ -204,7 +216,10 @@ class Exchange:
                         raise
 
     def _end_pass(self) -> None:
-        take_turns(self._round(Stage.PASS_ENDED))
+        if self._one_by_one is None:
+            take_turns(self._round(Stage.PASS_ENDED))
+        else:
+            self._one_by_one.call(self.number, lambda: self._hold_round(Stage.PASS_ENDED))
 
     def _begin_again(self, member: Member) -> None:
         """A gradient that was settled comes anew: the step is over, unless it was added to what was reduced.
@@ -260,6 +275,11 @@ class Exchange:
                 self.step.note_end()  # the others have seen the end of this step too
                 raise
 
+    def _hold_round(self, stage: Stage) -> None:
+        for operation in self._round(stage):
+            with suppress(RingtrainError):  # the round looks at it itself
+                operation.wait()
+
     def _attempt(self, stage: Stage) -> Generator[Operation, None, Said]:
         """Agrees and reduces; returns what was agreed on. In a transaction nothing but ``_release`` changes a gradient."""
         with self._lock:
@@ -278,7 +298,7 @@ class Exchange:
         if stage is Stage.DISCARDING:
             return Part.NOTHING
         left = after_round(self.step.codes, agreed.codes, agreed.is_last(stage))
-        return Part.SOME if MISSING in left else Part.LAST
+        return Part.SOME if MISSING in left else Part.STEP
 
     def _release(self) -> None:
         """All ranks hold the results: they take the place of this rank's own gradients."""
@@ -406,9 +426,7 @@ class Exchange:
     def close_step(self, stage: Stage) -> None:
         """Holds rounds until every gradient is settled on all ranks."""
         while not self.step.closed:
-            for operation in self._round(stage):
-                with suppress(RingtrainError):  # the round looks at it itself
-                    operation.wait()
+            self._hold_round(stage)
 
     def discard(self) -> None:
         """Gives the step up: without a word, unless it came to no end and others may have sent something in it."""

@@ -15,6 +15,7 @@ from ringtrain.errors import InvalidArgumentError
 from ringtrain.gradients import residuals
 from ringtrain.gradients.rounds import Stage
 from ringtrain.torch import powersgd
+from ringtrain.torch.backward import OneByOne
 from ringtrain.torch.coexistence import refuse_shared_parameters
 from ringtrain.torch.exchange import Exchange
 from ringtrain.torch.gradients import ReductionSettings
@@ -69,15 +70,15 @@ class Reducer:
     @property
     def number(self) -> int:
         """Its place among the optimizers of its world."""
-        return int(self.prefix.rpartition(".")[2])
+        return self._exchange.number
 
     def enter_world(self) -> None:
         """Goes on in the present world, if it is not the last one that this optimizer was used in."""
         self._exchange.follow_world()
 
-    def keep_inputs_for(self, transaction: Transaction) -> None:
+    def keep_inputs_for(self, transaction: Transaction, one_by_one: OneByOne | None = None) -> None:
         """Has the transaction release each step, so that it survives a change of the world; between two steps."""
-        self._exchange.keep_inputs_for(transaction)
+        self._exchange.keep_inputs_for(transaction, one_by_one)
 
     def go_on_in_world(self) -> None:
         """Goes on in the present world with the step under way, whose gradients are kept."""

@@ -226,7 +226,7 @@ def test_what_would_not_go_on_in_another_world_is_refused(job: Job) -> None:
         r"^\[1\] (refused \w+|taken)(.*)$", run(job, "--elastic", "-np", "2", program=REFUSED).stdout, re.M
     )
     assert [kind for kind, _ in said] == ["refused InvalidArgumentError", *["refused UnsupportedError"] * 2, "taken"]
-    assert "one optimizer from DistributedOptimizer in this process but found 1 more" in said[0][1]
+    assert "all optimizers from DistributedOptimizer in this process but found 1 more" in said[0][1]
     assert all("must reduce gradients in each step" in words for _, words in said[1:3])
 
 

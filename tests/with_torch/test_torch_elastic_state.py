@@ -39,11 +39,9 @@ def test_it_is_the_base_of_horovods_states_too(alone):
 
 def test_what_it_refuses(alone):
     model = torch.nn.Linear(1, 1)
-    with pytest.raises(ValueError, match="one optimizer from DistributedOptimizer but found 0"):
+    with pytest.raises(ValueError, match="an optimizer from DistributedOptimizer but found none"):
         hvd.elastic.State(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.5))
     optimizer = distributed(model)
-    with pytest.raises(ValueError, match="found 2"):
-        hvd.elastic.State(optimizer=optimizer, other=distributed(torch.nn.Linear(1, 1)))
     with pytest.raises(ValueError, match="names must not be those of its methods, or private, but epochs is"):
         hvd.elastic.State(optimizer=optimizer, epochs=3)
     with pytest.raises(NotImplementedError, match="there is nothing to commit"):
@@ -68,6 +66,24 @@ def test_alone_it_counts_epochs_steps_and_samples(alone):
         seen.append((epoch, state.epoch, state.step, read))
     assert [each[:3] for each in seen] == [(0, 0, 3), (1, 1, 6)] and seen[0][3] != seen[1][3]
     assert (state.epoch, state.step, state.best) == (2, 6, 7)
+
+
+def test_of_several_optimizers_the_first_counts_steps(alone):
+    models, data = [torch.nn.Linear(1, 1) for _ in range(2)], torch.arange(8.0).reshape(-1, 1)
+    optimizers, sampler = [distributed(model) for model in models], hvd.elastic.ElasticSampler(data)
+    loader = torch.utils.data.DataLoader(data, batch_size=4, sampler=sampler)
+    state = hvd.elastic.State(a=optimizers[1], optimizer=optimizers[0], sampler=sampler)
+    read = []
+    for _ in state.epochs(1):
+        for x in loader:
+            for model, optimizer, steps in zip(models, optimizers, (1, 2), strict=True):
+                for _ in range(steps):
+                    optimizer.zero_grad()
+                    model(x).sum().backward()
+                    optimizer.step()
+            read += x.flatten().tolist()
+            assert sampler.processed_num == len(read)
+    assert state.step == 2 and sorted(read) == list(range(8))
 
 
 @pytest.mark.parametrize("workers", [0, 2])

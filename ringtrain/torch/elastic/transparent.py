@@ -6,7 +6,7 @@ that means for PyTorch: gradients, samples, and the state for ranks that join.
 
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from time import monotonic
 from typing import Any
 
@@ -20,6 +20,7 @@ from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.log import logger
 from ringtrain.objects import broadcast_object
 from ringtrain.process_sets import global_process_set
+from ringtrain.torch.backward import OneByOne
 from ringtrain.torch.elastic.checkpoints import Folder, Plan, on_devices
 from ringtrain.torch.elastic.sampler import ElasticSampler
 from ringtrain.torch.elastic.transfer import keeps_identity, take_over
@@ -37,7 +38,7 @@ class TransparentState(LosslessState):
 
     Args:
         model: a module.
-        optimizer: of it, from ``DistributedOptimizer``.
+        optimizer: of it, from ``DistributedOptimizer``. Others are given as ``objects``, all that the process has.
         sampler: an ``ElasticSampler``, which counts by itself from now on.
         schedule: of learning rates; whatever has ``state_dict`` and ``load_state_dict``.
         objects: more of such, and plain objects that pickle, which a rank that joins takes over. ``epoch`` and ``step``
@@ -45,12 +46,12 @@ class TransparentState(LosslessState):
 
     Attributes:
         epoch: that ``epochs`` is in.
-        step: updates that the optimizer has made.
+        step: updates that the optimizer has made; of several, the one that is given first.
 
     Raises:
-        InvalidArgumentError: no distributed optimizer, or several; in an elastic job also those that are not given.
+        InvalidArgumentError: no distributed optimizer; in an elastic job also one that is not given.
         UnsupportedError: in an elastic job, an optimizer that sends no gradients (``op=Adasum``, ``every``), or among the
-            ranks of a process set.
+            ranks of a process set; several with different ``backward_passes_per_step``.
 
     Example:
         >>> state = hvd.elastic.State(model=model, optimizer=optimizer, sampler=sampler)
@@ -87,16 +88,20 @@ class TransparentState(LosslessState):
         self._plain = sorted(given.keys() - set(self._stateful))
         self._saves: tuple[Folder, Plan, int] | None = None  # where, when, and how many files are kept
         self._has_stepped = False  # and nothing was drawn since
-        distributed = _distributed_optimizer([getattr(self, name) for name in self._stateful])
+        distributed = _distributed_optimizers(given.values())
         samplers = [getattr(self, name) for name in self._stateful if isinstance(getattr(self, name), ElasticSampler)]
         self._training = _Training(self, samplers, distributed)
         member = membership.current()
         self._transaction: Transaction | None = None
         if member is not None:
-            reducer = _checked_reducer(distributed)
-            self._transaction = Transaction(member, self._training)
-            reducer.keep_inputs_for(self._transaction)
-        distributed.register_step_post_hook(lambda *_: self._after_update())
+            reducers = _checked_reducers(distributed)
+            several = len(reducers) > 1
+            self._transaction = Transaction(member, self._training, several)
+            one_by_one = OneByOne() if several else None
+            for reducer in reducers:
+                reducer.keep_inputs_for(self._transaction, one_by_one)
+        for place, optimizer in enumerate(distributed):
+            optimizer.register_step_post_hook(lambda *_, counts=place == 0: self._after_update(counts))
         for each in samplers:
             each.follow(self._training)
 
@@ -171,14 +176,17 @@ class TransparentState(LosslessState):
             setattr(self, name, kept[name])
         return True
 
-    def _after_update(self) -> None:
-        self.step += 1
+    def _after_update(self, counts: bool) -> None:
+        self.step += int(counts)
         self._has_stepped = True
         if self._transaction is None:
             self._training.finish_window(None)
-        self._tell_change()
+        elif not self._transaction.several:
+            self._tell_change()
 
     def _between_steps(self) -> None:
+        if self._transaction is not None and self._transaction.close():
+            self._tell_change()
         if self._has_stepped:
             self._has_stepped = False
             self._save_if_due()
@@ -208,17 +216,16 @@ class TransparentState(LosslessState):
 class _Training:
     """What the transaction of a state goes on with; it owns nothing."""
 
-    def __init__(self, state: TransparentState, samplers: list[ElasticSampler], optimizer: Any):
+    def __init__(self, state: TransparentState, samplers: list[ElasticSampler], optimizers: list[Any]):
         self._state = state
         self._samplers = samplers
-        self._optimizer = optimizer
+        self._optimizers = optimizers
 
     # ---- Training ----
 
     def enter_world(self) -> None:
-        """Has the optimizer go on in the present world."""
-        reducer = self._optimizer._reducer
-        if reducer is not None:
+        """Has the optimizers go on in the present world, in the order in which ranks that join have made theirs."""
+        for reducer in sorted(self._reducers(), key=lambda each: each.number):
             reducer.go_on_in_world()
 
     def take_state(self) -> None:
@@ -229,8 +236,7 @@ class _Training:
         values = broadcast_object({name: getattr(state, name) for name in state._plain}, 0, _OBJECTS)
         for name, value in values.items():
             setattr(state, name, value)
-        reducer = self._optimizer._reducer
-        if reducer is not None:
+        for reducer in self._reducers():
             reducer.note_between_steps()
 
     def deal(self, size: int, place: int) -> None:
@@ -242,6 +248,9 @@ class _Training:
         """Counts the samples of a window."""
         for sampler in self._samplers:
             sampler.finish_window(contributors)
+
+    def _reducers(self) -> list[Reducer]:
+        return [each._reducer for each in self._optimizers if each._reducer is not None]
 
     # ---- samplers ----
 
@@ -258,14 +267,35 @@ class _Training:
                 sampler.set_epoch(epoch)
 
 
-def _distributed_optimizer(values: list[Any]) -> Any:
+def _distributed_optimizers(values: Iterable[Any]) -> list[Any]:
     found = [value for value in values if isinstance(value, torch.optim.Optimizer) and hasattr(value, "_reducer")]
-    if len(found) != 1:
+    if not found:
         raise InvalidArgumentError(
-            f"elastic.State: expected one optimizer from DistributedOptimizer but found {len(found)}. Wrap the optimizer "
-            "before; for several, use TorchState and elastic.run."
+            "elastic.State: expected an optimizer from DistributedOptimizer but found none. Wrap the optimizer before."
         )
-    return found[0]
+    return found
+
+
+def _checked_reducers(optimizers: list[Any]) -> list[Reducer]:
+    reducers = [_checked_reducer(each) for each in optimizers]
+    if _left_out(reducers):
+        gc.collect()  # one that was wrapped before, and is in use no more
+    if left_out := len(_left_out(reducers)):
+        raise InvalidArgumentError(
+            f"elastic.State: expected all optimizers from DistributedOptimizer in this process but found {left_out} more, which "
+            "would not go on in another world. Give them, too: State(..., other=other_optimizer)."
+        )
+    passes = sorted({each.passes_per_step for each in reducers})
+    if len(passes) > 1:
+        raise UnsupportedError(
+            f"elastic.State: backward_passes_per_step must be the same for all optimizers, so that all are between two steps "
+            f"where ranks join, but is {passes}. Use TorchState and elastic.run."
+        )
+    return reducers
+
+
+def _left_out(reducers: list[Reducer]) -> list[Any]:
+    return [each for each in others(reducers[0]) if each not in reducers]
 
 
 def _checked_reducer(optimizer: Any) -> Reducer:
@@ -279,12 +309,5 @@ def _checked_reducer(optimizer: Any) -> Reducer:
         raise UnsupportedError(
             "elastic.State: the optimizer must train on all ranks, but has a process set of its own, which ends with its "
             "world. Use TorchState and elastic.run."
-        )
-    if others(reducer):
-        gc.collect()  # one that was wrapped before, and is in use no more
-    if left_out := len(others(reducer)):
-        raise InvalidArgumentError(
-            f"elastic.State: expected one optimizer from DistributedOptimizer in this process but found {left_out} more, which "
-            "would not go on in another world. For several, use TorchState and elastic.run."
         )
     return reducer
