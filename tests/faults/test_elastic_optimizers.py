@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -109,8 +110,9 @@ def assert_as_planned(job: Job, *flags: str, ranks: int, folder: Path, **variabl
         place.write_text(json.dumps(list(halves)))
         planned = run(job, "-np", str(size), program=HALVES + REPLAY, PLAN=str(place))
     assert set(ends(planned)) == set(ends(done))
-    drawn = sorted(index for half in plan[::2] for samples in half for index in samples)
-    assert drawn == sorted([*range(SAMPLES)] * EPOCHS)
+    drawn = Counter(index for half in plan[::2] for samples in half for index in samples)
+    twice = drawn - Counter([*range(SAMPLES)] * EPOCHS)
+    assert len(drawn) == SAMPLES and min(drawn.values()) == EPOCHS and twice.total() < ranks, twice  # where 8 are left for 3
     assert not re.search(r"^\[\d+\] change .* critic", done.stdout, re.MULTILINE), (
         "listeners hear of it between two steps"
     )
