@@ -31,6 +31,7 @@ class LosslessState(State):
         self._refuse_names(objects)
         self._listeners: list[Callable[[int, int], object]] = []
         self._size: int | None = None  # that was told last
+        self._has_looped = False  # or does
 
     def on_change(self, function: Callable[[int, int], object]) -> None:
         """Has a function called between two steps when the number of ranks has changed, with the old and the new one.
@@ -39,6 +40,18 @@ class LosslessState(State):
         call it.
         """
         self._listeners.append(function)
+
+    def _begin_loop(self) -> None:
+        self._refuse_second_loop()
+        self._has_looped = True
+
+    def _refuse_second_loop(self) -> None:
+        """A rank that joins begins with the first loop of the script, in which the others may be no longer."""
+        if self._has_looped:
+            raise InvalidArgumentError(
+                "elastic.State: expected one loop over all epochs, or one fit, but found another one, in which ranks that join "
+                "would not be. Count all epochs in one, or make another State for each run of the script."
+            )
 
     def _tell_change(self) -> None:
         size = current().size

@@ -83,6 +83,7 @@ class TransparentState(LosslessState):
         At first all ranks get the state of rank 0. A rank that joins later goes on in the middle of an epoch: at once with
         its ``steps``. Ranks join and leave here, too.
         """
+        self._begin_loop()
         self.enter()
         self._in_epochs = True
         while self.epoch < count:
@@ -90,6 +91,7 @@ class TransparentState(LosslessState):
             self.epoch += 1
             self.batch = 0
             self.between_steps()
+        self._in_epochs = False
         self.finish()
 
     def steps(self, count: int) -> Iterator[int]:
@@ -97,6 +99,8 @@ class TransparentState(LosslessState):
 
         Ranks join and leave between two of them. Outside of ``epochs`` it does what that does, for the one epoch there is.
         """
+        if not self._in_epochs:
+            self._begin_loop()
         self.enter()
         while self.batch < count:
             self.between_steps()

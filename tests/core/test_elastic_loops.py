@@ -46,6 +46,16 @@ def test_an_array_of_another_shape_takes_the_place_of_ones_own():
         assert world.run(train) == [[[0.0, 1.0]]] * 2
 
 
+def loop_twice(state, name):
+    loop = getattr(state, name)
+    assert list(loop(2)) == [0, 1]
+    for again in (state.epochs, state.steps):
+        with pytest.raises(
+            InvalidArgumentError, match="expected one loop over all epochs, or one fit, but found another"
+        ):
+            next(again(3))
+
+
 def test_what_it_refuses():
     with pytest.raises(InvalidArgumentError, match="names must not be those of its methods, or private, but epochs is"):
         rt.elastic.State(epochs=3)
@@ -54,4 +64,7 @@ def test_what_it_refuses():
     for call in (state.commit, state.save, state.restore, state.check_host_updates):
         with pytest.raises(UnsupportedError, match="commit: elastic.State with values loses no step"):
             call()
+    for loop in ("epochs", "steps"):
+        with World(1) as world:
+            world.run(lambda _: loop_twice(rt.elastic.State(note=1), loop))
     assert type(rt.elastic.State()) is rt.elastic.State

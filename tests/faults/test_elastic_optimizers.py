@@ -112,7 +112,9 @@ def assert_as_planned(job: Job, *flags: str, ranks: int, folder: Path, **variabl
     assert set(ends(planned)) == set(ends(done))
     drawn = Counter(index for half in plan[::2] for samples in half for index in samples)
     twice = drawn - Counter([*range(SAMPLES)] * EPOCHS)
-    assert len(drawn) == SAMPLES and min(drawn.values()) == EPOCHS and twice.total() < ranks, twice  # where 8 are left for 3
+    assert len(drawn) == SAMPLES and min(drawn.values()) == EPOCHS and twice.total() < ranks, (
+        twice
+    )  # where 8 are left for 3
     assert not re.search(r"^\[\d+\] change .* critic", done.stdout, re.MULTILINE), (
         "listeners hear of it between two steps"
     )

@@ -222,6 +222,8 @@ def test_fit_takes_the_rest_of_an_epoch_and_then_whole_ones(alone):
         fit(model, elastic, 4, seen)
         assert seen.batches == [(1, 2), (1, 3), (2, 0), (2, 1), (2, 2), (2, 3)]
         assert (elastic.state.epoch, elastic.state.batch, elastic.state.step) == (3, 0, 12)
+        with pytest.raises(InvalidArgumentError, match="one loop over all epochs, or one fit, but found another one"):
+            fit(model, elastic, 4, epochs=4)
 
     alone.run(check)
 

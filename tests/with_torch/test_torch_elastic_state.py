@@ -119,6 +119,10 @@ def test_a_checkpoint_goes_on_where_it_was(alone):
     model = torch.nn.Linear(1, 1)
     state = hvd.elastic.State(optimizer=distributed(model), epoch=1, step=40)
     assert list(state.epochs(3)) == [1, 2] and state.step == 40
+    with pytest.raises(
+        InvalidArgumentError, match="expected one loop over all epochs, or one fit, but found another one"
+    ):
+        next(state.epochs(4))
 
 
 def test_a_result_takes_its_gradients_place_without_a_copy():

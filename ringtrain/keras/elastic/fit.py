@@ -31,6 +31,16 @@ class FitState(TransparentState):
 
     batches: int
 
+    def begin_fit(self) -> None:
+        """As ``enter``. Raises InvalidArgumentError if there was a ``fit`` that has come to its end."""
+        self._refuse_second_loop()
+        self.enter()
+
+    def end_fit(self) -> None:
+        """As ``finish``."""
+        self._has_looped = True
+        self.finish()
+
 
 class ElasticHooks:
     """Has ``fit`` go on when ranks die and when others come: no step is lost, and nothing is computed again.
@@ -48,7 +58,7 @@ class ElasticHooks:
 
     Raises:
         InvalidArgumentError: a model that is not built, or has no distributed optimizer. In ``fit``: a number of batches that
-            is not known, or is not reached; another ``initial_epoch``.
+            is not known, or is not reached; another ``initial_epoch``; a second ``fit``.
         MismatchError: in ``fit``, on all ranks: they would take different numbers of batches or epochs.
         UnsupportedError: local steps (``every``), a process set, or a model of tf_keras.
 
@@ -82,7 +92,7 @@ class ElasticHooks:
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Agrees with the others on how many batches an epoch has; a rank that joins has been told."""
-        self.state.enter()
+        self.state.begin_fit()
         if self.state.batches == 0:
             self.state.batches = self._agreed_batches()
         several = getattr(self.model, "steps_per_execution", 1) or 1
@@ -130,7 +140,7 @@ class ElasticHooks:
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Returns when all ranks have the last step."""
-        self.state.finish()
+        self.state.end_fit()
 
     def _agreed_batches(self) -> int:
         own = [int((self.params or {}).get(name) or 0) for name in ("steps", "epochs")]

@@ -111,6 +111,7 @@ class TransparentState(LosslessState):
         At first all ranks get the state of rank 0, so there is no need of ``broadcast_parameters``. A rank that joins later
         goes on in the middle of an epoch. The samplers are set to each epoch.
         """
+        self._begin_loop()
         if self._transaction is None:
             self._training.take_state()
         else:
