@@ -1,9 +1,10 @@
 """A step that survives a change of the world: no rank uses the results of a window before every member holds all of them.
 
 A window is the operations between two updates of an optimizer, or a part of them that is waited for at once; of several
-optimizers, those between two draws of samples. Its inputs are kept. When this rank holds every result it is whole, and says so in an allreduce of one byte; when that returns all
-members are whole, and the window is released. On the way a world may be lost. Then the survivors meet in the next one,
-tell each other how far they are (``settlement``), and release the window, or submit the kept inputs once more.
+optimizers, those between two draws of samples. Its inputs are kept. When this rank holds every result it is whole, and says
+so in an allreduce of one byte; when that returns all members are whole, and the window is released. On the way a world may
+be lost. Then the survivors meet in the next one, tell each other how far they are (``settlement``), and release the window,
+or submit the kept inputs once more.
 
 That the exchange may reach some of them only, and be held again in another world, changes nothing:
 
