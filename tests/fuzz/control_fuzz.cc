@@ -36,6 +36,7 @@ void Tell(const ControlFrame& frame) {
   form.epoch = go.epoch = {1, 1};
   form.members.resize(1);
   membership.Arrived(0, form, &actions);
+  membership.Reached(form.epoch, kMe.uid, &actions);
   membership.Arrived(0, go, &actions);
   Expect(membership.state() == Membership::State::kMember, "a member");
   membership.Arrived(1, frame, &actions);
