@@ -1,16 +1,19 @@
-"""What the states that lose no step share: values that become attributes, who is told of another size, and no commits.
+"""What the states that lose no step share: operations that survive, who is told of another size, and no commits.
 
 What a step is, and how its results survive, differs: NumPy, TensorFlow and Keras have ``ringtrain.elastic.transparent``,
 PyTorch has ``ringtrain.torch.elastic.transparent``.
 """
 
+import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from ringtrain.context import current
 from ringtrain.elastic.state import State
-from ringtrain.elastic.transaction import Training
+from ringtrain.elastic.transaction import Part, Training, Transaction
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
+
+Result = TypeVar("Result")
 
 
 class LosslessState(State):
@@ -24,6 +27,8 @@ class LosslessState(State):
     """
 
     _training: Training  # that goes on
+    _transaction: Transaction | None  # None in a job that is not elastic
+    _SURVIVED = Part.NOTHING  # what the results of ``survive`` are of a window
     _NOTHING_TO_COMMIT: str  # and what to do instead
 
     def __init__(self, objects: dict[str, Any]):
@@ -32,6 +37,8 @@ class LosslessState(State):
         self._listeners: list[Callable[[int, int], object]] = []
         self._size: int | None = None  # that was told last
         self._has_looped = False  # or does
+        self._has_entered = False  # the loop has taken the state of rank 0
+        self._window = threading.Lock()  # of TensorFlow's threads one is in a window at a time
 
     def on_change(self, function: Callable[[int, int], object]) -> None:
         """Has a function called between two steps when the number of ranks has changed, with the old and the new one.
@@ -40,6 +47,35 @@ class LosslessState(State):
         call it.
         """
         self._listeners.append(function)
+
+    def survive(self, function: Callable[[], Result]) -> Result:
+        """Calls a function that uses operations between ranks; again, in another world, if not all come to its end.
+
+        All ranks do so in one order, one at a time. What it returns is used by all of them, or by none. A rank that joins
+        begins with the inner loop, so what is done once an epoch, such as the average of a metric, stands behind that.
+
+        Args:
+            function: must have no effect but what it returns, and use the world as it finds it.
+
+        Raises:
+            InvalidArgumentError: in an elastic job, before the loop has begun.
+            RingtrainError: what another world would meet again.
+
+        Example:
+            >>> for epoch in state.epochs(90):
+            ...     for x, y in loader:
+            ...         train_on(x, y)
+            ...     accuracy = state.survive(lambda: hvd.allreduce(right / seen, name="accuracy"))
+        """
+        if self._transaction is None:
+            return function()
+        if not self._has_entered:
+            raise InvalidArgumentError(
+                "elastic.State: its operations must stand in the loop over epochs() or steps(), but one stands before it, "
+                "where ranks that join would not meet it. Move it into the loop."
+            )
+        with self._window:
+            return self._transaction.survive(function, self._SURVIVED)
 
     def _begin_loop(self) -> None:
         self._refuse_second_loop()

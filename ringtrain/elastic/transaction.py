@@ -96,6 +96,7 @@ class Transaction:
         self._applied: set[int] | None = None  # of the first part of the open window that was released
         self._has_parts = False  # whether there was one
         self._has_step = False  # whether an optimizer's step was among them
+        self._is_apart = False  # whether nothing of it but what is given up was drawn or released
         self._part = Part.NOTHING  # that is held
 
     # ---- the open window ----
@@ -121,6 +122,7 @@ class Transaction:
         Raises:
             RingtrainError: what another world would meet again.
         """
+        self._is_apart |= self._stage is Stage.IDLE
         self.begin()
         held: list[Result] = []
         released = self._released
@@ -153,12 +155,27 @@ class Transaction:
         """
         return awaited(self.run(attempt, lambda _: Part.NOTHING, lambda: None))
 
-    def close(self) -> bool:
-        """Ends the open window if several optimizers may step in one, and one has; returns whether it did.
+    def survive(self, function: Callable[[], Result], part: Part) -> Result:
+        """Has what a function returns that waits for its operations itself.
 
-        To be called on all ranks alike, where the next window would begin.
+        Args:
+            function: uses the present world, and has no other effect.
+            part: what that is of the open window.
         """
-        if not self._has_step:
+
+        def attempt() -> Generator[Operation, None, Result]:
+            yield from ()
+            return function()
+
+        return awaited(self.run(attempt, lambda _: part, lambda: None))
+
+    def close(self) -> bool:
+        """Ends the open window if there is nothing else that does; returns whether there was one.
+
+        So it is if several optimizers may step in a window, and one has, or if its only results are such as ``survive`` gives
+        up. To be called on all ranks alike, where the next window would begin.
+        """
+        if not (self._has_step or self._is_apart):
             return False
         awaited(self.run(_nothing, lambda _: Part.LAST, lambda: None))
         return True
@@ -184,10 +201,12 @@ class Transaction:
         self._released += 1
         self._stage = Stage.BEGUN
         self._has_step |= self._part is Part.STEP
+        self._is_apart &= self._part is Part.NOTHING
         if self._part is Part.LAST or (self._has_step and not self.several):
             self._stage = Stage.IDLE
             self._training.finish_window(self._applied)
             self._applied, self._contributors, self._has_parts, self._has_step = None, None, False, False
+            self._is_apart = False
             self._deal_in(current().world)
 
     # ---- between two steps ----

@@ -6,8 +6,7 @@ ranks that join. TensorFlow and Keras stand on it; PyTorch's gradients leave in 
 state of their own.
 """
 
-import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,11 +15,9 @@ from ringtrain import membership, operations
 from ringtrain.context import current
 from ringtrain.elastic.adapters import adapter_of, enter_world
 from ringtrain.elastic.lossless import LosslessState
-from ringtrain.elastic.transaction import Part, Transaction, awaited
-from ringtrain.errors import InvalidArgumentError
+from ringtrain.elastic.transaction import Part, Transaction
 from ringtrain.objects import broadcast_object
 from ringtrain.operations import Compression
-from ringtrain.pending import Operation
 
 Result = TypeVar("Result")
 _OBJECTS = "ringtrain.elastic.objects"
@@ -60,15 +57,15 @@ class TransparentState(LosslessState):
         "asked for. Leave the call out, or make an ObjectState for elastic.run."
     )
 
+    _SURVIVED = Part.LAST  # each operation is a window of its own
+
     def __init__(self, **objects: Any):
         super().__init__(objects)
         given = {"epoch": 0, "batch": 0, "step": 0, **objects}
         for name, value in given.items():
             setattr(self, name, value)
         self._names = sorted(given)
-        self._entered = False
         self._in_epochs = False
-        self._window = threading.Lock()  # of TensorFlow's threads one is in a window at a time
         self._training = _Training(self)
         member = membership.current()
         self._transaction = None if member is None else Transaction(member, self._training)
@@ -159,40 +156,13 @@ class TransparentState(LosslessState):
             )
         )
 
-    def survive(self, function: Callable[[], Result]) -> Result:
-        """Calls a function that uses operations between ranks; again, in another world, if not all come to its end.
-
-        All ranks do so in one order, one at a time. What it returns is used by all of them, or by none.
-
-        Args:
-            function: must have no effect but what it returns, and use the world as it finds it.
-
-        Raises:
-            InvalidArgumentError: in an elastic job, before ``epochs`` or ``steps`` has begun.
-            RingtrainError: what another world would meet again.
-        """
-        if self._transaction is None:
-            return function()
-        if not self._entered:
-            raise InvalidArgumentError(
-                "elastic.State: its operations must stand in the loop over epochs() or steps(), but one stands before it, "
-                "where ranks that join would not meet it. Move it into the loop."
-            )
-
-        def attempt() -> Generator[Operation, None, Result]:
-            yield from ()
-            return function()
-
-        with self._window:
-            return awaited(self._transaction.run(attempt, lambda _: Part.LAST, lambda: None))
-
     # ---- for those who have a loop of their own, such as fit ----
 
     def enter(self) -> None:
         """Takes the state of rank 0, at the first call; on all ranks, and for those that join with what they go on with."""
-        if self._entered:
+        if self._has_entered:
             return
-        self._entered = True
+        self._has_entered = True
         if self._transaction is None:
             self._training.take_state()
         else:

@@ -116,6 +116,7 @@ class TransparentState(LosslessState):
             self._training.take_state()
         else:
             self._transaction.enter()
+        self._has_entered = True
         self._size = current().size
         while self.epoch < count:
             self._training.set_epoch(self.epoch)
