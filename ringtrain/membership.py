@@ -29,6 +29,7 @@ SECONDS_TO_CONNECT = 6.0  # all members have said that they are there; the launc
 # For the cause of a world's end: the launcher knows it as soon as the kernel does, and has to say it.
 SECONDS_FOR_THE_CAUSE = 1.0
 NOTICES = "RINGTRAIN_ELASTIC_NOTICE"  # names of the signals that ask a rank to leave between two steps
+PLANNED = "RINGTRAIN_ELASTIC_PLANNED"  # see `Member.planned`
 MOST_FAILURES = 3  # to connect, one after the other, until this rank gives up
 LEFT = "this rank has left on notice; the others go on from here."
 _SLICE_SECONDS = 0.5  # how long a wait may keep Ctrl-C waiting
@@ -53,11 +54,14 @@ class Member:
     Attributes:
         wants_pause: the launcher wants this world left by all members together: a rank waits to join, or one leaves.
         worlds: how many have begun for this process.
+        planned: ranks whose batches make up that of a step, however many there are (`--batch constant`); 0: each rank's batch
+            stays the same.
     """
 
     def __init__(self, place: ElasticPlace, program: str, opener: Opener):
         self.wants_pause = False
         self.worlds = 0
+        self.planned = int(environment().get(PLANNED) or 0)
         self._place = place
         self._opener = opener
         self._from_where = ", from what they committed last"
@@ -342,6 +346,11 @@ _member: Member | None = None
 def current() -> Member | None:
     """This process in its elastic job; None in a job of a fixed size, and before `init`."""
     return _member
+
+
+def planned() -> int:
+    """``Member.planned`` of this process; 0 in a job of a fixed size."""
+    return 0 if _member is None else _member.planned
 
 
 def enter(make: Callable[[], Member]) -> Member:

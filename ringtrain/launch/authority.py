@@ -23,6 +23,7 @@ class Rules(NamedTuple):
         notice_grace: seconds from the notice to a rank until it is ended, if it has not left.
         notices: names of the signals by which a rank, or a host, is asked to leave.
         launcher_grace: seconds that agents keep their ranks when the launcher is lost, for one that takes the job up.
+        planned: ranks whose batches make up that of a step, however many there are; 0: each rank's batch stays the same.
     """
 
     minimum: int
@@ -32,6 +33,7 @@ class Rules(NamedTuple):
     notice_grace: float = 30.0
     notices: tuple[str, ...] = ("SIGTERM",)
     launcher_grace: float = 60.0
+    planned: int = 0
 
 
 class Action(NamedTuple):

@@ -412,7 +412,7 @@ def make_plan(given: Mapping[str, Any], environment: Mapping[str, str]) -> Plan:
         )
     slots = sum(host.slots for host in hosts)
     minimum, ranks = elastic_flags.range_of_ranks(given, slots)
-    rules = elastic_flags.rules(given, minimum)
+    rules = elastic_flags.rules(given, minimum, ranks)
     if rules is None and minimum != ranks:
         raise HostsError(
             f"-np {minimum}:{ranks}: a range of ranks needs --elastic, which is not given. Add it, or give one number."

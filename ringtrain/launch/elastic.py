@@ -73,7 +73,7 @@ class ElasticJob(Job):
     def agents_that_start(self, line: Sequence[str], words: Mapping[int, EngineStream]) -> Slots:
         """The agents as the engine."""
         slots = Slots(self.plan, line, self.agents, words)
-        slots.notices = self.rules.notices
+        slots.notices, slots.planned = self.rules.notices, self.rules.planned
         return slots
 
     def _start_listeners(self) -> None:

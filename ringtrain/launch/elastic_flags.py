@@ -53,6 +53,12 @@ def options() -> list[click.Option]:
             "(60)",
         ),
         click.Option(
+            ["--batch"],
+            type=click.Choice(["rank", "constant"]),
+            help="of --elastic: what stays the same when the number of ranks changes: the batch of each rank, or that of a step, "
+            "which is a rank's times the MAX of -np (rank)",
+        ),
+        click.Option(
             ["--resume"],
             metavar="JOB",
             help="take up an elastic job of this host whose launcher was lost; nothing else is given",
@@ -102,9 +108,9 @@ def whole_number(flag: str, text: str) -> int:
     return int(text)
 
 
-def rules(given: Mapping[str, Any], minimum: int) -> Rules | None:
+def rules(given: Mapping[str, Any], minimum: int, maximum: int) -> Rules | None:
     """What the flags of an elastic job say; None without --elastic. Raises HostsError."""
-    for flag in ("--notice-signal", "--notice-grace", "--launcher-grace"):
+    for flag in ("--notice-signal", "--notice-grace", "--launcher-grace", "--batch"):
         if not given["elastic"] and given[flag.strip("-").replace("-", "_")] is not None:
             raise HostsError(f"{flag}: it needs --elastic, which is not given. Add it, or leave this out.")
     if not given["elastic"]:
@@ -138,6 +144,7 @@ def rules(given: Mapping[str, Any], minimum: int) -> Rules | None:
         grace,
         notices,
         launcher_grace,
+        maximum if given["batch"] == "constant" else 0,
     )
 
 

@@ -11,6 +11,8 @@ from ringtrain.launch.agents import Agents
 from ringtrain.launch.rank import NOTICES
 from ringtrain.launch.reach import Agent
 
+PLANNED = "RINGTRAIN_ELASTIC_PLANNED"  # see ringtrain.membership
+
 
 class Slots(Agents):
     """The agents as the engine of an elastic job: they start a rank in a slot whenever they are told to.
@@ -19,6 +21,7 @@ class Slots(Agents):
         is_over: nobody is to be started any more.
         processes: uids of the supervised processes, by the slot's number in the job.
         notices: names of the signals by which one is asked to leave.
+        planned: ranks whose batches make up that of a step; 0 if each rank's stays the same.
         listens: where the ranks of a host listen, by its name, if that has changed since its agent was told.
     """
 
@@ -29,6 +32,7 @@ class Slots(Agents):
         self._left = dict.fromkeys(self._agents, 0)
         self.processes: dict[int, str] = {}
         self.notices: tuple[str, ...] = ()
+        self.planned = 0
         self.listens: dict[str, str] = {}
 
     def start(self, _selector: object) -> None:
@@ -41,6 +45,8 @@ class Slots(Agents):
         request = self._request(agent, first)
         request["only"], request["uid"] = [slot], uid
         request["variables"] = {"RINGTRAIN_ELASTIC": f"{uid} {agent.host.name}", NOTICES: ",".join(self.notices)}
+        if self.planned:
+            request["variables"][PLANNED] = str(self.planned)
         if agent.host.name in self.listens:
             request["variables"]["RINGTRAIN_ELASTIC_LISTEN"] = self.listens[agent.host.name]
         agent.send(request)

@@ -27,6 +27,9 @@ def plan_of(*arguments, **environment):
             2,
         ),
         (["-np", "1:2", "--launcher-grace", "5"], Rules(1, 600.0, 10.0, 0, launcher_grace=5.0), 2),
+        (["-np", "2:4", "--batch", "constant"], Rules(2, 600.0, 10.0, 0, planned=4), 4),
+        (["-np", "2:4", "--max-np", "6", "--batch", "constant"], Rules(2, 600.0, 10.0, 0, planned=6), 6),
+        (["-np", "2:4", "--batch", "rank"], Rules(2, 600.0, 10.0, 0), 4),
         (["-np", "2:8", "--host-discovery-script", "echo localhost:2"], Rules(2, 600.0, 10.0, 0), 8),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
@@ -51,6 +54,7 @@ def test_rules(arguments, rules, ranks):
         (["--elastic", "-np", "2:4", "-H", "localhost:3"], "-np 4 needs 4 slots, but there are 3"),
         (["-np", "2", "--notice-grace", "3"], "--notice-grace: it needs --elastic"),
         (["-np", "2", "--launcher-grace", "3"], "--launcher-grace: it needs --elastic"),
+        (["-np", "2", "--batch", "constant"], "--batch: it needs --elastic"),
         (
             ["--elastic", "-np", "2", "--notice-signal", "KILL"],
             "--notice-signal 'KILL': it must be one of SIGTERM, SIGUSR1",
