@@ -7,7 +7,7 @@ from typing import Any
 from ringtrain import membership
 from ringtrain.elastic.state import State
 from ringtrain.elastic.worlds import can_go_on, next_world
-from ringtrain.errors import HostsUpdatedInterrupt
+from ringtrain.errors import HostsUpdatedInterrupt, UnsupportedError
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
@@ -22,6 +22,9 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
     Args:
         func: takes the state and further arguments.
+
+    Raises:
+        UnsupportedError: by the function, in a job with ``--batch constant``.
 
     Example:
         >>> @rt.elastic.run
@@ -45,6 +48,11 @@ def run_fn(
 
     @functools.wraps(func)
     def elastic(state: State, *args: Any, **kwargs: Any) -> Any:
+        if membership.planned():
+            raise UnsupportedError(
+                "--batch constant: steps must be counted by State(model=..., sampler=...) of PyTorch, but elastic.run leaves that to "
+                "the script. Leave the flag out, or use State."
+            )
         is_new = False  # whether the state has not been told of this world yet
         while True:
             try:

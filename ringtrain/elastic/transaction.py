@@ -67,6 +67,9 @@ class Training(Protocol):
     def finish_window(self, contributors: set[int] | None) -> None:
         """All results of a window are released: the samples that these places have drawn are in them; None: of all."""
 
+    def weight(self, contributors: set[int] | None) -> int | None:
+        """What this rank's inputs of the open window count in an average over these places, None: all; None if all count alike."""
+
 
 class Transaction:
     """One rank's side, from world to world.
@@ -105,6 +108,10 @@ class Transaction:
         """Something of a window is drawn, or submitted."""
         if self._stage is Stage.IDLE:
             self._stage = Stage.BEGUN
+
+    def weight(self) -> int | None:
+        """What this rank's inputs of the open window count in an average of the present world; None if all count alike."""
+        return self._training.weight(self._contributors)
 
     def run(
         self,

@@ -16,6 +16,7 @@ from ringtrain.context import current
 from ringtrain.elastic.adapters import adapter_of, enter_world
 from ringtrain.elastic.lossless import LosslessState
 from ringtrain.elastic.transaction import Part, Transaction
+from ringtrain.errors import UnsupportedError
 from ringtrain.objects import broadcast_object
 from ringtrain.operations import Compression
 
@@ -40,6 +41,7 @@ class TransparentState(LosslessState):
 
     Raises:
         InvalidArgumentError: a name that is taken.
+        UnsupportedError: in a job with ``--batch constant``.
 
     Example:
         >>> state = rt.elastic.State(weights=weights)
@@ -61,6 +63,11 @@ class TransparentState(LosslessState):
 
     def __init__(self, **objects: Any):
         super().__init__(objects)
+        if membership.planned():
+            raise UnsupportedError(
+                "--batch constant: an ElasticSampler of PyTorch must deal the samples, but in NumPy, TensorFlow and Keras the "
+                "script does. Leave the flag out, and choose a learning rate for each number of ranks with on_change."
+            )
         given = {"epoch": 0, "batch": 0, "step": 0, **objects}
         for name, value in given.items():
             setattr(self, name, value)
@@ -211,6 +218,9 @@ class _Training:
 
     def finish_window(self, contributors: set[int] | None) -> None:
         """Samples are the script's."""
+
+    def weight(self, contributors: set[int] | None) -> None:
+        """All count alike, unless the script says otherwise."""
 
 
 # ---- the state of this process ----

@@ -3,7 +3,7 @@
 ``exchange`` gathers here what hooks complete, and sends what a round calls for.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ringtrain.errors import RingtrainError
 from ringtrain.torch.gradients import Group, Member, ReductionSettings
@@ -22,10 +22,12 @@ class Bursts:
 
     Attributes:
         keeps_inputs: whether gradients stay as they are until their results are released.
+        weight: says what this rank's gradients count in the average of a step; None if all count alike.
     """
 
     def __init__(self, settings: ReductionSettings, passes: Passes):
         self.keeps_inputs = False
+        self.weight: Callable[[], int | None] = lambda: None
         self._settings = settings
         self._passes = passes
         self._gathered: list[tuple[Group, list[Member]]] = []
@@ -50,7 +52,7 @@ class Bursts:
     def submit(self, group: Group, members: Sequence[Member]) -> None:
         """Submits, and goes on after a refusal: the other ranks wait for the rest."""
         try:
-            group.submit(members, self._settings, self._postscale, self.keeps_inputs)
+            group.submit(members, self._settings, self._postscale, self.weight(), self.keeps_inputs)
         except RingtrainError as problem:
             self.note_problem(problem)
         if group.bucket is not None:
@@ -60,7 +62,7 @@ class Bursts:
     def go_on(self, group: Group) -> None:
         """Submits what follows from what a group has submitted, which has arrived."""
         try:
-            group.go_on(self._settings, self._postscale)
+            group.go_on(self._settings, self._postscale, self.weight())
         except RingtrainError as problem:
             self.note_problem(problem)
 

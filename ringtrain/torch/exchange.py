@@ -125,7 +125,7 @@ class Exchange:
         """
         self._transaction = transaction
         self._one_by_one = one_by_one
-        self._bursts.keeps_inputs = True
+        self._bursts.keeps_inputs, self._bursts.weight = True, transaction.weight
         self._bucketing.end()
 
     def go_on_in_world(self) -> None:

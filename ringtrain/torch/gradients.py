@@ -232,20 +232,26 @@ class Group:
         self._open_count = sum(codes[member.index] != SETTLED for member in self.members)
 
     def submit(
-        self, members: Sequence[Member], how: ReductionSettings, postscale: float, keeps_inputs: bool = False
+        self,
+        members: Sequence[Member],
+        how: ReductionSettings,
+        postscale: float,
+        weight: int | None = None,
+        keeps_inputs: bool = False,
     ) -> None:
         """Starts the operations of some members; sparse gradients travel apart from the others.
 
-        ``keeps_inputs`` leaves the gradients as they are until ``release``.
+        ``weight`` is what they count in an average, None on all ranks to count alike; ``keeps_inputs`` leaves the gradients
+        as they are until ``release``.
         Raises RingtrainError for a gradient that this rank must refuse; its peers' operation fails with the same text.
         """
         self.submitted = True
         sparse = [] if how.sparse_as_dense else [member for member in members if member.parameter.grad.is_sparse]
         for member in sparse:
-            self._submit_sparse(member, how, postscale)
+            self._submit_sparse(member, how, postscale, weight)
         if len(sparse) < len(members):
             dense = [member for member in members if member not in sparse] if sparse else members
-            self._submit_dense(dense, how, postscale, keeps_inputs)
+            self._submit_dense(dense, how, postscale, weight, keeps_inputs)
 
     def waiting(self) -> Iterator[Operation]:
         """The operations under way."""
@@ -259,7 +265,7 @@ class Group:
         """Whether something is to be sent when what was sent has arrived."""
         return any(each.approximation is not None for each in self._dense)
 
-    def go_on(self, how: ReductionSettings, postscale: float) -> None:
+    def go_on(self, how: ReductionSettings, postscale: float, weight: int | None = None) -> None:
         """Waits for what was sent first, and sends what follows from it.
 
         Raises RingtrainError where the first has failed, on all ranks, or this rank must refuse the second.
@@ -280,7 +286,7 @@ class Group:
         except Exception as problem:  # seen by this rank alone: the others must not wait for it
             self._dense = []
             how.session.context.refuse("allreduce", name, how.session.process_set_id, problem)
-        self._operation = self._submit_buffers(name, buffers, buffers, how, postscale)
+        self._operation = self._submit_buffers(name, buffers, buffers, how, postscale, weight)
 
     def take_results(self, compressor: type[Compressor] | None) -> None:
         """Puts the results of finished operations into the gradients; raises the first error after the others."""
@@ -319,7 +325,12 @@ class Group:
         self._sparse_results = []
 
     def _submit_dense(
-        self, members: Sequence[Member], how: ReductionSettings, postscale: float, keeps_inputs: bool
+        self,
+        members: Sequence[Member],
+        how: ReductionSettings,
+        postscale: float,
+        weight: int | None,
+        keeps_inputs: bool,
     ) -> None:
         try:
             sent = self._fill_bucket() if self._all_in_bucket(members) else self._prepare(members, how)
@@ -329,16 +340,21 @@ class Group:
         except Exception as problem:  # seen by this rank alone: the others must not wait for it
             self._dense = []
             how.session.context.refuse("allreduce", self.name, how.session.process_set_id, problem)
-        self._operation = self._submit_buffers(self.name, buffers, results, how, postscale)
+        self._operation = self._submit_buffers(self.name, buffers, results, how, postscale, weight)
 
     @staticmethod
     def _submit_buffers(
-        name: str, buffers: Sequence[Buffer], results: Sequence[Buffer], how: ReductionSettings, postscale: float
+        name: str,
+        buffers: Sequence[Buffer],
+        results: Sequence[Buffer],
+        how: ReductionSettings,
+        postscale: float,
+        weight: int | None,
     ) -> Operation:
         return how.session.context.submit(
             "allreduce", name, buffers, results,
             reduction=how.name, prescale=how.prescale, postscale=postscale, process_set=how.session.process_set_id,
-            compression=how.compression,
+            compression=how.compression, weight=weight,
         )  # fmt: skip
 
     def _all_in_bucket(self, members: Sequence[Member]) -> bool:
@@ -358,7 +374,7 @@ class Group:
         self._dense = [_prepare(member, how) for member in members]
         return [each.sent for each in self._dense]
 
-    def _submit_sparse(self, member: Member, how: ReductionSettings, postscale: float) -> None:
+    def _submit_sparse(self, member: Member, how: ReductionSettings, postscale: float, weight: int | None) -> None:
         operation = SparseAllreduce(
             how.session.context,
             member.parameter.grad,
@@ -367,6 +383,7 @@ class Group:
             how.session.process_set_id,
             how.prescale,
             postscale,
+            weight,
         )
         self._sparse.append((member, operation))
 

@@ -103,6 +103,7 @@ class FakeMember:
     """A rank of an elastic job, of which only the loop's questions are asked."""
 
     wants_pause = False
+    planned = 0
 
     def __init__(self, ended):
         self._ended = ended

@@ -131,6 +131,7 @@ class FakeMember:
 
     def __init__(self):
         self.wants_pause = False
+        self.planned = 0
         self.synced = 0
 
     def got_state(self):
