@@ -5,10 +5,12 @@ from typing import Any, Protocol
 
 import torch
 
-from ringtrain import sharding
+from ringtrain import membership, sharding
 from ringtrain.context import current
+from ringtrain.elastic.batches import BatchOrder, batches_in
 from ringtrain.elastic.order import SampleOrder
-from ringtrain.errors import InvalidArgumentError
+from ringtrain.errors import InvalidArgumentError, UnsupportedError
+from ringtrain.torch.elastic.batches import serve_loaders
 from ringtrain.torch.elastic.workers import follow_loader, loader_with_workers
 
 __all__ = ["ElasticSampler"]
@@ -31,6 +33,10 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
     released, and what a rank has drawn that was lost before is dealt again. ``record_batch`` does nothing then. An epoch
     is one pass: a second one raises ``InvalidArgumentError``, while one behind a ``break`` goes on where that has left it.
 
+    In a job with ``--batch constant`` a loader's batch of ``batch_size`` times the planned number of ranks is dealt over
+    those that there are: each has a share of it, which is larger the fewer they are. Then also ``len(loader)`` is the
+    same whatever their number.
+
     Args:
         dataset: the whole data set.
         shuffle: whether each epoch has an order of its own, drawn from ``seed`` and the epoch.
@@ -42,7 +48,12 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         processed_num: samples of it that all ranks together have processed.
         num_replicas, rank: of the world for which the samples are dealt.
         remaining_indices: what is left, in its order.
+
+    Raises:
+        UnsupportedError: with ``--batch constant``, from what draws single samples, such as a batch sampler of one's own.
     """
+
+    _open: SampleOrder | BatchOrder
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0):
         self.dataset = dataset
@@ -53,7 +64,12 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.dealing = 0
         self._follower: Follower | None = None
         self._has_given_all = False  # of the epoch, to an iteration
-        self._open = SampleOrder(0)
+        self._planned = membership.planned()
+        # Samples that a loader's batch has on all ranks together, and whether it drops a smaller one. No loader has asked yet.
+        self._cut = max(1, len(dataset)), False
+        self._weight = 1  # of the last window that had a batch
+        if self._planned:
+            serve_loaders()
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
@@ -90,13 +106,27 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         """What was taken since the last call is processed, but for what was drawn at places that are no contributors."""
         if contributors is not None:
             self.dealing += 1
+        weight = self.weight(contributors)
+        self._weight = self._weight if weight is None else weight
         self._open.release(contributors)
         self.processed_num = self._open.next_position - len(self._open.given_back)
 
-    def draw(self) -> int | None:
-        """This rank's next index, for the step that comes next; None if there is none left."""
+    def weight(self, contributors: set[int] | None) -> int | None:
+        """This rank's samples of the open window, or if it has none of the last one; None unless batches are constant.
+
+        Of a batch that has fewer samples than there are ranks some have none, and compute the same as others.
+
+        Args:
+            contributors: places that take part; None for all.
+        """
+        if not isinstance(self._open, BatchOrder):
+            return None
+        return self._open.weight(contributors) if self._open.taken else self._weight
+
+    def draw(self) -> Any:
+        """This rank's next index, or its indices of the next batch, for the step that comes next; None if none are left."""
         self.before_draw()
-        return self._index_at(self._open.draw())
+        return self._drawn(self._open.draw())
 
     # ---- for a loader with worker processes ----
 
@@ -110,21 +140,63 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.dealing += 1
         self._open.forget_ahead()
 
-    def draw_ahead(self) -> int | None:
-        """This rank's next index, for whatever step; None if there is none left."""
-        return self._index_at(self._open.draw_ahead())
+    def draw_ahead(self) -> Any:
+        """What ``draw`` returns, for whatever step."""
+        return self._drawn(self._open.draw_ahead())
 
     def take(self, count: int) -> None:
-        """So many of the indices that were drawn ahead are used in the step that comes next, the earliest first."""
+        """So many of the draws that were made ahead are used in the step that comes next, the earliest first."""
         self._open.take(count)
+
+    # ---- batches of one size whatever the number of ranks ----
+
+    @property
+    def makes_batches(self) -> bool:
+        """Whether a loader takes batches from here, and not samples."""
+        return self._planned > 0
+
+    def batches(self, batch_size: int, drops_last: bool) -> Iterator[list[int]]:
+        """This rank's shares of the batches that are left, each of one sample at least.
+
+        Args:
+            batch_size: of one rank, if there are as many as planned.
+            drops_last: whether the last batch of an epoch is left out if it is smaller.
+        """
+        self._cut_into(batch_size * self._planned, drops_last)
+        if self._follower is None:
+            yield from self._shares_of_present_world()
+        else:
+            yield from self._iterator()
+
+    def batches_left(self, batch_size: int, drops_last: bool) -> int:
+        """Batches of the epoch that are still to come."""
+        taken = self._open.taken if self._follower is not None else 0
+        return batches_in(self._open.left, batch_size * self._planned, drops_last) - taken
+
+    def _cut_into(self, batch: int, drops_last: bool) -> None:
+        if self._cut == (batch, drops_last):
+            return
+        if self._open.taken:
+            raise InvalidArgumentError(
+                f"ElasticSampler: with --batch constant all batches of a step must have one size, but one of {self._cut[0]} samples "
+                f"on all ranks is under way, and one of {batch} is asked for. Make one loader, or end the step before."
+            )
+        self._cut = batch, drops_last
+        self.dealing += 1
+        self._open = self._new_order(self._open.next_position, self._open.given_back)
+
+    def _shares_of_present_world(self) -> Iterator[list[int]]:
+        shares = self._new_order(self.processed_num, [])
+        while (share := self._drawn(shares.draw())) is not None:
+            yield share
 
     # ----
 
-    def _index_at(self, position: int | None) -> int | None:
+    def _drawn(self, position: int | list[int] | None) -> Any:
         if position is None:
             self._has_given_all = True
             return None
-        return int(self._order[position])
+        return self._order[position].tolist()
 
     def _refuse_second_pass(self) -> None:
         if self._has_given_all and self._open.draws_left == 0:
@@ -136,8 +208,17 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
     def _open_at(self, next_position: int, given_back: list[int]) -> None:
         self.dealing += 1
         self._has_given_all = False
-        self._open = SampleOrder(len(self.dataset), next_position, given_back)
-        self._open.deal(self.num_replicas, self.rank)
+        self._open = self._new_order(next_position, given_back)
+
+    def _new_order(self, next_position: int, given_back: list[int]) -> SampleOrder | BatchOrder:
+        count = len(self.dataset)
+        order: SampleOrder | BatchOrder = (
+            BatchOrder(count, *self._cut, next_position, given_back)
+            if self.makes_batches
+            else SampleOrder(count, next_position, given_back)
+        )
+        order.deal(self.num_replicas, self.rank)
+        return order
 
     def reset(self) -> None:
         """Deals what is left over the ranks of the present world."""
@@ -165,26 +246,36 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         if self._follower is not None:
-            loader = loader_with_workers()
-            if loader is None or not loader.is_followed:
-                self._refuse_second_pass()
-            return _Draws(self) if loader is None else follow_loader(loader, self)
+            if self.makes_batches:
+                raise UnsupportedError(
+                    "ElasticSampler: with --batch constant samples must be drawn by a DataLoader with batch_size=, but are by "
+                    "something else. Leave out a batch sampler of your own, and batch_size=None."
+                )
+            return self._iterator()
         left = self.remaining_indices
         return iter([left[place % len(left)] for place in range(self.rank, self.total_size, self.num_replicas)])
 
+    def _iterator(self) -> Iterator[Any]:
+        loader = loader_with_workers()
+        if loader is None or not loader.is_followed:
+            self._refuse_second_pass()
+        return _Draws(self) if loader is None else follow_loader(loader, self)
+
     def __len__(self) -> int:
         """Samples that an iteration gives this rank."""
-        return self.num_samples if self._follower is None else self._open.draws_left
+        if self._follower is None:
+            return self.num_samples
+        return self._open.shares_left if isinstance(self._open, BatchOrder) else self._open.draws_left
 
 
-class _Draws(Iterator[int]):
+class _Draws(Iterator[Any]):
     """Draws until nothing is left; and again if something was given back since."""
 
     def __init__(self, sampler: ElasticSampler):
         self._sampler = sampler
 
-    def __next__(self) -> int:
-        index = self._sampler.draw()
-        if index is None:
+    def __next__(self) -> Any:
+        drawn = self._sampler.draw()
+        if drawn is None:
             raise StopIteration
-        return index
+        return drawn

@@ -21,6 +21,7 @@ from ringtrain.log import logger
 from ringtrain.objects import broadcast_object
 from ringtrain.process_sets import global_process_set
 from ringtrain.torch.backward import OneByOne
+from ringtrain.torch.elastic.batches import check_state
 from ringtrain.torch.elastic.checkpoints import Folder, Plan, on_devices
 from ringtrain.torch.elastic.sampler import ElasticSampler
 from ringtrain.torch.elastic.transfer import keeps_identity, take_over
@@ -95,6 +96,8 @@ class TransparentState(LosslessState):
         self._transaction: Transaction | None = None
         if member is not None:
             reducers = _checked_reducers(distributed)
+            if member.planned:
+                check_state(len(samplers), all(reducer.settings.averages for reducer in reducers))
             several = len(reducers) > 1
             self._transaction = Transaction(member, self._training, several)
             one_by_one = OneByOne() if several else None
@@ -250,6 +253,10 @@ class _Training:
         """Counts the samples of a window."""
         for sampler in self._samplers:
             sampler.finish_window(contributors)
+
+    def weight(self, contributors: set[int] | None) -> int | None:
+        """The samples of this rank, where shares differ."""
+        return self._samplers[0].weight(contributors) if self._samplers else None
 
     def _reducers(self) -> list[Reducer]:
         return [each._reducer for each in self._optimizers if each._reducer is not None]

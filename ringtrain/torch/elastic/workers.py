@@ -34,11 +34,11 @@ class Source(Protocol):
     def begin_ahead(self) -> None:
         """Begins to draw for later steps; what was drawn so before is given up."""
 
-    def draw_ahead(self) -> int | None:
-        """The next index, for whatever step; None if there is none left."""
+    def draw_ahead(self) -> Any:
+        """The next index, or the indices of a batch, for whatever step; None if there are none left."""
 
     def take(self, count: int) -> None:
-        """So many of the indices that were drawn ahead are used in the step that comes next, the earliest first."""
+        """So many of the draws that were made ahead are used in the step that comes next, the earliest first."""
 
 
 class LoaderWithWorkers(NamedTuple):
@@ -53,7 +53,7 @@ class LoaderWithWorkers(NamedTuple):
         return isinstance(self.iterator, FollowedIterator)
 
 
-class DrawsAhead(Iterator[int]):
+class DrawsAhead(Iterator[Any]):
     """What a loader draws in one dealing, and how much of it the script has taken.
 
     Args:
@@ -66,16 +66,16 @@ class DrawsAhead(Iterator[int]):
         self._source = source
         self._dealing = source.dealing
         self._iterator = weakref.ref(iterator)
-        self._sizes: Counter[int] = Counter()  # samples, by the number of a batch that is drawn and not taken
+        self._sizes: Counter[int] = Counter()  # draws, by the number of a batch that is drawn and not taken
         self._taken = 0  # batches
 
-    def __next__(self) -> int:
+    def __next__(self) -> Any:
         iterator = self._iterator()
-        index = None if self.is_over or iterator is None else self._source.draw_ahead()
-        if index is None or iterator is None:
+        drawn = None if self.is_over or iterator is None else self._source.draw_ahead()
+        if drawn is None or iterator is None:
             raise StopIteration
         self._sizes[iterator._send_idx] += 1
-        return index
+        return drawn
 
     @property
     def is_over(self) -> bool:
