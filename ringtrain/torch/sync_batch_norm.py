@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ringtrain.context import Context, current
-from ringtrain.elastic.transaction import under_way
+from ringtrain.elastic.transaction import Transaction, under_way
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.numbering import next_number
 from ringtrain.pending import Operation
@@ -120,6 +120,11 @@ class _Ranks:
     def __init__(self, module: SyncBatchNorm):
         self._module = module
 
+    def weight(self) -> int | None:
+        """What this rank's loss counts in that of the step; None if all count alike."""
+        transaction = self._transaction()
+        return None if transaction is None else transaction.weight()
+
     def rows(self, row: torch.Tensor) -> torch.Tensor:
         """Everyone's row, stacked in rank order."""
         sent = row.unsqueeze(0)
@@ -128,10 +133,12 @@ class _Ranks:
         return received(operation, sent)
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The sum of everyone's tensor."""
+        """The sum of everyone's gradients of its own loss, in units of this rank's, whose weight may be another one."""
+        weight = self.weight()
+        sent = tensor if weight is None else tensor * weight
         result = torch.empty_like(tensor)
-        finish(self._released(lambda: self._submit("allreduce", "gradient", tensor, result)), result)
-        return result
+        finish(self._released(lambda: self._submit("allreduce", "gradient", sent, result)), result)
+        return result / weight if weight else result
 
     def _submit(self, kind: str, part: str, tensor: torch.Tensor, result: torch.Tensor | None) -> Operation:
         context, identity = current(), id_of(self._module.process_set)
@@ -141,8 +148,8 @@ class _Ranks:
 
     def _released(self, submit: Callable[[], Operation]) -> Operation:
         """The operation, or the one that was submitted anew in another world; others of the step may be."""
-        transaction = under_way()
-        if transaction is None or self._module.process_set is not global_process_set:
+        transaction = self._transaction()
+        if transaction is None:
             return submit()
 
         def attempt() -> Generator[Operation, None, Operation]:
@@ -153,6 +160,10 @@ class _Ranks:
             return operation
 
         return transaction.use_within(attempt)
+
+    def _transaction(self) -> Transaction | None:
+        """The one that the step is; its members are all ranks."""
+        return under_way() if self._module.process_set is global_process_set else None
 
 
 _names: "weakref.WeakKeyDictionary[Context, weakref.WeakKeyDictionary[SyncBatchNorm, str]]"
@@ -170,7 +181,7 @@ def _name_of(module: SyncBatchNorm, context: Context, process_set: int) -> str:
 def _moments(input: torch.Tensor, ranks: _Ranks) -> _Moments:
     channels = input.shape[1]
     row = torch.zeros(1 + 2 * channels, dtype=torch.float64, device=input.device)
-    if input.numel() > 0:
+    if input.numel() > 0 and ranks.weight() != 0:
         variance, mean = torch.var_mean(_wide(input), _batch_dimensions(input), correction=0)
         row[0], row[1 : 1 + channels], row[1 + channels :] = input.numel() / channels, mean, variance
     rows = ranks.rows(row)
