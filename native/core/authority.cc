@@ -27,6 +27,12 @@ std::string Name(const Process& process) {
   return "The rank in slot " + std::to_string(process.slot) + " of host '" + process.host + "'";
 }
 
+std::string WaitText(size_t left, int minimum, Nanoseconds wait) {
+  return "A world must have " + std::to_string(minimum) + " ranks, but " + std::to_string(left) +
+         (left == 1 ? " is" : " are") + " left. What they have is kept, and the training goes on when enough have " +
+         "joined; the job ends if they have not within " + std::to_string(wait / kSecond) + " s (--elastic-timeout).";
+}
+
 }  // namespace
 
 Authority::Authority(AuthorityOptions options) : options_(std::move(options)), cooldown_(options_.first_pause) {
@@ -425,6 +431,7 @@ void Authority::Wait(Nanoseconds now, AuthorityActions* actions) {
   if (phase_ == Phase::kStopping) {
     phase_ = Phase::kWaiting;
     since_ = now;
+    actions->push_back(authority_action::Say{WaitText(Voters().size(), options_.minimum, options_.wait)});
   }
   if (now - since_ >= options_.wait)
     End(false,

@@ -290,6 +290,15 @@ def test_a_rank_that_joins_goes_on_in_the_middle_of_the_epoch(loader: dict, job:
     assert done.stdout.count("change 2 3") == 2 == done.stdout.count("change 3 2")
 
 
+@pytest.mark.long
+def test_below_the_minimum_a_step_waits_for_the_rank_that_comes(job: Job, tmp_path: Path) -> None:
+    """The launcher says so once; the step that was begun is done by the rank that has waited, and no step is lost."""
+    done = run(job, "--elastic", "-np", "2", program=TRAINING, FAULTS=json.dumps({"1/4/backward": KILL}))
+    plan = assert_as_planned(job, done, 2, tmp_path)
+    assert [len(step) for step in plan] == [2] * 4 + [1] + [2] * (len(plan) - 5)
+    assert done.stderr.count("A world must have 2 ranks, but 1 is left.") == 1, done.stderr
+
+
 # Rank 2 loses the results of step 4 and has rank 1 killed, while rank 0 holds them.
 PART = {
     "2/4/holding": "os.kill(int((folder / 'pid-1').read_text()), signal.SIGKILL); raise PeerLostError('in the test')"

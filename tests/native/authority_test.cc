@@ -1,5 +1,5 @@
-// What the authority of an elastic job is told by numbers: how many worlds there may be, and when a slot may be tried
-// again. Whole jobs are simulated in tests/simulation/elastic.
+// What the authority of an elastic job is told by numbers: how many worlds there may be, how many ranks one must have,
+// and when a slot may be tried again. Whole jobs are simulated in tests/simulation/elastic.
 #include "core/authority.h"
 
 #include <algorithm>
@@ -15,10 +15,11 @@ constexpr Nanoseconds kPause = 10 * kSecond;  // the first one
 
 // One host with four slots, and a process in each; the launcher's side of it.
 struct Job {
-  explicit Job(int reset_limit) {
+  explicit Job(int reset_limit, int minimum = 1) {
     AuthorityOptions options;
     options.hosts = {{"a", 4}};
     options.reset_limit = reset_limit;
+    options.minimum = minimum;
     options.silence = options.grace = options.wait = 100000 * kSecond;
     options.first_pause = kPause;
     options.random = [drawn = std::make_shared<uint64_t>(0)] { return ++*drawn; };
@@ -30,11 +31,12 @@ struct Job {
     Form({0, 1, 2, 3});
   }
 
-  void Hear(Nanoseconds now, ControlType type, int slot) {
+  // life: the number of the process in its slot.
+  void Hear(Nanoseconds now, ControlType type, int slot, uint64_t life = 1) {
     ControlFrame frame;
     frame.type = type;
     if (type == ControlType::kReport || type == ControlType::kFormed) frame.epoch = authority->epoch();
-    frame.process = {{1, static_cast<uint64_t>(slot)}, "a", slot, "a:" + std::to_string(slot)};
+    frame.process = {{life, static_cast<uint64_t>(slot)}, "a", slot, "a:" + std::to_string(slot)};
     frame.exit_code = 1;
     frame.holds_state = true;
     authority->Arrived(now, "a", frame, &actions);
@@ -57,6 +59,15 @@ struct Job {
     for (const AuthorityAction& action : actions)
       if (const auto* start = std::get_if<authority_action::Start>(&action)) slots.push_back(start->slot);
     return slots;
+  }
+  // What was said since the last look that has these words.
+  std::vector<std::string> TakeSaid(const std::string& words) {
+    std::vector<std::string> texts;
+    for (const AuthorityAction& action : actions)
+      if (const auto* say = std::get_if<authority_action::Say>(&action))
+        if (say->text.find(words) != std::string::npos) texts.push_back(say->text);
+    actions.clear();
+    return texts;
   }
   // Why the job has ended; "" if it has not.
   std::string end() const {
@@ -91,6 +102,25 @@ RT_TEST(the_world_changes_as_often_as_the_reset_limit_says) {
     RT_CHECK_EQ(job.end(), "The reset limit of " + std::to_string(row.limit) + " worlds is reached.");
     RT_CHECK(job.authority->phase() == Authority::Phase::kEnded);
   }
+}
+
+RT_TEST(a_job_below_its_minimum_says_once_that_it_waits_and_goes_on_when_enough_are_there) {
+  Job job(0, 3);
+  const std::string words = "A world must have";
+  job.Die(3, {0, 1, 2});
+  RT_CHECK(job.runs() && job.TakeSaid(words).empty());
+  job.Die(2, {0, 1});
+  RT_CHECK(job.authority->phase() == Authority::Phase::kWaiting);
+  RT_CHECK(
+      job.TakeSaid(words) ==
+      std::vector<std::string>{"A world must have 3 ranks, but 2 are left. What they have is kept, and the training "
+                               "goes on when enough have joined; the job ends if they have not within 100000 s "
+                               "(--elastic-timeout)."});
+  job.authority->Tick(kSecond, &job.actions);
+  RT_CHECK(job.TakeSaid(words).empty());
+  job.Hear(kSecond, ControlType::kReady, 2, /*life=*/2);
+  RT_CHECK(job.authority->phase() == Authority::Phase::kForming);
+  RT_CHECK_EQ(job.end(), std::string());
 }
 
 RT_TEST(a_slot_in_which_a_rank_has_failed_is_tried_again_after_a_pause) {
