@@ -15,6 +15,9 @@ class Adapter(Protocol):
     def fits(self, value: Any) -> bool:
         """Whether it is such a value: one that keeps its identity when it takes a state over."""
 
+    def outline(self, values: Sequence[Any]) -> dict[str, str]:
+        """What the values must be on each rank that takes them over, by the names of their parts; local to this rank."""
+
     def take_over(self, values: Sequence[Any]) -> None:
         """Gives values the state that rank 0's have. All ranks call it, with the same values in one order."""
 
@@ -63,6 +66,14 @@ def variables_of(values: Sequence[Any]) -> list[Any]:
         value.build(models[0].trainable_variables)
     listed = [value if isinstance(value, (list, tuple)) else _own_variables(value) for value in values]
     return list({id(variable): variable for variables in listed for variable in variables}.values())
+
+
+def outline_of(variables: Sequence[Any]) -> dict[str, str]:
+    """Their shapes and dtypes, by place: names that frameworks give differ from process to process."""
+    return {
+        f"variable {place}": f"{each.dtype if isinstance(each.dtype, str) else each.dtype.name} of {tuple(each.shape)}"
+        for place, each in enumerate(variables)
+    }
 
 
 def _own_variables(value: Any) -> Sequence[Any]:

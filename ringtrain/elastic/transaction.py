@@ -29,10 +29,13 @@ import numpy as np
 
 from ringtrain.buffers import as_buffer
 from ringtrain.context import current
+from ringtrain.elastic.likeness import Outline, refusal, unlike
 from ringtrain.elastic.settlement import Settlement, Stage, Standing, settle
 from ringtrain.elastic.worlds import can_go_on, next_world
-from ringtrain.errors import RingtrainError
+from ringtrain.errors import MismatchError, RingtrainError
+from ringtrain.log import logger
 from ringtrain.membership import Member
+from ringtrain.objects import allgather_object
 from ringtrain.operations import Max, allgather, allreduce
 from ringtrain.pending import Operation
 
@@ -41,6 +44,8 @@ _ROW = "ringtrain.elastic.standing"
 _PLACE = "ringtrain.elastic.place"
 _WHOLE = "ringtrain.elastic.whole"
 _PAUSE = "ringtrain.elastic.pause"
+_OUTLINE = "ringtrain.elastic.outline"
+_REFUSED = "ringtrain.elastic.refused"
 
 
 class Part(Enum):
@@ -57,6 +62,9 @@ class Training(Protocol):
 
     def enter_world(self) -> None:
         """The default context is another one. What was under way in the one before is nothing any more."""
+
+    def outline(self) -> Outline:
+        """What the state has, as far as ranks must have it alike before one takes over what another has."""
 
     def take_state(self) -> None:
         """Takes the state of rank 0, on all ranks together, between two steps."""
@@ -283,9 +291,25 @@ class Transaction:
             self._contributors = contributors
             self._deal_in(current().world if settlement.dealt_in is None else settlement.dealt_in)
         if settlement.gives_state:
+            self._refuse_unlike()
             self._training.take_state()
             self._released, self._holds_state = settlement.released, True
             self._member.got_state()
+
+    def _refuse_unlike(self) -> None:
+        """Before the state is given out: ranks that join with other values raise, and the others go on without them."""
+        told = allgather_object((self._holds_state, self._training.outline()), _OUTLINE)
+        outlines = [outline for _, outline in told]
+        different = unlike(outlines)
+        if not different:
+            return
+        begins = not any(holds for holds, _ in told)  # nobody has anything that could be lost yet
+        if begins or current().rank in different:
+            raise MismatchError(refusal(outlines, different[0] if begins else current().rank))
+        if current().rank == 0:
+            for rank in different:
+                logger.warning("elastic: not let in: %s", refusal(outlines, rank))
+        allreduce(np.zeros(1, np.uint8), op=Max, name=_REFUSED)  # ends with this world, when those who raise have ended
 
     def _deal_in(self, world: int) -> None:
         """The next window is dealt among the members of a world that this rank has been in."""

@@ -201,6 +201,18 @@ class _Training:
         """Tells the frameworks."""
         enter_world(self._state._values())
 
+    def outline(self) -> dict[str, str]:
+        """What the frameworks' values are; arrays and plain ones may be others on rank 0, and take the place of these."""
+        state = self._state
+        found = dict.fromkeys(state._names, "a value")
+        by_adapter: dict[Any, list[Any]] = {}
+        for name in state._names:
+            if (adapter := adapter_of(value := getattr(state, name))) is not None:
+                by_adapter.setdefault(adapter, []).append(value)
+        for adapter, values in by_adapter.items():
+            found |= adapter.outline(values)
+        return found
+
     def take_state(self) -> None:
         """Takes the values of rank 0."""
         state = self._state

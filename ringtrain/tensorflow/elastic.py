@@ -30,7 +30,7 @@ import tensorflow as tf
 
 from ringtrain import membership
 from ringtrain.elastic import ObjectState, State, run_fn
-from ringtrain.elastic.adapters import register, variables_of
+from ringtrain.elastic.adapters import outline_of, register, variables_of
 from ringtrain.errors import InvalidArgumentError, MismatchError
 from ringtrain.objects import allgather_object, broadcast_object
 from ringtrain.operations import broadcast_async_
@@ -174,6 +174,10 @@ class _Variables:
         if isinstance(value, (list, tuple)):
             return len(value) > 0 and all(isinstance(each, tf.Variable) for each in value)
         return isinstance(value, tf.Variable) or hasattr(value, "variables")
+
+    def outline(self, values: Sequence[Any]) -> dict[str, str]:
+        """Shapes and dtypes of the variables."""
+        return outline_of(variables_of(values))
 
     def take_over(self, values: Sequence[Any]) -> None:
         """Raises MismatchError if ranks have different ones. Seeds of Keras' random layers stay each rank's own."""

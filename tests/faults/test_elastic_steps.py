@@ -463,3 +463,36 @@ def test_kills_at_any_moment_cost_no_step(job: Job, tmp_path: Path) -> None:
     pauses.sort()
     print(f"median {pauses[len(pauses) // 2]:.3f} s, worst {pauses[-1]:.3f} s of {len(pauses)}")
     assert pauses[len(pauses) // 2] < 2.0
+
+
+UNLIKE = """
+    if slot == "1" and (folder / "struck-1-4").exists():  # the rank that comes back has another model
+        model = torch.nn.Sequential(torch.nn.Linear(3, 6), torch.nn.Tanh(), torch.nn.Linear(6, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.9)
+        print("other", flush=True)
+"""
+UNTIL_IT_IS_THERE = """
+    def train_on(*batch, train_on=train_on):
+        while state.step == 9 and not membership.current().wants_pause:
+            time.sleep(0.02)
+        train_on(*batch)
+"""
+
+
+@pytest.mark.long
+def test_a_rank_that_joins_with_another_model_is_refused_by_name(job: Job, tmp_path: Path) -> None:
+    """It ends, with the first difference; the others go on, and lose no step."""
+    program = textwrap.dedent(UNLIKE) + textwrap.dedent(UNTIL_IT_IS_THERE) + textwrap.dedent(TRAINING)
+    done = run(job, "--elastic", "-np", "2:3", program=program, FAULTS=json.dumps({"1/4/backward": KILL}))
+    plan = assert_as_planned(job, done, 2, tmp_path)
+    assert [len(step) for step in plan] == [3] * 4 + [2] * (len(plan) - 4)
+    assert "[1] other" in done.stdout
+    words = (
+        "elastic.State: rank 2 must have values of the same names, shapes and dtypes as rank 0, but model.0.weight is "
+        "float32 of (6, 3) there, and float32 of (5, 3) on rank 0."
+    )
+    assert re.search(rf"^\[1\] .*MismatchError: {re.escape(words)}", done.stderr, re.MULTILINE), done.stderr
+    assert f"elastic: not let in: {words}" in done.stderr
+    assert "The rank in slot 1 of host 'localhost' has ended with exit code 1." in done.stderr

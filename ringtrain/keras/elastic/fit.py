@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ringtrain.elastic import TransparentState
-from ringtrain.elastic.adapters import register, variables_of
+from ringtrain.elastic.adapters import outline_of, register, variables_of
 from ringtrain.errors import InvalidArgumentError, MismatchError, UnsupportedError
 from ringtrain.keras.compilation import switch_off
 from ringtrain.keras.elastic.hooks import END_OF_EPOCH
@@ -165,6 +165,10 @@ class _Values:
     def fits(self, value: Any) -> bool:
         """Whatever has variables; seeds of random layers follow from those of rank 0, but differ from rank to rank."""
         return hasattr(value, "variables") or (hasattr(value, "assign") and hasattr(value, "numpy"))
+
+    def outline(self, values: Sequence[Any]) -> dict[str, str]:
+        """Shapes and dtypes of the variables."""
+        return outline_of(variables_of(values))
 
     def take_over(self, values: Sequence[Any]) -> None:
         """Raises MismatchError if ranks have different variables."""

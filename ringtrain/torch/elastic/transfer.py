@@ -6,11 +6,29 @@ import torch
 
 from ringtrain.objects import broadcast_object
 from ringtrain.torch.functions import broadcast_optimizer_state, broadcast_parameters
+from ringtrain.torch.shards import is_shard
 
 
 def keeps_identity(value: Any) -> bool:
     """Whether a value can take a state over; else another object takes its place."""
     return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+
+
+def outline_of(name: str, value: Any) -> dict[str, str]:
+    """What a value must be on each rank that takes it over, by the names of its parts; rows of shards are each rank's own."""
+    if isinstance(value, torch.nn.Module):
+        tensors = {key: each for key, each in value.state_dict().items() if isinstance(each, torch.Tensor)}
+        shapes = {
+            key: "rows of its own"
+            if is_shard(each)
+            else f"{str(each.dtype).removeprefix('torch.')} of {tuple(each.shape)}"
+            for key, each in tensors.items()
+        }
+        return {name: type(value).__name__, **{f"{name}.{key}": shape for key, shape in shapes.items()}}
+    if isinstance(value, torch.optim.Optimizer):
+        sizes = " + ".join(str(len(group["params"])) for group in value.param_groups)
+        return {name: f"{type(value).__name__} of {sizes} parameters"}
+    return {name: type(value).__name__}
 
 
 def take_over(value: Any) -> None:

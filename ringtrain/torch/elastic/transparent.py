@@ -24,7 +24,7 @@ from ringtrain.torch.backward import OneByOne
 from ringtrain.torch.elastic.batches import check_state
 from ringtrain.torch.elastic.checkpoints import Folder, Plan, on_devices
 from ringtrain.torch.elastic.sampler import ElasticSampler
-from ringtrain.torch.elastic.transfer import keeps_identity, take_over
+from ringtrain.torch.elastic.transfer import keeps_identity, outline_of, take_over
 from ringtrain.torch.functions import set_state, state_of
 from ringtrain.torch.hooks import others
 from ringtrain.torch.reducer import Reducer
@@ -232,6 +232,14 @@ class _Training:
         """Has the optimizers go on in the present world, in the order in which ranks that join have made theirs."""
         for reducer in sorted(self._reducers(), key=lambda each: each.number):
             reducer.go_on_in_world()
+
+    def outline(self) -> dict[str, str]:
+        """Shapes and dtypes in modules, and numbers of parameters in optimizers; what else there is, by its name."""
+        state = self._state
+        found = dict.fromkeys(state._plain, "a plain value")
+        for name in state._stateful:
+            found |= outline_of(name, getattr(state, name))
+        return found
 
     def take_state(self) -> None:
         """Takes the values of rank 0."""
