@@ -1,6 +1,6 @@
 """A rank of an elastic job: of which world it is a member, until when, and the next one; the core decides (`membership.h`).
 
-A thread listens to the launcher through the agent of this host. It opens each world that the launcher has formed, and
+A thread listens to the launcher through the agent of this host. It has each world opened that the launcher has formed, and
 ends it when the launcher says so: what is pending there fails in the program's thread, which takes the next world once
 it comes to `init`. So a program that computes for a long time holds nobody up, and is not taken for dead.
 """
@@ -76,6 +76,7 @@ class Member:
         self._agent = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._pending = b""
         self._form: _Form | None = None  # that is to be connected
+        self._opening: _Form | None = None  # that a thread connects
         self._opened: Context | None = None  # of it
         self._next: Context | None = None  # a world that runs, and that the program has not taken yet
         self._present: Context | None = None  # the one that it has
@@ -244,25 +245,43 @@ class Member:
             lib.rt_membership_listens_at(self._native, as_text(address))
 
     def _connect(self, form: "_Form") -> None:
-        """Opens the world that has been formed. Whoever fails to come has it fail, and the launcher form another one."""
+        """Has a thread open the world that has been formed: this one must hear if the launcher gives it up meanwhile."""
         listener, self._form = self._listener, None
+        self._listener, address = self._opener.listen()
+        with self._changed:
+            lib.rt_membership_listens_at(self._native, as_text(address))  # in the world after it
+            self._opening = form
+        threading.Thread(target=self._open, args=(form, listener), name="ringtrain-connect", daemon=True).start()
+
+    # ---- a thread for each world that is opened ----
+
+    def _open(self, form: "_Form", listener: CData) -> None:
+        """Whoever fails to come has it fail, and the launcher form another one."""
         try:
             context = self._opener.open(listener, form.rank, form.addresses, bytearray.fromhex(form.key), form.count)
             context.world, problem = form.count, None
         except RingtrainError as error:
             context, problem = None, error
-        self._listener, address = self._opener.listen()
         with self._changed:
-            lib.rt_membership_listens_at(self._native, as_text(address))
-            self._opened = context
-            self._failures = 0 if context else self._failures + 1
-            if problem is not None:
-                logger.warning("elastic: world %d could not be connected: %s", form.count, problem)
-            self._carry_out(lib.rt_membership_connected(self._native, form.count, context is not None))
-        if problem is not None and self._failures >= MOST_FAILURES:
+            if is_given_up := self._opening is not form:
+                self._drop(context)
+                dropped, self._dropped = self._dropped, []
+            else:
+                self._note_opened(form, context, problem)
+        if is_given_up:
+            for each in dropped:
+                each.close(0.0)
+        elif problem is not None and self._failures >= MOST_FAILURES:
             self._give_up(str(problem))
 
-    # ---- both, with the lock ----
+    # ---- all of them, with the lock ----
+
+    def _note_opened(self, form: "_Form", context: Context | None, problem: RingtrainError | None) -> None:
+        self._opening, self._opened = None, context
+        self._failures = 0 if context else self._failures + 1
+        if problem is not None:
+            logger.warning("elastic: world %d could not be connected: %s", form.count, problem)
+        self._carry_out(lib.rt_membership_connected(self._native, form.count, context is not None))
 
     def _carry_out(self, actions: CData, because: str = "") -> None:
         if actions == ffi.NULL:
@@ -295,7 +314,7 @@ class Member:
     def _abandon(self, because: str) -> None:
         """Ends what there is of worlds: the program meets it in its next operation, or in the one that it waits in."""
         text = f"{because} The other ranks go on without it{self._from_where}." if because else ""
-        self._form = None
+        self._form = self._opening = None
         if self._present is not None:
             self._present.ended_because = self._present.ended_because or text
             self._present.abort(text or "the world has ended: its ranks are to form another one.")

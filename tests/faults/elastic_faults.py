@@ -19,6 +19,7 @@ from ringtrain.errors import PeerLostError
 slot, folder = int(os.environ.get("RINGTRAIN_RANK", "0")), Path(os.environ["TMPDIR"])
 _FAULTS = json.loads(os.environ.get("FAULTS", "{}"))
 _NAMES = {"os": os, "signal": signal, "time": time, "folder": folder, "PeerLostError": PeerLostError, "rt": rt}
+_AWAITED_AT = json.loads(os.environ.get("AWAITED_AT", "[9]"))
 _step = 0
 (folder / f"pid-{slot}").write_text(str(os.getpid()))
 
@@ -35,8 +36,10 @@ def strike(step, place):
 
 
 def await_joiners(step):
-    """At step 9: returns when so many ranks as JOINED says are there, or wait to join."""
-    while step == 9 and rt.size() < int(os.environ.get("JOINED", "1")) and not membership.current().wants_pause:
+    """At step 9, or those of AWAITED_AT: returns when so many ranks as JOINED says are there, or wait to join."""
+    while (
+        step in _AWAITED_AT and rt.size() < int(os.environ.get("JOINED", "1")) and not membership.current().wants_pause
+    ):
         time.sleep(0.02)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 
 import elastic_faults
 import torch
@@ -20,6 +21,8 @@ def strike(place):
 def close(rank):
     """Tells who has brought what to the window, and updates."""
     print("applied", learner.window, rank, slot, json.dumps(learner.gathered), flush=True)
+    print("made", learner.window, time.time(), flush=True)
+    time.sleep(float(os.environ.get("PAUSE", "0")))
     skipped = learner.kind.skipped
     learner.update()
     state.window = learner.window
