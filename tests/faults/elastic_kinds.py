@@ -41,13 +41,14 @@ class Plain:
 
     passes = 1
     momentum = 0.5
+    rate = 0.1
 
     def __init__(self):
         self.poisoned: set[int] = set()  # samples whose gradients are infinite
         self.skipped = 0  # updates
         self.further = {}
         self.model = self.make_model()
-        self.plain = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=self.momentum)
+        self.plain = torch.optim.SGD(self.model.parameters(), lr=self.rate, momentum=self.momentum)
 
     def make_model(self):
         return torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1))
@@ -209,6 +210,8 @@ class SparseAsDense(Sparse):
 class Factors(Plain):
     """PowerSGD: what a gradient has lost is this rank's own."""
 
+    rate = 0.002
+
     def settings(self):
         return {"compression": hvd.Compression.powersgd(rank=1, start_after=2)}
 
@@ -231,6 +234,8 @@ class Factors(Plain):
 
 class Rounded(Plain):
     """8 bits between hosts; what rounding loses is made up for in the next step."""
+
+    rate = 0.0001
 
     def settings(self):
         return {"compression": hvd.Compression.int8}
@@ -335,6 +340,9 @@ class Learner:
         tensors = [*self.kind.model.state_dict().values()]
         kept = self.kind.optimizer.state.values()
         tensors += [each for of_one in kept for each in of_one.values() if torch.is_tensor(each)]
+        assert all(bool(tensor.isfinite().all()) for tensor in tensors), (
+            "what is not finite is equal to all that is not"
+        )
         bits = b"".join(tensor.numpy().tobytes() for tensor in tensors)
         scale = self.kind.further["scaler"].get_scale() if self.kind.further else 1.0
         return f"{self.window} {hashlib.sha256(bits).hexdigest()} {self.schedule.get_last_lr()[0]} {scale}"

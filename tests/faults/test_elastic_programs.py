@@ -242,7 +242,15 @@ def test_a_death_between_two_backward_passes_of_a_step(slot: int, job: Job) -> N
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("strikes", [{"2/2/begun": KILL}, {"2/3/holding": PART}, {"0/4/released": KILL}], ids=" ".join)
+@pytest.mark.parametrize(
+    "strikes",
+    [
+        {"2/2/begun": KILL},
+        {"2/3/holding": "raise PeerLostError('in the test')", "1/3/holding": KILL},
+        {"0/4/released": KILL},
+    ],
+    ids=" ".join,
+)
 @pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())
 def test_what_rounding_has_lost_between_hosts(strikes: dict[str, str], network: Network, tmp_path: Path) -> None:
     """It is made up for once, or it is gone with its world; but never twice."""
