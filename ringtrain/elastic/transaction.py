@@ -304,11 +304,12 @@ class Transaction:
         if not different:
             return
         begins = not any(holds for holds, _ in told)  # nobody has anything that could be lost yet
-        if begins or current().rank in different:
-            raise MismatchError(refusal(outlines, different[0] if begins else current().rank))
-        if current().rank == 0:
+        if current().rank == 0 and not begins:
             for rank in different:
                 logger.warning("elastic: not let in: %s", refusal(outlines, rank))
+        allreduce(np.zeros(1, np.uint8), op=Max, name=_REFUSED)  # until then nobody ends, so that all know
+        if begins or current().rank in different:
+            raise MismatchError(refusal(outlines, different[0] if begins else current().rank))
         allreduce(np.zeros(1, np.uint8), op=Max, name=_REFUSED)  # ends with this world, when those who raise have ended
 
     def _deal_in(self, world: int) -> None:
