@@ -28,6 +28,11 @@ class PeriodicAverage:
         outer: the outer optimizer; None for plain averaging.
         compression: of what the arrays have changed, as for ``allreduce``.
         process_set: the ranks that average. On another rank nothing is done.
+        fragments: parts that arrays are averaged in, one after another and evenly spread over a period, so that the network
+            is never asked for all at once (Streaming DiLoCo, arXiv:2501.18512). Integers wait for ``synchronize()``.
+        overlap: steps, less than ``every``, for which a part's change travels while training goes on.
+        merge: what becomes of a value x, x' when it was sent, when the new common value X is there: ``"additive"``,
+            x + (X - x'), or ``"half"``, (x + X) / 2.
 
     Raises:
         InvalidArgumentError: something else than such arrays, or a number that cannot be.
@@ -48,11 +53,14 @@ class PeriodicAverage:
         outer: Outer | None = None,
         compression: str = Compression.none,
         process_set: ProcessSet = global_process_set,
+        fragments: int = 1,
+        overlap: int = 0,
+        merge: str = "additive",
     ):
         plan = Plan(checked_outer(outer), checked_compression(compression))
         named = arrays.items() if isinstance(arrays, Mapping) else ((str(at), each) for at, each in enumerate(arrays))
         self._arrays = [_Array(name, array) for name, array in named]
-        period = Period(every)
+        period = Period(every, 0, fragments, overlap, merge)
         self._worker: Worker | None = None
         if process_set.included() and (process_set.size() != 1 or outer is not None):
             self._worker = Worker(Session(process_set), period, plan, "average")
@@ -60,6 +68,8 @@ class PeriodicAverage:
 
     def step(self, samples: int | None = None) -> bool:
         """Counts a step that was taken; after every ``every``-th one averages, and returns True then.
+
+        With ``fragments`` or ``overlap`` it returns True where a part was sent or merged.
 
         Args:
             samples: what it counts, such as the size of its batch; on all ranks, or None on all.

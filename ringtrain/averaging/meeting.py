@@ -34,6 +34,8 @@ class Said(NamedTuple):
         steps: local steps since the last one.
         samples: what they weigh.
         counted: whether that is a number of samples, and not of steps.
+        part: which part of the tensors it comes to average; what a rank without data says counts only among such.
+        weights: how many numbers follow the row: of a rank that is to learn which part is averaged, the weight of each.
     """
 
     rank: int
@@ -45,6 +47,8 @@ class Said(NamedTuple):
     steps: int
     samples: int
     counted: int
+    part: int = 0
+    weights: int = 0
 
 
 class Agreed(NamedTuple):
@@ -54,11 +58,34 @@ class Agreed(NamedTuple):
         workers: how many ranks there are.
         samples: sum of their weights; 0: nobody has changed anything.
         is_last: whether no rank has more data.
+        part: which part of the tensors is averaged.
     """
 
     workers: int
     samples: int
     is_last: bool
+    part: int = 0
+
+
+def part_of(rows: Sequence[Said]) -> int:
+    """Which part of the tensors is averaged: what those say who train, if there are any."""
+    training = [row for row in rows if row.stage != Stage.JOIN]
+    return (training or rows)[0].part
+
+
+def decoded(numbers: Sequence[int]) -> list[Said]:
+    """The rows of all ranks, of all their numbers; the weights that follow a row become its ``samples``."""
+    rows: list[Said] = []
+    weights: list[Sequence[int]] = []
+    place, width = 0, len(Said._fields)
+    while place < len(numbers):
+        row = Said(*numbers[place : place + width])
+        place += width
+        rows.append(row)
+        weights.append(numbers[place : place + row.weights])
+        place += row.weights
+    part = part_of(rows)
+    return [row._replace(samples=own[part]) if part < len(own) else row for row, own in zip(rows, weights, strict=True)]
 
 
 def terms_differ(rows: Sequence[Said]) -> bool:
@@ -97,10 +124,12 @@ def agreed(rows: Sequence[Said], members: Sequence[int], name: str) -> Agreed:
         "the number of steps since the last synchronisation",
         "Call synchronize() on all ranks after the same step; where data are uneven, call the optimizer's join() on a rank "
         "that has no more."))  # fmt: skip
+    _require_equal(training, lambda row: row.part, name, (
+        "which part of the parameters is averaged", "Call synchronize() on all ranks or on none."))  # fmt: skip
     weighing = [row for row in rows if row.samples]
     _require_equal(weighing, lambda row: "samples" if row.counted else "steps", name, (
         "what workers are weighed by", "Call count_samples() before each step on all ranks, or on none."))  # fmt: skip
-    return Agreed(len(rows), sum(row.samples for row in rows), all(row.stage == Stage.JOIN for row in rows))
+    return Agreed(len(rows), sum(row.samples for row in rows), not training, part_of(rows))
 
 
 _STAGES: dict[int, str] = {

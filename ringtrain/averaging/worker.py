@@ -4,18 +4,22 @@ The common copy X and the outer momentum lie in host memory, as flat arrays. All
 numbers, so they are equal bit by bit, and so are the parameters right after a synchronisation; and only then. A
 synchronisation begins with a ``meeting``; then each tensor travels by itself, named, so that tensor fusion and error
 feedback are those of any operation. When it fails, parameters become X again: the round is lost, and nothing else.
+
+All parameters are averaged at once, or in ``fragments``: then each part has its own meetings, and what it has changed may
+travel for some steps. Meetings are waited for in any case, so that all ranks know what a change weighs when it is sent.
 """
 
 import enum
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
 from ringtrain import tables
-from ringtrain.averaging.meeting import Agreed, Said, Stage, agreed, terms_differ
+from ringtrain.averaging.fragments import Fragments, merged
+from ringtrain.averaging.meeting import Agreed, Said, Stage, agreed, decoded, terms_differ
 from ringtrain.averaging.outer import Outer, advance
 from ringtrain.averaging.period import Period, factor_of
 from ringtrain.buffers import as_buffer
@@ -63,11 +67,48 @@ class Shared(Protocol):
 
 @dataclass
 class _Copy:
-    """What all workers have in common of a tensor: X and m."""
+    """What all workers have in common of a tensor: X and m, and the part that it is averaged with."""
 
     shared: Shared
     common: np.ndarray
     velocity: np.ndarray | None
+    part: int = 0
+
+
+@dataclass
+class _Leg:
+    """A tensor's change on its way.
+
+    Attributes:
+        name: of the tensor.
+        change: what is sent, and where the average arrives.
+        sent: the values that were sent, where training goes on meanwhile and they are needed to merge.
+        operation: None once the average is there.
+    """
+
+    name: str
+    change: np.ndarray
+    sent: np.ndarray | None
+    operation: Operation | None
+
+
+@dataclass
+class _Flight:
+    """A part whose change travels.
+
+    Attributes:
+        part: its number.
+        left: local steps since the last whole synchronisation, when it was sent.
+        weight: of what was sent.
+        legs: its tensors.
+        problem: why it fails.
+    """
+
+    part: int
+    left: int
+    weight: int
+    legs: list[_Leg] = field(default_factory=list)
+    problem: RingtrainError | None = None
 
 
 @dataclass(frozen=True)
@@ -101,7 +142,9 @@ class Worker:
         self._session = session
         self._kind = kind
         self._copies: dict[str, _Copy] = {}
+        self._flights: list[_Flight] = []
         self._loaded: dict[str, tuple[np.ndarray, np.ndarray | None]] = {}
+        self._loaded_parts: dict[str, int] = {}
         self._begun = False
         self._enter_world()
 
@@ -153,7 +196,7 @@ class Worker:
         return not self._begun or len(self._copies) < count
 
     def after_step(self, used: bool = True) -> bool:
-        """Counts a step; at the end of a period averages, and returns True then.
+        """Counts a step; where a period ends averages, and returns True then; likewise with each fragment.
 
         Args:
             used: whether it changed anything; not so where a gradient scaler found an infinity.
@@ -168,11 +211,14 @@ class Worker:
         exact = self.period.warms_up
         self.period.note_step(used)
         self._session.context.count("local_steps", int(not exact))
-        return not exact and self.period.due
+        return not exact and self._is_due()
 
     def average(self) -> None:
-        """Averages at the end of a period."""
-        self._synchronise(Stage.STEP)
+        """Averages where a period ends; where fragments travel, merges those that must be back and sends the next one."""
+        if self._fragments.streams:
+            self._stream()
+        else:
+            self._synchronise(Stage.STEP)
 
     def synchronize(self) -> None:
         """Averages now; all ranks call it after the same step.
@@ -189,42 +235,102 @@ class Worker:
         Returns when all ranks have called it; then all have the same values.
         """
         self._follow_world()
+        if self._fragments.streams:
+            self._follow_streams()
         while not self._synchronise(Stage.JOIN).is_last:
             pass
 
     def release(self, is_trained: Any) -> None:
-        """Right after a synchronisation: lets go of the common copies of tensors that are no longer trained."""
+        """Right after a synchronisation of all: lets go of the common copies of tensors that are no longer trained."""
+        if self.period.steps:  # what was averaged is a fragment
+            return
         self._copies = {name: copy for name, copy in self._copies.items() if is_trained(copy.shared)}
 
     # ---- checkpoints ----
 
     def state(self) -> dict[str, Any]:
-        """What goes into a checkpoint, at any step: counters, and the common copy and outer momentum by name."""
+        """What goes into a checkpoint, at any step: counters, and the common copy and outer momentum by name.
+
+        Where fragments travel also what is on its way, for which this waits; the others need not do anything.
+        """
         copies = {name: (copy.common.copy(), None if copy.velocity is None else copy.velocity.copy())
                   for name, copy in self._copies.items()}  # fmt: skip
         copies = {**self._loaded, **copies}
-        return {
+        state = {
             "counters": self.period.state(),
             "common": {name: common for name, (common, _) in copies.items()},
             "momentum": {name: velocity for name, (_, velocity) in copies.items() if velocity is not None},
         }
+        return {**state, "fragments": self._state_of_fragments()} if self._fragments.streams else state
+
+    def _state_of_fragments(self) -> dict[str, Any]:
+        if not self._session.context.usable:
+            self._recall()
+        self._await_all()
+        return {
+            "schedule": list(self._schedule()),
+            "weights": self.period.weights,
+            "parts": self._loaded_parts | {name: copy.part for name, copy in self._copies.items()},
+            "flights": [
+                {
+                    "part": flight.part,
+                    "left": flight.left,
+                    "weight": flight.weight,
+                    "change": {leg.name: leg.change.copy() for leg in flight.legs},
+                    "sent": {leg.name: leg.sent.copy() for leg in flight.legs if leg.sent is not None},
+                }
+                for flight in self._flights
+            ],
+        }
 
     def load(self, state: Mapping[str, Any] | None) -> None:
-        """Goes on with what ``state`` has returned on this or another rank; None: a period begins with the next step."""
-        self._copies, self._begun = {}, False
+        """Goes on with what ``state`` has returned on this or another rank; None: a period begins with the next step.
+
+        Raises:
+            InvalidArgumentError: it was saved between two synchronisations, with other fragments.
+        """
+        self._follow_world()
+        given = {} if state is None else self._of_this_schedule(state)
+        self._await_all(heeds=False)  # so that no name stays in flight
+        self._copies, self._flights, self._begun = {}, [], False
+        self._loaded_parts = {name: int(part) for name, part in given.get("parts", {}).items()}
         if state is None:
             self._loaded = {}
             self.period.forget()
             return
-        self.period.load(state["counters"])
+        self.period.load(state["counters"], given.get("weights"))
         momentum = state["momentum"]
         self._loaded = {name: (common, momentum.get(name)) for name, common in state["common"].items()}
+        self._flights = [
+            _Flight(int(each["part"]), int(each["left"]), int(each["weight"]), [
+                _Leg(name, np.array(change), _copied(each["sent"].get(name)), None) for name, change in each["change"].items()])
+            for each in given.get("flights", ())
+        ]  # fmt: skip
+
+    def _schedule(self) -> tuple[int, int, int]:
+        return self._fragments.every, self._fragments.count, self._fragments.overlap
+
+    def _of_this_schedule(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What a state has of fragments: nothing, right after a synchronisation of others than this worker has."""
+        given: Mapping[str, Any] = state.get("fragments", {})
+        own = self._schedule() if self._fragments.streams else None
+        theirs = tuple(given["schedule"]) if given else None
+        if own == theirs:
+            return given
+        if int(state["counters"]["steps"]):
+            raise InvalidArgumentError(
+                "load_state_dict: every, fragments and overlap must be those with which a state was saved between two "
+                f"synchronisations, {_schedule_in_words(theirs)}, but are {_schedule_in_words(own)}. Save after synchronize() "
+                "to change them."
+            )
+        return {}
 
     # ---- worlds ----
 
     def _follow_world(self) -> None:
         """In another world than at the last look the same period goes on, once its ranks have compared what they have."""
         if self._session.has_moved():
+            self._recall()
             self._enter_world()
             self._begun = False
 
@@ -254,7 +360,19 @@ class Worker:
                     f"load_state_dict: the common copy of '{tensor.name}' must have {values.size} elements, but has "
                     f"{saved.size}. Load the state of this model."
                 )
-        return _Copy(tensor, _owned(common, values.dtype), None if velocity is None else _owned(velocity, values.dtype))
+        velocity = None if velocity is None else _owned(velocity, values.dtype)
+        return _Copy(tensor, _owned(common, values.dtype), velocity, self._part_of(tensor, values.size))
+
+    def _part_of(self, tensor: Shared, size: int) -> int:
+        """Its fragment: the one of the checkpoint, or that which is the smallest when the tensor comes."""
+        if tensor.role is not Role.PARAMETER:
+            return self._fragments.of_buffers
+        loads = [0] * self._fragments.count
+        for copy in self._copies.values():
+            if copy.shared.role is Role.PARAMETER:
+                loads[copy.part] += copy.common.size
+        part = self._loaded_parts.pop(tensor.name, None)
+        return self._fragments.least_loaded(loads) if part is None or part >= len(loads) else part
 
     def restore(self) -> None:
         """Puts the common copy into the tensors: what has changed since the last synchronisation is lost."""
@@ -268,6 +386,9 @@ class Worker:
         outer = self.plan.outer
         return {
             "every": self.period.every,
+            "fragments": self._fragments.count,
+            "overlap": self._fragments.overlap,
+            "merge": self._fragments.merge,
             "warmup": self.period.warmup,
             "outer": None if outer is None else [outer.rate, outer.momentum],
             "within_host": self.plan.within_host,
@@ -275,7 +396,13 @@ class Worker:
         }
 
     def _tensor_terms(self) -> dict[str, Any]:
-        return {f"tensor '{name}'": f"{copy.common.dtype} of {copy.common.size}" for name, copy in self._copies.items()}
+        def where(copy: _Copy) -> str:
+            return f" in fragment {copy.part}" if self._fragments.count > 1 else ""
+
+        return {
+            f"tensor '{name}'": f"{copy.common.dtype} of {copy.common.size}{where(copy)}"
+            for name, copy in self._copies.items()
+        }
 
     def _start(self) -> int:
         """A digest of X and m."""
@@ -283,23 +410,31 @@ class Worker:
         arrays = [array for copy in compared for array in (copy.common, copy.velocity) if array is not None]
         return terms.digest(*(array.view(np.uint8).data for array in arrays))
 
-    def _meet(self, stage: Stage) -> Agreed:
-        """Says this rank's row, and returns what all ranks know."""
+    def _meet(self, stage: Stage, part: int = 0) -> Agreed:
+        """Says this rank's row, and returns what all ranks know.
+
+        Args:
+            stage: why it comes.
+            part: what it comes to average; where it has no more data, what it proposes if that holds for all.
+        """
         own_terms = self._terms() | ({} if stage is Stage.TERMS else self._tensor_terms())
         content, period, context = terms.encoded(own_terms), self.period, self._session.context
+        weights = period.weights if stage is Stage.JOIN and self._fragments.streams else []
         said = Said(
             rank=context.rank,
             stage=stage,
             terms=terms.digest(content),
             terms_bytes=len(content),
             start=self._start() if stage is Stage.BEGIN else 0,
-            round=period.round,
+            round=period.round + len(self._flights),
             steps=period.steps,
-            samples=period.samples,
+            samples=period.weight(part),
             counted=int(period.counted),
+            part=part,
+            weights=len(weights),
         )
         name = f"{self._prefix}.used"  # where an optimizer of exact steps says what it has: so that one is found out
-        rows = [Said(*row) for row in self._gathered(name, np.array([said], np.int64)).tolist()]
+        rows = decoded(self._gathered(name, np.array([*said, *weights], np.int64)).tolist())
         if terms_differ(rows):
             self._refuse_terms(name, rows, content)
         return agreed(rows, self._members(), self._prefix)
@@ -331,52 +466,171 @@ class Worker:
 
     # ---- averaging ----
 
+    @property
+    def _fragments(self) -> Fragments:
+        return self.period.fragments
+
+    def _is_due(self) -> bool:
+        """Whether something must be averaged, sent or merged after the step that has just been counted."""
+        if not self._fragments.streams:
+            return self.period.due
+        return self._fragments.leaving(self.period.steps) is not None or bool(self._arriving())
+
     def _synchronise(self, stage: Stage) -> Agreed:
+        """Averages all: one part after the other, and what is on its way before."""
         with self._restoring():
-            known = self._meet(stage)
-            if known.samples:
-                self._average(factor_of(self.period.samples, known.samples, known.workers))
-        self.period.begin()
-        self._session.context.count("synchronisations")
+            self._land(self._flights)
+            for part in range(self._fragments.parts):
+                known = self._send(stage, part)
+            self._land(self._flights)
+            if self._fragments.streams:
+                self._write_common()
+        self.period.forget()
         return known
+
+    def _stream(self) -> None:
+        """After a step: merges the fragments that must be back, and sends the one whose turn it is."""
+        with self._restoring():
+            self._land(self._arriving())
+            part = self._fragments.leaving(self.period.steps)
+            if part is not None:
+                self._send(Stage.STEP, part)
+                self._land(self._arriving())
+
+    def _follow_streams(self) -> None:
+        """Takes part in what others average until nobody has more data; waits for each part, having nothing else to do."""
+        with self._restoring():
+            self._land(self._flights)
+            while not self._send(Stage.JOIN, 0).is_last:
+                self._land(self._flights)
+
+    def _arriving(self) -> list[_Flight]:
+        return [flight for flight in self._flights if flight.left + self._fragments.overlap <= self.period.steps]
 
     @contextmanager
     def _restoring(self) -> Iterator[None]:
         """Where averaging fails, the tensors become the common copy again: equal on all ranks that have it."""
         try:
             yield
-        except BaseException:
-            self._settle(used=False)
+        except BaseException as failed:
+            self._give_up(waits=isinstance(failed, RingtrainError))
             self.restore()
             raise
 
-    def _average(self, factor: float) -> None:
-        """Has the ranks' changes averaged and, when all have come, updates the common copy and the tensors."""
-        problem: RingtrainError | None = None
-        under_way: list[tuple[_Copy, np.ndarray, Operation]] = []
-        for copy in self._copies.values():
-            try:
-                under_way.append((copy, *self._submitted(copy, factor)))
-            except RingtrainError as refused:  # the others' operation fails with its text
-                problem = problem or refused
-        for _, _, operation in under_way:  # all of them, so that no name stays in flight
-            try:
-                operation.wait()
-            except RingtrainError as failed:
-                problem = problem or failed
-        if problem is not None:
-            raise problem
-        for copy, arrived, _ in under_way:
-            self._take(copy, arrived)
-        self._settle(used=True)
+    def _give_up(self, waits: bool) -> None:
+        """Ends what is on its way: parts that arrive belong to the common copy, as on ranks that had waited for them."""
+        flights, self._flights = self._flights, []
+        for flight in flights:
+            self._await(flight, waits)
+            if waits and flight.problem is None:
+                self._advance(flight)
+            else:
+                self._settle(flight.part, used=False)
 
-    def _submitted(self, copy: _Copy, factor: float) -> tuple[np.ndarray, Operation]:
-        """What is sent of a tensor, which is where the result arrives, and its operation."""
-        sent, arguments = self._sent(copy, factor)
-        buffer = [as_buffer(sent)]
+    def _recall(self) -> None:
+        """The world has ended: what was on its way has not come, and is sent again with what is changed from now on."""
+        for flight in self._flights:
+            self.period.recall(flight.part, flight.weight)
+        self._flights = []
+
+    def _send(self, stage: Stage, part: int) -> Agreed:
+        """Agrees on a part, and sends what this rank has changed of it."""
+        known = self._meet(stage, part)
+        flight = _Flight(known.part, self.period.steps, self.period.send(known.part))
+        self._flights.append(flight)
+        if known.samples:
+            factor = factor_of(flight.weight, known.samples, known.workers)
+            for name, copy in self._copies.items():
+                if copy.part == flight.part:
+                    self._depart(flight, name, copy, factor)
+        return known
+
+    def _depart(self, flight: _Flight, name: str, copy: _Copy, factor: float) -> None:
+        change, arguments = self._sent(copy, factor)
+        buffer = [as_buffer(change)]
         context, process_set = self._session.context, self._session.process_set_id
-        name = f"{self._prefix}.{copy.shared.name}"
-        return sent, context.submit("allreduce", name, buffer, buffer, process_set=process_set, **arguments)
+        try:
+            operation = context.submit(
+                "allreduce",
+                f"{self._prefix_of(flight.part)}{name}",
+                buffer,
+                buffer,
+                process_set=process_set,
+                **arguments,
+            )
+        except RingtrainError as refused:  # the others' operation fails with its text
+            flight.problem = flight.problem or refused
+            return
+        flight.legs.append(_Leg(name, change, self._kept(copy), operation))
+
+    def _kept(self, copy: _Copy) -> np.ndarray | None:
+        """The values that are sent, where they are needed to merge."""
+        travels = self._fragments.overlap and copy.shared.role is Role.PARAMETER
+        return copy.shared.read().copy() if travels and self._fragments.merge == "additive" else None
+
+    def _prefix_of(self, part: int) -> str:
+        """Of the names of what a part sends."""
+        return f"{self._prefix}.{part}." if self._fragments.streams else f"{self._prefix}."
+
+    def _await(self, flight: _Flight, waits: bool = True) -> None:
+        """Returns when all of it has come or failed, so that no name stays in flight; what has come is going to be used."""
+        travels = any(leg.operation is not None for leg in flight.legs)
+        for leg in flight.legs:
+            try:
+                if leg.operation is not None and waits:
+                    leg.operation.wait()
+                leg.operation = None
+            except RingtrainError as failed:
+                flight.problem = flight.problem or failed
+        if travels and waits and flight.problem is None:
+            self._settle(flight.part, used=True)
+
+    def _await_all(self, heeds: bool = True) -> None:
+        for flight in self._flights:
+            self._await(flight)
+            if heeds and flight.problem is not None:
+                raise flight.problem
+
+    def _land(self, flights: Iterable[_Flight]) -> None:
+        """Waits for parts, and takes them into the common copy and the tensors."""
+        flights = list(flights)
+        for flight in flights:  # all of them, so that no name stays in flight
+            self._await(flight)
+        for flight in flights:
+            if flight.problem is not None:
+                raise flight.problem
+            self._advance(flight)
+            for leg in flight.legs:
+                if leg.name in self._copies:
+                    self._merge(flight, leg, self._copies[leg.name])
+            self._flights.remove(flight)
+
+    def _advance(self, flight: _Flight) -> None:
+        """The common copy of a part that has come."""
+        for leg in flight.legs:
+            copy = self._copies.get(leg.name)
+            if copy is None:
+                continue
+            if copy.shared.role is Role.PARAMETER:
+                advance(copy.common, leg.change, self.plan.outer, copy.velocity)
+            else:
+                copy.common = leg.change
+        self.period.count_round()
+        self._session.context.count("synchronisations")
+
+    def _merge(self, flight: _Flight, leg: _Leg, copy: _Copy) -> None:
+        """A tensor of a part that has come."""
+        shared, merge = copy.shared, self._fragments.merge
+        if shared.role is not Role.PARAMETER or (merge == "additive" and flight.left == self.period.steps):
+            shared.write(copy.common)
+        else:
+            values = shared.read()
+            shared.write(merged(values, values if leg.sent is None else leg.sent, copy.common, merge))
+
+    def _write_common(self) -> None:
+        for copy in self._copies.values():
+            if copy.shared.role is Role.PARAMETER:
+                copy.shared.write(copy.common)
 
     def _sent(self, copy: _Copy, factor: float) -> tuple[np.ndarray, dict[str, Any]]:
         values = copy.shared.read()
@@ -396,13 +650,6 @@ class Worker:
         compressed = copy.shared.role is Role.PARAMETER
         return {"reduction": "average", "compression": self.plan.compression if compressed else "none"}
 
-    def _take(self, copy: _Copy, arrived: np.ndarray) -> None:
-        if copy.shared.role is Role.PARAMETER:
-            advance(copy.common, arrived, self.plan.outer, copy.velocity)
-        else:
-            copy.common = arrived
-        copy.shared.write(copy.common)
-
     # ---- what compression has lost ----
 
     @property
@@ -410,13 +657,14 @@ class Worker:
         """Whether the core makes up for what compression has lost of the changes before."""
         return self.plan.compression in tables.WITHOUT_FEEDBACK
 
-    def _settle(self, used: bool) -> None:
+    def _settle(self, part: int, used: bool) -> None:
         if self.keeps_residuals:
-            residuals.settle(self._session, f"{self._prefix}.", used)
+            residuals.settle(self._session, self._prefix_of(part), used)
 
     def compression_state(self) -> dict[str, dict[str, np.ndarray]]:
-        """What is kept of it, the same on all ranks; collective."""
+        """What is kept of it, the same on all ranks; collective. What is on its way is waited for."""
         self._follow_world()
+        self._await_all()
         return residuals.of_all_ranks(self._session, True, f"{self._prefix}.") if self.keeps_residuals else {}
 
     def load_compression_state(self, state: Mapping[str, Mapping[str, np.ndarray]]) -> None:
@@ -429,6 +677,17 @@ class Worker:
 def _owned(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """A flat copy."""
     return np.array(values, dtype).reshape(-1)
+
+
+def _copied(values: np.ndarray | None) -> np.ndarray | None:
+    return None if values is None else np.array(values)
+
+
+def _schedule_in_words(schedule: tuple[int, ...] | None) -> str:
+    if schedule is None:
+        return "all parameters at once"
+    every, count, overlap = schedule
+    return f"every={every}, fragments={count}, overlap={overlap}"
 
 
 def require_local(worker: Worker) -> None:

@@ -15,6 +15,7 @@ import torch
 
 from ringtrain import membership
 from ringtrain.averaging.arrays import checked_outer
+from ringtrain.averaging.fragments import Streaming
 from ringtrain.averaging.neighbours import set_of_this_host
 from ringtrain.averaging.outer import Outer
 from ringtrain.averaging.worker import Plan, Worker
@@ -61,6 +62,9 @@ def DistributedOptimizer(
     warmup: int = 0,
     named_buffers: Iterable[tuple[str, torch.Tensor]] = (),
     delay: int = 0,
+    fragments: int = 1,
+    overlap: int = 0,
+    merge: str = "additive",
 ) -> torch.optim.Optimizer:
     """Makes an optimizer step with the gradients of all ranks, and returns it.
 
@@ -115,6 +119,11 @@ def DistributedOptimizer(
             step takes the longer of both. ``step()`` does all of it, and the optimizer has two methods more or other:
             ``flush()`` applies what is left, before the model is evaluated or saved; ``synchronize()`` before a step
             puts what it is going to apply into the gradients, to be clipped. docs/slow-networks.md says more.
+        fragments: with ``every``, parts that the parameters are averaged in, one after another and evenly spread over the
+            period, at most ``every`` (Streaming DiLoCo, arXiv:2501.18512). Buffers wait for ``synchronize()``.
+        overlap: with ``every``, steps, less than ``every``, for which what was changed travels while training goes on.
+        merge: with ``overlap``, what becomes of a value x, x' when it was sent, when the new common value X has come:
+            ``"additive"``, x + (X - x'), or ``"half"``, (x + X) / 2, which suits an outer momentum.
 
     Raises:
         InvalidArgumentError: not an optimizer, or names, groups, ``op`` or a number that cannot be; or another library
@@ -140,7 +149,8 @@ def DistributedOptimizer(
     groups = parameters.checked_groups(num_groups, groups, set(replicated(names)))
     refuse_shared_parameters(names.keys())
     named_buffers, outer, by_core = list(named_buffers), checked_outer(outer), compression_in_the_core(compressor)
-    local = checked_period(optimizer, every, outer, within_host, warmup, named_buffers)
+    streaming = Streaming(fragments, overlap, merge)
+    local = checked_period(optimizer, every, outer, within_host, warmup, named_buffers, streaming)
     check_delay(delay, op, every, by_core, powersgd, groups, gradient_as_bucket_view)
     check_shards(optimizer, op, average_aggregated_gradients, local is not None, delay)
     if local is not None:

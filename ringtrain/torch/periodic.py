@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ringtrain.averaging.fragments import Streaming
 from ringtrain.averaging.outer import Outer
 from ringtrain.averaging.period import Period
 from ringtrain.averaging.worker import Role, Worker, require_local
@@ -154,22 +155,12 @@ class Periodic:
 
     def state(self) -> dict[str, Any]:
         """What goes into the optimizer's state."""
-        state = self._worker.state()
-        return {
-            "counters": state["counters"],
-            "common": {name: torch.from_numpy(values) for name, values in state["common"].items()},
-            "momentum": {name: torch.from_numpy(values) for name, values in state["momentum"].items()},
-        }
+        state: dict[str, Any] = _converted(self._worker.state(), np.ndarray, torch.from_numpy)
+        return state
 
     def load(self, optimizer: Any, state: Mapping[str, Any] | None) -> None:
         """Goes on with it; None if the state is of an optimizer without local steps."""
-        if state is not None:
-            state = {
-                "counters": state["counters"],
-                "common": {name: values.cpu().numpy() for name, values in state["common"].items()},
-                "momentum": {name: values.cpu().numpy() for name, values in state["momentum"].items()},
-            }
-        self._worker.load(state)
+        self._worker.load(_converted(state, torch.Tensor, lambda values: values.cpu().numpy()))
         self._enter_phase(optimizer)
 
     def compression_state(self) -> dict[str, dict[str, torch.Tensor]]:
@@ -198,6 +189,15 @@ def _after_step(optimizer: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) 
         periodic.after_step(optimizer)
 
 
+def _converted(state: Any, kind: type, convert: Callable[[Any], Any]) -> Any:
+    """A state with its arrays, however deep they lie, in another form."""
+    if isinstance(state, Mapping):
+        return {name: _converted(value, kind, convert) for name, value in state.items()}
+    if isinstance(state, list):
+        return [_converted(value, kind, convert) for value in state]
+    return convert(state) if isinstance(state, kind) else state
+
+
 # ---- arguments ----
 
 
@@ -208,10 +208,12 @@ def checked_period(
     within_host: Any,
     warmup: int,
     named_buffers: Sequence[tuple[str, torch.Tensor]],
+    streaming: Streaming,
 ) -> Period | None:
     """The period of local steps, None without ``every``; raises InvalidArgumentError for arguments that cannot be."""
     if every is None:
         given = {"outer": outer, "within_host": within_host, "warmup": warmup, "named_buffers": named_buffers}
+        given |= streaming.given()
         for name, value in given.items():
             if value:
                 raise InvalidArgumentError(
@@ -227,7 +229,7 @@ def checked_period(
             "DistributedOptimizer: every needs an optimizer that holds the model's own parameters, but NVIDIA Apex has put "
             "copies into this one. Use torch.amp."
         )
-    return Period(every, warmup)
+    return Period(every, warmup, *streaming)
 
 
 def check_settings(

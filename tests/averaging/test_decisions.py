@@ -124,12 +124,12 @@ def rows(*changes, **all_have):
 
 def test_ranks_that_agree():
     known = agreed(rows({}, {}, {}), [0, 1, 2], "x")
-    assert known == (3, 12, False)
+    assert known == (3, 12, False, 0)
 
 
 def test_ranks_without_data_weigh_what_they_have_done():
     known = agreed(rows({"stage": Stage.JOIN, "steps": 1, "samples": 1}, {}), [0, 1], "x")
-    assert known == (2, 5, False)
+    assert known == (2, 5, False, 0)
     assert agreed(rows({"samples": 0}, {}, stage=Stage.JOIN), [0, 1], "x").is_last
 
 

@@ -326,7 +326,9 @@ def test_a_failed_round_leaves_no_trace_in_what_compression_makes_up_for(place):
             average._worker.period.steps += rank  # planted: a step that only this rank has taken
             average._worker.average()
         average._worker._copies["1"] = average._worker._copy_of(arrays._Array("1", np.zeros(1 + rank)))
-        average._worker._meet = lambda stage: Agreed(2, 2, False)  # planted: ranks that have not compared their tensors
+        average._worker._meet = lambda stage, part: Agreed(
+            2, 2, False
+        )  # planted: ranks that have not compared their tensors
         average._worker.average()
 
     def on_rank(rank, fails):
