@@ -24,7 +24,8 @@ NETWORKS = ("convnet", "mlp", "transformer", "vgg16")
 TRAINING_PEERS = ("buckets", "fp16", "bf16", "int8", "int4", "4-passes", "ddp")
 TASKS = ("digits", "bytes")
 WAYS = ("float32", "bf16", "int8", "int4", "int4-without-feedback",
-        "every-8", "every-8-int8", "every-32", "powersgd-2", "powersgd-4", "ddp-powersgd-2", "ddp-powersgd-4", "alone")  # fmt: skip
+        "every-8", "every-8-int8", "every-32", "every-32-fragments", "every-32-diloco-half", "delay-1", "delay-1-int8",
+        "powersgd-2", "powersgd-4", "ddp-powersgd-2", "ddp-powersgd-4", "alone")  # fmt: skip
 TRANSPORTS = ("mpi", "tcp")
 ELASTIC_PARTS = ("faults", "goodput", "overhead")
 ELASTIC_SYSTEMS = ("ringtrain", "torchrun", "torchft")

@@ -127,6 +127,8 @@ class Ringtrain(Alone):
     def finish(self) -> None:
         if "every" in self._settings:  # local steps
             self.optimizer.synchronize()
+        if "delay" in self._settings:
+            self.optimizer.flush()
 
     def close(self) -> None:
         super().close()

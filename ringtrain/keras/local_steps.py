@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from ringtrain.averaging.fragments import Streaming
 from ringtrain.averaging.neighbours import set_of_this_host
 from ringtrain.averaging.outer import Outer
 from ringtrain.averaging.period import Period
@@ -36,6 +37,9 @@ class LocalPlan:
     within_host: str | None = None
     warmup: int = 0
     compression: str = "none"
+    fragments: int = 1
+    overlap: int = 0
+    merge: str = "additive"
 
     def terms(self) -> dict[str, Any]:
         """What ranks compare before ``fit``."""
@@ -83,7 +87,7 @@ class LocalSteps:
     def __init__(self, plan: LocalPlan, process_set: ProcessSet):
         self.plan = plan
         self._process_set = process_set
-        self._period = Period(plan.every, plan.warmup)
+        self._period = Period(plan.every, plan.warmup, plan.fragments, plan.overlap, plan.merge)
         self._known: dict[int, _Staged] = {}
         self._samples: Any = None  # of the next step
         self._made: Worker | None = None
@@ -158,9 +162,9 @@ class LocalSteps:
         """Runs a function of the variables' values on the host, and gives them what it returns."""
         staged = list(self._known.values())
         dtypes = [keras.backend.standardize_dtype(each.variable.dtype) for each in staged] if writes else []
-        results = backend.on_host(function, [each.variable.value for each in staged], dtypes)
+        results = backend.on_host(function, [_value_of(each.variable) for each in staged], dtypes)
         for each, result in zip(staged, results, strict=False):
-            each.variable.assign(keras.ops.reshape(result, each.variable.shape))
+            each.variable.assign(keras.ops.reshape(result, tuple(each.variable.shape)))
 
     # ---- on the host ----
 
@@ -220,11 +224,19 @@ class LocalSteps:
 
 
 def local_plan(
-    every: Any, outer: Any, within_host: Any, warmup: Any, compression: str | None, op: int, process_set: ProcessSet
+    every: Any,
+    outer: Any,
+    within_host: Any,
+    warmup: Any,
+    streaming: Streaming,
+    compression: str | None,
+    op: int,
+    process_set: ProcessSet,
 ) -> LocalPlan | None:
     """The plan, of arguments that can be; None without ``every``. Raises InvalidArgumentError."""
     if every is None:
-        for name, value in {"outer": outer, "within_host": within_host, "warmup": warmup}.items():
+        given = {"outer": outer, "within_host": within_host, "warmup": warmup} | streaming.given()
+        for name, value in given.items():
             if value:
                 raise InvalidArgumentError(
                     f"DistributedOptimizer: {name} needs every, the number of local steps, but that is None."
@@ -246,8 +258,13 @@ def local_plan(
         raise InvalidArgumentError(
             f"DistributedOptimizer: within_host needs all ranks of the world, but process_set is {process_set}."
         )
-    period = Period(every, warmup)
-    return LocalPlan(period.every, outer, within_host, period.warmup, compression)
+    period = Period(every, warmup, *streaming)
+    return LocalPlan(period.every, outer, within_host, period.warmup, compression, *streaming)
+
+
+def _value_of(variable: Any) -> Any:
+    """A variable's value, as a tensor; that of TensorFlow's own variables is a method."""
+    return variable.value() if callable(variable.value) else variable.value
 
 
 def _when(condition: Any, action: Callable[[], None]) -> None:

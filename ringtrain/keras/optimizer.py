@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
+from ringtrain.averaging.fragments import Streaming
 from ringtrain.averaging.outer import Outer
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.gradients.arguments import check_passes, check_scaling, given_groups
+from ringtrain.keras.averaging import AveragingMethods, require_none
 from ringtrain.keras.backends import backend
 from ringtrain.keras.classes import likened, user_class
 from ringtrain.keras.compilation import look_at_models
-from ringtrain.keras.local_steps import LocalSteps, local_plan
+from ringtrain.keras.local_steps import local_plan
 from ringtrain.keras.reduction import KerasReducer, Settings, when
 from ringtrain.operations import Average
 from ringtrain.process_sets import ProcessSet, global_process_set
@@ -47,6 +49,9 @@ def DistributedOptimizer(
     outer: Outer | None = None,
     within_host: str | None = None,
     warmup: int = 0,
+    fragments: int = 1,
+    overlap: int = 0,
+    merge: str = "additive",
 ) -> keras.optimizers.Optimizer:
     """Makes a Keras optimizer update with the gradients of all ranks, and returns it.
 
@@ -79,6 +84,12 @@ def DistributedOptimizer(
         within_host: with ``every``, ``"exact"`` makes a host one worker: gradients of its ranks are averaged in each
             update, as without ``every``.
         warmup: with ``every``, exact updates before the first local one (post-local SGD, arXiv:1808.07217).
+        fragments: with ``every``, parts that the variables are averaged in, one after another and evenly spread over the
+            period, at most ``every`` (Streaming DiLoCo, arXiv:2501.18512). Those of ``average_also`` wait for
+            ``synchronize()``.
+        overlap: with ``every``, updates, less than ``every``, for which what was changed travels while training goes on.
+        merge: with ``overlap``, what becomes of a value x, x' when it was sent, when the new common value X has come:
+            ``"additive"``, x + (X - x'), or ``"half"``, (x + X) / 2, which suits an outer momentum.
 
     Raises:
         InvalidArgumentError: not a Keras optimizer, or groups, ``op`` or a number that cannot be.
@@ -97,7 +108,16 @@ def DistributedOptimizer(
         groups=checked_groups(num_groups, groups),
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
-        local=local_plan(every, outer, within_host, warmup, backend.wire_of(compression), op, process_set),
+        local=local_plan(
+            every,
+            outer,
+            within_host,
+            warmup,
+            Streaming(fragments, overlap, merge),
+            backend.wire_of(compression),
+            op,
+            process_set,
+        ),
     )
     return distribute(optimizer, settings, name)
 
@@ -182,7 +202,7 @@ def hoist(optimizer: Any) -> bool:
     return True
 
 
-class _Distributed(_Optimizer):
+class _Distributed(AveragingMethods, _Optimizer):
     """The methods that a distributed optimizer has beyond, or around, those of the user's class."""
 
     _gradient_reduction: KerasReducer | None = None  # None in copies
@@ -238,11 +258,7 @@ class _Distributed(_Optimizer):
             The pairs, with reduced gradients.
         """
         reduction = self._gradient_reduction
-        if reduction is not None and reduction.settings.local is not None:
-            _require_none("synchronize", grads_and_vars)
-            if reduction.local_steps is not None:
-                self._know_all(reduction.local_steps)
-                reduction.local_steps.synchronize()
+        if self._averages_variables(grads_and_vars):
             return []
         pairs = list(grads_and_vars or ())
         if reduction is None or not pairs:
@@ -253,47 +269,9 @@ class _Distributed(_Optimizer):
         reduction.pairing.note(backend.scopes(), full)
         return list(zip(gradients, variables, strict=True))
 
-    def join(self) -> None:
-        """With ``every``: says that this rank has no more data, and averages with the others until all ranks have said so.
-
-        Outside of a ``tf.function``. Without ``every`` it does nothing; ``ringtrain.keras.join`` is for that.
-        """
-        local = self._local_steps
-        if local is not None:
-            self._know_all(local)
-            local.join()
-
-    def count_samples(self, samples: Any) -> None:
-        """With ``every``: says what the next update weighs, such as the number of its samples; on all ranks, or on none."""
-        if self._local_steps is not None:
-            self._local_steps.count_samples(samples)
-
-    def average_also(self, variables: Iterable[Any]) -> None:
-        """With ``every``: averages further variables with the trained ones, such as ``model.non_trainable_variables``.
-
-        Floating-point ones become the average, others the maximum; random seeds are left alone. In ``fit``
-        BroadcastGlobalVariablesCallback does this for the model.
-        """
-        if self._local_steps is not None:
-            self._know_all(self._local_steps)
-            self._local_steps.know(variables, False)
-
-    def local_steps_state(self) -> dict[str, Any]:
-        """With ``every``: what the next synchronisation needs beside the variables, as NumPy arrays; Keras' files lack it."""
-        return {} if self._local_steps is None else self._local_steps.state()
-
-    def load_local_steps_state(self, state: dict[str, Any]) -> None:
-        """Goes on with what ``local_steps_state`` has returned, on all ranks, when the variables are loaded."""
-        if self._local_steps is not None and state:
-            self._local_steps.load(state)
-
-    @property
-    def _local_steps(self) -> LocalSteps | None:
-        return None if self._gradient_reduction is None else self._gradient_reduction.local_steps
-
-    def _know_all(self, local: LocalSteps) -> None:
-        assert self._gradient_reduction is not None
-        local.know(self._gradient_reduction.averaged_after_local_steps(self._trainable_variables), True)
+    def _trained(self) -> list[Any]:
+        variables: list[Any] = self._trainable_variables
+        return variables
 
     def register_local_var(self, variable: Any) -> None:
         """Leaves the gradient of a variable to each rank, as ``PartialDistributedOptimizer`` does for whole layers."""
@@ -308,7 +286,7 @@ class _Distributed(_Optimizer):
             yield
             return
         if reduction.settings.local is not None:
-            _require_none("skip_synchronize", True)
+            require_none("skip_synchronize", True)
         with reduction.pairing.skip():
             yield
 
@@ -372,14 +350,6 @@ look_at_models(keras.Model, communicates_on)
 def checked_groups(num_groups: int, groups: Any) -> int | list[list[Any]] | None:
     """The argument ``groups``, or ``num_groups``; raises InvalidArgumentError for what cannot be."""
     return given_groups("DistributedOptimizer", num_groups, groups, "variable", stacklevel=3)
-
-
-def _require_none(method: str, gradients: Any) -> None:
-    if gradients is not None:
-        raise InvalidArgumentError(
-            f"{method}: every must not be set where a script synchronizes gradients, but is: synchronize() averages the "
-            "variables. Clip gradients before apply(), and call that alone."
-        )
 
 
 def _layers(given: Any) -> tuple[Any, ...]:

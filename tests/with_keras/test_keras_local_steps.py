@@ -106,6 +106,55 @@ def test_ranks_are_the_oracle(method):
         assert np.array(seen).tobytes() == np.array(found[0]).tobytes()
 
 
+def streaming_by_hand(every, overlap, merge):
+    """Of two ranks, the weights of each after every update: one fragment that travels."""
+    common, workers, seen, on_the_way = start(), [start(), start()], [], {}
+    for step in range(STEPS):
+        for rank, x in enumerate(workers):
+            rows = slice(step * GLOBAL_BATCH // 2, (step + 1) * GLOBAL_BATCH // 2)
+            x -= RATE * gradients(x, share_of(rank, 2, X)[rows], share_of(rank, 2, Y)[rows])
+        if step in on_the_way:
+            sent = on_the_way.pop(step)
+            common = sum(sent) / 2
+            workers = [
+                (x + common) / 2 if merge == "half" else x + (common - was)
+                for x, was in zip(workers, sent, strict=True)
+            ]
+        if (step + 1) % every == 0:
+            on_the_way[step + overlap] = [x.copy() for x in workers]
+        seen.append([x.copy() for x in workers])
+    return seen
+
+
+@pytest.mark.parametrize("graph, merge", [pytest.param(False, "half", marks=pytest.mark.long), (True, "additive")])
+def test_what_travels_while_training_goes_on(graph, merge):
+    def on_rank(rank):
+        weights = keras.Variable(start(), dtype="float64", name="weights")
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(RATE), every=2, overlap=1, merge=merge)
+        x, y = (share_of(rank, 2, data).astype(np.float64) for data in (X, Y))
+
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(x @ weights.value - y))
+            optimizer.apply([tape.gradient(loss, weights.value)], [weights])
+
+        run, seen, size = tf.function(step) if graph else step, [], GLOBAL_BATCH // 2
+        for number in range(STEPS):
+            run(
+                tf.constant(x[number * size : (number + 1) * size]), tf.constant(y[number * size : (number + 1) * size])
+            )
+            seen.append(np.array(weights.numpy()))
+        optimizer.synchronize()
+        return seen, weights.numpy().tobytes()
+
+    expected = streaming_by_hand(2, 1, merge)
+    with World(2, "1+1", stall_abort_seconds=30) as world:
+        found = world.run(on_rank)
+    for rank, (seen, last) in enumerate(found):
+        np.testing.assert_allclose(seen, [each[rank] for each in expected], rtol=1e-6, atol=1e-8)
+        assert last == found[0][1]
+
+
 @pytest.mark.parametrize("graph", [pytest.param(False, marks=pytest.mark.long), True], ids=["eager", "graph"])
 def test_workers_weigh_as_much_as_their_samples(graph):
     def samples(rank, step):

@@ -7,7 +7,7 @@ by ``ringtrain.keras.reduction`` as for Keras 3.
 """
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ import tensorflow as tf
 import tf_keras
 
 from ringtrain.errors import UnsupportedError
+from ringtrain.keras.averaging import AveragingMethods, require_none
 from ringtrain.keras.classes import likened, user_class
 from ringtrain.keras.compilation import look_at_models
 from ringtrain.keras.optimizer import communicates_on, distribute, take_over
@@ -92,16 +93,21 @@ class _Step:
         return next((self._full.pop(scope) for scope in scopes() if scope in self._full), True)
 
 
-class _Methods(_Optimizer):
+class _Methods(AveragingMethods, _Optimizer):
     """The methods that a distributed optimizer has beyond, or around, those of the user's class."""
 
     _gradient_reduction: KerasReducer | None = None  # None in copies
     _step: _Step
 
     @unconverted
-    def synchronize(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> _Pairs:
-        """Reduces gradients now; then apply them within ``skip_synchronize()``. See ``ringtrain.keras``."""
-        reduction = self._gradient_reduction
+    def synchronize(self, grads_and_vars: Iterable[tuple[Any, Any]] | None = None) -> _Pairs:
+        """Reduces gradients now; then apply them within ``skip_synchronize()``. See ``ringtrain.keras``.
+
+        With ``every`` it has no argument, and averages what the ranks have changed since the last time.
+        """
+        if self._averages_variables(grads_and_vars):
+            return []
+        reduction, grads_and_vars = self._gradient_reduction, grads_and_vars or ()
         if reduction is None:
             return list(grads_and_vars)
         full, pairs = self._collect(list(grads_and_vars))
@@ -114,6 +120,8 @@ class _Methods(_Optimizer):
         if self._gradient_reduction is None:
             yield
             return
+        if self._gradient_reduction.settings.local is not None:
+            require_none("skip_synchronize", True)
         with self._gradient_reduction.pairing.skip():
             yield
 
@@ -127,6 +135,29 @@ class _Methods(_Optimizer):
         """A distributed optimizer of the user's class with the same settings; all ranks must make it."""
         plain: Any = cls.__bases__[1]
         return distribute(plain.from_config(config, *arguments, **named), cls._settings)
+
+    def _trained(self) -> list[Any]:
+        return self._step.variables
+
+    def _applied(self, full: Any, apply: Callable[[], Any]) -> None:
+        """Has the user's ``apply`` run after an update's last pass, as a local step where it is one."""
+        local = self._local_steps
+        if local is None:
+            when(full, apply)
+            return
+        assert self._gradient_reduction is not None
+        if not tf.compat.v1.executing_eagerly_outside_functions():
+            raise UnsupportedError(
+                f"apply '{self._gradient_reduction.prefix}': every must not be set in a graph of TensorFlow 1, but is. Leave "
+                "eager execution on."
+            )
+        if getattr(self, "_is_wrapped_by_loss_scale_optimizer", False):
+            raise UnsupportedError(
+                f"apply '{self._gradient_reduction.prefix}': every must not be set within a LossScaleOptimizer of tf_keras, but "
+                "is: ranks that skip an update would not count it. Use mixed_bfloat16, or Keras 3."
+            )
+        self._know_all(local)
+        when(full, lambda: local.around(True, apply))
 
     def _reduced(self, pairs: _Pairs) -> _Pairs:
         """What tf_keras calls before it clips: the reduction, unless ``synchronize`` was called before."""
@@ -201,9 +232,9 @@ class _Current(_Methods):
         if not skip_gradients_aggregation and older.pop("experimental_aggregate_gradients", True):
             pairs = self.aggregate_gradients(pairs)
         full = self._step.take()
-        if full is True:
+        if full is True and self._local_steps is None:
             return apply(pairs, name, skip_gradients_aggregation=True)
-        when(full, lambda: apply(pairs, name, skip_gradients_aggregation=True))
+        self._applied(full, lambda: apply(pairs, name, skip_gradients_aggregation=True))
         return self.iterations
 
 
@@ -241,9 +272,9 @@ class _Older(_Methods):
             present = [pair for pair in pairs if pair[0] is not None]
             pairs = self._aggregate_gradients(self._transform_unaggregated_gradients(present))
         full = self._step.take()
-        if full is True:
+        if full is True and self._local_steps is None:
             return apply(pairs, name, experimental_aggregate_gradients=False)
-        when(full, lambda: apply(pairs, name, experimental_aggregate_gradients=False))
+        self._applied(full, lambda: apply(pairs, name, experimental_aggregate_gradients=False))
         return self.iterations if tf.executing_eagerly() else tf.no_op()  # a LossScaleOptimizer wants an operation
 
 

@@ -3,6 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
+from ringtrain.averaging.fragments import Streaming
+from ringtrain.averaging.outer import Outer
+from ringtrain.keras.backends import backend
+from ringtrain.keras.local_steps import local_plan
 from ringtrain.keras.optimizer import checked_groups, distribute
 from ringtrain.keras.reduction import Settings
 from ringtrain.operations import Average
@@ -24,13 +28,23 @@ def DistributedOptimizer(
     groups: int | Sequence[Sequence[Any]] | None = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
+    every: int | None = None,
+    outer: Outer | None = None,
+    within_host: str | None = None,
+    warmup: int = 0,
+    fragments: int = 1,
+    overlap: int = 0,
+    merge: str = "additive",
 ) -> Any:
     """Makes an optimizer of ``tf.keras`` update with the gradients of all ranks, and returns it.
 
-    The arguments mean what they do for ``ringtrain.keras.DistributedOptimizer``, in another order.
+    The arguments mean what they do for ``ringtrain.keras.DistributedOptimizer``, in another order. An optimizer of the
+    legacy Keras 2 has the same methods with ``every``; a LossScaleOptimizer around it is refused.
 
     Raises:
         InvalidArgumentError: not an optimizer of ``tf.keras.optimizers``, or an argument that cannot be.
+        UnsupportedError: when an optimizer of Keras 2 with ``every`` is applied: in a graph of TensorFlow 1, or within a
+            LossScaleOptimizer.
     """
     settings = Settings(
         compression=compression,
@@ -42,5 +56,15 @@ def DistributedOptimizer(
         groups=checked_groups(num_groups, groups),
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
+        local=local_plan(
+            every,
+            outer,
+            within_host,
+            warmup,
+            Streaming(fragments, overlap, merge),
+            backend.wire_of(compression),
+            op,
+            process_set,
+        ),
     )
     return distribute(optimizer, settings, name)
