@@ -286,12 +286,16 @@ class Worker:
     def load(self, state: Mapping[str, Any] | None) -> None:
         """Goes on with what ``state`` has returned on this or another rank; None: a period begins with the next step.
 
+        What compression has lost before is forgotten; ``load_compression_state`` comes after this.
+
         Raises:
             InvalidArgumentError: it was saved between two synchronisations, with other fragments.
         """
         self._follow_world()
         given = {} if state is None else self._of_this_schedule(state)
         self._await_all(heeds=False)  # so that no name stays in flight
+        if self.keeps_residuals:
+            residuals.forget(self._session, f"{self._prefix}.")
         self._copies, self._flights, self._begun = {}, [], False
         self._loaded_parts = {name: int(part) for name, part in given.get("parts", {}).items()}
         if state is None:

@@ -12,6 +12,7 @@ from ringtrain import buffers
 from ringtrain._native import ffi
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.gradients.session import Session
+from ringtrain.log import logger
 
 PARTS = ("sent", "finished")
 
@@ -26,6 +27,31 @@ def settle(session: Session, prefix: str, used: bool) -> None:
     session.has_moved()
     act = session.context.keep_residuals if used else session.context.take_back_residuals
     act(session.process_set_id, prefix)
+
+
+def forget(session: Session, prefix: str) -> None:
+    """Another state was loaded: the next steps make up for nothing that was lost before it.
+
+    Args:
+        prefix: of the names of the operations that carry the gradients, none of which may be under way.
+    """
+    context, process_set = session.context, session.process_set_id
+    kept = context.residuals(process_set, prefix) if context.usable else {}
+    for (name, place), elements in kept.items():
+        nothing = np.zeros(elements, np.float32)
+        context.load_residual(process_set, name, place, nothing, nothing)
+    note_forgotten(prefix, len(kept))
+
+
+def note_forgotten(prefix: str, tensors: int) -> None:
+    """Says in the log that something was forgotten, if it was."""
+    if tensors:
+        logger.info(
+            "'%s': with another state, what compression has lost of %d tensors is forgotten; load_compression_state() brings "
+            "back what was saved",
+            prefix.rstrip("."),
+            tensors,
+        )
 
 
 def of_all_ranks(session: Session, averages: bool, prefix: str) -> dict[str, dict[str, np.ndarray]]:

@@ -292,6 +292,12 @@ class Delayed:
         state = residuals.of_all_ranks(self._session, self._settings.averages, f"{self.prefix}.")
         return {name: {part: torch.from_numpy(kept[part]) for part in kept} for name, kept in state.items()}
 
+    def forget_residuals(self) -> None:
+        """Another state was loaded: what compression has lost before belongs to none of its gradients."""
+        self.enter_world()
+        if self._settings.keeps_residuals:
+            residuals.forget(self._session, f"{self.prefix}.")
+
     def load_compression_state(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         """Goes on with it."""
         self.enter_world()

@@ -80,6 +80,9 @@ def broadcast_optimizer_state(
     broadcast_in_place(named, root_rank, process_set)
     if not is_root:
         set_state(optimizer, state)
+    for part in (getattr(optimizer, "_reducer", None), getattr(optimizer, "_delayed", None)):
+        if part is not None:  # on the root, too, as where it has loaded the state alone
+            part.forget_residuals()
     periodic = getattr(optimizer, "_periodic", None)
     if periodic is not None:  # the root, too, begins anew with it
         periodic.load(optimizer, _local_steps_of(optimizer) if is_root else state["local_steps"])

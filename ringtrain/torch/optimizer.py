@@ -316,9 +316,13 @@ class _Distributed(_Optimizer):
             reducer.add(parameters.grouped(replicated(names), None))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The user's ``load_state_dict``; a begun step starts anew."""
+        """The user's ``load_state_dict``; a begun step starts anew.
+
+        What compression has lost of gradients before is forgotten; load what ``compression_state`` has returned after this.
+        """
         if self._reducer is not None:
             self._reducer.restart()
+            self._reducer.forget_residuals()
         super().load_state_dict(state_dict)
 
     @property
@@ -467,6 +471,7 @@ class _OneStepLate(_Distributed):
         super().load_state_dict(state_dict)
         if self._delayed is not None:
             self._delayed.load(self, state_dict.get("delayed"))
+            self._delayed.forget_residuals()
 
     def compression_state(self) -> dict[str, dict[str, torch.Tensor]]:
         """What ``Compression.int8`` or ``int4`` has lost of the gradients so far; collective, the same on all ranks."""

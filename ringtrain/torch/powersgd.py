@@ -19,6 +19,7 @@ import torch
 
 from ringtrain.arguments import integer
 from ringtrain.errors import InvalidArgumentError
+from ringtrain.gradients.residuals import note_forgotten
 from ringtrain.gradients.session import Session
 from ringtrain.torch.tensors import buffer_of
 
@@ -322,6 +323,14 @@ def load_state(
     for memory in memories:
         parts = state[f"{memory.name}/0"]
         memory.keep(parts[_RESIDUAL].clone(), parts[_FACTOR].clone())
+        memory.settle(used=True)
+
+
+def forget(memories: Sequence[Memory], prefix: str) -> None:
+    """Another state was loaded: what ranks have lost is forgotten. Right factors stay, being where the next ones begin."""
+    note_forgotten(prefix, sum(memory.residual is not None for memory in memories))
+    for memory in memories:
+        memory.keep(None, memory.factor)
         memory.settle(used=True)
 
 

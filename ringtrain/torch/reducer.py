@@ -142,6 +142,14 @@ class Reducer:
         state = residuals.of_all_ranks(self.settings.session, self.settings.averages, f"{self.prefix}.")
         return {name: {part: torch.from_numpy(kept[part]) for part in kept} for name, kept in state.items()}
 
+    def forget_residuals(self) -> None:
+        """Another state was loaded: what compression has lost before belongs to none of its gradients."""
+        self._exchange.follow_world()
+        if self._exchange.beginning is not None:
+            powersgd.forget(self._exchange.memories(), self.prefix)
+        if self.settings.keeps_residuals:
+            residuals.forget(self.settings.session, f"{self.prefix}.")
+
     def load_compression_state(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         """Goes on with it."""
         self._exchange.follow_world()

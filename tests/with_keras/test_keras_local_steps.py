@@ -167,6 +167,22 @@ def test_workers_weigh_as_much_as_their_samples(graph):
     assert not np.allclose(expected, by_hand([[0], [1]], 3), rtol=1e-4)
 
 
+def test_tf_keras_of_keras_3_takes_the_same_arguments():
+    import ringtrain.tensorflow.keras as of_tensorflow
+
+    def on_rank(rank):
+        weights = keras.Variable([0.0, 0.0], dtype="float64", name="weights")
+        optimizer = of_tensorflow.DistributedOptimizer(
+            tf.keras.optimizers.SGD(1.0), every=2, outer=rt.Outer(0.5, 0.0), compression=of_tensorflow.Compression.int8
+        )
+        for _ in range(2):
+            optimizer.apply([tf.constant([1.0, 2.0 + 2 * rank], tf.float64)], [weights])
+        return weights.numpy().tolist()
+
+    with World(2, stall_abort_seconds=30) as world:
+        assert world.run(on_rank) == [[-1.0, -3.0]] * 2
+
+
 def test_averaging_each_update_is_the_exact_run():
     with World(2, stall_abort_seconds=30) as world:
         found = world.run(lambda rank: train(rank, 2, True, every=1))

@@ -213,3 +213,45 @@ def test_only_compression_with_feedback_keeps_anything():
             assert world.run(on_rank, compression) == [({}, {})] * 2
     with World(2) as world:  # one host: nothing is compressed
         assert world.run(on_rank, INT4) == [({}, {})] * 2
+
+
+# ---- another state ----
+
+
+WAYS = {
+    "int8": {"compression": hvd.Compression.int8},
+    "int4, one step late": {"compression": INT4, "delay": 1},
+    "int4 of local steps": {"compression": INT4, "every": 1},
+    "PowerSGD": {"compression": hvd.Compression.powersgd(rank=1, start_after=1)},
+}
+
+
+@pytest.mark.parametrize("everywhere", [True, False], ids=["loaded on all ranks", "loaded on one and broadcast"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_loaded_state_forgets_what_was_lost_before_it_and_what_was_saved_comes_back(way, everywhere):
+    """Nothing of the steps before the load comes into those after it."""
+
+    def on_rank(rank):
+        weight = torch.nn.Parameter(torch.zeros(128, 64))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), [("w", weight)], **WAYS[way])
+        fresh = optimizer.state_dict()
+        for step in range(3):
+            optimizer.zero_grad()
+            random = torch.Generator().manual_seed(10 * step + rank)
+            (weight * torch.randn(weight.shape, generator=random)).sum().backward()
+            optimizer.step()
+        kept = optimizer.compression_state()
+        if everywhere or rank == 0:
+            optimizer.load_state_dict(fresh)
+        if not everywhere:
+            hvd.broadcast_optimizer_state(optimizer, 0)
+        forgotten = optimizer.compression_state()
+        optimizer.load_compression_state(kept)
+        return [
+            sum(state["w/0"][part].norm().item() for part in ("sent", "finished", "residual") if part in state["w/0"])
+            for state in (kept, forgotten, optimizer.compression_state())
+        ]
+
+    with World(2, "1+1", stall_abort_seconds=20) as world:
+        for kept, forgotten, again in world.run(on_rank):
+            assert kept > 0.1 and forgotten == 0 and again == pytest.approx(kept, rel=1e-5)

@@ -145,25 +145,29 @@ class _Methods(AveragingMethods, _Optimizer):
         if local is None:
             when(full, apply)
             return
-        assert self._gradient_reduction is not None
+        self._know_all(local)
+        when(full, lambda: local.around(True, apply))
+
+    def _require_countable(self, reduction: KerasReducer) -> None:
+        """Local steps count updates on the host, each of them: raises UnsupportedError where that cannot be."""
         if not tf.compat.v1.executing_eagerly_outside_functions():
             raise UnsupportedError(
-                f"apply '{self._gradient_reduction.prefix}': every must not be set in a graph of TensorFlow 1, but is. Leave "
-                "eager execution on."
+                f"apply '{reduction.prefix}': every must not be set in a graph of TensorFlow 1, but is. Leave eager execution "
+                "on."
             )
         if getattr(self, "_is_wrapped_by_loss_scale_optimizer", False):
             raise UnsupportedError(
-                f"apply '{self._gradient_reduction.prefix}': every must not be set within a LossScaleOptimizer of tf_keras, but "
-                "is: ranks that skip an update would not count it. Use mixed_bfloat16, or Keras 3."
+                f"apply '{reduction.prefix}': every must not be set within a LossScaleOptimizer of tf_keras, but is: ranks "
+                "that skip an update would not count it. Use mixed_bfloat16, or Keras 3."
             )
-        self._know_all(local)
-        when(full, lambda: local.around(True, apply))
 
     def _reduced(self, pairs: _Pairs) -> _Pairs:
         """What tf_keras calls before it clips: the reduction, unless ``synchronize`` was called before."""
         reduction = self._gradient_reduction
         if reduction is None:
             return pairs
+        if reduction.local_steps is not None:
+            self._require_countable(reduction)
         if reduction.pairing.skipping:
             self._step.note(reduction.pairing.take(scopes()))
             return pairs
