@@ -52,18 +52,18 @@ class Period:
         """What the steps since the last synchronisation counted."""
         return self._weights[0]
 
-    def weight(self, part: int) -> int:
+    def samples_of(self, part: int) -> int:
         """What the steps counted since a part was averaged, or since its change was sent."""
         return self._weights[part]
 
     def send(self, part: int) -> int:
-        """A part's change is sent: its weight, which begins anew."""
-        weight, self._weights[part] = self._weights[part], 0
-        return weight
+        """A part's change is sent: what it weighs, which begins anew."""
+        samples, self._weights[part] = self._weights[part], 0
+        return samples
 
-    def recall(self, part: int, weight: int) -> None:
+    def recall(self, part: int, samples: int) -> None:
         """What was sent has not come to anything: the change is to be sent with the next one."""
-        self._weights[part] += weight
+        self._weights[part] += samples
 
     def count_samples(self, samples: int) -> None:
         """Says what the next step counts; several calls before it add up."""

@@ -99,14 +99,14 @@ class _Flight:
     Attributes:
         part: its number.
         left: local steps since the last whole synchronisation, when it was sent.
-        weight: of what was sent.
+        samples: what was sent weighs so much.
         legs: its tensors.
         problem: why it fails.
     """
 
     part: int
     left: int
-    weight: int
+    samples: int
     legs: list[_Leg] = field(default_factory=list)
     problem: RingtrainError | None = None
 
@@ -275,7 +275,7 @@ class Worker:
                 {
                     "part": flight.part,
                     "left": flight.left,
-                    "weight": flight.weight,
+                    "samples": flight.samples,
                     "change": {leg.name: leg.change.copy() for leg in flight.legs},
                     "sent": {leg.name: leg.sent.copy() for leg in flight.legs if leg.sent is not None},
                 }
@@ -306,7 +306,7 @@ class Worker:
         momentum = state["momentum"]
         self._loaded = {name: (common, momentum.get(name)) for name, common in state["common"].items()}
         self._flights = [
-            _Flight(int(each["part"]), int(each["left"]), int(each["weight"]), [
+            _Flight(int(each["part"]), int(each["left"]), int(each["samples"]), [
                 _Leg(name, np.array(change), _copied(each["sent"].get(name)), None) for name, change in each["change"].items()])
             for each in given.get("flights", ())
         ]  # fmt: skip
@@ -432,7 +432,7 @@ class Worker:
             start=self._start() if stage is Stage.BEGIN else 0,
             round=period.round + len(self._flights),
             steps=period.steps,
-            samples=period.weight(part),
+            samples=period.samples_of(part),
             counted=int(period.counted),
             part=part,
             weights=len(weights),
@@ -534,7 +534,7 @@ class Worker:
     def _recall(self) -> None:
         """The world has ended: what was on its way has not come, and is sent again with what is changed from now on."""
         for flight in self._flights:
-            self.period.recall(flight.part, flight.weight)
+            self.period.recall(flight.part, flight.samples)
         self._flights = []
 
     def _send(self, stage: Stage, part: int) -> Agreed:
@@ -543,7 +543,7 @@ class Worker:
         flight = _Flight(known.part, self.period.steps, self.period.send(known.part))
         self._flights.append(flight)
         if known.samples:
-            factor = factor_of(flight.weight, known.samples, known.workers)
+            factor = factor_of(flight.samples, known.samples, known.workers)
             for name, copy in self._copies.items():
                 if copy.part == flight.part:
                     self._depart(flight, name, copy, factor)

@@ -50,7 +50,7 @@ WAYS: dict[str, Callable[[], TrainingSystem]] = {
         overlap=5,
         merge="half",
         outer=hvd.Outer(0.4, 0.9),
-        compression=hvd.Compression.int4,
+        compression=hvd.Compression.int8,
     ),
     "delay-1": _ours("delay 1", delay=1),
     "delay-1-int8": _ours("delay 1 int8", delay=1, compression=hvd.Compression.int8),
