@@ -18,7 +18,7 @@ import click
 from ringtrain.launch.examine import examine
 from ringtrain.launch.function import RunError, run
 from ringtrain.launch.hosts import HostsError, parse_hostfile, parse_hosts
-from ringtrain.launch.modes import LITTLE, Expected, expect, first_that_pays
+from ringtrain.launch.modes import LITTLE, STREAMING, Expected, expect, first_that_pays, streaming_batch_seconds
 from ringtrain.launch.settings import once
 
 ACCUMULATED = 4  # micro-batches of the example
@@ -285,7 +285,17 @@ def _report_of_modes(found: Mapping[str, Any]) -> list[str]:
         ],
     )
     best = next(each for each in found["modes"] if each["pays_first"])
-    return [*lines, _POWERSGD, _verdict(best)]
+    return [*lines, _POWERSGD, _streaming(found), _verdict(best)]
+
+
+def _streaming(found: Mapping[str, Any]) -> str:
+    exact = next(each for each in found["modes"] if each["mode"] == "float32")
+    seconds = streaming_batch_seconds(found["computing_seconds"], exact["sending_seconds"], **STREAMING)
+    arguments = ", ".join(f"{name}={value}" for name, value in STREAMING.items())
+    return (
+        f"not in the table: {arguments}, whose parts travel while training goes on: {_ms(seconds)} for a batch; another "
+        "algorithm: compare the loss"
+    )
 
 
 def _verdict(best: Mapping[str, Any]) -> str:

@@ -78,6 +78,20 @@ MODES = [
 ]
 
 
+STREAMING = {"every": 32, "fragments": 4, "overlap": 4}  # what the doctor names beside the modes
+
+
+def streaming_batch_seconds(computing: float, sending: float, every: int, fragments: int, overlap: int) -> float:
+    """Of a local step whose fragments travel; only what ``overlap`` steps do not cover of a fragment is waited for.
+
+    Args:
+        computing: seconds of a batch that sends nothing.
+        sending: seconds of an exchange of all parameters alone.
+        every, fragments, overlap: as for ``DistributedOptimizer``.
+    """
+    return computing + fragments * max(0.0, sending / fragments - overlap * computing) / every
+
+
 @dataclass(frozen=True)
 class Expected:
     """What to expect of a mode.

@@ -331,15 +331,13 @@ def test_after_an_error_arrays_are_the_common_copy_and_what_has_arrived_is_in_it
     def on_rank(rank):
         arrays = [np.zeros(2), np.zeros(2)]
         average = rt.PeriodicAverage(arrays, 4, fragments=2, overlap=3)
-        for _ in range(2):
+        for step in range(4):
             for x in arrays:
                 x += rank + 1
-            average.step()  # the second one sends fragment 0
-        arrays[1] += 9
-        if rank:
-            average._worker.period.note_step()  # planted: a step that only this rank has taken
-        with pytest.raises(MismatchError, match="number of steps since the last synchronisation"):
-            average.synchronize()
+            if step < 3:  # the second one sends fragment 0
+                average.step(samples=1 if (rank, step) == (1, 2) else None)
+        with pytest.raises(MismatchError, match="what workers are weighed by"):
+            average.step()  # it was to send fragment 1
         after = [x.tolist() for x in arrays]
         for _ in range(3):
             for x in arrays:
@@ -352,7 +350,19 @@ def test_after_an_error_arrays_are_the_common_copy_and_what_has_arrived_is_in_it
         assert world.run(on_rank) == [([[3.0] * 2, [0.0] * 2], [[4.5] * 2, [1.5] * 2])] * 2
 
 
-def test_a_failed_round_leaves_no_trace_in_what_compression_makes_up_for():
+@pytest.mark.parametrize("place", ["before anything is sent", "before it is reduced"])
+def test_a_failed_round_leaves_no_trace_in_what_compression_makes_up_for(place):
+    def fail(rank, average):
+        worker = average._worker
+        worker.period.note_step()
+        if place == "before anything is sent":
+            worker.period.steps += rank  # planted: a step that only this rank has taken
+        else:
+            worker._sent = lambda copy, factor: (np.zeros(8192 + rank), worker._how(copy))  # planted: other sizes
+        with pytest.raises(MismatchError):
+            average.synchronize()
+        vars(worker).pop("_sent", None)
+
     def on_rank(rank, fails):
         arrays = [np.zeros(8192), np.zeros(8192)]
         average = rt.PeriodicAverage(arrays, 2, compression="int4", fragments=2, overlap=1)
@@ -361,9 +371,7 @@ def test_a_failed_round_leaves_no_trace_in_what_compression_makes_up_for():
             if step == fails:
                 for x in arrays:
                     x += 5
-                average._worker.period.steps += rank  # planted: a step that only this rank has taken
-                with pytest.raises(MismatchError):
-                    average.synchronize()
+                fail(rank, average)
             for x in arrays:
                 x += own.standard_normal(x.size)
             average.step()

@@ -74,7 +74,22 @@ def test_a_wrong_mode_is_seen(fault: str, tmp_path: Path) -> None:
 
 @pytest.mark.tcp
 @pytest.mark.parametrize(
-    "others", [[], pytest.param(["powersgd-2", "ddp-powersgd-2", "alone"], marks=pytest.mark.long)]
+    "others",
+    [
+        [],
+        pytest.param(
+            [
+                "powersgd-2",
+                "ddp-powersgd-2",
+                "every-32-fragments",
+                "every-32-diloco-half",
+                "delay-1",
+                "delay-1-int8",
+                "alone",
+            ],
+            marks=pytest.mark.long,
+        ),
+    ],
 )
 def test_accuracy_compares_trainings(others: list[str], tmp_path: Path) -> None:
     """Two seeds of a few steps: the modes differ by little, and nothing is sent by ranks that train alone."""

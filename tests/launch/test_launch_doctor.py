@@ -13,7 +13,7 @@ from environments import python_with
 from ringtrain.bench import hosts
 from ringtrain.launch.doctor import advise, floor_seconds, modes, report
 from ringtrain.launch.examine import part_to_measure
-from ringtrain.launch.modes import MODES, Mode
+from ringtrain.launch.modes import MODES, Mode, streaming_batch_seconds
 
 ROOT = Path(__file__).parents[2]
 GIGABIT = 119e6  # bytes per second
@@ -162,6 +162,8 @@ def test_what_is_expected_of_the_modes() -> None:
     assert re.search(r"delay=1 .*PyTorch; compare the loss", said) and re.search(
         r"powersgd\(rank=2\) .*compare the loss", said
     )
+    assert "every=32, fragments=4, overlap=4, whose parts travel while training goes on: 480.0 ms for a batch" in said
+    assert streaming_batch_seconds(0.05, 0.85, 32, 4, 2) == pytest.approx(0.05 + 4 * (0.2125 - 0.1) / 32)
     assert said.endswith("bf16 pays first (compression=Compression.bf16): of what costs little time, it risks least.")
 
 
