@@ -21,7 +21,7 @@ def schedules(draw):
     return Fragments(every, draw(some.integers(1, every)), draw(some.integers(0, every - 1)))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(schedules(), some.integers(0, 3))
 def test_each_fragment_leaves_once_a_period_always_after_the_same_step(schedule, period):
     steps = range(period * schedule.every + 1, (period + 1) * schedule.every + 1)
@@ -32,7 +32,7 @@ def test_each_fragment_leaves_once_a_period_always_after_the_same_step(schedule,
     assert schedule.leaving(0) is None
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(schedules())
 def test_fragments_leave_at_even_distances_and_are_back_before_they_leave_again(schedule):
     steps = [step for step in range(1, 3 * schedule.every + 1) if schedule.leaving(step) is not None]
@@ -43,7 +43,7 @@ def test_fragments_leave_at_even_distances_and_are_back_before_they_leave_again(
         assert all(step + schedule.overlap < after for step, after in itertools.pairwise(own))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(some.integers(1, 8), some.lists(some.integers(1, 1000), min_size=1, max_size=60))
 def test_fragments_are_of_like_size(count, sizes):
     """No fragment has more than the mean and the largest tensor together."""
@@ -54,7 +54,7 @@ def test_fragments_are_of_like_size(count, sizes):
     assert not len(sizes) >= count or min(loads) > 0
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(schedules(), some.lists(some.integers(0, 5), max_size=100))
 def test_what_steps_weigh_is_sent_once(schedule, samples):
     """In each fragment what was sent and what is left is all that was counted, also where something is recalled."""

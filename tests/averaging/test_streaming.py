@@ -111,7 +111,12 @@ METHODS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("method", METHODS)
+DEFAULT = ("fragments, overlap", "several on the way", "Streaming DiLoCo")
+
+
+@pytest.mark.parametrize(
+    "method", [pytest.param(each, marks=() if each in DEFAULT else pytest.mark.long) for each in METHODS]
+)
 def test_ranks_are_the_oracle_after_each_step(method):
     arguments = METHODS[method]
     by_name = {"count" if name == "fragments" else name: value for name, value in arguments.items()}

@@ -47,7 +47,10 @@ METHODS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(each, marks=pytest.mark.long if each in ("fragments", "overlap") else ()) for each in METHODS],
+)
 def test_ranks_are_the_oracle_after_each_step(method):
     make, arguments = METHODS[method]
     model, data = network(torch.float64), batches(3, torch.float64, STEPS)
