@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -64,13 +65,16 @@ def test_accumulation():
 
 
 def test_slow_networks():
-    one_step_late, with_torch, with_numpy = blocks("slow-networks.md", "python")
+    one_step_late, with_torch, with_numpy, streaming = blocks("slow-networks.md", "python")
     for program in (one_step_late, with_torch):
         first, second = run_on_two_ranks(program, page="slow-networks.md")
         assert_replicas_equal(first, second)
     first, second = run_on_two_ranks(with_numpy, page="slow-networks.md")
     assert first["weights"].tobytes() == second["weights"].tobytes()
     assert abs(first["weights"] - first["target"]).max() < 0.5
+    first, second = run_on_two_ranks(streaming, page="slow-networks.md")
+    assert np.concatenate(first["layers"]).tobytes() == np.concatenate(second["layers"]).tobytes()
+    assert 0.2 < np.concatenate(first["layers"]).mean() < 2.0
 
 
 def versions(diff: str) -> tuple[str, str]:
