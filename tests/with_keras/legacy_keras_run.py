@@ -6,7 +6,6 @@ import sys
 import tempfile
 
 import elastic_checks
-import legacy_local_steps
 import missing_gradients as table
 import numpy as np
 import tensorflow as tf
@@ -317,5 +316,4 @@ except rt.RingtrainError as error:
 else:
     raise AssertionError("a text was taken for an optimizer")
 elastic_checks.check_all(tf_keras, hvd)
-legacy_local_steps.check_all()
 print("trained")

@@ -1,4 +1,4 @@
-"""Local steps of tf_keras, which legacy_keras_run.py checks in its process."""
+"""Local steps of tf_keras, which test_keras_legacy.py checks in a process of their own."""
 
 import numpy as np
 import tensorflow as tf

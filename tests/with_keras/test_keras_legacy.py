@@ -19,3 +19,15 @@ def test_tf_keras_trains_as_one_process_does():
     environment = dict(os.environ, TF_USE_LEGACY_KERAS="1", TF_CPP_MIN_LOG_LEVEL="2")
     done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0 and done.stdout.endswith("trained\n"), done.stdout + done.stderr[-6000:]
+
+
+@pytest.mark.long
+def test_local_steps_of_tf_keras_are_those_by_hand():
+    """In a process of its own, so that the one above keeps its time."""
+    environment = dict(os.environ, TF_USE_LEGACY_KERAS="1", TF_CPP_MIN_LOG_LEVEL="2")
+    code = "import legacy_local_steps; legacy_local_steps.check_all(); print('trained')"
+    folder = pathlib.Path(__file__).parent
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True, timeout=250
+    )
+    assert done.returncode == 0 and done.stdout.endswith("trained\n"), done.stdout + done.stderr[-6000:]
