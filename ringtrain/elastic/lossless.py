@@ -39,6 +39,7 @@ class LosslessState(State):
         self._has_looped = False  # or does
         self._has_entered = False  # the loop has taken the state of rank 0
         self._window = threading.Lock()  # of TensorFlow's threads one is in a window at a time
+        self._survives_in = 0  # the thread that is in `survive`
 
     def on_change(self, function: Callable[[int, int], object]) -> None:
         """Has a function called between two steps when the number of ranks has changed, with the old and the new one.
@@ -74,8 +75,14 @@ class LosslessState(State):
                 "elastic.State: its operations must stand in the loop over epochs() or steps(), but one stands before it, "
                 "where ranks that join would not meet it. Move it into the loop."
             )
+        if self._survives_in == threading.get_ident():  # part of the one around it
+            return function()
         with self._window:
-            return self._transaction.survive(function, self._SURVIVED)
+            self._survives_in = threading.get_ident()
+            try:
+                return self._transaction.survive(function, self._SURVIVED)
+            finally:
+                self._survives_in = 0
 
     def _begin_loop(self) -> None:
         self._refuse_second_loop()

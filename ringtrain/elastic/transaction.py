@@ -32,7 +32,7 @@ from ringtrain.context import current
 from ringtrain.elastic.likeness import Outline, refusal, unlike
 from ringtrain.elastic.settlement import Settlement, Stage, Standing, settle
 from ringtrain.elastic.worlds import can_go_on, next_world
-from ringtrain.errors import MismatchError, RingtrainError
+from ringtrain.errors import InvalidArgumentError, MismatchError, RingtrainError
 from ringtrain.log import logger
 from ringtrain.membership import Member
 from ringtrain.objects import allgather_object
@@ -109,6 +109,7 @@ class Transaction:
         self._has_step = False  # whether an optimizer's step was among them
         self._is_apart = False  # whether nothing of it but what is given up was drawn or released
         self._part = Part.NOTHING  # that is held
+        self._survives = False  # while `survive` calls a function
 
     # ---- the open window ----
 
@@ -137,6 +138,11 @@ class Transaction:
         Raises:
             RingtrainError: what another world would meet again.
         """
+        if self._survives:
+            raise InvalidArgumentError(
+                "elastic.State: what survive() calls must use operations alone, but runs a backward pass, a step or a layer "
+                "whose results are released by themselves. Do that outside of it."
+            )
         self._is_apart |= self._stage is Stage.IDLE
         self.begin()
         held: list[Result] = []
@@ -180,7 +186,11 @@ class Transaction:
 
         def attempt() -> Generator[Operation, None, Result]:
             yield from ()
-            return function()
+            self._survives = True
+            try:
+                return function()
+            finally:
+                self._survives = False
 
         return awaited(self.run(attempt, lambda _: part, lambda: None))
 

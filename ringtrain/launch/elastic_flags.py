@@ -28,7 +28,7 @@ def options() -> list[click.Option]:
         click.Option(
             ["--elastic"],
             is_flag=True,
-            help="go on without ranks that die, and start them again; -np MIN:MAX. The script must use ringtrain.elastic.run",
+            help="go on without ranks that die, and start them again; -np MIN:MAX. The script must use elastic.State or elastic.run",
         ),
         click.Option(
             ["--host-discovery-script"],

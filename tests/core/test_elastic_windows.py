@@ -5,6 +5,7 @@ import pytest
 
 import ringtrain as rt
 from ringtrain.elastic.transaction import Part, Transaction
+from ringtrain.errors import InvalidArgumentError
 from ringtrain.testing import World
 
 
@@ -30,6 +31,9 @@ class Training:
         """Nothing follows."""
 
     take_state = enter_world
+
+    def outline(self):
+        return {}
 
     def deal(self, size, place):
         """There are no samples."""
@@ -69,3 +73,19 @@ def test_a_window_ends_with_the_step_of_one_optimizer_or_is_closed(several, part
 
     with World(2) as world:
         assert world.run(train) == [windows] * 2
+
+
+def test_a_window_within_what_survives_is_refused():
+    def train(rank):
+        transaction = Transaction(Member(), Training())
+        transaction.enter()
+
+        def within():  # as a backward pass would
+            return transaction.survive(lambda: 1, Part.NOTHING)
+
+        with pytest.raises(InvalidArgumentError, match=r"what survive\(\) calls must use operations alone"):
+            transaction.survive(within, Part.NOTHING)
+        return transaction.survive(lambda: rt.allreduce(np.ones(1), op=rt.Sum, name="x").tolist(), Part.LAST)
+
+    with World(2) as world:
+        assert world.run(train) == [[2.0]] * 2

@@ -35,7 +35,7 @@ PROGRAM = """
             if membership.current().wants_pause:
                 break
             time.sleep(0.02)
-        print("metric", epoch, *state.survive(metric), flush=True)
+        print("metric", epoch, *state.survive(lambda: state.survive(metric)), flush=True)
     end()
 """
 
