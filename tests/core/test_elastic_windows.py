@@ -85,7 +85,9 @@ def test_a_window_within_what_survives_is_refused():
 
         with pytest.raises(InvalidArgumentError, match=r"what survive\(\) calls must use operations alone"):
             transaction.survive(within, Part.NOTHING)
-        return transaction.survive(lambda: rt.allreduce(np.ones(1), op=rt.Sum, name="x").tolist(), Part.LAST)
+        found = transaction.survive(lambda: rt.allreduce(np.ones(1), op=rt.Sum, name="x").tolist(), Part.LAST)
+        transaction.finish()
+        return found
 
     with World(2) as world:
         assert world.run(train) == [[2.0]] * 2
