@@ -158,9 +158,9 @@ class Member:
         """The error of a world that has ended: in the launcher's words, the same on all ranks, if it says why."""
         silent = take_text(lib.rt_silent_ranks(context.native))
         with self._changed:
-            if silent and context is self._present and not context.ended_because:
+            if silent and context is self._present and self._present_goes_on:  # else its ranks have other numbers by now
                 self._carry_out(lib.rt_membership_silent(self._native, as_text(silent)))
-            self._changed.wait_for(lambda: context.ended_because or self._over, SECONDS_FOR_THE_CAUSE)
+            self._changed.wait_for(lambda: self._is_explained(context), SECONDS_FOR_THE_CAUSE)
         return WorldChangedError(context.ended_because or str(problem))
 
     def world_has_ended(self) -> bool:
@@ -169,7 +169,11 @@ class Member:
             context = self._present
             if context is None:
                 return False
-            return bool(self._changed.wait_for(lambda: context.ended_because or self._over, SECONDS_FOR_THE_CAUSE))
+            return bool(self._changed.wait_for(lambda: self._is_explained(context), SECONDS_FOR_THE_CAUSE))
+
+    def _is_explained(self, context: Context) -> bool:
+        """Whether it is known why a world has ended, or that another one follows."""
+        return bool(context.ended_because or self._over or self._next) or context is not self._present
 
     # ---- notices ----
 
@@ -291,6 +295,7 @@ class Member:
             if kind == "send":
                 self._tell(columns[0])
             elif kind == "connect":
+                self._note_cause(because)  # whom the launcher gave up is known only now
                 self._form = _Form(int(columns[0]), int(columns[1]), columns[2])
             elif kind == "member" and self._form is not None:
                 self._form.addresses.append(columns[4])
@@ -313,15 +318,19 @@ class Member:
 
     def _abandon(self, because: str) -> None:
         """Ends what there is of worlds: the program meets it in its next operation, or in the one that it waits in."""
-        text = f"{because} The other ranks go on without it{self._from_where}." if because else ""
         self._form = self._opening = None
+        self._note_cause(because)
         if self._present is not None:
-            self._present.ended_because = self._present.ended_because or text
-            self._present.abort(text or "the world has ended: its ranks are to form another one.")
+            why = self._present.ended_because or "the world has ended: its ranks are to form another one."
+            self._present.abort(why)
             self._present_goes_on = False
         for context in (self._next, self._opened):
             self._drop(context)
         self._next = self._opened = None
+
+    def _note_cause(self, because: str) -> None:
+        if because and self._present is not None and not self._present.ended_because:
+            self._present.ended_because = f"{because} The other ranks go on without it{self._from_where}."
 
     def _drop(self, context: Context | None) -> None:
         if context is not None:
