@@ -239,6 +239,7 @@ rt_authority* AuthorityOf(const char* hosts, const rt_authority_options& options
     given.grace = InNanoseconds(options.grace);
     given.wait = InNanoseconds(options.wait);
     given.first_pause = InNanoseconds(options.first_pause);
+    given.longest_pause = InNanoseconds(options.longest_pause);
     given.random = Unguessable;
     made = new rt_authority{ringtrain::Authority(std::move(given))};
     begin(&made->authority);

@@ -47,7 +47,8 @@ struct AuthorityOptions {
   Nanoseconds silence = 0;           // D: of an agent, that counts as its loss
   Nanoseconds grace = 0;             // without a launcher: then agents and ranks end themselves
   Nanoseconds wait = 0;              // below the minimum, or for those that do not come; then the job ends
-  Nanoseconds first_pause = 0;       // of a slot after a failure
+  Nanoseconds first_pause = 0;       // of a slot after a failure; doubles from one to the next
+  Nanoseconds longest_pause = 0;     // which it does not exceed
   std::function<uint64_t()> random;  // numbers that nobody can guess
 };
 

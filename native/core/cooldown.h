@@ -13,8 +13,8 @@ namespace ringtrain {
 
 class Cooldown {
  public:
-  // first: the shortest pause; the longest is sixty times that.
-  explicit Cooldown(Nanoseconds first) : first_(first) {}
+  // first, longest: of the pauses.
+  Cooldown(Nanoseconds first, Nanoseconds longest) : first_(first), longest_(longest) {}
 
   void Failed(Nanoseconds now, const std::string& host, int slot) {
     Host& all = hosts_[host];
@@ -33,7 +33,7 @@ class Cooldown {
   }
 
  private:
-  static constexpr int kSlotsOfAHost = 3, kLongest = 60;
+  static constexpr int kSlotsOfAHost = 3;
   static constexpr Nanoseconds kForgotten = 600 * INT64_C(1000000000);
   struct Pause {
     Nanoseconds length = 0, until = 0;
@@ -45,11 +45,11 @@ class Cooldown {
 
   void Double(Nanoseconds now, Pause* pause) const {
     const bool forgotten = pause->length == 0 || now - pause->until >= kForgotten;
-    pause->length = forgotten ? first_ : std::min(2 * pause->length, kLongest * first_);
+    pause->length = forgotten ? first_ : std::min(2 * pause->length, longest_);
     pause->until = now + pause->length;
   }
 
-  const Nanoseconds first_;
+  const Nanoseconds first_, longest_;
   std::map<std::string, Host> hosts_;
 };
 

@@ -218,7 +218,8 @@ typedef struct {
   double silence;      /* of an agent, that counts as its loss */
   double grace;        /* without a launcher, after which agents and ranks end themselves */
   double wait;         /* below the minimum, until the job ends */
-  double first_pause;  /* of a slot in which a rank has failed, until another one is started there */
+  double first_pause;  /* of a slot in which a rank has failed, until another one is started there; doubles each time */
+  double longest_pause; /* which it does not exceed */
 } rt_authority_options;
 /* hosts: lines "name|slots". NULL for what is none. */
 rt_authority* rt_authority_begin(const char* hosts, const rt_authority_options* options, double now);

@@ -19,6 +19,7 @@ class Rules(NamedTuple):
         minimum: ranks that a world must have.
         wait: seconds below the minimum until the job ends.
         first_pause: seconds until a rank is started again in a slot where one has failed; doubles from failure to failure.
+        longest_pause: seconds, which it does not exceed.
         reset_limit: worlds after the first; 0 for any number.
         notice_grace: seconds from the notice to a rank until it is ended, if it has not left.
         notices: names of the signals by which a rank, or a host, is asked to leave.
@@ -29,6 +30,7 @@ class Rules(NamedTuple):
     minimum: int
     wait: float
     first_pause: float
+    longest_pause: float
     reset_limit: int
     notice_grace: float = 30.0
     notices: tuple[str, ...] = ("SIGTERM",)
@@ -52,12 +54,8 @@ class Authority:
     def __init__(self, hosts: Iterable[Host], rules: Rules, grace: float, now: float, record: str | None = None):
         options = ffi.new("rt_authority_options *")
         options.minimum, options.reset_limit = rules.minimum, rules.reset_limit
-        options.silence, options.grace, options.wait, options.first_pause = (
-            SILENCE,
-            grace,
-            rules.wait,
-            rules.first_pause,
-        )
+        options.silence, options.grace, options.wait = SILENCE, grace, rules.wait
+        options.first_pause, options.longest_pause = rules.first_pause, rules.longest_pause
         lines = "\n".join(f"{host.name}|{host.slots}" for host in hosts)
         if record is None:
             made = lib.rt_authority_begin(as_text(lines), options, now)

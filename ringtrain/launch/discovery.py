@@ -17,7 +17,6 @@ from ringtrain.launch.hosts import Host, HostsError, find_here, parse_hostfile
 
 SECONDS_BETWEEN_RUNS = 1.0
 SECONDS_OF_A_RUN = 10.0
-LONGEST_PAUSE = 60  # times the first one
 
 
 class ScriptError(RuntimeError):
@@ -103,10 +102,11 @@ class Supply:
     """Which hosts a job may use, and when one that it has not got is tried next; pure.
 
     first_pause: seconds, after a host was lost or could not be used; doubles each time.
+    longest_pause: which it does not exceed.
     """
 
-    def __init__(self, hosts: Iterable[Host], first_pause: float):
-        self._first_pause = first_pause
+    def __init__(self, hosts: Iterable[Host], first_pause: float, longest_pause: float):
+        self._first_pause, self._longest_pause = first_pause, longest_pause
         self._named = {host.name: host for host in hosts}
         self._pauses: dict[str, tuple[float, float]] = {}  # length, end
 
@@ -120,7 +120,7 @@ class Supply:
         length, end = self._pauses.get(name, (0.0, 0.0))
         if end == float("inf"):
             return
-        length = min(2 * length, LONGEST_PAUSE * self._first_pause) or self._first_pause
+        length = min(2 * length, self._longest_pause) or self._first_pause
         self._pauses[name] = length, now + length
 
     def leaves(self, name: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
@@ -13,7 +13,7 @@ from ringtrain.launch.authority import Rules
 from ringtrain.launch.hosts import HostsError
 
 ELASTIC_SECONDS = 600.0  # below the minimum of ranks, until an elastic job ends
-FIRST_PAUSE = 10.0  # seconds until a rank is started again where one has failed
+PAUSES = 10.0, 600.0  # seconds until a rank is started again where one has failed: the first time, and at most
 NOTICE_GRACE = 30.0  # seconds from the notice to a rank until it is ended
 LAUNCHER_GRACE = 60.0  # seconds that ranks go on without a launcher
 NOTICES = ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGXCPU")  # that may be one
@@ -115,22 +115,11 @@ def rules(given: Mapping[str, Any], minimum: int, maximum: int) -> Rules | None:
             raise HostsError(f"{flag}: it needs --elastic, which is not given. Add it, or leave this out.")
     if not given["elastic"]:
         return None
-    pauses = given["blacklist_cooldown_range"] or (FIRST_PAUSE, FIRST_PAUSE)
-    numbers = {
-        "--elastic-timeout": (given["elastic_timeout"] or ELASTIC_SECONDS, float, 1.0),
-        "--reset-limit": (given["reset_limit"] or 0, int, 0),
-        "--blacklist-cooldown-range": (pauses[0], float, 0.1),
-    }
-    read: dict[str, Any] = {}
-    for flag, (value, kind, least) in numbers.items():
-        try:
-            read[flag] = kind(value)
-        except ValueError:
-            read[flag] = least - 1
-        if not least <= read[flag] <= settings.LONGEST_SECONDS:
-            raise HostsError(
-                f"{flag} '{value}': it must be a number of at least {least:g}, but is another one, or none."
-            )
+    first, longest = given["blacklist_cooldown_range"] or PAUSES
+    wait = _number("--elastic-timeout", given["elastic_timeout"] or ELASTIC_SECONDS, float, 1.0)
+    reset_limit = _number("--reset-limit", given["reset_limit"] or 0, int, 0)
+    first = _number("--blacklist-cooldown-range", first, float, 0.1)
+    longest = _number("--blacklist-cooldown-range", longest, float, first)
     if given["function_folder"]:
         raise HostsError("--elastic: it must be given with a command, but a function is to be run. Write a script.")
     grace = NOTICE_GRACE if given["notice_grace"] is None else given["notice_grace"]
@@ -138,14 +127,25 @@ def rules(given: Mapping[str, Any], minimum: int, maximum: int) -> Rules | None:
     launcher_grace = LAUNCHER_GRACE if given["launcher_grace"] is None else given["launcher_grace"]
     return Rules(
         minimum,
-        read["--elastic-timeout"],
-        read["--blacklist-cooldown-range"],
-        read["--reset-limit"],
+        wait,
+        first,
+        longest,
+        reset_limit,
         grace,
         notices,
         launcher_grace,
         maximum if given["batch"] == "constant" else 0,
     )
+
+
+def _number(flag: str, text: Any, kind: Callable[[Any], Any], least: float) -> Any:
+    try:
+        number = kind(text)
+    except ValueError:
+        number = least - 1
+    if not least <= number <= settings.LONGEST_SECONDS:
+        raise HostsError(f"{flag} '{text}': it must be a number of at least {least:g}, but is another one, or none.")
+    return number
 
 
 def signals_of_a_notice(name: str | None) -> tuple[str, ...]:

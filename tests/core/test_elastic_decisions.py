@@ -38,7 +38,7 @@ class Job:
 
     def __init__(self, slots: int, minimum: int = 1, **rules):
         self.now = 100.0
-        rules = {"wait": 60.0, "first_pause": 10.0, "reset_limit": 0, **rules}
+        rules = {"wait": 60.0, "first_pause": 10.0, "longest_pause": 600.0, "reset_limit": 0, **rules}
         self.slots, self.rules = slots, Rules(minimum, **rules)
         self.authority = Authority([Host("a", slots)], self.rules, grace=30.0, now=self.now)
         self.ranks: dict[str, Rank] = {}
@@ -336,7 +336,7 @@ def test_a_death_without_a_launcher_is_found_by_the_next_one():
 
 def test_a_host_that_is_heard_again_gets_ranks_again():
     """Those that it had are of no use any more: the launcher has given them up."""
-    authority = Authority([Host("a", 1), Host("b", 1)], Rules(1, 60.0, 10.0, 0), grace=30.0, now=0.0)
+    authority = Authority([Host("a", 1), Host("b", 1)], Rules(1, 60.0, 10.0, 600.0, 0), grace=30.0, now=0.0)
     ranks = {host: membership_on(host) for host in "ab"}
     said: list[tuple[str, list[str]]] = []
 

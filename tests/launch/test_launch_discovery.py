@@ -42,7 +42,7 @@ def test_the_start_waits_for_enough_slots_though_not_for_ever():
 
 
 def test_hosts_are_tried_as_they_are_named_within_the_room_there_is():
-    supply = Supply([A], 10.0)
+    supply = Supply([A], 10.0, 600.0)
     assert supply.to_try(0.0, {"a": A}, 4) is None
     supply.named([A, B])
     assert supply.to_try(0.0, {"a": A}, 3) == Host("b", 3)
@@ -52,7 +52,7 @@ def test_hosts_are_tried_as_they_are_named_within_the_room_there_is():
 
 
 def test_a_host_that_fails_is_tried_again_after_pauses_that_double():
-    supply = Supply([A, B], 10.0)
+    supply = Supply([A, B], 10.0, 600.0)
     now, present = 100.0, {"a": A}
     for length in (10.0, 20.0, 40.0):
         supply.failed(now, "b")
@@ -67,7 +67,7 @@ def test_a_host_that_fails_is_tried_again_after_pauses_that_double():
 
 
 def test_a_host_that_is_to_be_taken_away_is_not_tried_until_it_is_named_anew():
-    supply = Supply([A, B], 10.0)
+    supply = Supply([A, B], 10.0, 600.0)
     supply.leaves("b")
     supply.failed(50.0, "b")  # its agent has ended
     assert supply.to_try(1e9, {"a": A}, 4) is None

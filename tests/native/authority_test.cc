@@ -22,6 +22,7 @@ struct Job {
     options.minimum = minimum;
     options.silence = options.grace = options.wait = 100000 * kSecond;
     options.first_pause = kPause;
+    options.longest_pause = 60 * kPause;
     options.random = [drawn = std::make_shared<uint64_t>(0)] { return ++*drawn; };
     authority = std::make_unique<Authority>(options);
     authority->Begin(0);
@@ -145,7 +146,7 @@ RT_TEST(pauses_double_up_to_sixty_times_the_first_and_are_forgotten) {
     Nanoseconds after;  // seconds from the end of the pause before to the next failure
     int factor;         // of the pause that follows
   };
-  Cooldown cooldown(kPause);
+  Cooldown cooldown(kPause, 60 * kPause);
   RT_CHECK_EQ(cooldown.until("a", 0), Nanoseconds{0});
   Nanoseconds now = 1000 * kSecond;
   for (const Row row : {Row{0, 1}, Row{1, 2}, Row{599, 4}, Row{0, 8}, Row{0, 16}, Row{0, 32}, Row{0, 60}, Row{599, 60},
@@ -160,7 +161,7 @@ RT_TEST(pauses_double_up_to_sixty_times_the_first_and_are_forgotten) {
 }
 
 RT_TEST(three_slots_that_pause_at_once_make_their_host_pause) {
-  Cooldown cooldown(kPause);
+  Cooldown cooldown(kPause, 60 * kPause);
   cooldown.Failed(0, "a", 0);
   cooldown.Failed(kSecond, "a", 1);
   RT_CHECK_EQ(cooldown.until("a", 7), Nanoseconds{0});

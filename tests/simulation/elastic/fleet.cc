@@ -102,6 +102,7 @@ void Fleet::StartLauncher() {
   options.grace = plan_.grace;
   options.wait = 60 * kSecond;
   options.first_pause = plan_.first_pause;
+  options.longest_pause = 60 * plan_.first_pause;
   options.random = [this] { return random_.Next() | 1; };
   authority_.emplace(std::move(options));
   TraceText("the launcher starts");
