@@ -7,7 +7,8 @@ import numpy as np
 
 from ringtrain.averaging.outer import Outer
 from ringtrain.averaging.period import Period
-from ringtrain.averaging.worker import Plan, Role, Worker
+from ringtrain.averaging.shared import Role
+from ringtrain.averaging.worker import Plan, Worker
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.gradients.session import Session
 from ringtrain.operations import Compression

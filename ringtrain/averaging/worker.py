@@ -9,106 +9,27 @@ All parameters are averaged at once, or in ``fragments``: then each part has its
 travel for some steps. Meetings are waited for in any case, so that all ranks know what a change weighs when it is sent.
 """
 
-import enum
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ringtrain import tables
+from ringtrain.averaging.exchange import gathered, refuse_terms
+from ringtrain.averaging.flights import Flight, Leg
 from ringtrain.averaging.fragments import Fragments, merged
 from ringtrain.averaging.meeting import Agreed, Said, Stage, agreed, decoded, terms_differ
 from ringtrain.averaging.outer import Outer, advance
 from ringtrain.averaging.period import Period, factor_of
+from ringtrain.averaging.shared import Copy, Role, Shared
 from ringtrain.buffers import as_buffer
-from ringtrain.errors import InvalidArgumentError, MismatchError, RingtrainError, TimeoutError
+from ringtrain.errors import InvalidArgumentError, RingtrainError
 from ringtrain.gradients import residuals, terms
 from ringtrain.gradients.session import Session
 from ringtrain.log import logger
 from ringtrain.numbering import next_number
-from ringtrain.pending import Operation
-
-_WHO_IS_MISSING = (
-    "With it the ranks agree to average after local steps: the missing ones have taken fewer steps, or have ended. Call "
-    "the optimizer's join() on a rank that has no more data, and synchronize() on all ranks or on none."
-)
-
-
-class Role(enum.Enum):
-    """What becomes of a tensor at a synchronisation."""
-
-    PARAMETER = "averaged, by way of the outer optimizer and the compression"
-    STATISTIC = "averaged as it is"
-    COUNTER = "the maximum"
-
-
-class Shared(Protocol):
-    """A tensor that workers share.
-
-    Attributes:
-        name: identity among the ranks.
-        role: what becomes of it.
-    """
-
-    name: str
-    role: Role
-
-    def read(self) -> np.ndarray:
-        """The values, flat; floating-point ones as float32 or float64. May be the tensor's own memory."""
-
-    def held(self, values: np.ndarray) -> np.ndarray:
-        """What ``read`` returns after ``write(values)``: rounded, where the tensor has 16 bits."""
-
-    def write(self, values: np.ndarray) -> None:
-        """Puts values that ``read`` would return into the tensor."""
-
-
-@dataclass
-class _Copy:
-    """What all workers have in common of a tensor: X and m, and the part that it is averaged with."""
-
-    shared: Shared
-    common: np.ndarray
-    velocity: np.ndarray | None
-    part: int = 0
-
-
-@dataclass
-class _Leg:
-    """A tensor's change on its way.
-
-    Attributes:
-        name: of the tensor.
-        change: what is sent, and where the average arrives.
-        sent: the values that were sent, where training goes on meanwhile and they are needed to merge.
-        operation: None once the average is there.
-    """
-
-    name: str
-    change: np.ndarray
-    sent: np.ndarray | None
-    operation: Operation | None
-
-
-@dataclass
-class _Flight:
-    """A part whose change travels.
-
-    Attributes:
-        part: its number.
-        left: local steps since the last whole synchronisation, when it was sent.
-        samples: what was sent weighs so much.
-        legs: its tensors.
-        problem: why it fails.
-    """
-
-    part: int
-    left: int
-    samples: int
-    legs: list[_Leg] = field(default_factory=list)
-    problem: RingtrainError | None = None
 
 
 @dataclass(frozen=True)
@@ -141,8 +62,8 @@ class Worker:
         self.plan = plan
         self._session = session
         self._kind = kind
-        self._copies: dict[str, _Copy] = {}
-        self._flights: list[_Flight] = []
+        self._copies: dict[str, Copy] = {}
+        self._flights: list[Flight] = []
         self._loaded: dict[str, tuple[np.ndarray, np.ndarray | None]] = {}
         self._loaded_parts: dict[str, int] = {}
         self._begun = False
@@ -271,16 +192,7 @@ class Worker:
             "schedule": list(self._schedule()),
             "weights": self.period.weights,
             "parts": self._loaded_parts | {name: copy.part for name, copy in self._copies.items()},
-            "flights": [
-                {
-                    "part": flight.part,
-                    "left": flight.left,
-                    "samples": flight.samples,
-                    "change": {leg.name: leg.change.copy() for leg in flight.legs},
-                    "sent": {leg.name: leg.sent.copy() for leg in flight.legs if leg.sent is not None},
-                }
-                for flight in self._flights
-            ],
+            "flights": [flight.state() for flight in self._flights],
         }
 
     def load(self, state: Mapping[str, Any] | None) -> None:
@@ -305,11 +217,7 @@ class Worker:
         self.period.load(state["counters"], given.get("weights"))
         momentum = state["momentum"]
         self._loaded = {name: (common, momentum.get(name)) for name, common in state["common"].items()}
-        self._flights = [
-            _Flight(int(each["part"]), int(each["left"]), int(each["samples"]), [
-                _Leg(name, np.array(change), _copied(each["sent"].get(name)), None) for name, change in each["change"].items()])
-            for each in given.get("flights", ())
-        ]  # fmt: skip
+        self._flights = [Flight.of(each) for each in given.get("flights", ())]
 
     def _schedule(self) -> tuple[int, int, int]:
         return self._fragments.every, self._fragments.count, self._fragments.overlap
@@ -351,7 +259,7 @@ class Worker:
 
     # ---- the common copy ----
 
-    def _copy_of(self, tensor: Shared) -> _Copy:
+    def _copy_of(self, tensor: Shared) -> Copy:
         values = tensor.read()
         common, velocity = self._loaded.pop(tensor.name, (values, None))
         if tensor.role is not Role.PARAMETER or self.plan.outer is None or not self.plan.outer.momentum:
@@ -365,7 +273,7 @@ class Worker:
                     f"{saved.size}. Load the state of this model."
                 )
         velocity = None if velocity is None else _owned(velocity, values.dtype)
-        return _Copy(tensor, _owned(common, values.dtype), velocity, self._part_of(tensor, values.size))
+        return Copy(tensor, _owned(common, values.dtype), velocity, self._part_of(tensor, values.size))
 
     def _part_of(self, tensor: Shared, size: int) -> int:
         """Its fragment: the one of the checkpoint, or that which is the smallest when the tensor comes."""
@@ -400,7 +308,7 @@ class Worker:
         }
 
     def _tensor_terms(self) -> dict[str, Any]:
-        def where(copy: _Copy) -> str:
+        def where(copy: Copy) -> str:
             return f" in fragment {copy.part}" if self._fragments.count > 1 else ""
 
         return {
@@ -438,35 +346,10 @@ class Worker:
             weights=len(weights),
         )
         name = f"{self._prefix}.used"  # where an optimizer of exact steps says what it has: so that one is found out
-        rows = decoded(self._gathered(name, np.array([*said, *weights], np.int64)).tolist())
+        rows = decoded(gathered(self._session, name, np.array([*said, *weights], np.int64)).tolist())
         if terms_differ(rows):
-            self._refuse_terms(name, rows, content)
+            refuse_terms(self._session, self._prefix, name, rows, content)
         return agreed(rows, self._members(), self._prefix)
-
-    def _refuse_terms(self, name: str, rows: list[Said], content: bytes) -> None:
-        everything = self._gathered(f"{name}.terms", np.frombuffer(content, np.uint8)).tobytes()
-        ends = np.cumsum([row.terms_bytes for row in rows])
-        theirs = [
-            (row.rank, terms.decoded(everything[end - row.terms_bytes : end]))
-            for row, end in zip(rows, ends, strict=True)
-        ]
-        term, values = terms.difference(theirs) or ("", "")
-        raise MismatchError(
-            f"synchronisation '{self._prefix}': {term} must be the same on all ranks, but is {values}. Make the same model "
-            "and optimizer, with the same arguments, on every rank."
-        )
-
-    def _gathered(self, name: str, own: np.ndarray) -> np.ndarray:
-        """The rows of all ranks, in rank order."""
-        operation = self._session.context.submit(
-            "allgather", name, [as_buffer(own)], [None], process_set=self._session.process_set_id, waits=True
-        )
-        try:
-            operation.wait()
-        except TimeoutError as given_up:
-            raise TimeoutError(f"{given_up} {_WHO_IS_MISSING}") from None
-        memory, _, shape = operation.allocated()
-        return np.frombuffer(memory, own.dtype).reshape(shape)
 
     # ---- averaging ----
 
@@ -508,7 +391,7 @@ class Worker:
             while not self._send(Stage.JOIN, 0).is_last:
                 self._land(self._flights)
 
-    def _arriving(self) -> list[_Flight]:
+    def _arriving(self) -> list[Flight]:
         return [flight for flight in self._flights if flight.left + self._fragments.overlap <= self.period.steps]
 
     @contextmanager
@@ -540,7 +423,7 @@ class Worker:
     def _send(self, stage: Stage, part: int) -> Agreed:
         """Agrees on a part, and sends what this rank has changed of it."""
         known = self._meet(stage, part)
-        flight = _Flight(known.part, self.period.steps, self.period.send(known.part))
+        flight = Flight(known.part, self.period.steps, self.period.send(known.part))
         self._flights.append(flight)
         if known.samples:
             factor = factor_of(flight.samples, known.samples, known.workers)
@@ -549,7 +432,7 @@ class Worker:
                     self._depart(flight, name, copy, factor)
         return known
 
-    def _depart(self, flight: _Flight, name: str, copy: _Copy, factor: float) -> None:
+    def _depart(self, flight: Flight, name: str, copy: Copy, factor: float) -> None:
         change, arguments = self._sent(copy, factor)
         buffer = [as_buffer(change)]
         context, process_set = self._session.context, self._session.process_set_id
@@ -565,9 +448,9 @@ class Worker:
         except RingtrainError as refused:  # the others' operation fails with its text
             flight.problem = flight.problem or refused
             return
-        flight.legs.append(_Leg(name, change, self._kept(copy), operation))
+        flight.legs.append(Leg(name, change, self._kept(copy), operation))
 
-    def _kept(self, copy: _Copy) -> np.ndarray | None:
+    def _kept(self, copy: Copy) -> np.ndarray | None:
         """The values that are sent, where they are needed to merge."""
         travels = self._fragments.overlap and copy.shared.role is Role.PARAMETER
         return copy.shared.read().copy() if travels and self._fragments.merge == "additive" else None
@@ -576,17 +459,9 @@ class Worker:
         """Of the names of what a part sends."""
         return f"{self._prefix}.{part}." if self._fragments.streams else f"{self._prefix}."
 
-    def _await(self, flight: _Flight, waits: bool = True) -> None:
-        """Returns when all of it has come or failed, so that no name stays in flight; what has come is going to be used."""
-        travels = any(leg.operation is not None for leg in flight.legs)
-        for leg in flight.legs:
-            try:
-                if leg.operation is not None and waits:
-                    leg.operation.wait()
-                leg.operation = None
-            except RingtrainError as failed:
-                flight.problem = flight.problem or failed
-        if travels and waits and flight.problem is None:
+    def _await(self, flight: Flight, waits: bool = True) -> None:
+        """Waits for it, so that no name stays in flight; what has come is going to be used."""
+        if flight.await_all(waits):
             self._settle(flight.part, used=True)
 
     def _await_all(self, heeds: bool = True) -> None:
@@ -595,7 +470,7 @@ class Worker:
             if heeds and flight.problem is not None:
                 raise flight.problem
 
-    def _land(self, flights: Iterable[_Flight]) -> None:
+    def _land(self, flights: Iterable[Flight]) -> None:
         """Waits for parts, and takes them into the common copy and the tensors."""
         flights = list(flights)
         for flight in flights:  # all of them, so that no name stays in flight
@@ -609,7 +484,7 @@ class Worker:
                     self._merge(flight, leg, self._copies[leg.name])
             self._flights.remove(flight)
 
-    def _advance(self, flight: _Flight) -> None:
+    def _advance(self, flight: Flight) -> None:
         """The common copy of a part that has come."""
         for leg in flight.legs:
             copy = self._copies.get(leg.name)
@@ -622,7 +497,7 @@ class Worker:
         self.period.count_round()
         self._session.context.count("synchronisations")
 
-    def _merge(self, flight: _Flight, leg: _Leg, copy: _Copy) -> None:
+    def _merge(self, flight: Flight, leg: Leg, copy: Copy) -> None:
         """A tensor of a part that has come."""
         shared, merge = copy.shared, self._fragments.merge
         if shared.role is not Role.PARAMETER or (merge == "additive" and flight.left == self.period.steps):
@@ -636,7 +511,7 @@ class Worker:
             if copy.shared.role is Role.PARAMETER:
                 copy.shared.write(copy.common)
 
-    def _sent(self, copy: _Copy, factor: float) -> tuple[np.ndarray, dict[str, Any]]:
+    def _sent(self, copy: Copy, factor: float) -> tuple[np.ndarray, dict[str, Any]]:
         values = copy.shared.read()
         if copy.shared.role is Role.COUNTER:
             return values.copy(), {"reduction": "max"}
@@ -650,7 +525,7 @@ class Worker:
             np.multiply(sent, sent.dtype.type(factor), out=sent)
         return sent, self._how(copy)
 
-    def _how(self, copy: _Copy) -> dict[str, Any]:
+    def _how(self, copy: Copy) -> dict[str, Any]:
         compressed = copy.shared.role is Role.PARAMETER
         return {"reduction": "average", "compression": self.plan.compression if compressed else "none"}
 
@@ -681,10 +556,6 @@ class Worker:
 def _owned(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """A flat copy."""
     return np.array(values, dtype).reshape(-1)
-
-
-def _copied(values: np.ndarray | None) -> np.ndarray | None:
-    return None if values is None else np.array(values)
 
 
 def _schedule_in_words(schedule: tuple[int, ...] | None) -> str:

@@ -16,7 +16,8 @@ from ringtrain.averaging.fragments import Streaming
 from ringtrain.averaging.neighbours import set_of_this_host
 from ringtrain.averaging.outer import Outer
 from ringtrain.averaging.period import Period
-from ringtrain.averaging.worker import Plan, Role, Worker, require_local
+from ringtrain.averaging.shared import Role
+from ringtrain.averaging.worker import Plan, Worker, require_local
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.gradients.session import Session
 from ringtrain.keras.backends import backend

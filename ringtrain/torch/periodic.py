@@ -13,7 +13,8 @@ import torch
 from ringtrain.averaging.fragments import Streaming
 from ringtrain.averaging.outer import Outer
 from ringtrain.averaging.period import Period
-from ringtrain.averaging.worker import Role, Worker, require_local
+from ringtrain.averaging.shared import Role
+from ringtrain.averaging.worker import Worker, require_local
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.operations import Average
 from ringtrain.process_sets import ProcessSet, global_process_set
