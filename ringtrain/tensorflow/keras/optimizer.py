@@ -3,12 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ringtrain.averaging.fragments import Streaming
 from ringtrain.averaging.outer import Outer
-from ringtrain.keras.backends import backend
-from ringtrain.keras.local_steps import local_plan
-from ringtrain.keras.optimizer import checked_groups, distribute
-from ringtrain.keras.reduction import Settings
+from ringtrain.keras.optimizer import DistributedOptimizer as in_order_of_keras
+from ringtrain.keras.optimizer import checked_groups
 from ringtrain.operations import Average
 from ringtrain.process_sets import ProcessSet, global_process_set
 
@@ -46,25 +43,6 @@ def DistributedOptimizer(
         UnsupportedError: when an optimizer of Keras 2 with ``every`` is applied: in a graph of TensorFlow 1, or within a
             LossScaleOptimizer.
     """
-    settings = Settings(
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        gradient_predivide_factor=gradient_predivide_factor,
-        op=op,
-        backward_passes_per_step=backward_passes_per_step,
-        average_aggregated_gradients=average_aggregated_gradients,
-        groups=checked_groups(num_groups, groups),
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
-        local=local_plan(
-            every,
-            outer,
-            within_host,
-            warmup,
-            Streaming(fragments, overlap, merge),
-            backend.wire_of(compression),
-            op,
-            process_set,
-        ),
-    )
-    return distribute(optimizer, settings, name)
+    groups = checked_groups(num_groups, groups)  # here, where the warning about the older name finds its caller
+    num_groups = 0
+    return in_order_of_keras(**locals())
