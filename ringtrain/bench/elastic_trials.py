@@ -16,7 +16,7 @@ from ringtrain.bench.faults import has_ended
 from ringtrain.bench.jobs import Job
 
 Found = TypeVar("Found")
-LOOK_SECONDS = 0.01
+LOOK_SECONDS = 0.1  # times are those that ranks note
 SECONDS_TO_BE_WHOLE = 300.0  # on a busy machine four ranks import torch for a minute
 SECONDS_TO_GO_ON = 120.0
 SECONDS_TO_REPLAY = 3600.0
