@@ -52,7 +52,7 @@ def test_cases_that_found_something(programs: Path) -> None:
 
 
 def test_first_seeds(programs: Path) -> None:
-    check(programs / "simulate", "--seeds", "1-5000")
+    check(programs / "simulate", "--seeds", "1-2500")
 
 
 @pytest.mark.long
@@ -101,7 +101,7 @@ def test_a_mutant_that_no_longer_fits_is_told() -> None:
 
 
 def test_first_elastic_jobs(programs: Path) -> None:
-    check(programs / "simulate_elastic", "--seeds", "1-3000")
+    check(programs / "simulate_elastic", "--seeds", "1-2000")
 
 
 @pytest.mark.long

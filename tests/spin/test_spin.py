@@ -46,7 +46,9 @@ def search(folder: Path, model: Path = NEGOTIATION, **definitions: int | str) ->
     ).stdout
 
 
-@pytest.mark.parametrize("ranks, crashes", [(2, 1), (3, 0), (3, 1)])
+@pytest.mark.parametrize(
+    "ranks, crashes", [pytest.param(2, 1, marks=pytest.mark.long), pytest.param(3, 0, marks=pytest.mark.long), (3, 1)]
+)
 def test_no_interleaving_goes_wrong(ranks: int, crashes: int, tmp_path: Path) -> None:
     check_complete(search(tmp_path, N=ranks, F=crashes))
 
@@ -70,7 +72,7 @@ def test_planted_fault_is_found(fault: str, tmp_path: Path) -> None:
     assert FAULTS[fault] in report, report
 
 
-@pytest.mark.parametrize("ranks, crashes", [(2, 1), (3, 1)])
+@pytest.mark.parametrize("ranks, crashes", [pytest.param(2, 1, marks=pytest.mark.long), (3, 1)])
 def test_no_change_of_epochs_goes_wrong(ranks: int, crashes: int, tmp_path: Path) -> None:
     check_complete(search(tmp_path, EPOCHS, N=ranks, F=crashes))
 
