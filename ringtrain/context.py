@@ -53,6 +53,8 @@ class Context:
         ended_because: why its world has ended, in the words of an elastic job's launcher; "" before.
         serving: what others need this rank for as long as it lives, such as its rows of a table; see ``join``.
         world: in an elastic job, the number that the launcher has given its world; 0 else.
+        awaits_gpus: whether who waits for an operation waits for its part on a GPU, too: what is to be released must be
+            there, and not on a queue that goes with the world.
     """
 
     def __init__(self, native: CData):
@@ -67,6 +69,7 @@ class Context:
         self.explain: Callable[[Context, RingtrainError], RingtrainError] | None = None
         self.ended_because = ""
         self.world = 0
+        self.awaits_gpus = False
         self._world = ffi.new("rt_world *")
         lib.rt_world_of(native, self._world)
         self._requests: list[Request] = []  # pool; append and pop are atomic

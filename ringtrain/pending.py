@@ -15,6 +15,7 @@ from ringtrain.cuda_arrays import CudaArray
 from ringtrain.errors import TimeoutError
 
 _SLICE_SECONDS = 0.1  # how long a wait may keep Ctrl-C and the library's log lines waiting
+_GPU_PAUSE_SECONDS = 20e-6  # from one look at a GPU's work to the next
 _VOID = ffi.typeof("void *")
 _HANDLE_OUT = ffi.typeof("rt_handle **")
 _ERROR_OUT = ffi.typeof("char **")
@@ -92,6 +93,7 @@ class Submitter(Protocol):
 
     native: CData
     forked: bool
+    awaits_gpus: bool
 
     def raise_failure(self, status: int, text: str) -> NoReturn:
         """Raises the error of a status, with its text."""
@@ -129,7 +131,8 @@ class Operation:
     def wait(self, timeout: float | None = None) -> None:
         """Blocks until the operation is done; other Python threads run meanwhile, and Ctrl-C is answered.
 
-        With tensors on a GPU it blocks only until all is on the GPU's queue; ``hold_back`` orders what follows.
+        With tensors on a GPU it blocks only until all is on the GPU's queue; ``hold_back`` orders what follows. Where the
+        context ``awaits_gpus`` it blocks until it is finished.
 
         Raises:
             TimeoutError: ``timeout`` seconds passed; the operation goes on.
@@ -141,6 +144,8 @@ class Operation:
         status = lib.rt_wait(self._handle, slice_seconds, ffi.NULL)
         if status == PENDING:
             status = self._wait_on(timeout, slice_seconds)
+        if status == OK and self._on_gpu and self._context.awaits_gpus:
+            status = self._await_gpu(timeout)
         if status != OK:
             self._raise(status)
         self._finished = not self._on_gpu
@@ -206,6 +211,16 @@ class Operation:
             status = lib.rt_wait(self._handle, min(remaining, _SLICE_SECONDS), ffi.NULL)
             if status != PENDING:
                 return status
+
+    def _await_gpu(self, timeout: float | None) -> int:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (status := lib.rt_poll(self._handle)) == PENDING:
+            if deadline is not None and time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"wait: the operation must be done within {timeout} s, but a GPU is at work for it. Other ranks may be late."
+                )
+            time.sleep(_GPU_PAUSE_SECONDS)
+        return status
 
     def _raise(self, status: int) -> None:
         log.drain(self._context.native)

@@ -35,6 +35,7 @@ DESCRIPTORS_OF_A_WORLD = 10  # over TCP, with two connections; see door.h and co
 DESCRIPTORS_OF_A_PEER = 4  # at most, for one link and one stream
 _ERROR_OUT = ffi.typeof("char **")
 _start_lock = threading.Lock()
+FIRST_WORLD = 1  # of an elastic job, as the launcher counts them
 SECONDS_OF_SILENCE = 5.0  # in an elastic job a false death costs less than a wait
 
 
@@ -303,7 +304,8 @@ class _Elastic:
         """A world of these peers."""
         if len(peers) == 1:
             return _open_alone(self.chosen)
-        return open_tcp(listener, rank, peers, secret, epoch, self.chosen)
+        opening = {} if epoch == FIRST_WORLD else {"nccl_opening": "beside"}  # what goes on does not wait for NCCL
+        return open_tcp(listener, rank, peers, secret, epoch, opening | self.chosen)
 
 
 def _open_elastic(comm: Any, place: launcher.ElasticPlace, chosen: dict[str, str]) -> Context:

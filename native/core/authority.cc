@@ -35,7 +35,8 @@ std::string WaitText(size_t left, int minimum, Nanoseconds wait) {
 
 }  // namespace
 
-Authority::Authority(AuthorityOptions options) : options_(std::move(options)), cooldown_(options_.first_pause, options_.longest_pause) {
+Authority::Authority(AuthorityOptions options)
+    : options_(std::move(options)), cooldown_(options_.first_pause, options_.longest_pause) {
   for (const auto& [name, slots] : options_.hosts)
     for (int slot = 0; slot < slots; ++slot) hosts_[name].taken[slot] = false;
 }

@@ -89,7 +89,7 @@ Status Executor::PrepareInOrder(Lane* lane) {
   for (; lane->prepared < lane->executions.size(); ++lane->prepared) {
     Execution& next = *lane->executions[lane->prepared];
     Plane* plane = next.devices().empty() ? nullptr : PlaneOf(next, lane);
-    if (plane != nullptr && !plane->ready()) return {};
+    if (plane != nullptr && !plane->Admits()) return {};
     RT_TRY(next.Prepare(plane));
   }
   return {};

@@ -35,7 +35,8 @@ Plane::Plane(const Options& options, Group* group, const std::vector<int64_t>& d
       way_ = Way::kNccl;
       break;
     case Opening::kMeet:
-      Meet();
+      Meet(Facts().Encode());
+      state_ = State::kMeeting;
       break;
   }
 }
@@ -71,8 +72,8 @@ GpuFacts Plane::Facts() {
   return facts;
 }
 
-void Plane::Meet() {
-  told_ = Facts().Encode();
+void Plane::Meet(std::string told) {
+  told_ = std::move(told);
   const int members = group_->topology.member_count();
   heard_.resize(told_.size() * members);
   Batch batch;
@@ -85,7 +86,6 @@ void Plane::Meet() {
   tensor.rows.assign(members, 1);
   batch.tensors.push_back(std::move(tensor));
   meeting_ = ringtrain::MakeTask(std::move(batch), group_, nullptr);
-  state_ = State::kMeeting;
 }
 
 Status Plane::Choose() {
@@ -107,16 +107,24 @@ Status Plane::Choose() {
 Status Plane::OpenNccl(const std::vector<GpuFacts>& facts) {
   const Nccl* nccl;
   RT_TRY(Nccl::Open(options_.nccl_lib, &nccl));
+  beside_ = options_.nccl_opening == "beside";
   if (group_->topology.me == 0)
-    log_->Info("tensors on GPUs are exchanged by NCCL " + nccl->VersionText() + " from " + nccl->path);
+    log_->Info("tensors on GPUs are exchanged by NCCL " + nccl->VersionText() + " from " + nccl->path +
+               (beside_ ? ", and through the host until that is open" : ""));
   InContext current(*device_);
-  state_ = State::kOpening;
+  state_ = beside_ ? State::kReady : State::kOpening;
+  if (beside_) way_ = Way::kStaged;
+  until_asked_ = kBatchesToAsk;
   if (options_.gpu_timeout_seconds > 0) open_by_ = DeadlineAfter(options_.gpu_timeout_seconds);
   lane_.buffer_bytes = facts[0].buffer_bytes;
   lane_.ranks = group_->topology;
   if (within_hosts_) RT_TRY(OpenAcross());
   opening_ = std::make_unique<NcclOpening>(&lane_, static_cast<int>(options_.nccl_communicators));
-  return opening_->Begin(*nccl, facts[FirstOfRanks()].unique_id, ShareGpu(group_->topology, facts) ? kSharedCtas : 0);
+  const Status begun =
+      opening_->Begin(*nccl, facts[FirstOfRanks()].unique_id, ShareGpu(group_->topology, facts) ? kSharedCtas : 0);
+  if (!beside_ || begun.ok()) return begun;
+  FailBeside(begun);
+  return {};
 }
 
 // The member whose unique id opens this member's communicator.
@@ -145,7 +153,7 @@ Status Plane::AdvanceOpening(bool* moved) {
   RT_TRY(opening_->Advance(&open));
   if (open) {
     opening_ = nullptr;
-    state_ = State::kReady;
+    if (state_ == State::kOpening) state_ = State::kReady;
     *moved = true;
   } else if (Now() > open_by_) {
     return Status::Timeout(
@@ -158,17 +166,73 @@ Status Plane::AdvanceOpening(bool* moved) {
 
 Status Plane::Advance(bool* moved) {
   if (device_ == nullptr) return {};
-  if (state_ == State::kMeeting) {
+  if (meeting_ != nullptr) {
     RT_TRY(meeting_->Advance(moved));
-    if (!meeting_->done()) return {};
-    meeting_ = nullptr;
-    RT_TRY(Explain(Choose()));
+    if (meeting_->done()) {
+      meeting_ = nullptr;
+      if (state_ == State::kAsking)
+        ChangeOver();
+      else
+        RT_TRY(Explain(Choose()));
+    } else if (state_ == State::kMeeting) {
+      return {};
+    }
   }
   if (lane_.channels.empty()) return {};
   InContext current(*device_);
+  if (opening_ != nullptr && beside_) AdvanceBeside(moved);
   if (state_ == State::kOpening) return Explain(AdvanceOpening(moved));
+  if (way_ == Way::kStaged) return {};
   bool idle;
   return Explain(lane_.Poll(&idle));
+}
+
+// ---- opening beside tasks ----
+
+bool Plane::Admits() {
+  if (state_ == State::kReady && beside_ && until_asked_ == 0) {
+    Meet(std::string(1, OpeningIs()));
+    state_ = State::kAsking;
+  }
+  return state_ == State::kReady;
+}
+
+Plane::Answer Plane::OpeningIs() const {
+  if (!failure_.empty()) return kFailed;
+  return opening_ == nullptr ? kOpen : kNotYet;
+}
+
+void Plane::ChangeOver() {
+  state_ = State::kReady;
+  until_asked_ = kBatchesToAsk;
+  if (heard_.find(kFailed) != std::string::npos) return GiveUpNccl();
+  if (heard_.find(kNotYet) != std::string::npos) return;
+  beside_ = false;
+  way_ = Way::kNccl;
+  if (group_->topology.me == 0) log_->Info("tensors on GPUs are exchanged by NCCL from now on");
+}
+
+// A failure here must not end what goes on through the host: the others hear of it when they ask next.
+void Plane::AdvanceBeside(bool* moved) {
+  const Status status = AdvanceOpening(moved);
+  if (!status.ok()) FailBeside(status);
+}
+
+void Plane::FailBeside(const Status& status) {
+  failure_ = Explain(status).message();
+  opening_ = nullptr;
+}
+
+void Plane::GiveUpNccl() {
+  beside_ = false;
+  if (!failure_.empty())
+    log_->Warning("tensors on GPUs go on through the host, since NCCL could not be opened: " + failure_);
+  if (options_.gpu_plane == "nccl")
+    refusal_ =
+        Status::Unsupported("NCCL could not be opened on all ranks, as gpu_plane=nccl asks. Their logs say why.");
+  opening_ = nullptr;
+  InContext current(*device_);
+  lane_.Abort();
 }
 
 void Plane::Abandon() {
@@ -191,6 +255,7 @@ Status Plane::MakeTask(DeviceBatch batch, std::unique_ptr<DeviceTask>* task) {
     *task = std::make_unique<NcclTask>(std::move(batch), group_->topology, &lane_);
     return {};
   }
+  if (beside_) --until_asked_;
   RT_TRY(OpenCopies());
   return Staged::Make(std::move(batch), group_, copies_, static_cast<size_t>(options_.device_chunk_bytes), task);
 }

@@ -1,5 +1,8 @@
 // Plane: how the tensors of one process set on one choice of GPUs, one for each member, travel. It finds out at the
 // first of them, with the other members (choice.h has the rules), opens what that takes, and makes the tasks.
+//
+// NCCL is opened before the first task or, with option nccl_opening=beside, while tasks go through the host: then the
+// members ask each other before every kBatchesToAsk-th of them whether it is open, and all change over at the same one.
 #ifndef RINGTRAIN_GPU_PLANE_H_
 #define RINGTRAIN_GPU_PLANE_H_
 
@@ -28,8 +31,10 @@ class Plane {
         const World& world, LaunchOrder* order, Log* log);
   ~Plane();
 
-  // Whether it is known how tensors travel, or that they cannot; Advance brings it about.
-  bool ready() const { return state_ == State::kReady; }
+  // Whether the next batch, which all members are at, can become a task: it is known how its tensors travel, or that
+  // they cannot. Advance brings it about. If the members have to ask each other before, that takes its share of the
+  // group's sequence here.
+  bool Admits();
   // Why tensors cannot travel here: the same on all members.
   const Status& refusal() const { return refusal_; }
   // The task that carries a batch out; takes its share of the group's sequence. The device's context must be current.
@@ -41,17 +46,24 @@ class Plane {
   void Abandon();
 
  private:
-  enum class State { kMeeting, kOpening, kReady };
+  enum class State { kMeeting, kOpening, kAsking, kReady };
+  enum Answer : char { kNotYet, kOpen, kFailed };
+  static constexpr int kBatchesToAsk = 16;
 
   GpuFacts Facts();
-  void Meet();
+  void Meet(std::string told);
   Status Choose();
   Status OpenNccl(const std::vector<GpuFacts>& facts);
+  Answer OpeningIs() const;
+  void ChangeOver();
+  void FailBeside(const Status& status);
+  void GiveUpNccl();
   Status OpenCopies();
   int FirstOfRanks() const;
   Status OpenAcross();
   Status OpenAlone();
   Status AdvanceOpening(bool* moved);
+  void AdvanceBeside(bool* moved);
   Status Explain(const Status& status) const;
 
   const Options& options_;
@@ -66,8 +78,11 @@ class Plane {
   CopyStreams copies_;
   NcclLane lane_;
   std::unique_ptr<NcclOpening> opening_;  // of the lane
+  bool beside_ = false;                   // it is opened, or has been, while tasks go through the host
+  int until_asked_ = 0;                   // tasks that all members make before they ask whether it is
+  std::string failure_;                   // why it cannot be opened here
 
-  std::string told_, heard_;       // facts: this member's, and all members'
+  std::string told_, heard_;       // facts or answers: this member's, and all members'
   std::unique_ptr<Task> meeting_;  // exchanges them
   Nanoseconds open_by_ = kNever;
 };

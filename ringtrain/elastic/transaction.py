@@ -274,6 +274,7 @@ class Transaction:
     def _enter_world(self) -> None:
         self._pauses = False
         context = current()
+        context.awaits_gpus = True
         self._worlds[context.world] = context.size, context.rank
         self._training.enter_world()
 

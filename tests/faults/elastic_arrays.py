@@ -1,5 +1,7 @@
 """A loop over NumPy arrays whose steps survive; test_elastic_frameworks.py runs it on the ranks of a job.
 
+With fakes of a GPU they travel from there, each slot's from a device of its own.
+
 Contributions depend on slot and step alone. With PLAN it takes the steps of a plan in a job of a fixed size instead: by
 step, the slot whose contribution each rank makes.
 """
@@ -21,11 +23,30 @@ own = 1.0 if slot == 0 else 2.0
 weights, momentum = np.full(257, own, np.float32), np.full(257, own, np.float32)
 
 
+def over_gpu(allreduce):
+    """Sends arrays of the slot's fake GPU, and returns what has come as NumPy's."""
+    from fakes import driver
+    from fakes.array import FakeDeviceArray
+
+    def on_host(found):
+        interface = found.__cuda_array_interface__
+        values = np.empty(interface["shape"], interface["typestr"])
+        driver.use_device(slot)
+        driver.copy_to_host(values, interface["data"][0])
+        return values
+
+    def summed(arrays, name, op):
+        return [on_host(found) for found in allreduce([FakeDeviceArray(array, slot) for array in arrays], name, op)]
+
+    return summed
+
+
 def apply(step, contributor, allreduce):
     """One step; returns the slots whose contributions are in it."""
     drawn = np.random.default_rng([step, contributor]).standard_normal(len(weights)).astype(np.float32)
     tag = np.eye(SLOTS, dtype=np.float32)[contributor]
     elastic_faults.strike(step, "begun")
+    allreduce = over_gpu(allreduce) if "FAKE_DEVICES" in os.environ else allreduce
     sums, tags = allreduce([drawn + weights * np.float32(0.1), tag], "gradient", rt.Sum)
     elastic_faults.strike(step, "released")
     np.multiply(momentum, np.float32(0.5), out=momentum)

@@ -14,6 +14,7 @@ import signal
 import subprocess
 from pathlib import Path
 
+import fakes
 import pytest
 from environments import python_with, rank_environment, transport_of
 from worlds import LAUNCHED
@@ -58,7 +59,7 @@ def run(
     cooldown = "1" if "JOINED" in variables else "60"
     pauses = ["--blacklist-cooldown-range", cooldown, cooldown] if "--elastic" in flags else []
     line = [python, "-m", "ringtrain.launch", *transport_of("tcp"), *pauses, *flags, python, str(script)]
-    done = job.run(*line, seconds=SECONDS, env=rank_environment(**QUIET, **own, **variables))
+    done = job.run(*line, seconds=SECONDS, env=rank_environment(**{**QUIET, **own, **variables}))
     assert done.returncode == code, done.stdout + done.stderr[-6000:]
     return done
 
@@ -113,6 +114,32 @@ def test_a_death_within_a_step_costs_arrays_no_step(job: Job, tmp_path: Path) ->
     plan = assert_as_planned(job, NUMPY, done, 2, tmp_path)
     assert plan == [[0, 1, 2]] * 4 + [[0, 2]] * (STEPS - 4)
     assert done.stdout.count("change 3 2") == 2
+
+
+# Rank 1 dies a moment after its NCCL has begun what it does not end, so that it is in flight on all GPUs.
+IN_FLIGHT = {"1/4/begun": "import threading; threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGKILL)).start()"}
+
+
+@pytest.mark.parametrize(
+    "faults, hangs",
+    [
+        (IN_FLIGHT, {"FAKE_NCCL_HANG": "ncclAllGather:5=1", "FAKE_NCCL_RANK": "1"}),
+        pytest.param({"1/4/begun": KILL}, {}, marks=pytest.mark.long),
+    ],
+    ids=["in flight", "before"],
+)
+def test_a_death_costs_arrays_on_gpus_no_step(job: Job, tmp_path: Path, faults: dict, hangs: dict) -> None:
+    """The others go on through the host until NCCL is open for them, and then by NCCL again."""
+    tests = Path(__file__).parents[1]
+    gpus = {"FAKE_DEVICES": "3", "CUDA_VISIBLE_DEVICES": "0,1,2", "PYTHONPATH": f"{tests.parent}:{tests}",
+            "RINGTRAIN_NCCL_ALGORITHM": "ordered", "RINGTRAIN_LOG_LEVEL": "info"}  # fmt: skip
+    libraries = ("RINGTRAIN_CUDA_LIB", "RINGTRAIN_NCCL_LIB")
+    gpus |= {name: value for name, value in fakes.environment().items() if name in libraries}
+    done = run(job, NUMPY, "--elastic", "-np", "2:3", "--share-gpus", FAULTS=json.dumps(faults), **gpus, **hangs)
+    plan = assert_as_planned(job, (NUMPY[0], gpus), done, 2, tmp_path)
+    assert plan == [[0, 1, 2]] * 4 + [[0, 2]] * (STEPS - 4)
+    said = re.findall(r"are exchanged by NCCL (?:from now on|[\d.]+ from [^ ,]+(, and through the host)?)", done.stderr)
+    assert said == ["", ", and through the host", ""], done.stderr
 
 
 @pytest.mark.long

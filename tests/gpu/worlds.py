@@ -591,6 +591,53 @@ def a_communicator_that_does_not_come_about_ends_the_world():
     assert all(texts), texts
 
 
+# ---- opened beside what goes through the host ----
+
+
+def sums_beside(count: int = 80, **options: object) -> tuple[list[int], list[str]]:
+    """How many of NCCL's sums were launched by then, after each sum of rank 0; and what the ranks were told."""
+    launched: list[int] = []
+
+    def on_rank(rank: int) -> str:
+        try:
+            for index in range(count):
+                assert (summed(rank, f"sum.{index}") == 2).all()
+                rt.barrier()
+                if rank == 0:
+                    launched.append(nccl.calls("ncclAllReduce"))
+                rt.barrier()
+        except errors.RingtrainError as problem:
+            return str(problem)
+        return ""
+
+    with World(2, nccl_opening="beside", **options) as world:
+        return launched, world.run(on_rank)
+
+
+@check(FAKE_DEVICES=2)
+def nccl_is_opened_beside_what_goes_through_the_host():
+    launched, texts = sums_beside()
+    assert texts == ["", ""]
+    change = launched.index(2)  # both ranks at the same sum, which they asked each other before
+    assert change % 16 == 0 and launched == [0] * change + [*range(2, 2 * (80 - change) + 2, 2)], launched
+
+
+@check(FAKE_DEVICES=2, FAKE_NCCL_FAIL="ncclCommInitRankConfig:1=3", FAKE_NCCL_RANK=1)
+def what_cannot_be_opened_beside_is_done_without():
+    assert sums_beside() == ([0] * 80, ["", ""])
+
+
+@check(FAKE_DEVICES=2, FAKE_NCCL_HANG="ncclCommInitRankConfig:1=1")
+def what_does_not_open_beside_in_time_is_done_without():
+    assert sums_beside(gpu_timeout_seconds=0.05) == ([0] * 80, ["", ""])
+
+
+@check(FAKE_DEVICES=2, FAKE_NCCL_FAIL="ncclCommInitRankConfig:1=3", FAKE_NCCL_RANK=1)
+def who_asks_for_nccl_is_told_that_it_did_not_open():
+    launched, texts = sums_beside(gpu_plane="nccl")
+    assert "NCCL could not be opened on all ranks" in same_on_all(texts) and set(launched) <= {0}
+
+
 FAILING_CALLS = {"staged": ["cuMemHostAlloc", "cuStreamCreateWithPriority", "cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync",
                             "cuEventQuery", "cuStreamWaitEvent", "cuEventCreate"],
                  "nccl": ["cuModuleLoadData", "cuModuleGetFunction", "cuLaunchKernel", "cuMemAlloc"]}  # fmt: skip
