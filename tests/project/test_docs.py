@@ -123,6 +123,16 @@ def test_what_ddp_users_come_from_is_a_program():
     assert done.returncode == 0, done.stderr.decode()
 
 
+@pytest.mark.long
+def test_lightning(tmp_path):
+    pytest.importorskip("pytorch_lightning", reason="needs pytorch-lightning")
+    (tmp_path / "train.py").write_text(blocks("lightning.md", "python")[0])
+    command = [sys.executable, "-m", "ringtrain.launch", "-np", "2", sys.executable, str(tmp_path / "train.py")]
+    environment = dict(os.environ, OMP_NUM_THREADS="1", RINGTRAIN_TRANSPORT="auto")
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, timeout=200)
+    assert done.returncode == 0, done.stderr.decode()
+
+
 def test_the_backend_of_torch_distributed(tmp_path):
     """Under the launcher's and under torchrun, in processes of their own."""
     (tmp_path / "train.py").write_text(blocks("torch-distributed.md", "python")[0])
