@@ -27,7 +27,7 @@ import click
 from ringtrain import descriptors
 from ringtrain import options as ranks_options
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.launch import elastic_flags, openmpi, resume, settings, signals, srun, transport
+from ringtrain.launch import elastic_flags, openmpi, operators, resume, settings, signals, srun, transport
 from ringtrain.launch.agent.facts import login_shell
 from ringtrain.launch.commands import check_build
 from ringtrain.launch.discovery import HostScript
@@ -404,7 +404,10 @@ def make_plan(given: Mapping[str, Any], environment: Mapping[str, str]) -> Plan:
     named = given["hosts"] or given["hostfile"] or script
     uses_allocation = not named and bool(srun.find_program(environment))
     by_srun = uses_allocation and not given["by_mpirun"]
-    if script is None:
+    operator = None if named or uses_allocation else operators.named_hosts(environment, given["slots"], _read)
+    if operator is not None:
+        hosts = find_here(operator.hosts)
+    elif script is None:
         hosts = find_here(find_hosts(given, environment, uses_allocation))
     else:
         hosts = script.wait_for(
@@ -430,7 +433,7 @@ def make_plan(given: Mapping[str, Any], environment: Mapping[str, str]) -> Plan:
         shows_time=given["shows_time"], function_folder=given["function_folder"],
         engine_arguments=words_of("--mpi-args", given["mpi_args"]),
         binding_arguments=words_of("--binding-args", given["binding_args"]), by_srun=by_srun, by_mpirun=bool(given["by_mpirun"]),
-        shares_gpus=given["shares_gpus"], elastic=rules, script=script)  # fmt: skip
+        shares_gpus=given["shares_gpus"], hosts_come_late=operator is not None, elastic=rules, script=script)  # fmt: skip
 
 
 def script_of(given: Mapping[str, Any]) -> HostScript | None:

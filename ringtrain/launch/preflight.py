@@ -22,11 +22,12 @@ from ringtrain.launch import mpich, srun
 from ringtrain.launch.mpi import Installation, LaunchError
 from ringtrain.launch.networks import Address, Chosen, choose, names_loopback
 from ringtrain.launch.plan import Plan
-from ringtrain.launch.reach import Agent, HostError, hang_up_on
+from ringtrain.launch.reach import Agent, HostError, HostNotThereError, hang_up_on
 from ringtrain.launch.shells import SrunShell
 
 Told = TypeVar("Told")
 
+SECONDS_TO_TRY_AGAIN = 1.0
 RANK_PROGRAM = Path(__file__).with_name("rank.py")
 
 
@@ -45,7 +46,9 @@ def check_hosts(
     agents = [Agent(host, shell) for host in plan.hosts]
     deadline = time.monotonic() + plan.start_seconds
     try:
-        facts = _of_each(agents, lambda agent: _describe(agent, plan, installation, environment, deadline))
+        facts = _of_each(
+            agents, lambda agent: _describe_when_it_is_there(agent, plan, installation, environment, deadline)
+        )
         for agent in agents:
             agent.login_shell = facts[agent.host.name].get("shell", "")
         _refuse(
@@ -131,6 +134,20 @@ def _machines_named_twice(facts: Mapping[str, HostFacts]) -> list[str]:
             )
         first.setdefault(machine, host)
     return told
+
+
+def _describe_when_it_is_there(
+    agent: Agent, plan: Plan, installation: Installation, environment: Mapping[str, str], deadline: float
+) -> HostFacts:
+    """`_describe`, again and again where hosts come late: an operator starts the launcher beside them."""
+    while True:
+        try:
+            return _describe(agent, plan, installation, environment, deadline)
+        except HostNotThereError:
+            if not plan.hosts_come_late or time.monotonic() + SECONDS_TO_TRY_AGAIN >= deadline:
+                raise
+        time.sleep(SECONDS_TO_TRY_AGAIN)
+        agent.open()
 
 
 def _describe(

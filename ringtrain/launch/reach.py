@@ -66,8 +66,16 @@ SSH_REASONS = (
 )  # fmt: skip
 
 
+# Of those, what a host says that is not up yet.
+NOT_THERE = ("its name cannot be resolved", "nothing listens on its ssh port", "it does not answer")
+
+
 class HostError(RuntimeError):
     """A host that cannot be used: its name, the reason, and what to do."""
+
+
+class HostNotThereError(HostError):
+    """One that may come yet."""
 
 
 def agent_program() -> bytes:
@@ -83,12 +91,16 @@ class Agent:
         self.host = host
         self.shell = shell
         self.clock = HostClock()
+        self.open()
+
+    def open(self) -> None:
+        """Begins, or begins anew with a host that was not there."""
         source = agent_program()
         # Read through a buffer of one byte, so that no request behind the source is swallowed.
         load = f"import io;exec(io.BufferedReader(io.FileIO(0,closefd=False),1).read({len(source)}))"
         line = [sys.executable, "-I", "-S", "-c", load]
-        if not host.is_here:
-            line = shell.command_line(host.name, *line)
+        if not self.host.is_here:
+            line = self.shell.command_line(self.host.name, *line)
         # A session of its own: Ctrl-C reaches the launcher alone.
         self.process = subprocess.Popen(
             line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
@@ -220,7 +232,8 @@ class Agent:
         ]
         for pattern, reason, advice in SSH_REASONS:
             if meant := [line for line in said if re.search(pattern, line)]:
-                return HostError(self._text(reason, advice.format(host=self.host.name), meant[-1].strip()))
+                kind = HostNotThereError if reason in NOT_THERE else HostError
+                return kind(self._text(reason, advice.format(host=self.host.name), meant[-1].strip()))
         if (
             not said and not self._has_started and self.process.returncode != 255
         ):  # which is ssh's own, when it is cut off

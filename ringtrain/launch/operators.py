@@ -1,0 +1,65 @@
+"""Hosts that whoever has started the launcher has named: an operator of Kubernetes by a host file, SageMaker by a list. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from ringtrain.launch.hosts import Host, HostsError, parse_hostfile, parse_hosts
+
+# Where mpirun and mpiexec find their hosts if nobody names them; Kubeflow's operators set one for the MPI in use.
+HOSTFILE_VARIABLES = (
+    "OMPI_MCA_orte_default_hostfile",
+    "PRTE_MCA_prte_default_hostfile",
+    "OMPI_MCA_prte_default_hostfile",
+    "HYDRA_HOST_FILE",
+    "I_MPI_HYDRA_HOST_FILE",
+)
+
+
+class Named(NamedTuple):
+    """Hosts, which may come up later than the launcher.
+
+    Attributes:
+        source: who names them, for people.
+        hosts: as in ``-H``.
+    """
+
+    source: str
+    hosts: list[Host]
+
+
+def named_hosts(environ: Mapping[str, str], slots: int, read: Callable[[str, str], str]) -> Named | None:
+    """What the environment names; None without such a variable. Raises HostsError.
+
+    Args:
+        environ: of the launcher.
+        slots: of a host without a number.
+        read: the text of a file, given the variable that names it.
+    """
+    for variable in HOSTFILE_VARIABLES:
+        if path := environ.get(variable, ""):
+            return Named(f"{path}, of {variable}", parse_hostfile(read(variable, path), path, slots))
+    if "SM_HOSTS" not in environ:
+        return None
+    return Named(
+        "SM_HOSTS", parse_hosts(",".join(_of_sagemaker(environ["SM_HOSTS"])), _slots_of_sagemaker(environ, slots))
+    )
+
+
+def _of_sagemaker(text: str) -> list[str]:
+    try:
+        names = json.loads(text)
+    except ValueError:
+        names = None
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise HostsError(
+            f"SM_HOSTS '{text}': expected a list of hosts in JSON, but found something else. Name them with -H."
+        )
+    return names
+
+
+def _slots_of_sagemaker(environ: Mapping[str, str], slots: int) -> int:
+    gpus = environ.get("SM_NUM_GPUS", "")
+    return max(slots, int(gpus)) if gpus.isdecimal() else slots
