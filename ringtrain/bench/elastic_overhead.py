@@ -29,13 +29,14 @@ def main(found: Path, size_bytes: int, turns: int) -> None:
     networks = [make_network(size_bytes) for _ in range(3)]
     makers = [make_optimizer(network) for network in networks]
     hvd.init()
-    unmeasured, without, with_state = (
-        hvd.DistributedOptimizer(optimizer, network.named_parameters())
-        for network, optimizer in zip(networks, makers, strict=True)
-    )
+    with_state = hvd.DistributedOptimizer(makers[2], networks[2].named_parameters())
     sampler = hvd.elastic.ElasticSampler(range(SAMPLES))
     state = hvd.elastic.State(model=networks[2], optimizer=with_state, sampler=sampler)
     for _ in state.epochs(1):
+        unmeasured, without = (  # here, since a state wants all optimizers that there are when it is made
+            hvd.DistributedOptimizer(optimizer, network.named_parameters())
+            for network, optimizer in zip(networks[:2], makers[:2], strict=True)
+        )
         _bytes_after(_steps(networks[0], unmeasured, itertools.count()))  # the first one has buffers made for all
         plain = _steps(networks[1], without, itertools.count())
         elastic = _steps(networks[2], with_state, iter(sampler))
