@@ -158,7 +158,9 @@ class Member:
         """The error of a world that has ended: in the launcher's words, the same on all ranks, if it says why."""
         silent = take_text(lib.rt_silent_ranks(context.native))
         with self._changed:
-            if silent and context is self._present and self._present_goes_on:  # else its ranks have other numbers by now
+            if (
+                silent and context is self._present and self._present_goes_on
+            ):  # else its ranks have other numbers by now
                 self._carry_out(lib.rt_membership_silent(self._native, as_text(silent)))
             self._changed.wait_for(lambda: self._is_explained(context), SECONDS_FOR_THE_CAUSE)
         return WorldChangedError(context.ended_because or str(problem))

@@ -1,6 +1,5 @@
 """Where a rank is, for Lightning: what ringtrain's launcher, an MPI's or Slurm's have told, and nobody else."""
 
-import os
 import socket
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +74,8 @@ class Place:
         """Nothing: the world lives as long as the process."""
 
     def _store(self) -> tuple[str, int]:
-        told = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+        environ = options.environment()
+        told = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
         if self._address is None and told[0] and told[1]:
             self._address = told[0], int(told[1])
         if self._address is None:

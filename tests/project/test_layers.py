@@ -50,7 +50,12 @@ PYTHON_LAYERS = [
     [""],  # ringtrain/__init__.py
     ["common", "basics"],
     ["torch", "tensorflow", "launch"],
-    ["keras", "lightning", "bench", "runner"],  # on TensorFlow or on PyTorch; measures any of them; Horovod's place for the launcher
+    [
+        "keras",
+        "lightning",
+        "bench",
+        "runner",
+    ],  # on TensorFlow or on PyTorch; measures any of them; Horovod's place for the launcher
 ]
 STRANGERS = PYTHON_LAYERS[-2] + PYTHON_LAYERS[-1]  # of two in one row none imports the other
 # A folder may include its own headers and those of earlier rows.
