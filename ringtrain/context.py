@@ -10,7 +10,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from ringtrain import buffers, exits, log, tables
 from ringtrain._native import OK, PENDING, CData, as_path, as_text, check, ffi, lib, take_text
@@ -38,6 +38,20 @@ _FORKED = (
 )
 
 
+class Peer(NamedTuple):
+    """A rank of an elastic job, for its whole life, whatever its number is.
+
+    Attributes:
+        uid: 32 hexadecimal digits, drawn for the process.
+        host: its host's name.
+        slot: its place there.
+    """
+
+    uid: str
+    host: str
+    slot: int
+
+
 class Context:
     """One rank of one world, opened by ``init`` or ``testing.World``.
 
@@ -55,6 +69,10 @@ class Context:
         world: in an elastic job, the number that the launcher has given its world; 0 else.
         awaits_gpus: whether who waits for an operation waits for its part on a GPU, too: what is to be released must be
             there, and not on a queue that goes with the world.
+        peers: in an elastic job, who its ranks are, by rank; empty else.
+        takes_over: whether this rank has joined a job that had begun, and has not got its state yet.
+        sets: in an elastic job, the process sets that were added in this world; of a rank that takes over, those that it
+            has made and is to take over.
     """
 
     def __init__(self, native: CData):
@@ -70,6 +88,9 @@ class Context:
         self.ended_because = ""
         self.world = 0
         self.awaits_gpus = False
+        self.peers: tuple[Peer, ...] = ()
+        self.takes_over = False
+        self.sets: list[Any] = []
         self._world = ffi.new("rt_world *")
         lib.rt_world_of(native, self._world)
         self._requests: list[Request] = []  # pool; append and pop are atomic

@@ -37,6 +37,10 @@ class WorldChangedError(PeerLostError):
     """The world of an elastic job has ended, and another one follows; the text says why. ``elastic.run`` goes on from there."""
 
 
+class ProcessSetLostError(WorldChangedError):
+    """A process set has lost a member, in a world before this one, which goes on; the text says which. It is not done again."""
+
+
 class HostsUpdatedInterrupt(RuntimeError):
     """Ranks wait to join an elastic job, or to leave it. Raised between two steps, on all ranks at once.
 

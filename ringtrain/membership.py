@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from ringtrain import exits
 from ringtrain._native import CData, as_text, ffi, lib, take_text
-from ringtrain.context import Context
+from ringtrain.context import Context, Peer
 from ringtrain.errors import InternalError, RingtrainError, UnsupportedError, WorldChangedError
 from ringtrain.launcher import ElasticPlace
 from ringtrain.log import logger
@@ -132,6 +132,8 @@ class Member:
         """This rank has what the others have: it may give it to who joins from now on."""
         with self._changed:
             lib.rt_membership_got_state(self._native)
+            if self._present is not None:
+                self._present.takes_over = False
 
     def begin_step(self) -> bool:
         """From here on nobody new may be in the next world, until `end_step`; False if the present one has ended before."""
@@ -265,7 +267,8 @@ class Member:
         """Whoever fails to come has it fail, and the launcher form another one."""
         try:
             context = self._opener.open(listener, form.rank, form.addresses, bytearray.fromhex(form.key), form.count)
-            context.world, problem = form.count, None
+            context.world, context.peers, context.takes_over = form.count, tuple(form.peers), form.takes_over
+            problem = None
         except RingtrainError as error:
             context, problem = None, error
         with self._changed:
@@ -300,7 +303,7 @@ class Member:
                 self._note_cause(because)  # whom the launcher gave up is known only now
                 self._form = _Form(int(columns[0]), int(columns[1]), columns[2])
             elif kind == "member" and self._form is not None:
-                self._form.addresses.append(columns[4])
+                self._form.add(Peer(columns[0], columns[1], int(columns[2])), columns[3] == "1", columns[4])
             elif kind == "abandon":
                 self._abandon(because)
             elif kind == "run":
@@ -367,7 +370,20 @@ class _Form:
         self.count = count
         self.rank = rank
         self.key = key
-        self.addresses: list[str] = []  # by rank
+        self.addresses: list[str] = []  # by rank, as all that follow
+        self.peers: list[Peer] = []
+        self._joining: list[bool] = []
+
+    def add(self, peer: Peer, joins: bool, address: str) -> None:
+        """The next rank."""
+        self.peers.append(peer)
+        self._joining.append(joins)
+        self.addresses.append(address)
+
+    @property
+    def takes_over(self) -> bool:
+        """Whether this rank joins others, whose state it is to take."""
+        return self._joining[self.rank]
 
 
 _member: Member | None = None

@@ -2,6 +2,9 @@
 
 A set is registered by all ranks of the world together, in the same order; then its members alone use it. One that is
 given as an mpi4py communicator gets its ranks when ``init`` registers it.
+
+In an elastic job whose steps survive sets go on in the next world (``ringtrain.elastic.sets``). A rank that joins makes
+those of the script's beginning without a word to the others, and takes theirs over.
 """
 
 from collections.abc import Sequence
@@ -10,7 +13,7 @@ from typing import Any
 from ringtrain import context as contexts
 from ringtrain import membership, mpi
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
-from ringtrain.submission import Submission, id_of
+from ringtrain.submission import Submission, id_of, refuse_lost
 
 __all__ = [
     "ProcessSet", "add_process_set", "global_process_set", "id_of", "is_alone", "members_of", "place_in", "remove_process_set", "size_of",
@@ -28,6 +31,11 @@ class ProcessSet:
         process_set_id: None until it is registered, and after its removal.
         ranks: the members' global ranks, ascending; None for a communicator until it is registered.
         mpi_comm: the communicator, or None.
+        lost: in an elastic job, why the set cannot be used any more, the same on all ranks: a member is gone. Else "".
+            ``ranks`` are those that are left then; ``add_process_set`` has the set go on with them.
+        origin: in an elastic job, what names the set among all ranks: the world in which it was added, and its id there.
+        peers: in an elastic job, who the members are, in the order of their ranks.
+        world: in an elastic job, the number of the world in which it is registered.
 
     Example:
         >>> even = rt.add_process_set(rt.ProcessSet(range(0, rt.size(), 2)))
@@ -37,6 +45,10 @@ class ProcessSet:
 
     def __init__(self, ranks_or_comm: Sequence[int] | Any):
         self.process_set_id: int | None = None
+        self.lost = ""
+        self.origin: tuple[int, int] | None = None
+        self.peers: tuple[contexts.Peer, ...] = ()
+        self.world = 0
         self.mpi_comm: Any = ranks_or_comm if mpi.is_communicator(ranks_or_comm) else None
         self.ranks: list[int] | None = None
         if self.mpi_comm is None:
@@ -56,10 +68,21 @@ class ProcessSet:
         """
         with Submission("add_process_set", None, global_process_set):
             self._require_unregistered()
+        if context.takes_over:  # nobody would answer; the others have theirs
+            context.sets.append(self)
+            return
         if self.mpi_comm is None:
             self.process_set_id = context.add_process_set(self.ranks or ())
         else:
             self._register_communicator(context, world)
+        if context.peers:
+            self._note_members(context)
+
+    def _note_members(self, context: contexts.Context) -> None:
+        assert self.process_set_id is not None
+        self.origin, self.world, self.lost = (context.world, self.process_set_id), context.world, ""
+        self.peers = tuple(context.peers[rank] for rank in self.ranks or ())
+        context.sets.append(self)
 
     def _require_unregistered(self) -> None:
         if self.process_set_id is not None:
@@ -81,7 +104,8 @@ class ProcessSet:
                 self.process_set_id, self.ranks = identity, mine
 
     def size(self) -> int | None:
-        """Number of members; None if the set is not registered."""
+        """Number of members; None if the set is not registered. Raises ProcessSetLostError if one is gone."""
+        refuse_lost(self)
         return None if self.process_set_id is None else len(self.ranks or ())
 
     def rank(self) -> int | None:
@@ -89,7 +113,9 @@ class ProcessSet:
 
         Raises:
             InvalidArgumentError: this rank is not a member.
+            ProcessSetLostError: a member is gone.
         """
+        refuse_lost(self)
         if self.process_set_id is None:
             return None
         rank, members = contexts.current().rank, self.ranks or []
@@ -98,7 +124,12 @@ class ProcessSet:
         return members.index(rank)
 
     def included(self) -> bool | None:
-        """Whether this rank is a member; None if the set is not registered."""
+        """Whether this rank is a member; None if the set is not registered.
+
+        Raises:
+            ProcessSetLostError: a member is gone; on all ranks, members or not, so that all that ask come to the same.
+        """
+        refuse_lost(self)
         return None if self.process_set_id is None else contexts.current().rank in (self.ranks or ())
 
     def __str__(self) -> str:
@@ -112,6 +143,7 @@ class _GlobalProcessSet(ProcessSet):
 
     def __init__(self) -> None:
         self.process_set_id = 0
+        self.lost = ""
 
     @property
     def mpi_comm(self) -> Any:
@@ -160,8 +192,11 @@ def place_in(process_set: ProcessSet) -> int:
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     """Registers a set of ranks. All ranks of the world call this, members or not, in the same order; blocks.
 
+    On a rank that joins an elastic job it does not: before ``State.epochs`` the set is noted, and becomes there what the
+    others have made of theirs, whatever its ranks.
+
     Args:
-        process_set: the set, or its ranks.
+        process_set: the set, or its ranks; in an elastic job also a set that has lost members, to go on with the others.
 
     Raises:
         MismatchError: ranks gave different sets.
@@ -176,12 +211,19 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Removes a set; all ranks of the world call this in the same order. False for the global or an unregistered set."""
+    """Removes a set; all ranks of the world call this in the same order. False for the global or an unregistered set.
+
+    In an elastic job a set that has lost a member is forgotten.
+    """
     with Submission("remove_process_set", None, global_process_set):
         if not isinstance(process_set, ProcessSet):
             raise InvalidArgumentError(f"process_set: expected a ProcessSet but found {process_set!r}.")
-    if not process_set.process_set_id:  # None, or 0 for the world's
+    if process_set.process_set_id == 0:  # the world's
         return False
-    contexts.current().remove_process_set(process_set.process_set_id)
-    process_set.process_set_id = None
+    was_lost, process_set.lost = bool(process_set.lost), ""
+    if process_set.process_set_id is not None:
+        contexts.current().remove_process_set(process_set.process_set_id)
+    elif not was_lost:
+        return False
+    process_set.process_set_id = process_set.origin = None
     return True

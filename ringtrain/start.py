@@ -401,7 +401,7 @@ def _register_process_sets(context: Context, process_sets: Any, comm: Any) -> No
     for process_set in process_sets:
         if hasattr(process_set, "register"):
             process_set.register(context, comm)
-        else:
+        elif not context.takes_over:
             context.add_process_set(process_set)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from ringtrain.buffers import Buffer
 from ringtrain.context import Context, current
-from ringtrain.errors import InvalidArgumentError
+from ringtrain.errors import InvalidArgumentError, ProcessSetLostError
 from ringtrain.pending import Operation
 
 
@@ -26,6 +26,7 @@ class Submission:
 
     Raises:
         NotInitializedError: there is no world.
+        ProcessSetLostError: the set has lost a member.
         InvalidArgumentError: whatever was wrong before the submission, with the text that the peers get; another class
             of this package keeps its own. The exception that was met is the cause.
     """
@@ -40,6 +41,8 @@ class Submission:
         self._submitted = False
         try:
             self._process_set = id_of(process_set)
+        except ProcessSetLostError:  # which all ranks know of
+            raise
         except Exception as problem:  # announced, whatever it is
             self._context.refuse(operation, name, 0, problem)
 
@@ -74,13 +77,21 @@ def id_of(process_set: Any) -> int:
 
     Raises:
         InvalidArgumentError: not a process set, or one that is not registered.
+        ProcessSetLostError: it has lost a member.
     """
     try:
         identity = process_set.process_set_id
     except AttributeError:
         raise InvalidArgumentError(f"process_set: expected a ProcessSet but found {process_set!r}.") from None
     if identity is None:
+        refuse_lost(process_set)
         raise InvalidArgumentError(
             f"process_set: expected a registered set but found {process_set}. Call add_process_set first."
         )
     return identity
+
+
+def refuse_lost(process_set: Any) -> None:
+    """Raises ProcessSetLostError for a process set that has lost a member, in the same words on all ranks."""
+    if lost := getattr(process_set, "lost", ""):
+        raise ProcessSetLostError(lost)

@@ -9,9 +9,11 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ringtrain.context import current
+from ringtrain.elastic.sets import Rule, Sets
 from ringtrain.elastic.state import State
 from ringtrain.elastic.transaction import Part, Training, Transaction
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
+from ringtrain.process_sets import ProcessSet
 
 Result = TypeVar("Result")
 
@@ -21,19 +23,28 @@ class LosslessState(State):
 
     Args:
         objects: what becomes attributes.
+        rule: of the process sets that a world has.
+
+    Attributes:
+        process_sets: those of the rule, by their places in it: the same objects in each world. They can be used from the
+            loop on.
 
     Raises:
-        InvalidArgumentError: a name that is taken.
+        InvalidArgumentError: a name that is taken, or no rule.
     """
+
+    process_sets: list[ProcessSet]
 
     _training: Training  # that goes on
     _transaction: Transaction | None  # None in a job that is not elastic
     _SURVIVED = Part.NOTHING  # what the results of ``survive`` are of a window
     _NOTHING_TO_COMMIT: str  # and what to do instead
 
-    def __init__(self, objects: dict[str, Any]):
+    def __init__(self, objects: dict[str, Any], rule: Rule | None):
         super().__init__()
         self._refuse_names(objects)
+        self._sets = Sets(rule)
+        self.process_sets = self._sets.of_rule
         self._listeners: list[Callable[[int, int], object]] = []
         self._size: int | None = None  # that was told last
         self._has_looped = False  # or does
@@ -60,6 +71,7 @@ class LosslessState(State):
 
         Raises:
             InvalidArgumentError: in an elastic job, before the loop has begun.
+            ProcessSetLostError: the function has used a process set that has lost a member.
             RingtrainError: what another world would meet again.
 
         Example:

@@ -29,12 +29,14 @@ class Standing(NamedTuple):
         released: windows that it has released.
         stage: of the one after that.
         dealt_in: number of the world among whose members the samples of that one were dealt, or would be.
+        has_sets: whether it knows of process sets that are to go on.
     """
 
     holds_state: bool
     released: int
     stage: Stage
     dealt_in: int
+    has_sets: bool = False
 
 
 class Settlement(NamedTuple):
@@ -44,11 +46,13 @@ class Settlement(NamedTuple):
         released: windows that are released on all ranks. Who has one less, and is whole, releases it.
         dealt_in: the world in which the samples of the window behind it have been dealt; None if nobody has begun it.
         gives_state: whether rank 0 gives its state to all.
+        renews_sets: whether process sets go on.
     """
 
     released: int
     dealt_in: int | None
     gives_state: bool
+    renews_sets: bool = False
 
 
 def settle(standings: Sequence[Standing]) -> Settlement:
@@ -59,8 +63,9 @@ def settle(standings: Sequence[Standing]) -> Settlement:
             knows of another that did not hold it.
     """
     holders = [each for each in standings if each.holds_state]
+    renews_sets = any(each.has_sets for each in standings)
     if not holders:  # the first world
-        return Settlement(0, None, True)
+        return Settlement(0, None, True, renews_sets)
     released, fresh = ffi.new("int64_t *"), ffi.new("int32_t *")
     numbers = [number for each in holders for number in (each.released, each.stage)]
     if not lib.rt_settle(numbers, len(holders), released, fresh):
@@ -70,6 +75,6 @@ def settle(standings: Sequence[Standing]) -> Settlement:
         raise InternalError(f"elastic: a window was released that not all ranks held: {standings}.")
     gives_state = len(holders) < len(standings)
     if fresh[0]:
-        return Settlement(released[0], None, gives_state)
+        return Settlement(released[0], None, gives_state, renews_sets)
     begun = [each.dealt_in for each in holders if each not in behind and each.stage > Stage.IDLE]
-    return Settlement(released[0], max(begun), gives_state)
+    return Settlement(released[0], max(begun), gives_state, renews_sets)

@@ -30,9 +30,10 @@ import numpy as np
 from ringtrain.buffers import as_buffer
 from ringtrain.context import current
 from ringtrain.elastic.likeness import Outline, refusal, unlike
+from ringtrain.elastic.sets import Sets
 from ringtrain.elastic.settlement import Settlement, Stage, Standing, settle
 from ringtrain.elastic.worlds import can_go_on, next_world
-from ringtrain.errors import InvalidArgumentError, MismatchError, RingtrainError
+from ringtrain.errors import InvalidArgumentError, MismatchError, ProcessSetLostError, RingtrainError
 from ringtrain.log import logger
 from ringtrain.membership import Member
 from ringtrain.objects import allgather_object
@@ -86,13 +87,15 @@ class Transaction:
         member: this process in its elastic job.
         training: what goes on.
         several: whether more than one optimizer may step in a window, which ``close`` ends then.
+        sets: the process sets that go on with it.
 
     Attributes:
         several: as given.
     """
 
-    def __init__(self, member: Member, training: Training, several: bool = False):
+    def __init__(self, member: Member, training: Training, several: bool = False, sets: Sets | None = None):
         self._member = member
+        self._sets = sets or Sets()
         self._training = training
         self.several = several
         self._holds_state = False
@@ -179,20 +182,31 @@ class Transaction:
     def survive(self, function: Callable[[], Result], part: Part) -> Result:
         """Has what a function returns that waits for its operations itself.
 
+        That a process set is lost, no other world changes. So it is what the function has come to, as a result would be,
+        and is raised when all ranks have come to theirs.
+
         Args:
             function: uses the present world, and has no other effect.
             part: what that is of the open window.
+
+        Raises:
+            ProcessSetLostError: the function has used a set that has lost a member.
         """
 
-        def attempt() -> Generator[Operation, None, Result]:
+        def attempt() -> Generator[Operation, None, Result | ProcessSetLostError]:
             yield from ()
             self._survives = True
             try:
                 return function()
+            except ProcessSetLostError as lost:
+                return lost
             finally:
                 self._survives = False
 
-        return awaited(self.run(attempt, lambda _: part, lambda: None))
+        result = awaited(self.run(attempt, lambda _: part, lambda: None))
+        if isinstance(result, ProcessSetLostError):
+            raise result
+        return result
 
     def close(self) -> bool:
         """Ends the open window if there is nothing else that does; returns whether there was one.
@@ -238,6 +252,7 @@ class Transaction:
 
     def enter(self) -> None:
         """Goes on in the present world, at the start of the program: with the state that rank 0 has."""
+        self._sets.begin()
         self._go_on(present=True)
         _under_way.append(self)
 
@@ -280,10 +295,13 @@ class Transaction:
 
     def _settle(self) -> tuple[Settlement, set[int] | None]:
         """What follows for all; and, if a window is to go on, whose shares of its samples are still there."""
-        own = Standing(self._holds_state, self._released, self._stage, self._dealt_in)
+        own = Standing(self._holds_state, self._released, self._stage, self._dealt_in, self._sets.are_known())
         rows = allgather(np.array([own], np.int64), name=_ROW)
         settlement = settle(
-            [Standing(bool(held), step, Stage(stage), world) for held, step, stage, world in rows.tolist()]
+            [
+                Standing(bool(held), step, Stage(stage), world, bool(has_sets))
+                for held, step, stage, world, has_sets in rows.tolist()
+            ]
         )
         if settlement.dealt_in is None:
             return settlement, None
@@ -303,13 +321,16 @@ class Transaction:
             self._deal_in(current().world if settlement.dealt_in is None else settlement.dealt_in)
         if settlement.gives_state:
             self._refuse_unlike()
+        if settlement.renews_sets:
+            self._sets.renew()
+        if settlement.gives_state:
             self._training.take_state()
             self._released, self._holds_state = settlement.released, True
             self._member.got_state()
 
     def _refuse_unlike(self) -> None:
         """Before the state is given out: ranks that join with other values raise, and the others go on without them."""
-        told = allgather_object((self._holds_state, self._training.outline()), _OUTLINE)
+        told = allgather_object((self._holds_state, {**self._training.outline(), **self._sets.outline()}), _OUTLINE)
         outlines = [outline for _, outline in told]
         different = unlike(outlines)
         if not different:

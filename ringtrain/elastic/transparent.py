@@ -15,6 +15,7 @@ from ringtrain import membership, operations
 from ringtrain.context import current
 from ringtrain.elastic.adapters import adapter_of, enter_world
 from ringtrain.elastic.lossless import LosslessState
+from ringtrain.elastic.sets import Rule
 from ringtrain.elastic.transaction import Part, Transaction
 from ringtrain.errors import UnsupportedError
 from ringtrain.objects import broadcast_object
@@ -30,6 +31,9 @@ class TransparentState(LosslessState):
     Values become attributes. In a job without ``--elastic``, and alone, it gives all ranks the state of rank 0, and counts.
 
     Args:
+        process_sets: a function of the number of ranks, the same on all, that returns the ranks of each process set which
+            a world of so many is to have, such as ``lambda size: [range(0, size, 2), range(1, size, 2)]``. One without
+            ranks is not there in that world. They are attributes, by place: ``even, odd = state.process_sets``.
         objects: what a rank that joins takes over: NumPy arrays, which stay the same objects while shape and dtype do; in
             TensorFlow and Keras models, optimizers and variables; and whatever pickles. ``epoch``, ``batch`` and ``step``
             are 0 unless they are given, as after loading a checkpoint.
@@ -40,7 +44,7 @@ class TransparentState(LosslessState):
         step: steps of all epochs that are done.
 
     Raises:
-        InvalidArgumentError: a name that is taken.
+        InvalidArgumentError: a name that is taken, or process sets that are no such function.
         UnsupportedError: in a job with ``--batch constant``.
 
     Example:
@@ -61,8 +65,8 @@ class TransparentState(LosslessState):
 
     _SURVIVED = Part.LAST  # each operation is a window of its own
 
-    def __init__(self, **objects: Any):
-        super().__init__(objects)
+    def __init__(self, *, process_sets: Rule | None = None, **objects: Any):
+        super().__init__(objects, process_sets)
         if membership.planned():
             raise UnsupportedError(
                 "--batch constant: an ElasticSampler of PyTorch must deal the samples, but in NumPy, TensorFlow and Keras the "
@@ -75,7 +79,7 @@ class TransparentState(LosslessState):
         self._in_epochs = False
         self._training = _Training(self)
         member = membership.current()
-        self._transaction = None if member is None else Transaction(member, self._training)
+        self._transaction = None if member is None else Transaction(member, self._training, sets=self._sets)
         if self._transaction is not None:
             _follow(self)
 
@@ -171,6 +175,7 @@ class TransparentState(LosslessState):
             return
         self._has_entered = True
         if self._transaction is None:
+            self._sets.make()
             self._training.take_state()
         else:
             self._transaction.enter()

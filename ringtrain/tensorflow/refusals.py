@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from ringtrain.context import current
-from ringtrain.errors import RingtrainError
+from ringtrain.errors import ProcessSetLostError, RingtrainError
 from ringtrain.process_sets import global_process_set, id_of
 from ringtrain.tensorflow.library import next_name
 
@@ -22,9 +22,12 @@ def preparing(operation: str, name: str | None, process_set: Any) -> Iterator[No
 
     Raises:
         InvalidArgumentError: with the text that the peers get; what was met is the cause.
+        ProcessSetLostError: the process set has lost a member, as all ranks know.
     """
     try:
         yield
+    except ProcessSetLostError:  # which all ranks know of
+        raise
     except Exception as problem:  # announced, whatever it is
         if not tf.executing_eagerly():
             if not isinstance(problem, RingtrainError):

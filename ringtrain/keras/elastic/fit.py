@@ -10,6 +10,7 @@ import numpy as np
 
 from ringtrain.elastic import TransparentState
 from ringtrain.elastic.adapters import outline_of, register, variables_of
+from ringtrain.elastic.sets import Rule
 from ringtrain.errors import InvalidArgumentError, MismatchError, UnsupportedError
 from ringtrain.keras.compilation import switch_off
 from ringtrain.keras.elastic.hooks import END_OF_EPOCH
@@ -51,6 +52,7 @@ class ElasticHooks:
 
     Args:
         model: built, and compiled with a ``DistributedOptimizer``.
+        process_sets: as for ``elastic.State``.
         objects: more that ranks take over, as for ``elastic.State``; ``epoch=7`` to go on from a checkpoint.
 
     Attributes:
@@ -72,12 +74,13 @@ class ElasticHooks:
     model: Any  # Keras sets these two
     params: dict[str, Any] | None
 
-    def __init__(self, model: Any, **objects: Any):
+    def __init__(self, model: Any, *, process_sets: Rule | None = None, **objects: Any):
         super().__init__()
         self._reduction = _checked(model)
         hoist(model.optimizer)
         switch_off(model, global_process_set)
-        self.state = FitState(model=model, optimizer=model.optimizer, batches=0, **objects)
+        given = {"model": model, "optimizer": model.optimizer, "batches": 0, **objects}
+        self.state = FitState(process_sets=process_sets, **given)
         if getattr(model, "train_function", None) is not None:
             model.make_train_function(force=True)  # a graph that was traced before would end with its world
         self._before = 0  # batches of this epoch that were done when this rank came
@@ -207,7 +210,7 @@ def _checked(model: Any) -> KerasReducer:
         )
     if reduction.settings.process_set is not global_process_set:
         raise UnsupportedError(
-            "elastic.Elastic: the optimizer must train on all ranks, but has a process set of its own, which ends with its "
-            "world. Use KerasState and elastic.run."
+            "elastic.Elastic: the optimizer must train on all ranks, since one that joins gets the one model that all have, but "
+            "has a process set of its own. Leave it out, or use KerasState and elastic.run."
         )
     return reduction
