@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from ringtrain.elastic import TransparentState
 from ringtrain.errors import UnsupportedError
-from ringtrain.operations import Adasum
 from ringtrain.process_sets import ProcessSet, global_process_set
 from ringtrain.tensorflow.compression import Compressor
 
@@ -43,7 +42,7 @@ def reduced(
     Raises:
         UnsupportedError: what cannot be done again in another world.
     """
-    wire = _checked(owner, op, process_set, compression)
+    wire = _checked(owner, process_set, compression)
     present = [place for place, tensor in enumerate(tensors) if tensor is not None]
     dense = [tf.convert_to_tensor(tensors[place]) for place in present]
 
@@ -66,21 +65,17 @@ def _called(on_host: Callable[..., list[np.ndarray]], tensors: list[tf.Tensor]) 
     return tf.numpy_function(on_host, tensors, [tensor.dtype for tensor in tensors])
 
 
-def _checked(owner: str, op: int, process_set: ProcessSet, compression: type[Compressor]) -> str:
+def _checked(owner: str, process_set: ProcessSet, compression: type[Compressor]) -> str:
     """What travels, in the core's word."""
     if not tf.executing_eagerly() and not tf.inside_function():
         raise UnsupportedError(
             f"{owner}: with elastic.State gradients must be those of a tf.function, or eager, but are in a graph of "
             "TensorFlow 1. Use TensorFlowState and elastic.run."
         )
-    if op == Adasum:
-        raise UnsupportedError(
-            f"{owner}: with elastic.State op must be Average or Sum, but is Adasum. Use TensorFlowState and elastic.run."
-        )
     if process_set is not global_process_set:
         raise UnsupportedError(
-            f"{owner}: with elastic.State all ranks must take part, but there is a process set, which ends with its world. "
-            "Use TensorFlowState and elastic.run."
+            f"{owner}: with elastic.State all ranks must take part, since one that joins gets the one model that all have, but "
+            "there is a process set. Leave it out, and use it in State.survive; or use TensorFlowState and elastic.run."
         )
     wire = getattr(compression, "wire", None)
     if wire is None and compression is not Compressor:

@@ -5,30 +5,40 @@ change that it made to each parameter, the Adasum of these changes over the rank
 began with plus that. So the learning rate is that of one process. The object stays the same one, as in ``optimizer``: a
 pre-hook of ``step()`` keeps the parameters, a post-hook combines. Any optimizer will do, one with a closure included;
 its momentum and the like stay this rank's own.
+
+Where steps survive a change of the world the changes are kept until all ranks hold their Adasum, which is taken once more
+over those that are left if not all come to hold it.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, SupportsIndex
 
 import torch
 
+from ringtrain import membership
 from ringtrain import operations as arrays
-from ringtrain.context import current
+from ringtrain.context import Context
+from ringtrain.elastic.transaction import Part, Transaction, awaited
 from ringtrain.errors import InvalidArgumentError, RingtrainError
 from ringtrain.gradients.arguments import check_passes
+from ringtrain.gradients.session import Session
 from ringtrain.numbering import next_number
 from ringtrain.operations import Adasum
-from ringtrain.process_sets import ProcessSet, id_of
+from ringtrain.pending import Operation
+from ringtrain.process_sets import ProcessSet
 from ringtrain.submission import preparing
 from ringtrain.torch.accumulation import accumulating
+from ringtrain.torch.backward import OneByOne
 from ringtrain.torch.compilation import eager
 from ringtrain.torch.compression import Compressor, compressed, compression_in_the_core
+from ringtrain.torch.hooks import enlist
 from ringtrain.torch.scaling import HeededScaler
 from ringtrain.torch.tensors import writable
 
 # Parameters travel in operations of about this size: large enough to be fast, small enough to overlap.
 _GROUP_BYTES = 16 << 20
+_Combined = list[tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]]  # parameters, and what becomes of their changes
 
 
 def distribute(
@@ -44,9 +54,10 @@ def distribute(
     plain = type(optimizer)
     described = {"__module__": plain.__module__, "__qualname__": plain.__qualname__, "__doc__": plain.__doc__}
     optimizer.__class__ = type(plain.__name__, (_AdasumOptimizer, plain), described)
-    if process_set.size() == 1 or not process_set.included():
+    stays_alone = process_set.size() == 1 and membership.current() is None
+    if not process_set.included() or stays_alone:
         return optimizer
-    optimizer._deltas = _Deltas(compression, process_set)
+    optimizer._deltas = Deltas(compression, process_set)
     before = optimizer.register_step_pre_hook(_before_step)
     optimizer._optimizer_step_pre_hooks.move_to_end(
         before.id, last=True
@@ -68,7 +79,7 @@ def refuse_adasum(optimizer: torch.optim.Optimizer) -> None:
 class _AdasumOptimizer:
     """The methods that such an optimizer has beyond, or around, those of the user's class."""
 
-    _deltas: "_Deltas | None" = None  # None in a world of one, and in copies
+    _deltas: "Deltas | None" = None  # None in a world of one, and in copies
     _reducer: None = None  # gradients stay this rank's own
     # Of the user's class.
     param_groups: list[dict[str, Any]]
@@ -134,17 +145,61 @@ def _after_step(optimizer: _AdasumOptimizer, args: tuple, kwargs: dict[str, Any]
         optimizer._deltas.combine()
 
 
-class _Deltas:
-    """What the steps of one optimizer change, and how that travels."""
+class Deltas:
+    """What the steps of one optimizer change, and how that travels.
+
+    Args:
+        compression: of the changes.
+        process_set: the ranks that train together.
+
+    Attributes:
+        number: the place of the optimizer among those of its world: two never share a name.
+    """
+
+    averages = False  # which a constant batch needs
 
     def __init__(self, compression: type[Compressor], process_set: ProcessSet):
         self._compression = compression
         self._process_set = process_set
-        number = next_number(current(), id_of(process_set), "optimizer")  # two optimizers never share a name
-        self._prefix = f"optimizer.{number}.delta"
+        self._session = Session(process_set)
+        self._transaction: Transaction | None = None
+        self._enter_world()
         self._parameters: list[torch.Tensor] = []
         self._starts: dict[torch.Tensor, torch.Tensor] = {}  # kept from step to step, to save allocating them
         self._scaler = HeededScaler()
+        enlist(self)
+
+    @property
+    def prefix(self) -> str:
+        """Of all names that this optimizer submits."""
+        return f"optimizer.{self.number}"
+
+    @property
+    def context(self) -> Context:
+        """The rank that it acts for, in the current epoch."""
+        return self._session.context
+
+    def release(self, parameters: set[torch.Tensor], owner: Any) -> None:
+        """Has nothing to leave to an optimizer that was made later: there are no hooks."""
+
+    # ---- steps that survive a change of the world ----
+
+    def keep_inputs_for(self, transaction: Transaction, one_by_one: OneByOne | None = None) -> None:
+        """Has the transaction release each step."""
+        self._transaction = transaction
+
+    def go_on_in_world(self) -> None:
+        """Goes on in the present world, under the name that ranks that join have for it."""
+        if self._session.has_moved():
+            self._enter_world()
+
+    def note_between_steps(self) -> None:
+        """All ranks are between two steps here."""
+
+    def _enter_world(self) -> None:
+        self.number = next_number(self._session.context, self._session.process_set_id, "optimizer")
+
+    # ---- a step ----
 
     @torch.no_grad()
     def begin(self, optimizer: _AdasumOptimizer) -> None:
@@ -172,7 +227,10 @@ class _Deltas:
         try:
             for parameter in self._parameters:
                 parameter.sub_(self._starts[parameter])
-            self._reduce()
+            for parameters, results in self._survived():
+                for parameter, result in zip(parameters, results, strict=True):
+                    if result.data_ptr() != parameter.data_ptr():
+                        parameter.copy_(result)
             for parameter in self._parameters:
                 parameter.add_(self._starts[parameter])
         except BaseException:
@@ -180,19 +238,29 @@ class _Deltas:
                 parameter.copy_(self._starts[parameter])
             raise
 
-    def _reduce(self) -> None:
+    def _survived(self) -> _Combined:
+        """The Adasum of all ranks' changes; in a transaction when all ranks hold it."""
+        if self._transaction is None:
+            return self._combined(keeps_inputs=False)
+
+        def attempt() -> Generator[Operation, None, _Combined]:
+            yield from ()
+            return self._combined(keeps_inputs=True)
+
+        return awaited(self._transaction.run(attempt, lambda _: Part.STEP, lambda: None))
+
+    def _combined(self, keeps_inputs: bool) -> _Combined:
         groups = list(_groups_of(self._parameters))
         by_core = compression_in_the_core(self._compression)
         if by_core is None:
-            for index, group in enumerate(groups):
-                for parameter, result in zip(group, self._by_compressor(group, index), strict=True):
-                    parameter.copy_(result)
-            return
+            return [(group, self._by_compressor(group, index)) for index, group in enumerate(groups)]
         started: list[tuple[Sequence[torch.Tensor], list[torch.Tensor], arrays.Handle]] = []
         problem: RingtrainError | None = None
         for index, group in enumerate(groups):  # all of them, so that no name stays in flight on the others
             try:
                 sent = [parameter.detach().contiguous() for parameter in group]
+                if keeps_inputs:
+                    sent = [each.clone() for each in sent]
                 started.append((group, sent, self._start(sent, index, by_core)))
             except RingtrainError as refused:
                 problem = problem or refused
@@ -203,19 +271,16 @@ class _Deltas:
                 problem = problem or failed
         if problem is not None:
             raise problem
-        for changed, sent, _ in started:
-            for parameter, result in zip(changed, sent, strict=True):
-                if result.data_ptr() != parameter.data_ptr():  # of another memory format
-                    parameter.copy_(result)
+        return [(group, results) for group, results, _ in started]
 
     def _start(self, group: Sequence[torch.Tensor], index: int, by_core: str) -> arrays.Handle:
         views = [writable(tensor) for tensor in group]
         return arrays.grouped_allreduce_async_(
-            views, f"{self._prefix}.{index}", Adasum, process_set=self._process_set, compression=by_core
+            views, f"{self.prefix}.delta.{index}", Adasum, process_set=self._process_set, compression=by_core
         )
 
     def _by_compressor(self, group: Sequence[torch.Tensor], index: int) -> Sequence[torch.Tensor]:
-        name = f"{self._prefix}.{index}"
+        name = f"{self.prefix}.delta.{index}"
 
         def operate(sent: Sequence[torch.Tensor], by_core: str) -> Sequence[torch.Tensor]:
             return arrays.grouped_allreduce(sent, name, Adasum, process_set=self._process_set, compression=by_core)

@@ -59,6 +59,11 @@ class Reducer:
         return self._exchange.settings
 
     @property
+    def averages(self) -> bool:
+        """Whether gradients are averaged, and not added up."""
+        return self._exchange.settings.averages
+
+    @property
     def passes_per_step(self) -> int:
         """Backward passes that are summed before their gradients travel."""
         return self._exchange.passes.per_step

@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ringtrain.context import Context, current
 from ringtrain.elastic.transaction import Transaction, under_way
-from ringtrain.errors import InvalidArgumentError
+from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.numbering import next_number
 from ringtrain.pending import Operation
 from ringtrain.process_sets import ProcessSet, global_process_set, id_of, size_of
@@ -42,6 +42,7 @@ class SyncBatchNorm(_BatchNorm):
     Raises:
         InvalidArgumentError: an input of fewer than 2 dimensions, or no more than one value for each channel on all
             ranks together.
+        UnsupportedError: a process set, in a training whose steps survive a change of the world.
     """
 
     def __init__(
@@ -82,6 +83,11 @@ class SyncBatchNorm(_BatchNorm):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalises ``input`` of shape (N, C, ...); the result has its shape and dtype."""
         self._check_input_dim(input)
+        if self.process_set is not global_process_set and under_way() is not None:
+            raise UnsupportedError(
+                "SyncBatchNorm: with elastic.State its ranks must be all, since a step is released by all of them, but it has a "
+                "process set. Leave it out."
+            )
         if not (self.training and self.process_set.included() and size_of(self.process_set) > 1):
             return super().forward(input)
         ranks = _Ranks(self)

@@ -36,10 +36,12 @@ class Plain:
 
     Attributes:
         passes: of a window.
+        sends_in_step: whether ranks meet in the optimizer's step, and not in backward passes.
         further: values that the state has beside.
     """
 
     passes = 1
+    sends_in_step = False
     momentum = 0.5
     rate = 0.1
 
@@ -168,6 +170,16 @@ class Cast(Plain):
 
     def settings(self):
         return {"compression": Half}
+
+
+class Combined(Plain):
+    """Adasum of what the ranks' own steps have changed; their momentum would be their own, too."""
+
+    momentum = 0.0
+    sends_in_step = True
+
+    def settings(self):
+        return {"op": hvd.Adasum}
 
 
 class Words(torch.nn.Module):

@@ -10,6 +10,7 @@ from elastic_faults import slot
 from elastic_kinds import BATCH, EPOCHS, Data, Learner
 
 import ringtrain.torch as hvd
+from ringtrain.torch.adasum import Deltas
 from ringtrain.torch.gradients import Group
 
 
@@ -20,11 +21,15 @@ def strike(place):
 
 def close(rank):
     """Tells who has brought what to the window, and updates."""
-    print("applied", learner.window, rank, slot, json.dumps(learner.gathered), flush=True)
+    brought = "applied", learner.window, rank, slot, json.dumps(learner.gathered)
+    if not learner.kind.sends_in_step:
+        print(*brought, flush=True)
     print("made", learner.window, time.time(), flush=True)
     time.sleep(float(os.environ.get("PAUSE", "0")))
     skipped = learner.kind.skipped
     learner.update()
+    if learner.kind.sends_in_step:
+        print(*brought, flush=True)
     state.window = learner.window
     if learner.kind.skipped > skipped:
         print("skipped", learner.window - 1, flush=True)
@@ -41,7 +46,17 @@ def hold_or_fail(group):
     return problem
 
 
-Group.hold = hold_or_fail
+_combined = Deltas._combined
+
+
+def combined_or_fail(deltas, keeps_inputs):
+    """The same of what Adasum has made."""
+    combined = _combined(deltas, keeps_inputs)
+    strike("holding")
+    return combined
+
+
+Group.hold, Deltas._combined = hold_or_fail, combined_or_fail
 torch.manual_seed(slot)  # the ranks begin with different parameters
 learner = Learner(os.environ["KIND"], strike, set(json.loads(os.environ.get("POISONED", "[]"))))
 if slot == 0:

@@ -207,7 +207,16 @@ def test_whoever_dies_wherever(kind: str, faults: str, job: Job) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("faults", LOSES)
+def test_whoever_dies_wherever_in_a_step_of_adasum(faults: str, job: Job) -> None:
+    """Who dies before its step has sent what that has changed is not in it; the others send theirs once more."""
+    strikes, _ = LOSES[faults]
+    done = run(job, "combined", ranks=4, samples=SAMPLES, FAULTS=json.dumps(strikes))
+    assert sizes(assert_as_planned(done, "combined", 2, SAMPLES))[:5] == [4, 3, 3, 2, 2]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", [*KINDS, "combined"])
 def test_a_rank_that_comes_back(kind: str, job: Job) -> None:
     """It takes over what the others have, and brings its share from there on."""
     at = 2 if elastic_kinds.KINDS[kind].passes == 2 else 4

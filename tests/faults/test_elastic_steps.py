@@ -213,8 +213,9 @@ REFUSED = """
     second = another()
     try_state(optimizer)
     del second
-    try_state(another(op=hvd.Adasum))
+    try_state(another(delay=1))
     try_state(another(every=2))
+    try_state(another(process_set=hvd.add_process_set([0, 1])))
     try_state(optimizer)
 """
 
@@ -225,9 +226,10 @@ def test_what_would_not_go_on_in_another_world_is_refused(job: Job) -> None:
     said = re.findall(
         r"^\[1\] (refused \w+|taken)(.*)$", run(job, "--elastic", "-np", "2", program=REFUSED).stdout, re.M
     )
-    assert [kind for kind, _ in said] == ["refused InvalidArgumentError", *["refused UnsupportedError"] * 2, "taken"]
+    assert [kind for kind, _ in said] == ["refused InvalidArgumentError", *["refused UnsupportedError"] * 3, "taken"]
     assert "all optimizers from DistributedOptimizer in this process but found 1 more" in said[0][1]
     assert all("must reduce gradients in each step" in words for _, words in said[1:3])
+    assert "must train on all ranks" in said[3][1]
 
 
 @pytest.mark.parametrize("loader", [{}, pytest.param(WORKERS, marks=pytest.mark.long)], ids=["", "workers"])

@@ -23,6 +23,7 @@ from torch_models import (
 
 import ringtrain as rt
 import ringtrain.torch as hvd
+from ringtrain.elastic.transaction import Part
 from ringtrain.errors import InvalidArgumentError, MismatchError
 from ringtrain.testing import World
 
@@ -302,5 +303,35 @@ def test_operations(world):
         with pytest.raises(NotImplementedError, match="op must be Average or Sum, but is Adasum, which takes dense"):
             hvd.allreduce(torch.ones(2).to_sparse(), op=hvd.Adasum, name="h")
         assert rt.Adasum == hvd.Adasum == 2
+
+    world.run(on_rank)
+
+
+def test_changes_are_kept_for_a_step_that_is_done_again(world):
+    """As in an elastic job whose world ends before all ranks hold the results: what is sent once more is the same."""
+    model, data = network(), batches(world.size)
+
+    class Twice:
+        """Drops what was held first."""
+
+        def __init__(self):
+            self.parts = []
+
+        def run(self, attempt, part_of, take_back):
+            for _ in range(2):
+                held = yield from attempt()
+            self.parts.append(part_of(held))
+            return held
+
+    def on_rank(rank):
+        ends = []
+        for transaction in (None, Twice()):
+            mine, optimizer = distributed(model, sgd, op=hvd.Adasum)
+            if world.size > 1 and transaction is not None:
+                optimizer._deltas.keep_inputs_for(transaction)
+            train(mine, optimizer, [share(batch, rank, world.size) for batch in data])
+            ends.append(parameters(mine))
+        assert_same_bits(*ends)
+        assert transaction.parts == [Part.STEP] * (len(data) if world.size > 1 else 0)
 
     world.run(on_rank)

@@ -15,11 +15,13 @@ import torch
 from ringtrain import membership
 from ringtrain.context import current
 from ringtrain.elastic.lossless import LosslessState
+from ringtrain.elastic.sets import Rule
 from ringtrain.elastic.transaction import Transaction
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.log import logger
 from ringtrain.objects import broadcast_object
 from ringtrain.process_sets import global_process_set
+from ringtrain.torch.adasum import Deltas
 from ringtrain.torch.backward import OneByOne
 from ringtrain.torch.elastic.batches import check_state
 from ringtrain.torch.elastic.checkpoints import Folder, Plan, on_devices
@@ -42,6 +44,9 @@ class TransparentState(LosslessState):
         optimizer: of it, from ``DistributedOptimizer``. Others are given as ``objects``, all that the process has.
         sampler: an ``ElasticSampler``, which counts by itself from now on.
         schedule: of learning rates; whatever has ``state_dict`` and ``load_state_dict``.
+        process_sets: a function of the number of ranks, the same on all, that returns the ranks of each process set which
+            a world of so many is to have, such as ``lambda size: [range(0, size, 2), range(1, size, 2)]``. One without
+            ranks is not there in that world. They are attributes, by place: ``even, odd = state.process_sets``.
         objects: more of such, and plain objects that pickle, which a rank that joins takes over. ``epoch`` and ``step``
             are 0 unless they are given, as after loading a checkpoint.
 
@@ -50,8 +55,9 @@ class TransparentState(LosslessState):
         step: updates that the optimizer has made; of several, the one that is given first.
 
     Raises:
-        InvalidArgumentError: no distributed optimizer; in an elastic job also one that is not given.
-        UnsupportedError: in an elastic job, an optimizer that sends no gradients (``op=Adasum``, ``every``), or among the
+        InvalidArgumentError: no distributed optimizer; process sets that are no such function; in an elastic job also an
+            optimizer that is not given.
+        UnsupportedError: in an elastic job, an optimizer that does not send in each step (``every``, ``delay``), or among the
             ranks of a process set; several with different ``backward_passes_per_step``.
 
     Example:
@@ -73,9 +79,16 @@ class TransparentState(LosslessState):
     )
 
     def __init__(
-        self, model: Any = None, optimizer: Any = None, sampler: Any = None, schedule: Any = None, **objects: Any
+        self,
+        model: Any = None,
+        optimizer: Any = None,
+        sampler: Any = None,
+        schedule: Any = None,
+        *,
+        process_sets: Rule | None = None,
+        **objects: Any,
     ):
-        super().__init__(objects)
+        super().__init__(objects, process_sets)
         named = {"model": model, "optimizer": optimizer, "sampler": sampler, "schedule": schedule}
         given = {
             "epoch": 0,
@@ -97,9 +110,9 @@ class TransparentState(LosslessState):
         if member is not None:
             reducers = _checked_reducers(distributed)
             if member.planned:
-                check_state(len(samplers), all(reducer.settings.averages for reducer in reducers))
+                check_state(len(samplers), all(reducer.averages for reducer in reducers))
             several = len(reducers) > 1
-            self._transaction = Transaction(member, self._training, several)
+            self._transaction = Transaction(member, self._training, several, self._sets)
             one_by_one = OneByOne() if several else None
             for reducer in reducers:
                 reducer.keep_inputs_for(self._transaction, one_by_one)
@@ -116,6 +129,7 @@ class TransparentState(LosslessState):
         """
         self._begin_loop()
         if self._transaction is None:
+            self._sets.make()
             self._training.take_state()
         else:
             self._transaction.enter()
@@ -266,8 +280,9 @@ class _Training:
         """The samples of this rank, where shares differ."""
         return self._samplers[0].weight(contributors) if self._samplers else None
 
-    def _reducers(self) -> list[Reducer]:
-        return [each._reducer for each in self._optimizers if each._reducer is not None]
+    def _reducers(self) -> list[Reducer | Deltas]:
+        found = [_reducer_of(each) for each in self._optimizers]
+        return [each for each in found if each is not None]
 
     # ---- samplers ----
 
@@ -293,7 +308,7 @@ def _distributed_optimizers(values: Iterable[Any]) -> list[Any]:
     return found
 
 
-def _checked_reducers(optimizers: list[Any]) -> list[Reducer]:
+def _checked_reducers(optimizers: list[Any]) -> list[Reducer | Deltas]:
     reducers = [_checked_reducer(each) for each in optimizers]
     if _left_out(reducers):
         gc.collect()  # one that was wrapped before, and is in use no more
@@ -302,7 +317,7 @@ def _checked_reducers(optimizers: list[Any]) -> list[Reducer]:
             f"elastic.State: expected all optimizers from DistributedOptimizer in this process but found {left_out} more, which "
             "would not go on in another world. Give them, too: State(..., other=other_optimizer)."
         )
-    passes = sorted({each.passes_per_step for each in reducers})
+    passes = sorted({each.backward_passes_per_step for each in optimizers})
     if len(passes) > 1:
         raise UnsupportedError(
             f"elastic.State: backward_passes_per_step must be the same for all optimizers, so that all are between two steps "
@@ -311,20 +326,26 @@ def _checked_reducers(optimizers: list[Any]) -> list[Reducer]:
     return reducers
 
 
-def _left_out(reducers: list[Reducer]) -> list[Any]:
+def _left_out(reducers: list[Reducer | Deltas]) -> list[Any]:
     return [each for each in others(reducers[0]) if each not in reducers]
 
 
-def _checked_reducer(optimizer: Any) -> Reducer:
-    reducer = optimizer._reducer
-    if reducer is None:
-        raise UnsupportedError(
-            "elastic.State: the optimizer must reduce gradients in each step, but does not (op=Adasum, every or delay). "
-            "Use TorchState and elastic.run."
-        )
+def _checked_reducer(optimizer: Any) -> Reducer | Deltas:
     if optimizer.process_set is not global_process_set:
         raise UnsupportedError(
-            "elastic.State: the optimizer must train on all ranks, but has a process set of its own, which ends with its "
-            "world. Use TorchState and elastic.run."
+            "elastic.State: the optimizer must train on all ranks, since one that joins gets the one model that all have, but "
+            "has a process set of its own. Leave process_set out, and use the set in State.survive; or use TorchState and "
+            "elastic.run."
+        )
+    reducer = _reducer_of(optimizer)
+    if reducer is None:
+        raise UnsupportedError(
+            "elastic.State: the optimizer must reduce gradients in each step, or what it has changed, but does not (every or "
+            "delay). Use TorchState and elastic.run."
         )
     return reducer
+
+
+def _reducer_of(optimizer: Any) -> Reducer | Deltas | None:
+    """What its gradients go through; with op=Adasum, the changes that it makes."""
+    return optimizer._reducer or getattr(optimizer, "_deltas", None)
