@@ -32,8 +32,8 @@ from ringtrain.context import current
 from ringtrain.elastic.likeness import Outline, refusal, unlike
 from ringtrain.elastic.sets import Sets
 from ringtrain.elastic.settlement import Settlement, Stage, Standing, settle
-from ringtrain.elastic.worlds import can_go_on, next_world
-from ringtrain.errors import InvalidArgumentError, MismatchError, ProcessSetLostError, RingtrainError
+from ringtrain.elastic.worlds import can_go_on, ends_world, next_world
+from ringtrain.errors import InvalidArgumentError, MismatchError, ProcessSetLostError, RingtrainError, WorldChangedError
 from ringtrain.log import logger
 from ringtrain.membership import Member
 from ringtrain.objects import allgather_object
@@ -200,6 +200,10 @@ class Transaction:
                 return function()
             except ProcessSetLostError as lost:
                 return lost
+            except Exception as problem:
+                if ends_world(problem):  # in the words of a framework
+                    raise WorldChangedError(str(problem)) from problem
+                raise
             finally:
                 self._survives = False
 

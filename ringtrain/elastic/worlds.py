@@ -1,8 +1,23 @@
 """From one world to the next, for everything here that goes on in another one."""
 
+from collections.abc import Callable
+
 from ringtrain import membership
 from ringtrain.errors import ClosedError, PeerLostError, ProcessSetLostError, RingtrainError
 from ringtrain.start import init, shutdown
+
+_signs: list[Callable[[Exception], bool]] = []
+
+
+def register_sign(sign: Callable[[Exception], bool]) -> None:
+    """Has exceptions of a framework's own tell of a world's end: those for which it returns True."""
+    _signs.append(sign)
+
+
+def ends_world(problem: Exception) -> bool:
+    """Whether an exception of some framework's own says that the world has ended."""
+    is_theirs = not isinstance(problem, RingtrainError) and membership.current() is not None
+    return is_theirs and any(sign(problem) for sign in _signs)
 
 
 def can_go_on(problem: BaseException) -> bool:

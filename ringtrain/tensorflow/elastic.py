@@ -31,6 +31,7 @@ import tensorflow as tf
 from ringtrain import membership
 from ringtrain.elastic import ObjectState, State, run_fn
 from ringtrain.elastic.adapters import outline_of, register, variables_of
+from ringtrain.elastic.worlds import register_sign
 from ringtrain.errors import InvalidArgumentError, MismatchError
 from ringtrain.objects import allgather_object, broadcast_object
 from ringtrain.operations import broadcast_async_
@@ -206,6 +207,7 @@ class _Variables:
 
 
 register(_Variables())
+register_sign(_ends_world)
 
 
 def __getattr__(name: str) -> Any:
