@@ -8,9 +8,11 @@ import pytest
 
 import ringtrain as rt
 import ringtrain.elastic
+from ringtrain import membership
 from ringtrain.context import Peer, current
 from ringtrain.elastic.sets import Record, Sets, Told, loss, ranks_left, shared
 from ringtrain.elastic.transaction import Part, Transaction
+from ringtrain.elastic.worlds import can_go_on
 from ringtrain.errors import InvalidArgumentError, ProcessSetLostError, WorldChangedError
 from ringtrain.testing import World
 
@@ -299,3 +301,9 @@ def test_a_set_that_not_all_have_added_again_is_torn_for_whoever_joins_too():
         return total(three)
 
     assert in_world(3, [*ranks[1:], joining], again, joins=(D,)) == [6, 6, None]
+
+
+def test_a_lost_set_is_no_reason_for_another_world(monkeypatch):
+    """There it would be as lost, and ``elastic.run`` would begin again for ever."""
+    monkeypatch.setattr(membership, "current", object)
+    assert can_go_on(WorldChangedError("a rank is gone")) and not can_go_on(ProcessSetLostError("a member is gone"))

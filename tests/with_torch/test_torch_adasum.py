@@ -314,20 +314,23 @@ def test_changes_are_kept_for_a_step_that_is_done_again(world):
     class Twice:
         """Drops what was held first."""
 
-        def __init__(self):
-            self.parts = []
+        def __init__(self, model):
+            self.model, self.parts = model, []
 
         def run(self, attempt, part_of, take_back):
+            changes = parameters(self.model)
             for _ in range(2):
                 held = yield from attempt()
+                assert_same_bits(parameters(self.model), changes)  # equal ones would have themselves for their Adasum
             self.parts.append(part_of(held))
             return held
 
     def on_rank(rank):
         ends = []
-        for transaction in (None, Twice()):
+        for is_done_again in (False, True):
             mine, optimizer = distributed(model, sgd, op=hvd.Adasum)
-            if world.size > 1 and transaction is not None:
+            transaction = Twice(mine)
+            if world.size > 1 and is_done_again:
                 optimizer._deltas.keep_inputs_for(transaction)
             train(mine, optimizer, [share(batch, rank, world.size) for batch in data])
             ends.append(parameters(mine))
