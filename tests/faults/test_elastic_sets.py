@@ -116,3 +116,43 @@ def test_scripts_with_other_sets_do_not_join(job: Job) -> None:
     done = run(job, "-np", "2:3", FAULTS=json.dumps(faults), JOINED="3", MORE="1")
     assert "the number of process sets before the loop is 3 there, and 2 on rank 0" in done.stderr
     assert sorted(said(done)[STEPS - 1]) == [0, 2]
+
+
+@pytest.mark.long
+def test_a_rank_dies_while_the_others_renew_their_sets(job: Job) -> None:
+    """Slot 3 has added some of them to the world behind the death of slot 1; the two that are left begin again."""
+    planted = """
+from ringtrain.elastic.sets import Sets
+add = Sets._add
+def die_or_add(sets, process_set, context):
+    if slot == 3 and context.size == 3 and process_set.origin[1] == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    add(sets, process_set, context)
+Sets._add = die_or_add
+"""
+    done = run(job, "-np", "1:4", FAULTS=json.dumps({"1/4/first": KILL}), PLANTED=planted)
+    steps, lost = said(done), LOST.format(1, 1)
+    kept = {0: [lost, "5", "1", "0"], 2: [lost, "5", "0", "4"]}
+    assert sorted(steps[3]) == [0, 1, 2, 3]
+    assert [steps[step] for step in range(4, STEPS)] == [kept] * (STEPS - 4)
+
+
+@pytest.mark.long
+def test_a_rank_that_joins_dies_while_it_takes_sets_over(job: Job) -> None:
+    """The next one comes to the same."""
+    planted = """
+from ringtrain.elastic.sets import Sets
+take_over = Sets._take_over
+def take_over_or_die(sets, agreed):
+    take_over(sets, agreed)
+    mark = folder / 'struck-while-joining'
+    if not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+Sets._take_over = take_over_or_die
+"""
+    faults = json.dumps({"1/4/first": KILL})
+    done = run(job, "-np", "2:3", FAULTS=faults, JOINED="3", AWAITED_AT="[9, 12]", PLANTED=planted)
+    steps, lost = said(done), LOST.format(1, 1)
+    assert steps[STEPS - 1] == {0: [lost, "5", "3", "0"], 1: [lost, "0", "3", "0"], 2: [lost, "5", "0", "4"]}
+    assert sorted(steps[11]) == [0, 2]
