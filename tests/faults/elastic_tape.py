@@ -29,7 +29,7 @@ def step_on(drawn, tag):
     """Only the weights and the marks have a gradient."""
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(weights * drawn + 0.05 * tf.square(weights)) + tf.reduce_sum(tags * tag)
-    tape = hvd.DistributedGradientTape(tape)
+    tape = hvd.DistributedGradientTape(tape, op=getattr(hvd, os.environ.get("OP", "Average")))
     of_weights, of_tags, of_idle = tape.gradient(loss, [weights, tags, idle])
     assert of_idle is None
     optimizer.apply([of_weights], [weights])

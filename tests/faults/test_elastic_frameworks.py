@@ -186,6 +186,17 @@ def test_a_step_that_not_all_hold_is_done_again(frame: tuple[str, dict[str, str]
 
 
 @pytest.mark.long
+@needs_keras
+def test_a_step_of_adasum_in_tensorflow_is_done_again(job: Job, tmp_path: Path) -> None:
+    """Of gradients, with a tape; the marks of the slots, which have nothing in common, add up."""
+    program, own = FRAMES["TensorFlow"]
+    frame = program, {**own, "OP": "Adasum"}
+    done = run(job, frame, "--elastic", "-np", "2:3", FAULTS=json.dumps(PART))
+    plan = assert_as_planned(job, frame, done, 2, tmp_path)
+    assert plan == [[0, 1, 2]] * 4 + [[0, 2]] * (STEPS - 4)
+
+
+@pytest.mark.long
 @every_frame
 def test_a_release_before_all_are_whole_would_be_found(frame: tuple[str, dict[str, str]], job: Job) -> None:
     """A planted fault: rank 0 uses what rank 2 does not hold. They notice that in the next world."""
