@@ -71,8 +71,8 @@ class Context:
             there, and not on a queue that goes with the world.
         peers: in an elastic job, who its ranks are, by rank; empty else.
         takes_over: whether this rank has joined a job that had begun, and has not got its state yet.
-        sets: in an elastic job, the process sets that were added in this world; of a rank that takes over, those that it
-            has made and is to take over.
+        sets: in an elastic job, the process sets that were added in this world, or go on in it; of a rank that takes
+            over, those that it has made and is to take over.
     """
 
     def __init__(self, native: CData):

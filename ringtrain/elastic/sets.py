@@ -179,6 +179,7 @@ class Sets:
         if self._rule is not None:
             self._follow_rule(context.size)
         self._register([each for each in kept if not each.lost], context)
+        context.sets = [*self._founding, *self._later]
 
     def _gather(self) -> None:
         """Adds to the lists what the script has added since in its world."""

@@ -303,6 +303,21 @@ def test_a_set_that_not_all_have_added_again_is_torn_for_whoever_joins_too():
     assert in_world(3, [*ranks[1:], joining], again, joins=(D,)) == [6, 6, None]
 
 
+def test_another_state_goes_on_with_the_sets_of_the_one_before():
+    """As where one run of the training follows another."""
+    ranks = [Rank(peer) for peer in (A, B, C)]
+    begin(ranks, {"pair": [1, 2]})
+
+    def begin_again(rank):
+        rank.go_on()
+        rank.sets = Sets()
+        rank.sets.begin()
+        rank.go_on()
+
+    in_world(2, ranks, begin_again)
+    assert in_world(3, ranks[1:], found("pair")) == [(1, [0, 1], 6)] * 2
+
+
 def test_a_lost_set_is_no_reason_for_another_world(monkeypatch):
     """There it would be as lost, and ``elastic.run`` would begin again for ever."""
     monkeypatch.setattr(membership, "current", object)
