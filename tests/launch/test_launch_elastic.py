@@ -19,7 +19,7 @@ def plan_of(*arguments, **environment):
         (["-np", "4"], Rules(4, 600.0, 10.0, 600.0, 0), 4),
         (["-H", "localhost:3"], Rules(3, 600.0, 10.0, 600.0, 0), 3),
         (["-np", "4", "--min-np", "2", "--max-num-proc", "5"], Rules(2, 600.0, 10.0, 600.0, 0), 5),
-        (["-np", "1:2", "--elastic-timeout", "60", "--reset-limit", "3"], Rules(1, 60.0, 10.0, 3), 2),
+        (["-np", "1:2", "--elastic-timeout", "60", "--reset-limit", "3"], Rules(1, 60.0, 10.0, 600.0, 3), 2),
         (["-np", "1:2", "--blacklist-cooldown-range", "2.5", "60"], Rules(1, 600.0, 2.5, 60.0, 0), 2),
         (
             ["-np", "1:2", "--notice-signal", "usr1", "--notice-grace", "5"],
