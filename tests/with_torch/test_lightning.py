@@ -175,11 +175,9 @@ def test_parameters_that_one_rank_alone_uses(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_ddp_over_the_backend(tmp_path: Path) -> None:
-    program = TRAINER.replace(
-        "**settings",
-        'strategy=__import__("pytorch_lightning").strategies.DDPStrategy(process_group_backend="ringtrain"), **settings',
-    )
-    both = ends(tmp_path, program, 2, batch=4, trainer={})
+    ddp = 'quiet["strategy"] = __import__("pytorch_lightning").strategies.DDPStrategy(find_unused_parameters=True, process_group_backend="ringtrain")\n'
+    program = TRAINER.replace("    folder =", f"    {ddp}    folder =")
+    both = ends(tmp_path, program, 2, batch=4, trainer={"devices": 2})
     (one,) = ends(tmp_path, TRAINER, 1, batch=8, trainer={})
     assert_equal(both, one)
 
