@@ -29,6 +29,7 @@ MODULE = """
     import ringtrain.torch as hvd
     from pytorch_lightning import LightningModule, Trainer, seed_everything
     from pytorch_lightning.callbacks import ModelCheckpoint
+    from pytorch_lightning.strategies import DDPStrategy
 
     settings = json.loads(os.environ["SETTINGS"])
     seed_everything(7 + int(os.environ.get("RANK", 0)))  # ranks begin with different parameters
@@ -75,17 +76,22 @@ MODULE = """
         print("end", json.dumps({"digest": digest, "numbers": numbers.tolist()}), flush=True)
 """
 TRAINER = """
-    quiet = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    quiet |= {name: settings["trainer"].pop(name) for name in ("strategy", "devices") if name in settings["trainer"]}
+    chosen = {name: settings["trainer"].pop(name) for name in ("strategy", "devices") if name in settings["trainer"]}
+
+    def quiet():
+        ddp = DDPStrategy(find_unused_parameters=True, process_group_backend="ringtrain") if settings.get("ddp") else None
+        shared = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+        return shared | chosen | ({"strategy": ddp} if ddp else {})
+
     folder = os.environ["FOLDER"]
     trainer = Trainer(max_epochs=2, num_sanity_val_steps=0, use_distributed_sampler=False, default_root_dir=folder,
-                      callbacks=[ModelCheckpoint(folder)], **quiet, **settings["trainer"])
+                      callbacks=[ModelCheckpoint(folder)], **quiet(), **settings["trainer"])
     module = Module()
     module.train_dataloader = lambda: loader(settings["batch"], trainer.world_size, trainer.global_rank)
     trainer.fit(module)
     end(module)
     loss = float(trainer.callback_metrics["loss"])
-    with_sampler = Trainer(**quiet)
+    with_sampler = Trainer(**quiet())
     with_sampler.validate(module, torch.utils.data.DataLoader(data, batch_size=16), verbose=False)
     seen = float(with_sampler.callback_metrics["seen"])
     print("also", json.dumps({"rank": trainer.global_rank, "world": trainer.world_size, "seen": seen, "loss": loss}))
@@ -175,9 +181,7 @@ def test_parameters_that_one_rank_alone_uses(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_ddp_over_the_backend(tmp_path: Path) -> None:
-    ddp = 'quiet["strategy"] = __import__("pytorch_lightning").strategies.DDPStrategy(find_unused_parameters=True, process_group_backend="ringtrain")\n'
-    program = TRAINER.replace("    folder =", f"    {ddp}    folder =")
-    both = ends(tmp_path, program, 2, batch=4, trainer={"devices": 2})
+    both = ends(tmp_path, TRAINER, 2, batch=4, ddp=True, trainer={"devices": 2})
     (one,) = ends(tmp_path, TRAINER, 1, batch=8, trainer={})
     assert_equal(both, one)
 
