@@ -60,10 +60,10 @@ def of_project() -> list[Message]:
     """All messages of the package and of the native code; the benchmarks speak for themselves."""
     found = []
     for path in sorted((ROOT / "ringtrain").rglob("*.py")):
-        if "bench" not in path.parts:
+        if "bench" not in path.relative_to(ROOT).parts:
             found += of_python(path.read_text(), str(path.relative_to(ROOT)))
     for path in sorted([*(ROOT / "native").rglob("*.cc"), *(ROOT / "native").rglob("*.h")]):
-        if "tables" in path.parts:
+        if "tables" in path.relative_to(ROOT).parts:
             continue
         found += of_cpp(path.read_text(), str(path.relative_to(ROOT)))
     attributes = ROOT / "native" / "tables" / "attributes.def"  # has advice for those who use them
