@@ -82,20 +82,28 @@ class Saved:
 
         Raises InvalidArgumentError if the table has another number of rows, or nothing of this name was saved.
         """
-        parts = self._part(array)
+        self._part(array)
+        self.check_rows(dealing)
+        for start in range(0, dealing.count(rank), _AT_ONCE):
+            places = np.arange(start, min(start + _AT_ONCE, dealing.count(rank)))
+            yield places, self.at(dealing.ids(rank, places), array)
+
+    def check_rows(self, dealing: Dealing) -> None:
+        """Raises InvalidArgumentError if another number of rows was saved than is dealt."""
         if dealing.rows != self.dealing.rows:
             raise InvalidArgumentError(
                 f"embedding '{self.name}': the table must have {dealing.rows} rows, but {self.dealing.rows} were saved."
             )
-        for start in range(0, dealing.count(rank), _AT_ONCE):
-            places = np.arange(start, min(start + _AT_ONCE, dealing.count(rank)))
-            ids = dealing.ids(rank, places)
-            owners, there = self.dealing.owners(ids), self.dealing.places(ids)
-            values = np.empty((len(ids), parts[0].shape[1]), parts[0].dtype)
-            for owner, part in enumerate(parts):
-                mine = owners == owner
-                values[mine] = part[there[mine]]
-            yield places, values
+
+    def at(self, ids: np.ndarray, array: str = "weight") -> np.ndarray:
+        """Some rows, int64 (n,), to (n, width). Raises InvalidArgumentError if nothing of this name was saved."""
+        parts = self._part(array)
+        owners, there = self.dealing.owners(ids), self.dealing.places(ids)
+        values = np.empty((len(ids), parts[0].shape[1]), parts[0].dtype)
+        for owner, part in enumerate(parts):
+            mine = owners == owner
+            values[mine] = part[there[mine]]
+        return values
 
     def plain(self, array: str = "weight") -> np.ndarray:
         """All rows in their order, (rows, width), as a plain embedding has them; needs memory for all."""

@@ -26,7 +26,7 @@ class Rows:
         count: how many.
         width: numbers in a row.
         dtype: of them.
-        first: of the places, int64 (n,), their first values, (n, width).
+        first: of the places, int64 (n,), their first values, (n, width); None if each row is ``put`` before it is read.
         storage: ``"memory"`` or ``"file"``.
         path: folder on a disk with room for all rows, for ``"file"``.
         resident_bytes: of a mapped file, about how many may be in memory before those are let go.
@@ -39,7 +39,7 @@ class Rows:
     """
 
     def __init__(
-        self, count: int, width: int, dtype: np.dtype, first: Initializer, storage: str = "memory",
+        self, count: int, width: int, dtype: np.dtype, first: Initializer | None, storage: str = "memory",
         path: str | os.PathLike | None = None, resident_bytes: int = 1 << 30,
     ):  # fmt: skip
         if storage not in STORAGES:
@@ -51,11 +51,11 @@ class Rows:
         shape = (count, width)
         if storage == "memory":
             self.array = np.empty(shape, dtype)
-            self._begin(np.arange(count))
+            self._begin(np.arange(count if first is not None else 0))
         else:
             self._map = _mapped(path, math.prod(shape) * dtype.itemsize)
             self.array = np.frombuffer(self._map, dtype, math.prod(shape)).reshape(shape)
-            self._is_new = np.ones(count, bool)
+            self._is_new = np.full(count, first is not None)
 
     def prepare(self, places: np.ndarray) -> None:
         """To be called before some rows are read or changed: each place at most once."""
@@ -87,6 +87,7 @@ class Rows:
 
     def _begin(self, places: np.ndarray) -> None:
         for start in range(0, len(places), _AT_ONCE):
+            assert self._first is not None  # else no place is new
             some = places[start : start + _AT_ONCE]
             self.array[some] = self._first(some)
 

@@ -44,26 +44,30 @@ class Trip:
     Attributes:
         asked: for each table what this rank needs.
         rows: for each table the rows that came, of shape (unique ids, width), in the order of ``asked.ids``.
+        name: of its operations.
     """
 
-    __slots__ = ("asked", "rows", "_tables", "_wanted", "_name", "_process_set")
+    __slots__ = ("asked", "rows", "name", "_tables", "_wanted", "_process_set")
 
-    def __init__(self, tables: Sequence[Table], ids: Sequence[np.ndarray], process_set: ProcessSet):
+    def __init__(
+        self, tables: Sequence[Table], ids: Sequence[np.ndarray], process_set: ProcessSet, fetches: bool = True
+    ):
         """Fetches the rows of some ids.
 
         Args:
             tables: of one dtype, the same on all ranks in the same order.
             ids: for each table those that this rank needs, int64, flat, any number, also none.
             process_set: the ranks that share the tables; all of them take part.
+            fetches: whether rows come back; else there is none in ``rows``, and gradients alone may be sent.
 
         Raises:
             InvalidArgumentError: an id of some rank is no row; the same text on all ranks.
             UnsupportedError: a rank has joined; on all others.
         """
         self._tables, self._process_set = tables, process_set
-        self._name = f"embedding.{tables[0].name}" + (f"+{len(tables) - 1}" if len(tables) > 1 else "")
+        self.name = f"embedding.{tables[0].name}" + (f"+{len(tables) - 1}" if len(tables) > 1 else "")
         self._wanted = self._ask(ids)
-        self.rows = self._fetch()
+        self.rows = self._fetch() if fetches else []
 
     def send_back(self, gradients: Sequence[np.ndarray]) -> tuple[list[tuple[np.ndarray, np.ndarray]], bool]:
         """Sends gradients of ``rows`` to the rows' owners. All ranks call it, once for each trip.
@@ -83,7 +87,7 @@ class Trip:
             flat, splits = _by_rank(
                 [np.ascontiguousarray(each, dtype) for each in gradients], self._counts_asked(), flag
             )
-            flat, received = alltoall(flat, splits, f"{self._name}.gradients", self._process_set)
+            flat, received = alltoall(flat, splits, f"{self.name}.gradients", self._process_set)
             self._require_all(received)
             came, flags = self._by_table(flat, [each.counts for each in self._wanted], head=1)
             all_finite = not flags.any()
@@ -103,7 +107,7 @@ class Trip:
             numbers, splits = plan.question(self.asked, ranks)
         else:
             numbers, splits = plan.refusing(refusal, len(tables), ranks)
-        came, received = alltoall(numbers, splits, f"{self._name}.ids", self._process_set)
+        came, received = alltoall(numbers, splits, f"{self.name}.ids", self._process_set)
         self._require_all(received)
         wanted = plan.read(came, received, len(tables))
         if isinstance(wanted, list):
@@ -130,7 +134,7 @@ class Trip:
             return found
         none = np.empty(0, self._tables[0].dtype)
         flat, splits = _by_rank(found, [each.counts for each in self._wanted], none)
-        came, received = alltoall(flat, splits, f"{self._name}.rows", self._process_set)
+        came, received = alltoall(flat, splits, f"{self.name}.rows", self._process_set)
         self._require_answer(received)
         return self._by_table(came, self._counts_asked(), head=0)[0]
 
