@@ -41,6 +41,10 @@ class ProcessSetLostError(WorldChangedError):
     """A process set has lost a member, in a world before this one, which goes on; the text says which. It is not done again."""
 
 
+class RowsLostError(RingtrainError):
+    """All ranks that kept some rows of a sharded embedding are gone; the text says which rows, the same on all ranks."""
+
+
 class HostsUpdatedInterrupt(RuntimeError):
     """Ranks wait to join an elastic job, or to leave it. Raised between two steps, on all ranks at once.
 

@@ -6,8 +6,9 @@ import torch
 
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.operations import Max, Sum, allreduce
-from ringtrain.process_sets import ProcessSet
-from ringtrain.torch.shards import is_shard
+from ringtrain.process_sets import ProcessSet, id_of
+from ringtrain.torch.kept_rows import in_one_world
+from ringtrain.torch.shards import Shard, is_shard
 
 
 def clip_grad_norm_(
@@ -38,9 +39,9 @@ def clip_grad_norm_(
     dense = [_power(each, p) for each in given if not is_shard(each) and each.grad is not None]
     total = _combined(dense, p)
     for process_set, shards in _by_set(given):
-        own = _combined([_power(shard, p) for shard in shards if shard.grad is not None], p)
-        of_all = allreduce(own.numpy(), "clip_grad_norm", Max if p == float("inf") else Sum, process_set=process_set)
-        total = _combined([total, torch.as_tensor(of_all)], p)
+        tables = [shard.table for shard in shards if shard.table is not None]
+        of_all = in_one_world(tables, lambda: _of_all_ranks(shards, p, process_set))  # noqa: B023
+        total = _combined([total, of_all], p)
     norm = total if p == float("inf") else total ** (1 / p)
     if error_if_nonfinite and not torch.isfinite(norm):
         raise InvalidArgumentError(f"clip_grad_norm_: the norm of the gradients must be finite, but is {norm.item()}.")
@@ -51,13 +52,20 @@ def clip_grad_norm_(
     return norm
 
 
-def _by_set(parameters: Iterable[torch.Tensor]) -> Iterable[tuple[ProcessSet, list[torch.Tensor]]]:
+def _of_all_ranks(shards: Iterable[Shard], p: float, process_set: ProcessSet) -> torch.Tensor:
+    own = _combined([_power(shard, p) for shard in shards if shard.grad is not None], p)
+    return torch.as_tensor(
+        allreduce(own.numpy(), "clip_grad_norm", Max if p == float("inf") else Sum, process_set=process_set)
+    )
+
+
+def _by_set(parameters: Iterable[torch.Tensor]) -> Iterable[tuple[ProcessSet, list[Shard]]]:
     """The shards, by the ranks that share them."""
-    sets: dict[int, tuple[ProcessSet, list[torch.Tensor]]] = {}
+    sets: dict[int, tuple[ProcessSet, list[Shard]]] = {}
     for each in parameters:
-        if is_shard(each):
+        if isinstance(each, Shard):
             members = each.process_set
-            sets.setdefault(members.process_set_id, (members, []))[1].append(each)
+            sets.setdefault(id_of(members), (members, []))[1].append(each)
     return sets.values()
 
 
@@ -65,12 +73,21 @@ def _power(parameter: torch.Tensor, p: float) -> torch.Tensor:
     """The sum of the p-th powers of a gradient, or the greatest, float64; entries of one row are added first."""
     if parameter.grad.is_sparse and not parameter.grad.is_coalesced():
         parameter.grad = parameter.grad.coalesce()
-    values = (parameter.grad._values() if parameter.grad.is_sparse else parameter.grad).detach().abs()
+    values = _counted(parameter, parameter.grad).detach().abs()
     if not values.numel():
         return torch.zeros((), dtype=torch.float64)
     if p == float("inf"):
         return values.max().double().cpu()
     return values.double().pow(p).sum().cpu()
+
+
+def _counted(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """Numbers of a gradient that this rank counts: of rows that several ranks keep, those that it owns, and the spare one."""
+    values = gradient._values() if gradient.is_sparse else gradient
+    if not isinstance(parameter, Shard) or parameter.table is None:
+        return values
+    places = gradient._indices()[0] if gradient.is_sparse else torch.arange(len(gradient))
+    return values[(places < parameter.owned) | (places == len(parameter) - 1)]
 
 
 def _combined(powers: list[torch.Tensor], p: float) -> torch.Tensor:

@@ -3,8 +3,12 @@
 A call fetches each row that it needs once, from its owner (``ringtrain.embedding.trips``), and hands torch's own function
 a small table of those; so all that torch does with a table is exact here. Backward, the small table's gradients go to the
 owners, which add them in rank order. The shard's parameter then has a gradient like any other, for any optimizer.
+
+In an elastic job a table has no rows before it is first used; ``kept_rows`` says which it has in each world, and
+``row_gradients`` how gradients reach all who keep a row.
 """
 
+import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,8 +19,10 @@ from torch.nn import functional
 
 from ringtrain import membership
 from ringtrain.context import current
+from ringtrain.elastic.transaction import under_way
 from ringtrain.embedding import initial
 from ringtrain.embedding.dealing import Dealing
+from ringtrain.embedding.layout import check_replicas
 from ringtrain.embedding.storage import Rows
 from ringtrain.embedding.trips import Table, Trip
 from ringtrain.errors import InvalidArgumentError, MismatchError, UnsupportedError
@@ -25,20 +31,27 @@ from ringtrain.objects import allgather_object
 from ringtrain.operations import Average, Sum
 from ringtrain.process_sets import ProcessSet, global_process_set, id_of, members_of, place_in, size_of
 from ringtrain.torch.compilation import eager
+from ringtrain.torch.kept_rows import Kept, Origin, kept_here, surviving
+from ringtrain.torch.row_gradients import RowGradients
 from ringtrain.torch.shards import Shard
 
 _DTYPES = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
-_Ids = Sequence[torch.Tensor]
 
 
 class _Sharded(torch.nn.Module):
     """A table of which this rank has some rows.
 
     Attributes:
-        weight: this rank's rows, and a spare one behind them (``shards.Shard``); in host memory, whatever ``to`` says.
+        weight: this rank's rows, those that it keeps for others in an elastic job, and a spare one behind them
+            (``shards.Shard``); in host memory, whatever ``to`` says.
         dealing: which rank owns which row.
         rank: this rank's place in the process set.
         name: the same on all ranks; error messages bear it.
+        replicas: of each row in an elastic job.
+        kept: in an elastic job, what this rank keeps, and since which world; None before the first use.
+        origin: where rows come from that nobody keeps: they are made, or in a checkpoint.
+        fills_lost: whether those that are lost do.
+        has_unused_gradient: whether ``weight.grad`` came in an elastic job and no step has used it.
     """
 
     weight: Shard
@@ -63,24 +76,46 @@ class _Sharded(torch.nn.Module):
         resident_bytes: int = 1 << 30,
         op: int = Average,
         process_set: ProcessSet = global_process_set,
+        replicas: int = 1,
     ):
         super().__init__()
         _check(max_norm, scale_grad_by_freq, dtype, op)
+        check_replicas(replicas)
         self.num_embeddings, self.embedding_dim, self.sparse = num_embeddings, embedding_dim, sparse
         self.dealing = Dealing(num_embeddings, size_of(process_set), dealing)
         self.padding_idx = _row_of_padding(padding_idx, num_embeddings)
         self.rank = place_in(process_set)
         number = next_number(current(), id_of(process_set), "embedding")
         self.name = name or f"table.{number}"
-        terms = (self.name, num_embeddings, embedding_dim, self.padding_idx, sparse, str(dtype), seed, dealing, op)
-        _require_same(terms, number, process_set)
-        make = initial.initializer(initializer, scale, seed, embedding_dim, _DTYPES[dtype])
-        self._rows = Rows(
-            self.dealing.count(self.rank) + 1, embedding_dim, _DTYPES[dtype], self._first(make), storage, path, resident_bytes
+        self._dtype = _DTYPES[dtype]
+        self.replicas = replicas
+        self.kept: Kept | None = None
+        self.fills_lost = self.has_unused_gradient = False
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._carrier: RowGradients | None = None
+        self._storage = storage, path, resident_bytes
+        made = initial.initializer(initializer, scale, seed, embedding_dim, self._dtype)
+        self.origin = Origin(_with_padding(made, self.padding_idx))
+        self._terms = (
+            self.name, num_embeddings, embedding_dim, self.padding_idx, sparse, str(dtype), seed, dealing, op,
         )  # fmt: skip
+        if self.is_elastic:
+            _check_elastic(process_set)
+            self._rows = self.new_rows(0, self.origin.rows)
+        else:
+            _require_same(self._terms, number, process_set)
+            own, here, first = self.dealing, self.rank, self.origin.rows
+            self._rows = self.new_rows(own.count(here), lambda places: first(own.ids(here, places)))
         self.weight = Shard(torch.from_numpy(self._rows.array))
         self.weight.process_set, self.weight.op = process_set, op
+        self.weight.table = self if self.is_elastic else None
+        self.weight.outline = f"rows of {(*self._terms, replicas)}"
         current().serving.add(self)
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether ranks may come and go."""
+        return membership.current() is not None
 
     def extra_repr(self) -> str:
         """For ``print(model)``."""
@@ -91,17 +126,16 @@ class _Sharded(torch.nn.Module):
 
     # ---- exchanges ----
 
-    def as_table(self) -> Table:
-        """What an exchange must know; lets go of what is resident beyond the bound."""
-        self._rows.let_go()
-        return Table(self.name, self.dealing, self.embedding_dim, self._rows.array.dtype, self._rows.gather)
+    def as_table(self, kept: Kept | None = None) -> Table:
+        """What an exchange must know, of what is kept in an elastic job; lets go of what is resident beyond the bound."""
+        dealing, rows = (self.dealing, self._rows) if kept is None else (kept.layout.dealing, kept.rows)
+        rows.let_go()
+        return Table(self.name, dealing, self.embedding_dim, rows.array.dtype, rows.gather)
 
     def gradient(self, places: np.ndarray, values: np.ndarray, finite: bool) -> torch.Tensor:
-        """The shard's gradient of what came for some places; bad news stands in the spare row."""
+        """The shard's gradient of sums that came for some places; bad news stands in the spare row."""
         count = len(self.weight)
         index, rows = torch.from_numpy(places), torch.from_numpy(values)
-        if self.weight.op == Average:
-            rows = rows / self.dealing.ranks
         if not finite:
             index = torch.cat([index, torch.tensor([count - 1])])
             rows = torch.cat([rows, rows.new_full((1, self.embedding_dim), float("inf"))])
@@ -110,6 +144,10 @@ class _Sharded(torch.nn.Module):
         return torch.sparse_coo_tensor(
             index[None], rows, self.weight.shape, is_coalesced=True, check_invariants=False
         )  # fmt: skip
+
+    def divided(self, sums: np.ndarray) -> np.ndarray:
+        """The average of all ranks, or the sum, if that was asked for."""
+        return sums / sums.dtype.type(self.dealing.ranks) if self.weight.op == Average else sums
 
     def small(self, ids: torch.Tensor, rows: torch.Tensor, trip: Trip, number: int) -> tuple[Any, ...]:
         """The small table, the ids in it, and its place of padding or None."""
@@ -123,24 +161,76 @@ class _Sharded(torch.nn.Module):
         return rows.to(ids.device), inverse, padding
 
     def rows(self) -> torch.Tensor:
-        """This rank's rows, without the spare one: a view, in the order of ``dealing.ids_of``."""
-        self._rows.prepare(np.arange(len(self.weight)))
-        return self.weight.detach()[:-1]
+        """The rows that this rank owns: a view, in the order of ``dealing.ids_of``. In an elastic job none before the first use."""
+        count = 0 if self.is_elastic and self.kept is None else self.dealing.count(self.rank)
+        self._rows.prepare(np.arange(count))
+        return self.weight.detach()[:count]
 
     def set_rows(self, places: np.ndarray, values: np.ndarray) -> None:
         """Sets some of this rank's rows; values are cast to the table's dtype."""
         self._rows.put(places, values)
 
-    def _first(self, make: initial.Initializer) -> initial.Initializer:
-        dealing, rank, padding = self.dealing, self.rank, self.padding_idx
+    def new_rows(self, count: int, first: initial.Initializer | None) -> Rows:
+        """Storage for some rows, and a spare one of zeros; None if all rows are put."""
+        if first is None:
+            return Rows(count + 1, self.embedding_dim, self._dtype, None, *self._storage)
 
-        def first(places: np.ndarray) -> np.ndarray:
-            ids = dealing.ids(rank, places)
-            rows = make(ids)
-            rows[(ids == padding) | (places == dealing.count(rank))] = 0
+        width, dtype = self.embedding_dim, self._dtype
+
+        def with_spare(places: np.ndarray) -> np.ndarray:
+            rows = np.zeros((len(places), width), dtype)
+            rows[places < count] = first(places[places < count])
             return rows
 
-        return first
+        return Rows(count + 1, width, dtype, with_spare, *self._storage)
+
+    # ---- elastic jobs ----
+
+    def train_by(self, optimizer: torch.optim.Optimizer, carrier: RowGradients) -> None:
+        """Has gradients travel with those of the optimizer that trains the rows, whose state of a row moves with it."""
+        self._optimizer, self._carrier = optimizer, carrier
+        carrier.carry(self)
+        optimizer.register_step_post_hook(lambda *_: self._note_step())
+
+    @property
+    def carrier(self) -> RowGradients | None:
+        """What gradients travel with."""
+        return self._carrier
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """What the optimizer keeps of the table."""
+        return {} if self._optimizer is None else self._optimizer.state.get(self.weight, {})
+
+    def take(self, kept: Kept) -> None:
+        """What is kept of the table is this from now on; it may be what it is already."""
+        if kept is self.kept:
+            return
+        self.kept = dataclasses.replace(kept, state={}, rest={}, gradient=None)  # the optimizer has them from now on
+        self.dealing, self.rank, self._rows = kept.layout.dealing, kept.rank, kept.rows
+        self.weight.grad = None
+        self.weight.data = torch.from_numpy(kept.rows.array)
+        self.weight.owned = self.dealing.count(self.rank)
+        if kept.gradient is not None:
+            self.weight.grad = kept.gradient if self.sparse else kept.gradient.to_dense()
+        if self._optimizer is not None and (kept.state or kept.rest):
+            self._optimizer.state[self.weight].update(kept.state | kept.rest)
+        self.fills_lost = False
+        current().serving.add(self)
+
+    def begin_from(self, origin: Origin, lost_only: bool = False) -> None:
+        """Has rows come from somewhere where the table is next used: all, or those that nobody keeps any more."""
+        self.origin, self.fills_lost = origin, lost_only
+        if not lost_only:
+            self.kept, self.has_unused_gradient = None, False
+
+    def add_gradient(self, places: np.ndarray, sums: np.ndarray, finite: bool) -> None:
+        """A round was released: as autograd would, adds to ``weight.grad``."""
+        gradient = self.gradient(places, sums, finite)
+        self.weight.grad = gradient if self.weight.grad is None else self.weight.grad + gradient
+        self.has_unused_gradient = True
+
+    def _note_step(self) -> None:
+        self.has_unused_gradient = False
 
     # ---- what torch asks of a module ----
 
@@ -157,6 +247,7 @@ class _Sharded(torch.nn.Module):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         destination[f"{prefix}weight"] = Shard(self.rows(), requires_grad=False)
+        destination[f"{prefix}weight"].outline = self.weight.outline
         destination[f"{prefix}shard"] = Shard(self._description(), requires_grad=False)
 
     def _description(self) -> torch.Tensor:
@@ -179,10 +270,17 @@ class _Sharded(torch.nn.Module):
                 f"({self.dealing.kind}), but is (rows, ranks, rank, blocks) {shard.tolist()}. "
                 "Use save_tables and load_tables where the number of ranks changes."
             )
+        elif shard is not None and self.is_elastic:
+            error_msgs.append(
+                f"embedding '{self.name}': {prefix}weight must be the whole table in an elastic job, but is one rank's rows. "
+                "Use save_tables and load_tables."
+            )
         elif shard is None and tuple(weight.shape) != expected:
             error_msgs.append(
                 f"embedding '{self.name}': {prefix}weight must be of shape {expected}, but is {tuple(weight.shape)}."
             )
+        elif self.is_elastic:
+            self.begin_from(Origin(weight.detach().cpu().to(self.weight.dtype).numpy().copy().__getitem__))
         else:
             own = weight if shard is not None else weight[self.dealing.ids_of(self.rank)]
             self.set_rows(np.arange(len(own)), own.detach().cpu().numpy())
@@ -216,11 +314,16 @@ class ShardedEmbedding(_Sharded):
         resident_bytes: of the file, about how many may be in memory.
         op: ``Average`` or ``Sum`` of the ranks' gradients; that of the optimizer of the rest.
         process_set: the ranks that share the table.
+        replicas: 2 has each row kept a second time in an elastic job, on another host, or by another rank if there is one
+            host; elsewhere nothing could use it, and it is not.
 
     Raises:
         InvalidArgumentError: an argument that cannot be; an id that is no row, when called: the same text on all ranks.
         MismatchError: ranks make different tables; the same text on all.
-        UnsupportedError: ``max_norm``, ``scale_grad_by_freq``, another dtype, or an elastic job.
+        RowsLostError: in an elastic job, when called, or at the end of a backward pass: the ranks that kept some rows are
+            gone; the same text on all.
+        UnsupportedError: ``max_norm``, ``scale_grad_by_freq``, another dtype; in an elastic job a process set, and a call
+            that is in no ``hvd.elastic.State``.
 
     Example:
         >>> table = hvd.ShardedEmbedding(100_000_000, 64)
@@ -316,7 +419,10 @@ class ShardedEmbeddingCollection(torch.nn.ModuleDict):
 def look_up(modules: Sequence[Any], calls: Sequence[tuple[Any, ...]]) -> list[torch.Tensor]:
     """Results of several tables, each called with ids and what else its ``forward`` takes; one exchange."""
     ids = [_flat(module, call[0]) for module, call in zip(modules, calls, strict=True)]
-    trip = Trip([module.as_table() for module in modules], ids, modules[0].weight.process_set)
+    if modules[0].is_elastic:
+        trip = _trip_that_survives(modules, ids)
+    else:
+        trip = Trip([module.as_table() for module in modules], ids, modules[0].weight.process_set)
     fetched = _Fetch.apply(trip, modules, *(module.weight for module in modules))
     return [
         module.of_small(*module.small(call[0], rows, trip, number), *call[1:])
@@ -324,20 +430,65 @@ def look_up(modules: Sequence[Any], calls: Sequence[tuple[Any, ...]]) -> list[to
     ]
 
 
+def _trip_that_survives(modules: Sequence[Any], ids: Sequence[np.ndarray]) -> Trip:
+    """In an elastic job: rows are re-dealt first if ranks have come or gone, and all that is held when all ranks hold it."""
+    _check_use(modules)
+
+    def attempt() -> tuple[list[Kept], Trip]:
+        kept = [kept_here(module) for module in modules]
+        tables = [module.as_table(each) for module, each in zip(modules, kept, strict=True)]
+        return kept, Trip(tables, ids, global_process_set)
+
+    kept, trip = surviving(attempt)
+    for module, each in zip(modules, kept, strict=True):
+        module.take(each)
+    return trip
+
+
 class _Fetch(torch.autograd.Function):
-    """The rows that a trip has brought; their gradients travel back by the same trip."""
+    """The rows that a trip has brought; their gradients travel back by the same trip, or in an elastic job with others."""
 
     @staticmethod
     def forward(ctx: Any, trip: Trip, modules: Sequence[_Sharded], *weights: torch.Tensor) -> Any:
         ctx.trip, ctx.modules = trip, modules
+        ctx.world = modules[0].kept.world if modules[0].kept is not None else None
         return tuple(torch.from_numpy(rows) for rows in trip.rows)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        sums, finite = ctx.trip.send_back([gradient.contiguous().numpy() for gradient in gradients])
-        made = [module.gradient(*each, finite) for module, each in zip(ctx.modules, sums, strict=True)]
+        own = [gradient.contiguous().numpy() for gradient in gradients]
+        if ctx.world is not None:
+            ctx.modules[0].carrier.add(ctx.trip, ctx.world, ctx.modules, own)
+            return (None,) * (2 + len(ctx.modules))
+        sums, finite = ctx.trip.send_back(own)
+        made = [
+            module.gradient(places, module.divided(values), finite)
+            for module, (places, values) in zip(ctx.modules, sums, strict=True)
+        ]
         return None, None, *made
+
+
+def tables_in(model: torch.nn.Module) -> list[tuple[str, Any]]:
+    """The sharded embeddings of a model, with their names in it."""
+    return [(name or "table", each) for name, each in model.named_modules() if isinstance(each, _Sharded)]
+
+
+def _check_use(modules: Sequence[Any]) -> None:
+    first = modules[0]
+    if under_way() is None and first.kept is None:
+        raise UnsupportedError(
+            f"embedding '{first.name}': in an elastic job a table must be used in the loop of hvd.elastic.State(model=..., "
+            "optimizer=...), where its rows survive, but is used outside of it. Move the call into the loop over epochs(); "
+            "elastic.run and TorchState have no tables."
+        )
+    trained = [each for each in modules if each.weight.requires_grad] if torch.is_grad_enabled() else []
+    for each in trained:
+        if each.carrier is None or each.carrier is not first.carrier:
+            raise InvalidArgumentError(
+                f"embedding '{each.name}': in an elastic job a table must be trained by a DistributedOptimizer that is given to "
+                "elastic.State with its model, and one that trains all tables of a collection, but is not."
+            )
 
 
 def _flat(module: _Sharded, ids: Any) -> np.ndarray:
@@ -366,11 +517,25 @@ def _check(max_norm: float | None, by_frequency: bool, dtype: torch.dtype, op: i
         )
     if op not in (Average, Sum):
         raise InvalidArgumentError(f"ShardedEmbedding: op must be Average or Sum, but is {op!r}.")
-    if membership.current() is not None:
+
+
+def _check_elastic(process_set: ProcessSet) -> None:
+    if process_set is not global_process_set:
         raise UnsupportedError(
-            "ShardedEmbedding: tables need a world that stays, but this job is elastic: a rank that is lost takes its rows "
-            "with it. Start the job without --elastic, and go on from a checkpoint after a loss."
+            "ShardedEmbedding: in an elastic job a table must be shared by all ranks, but has a process set of its own, which "
+            "ends with its world. Leave process_set out."
         )
+
+
+def _with_padding(make: initial.Initializer, padding: int | None) -> initial.Initializer:
+    """First values of which the row of padding is zeros."""
+
+    def first(ids: np.ndarray) -> np.ndarray:
+        rows = make(ids)
+        rows[ids == padding] = 0
+        return rows
+
+    return first
 
 
 def _row_of_padding(padding: int | None, rows: int) -> int | None:

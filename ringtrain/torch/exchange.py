@@ -33,6 +33,7 @@ from ringtrain.torch.bursts import Bursts
 from ringtrain.torch.gradients import Group, Member, ReductionSettings
 from ringtrain.torch.passes import Passes
 from ringtrain.torch.powersgd import Beginning, Memory, settle
+from ringtrain.torch.row_gradients import RowGradients
 from ringtrain.torch.step import Step
 
 
@@ -50,6 +51,7 @@ class Exchange:
         prefix: of all names that this optimizer submits; unique among the optimizers of the process set.
         passes: counts backward passes.
         step: what is settled.
+        rows: in an elastic job, gradients of rows that travel in the rounds.
     """
 
     def __init__(self, settings: ReductionSettings, passes_per_step: int, averages_passes: bool, makes_buckets: bool):
@@ -63,6 +65,7 @@ class Exchange:
         self._has_unused_results = False  # gradients were reduced, and no step has used them so far
         self._transaction: Transaction | None = None
         self._one_by_one: OneByOne | None = None
+        self.rows = RowGradients(lambda: self.prefix, self._on_rows)
         self._filled: list[Member] = []  # given zeros for the round under way
         self._members: list[Member] = []
         powersgd = settings.powersgd
@@ -215,6 +218,13 @@ class Exchange:
                     if self._transaction is None:  # else the round at the end of this pass goes on with it
                         raise
 
+    def _on_rows(self) -> None:
+        """A backward pass has brought gradients of rows, which have no hook. Where others come, these complete the step."""
+        with self._lock:
+            self.passes.enter()
+            if not any(member.parameter.requires_grad for member in self._members):
+                self.passes.count_rows()
+
     def _end_pass(self) -> None:
         if self._one_by_one is None:
             take_turns(self._round(Stage.PASS_ENDED))
@@ -291,6 +301,8 @@ class Exchange:
         with self._lock:
             self._submit_where(agreed.codes, whole_groups_only=False)
         yield from self._take_results()
+        if self._transaction is not None:
+            self.rows.reduce(self._transaction.weight(), gives_up=stage is Stage.DISCARDING)
         return agreed
 
     def _part_of(self, agreed: Said, stage: Stage) -> Part:
@@ -307,6 +319,7 @@ class Exchange:
                 if group.submitted:
                     group.release(self.settings.compressor)
         self._filled.clear()
+        self.rows.release()
 
     def _take_back(self) -> None:
         """What was submitted and held is nothing any more; the gradients are as this rank's passes have left them."""
@@ -317,6 +330,7 @@ class Exchange:
                 member.parameter.grad = None
             self._filled.clear()
             self._bursts.forget()
+            self.rows.take_back()
 
     def _announce(self, stage: Stage) -> Said:
         codes: bytes | bytearray = self.step.codes
@@ -418,6 +432,7 @@ class Exchange:
             group.forget()
         self._take_back_unused()
         self._bursts.forget()
+        self.rows.forget()
         self._rounds.forget()
         self.passes.forget()
         self.step.forget()

@@ -64,6 +64,11 @@ class Passes:
         self._completes = True
         return not nested  # else another part of this pass may add to it; the round at its end sends it
 
+    def count_rows(self) -> None:
+        """The pass has brought gradients of rows, of an optimizer that has nothing else: the step's last pass has all."""
+        if not self._silent and self._pass.number - self._first + 1 >= self.per_step:
+            self._completes = True
+
     def has_come(self, index: int) -> bool:
         """Whether a pass of this step has added to a gradient."""
         return self._counts[index] > 0

@@ -20,6 +20,7 @@ from ringtrain.torch.coexistence import refuse_shared_parameters
 from ringtrain.torch.exchange import Exchange
 from ringtrain.torch.gradients import ReductionSettings
 from ringtrain.torch.hooks import Hooks, dismiss, enlist, others
+from ringtrain.torch.row_gradients import RowGradients
 
 
 class Reducer:
@@ -84,6 +85,11 @@ class Reducer:
     def keep_inputs_for(self, transaction: Transaction, one_by_one: OneByOne | None = None) -> None:
         """Has the transaction release each step, so that it survives a change of the world; between two steps."""
         self._exchange.keep_inputs_for(transaction, one_by_one)
+
+    @property
+    def rows(self) -> RowGradients:
+        """In an elastic job, the gradients of rows that travel with these."""
+        return self._exchange.rows
 
     def go_on_in_world(self) -> None:
         """Goes on in the present world with the step under way, whose gradients are kept."""

@@ -23,14 +23,20 @@ class Shard(torch.nn.Parameter):
     Attributes:
         process_set: the ranks that share the table.
         op: ``Average`` or ``Sum`` of its gradients.
+        outline: what all ranks must have alike of the table.
+        table: in an elastic job, the module; rows that are kept for others stand behind its own.
+        owned: then, how many are its own.
     """
 
     process_set: ProcessSet = global_process_set
     op: int = 0
+    outline: str = "rows of its own"
+    table: Any = None
+    owned: int = 0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Shard":
         copied = super().__deepcopy__(memo)
-        copied.process_set, copied.op = self.process_set, self.op
+        copied.process_set, copied.op, copied.outline = self.process_set, self.op, self.outline
         return copied
 
 

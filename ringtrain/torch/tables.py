@@ -3,9 +3,9 @@
 ``ringtrain.embedding.checkpoints`` has the files; here is what of a model and an optimizer goes into them.
 """
 
+import functools
 import os
 import secrets
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,8 @@ from ringtrain.embedding import checkpoints
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.objects import allgather_object, broadcast_object
 from ringtrain.process_sets import members_of
-from ringtrain.torch.embedding import ShardedEmbedding, ShardedEmbeddingBag
+from ringtrain.torch.embedding import tables_in
+from ringtrain.torch.kept_rows import Origin, in_one_world
 from ringtrain.torch.shards import is_shard
 
 _AS_TENSOR = ":tensor"  # behind the name of a number that the optimizer keeps as a tensor
@@ -37,32 +38,32 @@ def save_tables(
     Raises:
         InvalidArgumentError: on all ranks, if one cannot write, or another number of ranks has written there.
     """
-    for name, table in _tables(model):
-        members = table.weight.process_set
-        root = members_of(members)[0]
-        token = broadcast_object(secrets.token_hex(8), root, f"save_tables.{name}", members)
-        problem = None
-        try:
-            _save(folder, name, table, optimizer, token)
-        except (OSError, InvalidArgumentError) as failed:
-            problem = str(failed)
-        _raise_first(allgather_object(problem, f"save_tables.{name}.done", members), members_of(members))
+    for name, table in tables_in(model):
+        in_one_world([table], lambda: _save_on_all(folder, name, table, optimizer))  # noqa: B023
 
 
 def load_tables(
-    folder: str | os.PathLike, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None
-) -> None:
+    folder: str | os.PathLike, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None,
+    lost_only: bool = False,
+) -> None:  # fmt: skip
     """Reads what ``save_tables`` has written, with the same or another number of ranks. All ranks call it.
+
+    In an elastic job it asks no other rank, so it may stand before the loop: rows are read where the table is next used, and
+    a rank that joins takes over those of the others instead.
 
     Args:
         folder: with the files of all ranks that wrote.
         model: with the same tables in the same places; a table may be dealt in another way.
         optimizer: whose state of the rows is set, as far as it was saved, after what ``load_state_dict`` sets.
+        lost_only: after a ``RowsLostError``: rows that are still kept stay as they are. All ranks must want the same.
 
     Raises:
         InvalidArgumentError: on all ranks, if one does not find a whole table that fits.
     """
-    for name, table in _tables(model):
+    for name, table in tables_in(model):
+        if table.is_elastic:
+            table.begin_from(_origin(_fitting(folder, name, table), table, optimizer is not None), lost_only)
+            continue
         members = table.weight.process_set
         problem = None
         try:
@@ -93,10 +94,15 @@ def dense_state_dict(part: torch.nn.Module | torch.optim.Optimizer) -> dict[str,
     return {**whole, "state": kept}
 
 
-def _tables(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    for name, module in model.named_modules():
-        if isinstance(module, ShardedEmbedding | ShardedEmbeddingBag):
-            yield name or "table", module
+def _save_on_all(folder: Any, name: str, table: Any, optimizer: torch.optim.Optimizer | None) -> None:
+    members = table.weight.process_set
+    token = broadcast_object(secrets.token_hex(8), members_of(members)[0], f"save_tables.{name}", members)
+    problem = None
+    try:
+        _save(folder, name, table, optimizer, token)
+    except (OSError, InvalidArgumentError) as failed:
+        problem = str(failed)
+    _raise_first(allgather_object(problem, f"save_tables.{name}.done", members), members_of(members))
 
 
 def _save(folder: Any, name: str, table: Any, optimizer: torch.optim.Optimizer | None, token: str) -> None:
@@ -110,7 +116,7 @@ def _save(folder: Any, name: str, table: Any, optimizer: torch.optim.Optimizer |
     for key, value in _state(optimizer, table).items():
         if isinstance(value, torch.Tensor) and value.dim():
             dense = value.to_dense() if value.is_sparse else value
-            arrays[key] = dense[:-1].cpu().numpy()
+            arrays[key] = dense[: table.dealing.count(table.rank)].cpu().numpy()
         elif isinstance(value, torch.Tensor):
             numbers[key + _AS_TENSOR] = value.item()
         elif isinstance(value, int | float):
@@ -119,11 +125,7 @@ def _save(folder: Any, name: str, table: Any, optimizer: torch.optim.Optimizer |
 
 
 def _load(folder: Any, name: str, table: Any, optimizer: torch.optim.Optimizer | None) -> None:
-    saved = checkpoints.find(folder, name)
-    if saved.width() != table.embedding_dim:
-        raise InvalidArgumentError(
-            f"embedding '{name}': rows must have {table.embedding_dim} numbers, but {saved.width()} were saved."
-        )
+    saved = _fitting(folder, name, table)
     for places, values in saved.share(table.dealing, table.rank):
         table.set_rows(places, values)
     if optimizer is None or len(saved.arrays) + len(saved.numbers) == 1:
@@ -135,11 +137,31 @@ def _load(folder: Any, name: str, table: Any, optimizer: torch.optim.Optimizer |
             for places, values in saved.share(table.dealing, table.rank, key):
                 kept[places] = values
             state[key] = torch.from_numpy(kept)
-    for key, number in saved.numbers.items():
-        if key.endswith(_AS_TENSOR):
-            state[key.removesuffix(_AS_TENSOR)] = torch.tensor(float(number))
-        else:
-            state[key] = number
+    state.update(_numbers(saved))
+
+
+def _origin(saved: checkpoints.Saved, table: Any, with_state: bool) -> Origin:
+    saved.check_rows(table.dealing)
+    if not with_state:
+        return Origin(saved.at)
+    state = {key: functools.partial(saved.at, array=key) for key in saved.arrays if key != "weight"}
+    return Origin(saved.at, state, _numbers(saved))
+
+
+def _numbers(saved: checkpoints.Saved) -> dict[str, Any]:
+    return {
+        key.removesuffix(_AS_TENSOR): torch.tensor(float(number)) if key.endswith(_AS_TENSOR) else number
+        for key, number in saved.numbers.items()
+    }
+
+
+def _fitting(folder: Any, name: str, table: Any) -> checkpoints.Saved:
+    saved = checkpoints.find(folder, name)
+    if saved.width() != table.embedding_dim:
+        raise InvalidArgumentError(
+            f"embedding '{name}': rows must have {table.embedding_dim} numbers, but {saved.width()} were saved."
+        )
+    return saved
 
 
 def _state(optimizer: torch.optim.Optimizer | None, table: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import torch
 
 from ringtrain.objects import broadcast_object
 from ringtrain.torch.functions import broadcast_optimizer_state, broadcast_parameters
-from ringtrain.torch.shards import is_shard
+from ringtrain.torch.shards import Shard
 
 
 def keeps_identity(value: Any) -> bool:
@@ -19,8 +19,8 @@ def outline_of(name: str, value: Any) -> dict[str, str]:
     if isinstance(value, torch.nn.Module):
         tensors = {key: each for key, each in value.state_dict().items() if isinstance(each, torch.Tensor)}
         shapes = {
-            key: "rows of its own"
-            if is_shard(each)
+            key: each.outline
+            if isinstance(each, Shard)
             else f"{str(each.dtype).removeprefix('torch.')} of {tuple(each.shape)}"
             for key, each in tensors.items()
         }

@@ -27,6 +27,7 @@ from ringtrain.torch.elastic.batches import check_state
 from ringtrain.torch.elastic.checkpoints import Folder, Plan, on_devices
 from ringtrain.torch.elastic.sampler import ElasticSampler
 from ringtrain.torch.elastic.transfer import keeps_identity, outline_of, take_over
+from ringtrain.torch.embedding import tables_in
 from ringtrain.torch.functions import set_state, state_of
 from ringtrain.torch.hooks import others
 from ringtrain.torch.reducer import Reducer
@@ -116,6 +117,8 @@ class TransparentState(LosslessState):
             one_by_one = OneByOne() if several else None
             for reducer in reducers:
                 reducer.keep_inputs_for(self._transaction, one_by_one)
+            for table in self._tables():
+                _let_train(table, distributed)
         for place, optimizer in enumerate(distributed):
             optimizer.register_step_post_hook(lambda *_, counts=place == 0: self._after_update(counts))
         for each in samplers:
@@ -161,7 +164,9 @@ class TransparentState(LosslessState):
 
         Raises:
             InvalidArgumentError: neither is given, or one is not above 0.
+            UnsupportedError: a model has sharded embeddings.
         """
+        self._refuse_tables("save_every")
         if keep < 1:
             raise InvalidArgumentError(f"save_every: expected keep= above 0 but found {keep}. Keep one file at least.")
         self._saves = Folder(folder), Plan(steps, minutes, self.step, monotonic()), keep
@@ -175,7 +180,9 @@ class TransparentState(LosslessState):
 
         Raises:
             InvalidArgumentError: the file has other values than this state.
+            UnsupportedError: a model has sharded embeddings.
         """
+        self._refuse_tables("resume")
         kept = Folder(folder).newest()
         if kept is None:
             return False
@@ -194,6 +201,17 @@ class TransparentState(LosslessState):
         for name in self._plain:
             setattr(self, name, kept[name])
         return True
+
+    def _tables(self) -> list[Any]:
+        modules = [getattr(self, name) for name in self._stateful]
+        return [table for each in modules if isinstance(each, torch.nn.Module) for _, table in tables_in(each)]
+
+    def _refuse_tables(self, what: str) -> None:
+        if self._tables():
+            raise UnsupportedError(
+                f"{what}: models must not hold sharded embeddings, whose rows no rank has as a whole, but do. Call save_tables on "
+                "all ranks, and save dense_state_dict on one, in the same step."
+            )
 
     def _after_update(self, counts: bool) -> None:
         self.step += int(counts)
@@ -324,6 +342,13 @@ def _checked_reducers(optimizers: list[Any]) -> list[Reducer | Deltas]:
             f"where ranks join, but is {passes}. Use TorchState and elastic.run."
         )
     return reducers
+
+
+def _let_train(table: Any, optimizers: list[Any]) -> None:
+    """Has a table's rows trained by that of the optimizers that has them; none may, if they are frozen."""
+    for optimizer in optimizers:
+        if any(each is table.weight for group in optimizer.param_groups for each in group["params"]):
+            table.train_by(optimizer, optimizer._reducer.rows)
 
 
 def _left_out(reducers: list[Reducer | Deltas]) -> list[Any]:
