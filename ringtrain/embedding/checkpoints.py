@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import re
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,6 +20,7 @@ from ringtrain.embedding.dealing import Dealing
 from ringtrain.errors import InvalidArgumentError
 
 _AT_ONCE = 1 << 16  # rows that are read at a time
+_parsing = threading.Lock()  # Python 3.11 fails where two threads parse the headers of files at once (gh-106905)
 
 
 def write(
@@ -161,7 +163,8 @@ def saved_by_others(folder: str | os.PathLike, name: str, ranks: int) -> list[st
 
 
 def _opened(file: pathlib.Path) -> np.ndarray:
-    array: Any = np.load(file) if file.stat().st_size < 4096 else np.load(file, mmap_mode="r")
+    with _parsing:
+        array: Any = np.load(file) if file.stat().st_size < 4096 else np.load(file, mmap_mode="r")
     return array
 
 

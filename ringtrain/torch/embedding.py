@@ -225,6 +225,7 @@ class _Sharded(torch.nn.Module):
 
     def add_gradient(self, places: np.ndarray, sums: np.ndarray, finite: bool) -> None:
         """A round was released: as autograd would, adds to ``weight.grad``."""
+        self._rows.prepare(places)  # a row may be asked for nowhere but at its other keeper
         gradient = self.gradient(places, sums, finite)
         self.weight.grad = gradient if self.weight.grad is None else self.weight.grad + gradient
         self.has_unused_gradient = True

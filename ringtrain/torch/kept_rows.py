@@ -7,6 +7,7 @@ and what its optimizer keeps of it moves from whoever still has it, as it is. Th
 
 import dataclasses
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -19,8 +20,9 @@ from ringtrain.embedding.dealing import Dealing
 from ringtrain.embedding.layout import Layout, laid_out, lost, sources, words_for
 from ringtrain.embedding.moves import Move
 from ringtrain.embedding.storage import Rows
-from ringtrain.errors import InternalError, RowsLostError
+from ringtrain.errors import InternalError, RingtrainError, RowsLostError
 from ringtrain.objects import allgather_object
+from ringtrain.operations import Max, allreduce
 from ringtrain.pending import Operation
 
 Result = TypeVar("Result")
@@ -159,6 +161,8 @@ def _dealt(table: Any) -> Kept:
     stays = {each.rank: rank for rank, each in enumerate(told) if each.rank is not None}
     gone = lost(former, stays)
     if gone and not all(each.fills for each in told):
+        with suppress(RingtrainError):  # until then nobody ends, so that all know
+            allreduce(np.zeros(1, np.uint8), op=Max, name=f"embedding.{table.name}.lost")
         raise RowsLostError(
             f"embedding '{table.name}': every row must be kept by a rank that is left, but {words_for(former, gone)} are "
             f"lost with the ranks that kept them. Read them from a checkpoint, by load_tables with lost_only=True, or all of them; "

@@ -24,6 +24,11 @@ _step = 0
 (folder / f"pid-{slot}").write_text(str(os.getpid()))
 
 
+def statement(step, place):
+    """What is to strike this rank there; "" for nothing."""
+    return _FAULTS.get(f"{slot}/{step}/{place}", "")
+
+
 def strike(step, place):
     """Executes what is to strike here."""
     global _step

@@ -53,7 +53,7 @@ class Learner:
         make = {
             "adagrad": lambda given: torch.optim.Adagrad(given, lr=0.1),
             "adam": lambda given: torch.optim.Adam(given, lr=0.05),
-        }.get(kind, lambda given: torch.optim.SGD(given, lr=0.1, momentum=0.5))
+        }.get(kind, lambda given: torch.optim.SGD(given, lr=0.001, momentum=0.5))
         self.rows = None
         if kind == "two":
             self.rows = hvd.DistributedOptimizer(torch.optim.SparseAdam(self.table.parameters(), lr=0.05))
@@ -92,13 +92,14 @@ class Learner:
             key: torch.tensor([by_row[row][key] for row in range(ROWS)], dtype=torch.float64)
             for key in sorted(by_row[0])
         }
-        return {**state, **{name: value.detach().clone() for name, value in self.dense.named_parameters()}}
+        return {**state, **{f"dense.{name}": value.detach().clone() for name, value in self.dense.named_parameters()}}
 
     def _kept(self) -> list[tuple[int, dict[str, list[float]]]]:
         table = self.table
         layout, rank = (table.kept.layout, table.kept.rank) if table.kept is not None else (None, table.rank)
         count = table.dealing.count(rank) if layout is None else layout.count(rank)
         places = np.arange(count)
+        table._rows.prepare(places)
         ids = table.dealing.ids(rank, places) if layout is None else layout.ids(rank, places)
         state = next((each.state[table.weight] for each in self.optimizers if table.weight in each.state), {})
         lines = {"weight": table.weight.detach()}
@@ -138,14 +139,18 @@ def main() -> None:
 
     def holding(self, *given, reduce=row_gradients_of.reduce, **named):
         reduce(self, *given, **named)
+        if "SIGKILL" in elastic_faults.statement(state.step, "holding"):
+            print("perhaps", *drawn, flush=True)  # its share counts if all others hold the results, too
         strike("holding")
 
     row_gradients_of.reduce = holding
+    drawn: list[int] = []
     learner.dense.weight.register_hook(lambda gradient: strike("backward"))
     for _ in state.epochs(EPOCHS):
         for indices, ids, y in loader:
             elastic_faults.await_joiners(state.step)
             rank, step = hvd.rank(), state.step
+            drawn[:] = step, rank, *indices.tolist()
 
             def tell(rank=rank, step=step, indices=indices):
                 print("applied", step, rank, *indices.tolist(), flush=True)

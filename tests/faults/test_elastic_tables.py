@@ -50,10 +50,10 @@ def run(job: Job, np: str, kind: str = "adagrad", pause: str = "60", code: int =
     return done
 
 
-def plan_of(done: subprocess.CompletedProcess) -> list[list[list[int]]]:
+def plan_of(done: subprocess.CompletedProcess, words: str = "applied") -> list[list[list[int]]]:
     """By step and rank, the samples; each step once by each rank."""
     steps: dict[int, dict[int, list[int]]] = {}
-    for line in re.findall(r"^\[\d+\] applied (.*)$", done.stdout, re.MULTILINE):
+    for line in re.findall(rf"^\[\d+\] (?:{words}) (.*)$", done.stdout, re.MULTILINE):
         step, rank, *indices = map(int, line.split())
         assert rank not in steps.setdefault(step, {}), f"step {step} twice on rank {rank}"
         steps[step][rank] = indices
@@ -128,8 +128,11 @@ def test_a_death_within_a_step_loses_no_row(job: Job, tmp_path: Path) -> None:
 @pytest.mark.parametrize("place", ["forward", "fetched", "backward", "holding", "released"])
 def test_wherever_in_a_step_a_rank_dies(place: str, slot: int, job: Job, tmp_path: Path) -> None:
     done = run(job, "2:3", FAULTS=json.dumps({f"{slot}/4/{place}": KILL}))
+    if ends(done)[0].split()[1] == digest(replayed(plan_of(done, "applied|perhaps"), tmp_path / "with", "adagrad")):
+        assert place in ("holding", "released")
+        return
     plan = assert_as_planned(job, done, 2, tmp_path)
-    assert len(plan[3]) == 3 and len(plan[5]) == 2
+    assert len(plan[3]) == 3 and len(plan[5]) == 2 and place != "released"
 
 
 @pytest.mark.long
@@ -167,7 +170,7 @@ def test_a_norm_is_that_of_each_row_once(job: Job, tmp_path: Path) -> None:
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6)
     unclipped = replayed(plan_of(done), tmp_path / "other", "momentum")
-    assert not torch.allclose(unclipped["weight"], expected["weight"], atol=1e-3)
+    assert not torch.allclose(unclipped["weight"], expected["weight"], rtol=1e-3)
 
 
 @pytest.mark.long
@@ -199,7 +202,7 @@ def test_lost_rows_are_named_on_all_ranks_alike(
     ranks: str, replicas: str, slots: tuple, words: str, place: str, job: Job
 ) -> None:
     faults = {f"{slot}/4/{place}": KILL for slot in slots}
-    done = run(job, ranks, code=1, REPLICAS=replicas, FAULTS=json.dumps(faults))
+    done = run(job, ranks, code=137, REPLICAS=replicas, FAULTS=json.dumps(faults))
     told = re.findall(r"^\[\d+\] raised (\d) 4 RowsLostError (.*)$", done.stdout, re.MULTILINE)
     assert sorted(slot for slot, _ in told) == ["0", "1" if slots == (2, 3) else "2"], done.stdout + done.stderr
     assert len({text for _, text in told}) == 1 and words in told[0][1], told

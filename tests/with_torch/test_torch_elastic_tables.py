@@ -29,10 +29,10 @@ def values_of(ids: np.ndarray, step: int) -> np.ndarray:
 class Rank:
     """One that goes from world to world."""
 
-    def __init__(self, kind: str = "adagrad", replicas: int = 2, dealing: str = "modulo"):
+    def __init__(self, kind: str = "adagrad", replicas: int = 2, dealing: str = "modulo", **storage: str):
         make, sparse = OPTIMIZERS[kind]
         self.table = hvd.ShardedEmbedding(
-            ROWS, WIDTH, seed=4, name="words", sparse=sparse, replicas=replicas, dealing=dealing
+            ROWS, WIDTH, seed=4, name="words", sparse=sparse, replicas=replicas, dealing=dealing, **storage
         )
         self.optimizer = make(self.table.parameters())
         self.table.train_by(self.optimizer, RowGradients(lambda: "rows", lambda: None))
@@ -169,6 +169,21 @@ def test_lost_rows_are_said_and_come_from_elsewhere_if_that_is_wanted():
 
     with World(2) as world:
         assert len(set(world.run(go_on))) == 1
+
+
+def test_rows_in_a_file_that_nobody_has_asked_for_begin_with_their_first_values(tmp_path):
+    """At their second keeper above all, where a gradient is the first that comes for them."""
+
+    def on_rank(rank):
+        made = Rank("sgd", storage="file", path=str(tmp_path))
+        made.come_to(1)
+        made.learn(0)
+        return made.lines()["weight"], made.ids
+
+    expected = alone("sgd", 1)["weight"]
+    with World(2) as world:
+        for weight, ids in world.run(on_rank):
+            assert torch.equal(weight, expected[ids])
 
 
 def test_a_function_is_called_in_the_world_in_which_rows_are_dealt():
