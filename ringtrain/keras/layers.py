@@ -1,6 +1,13 @@
-"""Layers whose weights are dealt over the ranks."""
+"""Layers whose weights are dealt over the ranks.
 
+Their rows are changed as soon as their gradients have come, before the model's optimizer has seen any: what that one would
+do to all gradients together cannot be done to theirs. ``refuse_settings`` says so where a model is trained, whatever its
+optimizer, and where a distributed one is applied.
+"""
+
+import functools
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -21,8 +28,9 @@ class ShardedEmbedding(keras.layers.Layer):
     """``keras.layers.Embedding`` for tables too large for a rank: the rows are dealt over the ranks of a process set.
 
     A call is collective, as is the gradient: all ranks call the same layers in the same order, each with ids of its own.
-    The rows are changed where they live as soon as their gradients have come, by an optimizer of their own; so nothing
-    scales, clips or accumulates these gradients. ``DistributedOptimizer`` trains the rest, with any batch size.
+    The rows are changed where they live as soon as their gradients have come, by an optimizer of their own; so a model's
+    optimizer that scales the loss, clips or accumulates gradients is refused: it could not do so with these.
+    ``DistributedOptimizer`` trains the rest, with any batch size.
 
     Args:
         input_dim: rows of the whole table.
@@ -42,7 +50,8 @@ class ShardedEmbedding(keras.layers.Layer):
 
     Raises:
         InvalidArgumentError: an argument that cannot be; an id that is no row, when called: the same text on all ranks.
-        UnsupportedError: ``mixed_float16``, whose loss is scaled, or an elastic job.
+        UnsupportedError: ``mixed_float16``, whose loss is scaled, or an elastic job; when a model is trained, an optimizer
+            that scales the loss, clips or accumulates gradients.
 
     Example:
         >>> model = keras.Sequential([hvd.layers.ShardedEmbedding(10**8, 64, optimizer="adagrad"), keras.layers.Dense(1)])
@@ -77,6 +86,7 @@ class ShardedEmbedding(keras.layers.Layer):
         """Makes this rank's rows; collective."""
         # Gradients flow to variables alone: this one leads them to the table, and gets zeros itself.
         self.anchor = self.add_weight(shape=(), initializer="zeros", name="anchor")
+        self.anchor.sharded_embedding = self.name
         self.table = SelfUpdatingTable(self.name, self.input_dim, self.output_dim, **self._given)
 
     def call(self, inputs: Any) -> Any:
@@ -103,3 +113,54 @@ class ShardedEmbedding(keras.layers.Layer):
             self.built = True
         assert self.table is not None
         return self.table
+
+
+# ---- what a model's optimizer must not do ----
+
+
+def refuse_settings(optimizer: Any, name: str) -> None:
+    """Raises UnsupportedError if a model's optimizer treats gradients in a way that those of a layer's rows have escaped."""
+    reason = _reason(optimizer) or _reason(getattr(optimizer, "inner_optimizer", None))
+    if reason is not None:
+        raise UnsupportedError(
+            f"ShardedEmbedding '{name}': the model's optimizer must {reason}, since rows are changed before it sees their "
+            "gradients, which would be treated in another way than the rest."
+        )
+
+
+def refuse_settings_for(optimizer: Any, variables: Iterable[Any]) -> None:
+    """``refuse_settings`` for the layers whose anchors are among the variables that an optimizer trains."""
+    for variable in variables:
+        if (name := getattr(variable, "sharded_embedding", None)) is not None:
+            refuse_settings(optimizer, name)
+
+
+def _reason(optimizer: Any) -> str | None:
+    if optimizer is None:
+        return None
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or getattr(optimizer, "loss_scale_factor", None):
+        return "not scale the loss (use mixed_bfloat16, or float32)"
+    if any(getattr(optimizer, name, None) for name in ("clipnorm", "global_clipnorm", "clipvalue")):
+        return "not clip gradients (leave clipnorm, global_clipnorm and clipvalue out)"
+    reduction = getattr(optimizer, "_gradient_reduction", None)
+    passes = 1 if reduction is None else reduction.settings.backward_passes_per_step
+    if passes > 1 or (getattr(optimizer, "gradient_accumulation_steps", None) or 1) > 1:
+        return "not accumulate gradients (make the batch larger instead)"
+    return None
+
+
+def _look_at_models(model_class: Any) -> None:
+    """Has each model of a class asked before its step is built, whoever's its optimizer is."""
+    original = model_class.make_train_function
+
+    @functools.wraps(original)
+    def make_train_function(self: Any, force: bool = False) -> Any:
+        for layer in self._flatten_layers():
+            if isinstance(layer, ShardedEmbedding):
+                refuse_settings(getattr(self, "optimizer", None), layer.name)
+        return original(self, force)
+
+    model_class.make_train_function = make_train_function
+
+
+_look_at_models(keras.Model)

@@ -19,6 +19,7 @@ from ringtrain.keras.averaging import AveragingMethods, require_none
 from ringtrain.keras.backends import backend
 from ringtrain.keras.classes import likened, user_class
 from ringtrain.keras.compilation import look_at_models
+from ringtrain.keras.layers import refuse_settings_for
 from ringtrain.keras.local_steps import local_plan
 from ringtrain.keras.reduction import KerasReducer, Settings, when
 from ringtrain.operations import Average
@@ -93,6 +94,8 @@ def DistributedOptimizer(
 
     Raises:
         InvalidArgumentError: not a Keras optimizer, or groups, ``op`` or a number that cannot be.
+        UnsupportedError: when it is applied, to a model with a ``ShardedEmbedding``: it scales the loss, clips or
+            accumulates gradients, which those of the rows have escaped.
 
     Example:
         >>> model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.001 * hvd.size())), "mse")
@@ -217,6 +220,7 @@ class _Distributed(AveragingMethods, _Optimizer):
             return
         reduction.require_outermost()
         variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
+        refuse_settings_for(self, variables)
         scopes = backend.scopes()
         if reduction.pairing.skipping:
             full = reduction.pairing.take(scopes)

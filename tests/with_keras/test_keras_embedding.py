@@ -96,3 +96,39 @@ def test_arguments_that_cannot_be():
                 hvd.layers.ShardedEmbedding(5, 2, dtype="mixed_float16")
 
         world.run(on_rank)
+
+
+SETTINGS = {
+    "scale the loss": lambda: {"optimizer": keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5))},
+    "scale the loss by a constant": lambda: {"optimizer": keras.optimizers.SGD(0.5, loss_scale_factor=4.0)},
+    "clip gradients": lambda: {"optimizer": keras.optimizers.SGD(0.5, global_clipnorm=1.0)},
+    "clip gradients of a variable": lambda: {"optimizer": keras.optimizers.SGD(0.5, clipnorm=1.0)},
+    "clip gradients by value": lambda: {"optimizer": keras.optimizers.SGD(0.5, clipvalue=1.0)},
+    "accumulate gradients": lambda: {"optimizer": keras.optimizers.SGD(0.5), "backward_passes_per_step": 2},
+    "accumulate gradients by Keras": lambda: {"optimizer": keras.optimizers.SGD(0.5, gradient_accumulation_steps=2)},
+}
+
+
+@pytest.mark.parametrize("distributed", [True, False], ids=["distributed", "plain"])
+@pytest.mark.parametrize("what", SETTINGS)
+def test_what_gradients_of_rows_would_escape_is_refused(what, distributed):
+    """Before any row is changed, whether the optimizer is ours or not."""
+
+    def on_rank(rank):
+        given = SETTINGS[what]()
+        if not distributed and len(given) > 1:
+            pytest.skip("an argument of DistributedOptimizer")
+        layer = hvd.layers.ShardedEmbedding(ROWS, WIDTH, "sgd", initializer=first, name="words")
+        optimizer = hvd.DistributedOptimizer(**given) if distributed else given["optimizer"]
+        model = head(layer, optimizer)
+        words = " ".join(what.split()[:2])
+        with pytest.raises(rt.errors.UnsupportedError, match=f"'words': the model's optimizer must not {words}"):
+            model.train_on_batch(IDS[0], WANTED[0])
+        assert np.array_equal(whole(layer.table), first(np.arange(ROWS)).astype(np.float32))
+        anchor = model.trainable_variables[0]
+        if distributed:  # a loop of one's own, without fit
+            with pytest.raises(rt.errors.UnsupportedError, match=f"must not {words}"):
+                optimizer.apply([keras.ops.zeros(())], [anchor])
+
+    with World(1) as world:
+        world.run(on_rank)
