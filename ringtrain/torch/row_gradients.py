@@ -65,11 +65,11 @@ class RowGradients:
         self._waiting.append(_Waiting(trip, world, tables, gradients))
         self._came()
 
-    def reduce(self, weight: int | None, gives_up: bool) -> None:
+    def reduce(self, share: int | None, gives_up: bool) -> None:
         """Sends what waits to its owners, in the present world, and holds what comes; nothing else changes.
 
         Args:
-            weight: what this rank's gradients count in an average; None if all count alike.
+            share: what this rank's gradients count in an average; None if all count alike.
             gives_up: whether this rank will not use them.
 
         Raises:
@@ -78,9 +78,9 @@ class RowGradients:
         """
         if not self._tables:
             return
-        own = 1 if weight is None else weight
+        own = 1 if share is None else share
         told = allgather(np.array([[len(self._waiting), own, gives_up]], np.int64), name=f"{self._name()}.rows")
-        counts, weights = told[:, 0], told[:, 1]
+        counts, shares = told[:, 0], told[:, 1]
         if counts.min() != counts.max() and not told[:, 2].any():
             raise MismatchError(
                 f"embedding '{self._tables[0].name}': all ranks must go backward through a table, or none, but did so "
@@ -88,7 +88,7 @@ class RowGradients:
             )
         self.take_back()
         for waiting in self._waiting[: int(counts.min())]:
-            self._reduced.append(self._sent(waiting, own, int(weights.sum())))
+            self._reduced.append(self._sent(waiting, own, int(shares.sum())))
 
     def release(self) -> None:
         """All ranks hold the sums: they become gradients."""
@@ -109,7 +109,7 @@ class RowGradients:
         self._waiting = []
         self.take_back()
 
-    def _sent(self, waiting: _Waiting, weight: int, total: int) -> _Reduced:
+    def _sent(self, waiting: _Waiting, share: int, total: int) -> _Reduced:
         for table in waiting.tables:
             if table not in self._kept:
                 self._kept[table] = kept_here(table)
@@ -117,8 +117,8 @@ class RowGradients:
         trip, gradients = waiting.trip, waiting.gradients
         if waiting.world != current().world:
             trip, gradients = _again(waiting, kept)
-        if weight != 1:
-            gradients = [each * each.dtype.type(weight) for each in gradients]
+        if share != 1:
+            gradients = [each * each.dtype.type(share) for each in gradients]
         sums, finite = trip.send_back(gradients)
         sums = [
             (places, values / values.dtype.type(total) if table.weight.op == Average else values)
