@@ -401,8 +401,14 @@ void rt_residuals_keep(rt_context* context, int32_t process_set, const char* pre
   context->context->residuals().Keep(process_set, TextOf(prefix));
 }
 
-void rt_residuals_take_back(rt_context* context, int32_t process_set, const char* prefix) {
-  context->context->residuals().TakeBack(process_set, TextOf(prefix));
+void rt_residuals_take_back(rt_context* context, int32_t process_set, const char* prefix, int64_t after) {
+  context->context->residuals().TakeBack(process_set, TextOf(prefix), after);
+}
+
+int64_t rt_residuals_turns(rt_context* context) { return context->context->residuals().turns(); }
+
+void rt_residuals_inherit(rt_context* context, rt_context* former) {
+  context->context->residuals().Inherit(former->context->residuals());
 }
 
 char* rt_residuals(rt_context* context, int32_t process_set, const char* prefix) {

@@ -312,10 +312,19 @@ class Context:
         if self.usable:
             lib.rt_residuals_keep(self.native, process_set, prefix.encode())
 
-    def take_back_residuals(self, process_set: int, prefix: str) -> None:
-        """They were not used: the next ones make up for what was lost before them."""
+    def take_back_residuals(self, process_set: int, prefix: str, after: int = -1) -> None:
+        """They were not used: the next ones make up for what was lost before them; but for those up to a number."""
         if self.usable:
-            lib.rt_residuals_take_back(self.native, process_set, prefix.encode())
+            lib.rt_residuals_take_back(self.native, process_set, prefix.encode(), after)
+
+    @property
+    def residual_turns(self) -> int:
+        """The number of the last operation that rounding has lost anything of; it goes on in the next world."""
+        return lib.rt_residuals_turns(self.native)
+
+    def inherit_residuals(self, former: "Context") -> None:
+        """Goes on with what this rank has lost in the world before, which is closed: the next operations make up for it."""
+        lib.rt_residuals_inherit(self.native, former.native)
 
     def residuals(self, process_set: int, prefix: str) -> dict[tuple[str, int], int]:
         """What the core keeps rounding errors of: elements by (name, place in the operation)."""

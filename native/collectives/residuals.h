@@ -10,10 +10,16 @@
 //
 // What was lost before the last time is kept beside what the last time has lost. A step whose results are not used,
 // since an overflow was found in them, is taken back with it: all are as they were before that step.
+//
+// In the next world of an elastic job other members round an element, and sums have another divisor. So what a rank has
+// kept becomes a debt, as a part of the result: sent / divisor + finished. The rank's next operation of that name adds
+// it to its input (execution.cc), whoever rounds the element then. So nothing need be sent when a world changes, and no
+// rank depends on another: the debts of those that are left are paid, each once, and those of the dead are gone.
 #ifndef RINGTRAIN_COLLECTIVES_RESIDUALS_H_
 #define RINGTRAIN_COLLECTIVES_RESIDUALS_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -21,6 +27,8 @@
 #include <new>
 #include <string>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 #include "base/mutex.h"
 #include "kernels/codec.h"
@@ -51,20 +59,28 @@ class Residual {
   Feedback Sent(size_t first, size_t count) { return At(&sent_, first, count); }
   Feedback Finished(size_t first, size_t count) { return At(&finished_, first, count); }
 
+  // What this rank has lost in worlds before, as a part of the result; nullptr for nothing.
+  const float* Debt() const { return debts_[newest_] == nullptr ? nullptr : debts_[newest_]->data(); }
+
   // The operation is over: what it has lost is what the next one makes up for.
-  void Turn() {
+  // divisor: of its sum; paid: whether the debt was in its input; number: rises from operation to operation.
+  void Turn(double divisor = 1.0, bool paid = true, int64_t number = 0) {
     sent_.loaded.reset();
     finished_.loaded.reset();
+    debts_[1 - newest_] = paid ? nullptr : debts_[newest_];
     newest_ = 1 - newest_;
+    divisors_[newest_] = divisor;
+    number_ = number;
     can_take_back_ = true;
   }
   // What the next operation makes up for: what this rank keeps, and zeros for the elements that others round; or what
-  // was loaded, if no operation came since. Then it is true.
+  // was loaded, if no operation came since. Then it is true. A debt is in what is finished, being of the same kind.
   bool Save(float* sent, float* finished) const {
     const bool is_loaded = sent_.loaded != nullptr;
     std::memcpy(sent, is_loaded ? sent_.loaded->data() : sent_.versions[newest_].data(), elements_ * sizeof(float));
     std::memcpy(finished, is_loaded ? finished_.loaded->data() : finished_.versions[newest_].data(),
                 elements_ * sizeof(float));
+    for (size_t i = 0; Debt() != nullptr && i < elements_; ++i) finished[i] += Debt()[i];
     return is_loaded;
   }
   // Of all elements: the next operation takes those that this rank rounds.
@@ -77,10 +93,26 @@ class Residual {
   }
   // The last operation's results were used.
   void Keep() { can_take_back_ = false; }
-  // As if the last operation had not been. Nothing if that was done already, or it was kept.
-  void TakeBack() {
+  // As if the last operation had not been. Nothing if that was done already, or it was kept, or is number `after` or
+  // one before it.
+  void TakeBack(int64_t after = -1) {
+    if (number_ <= after) return;
     if (can_take_back_) newest_ = 1 - newest_;
     can_take_back_ = false;
+  }
+  // For the next world. What was loaded, and not taken so far, stays that.
+  std::unique_ptr<Residual> HandedOn() const {
+    auto next = std::make_unique<Residual>(elements_);
+    if (sent_.loaded != nullptr) {
+      next->Load(sent_.loaded->data(), finished_.loaded->data());
+      return next;
+    }
+    next->debts_[newest_] = Owed(newest_);
+    if (can_take_back_) next->debts_[1 - newest_] = Owed(1 - newest_);
+    next->newest_ = newest_;
+    next->number_ = number_;
+    next->can_take_back_ = can_take_back_;
+    return next;
   }
 
  private:
@@ -96,9 +128,26 @@ class Residual {
     return {before, kept->versions[1 - newest_].data() + first};
   }
 
+  // All of a version, as a part of the result.
+  std::shared_ptr<const Elements> Owed(int version) const {
+    auto owed = std::make_shared<Elements>(elements_);
+    const float* const sent = sent_.versions[version].data();
+    const float* const finished = finished_.versions[version].data();
+    const float* const before = debts_[version] == nullptr ? nullptr : debts_[version]->data();
+    const auto divisor = static_cast<float>(divisors_[version]);
+    for (size_t i = 0; i < elements_; ++i) {
+      const float all = sent[i] / divisor + finished[i] + (before == nullptr ? 0.0f : before[i]);
+      if (all != 0.0f) owed->data()[i] = all;  // else its page may stay untouched
+    }
+    return owed;
+  }
+
   size_t elements_;
   Kept sent_, finished_;
+  std::shared_ptr<const Elements> debts_[2];  // by version
+  double divisors_[2] = {1.0, 1.0};           // of the sums in which a version was lost
   int newest_ = 0;
+  int64_t number_ = 0;
   bool can_take_back_ = false;
 };
 
@@ -117,8 +166,36 @@ class Residuals {
     ForEach(process_set, prefix, [](const Key&, Residual& residual) { residual.Keep(); });
   }
   // Takes those operations back that were not kept.
-  void TakeBack(int process_set, const std::string& prefix) {
-    ForEach(process_set, prefix, [](const Key&, Residual& residual) { residual.TakeBack(); });
+  // after: the number of the last one that is not to be taken back.
+  void TakeBack(int process_set, const std::string& prefix, int64_t after = -1) {
+    ForEach(process_set, prefix, [after](const Key&, Residual& residual) { residual.TakeBack(after); });
+  }
+  // Residual::Turn, with the operation's number.
+  void Turn(Residual* residual, double divisor, bool paid) {
+    MutexLock lock(mutex_);
+    residual->Turn(divisor, paid, ++turns_);
+  }
+  // The number of the last operation.
+  int64_t turns() {
+    MutexLock lock(mutex_);
+    return turns_;
+  }
+  // Of one that came with so many elements; else nullptr.
+  Residual* Find(int process_set, const std::string& operation, size_t place, size_t elements) {
+    MutexLock lock(mutex_);
+    const auto known = of_.find({process_set, operation, place});
+    return known == of_.end() || known->second->elements() != elements ? nullptr : known->second.get();
+  }
+  // This world is the next one after that of `former`, in which nothing is under way any more. What a rank has lost in
+  // the set of all ranks goes on; other sets are gone.
+  void Inherit(Residuals& former) {
+    std::vector<std::pair<Key, std::unique_ptr<Residual>>> handed;
+    former.ForEach(0, "",
+                   [&](const Key& key, const Residual& residual) { handed.emplace_back(key, residual.HandedOn()); });
+    const int64_t turns = former.turns();
+    MutexLock lock(mutex_);
+    for (auto& [key, residual] : handed) of_[key] = std::move(residual);
+    turns_ = turns;
   }
   // The process set is gone.
   void Forget(int process_set) {
@@ -142,6 +219,7 @@ class Residuals {
  private:
   Mutex mutex_;
   std::map<Key, std::unique_ptr<Residual>> of_ RT_GUARDED_BY(mutex_);
+  int64_t turns_ RT_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace ringtrain

@@ -46,6 +46,20 @@ void Weigh(const std::vector<int64_t>& weights, Batch* batch) {
   batch->scaling.divisor = std::accumulate(batch->weights.begin(), batch->weights.end(), 0.0);
 }
 
+template <typename Element>
+void AddScaledTo(Element* sum, const Element* input, const float* more, size_t count, Element factor) {
+  for (size_t i = 0; i < count; ++i) sum[i] = input[i] + static_cast<Element>(more[i]) * factor;
+}
+
+// sum[i] = input[i] + more[i] * factor, of the dtypes that codecs with feedback know. Addresses as malloc gives them.
+void AddScaled(DType dtype, char* sum, const char* input, const float* more, size_t count, double factor) {
+  if (dtype == DType::kFloat64)
+    AddScaledTo(reinterpret_cast<double*>(sum), reinterpret_cast<const double*>(input), more, count, factor);
+  else
+    AddScaledTo(reinterpret_cast<float*>(sum), reinterpret_cast<const float*>(input), more, count,
+                static_cast<float>(factor));
+}
+
 }  // namespace
 
 Execution::Execution(const Books& books, Group* group, const effect::Execute& execute)
@@ -115,7 +129,7 @@ bool Execution::done() const {
 
 void Execution::Finish() {
   enqueued_ = Now();
-  for (Residual* residual : residuals_) residual->Turn();
+  for (const Rounded& each : residuals_) books_.residuals->Turn(each.residual, each.divisor, each.paid);
   for (const DeviceTask* task : device_tasks_)
     if (task->completion() != nullptr)
       completion_ = task->completion();  // all are on one stream: the last comes after the others
@@ -184,17 +198,38 @@ Status Execution::AddOperation(size_t index) {
       tensor.output = scratch_.data();
     }
     Batch& batch = BatchFor(response, place);
-    if (batch.codec->form().feedback && group_->topology.host_count() > 1) {
-      tensor.residual = books_.residuals->Of(group_->process_set, request.name, place,
-                                             static_cast<size_t>(request.tensors[place].elements()));
-      residuals_.push_back(tensor.residual);
-    }
+    if (batch.codec->form().feedback) AddResidual(request, place, batch, &tensor);
     batch.tensors.push_back(std::move(tensor));
   }
   if (submission != nullptr && Exchanges(request))
     for (int from = 0; from < members(); ++from)
       submission->handle->received_splits.push_back(ExchangedRows(response.rows, members(), from, me()));
   return {};
+}
+
+// On one host nothing is rounded, but what was lost on several may be owed.
+void Execution::AddResidual(const Request& request, size_t place, const Batch& batch, BatchTensor* tensor) {
+  const auto elements = static_cast<size_t>(request.tensors[place].elements());
+  Residual* const residual = group_->topology.host_count() > 1
+                                 ? books_.residuals->Of(group_->process_set, request.name, place, elements)
+                                 : books_.residuals->Find(group_->process_set, request.name, place, elements);
+  if (residual == nullptr) return;
+  tensor->residual = residual;
+  residuals_.push_back({residual, batch.scaling.divisor, PayDebt(batch, *residual, tensor)});
+}
+
+// Adds what this rank owes to its input, so that it comes out of the sum as that part of the result. False if it stays:
+// on a rank that contributes nothing, and for tensors on GPUs.
+bool Execution::PayDebt(const Batch& batch, const Residual& residual, BatchTensor* tensor) {
+  const float* const debt = residual.Debt();
+  if (debt == nullptr) return true;
+  const double weight = batch.scaling.prescale * (batch.weights.empty() ? 1.0 : batch.weights[me()]);
+  if (tensor->input == nullptr || device_ != nullptr || weight == 0.0) return false;
+  with_debt_.push_back(std::make_unique<char[]>(tensor->bytes));
+  AddScaled(batch.dtype, with_debt_.back().get(), tensor->input, debt, residual.elements(),
+            batch.scaling.divisor / weight);
+  tensor->input = with_debt_.back().get();
+  return true;
 }
 
 // Whether the data plane can do without this rank's output, so that the others get theirs. Messages of an alltoall

@@ -62,6 +62,11 @@ class Execution : public StageObserver {
   struct Observed {
     Span stages[kStageCount];
   };
+  struct Rounded {
+    Residual* residual;
+    double divisor;
+    bool paid;  // there was no debt, or it is in the input
+  };
 
   int members() const { return group_->topology.member_count(); }
   int me() const { return group_->topology.me; }
@@ -73,6 +78,8 @@ class Execution : public StageObserver {
   int64_t Rows(const Response& response, const BatchTensor& tensor) const;
   Status ProvideOutput(const Response& response, size_t index, const BatchTensor& tensor, Submission* submission);
   bool CanDrop(const Request& request) const;
+  void AddResidual(const Request& request, size_t place, const Batch& batch, BatchTensor* tensor);
+  bool PayDebt(const Batch& batch, const Residual& residual, BatchTensor* tensor);
   Status MakeTasks(Plane* plane);
   Status AdvanceTasks(bool* moved);
   Status CheckTime(Nanoseconds begin) const;
@@ -87,9 +94,10 @@ class Execution : public StageObserver {
   std::vector<std::shared_ptr<Submission>> submissions_;  // by response; nullptr if this rank has joined
   std::vector<Status> lacks_;                             // by response: why this rank has no output
   std::shared_ptr<Device> device_;
-  Status refusal_;                    // why the plane carries none of it out
-  std::vector<Residual*> residuals_;  // of the tensors that have one
-  std::vector<Batch> batches_;        // until the tasks are made
+  Status refusal_;                                  // why the plane carries none of it out
+  std::vector<Rounded> residuals_;                  // of the tensors that have one
+  std::vector<std::unique_ptr<char[]>> with_debt_;  // inputs
+  std::vector<Batch> batches_;                      // until the tasks are made
   std::vector<std::unique_ptr<Task>> tasks_;
   std::vector<const DeviceTask*> device_tasks_;  // those of tasks_ that are
   std::shared_ptr<DeviceEvent> completion_;

@@ -163,8 +163,14 @@ int32_t rt_timeline_stop(rt_context* context, char** error);
  * the operation comes again. While none of those named is under way: */
 /* The results of the last operation of each name that begins with the prefix were used. */
 void rt_residuals_keep(rt_context* context, int32_t process_set, const char* prefix);
-/* They were not: what the operation has lost is taken back, unless it was kept before. */
-void rt_residuals_take_back(rt_context* context, int32_t process_set, const char* prefix);
+/* They were not: what the operation has lost is taken back, unless it was kept before, or has a number up to `after`;
+ * -1: whatever it is. */
+void rt_residuals_take_back(rt_context* context, int32_t process_set, const char* prefix, int64_t after);
+/* The number of the last operation that has lost anything; it goes on in the next world. */
+int64_t rt_residuals_turns(rt_context* context);
+/* The world of `former` has ended, and this one is the next of the same elastic job: what this rank has lost in the set
+ * of all ranks is added, under the same names, to what it contributes next. */
+void rt_residuals_inherit(rt_context* context, rt_context* former);
 /* Those of the names that begin with the prefix, as lines "elements|place in the operation|name of the operation"; the
  * caller frees it with rt_free. Names with line ends are left out. */
 char* rt_residuals(rt_context* context, int32_t process_set, const char* prefix);

@@ -28,7 +28,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from ringtrain.buffers import as_buffer
-from ringtrain.context import current
+from ringtrain.context import Context, current
 from ringtrain.elastic.likeness import Outline, refusal, unlike
 from ringtrain.elastic.sets import Sets
 from ringtrain.elastic.settlement import Settlement, Stage, Standing, settle
@@ -39,6 +39,7 @@ from ringtrain.membership import Member
 from ringtrain.objects import allgather_object
 from ringtrain.operations import Max, allgather, allreduce
 from ringtrain.pending import Operation
+from ringtrain.process_sets import global_process_set, id_of
 
 Result = TypeVar("Result")
 _ROW = "ringtrain.elastic.standing"
@@ -112,6 +113,7 @@ class Transaction:
         self._has_step = False  # whether an optimizer's step was among them
         self._is_apart = False  # whether nothing of it but what is given up was drawn or released
         self._part = Part.NOTHING  # that is held
+        self._context: Context | None = None  # of the last world that this rank has entered
         self._survives = False  # while `survive` calls a function
 
     # ---- the open window ----
@@ -207,7 +209,13 @@ class Transaction:
             finally:
                 self._survives = False
 
-        result = awaited(self.run(attempt, lambda _: part, lambda: None))
+        turns = -1 if self._context is None else self._context.residual_turns
+
+        def take_back() -> None:  # what compression has lost of results that are given up
+            if self._context is not None:
+                self._context.take_back_residuals(id_of(global_process_set), "", turns)
+
+        result = awaited(self.run(attempt, lambda _: part, take_back))
         if isinstance(result, ProcessSetLostError):
             raise result
         return result
@@ -294,6 +302,9 @@ class Transaction:
         self._pauses = False
         context = current()
         context.awaits_gpus = True
+        if self._context is not None and self._context is not context:
+            context.inherit_residuals(self._context)
+        self._context = context
         self._worlds[context.world] = context.size, context.rank
         self._training.enter_world()
 

@@ -2,6 +2,9 @@
 
 A host keeps what it has lost of what it sends, and of the sums that it finishes. Nothing is lost on the way to a world
 of other hosts if each of them starts with its share of what the former kept, and the sums' part is taken over as it is.
+
+In an elastic job whose steps survive nothing need be saved: each rank takes along what it keeps itself (the core's
+``residuals.h``), and what is left to do is to take back what a step has lost that is done again.
 """
 
 from collections.abc import Mapping
@@ -27,6 +30,11 @@ def settle(session: Session, prefix: str, used: bool) -> None:
     session.has_moved()
     act = session.context.keep_residuals if used else session.context.take_back_residuals
     act(session.process_set_id, prefix)
+
+
+def take_back(session: Session, prefix: str, after: int) -> None:
+    """In another world: those operations behind a number (``Context.residual_turns``) whose results are done again."""
+    session.context.take_back_residuals(session.process_set_id, prefix, after)
 
 
 def forget(session: Session, prefix: str) -> None:

@@ -66,6 +66,7 @@ class Exchange:
         self._transaction: Transaction | None = None
         self._one_by_one: OneByOne | None = None
         self.rows = RowGradients(lambda: self.prefix, self._on_rows)
+        self._turns = -1  # of the core's residuals, when results were released last
         self._filled: list[Member] = []  # given zeros for the round under way
         self._members: list[Member] = []
         powersgd = settings.powersgd
@@ -133,8 +134,11 @@ class Exchange:
 
     def go_on_in_world(self) -> None:
         """Another world has taken the place of the one before; the step under way goes on, and is submitted anew."""
+        former = self.prefix
         if self._session.has_moved():
             self._enter_world()
+            if self.prefix != former and self.settings.keeps_residuals:
+                residuals.forget(self._session, f"{self.prefix}.")  # another optimizer's, which is gone
             if not self._round_lock.locked():  # a round under way sees itself to what hooks have submitted
                 self._take_back()
 
@@ -320,6 +324,7 @@ class Exchange:
                     group.release(self.settings.compressor)
         self._filled.clear()
         self.rows.release()
+        self._turns = self._session.context.residual_turns
 
     def _take_back(self) -> None:
         """What was submitted and held is nothing any more; the gradients are as this rank's passes have left them."""
@@ -331,6 +336,8 @@ class Exchange:
             self._filled.clear()
             self._bursts.forget()
             self.rows.take_back()
+            if self.settings.keeps_residuals:
+                residuals.take_back(self._session, f"{self.prefix}.", self._turns)
 
     def _announce(self, stage: Stage) -> Said:
         codes: bytes | bytearray = self.step.codes

@@ -66,6 +66,13 @@ def broadcast_optimizer_state(
     Raises:
         MismatchError: the optimizers hold different numbers of parameters.
     """
+    give_optimizer_state(optimizer, root_rank, process_set, forgets=True)
+
+
+def give_optimizer_state(
+    optimizer: torch.optim.Optimizer, root_rank: int, process_set: ProcessSet, forgets: bool
+) -> None:
+    """``broadcast_optimizer_state``; ``forgets``: whether what compression has lost on this rank is of another state."""
     sizes_name = "broadcast_optimizer_state.sizes"
     with preparing("allgather", f"{sizes_name}.sizes", process_set):
         sizes = [len(group["params"]) for group in optimizer.param_groups]
@@ -81,7 +88,7 @@ def broadcast_optimizer_state(
     if not is_root:
         set_state(optimizer, state)
     for part in (getattr(optimizer, "_reducer", None), getattr(optimizer, "_delayed", None)):
-        if part is not None:  # on the root, too, as where it has loaded the state alone
+        if part is not None and forgets:  # on the root, too, as where it has loaded the state alone
             part.forget_residuals()
     periodic = getattr(optimizer, "_periodic", None)
     if periodic is not None:  # the root, too, begins anew with it

@@ -328,6 +328,83 @@ def test_a_step_that_is_taken_back_leaves_no_trace(size, layout, algorithm):
             assert plain == skipped
 
 
+CHANGES = {  # layout before, after, and the former ranks that are left; others have joined
+    "a host is gone": ("1+1+1", "1+1", [0, 2]),
+    "one of a host's ranks is gone": ("2+2", "2+1", [0, 1, 3]),
+    "one comes": ("1+1", "1+1+1", [0, 1]),
+    "one host is left": ("1+1", "2", [0, 1]),
+    "and several again": ("2+1", "1+1+1", [0, 1, 2]),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_ranks_have_lost_goes_on_in_the_next_world(change):
+    """The law over a change of the world: of those that are left nothing is lost, and nothing is delivered twice."""
+    before, after, left = CHANGES[change]
+    former_size, size = (sum(map(int, layout.split("+"))) for layout in (before, after))
+
+    def steps(rank, count, seed):
+        random, delivered, exact = np.random.default_rng([seed, rank]), np.zeros(COUNT), np.zeros(COUNT)
+        for _ in range(count):
+            mine = random.standard_normal(COUNT).astype(np.float32)
+            delivered += rt.allreduce(mine, "x", compression=rt.Compression.int4)
+            exact += rt.allreduce(mine.astype(np.float64), "exact")
+        return delivered, exact
+
+    def first(rank):
+        delivered, exact = steps(rank, 10, 1)
+        current().keep_residuals(0, "")
+        rt.allreduce(gradient(rank), "x", compression=rt.Compression.int4)  # of a step that is done again
+        current().take_back_residuals(0, "")
+        sent, finished = kept("x", COUNT)
+        return delivered, exact, sent / former_size + finished, current()
+
+    def second(rank):
+        if rank < len(left):
+            current().inherit_residuals(formers[left[rank]][3])
+            sent, finished = kept("x", COUNT)
+            assert not sent.any() and np.allclose(finished, owed[rank], rtol=1e-6, atol=1e-6)  # as a part of the result
+        delivered, exact = steps(rank, 10, 2)
+        sent, finished = (rt.allreduce(each, f"k{place}", rt.Sum) for place, each in enumerate(kept("x", COUNT)))
+        return delivered, exact, sent / size + finished
+
+    with World(former_size, before) as world:
+        formers = world.run(first)
+    owed = [formers[rank][2] for rank in left]
+    with World(size, after) as world:
+        for delivered, exact, still in world.run(second):
+            gap = np.linalg.norm(delivered + still - exact - sum(owed)) / np.linalg.norm(exact)
+            assert gap < 1e-6 < 1e-5 < np.linalg.norm(sum(owed)) / np.linalg.norm(exact)
+
+
+def test_what_was_not_kept_can_be_taken_back_in_the_next_world():
+    """As a step that is done again there; what was used before it cannot, and goes on."""
+
+    def first(rank):
+        context, found = current(), []
+        for factor in (1, 3, 7):
+            rt.allreduce(factor * gradient(rank), "x", compression=rt.Compression.int4)
+            found.append((context.residual_turns, *kept("x", COUNT)))
+        return found, context
+
+    def second(rank):
+        found, former = formers[rank]
+        context = current()
+        context.inherit_residuals(former)
+        assert context.residual_turns == found[-1][0]
+        context.take_back_residuals(0, "", found[-1][0])  # is before it
+        owed = [kept("x", COUNT)[1]]
+        context.take_back_residuals(0, "", found[-2][0])
+        owed.append(kept("x", COUNT)[1])
+        for mine, (_, sent, finished) in zip(owed, reversed(found), strict=False):
+            np.testing.assert_allclose(mine, sent / 2 + finished, rtol=1e-6, atol=1e-6)
+
+    with World(2, "1+1") as world:
+        formers = world.run(first)
+    with World(2, "1+1") as world:
+        world.run(second)
+
+
 def run_without(rank: int, left_out: set[int]) -> bytes:
     """The steps of the test above without those, under names of their own."""
     random, results = np.random.default_rng(rank), []

@@ -262,6 +262,6 @@ def test_a_death_between_two_backward_passes_of_a_step(slot: int, job: Job) -> N
 )
 @pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())
 def test_what_rounding_has_lost_between_hosts(strikes: dict[str, str], network: Network, tmp_path: Path) -> None:
-    """It is made up for once, or it is gone with its world; but never twice."""
+    """In whatever world: once, or it is gone with its rank; but never twice."""
     done = run_on_hosts(network, tmp_path, "rounded", FAULTS=json.dumps(strikes))
     assert_as_planned(done, "rounded", 2, each_on_a_host=True)

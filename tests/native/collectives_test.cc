@@ -505,6 +505,38 @@ RT_TEST(what_the_last_operation_of_a_name_has_lost_can_be_taken_back_once) {
   RT_CHECK(kept("a.x") == 4 && kept("a.y") == 1);
 }
 
+// In the next world a loss is a part of the result, whoever rounded it, in both versions.
+RT_TEST(what_was_lost_is_owed_in_the_next_world_until_it_is_paid) {
+  Residuals first, second, third;
+  Residual* residual = first.Of(0, "a.x", 0, 2);
+  for (float value : {8.0f, 16.0f}) {
+    residual->Sent(0, 1).after[0] = value;
+    residual->Finished(1, 1).after[0] = value;
+    first.Turn(residual, 4.0, true);
+  }
+  first.Of(1, "a.x", 0, 2);
+  second.Inherit(first);
+  RT_CHECK_EQ(second.turns(), 2);
+  RT_CHECK(second.Find(1, "a.x", 0, 2) == nullptr && second.Find(0, "a.x", 0, 3) == nullptr);
+  Residual* owing = second.Find(0, "a.x", 0, 2);
+  RT_REQUIRE(owing != nullptr);
+  RT_CHECK(owing->Debt()[0] == 4 && owing->Debt()[1] == 16 && owing->Sent(0, 1).before[0] == 0);
+  second.TakeBack(0, "a.", 2);  // nothing came after it
+  RT_CHECK(owing->Debt()[0] == 4);
+  second.TakeBack(0, "a.", 1);
+  RT_CHECK(owing->Debt()[0] == 2 && owing->Debt()[1] == 8);
+  second.Turn(owing, 2.0, false);  // this rank contributed nothing
+  RT_CHECK(owing->Debt()[0] == 2);
+  owing->Sent(1, 1).after[0] = 6;
+  second.Turn(owing, 2.0, true);
+  RT_CHECK(owing->Debt() == nullptr);
+  third.Inherit(second);  // before it is known whether the last operation counts
+  owing = third.Find(0, "a.x", 0, 2);
+  RT_CHECK(owing->Debt()[0] == 0 && owing->Debt()[1] == 3);
+  third.TakeBack(0, "");
+  RT_CHECK(owing->Debt()[0] == 2 && owing->Debt()[1] == 8);
+}
+
 // Tensors of one operation may be in several batches, one for each dtype and codec.
 RT_TEST(an_observer_is_told_of_the_operation_that_a_tensor_belongs_to) {
   struct Observer : StageObserver {

@@ -5,7 +5,8 @@ from typing import Any
 import torch
 
 from ringtrain.objects import broadcast_object
-from ringtrain.torch.functions import broadcast_optimizer_state, broadcast_parameters
+from ringtrain.process_sets import global_process_set
+from ringtrain.torch.functions import broadcast_parameters, give_optimizer_state
 from ringtrain.torch.shards import Shard
 
 
@@ -31,12 +32,17 @@ def outline_of(name: str, value: Any) -> dict[str, str]:
     return {name: type(value).__name__}
 
 
-def take_over(value: Any) -> None:
-    """Gives a value the state that rank 0's has. To be called on all ranks."""
+def take_over(value: Any, has_it: bool = False) -> None:
+    """Gives a value the state that rank 0's has. To be called on all ranks.
+
+    Args:
+        value: a module, an optimizer, or what has a ``state_dict``.
+        has_it: whether this rank has that state already, so that what compression has lost belongs to it.
+    """
     if isinstance(value, torch.nn.Module):
         broadcast_parameters(value.state_dict(), root_rank=0)
     elif isinstance(value, torch.optim.Optimizer):
-        broadcast_optimizer_state(value, root_rank=0)
+        give_optimizer_state(value, 0, global_process_set, forgets=not has_it)
     else:
         take_state_dict(value)
 

@@ -257,6 +257,7 @@ class _Training:
         self._state = state
         self._samplers = samplers
         self._optimizers = optimizers
+        self._has_state = False  # that all have
 
     # ---- Training ----
 
@@ -277,12 +278,13 @@ class _Training:
         """Takes the values of rank 0."""
         state = self._state
         for name in state._stateful:
-            take_over(getattr(state, name))
+            take_over(getattr(state, name), has_it=self._has_state)
         values = broadcast_object({name: getattr(state, name) for name in state._plain}, 0, _OBJECTS)
         for name, value in values.items():
             setattr(state, name, value)
         for reducer in self._reducers():
             reducer.note_between_steps()
+        self._has_state = True
 
     def deal(self, size: int, place: int) -> None:
         """Deals the samples of the next window."""
