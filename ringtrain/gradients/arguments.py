@@ -4,6 +4,7 @@ Optimizers, tapes and reductions call these with what the user gave, before anyt
 """
 
 import warnings
+from collections.abc import Mapping
 from numbers import Integral
 from typing import Any
 
@@ -76,6 +77,15 @@ def check_passes(passes: Any) -> None:
         raise InvalidArgumentError(
             f"DistributedOptimizer: backward_passes_per_step must be at least 1, but is {passes!r}."
         )
+
+
+def check_delay(delay: Any, conflicts: Mapping[str, bool], owner: str = "DistributedOptimizer") -> None:
+    """Raises InvalidArgumentError for a delay that cannot be, or not with the other settings that are given."""
+    if isinstance(delay, bool) or delay not in (0, 1):
+        raise InvalidArgumentError(f"{owner}: delay must be 0 or 1, but is {delay!r}.")
+    for name, given in conflicts.items():
+        if delay and given:
+            raise InvalidArgumentError(f"{owner}: delay must be 0 with {name}, but is 1. Leave one of them out.")
 
 
 def given_groups(owner: str, num_groups: int, groups: Any, member: str, stacklevel: int) -> Groups:

@@ -14,13 +14,15 @@ import keras
 from ringtrain.averaging.fragments import Streaming
 from ringtrain.averaging.outer import Outer
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.gradients.arguments import check_passes, check_scaling, given_groups
+from ringtrain.gradients.arguments import check_delay, check_passes, check_scaling, given_groups
+from ringtrain.gradients.powersgd import check_powersgd
 from ringtrain.keras.averaging import AveragingMethods, require_none
 from ringtrain.keras.backends import backend
 from ringtrain.keras.classes import likened, user_class
 from ringtrain.keras.compilation import look_at_models
 from ringtrain.keras.layers import refuse_settings_for
 from ringtrain.keras.local_steps import local_plan
+from ringtrain.keras.on_host import HostMethods
 from ringtrain.keras.reduction import KerasReducer, Settings, when
 from ringtrain.operations import Average
 from ringtrain.process_sets import ProcessSet, global_process_set
@@ -53,6 +55,7 @@ def DistributedOptimizer(
     fragments: int = 1,
     overlap: int = 0,
     merge: str = "additive",
+    delay: int = 0,
 ) -> keras.optimizers.Optimizer:
     """Makes a Keras optimizer update with the gradients of all ranks, and returns it.
 
@@ -65,7 +68,9 @@ def DistributedOptimizer(
         device_dense: accepted for Horovod's sake.
         device_sparse: accepted for Horovod's sake.
         compression: how gradients travel: ``Compression.none`` (default), ``fp16``, ``bf16``, ``int8``, ``int4`` or a
-            class like them. The last two make up in the next step for what they lose in one.
+            class like them. int8 and int4 make up in the next step for what they lose in one.
+            ``Compression.powersgd(rank=2)`` sends matrices as two factors of low rank, with the same feedback (``PowerSGD``);
+            on the host, when all gradients of a step are there.
         sparse_as_dense: sends sparse gradients as dense ones.
         gradient_predivide_factor: with ``Average``, divides by this before the addition and by the rest after it.
         op: ``Average`` or ``Sum``.
@@ -91,6 +96,9 @@ def DistributedOptimizer(
         overlap: with ``every``, updates, less than ``every``, for which what was changed travels while training goes on.
         merge: with ``overlap``, what becomes of a value x, x' when it was sent, when the new common value X has come:
             ``"additive"``, x + (X - x'), or ``"half"``, (x + X) / 2, which suits an outer momentum.
+        delay: 1: each update applies the gradients of the one before, which have travelled while these were computed; so a
+            step takes the longer of computing and sending. The first applies nothing, and ``flush()`` the last ones; ``fit``
+            with BroadcastGlobalVariablesCallback calls it at its end. docs/slow-networks.md says more.
 
     Raises:
         InvalidArgumentError: not a Keras optimizer, or groups, ``op`` or a number that cannot be.
@@ -121,6 +129,7 @@ def DistributedOptimizer(
             op,
             process_set,
         ),
+        delay=delay,
     )
     return distribute(optimizer, settings, name)
 
@@ -170,6 +179,16 @@ def distribute(optimizer: Any, settings: Settings, name: str | None = None) -> A
     """Gives an optimizer the class and the reduction that make it distributed; one that has them gets new ones."""
     check_scaling("DistributedOptimizer", settings.op, settings.gradient_predivide_factor)
     check_passes(settings.backward_passes_per_step)
+    if settings.powersgd is not None:
+        check_powersgd(settings.powersgd, {"every": settings.local is not None, "groups": settings.groups is not None})
+    given = {
+        "every": settings.local is not None,
+        "groups": settings.groups is not None,
+        "PowerSGD": settings.powersgd is not None,
+        "a compression of your own": settings.powersgd is None and backend.wire_of(settings.compression) is None,
+        "local layers": bool(settings.local_layers),
+    }
+    check_delay(settings.delay, given)
     reduction = KerasReducer(settings, name)
     for kinds, make_distributed in _adapters:
         if isinstance(optimizer, kinds):
@@ -205,7 +224,7 @@ def hoist(optimizer: Any) -> bool:
     return True
 
 
-class _Distributed(AveragingMethods, _Optimizer):
+class _Distributed(AveragingMethods, HostMethods, _Optimizer):
     """The methods that a distributed optimizer has beyond, or around, those of the user's class."""
 
     _gradient_reduction: KerasReducer | None = None  # None in copies
@@ -229,7 +248,8 @@ class _Distributed(AveragingMethods, _Optimizer):
             full, grads = self._collect(grads, variables)
 
         def update() -> None:
-            if isinstance(self, keras.optimizers.LossScaleOptimizer):  # which may skip it
+            # The former may skip it, and the latter counts updates.
+            if isinstance(self, keras.optimizers.LossScaleOptimizer) or reduction.settings.powersgd is not None:
                 reduction.settle(lambda: self._uses(grads))
             super(_Distributed, self).apply(grads, variables)
 
@@ -277,6 +297,12 @@ class _Distributed(AveragingMethods, _Optimizer):
         variables: list[Any] = self._trainable_variables
         return variables
 
+    def _apply_own(self, gradients: list[Any], variables: list[Any]) -> None:
+        if isinstance(self, keras.optimizers.LossScaleOptimizer):
+            scale = self.dynamic_scale
+            gradients = [gradient * keras.ops.cast(scale, gradient.dtype) for gradient in gradients]
+        super().apply(gradients, variables)
+
     def register_local_var(self, variable: Any) -> None:
         """Leaves the gradient of a variable to each rank, as ``PartialDistributedOptimizer`` does for whole layers."""
         if self._gradient_reduction is not None:
@@ -305,7 +331,8 @@ class _Distributed(AveragingMethods, _Optimizer):
             with keras.name_scope(self.name, caller=self):
                 self.build(variables)
         assert self._gradient_reduction is not None
-        return self._gradient_reduction.collect(gradients, variables)
+        scale = self.dynamic_scale if isinstance(self, keras.optimizers.LossScaleOptimizer) else None
+        return self._gradient_reduction.collect(gradients, variables, scale)
 
     def __setattr__(self, name: str, value: Any) -> None:
         # LossScaleOptimizer takes over the scaling of the optimizer that it is put around, by this very assignment.
@@ -342,7 +369,7 @@ _adapters: list[tuple[tuple[type, ...], Callable[[Any, KerasReducer], None]]] = 
 def communicates_on(optimizer: Any) -> ProcessSet | None:
     """The ranks that an optimizer, or the one within a LossScaleOptimizer, reduces with; None if there are none."""
     reduction = reduction_of(optimizer) or reduction_of(getattr(optimizer, "inner_optimizer", None))
-    return None if reduction is None or reduction.settings.alone else reduction.settings.process_set
+    return reduction.settings.process_set if reduction is not None and reduction.settings.travels else None
 
 
 look_at_models(keras.Model, communicates_on)

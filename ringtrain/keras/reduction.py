@@ -10,9 +10,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
+import numpy as np
 
 from ringtrain.context import current
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
+from ringtrain.gradients.on_host import HostReducer, HostSettings
+from ringtrain.gradients.powersgd import PowerSGD
 from ringtrain.gradients.session import Session
 from ringtrain.keras.accumulation import Accumulation
 from ringtrain.keras.backends import backend
@@ -41,11 +44,42 @@ class Settings:
     local_layers: Sequence[Any] = ()
     scale_local_gradients: bool = True
     local: LocalPlan | None = None
+    delay: int = 0
 
     @property
     def alone(self) -> bool:
         """Whether there is nobody to combine with: a world of one, or a set that this rank is no member of."""
         return is_alone(self.process_set) or not self.process_set.included()
+
+    @property
+    def travels(self) -> bool:
+        """Whether gradients go through the core: to others, or in a world of one to come back one step late."""
+        return not self.alone or bool(self.delay and self.process_set.included())
+
+    @property
+    def powersgd(self) -> PowerSGD | None:
+        """How gradients are approximated; None if they are not."""
+        return self.compression if isinstance(self.compression, PowerSGD) else None
+
+    @property
+    def on_host(self) -> HostSettings | None:
+        """How they are reduced on the host; None where the backend does it."""
+        if self.powersgd is None and not self.delay:
+            return None
+        return HostSettings(
+            averages=self.op == Average,
+            prescale=1.0 / self.gradient_predivide_factor,
+            postscale=self.gradient_predivide_factor,
+            compression="none" if self.powersgd is not None else backend.wire_of(self.compression) or "none",
+            powersgd=self.powersgd,
+            delay=self.delay,
+        )
+
+    def terms(self) -> dict[str, Any]:
+        """What ranks compare before ``fit``."""
+        local = {"every": None} if self.local is None else self.local.terms()
+        powersgd = None if self.powersgd is None else repr(self.powersgd)
+        return {**local, "delay": self.delay, "powersgd": powersgd}
 
 
 class KerasReducer:
@@ -72,6 +106,7 @@ class KerasReducer:
         self._local: list[Any] = []
         self._names: dict[int, str] = {}
         self._named: list[Any] = []  # keeps the variables, and so their ids, alive
+        self._skips = False  # whether a LossScaleOptimizer leaves out gradients that are not finite
 
     @functools.cached_property
     def prefix(self) -> str:
@@ -88,6 +123,14 @@ class KerasReducer:
         return next_number(self._context, id_of(self.settings.process_set), _KIND)
 
     @functools.cached_property
+    def host(self) -> HostReducer | None:
+        """Reduces on the host, where PowerSGD or ``delay`` was asked for; None where the backend reduces."""
+        how = self.settings.on_host
+        if how is None or not self.settings.travels:
+            return None
+        return HostReducer(Session(self.settings.process_set), f"{self.prefix}.", how)
+
+    @functools.cached_property
     def pairing(self) -> Pairing:
         """Remembers explicit ``synchronize()`` calls for the ``apply`` that follows."""
         return Pairing(self.prefix)
@@ -102,6 +145,8 @@ class KerasReducer:
             self._context = current()
             keep_number(self._context, id_of(self.settings.process_set), _KIND, number)
         self.accumulation.forget()
+        if self.host is not None:
+            self.host.enter_world()
 
     def go_on_in_world(self) -> None:
         """As ``enter_world``, in the midst of a step, or between two: what is added up goes on."""
@@ -127,12 +172,33 @@ class KerasReducer:
                 "DistributedOptimizer(LossScaleOptimizer(optimizer))."
             )
 
-    def collect(self, gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[Any, list[Any]]:
+    def collect(self, gradients: Sequence[Any], variables: Sequence[Any], scale: Any = None) -> tuple[Any, list[Any]]:
         """One pass: adds gradients up, and reduces them when it was an update's last.
 
+        Args:
+            gradients: of this rank.
+            variables: what they belong to.
+            scale: that a LossScaleOptimizer has multiplied them by; None without one.
+
         Returns:
-            Whether it was (True or a boolean tensor), and the gradients: reduced if so, else this rank's own.
+            Whether they are to be applied (True or a boolean tensor), and the gradients: reduced if so, else this rank's own.
         """
+        if not self.settings.delay or self.host is None:
+            return self._collected(gradients, variables)
+        self._skips = scale is not None  # a graph is traced for one kind of optimizer
+        if scale is not None:  # each step has its own
+            gradients = _each(
+                gradients, lambda gradient: backend.dense(gradient) / keras.ops.cast(scale, gradient.dtype)
+            )
+        full, gradients = self._collected(gradients, variables)
+        if scale is not None:
+            gradients = _each(gradients, lambda gradient: gradient * keras.ops.cast(scale, gradient.dtype))
+        host = self.host
+        applies = backend.on_host(lambda: [np.array(host.applies)], [], ["bool"])[0]
+        applies = keras.ops.reshape(applies, ())
+        return (applies if full is True else keras.ops.logical_and(full, applies)), gradients
+
+    def _collected(self, gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[Any, list[Any]]:
         if self.accumulation.passes == 1:
             return True, self.reduce(gradients, variables)
         if any(_is_overwritten(variable) for variable in variables):
@@ -148,13 +214,13 @@ class KerasReducer:
 
         One that is ``None`` counts as zeros where another rank has it, and stays ``None`` where nobody has.
         """
-        if backend.is_compiled() and (self.local_steps is not None or not self.settings.alone):
+        if backend.is_compiled() and (self.local_steps is not None or self.settings.travels):
             raise UnsupportedError(
                 f"apply '{self.prefix}': expected a function without jit_compile but found one with it, and XLA cannot "
                 "compile the operations between ranks. Leave jit_compile out, or compile the parts around apply."
             )
         if self.local_steps is None:
-            exact = self.settings.local is None and not self.settings.alone
+            exact = self.settings.local is None and self.settings.travels
             return self._combined(gradients, variables, self.settings if exact else None)
         return self._in_phase(self.local_steps, gradients, variables)
 
@@ -200,6 +266,11 @@ class KerasReducer:
             kind = _kind_of(variable, local)
             if gradient is not None or kind != "local":
                 places[kind].append(place)
+        if how.delay and (places["local"] or places["overwriting"]):
+            raise UnsupportedError(
+                f"apply '{self.prefix}': delay must be 0 with variables whose gradients stay on their rank, and with float8 layers, "
+                "but is 1. Leave one of them out."
+            )
         for kind, combine in _KINDS.items():
             chosen = places[kind]
             combined = combine(
@@ -220,7 +291,11 @@ class KerasReducer:
         Args:
             is_used: called where that matters; True, False or such a tensor.
         """
-        if (
+        if self.host is not None:
+            if self.host.settings.powersgd is not None:
+                host = self.host
+                backend.on_host(lambda used: _settled(host, used), [is_used()], [])
+        elif (
             self.settings.local is None
             and not self.settings.alone
             and backend.keeps_residuals(self.settings.compression)
@@ -233,7 +308,31 @@ class KerasReducer:
 
     def _average(self, gradients: list[Any], variables: list[Any], how: Settings) -> list[Any]:
         names = [self._name_of(variable) for variable in variables]
-        return backend.reduce(gradients, names, variables, how)
+        if how.on_host is None or self.host is None:
+            return backend.reduce(gradients, names, variables, how)
+        return self._on_host(self.host, gradients, names, variables, how)
+
+    def _on_host(
+        self, host: HostReducer, gradients: list[Any], names: list[str], variables: list[Any], how: Settings
+    ) -> list[Any]:
+        """The gradients in their places; those of PowerSGD, or of the step before, or this rank's own where it has none."""
+        if how.delay and not backend.is_traced():  # before any rank is asked what it has: it may have met an error
+            host.enter_world()
+            host.arrive()
+        results = backend.completed(gradients, names, variables, how)
+        present = [place for place, gradient in enumerate(results) if gradient is not None]
+        if not present:
+            return results
+        chosen, skips = [names[place] for place in present], self._skips
+        dense = [backend.dense(results[place]) for place in present]
+
+        def reduce(*arrays: np.ndarray) -> list[np.ndarray]:
+            return host.exchange(chosen, arrays, skips) if how.delay else host.reduce(chosen, arrays)
+
+        dtypes = [keras.backend.standardize_dtype(gradient.dtype) for gradient in dense]
+        for place, gradient, result in zip(present, dense, backend.on_host(reduce, dense, dtypes), strict=True):
+            results[place] = backend.like(result, gradient)
+        return results
 
     def _maximum(self, gradients: list[Any], variables: list[Any], how: Settings) -> list[Any]:
         names = [self._name_of(variable) for variable in variables]
@@ -243,6 +342,10 @@ class KerasReducer:
         if not self.settings.scale_local_gradients:
             return gradients
         return [backend.divided_by_size(gradient, self.settings.process_set) for gradient in gradients]
+
+    def named(self, variables: Sequence[Any]) -> dict[str, Any]:
+        """Variables by the names of their gradients, without the prefix; in an order that all ranks share."""
+        return {self._name_of(variable).removeprefix(f"{self.prefix}."): variable for variable in variables}
 
     def _name_of(self, variable: Any) -> str:
         """A name that is the same on all ranks: they see the variables in one order."""
@@ -271,6 +374,15 @@ def _kind_of(variable: Any, local: set[int]) -> str:
 def _is_overwritten(variable: Any) -> bool:
     """Whether Keras stores the gradient in the variable: float8 scales by such maxima, which one does not average."""
     return getattr(variable, "overwrite_with_gradient", False)
+
+
+def _each(gradients: Sequence[Any], change: Callable[[Any], Any]) -> list[Any]:
+    return [None if gradient is None else change(gradient) for gradient in gradients]
+
+
+def _settled(host: HostReducer, used: Any) -> list[np.ndarray]:
+    host.settle(bool(used))
+    return []
 
 
 def when(condition: Any, action: Callable[[], Any]) -> None:

@@ -103,6 +103,18 @@ def reduce(gradients: Sequence[Any], names: Sequence[str], variables: Sequence[A
     return combined.reduce(gradients, names, variables)
 
 
+def completed(gradients: Sequence[Any], names: Sequence[str], variables: Sequence[Any], settings: Any) -> list[Any]:
+    """The gradients with zeros for those that only other ranks have; as in ``presence.complete``."""
+    results, agreement = complete(gradients, names, variables, settings.process_set)
+    settle(agreement)
+    return results
+
+
+def like(result: Any, gradient: Any) -> tf.Tensor:
+    """What ``on_host`` has returned in the place of a gradient."""
+    return tf.ensure_shape(tf.convert_to_tensor(result), gradient.shape)
+
+
 def keeps_residuals(compression: Any) -> bool:
     """Whether the core makes up for what a compression has lost of the gradients before."""
     return getattr(compression, "wire", None) in tables.WITHOUT_FEEDBACK

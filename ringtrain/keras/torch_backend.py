@@ -106,6 +106,19 @@ def reduce(
     return surviving(lambda: _reduce_present(gradients, names, variables, settings, groups, combine))
 
 
+def completed(
+    gradients: Sequence[torch.Tensor | None], names: Sequence[str], variables: Sequence[Any], settings: Any
+) -> list[torch.Tensor | None]:
+    """The gradients with zeros for those that only other ranks have."""
+    return _reduce_present(gradients, names, variables, settings, 1, lambda places, found: [found[at] for at in places])
+
+
+def like(result: Any, gradient: torch.Tensor) -> torch.Tensor:
+    """What ``on_host`` has returned in the place of a gradient."""
+    exact = result.astype("float32") if result.dtype.name == "bfloat16" else result
+    return torch.from_numpy(exact).to(gradient.device, gradient.dtype)
+
+
 def keeps_residuals(compression: Any) -> bool:
     """Whether the core makes up for what a compression has lost of the gradients before."""
     return compression_in_the_core(compression) in tables.WITHOUT_FEEDBACK

@@ -25,6 +25,7 @@ from ringtrain.tensorflow.functions import (
     broadcast_variables,
 )
 from ringtrain.tensorflow.mpi_ops import *  # noqa: F403 - the operations and basics, listed once
+from ringtrain.tensorflow.on_host import late_gradients
 from ringtrain.tensorflow.optimizer import DistributedOptimizer
 from ringtrain.tensorflow.sync_batch_norm import SyncBatchNormalization
 from ringtrain.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
@@ -34,5 +35,5 @@ __all__ = [
     "BroadcastGlobalVariablesHook", "Compression", "DistributedGradientTape", "DistributedOptimizer",
     "PartialDistributedGradientTape", "RingtrainError", "SyncBatchNormalization", "allgather_object",
     "broadcast_global_variables", "broadcast_object", "broadcast_object_fn", "broadcast_variables", "check_extension",
-    "elastic",
+    "elastic", "late_gradients",
 ]  # fmt: skip

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import tensorflow as tf
 
 from ringtrain import operations as arrays
+from ringtrain.gradients.powersgd import PowerSGD
 
 
 class Compressor:
@@ -62,9 +63,10 @@ def _in_blocks(on_the_wire: Any, name: str, form: str) -> type[Compressor]:
 
 
 class Compression:
-    """The compressors that come with the package: ``none``, ``fp16``, ``bf16``, ``int8`` and ``int4``.
+    """The compressors that come with the package: ``none``, ``fp16``, ``bf16``, ``int8``, ``int4`` and ``powersgd(rank)``.
 
-    The last two make up for what they lose of a gradient when it comes again; ``int8.without_feedback`` does not.
+    ``int8`` and ``int4`` make up for what they lose of a gradient when it comes again; ``int8.without_feedback`` does
+    not. ``powersgd(rank=2)`` does too, and is for the gradients of optimizers and tapes alone.
     """
 
     none = Compressor
@@ -72,3 +74,4 @@ class Compression:
     bf16 = _cast_to(tf.bfloat16, "BF16Compressor", arrays.Compression.bf16)
     int8 = _in_blocks(arrays.Compression.int8, "Int8Compressor", "int8 with a scale for each 256")
     int4 = _in_blocks(arrays.Compression.int4, "Int4Compressor", "4 bits with a scale for each 128")
+    powersgd = PowerSGD

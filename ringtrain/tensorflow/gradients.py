@@ -14,11 +14,14 @@ import tensorflow as tf
 
 from ringtrain.elastic import TransparentState
 from ringtrain.elastic.transparent import followed
-from ringtrain.gradients.arguments import check_compressor, check_scaling
+from ringtrain.errors import UnsupportedError
+from ringtrain.gradients.arguments import check_compressor, check_delay, check_scaling
 from ringtrain.gradients.grouping import Groups, grouped
-from ringtrain.operations import Average
-from ringtrain.process_sets import ProcessSet, global_process_set
-from ringtrain.tensorflow import presence, surviving
+from ringtrain.gradients.on_host import HostSettings
+from ringtrain.gradients.powersgd import PowerSGD, check_powersgd
+from ringtrain.operations import Adasum, Average
+from ringtrain.process_sets import ProcessSet, global_process_set, is_alone
+from ringtrain.tensorflow import on_host, presence, surviving
 from ringtrain.tensorflow.compression import Compression, Compressor
 from ringtrain.tensorflow.names import claim
 from ringtrain.tensorflow.nodes import as_it_is
@@ -40,6 +43,7 @@ class GradientReduction:
         groups: as ``given_groups`` returns them; None as the head says.
         process_set: the ranks that take part.
         takes_adasum: whether ``op`` may be ``Adasum``, too.
+        delay: 1 for gradients of the step before.
 
     Raises:
         InvalidArgumentError: a value outside of these.
@@ -47,16 +51,37 @@ class GradientReduction:
 
     owner: str
     op: int = Average
-    compression: type[Compressor] = Compression.none
+    compression: type[Compressor] | PowerSGD = Compression.none
     sparse_as_dense: bool = False
     predivide: float = 1.0
     groups: Groups = None
     process_set: ProcessSet = global_process_set
     takes_adasum: bool = False
+    delay: int = 0
 
     def __post_init__(self) -> None:
         check_scaling(self.owner, self.op, self.predivide, self.takes_adasum)
-        check_compressor(self.compression)
+        powersgd = self.compression if isinstance(self.compression, PowerSGD) else None
+        unlike = {"op=Adasum": self.op == Adasum, "groups": self.groups is not None}
+        if powersgd is None:
+            check_compressor(self.compression)
+        else:
+            check_powersgd(powersgd, unlike, self.owner)
+        own = (
+            powersgd is None and getattr(self.compression, "wire", None) is None and self.compression is not Compressor
+        )
+        check_delay(
+            self.delay, {**unlike, "PowerSGD": powersgd is not None, "a compression of your own": own}, self.owner
+        )
+
+    @property
+    def on_host(self) -> HostSettings | None:
+        """How gradients are reduced on the host; None where operations of the graph do it."""
+        powersgd = self.compression if isinstance(self.compression, PowerSGD) else None
+        if not self.delay and (powersgd is None or is_alone(self.process_set)):
+            return None
+        wire = getattr(self.compression, "wire", None) or "none"
+        return HostSettings(self.op == Average, 1.0 / self.predivide, self.predivide, wire, powersgd, self.delay)
 
     @as_it_is
     def reduce(self, gradients: Sequence[Gradient], names: Sequence[str], variables: Sequence[Any]) -> list[Gradient]:
@@ -73,10 +98,21 @@ class GradientReduction:
         if (state := followed()) is not None:
             return self._survived(state, gradients, names)
         reduced, agreement = self.complete(gradients, names, variables)
+        plain_names, how = names, self.on_host
         names = [claim(name) for name in names]
         present = [index for index, gradient in enumerate(reduced) if gradient is not None]
         dense = [index for index in present if not isinstance(reduced[index], tf.IndexedSlices)]
-        for members in self._grouped(dense, variables):
+        if self.delay and len(dense) < len(present):
+            raise UnsupportedError(
+                f"{self.owner}: gradients must be dense with delay=1, but some are tf.IndexedSlices. Set sparse_as_dense, or leave "
+                "delay out."
+            )
+        if how is not None:
+            inputs = [reduced[index] for index in dense]
+            chosen = [plain_names[index] for index in dense], [variables[index] for index in dense]
+            for index, result in zip(dense, on_host.reduced(inputs, *chosen, how, self.process_set), strict=True):
+                reduced[index] = result
+        for members in [] if how is not None else self._grouped(dense, variables):
             inputs = [reduced[index] for index in members]
             results = grouped_allreduce(inputs, op=self.op, name=names[members[0]], **self._factors())
             for index, result in zip(members, results, strict=True):
@@ -88,6 +124,11 @@ class GradientReduction:
 
     def _survived(self, state: TransparentState, gradients: Sequence[Gradient], names: Sequence[str]) -> list[Gradient]:
         """``reduce`` in a step that survives a change of the world. Gradients that are None must be so on all ranks."""
+        if self.on_host is not None or isinstance(self.compression, PowerSGD):
+            raise UnsupportedError(
+                f"{self.owner}: with elastic.State delay must be 0 and compression one of none, fp16, bf16, int8 and int4, but "
+                "gradients come one step late, or as PowerSGD's factors. Use TensorFlowState and elastic.run."
+            )
         name = claim(names[0]) if names else ""
         return surviving.reduced(
             state, self.owner, gradients, name, self.op, self.process_set, self.compression, self.predivide
@@ -154,7 +195,8 @@ class GradientReduction:
         }
 
     def _without_factors(self) -> dict[str, Any]:
-        return {"compression": self.compression, "process_set": self.process_set}
+        compression = Compression.none if isinstance(self.compression, PowerSGD) else self.compression
+        return {"compression": compression, "process_set": self.process_set}
 
 
 def _but_local(

@@ -9,8 +9,9 @@ from typing import Any
 import tensorflow as tf
 
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.gradients.arguments import check_passes, given_groups
+from ringtrain.gradients.arguments import check_delay, check_passes, given_groups
 from ringtrain.gradients.grouping import Groups
+from ringtrain.gradients.powersgd import PowerSGD
 from ringtrain.operations import Adasum, Average
 from ringtrain.process_sets import ProcessSet, global_process_set
 from ringtrain.tensorflow import names
@@ -67,7 +68,7 @@ def DistributedOptimizer(
     use_locking: bool = False,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: type[Compressor] = Compression.none,
+    compression: type[Compressor] | PowerSGD = Compression.none,
     sparse_as_dense: bool = False,
     backward_passes_per_step: int = 1,
     op: int = Average,
@@ -77,6 +78,7 @@ def DistributedOptimizer(
     groups: Groups = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
+    delay: int = 0,
 ) -> Any:
     """Makes an optimizer average its gradients over the ranks, and returns it.
 
@@ -99,6 +101,7 @@ def DistributedOptimizer(
         groups: number of groups, or lists of variables whose gradients are one operation each.
         process_set: the ranks that take part.
         scale_local_gradients: divide the gradients of local variables by the number of ranks.
+        delay: 1, for an optimizer of Keras: each update applies the gradients of the one before.
 
     Raises:
         InvalidArgumentError: something else than an optimizer, or a wrong argument.
@@ -109,8 +112,9 @@ def DistributedOptimizer(
             sparse_as_dense=sparse_as_dense, gradient_predivide_factor=gradient_predivide_factor, op=op,
             backward_passes_per_step=backward_passes_per_step,
             average_aggregated_gradients=average_aggregated_gradients, num_groups=num_groups, groups=groups,
-            process_set=process_set, scale_local_gradients=scale_local_gradients,
+            process_set=process_set, scale_local_gradients=scale_local_gradients, delay=delay,
         )  # fmt: skip
+    check_delay(delay, {"an optimizer of tf.compat.v1.train": True})
     reduction = GradientReduction(
         "DistributedOptimizer", op, compression, sparse_as_dense, gradient_predivide_factor,
         given_groups("DistributedOptimizer", num_groups, groups, "variable", stacklevel=2), process_set, takes_adasum=True,

@@ -12,6 +12,7 @@ import tensorflow as tf
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.gradients.arguments import given_groups
 from ringtrain.gradients.grouping import Groups
+from ringtrain.gradients.powersgd import PowerSGD
 from ringtrain.operations import Average
 from ringtrain.process_sets import ProcessSet, global_process_set
 from ringtrain.tensorflow import names
@@ -83,7 +84,7 @@ def DistributedGradientTape(
     gradtape: tf.GradientTape,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: type[Compressor] = Compression.none,
+    compression: type[Compressor] | PowerSGD = Compression.none,
     sparse_as_dense: bool = False,
     op: int = Average,
     gradient_predivide_factor: float = 1.0,
@@ -91,6 +92,7 @@ def DistributedGradientTape(
     groups: Groups = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
+    delay: int = 0,
 ) -> tf.GradientTape:
     """Makes ``gradtape.gradient`` reduce the gradients over the ranks, and returns the tape.
 
@@ -98,7 +100,8 @@ def DistributedGradientTape(
         gradtape: the tape; it stays the same object.
         device_dense: accepted for Horovod's sake; TensorFlow places the operations.
         device_sparse: accepted for Horovod's sake.
-        compression: how gradients travel.
+        compression: how gradients travel; ``Compression.powersgd(rank=2)`` sends matrices as two factors of low rank, from the
+            host, when all gradients of a step are there.
         sparse_as_dense: make ``tf.IndexedSlices`` dense first.
         op: ``Average`` or ``Sum``; or ``Adasum``, of dense gradients.
         gradient_predivide_factor: part of the average's divisor that is applied before the sum.
@@ -106,6 +109,8 @@ def DistributedGradientTape(
         groups: number of groups, or lists of variables whose gradients are one operation each.
         process_set: the ranks that take part.
         scale_local_gradients: divide the gradients of local sources by the number of ranks.
+        delay: 1: ``gradient`` returns those of the step before, which have travelled while these were computed, and zeros at
+            first. The last ones are ``late_gradients(variables)``.
 
     Example:
         >>> with tf.GradientTape() as tape:
@@ -119,6 +124,7 @@ def DistributedGradientTape(
     reduction = GradientReduction(
         "DistributedGradientTape", op, compression, sparse_as_dense, gradient_predivide_factor,
         given_groups("DistributedGradientTape", num_groups, groups, "variable", stacklevel=3), process_set, takes_adasum=True,
+        delay=delay,
     )  # fmt: skip
     kind = type(gradtape)
     gradtape.__class__ = type(kind.__name__, (_DistributedTape, kind), {})

@@ -22,11 +22,9 @@ from ringtrain.gradients import residuals
 from ringtrain.gradients.presence import DENSE, MISSING, is_there
 from ringtrain.gradients.rounds import Rounds, Stage
 from ringtrain.numbering import next_number
-from ringtrain.operations import Adasum
 from ringtrain.pending import Operation
 from ringtrain.torch.compilation import eager
 from ringtrain.torch.gradients import ReductionSettings
-from ringtrain.torch.powersgd import PowerSGD
 from ringtrain.torch.tensors import buffer_of, finish
 
 
@@ -345,35 +343,3 @@ def _after_step(optimizer: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) 
     delayed = getattr(optimizer, "_delayed", None)
     if delayed is not None:
         delayed.after_step()
-
-
-# ---- arguments ----
-
-
-def check_delay(
-    delay: Any,
-    op: int,
-    every: int | None,
-    compression_by_core: str | None,
-    powersgd: PowerSGD | None,
-    groups: Any,
-    buckets: bool,
-) -> None:
-    """Raises InvalidArgumentError for a delay that cannot be, or not with the other arguments."""
-    if isinstance(delay, bool) or delay not in (0, 1):
-        raise InvalidArgumentError(f"DistributedOptimizer: delay must be 0 or 1, but is {delay!r}.")
-    if not delay:
-        return
-    given = {
-        "op=Adasum": op == Adasum,
-        "every": every is not None,
-        "groups": groups is not None,
-        "gradient_as_bucket_view": buckets,
-        "PowerSGD": powersgd is not None,
-        "a compression of your own": compression_by_core is None,
-    }
-    for name, is_given in given.items():
-        if is_given:
-            raise InvalidArgumentError(
-                f"DistributedOptimizer: delay must be 0 with {name}, but is 1. Leave one of them out."
-            )

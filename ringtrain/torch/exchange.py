@@ -32,7 +32,7 @@ from ringtrain.torch.bucketing import Bucketing
 from ringtrain.torch.bursts import Bursts
 from ringtrain.torch.gradients import Group, Member, ReductionSettings
 from ringtrain.torch.passes import Passes
-from ringtrain.torch.powersgd import Beginning, Memory, settle
+from ringtrain.torch.powersgd import Beginning, Memory, settle, shape_of
 from ringtrain.torch.row_gradients import RowGradients
 from ringtrain.torch.step import Step
 
@@ -191,7 +191,7 @@ class Exchange:
         powersgd, beginning = self.settings.powersgd, self._beginning
         if powersgd is None or beginning is None:
             return None
-        shape = powersgd.shape_of(parameter)
+        shape = shape_of(powersgd, parameter)
         dtype = torch.promote_types(parameter.dtype, torch.float32)
         return None if shape is None else Memory(shape, self._names[parameter], dtype, beginning)
 

@@ -20,7 +20,8 @@ from ringtrain.averaging.neighbours import set_of_this_host
 from ringtrain.averaging.outer import Outer
 from ringtrain.averaging.worker import Plan, Worker
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.gradients.arguments import check_compressor, check_passes, check_scaling
+from ringtrain.gradients.arguments import check_compressor, check_delay, check_passes, check_scaling
+from ringtrain.gradients.powersgd import PowerSGD, check_powersgd
 from ringtrain.gradients.session import Session
 from ringtrain.operations import Adasum, Average
 from ringtrain.process_sets import ProcessSet, global_process_set
@@ -29,10 +30,9 @@ from ringtrain.torch.accumulation import accumulating
 from ringtrain.torch.adasum import distribute, refuse_adasum
 from ringtrain.torch.coexistence import refuse_shared_parameters, refuse_wrapped_optimizer
 from ringtrain.torch.compression import Compression, Compressor, compression_in_the_core
-from ringtrain.torch.delayed import Delayed, check_delay, refuse_unscaling
+from ringtrain.torch.delayed import Delayed, refuse_unscaling
 from ringtrain.torch.gradients import ReductionSettings
 from ringtrain.torch.periodic import Periodic, check_settings, checked_period
-from ringtrain.torch.powersgd import PowerSGD
 from ringtrain.torch.reducer import Reducer
 from ringtrain.torch.shards import check_shards, replicated
 from ringtrain.torch.tensors import buffer_of
@@ -142,7 +142,12 @@ def DistributedOptimizer(
     _check_arguments(optimizer, backward_passes_per_step, op, gradient_predivide_factor)
     powersgd, compressor = (compression, Compression.none) if isinstance(compression, PowerSGD) else (None, compression)
     if powersgd is not None:
-        _check_powersgd(powersgd, op, every, gradient_as_bucket_view)
+        unlike = {
+            "op=Adasum": op == Adasum,
+            "every": every is not None,
+            "gradient_as_bucket_view": gradient_as_bucket_view,
+        }
+        check_powersgd(powersgd, unlike)
     check_compressor(compressor)
     known = parameters.known_names(named_parameters)
     names = parameters.names_of(optimizer, known)
@@ -151,7 +156,15 @@ def DistributedOptimizer(
     named_buffers, outer, by_core = list(named_buffers), checked_outer(outer), compression_in_the_core(compressor)
     streaming = Streaming(fragments, overlap, merge)
     local = checked_period(optimizer, every, outer, within_host, warmup, named_buffers, streaming)
-    check_delay(delay, op, every, by_core, powersgd, groups, gradient_as_bucket_view)
+    given = {
+        "op=Adasum": op == Adasum,
+        "every": every is not None,
+        "groups": groups is not None,
+        "gradient_as_bucket_view": gradient_as_bucket_view,
+        "PowerSGD": powersgd is not None,
+        "a compression of your own": by_core is None,
+    }
+    check_delay(delay, given)
     check_shards(optimizer, op, average_aggregated_gradients, local is not None, delay)
     if local is not None:
         check_settings(op, process_set, within_host, by_core, average_aggregated_gradients)
@@ -610,19 +623,6 @@ def _check_adasum(optimizer: torch.optim.Optimizer, averages_passes: bool) -> No
             "DistributedOptimizer: expected a plain optimizer for op=Adasum but found a distributed one. Make a new one, and "
             "load its state."
         )
-
-
-def _check_powersgd(powersgd: PowerSGD, op: int, every: int | None, buckets: bool) -> None:
-    for setting, given in (
-        ("op=Adasum", op == Adasum),
-        ("every", every is not None),
-        ("gradient_as_bucket_view", buckets),
-    ):
-        if given:
-            raise InvalidArgumentError(
-                f"DistributedOptimizer: compression must be one that keeps no matrices with {setting}, but is {powersgd!r}. "
-                "Leave one of them out."
-            )
 
 
 def _check_buckets(asked_for: bool, compression_by_core: str | None) -> None:

@@ -103,5 +103,41 @@ with World(2) as world:
 runs.assert_same_bits([one, other])
 for mine, theirs in zip(one.weights, local_steps_by_hand(), strict=True):
     np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+def late(rank, flushes):
+    weights = keras.Variable(np.ones((2, 3), "float32"), name="w")
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.5, momentum=0.5), delay=1)
+    for step in range(3):
+        optimizer.apply([torch.full((2, 3), float(rank + step))], [weights])
+    if flushes:
+        optimizer.flush()
+    return keras.ops.convert_to_numpy(weights)
+
+
+def factored(rank):
+    weights = keras.Variable(np.zeros((24, 40), "float32"), name="w")
+    how = hvd.Compression.powersgd(rank=2, start_after=1)
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), compression=how)
+    for step in range(8):
+        optimizer.apply([torch.from_numpy(drawn(rank, step))], [weights])
+    return keras.ops.convert_to_numpy(weights), optimizer.compression_state()["0.w/0"]["residual"]
+
+
+def drawn(rank, step):
+    return np.random.default_rng(10 * step + rank).standard_normal((24, 40)).astype(np.float32)
+
+
+with World(2, "1+1") as world:
+    for flushes, expected in (
+        (False, 1 - 0.25 - 0.875),
+        (True, 1 - 0.25 - 0.875 - 1.6875),
+    ):  # momentum sums .5, 1.5, 2.5
+        assert all((found == np.float32(expected)).all() for found in world.run(late, flushes))
+    (one, kept), (other, _) = world.run(factored)
+assert one.tobytes() == other.tobytes()
+exact = sum(drawn(rank, step).astype(np.float64) for rank in range(2) for step in range(8)) / 2
+gap, lost = np.linalg.norm(-one.astype(np.float64) + kept - exact), np.linalg.norm(-one.astype(np.float64) - exact)
+assert gap < 1e-6 * np.linalg.norm(exact) < 1e-3 * lost, (gap, lost)
 elastic_checks.check_all(keras, hvd)
 print("trained")

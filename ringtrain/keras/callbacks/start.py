@@ -97,6 +97,11 @@ class StartHooks:
         self._guard = None
         self._synchronize()
 
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """With ``delay=1``, applies the last gradients."""
+        if _is_late(self.model.optimizer):
+            self.model.optimizer.flush()
+
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         """After local steps, averages before the model is evaluated."""
         self._synchronize()
@@ -140,11 +145,15 @@ def _local_steps_of(optimizer: Any) -> Any:
     return None if reduction is None else reduction.local_steps
 
 
+def _is_late(optimizer: Any) -> bool:
+    reduction = reduction_of(optimizer)
+    return reduction is not None and reduction.settings.delay > 0
+
+
 def _require_equal_plans(optimizer: Any, process_set: ProcessSet) -> None:
     """A rank of local steps would wait for others of exact ones, and they for it."""
     reduction = reduction_of(optimizer)
-    plan = None if reduction is None else reduction.settings.local
-    own = {"every": None} if plan is None else plan.terms()
+    own = {"every": None} if reduction is None else reduction.settings.terms()
     everyone = allgather_object(own, "fit.local_steps", process_set)
     found = difference(list(zip(members_of(process_set), everyone, strict=True)))
     if found is not None:

@@ -62,7 +62,7 @@ class ElasticHooks:
         InvalidArgumentError: a model that is not built, or has no distributed optimizer. In ``fit``: a number of batches that
             is not known, or is not reached; another ``initial_epoch``; a second ``fit``.
         MismatchError: in ``fit``, on all ranks: they would take different numbers of batches or epochs.
-        UnsupportedError: local steps (``every``), a process set, or a model of tf_keras.
+        UnsupportedError: local steps (``every``), ``delay``, PowerSGD, a process set, or a model of tf_keras.
 
     Example:
         >>> elastic = hvd.elastic.Elastic(model)
@@ -207,6 +207,11 @@ def _checked(model: Any) -> KerasReducer:
         raise UnsupportedError(
             "elastic.Elastic: every must not be set, but is: ranks that join have no period. Leave it out of "
             "DistributedOptimizer."
+        )
+    if reduction.settings.on_host is not None:
+        raise UnsupportedError(
+            "elastic.Elastic: delay must be 0 and compression none, fp16, bf16, int8 or int4, but gradients come one step late, or "
+            "as PowerSGD's factors, which cannot be sent again in another world. Leave it out of DistributedOptimizer."
         )
     if reduction.settings.process_set is not global_process_set:
         raise UnsupportedError(

@@ -23,7 +23,7 @@ class KerasState(ObjectState):
 
     Raises:
         InvalidArgumentError: a model without variables yet; it is a ValueError.
-        UnsupportedError: an optimizer with local steps (``every``).
+        UnsupportedError: an optimizer with local steps (``every``) or ``delay``.
 
     Example:
         >>> state = hvd.elastic.KerasState(model, epoch=0, batch=0)
@@ -43,6 +43,11 @@ class KerasState(ObjectState):
             raise UnsupportedError(
                 f"{type(self).__name__}: every must not be set in an elastic job, but is: ranks that join have no period. "
                 "Leave it out of DistributedOptimizer."
+            )
+        if reduction is not None and reduction.settings.delay:
+            raise UnsupportedError(
+                f"{type(self).__name__}: delay must be 0 in an elastic job, but is 1: gradients on their way are lost with their "
+                "world. Leave it out of DistributedOptimizer."
             )
         if self.optimizer is not None:
             if hoist(self.optimizer) and getattr(model, "train_function", None) is not None:

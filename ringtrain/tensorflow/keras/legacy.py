@@ -18,6 +18,7 @@ from ringtrain.errors import UnsupportedError
 from ringtrain.keras.averaging import AveragingMethods, require_none
 from ringtrain.keras.classes import likened, user_class
 from ringtrain.keras.compilation import look_at_models
+from ringtrain.keras.on_host import HostMethods
 from ringtrain.keras.optimizer import communicates_on, distribute, take_over
 from ringtrain.keras.reduction import KerasReducer, when
 from ringtrain.keras.saving import load_wrapped
@@ -93,11 +94,12 @@ class _Step:
         return next((self._full.pop(scope) for scope in scopes() if scope in self._full), True)
 
 
-class _Methods(AveragingMethods, _Optimizer):
+class _Methods(AveragingMethods, HostMethods, _Optimizer):
     """The methods that a distributed optimizer has beyond, or around, those of the user's class."""
 
     _gradient_reduction: KerasReducer | None = None  # None in copies
     _step: _Step
+    _NOT_AGAIN: tuple[str, bool]  # the argument of ``apply_gradients`` for gradients of all ranks
 
     @unconverted
     def synchronize(self, grads_and_vars: Iterable[tuple[Any, Any]] | None = None) -> _Pairs:
@@ -148,16 +150,23 @@ class _Methods(AveragingMethods, _Optimizer):
         self._know_all(local)
         when(full, lambda: local.around(True, apply))
 
-    def _require_countable(self, reduction: KerasReducer) -> None:
-        """Local steps count updates on the host, each of them: raises UnsupportedError where that cannot be."""
+    def _note_use(self) -> None:
+        if self._gradient_reduction is not None and self._gradient_reduction.settings.powersgd is not None:
+            self._gradient_reduction.settle(lambda: True)
+
+    def _apply_own(self, gradients: list[Any], variables: list[Any]) -> None:
+        self.apply_gradients(list(zip(gradients, variables, strict=True)), **{self._NOT_AGAIN[0]: self._NOT_AGAIN[1]})
+
+    def _require_countable(self, reduction: KerasReducer, what: str) -> None:
+        """What is kept on the host counts updates, each of them: raises UnsupportedError where that cannot be."""
         if not tf.compat.v1.executing_eagerly_outside_functions():
             raise UnsupportedError(
-                f"apply '{reduction.prefix}': every must not be set in a graph of TensorFlow 1, but is. Leave eager execution "
+                f"apply '{reduction.prefix}': {what} must not be set in a graph of TensorFlow 1, but is. Leave eager execution "
                 "on."
             )
         if getattr(self, "_is_wrapped_by_loss_scale_optimizer", False):
             raise UnsupportedError(
-                f"apply '{reduction.prefix}': every must not be set within a LossScaleOptimizer of tf_keras, but is: ranks "
+                f"apply '{reduction.prefix}': {what} must not be set within a LossScaleOptimizer of tf_keras, but is: ranks "
                 "that skip an update would not count it. Use mixed_bfloat16, or Keras 3."
             )
 
@@ -167,7 +176,9 @@ class _Methods(AveragingMethods, _Optimizer):
         if reduction is None:
             return pairs
         if reduction.local_steps is not None:
-            self._require_countable(reduction)
+            self._require_countable(reduction, "every")
+        if reduction.host is not None:
+            self._require_countable(reduction, "delay" if reduction.settings.delay else "PowerSGD")
         if reduction.pairing.skipping:
             self._step.note(reduction.pairing.take(scopes()))
             return pairs
@@ -206,6 +217,8 @@ def _in_order_of(pairs: _Pairs, gradients: list[Any], variables: list[Any]) -> _
 class _Current(_Methods):
     """Those of ``tf_keras.optimizers``."""
 
+    _NOT_AGAIN = ("skip_gradients_aggregation", True)
+
     def build(self, var_list: Iterable[Any]) -> None:
         """The user's ``build``."""
         var_list = list(var_list)
@@ -236,14 +249,21 @@ class _Current(_Methods):
         if not skip_gradients_aggregation and older.pop("experimental_aggregate_gradients", True):
             pairs = self.aggregate_gradients(pairs)
         full = self._step.take()
-        if full is True and self._local_steps is None:
+
+        def update() -> Any:
+            self._note_use()
             return apply(pairs, name, skip_gradients_aggregation=True)
-        self._applied(full, lambda: apply(pairs, name, skip_gradients_aggregation=True))
+
+        if full is True and self._local_steps is None:
+            return update()
+        self._applied(full, update)
         return self.iterations
 
 
 class _Older(_Methods):
     """Those of ``tf_keras.optimizers.legacy``."""
+
+    _NOT_AGAIN = ("experimental_aggregate_gradients", False)
 
     _HAS_AGGREGATE_GRAD = True  # or tf_keras would not tell them that gradients are reduced already
 
@@ -276,9 +296,14 @@ class _Older(_Methods):
             present = [pair for pair in pairs if pair[0] is not None]
             pairs = self._aggregate_gradients(self._transform_unaggregated_gradients(present))
         full = self._step.take()
-        if full is True and self._local_steps is None:
+
+        def update() -> Any:
+            self._note_use()
             return apply(pairs, name, experimental_aggregate_gradients=False)
-        self._applied(full, lambda: apply(pairs, name, experimental_aggregate_gradients=False))
+
+        if full is True and self._local_steps is None:
+            return update()
+        self._applied(full, update)
         return self.iterations if tf.executing_eagerly() else tf.no_op()  # a LossScaleOptimizer wants an operation
 
 

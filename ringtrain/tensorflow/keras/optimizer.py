@@ -32,15 +32,16 @@ def DistributedOptimizer(
     fragments: int = 1,
     overlap: int = 0,
     merge: str = "additive",
+    delay: int = 0,
 ) -> Any:
     """Makes an optimizer of ``tf.keras`` update with the gradients of all ranks, and returns it.
 
     The arguments mean what they do for ``ringtrain.keras.DistributedOptimizer``, in another order. An optimizer of the
-    legacy Keras 2 has the same methods with ``every``; a LossScaleOptimizer around it is refused.
+    legacy Keras 2 has the same methods with ``every``, ``delay`` and PowerSGD; a LossScaleOptimizer around it is refused.
 
     Raises:
         InvalidArgumentError: not an optimizer of ``tf.keras.optimizers``, or an argument that cannot be.
-        UnsupportedError: when an optimizer of Keras 2 with ``every`` is applied: in a graph of TensorFlow 1, or within a
+        UnsupportedError: when an optimizer of Keras 2 with one of these is applied: in a graph of TensorFlow 1, or within a
             LossScaleOptimizer.
     """
     groups = checked_groups(num_groups, groups)  # here, where the warning about the older name finds its caller

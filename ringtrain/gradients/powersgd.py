@@ -1,0 +1,262 @@
+"""PowerSGD (Vogels et al., arXiv:1905.13727) in every framework: a gradient travels as two thin matrices.
+
+With D the gradient, a matrix, plus what this rank's gradients have lost so far, and Q the right factor of the step before:
+
+    P = orthogonalised(sum of D Q);  L = D' P;  Q = reduced L;  the result is P Q', and D - P L' is lost here
+
+So what a rank keeps is its own rounding error, which does not grow, and what all have delivered and all keep adds up to
+what was to be delivered. P and Q are reduced, and what is made of them on each rank is done in one order, by additions,
+multiplications, divisions and roots of single elements: results have the same bits on ranks with other processors.
+
+Here are the settings, when an optimizer begins, what is kept, and the arithmetic that gives replicas their bits, for
+matrices of PyTorch and of NumPy alike, by what both understand. ``torch.powersgd`` has PyTorch's matrices, and
+``on_host`` NumPy's, for Keras and TensorFlow.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from ringtrain.arguments import integer
+from ringtrain.errors import InvalidArgumentError
+from ringtrain.gradients.residuals import note_forgotten
+from ringtrain.gradients.session import Session
+
+Matrix = TypeVar("Matrix")
+
+TINY = 1e-150  # below it a column is nothing; its square is still a normal float64
+STEPS, OF_ALL, RESIDUAL, FACTOR = "steps", "exact", "residual", "factor"  # in a state that is saved
+_BLOCK = 1 << 16  # elements that are worked on while they are in a cache
+
+
+class Shape(NamedTuple):
+    """A gradient as a matrix, and the rank of what is sent for it."""
+
+    rows: int
+    columns: int
+    rank: int
+
+
+@dataclass(frozen=True)
+class PowerSGD:
+    """Sends a gradient of two dimensions or more as factors of low rank: for a DistributedOptimizer's ``compression``.
+
+    A gradient of n x m elements (all dimensions but the first are m) becomes ``rank * (n + m)``; others travel as they
+    are. What a gradient has lost is added to the next one on this rank, and taken back if the step is skipped.
+
+    Args:
+        rank: of the approximation, 1 or more. 1 to 4 are usual: more is better, and more bytes.
+        start_after: exact steps before the first compressed one, at least 1; a tenth of the training is usual. Later the
+            first step in another world, and after a ``join``, is an exact one too, which sends all that was lost.
+        min_compression_rate: gradients that would not shrink by this factor travel exact.
+
+    Raises:
+        InvalidArgumentError: a number that cannot be.
+    """
+
+    rank: int = 2
+    start_after: int = 100
+    min_compression_rate: float = 2.0
+
+    def __post_init__(self) -> None:
+        for name in ("rank", "start_after"):
+            if integer(f"PowerSGD: {name}", getattr(self, name)) < 1:
+                raise InvalidArgumentError(f"PowerSGD: {name} must be at least 1, but is {getattr(self, name)}.")
+        if not self.min_compression_rate >= 1:
+            raise InvalidArgumentError(
+                f"PowerSGD: min_compression_rate must be at least 1, but is {self.min_compression_rate!r}."
+            )
+
+    def shape_of(self, dimensions: Sequence[int]) -> Shape | None:
+        """How gradients of these dimensions are approximated, if they are floats; None: they travel as they are."""
+        if len(dimensions) < 2 or 0 in dimensions:
+            return None
+        rows, columns = dimensions[0], 1
+        for extent in dimensions[1:]:
+            columns *= extent
+        rank = min(self.rank, rows, columns)
+        shrinks = rank * (rows + columns) * self.min_compression_rate <= rows * columns
+        return Shape(rows, columns, rank) if shrinks else None
+
+
+def check_powersgd(powersgd: PowerSGD, conflicts: Mapping[str, bool], owner: str = "DistributedOptimizer") -> None:
+    """Raises InvalidArgumentError for a setting that it cannot stand beside, of those that are given."""
+    for setting, given in conflicts.items():
+        if given:
+            raise InvalidArgumentError(
+                f"{owner}: compression must be one that keeps no matrices with {setting}, but is {powersgd!r}. "
+                "Leave one of them out."
+            )
+
+
+class Beginning:
+    """When an optimizer begins to compress: after the same step on all ranks, those included that come later.
+
+    Each rank says in each round whether it has had enough exact steps; one that has is enough.
+
+    Args:
+        session: whose worlds, and joins, interrupt it.
+        start_after: exact steps before the first compressed one.
+
+    Attributes:
+        steps: that used their gradients, as far as this rank knows.
+    """
+
+    def __init__(self, session: Session, start_after: int):
+        self.steps = 0
+        self._session = session
+        self._start_after = start_after
+        self.enter_world()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the step under way compresses; the same on all ranks."""
+        return self._is_over and self._joins == self._session.context.joins
+
+    @property
+    def says(self) -> bool:
+        """Whether the step after this one is to compress, as far as this rank knows."""
+        return self.steps + 1 >= self._start_after
+
+    def note_round(self, any_says: bool) -> None:
+        """A round has closed the step."""
+        self._is_next = any_says
+
+    def note_use(self) -> None:
+        """The step under way uses its gradients; one that does not might as well not have been."""
+        self.steps += 1
+        self._is_over, self._joins = self._is_next, self._session.context.joins
+        if self._is_over:
+            self.steps = max(self.steps, self._start_after)
+
+    def enter_world(self) -> None:
+        """The ranks of another world do not know yet what the others have had."""
+        self._is_over = self._is_next = False
+        self._joins = self._session.context.joins
+
+
+class Memory(Generic[Matrix]):
+    """What is kept of one parameter's gradients from step to step.
+
+    Args:
+        shape: of the approximation.
+        name: of the parameter; also the seed of the first right factor.
+        beginning: of the optimizer.
+
+    Attributes:
+        shape: as given.
+        name: as given.
+        seed: of the first right factor, the same on all ranks.
+        residual: what was lost so far (rows x columns); None for nothing.
+        factor: the right factor (columns x rank) with which the next step begins.
+    """
+
+    def __init__(self, shape: Shape, name: str, beginning: Beginning):
+        self.shape, self.name = shape, name
+        self.seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "little")
+        self.residual: Matrix | None = None
+        self.factor: Matrix | None = None
+        self._beginning = beginning
+        self._pending: tuple[Matrix | None, Matrix | None] | None = None
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the gradient of the step under way travels as it is, with all that was lost before."""
+        return not self._beginning.is_over
+
+    def keep(self, residual: Matrix | None, factor: Matrix | None) -> None:
+        """Notes what the step under way leaves, for when its result is used."""
+        self._pending = residual, factor
+
+    def settle(self, used: bool) -> None:
+        """The result of the step was used, or was for nothing."""
+        if used and self._pending is not None:
+            self.residual, self.factor = self._pending
+        self._pending = None
+
+
+def settle(memories: Iterable[Memory[Any]], used: bool) -> None:
+    """``Memory.settle`` of all parameters of an optimizer."""
+    for memory in memories:
+        memory.settle(used)
+
+
+def forget(memories: Sequence[Memory[Any]], prefix: str) -> None:
+    """Another state was loaded: what ranks have lost is forgotten. Right factors stay, being where the next ones begin."""
+    note_forgotten(prefix, sum(memory.residual is not None for memory in memories))
+    for memory in memories:
+        memory.keep(None, memory.factor)
+        memory.settle(used=True)
+
+
+# ---- arithmetic ----
+
+
+def orthogonalise(columns: Any, root: Callable[[Any], Any]) -> None:
+    """Makes the rows of ``columns`` orthonormal in place, by the modified Gram-Schmidt process, in order.
+
+    Those that are zero, or that come to be, stay so. One NaN or infinity in a row makes all of those after it NaN.
+
+    Args:
+        columns: few long rows of float64; the columns of a matrix, transposed.
+        root: the square root, correctly rounded.
+    """
+    for place in range(len(columns)):
+        column = columns[place]
+        column /= root(halved_sum((column * column)[None])).clip(TINY)
+        rest = columns[place + 1 :]
+        if len(rest):
+            rest -= halved_sum(rest * column)[:, None] * column
+
+
+def halved_sum(rows: Any) -> Any:
+    """The sum of each row, halves added until one element is left: an order that no processor changes."""
+    while rows.shape[1] > 1:
+        half = rows.shape[1] // 2
+        total = rows[:, :half] + rows[:, half : 2 * half]
+        if rows.shape[1] % 2:
+            total[:, 0] += rows[:, -1]
+        rows = total
+    return rows[:, 0]
+
+
+def multiply(left: Any, factors: Any, out: Any, in_blocks: bool = True) -> None:
+    """``left @ factors`` into ``out``; each element added up in the order of the columns of ``left``.
+
+    Not by a matrix product, whose order, and whose fused operations, differ between processors.
+
+    Args:
+        left: rows x rank.
+        factors: rank x columns.
+        out: rows x columns.
+        in_blocks: as they fit into a processor's cache; else all at once.
+    """
+    step = max(1, _BLOCK // out.shape[1]) if in_blocks else len(left)
+    for first in range(0, len(left), step):
+        block, rows = out[first : first + step], left[first : first + step]
+        block[...] = factors[0]
+        block *= rows[:, :1]
+        for place in range(1, len(factors)):
+            block += rows[:, place : place + 1] * factors[place]
+
+
+# ---- what is saved ----
+
+
+def check_state(state: Mapping[str, Mapping[str, Any]], shapes: Mapping[str, Shape]) -> None:
+    """Raises InvalidArgumentError unless a state has what gradients of these names and shapes leave, and nothing else."""
+    expected: dict[str, dict[str, tuple[int, ...]]] = {STEPS: {OF_ALL: (1,)}}
+    for name, (rows, columns, rank) in shapes.items():
+        expected[f"{name}/0"] = {RESIDUAL: (rows, columns), FACTOR: (columns, rank)}
+    found = {name: {part: tuple(parts[part].shape) for part in parts} for name, parts in state.items()}
+    for name in sorted(expected.keys() | found.keys()):
+        if expected.get(name) != found.get(name):
+            raise InvalidArgumentError(
+                f"load_compression_state '{name}': expected {_described(expected.get(name))} but found "
+                f"{_described(found.get(name))}. Load what compression_state() of this model, with the same PowerSGD, has returned."
+            )
+
+
+def _described(parts: Mapping[str, tuple[int, ...]] | None) -> str:
+    return "nothing" if parts is None else " and ".join(f"{part} of {shape}" for part, shape in parts.items())

@@ -1,0 +1,101 @@
+"""Gradients of tapes that are reduced on the host: by PowerSGD, or one step late.
+
+A tape lives for one step, so what is kept from step to step lies here, by the names of the gradients and the variables
+that they belong to; it ends with these.
+"""
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ringtrain.gradients.on_host import HostReducer, HostSettings
+from ringtrain.gradients.session import Session
+from ringtrain.process_sets import ProcessSet
+from ringtrain.tensorflow import names as naming
+from ringtrain.tensorflow.library import current_slot
+
+_Key = tuple[int, int | None, str]  # slot, process set, first name
+_reducers: dict[_Key, list[tuple[list[weakref.ref], HostReducer]]] = {}
+
+
+def reduced(
+    gradients: Sequence[tf.Tensor],
+    names: Sequence[str],
+    variables: Sequence[Any],
+    settings: HostSettings,
+    process_set: ProcessSet,
+) -> list[tf.Tensor]:
+    """Dense gradients combined over the ranks, eager or when the graph runs; with a delay those of the step before.
+
+    Args:
+        gradients: those that any rank has.
+        names: of the gradients, before they are claimed in a graph, so that it may be traced again.
+        variables: what they belong to.
+        settings: how they are combined.
+        process_set: the ranks that take part.
+    """
+    if not gradients:
+        return []
+    host = _reducer_of(names, variables, settings, process_set)
+    chosen = list(names)
+
+    def on_host(*tensors: Any) -> list[np.ndarray]:
+        arrays = [np.asarray(tensor) for tensor in tensors]
+        if not settings.delay:
+            results = host.reduce(chosen, arrays)
+            host.settle(all(bool(np.isfinite(result.astype(np.float64)).all()) for result in results))
+            return results
+        late = host.exchange(chosen, arrays, skips=False)
+        return late if host.applies else [np.zeros_like(array) for array in arrays]
+
+    if tf.executing_eagerly():
+        results = [tf.convert_to_tensor(result) for result in on_host(*gradients)]
+    else:
+        results = tf.numpy_function(on_host, list(gradients), [gradient.dtype for gradient in gradients])
+    return [tf.ensure_shape(result, gradient.shape) for result, gradient in zip(results, gradients, strict=True)]
+
+
+def late_gradients(variables: Sequence[Any]) -> list[tf.Tensor | None]:
+    """The gradients of the last step of tapes with ``delay=1``, which are left to be applied; None where there are none.
+
+    On all ranks, outside of a ``tf.function``, before the model is evaluated and at the end. The next step then begins
+    with zeros again.
+
+    Args:
+        variables: what the tapes were asked about.
+
+    Example:
+        >>> optimizer.apply_gradients(zip(hvd.late_gradients(model.trainable_variables), model.trainable_variables))
+    """
+    places = {id(variable): place for place, variable in enumerate(variables)}
+    found: list[tf.Tensor | None] = [None] * len(places)
+    slot = current_slot()
+    for key in sorted((key for key in _reducers if key[0] == slot), key=str):  # in one order on all ranks
+        for references, host in _reducers[key]:
+            known = [reference() for reference in references]
+            if host.settings.delay and any(id(variable) in places for variable in known):
+                left = list(host.take().values())
+                for variable, gradient in zip(known, left, strict=False):
+                    if id(variable) in places:
+                        found[places[id(variable)]] = tf.convert_to_tensor(gradient)
+    return found
+
+
+def _reducer_of(
+    names: Sequence[str], variables: Sequence[Any], settings: HostSettings, process_set: ProcessSet
+) -> HostReducer:
+    """That of the step before; a new one for other variables, or where something else was asked for."""
+    key = current_slot(), process_set.process_set_id, names[0]
+    entries = [entry for entry in _reducers.get(key, []) if all(reference() is not None for reference in entry[0])]
+    _reducers[key] = entries
+    for references, host in entries:
+        alike = len(references) == len(variables) and host.settings == settings
+        if alike and all(known() is each for known, each in zip(references, variables, strict=True)):
+            return host
+    host = HostReducer(Session(process_set), names[0], settings)
+    if all(naming.is_variable(each) for each in variables):
+        entries.append(([weakref.ref(each) for each in variables], host))
+    return host

@@ -1,0 +1,105 @@
+"""Tapes with PowerSGD and ``delay=1``: what they return, in graphs and eager."""
+
+import numpy as np
+import pytest
+
+tf = pytest.importorskip("tensorflow")
+
+import ringtrain.tensorflow as hvd
+from ringtrain.errors import InvalidArgumentError, UnsupportedError
+from ringtrain.testing import World
+
+pytestmark = pytest.mark.timeout(180)
+SHAPE = (24, 40)
+
+
+def gradient(rank, step):
+    """Whole numbers, whose means are exact."""
+    return np.random.default_rng(100 * step + rank).integers(-8, 9, SHAPE).astype(np.float32)
+
+
+class Taped:
+    """A rank whose gradients are given."""
+
+    def __init__(self, graph, **arguments):
+        self.weight, self.vector = tf.Variable(tf.zeros(SHAPE)), tf.Variable(tf.zeros(8))
+        self.arguments = arguments
+        self.run = tf.function(self.step) if graph else self.step
+
+    @property
+    def variables(self):
+        return [self.weight, self.vector]
+
+    def step(self, matrix, number):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(self.weight * matrix) + tf.reduce_sum(self.vector) * number
+        return hvd.DistributedGradientTape(tape, **self.arguments).gradient(loss, self.variables)
+
+    def take(self, rank, step):
+        return [each.numpy() for each in self.run(tf.constant(gradient(rank, step)), tf.constant(float(rank + step)))]
+
+
+@pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
+def test_a_late_tape_returns_the_gradients_of_the_step_before(graph):
+    def on_rank(rank):
+        taped = Taped(graph, delay=1)
+        late = [taped.take(rank, step) for step in range(4)]
+        last = [each.numpy() for each in hvd.late_gradients(taped.variables)]
+        assert hvd.late_gradients(taped.variables) == [None, None]
+        return [*late, last]
+
+    with World(2, "1+1", stall_abort_seconds=30) as world:
+        for found in world.run(on_rank):
+            assert not found[0][0].any() and not found[0][1].any()
+            for step in range(4):
+                assert np.array_equal(found[step + 1][0], (gradient(0, step) + gradient(1, step)) / 2)
+                assert np.array_equal(found[step + 1][1], np.full(8, step + 0.5))
+
+
+@pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
+def test_what_a_tape_delivers_with_powersgd_is_all_but_the_last_loss(graph):
+    """The first is exact; then less is delivered, and made up for: far from the sum of all, it would grow with the steps."""
+
+    def on_rank(rank):
+        taped = Taped(graph, compression=hvd.Compression.powersgd(rank=4, start_after=1))
+        return [taped.take(rank, step) for step in range(24)]
+
+    with World(2, "1+1", stall_abort_seconds=30) as world:
+        first, other = world.run(on_rank)
+    assert all(
+        a.tobytes() == b.tobytes() for one, two in zip(first, other, strict=True) for a, b in zip(one, two, strict=True)
+    )
+    exact = [(gradient(0, step) + gradient(1, step)) / 2 for step in range(24)]
+    assert np.array_equal(first[0][0], exact[0]) and not np.array_equal(first[1][0], exact[1])
+    gaps = [np.linalg.norm(sum(found[0] for found in first[:count]) - sum(exact[:count])) for count in range(2, 25)]
+    without = np.linalg.norm([np.linalg.norm(exact[step] - first[step][0]) for step in range(1, 24)])
+    assert np.linalg.matrix_rank(first[5][0]) == 4 and max(gaps[12:]) < without
+    assert all(np.array_equal(found[1], np.full(8, step + 0.5)) for step, found in enumerate(first))
+
+
+def test_what_a_tape_cannot_do_is_refused():
+    with World(1):
+        for arguments, found in [
+            ({"delay": 3}, "DistributedGradientTape: delay must be 0 or 1, but is 3"),
+            ({"delay": 1, "op": hvd.Adasum}, "DistributedGradientTape: delay must be 0 with op=Adasum, but is 1"),
+            (
+                {"compression": hvd.Compression.powersgd(), "groups": 2},
+                "DistributedGradientTape: .* keeps no matrices with groups",
+            ),
+        ]:
+            with pytest.raises(InvalidArgumentError, match=found):
+                hvd.DistributedGradientTape(tf.GradientTape(), **arguments)
+        with pytest.raises(
+            InvalidArgumentError, match=r"delay must be 0 with an optimizer of tf.compat.v1.train, but is 1"
+        ):
+            hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(1.0), delay=1)
+    table = tf.Variable(tf.zeros((4, 2)))
+
+    def sparse(rank):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(table, [rank]))
+        with pytest.raises(UnsupportedError, match="gradients must be dense with delay=1"):
+            hvd.DistributedGradientTape(tape, delay=1).gradient(loss, [table])
+
+    with World(2, "1+1", stall_abort_seconds=30) as world:
+        world.run(sparse)
