@@ -16,7 +16,7 @@ from ringtrain.bench import launch, shaped
 from ringtrain.bench.models import MODELS
 from ringtrain.bench.sizes import parse_bytes
 from ringtrain.errors import UnsupportedError
-from ringtrain.launch.modes import MODES
+from ringtrain.launch.modes import FURTHER, MODES
 from ringtrain.options import environment
 
 ALGORITHMS = next(option for option in tables.OPTIONS if option.name == "algorithm").lowest.split("|")
@@ -224,8 +224,8 @@ def _compress_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--step-ms", type=float, default=480.0, metavar="C", help="to compute a batch alone (480)")
     parser.add_argument(
         "--modes",
-        type=_choices(*(mode.name for mode in MODES)),
-        default=[mode.name for mode in MODES if mode.batches <= MOST_BATCHES],
+        type=_choices(*(mode.name for mode in MODES), *FURTHER),
+        default=[*(mode.name for mode in MODES if mode.batches <= MOST_BATCHES), FURTHER[0]],
         metavar="float32,int8,...",
         help=f"those of at most {MOST_BATCHES} batches; of others a turn takes as many times --step-ms",
     )

@@ -3,6 +3,7 @@
 As ``overlap``, but the time to compute is given, and each mode of ``ringtrain.launch.modes`` has a row: the bytes that a
 host sends for each batch, by the native counters, an exchange alone, a batch, and this beside a batch that sends nothing;
 the time of the codec; and what ``ringtrain doctor`` would have foretold from the first two. ``shaped`` makes the hosts.
+Behind these stand PowerSGD and fragments that travel (``compress_further``); the exchange of the former has its arithmetic.
 
 A row is right if the last sums are, up to what the mode may lose, and if a host has sent as many bytes as it must.
 """
@@ -15,6 +16,7 @@ import numpy as np
 
 import ringtrain as rt
 from ringtrain.bench import allreduce, ranks, report
+from ringtrain.bench.compress_further import WAYS, Way
 from ringtrain.bench.computing import Computation, backward, cores_to_compute_on
 from ringtrain.bench.sizes import bytes_text
 from ringtrain.bench.systems import LOSSES
@@ -45,7 +47,8 @@ def run(size_bytes: int, tensors: int, step_ms: float, modes: Sequence[str], fre
         hosts = rt.cross_size()
         gradients = Gradients(size_bytes, tensors)
         for free, cores in cases.items():
-            results += _measure(world, hosts, free, cores, gradients, chosen, step_ms / 1e3, repetitions)
+            further = {name: make(gradients.work) for name, make in WAYS.items() if name in modes}
+            results += _measure(world, hosts, free, cores, gradients, chosen, further, step_ms / 1e3, repetitions)
         world.close()
     total = bytes_text(size_bytes // tensors // 4 * 4 * tensors)
     report.say(f"{total} of gradients in {tensors} tensors, {ranks.size()} ranks on {hosts} hosts, "
@@ -109,6 +112,7 @@ def _measure(
     cores: Collection[int],
     gradients: Gradients,
     modes: Sequence[Mode],
+    further: Mapping[str, Way],
     step_seconds: float,
     repetitions: int,
 ) -> list[dict[str, Any]]:
@@ -135,6 +139,10 @@ def _measure(
         )
         for mode in modes
     }
+    for name, way in further.items():
+        timed["exchange", name] = partial(_turn_of, world, gradients, way, computation, 0)
+        turn = partial(_turn_of, world, gradients, way, computation, rounds)
+        batches[name] = _Counted(world.context, turn, WARM_UP + repetitions, partial(_is_right, world, way))
     seconds = time_in_turn({**timed, **batches}, repetitions, WARM_UP)
     computation.close()
     computing, alone = seconds["computing"], {each: seconds["exchange", each] for each in exchanges}
@@ -161,7 +169,32 @@ def _measure(
                 foretold_seconds=foretold.batch_seconds,
             )
         )  # fmt: skip
+    for name, way in further.items():
+        sent = batches[name].of_all_ranks("wire_bytes_sent").mean(axis=1).sum() / hosts
+        must, exchange = way.bytes_sent(hosts), seconds["exchange", name] * way.batches
+        median = float(np.median(computing))
+        results.append(
+            report.result(
+                f"ringtrain-{world.transport}", "compress", seconds[name],
+                ranks.all_true(batches[name].right) and bool(abs(sent - must) <= TOLERANCE * must),
+                mode=name, bytes=gradients.nbytes, tensors=len(gradients.work), free_cores=free,
+                threads=computation.threads, bytes_sent=sent / way.batches,
+                exchange_seconds_median=float(np.median(exchange)), exchange_seconds_min=float(exchange.min()),
+                computing_seconds_median=median, computing_seconds_min=float(computing.min()),
+                codec_seconds_median=0.0, codec_seconds_min=0.0,
+                of_computing=float(np.median(seconds[name]) / median),
+                of_computing_fastest=float(seconds[name].min() / computing.min()),
+                foretold_seconds=way.foretold(median, float(np.median(exchange)), float(np.median(alone["none"]))),
+            )
+        )  # fmt: skip
     return results
+
+
+def _turn_of(world: World, gradients: Gradients, way: Way, computation: Computation, rounds: int) -> list[float]:
+    """``_turn`` in a further way."""
+    gradients.fill()
+    world.enter()
+    return [time_of(lambda: way.run(lambda: backward(gradients.work, computation, rounds, None))) / way.batches]
 
 
 def _turn(world: World, gradients: Gradients, computation: Computation, rounds: int, mode: Mode | None) -> list[float]:
@@ -192,6 +225,11 @@ def _batches(
 def _submit(mode: Mode, index: int, gradient: np.ndarray) -> Handle:
     compression = getattr(rt.Compression, mode.compression)
     return rt.allreduce_async_(gradient, name=f"compress.{mode.name}.{index}", op=rt.Sum, compression=compression)
+
+
+def _is_right(world: World, way: Way) -> bool:
+    world.enter()
+    return way.is_right()
 
 
 def _row(result: dict[str, Any]) -> list[str]:

@@ -260,7 +260,7 @@ def report(found: Mapping[str, Any]) -> list[str]:
 
 
 _POWERSGD = (
-    "not calculated: compression=Compression.powersgd(rank=2) of PyTorch, which sends large matrices as two thin ones, 100 times "
+    "not calculated: compression=Compression.powersgd(rank=2), which sends large matrices as two thin ones, 100 times "
     "smaller or more, takes a core some 2 s for each GB, and risks more than int4: compare the loss"
 )
 

@@ -73,11 +73,12 @@ MODES = [
     Mode(
         "4 batches", "exact, for a batch 4 times larger: fewer steps", argument="backward_passes_per_step=4", batches=4
     ),
-    Mode("delay=1", "the gradients of the step before; PyTorch; compare the loss", argument="delay=1", delays=True),
+    Mode("delay=1", "the gradients of the step before; compare the loss", argument="delay=1", delays=True),
     Mode("every=32", "another algorithm; compare the loss", argument="every=32", batches=32, overlaps=False),
 ]
 
 
+FURTHER = ("powersgd-2", "fragments=4")  # what `bench compress` measures beside the modes
 STREAMING = {"every": 32, "fragments": 4, "overlap": 4}  # what the doctor names beside the modes
 
 

@@ -7,11 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from environments import python_with, rank_environment, ringtrainrun
 
 from ringtrain.bench import __main__ as command_line
+from ringtrain.bench.compress_further import as_matrix, factor_bytes
 from ringtrain.errors import UnsupportedError
+from ringtrain.gradients.powersgd import PowerSGD
 from ringtrain.launch.modes import MODES
 
 ROOT = Path(__file__).parents[2]
@@ -50,6 +53,26 @@ def test_each_mode_sends_what_it_says(tmp_path: Path) -> None:
                 max(found["results"][0]["exchange_seconds_median"] / mode.shrinks, each["codec_seconds_median"]),
             )
         )
+
+
+@pytest.mark.tcp
+@pytest.mark.long
+def test_factors_and_fragments_send_what_the_formulas_say(tmp_path: Path) -> None:
+    written = tmp_path / "compress.json"
+    done = compress(written, BENCH, "--free-cores", "none", "--modes", "float32,powersgd-2,fragments=4")
+    assert done.returncode == 0 and "WRONG" not in done.stdout, done.stdout + done.stderr
+    exact, factors, fragments = json.loads(written.read_text())["results"]
+    assert [each["mode"] for each in (exact, factors, fragments)] == ["float32", "powersgd-2", "fragments=4"]
+    assert exact["bytes"] == 4 * 4 * 256 * 512
+    assert factors["bytes_sent"] == pytest.approx(4 * 4 * 2 * (256 + 512), rel=0.01)  # four matrices, of rank 2
+    assert fragments["bytes_sent"] == pytest.approx(exact["bytes"] / 32, rel=0.01)
+
+
+def test_gradients_become_matrices_as_square_as_they_can_be() -> None:
+    how = PowerSGD(2)
+    for size, shape, sent in ((390_625, (625, 625), 2 * 1250), (125_000, (250, 500), 2 * 750), (101, (1, 101), 101)):
+        matrix = as_matrix(np.zeros(size, np.float32))
+        assert matrix.shape == shape and factor_bytes(how, shape) == 4 * sent
 
 
 FAULTS = {

@@ -74,7 +74,10 @@ class Late:
         return np.array(self.weights.numpy())
 
 
-@pytest.mark.parametrize("graph, compression", [(False, None), (True, None), (False, hvd.Compression.int8)])
+@pytest.mark.parametrize(
+    "graph, compression",
+    [(False, None), (True, None), pytest.param(False, hvd.Compression.int8, marks=pytest.mark.long)],
+)
 def test_ranks_are_one_process_with_the_same_rule(graph, compression):
     """Bit for bit, on sums that are exact; small tensors are not rounded. The last gradients come with flush()."""
 
@@ -92,6 +95,7 @@ def test_ranks_are_one_process_with_the_same_rule(graph, compression):
             assert (steps, all_steps) == (STEPS - 1, STEPS)  # the first has applied nothing
 
 
+@pytest.mark.long
 def test_sums_over_passes_and_a_world_of_one():
     def on_rank(rank, size):
         late = Late(backward_passes_per_step=2)
@@ -121,6 +125,7 @@ def test_an_overflow_is_dropped_where_it_arrives():
             assert scale == 2048  # doubled after two good steps, halved, and doubled
 
 
+@pytest.mark.long
 def test_what_is_on_its_way_is_saved_and_loaded():
     """In a world of another size, too: what is applied next is the same."""
 
@@ -149,6 +154,7 @@ def test_what_is_on_its_way_is_saved_and_loaded():
             assert np.array_equal(found, by_hand(2, range(3)))
 
 
+@pytest.mark.long
 def test_fit_applies_the_last_gradients():
     def on_rank(rank):
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, use_bias=False, dtype="float64")])
@@ -214,10 +220,10 @@ def check_law(delivered, kept, ranks, steps):
     assert gap < 1e-6 * np.linalg.norm(exact) < 1e-3 * lost
 
 
-@pytest.mark.parametrize("layout, graph", [("2+1", False), ("1+1", True)])
+@pytest.mark.parametrize("layout, graph", [("2+1", False), pytest.param("1+1", True, marks=pytest.mark.long)])
 def test_what_is_delivered_and_what_is_kept_is_all_that_was_to_be(layout, graph):
     """The law, and the same bits on all ranks."""
-    ranks, steps = sum(map(int, layout.split("+"))), 30
+    ranks, steps = sum(map(int, layout.split("+"))), 12
 
     def on_rank(rank):
         learner, before = Matrices(graph), rt.counters()["bytes"]
@@ -255,6 +261,7 @@ def test_an_update_that_is_skipped_leaves_no_trace():
         assert skipped == world.run(on_rank, [0, 1, 3, 5], set()) and len(set(skipped)) == 1
 
 
+@pytest.mark.long
 def test_another_world_goes_on_with_what_was_lost():
     """Of another size: the mean of what ranks have lost is delivered there; the first step in it is exact."""
 
@@ -281,7 +288,7 @@ def test_another_world_goes_on_with_what_was_lost():
     assert np.linalg.norm(later - delivered + kept - exact) < 1e-6 * np.linalg.norm(exact)
 
 
-@pytest.mark.parametrize("odd", [{"rank": 1}, {"start_after": 3}, None], ids=str)
+@pytest.mark.parametrize("odd", [{"rank": 1}, pytest.param({"start_after": 3}, marks=pytest.mark.long), None], ids=str)
 def test_other_settings_of_powersgd_on_one_rank_are_one_error_on_all(odd):
     def on_rank(rank):
         learner = Matrices(**(odd or {} if rank else {}))

@@ -39,7 +39,7 @@ class Taped:
         return [each.numpy() for each in self.run(tf.constant(gradient(rank, step)), tf.constant(float(rank + step)))]
 
 
-@pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
+@pytest.mark.parametrize("graph", [pytest.param(False, marks=pytest.mark.long), True], ids=["eager", "graph"])
 def test_a_late_tape_returns_the_gradients_of_the_step_before(graph):
     def on_rank(rank):
         taped = Taped(graph, delay=1)
@@ -56,7 +56,7 @@ def test_a_late_tape_returns_the_gradients_of_the_step_before(graph):
                 assert np.array_equal(found[step + 1][1], np.full(8, step + 0.5))
 
 
-@pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
+@pytest.mark.parametrize("graph", [False, pytest.param(True, marks=pytest.mark.long)], ids=["eager", "graph"])
 def test_what_a_tape_delivers_with_powersgd_is_all_but_the_last_loss(graph):
     """The first is exact; then less is delivered, and made up for: far from the sum of all, it would grow with the steps."""
 
