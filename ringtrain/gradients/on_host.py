@@ -145,18 +145,22 @@ class HostReducer:
         rounds = self._announced(names, beginning.says)
         approximated: list[_Approximation] = []
         results: Arrays = []
-        problem: RingtrainError | None = None
         try:
             for place, (name, gradient) in enumerate(zip(names, gradients, strict=True)):
                 results.append(self._started(place, name, gradient, approximated))
             lefts = {each.place: each.left for each in approximated}
-            self._operate(f"{names[0]} (left factors)", [lefts.get(place, each) for place, each in enumerate(results)])
+            sent = [lefts.get(place, each) for place, each in enumerate(results)]
+            operation = self._submit(f"{names[0]} (left factors)", sent)
+            any_says = _agreed(rounds)  # first: who has other settings may have sent nothing
+            operation.wait()
             if approximated:
-                self._operate(f"{names[0]} (right factors)", [_gone_on(each) for each in approximated])
-        except RingtrainError as failed:
-            problem = failed
-        said = self._closed(rounds, problem)
-        beginning.note_round(said)
+                rights = [_gone_on(each) for each in approximated]
+                self._submit(f"{names[0]} (right factors)", rights).wait()
+        except RingtrainError:
+            self._give_up(rounds)
+            raise
+        rounds.succeed()
+        beginning.note_round(any_says)
         for each in approximated:
             self._memories[names[each.place]].keep(each.lost, each.right)
             powersgd.multiply(each.left, np.ascontiguousarray(each.right.T), out := np.empty_like(each.lost))
@@ -194,10 +198,6 @@ class HostReducer:
             memory = self._memories[name] = powersgd.Memory(shape, name.removeprefix(self._prefix), beginning)
         return memory
 
-    def _operate(self, name: str, arrays: Arrays) -> None:
-        """Combines arrays over the ranks, in place."""
-        self._submit(name, arrays).wait()
-
     def _submit(self, name: str, arrays: Arrays) -> Operation:
         how, buffers = self.settings, [as_buffer(array) for array in arrays]
         return self._session.context.submit(
@@ -216,21 +216,11 @@ class HostReducer:
         rounds.announce(bytes([DENSE]) * len(names), Stage.CLOSING, says)
         return rounds
 
-    def _closed(self, rounds: Rounds, problem: RingtrainError | None) -> bool:
-        """Whether any rank says that the next step compresses; raises what has gone wrong, on all ranks."""
-        try:
-            said = rounds.wait_for_answer()
-            for operation in rounds.require_equal():
-                operation.wait()
-            if problem is not None:
-                raise problem
-        except RingtrainError:
-            rounds.forget()
-            rounds.forget_steps()
-            powersgd.settle(self._memories.values(), used=False)
-            raise
-        rounds.succeed()
-        return said.compresses_next
+    def _give_up(self, rounds: Rounds) -> None:
+        """What has gone wrong is raised on all ranks: nothing is kept of the step."""
+        rounds.forget()
+        rounds.forget_steps()
+        powersgd.settle(self._memories.values(), used=False)
 
     # ---- one step late ----
 
@@ -270,16 +260,15 @@ class HostReducer:
         flight, self._flight = self._flight, None
         if flight is None:
             return
-        problem: RingtrainError | None = None
+        rounds = self._rounds[flight.names[0]]
         try:
+            _agreed(rounds)
             flight.operation.wait()
-        except RingtrainError as failed:
-            problem = failed
-        try:
-            self._closed(self._rounds[flight.names[0]], problem)
         except RingtrainError:
+            self._give_up(rounds)
             self._settle_residuals(used=False)
             raise
+        rounds.succeed()
         self._settle_residuals(not flight.skips or all(_is_finite(array) for array in flight.arrays))
         self._arrived = dict(zip(flight.names, flight.arrays, strict=True))
 
@@ -378,6 +367,14 @@ class HostReducer:
         self._session.context.submit(
             "allreduce", name, buffer, buffer, reduction=reduction, process_set=self._session.process_set_id, waits=True
         ).wait()
+
+
+def _agreed(rounds: Rounds) -> bool:
+    """Whether any rank says that the next step compresses; raises MismatchError if ranks have other settings."""
+    said = rounds.wait_for_answer()
+    for operation in rounds.require_equal():
+        operation.wait()
+    return said.compresses_next
 
 
 def _with_residual(gradient: np.ndarray, memory: "powersgd.Memory[np.ndarray]") -> np.ndarray:

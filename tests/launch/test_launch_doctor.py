@@ -160,7 +160,7 @@ def test_what_is_expected_of_the_modes() -> None:
     said = "\n".join(report(found))
     assert re.search(r"int8 +25.4 MB +215.9 ms +25.0 ms +512.4 ms +1.07 +8 bits", said)
     assert re.search(r"delay=1 .*the step before; compare the loss", said) and re.search(
-        r"powersgd\(rank=2\) .*compare the loss", said
+        r"powersgd\(rank=2\), .*compare the loss", said
     )
     assert "every=32, fragments=4, overlap=4, whose parts travel while training goes on: 480.0 ms for a batch" in said
     assert streaming_batch_seconds(0.05, 0.85, 32, 4, 2) == pytest.approx(0.05 + 4 * (0.2125 - 0.1) / 32)
