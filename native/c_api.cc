@@ -122,6 +122,12 @@ bool FrameIn(const char* hex, ringtrain::ControlFrame* frame) {
   return ringtrain::FromHex(hex, &bytes) && ringtrain::ControlFrame::Decode(bytes, frame);
 }
 
+bool ProcessIn(const char* host, int32_t slot, const char* uid, ringtrain::Process* process) {
+  process->host = host;
+  process->slot = slot;
+  return ringtrain::FromHex(uid, &process->uid);
+}
+
 template <typename Body>
 Status Guard(Body body) {
   try {
@@ -584,6 +590,23 @@ char* rt_authority_process_leaves(rt_authority* authority, double now, const cha
     frame.process.host = host;
     frame.process.slot = slot;
     authority->authority.Arrived(InNanoseconds(now), host, frame, actions);
+  });
+}
+
+char* rt_authority_process_came(rt_authority* authority, double now, const char* host, int32_t slot, const char* uid) {
+  return ActionsOf([&](auto* actions) {
+    ringtrain::Process process;
+    if (!ProcessIn(host, slot, uid, &process)) return;
+    authority->authority.ProcessCame(InNanoseconds(now), process, actions);
+  });
+}
+
+char* rt_authority_process_gone(rt_authority* authority, double now, const char* host, int32_t slot, const char* uid,
+                                const char* cause) {
+  return ActionsOf([&](auto* actions) {
+    ringtrain::Process process;
+    if (!ProcessIn(host, slot, uid, &process)) return;
+    authority->authority.ProcessGone(InNanoseconds(now), process, TextOf(cause), actions);
   });
 }
 

@@ -28,7 +28,8 @@ std::string Line(const std::string& first, const Columns&... columns) {
 std::string LineOf(const authority_action::Write& write) { return Line("write", InHex(write.record)); }
 std::string LineOf(const authority_action::Send& send) {
   if (send.frame.type == ControlType::kBeat) return Line("beat", send.host);
-  if (send.frame.type == ControlType::kAsk) return Line("ask", send.host, InHex(send.frame.Encode()));
+  const bool to_a_host = !(Uid() < send.frame.process.uid);
+  if (send.frame.type == ControlType::kAsk && to_a_host) return Line("ask", send.host, InHex(send.frame.Encode()));
   const std::string kind = send.frame.type == ControlType::kEvict ? "evict" : "send";
   return Line(kind, send.host, InHex(send.frame.process.uid), InHex(send.frame.Encode()));
 }

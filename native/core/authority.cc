@@ -50,6 +50,40 @@ void Authority::Resume(Nanoseconds now, const std::string& record) {
   if (record.empty() || !ControlFrame::Decode(record, &form)) return;
   epoch_ = form.epoch;
   world_ = std::move(form.members);
+  if (!options_.hosts.empty()) return;
+  for (const Member& member : world_) {  // who are to come again, and answer for their hosts
+    Host& host = hosts_[member.process.host];
+    host.taken[member.process.slot] = true;
+    host.unheard.insert(member.process.uid);
+  }
+}
+
+// ---- processes that an engine starts ----
+
+void Authority::ProcessCame(Nanoseconds now, const Process& process, AuthorityActions* actions) {
+  if (phase_ == Phase::kEnded) return;
+  Host& host = hosts_[process.host];
+  host.presence = Host::kPresent;
+  host.heard = now;
+  host.taken[process.slot] = true;
+  Tell(process, Of(ControlType::kAsk), actions);
+}
+
+void Authority::ProcessGone(Nanoseconds now, const Process& process, const std::string& cause,
+                            AuthorityActions* actions) {
+  const auto host = hosts_.find(process.host);
+  if (phase_ == Phase::kEnded || host == hosts_.end()) return;
+  host->second.unheard.erase(process.uid);
+  host->second.taken.erase(process.slot);
+  host->second.closed.erase(process.slot);
+  noticed_.erase(process.uid);
+  const auto found = ranks_.find(process.uid);
+  if (found != ranks_.end()) {
+    if (!found->second.finished) actions->push_back(authority_action::Say{Name(process) + " is gone: " + cause});
+    Lose(now, process.uid, actions);
+  }
+  if (host->second.taken.empty()) hosts_.erase(host);
+  Decide(now, actions);
 }
 
 // ---- hosts ----

@@ -18,6 +18,9 @@
 // granted world that stands still keeps that world from going on, and knows enough to settle its open window. Hence the
 // one rule: the next world's voters are voters of the newest granted one. An evicted rank never votes again.
 //
+// Where an engine of the user's starts processes and starts them again, there are no agents: hosts begin to be known
+// with their first process (ProcessCame), each process speaks for itself, and nobody acts on a Start.
+//
 // Driven by (a) the launcher's thread: bytes that come from the agent of a host are decoded (control.h) and handed to
 // Arrived; connections that open and break to HostCame and HostLost; time to Tick at next_timer(). Actions are carried
 // out in their order. Write must be on the disk before what follows it: the record that comes last is what a launcher
@@ -41,7 +44,7 @@
 namespace ringtrain {
 
 struct AuthorityOptions {
-  std::map<std::string, int> hosts;  // by name: its slots
+  std::map<std::string, int> hosts;  // by name: its slots; none where an engine of the user's starts processes
   int minimum = 1;                   // ranks that a world must have
   int reset_limit = 0;               // worlds after the first; 0: any number
   Nanoseconds silence = 0;           // D: of an agent, that counts as its loss
@@ -93,6 +96,11 @@ class Authority {
   void HostAdded(const std::string& host, int slots);
   // All its ranks leave on notice, because of this.
   void HostLeaves(Nanoseconds now, const std::string& host, const std::string& cause, AuthorityActions* actions);
+  // A process that an engine of the user's has started is connected: it has this slot until it has gone, is asked who
+  // it is, and may come again.
+  void ProcessCame(Nanoseconds now, const Process& process, AuthorityActions* actions);
+  // The end of its connection tells of its end. A host without any is none.
+  void ProcessGone(Nanoseconds now, const Process& process, const std::string& cause, AuthorityActions* actions);
   void Arrived(Nanoseconds now, const std::string& host, const ControlFrame& frame, AuthorityActions* actions);
   void Tick(Nanoseconds now, AuthorityActions* actions);
   Nanoseconds next_timer() const;

@@ -246,6 +246,11 @@ void rt_authority_host_added(rt_authority* authority, const char* host, int32_t 
 /* All ranks of a host leave on notice, because of this; the process with this uid alone does. */
 char* rt_authority_host_leaves(rt_authority* authority, double now, const char* host, const char* cause);
 char* rt_authority_process_leaves(rt_authority* authority, double now, const char* host, int32_t slot, const char* uid);
+/* Where an engine of the user's starts the processes, and no hosts were given: one has connected, for the first time or
+ * again, and has this slot of its host; its connection has ended, because of this. */
+char* rt_authority_process_came(rt_authority* authority, double now, const char* host, int32_t slot, const char* uid);
+char* rt_authority_process_gone(rt_authority* authority, double now, const char* host, int32_t slot, const char* uid,
+                                const char* cause);
 /* A frame of a rank there; what is none has no effect. */
 char* rt_authority_arrived(rt_authority* authority, double now, const char* host, const char* frame);
 /* The process with this uid, which was started in a slot, has ended: exit code, or -signal. */

@@ -46,7 +46,8 @@ class Action(NamedTuple):
 
 
 class Authority:
-    """Numbers the worlds of a job on these hosts. Times are time.monotonic().
+    """Numbers the worlds of a job on these hosts; on none where an engine of the user's starts processes. Times are
+    time.monotonic().
 
     record: the last one that was written, in hexadecimal, if the job is taken up; None if it begins.
     """
@@ -107,6 +108,15 @@ class Authority:
         """The process in a slot has ended: exit code, -n for signal n."""
         ended = lib.rt_authority_process_ended(self._native, now, as_text(host), slot, as_text(uid), code)
         return self._taken(ended)
+
+    def process_came(self, now: float, host: str, slot: int, uid: str) -> list[Action]:
+        """A process that an engine has started is connected, for the first time or again; its host need not be known."""
+        return self._taken(lib.rt_authority_process_came(self._native, now, as_text(host), slot, as_text(uid)))
+
+    def process_gone(self, now: float, host: str, slot: int, uid: str, cause: str) -> list[Action]:
+        """The end of its connection tells of its end."""
+        gone = lib.rt_authority_process_gone(self._native, now, as_text(host), slot, as_text(uid), as_text(cause))
+        return self._taken(gone)
 
     def tick(self, now: float) -> list[Action]:
         """To be called at `next_timer`."""

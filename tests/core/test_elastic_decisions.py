@@ -402,3 +402,128 @@ def test_the_agent_knows_a_dismissal_by_its_first_byte():
         job.hear(rank.take(lib.rt_membership_world_ended(rank.native)))
     to_it = [columns[2] for columns in job.said("send") if columns[1] == leaver.uid]
     assert to_it[-1].startswith(LEAVE) and [each for each in to_it if each.startswith(FORM)] == [to_it[0]]
+
+
+class Called(Job):
+    """An authority that starts nothing: processes come to it, and go."""
+
+    def __init__(self, slots: int, **rules):
+        super().__init__(0, minimum=slots, **rules)
+        self.authority = Authority([], self.rules, grace=30.0, now=self.now)
+        self.did = []
+        for slot in range(slots):
+            self.come(slot)
+
+    def come(self, slot: int) -> Rank:
+        rank = Rank(slot, f"address-{len(self.ranks)}")
+        self.ranks[rank.uid] = rank
+        rank.take(lib.rt_membership_begin(rank.native, self.now))  # what it says before it is let in is not heard
+        self.come_again(rank)
+        return rank
+
+    def come_again(self, rank: Rank) -> None:
+        self.do(self.authority.process_came(self.now, "a", rank.slot, rank.uid))
+
+    def go(self, rank: Rank) -> None:
+        self.deaf.add(rank.uid)
+        self.do(self.authority.process_gone(self.now, "a", rank.slot, rank.uid, "why."))
+
+    def resume(self, record: str) -> None:
+        """Another authority goes on; nobody has come yet."""
+        self.now += 20.0
+        self.authority = Authority([], self.rules, grace=30.0, now=self.now, record=record)
+        self.did = []
+
+
+def test_processes_that_come_are_ranks_until_they_go():
+    job = Called(3, wait=1000.0)
+    first, second, third = job.ranks.values()
+    assert [rank.kinds()[-1] for rank in (first, second, third)] == ["run"] * 3
+    job.go(second)
+    assert job.said("say")[0] == ["The rank in slot 1 of host 'a' is gone: why."]
+    new = job.come(1)
+    assert [rank.kinds()[-1] for rank in (first, third, new)] == ["run"] * 3
+    assert job.said("start") == [] and job.said("end") == []
+
+
+def test_one_that_joins_is_let_in_at_a_pause_and_takes_the_state():
+    job = Called(2)
+    old = list(job.ranks.values())
+    for rank in old:
+        rank.kinds()
+    new = job.come(2)
+    assert [rank.kinds() for rank in old] == [["pause"], ["pause"]]
+    for rank in old:
+        job.hear(rank.take(lib.rt_membership_world_ended(rank.native)))
+    (joined,) = [action for action in new.did if action[0] == "member" and action[1] == new.uid]
+    assert joined[4] == "1" and new.kinds()[-1] == "run"
+
+
+def test_a_host_that_has_no_process_is_none():
+    """Nothing is heard of it, and nothing is said of that."""
+    job = Called(2)
+    other = uuid.uuid4().hex
+    job.do(job.authority.process_came(job.now, "b", 0, other))
+    job.do(job.authority.process_gone(job.now, "b", 0, other, "why."))
+    job.pass_seconds(20)
+    assert job.said("say") == [] and job.authority.host_heard(job.now, "b") == []
+
+
+def test_all_processes_that_finish_end_the_job_when_they_are_gone():
+    job = Called(2)
+    for rank in list(job.ranks.values()):
+        job.hear(rank.take(lib.rt_membership_finished(rank.native)))
+        assert job.said("end") == []
+    for rank in list(job.ranks.values()):
+        job.go(rank)
+    assert job.said("say") == [] and job.said("end") == [["1", "All ranks have come to their end."]]
+
+
+def test_an_authority_that_goes_on_leaves_a_whole_world_alone():
+    """All come again, one late; no rank is told anything but to say who it is."""
+    job = Called(3)
+    for rank in job.ranks.values():
+        rank.kinds()
+    job.resume(job.said("write")[-1][0])
+    first, second, third = job.ranks.values()
+    job.come_again(first)
+    job.come_again(second)
+    job.pass_seconds(6)
+    job.come_again(third)
+    job.pass_seconds(20)
+    assert [rank.kinds() for rank in job.ranks.values()] == [[]] * 3 and job.said("say") == []
+    job.go(third)
+    assert job.said("say")[0] == ["The rank in slot 2 of host 'a' is gone: why."]
+
+
+def test_who_does_not_come_again_is_given_up_and_evicted_when_it_does():
+    job = Called(3, wait=1000.0)
+    for rank in job.ranks.values():
+        rank.kinds()
+    record = job.said("write")[-1][0]
+    job.rules = job.rules._replace(minimum=1)
+    job.resume(record)
+    first, second, third = job.ranks.values()
+    job.deaf.add(third.uid)
+    job.come_again(first)
+    job.come_again(second)
+    assert first.kinds() == []
+    job.pass_seconds(8)
+    assert first.kinds()[-1] == second.kinds()[-1] == "run"
+    job.deaf.clear()
+    job.come_again(third)
+    assert third.kinds() == ["fence"]
+
+
+def test_a_process_that_has_gone_meanwhile_is_not_waited_for():
+    job = Called(3, wait=1000.0)
+    record = job.said("write")[-1][0]
+    job.rules = job.rules._replace(minimum=1)
+    job.resume(record)
+    first, second, third = job.ranks.values()
+    job.come_again(first)
+    job.come_again(second)
+    for rank in (first, second):
+        rank.kinds()
+    job.go(third)  # it has called, and died before it said who it is
+    assert first.kinds()[-1] == second.kinds()[-1] == "run"
