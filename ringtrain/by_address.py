@@ -98,6 +98,14 @@ def is_loopback(address: Address) -> bool:
         return False
 
 
+def names_this_host(address: Address) -> bool:
+    """Whether it is written as one that means another host to each host; pure."""
+    try:
+        return address.host == "localhost" or ipaddress.ip_address(address.host).is_loopback
+    except ValueError:  # a name, which a host may have of itself
+        return False
+
+
 # ---- rank 0 ----
 
 

@@ -25,7 +25,15 @@ SLURM_PLUGINS = {"Open MPI": "pmix", "MPICH": "pmi2"}
 RANK_PROCESS = "RINGTRAIN_RANK_PROCESS"
 ALONE = "RINGTRAIN_ALONE"
 # What tells one job from another that a rank of it has started.
-_JOB_VARIABLES = ("RINGTRAIN_LAUNCHER", "PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID", "TORCHELASTIC_RUN_ID")
+AUTHORITY = "RINGTRAIN_AUTHORITY"
+_JOB_VARIABLES = (
+    "RINGTRAIN_LAUNCHER",
+    AUTHORITY,
+    "PMIX_NAMESPACE",
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "TORCHELASTIC_RUN_ID",
+)
 
 
 class Launcher(NamedTuple):
@@ -124,9 +132,19 @@ def find_elastic(environ: Mapping[str, str]) -> ElasticPlace | None:
     return ElasticPlace(uid, number, slot, host, listens)
 
 
+def find_authority(environ: Mapping[str, str]) -> str:
+    """Where the authority of an elastic job listens, one of whose processes this is, though no launcher of ours has started it; ""
+    without one."""
+    return "" if is_alone(environ) or "RINGTRAIN_LAUNCHER" in environ else environ.get(AUTHORITY, "")
+
+
 def has_started_this(environ: Mapping[str, str]) -> bool:
     """Whether this process is a rank that an MPI's launcher or `ringtrainrun` has started, perhaps the only one."""
-    return find(environ) is not None or ("RINGTRAIN_LAUNCHER" in environ and "RINGTRAIN_RANK" in environ)
+    return (
+        find(environ) is not None
+        or bool(find_authority(environ))
+        or ("RINGTRAIN_LAUNCHER" in environ and "RINGTRAIN_RANK" in environ)
+    )
 
 
 def is_alone(environ: Mapping[str, str]) -> bool:

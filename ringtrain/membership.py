@@ -1,15 +1,13 @@
 """A rank of an elastic job: of which world it is a member, until when, and the next one; the core decides (`membership.h`).
 
-A thread listens to the launcher through the agent of this host. It has each world opened that the launcher has formed, and
-ends it when the launcher says so: what is pending there fails in the program's thread, which takes the next world once
-it comes to `init`. So a program that computes for a long time holds nobody up, and is not taken for dead.
+A thread listens to the launcher, through the agent of this host, or to the authority that stands beside an engine's ranks
+(`leading`). It has each world opened that has been formed there, and ends it when it is told so: what is pending there fails
+in the program's thread, which takes the next world once it comes to `init`. So a program that computes for a long time
+holds nobody up, and is not taken for dead.
 """
 
-import json
 import os
-import select
 import signal
-import socket
 import sys
 import threading
 import time
@@ -21,15 +19,12 @@ from ringtrain._native import CData, as_text, ffi, lib, take_text
 from ringtrain.context import Context, Peer
 from ringtrain.errors import InternalError, RingtrainError, UnsupportedError, WorldChangedError
 from ringtrain.launcher import ElasticPlace
+from ringtrain.leading import Link, LinkLostError
 from ringtrain.log import logger
-from ringtrain.meeting import user_of
-from ringtrain.options import environment
 
 SECONDS_TO_CONNECT = 6.0  # all members have said that they are there; the launcher waits a second longer
 # For the cause of a world's end: the launcher knows it as soon as the kernel does, and has to say it.
 SECONDS_FOR_THE_CAUSE = 1.0
-NOTICES = "RINGTRAIN_ELASTIC_NOTICE"  # names of the signals that ask a rank to leave between two steps
-PLANNED = "RINGTRAIN_ELASTIC_PLANNED"  # see `Member.planned`
 MOST_FAILURES = 3  # to connect, one after the other, until this rank gives up
 LEFT = "this rank has left on notice; the others go on from here."
 _SLICE_SECONDS = 0.5  # how long a wait may keep Ctrl-C waiting
@@ -49,7 +44,7 @@ class Opener(Protocol):
 
 
 class Member:
-    """This process in its elastic job.
+    """This process in its elastic job. link: to who leads it.
 
     Attributes:
         wants_pause: the launcher wants this world left by all members together: a rank waits to join, or one leaves.
@@ -58,11 +53,12 @@ class Member:
             stays the same.
     """
 
-    def __init__(self, place: ElasticPlace, program: str, opener: Opener):
+    def __init__(self, place: ElasticPlace, program: str, opener: Opener, link: Link):
         self.wants_pause = False
         self.worlds = 0
-        self.planned = int(environment().get(PLANNED) or 0)
+        self.planned = link.planned
         self._place = place
+        self._link = link
         self._opener = opener
         self._from_where = ", from what they committed last"
         self._changed = threading.Condition()
@@ -73,8 +69,6 @@ class Member:
             ),
             lib.rt_membership_free,
         )
-        self._agent = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._pending = b""
         self._form: _Form | None = None  # that is to be connected
         self._opening: _Form | None = None  # that a thread connects
         self._opened: Context | None = None  # of it
@@ -86,19 +80,12 @@ class Member:
         self._departs = False  # since it leaves on notice
         self._process = os.getpid()
         self._noticed = False
+        self._has_finished = False
         self._failures = 0
 
     def begin(self) -> None:
         """Tells the launcher that this process is there, and listens to it from now on. Raises UnsupportedError."""
-        try:
-            self._agent.connect("\0" + environment()["RINGTRAIN_LAUNCHER"])
-            if user_of(self._agent) != os.getuid():
-                raise PermissionError("its socket belongs to another user")
-        except OSError as error:
-            raise UnsupportedError(
-                f"init: ringtrainrun must lead this rank of an elastic job, but its agent on this host cannot be reached: "
-                f"{error}. Start the job anew, with ringtrainrun."
-            ) from None
+        self._link.open()
         with self._changed:
             self._carry_out(lib.rt_membership_begin(self._native, time.monotonic()))
         threading.Thread(target=self._listen, name="ringtrain-elastic", daemon=True).start()
@@ -155,6 +142,9 @@ class Member:
             self._carry_out(lib.rt_membership_finished(self._native))
             self._drop(self._next)
             self._next = None
+            self._has_finished = not self._departs
+        if self._has_finished:
+            self._link.finish()
 
     def explain(self, context: Context, problem: RingtrainError) -> RingtrainError:
         """The error of a world that has ended: in the launcher's words, the same on all ranks, if it says why."""
@@ -185,7 +175,7 @@ class Member:
         """Has the signals of a notice ask the launcher for leave, unless the script handles them itself."""
         if threading.current_thread() is not threading.main_thread():  # the only one that may; the agent still listens
             return
-        for name in filter(None, environment().get(NOTICES, "").split(",")):
+        for name in self._link.notices:
             number = signal.Signals[name]
             if signal.getsignal(number) is signal.SIG_DFL:
                 signal.signal(number, self._on_notice)
@@ -202,15 +192,15 @@ class Member:
 
     def _ask_for_leave(self, number: int) -> None:
         with self._changed:
-            if not self._send({"rank": self._place.number, "noticed": number}):  # nobody is left to go on
+            if not self._link.ask_for_leave(number):  # nobody is left to go on
                 os.kill(os.getpid(), signal.SIGTERM)
 
     def _leave(self) -> None:
         """Ends the process as a program that has come to its end."""
         if threading.current_thread() is not threading.main_thread():
-            self._end_process(0, LEFT)
+            self._end_process(self._link.leave_code, LEFT)
         print(f"ringtrain: {LEFT}", file=sys.stderr, flush=True)
-        sys.exit(0)
+        sys.exit(self._link.leave_code)
 
     # ---- the thread that listens ----
 
@@ -223,21 +213,24 @@ class Member:
     def _listen_to_the_end(self) -> None:
         while True:
             try:
-                data = self._agent.recv(1 << 16)
-            except OSError:
-                data = b""
-            if not data:
-                self._give_up("init: ringtrainrun must lead an elastic job, but it has ended it, or is gone.")
+                said = self._link.receive()
+            except LinkLostError as lost:
+                if lost.ends_rank and not (self._has_finished or self._departs):
+                    self._end_process(1, str(lost))
+                self._give_up(str(lost))
                 return
-            *lines, self._pending = (self._pending + data).split(b"\n")
-            for line in lines:
-                self._hear(json.loads(line))
-            if self._form is not None and not select.select([self._agent], [], [], 0)[0]:  # else it may be stale by now
+            for told in said:
+                self._hear(told)
+            if self._form is not None and not self._link.has_more():  # else it may be stale by now
                 self._connect(self._form)
 
     def _hear(self, told: dict[str, Any]) -> None:
         if "listens" in told:
             self._listen_at(told["listens"])
+            return
+        if "over" in told:  # and no agent ends this process
+            if not (self._has_finished or self._departs):
+                self._end_process(told["over"], told["because"])
             return
         with self._changed:
             frame = told["frame"].encode()
@@ -266,7 +259,7 @@ class Member:
     def _open(self, form: "_Form", listener: CData) -> None:
         """Whoever fails to come has it fail, and the launcher form another one."""
         try:
-            context = self._opener.open(listener, form.rank, form.addresses, bytearray.fromhex(form.key), form.count)
+            context = self._opener.open(listener, form.rank, form.addresses, self._link.key_of(form.key), form.count)
             context.world, context.peers, context.takes_over = form.count, tuple(form.peers), form.takes_over
             problem = None
         except RingtrainError as error:
@@ -314,7 +307,8 @@ class Member:
             elif kind == "depart" and not self._over:
                 if self.worlds == 0:
                     self._end_process(
-                        0, "the job has come to its end before this rank could join it, or it is to leave."
+                        self._link.leave_code if self._noticed else 0,
+                        "the job has come to its end before this rank could join it, or it is to leave.",
                     )
                 self._departs, self._over = True, LEFT
             elif kind == "fence":
@@ -343,14 +337,7 @@ class Member:
             self._dropped.append(context)
 
     def _tell(self, frame: str) -> None:
-        self._send({"rank": self._place.number, "uid": self._place.uid, "control": frame})
-
-    def _send(self, said: dict[str, Any]) -> bool:
-        try:
-            self._agent.sendall(json.dumps(said).encode() + b"\n")
-            return True
-        except OSError:  # the agent is gone, as the thread will find
-            return False
+        self._link.send({"uid": self._place.uid, "control": frame})
 
     def _give_up(self, why: str) -> None:
         with self._changed:

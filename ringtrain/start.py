@@ -10,10 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ringtrain import (
+    by_address,
     cuda_arrays,
     descriptors,
     exits,
     launcher,
+    leading,
     log,
     lonely_mpi,
     meeting,
@@ -36,6 +38,7 @@ DESCRIPTORS_OF_A_PEER = 4  # at most, for one link and one stream
 _ERROR_OUT = ffi.typeof("char **")
 _start_lock = threading.Lock()
 FIRST_WORLD = 1  # of an elastic job, as the launcher counts them
+SEVERAL = 2  # hosts, where their number is not known
 SECONDS_OF_SILENCE = 5.0  # in an elastic job a false death costs less than a wait
 
 
@@ -233,7 +236,9 @@ def _open_world(comm: Any, place: places.Place | None, chosen: dict[str, str]) -
     if place is not None:
         return _open_met(comm, place, chosen)
     if elastic := launcher.find_elastic(environ):
-        return _open_elastic(comm, elastic, chosen)
+        return _open_elastic(comm, chosen, lambda: _led_by_the_launcher(elastic, chosen))
+    if authority := launcher.find_authority(environ):
+        return _open_elastic(comm, chosen, lambda: _led_by_an_authority(authority, chosen))
     if introduced := launcher.find_introduced(environ):
         return _open_introduced(comm, introduced, chosen)
     several = started_by is not None and started_by.announces_several
@@ -308,20 +313,43 @@ class _Elastic:
         return open_tcp(listener, rank, peers, secret, epoch, opening | self.chosen)
 
 
-def _open_elastic(comm: Any, place: launcher.ElasticPlace, chosen: dict[str, str]) -> Context:
-    """The next world that the launcher has formed, of whoever lives then."""
+def _open_elastic(comm: Any, chosen: dict[str, str], make: Callable[[], membership.Member]) -> Context:
+    """The next world that has been formed, of whoever lives then. make: this process in its job, at the first call."""
     if comm or chosen.get("transport") == "mpi":
         given = "comm is given" if comm else "transport is 'mpi'"
         raise UnsupportedError(
             f"init: an elastic job must be connected by TCP, all of its ranks together, but {given}. "
             "Leave it out, or start the job without --elastic."
         )
-    opener = _Elastic(place.listens, chosen)
-    member = membership.enter(lambda: membership.Member(place, __version__, opener))
+    member = membership.enter(make)
     context = member.take()
     context.explain = member.explain
     _mark_as_rank(context, context.size)
     return context
+
+
+def _led_by_the_launcher(place: launcher.ElasticPlace, chosen: dict[str, str]) -> membership.Member:
+    return membership.Member(place, __version__, _Elastic(place.listens, chosen), leading.AgentLink(place.number))
+
+
+def _led_by_an_authority(text: str, chosen: dict[str, str]) -> membership.Member:
+    """Calls it, as it may still be starting."""
+    address, secret = by_address.parse(text), places.secret_of(options.environment())
+    if address is None:
+        raise InvalidArgumentError(
+            f"{launcher.AUTHORITY} '{text}': it must be host:port, where `ringtrain authority` listens, but is something else. "
+            "Write for example node-1:4711."
+        )
+    if not secret:
+        raise InvalidArgumentError(
+            f"{places.SECRET}: it must have the secret of the job where {launcher.AUTHORITY} names its authority, but is not set. "
+            "Give the authority and all ranks the same: openssl rand -hex 32"
+        )
+    hosts = 1 if by_address.names_this_host(address) else SEVERAL
+    listens = places.listening_addresses(options.environment(), address.host, hosts)
+    link = leading.AuthorityLink(address, secret)
+    place = link.enter(_start_seconds(chosen), listens)
+    return membership.Member(place, __version__, _Elastic(listens, chosen), link)
 
 
 def _open_met(comm: Any, place: places.Place, chosen: dict[str, str]) -> Context:

@@ -22,6 +22,7 @@ from ringtrain.launch.versions import version_of
 USAGE = """\
 usage: ringtrain COMMAND ...
 
+  authority    numbers the worlds of an elastic job whose processes an engine starts (ringtrain authority --help)
   bench        compares allreduce, training steps and idle load with gloo, MPI and memcpy (ringtrain bench --help)
   doctor       examines hosts and the links between them, and says what to change (ringtrain doctor --help)
   merge-timelines OUTPUT FILE ...
@@ -40,16 +41,14 @@ def _main(arguments: list[str]) -> int:
     if command == "bench":
         sys.argv[1:] = rest
         runpy.run_module("ringtrain.bench", run_name="__main__", alter_sys=True)  # ends in sys.exit
+    if command == "authority":
+        from ringtrain.launch.authority_command import authority
+
+        return _by_click(authority, "ringtrain authority", rest)
     if command == "doctor":
         from ringtrain.launch.doctor import doctor  # which needs more than the other commands
 
-        try:
-            return doctor.main(rest, prog_name="ringtrain doctor", standalone_mode=False) or 0
-        except click.ClickException as error:
-            error.show()
-            return error.exit_code
-        except (click.Abort, KeyboardInterrupt):
-            return 128 + signal.SIGINT
+        return _by_click(doctor, "ringtrain doctor", rest)
     if command == "check-build":
         print("\n".join(check_build()))
         return 0
@@ -61,6 +60,16 @@ def _main(arguments: list[str]) -> int:
     asked_for_help = command in ("--help", "-h")
     print(USAGE, end="", file=sys.stdout if asked_for_help else sys.stderr)
     return 0 if asked_for_help else 2
+
+
+def _by_click(command: click.Command, name: str, arguments: list[str]) -> int:
+    try:
+        return command.main(arguments, prog_name=name, standalone_mode=False) or 0
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return 128 + signal.SIGINT
 
 
 def merge_timelines(arguments: list[str]) -> int:

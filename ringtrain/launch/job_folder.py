@@ -179,12 +179,16 @@ class JobFolder:
             return file.read()
 
     def _write(self, name: str, data: bytes) -> None:
-        path = os.path.join(self.path, name)
-        with os.fdopen(os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(f"{path}.new", path)
+        replace_durably(os.path.join(self.path, name), data)
+
+
+def replace_durably(path: str, data: bytes) -> None:
+    """Puts data in the place of a file, whole or not at all; they are on the disk when this returns."""
+    with os.fdopen(os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(f"{path}.new", path)
 
 
 def folder_of_jobs() -> str:
@@ -201,7 +205,12 @@ def refuse_others(path: str) -> None:
 
 def held(path: str) -> int:
     """A descriptor of the lock of a folder, which ends with the process. Raises BlockingIOError if another one has it."""
-    lock = os.open(os.path.join(path, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    return locked(os.path.join(path, "lock"))
+
+
+def locked(path: str) -> int:
+    """A descriptor of this lock, made if it is not there, which ends with the process. Raises BlockingIOError if another one has it."""
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -40,7 +40,7 @@ FORWARDED = (
 PLACE = ("RINGTRAIN_RANK", "RINGTRAIN_SIZE", "RINGTRAIN_LOCAL_RANK", "RINGTRAIN_LOCAL_SIZE")
 # The same under torchrun's names, for scripts that were written for it.
 PLACE_FOR_TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-NOTICES = "RINGTRAIN_ELASTIC_NOTICE"  # see ringtrain.membership
+NOTICES = "RINGTRAIN_ELASTIC_NOTICE"  # see ringtrain.leading
 SECONDS_TO_END = 3.0  # from a request to end until the child is killed
 SECONDS_BETWEEN_KILLS = 0.05
 SECONDS_TO_TIDY = 2.0  # for those that remove what a killed process has shared

@@ -11,7 +11,7 @@ from ringtrain.launch.agents import Agents
 from ringtrain.launch.rank import NOTICES
 from ringtrain.launch.reach import Agent
 
-PLANNED = "RINGTRAIN_ELASTIC_PLANNED"  # see ringtrain.membership
+PLANNED = "RINGTRAIN_ELASTIC_PLANNED"  # see ringtrain.leading
 
 
 class Slots(Agents):

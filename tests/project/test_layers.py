@@ -15,7 +15,7 @@ PACKAGE, NATIVE = ROOT / "ringtrain", ROOT / "native"
 
 # A module may import those that stand in an earlier row, or in its own.
 PYTHON_LAYERS = [
-    ["version", "installation", "errors", "agent_protocol", "_core", "_build"],
+    ["version", "installation", "errors", "agent_protocol", "sealed", "_core", "_build"],
     ["_native"],
     ["tables"],
     [
@@ -34,7 +34,7 @@ PYTHON_LAYERS = [
     ["introducing"],
     ["boards"],
     ["log", "buffers", "stores", "by_address", "by_files"],
-    ["rendezvous"],
+    ["rendezvous", "leading"],
     ["mpi", "lonely_mpi"],
     ["pending"],
     ["context"],
