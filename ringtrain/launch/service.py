@@ -186,7 +186,10 @@ class Service:
         if seat is None and hello["host"]:
             seat = self._seats.keep(now, uid, hello["host"], hello["slot"], is_let_in=False)
         if seat is None:
-            return self._seats.come(now, uid, hostname, machine)
+            seat = self._seats.come(now, uid, hostname, machine)
+            self._say(f"A process has come, in slot {seat.slot} of host '{seat.host}'.")
+            return seat
+        self._say(f"The rank in slot {seat.slot} of host '{seat.host}' has called again.")
         self._seats.knows(seat.host, hostname, machine)
         seat.heard = now
         return seat

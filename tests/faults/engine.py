@@ -16,7 +16,7 @@ from environments import python_with, rank_environment
 from ringtrain.bench.jobs import Job
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = 40.0  # for what takes a second or two, on a busy machine
+SECONDS = 120.0  # for what takes a second or two, on a busy machine
 AGAIN = '"$@" || "$@" || "$@"'  # what bash does with a process that has failed
 ONCE = 'exec "$@"'
 

@@ -18,7 +18,7 @@ import yaml
 from ringtrain import leading, start
 from ringtrain.by_address import Address
 from ringtrain.errors import InvalidArgumentError, TimeoutError, UnsupportedError
-from ringtrain.launch import commands
+from ringtrain.launch import callers, commands
 from ringtrain.launch.authority import Rules
 from ringtrain.launch.authority_command import authority as command_of_authority
 from ringtrain.launch.callers import ANOTHER_SECRET, MOST_STRANGERS, Callers
@@ -144,6 +144,8 @@ def test_what_is_changed_repeated_left_out_or_sent_back_is_refused() -> None:
         with pytest.raises(BrokenSealError):
             other.read(wrong)
     assert authority.read(second) == [{"a": 2}]
+    with pytest.raises(BrokenSealError):
+        ends()[1].read(ends()[1].seal({"a": 1}))  # its own first words
 
 
 def test_another_secret_and_long_words_of_strangers_are_refused() -> None:
@@ -200,16 +202,16 @@ def service() -> Iterator[SimpleNamespace]:
     port = listener.getsockname()[1]
     said: list[str] = []
     rules = Rules(2, wait=100.0, first_pause=1.0, reset_limit=0)
-    callers = Callers(listener, SECRET)
-    made = Service(Terms(rules, 2, 100.0, 0), callers, RecordFile(""), None, said.append)
+    called = Callers(listener, SECRET)
+    made = Service(Terms(rules, 2, 100.0, 0), called, RecordFile(""), None, said.append)
     codes: list[int] = []
     thread = threading.Thread(target=lambda: codes.append(made.run()))
     thread.start()
-    yield SimpleNamespace(port=port, said=said, codes=codes, callers=callers, address=Address("127.0.0.1", port))
+    yield SimpleNamespace(port=port, said=said, codes=codes, address=Address("127.0.0.1", port))
     made.interrupt(2)
     socket.create_connection(("127.0.0.1", port)).close()  # so that it looks
     thread.join()
-    callers.close()
+    called.close()
     assert codes == [130]
 
 
@@ -235,7 +237,10 @@ def test_a_stranger_gets_a_nonce_and_that_it_is_one(data: bytes, service: Simple
     assert service.said == [] and not service.codes
 
 
-def test_many_strangers_who_say_nothing_keep_no_rank_out(service: SimpleNamespace) -> None:
+def test_many_strangers_who_say_nothing_keep_no_rank_out(
+    service: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(callers, "SECONDS_TO_PROVE", 1000.0)
     silent = [socket.create_connection(("127.0.0.1", service.port)) for _ in range(MOST_STRANGERS + 10)]
     place = leading.AuthorityLink(service.address, SECRET).enter(30.0, "127.0.0.1:0")
     assert place.slot == 0 and place.host
