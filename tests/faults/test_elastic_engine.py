@@ -106,17 +106,19 @@ def test_torch_under_a_death_and_a_joiner_is_as_planned(job: Job, tmp_path: Path
 @pytest.mark.long
 @pytest.mark.parametrize("code", [0, 75])
 def test_a_process_that_is_asked_to_leave_does_so_between_two_steps(code: int, job: Job, tmp_path: Path) -> None:
-    """By SIGTERM, as an engine does; nobody is called dead."""
+    """By SIGTERM, as an engine does; nobody is called dead, and another one may come."""
     engine = Engine(job, tmp_path, "-np", "2:3", "--gather", "100", "--leave-code", str(code))
     held = json.dumps({"0/6/begun": WAIT, "2/6/begun": WAIT})
     for number in range(3):
-        engine.start(number, ARRAYS, FAULTS=held)
+        engine.start(number, ARRAYS, FAULTS=held, JOINED="3")
     engine.await_line(1, "applied 5")
     engine.kill(1, signal.SIGTERM)
     engine.await_that(lambda: "leaves on notice" in engine.said.read_text())
     (Path(job.temporary) / "go").touch()
-    plan = assert_planned(engine, 2, r1=code)
-    assert sorted(plan[0]) == [0, 1, 2] and sorted(plan[-1]) == [0, 2]
+    engine.ranks[1].wait(60)
+    engine.start(3, ARRAYS, JOINED="3")
+    plan = assert_planned(engine, 3, r1=code)
+    assert sorted(plan[0]) == [0, 1, 2] and sorted(plan[8]) == [0, 2] and sorted(plan[-1]) == [0, 2, 3]
     assert "this rank has left on notice" in engine.output(1).read_text()
     assert "gone" not in engine.said.read_text()
 
