@@ -161,6 +161,8 @@ def test_another_secret_and_long_words_of_strangers_are_refused() -> None:
 
 def test_a_key_of_a_world_follows_from_the_secret() -> None:
     assert key_of_world(SECRET, "00") != key_of_world(bytes(32), "00") and len(key_of_world(SECRET, "00")) == 32
+    link = leading.AuthorityLink(Address("here", 1), SECRET)
+    assert link.key_of("00") == key_of_world(SECRET, "00") != bytearray.fromhex("00")
 
 
 # ---- the record ----
