@@ -28,7 +28,7 @@ typedef struct rt_membership rt_membership; /* a rank's side of that */
 
 /* Version of everything between the CFFI marks. Raised with each change to it: test_abi.py compares. Python
  * (ringtrain/_native.py) and the library for TensorFlow refuse a core of another version. */
-#define RT_ABI_VERSION 7
+#define RT_ABI_VERSION 8
 
 #define RT_MAX_DIMENSIONS 64            /* of a tensor */
 #define RT_SECRET_BYTES 32              /* of a job whose ranks are connected by TCP */

@@ -203,7 +203,7 @@ def service() -> Iterator[SimpleNamespace]:
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     said: list[str] = []
-    rules = Rules(2, wait=100.0, first_pause=1.0, reset_limit=0)
+    rules = Rules(2, wait=100.0, first_pause=1.0, longest_pause=60.0, reset_limit=0)
     called = Callers(listener, SECRET)
     made = Service(Terms(rules, 2, 100.0, 0), called, RecordFile(""), None, said.append)
     codes: list[int] = []
