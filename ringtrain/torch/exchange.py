@@ -65,7 +65,7 @@ class Exchange:
         self._has_unused_results = False  # gradients were reduced, and no step has used them so far
         self._transaction: Transaction | None = None
         self._one_by_one: OneByOne | None = None
-        self.rows = RowGradients(lambda: self.prefix, self._on_rows)
+        self.rows = RowGradients(self._on_rows)
         self._turns = -1  # of the core's residuals, when results were released last
         self._filled: list[Member] = []  # given zeros for the round under way
         self._members: list[Member] = []
@@ -306,7 +306,7 @@ class Exchange:
             self._submit_where(agreed.codes, whole_groups_only=False)
         yield from self._take_results()
         if self._transaction is not None:
-            self.rows.reduce(self._transaction.weight(), gives_up=stage is Stage.DISCARDING)
+            self.rows.reduce(f"{self.prefix}.rows", self._transaction.weight(), gives_up=stage is Stage.DISCARDING)
         return agreed
 
     def _part_of(self, agreed: Said, stage: Stage) -> Part:

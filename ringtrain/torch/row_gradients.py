@@ -6,6 +6,7 @@ The sums go to all keepers of a row, and become ``weight.grad`` there when the r
 """
 
 import dataclasses
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -41,12 +42,11 @@ class RowGradients:
     """Those of the tables that one optimizer trains.
 
     Args:
-        name: of its operations, in the present world.
-        came: called in a backward pass that has brought some.
+        came: a method, called in a backward pass that has brought some.
     """
 
-    def __init__(self, name: Callable[[], str], came: Callable[[], None]):
-        self._name, self._came = name, came
+    def __init__(self, came: Callable[[], None]):
+        self._came = weakref.WeakMethod(came)  # of the object that holds this one: no cycle to be collected
         self._tables: list[Any] = []
         self._waiting: list[_Waiting] = []
         self._reduced: list[_Reduced] = []  # held by this rank, and not released
@@ -63,12 +63,14 @@ class RowGradients:
     def add(self, trip: Trip, world: int, tables: Sequence[Any], gradients: list[np.ndarray]) -> None:
         """Keeps what a backward pass has for the rows of a trip."""
         self._waiting.append(_Waiting(trip, world, tables, gradients))
-        self._came()
+        if (came := self._came()) is not None:
+            came()
 
-    def reduce(self, share: int | None, gives_up: bool) -> None:
+    def reduce(self, name: str, share: int | None, gives_up: bool) -> None:
         """Sends what waits to its owners, in the present world, and holds what comes; nothing else changes.
 
         Args:
+            name: of the operation, in the present world.
             share: what this rank's gradients count in an average; None if all count alike.
             gives_up: whether this rank will not use them.
 
@@ -79,7 +81,7 @@ class RowGradients:
         if not self._tables:
             return
         own = 1 if share is None else share
-        told = allgather(np.array([[len(self._waiting), own, gives_up]], np.int64), name=f"{self._name()}.rows")
+        told = allgather(np.array([[len(self._waiting), own, gives_up]], np.int64), name=name)
         counts, shares = told[:, 0], told[:, 1]
         if counts.min() != counts.max() and not told[:, 2].any():
             raise MismatchError(
