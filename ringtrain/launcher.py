@@ -138,6 +138,11 @@ def find_authority(environ: Mapping[str, str]) -> str:
     return "" if is_alone(environ) or "RINGTRAIN_LAUNCHER" in environ else environ.get(AUTHORITY, "")
 
 
+def is_elastic(environ: Mapping[str, str]) -> bool:
+    """Whether this process belongs to an elastic job, of `ringtrainrun` or under an authority."""
+    return find_elastic(environ) is not None or bool(find_authority(environ))
+
+
 def has_started_this(environ: Mapping[str, str]) -> bool:
     """Whether this process is a rank that an MPI's launcher or `ringtrainrun` has started, perhaps the only one."""
     return (

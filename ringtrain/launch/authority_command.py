@@ -13,7 +13,7 @@ from ringtrain.errors import RingtrainError
 from ringtrain.launch import settings
 from ringtrain.launch.authority import Rules
 from ringtrain.launch.callers import Callers
-from ringtrain.launch.elastic_flags import ELASTIC_SECONDS, PAUSES, LAUNCHER_GRACE, signals_of_a_notice
+from ringtrain.launch.elastic_flags import ELASTIC_SECONDS, LAUNCHER_GRACE, PAUSES, signals_of_a_notice
 from ringtrain.launch.hosts import HostsError
 from ringtrain.launch.mpi import LaunchError
 from ringtrain.launch.record import RecordFile

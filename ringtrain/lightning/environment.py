@@ -85,10 +85,10 @@ class Place:
 
 
 def _open() -> None:
-    if launcher.find_elastic(options.environment()) is not None:
+    if launcher.is_elastic(options.environment()):
         raise UnsupportedError(
-            "ringtrain.lightning: expected a job of a fixed size but found one of --elastic, which Trainer and Fabric cannot "
-            "go on with. Leave --elastic out, or write the loop with hvd.elastic.State."
+            "ringtrain.lightning: expected a job of a fixed size but found an elastic one, which Trainer and Fabric cannot "
+            "go on with. Leave --elastic (or RINGTRAIN_AUTHORITY) out, or write the loop with hvd.elastic.State."
         )
     if not is_initialized():
         init()

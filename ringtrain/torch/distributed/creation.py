@@ -70,7 +70,7 @@ def _world(place: Any) -> tuple[Context, bool]:
 def _is_announced(place: Any) -> bool:
     """Whether a launcher has started these ranks that introduces them to each other: then they need no store."""
     environ = options.environment()
-    if launcher.find_elastic(environ) is not None:
+    if launcher.is_elastic(environ):
         return True
     found = launcher.find_introduced(environ) or launcher.find(environ)
     return found is not None and found.size == place.group_size
