@@ -35,7 +35,10 @@ class Rank:
             ROWS, WIDTH, seed=4, name="words", sparse=sparse, replicas=replicas, dealing=dealing, **storage
         )
         self.optimizer = make(self.table.parameters())
-        self.table.train_by(self.optimizer, RowGradients(lambda: "rows", lambda: None))
+        self.table.train_by(self.optimizer, RowGradients(self.bring_rows))
+
+    def bring_rows(self) -> None:
+        """A backward pass has brought gradients of rows."""
 
     def come_to(self, world: int) -> None:
         current().world = world
