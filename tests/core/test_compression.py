@@ -12,6 +12,7 @@ import ringtrain as rt
 from ringtrain._native import ffi
 from ringtrain.context import current
 from ringtrain.errors import InvalidArgumentError, MismatchError
+from ringtrain.testing import World as ThreadWorld
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -368,10 +369,10 @@ def test_what_ranks_have_lost_goes_on_in_the_next_world(change):
         sent, finished = (rt.allreduce(each, f"k{place}", rt.Sum) for place, each in enumerate(kept("x", COUNT)))
         return delivered, exact, sent / size + finished
 
-    with World(former_size, before) as world:
+    with ThreadWorld(former_size, before) as world:
         formers = world.run(first)
     owed = [formers[rank][2] for rank in left]
-    with World(size, after) as world:
+    with ThreadWorld(size, after) as world:
         for delivered, exact, still in world.run(second):
             gap = np.linalg.norm(delivered + still - exact - sum(owed)) / np.linalg.norm(exact)
             assert gap < 1e-6 < 1e-5 < np.linalg.norm(sum(owed)) / np.linalg.norm(exact)
@@ -399,9 +400,9 @@ def test_what_was_not_kept_can_be_taken_back_in_the_next_world():
         for mine, (_, sent, finished) in zip(owed, reversed(found), strict=False):
             np.testing.assert_allclose(mine, sent / 2 + finished, rtol=1e-6, atol=1e-6)
 
-    with World(2, "1+1") as world:
+    with ThreadWorld(2, "1+1") as world:
         formers = world.run(first)
-    with World(2, "1+1") as world:
+    with ThreadWorld(2, "1+1") as world:
         world.run(second)
 
 

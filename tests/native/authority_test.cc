@@ -169,7 +169,7 @@ RT_TEST(three_slots_that_pause_at_once_make_their_host_pause) {
   RT_CHECK_EQ(cooldown.until("a", 7), 2 * kSecond + kPause);  // which has never failed
   RT_CHECK_EQ(cooldown.until("a", 0), 2 * kSecond + kPause);
   RT_CHECK_EQ(cooldown.until("b", 7), Nanoseconds{0});
-  Cooldown apart(kPause);  // never three at once
+  Cooldown apart(kPause, 60 * kPause);  // never three at once
   for (int slot = 0; slot < 9; ++slot) apart.Failed(slot * kPause, "a", slot);
   RT_CHECK_EQ(apart.until("a", 9), Nanoseconds{0});
 }
