@@ -95,6 +95,7 @@ def test_no_input_breaks_a_decoder(name: str, built: Path, tmp_path: Path) -> No
 
 
 @needs_libfuzzer
+@pytest.mark.long
 @pytest.mark.parametrize("name", fuzzers.NAMES)
 def test_a_check_that_is_left_out_is_found(name: str, built_with_plants: Path, tmp_path: Path) -> None:
     done = fuzz(built_with_plants / name, tmp_path / "found", "-seed=1", f"-runs={INPUTS}")
