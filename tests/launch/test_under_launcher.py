@@ -25,7 +25,6 @@ SECONDS = 600
 # What the number of ranks and the library below bear on most; the other files take 2 ranks alone.
 ON_FOUR_RANKS_TOO = {
     "test_adasum.py",
-    "test_compression.py",
     "test_context.py",
     "test_join.py",
     "test_operations.py",

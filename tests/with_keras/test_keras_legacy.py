@@ -21,11 +21,16 @@ def test_tf_keras_trains_as_one_process_does():
     assert done.returncode == 0 and done.stdout.endswith("trained\n"), done.stdout + done.stderr[-6000:]
 
 
+ELASTIC = "import tf_keras, elastic_checks, ringtrain.tensorflow.keras as hvd; elastic_checks.check_all(tf_keras, hvd)"
+LOCAL_STEPS = "import legacy_local_steps; legacy_local_steps.check_all()"
+
+
 @pytest.mark.long
-def test_local_steps_of_tf_keras_are_those_by_hand():
-    """In a process of its own, so that the one above keeps its time."""
+@pytest.mark.parametrize("code", [pytest.param(ELASTIC, id="elastic"), pytest.param(LOCAL_STEPS, id="local-steps")])
+def test_what_keras_3_has_too(code):
+    """In processes of their own, so that the one above keeps its time."""
     environment = dict(os.environ, TF_USE_LEGACY_KERAS="1", TF_CPP_MIN_LOG_LEVEL="2")
-    code = "import legacy_local_steps; legacy_local_steps.check_all(); print('trained')"
+    code += "; print('trained')"
     folder = pathlib.Path(__file__).parent
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True, timeout=250
