@@ -23,7 +23,9 @@ clang_tidy = pytest.importorskip("clang_tidy", reason="not run: the wheel clang-
 ROOT = Path(__file__).resolve().parents[2]
 NATIVE = ROOT / "native"
 SOURCES = sorted(NATIVE.glob("**/*.cc"))
-WITH_LOCKS = [source for source in SOURCES if "Mutex" in source.read_text()]  # where no test would be sure to find a race
+WITH_LOCKS = [
+    source for source in SOURCES if "Mutex" in source.read_text()
+]  # where no test would be sure to find a race
 LOCKS = "clang-diagnostic-thread-safety"
 # A fault: file, what stands there, what stands there instead, the check that must find it, and the name that it must
 # give.
