@@ -314,6 +314,9 @@ def _embedding_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--folder", metavar="DIR", help="a table in files there alone, as one larger than memory must be"
     )
+    parser.add_argument(
+        "--peers", type=_choices("torchrec"), default=[], metavar="torchrec", help="beside ours; it must be installed"
+    )
     _apart_option(parser)
     _repetitions_option(parser)
 
