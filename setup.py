@@ -1,6 +1,6 @@
-"""Builds the core into an extension module and, beside it, the library that TensorFlow loads; the rest is in pyproject.toml.
+"""Builds the core into an extension module and, beside it, the libraries for TensorFlow and JAX; the rest is in pyproject.toml.
 
-Both need a C++17 compiler and nothing else: no header of MPI, NCCL, CUDA, PyTorch or TensorFlow.
+They need a C++17 compiler and nothing else: no header of MPI, NCCL, CUDA, PyTorch, TensorFlow or JAX.
 The core uses Python's limited API, so one wheel serves every CPython from 3.10 on.
 """
 
@@ -23,16 +23,23 @@ if sys.platform != "linux":
 BUILD: dict[str, object] = {"__file__": str(Path(__file__).parent / "ringtrain" / "_build.py")}
 exec(Path(BUILD["__file__"]).read_text(), BUILD)  # without importing the package, which needs what is built here
 
-# Not a module: TensorFlow loads it.
-TENSORFLOW_LIBRARY = Extension(
-    "ringtrain.tensorflow.libringtrain_tensorflow",
-    sources=BUILD["tensorflow_sources"](),
-    include_dirs=["native"],
-    extra_compile_args=BUILD["COMPILE_ARGUMENTS"],
-    extra_link_args=["-ldl"],
-    language="c++",
-)
 
+def plain_library(module: str, sources: list[str], *links: str) -> Extension:
+    """A library that is no module: the framework whose adapter it lies beside loads it, or calls into it."""
+    return Extension(
+        module,
+        sources=sources,
+        include_dirs=["native"],
+        extra_compile_args=BUILD["COMPILE_ARGUMENTS"],
+        extra_link_args=list(links),
+        language="c++",
+    )
+
+
+LIBRARIES = [
+    plain_library("ringtrain.tensorflow.libringtrain_tensorflow", BUILD["tensorflow_sources"](), "-ldl"),
+    plain_library("ringtrain.jax.libringtrain_jax", BUILD["jax_sources"]()),
+]
 
 # Their flags and sources go into every object.
 BUILD_FILES = [__file__, BUILD["__file__"], str(Path(BUILD["__file__"]).with_name("version.py"))]
@@ -116,6 +123,6 @@ limited_api = {} if sysconfig.get_config_var("Py_GIL_DISABLED") else {"bdist_whe
 setup(
     cmdclass={"build_ext": BuildCore},
     cffi_modules=["ringtrain/_build.py:ffibuilder"],
-    ext_modules=[TENSORFLOW_LIBRARY],
+    ext_modules=LIBRARIES,
     options=limited_api,
 )

@@ -24,12 +24,17 @@ def declarations() -> str:
 
 def sources() -> list[str]:
     """Every C++ file of the core, relative to the project's root as setuptools wants it."""
-    return sorted(set(_sources_in("native")) - set(_sources_in("native/tensorflow")))
+    return sorted(set(_sources_in("native")) - set(_sources_in("native/tensorflow")) - set(_sources_in("native/jax")))
 
 
 def tensorflow_sources() -> list[str]:
     """The C++ files of the library that TensorFlow loads; it finds TensorFlow and the core when it runs."""
     return [*_sources_in("native/tensorflow"), "native/tables/tables.cc"]
+
+
+def jax_sources() -> list[str]:
+    """The C++ files of the library whose handler XLA calls; it finds XLA and the core when it runs."""
+    return [*_sources_in("native/jax"), "native/tables/tables.cc"]
 
 
 def _sources_in(folder: str) -> list[str]:

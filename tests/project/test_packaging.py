@@ -122,6 +122,7 @@ def test_wheel_serves_every_cpython_from_3_10_on(wheel: Path) -> None:
     assert (
         "ringtrain/_core.abi3.so" in names
         and "ringtrain/tensorflow/libringtrain_tensorflow.so" in names
+        and "ringtrain/jax/libringtrain_jax.so" in names
         and "ringtrain/launch/rank.py" in names
         and "ringtrain/launch/agent/listener.py" in names
         and "ringtrain/py.typed" in names

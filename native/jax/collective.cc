@@ -1,0 +1,219 @@
+#include "jax/collective.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+
+#include "jax/attributes.h"
+#include "jax/completions.h"
+#include "jax/worlds.h"
+
+namespace ringtrain::jax {
+namespace {
+
+struct DTypePair {
+  Type xla;
+  DType core;
+};
+constexpr DTypePair kDTypes[] = {
+    {Type::kF32, DType::kFloat32},   {Type::kF64, DType::kFloat64}, {Type::kF16, DType::kFloat16},
+    {Type::kBF16, DType::kBFloat16}, {Type::kS32, DType::kInt32},   {Type::kS64, DType::kInt64},
+    {Type::kS16, DType::kInt16},     {Type::kS8, DType::kInt8},     {Type::kU8, DType::kUInt8},
+    {Type::kPred, DType::kBool},
+};
+
+struct CodePair {
+  StatusCode core;
+  Code xla;
+};
+// ABORTED stands for what became of another rank: ringtrain/jax/library.py knows it by that.
+constexpr CodePair kCodes[] = {
+    {StatusCode::kInvalidArgument, Code::kInvalidArgument},
+    {StatusCode::kMismatch, Code::kFailedPrecondition},
+    {StatusCode::kUnsupported, Code::kUnimplemented},
+    {StatusCode::kTimeout, Code::kDeadlineExceeded},
+    {StatusCode::kPeerLost, Code::kAborted},
+    {StatusCode::kClosed, Code::kAborted},
+};
+
+Code CodeFor(StatusCode code) {
+  for (const CodePair& pair : kCodes)
+    if (pair.core == code) return pair.xla;
+  return Code::kInternal;
+}
+
+template <typename Value>
+void SetInitial(double initial, Value* value) {
+  *value = static_cast<Value>(initial);
+}
+void SetInitial(double, const int64_t** value) { *value = nullptr; }
+
+std::string ShapeText(int64_t ndim, const int64_t* shape) {
+  std::string text = "[";
+  for (int64_t dimension = 0; dimension < ndim; ++dimension)
+    text += (dimension == 0 ? "" : ", ") + std::to_string(shape[dimension]);
+  return text + "]";
+}
+
+void Clear(const Buffer& buffer) {
+  size_t bytes = 0;
+  for (const DTypePair& pair : kDTypes)
+    if (pair.xla == buffer.dtype) bytes = Bytes(pair.core);
+  for (int64_t dimension = 0; dimension < buffer.rank; ++dimension) bytes *= buffer.dimensions[dimension];
+  if (bytes != 0) std::memset(buffer.data, 0, bytes);
+}
+
+void Complete(const Api& api, Future* future, Error* error) {
+  if (error == nullptr) {
+    FutureSetAvailable available{sizeof available, nullptr, future};
+    api.future_set_available(&available);
+  } else {
+    FutureSetError failed{sizeof failed, nullptr, future, error};
+    api.future_set_error(&failed);
+  }
+}
+
+}  // namespace
+
+Error* Execution::Start(CallFrame* frame) {
+  auto execution = std::unique_ptr<Execution>(new Execution(*frame));
+  if (!execution->ReadAttributes(frame->attributes) || !execution->TakeInput(*Only(frame->arguments)) ||
+      !execution->MakeFuture())
+    return execution->NewError();
+  frame->future = execution->future_;  // XLA's from now on: nothing but the result of a call frees it
+  if (!execution->Submit()) execution->parts_left_.store(1);  // nobody will call back
+  execution.release()->EndPart();
+  return nullptr;
+}
+
+bool Execution::ReadAttributes(const Attributes& attributes) {
+  AttributeReader reader(attributes);
+  reader.Read("name", &name_);
+  reader.Read("slot", &slot_);
+  reader.Read("keeps", &keeps_);
+  reader.Read("operation", &request_.operation);
+  reader.Read("process_set", &request_.process_set);
+#define RT_ATTRIBUTE(name, kind, initial, scope, label, advice) \
+  SetInitial(initial, &request_.name);                          \
+  reader.Read(#name, &request_.name);
+#include "tables/attributes.def"
+#undef RT_ATTRIBUTE
+  if (reader.missing().empty()) return true;
+  return Fail(StatusCode::kInternal, "the attribute " + reader.missing() + " is missing, or of another type. The " +
+                                         "program was compiled by another version of ringtrain: compile it again.");
+}
+
+bool Execution::TakeInput(const Buffer& input) {
+  const auto* pair = std::find_if(std::begin(kDTypes), std::end(kDTypes),
+                                  [&](const DTypePair& each) { return each.xla == input.dtype; });
+  if (pair == std::end(kDTypes))
+    return Fail(StatusCode::kUnsupported, Subject() + ": XLA's dtype " +
+                                              std::to_string(static_cast<int32_t>(input.dtype)) +
+                                              " has no counterpart. Cast the array first.");
+  tensor_.data = input.data;
+  tensor_.output = Find(operation())->output == Output::kSame ? output_.data : nullptr;
+  tensor_.dtype = static_cast<int32_t>(pair->core);
+  tensor_.device = -1;
+  tensor_.ndim = static_cast<int32_t>(input.rank);
+  tensor_.shape = input.dimensions;
+  return true;
+}
+
+bool Execution::MakeFuture() {
+  FutureCreate create{sizeof create, nullptr, nullptr};
+  if (api_.future_create(&create) != nullptr)
+    return Fail(StatusCode::kInternal, Subject() + ": XLA could not make a future.");
+  future_ = create.future;
+  return true;
+}
+
+bool Execution::Submit() {
+  Worlds& worlds = Worlds::Get();
+  request_.name = name_.c_str();
+  request_.tensor_count = 1;
+  request_.tensors = &tensor_;
+  request_.cacheable = 1;
+  request_.allocate = &Execution::OnAllocate;
+  request_.done = &Execution::OnDone;
+  request_.callback_context = this;
+  return worlds.With(slot_, [&](rt_context* context) {
+    if (context == nullptr) return Fail(StatusCode::kClosed, Subject() + ": there is no world. Call init() first.");
+    char* error = nullptr;
+    const int32_t status = worlds.functions().submit(context, &request_, &handle_, &error);
+    if (status == 0) return true;
+    Fail(static_cast<StatusCode>(status), error == nullptr ? "" : error);
+    worlds.functions().free(error);
+    return false;
+  });
+}
+
+// A program is compiled for results of one shape.
+void* Execution::Allocate(int32_t ndim, const int64_t* shape) {
+  static char nothing;  // an empty array has no memory, and the core takes NULL for a failure
+  if (ndim == output_.rank && std::equal(shape, shape + ndim, output_.dimensions))
+    return output_.data == nullptr ? &nothing : output_.data;
+  Fail(StatusCode::kMismatch,
+       Subject() + ": the result must have the shape " + ShapeText(output_.rank, output_.dimensions) +
+           ", for which the program was compiled, but has " + ShapeText(ndim, shape) +
+           ". Give an array of one shape on every rank; if the number of ranks has changed, call jax.clear_caches().");
+  return nullptr;
+}
+
+void* Execution::OnAllocate(void* execution, int32_t, int32_t ndim, const int64_t* shape) {
+  return static_cast<Execution*>(execution)->Allocate(ndim, shape);
+}
+
+void Execution::OnDone(void* execution, int32_t status, const char* error) {
+  auto* self = static_cast<Execution*>(execution);
+  if (status != 0) self->Fail(static_cast<StatusCode>(status), error == nullptr ? "" : error);
+  self->EndPart();
+}
+
+// The submission returns and the operation ends in either order; the later of the two finishes.
+void Execution::EndPart() {
+  if (parts_left_.fetch_sub(1, std::memory_order_acq_rel) == 1) Finish();
+}
+
+void Execution::Finish() {
+  if (handle_ != nullptr) Worlds::Get().functions().handle_free(handle_);
+  if (keeps_ == 0 && code_ == StatusCode::kOk) Clear(output_);
+  Completions::Get().Add([&api = api_, future = future_, error = code_ == StatusCode::kOk ? nullptr : NewError()] {
+    Complete(api, future, error);
+  });
+  delete this;
+}
+
+// The first failure counts. Returns false.
+bool Execution::Fail(StatusCode code, const std::string& text) {
+  if (code_ != StatusCode::kOk) return false;
+  code_ = code;
+  error_ = text;
+  return false;
+}
+
+Error* Execution::NewError() const {
+  ErrorCreate create{sizeof create, nullptr, error_.c_str(), CodeFor(code_)};
+  return api_.error_create(&create);
+}
+
+}  // namespace ringtrain::jax
+
+using namespace ringtrain::jax;
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+// The handler that ringtrain/jax/library.py registers with XLA.
+Error* rt_jax_collective(CallFrame* frame) {
+  for (Extension* extension = frame->extensions; extension != nullptr; extension = extension->next) {
+    if (extension->type != kMetadataExtension) continue;
+    Metadata* metadata = reinterpret_cast<MetadataExtension*>(extension)->metadata;
+    metadata->api_version.major = kApiMajor;
+    metadata->api_version.minor = kApiMinor;
+    return nullptr;
+  }
+  return Execution::Start(frame);
+}
+
+}  // extern "C"
+#pragma GCC visibility pop
