@@ -40,7 +40,7 @@ PYTHON_LAYERS = [
     ["context"],
     ["membership"],
     ["submission", "start"],
-    ["process_sets", "numbering", "probes", "stalls", "statistics", "timelines"],
+    ["process_sets", "numbering", "probes", "stalls", "statistics", "timelines", "slots"],
     ["operations"],
     ["objects", "sharding", "checks", "gradients", "adjoints"],
     ["embedding"],
@@ -49,7 +49,7 @@ PYTHON_LAYERS = [
     ["testing"],
     [""],  # ringtrain/__init__.py
     ["common", "basics"],
-    ["torch", "tensorflow", "launch"],
+    ["torch", "tensorflow", "jax", "launch"],
     [
         "keras",
         "lightning",
@@ -68,7 +68,7 @@ NATIVE_LAYERS = [
     ["gpu"],
     ["core"],
     [""],  # native/c_api.cc
-    ["tensorflow"],  # a library of its own
+    ["tensorflow", "jax"],  # libraries of their own
 ]
 
 
@@ -167,10 +167,11 @@ def test_floors_shared_by_all_adapters_import_no_framework(folder):
             assert {name.partition(".")[0] for name in names} <= allowed, path.name
 
 
-def test_the_library_for_tensorflow_includes_the_interface_and_the_tables_alone():
-    texts = [path.read_text() for path in SOURCES if path.parent == NATIVE / "tensorflow"]
+@pytest.mark.parametrize("framework", ["tensorflow", "jax"])
+def test_libraries_beside_the_core_include_the_interface_and_the_tables_alone(framework):
+    texts = [path.read_text() for path in SOURCES if path.parent == NATIVE / framework]
     folders = {included.split("/")[0] for text in texts for included in re.findall(r'#include "([^"]+)"', text)}
-    assert folders == {"tensorflow", "include", "tables"}
+    assert folders == {framework, "include", "tables"}
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))

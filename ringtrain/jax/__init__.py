@@ -1,0 +1,29 @@
+"""ringtrain for JAX: collective operations inside compiled programs, and optax's optimizers on all ranks.
+
+>>> import ringtrain.jax as hvd
+>>> hvd.init()
+>>> parameters = hvd.broadcast_parameters(parameters, root_rank=0)
+>>> optimizer = hvd.DistributedGradientTransformation(optax.adamw(1e-3))
+"""
+
+try:
+    import jax as _jax  # a missing one is reported here, not deep below
+except ImportError as _problem:
+    raise ImportError("ringtrain.jax needs JAX. Run: pip install jax") from _problem
+
+from ringtrain import RingtrainError, basics
+from ringtrain.basics import *  # noqa: F403 - what all adapters export, listed once
+from ringtrain.jax import operations as _operations
+from ringtrain.jax.operations import *  # noqa: F403 - listed once, there
+from ringtrain.jax.optax_transformation import DistributedGradientTransformation
+from ringtrain.jax.start import init
+from ringtrain.jax.trees import allreduce_gradients, broadcast_parameters
+from ringtrain.objects import allgather_object, broadcast_object
+from ringtrain.operations import Compression
+
+__all__ = [
+    *basics.__all__,
+    *_operations.__all__,
+    "Compression", "DistributedGradientTransformation", "RingtrainError", "allgather_object", "allreduce_gradients",
+    "broadcast_object", "broadcast_parameters", "init",
+]  # fmt: skip

@@ -1,0 +1,201 @@
+"""The collective operations as one primitive of JAX, and its rules: shapes, gradients, batches, and how it is compiled.
+
+A program calls our library's handler (``library``), which submits to the core and completes a future of XLA's: no thread
+waits, so operations that do not depend on each other are under way together, in any order on each rank. Outside of
+programs the primitive performs the operation at once.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from ringtrain import operations, tables
+from ringtrain.adjoints import Takes, adjoint_of, factor, is_linear
+from ringtrain.errors import InvalidArgumentError, UnsupportedError
+from ringtrain.jax.library import TARGET
+from ringtrain.operations import Average
+
+DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool")
+
+
+class Call(NamedTuple):
+    """What a program says of an operation, beside the array.
+
+    XLA runs small programs one instruction after the other, in an order that follows from the program. So programs must
+    be alike on all ranks: what differs between these stands in attributes of the call, and not in instructions beside it.
+
+    Attributes:
+        operation: name of a row of ``tables.OPERATIONS``.
+        name: identity among the ranks; None outside of programs, where the core numbers operations.
+        slot: of the context.
+        process_set_id: the ranks that take part.
+        members: how many these are.
+        place: of this rank among them; -1 for another rank, whose submission the core refuses.
+        is_root: whether this rank is the root, where the operation has one.
+        reduction: row of ``tables.REDUCTIONS``.
+        prescale: factor on each contribution.
+        postscale: factor on the result.
+        compression: name of a row of ``tables.COMPRESSIONS``.
+        root: global rank.
+        rows: of an allgather, those of all members together; None where all give as many.
+        keeps: False where the result is zeros on this rank.
+    """
+
+    operation: str
+    name: str | None
+    slot: int
+    process_set_id: int
+    members: int
+    place: int
+    is_root: bool = False
+    reduction: int = Average
+    prescale: float = 1.0
+    postscale: float = 1.0
+    compression: str = operations.Compression.none
+    root: int = -1
+    rows: int | None = None
+    keeps: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.operation} '{self.name or 'unnamed'}'"
+
+    def named(self, suffix: str) -> "Call":
+        """The same under a name that follows from this one."""
+        return self._replace(name=self.name and self.name + suffix)
+
+    def result_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the result for an array of this shape. Raises InvalidArgumentError where there is none."""
+        layout = tables.OPERATIONS[self.operation].layout
+        if layout == "kWhole":
+            return shape
+        if not shape:
+            raise InvalidArgumentError(f"{self}: expected an array with at least one dimension but found a scalar.")
+        rows, *rest = shape
+        if layout == "kGather":
+            return (rows * self.members if self.rows is None else self.rows, *rest)
+        if layout == "kScatter":
+            return (self._end_of_share(rows, self.place) - self._end_of_share(rows, self.place - 1), *rest)
+        if rows % self.members:
+            raise InvalidArgumentError(
+                f"{self}: in a program the rows must be as many for each of the {self.members} ranks, but there are {rows}. "
+                "Pad them."
+            )
+        return shape
+
+    def arguments(self) -> dict[str, Any]:
+        """What the function of ``ringtrain.operations`` takes beside the array; the process set is this call itself."""
+        taken: dict[str, Any] = {"name": self.name, "process_set": self}
+        row = tables.OPERATIONS[self.operation]
+        if row.reduces:
+            taken |= {"op": self.reduction, "prescale_factor": self.prescale, "postscale_factor": self.postscale}
+            taken |= {"compression": self.compression}
+        return taken | ({"root_rank": self.root} if row.rooted else {})
+
+    def attributes(self) -> dict[str, Any]:
+        """What the handler reads, by name and type (native/jax/collective.cc)."""
+        return {
+            "name": self.name,
+            "slot": np.int64(self.slot),
+            "operation": np.int32(tables.OPERATIONS[self.operation].id),
+            "process_set": np.int32(self.process_set_id),
+            "reduction": np.int32(self.reduction),
+            "prescale": np.float64(self.prescale),
+            "postscale": np.float64(self.postscale),
+            "compression": np.int32(tables.COMPRESSIONS[self.compression]),
+            "root": np.int32(self.root),
+            "keeps": np.int32(self.keeps),
+        }
+
+    def _end_of_share(self, rows: int, place: int) -> int:
+        """The row behind a member's share of an operation that scatters: the first members have one more."""
+        return (place + 1) * (rows // self.members) + min(place + 1, rows % self.members)
+
+
+def collective(array: Any, call: Call) -> Any:
+    """The result of an operation: part of a program while one is traced, and at once otherwise."""
+    return _primitive.bind(array, call=call)
+
+
+def in_reach(array: jax.Array) -> Any:
+    """The array as ``ringtrain.operations`` takes it: from the host's memory as NumPy's, whose results JAX takes silently."""
+    return np.asarray(array) if all(device.platform == "cpu" for device in array.devices()) else array
+
+
+def _perform(array: Any, *, call: Call) -> jax.Array:
+    result = jnp.asarray(getattr(operations, call.operation)(in_reach(array), **call.arguments()))
+    return result if call.keeps else jnp.zeros_like(result)
+
+
+def _shape(array: Any, *, call: Call) -> Any:
+    if str(array.dtype) not in DTYPES:
+        raise UnsupportedError(
+            f"{call}: expected a dtype of {', '.join(DTYPES)} but found {array.dtype}. Cast it first."
+        )
+    return array.update(shape=call.result_shape(array.shape), weak_type=False)
+
+
+def _differentiate(primals: Any, tangents: Any, *, call: Call) -> tuple[Any, Any]:
+    (array,), (tangent,) = primals, tangents
+    result = collective(array, call)
+    if type(tangent) is ad.Zero:
+        return result, ad.Zero.from_primal_value(result)
+    if tables.OPERATIONS[call.operation].reduces and not is_linear(call.reduction):
+        raise UnsupportedError(
+            f"gradient of {call}: gradients need op Average or Sum, but it is "
+            f"{tables.REDUCTION_BY_ID[call.reduction].capitalize()}. Use jax.lax.stop_gradient before the operation."
+        )
+    return result, collective(tangent, call.named(".tangent"))
+
+
+def _transpose(gradient: Any, array: Any, *, call: Call) -> list[Any]:
+    """The gradient on its way back; ``ringtrain.adjoints`` says which, for every adapter."""
+    if type(gradient) is ad.Zero:
+        return [ad.Zero(array.aval)]
+    adjoint = adjoint_of(call.operation)
+    carrier = call.named(".gradient")._replace(operation=adjoint.carrier)
+    if adjoint.averages:
+        carrier = carrier._replace(reduction=Average, prescale=1.0, postscale=1.0)
+    if adjoint.scales:
+        carrier = carrier._replace(rows=array.aval.shape[0])
+        gradient = gradient * factor(call.reduction, call.prescale, call.postscale, call.members)
+    if adjoint.takes is Takes.OWN_ROWS:  # these alone are sent back
+        carrier = carrier._replace(operation="reducescatter")
+    if adjoint.takes is Takes.ROOTS:
+        carrier = carrier._replace(keeps=call.is_root)
+    return [collective(gradient, carrier)]
+
+
+def _batch(arrays: Any, dimensions: Any, *, call: Call) -> tuple[Any, int]:
+    """The whole batch as one operation; where rows are exchanged, these stay the first dimension."""
+    (array,), (dimension,) = arrays, dimensions
+    if tables.OPERATIONS[call.operation].layout == "kWhole":
+        return collective(array, call), dimension
+    if array.ndim == 1:
+        raise InvalidArgumentError(f"{call}: expected an array with at least one dimension but found a scalar.")
+    return collective(jnp.moveaxis(array, dimension, 1), call), 1
+
+
+def _compile(context: mlir.LoweringRuleContext, array: Any, *, call: Call) -> Any:
+    return jax.ffi.ffi_lowering(TARGET, has_side_effect=True)(context, array, **call.attributes())
+
+
+def _refuse(context: mlir.LoweringRuleContext, _array: Any, *, call: Call) -> Any:
+    platforms = ", ".join(context.module_context.platforms)
+    raise UnsupportedError(
+        f"{call}: programs of JAX must be compiled for cpu, but this one is for {platforms}. Set JAX_PLATFORMS=cpu, or "
+        "call the operation outside of jax.jit."
+    )
+
+
+_primitive = Primitive("ringtrain")
+_primitive.def_impl(_perform)
+_primitive.def_abstract_eval(_shape)
+ad.primitive_jvps[_primitive] = _differentiate
+ad.primitive_transposes[_primitive] = _transpose
+batching.primitive_batchers[_primitive] = _batch
+mlir.register_lowering(_primitive, _refuse)
+mlir.register_lowering(_primitive, _compile, platform="cpu")

@@ -1,0 +1,62 @@
+"""Our library for XLA: which releases of JAX it serves, its handler, and its two links to the core.
+
+``native/jax`` is the source. XLA calls its handler for every operation of a compiled program (``TARGET``). The library
+gets the core's functions as a table (``rt_functions`` in ``ringtrain.h``), and contexts by slot (``ringtrain.slots``).
+"""
+
+import ctypes
+from pathlib import Path
+
+import jax
+
+from ringtrain import exits
+from ringtrain.errors import UnsupportedError
+from ringtrain.slots import Slots, core_functions
+
+TARGET = "ringtrain_collective"
+OLDEST_RELEASE = "0.7.2"  # of those that were tried
+
+_PATH = Path(__file__).with_name("libringtrain_jax.so")
+
+
+def check_release(release: str) -> None:
+    """Raises UnsupportedError for a release of JAX that is older than those that this was tried with."""
+    if _numbers(release) < _numbers(OLDEST_RELEASE):
+        raise UnsupportedError(
+            f"JAX '{release}': expected {OLDEST_RELEASE} or newer, with which this was tried. Run: pip install --upgrade jax"
+        )
+
+
+def _numbers(release: str) -> list[int]:
+    return [int(part) for part in release.split(".")[:3] if part.isdigit()]
+
+
+class _MeetsErrorsOfPeers(type):
+    def __instancecheck__(cls, problem: object) -> bool:
+        kinds = (
+            jax.errors.JaxRuntimeError,
+            ValueError,
+        )  # the second from a program's second call on, where it runs inline
+        return isinstance(problem, kinds) and str(problem).startswith("ABORTED: ")
+
+
+class ErrorOfAPeer(Exception, metaclass=_MeetsErrorsOfPeers):
+    """Stands for JAX's errors that say what became of another rank, by their code: see kCodes in collective.cc."""
+
+
+def _load() -> ctypes.CDLL:
+    check_release(jax.__version__)
+    library = ctypes.CDLL(str(_PATH))
+    library.rt_jax_connect.argtypes = [ctypes.c_void_p]
+    library.rt_jax_connect.restype = None
+    library.rt_jax_bind.argtypes = [ctypes.c_int64, ctypes.c_void_p]
+    library.rt_jax_bind.restype = None
+    library.rt_jax_connect(core_functions("JAX", library.rt_jax_abi_version()))
+    jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(library.rt_jax_collective), platform="cpu")
+    exits.count_as_errors_of_peers(ErrorOfAPeer)
+    return library
+
+
+_library = _load()
+slots = Slots(_library.rt_jax_bind)
+slots.read_logs()

@@ -1,0 +1,41 @@
+"""Names of operations in programs that JAX traces: alike on all ranks that trace alike, and never twice in one program.
+
+A name is fixed when a program is traced, and comes again whenever that runs. It is made of the function that is being
+traced, the outermost one if functions call each other, and of the place among those that would be called alike, in the
+order of the calls. A function that is traced again starts anew, so a rank may do that alone. What the user names keeps
+that name. Outside of programs operations have no such names: the core numbers them.
+"""
+
+import weakref
+from collections import Counter
+from typing import Any
+
+from jax._src import core as _core  # where the current trace is; JAX has no public name for it
+
+# Names that were given out, for the outermost trace of each program; it ends with its trace.
+_claimed: "weakref.WeakKeyDictionary[Any, Counter[str]]" = weakref.WeakKeyDictionary()
+
+
+def claim(label: str) -> str | None:
+    """A name for an operation of the program that is being traced; None where none is."""
+    program = _program()
+    if program is None:
+        return None
+    name = f"{program.frame.debug_info.func_name}/{label}"
+    claimed = _claimed.setdefault(program, Counter())
+    claimed[name] += 1
+    return f"{name}.{claimed[name]}" if claimed[name] > 1 else name
+
+
+def tracing() -> bool:
+    """Whether a program is being traced, so that operations become part of it, whatever their arguments."""
+    return _program() is not None
+
+
+def _program() -> Any:
+    """The outermost trace that makes a program; bodies of loops, and functions under ``grad``, have traces within it."""
+    trace, program = _core.trace_ctx.trace, None
+    while trace is not None:
+        program = trace if hasattr(trace, "frame") else program
+        trace = getattr(trace, "parent_trace", None)
+    return program

@@ -1,0 +1,165 @@
+"""The collective operations for JAX, in the argument order of ``ringtrain.operations``.
+
+Inside ``jax.jit`` they become part of the program, where they are matched by name and may be under way by the hundred, in
+any order on each rank; there a failed one raises ``jax.errors.JaxRuntimeError`` with ringtrain's text when the result is
+used. Elsewhere they run at once and raise ringtrain's own errors. They work under ``grad``, ``jvp``, ``vmap``, ``scan``,
+``cond`` and ``checkpoint``.
+
+The dtypes are float16, bfloat16, float32, float64, int8, int16, int32, int64, uint8 and bool; what only moves rows takes
+uint16, uint32 and uint64 too.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ringtrain import arguments, operations, tables
+from ringtrain.context import check_name, current
+from ringtrain.errors import InvalidArgumentError
+from ringtrain.jax import names
+from ringtrain.jax.collective import Call, collective, in_reach
+from ringtrain.jax.library import slots
+from ringtrain.operations import Compression
+from ringtrain.process_sets import ProcessSet, global_process_set, id_of, members_of
+from ringtrain.submission import preparing
+
+__all__ = ["allgather", "allreduce", "alltoall", "barrier", "broadcast", "reducescatter"]
+
+barrier = operations.barrier
+
+_SIGNED = {"uint16": "int16", "uint32": "int32", "uint64": "int64"}
+
+
+def allreduce(
+    tensor: Any,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    compression: str = Compression.none,
+) -> jax.Array:
+    """Combines an array of one shape over all ranks; see ``ringtrain.allreduce``.
+
+    Args:
+        tensor: an array of any shape, the same on all ranks, or a number.
+        name: identity among the ranks; without one, operations are matched by the function that is traced and their
+            place in it, outside of programs in the order of the calls.
+        op: ``Average`` (default), ``Sum``, ``Min``, ``Max`` or ``Product``; the first two have gradients.
+        prescale_factor: factor on each contribution.
+        postscale_factor: factor on the result.
+        process_set: the ranks that take part.
+        compression: how float32 and float64 travel between hosts.
+
+    Example:
+        >>> jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum))(jnp.ones(2))
+    """
+    given = {"op": op, "prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
+    return run("allreduce", tensor, name, process_set, compression=compression, **given)
+
+
+def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> jax.Array:
+    """Concatenates the ranks' arrays along the first dimension, in rank order.
+
+    Inside ``jax.jit`` the first dimension must be the same on all ranks; elsewhere it may differ.
+    """
+    return run("allgather", tensor, name, process_set)
+
+
+def broadcast(
+    tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> jax.Array:
+    """Returns the root's array on every rank. ``root_rank`` is a global rank."""
+    return run("broadcast", tensor, name, process_set, root_rank=root_rank)
+
+
+def alltoall(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> jax.Array:
+    """Sends an equal part of the first dimension to each rank and concatenates what came, in rank order.
+
+    Unequal parts have ``ringtrain.alltoall`` with ``splits``, outside of ``jax.jit``.
+    """
+    return run("alltoall", tensor, name, process_set)
+
+
+def reducescatter(
+    tensor: Any,
+    name: str | None = None,
+    op: int | None = None,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    compression: str = Compression.none,
+) -> jax.Array:
+    """Combines an array as ``allreduce`` does and leaves each rank its rows of the first dimension.
+
+    Of n rows each of k ranks gets ``n // k``, the first ``n % k`` ranks one more.
+    """
+    given = {"op": op, "prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
+    return run("reducescatter", tensor, name, process_set, compression=compression, **given)
+
+
+def run(operation: str, tensor: Any, name: str | None, process_set: ProcessSet, **given: Any) -> jax.Array:
+    """The result of an operation, whose further arguments are those of its function in ``ringtrain.operations``."""
+    return start(operation, tensor, name, process_set, **given)()
+
+
+def start(
+    operation: str, tensor: Any, name: str | None, process_set: ProcessSet, **given: Any
+) -> Callable[[], jax.Array]:
+    """Starts an operation; the function that is returned waits for the result. In a program there is nothing to wait for."""
+    if names.tracing() or isinstance(tensor, jax.core.Tracer):
+        array, restore = _movable(operation, jnp.asarray(tensor))
+        result = restore(collective(array, _call(operation, name, process_set, **given)))
+        return lambda: result
+    with preparing(operation, name, process_set):
+        array, restore = _movable(operation, jnp.asarray(tensor))
+    handle = getattr(operations, f"{operation}_async")(in_reach(array), name=name, process_set=process_set, **given)
+    return lambda: restore(jnp.asarray(handle.wait()[0] if operation == "alltoall" else handle.wait()))
+
+
+def _movable(operation: str, array: jax.Array) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
+    """The array as the core can move it, and what makes the result of its dtype again."""
+    signed = _SIGNED.get(str(array.dtype))
+    if signed is None or tables.OPERATIONS[operation].reduces:
+        return array, lambda result: result
+    unsigned = array.dtype
+    return (
+        jax.lax.bitcast_convert_type(array, signed),
+        lambda result: jax.lax.bitcast_convert_type(result, unsigned),
+    )
+
+
+def _call(
+    operation: str,
+    name: str | None,
+    process_set: ProcessSet,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    compression: str = Compression.none,
+    root_rank: int = -1,
+) -> Call:
+    """The arguments, checked, as a program says them."""
+    if name is not None:
+        check_name(name)
+    if not isinstance(compression, str) or compression not in tables.COMPRESSIONS:
+        known = ", ".join(tables.COMPRESSIONS)
+        raise InvalidArgumentError(f"compression must be one of {known}, but is {compression!r}.")
+    ranks, own = members_of(process_set), current().rank
+    root = arguments.root(root_rank)
+    return Call(
+        operation=operation,
+        name=names.claim(operation) if name is None else name,
+        slot=slots.current(),
+        process_set_id=id_of(process_set),
+        members=len(ranks),
+        place=ranks.index(own) if own in ranks else -1,
+        is_root=root == own,
+        reduction=tables.REDUCTIONS[arguments.reduction(op)],
+        prescale=arguments.number("prescale_factor", prescale_factor),
+        postscale=arguments.number("postscale_factor", postscale_factor),
+        compression=str(compression),
+        root=root,
+    )

@@ -1,0 +1,48 @@
+"""Optax's optimizers on all ranks: their gradients are reduced before the update."""
+
+from typing import Any
+
+from ringtrain.jax.trees import allreduce_gradients
+from ringtrain.operations import Compression
+from ringtrain.process_sets import ProcessSet, global_process_set
+
+
+def DistributedGradientTransformation(
+    transformation: Any,
+    op: int | None = None,
+    name: str = "gradients",
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    compression: str = Compression.none,
+) -> Any:
+    """An optax transformation whose ``update`` gets the gradients of all ranks; needs optax.
+
+    Args:
+        transformation: any of optax's, such as ``optax.adamw(1e-3)`` or a chain. Put ``optax.MultiSteps`` around the
+            result to accumulate gradients, so that only the sums travel.
+        op: ``Average`` (default) or ``Sum``.
+        name: what the names of the gradients' operations begin with.
+        prescale_factor: factor on each contribution.
+        postscale_factor: factor on the result.
+        process_set: the ranks that take part.
+        compression: how float32 and float64 travel between hosts.
+
+    Returns:
+        An ``optax.GradientTransformationExtraArgs`` with the state of the given one.
+
+    Example:
+        >>> optimizer = hvd.DistributedGradientTransformation(optax.adamw(1e-3))
+        >>> updates, state = optimizer.update(gradients, state, parameters)
+    """
+    try:
+        import optax
+    except ImportError as problem:
+        raise ImportError("DistributedGradientTransformation needs optax. Run: pip install optax") from problem
+    inner = optax.with_extra_args_support(transformation)
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:  # optax's names
+        reduced = allreduce_gradients(updates, op, name, prescale_factor, postscale_factor, process_set, compression)
+        return inner.update(reduced, state, params, **extra)
+
+    return optax.GradientTransformationExtraArgs(inner.init, update)

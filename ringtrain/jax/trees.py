@@ -1,0 +1,90 @@
+"""Gradients and parameters, which are trees of arrays: an operation for each leaf, named after its way from the root.
+
+All are under way together; small ones travel together, as the core does with whatever is ready.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ringtrain.errors import InvalidArgumentError
+from ringtrain.jax import names
+from ringtrain.jax.operations import start
+from ringtrain.operations import Compression
+from ringtrain.process_sets import ProcessSet, global_process_set
+from ringtrain.submission import preparing
+
+
+def allreduce_gradients(
+    gradients: Any,
+    op: int | None = None,
+    name: str = "gradients",
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    compression: str = Compression.none,
+) -> Any:
+    """The average over all ranks of each array of a tree, inside ``jax.jit`` or outside.
+
+    Args:
+        gradients: a tree of arrays, of the same structure, shapes and dtypes on all ranks.
+        op: ``Average`` (default) or ``Sum``.
+        name: what the names of the leaves' operations begin with.
+        prescale_factor: factor on each contribution.
+        postscale_factor: factor on the result.
+        process_set: the ranks that take part.
+        compression: how float32 and float64 travel between hosts.
+
+    Example:
+        >>> loss, gradients = jax.value_and_grad(loss_of)(parameters, batch)
+        >>> updates, state = optimizer.update(hvd.allreduce_gradients(gradients), state)
+    """
+    given = {"op": op, "prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
+    return _each_leaf("allreduce", gradients, name, process_set, compression=compression, **given)
+
+
+def broadcast_parameters(
+    parameters: Any, root_rank: int = 0, name: str = "parameters", process_set: ProcessSet = global_process_set
+) -> Any:
+    """The root's arrays on every rank: of parameters, of an optimizer's state, or of random keys.
+
+    Args:
+        parameters: a tree of arrays, keys and numbers, of the same structure and shapes on all ranks; not changed.
+        root_rank: global rank of the root.
+        name: what the names of the leaves' operations begin with.
+        process_set: the ranks that take part.
+
+    Example:
+        >>> parameters, state = hvd.broadcast_parameters((parameters, optimizer.init(parameters)))
+    """
+    return _each_leaf("broadcast", parameters, name, process_set, root_rank=root_rank)
+
+
+def _each_leaf(operation: str, tree: Any, name: str, process_set: ProcessSet, **given: Any) -> Any:
+    leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
+    started = []
+    for path, leaf in leaves:
+        label = f"{name}{jax.tree_util.keystr(path)}"
+        label = names.claim(label) or label
+        with preparing(operation, label, process_set):
+            array, key = _without_key(leaf, label)
+        started.append((start(operation, array, label, process_set, **given), key))
+    return structure.unflatten([finish() if key is None else _key(finish(), key) for finish, key in started])
+
+
+def _without_key(leaf: Any, label: str) -> tuple[Any, Any]:
+    """The array of a leaf, and of which kind it is if it is a random key."""
+    try:
+        array = jnp.asarray(leaf)
+    except (TypeError, ValueError):
+        raise InvalidArgumentError(
+            f"{label}: expected an array or a number but found {type(leaf).__name__}. Use broadcast_object for it."
+        ) from None
+    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+        return jax.random.key_data(array), jax.random.key_impl(array)
+    return array, None
+
+
+def _key(data: jax.Array, kind: Any) -> jax.Array:
+    return jax.random.wrap_key_data(data, impl=kind)
