@@ -1,0 +1,398 @@
+"""Operations of ``ringtrain.jax`` inside programs: results, gradients, batches, loops, orders, errors; on ranks as threads.
+
+Each rank traces functions of its own: compiled programs belong to the rank whose thread traced them.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+
+import numpy as np
+import pytest
+
+import ringtrain as rt
+from ringtrain import context, exits, tables
+from ringtrain.errors import InvalidArgumentError, MismatchError, UnsupportedError
+from ringtrain.testing import World
+
+jax = pytest.importorskip("jax")
+optax = pytest.importorskip("optax")
+import jax.numpy as jnp
+
+import ringtrain.jax as hvd
+from ringtrain.jax import library
+
+pytestmark = pytest.mark.timeout(120)
+
+OPERATIONS = {
+    "allreduce": lambda x: hvd.allreduce(x, op=hvd.Sum),
+    "allgather": hvd.allgather,
+    "broadcast": lambda x: hvd.broadcast(x, 1),
+    "reducescatter": lambda x: hvd.reducescatter(x, op=hvd.Sum),
+    "alltoall": hvd.alltoall,
+}
+
+
+def on_ranks(function, size=2, **options):
+    with World(size, **options) as world:
+        return world.run(function)
+
+
+def contribution(rank: int, dtype: str = "float32", rows: int = 4) -> jax.Array:
+    return (jnp.arange(rows * 3).reshape(rows, 3) % 7 + rank).astype(dtype)
+
+
+def all_operations(array: jax.Array) -> dict[str, jax.Array]:
+    return {name: operation(array) for name, operation in OPERATIONS.items()}
+
+
+def expected(rank: int, arrays: list[np.ndarray]) -> dict[str, np.ndarray]:
+    """What the operations give, by NumPy."""
+    members, total = len(arrays), sum(arrays[1:], arrays[0])
+    return {
+        "allreduce": total,
+        "allgather": np.concatenate(arrays),
+        "broadcast": arrays[1],
+        "reducescatter": np.array_split(total, members)[rank],
+        "alltoall": np.concatenate([np.split(array, members)[rank] for array in arrays]),
+    }
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float32", "bfloat16", *(pytest.param(name, marks=pytest.mark.long) for name in ("float16", "int32", "int8", "uint8"))]
+)  # fmt: skip
+def test_operations_in_a_program_and_outside(dtype):
+    def on_rank(rank):
+        array = contribution(rank, dtype)
+        return jax.jit(lambda x: all_operations(x))(array), all_operations(array)
+
+    arrays = [np.asarray(contribution(rank, dtype)) for rank in range(2)]
+    for rank, both in enumerate(on_ranks(on_rank)):
+        for results in both:
+            for name, wanted in expected(rank, arrays).items():
+                assert isinstance(results[name], jax.Array) and results[name].dtype == dtype
+                np.testing.assert_array_equal(np.asarray(results[name]), wanted, err_msg=name)
+
+
+@pytest.mark.long
+def test_what_only_moves_takes_unsigned_integers_too():
+    def on_rank(rank):
+        array = jnp.asarray(np.arange(2, dtype=np.uint32) + np.uint32(4294967290 + rank))
+        return jax.jit(lambda x: hvd.allgather(x))(array), hvd.allgather(array)
+
+    for results in on_ranks(on_rank):
+        for result in results:
+            assert result.dtype == jnp.uint32
+            assert result.tolist() == [4294967290, 4294967291, 4294967291, 4294967292]
+
+
+@pytest.mark.long
+def test_rows_that_no_rank_can_share_equally():
+    def on_rank(rank):
+        array = contribution(rank, rows=5)
+        shares = jax.jit(lambda x: hvd.reducescatter(x, op=hvd.Sum))(array)
+        back = jax.jit(jax.grad(lambda x: (hvd.reducescatter(x, op=hvd.Sum) * (rank + 1)).sum()))(array)
+        return shares, back
+
+    (first, back), (second, same) = on_ranks(on_rank)
+    total = sum(np.asarray(contribution(rank, rows=5)) for rank in range(2))
+    np.testing.assert_array_equal(np.concatenate([first, second]), total)
+    np.testing.assert_array_equal(back, same)
+    assert back[:, 0].tolist() == [2, 2, 2, 4, 4]  # twice the exact gradient, as in Horovod
+
+
+def test_gradients_are_those_of_one_process():
+    """Exact ones of the sum of all ranks' losses, for the operations where Horovod has these; with and without a program."""
+
+    def loss_of(results):
+        return (results["allreduce"] ** 2).sum() + (results["alltoall"] ** 3).sum()
+
+    def alone(arrays):
+        total = sum(arrays)
+        halves = [jnp.concatenate([array[2 * rank : 2 * rank + 2] for array in arrays]) for rank in range(2)]
+        return sum((total**2).sum() + (half**3).sum() for half in halves)
+
+    def on_rank(rank):
+        def loss(array):
+            return loss_of({name: OPERATIONS[name](array) for name in ("allreduce", "alltoall")})
+
+        array = contribution(rank)
+        return jax.jit(jax.grad(loss))(array), jax.grad(loss)(array)
+
+    wanted = jax.grad(alone)([contribution(rank) for rank in range(2)])
+    for rank, gradients in enumerate(on_ranks(on_rank)):
+        for gradient in gradients:
+            np.testing.assert_allclose(gradient, wanted[rank], rtol=1e-6)
+
+
+@pytest.mark.long
+def test_gradients_of_what_only_moves():
+    """The average over the ranks, as the other adapters have it."""
+
+    def on_rank(rank):
+        weight = jnp.arange(8.0).reshape(8, 1)
+        gathered = jax.grad(lambda x, factor: (hvd.allgather(x) * weight * factor).sum())
+        cast = jax.grad(lambda x, factor: (hvd.broadcast(x, 1) * factor).sum())
+        array, factor = contribution(rank), rank + 1.0
+        return jax.jit(lambda x, f: (gathered(x, f), cast(x, f)))(array, factor)
+
+    for rank, (gathered, cast) in enumerate(on_ranks(on_rank)):
+        assert gathered[:, 0].tolist() == [1.5 * (4 * rank + row) for row in range(4)]
+        assert np.unique(cast).tolist() == [1.5 if rank == 1 else 0.0]
+
+
+@pytest.mark.long
+def test_batches_loops_branches_and_tangents():
+    def on_rank(rank):
+        batch = jnp.stack([contribution(rank), contribution(rank) * 2])
+        mapped = jax.jit(jax.vmap(lambda x: all_operations(x)))(batch)
+        each = [jax.jit(lambda x: all_operations(x))(one) for one in batch]
+        for name in OPERATIONS:
+            np.testing.assert_array_equal(mapped[name], np.stack([one[name] for one in each]), err_msg=name)
+
+        def body(carry, x):
+            y = hvd.allreduce(x * carry, op=hvd.Sum)
+            return carry + y.sum(), y
+
+        arrays = jnp.arange(6.0).reshape(3, 2) + rank
+        looped = jax.jit(lambda xs: jax.lax.scan(body, 1.0, xs)[0])(arrays)
+        slope = jax.jit(jax.grad(lambda xs: jax.lax.scan(body, 1.0, xs)[0]))(arrays)
+        branch = jax.jit(lambda yes, x: jax.lax.cond(yes, lambda x: hvd.allreduce(x, op=hvd.Sum), lambda x: x, x))
+        remade = jax.jit(jax.grad(jax.checkpoint(lambda x: jnp.sin(hvd.allreduce(jnp.sin(x))).sum())))
+        tangent = jax.jit(lambda x: jax.jvp(lambda y: hvd.allreduce(y) ** 2, (x,), (jnp.ones(2) * (rank + 1),))[1])
+        return looped, slope, branch(True, arrays[0]), branch(False, arrays[0]), remade(arrays), tangent(arrays[0])
+
+    def alone(both):
+        def body(carry, xs):
+            y = (xs * carry).sum(0)
+            return carry + y.sum(), y
+
+        return jax.lax.scan(body, 1.0, both)[0]
+
+    both = jnp.stack([jnp.arange(6.0).reshape(3, 2) + rank for rank in range(2)], axis=1)
+    for rank, (looped, slope, taken, left, remade, tangent) in enumerate(on_ranks(on_rank)):
+        assert looped == alone(both)
+        np.testing.assert_allclose(slope, 2 * jax.grad(alone)(both)[:, rank], rtol=1e-6)  # of two equal losses
+        assert taken.tolist() == [1, 3] and left.tolist() == [rank, 1 + rank]
+        mean = jnp.sin(both).mean(1)
+        np.testing.assert_allclose(remade, jnp.cos(mean) * jnp.cos(both[:, rank]), rtol=1e-5)
+        np.testing.assert_allclose(tangent, 2 * both[0].mean(0) * 1.5)
+
+
+def test_many_are_under_way_in_other_orders_on_each_rank():
+    """Rank 1 waits for each operation, in reverse order, and rank 0 for none."""
+
+    def on_rank(rank):
+        arrays = [jnp.full(1000, float(number)) for number in range(20)]
+        if rank == 0:
+            return jax.jit(lambda all: [hvd.allreduce(x, name=f"array {n}", op=hvd.Sum) for n, x in enumerate(all)])(
+                arrays
+            )
+        results = [hvd.allreduce(arrays[n], name=f"array {n}", op=hvd.Sum) for n in reversed(range(20))]
+        return results[::-1]
+
+    for results in on_ranks(on_rank, stall_abort_seconds=20):
+        assert all((np.asarray(result) == 2 * number).all() for number, result in enumerate(results))
+
+
+def test_ranks_compile_the_same_program():
+    """XLA runs small programs one instruction after the other; so what differs between ranks must not be an instruction."""
+
+    def on_rank(rank):
+        def loss(x):
+            return sum((operation(x) ** 2).sum() for operation in OPERATIONS.values())
+
+        text = jax.jit(lambda x: jax.grad(loss)(x)).lower(contribution(0)).as_text()
+        return re.sub(r"(slot|keeps) = \d+", "", text)
+
+    first, second = on_ranks(on_rank)
+    assert first == second and first.count(library.TARGET) == 10  # forward and backward
+
+
+def test_a_program_that_goes_on_with_python_does_not_hold_the_core_up():
+    """What follows an operation may call Python, even wait for another operation: not on the core's thread."""
+
+    def on_rank(rank):
+        own, threads = context.current(), []
+
+        def ask_all(array):
+            context.make_current(own)
+            threads.append(threading.get_native_id())
+            return np.asarray(rt.allreduce(np.asarray(array), name="within", op=rt.Sum))
+
+        def step(array):
+            first = hvd.allreduce(array, op=hvd.Sum)
+            return hvd.allreduce(jax.pure_callback(ask_all, jax.ShapeDtypeStruct(first.shape, first.dtype), first))
+
+        return jax.jit(step)(jnp.ones(3)).tolist()
+
+    assert on_ranks(on_rank) == [[4.0] * 3] * 2
+
+
+# ---- names ----
+
+
+@pytest.mark.long
+def test_a_rank_may_trace_alone_and_operations_of_one_kind_are_told_apart():
+    def on_rank(rank):
+        def step(x, flag):
+            return hvd.allreduce(x), hvd.allreduce(x * 2), hvd.allgather(x)
+
+        compiled = jax.jit(step, static_argnums=1)
+        compiled(jnp.ones(2), 0)
+        return [compiled(jnp.ones(2) * rank, rank + 1 if turn else 0)[1].tolist() for turn in range(2)]
+
+    assert on_ranks(on_rank) == [[[1.0, 1.0]] * 2] * 2
+
+
+# ---- errors ----
+
+
+def failure(call) -> tuple[type, str]:
+    try:
+        jax.block_until_ready(call())
+    except Exception as problem:
+        return type(problem), str(problem), exits.error_of_a_peer(problem) is not None
+    raise AssertionError("nothing was raised")
+
+
+def test_a_mismatch_has_our_text_on_all_ranks():
+    def on_rank(rank):
+        array = jnp.ones(3 + rank)
+        return failure(lambda: jax.jit(lambda x: hvd.allreduce(x, name="x"))(array)), failure(
+            lambda: hvd.allreduce(array, name="x")
+        )
+
+    for (compiled, text, of_a_peer), (eager, plain, _) in on_ranks(on_rank):
+        assert issubclass(compiled, jax.errors.JaxRuntimeError) and eager is MismatchError
+        assert text.startswith("FAILED_PRECONDITION: allreduce 'x': shape must be the same on all ranks")
+        assert "[3] on rank 0 and [4] on rank 1" in text and plain in text and not of_a_peer
+
+
+def test_a_lost_rank_ends_a_program_with_the_cause():
+    told = []
+
+    def on_rank(rank):
+        if rank == 0:
+            raise LookupError("this batch is broken")
+        told.append(failure(lambda: jax.jit(lambda x: hvd.allreduce(x))(jnp.ones(3))))
+
+    with pytest.raises(LookupError):
+        on_ranks(on_rank)
+    ((kind, text, of_a_peer),) = told
+    assert issubclass(kind, jax.errors.JaxRuntimeError) and of_a_peer
+    assert text == "ABORTED: rank 0 raised LookupError: this batch is broken"
+
+
+@pytest.mark.long
+def test_rows_of_ranks_that_differ_are_refused_in_a_program():
+    def on_rank(rank):
+        return failure(lambda: jax.jit(lambda x: hvd.allgather(x, name="x"))(jnp.ones(2 + rank)))
+
+    for _, text, _ in on_ranks(on_rank):
+        assert "allgather 'x': the result must have the shape" in text and "but has [5]. Give an array of one" in text
+
+
+def test_a_program_without_a_world_says_so():
+    compiled = {}
+
+    def on_rank(rank):
+        compiled[rank] = jax.jit(lambda x: hvd.allreduce(x, name="x"))
+        compiled[rank](jnp.ones(3)).block_until_ready()
+
+    on_ranks(on_rank)
+    kind, text, of_a_peer = failure(lambda: compiled[0](jnp.ones(3)))
+    assert issubclass(kind, (jax.errors.JaxRuntimeError, ValueError)) and of_a_peer and "has called shutdown()" in text
+    on_ranks(lambda rank: library.slots.current())  # which empties the slots of the world before
+    assert (
+        "ABORTED: allreduce 'x': there is no world. Call init() first." == failure(lambda: compiled[0](jnp.ones(3)))[1]
+    )
+
+
+@pytest.mark.parametrize(
+    "program, kind, words",
+    [
+        (lambda x: hvd.allreduce(x, op=7), InvalidArgumentError, "op must be one of"),
+        (lambda x: hvd.allreduce(x, compression="zip"), InvalidArgumentError, "compression must be one of"),
+        (lambda x: hvd.allgather(x.sum()), InvalidArgumentError, "found a scalar"),
+        (lambda x: hvd.alltoall(x[:3]), InvalidArgumentError, "for each of the 2 ranks, but there are 3"),
+        (lambda x: hvd.allreduce(x.astype(jnp.complex64)), UnsupportedError, "found complex64"),
+        (jax.grad(lambda x: hvd.allreduce(x, op=hvd.Max).sum()), UnsupportedError, "but it is Max"),
+        (jax.vmap(lambda x: hvd.allgather(x.sum())), InvalidArgumentError, "found a scalar"),
+    ],
+)
+def test_what_a_trace_can_see_to_be_wrong(program, kind, words):
+    for found, text, _ in on_ranks(lambda rank: failure(lambda: jax.jit(lambda x: program(x))(jnp.ones((4, 3))))):
+        assert found is kind and words in text
+
+
+def test_releases_that_were_not_tried_are_refused():
+    library.check_release("0.7.2")
+    library.check_release("0.12.0.1")
+    with pytest.raises(UnsupportedError, match=r"JAX '0\.6\.2': expected 0\.7\.2 or newer"):
+        library.check_release("0.6.2")
+
+
+def test_a_call_of_another_version_is_refused_by_the_handler():
+    def wrong(x):
+        return jax.ffi.ffi_call(library.TARGET, jax.ShapeDtypeStruct(x.shape, x.dtype))(x, name="x")
+
+    _, text, _ = failure(lambda: jax.jit(wrong)(jnp.ones(3)))
+    assert "the attribute slot is missing, or of another type" in text
+
+
+def test_exports():
+    assert all(hasattr(hvd, name) for name in hvd.__all__)
+    assert {row.name for row in tables.OPERATIONS.values() if row.adjoint} <= set(hvd.__all__)
+
+
+# ---- training ----
+
+
+def test_two_ranks_train_as_one_process_does_on_the_whole_batch():
+    data = np.random.default_rng(0).normal(size=(5, 8, 3)).astype(np.float32)
+
+    def loss(parameters, batch):
+        hidden = jnp.tanh(batch @ parameters["layers"][0])
+        return ((hidden @ parameters["layers"][1] - batch.sum(1)) ** 2).mean()
+
+    def parameters_of(seed):
+        keys = jax.random.split(jax.random.key(seed))
+        return {"layers": [jax.random.normal(keys[0], (3, 4)), jax.random.normal(keys[1], (4,))]}
+
+    def train(optimizer, parameters, batches):
+        state = optimizer.init(parameters)
+
+        @jax.jit
+        def step(parameters, state, batch):
+            updates, state = optimizer.update(jax.grad(loss)(parameters, batch), state, parameters)
+            return optax.apply_updates(parameters, updates), state
+
+        for batch in batches:
+            parameters, state = step(parameters, state, batch)
+        return parameters
+
+    def on_rank(rank):
+        parameters = hvd.broadcast_parameters(parameters_of(rank), root_rank=1)
+        key = hvd.broadcast_parameters(jax.random.key(rank), root_rank=1)
+        optimizer = hvd.DistributedGradientTransformation(optax.adam(0.05))
+        mine = [batch[4 * rank : 4 * rank + 4] for batch in data]
+        twice = optax.MultiSteps(optimizer, every_k_schedule=2)
+        return train(optimizer, parameters, mine), jax.random.key_data(key), train(twice, parameters, [*mine, mine[0]])
+
+    wanted = train(optax.adam(0.05), parameters_of(1), data)
+    accumulated = train(optax.MultiSteps(optax.adam(0.05), 2), parameters_of(1), [*data, data[0]])
+    for parameters, key, twice in on_ranks(on_rank):
+        jax.tree.map(lambda mine, one: np.testing.assert_allclose(mine, one, rtol=2e-5, atol=1e-6), parameters, wanted)
+        jax.tree.map(lambda mine, one: np.testing.assert_allclose(mine, one, rtol=2e-5, atol=1e-6), twice, accumulated)
+        assert key.tolist() == jax.random.key_data(jax.random.key(1)).tolist()
+
+
+def test_leaves_that_are_no_arrays_are_named_on_all_ranks():
+    def on_rank(rank):
+        leaf = "a text" if rank == 0 else jnp.ones(2)
+        return failure(lambda: hvd.broadcast_parameters({"w": leaf}))
+
+    for kind, text, _ in on_ranks(on_rank):
+        assert kind is InvalidArgumentError and "parameters['w']: expected an array or a number but found str" in text
