@@ -133,6 +133,18 @@ def test_lightning(tmp_path):
     assert done.returncode == 0, done.stderr.decode()
 
 
+@pytest.mark.long
+def test_jax(tmp_path):
+    """In processes of their own: ranks as threads would share XLA's threads."""
+    pytest.importorskip("optax", reason="needs jax and optax")
+    check = "weights = hvd.allgather(parameters['weight'][None])\nassert (weights == weights[0]).all() and loss < 0.1\n"
+    (tmp_path / "train.py").write_text(blocks("jax.md", "python")[0] + check)
+    command = [sys.executable, "-m", "ringtrain.launch", "-np", "2", sys.executable, str(tmp_path / "train.py")]
+    environment = dict(os.environ, OMP_NUM_THREADS="1", RINGTRAIN_TRANSPORT="auto")
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, timeout=100)
+    assert done.returncode == 0, done.stderr.decode()
+
+
 def test_the_backend_of_torch_distributed(tmp_path):
     """Under the launcher's and under torchrun, in processes of their own."""
     (tmp_path / "train.py").write_text(blocks("torch-distributed.md", "python")[0])

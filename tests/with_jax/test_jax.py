@@ -25,6 +25,9 @@ from ringtrain.jax import library
 
 pytestmark = pytest.mark.timeout(120)
 
+# Ranks in one process share XLA's threads, and a program that waits for another rank holds one: each rank runs its own.
+jax.config.update("jax_cpu_enable_async_dispatch", False)
+
 OPERATIONS = {
     "allreduce": lambda x: hvd.allreduce(x, op=hvd.Sum),
     "allgather": hvd.allgather,
