@@ -77,7 +77,7 @@ class Call(NamedTuple):
         rows, *rest = shape
         if layout == "kGather":
             return (rows * self.members if self.rows is None else self.rows, *rest)
-        if layout == "kScatter":
+        if layout != "kExchange":  # a share of the rows
             return (self._end_of_share(rows, self.place) - self._end_of_share(rows, self.place - 1), *rest)
         if rows % self.members:
             raise InvalidArgumentError(
@@ -163,10 +163,15 @@ def _transpose(gradient: Any, array: Any, *, call: Call) -> list[Any]:
         carrier = carrier._replace(rows=array.aval.shape[0])
         gradient = gradient * factor(call.reduction, call.prescale, call.postscale, call.members)
     if adjoint.takes is Takes.OWN_ROWS:  # these alone are sent back
-        carrier = carrier._replace(operation="reducescatter")
+        carrier = carrier._replace(operation=_scattering_to(call.operation))
     if adjoint.takes is Takes.ROOTS:
         carrier = carrier._replace(keeps=call.is_root)
     return [collective(gradient, carrier)]
+
+
+def _scattering_to(operation: str) -> str:
+    """The operation that reduces and leaves each rank the rows that it gave to this one."""
+    return next(row.name for row in tables.OPERATIONS.values() if row.reduces and row.adjoint == operation)
 
 
 def _batch(arrays: Any, dimensions: Any, *, call: Call) -> tuple[Any, int]:

@@ -15,7 +15,8 @@ tf = pytest.importorskip("tensorflow")
 
 from ringtrain import _native
 from ringtrain.errors import UnsupportedError
-from ringtrain.tensorflow.library import TESTED_RELEASES, core_functions
+from ringtrain.slots import core_functions
+from ringtrain.tensorflow.library import TESTED_RELEASES
 
 HERE = Path(__file__).parent
 NATIVE = HERE.parents[1] / "native"
@@ -37,12 +38,8 @@ def python_with_release(release: str) -> str:
 def test_a_library_built_with_another_header_is_refused():
     """It would call the core's functions with structs of another layout."""
 
-    class Stale:
-        def rt_tensorflow_abi_version(self) -> int:
-            return _native.ABI_VERSION - 1
-
     with pytest.raises(UnsupportedError, match=f"must be {_native.ABI_VERSION}, .* is {_native.ABI_VERSION - 1}"):
-        core_functions(Stale())
+        core_functions("TensorFlow", _native.ABI_VERSION - 1)
 
 
 # All other tests run with the last one.
