@@ -242,6 +242,8 @@ def test_a_rank_may_trace_alone_and_operations_of_one_kind_are_told_apart():
         def step(x, flag):
             return hvd.allreduce(x), hvd.allreduce(x * 2), hvd.allgather(x)
 
+        text = jax.jit(step, static_argnums=1).lower(jnp.ones(2), 0).as_text()
+        assert re.findall(r'name = "([^"]*)"', text) == ["step/allreduce", "step/allreduce.2", "step/allgather"]
         compiled = jax.jit(step, static_argnums=1)
         compiled(jnp.ones(2), 0)
         return [compiled(jnp.ones(2) * rank, rank + 1 if turn else 0)[1].tolist() for turn in range(2)]
