@@ -399,6 +399,24 @@ char* rt_lateness(rt_context* context) {
   return CopyText(text);
 }
 
+char* rt_traffic(rt_context* context) {
+  std::string lines;
+  for (const ringtrain::Traffic& each : context->context->traffic().All())
+    lines += std::string(ringtrain::Text(each.operation)) + "|" + std::to_string(each.size_class) + "|" +
+             std::to_string(each.count) + "|" + std::to_string(each.bytes) + "|" + std::to_string(each.link_bytes) +
+             "|" + std::to_string(each.time) + "|" + std::to_string(each.waiting) + "\n";
+  return CopyText(lines);
+}
+
+char* rt_flight_record(rt_context* context) {
+  char* text = nullptr;
+  Guard([&]() -> Status {
+    text = CopyText(context->context->FlightRecord());
+    return {};
+  });
+  return text;
+}
+
 int32_t rt_process_set_hosts(rt_context* context, int32_t process_set) {
   return context->context->ProcessSetHosts(process_set);
 }

@@ -20,6 +20,7 @@ from ringtrain.averaging.outer import Outer
 from ringtrain.checks import check_finite, check_replicas
 from ringtrain.context import current, is_initialized
 from ringtrain.errors import HorovodInternalError, RingtrainError
+from ringtrain.flights import flight_record
 from ringtrain.objects import allgather_object, broadcast_object
 from ringtrain.operations import *  # noqa: F403 - the operations, listed once
 from ringtrain.probes import gpu_libraries

@@ -15,6 +15,7 @@ from ringtrain import (
     add_process_set,
     cross_rank,
     cross_size,
+    flight_record,
     global_process_set,
     is_homogeneous,
     is_initialized,
@@ -25,6 +26,7 @@ from ringtrain import (
     shutdown,
     size,
     start_timeline,
+    stats,
     stop_timeline,
 )
 from ringtrain.probes import (
@@ -55,6 +57,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "flight_record",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
@@ -72,5 +75,6 @@ __all__ = [
     "shutdown",
     "size",
     "start_timeline",
+    "stats",
     "stop_timeline",
 ]

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from ringtrain import buffers, exits, log, tables
+from ringtrain import buffers, exits, log, ranges, tables
 from ringtrain._native import OK, PENDING, CData, as_path, as_text, check, ffi, lib, take_text
 from ringtrain.buffers import Buffer
 from ringtrain.errors import (
@@ -187,14 +187,18 @@ class Context:
             slot.describe(inputs, outputs)
         except Exception as problem:  # a number that has no place in the C struct, or no memory for it
             self._refuse(operation, text, process_set, problem)
-        status = lib.rt_submit(self.native, request, slot.handle, slot.error)
+        if ranges.wanted():
+            with ranges.around(f"ringtrain.{operation}: {name or 'unnamed'}"):
+                status = lib.rt_submit(self.native, request, slot.handle, slot.error)
+        else:
+            status = lib.rt_submit(self.native, request, slot.handle, slot.error)
         handle, error = slot.handle[0], slot.error
         if status != OK:
             log.drain(self.native)
             self.raise_failure(status, take_text(error[0]))
         if len(slot.tensors) == 1:
             self._requests.append(slot)
-        return Operation(self, handle, (inputs, outputs))
+        return Operation(self, handle, (inputs, outputs), name or operation)
 
     def refuse(self, operation: str, name: str | None, process_set: int, problem: Exception) -> NoReturn:
         """Announces to the peers what was met before submission, and raises it here with the text that they get.
@@ -281,6 +285,14 @@ class Context:
     def lateness(self) -> list[str]:
         """The lines of ``rt_lateness``."""
         return take_text(lib.rt_lateness(self.native)).split("\n")[:-1]  # other line ends may stand in a name
+
+    def traffic(self) -> list[str]:
+        """The lines of ``rt_traffic``."""
+        return take_text(lib.rt_traffic(self.native)).splitlines()
+
+    def flight_record(self) -> str:
+        """The text of ``rt_flight_record``."""
+        return take_text(lib.rt_flight_record(self.native))
 
     def process_set_ranks(self, process_set: int) -> list[int] | None:
         """Members of a process set, ascending; None if there is no such set."""

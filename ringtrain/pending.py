@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, NoReturn, Protocol
 
-from ringtrain import buffers, log, tables
+from ringtrain import buffers, log, ranges, tables
 from ringtrain._native import OK, PENDING, CData, check, ffi, lib, take_text
 from ringtrain.buffers import Buffer
 from ringtrain.cuda_arrays import CudaArray
@@ -109,12 +109,13 @@ class Operation:
     when the GPU has passed it. Elsewhere both are one.
     """
 
-    __slots__ = ("_context", "_handle", "_tensors", "_finished", "_on_gpu")
+    __slots__ = ("_context", "_handle", "_tensors", "_finished", "_on_gpu", "_name")
 
-    def __init__(self, context: Submitter, handle: CData, tensors: tuple):
+    def __init__(self, context: Submitter, handle: CData, tensors: tuple, name: str = ""):
         self._context = context
         self._handle = handle
         self._tensors = tensors
+        self._name = name  # for people to read
         self._finished = False  # never becomes True on a GPU, where the end of ``wait`` is not that of the work
         self._on_gpu = bool(tensors[0]) and tensors[0][0].device >= 0
 
@@ -140,6 +141,13 @@ class Operation:
         """
         if self._finished:
             return
+        if ranges.wanted():
+            with ranges.around(f"ringtrain.wait: {self._name}"):
+                self._wait(timeout)
+        else:
+            self._wait(timeout)
+
+    def _wait(self, timeout: float | None) -> None:
         slice_seconds = _SLICE_SECONDS if timeout is None else min(timeout, _SLICE_SECONDS)
         status = lib.rt_wait(self._handle, slice_seconds, ffi.NULL)
         if status == PENDING:

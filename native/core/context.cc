@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/admission.h"
+#include "core/flight_record.h"
 #include "core/opening.h"
 
 namespace ringtrain {
@@ -19,6 +20,7 @@ Status Context::Open(Rendezvous& rendezvous, const Options& options, std::shared
 Status Context::Open(const Options& options, Meeting meeting, std::shared_ptr<Context>* opened) {
   std::shared_ptr<Context> context(new Context(options, std::move(meeting)));
   if (!options.timeline.empty()) RT_TRY(context->StartTimeline(options.timeline, options.timeline_mark_cycles != 0));
+  RT_TRY(FlightFile(options, context->world().rank).Prepare());
   context->driver_.Start();
   *opened = std::move(context);
   return {};
@@ -27,9 +29,10 @@ Status Context::Open(const Options& options, Meeting meeting, std::shared_ptr<Co
 Context::Context(const Options& options, Meeting meeting)
     : options_(options),
       devices_(options.cuda_lib),
+      table_(static_cast<size_t>(options.flight_operations)),
       transport_(std::move(meeting.transport)),
       epoch_(std::move(meeting.world), std::move(meeting.memory), options_, *transport_, *transport_, &table_,
-             &counters_, &lateness_, &timeline_, &log_),
+             &counters_, &lateness_, &timeline_, &traffic_, &log_),
       driver_(options_, *transport_, &epoch_, &table_, &counters_, &timeline_) {
   for (const std::string& warning : meeting.warnings) log_.Warning(warning);
   transport_->SetLog(&log_);
@@ -120,6 +123,8 @@ Status Context::StartTimeline(const std::string& path, bool mark_cycles) {
     file += "." + rank;
   return timeline_.Start(file, world().rank, options_.timeline_events, mark_cycles);
 }
+
+std::string Context::FlightRecord() const { return FlightRecordText(world(), epoch_.process_sets(), table_, ""); }
 
 Status Context::StopTimeline() { return timeline_.Stop(); }
 

@@ -33,6 +33,9 @@ class Context {
   int ProcessSetHosts(int process_set) const;
   const Counters& counters() const { return counters_; }
   const LatenessTable& lateness() const { return lateness_; }
+  const TrafficTable& traffic() const { return traffic_; }
+  // As JSON.
+  std::string FlightRecord() const;
   Log& log() { return log_; }
   Residuals& residuals() { return epoch_.residuals(); }
   Status StartTimeline(const std::string& path, bool mark_cycles);
@@ -66,6 +69,7 @@ class Context {
   LatenessTable lateness_;
   Log log_;
   Timeline timeline_;
+  TrafficTable traffic_;
   DeviceTable devices_;
   SubmissionTable table_;
   std::unique_ptr<Transport> transport_;

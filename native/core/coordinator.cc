@@ -19,13 +19,14 @@ constexpr Nanoseconds kLinger = 10 * INT64_C(1000000);
 // crash.
 constexpr Nanoseconds kPatience = 5 * INT64_C(1000000000);
 constexpr int kMaxFrames = 64;  // taken in one step
+constexpr Nanoseconds kStallPeriod = INT64_C(500000000);
 
 }  // namespace
 
 Coordinator::Coordinator(const World& world, const Options& options, Wire& wire, const Progress& progress,
                          HostMemory* memory, SubmissionTable* table, Residuals* residuals,
                          ProcessSetTable* process_sets, Counters* counters, LatenessTable* lateness, Timeline* timeline,
-                         Log* log)
+                         TrafficTable* traffic, Log* log)
     : world_(world),
       options_(options),
       wire_(wire),
@@ -36,8 +37,9 @@ Coordinator::Coordinator(const World& world, const Options& options, Wire& wire,
       counters_(counters),
       lateness_(lateness),
       log_(log),
+      flight_file_(options, world.rank),
       mail_(wire, memory, world.my_host()),
-      executor_(world, options, wire, memory, table, residuals, counters, timeline, log),
+      executor_(world, options, wire, memory, table, residuals, counters, timeline, traffic, log),
       protocol_(world, options) {
   protocol_.Begin(Now(), &effects_);
   CarryOut();
@@ -76,6 +78,7 @@ bool Coordinator::TryStep() {
   HeedAbort();
   LookForTheDead();
   InsistOnStacks();
+  RecordStall();
   CheckLongPhase();
   TakeSubmissions(&moved);
   if (ReceiveMail(&moved)) AwaitLastWords();
@@ -90,7 +93,9 @@ void Coordinator::TakeSubmissions(bool* moved) {
   if (!table_->TakeNews(&news)) return;
   *moved = true;
   for (auto& refusal : news.refusals) protocol_.Refused(Now(), refusal.first, std::move(refusal.second), &effects_);
+  const Nanoseconds now = Now();
   for (const auto& submission : news.submissions) {
+    submission->announced.store(now, std::memory_order_relaxed);
     if (protocol_.Knows(submission->process_set))
       protocol_.Submitted(Now(), submission->process_set, submission->request, &effects_);
     else
@@ -250,9 +255,47 @@ void Coordinator::CarryOut(rank_effect::AddProcessSet& added) {
 }
 
 void Coordinator::CarryOut(rank_effect::End& end) {
+  const std::string record = FlightRecord(end.cause.message());  // while what is pending is so
   wire_.Abandon();
   executor_.Abandon(end.cause);
   table_->Close(end.cause);
+  LeaveFlightRecord(record);
+}
+
+void Coordinator::CarryOut(rank_effect::ShowStacks& show) {
+  LeaveFlightRecord(FlightRecord("the other ranks wait for " + show.awaited + "."));
+  ShowStacks(show.awaited);
+}
+
+// ---- the flight record ----
+
+// "" if none is wanted.
+std::string Coordinator::FlightRecord(const std::string& because) const {
+  if (!flight_file_.wanted()) return "";
+  try {
+    return FlightRecordText(world_, *process_sets_, *table_, because);
+  } catch (const std::bad_alloc&) {  // the end is more important
+    return "";
+  }
+}
+
+void Coordinator::LeaveFlightRecord(const std::string& record) {
+  if (record.empty()) return;
+  const Status written = flight_file_.Write(record);
+  if (!written.ok()) log_->Warning(written.message());
+}
+
+// Each rank that waits does so by its own clock: the coordinator tells those alone that are waited for.
+void Coordinator::RecordStall() {
+  if (!flight_file_.wanted() || protocol_.aborted()) return;
+  const Nanoseconds now = Now();
+  if (now < looks_for_stalls_) return;
+  looks_for_stalls_ = now + kStallPeriod;
+  const std::shared_ptr<Submission> oldest = table_->Oldest();
+  if (oldest == nullptr || oldest->number == stalled_ || oldest->request.operation == Operation::kJoin) return;
+  if (static_cast<double>(now - oldest->submitted) / 1e9 < options_.stall_warning_seconds) return;
+  stalled_ = oldest->number;
+  LeaveFlightRecord(FlightRecord(oldest->request.Subject() + " has waited for stall_warning_seconds."));
 }
 
 void Coordinator::SendFrame(int rank, Frame frame) {

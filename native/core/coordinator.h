@@ -13,6 +13,7 @@
 #include "base/log.h"
 #include "base/mutex.h"
 #include "core/executor.h"
+#include "core/flight_record.h"
 #include "core/process_sets.h"
 #include "core/protocol.h"
 #include "core/submission.h"
@@ -26,7 +27,7 @@ class Coordinator {
  public:
   Coordinator(const World& world, const Options& options, Wire& wire, const Progress& progress, HostMemory* memory,
               SubmissionTable* table, Residuals* residuals, ProcessSetTable* process_sets, Counters* counters,
-              LatenessTable* lateness, Timeline* timeline, Log* log);
+              LatenessTable* lateness, Timeline* timeline, TrafficTable* traffic, Log* log);
   ~Coordinator();
 
   // Does what can be done without waiting. True if anything moved.
@@ -81,6 +82,9 @@ class Coordinator {
   void NoteSilent(Nanoseconds now);
   bool Tick();
   void RemoveProcessSets();
+  void RecordStall();
+  std::string FlightRecord(const std::string& because) const;
+  void LeaveFlightRecord(const std::string& record);
   void SendFrame(int rank, Frame frame);
   Status NoteCause(const Status& cause);
   void ShowStacks(const std::string& awaited);
@@ -97,7 +101,7 @@ class Coordinator {
   void CarryOut(rank_effect::RemoveProcessSet& removed) { removals_.push_back(removed.process_set); }
   void CarryOut(rank_effect::Warn& warn) { log_->Warning(warn.text); }
   void CarryOut(rank_effect::Count& count);
-  void CarryOut(rank_effect::ShowStacks& show) { ShowStacks(show.awaited); }
+  void CarryOut(rank_effect::ShowStacks& show);
   void CarryOut(rank_effect::Beat&) { life(world_.rank).Beat(); }
   void CarryOut(rank_effect::NoteCause& note) { protocol_.CauseNoted(NoteCause(note.cause), &effects_); }
   void CarryOut(rank_effect::Wake& wake) { memory_->doorbell(world_.local_rank_of[wake.rank]).Ring(); }
@@ -115,6 +119,9 @@ class Coordinator {
   LatenessTable* const lateness_;
   Log* const log_;
 
+  const FlightFile flight_file_;
+  Nanoseconds looks_for_stalls_ = 0;  // next
+  uint64_t stalled_ = 0;              // number of the operation whose stall was written down last
   Mail mail_;
   Executor executor_;
   Protocol protocol_;

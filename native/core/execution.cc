@@ -46,6 +46,15 @@ void Weigh(const std::vector<int64_t>& weights, Batch* batch) {
   batch->scaling.divisor = std::accumulate(batch->weights.begin(), batch->weights.end(), 0.0);
 }
 
+// What each of n members must send at least, as a share of what the operation is about: bus bandwidth, as NCCL's tests
+// have it.
+double LinkShare(Operation operation, int members) {
+  const OperationRow& row = *Find(operation);
+  if (row.rooted) return members > 1 ? 1 : 0;
+  const double others = static_cast<double>(members - 1) / members;
+  return row.layout == Layout::kWhole ? 2 * others : others;
+}
+
 template <typename Element>
 void AddScaledTo(Element* sum, const Element* input, const float* more, size_t count, Element factor) {
   for (size_t i = 0; i < count; ++i) sum[i] = input[i] + static_cast<Element>(more[i]) * factor;
@@ -127,12 +136,22 @@ bool Execution::done() const {
   return std::all_of(tasks_.begin(), tasks_.end(), [](const std::unique_ptr<Task>& task) { return task->done(); });
 }
 
-void Execution::Finish() {
+void Execution::Number(uint64_t* agreed) {
+  for (const auto& submission : submissions_) {
+    ++*agreed;
+    if (submission == nullptr) continue;
+    submission->agreed.store(*agreed, std::memory_order_relaxed);
+    submission->started.store(agreed_, std::memory_order_relaxed);
+  }
+}
+
+void Execution::Finish(Nanoseconds* counted_until) {
   enqueued_ = Now();
   for (const Rounded& each : residuals_) books_.residuals->Turn(each.residual, each.divisor, each.paid);
   for (const DeviceTask* task : device_tasks_)
     if (task->completion() != nullptr)
       completion_ = task->completion();  // all are on one stream: the last comes after the others
+  if (completion_ == nullptr) CountTraffic(counted_until);
   for (size_t index = 0; index < responses_.size(); ++index) {
     const std::shared_ptr<Submission>& submission = submissions_[index];
     if (submission == nullptr) continue;
@@ -152,9 +171,10 @@ void Execution::Finish() {
   }
 }
 
-Status Execution::LookAtDevice(bool* passed) {
+Status Execution::LookAtDevice(Nanoseconds* counted_until, bool* passed) {
   InContext current(*completion_->device());
   RT_TRY(completion_->Passed(passed));
+  if (*passed) CountTraffic(counted_until);
   return *passed ? Status() : CheckTime(enqueued_);
 }
 
@@ -313,6 +333,36 @@ Status Execution::ProvideOutput(const Response& response, size_t index, const Ba
   return Status::Internal(response.request.Subject() + ": no memory for the output " + spec.Text() + " on rank " +
                           std::to_string(group_->RankOf(me())) +
                           ". Its result is lost there alone; send less at a time.");
+}
+
+// Of a gather what all receive, else what this rank gives.
+int64_t Execution::MovedBytes(const Submission& submission) const {
+  const Request& request = submission.request;
+  if (Find(request.operation)->layout != Layout::kGather) return static_cast<int64_t>(request.bytes());
+  int64_t bytes = 0;
+  for (size_t place = 0; place < request.tensors.size(); ++place)
+    bytes +=
+        static_cast<int64_t>(TensorSpec{request.tensors[place].dtype, submission.handle->outputs[place].shape}.bytes());
+  return bytes;
+}
+
+void Execution::CountTraffic(Nanoseconds* counted_until) {
+  const Nanoseconds now = Now(), begin = std::max(agreed_, *counted_until);
+  *counted_until = now;
+  if (!refusal_.ok()) return;
+  int64_t all = 0;
+  for (const auto& submission : submissions_)
+    if (submission != nullptr) all += MovedBytes(*submission);
+  for (const auto& submission : submissions_) {
+    if (submission == nullptr) continue;
+    const int64_t bytes = MovedBytes(*submission);
+    const double share = all > 0 ? static_cast<double>(bytes) / static_cast<double>(all) : 0;
+    const double link = LinkShare(submission->request.operation, members());
+    books_.traffic->Add({submission->request.operation, TrafficTable::SizeClass(bytes), 1, bytes,
+                         static_cast<int64_t>(static_cast<double>(bytes) * link),
+                         static_cast<Nanoseconds>(static_cast<double>(now - begin) * share),
+                         agreed_ - submission->submitted});
+  }
 }
 
 void Execution::WriteSpans(const Submission& submission, const Observed& observed) {

@@ -13,6 +13,7 @@
 #include "core/negotiator.h"
 #include "core/submission.h"
 #include "core/timeline.h"
+#include "core/traffic.h"
 #include "gpu/plane.h"
 #include "transport/world.h"
 
@@ -25,6 +26,7 @@ struct Books {
   Residuals* const residuals;
   Counters* const counters;
   Timeline* const timeline;
+  TrafficTable* const traffic;
   const World& world;
 };
 
@@ -42,12 +44,15 @@ class Execution : public StageObserver {
   Status Prepare(Plane* plane);
   Status Advance(bool* moved);
   bool done() const;
-  // Ends the operations; with tensors on a GPU, that may still be at work until `completion`.
-  void Finish();
+  // Numbers its operations, the same on all members, behind those that *agreed counts.
+  void Number(uint64_t* agreed);
+  // Ends the operations; with tensors on a GPU, that may still be at work until `completion`. counted_until: of the
+  // group's time under way, which batches that overlap share.
+  void Finish(Nanoseconds* counted_until);
   const std::shared_ptr<DeviceEvent>& completion() const { return completion_; }
   // Finished; whether the GPU has passed the completion, too. Not ok if it takes longer than option
   // gpu_timeout_seconds.
-  Status LookAtDevice(bool* passed);
+  Status LookAtDevice(Nanoseconds* counted_until, bool* passed);
   // Finished, but the GPU's work will never be done.
   void Lose(const Status& cause);
   // "allreduce 'x'", of its first operation.
@@ -84,6 +89,8 @@ class Execution : public StageObserver {
   Status AdvanceTasks(bool* moved);
   Status CheckTime(Nanoseconds begin) const;
   std::string OnDevice(const std::string& text) const;
+  void CountTraffic(Nanoseconds* counted_until);
+  int64_t MovedBytes(const Submission& submission) const;
   void WriteSpans(const Submission& submission, const Observed& observed);
 
   const Books& books_;

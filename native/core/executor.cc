@@ -25,14 +25,14 @@ WindowGeometry GeometryFor(const Topology& topology, const Options& options) {
 }
 
 Executor::Executor(const World& world, const Options& options, Wire& wire, HostMemory* memory, SubmissionTable* table,
-                   Residuals* residuals, Counters* counters, Timeline* timeline, Log* log)
+                   Residuals* residuals, Counters* counters, Timeline* timeline, TrafficTable* traffic, Log* log)
     : world_(world),
       options_(options),
       wire_(wire),
       memory_(memory),
       counters_(counters),
       log_(log),
-      books_{options, table, residuals, counters, timeline, world} {}
+      books_{options, table, residuals, counters, timeline, traffic, world} {}
 
 Executor::~Executor() = default;
 
@@ -78,6 +78,7 @@ Status Executor::Start(int process_set, const effect::Execute& execute) {
   Lane& lane = lanes_.at(process_set);
   if (!lane.group.window.mapped()) RT_TRY(MapWindow(&lane));
   lane.executions.push_back(std::make_unique<Execution>(books_, &lane.group, execute));
+  lane.executions.back()->Number(&lane.agreed);
   ++under_way_;
   if (!lane.executions.back()->devices().empty()) ++on_devices_;
   return PrepareInOrder(&lane);
@@ -129,7 +130,7 @@ void Executor::Retire(Lane* lane) {
   std::unique_ptr<Execution> execution = std::move(lane->executions.front());
   lane->executions.pop_front();
   --lane->prepared;
-  execution->Finish();
+  execution->Finish(&lane->counted_until);
   if (execution->completion() != nullptr) return lane->enqueued.push_back(std::move(execution));
   Forget(*execution);
 }
@@ -145,7 +146,7 @@ Status Executor::AdvanceDevices(Lane* lane, bool* moved) {
   while (!lane->enqueued.empty()) {
     Execution& oldest = *lane->enqueued.front();
     bool passed = false;
-    RT_TRY(oldest.LookAtDevice(&passed));
+    RT_TRY(oldest.LookAtDevice(&lane->counted_until, &passed));
     if (!passed) return {};
     Forget(oldest);
     lane->enqueued.pop_front();

@@ -23,7 +23,7 @@ WindowGeometry GeometryFor(const Topology& topology, const Options& options);
 class Executor {
  public:
   Executor(const World& world, const Options& options, Wire& wire, HostMemory* memory, SubmissionTable* table,
-           Residuals* residuals, Counters* counters, Timeline* timeline, Log* log);
+           Residuals* residuals, Counters* counters, Timeline* timeline, TrafficTable* traffic, Log* log);
   ~Executor();
 
   void AddGroup(int process_set, int lane, const std::vector<int>& members);
@@ -49,6 +49,8 @@ class Executor {
     LaunchOrder launches;
     std::map<Devices, std::unique_ptr<Plane>> planes;
     std::deque<std::unique_ptr<Execution>> executions;
+    uint64_t agreed = 0;                              // operations so far, the same on all members
+    Nanoseconds counted_until = 0;                    // of the time that batches were under way
     size_t prepared = 0;                              // of the executions, counted from the front
     std::deque<std::unique_ptr<Execution>> enqueued;  // finished, while a GPU is still at work for them
   };

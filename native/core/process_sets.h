@@ -30,6 +30,13 @@ class ProcessSetTable {
     lanes_.erase(found->second.lane);
     sets_.erase(found);
   }
+  // Members by process set.
+  std::map<int, std::vector<int>> All() const {
+    MutexLock lock(mutex_);
+    std::map<int, std::vector<int>> all;
+    for (const auto& [process_set, set] : sets_) all[process_set] = set.members;
+    return all;
+  }
   int count() const {
     MutexLock lock(mutex_);
     return static_cast<int>(sets_.size());

@@ -1,5 +1,6 @@
 #include "core/submission.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace ringtrain {
@@ -21,6 +22,29 @@ Status HoldBack(const Handle& handle, CUstream stream) {
   return handle.completion->HoldBack(stream);
 }
 
+FlownOperation Flown(const Submission& submission) {
+  const Request& request = submission.request;
+  FlownOperation flown;
+  flown.number = submission.number;
+  flown.agreed = submission.agreed.load(std::memory_order_relaxed);
+  flown.submitted = submission.submitted;
+  flown.announced = submission.announced.load(std::memory_order_relaxed);
+  flown.started = submission.started.load(std::memory_order_relaxed);
+  flown.process_set = submission.process_set;
+  flown.root = request.root;
+  flown.operation = request.operation;
+  flown.reduction = request.reduction;
+  flown.tensors = static_cast<int32_t>(request.tensors.size());
+  flown.SetName(request.name);
+  if (request.tensors.empty()) return flown;
+  flown.bytes = static_cast<int64_t>(request.bytes());
+  const TensorSpec& first = request.tensors[0];
+  flown.dtype = first.dtype;
+  flown.dimensions = static_cast<int32_t>(first.shape.size());
+  std::copy_n(first.shape.begin(), std::min(flown.dimensions, FlownOperation::kExtents), flown.extents);
+  return flown;
+}
+
 Status SubmissionTable::Add(std::shared_ptr<Submission> submission) {
   MutexLock lock(mutex_);
   if (!closed_.ok()) return closed_;
@@ -34,6 +58,7 @@ Status SubmissionTable::Add(std::shared_ptr<Submission> submission) {
     return Status::InvalidArgument(request.Subject() +
                                    ": the name must not be in flight, but it has been submitted already and is not "
                                    "done on this rank. Wait for it, or use another name.");
+  submission->number = ++submissions_;
   if (removes) leaving_.insert(set);
   news_.submissions.push_back(std::move(submission));
   has_news_.store(true, std::memory_order_seq_cst);
@@ -80,6 +105,7 @@ void SubmissionTable::Finish(const std::shared_ptr<Submission>& submission, cons
     MutexLock lock(mutex_);
     auto names = pending_.find(submission->process_set);
     if (names == pending_.end() || names->second.erase(submission->request.name) == 0) return;
+    Remember(*submission, status.code());
     if (submission->request.operation == Operation::kRemoveProcessSet) {
       const int gone = static_cast<int>(submission->request.splits[0]);
       leaving_.erase(leaving_.find(gone));
@@ -94,12 +120,43 @@ void SubmissionTable::Close(const Status& cause) {
   {
     MutexLock lock(mutex_);
     if (closed_.ok()) closed_ = cause;
+    for (const auto& names : pending_)
+      for (const auto& entry : names.second) Remember(*entry.second, closed_.code());
     pending.swap(pending_);
     news_ = {};
     has_news_.store(false, std::memory_order_relaxed);
   }
   for (auto& names : pending)
     for (auto& entry : names.second) entry.second->Finish(closed());
+}
+
+void SubmissionTable::Remember(const Submission& submission, StatusCode status) {
+  if (!flown_.remembers()) return;
+  FlownOperation flown = ringtrain::Flown(submission);
+  flown.status = status;
+  flown.finished = Now();
+  flown_.Add(flown);
+}
+
+std::vector<FlownOperation> SubmissionTable::Flown() const {
+  std::vector<FlownOperation> flown;
+  {
+    MutexLock lock(mutex_);
+    flown = flown_.ended();
+    for (const auto& names : pending_)
+      for (const auto& entry : names.second) flown.push_back(ringtrain::Flown(*entry.second));
+  }
+  std::sort(flown.begin(), flown.end(), [](const auto& one, const auto& other) { return one.number < other.number; });
+  return flown;
+}
+
+std::shared_ptr<Submission> SubmissionTable::Oldest() const {
+  MutexLock lock(mutex_);
+  std::shared_ptr<Submission> oldest;
+  for (const auto& names : pending_)
+    for (const auto& entry : names.second)
+      if (oldest == nullptr || entry.second->number < oldest->number) oldest = entry.second;
+  return oldest;
 }
 
 Status SubmissionTable::closed() const {

@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/doorbell.h"
 #include "base/mutex.h"
+#include "core/flight.h"
 #include "core/frame.h"
 #include "core/request.h"
 #include "device/device.h"
@@ -92,6 +93,10 @@ struct Submission {
   rt_done done = nullptr;
   void* callback_context = nullptr;
   Nanoseconds submitted = 0;
+  uint64_t number = 0;  // by the table
+  // As FlownOperation has them, by the driver; any thread reads.
+  std::atomic<Nanoseconds> announced{0}, started{0};
+  std::atomic<uint64_t> agreed{0};
   std::shared_ptr<Handle> handle = std::make_shared<Handle>();
 
   void Finish(const Status& status) {
@@ -101,9 +106,15 @@ struct Submission {
   }
 };
 
+// What is to be remembered of it.
+FlownOperation Flown(const Submission& submission);
+
 // Any thread.
 class SubmissionTable {
  public:
+  // remembered: how many that have ended.
+  explicit SubmissionTable(size_t remembered = 0) : flown_(remembered) {}
+
   struct News {
     std::vector<std::shared_ptr<Submission>> submissions;
     std::vector<std::pair<int, Refusal>> refusals;  // process set, refusal
@@ -126,16 +137,23 @@ class SubmissionTable {
   // Fails all that is pending and all that will come with the first cause given.
   void Close(const Status& cause);
   Status closed() const;
+  // The last operations that have ended, and all that are pending, by number.
+  std::vector<FlownOperation> Flown() const;
+  // Of those that are pending, the one that was submitted first; nullptr if none is.
+  std::shared_ptr<Submission> Oldest() const;
 
  private:
   using Names = std::unordered_map<std::string, std::shared_ptr<Submission>>;
 
   bool PendingIn(int process_set) const RT_REQUIRES(mutex_);
+  void Remember(const Submission& submission, StatusCode status) RT_REQUIRES(mutex_);
 
   mutable Mutex mutex_;
   std::map<int, Names> pending_ RT_GUARDED_BY(mutex_);  // by process set
   std::multiset<int> leaving_ RT_GUARDED_BY(mutex_);    // process sets whose removal is pending
   News news_ RT_GUARDED_BY(mutex_);
+  uint64_t submissions_ RT_GUARDED_BY(mutex_) = 0;
+  FlightRing flown_ RT_GUARDED_BY(mutex_);
   Status closed_ RT_GUARDED_BY(mutex_);
   std::atomic<bool> has_news_{false};
 };

@@ -28,7 +28,7 @@ typedef struct rt_membership rt_membership; /* a rank's side of that */
 
 /* Version of everything between the CFFI marks. Raised with each change to it: test_abi.py compares. Python
  * (ringtrain/_native.py) and the library for TensorFlow refuse a core of another version. */
-#define RT_ABI_VERSION 8
+#define RT_ABI_VERSION 9
 
 #define RT_MAX_DIMENSIONS 64            /* of a tensor */
 #define RT_SECRET_BYTES 32              /* of a job whose ranks are connected by TCP */
@@ -157,6 +157,12 @@ char* rt_log_next(rt_context* context);
  * rank on all. mark_cycles: whether each batch leaves an event CYCLE_START. */
 int32_t rt_timeline_start(rt_context* context, const char* path, int32_t mark_cycles, char** error);
 int32_t rt_timeline_stop(rt_context* context, char** error);
+/* What has been exchanged, as a line "operation|size class|operations|bytes|bytes that each member must send at
+ * least|nanoseconds under way|nanoseconds from submission to agreement" for each operation and class; that of sizes in
+ * [2^(c-1), 2^c) bytes is c. The caller frees it with rt_free. */
+char* rt_traffic(rt_context* context);
+/* The last operations of this rank, as JSON: what option flight_record writes. The caller frees it with rt_free. */
+char* rt_flight_record(rt_context* context);
 
 /* ---- what compression has lost ---- */
 /* Compressions with feedback keep what rounding has lost of each tensor of a named operation, and make up for it when

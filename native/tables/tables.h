@@ -19,6 +19,12 @@ enum class Operation : int32_t {
 #undef RT_OPERATION
 };
 
+#define RT_OPERATION(name, id, text, reduces, rooted, layout, fuses, adjoint) +1
+constexpr int kOperationCount = 0
+#include "tables/operations.def"
+    ;
+#undef RT_OPERATION
+
 enum class Reduction : int32_t {
 #define RT_REDUCTION(name, id, text) name = id,
 #include "tables/reductions.def"

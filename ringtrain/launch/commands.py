@@ -25,6 +25,8 @@ usage: ringtrain COMMAND ...
   authority    numbers the worlds of an elastic job whose processes an engine starts (ringtrain authority --help)
   bench        compares allreduce, training steps and idle load with gloo, MPI and memcpy (ringtrain bench --help)
   doctor       examines hosts and the links between them, and says what to change (ringtrain doctor --help)
+  flight FOLDER
+               compares the last operations of all ranks, and says who is behind in what, or does otherwise (ringtrain flight --help)
   merge-timelines OUTPUT FILE ...
                merges the traces of all ranks into one: each FILE with its FILE.1, FILE.2, ...
   check-build  prints the parts of this installation, and which MPI and frameworks it finds
@@ -49,6 +51,10 @@ def _main(arguments: list[str]) -> int:
         from ringtrain.launch.doctor import doctor  # which needs more than the other commands
 
         return _by_click(doctor, "ringtrain doctor", rest)
+    if command == "flight":
+        from ringtrain.launch.flight import flight
+
+        return _by_click(flight, "ringtrain flight", rest)
     if command == "check-build":
         print("\n".join(check_build()))
         return 0

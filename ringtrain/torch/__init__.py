@@ -14,6 +14,7 @@ except ImportError as _problem:
 from ringtrain import Handle, Outer, RingtrainError, allgather_object, broadcast_object, shard
 from ringtrain.common.util import check_extension
 from ringtrain.torch import elastic, mpi_ops
+from ringtrain.torch import profiling as _profiling
 from ringtrain.torch.buffers import broadcast_buffers
 from ringtrain.torch.clipping import clip_grad_norm_
 from ringtrain.torch.compression import Compression
@@ -26,6 +27,8 @@ from ringtrain.torch.sampler import DistributedSampler
 from ringtrain.torch.sync_batch_norm import SyncBatchNorm
 from ringtrain.torch.tables import dense_state_dict, load_tables, plain_weight, save_tables
 from ringtrain.torch.uneven import until_all_are_done
+
+_profiling.install()
 
 __all__ = [
     *mpi_ops.__all__,  # type: ignore[attr-defined]  # made of what it imports

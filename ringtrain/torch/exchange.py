@@ -19,6 +19,7 @@ from contextlib import suppress
 
 import torch
 
+from ringtrain import ranges
 from ringtrain.context import Context
 from ringtrain.elastic.transaction import Part, Transaction
 from ringtrain.errors import InvalidArgumentError, RingtrainError
@@ -230,10 +231,11 @@ class Exchange:
                 self.passes.count_rows()
 
     def _end_pass(self) -> None:
-        if self._one_by_one is None:
-            take_turns(self._round(Stage.PASS_ENDED))
-        else:
-            self._one_by_one.call(self.number, lambda: self._hold_round(Stage.PASS_ENDED))
+        with ranges.around("ringtrain.end of backward"):
+            if self._one_by_one is None:
+                take_turns(self._round(Stage.PASS_ENDED))
+            else:
+                self._one_by_one.call(self.number, lambda: self._hold_round(Stage.PASS_ENDED))
 
     def _begin_again(self, member: Member) -> None:
         """A gradient that was settled comes anew: the step is over, unless it was added to what was reduced.

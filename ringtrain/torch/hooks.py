@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from ringtrain import ranges
 from ringtrain.context import Context
 from ringtrain.torch.compilation import eager
 
@@ -114,4 +115,5 @@ def _calls(reference: "weakref.ref[Target]", index: int) -> Callable[[torch.Tens
 def _deliver(reference: "weakref.ref[Target]", index: int) -> None:
     target = reference()
     if target is not None:
-        target.on_gradient(index)
+        with ranges.around("ringtrain.hook"):
+            target.on_gradient(index)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ringtrain import ranges
 from ringtrain.context import Context
 from ringtrain.elastic.transaction import Transaction
 from ringtrain.errors import InvalidArgumentError
@@ -188,7 +189,8 @@ class Reducer:
         self._require_own()
         if self._exchange.has_lost_results():
             self._exchange.reset()  # closed for a step that was skipped, and zeroed since
-        self._exchange.close_step(Stage.CLOSING)
+        with ranges.around("ringtrain.synchronize"):
+            self._exchange.close_step(Stage.CLOSING)
 
     def synchronize_as_asked(self) -> None:
         """``synchronize`` that the user has called."""

@@ -1,0 +1,148 @@
+#include "core/flight_record.h"
+
+#include <errno.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <future>
+#include <memory>
+#include <system_error>
+#include <thread>
+
+#include "base/json_text.h"
+
+namespace ringtrain {
+namespace {
+
+constexpr int kFormat = 1;  // flights.py refuses another one
+constexpr size_t kLongestCause = 4000;
+constexpr size_t kLongestName = 1000;
+
+// base/clock.h's time as seconds since 1970, so that ranks of several hosts can be compared.
+class WallClock {
+ public:
+  WallClock() {
+    timespec wall;
+    clock_gettime(CLOCK_REALTIME, &wall);
+    offset_ = wall.tv_sec * INT64_C(1000000000) + wall.tv_nsec - Now();
+  }
+  std::string Text(Nanoseconds time) const {
+    if (time == 0) return "null";
+    char text[40];
+    std::snprintf(text, sizeof text, "%.6f", static_cast<double>(time + offset_) / 1e9);
+    return text;
+  }
+
+ private:
+  Nanoseconds offset_;
+};
+
+std::string ShapeText(const FlownOperation& operation) {
+  std::string text = "[";
+  const int known = std::min(operation.dimensions, FlownOperation::kExtents);
+  for (int i = 0; i < known; ++i) text += (i > 0 ? "," : "") + std::to_string(operation.extents[i]);
+  for (int i = known; i < operation.dimensions; ++i) text += ",null";
+  return text + "]";
+}
+
+std::string Member(const char* name, const std::string& value) { return "\"" + std::string(name) + "\":" + value; }
+std::string Member(const char* name, int64_t value) { return Member(name, std::to_string(value)); }
+std::string InQuotes(const char* text) { return "\"" + std::string(text) + "\""; }
+
+std::string OperationText(const FlownOperation& operation, const WallClock& clock) {
+  const OperationRow& kind = *Find(operation.operation);
+  const bool has_data = operation.tensors > 0;
+  return "{" + Member("number", static_cast<int64_t>(operation.number)) + "," +
+         Member("process_set", operation.process_set) + "," + Member("agreed", static_cast<int64_t>(operation.agreed)) +
+         "," + Member("operation", InQuotes(kind.text)) + "," + Member("name", Quoted(operation.name, kLongestName)) +
+         "," + Member("dtype", has_data ? InQuotes(Text(operation.dtype)) : "null") + "," +
+         Member("shape", ShapeText(operation)) + "," + Member("tensors", operation.tensors) + "," +
+         Member("bytes", operation.bytes) + "," +
+         Member("reduction", kind.reduces ? InQuotes(Text(operation.reduction)) : "null") + "," +
+         Member("root", kind.rooted ? std::to_string(operation.root) : "null") + "," +
+         Member("submitted", clock.Text(operation.submitted)) + "," +
+         Member("announced", clock.Text(operation.announced)) + "," + Member("started", clock.Text(operation.started)) +
+         "," + Member("finished", clock.Text(operation.finished)) + "," +
+         Member("status", InQuotes(Text(operation.status))) + "}";
+}
+
+std::string RanksList(const std::vector<int>& ranks) {
+  std::string text = "[";
+  for (size_t i = 0; i < ranks.size(); ++i) text += (i > 0 ? "," : "") + std::to_string(ranks[i]);
+  return text + "]";
+}
+
+Status Failure(const std::string& path, const std::string& why) {
+  return Status::InvalidArgument("flight record '" + path + "': it must be written there, but " + why +
+                                 ". Let flight_record name a folder that this rank may write to.");
+}
+
+// All of it into a file beside, which then takes the place of what was there.
+Status Replace(const std::string& path, const std::string& text) {
+  const std::string growing = path + ".growing";
+  std::FILE* const file = std::fopen(growing.c_str(), "w");
+  if (file == nullptr) return Failure(path, std::strerror(errno));
+  const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
+  const bool closed = std::fclose(file) == 0;
+  if (written && closed && std::rename(growing.c_str(), path.c_str()) == 0) return {};
+  const Status failed = Failure(path, std::strerror(errno));
+  std::remove(growing.c_str());
+  return failed;
+}
+
+}  // namespace
+
+std::string FlightRecordText(const World& world, const ProcessSetTable& process_sets, const SubmissionTable& table,
+                             const std::string& because) {
+  const WallClock clock;
+  std::string text = "{" + Member("format", kFormat) + "," + Member("world", world.epoch) + "," +
+                     Member("rank", world.rank) + "," + Member("size", world.size) + ",\n" +
+                     Member("host", Quoted(world.host_names[static_cast<size_t>(world.rank)], kLongestName)) + "," +
+                     Member("process", getpid()) + "," + Member("written", clock.Text(Now())) + ",\n" +
+                     Member("because", Quoted(because, kLongestCause)) + ",\n\"process_sets\":{";
+  const char* separator = "";
+  for (const auto& [process_set, members] : process_sets.All()) {
+    text += separator + InQuotes(std::to_string(process_set).c_str()) + ":" + RanksList(members);
+    separator = ",";
+  }
+  text += "},\n\"operations\":[";
+  separator = "\n";
+  for (const FlownOperation& operation : table.Flown()) {
+    text += separator + OperationText(operation, clock);
+    separator = ",\n";
+  }
+  return text + "\n]}\n";
+}
+
+FlightFile::FlightFile(const Options& options, int rank)
+    : folder_(options.flight_record),
+      path_(folder_.empty() ? "" : folder_ + "/flight." + std::to_string(rank) + ".json") {}
+
+Status FlightFile::Prepare() const {
+  if (!wanted()) return {};
+  std::error_code error;
+  std::filesystem::create_directories(folder_, error);
+  if (error) return Failure(path_, error.message());
+  if (access(folder_.c_str(), W_OK | X_OK) != 0) return Failure(path_, std::strerror(errno));
+  return {};
+}
+
+// A thread of its own: a file system that hangs must not keep a rank from its end.
+Status FlightFile::Write(const std::string& text) const {
+  std::future<Status> written;
+  try {
+    std::packaged_task<Status()> write([path = path_, text] { return Replace(path, text); });
+    written = write.get_future();
+    std::thread(std::move(write)).detach();
+  } catch (const std::exception& problem) {  // no thread, or no memory
+    return Failure(path_, problem.what());
+  }
+  if (written.wait_for(std::chrono::duration<double>(kPatience)) == std::future_status::ready) return written.get();
+  return Failure(path_, "the file system has not done so for " + std::to_string(static_cast<int>(kPatience)) + " s");
+}
+
+}  // namespace ringtrain

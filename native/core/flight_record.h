@@ -1,0 +1,38 @@
+// FlightRecord: what a rank leaves behind for `ringtrain flight`: who it is, why it writes, and its last operations
+// (flight.h), as JSON that ringtrain/flights.py reads.
+#ifndef RINGTRAIN_CORE_FLIGHT_RECORD_H_
+#define RINGTRAIN_CORE_FLIGHT_RECORD_H_
+
+#include <string>
+
+#include "base/options.h"
+#include "base/status.h"
+#include "core/process_sets.h"
+#include "core/submission.h"
+#include "transport/world.h"
+
+namespace ringtrain {
+
+// because: why it is written, "" if somebody asked. Any thread.
+std::string FlightRecordText(const World& world, const ProcessSetTable& process_sets, const SubmissionTable& table,
+                             const std::string& because);
+
+// The file of option flight_record, which each record replaces as a whole.
+class FlightFile {
+ public:
+  FlightFile(const Options& options, int rank);
+
+  bool wanted() const { return !path_.empty(); }
+  // Makes the folder, and says if files cannot be written there.
+  Status Prepare() const;
+  // Returns after kPatience at the latest, whatever the file system does.
+  Status Write(const std::string& text) const;
+
+ private:
+  static constexpr double kPatience = 2;  // seconds
+
+  std::string folder_, path_;
+};
+
+}  // namespace ringtrain
+#endif  // RINGTRAIN_CORE_FLIGHT_RECORD_H_

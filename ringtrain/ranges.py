@@ -1,0 +1,30 @@
+"""Ranges in a profiler's trace around what is submitted and waited for, once an adapter has brought its framework's profiler.
+
+No range is made while no profiler is on, and then nothing is asked but whether one is.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+_nothing: AbstractContextManager[Any] = nullcontext()
+_make: Callable[[str], AbstractContextManager[Any]] | None = None
+
+
+def never() -> bool:
+    """Whether a profiler is on, as long as there is none."""
+    return False
+
+
+wanted: Callable[[], bool] = never  # whether one is; read anew at each use, since `use` replaces it
+
+
+def use(is_on: Callable[[], bool], make: Callable[[str], AbstractContextManager[Any]]) -> None:
+    """Brings a profiler: whether it is on, and what makes a range of that name."""
+    global wanted, _make
+    wanted, _make = is_on, make
+
+
+def around(name: str) -> AbstractContextManager[Any]:
+    """A range, or nothing if no profiler is on."""
+    return _make(name) if _make is not None and wanted() else _nothing
