@@ -85,6 +85,8 @@ BEYOND_HOROVOD = {
     "save_tables",
     "shard",
     "until_all_are_done",
+    "flight_record",
+    "stats",
 }
 MODULES = {
     "ringtrain.torch.mpi_ops": set(SIGNATURES) - {
