@@ -28,7 +28,7 @@ from ringtrain.process_sets import ProcessSet, add_process_set, global_process_s
 from ringtrain.sharding import shard
 from ringtrain.stalls import long_phase
 from ringtrain.start import init, shutdown
-from ringtrain.statistics import stats
+from ringtrain.statistics import Stats, stats
 from ringtrain.version import __version__
 
 

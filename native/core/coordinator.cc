@@ -97,7 +97,7 @@ void Coordinator::TakeSubmissions(bool* moved) {
   for (const auto& submission : news.submissions) {
     submission->announced.store(now, std::memory_order_relaxed);
     if (protocol_.Knows(submission->process_set))
-      protocol_.Submitted(Now(), submission->process_set, submission->request, &effects_);
+      protocol_.Submitted(now, submission->process_set, submission->request, &effects_);
     else
       table_->Finish(submission,
                      Status::InvalidArgument(submission->request.Subject() + ": process set " +

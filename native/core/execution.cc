@@ -151,7 +151,7 @@ void Execution::Finish(Nanoseconds* counted_until) {
   for (const DeviceTask* task : device_tasks_)
     if (task->completion() != nullptr)
       completion_ = task->completion();  // all are on one stream: the last comes after the others
-  if (completion_ == nullptr) CountTraffic(counted_until);
+  if (completion_ == nullptr) CountTraffic(enqueued_, counted_until);
   for (size_t index = 0; index < responses_.size(); ++index) {
     const std::shared_ptr<Submission>& submission = submissions_[index];
     if (submission == nullptr) continue;
@@ -174,7 +174,7 @@ void Execution::Finish(Nanoseconds* counted_until) {
 Status Execution::LookAtDevice(Nanoseconds* counted_until, bool* passed) {
   InContext current(*completion_->device());
   RT_TRY(completion_->Passed(passed));
-  if (*passed) CountTraffic(counted_until);
+  if (*passed) CountTraffic(Now(), counted_until);
   return *passed ? Status() : CheckTime(enqueued_);
 }
 
@@ -346,8 +346,8 @@ int64_t Execution::MovedBytes(const Submission& submission) const {
   return bytes;
 }
 
-void Execution::CountTraffic(Nanoseconds* counted_until) {
-  const Nanoseconds now = Now(), begin = std::max(agreed_, *counted_until);
+void Execution::CountTraffic(Nanoseconds now, Nanoseconds* counted_until) {
+  const Nanoseconds begin = std::max(agreed_, *counted_until);
   *counted_until = now;
   if (!refusal_.ok()) return;
   int64_t all = 0;

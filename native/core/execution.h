@@ -89,7 +89,7 @@ class Execution : public StageObserver {
   Status AdvanceTasks(bool* moved);
   Status CheckTime(Nanoseconds begin) const;
   std::string OnDevice(const std::string& text) const;
-  void CountTraffic(Nanoseconds* counted_until);
+  void CountTraffic(Nanoseconds now, Nanoseconds* counted_until);
   int64_t MovedBytes(const Submission& submission) const;
   void WriteSpans(const Submission& submission, const Observed& observed);
 

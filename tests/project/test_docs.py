@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -121,6 +122,69 @@ def test_what_ddp_users_come_from_is_a_program():
         [sys.executable, "-c", program], env=dict(os.environ, **place), capture_output=True, timeout=100
     )
     assert done.returncode == 0, done.stderr.decode()
+
+
+def of_observability(part: str) -> list[str]:
+    """The beginning of that page's programs, and the one that has this in it."""
+    programs = blocks("observability.md", "python")
+    (found,) = [program for program in programs if part in program]
+    return [programs[1], found]
+
+
+def test_observability(tmp_path, monkeypatch, capsys):
+    """Without a library of others."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TEXTFILE_FOLDER", str(tmp_path))
+    run_on_two_ranks(blocks("observability.md", "python")[0], page="observability.md")
+    assert capsys.readouterr().out.splitlines()[1].startswith("allreduce  256 KiB     20  7.629 MiB")
+    run_on_two_ranks(*of_observability("def write_metrics"), page="observability.md")
+    for rank in range(2):
+        lines = (tmp_path / f"ringtrain.{rank}.prom").read_text().splitlines()
+        assert f'ringtrain_operations_total{{rank="{rank}"}} 0' in lines
+
+
+def test_observability_prometheus(monkeypatch):
+    """On one rank, since a process has one registry."""
+    client = pytest.importorskip("prometheus_client", reason="needs prometheus_client")
+    monkeypatch.setattr(client, "REGISTRY", client.CollectorRegistry(auto_describe=True))
+
+    def on_rank(rank: int) -> str:
+        namespace: dict = {}
+        for program in of_observability("prometheus_client"):
+            exec(program, namespace)
+        namespace["rt"].allreduce(np.ones(3))
+        return client.generate_latest(client.REGISTRY).decode()
+
+    with World(1) as world:
+        assert 'ringtrain_operations_total{rank="0"} 1.0' in world.run(on_rank)[0]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("line", "left"), [
+    ("from torch.utils.tensorboard import SummaryWriter", "runs/events.out.tfevents.*"), ("import mlflow", "mlruns/**/ringtrain/bus_bandwidth"),
+    ("import wandb", "wandb/offline-run-*/*.wandb"),
+])  # fmt: skip
+def test_observability_in_other_tools(line, left, tmp_path, monkeypatch):
+    library = line.split()[1]
+    pytest.importorskip(library, reason=f"needs {library}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path}/mlruns")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    run_on_two_ranks(*of_observability(line), page="observability.md")
+    assert list(tmp_path.glob(left))
+
+
+@pytest.mark.long
+def test_observability_torch_profiler(tmp_path):
+    (tmp_path / "train.py").write_text(of_observability("torch.profiler.profile")[1])
+    command = [sys.executable, "-m", "ringtrain.launch", "-np", "2", sys.executable, str(tmp_path / "train.py")]
+    environment = dict(os.environ, OMP_NUM_THREADS="1", RINGTRAIN_TRANSPORT="auto")
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, timeout=200)
+    assert done.returncode == 0, done.stderr.decode()
+    for rank in range(2):
+        trace = json.loads((tmp_path / f"trace.{rank}.json").read_text())
+        assert trace["distributedInfo"]["rank"] == rank
+        assert "ringtrain.end of backward" in {event["name"] for event in trace["traceEvents"]}
 
 
 @pytest.mark.long
