@@ -173,6 +173,14 @@ def test_ranks_that_did_the_same_have_nothing_to_say(tmp_path):
 
 
 @NEEDS_THE_FILES_OF_ALL
+def test_a_world_that_ends_well_leaves_nothing(tmp_path):
+    folder = tmp_path / "made" / "at the start"
+    with World(2, flight_record=str(folder)) as world:
+        world.run(lambda rank: rt.allreduce(np.ones(3), "x"))
+    assert os.listdir(folder) == []
+
+
+@NEEDS_THE_FILES_OF_ALL
 def test_the_command(tmp_path, capfd):
     """Files of an earlier world are left out; a silent rank comes first; what is no record is refused."""
 
