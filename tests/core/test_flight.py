@@ -154,6 +154,14 @@ def test_other_tensors_are_named(tmp_path, other, text):
 
 
 @NEEDS_THE_FILES_OF_ALL
+def test_a_refusal_is_told(tmp_path):
+    """Rank 1 could see alone that it is wrong, so it was never submitted there."""
+    lines = end_of(tmp_path, 2, lambda rank: rt.allreduce(np.array(["text"]) if rank == 1 else np.ones(3), "x"))
+    line = find(lines, "allreduce 'x': rank 0 submitted it", "but rank 1 has not")
+    assert "It was refused there, before it could be submitted." in line
+
+
+@NEEDS_THE_FILES_OF_ALL
 def test_a_process_set_is_told_apart(tmp_path):
     def on_rank(rank):
         pair = rt.add_process_set([1, 2])

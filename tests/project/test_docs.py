@@ -161,8 +161,8 @@ def test_observability_prometheus(monkeypatch):
 
 @pytest.mark.long
 @pytest.mark.parametrize(("line", "left"), [
-    ("from torch.utils.tensorboard import SummaryWriter", "runs/events.out.tfevents.*"), ("import mlflow", "mlruns/**/ringtrain/bus_bandwidth"),
-    ("import wandb", "wandb/offline-run-*/*.wandb"),
+    ("from torch.utils.tensorboard import SummaryWriter", "runs/events.out.tfevents.*"),
+    ("import mlflow", "mlruns/**/ringtrain/bus_bandwidth"), ("import wandb", "wandb/offline-run-*/*.wandb"),
 ])  # fmt: skip
 def test_observability_in_other_tools(line, left, tmp_path, monkeypatch):
     library = line.split()[1]

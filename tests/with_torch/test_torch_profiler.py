@@ -42,7 +42,7 @@ def test_what_has_a_range(monkeypatch, is_on):
 
 @pytest.mark.long  # torch's profiler takes seconds to begin
 def test_the_profiler_has_the_ranges_and_the_rank(tmp_path):
-    import torch._dynamo  # noqa: F401 - not by two threads at a time, which the profiler and an optimizer would
+    import torch._dynamo  # not by two threads at a time, which the profiler and an optimizer would
 
     def on_rank(rank):
         if rank == 0:
