@@ -57,6 +57,22 @@ def python_with(mpi: str) -> str:
     pytest.skip(f"no environment with {mpi}: run bin/test, or name its Python in RINGTRAIN_TEST_{mpi.upper()}")
 
 
+def python_with_trainers(library: str) -> str:
+    """The Python of the environment that has Ignite, Ray and Spark; skips the test if it lacks this library."""
+    python = os.environ.get("RINGTRAIN_TEST_TRAINERS", sys.executable)
+    if not _has(python, library):
+        pytest.skip(
+            f"no environment with {library}: run bin/test --long, or name its Python in RINGTRAIN_TEST_TRAINERS"
+        )
+    return python
+
+
+@functools.cache
+def _has(python: str, library: str) -> bool:
+    program = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({library!r}) is None)"
+    return os.path.exists(python) and subprocess.run([python, "-c", program]).returncode == 0
+
+
 def ringtrainrun(mpi: str, ranks: int, *command: str) -> list[str]:
     """The command line that runs a command on some ranks under an MPI, or without one: "tcp"."""
     return [python_with(mpi), "-m", "ringtrain.launch", *transport_of(mpi), "-np", str(ranks), *command]

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from environments import python_with_trainers, rank_environment
 
 from ringtrain import tables
 from ringtrain.testing import World
@@ -207,6 +208,22 @@ def test_jax(tmp_path):
     environment = dict(os.environ, OMP_NUM_THREADS="1", RINGTRAIN_TRANSPORT="auto")
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, timeout=100)
     assert done.returncode == 0, done.stderr.decode()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(420)
+@pytest.mark.parametrize("library, place", [("transformers", 0), ("ignite", 1), ("ray", 2)])
+def test_other_trainers(tmp_path, library, place):
+    """In the environment that has them all; Ray starts its workers itself."""
+    python = python_with_trainers(library)
+    script = tmp_path / "train.py"
+    script.write_text(blocks("other-trainers.md", "python")[place])
+    launcher = [] if library == "ray" else ["-m", "ringtrain.launch", "-np", "2", python]
+    environment = rank_environment(RINGTRAIN_TRANSPORT="auto", RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S="200")
+    done = subprocess.run(
+        [python, *launcher, str(script)], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=400
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_backend_of_torch_distributed(tmp_path):

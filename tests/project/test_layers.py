@@ -54,6 +54,8 @@ PYTHON_LAYERS = [
     [
         "keras",
         "lightning",
+        "huggingface",
+        "ignite",
         "bench",
         "runner",
     ],  # on TensorFlow or on PyTorch; measures any of them; Horovod's place for the launcher
