@@ -5,7 +5,8 @@
 A FILE may be a native test, tests/native/match_test.cc or match_test: it alone is built and run.
 
 Environments are kept beside each other: the one that this file runs in, with Open MPI and everything that tests need,
-and two that see its packages and put one of their own before them: MPICH, and an earlier release of TensorFlow.
+and two that see its packages and put one of their own before them: MPICH, and an earlier release of TensorFlow. A third,
+with Ignite, Ray and Spark, is made for --long alone: they are larger than the rest together.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ ENVIRONMENT = Path(sys.prefix)
 MPICH_ENVIRONMENT = ENVIRONMENT.with_name(ENVIRONMENT.name + "-mpich")
 EARLIER_TENSORFLOW = "tensorflow-cpu==2.20.0"
 TENSORFLOW_ENVIRONMENT = ENVIRONMENT.with_name(ENVIRONMENT.name + "-tensorflow")
+TRAINERS_ENVIRONMENT = ENVIRONMENT.with_name(ENVIRONMENT.name + "-trainers")
+TRAINERS = ["pytorch-ignite", "ray[train]", "pyspark"]
 CONSTRAINTS = ROOT / "tests" / "constraints.txt"
 # Of a whole run: one more than there are cores, since two of them mostly wait (workers.py). More would disturb each
 # other: most tests are of worlds of several ranks. For a worker that crashed xdist starts another one, and then waits
@@ -78,6 +81,8 @@ def main(arguments: list[str]) -> int:
         os.environ.update(CCACHE_SETTINGS, PATH=f"{CCACHE}{os.pathsep}{os.environ['PATH']}")
     try:
         install()
+        if "--long" in split(arguments)[0]:
+            install_trainers()
         build()
     except subprocess.CalledProcessError as error:
         print(f"bin/test: '{' '.join(map(str, error.cmd))}' failed; see above.", file=sys.stderr)
@@ -121,6 +126,18 @@ def install() -> None:
     stamp.write_text(key)
 
 
+def install_trainers() -> None:
+    """Makes the environment of `python_with_trainers`, or leaves it if it has what is asked for."""
+    asked = "".join([*TRAINERS, CONSTRAINTS.read_text(), Path(__file__).read_text()])
+    stamp, key = TRAINERS_ENVIRONMENT / "installed-for-tests", hashlib.sha256(asked.encode()).hexdigest()
+    if stamp.exists() and stamp.read_text() == key:
+        return
+    with step("install", f"makes {TRAINERS_ENVIRONMENT}, with Ignite, Ray and Spark (800 MB)"):
+        see_packages_of_this_one(TRAINERS_ENVIRONMENT)
+        pip(*TRAINERS, python=TRAINERS_ENVIRONMENT / "bin" / "python")
+    stamp.write_text(key)
+
+
 def pip(*what: str, python: Path | None = None, constrained: bool = True) -> None:
     """Installs with pip, within the constraints unless told otherwise; Python compiles the modules that it imports."""
     target = ["--python", str(python)] if python else []
@@ -131,6 +148,12 @@ def pip(*what: str, python: Path | None = None, constrained: bool = True) -> Non
 
 def make_environment(where: Path, package: str, constrained: bool) -> None:
     """Makes an environment that sees the packages of this one behind a package of its own."""
+    see_packages_of_this_one(where)
+    pip("--no-deps", "--ignore-installed", package, python=where / "bin" / "python", constrained=constrained)
+
+
+def see_packages_of_this_one(where: Path) -> None:
+    """Makes an environment that has the packages of this one."""
     command([sys.executable, "-m", "venv", "--without-pip", str(where)])
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     packages = where / "lib" / f"python{version}" / "site-packages"
@@ -138,7 +161,6 @@ def make_environment(where: Path, package: str, constrained: bool) -> None:
     (packages / "packages_for_tests.pth").write_text(
         f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n"
     )
-    pip("--no-deps", "--ignore-installed", package, python=where / "bin" / "python", constrained=constrained)
 
 
 def build() -> None:
@@ -195,6 +217,7 @@ def environment_of_tests() -> dict[str, str]:
         "RINGTRAIN_TEST_OPENMPI": sys.executable,
         "RINGTRAIN_TEST_MPICH": str(MPICH_ENVIRONMENT / "bin" / "python"),
         "RINGTRAIN_TEST_TENSORFLOW": str(TENSORFLOW_ENVIRONMENT / "bin" / "python"),
+        "RINGTRAIN_TEST_TRAINERS": str(TRAINERS_ENVIRONMENT / "bin" / "python"),
         "RINGTRAIN_TEST_STEPS": ",".join(f"{name}={taken:.1f}" for name, taken in steps.items()),
     }
 
