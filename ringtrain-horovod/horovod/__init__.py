@@ -1,6 +1,6 @@
 """The name ``horovod`` for ringtrain: ``horovod.torch`` is ``ringtrain.torch``, the same module, and so with all others.
 
-Nothing stands here but the name. What ringtrain does not have (``horovod.spark``) is not found.
+Nothing stands here but the name. What ringtrain does not have (``horovod.ray``) is not found.
 """
 
 import importlib

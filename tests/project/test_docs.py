@@ -212,14 +212,16 @@ def test_jax(tmp_path):
 
 @pytest.mark.long
 @pytest.mark.timeout(420)
-@pytest.mark.parametrize("library, place", [("transformers", 0), ("ignite", 1), ("ray", 2)])
+@pytest.mark.parametrize("library, place", [("transformers", 0), ("ignite", 1), ("ray", 2), ("pyspark", 3)])
 def test_other_trainers(tmp_path, library, place):
-    """In the environment that has them all; Ray starts its workers itself."""
+    """In the environment that has them all; Ray and Spark start the ranks themselves."""
     python = python_with_trainers(library)
     script = tmp_path / "train.py"
     script.write_text(blocks("other-trainers.md", "python")[place])
-    launcher = [] if library == "ray" else ["-m", "ringtrain.launch", "-np", "2", python]
-    environment = rank_environment(RINGTRAIN_TRANSPORT="auto", RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S="200")
+    launcher = [] if library in ("ray", "pyspark") else ["-m", "ringtrain.launch", "-np", "2", python]
+    environment = rank_environment(
+        RINGTRAIN_TRANSPORT="auto", RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S="200", PYSPARK_PYTHON=python
+    )
     done = subprocess.run(
         [python, *launcher, str(script)], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=400
     )

@@ -46,7 +46,7 @@ for name in {MODULES!r}:
     assert importlib.import_module("ringtrain." + name).__spec__.name == "ringtrain." + name, name
 import horovod.torch.elastic.state, ringtrain.torch
 assert horovod.torch is ringtrain.torch and horovod.run is ringtrain.run
-for name in ("spark", "torch.nothing"):
+for name in ("ray", "torch.nothing"):
     assert importlib.util.find_spec("horovod." + name) is None, name
 """
 

@@ -56,6 +56,7 @@ PYTHON_LAYERS = [
         "lightning",
         "huggingface",
         "ignite",
+        "spark",
         "bench",
         "runner",
     ],  # on TensorFlow or on PyTorch; measures any of them; Horovod's place for the launcher
@@ -214,6 +215,7 @@ MAKES_CODE = {
     "exec",
 }
 MAY_MAKE_CODE = {"objects.py", "torch/functions.py", "launch/call.py", "launch/function.py", "_build.py"}
+MAY_MAKE_CODE |= {"spark/driver.py", "spark/task.py"}  # what Spark has carried between its driver and its tasks
 
 
 def makes_code(text):
