@@ -32,7 +32,7 @@ BEGIN = """
         return {"digest": hashlib.sha256(numbers.numpy().tobytes()).hexdigest(), "numbers": numbers.tolist()[:80]}
 
     def say(**what):
-        line = "end " + json.dumps({"rank": rank_of_job(), **what}) + "\n"
+        line = "end " + json.dumps({"rank": rank_of_job(), **what}) + "\\n"
         os.write(1, line.encode())  # whole: under torchrun both ranks have the same pipe
 """
 
