@@ -219,9 +219,8 @@ def test_other_trainers(tmp_path, library, place):
     script = tmp_path / "train.py"
     script.write_text(blocks("other-trainers.md", "python")[place])
     launcher = [] if library in ("ray", "pyspark") else ["-m", "ringtrain.launch", "-np", "2", python]
-    environment = rank_environment(
-        RINGTRAIN_TRANSPORT="auto", RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S="200", PYSPARK_PYTHON=python
-    )
+    ray = {"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "200", "RAY_AUTH_MODE": "disabled"}
+    environment = rank_environment(RINGTRAIN_TRANSPORT="auto", PYSPARK_PYTHON=python, **ray)
     done = subprocess.run(
         [python, *launcher, str(script)], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=400
     )

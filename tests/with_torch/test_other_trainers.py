@@ -97,10 +97,8 @@ def run(tmp_path: Path, program: str, library: str, *arguments: str, launcher: s
         "torchrun": [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
     }[launcher]
     paths = os.pathsep.join([str(ROOT), str(ROOT / "ringtrain-horovod")])  # as if both were installed
-    ray = {
-        "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "200",
-        "RAY_AUTH_MODE": "disabled",
-    }  # a busy machine; no token left behind
+    # On a busy machine workers come late; and no token is to be left behind.
+    ray = {"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "200", "RAY_AUTH_MODE": "disabled"}
     variables = rank_environment(PYTHONPATH=paths, RINGTRAIN_TRANSPORT="auto", **ray)
     command = [*line, str(script), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=variables, cwd=tmp_path, timeout=SECONDS)
