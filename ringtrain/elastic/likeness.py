@@ -16,6 +16,6 @@ def refusal(outlines: Sequence[Outline], rank: int) -> str:
     part = next(name for name in [*theirs, *own] if own.get(name) != theirs.get(name))
     return (
         f"elastic.State: rank {rank} must have values of the same names, shapes and dtypes as rank 0, but {part} is "
-        f"{own.get(part, 'missing')} there, and {theirs.get(part, 'missing')} on rank 0. Make the same model and optimizer "
-        "on all ranks."
+        f"{own.get(part, 'missing')} there, and {theirs.get(part, 'missing')} on rank 0. Make the same model, optimizer "
+        "and sampler on all ranks."
     )

@@ -46,7 +46,7 @@ class LosslessState(State):
         self._sets = Sets(rule)
         self.process_sets = self._sets.of_rule
         self._listeners: list[Callable[[int, int], object]] = []
-        self._size: int | None = None  # that was told last
+        self._size: int | None = None  # that was told last; a rank that joins takes it over
         self._has_looped = False  # or does
         self._has_entered = False  # the loop has taken the state of rank 0
         self._window = threading.Lock()  # of TensorFlow's threads one is in a window at a time
@@ -55,8 +55,8 @@ class LosslessState(State):
     def on_change(self, function: Callable[[int, int], object]) -> None:
         """Has a function called between two steps when the number of ranks has changed, with the old and the new one.
 
-        Learning rates do not follow that number by themselves. It may use no collective operation: ranks that join do not
-        call it.
+        Learning rates do not follow that number by themselves. Ranks that join have the values from before the change, and
+        call the function too, before their first step. So it may change values, and use operations in ``survive``.
         """
         self._listeners.append(function)
 
@@ -109,11 +109,15 @@ class LosslessState(State):
             )
 
     def _tell_change(self) -> None:
+        """Calls the listeners if the number of ranks is not the one that was told last, which goes with the state."""
         size = current().size
         former, self._size = self._size, size
-        if former is not None and former != size:
-            for listener in self._listeners:
-                listener(former, size)
+        if former is None or former == size:
+            return
+        for listener in self._listeners:
+            listener(former, size)
+        if self._transaction is not None:
+            self._transaction.close()  # where they have used operations: ranks that join begin with the window behind
 
     # ---- Horovod's, of which there is no need ----
 

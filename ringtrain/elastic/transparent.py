@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ringtrain import membership, operations
-from ringtrain.context import current
 from ringtrain.elastic.adapters import adapter_of, enter_world
 from ringtrain.elastic.lossless import LosslessState
 from ringtrain.elastic.sets import Rule
@@ -179,7 +178,7 @@ class TransparentState(LosslessState):
             self._training.take_state()
         else:
             self._transaction.enter()
-        self._size = current().size
+        self._tell_change()
 
     def between_steps(self) -> None:
         """Lets ranks join and leave, if all have agreed on it. To be called on all ranks alike, where the state is whole."""
@@ -222,7 +221,7 @@ class _Training:
         """Takes the values of rank 0."""
         state = self._state
         fitting = {name: adapter_of(getattr(state, name)) for name in state._names}
-        plain = [name for name, adapter in fitting.items() if adapter is None]
+        plain = [*(name for name, adapter in fitting.items() if adapter is None), "_size"]
         theirs = broadcast_object({name: getattr(state, name) for name in plain}, 0, _OBJECTS)
         for name, value in theirs.items():
             if not _copied_into(getattr(state, name, None), value):

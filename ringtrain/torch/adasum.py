@@ -188,6 +188,10 @@ class Deltas:
         """Has the transaction release each step."""
         self._transaction = transaction
 
+    def is_kept_for(self, transaction: Transaction) -> bool:
+        """Whether that transaction is the one which releases each step."""
+        return self._transaction is transaction
+
     def go_on_in_world(self) -> None:
         """Goes on in the present world, under the name that ranks that join have for it."""
         if self._session.has_moved():

@@ -133,6 +133,10 @@ class Exchange:
         self._bursts.keeps_inputs, self._bursts.weight = True, transaction.weight
         self._bucketing.end()
 
+    def is_kept_for(self, transaction: Transaction) -> bool:
+        """Whether that transaction is the one which releases the rounds."""
+        return self._transaction is transaction
+
     def go_on_in_world(self) -> None:
         """Another world has taken the place of the one before; the step under way goes on, and is submitted anew."""
         former = self.prefix

@@ -87,6 +87,10 @@ class Reducer:
         """Has the transaction release each step, so that it survives a change of the world; between two steps."""
         self._exchange.keep_inputs_for(transaction, one_by_one)
 
+    def is_kept_for(self, transaction: Transaction) -> bool:
+        """Whether that transaction is the one which releases each step."""
+        return self._exchange.is_kept_for(transaction)
+
     @property
     def rows(self) -> RowGradients:
         """In an elastic job, the gradients of rows that travel with these."""

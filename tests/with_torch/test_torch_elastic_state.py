@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 import ringtrain.torch as hvd
 from ringtrain import elastic
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
-from ringtrain.torch.elastic.checkpoints import Plan
+from ringtrain.torch.elastic.checkpoints import Folder, Plan
 from ringtrain.torch.twins import take_place
 
 
@@ -178,9 +178,34 @@ def test_a_training_goes_on_bit_for_bit_from_its_newest_file(alone, tmp_path):
 
 
 def test_a_folder_that_takes_no_file_is_said_and_the_training_goes_on(alone, tmp_path, caplog):
-    (tmp_path / "whole").write_text("a file stands where the folder would")
-    assert training(tmp_path / "whole")[0] is False
+    (tmp_path / "file").write_text("a file stands where the folder above would")
+    assert training(tmp_path / "file" / "folder")[0] is False
     assert [each.split(":")[0] for each in caplog.messages] == ["save_every"] * 6
+
+
+def test_what_cannot_be_gone_on_from_is_said(alone, tmp_path):
+    """Nothing begins anew without a word, and the message says which file it is."""
+    assert training(tmp_path, stop=9) is None
+    newest = tmp_path / "step-000000000008.pt"
+    with pytest.raises(InvalidArgumentError, match=f"resume: expected a folder but found the file {newest}"):
+        training(newest)
+    whole = newest.read_bytes()
+    for cut in (whole[:2000], b""):
+        newest.write_bytes(cut)
+        with pytest.raises(InvalidArgumentError, match=f"could not read {newest} .*go on from step-000000000006.pt"):
+            training(tmp_path)
+
+
+def test_files_of_another_training_are_not_taken_for_its_own(alone, tmp_path):
+    """They would be what the next one goes on from, and those of this one would be the oldest."""
+    assert training(tmp_path, stop=9) is None
+    model = torch.nn.Linear(3, 1)
+    state = hvd.elastic.State(model=model, optimizer=distributed(model))
+    state.save_every(tmp_path, steps=2)
+    with pytest.raises(InvalidArgumentError, match="no file behind step 0, .* but found .*step-000000000008.pt"):
+        next(state.epochs(1))
+    Folder(tmp_path).write(7, {}, keep=1)
+    assert Folder(tmp_path).steps() == [7, 8]
 
 
 @pytest.mark.parametrize("given", [{}, {"steps": 0}, {"minutes": -1.0}, {"steps": 1, "keep": 0}], ids=str)

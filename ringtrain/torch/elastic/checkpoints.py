@@ -1,6 +1,7 @@
 """Files that a training goes on from when its job has ended: written between two steps, each whole or not there."""
 
 import os
+import pickle
 import re
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,10 @@ class Folder:
         names = [each.name for each in self._path.iterdir()] if self._path.is_dir() else []
         return sorted(int(match[1]) for name in names if (match := _FILE.fullmatch(name)))
 
+    def later_than(self, step: int) -> list[Path]:
+        """The files that were written behind later steps."""
+        return [self._path_of(each) for each in self.steps() if each > step]
+
     def write(self, step: int, values: dict[str, Any], keep: int) -> None:
         """Writes a file, and removes all but the newest ones. Who looks meanwhile sees the whole file, or none.
 
@@ -76,19 +81,34 @@ class Folder:
             unfinished.replace(self._path_of(step))
         finally:
             unfinished.unlink(missing_ok=True)
-        for old in self.steps()[:-keep]:
+        for old in [each for each in self.steps() if each <= step][:-keep]:
             self._path_of(old).unlink(missing_ok=True)
 
     def newest(self) -> dict[str, Any] | None:
         """What the newest file has, in the host's memory; None if there is none.
 
         It has tensors, numbers, texts and containers of these; nothing in it is run.
+
+        Raises:
+            InvalidArgumentError: it cannot be read, or the path is that of a file.
         """
+        if self._path.is_file():
+            raise InvalidArgumentError(
+                f"resume: expected a folder but found the file {self._path}. Give the folder that it lies in; the newest "
+                "file there is taken."
+            )
         while steps := self.steps():
             try:
                 return torch.load(self._path_of(steps[-1]), "cpu", weights_only=True)
             except FileNotFoundError:  # rank 0 has written newer ones, and removed this one
                 continue
+            except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as problem:
+                path, older = self._path_of(steps[-1]), [self._path_of(each).name for each in steps[:-1]]
+                instead = f"go on from {older[-1]}" if older else "begin anew"
+                raise InvalidArgumentError(
+                    f"resume: expected a whole file from save_every but could not read {path} ({type(problem).__name__}: "
+                    f"{problem}). Remove it to {instead}."
+                ) from problem
         return None
 
     def _path_of(self, step: int) -> Path:

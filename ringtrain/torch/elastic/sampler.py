@@ -231,6 +231,18 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.total_size = self.num_samples * self.num_replicas
         self._open_at(self.processed_num, [])
 
+    @property
+    def outline(self) -> str:
+        """What must be the same on all ranks, for each sample to have one place in the order."""
+        order = f"shuffled by seed {self.seed}" if self.shuffle else "in their order"
+        return f"{type(self).__name__} of {len(self.dataset)} samples, {order}"
+
+    def _follow_world(self) -> None:
+        """One of no ``State`` is told of no change: what is left is dealt where it is read next."""
+        context = current()
+        if self._follower is None and (self.num_replicas, self.rank) != (context.size, context.rank):
+            self.reset()
+
     def state_dict(self) -> dict[str, Any]:
         """Epoch and progress, the same on all ranks."""
         state = {"epoch": self.epoch, "processed_num": self.processed_num}
@@ -252,6 +264,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
                     "something else. Leave out a batch sampler of your own, and batch_size=None."
                 )
             return self._iterator()
+        self._follow_world()
         left = self.remaining_indices
         return iter([left[place % len(left)] for place in range(self.rank, self.total_size, self.num_replicas)])
 
@@ -263,6 +276,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
 
     def __len__(self) -> int:
         """Samples that an iteration gives this rank."""
+        self._follow_world()
         if self._follower is None:
             return self.num_samples
         return self._open.shares_left if isinstance(self._open, BatchOrder) else self._open.draws_left

@@ -6,6 +6,7 @@ import torch
 
 from ringtrain.objects import broadcast_object
 from ringtrain.process_sets import global_process_set
+from ringtrain.torch.elastic.sampler import ElasticSampler
 from ringtrain.torch.functions import broadcast_parameters, give_optimizer_state
 from ringtrain.torch.shards import Shard
 
@@ -29,6 +30,8 @@ def outline_of(name: str, value: Any) -> dict[str, str]:
     if isinstance(value, torch.optim.Optimizer):
         sizes = " + ".join(str(len(group["params"])) for group in value.param_groups)
         return {name: f"{type(value).__name__} of {sizes} parameters"}
+    if isinstance(value, ElasticSampler):
+        return {name: value.outline}
     return {name: type(value).__name__}
 
 

@@ -33,6 +33,7 @@ from ringtrain.torch.hooks import others
 from ringtrain.torch.reducer import Reducer
 
 _OBJECTS = "ringtrain.elastic.objects"
+_GIVEN = ["_size", "_refusal"]  # beside the values
 
 
 class TransparentState(LosslessState):
@@ -57,7 +58,7 @@ class TransparentState(LosslessState):
 
     Raises:
         InvalidArgumentError: no distributed optimizer; process sets that are no such function; in an elastic job also an
-            optimizer that is not given.
+            optimizer or a model that is not given.
         UnsupportedError: in an elastic job, an optimizer that does not send in each step (``every``, ``delay``), or among the
             ranks of a process set; several with different ``backward_passes_per_step``.
 
@@ -103,6 +104,7 @@ class TransparentState(LosslessState):
         self._plain = sorted(given.keys() - set(self._stateful))
         self._saves: tuple[Folder, Plan, int] | None = None  # where, when, and how many files are kept
         self._has_stepped = False  # and nothing was drawn since
+        self._refusal = ""  # why rank 0 cannot begin
         distributed = _distributed_optimizers(given.values())
         samplers = [getattr(self, name) for name in self._stateful if isinstance(getattr(self, name), ElasticSampler)]
         self._training = _Training(self, samplers, distributed)
@@ -110,6 +112,7 @@ class TransparentState(LosslessState):
         self._transaction: Transaction | None = None
         if member is not None:
             reducers = _checked_reducers(distributed)
+            _refuse_foreign_parameters(distributed, given.values())
             if member.planned:
                 check_state(len(samplers), all(reducer.averages for reducer in reducers))
             several = len(reducers) > 1
@@ -130,6 +133,9 @@ class TransparentState(LosslessState):
         At first all ranks get the state of rank 0, so there is no need of ``broadcast_parameters``. A rank that joins later
         goes on in the middle of an epoch. The samplers are set to each epoch.
         """
+        if not isinstance(count, int):
+            raise InvalidArgumentError(f"elastic.State.epochs: expected a number of epochs but found {count!r}.")
+        self._training.refuse_others()
         self._begin_loop()
         if self._transaction is None:
             self._sets.make()
@@ -137,7 +143,9 @@ class TransparentState(LosslessState):
         else:
             self._transaction.enter()
         self._has_entered = True
-        self._size = current().size
+        self._tell_change()
+        if self._refusal:
+            raise InvalidArgumentError(self._refusal)
         while self.epoch < count:
             self._training.set_epoch(self.epoch)
             yield self.epoch
@@ -164,6 +172,8 @@ class TransparentState(LosslessState):
 
         Raises:
             InvalidArgumentError: neither is given, or one is not above 0.
+                At the beginning of the loop, on all ranks: the folder has files behind the step at which the training
+                begins, since none of its own would stay beside these.
             UnsupportedError: a model has sharded embeddings.
         """
         self._refuse_tables("save_every")
@@ -243,6 +253,16 @@ class TransparentState(LosslessState):
             except OSError as problem:
                 logger.warning("save_every: the state behind step %d could not be written: %s", self.step, problem)
 
+    def _refuse_later_files(self) -> str:
+        """Why the files that are in the folder already would take the place of this training's; empty if they would not."""
+        later = [] if self._saves is None else self._saves[0].later_than(self.step)
+        if not later:
+            return ""
+        return (
+            f"save_every: expected no file behind step {self.step}, where this training begins, but found {later[-1]} of another "
+            "one, which would go on from there. Call resume() with this folder, or give another folder."
+        )
+
     def _values(self) -> dict[str, Any]:
         values = {name: getattr(self, name) for name in (*self._stateful, *self._plain)}
         optimizers = {name: state_of(each) for name, each in values.items() if isinstance(each, torch.optim.Optimizer)}
@@ -279,12 +299,23 @@ class _Training:
         state = self._state
         for name in state._stateful:
             take_over(getattr(state, name), has_it=self._has_state)
-        values = broadcast_object({name: getattr(state, name) for name in state._plain}, 0, _OBJECTS)
+        if not self._has_state:
+            state._refusal = state._refuse_later_files()
+        values = broadcast_object({name: getattr(state, name) for name in _GIVEN + state._plain}, 0, _OBJECTS)
         for name, value in values.items():
             setattr(state, name, value)
         for reducer in self._reducers():
             reducer.note_between_steps()
         self._has_state = True
+
+    def refuse_others(self) -> None:
+        """A state made later has taken the optimizers over."""
+        transaction = self._state._transaction
+        if transaction is not None and not all(each.is_kept_for(transaction) for each in self._reducers()):
+            raise InvalidArgumentError(
+                "elastic.State: expected one State of an optimizer but found another one, made later, to which its steps "
+                "belong. Make one State, and use that."
+            )
 
     def deal(self, size: int, place: int) -> None:
         """Deals the samples of the next window."""
@@ -326,6 +357,20 @@ def _distributed_optimizers(values: Iterable[Any]) -> list[Any]:
             "elastic.State: expected an optimizer from DistributedOptimizer but found none. Wrap the optimizer before."
         )
     return found
+
+
+def _refuse_foreign_parameters(optimizers: list[Any], values: Iterable[Any]) -> None:
+    """Of a model that is left out ranks would keep what they have made, each its own."""
+    modules = [value for value in values if isinstance(value, torch.nn.Module)]
+    known = {id(each) for module in modules for each in module.parameters()}
+    groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
+    foreign = [each for parameters in groups for each in parameters if id(each) not in known]
+    if foreign:
+        shapes = ", ".join(str(tuple(each.shape)) for each in foreign[:3]) + (", ..." if len(foreign) > 3 else "")
+        raise InvalidArgumentError(
+            f"elastic.State: expected the models of all parameters that its optimizers train but found {len(foreign)} "
+            f"of none ({shapes}), which would differ between ranks. Give each model: State(..., critic=critic)."
+        )
 
 
 def _checked_reducers(optimizers: list[Any]) -> list[Reducer | Deltas]:
