@@ -411,7 +411,9 @@ def make_plan(given: Mapping[str, Any], environment: Mapping[str, str]) -> Plan:
         hosts = find_here(find_hosts(given, environment, uses_allocation))
     else:
         hosts = script.wait_for(
-            elastic_flags.range_of_ranks(given, 1)[0], elastic_flags.seconds_below_the_minimum(given)
+            elastic_flags.range_of_ranks(given, 1)[0],
+            elastic_flags.seconds_below_the_minimum(given),
+            lambda why: print(f"ringtrainrun: {why}", file=sys.stderr, flush=True),
         )
     slots = sum(host.slots for host in hosts)
     minimum, ranks = elastic_flags.range_of_ranks(given, slots)

@@ -60,9 +60,9 @@ class HostScript:
         except HostsError as error:
             raise self._failed(f"print hosts, but: {error}") from None
 
-    def wait_for(self, slots: int, seconds: float) -> list[Host]:
-        """Runs it until it names hosts with so many slots. Raises HostsError with what it has said last."""
-        deadline = time.monotonic() + seconds
+    def wait_for(self, slots: int, seconds: float, say: Callable[[str], None]) -> list[Host]:
+        """Runs it until it names hosts with so many slots; says once why it must wait. Raises HostsError with the last reason."""
+        deadline, has_said = time.monotonic() + seconds, False
         while True:
             try:
                 hosts = self.hosts()
@@ -74,6 +74,9 @@ class HostScript:
                 hosts, found, why = [], 0, str(error)
             if found >= slots:
                 return hosts
+            if not has_said:
+                say(f"{why} That is waited for, {seconds:g} s at most (--elastic-timeout).")
+                has_said = True
             if time.monotonic() >= deadline:
                 raise HostsError(f"{why} That was waited for during {seconds:g} s (--elastic-timeout).")
             time.sleep(SECONDS_BETWEEN_RUNS)

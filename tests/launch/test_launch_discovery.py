@@ -34,11 +34,14 @@ def test_a_script_that_fails_says_how(command, words, monkeypatch):
     assert words in str(met.value) and f"--host-discovery-script '{command}'" in str(met.value)
 
 
-def test_the_start_waits_for_enough_slots_though_not_for_ever():
+def test_the_start_waits_for_enough_slots_though_not_for_ever(monkeypatch):
+    monkeypatch.setattr(discovery, "SECONDS_BETWEEN_RUNS", 0.01)
+    said: list[str] = []
     with pytest.raises(HostsError, match="must name 3 slots at least, but names 2.*waited for during 0 s"):
-        HostScript("echo node-a:2", 1).wait_for(3, 0.0)
+        HostScript("echo node-a:2", 1).wait_for(3, 0.0, said.append)
     with pytest.raises(HostsError, match="has ended with 1.*waited for"):
-        HostScript("false", 1).wait_for(1, 0.0)
+        HostScript("false", 1).wait_for(1, 0.2, said.append)
+    assert len(said) == 2 and "has ended with 1. That is waited for, 0.2 s at most (--elastic-timeout)." in said[1]
 
 
 def test_hosts_are_tried_as_they_are_named_within_the_room_there_is():
