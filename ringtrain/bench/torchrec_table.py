@@ -20,10 +20,11 @@ _NAME, _IDS = "table", "ids"
 class TorchRecTable:
     """An ``EmbeddingCollection`` of one table under ``DistributedModelParallel``. Raises UnsupportedError without TorchRec.
 
-    rows, width: of the table. rate: of SGD. sent: None, since gloo counts no bytes.
+    rows, width: of the table. rate: of SGD. sent: None, since gloo counts no bytes. within: how far off its rows may be.
     """
 
     sent, steps = None, 0
+    within = 1e-3  # it adds a row's gradients one after the other, thousands of them in a step
 
     def __init__(self, rows: int, width: int, rate: float):
         if importlib.util.find_spec("torchrec") is None:
