@@ -123,12 +123,18 @@ def _with_tables(command: click.Command) -> click.Command:
             [*setting.flags], default=None, is_flag=is_switch, type=None if is_switch else setting.kind,
             help=setting.help))  # fmt: skip
     for flag in settings.WITHOUT_MEANING:
-        command.params.append(click.Option([flag], hidden=True))
+        command.params.append(click.Option([flag], **_shown(flag)))
     for flag in settings.PAIRS_WITHOUT_MEANING:
-        command.params.append(click.Option([flag], type=(float, float), default=None, hidden=True))
+        command.params.append(click.Option([flag], type=(float, float), default=None, **_shown(flag)))
     for flag in settings.SWITCHES_WITHOUT_MEANING:
         command.params.append(click.Option([flag], is_flag=True, default=None, hidden=True))
     return command
+
+
+def _shown(flag: str) -> dict[str, Any]:
+    """What --help says of a flag that means something in elastic jobs alone, or nothing."""
+    said = settings.OF_ELASTIC_JOBS.get(flag, "")
+    return {"help": said, "hidden": not said}
 
 
 def _at_once(action: Callable[[], object]) -> Callable[[click.Context, click.Parameter, bool], None]:

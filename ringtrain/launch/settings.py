@@ -142,9 +142,14 @@ WITHOUT_MEANING = {
     "--gloo-timeout-seconds": "Gloo is not used",
 }  # fmt: skip
 PAIRS_WITHOUT_MEANING = {"--blacklist-cooldown-range": _NO_ELASTIC}
-OF_ELASTIC_JOBS = (  # which have one with --elastic
-    "--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--elastic-timeout", "--reset-limit", "--blacklist-cooldown-range",
-)  # fmt: skip
+OF_ELASTIC_JOBS = {  # which have one with --elastic; and what --help says, where it is not that of another spelling
+    "--min-np": "of --elastic: ranks below which the job waits, as MIN of -np", "--min-num-proc": "",
+    "--max-np": "of --elastic: ranks that the job has at most, as MAX of -np", "--max-num-proc": "",
+    "--elastic-timeout": "of --elastic: seconds that the job waits for MIN ranks, at its start and later (600)",
+    "--reset-limit": "of --elastic: worlds after the first, behind which the next change ends the job (0: any number)",
+    "--blacklist-cooldown-range": "of --elastic: seconds until a rank is started again where one has failed, the first time and at "
+    "most (10 600)",
+}  # fmt: skip
 SWITCHES_WITHOUT_MEANING = {
     "--disable-cache": "no check is remembered", "--gloo": "Gloo is not used; for hosts without MPI there is --transport tcp",
     "--jsrun": "jsrun is not known; mpirun or srun starts the ranks",

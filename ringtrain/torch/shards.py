@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ringtrain import tables
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.operations import Adasum
 from ringtrain.process_sets import ProcessSet, global_process_set
@@ -73,6 +74,11 @@ def check_shards(
         )
     if any(shard.op != op for shard in shards):
         raise InvalidArgumentError(
-            f"DistributedOptimizer: op must be that of the sharded embeddings it trains, {shards[0].op}, but is {op}. "
+            f"DistributedOptimizer: op must be that of the sharded embeddings it trains, {_named(shards[0].op)}, but is "
+            f"{_named(op)}. "
             "Give both the same op."
         )
+
+
+def _named(op: int) -> str:
+    return tables.REDUCTION_BY_ID[op].capitalize()
