@@ -1,7 +1,7 @@
 """Runs the tests that use a world once more under ringtrainrun, where the world is the launcher's.
 
-Every run takes 2 ranks under one MPI, and for the core 4 under the other; the combinations and the files that
-are left take longer and find what one of the first two does, so they are run by bin/test --long.
+Every run takes the core's on 2 ranks under one MPI, and on 4 under the other; PyTorch's, the combinations and the files
+that are left take longer and find what one of the first two does, so they are run by bin/test --long.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def cases() -> list:
         most = [path for path in paths if path.name not in ON_THREADS_IN_EVERY_RUN]
         others = [path for path in paths if path.name in ON_THREADS_IN_EVERY_RUN]
         jobs = [
-            ("openmpi", 2, "most", most, False),
+            ("openmpi", 2, "most", most, subject == "torch"),
             ("openmpi", 2, "others", others, True),
             ("mpich", 4, "near", near, subject == "torch"),
             ("openmpi", 4, "all", paths, True),

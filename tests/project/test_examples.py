@@ -47,9 +47,8 @@ def test_gan_finds_the_modes():
     assert last(r"(\d) of 8 modes", run("gan", "--steps", 400, "--report-every", 200)) >= 6
 
 
-@pytest.mark.parametrize(
-    "arguments", [pytest.param((), marks=pytest.mark.long, id="own loop"), pytest.param(("--trainer",), id="Trainer")]
-)
+@pytest.mark.parametrize("arguments", [pytest.param((), id="own loop"), pytest.param(("--trainer",), id="Trainer")])
+@pytest.mark.long  # every run has Accelerate, in with_torch
 def test_hugging_face(arguments, tmp_path, monkeypatch):
     pytest.importorskip("transformers", reason="needs transformers")
     if arguments:
