@@ -11,10 +11,10 @@ import faulthandler
 import os
 import select
 import signal
-import sys
 import threading
-import traceback
 from collections.abc import Callable
+
+from ringtrain import stacks
 
 OUR_THREADS = "ringtrain-"  # their names begin so, and nobody looks for a fault in them
 _STDERR = 2
@@ -43,12 +43,13 @@ def answer_requests(signal_number: int, show_lines: Callable[[], None]) -> int:
 
 def write_stacks() -> None:
     """Writes the stacks of the program's threads to stderr, the main thread's last. The caller holds the GIL."""
-    frames = sys._current_frames()
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    stacks = [(names.get(thread, "unnamed"), traceback.extract_stack(frames[thread], _FRAMES)) for thread in frames]
+    main = threading.main_thread().ident
+    found = sorted(stacks.of_threads(_FRAMES).items(), key=lambda stack: stack[0] == main)
+    named = [(names.get(thread, "unnamed"), stack) for thread, stack in found]
     text = "".join(
         f"Thread '{name}', most recent call last:\n{''.join(stack.format())}"
-        for name, stack in reversed(stacks)
+        for name, stack in named
         if not name.startswith(OUR_THREADS)
     )
     with open(_STDERR, "w", closefd=False) as stderr:  # where the library writes; a program may replace sys.stderr

@@ -2,12 +2,11 @@
 
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from ringtrain import context as contexts
-from ringtrain import options, start
+from ringtrain import options, stacks, start
 from ringtrain._native import lib
 
 _FRAMES = 12  # of a rank that others wait for
@@ -104,10 +103,6 @@ class World:
 
 def _whereabouts(threads: Iterable[threading.Thread]) -> str:
     """Where threads are: the innermost functions of each."""
-    frames = sys._current_frames()
-    stacks = ((thread.name, frames.get(thread.ident or 0)) for thread in threads)
-    return "\n".join(
-        f"{name} was at:\n{''.join(traceback.format_stack(frame, limit=_FRAMES))}"
-        for name, frame in stacks
-        if frame is not None
-    )
+    found = stacks.of_threads(_FRAMES)
+    known = ((thread.name, found.get(thread.ident or 0)) for thread in threads)
+    return "\n".join(f"{name} was at:\n{''.join(stack.format())}" for name, stack in known if stack is not None)

@@ -17,7 +17,7 @@ PACKAGE, NATIVE = ROOT / "ringtrain", ROOT / "native"
 PYTHON_LAYERS = [
     ["version", "installation", "errors", "agent_protocol", "sealed", "_core", "_build"],
     ["_native"],
-    ["tables"],
+    ["tables", "stacks"],
     [
         "options",
         "arguments",
