@@ -33,6 +33,8 @@ from ringtrain.launch.reach import Agent, HostError, hang_up_on
 from ringtrain.launch.resume import TakenUp
 from ringtrain.launch.slots import Slots
 
+_ENDS = {"failing", "ended", "lost", "supervisor"}  # news that a rank is no more, or soon will be
+
 
 class Trial(NamedTuple):
     """What has come of a host that was tried: its agent, which serves, and the job's networks with it; or why it cannot be used."""
@@ -215,8 +217,9 @@ class ElasticJob(Job):
             self.ranks[number] = Rank(number, agent.host.name, has_mpi=False, clock=agent.clock, streams=former.streams)
         super()._take(facts, data, agent)
         rank = self.ranks.get(number)
-        if uid and rank is not None and ("ended" in facts or "lost" in facts or "supervisor" in facts):
-            self._note_end(agent, number, uid, facts["supervisor"] if rank.outcome is None else rank.outcome)
+        if uid and rank is not None and not facts.keys().isdisjoint(_ENDS):
+            told = facts.get("failing", facts.get("supervisor", 0))
+            self._note_end(agent, number, uid, told if rank.outcome is None else rank.outcome)
         if "supervisor" in facts and number in self._waiting:
             self._waiting.remove(number)
             self._start(agent, number - self._first[agent.host.name])
@@ -256,7 +259,8 @@ class ElasticJob(Job):
                 self._evict(rank.listed_as, uid)
 
     def _note_end(self, agent: Agent, number: int, uid: str, code: int) -> None:
-        """Tells the authority of the end of a process, which comes twice: of the rank, and of its supervisor."""
+        """Tells the authority of the end of a process, which comes up to three times: its program's word that it fails, which
+        the end of a Python may follow a second later, its own end, and that of its supervisor."""
         on_notice = self._leave_by.pop(number, None) is not None
         if self._is_over() or (not self._has_begun and code == 0 and not on_notice):
             return
@@ -286,9 +290,9 @@ class ElasticJob(Job):
         first = self._first[agent.host.name]
         for number in range(first, first + agent.host.slots):
             self.engine.processes.pop(number, None)
-        self._carry_out(
-            self.authority.host_lost(time.monotonic(), agent.host.name, "the connection to its agent has ended.")
-        )
+        said = agent.last_words()
+        cause = f"the connection to its agent has ended{f', which said: {said}' if said else '.'}"
+        self._carry_out(self.authority.host_lost(time.monotonic(), agent.host.name, cause))
         self._note_hosts()
 
     # ---- hosts ----

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from ringtrain.agent_protocol import FreePort, RankNews, Serve
 from ringtrain.launch import signals
+from ringtrain.launch.agent.events import call_ready
 from ringtrain.launch.agent.listener import SECONDS_TO_KILL
 from ringtrain.launch.agent.processes import kill_group
 from ringtrain.launch.agents import Agents
@@ -216,8 +217,7 @@ class Job:
     def _step(self) -> None:
         deadline = self._deadline()
         timeout = None if deadline == float("inf") else max(0.0, deadline - time.monotonic())
-        for key, _ in self.selector.select(timeout):
-            key.data()
+        call_ready(self.selector, timeout)
         self._give_credit()
         self._warn_of_losses()
         now = time.monotonic()

@@ -23,6 +23,7 @@ from ringtrain.launch.shells import Shell
 
 AGENT_FOLDER = Path(__file__).with_name("agent")
 AGENT_FILES = (
+    "events",
     "processes",
     "segments",
     "link",
@@ -141,13 +142,12 @@ class Agent:
                     raise self._failure()
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    self.hear_words()
                     raise HostError(
                         self._text(
                             "it gave no answer within the start timeout",
                             "Raise --start-timeout if it is slow; "
                             "a start-up file of the shell there may wait, or run another program",
-                            "".join(self.words.decode(errors="replace").strip().splitlines()[-1:]),
+                            self.last_words(),
                         )
                     )
                 if not self._unsent and self.stdin in selector.get_map():
@@ -180,6 +180,11 @@ class Agent:
             self.words = (self.words + os.read(self.stderr.fileno(), 1 << 16))[-10000:]
         except (BlockingIOError, ValueError):  # nothing is there; closed
             pass
+
+    def last_words(self) -> str:
+        """The last line of what it has said until now; empty if nothing."""
+        self.hear_words()
+        return "".join(self.words.decode(errors="replace").strip().splitlines()[-1:])
 
     def close(self) -> None:
         """Hangs up: the agent ends its ranks, if there are any left, and leaves."""

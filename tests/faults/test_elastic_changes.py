@@ -6,7 +6,7 @@ import json
 import re
 
 import pytest
-from test_elastic_steps import KILL, ends, run
+from test_elastic_steps import KILL, LATER, TRAINING, ends, run
 from worlds import LAUNCHED
 
 from ringtrain.bench.jobs import Job
@@ -46,6 +46,27 @@ def test_a_rank_that_joins_follows_the_change_too(job: Job) -> None:
     done = run(job, "--elastic", "-np", "2:3", program=FOLLOWING, FAULTS=faults)
     assert len(ends(done)) == 3 and len(set(ends(done))) == 1, done.stdout + done.stderr
     assert (done.stdout.count("change 3 2"), done.stdout.count("change 2 3")) == (2, 3)
+
+
+LINGERING = """
+def linger():
+    time.sleep(2)
+    print("left", flush=True)
+
+import atexit
+atexit.register(linger)
+raise LookupError("batch 4 is missing")
+"""
+
+
+def test_a_rank_that_raises_is_left_before_its_process_ends(job: Job) -> None:
+    """Its Python may take long to end, for which nobody waits."""
+    faults = json.dumps({"1/4/backward": LINGERING})
+    done = run(job, "--elastic", "-np", "2:3", *LATER, program=TRAINING, FAULTS=faults)
+    assert len(ends(done)) == 2 and len(set(ends(done))) == 1, done.stdout + done.stderr
+    before, change, _ = done.stdout.rpartition("change 3 2")
+    assert change and "left" not in before, done.stdout  # it may still linger when the others have come to the end
+    assert "LookupError: batch 4 is missing" in done.stderr
 
 
 OTHERS = """

@@ -15,6 +15,7 @@ import struct
 import tempfile
 import time
 
+from ringtrain.launch.agent.events import call_ready
 from ringtrain.launch.agent.processes import (
     SECONDS_TO_DIE,
     TIDIERS,
@@ -254,8 +255,7 @@ class RankListener:
         deadline = min(silent if self.kill_at is None else self.kill_at, self.look_at)
         timeout = None if deadline == float("inf") else max(0.0, deadline - time.monotonic())
         self._listen()
-        for key, _ in self.selector.select(timeout):
-            key.data()
+        call_ready(self.selector, timeout)
         if self.notices:
             self._take_notice(self.notices.pop(0))
         if time.monotonic() >= self.look_at:
