@@ -141,17 +141,21 @@ class Operation:
         """
         if self._finished:
             return
+        slice_seconds = _SLICE_SECONDS if timeout is None else min(timeout, _SLICE_SECONDS)
         if ranges.wanted():
             with ranges.around(f"ringtrain.wait: {self._name}"):
-                self._wait(timeout)
-        else:
-            self._wait(timeout)
-
-    def _wait(self, timeout: float | None) -> None:
-        slice_seconds = _SLICE_SECONDS if timeout is None else min(timeout, _SLICE_SECONDS)
+                self._end_wait(lib.rt_wait(self._handle, slice_seconds, ffi.NULL), timeout, slice_seconds)
+            return
         status = lib.rt_wait(self._handle, slice_seconds, ffi.NULL)
+        if status == OK and not self._on_gpu:  # mostly; a further call costs as much as all else here
+            self._finished = True
+        else:
+            self._end_wait(status, timeout, slice_seconds)
+
+    def _end_wait(self, status: int, timeout: float | None, waited: float) -> None:
+        """What ``wait`` has left to do after its first slice, which has ended with ``status``."""
         if status == PENDING:
-            status = self._wait_on(timeout, slice_seconds)
+            status = self._wait_on(timeout, waited)
         if status == OK and self._on_gpu and self._context.awaits_gpus:
             status = self._await_gpu(timeout)
         if status != OK:

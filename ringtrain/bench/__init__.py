@@ -8,6 +8,7 @@ machine; ``computing`` stands for backward passes; ``faults`` does faults to ``j
 launchers themselves.
 
 What is compared: ``systems`` for single operations, ``torch_systems`` for training steps with PyTorch,
-``tensorflow_systems`` for graphs of TensorFlow. ``compress`` measures the modes of ``ringtrain.launch.modes``. What they
-work on: ``models`` (parameter shapes), ``torch_networks``, and ``torch_tasks``, which have data.
+``tensorflow_systems`` for graphs of TensorFlow, ``jax_systems`` for programs of JAX. ``compress`` measures the modes of
+``ringtrain.launch.modes``. What they work on: ``models`` (parameter shapes), ``torch_networks``, and ``torch_tasks``,
+which have data.
 """

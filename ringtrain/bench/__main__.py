@@ -20,8 +20,8 @@ from ringtrain.launch.modes import FURTHER, MODES
 from ringtrain.options import environment
 
 ALGORITHMS = next(option for option in tables.OPTIONS if option.name == "algorithm").lowest.split("|")
-NETWORKS = ("convnet", "mlp", "transformer", "vgg16")
-TRAINING_PEERS = ("buckets", "fp16", "bf16", "int8", "int4", "4-passes", "ddp")
+NETWORKS = ("convnet", "mlp", "transformer", "wide", "vgg16")
+TRAINING_PEERS = ("buckets", "fp16", "bf16", "int8", "int4", "4-passes", "ddp", "ddp-ringtrain", "ddp-silent")
 TASKS = ("digits", "bytes")
 WAYS = ("float32", "bf16", "int8", "int4", "int4-without-feedback",
         "every-8", "every-8-int8", "every-32", "every-32-fragments", "every-32-diloco-half", "delay-1", "delay-1-int8",
@@ -126,7 +126,7 @@ def _idle_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _train_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--networks", type=_choices(*NETWORKS), default=list(NETWORKS[:3]), metavar=",".join(NETWORKS))
+    parser.add_argument("--networks", type=_choices(*NETWORKS), default=list(NETWORKS[:4]), metavar=",".join(NETWORKS))
     parser.add_argument("--peers", type=_choices(*TRAINING_PEERS), default=[], metavar=",".join(TRAINING_PEERS))
     parser.add_argument(
         "--one-by-one",
@@ -156,6 +156,13 @@ def _tensorflow_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tensors", type=int, default=160, metavar="N", help="how many gradients (160)")
     parser.add_argument("--layers", type=_numbers, default=[1024, 2048, 2048, 2048, 1024], metavar="1024,2048,...")
     parser.add_argument("--peers", type=_choices("mwms", "torch"), default=[], metavar="mwms,torch")
+    _repetitions_option(parser)
+
+
+def _jax_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--floats", type=_count, default=16 << 20, metavar="N", help="in all gradients (16777216)")
+    parser.add_argument("--tensors", type=_count, default=100, metavar="N", help="how many gradients (100)")
+    parser.add_argument("--peers", type=_choices("psum"), default=[], metavar="psum", help="over jax.distributed")
     _repetitions_option(parser)
 
 
@@ -331,11 +338,15 @@ BENCHMARKS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "allreduce": ("one tensor of several sizes: ours, the peers, a memcpy", _allreduce_options),
     "step": ("all gradients of a model against one operation of as many bytes", _step_options),
     "idle": ("context switches of our threads while nothing is pending", _idle_options),
-    "train": ("training steps with PyTorch: ours, DDP, and without communication", _train_options),
+    "train": (
+        "training steps with PyTorch: ours, DDP over gloo and over us, and without communication",
+        _train_options,
+    ),
     "tensorflow": (
         "gradients in a graph and training steps: ours beside MultiWorkerMirroredStrategy",
         _tensorflow_options,
     ),
+    "jax": ("gradients in a compiled program: ours beside psum over jax.distributed", _jax_options),
     "wire": (
         "one tensor between hosts made on this machine, beside the floor that their links set; as root",
         _wire_options,

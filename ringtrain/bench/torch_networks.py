@@ -1,9 +1,10 @@
 """Small PyTorch networks for the training benchmarks, each with a batch: what they cost differs in kind.
 
 The convnet computes much for each parameter, the MLP has 25 M parameters and little to compute, the transformer has
-many small tensors, VGG-16 has 553 MB of gradients.
+many small tensors, "wide" has 100 MB of gradients and next to nothing to compute, VGG-16 has 553 MB.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,12 +23,14 @@ class Network:
         batch: inputs and labels of a number of samples, from a generator.
         samples: of one rank in one step.
         steps_in_a_turn: that are timed as one.
+        momentum: of its optimizer; 0 where the optimizer is to take as little time as it can.
     """
 
     make: Callable[[], nn.Module]
     batch: Callable[[int, torch.Generator], Batch]
     samples: int
     steps_in_a_turn: int = 5
+    momentum: float = 0.9
 
     def batches(self, rank: int, samples: int | None = None) -> Batch:
         """A rank's batch, always the same one."""
@@ -67,6 +70,22 @@ def _mlp() -> nn.Module:
     )  # fmt: skip
 
 
+class _Wide(nn.Module):
+    """24 matrices of 4 MB side by side: a sample passes each once, and each gradient is a product of two vectors."""
+
+    COUNT, WIDTH = 24, 1024
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrices = nn.ParameterList(
+            torch.randn(self.WIDTH, self.WIDTH) / math.sqrt(self.COUNT * self.WIDTH) for _ in range(self.COUNT)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Class scores (batch, width) of vectors (batch, count, width)."""
+        return torch.stack([part @ matrix for part, matrix in zip(x.unbind(1), self.matrices, strict=True)]).sum(0)
+
+
 class _Transformer(nn.Module):
     """Four encoder layers over 64 tokens, and a class for each token."""
 
@@ -95,6 +114,11 @@ def _vectors(samples: int, generator: torch.Generator) -> Batch:
     return torch.randn(samples, 1024, generator=generator), torch.randint(1000, (samples,), generator=generator)
 
 
+def _rows_of_vectors(samples: int, generator: torch.Generator) -> Batch:
+    x = torch.randn(samples, _Wide.COUNT, _Wide.WIDTH, generator=generator)
+    return x, torch.randint(_Wide.WIDTH, (samples,), generator=generator)
+
+
 def _texts(samples: int, generator: torch.Generator) -> Batch:
     text = torch.randint(256, (samples, 65), generator=generator)
     return text[:, :-1].contiguous(), text[:, 1:].contiguous()
@@ -104,5 +128,6 @@ NETWORKS = {
     "convnet": Network(_convnet, _images, samples=32),
     "mlp": Network(_mlp, _vectors, samples=32),
     "transformer": Network(_Transformer, _texts, samples=8),
+    "wide": Network(_Wide, _rows_of_vectors, samples=1, momentum=0.0),
     "vgg16": Network(_vgg16, _pictures, samples=8, steps_in_a_turn=1),
 }

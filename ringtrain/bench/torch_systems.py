@@ -17,9 +17,9 @@ from ringtrain.bench.torch_networks import Batch, loss_of
 MakeOptimizer = Callable[[torch.nn.Module], torch.optim.Optimizer]
 
 
-def make_optimizer(network: torch.nn.Module) -> torch.optim.Optimizer:
+def make_optimizer(network: torch.nn.Module, momentum: float = 0.9) -> torch.optim.Optimizer:
     """The optimizer of all of them, where a benchmark has none of its own."""
-    return torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9)
+    return torch.optim.SGD(network.parameters(), lr=0.01, momentum=momentum)
 
 
 def replicas_are_equal(network: torch.nn.Module) -> bool:
@@ -135,20 +135,48 @@ class Ringtrain(Alone):
         hvd.shutdown()
 
 
+class _Groups:
+    """Process groups of torch.distributed for systems that take turns: the default one is gloo's while any is open."""
+
+    def __init__(self) -> None:
+        self._open = 0
+
+    def open(self, backend: str) -> torch.distributed.ProcessGroup:
+        """A group of all ranks."""
+        if self._open == 0:
+            self._folder = ranks.shared_folder()
+            torch.distributed.init_process_group(
+                "gloo", init_method=f"file://{self._folder}/store", rank=ranks.rank(), world_size=ranks.size()
+            )
+        self._open += 1
+        if backend == "gloo":
+            return torch.distributed.group.WORLD
+        return torch.distributed.new_group(backend=backend)
+
+    def close(self) -> None:
+        """Gives one back; the last one ends all of them."""
+        self._open -= 1
+        if self._open == 0:
+            torch.distributed.destroy_process_group()
+            ranks.wait_for_all()
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+_groups = _Groups()
+
+
 class Ddp(Alone):
     """torch's DistributedDataParallel over gloo, with the settings that it comes with."""
 
     name = "ddp"
     communicates = True
+    backend = "gloo"
 
     def __init__(self) -> None:
-        self._folder = ranks.shared_folder()
-        torch.distributed.init_process_group(
-            "gloo", init_method=f"file://{self._folder}/store", rank=ranks.rank(), world_size=ranks.size()
-        )
+        self._group = _groups.open(self.backend)
 
     def use(self, network: torch.nn.Module, make: MakeOptimizer = make_optimizer) -> None:
-        super().use(torch.nn.parallel.DistributedDataParallel(network), make)
+        super().use(torch.nn.parallel.DistributedDataParallel(network, process_group=self._group), make)
 
     def step(self, batch: Batch) -> None:
         self.optimizer.zero_grad()
@@ -160,9 +188,40 @@ class Ddp(Alone):
 
     def close(self) -> None:
         super().close()
-        torch.distributed.destroy_process_group()
-        ranks.wait_for_all()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        del self._group
+        _groups.close()
+
+
+class DdpOfOurs(Ddp):
+    """The same over our backend of torch.distributed, in the world that ``hvd.init`` opened."""
+
+    name = "ddp-ringtrain"
+    backend = "ringtrain"
+
+    def __init__(self) -> None:
+        hvd.init()
+        super().__init__()
+
+    def close(self) -> None:
+        super().close()
+        hvd.shutdown()
+
+
+class DdpThatSendsNothing(Ddp):
+    """DDP's own floor: it copies gradients into its buckets and back, and each rank keeps what it had."""
+
+    name = "ddp-silent"
+    communicates = False
+
+    def use(self, network: torch.nn.Module, make: MakeOptimizer = make_optimizer) -> None:
+        super().use(network, make)
+        self.network.register_comm_hook(None, _send_nothing)
+
+
+def _send_nothing(_: object, bucket: torch.distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    sent: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    sent.set_result(bucket.buffer())
+    return sent
 
 
 class PowerSgd(Ddp):
@@ -202,7 +261,7 @@ def _accumulating(passes: int) -> Callable[[], TrainingSystem]:
 
 
 # What ``--peers`` can name: ours with gradients that become views of buckets, that travel in fewer bytes, or less often;
-# and DDP.
+# and DDP, over gloo, over our backend, and without anything to send.
 PEERS: dict[str, Callable[[], TrainingSystem]] = {
     "buckets": lambda: Ringtrain("buckets", gradient_as_bucket_view=True),
     "fp16": _compressed("fp16", loses=0.01),
@@ -211,4 +270,6 @@ PEERS: dict[str, Callable[[], TrainingSystem]] = {
     "int4": _compressed("int4", loses=0.6),
     "4-passes": _accumulating(4),
     "ddp": Ddp,
+    "ddp-ringtrain": DdpOfOurs,
+    "ddp-silent": DdpThatSendsNothing,
 }

@@ -1,14 +1,16 @@
-"""``ringtrain bench train``: training steps with PyTorch: ours, DDP over gloo, and ranks that train alone.
+"""``ringtrain bench train``: training steps with PyTorch: ours, DDP over gloo and over us, and ranks that train alone.
 
 A turn is a few steps back to back, as in a training loop, and its figure their mean. Before that, every system must
-reach in two steps what one process reaches with the batches of all ranks in one. Below the table stands what our hook
-costs autograd's thread for each gradient, submission included, and beside it what a hook costs there that does nothing.
+reach in two steps what one process reaches with the batches of all ranks in one. Ranks that train alone are the floor;
+what a step takes beyond theirs is what communicating costs. Below the table stands what our hook costs autograd's
+thread for each gradient, submission included, and beside it what a hook costs there that does nothing.
 """
 
 import copy
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,16 @@ import torch
 import ringtrain.torch as hvd
 from ringtrain.bench import machine, ranks, report
 from ringtrain.bench.torch_networks import NETWORKS, Batch, Network, loss_of
-from ringtrain.bench.torch_systems import PEERS, Alone, Ringtrain, TrainingSystem, make_optimizer, replicas_are_equal
+from ringtrain.bench.torch_systems import (
+    PEERS,
+    Alone,
+    Ddp,
+    MakeOptimizer,
+    Ringtrain,
+    TrainingSystem,
+    make_optimizer,
+    replicas_are_equal,
+)
 from ringtrain.bench.turns import WARM_UP, time_in_turn, time_of
 
 STEPS_TO_VERIFY = 2
@@ -59,7 +70,7 @@ def _measure(
         systems = [make() for make in group]
         for system in systems:
             trained = copy.deepcopy(start)
-            system.use(trained)
+            system.use(trained, _optimizer_for(network))
             verified[system.name] = _verify(system, trained, batch, start, goal)
             passes[system.name] = system.passes
         timed = {
@@ -69,16 +80,23 @@ def _measure(
         seconds |= time_in_turn(timed, repetitions, WARM_UP if len(groups) == 1 else 1)
         for system in systems:
             system.close()
-    floor = float(np.median(seconds[Alone.name]))
+    a_batch = {system: float(np.median(times)) / passes[system] for system, times in seconds.items()}
+    floor = a_batch[Alone.name]
     return [
         report.result(
             system, "train", times, verified[system],
             network=name, parameters=sum(each.numel() for each in start.parameters()), tensors=len(goal),
-            samples_per_second=ranks.size() * network.samples * passes[system] / float(np.median(times)),
-            of_alone=floor * passes[system] / float(np.median(times)),
+            samples_per_second=ranks.size() * network.samples / a_batch[system],
+            of_alone=floor / a_batch[system],
+            seconds_beyond_alone=float(np.median(times)) - floor * passes[system],
+            of_ddp=a_batch[Ddp.name] / a_batch[system] if Ddp.name in a_batch else None,
         )
         for system, times in seconds.items()
     ]  # fmt: skip
+
+
+def _optimizer_for(network: Network) -> MakeOptimizer:
+    return partial(make_optimizer, momentum=network.momentum)
 
 
 def _time_steps(system: TrainingSystem, batch: Batch, count: int) -> float:
@@ -96,7 +114,7 @@ def _train_on_all_batches(start: torch.nn.Module, network: Network) -> list[torc
     """The parameters that one process reaches with the batches of all ranks in one."""
     x, y = zip(*(network.batches(rank) for rank in range(ranks.size())), strict=True)
     alone = Alone()
-    alone.use(copy.deepcopy(start))
+    alone.use(copy.deepcopy(start), _optimizer_for(network))
     for _ in range(STEPS_TO_VERIFY):
         alone.step((torch.cat(x), torch.cat(y)))
     return [parameter.detach() for parameter in alone.network.parameters()]
@@ -180,14 +198,18 @@ def _print(results: Sequence[dict[str, Any]], hooks: dict[str, dict[str, float]]
             report.seconds_text(each["seconds_min"]),
             f"{each['samples_per_second']:.1f}",
             f"{each['of_alone']:.3f}",
+            f"{each['of_ddp']:.3f}" if each["of_ddp"] else "",
+            report.seconds_text(max(each["seconds_beyond_alone"], 0.0)),
             f"{each['seconds_median'] / ours[each['network']]:.2f}",
             report.verdict(each),
         ]
         for each in results
     ]
     report.print_table(
-        ["network", "system", "step", "fastest", "samples/s", "x alone's samples/s", "x our time", "result"], rows
-    )
+        ["network", "system", "step", "fastest", "samples/s", "x alone's samples/s", "x ddp's samples/s",
+         "beyond alone", "x our time", "result"],
+        rows,
+    )  # fmt: skip
     for network, seconds in hooks.items():
         texts = ", ".join(f"{name} {report.seconds_text(value)}" for name, value in seconds.items())
         report.say(f"processor time of our hook for each gradient of {network}, on rank 0: {texts}")

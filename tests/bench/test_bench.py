@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import subprocess
 
 import environments
@@ -80,13 +81,38 @@ def test_idle(mpi, tmp_path):
 @pytest.mark.openmpi
 def test_train(tmp_path):
     written = document(
-        "openmpi", tmp_path / "out.json", "train", "--networks", "convnet", "--peers", "ddp", "--repetitions", "1"
+        "openmpi", tmp_path / "out.json", "train", "--networks", "convnet", "--peers", "ddp,ddp-ringtrain",
+        "--repetitions", "1",
     )  # fmt: skip
-    assert [result["system"] for result in written["results"]] == ["ringtrain", "ddp", "alone"]
+    assert [result["system"] for result in written["results"]] == ["ringtrain", "ddp", "ddp-ringtrain", "alone"]
     for result in written["results"]:
         assert result["verified"] is True and result["network"] == "convnet" and result["tensors"] == 10
-        assert result["samples_per_second"] > 0 and result["of_alone"] > 0
+        assert result["samples_per_second"] > 0 and result["of_alone"] > 0 and result["of_ddp"] > 0
     assert 0 < written["hook_seconds"]["convnet"]["median"] < 1
+
+
+@pytest.mark.long
+@pytest.mark.tcp
+def test_a_step_of_100_mb_over_the_backend_alone(tmp_path):
+    """One by one, where no system has opened gloo's group or our world for another."""
+    written = document(
+        "tcp", tmp_path / "out.json", "train", "--networks", "wide", "--peers", "ddp-ringtrain,ddp", "--one-by-one",
+        "--repetitions", "1",
+    )  # fmt: skip
+    assert [result["system"] for result in written["results"]] == ["ringtrain", "ddp-ringtrain", "ddp", "alone"]
+    assert all(result["verified"] for result in written["results"])
+    assert {4 * result["parameters"] for result in written["results"]} == {24 << 22}
+
+
+@pytest.mark.long
+@pytest.mark.tcp
+def test_jax(tmp_path):
+    pytest.importorskip("jax")
+    written = document(
+        "tcp", tmp_path / "out.json", "jax", "--floats", "1000", "--tensors", "10", "--peers", "psum", "--repetitions", "2"
+    )  # fmt: skip
+    assert [result["system"] for result in written["results"]] == ["identity", "ringtrain", "psum"]
+    assert all(result["verified"] and result["bytes"] == 4000 for result in written["results"])
 
 
 @pytest.mark.long
@@ -124,6 +150,19 @@ FAULTS = {
         ["train", "--networks", "convnet"],
         " ringtrain ",
     ),
+    "gradients that DDP's group does not add up": (
+        "from ringtrain.bench import torch_systems\n"
+        "torch_systems.DdpOfOurs.use = torch_systems.Alone.use\n"
+        "torch_systems.DdpOfOurs.step = torch_systems.Alone.step\n",
+        ["train", "--networks", "convnet", "--peers", "ddp-ringtrain"],
+        " ddp-ringtrain ",
+    ),
+    "a sum of JAX that misses a rank": (
+        "from ringtrain.bench import jax_systems\n"
+        "jax_systems.Ringtrain.add_up = jax_systems.Identity.add_up\n",
+        ["jax", "--floats", "100", "--tensors", "4"],
+        "ringtrain ",
+    ),
     "a step that talks before its last pass": (
         "import ringtrain\n"
         "from ringtrain.bench import torch_networks\n"
@@ -137,7 +176,8 @@ FAULTS = {
 
 @pytest.mark.openmpi
 @pytest.mark.parametrize(
-    "fault", [pytest.param(name, marks=pytest.mark.long if "torch" in FAULTS[name][0] else ()) for name in FAULTS]
+    "fault",
+    [pytest.param(name, marks=pytest.mark.long if re.search("torch|jax", FAULTS[name][0]) else ()) for name in FAULTS],
 )
 def test_a_wrong_result_is_seen(fault, tmp_path):
     """The verification has teeth: it calls the system WRONG and fails the run."""
@@ -197,7 +237,7 @@ def test_sizes_are_read(text, count):
         (["step", "--model", "vgg"], "invalid choice"),
         (
             ["train", "--peers", "gloo"],
-            "expected some of buckets, fp16, bf16, int8, int4, 4-passes, ddp but found 'gloo'",
+            "expected some of buckets, fp16, bf16, int8, int4, 4-passes, ddp, ddp-ringtrain, ddp-silent but found 'gloo'",
         ),
         (["accumulation", "--passes", "1,0"], "expected numbers such as 1,2,4 but found '1,0'"),
         ([], "required"),

@@ -1,5 +1,6 @@
 """Each collective of the backend "ringtrain" against what torch.distributed says it does, called as torch's functions call it."""
 
+import gc
 import threading
 from datetime import timedelta
 
@@ -9,7 +10,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 import ringtrain as rt
-from ringtrain import context
+from ringtrain import context, exits
 from ringtrain.torch.distributed import process_group
 from ringtrain.torch.distributed.completions import Completions
 from ringtrain.torch.distributed.process_group import RingtrainProcessGroup
@@ -116,6 +117,11 @@ def test_all_gather(world, dtype):
         listed = [torch.zeros(each + 1, 2, dtype=dtype) for each in range(size)]
         ours.allgather([listed], [of(rank, rank + 1, 2, dtype=dtype)]).wait()
         assert all(torch.equal(each, of(r, r + 1, 2, dtype=dtype)) for r, each in enumerate(listed))
+        several = [[torch.zeros(2, dtype=dtype), torch.zeros(r + 1, dtype=dtype)] for r in range(size)]
+        ours.allgather_coalesced(several, [of(rank, 2, dtype=dtype), of(rank, rank + 1, dtype=dtype)]).wait()
+        assert all(
+            torch.equal(each, of(r, *each.shape, dtype=dtype)) for r, pair in enumerate(several) for each in pair
+        )
         one = torch.zeros(size * 3, dtype=dtype)
         ours._allgather_base(one, of(rank, 3, dtype=dtype), c10d.AllgatherOptions()).wait()
         whole = torch.cat([of(each, 3, dtype=dtype) for each in range(size)])
@@ -193,7 +199,28 @@ def test_futures_and_their_callbacks_that_wait_for_further_collectives(world, mo
         gathered = torch.zeros(size)
         work = ours._allgather_base(gathered, torch.tensor([float(rank)]))
         assert torch.equal(work.get_future().wait()[0], torch.arange(float(size)))
+        awaited = ours.allreduce([torch.ones(2)])
+        awaited.wait()
+        assert torch.equal(awaited.get_future().value()[0], torch.full((2,), float(size)))
         ours.barrier().wait()
+
+    world.run(on_rank)
+
+
+def test_small_works_that_nobody_has_waited_for_live_on(world):
+    """C++ may wait for them, as DDP's reducer does within join(): without it torch's own case of that hangs."""
+
+    def on_rank(rank):
+        ours = group()
+        for _ in range(100):
+            ours.allreduce([torch.ones(1)])
+            ours.allreduce([torch.ones(5000)])
+            ours.allreduce([torch.ones(1)]).wait()
+        gc.collect()
+        assert len(ours._dropped) == 64
+        for work in ours._dropped:
+            work.wait()
+            assert torch.equal(work.get_future().value()[0], torch.full((1,), float(world.size)))
 
     world.run(on_rank)
 
@@ -241,6 +268,22 @@ def test_a_wait_has_a_deadline(world):
             ours.barrier().wait()
 
     world.run(on_rank)
+
+
+@pytest.mark.parametrize("kind, of_a_peer", [(rt.errors.PeerLostError, True), (rt.errors.MismatchError, False)])
+def test_what_a_future_says_of_a_peer_counts_as_the_peers_error(kind, of_a_peer):
+    """Through one future and through two, as in DDP with a hook."""
+
+    def fail(_):
+        raise kind("rank 1 on host 'a': expected it to live until shutdown() but its process has ended")
+
+    begun = torch.futures.Future()
+    failed = begun.then(fail)
+    begun.set_result(None)
+    for future in (failed, failed.then(lambda done: done.value())):
+        with pytest.raises(RuntimeError) as met:
+            future.wait()
+        assert exits.error_of_a_peer(met.value) is (met.value if of_a_peer else None), met.value
 
 
 def test_refusals(world):

@@ -110,6 +110,14 @@ def check_count(tensors: Sequence[object], size: int, what: str) -> None:
         )
 
 
+def check_each(outputs: Sequence[object], inputs: Sequence[object], what: str) -> None:
+    """Raises InvalidArgumentError for a list of a rank's results that has not one for each input."""
+    if len(outputs) != len(inputs):
+        raise InvalidArgumentError(
+            f"{what}: expected in each rank's list a tensor for each of the {len(inputs)} inputs but found {len(outputs)}."
+        )
+
+
 def split_rows(splits: Sequence[int], tensor: torch.Tensor, size: int, what: str) -> list[int]:
     """Elements for each rank, from rows of the first dimension; of equal parts if there are no splits.
 

@@ -6,6 +6,7 @@ Every function may be called from any thread; the order of calls must be the sam
 """
 
 import itertools
+from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -37,7 +38,10 @@ from ringtrain.torch.distributed.work import Pending, Place, RingtrainWork, futu
 from ringtrain.torch.tensors import lent_buffer, received
 
 # Before torch 2.8, C++ keeps no Python `Work` alive that it was given; one that is made of a future it does.
+# Works that were given to it as arguments it keeps alive in no release; see `RingtrainWork`.
 KEEPS_WORKS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 8)
+
+_DROPPED_WORKS = 64  # DDP's reducer has one, from its forward to its backward pass
 
 
 class RingtrainProcessGroup(dist.ProcessGroup):
@@ -63,6 +67,7 @@ class RingtrainProcessGroup(dist.ProcessGroup):
         self._calls = itertools.count()
         self._completions = Completions()
         self._coalesced: list[Any] | None = None  # works since _start_coalescing
+        self._dropped: deque[RingtrainWork] = deque(maxlen=_DROPPED_WORKS)
 
     # ---- what torch asks a group ----
 
@@ -191,8 +196,12 @@ class RingtrainProcessGroup(dist.ProcessGroup):
         inputs: Sequence[Tensor],
         opts: Any = AllgatherOptions(),  # noqa: B008
     ) -> Any:
-        """``allgather`` of several tensors as one operation: ``outputs`` has a list for each of them."""
-        return self._gather_all([list(each) for each in outputs], inputs, opts, "all_gather_coalesced")
+        """``allgather`` of several tensors as one operation: ``outputs`` has a list for each rank, with a tensor for each input."""
+        layouts.check_count(outputs, self._size, "all_gather_coalesced")
+        for of_rank in outputs:
+            layouts.check_each(of_rank, inputs, "all_gather_coalesced")
+        of_inputs = [[of_rank[index] for of_rank in outputs] for index in range(len(inputs))]
+        return self._gather_all(of_inputs, inputs, opts, "all_gather_coalesced")
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = AllgatherOptions()) -> Any:  # noqa: B008
         """Each rank's tensor into one, one behind the other."""
@@ -422,7 +431,7 @@ class RingtrainProcessGroup(dist.ProcessGroup):
 
     def _work(self, pending: Pending) -> Any:
         work: Any = (
-            RingtrainWork(pending, self._completions)
+            RingtrainWork(pending, self._completions, self._dropped)
             if KEEPS_WORKS
             else _create_work_from_future(future_of(pending, self._completions))
         )

@@ -1,6 +1,8 @@
 """A collective that was submitted, as torch's ``Work``: waited for by whoever wants its result, or by way of a future."""
 
+import re
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -8,12 +10,30 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import Work
 
-from ringtrain.errors import RingtrainError
+from ringtrain import exits
+from ringtrain.errors import ClosedError, PeerLostError, RingtrainError
 from ringtrain.errors import TimeoutError as RingtrainTimeout
 from ringtrain.pending import Operation
 from ringtrain.torch.distributed.completions import Completions
 
 Place = Callable[[Operation], None]
+_SMALL_BYTES = 4096
+_OF_A_PEER = re.compile(rf"(?:^|callback: )(?:{PeerLostError.__name__}|{ClosedError.__name__}): ")
+
+
+class _MeetsErrorsOfPeers(type):
+    def __instancecheck__(cls, problem: object) -> bool:
+        return type(problem) is RuntimeError and _OF_A_PEER.search(str(problem)) is not None
+
+
+class ErrorOfAPeer(Exception, metaclass=_MeetsErrorsOfPeers):
+    """Stands for the RuntimeError of a future, such as DDP's, that says what became of another rank: the class is text there.
+
+    Else a launcher would take the rank that met it for the first that has failed.
+    """
+
+
+exits.count_as_errors_of_peers(ErrorOfAPeer)
 
 
 class Pending:
@@ -30,6 +50,7 @@ class Pending:
         self.results = list(results)
         self.seconds = seconds
         self.placed = place is None
+        self.settled = False
         self._operation = operation
         self._place = place
         self._lock = threading.Lock()
@@ -54,6 +75,7 @@ class Pending:
             self._operation.wait(self.seconds if seconds is None else seconds)
             with self._lock:
                 self._put()
+            self.settled = True
         except RingtrainTimeout:
             raise
         except RingtrainError as problem:
@@ -80,6 +102,10 @@ class Pending:
         elif self._on_queue is not None:
             torch.cuda.current_stream(self.device).wait_event(self._on_queue)
 
+    def is_small(self) -> bool:
+        """Whether its results may be kept when nobody may want them any more."""
+        return sum(each.nbytes for each in self.results if not each.is_sparse) <= _SMALL_BYTES
+
     def problem(self) -> RingtrainError | None:
         """Why it failed, once that is known."""
         return self._problem
@@ -88,17 +114,27 @@ class Pending:
 class RingtrainWork(Work):
     """What the collectives of the process group return.
 
-    Dropping it is safe: the results come nevertheless.
+    Dropping it is safe: the results come nevertheless. C++ that was given it may still wait for it then, as DDP's
+    reducer does within ``join``, and would wait for ever for an object without its Python part. So a small one that
+    nobody has waited for goes on living in ``dropped``.
+
+    Args:
+        pending: the operation.
+        completions: whose threads complete futures.
+        dropped: of the group; forgets the oldest.
     """
 
-    def __init__(self, pending: Pending, completions: Completions):
+    def __init__(self, pending: Pending, completions: Completions, dropped: deque["RingtrainWork"]):
         super().__init__()
         self._pending = pending
         self._completions = completions
+        self._dropped = dropped
+        self._was_waited_for = False
         self._future: Any = None
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Blocks until the results are there; True. Raises what ``Pending.settle`` does."""
+        self._was_waited_for = True
         seconds = timeout.total_seconds()
         self._pending.settle(seconds if seconds > 0 else None)
         return True
@@ -143,14 +179,18 @@ class RingtrainWork(Work):
             self._future = future_of(self._pending, self._completions)
         return self._future
 
-    def __del__(self) -> None:
+    def __del__(self) -> None:  # once, also if it lives on
         pending = getattr(self, "_pending", None)
-        if pending is not None and not pending.placed and self._future is None:
+        if pending is None or self._future is not None:
+            return
+        if not pending.placed:
             self._completions.add(pending.settle_quietly, lambda: None)
+        if not self._was_waited_for and pending.is_small():
+            self._dropped.append(self)
 
 
 def future_of(pending: Pending, completions: Completions) -> Any:
-    """A future that a thread of ``completions`` completes."""
+    """A future that a thread of ``completions`` completes; one that is complete if the end is known already."""
     begun: Any = torch.futures.Future(devices=None if pending.device is None else [pending.device])
 
     def value(_: Any) -> list[torch.Tensor]:
@@ -160,5 +200,8 @@ def future_of(pending: Pending, completions: Completions) -> Any:
 
     # An exception given to set_exception is a value for C++, which would take it for tensors. That of a callback is an error.
     future = begun.then(value)
-    completions.add(pending.settle_quietly, lambda: begun.set_result(pending.results))
+    if pending.settled or pending.problem():  # DDP's reducer asks for the value of what it has waited for
+        begun.set_result(pending.results)
+    else:
+        completions.add(pending.settle_quietly, lambda: begun.set_result(pending.results))
     return future

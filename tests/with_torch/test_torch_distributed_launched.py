@@ -1,0 +1,158 @@
+"""The backend "ringtrain" on ranks that are processes: torch's own cases, a mesh of four ranks, and a rank that is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from environments import python_with, rank_environment, ringtrainrun
+from worlds import LAUNCHED
+
+pytestmark = [pytest.mark.long, pytest.mark.tcp, pytest.mark.skipif(LAUNCHED, reason="starts jobs of its own")]
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+PATIENCE = 120.0
+LAUNCHERS = {
+    # Time for those that are left to say what they met, before the agent ends them.
+    "torchrun": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", "--monitor-interval", "5"],
+    "ringtrainrun": None,
+}
+each_launcher = pytest.mark.parametrize("launcher", LAUNCHERS)
+
+
+def run(launcher: str, program: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess:
+    """A program on four ranks."""
+    script = folder / "train.py"
+    script.write_text(program)
+    line = ringtrainrun("tcp", 4, python_with("tcp"))
+    if launcher == "torchrun":
+        line = [python_with("tcp"), *LAUNCHERS[launcher]]
+    return subprocess.run(
+        [*line, str(script), *arguments], capture_output=True, text=True, timeout=PATIENCE,
+        env=rank_environment(PYTHONPATH=str(ROOT)),
+    )  # fmt: skip
+
+
+@pytest.mark.timeout(2400)
+def test_torchs_own_cases() -> None:
+    pytest.importorskip("expecttest", reason="torch's test cases need the package expecttest")
+    done = subprocess.run(
+        [sys.executable, str(HERE / "torchs_own_cases.py")], capture_output=True, text=True, timeout=2300,
+        env=rank_environment(PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])),
+    )  # fmt: skip
+    assert done.returncode in (0, 3), done.stdout[-3000:] + done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert not found["failed"], json.dumps(found["failed"], indent=1)
+    assert len(found["passed"]) >= 190, found["passed"]
+    print("left out:", json.dumps(found["left out"] | found["skipped by torch"], indent=1))
+
+
+MESH = """
+import os, torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor, DTensor
+
+dist.init_process_group("ringtrain")
+rank = dist.get_rank()
+mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("copy", "share"))
+assert list(mesh.get_coordinate()) == [rank // 2, rank % 2]
+sums = {}
+for name in ("copy", "share"):
+    number = torch.tensor([float(1 << rank)])
+    dist.all_reduce(number, group=mesh.get_group(name))
+    sums[name] = int(number)
+assert sums == {"copy": (1 << rank % 2) | (1 << rank % 2 + 2), "share": 3 << 2 * (rank // 2)}, sums
+
+torch.manual_seed(0)
+whole = torch.randn(8, 6)
+dealt = distribute_tensor(whole, mesh, [Shard(1), Shard(0)])
+assert dealt.to_local().shape == (4, 3) and torch.equal(dealt.full_tensor(), whole)
+share = DTensor.from_local(torch.full((2, 3), float(rank)), mesh, [Replicate(), Partial()])
+assert torch.equal(share.full_tensor(), torch.full((2, 3), 4.0 * (rank // 2) + 1))
+
+# A step of FSDP2, which copies between hosts and deals within: as one process with all batches makes it.
+def make():
+    torch.manual_seed(1)
+    return torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3))
+
+def step(model, x):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(x).square().mean().backward()
+    optimizer.step()
+
+x = torch.randn(4, 2, 6)
+one, dealt = make(), make()
+step(one, x.reshape(8, 6))
+fully_shard(dealt, mesh=mesh)
+step(dealt, x[rank])
+for ours, wanted in zip(dealt.parameters(), one.parameters(), strict=True):
+    torch.testing.assert_close(ours.full_tensor(), wanted)
+dist.destroy_process_group()
+os.write(1, b"right\\n")
+"""
+
+
+@each_launcher
+@pytest.mark.timeout(150)
+def test_a_mesh_of_two_by_two(launcher: str, tmp_path: Path) -> None:
+    done = run(launcher, MESH, tmp_path)
+    assert done.returncode == 0 and done.stdout.count("right") == 4, done.stdout + done.stderr
+
+
+# Rank 1 is killed in the fifth step, while the others wait for it.
+KILLED = """
+import os, signal, sys, time, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("ringtrain")
+rank = dist.get_rank()
+model = DistributedDataParallel(torch.nn.Linear(64, 64))
+
+def all_reduce():
+    dist.all_reduce(torch.ones(1000))
+
+def ddp():
+    model(torch.randn(4, 64)).sum().backward()
+
+step = {"all_reduce": all_reduce, "ddp": ddp}[sys.argv[1]]
+try:
+    for number in range(1000):
+        if (rank, number) == (1, 5):
+            time.sleep(0.5)
+            os.write(1, f"killed at {time.monotonic()}\\n".encode())
+            os.kill(os.getpid(), signal.SIGKILL)
+        step()
+except Exception as problem:
+    text = str(problem).replace("\\n", " ")
+    os.write(1, f"told at {time.monotonic()} {type(problem).__name__} {text}\\n".encode())
+    dist.destroy_process_group()
+    sys.exit(3)
+"""
+
+
+@each_launcher
+@pytest.mark.parametrize("step", ["all_reduce", "ddp"])
+@pytest.mark.timeout(150)
+def test_a_rank_that_is_killed(launcher: str, step: str, tmp_path: Path) -> None:
+    """All others are told at once, in the same words, which name it; and the job ends."""
+    begun = time.monotonic()
+    done = run(launcher, KILLED, tmp_path, step)
+    assert done.returncode != 0 and time.monotonic() - begun < 60, done
+    [killed] = re.findall(r"killed at (\S+)", done.stdout)
+    told = re.findall(r"told at (\S+) (\w+) (.*)", done.stdout)
+    assert len(told) == 3, done.stdout + done.stderr
+    for moment, kind, text in told:
+        assert float(moment) - float(killed) < 5, told
+        assert kind == {"all_reduce": "PeerLostError", "ddp": "RuntimeError"}[step], told
+        assert "rank 1 on host '" in text and "its process has ended" in text, text
+    assert len({re.search(r"rank 1 on host '.*?has ended", text)[0] for _, _, text in told}) == 1, told
+    if launcher == "ringtrainrun":
+        assert done.returncode == 128 + signal.SIGKILL, done.stderr
