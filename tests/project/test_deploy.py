@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -21,6 +20,7 @@ import pytest
 import yaml
 
 import ringtrain
+from ringtrain.launch import cli
 from ringtrain.version import __version__
 
 if sys.version_info >= (3, 11):
@@ -105,18 +105,23 @@ def test_every_pod_with_ranks_has_shared_memory() -> None:
 @pytest.mark.parametrize(
     "command", [each for each in everything("command") if each[0] == "ringtrainrun"], ids=lambda each: each[1]
 )
-def test_the_launcher_takes_the_commands_of_the_manifests(command: list[str], tmp_path: Path) -> None:
-    """With the files that the operator writes; it says what it would start, and starts nothing."""
+def test_the_launcher_takes_the_commands_of_the_manifests(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the files that the operator writes."""
     script = tmp_path / "discover_hosts.sh"
     script.write_text("#!/bin/sh\necho train-worker-0.train.ml.svc:4\necho train-worker-1.train.ml.svc:4\n")
     script.chmod(0o700)
     (tmp_path / "hostfile").write_text(HOSTFILE)
     arguments = [str(script) if word == "/etc/mpi/discover_hosts.sh" else word for word in command[1:]]
-    line = [sys.executable, "-m", "ringtrain.launch", "--transport", "tcp", "--dry-run", *arguments]
-    environment = {**os.environ, "OMPI_MCA_orte_default_hostfile": str(tmp_path / "hostfile")}
-    done = subprocess.run(line, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert "train-worker-0.train.ml.svc" in done.stdout and "train-worker-1.train.ml.svc" in done.stdout, done.stdout
+    plans = []
+    monkeypatch.setattr(cli, "launch", lambda plan, *_, **__: plans.append(plan) or 0)
+    monkeypatch.setenv("OMPI_MCA_orte_default_hostfile", str(tmp_path / "hostfile"))
+    assert cli.main(arguments) == 0
+    (plan,) = plans
+    assert [str(host) for host in plan.hosts] == ["train-worker-0.train.ml.svc:4", "train-worker-1.train.ml.svc:4"]
+    assert (plan.ranks, plan.command) == (8, ["python", "train.py"])
+    assert plan.elastic is not None or (plan.hosts_come_late and plan.start_seconds == 300)
 
 
 def test_the_image_has_what_an_operators_pod_needs() -> None:
