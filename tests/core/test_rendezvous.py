@@ -487,7 +487,7 @@ def test_ranks_that_a_platform_has_numbered_meet() -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=rank_environment(**shared, RANK=str(rank)),
+            env=rank_environment(**shared | {"RANK": str(rank)}),
         )
         for rank in range(2)
     ]
