@@ -3,8 +3,8 @@
 //
 // There are three: that of Open MPI, whose handles are pointers to objects in the library; that of MPICH (with Intel
 // MPI, MVAPICH, Cray MPICH, ParaStation), whose handles are integers; and the standard one of MPI 5, whose handles are
-// small numbers in pointers, the same in every library (libmpi_abi.so). Each is one struct of facts; transport/mpi.cc is
-// a template over it. tests/native/mpi_abi_check.cc compares these facts with the real headers.
+// small numbers in pointers, the same in every library (libmpi_abi.so). Each is one struct of facts; transport/mpi.cc
+// is a template over it. tests/native/mpi_abi_check.cc compares these facts with the real headers.
 #ifndef RINGTRAIN_TRANSPORT_MPI_ABI_H_
 #define RINGTRAIN_TRANSPORT_MPI_ABI_H_
 

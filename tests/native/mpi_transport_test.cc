@@ -1,7 +1,7 @@
 // The MPI transport, with a real MPI library.
 //
-// RT_TEST_MPI_LIBRARY names the library (libmpi.so.40, libmpi.so.12, libmpi_abi.so.1); run it under that library's mpirun with any
-// number of ranks. Without the variable only what needs no MPI is tested.
+// RT_TEST_MPI_LIBRARY names the library (libmpi.so.40, libmpi.so.12, libmpi_abi.so.1); run it under that library's
+// mpirun with any number of ranks. Without the variable only what needs no MPI is tested.
 #define RT_CHECK_OWN_MAIN
 #include "transport/mpi.h"
 
