@@ -42,7 +42,7 @@ def test_shutdown_leaves_mpi_alone(mpi):
 
 @pytest.mark.mpich
 @pytest.mark.long
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2400)
 def test_a_world_by_the_standard_abi(tmp_path):
     """Of MPI 5, with an mpi4py that is built for it; its released wheels are for the others."""
     python = Path(python_with("mpich"))
