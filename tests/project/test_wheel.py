@@ -100,10 +100,11 @@ def test_it_trains_where_there_is_no_compiler(dist: Path, tmp_path: Path) -> Non
 
 
 def test_an_older_c_library_can_be_chosen(tmp_path: Path) -> None:
-    """By Zig's compiler; the tag of the wheels that are published, from any machine."""
+    """By Zig's compiler: a tag as old as that of the wheels that are published, or older."""
     into = make(tmp_path, tmp_path / "tools", "--glibc", "2.28")
     wheel = wheel_in(into)
-    assert f"-cp310-abi3-manylinux_2_28_{platform.machine()}" in wheel.name or "manylinux_2_2" in wheel.name, wheel.name
+    matched = re.search(rf"-cp310-abi3-manylinux_2_(\d+)_{platform.machine()}\.whl$", wheel.name)
+    assert matched and int(matched[1]) <= 28, wheel.name
     venv.create(tmp_path / "v", with_pip=True)
     python = tmp_path / "v" / "bin" / "python"
     run(python, "-m", "pip", "install", "--quiet", wheel)
