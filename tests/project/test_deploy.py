@@ -325,16 +325,3 @@ def test_trainjobs_follow_the_schema_of_kubeflow_trainer(tools: Path) -> None:
     asked[0]["spec"]["mlPolicy"]["mpi"]["numProcsPerNode"] = 4
     with pytest.raises(AssertionError):
         validate(tools, "kubeflow_trainer_api", VALIDATE_TRAINER, asked)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("package, library", [("sagemaker-train", "sagemaker"), ("azure-ai-ml", "azure")])
-def test_the_programs_for_clouds_make_their_objects(package: str, library: str, tmp_path: Path) -> None:
-    """With the libraries of the clouds, which nobody here can call."""
-    venv.create(tmp_path, with_pip=True)
-    python = tmp_path / "bin" / "python"
-    if subprocess.run([python, "-m", "pip", "install", "--quiet", package], capture_output=True).returncode:
-        pytest.skip(f"{package} could not be installed")
-    (tmp_path / "src").mkdir()
-    done = subprocess.run([python, "-c", program_of(library)], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
