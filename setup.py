@@ -2,17 +2,24 @@
 
 They need a C++17 compiler and nothing else: no header of MPI, NCCL, CUDA, PyTorch, TensorFlow or JAX.
 The core uses Python's limited API, so one wheel serves every CPython from 3.10 on.
+
+What is built of the same files by the same tools has the same bytes, whenever, wherever and by whomever: a distribution
+can be compared with what anybody builds of its sources.
 """
 
+import gzip
 import os
 import re
 import sys
 import sysconfig
+import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
+from setuptools.command.sdist import sdist
 
 if sys.platform != "linux":
     sys.exit(
@@ -117,11 +124,50 @@ class BuildCore(build_ext):
         super().build_extension(extension)
 
 
+# The time of all files in a distribution, unless whoever builds it says otherwise: the earliest that a wheel can have.
+os.environ.setdefault("SOURCE_DATE_EPOCH", "315532800")
+
+
+class RepeatableWheel(bdist_wheel):
+    """Takes the times from SOURCE_DATE_EPOCH, as it does by itself, and the modes of files not from who builds it."""
+
+    def run(self):
+        before = os.umask(0o022)
+        try:
+            super().run()
+        finally:
+            os.umask(before)
+
+
+class RepeatableSdist(sdist):
+    """Packs the files in the order of their names, of one time, and of nobody."""
+
+    def make_archive(self, base_name, format, root_dir=None, base_dir=None, owner=None, group=None):
+        if format != "gztar":
+            return super().make_archive(base_name, format, root_dir, base_dir, owner, group)
+        seconds = int(os.environ["SOURCE_DATE_EPOCH"])
+
+        def of_nobody(member):
+            member.mtime, member.mode = seconds, 0o755 if member.isdir() or member.mode & 0o100 else 0o644
+            member.uid = member.gid = 0
+            member.uname = member.gname = ""
+            return member
+
+        with (
+            open(f"{base_name}.tar.gz", "wb") as file,
+            gzip.GzipFile("", "wb", 9, file, seconds) as packed,
+            tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
+        ):
+            for path in sorted([base_dir, *map(str, Path(base_dir).rglob("*"))]):
+                archive.add(path, recursive=False, filter=of_nobody)
+        return file.name
+
+
 # Free-threaded builds of CPython have no limited API: they get a wheel of their own.
 limited_api = {} if sysconfig.get_config_var("Py_GIL_DISABLED") else {"bdist_wheel": {"py_limited_api": "cp310"}}
 
 setup(
-    cmdclass={"build_ext": BuildCore},
+    cmdclass={"build_ext": BuildCore, "bdist_wheel": RepeatableWheel, "sdist": RepeatableSdist},
     cffi_modules=["ringtrain/_build.py:ffibuilder"],
     ext_modules=LIBRARIES,
     options=limited_api,

@@ -185,7 +185,8 @@ def refuse_announced(environ: Mapping[str, str]) -> None:
     if not is_alone(environ) and size.isdigit() and int(size) > 1 and "RANK" in environ and "MASTER_ADDR" in environ:
         raise UnsupportedError(
             f"init: the ranks must meet somewhere, but RANK and WORLD_SIZE={size} alone do not say where. "
-            f"Start the script with ringtrainrun -np {size} or torchrun, or give init rank, size and a rendezvous."
+            f"Start the script with ringtrainrun -np {size} or torchrun, give all ranks the same RINGTRAIN_SECRET (openssl "
+            "rand -hex 32), by which they meet at MASTER_ADDR, or give init rank, size and a rendezvous."
         )
 
 

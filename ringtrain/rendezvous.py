@@ -9,6 +9,7 @@ import os
 import re
 import socket
 import struct
+import time
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,6 +28,8 @@ INTERFACES = "RINGTRAIN_NETWORK_INTERFACES"
 PORTS = "RINGTRAIN_PORT_RANGE"
 ELSEWHERE = "192.0.2.1"  # belongs to nobody (RFC 5737): the way there is the default route
 _SIOCGIFADDR = 0x8915
+_SEVERAL = 2  # hosts, where their number is not known
+_SECONDS_TO_ASK_AGAIN = 0.5  # for a name
 
 
 class Place(NamedTuple):
@@ -118,6 +121,23 @@ def of_torchrun(environ: Mapping[str, str]) -> Place | None:
     return Place(rank, size, store, secret_of(environ), towards, _hosts_of_torchrun(environ))
 
 
+def of_variables(environ: Mapping[str, str]) -> Place | None:
+    """The place that RANK, WORLD_SIZE and MASTER_ADDR name, with which AzureML, Kubeflow and others start processes for torch.
+
+    It is a port of that host's beside MASTER_PORT, which is torch.distributed's. None without RINGTRAIN_SECRET, since
+    whoever reaches the port could join; without the variables; and in a job of ringtrainrun, which sets them too.
+    """
+    rank, size, host = (environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"))
+    if "RINGTRAIN_LAUNCHER" in environ or not (rank.isdigit() and size.isdigit() and host) or int(size) < 2:
+        return None
+    secret = secret_of(environ)
+    if not secret:
+        return None
+    address = Address(host, _port_of(environ.get("MASTER_PORT", ""), _ports(environ)))
+    hosts = 0 if by_address.names_this_host(address) else _SEVERAL
+    return Place(int(rank), int(size), address, secret, host, hosts)
+
+
 def _hosts_of_torchrun(environ: Mapping[str, str]) -> int:
     """How many agents there are, one on a host as a rule; 0 without them."""
     hosts = environ.get("GROUP_WORLD_SIZE", "")
@@ -148,9 +168,9 @@ def first_host(listed: str) -> str:
     return "".join(part or "" for part in matched.groups()) if matched else ""
 
 
-def _port_of(step: str, ports: str) -> int:
-    """The same on all ranks: the last one of the range, or one that the system does not give out by itself."""
-    return int(ports.partition("-")[2]) if "-" in ports else 20000 + zlib.crc32(step.encode()) % 12000
+def _port_of(job: str, ports: str) -> int:
+    """The same on all ranks of a job: the last one of the range, or one that the system does not give out by itself."""
+    return int(ports.partition("-")[2]) if "-" in ports else 20000 + zlib.crc32(job.encode()) % 12000
 
 
 def meet(place: Place, addresses: str, seconds: float) -> Introduction:
@@ -176,7 +196,7 @@ def meet(place: Place, addresses: str, seconds: float) -> Introduction:
 # ---- where a rank listens ----
 
 
-def listening_addresses(environ: Mapping[str, str], towards: str = "", hosts: int = 0) -> str:
+def listening_addresses(environ: Mapping[str, str], towards: str = "", hosts: int = 0, seconds: float = 0.0) -> str:
     """Where a rank listens, as the core reads it.
 
     What RINGTRAIN_LISTEN says; else its addresses of the networks in RINGTRAIN_NETWORK_INTERFACES; else its address
@@ -186,6 +206,7 @@ def listening_addresses(environ: Mapping[str, str], towards: str = "", hosts: in
         environ: with these variables.
         towards: a host, "" for none.
         hosts: how many there are, 0 if that is not known.
+        seconds: how long the host's name may take to be known, in a pod: there DNS learns it once that host is up.
 
     Raises:
         InvalidArgumentError: a variable that cannot be used.
@@ -205,7 +226,7 @@ def listening_addresses(environ: Mapping[str, str], towards: str = "", hosts: in
     if not towards:
         return endpoint("127.0.0.1", ports)
     try:
-        own_address = _address_towards(towards)
+        own_address = _address_towards_late(towards, seconds if "KUBERNETES_SERVICE_HOST" in environ else 0.0)
     except socket.gaierror as error:
         raise InvalidArgumentError(
             f"init: '{towards}', where the ranks meet, must be an address or a name that this host knows, but: "
@@ -235,6 +256,18 @@ def _ports(environ: Mapping[str, str]) -> str:
             "Write for example 20000-20999."
         )
     return text.replace(":", "-")
+
+
+def _address_towards_late(host: str, seconds: float) -> str:
+    """`_address_towards`, once the host's name is known."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return _address_towards(host)
+        except socket.gaierror:
+            if time.monotonic() + _SECONDS_TO_ASK_AGAIN >= deadline:
+                raise
+        time.sleep(_SECONDS_TO_ASK_AGAIN)
 
 
 def _address_towards(host: str) -> str:

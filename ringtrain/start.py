@@ -126,8 +126,9 @@ def init(
 ) -> None:
     """Joins the world: all ranks that the launcher started, or a world of one without it. A second call does nothing.
 
-    A launcher is ringtrainrun, an MPI's, Slurm's, or torchrun. Whatever else has started the ranks gives each its `rank`,
-    their number, and a place where they find each other.
+    A launcher is ringtrainrun, an MPI's, Slurm's, or torchrun; RANK, WORLD_SIZE, MASTER_ADDR and RINGTRAIN_SECRET in the
+    environment serve as well. Whatever else has started the ranks gives each its `rank`, their number, and a place where
+    they find each other.
 
     Args:
         comm: None or [] for all ranks; a list of ranks; or an mpi4py communicator, which is duplicated.
@@ -249,7 +250,7 @@ def _open_world(comm: Any, place: places.Place | None, chosen: dict[str, str]) -
         return context
     if mpi.is_communicator(comm) or several:
         return _open_mpi(comm, started_by, chosen)
-    if not launcher.is_alone(environ) and (place := places.of_torchrun(environ)):
+    if not launcher.is_alone(environ) and (place := places.of_torchrun(environ) or places.of_variables(environ)):
         return _open_met(comm, place, chosen)
     launcher.refuse_announced(environ)
     if comm:
@@ -346,7 +347,7 @@ def _led_by_an_authority(text: str, chosen: dict[str, str]) -> membership.Member
             "Give the authority and all ranks the same: openssl rand -hex 32"
         )
     hosts = 1 if by_address.names_this_host(address) else SEVERAL
-    listens = places.listening_addresses(options.environment(), address.host, hosts)
+    listens = places.listening_addresses(options.environment(), address.host, hosts, _start_seconds(chosen))
     link = leading.AuthorityLink(address, secret)
     place = link.enter(_start_seconds(chosen), listens)
     return membership.Member(place, __version__, _Elastic(listens, chosen), link)
@@ -370,8 +371,9 @@ def _open_at(place: places.Place, chosen: dict[str, str]) -> Context:
     if place.size == 1:
         return _open_alone(chosen)
     _make_room_for(place.size)
-    listener, addresses = listen(places.listening_addresses(options.environment(), place.towards, place.hosts))
-    told = places.meet(place, addresses, _start_seconds(chosen))
+    seconds = _start_seconds(chosen)
+    listener, addresses = listen(places.listening_addresses(options.environment(), place.towards, place.hosts, seconds))
+    told = places.meet(place, addresses, seconds)
     return open_tcp(listener, told.rank, told.peers, told.secret, told.epoch, chosen)
 
 

@@ -1,4 +1,4 @@
-// Transport over MPI, one template for both ABIs (transport/mpi_abi.h). MPI is mpi4py's: found, used, never finalised.
+// Transport over MPI, one template for all ABIs (transport/mpi_abi.h). MPI is mpi4py's: found, used, never finalised.
 //
 // All calls are non-blocking and made by the context's driver; MPI moves data only inside its calls, so every Test and
 // ReceiveFrame is progress. Messages are an Isend or Irecv each. Frames are cut into pieces of at most 64 KiB, sent
@@ -508,6 +508,9 @@ Status OpenMpiTransport(const std::string& library, uintptr_t communicator, doub
   if (loaded->family() == MpiLibrary::Family::kOpenMpi)
     return OpenWithAbi<OpenMpiAbi>(std::move(loaded), reinterpret_cast<OpenMpiAbi::Comm>(communicator), timeout_seconds,
                                    transport);
+  if (loaded->family() == MpiLibrary::Family::kStandard)
+    return OpenWithAbi<StandardAbi>(std::move(loaded), reinterpret_cast<StandardAbi::Comm>(communicator),
+                                    timeout_seconds, transport);
   return OpenWithAbi<MpichAbi>(std::move(loaded), static_cast<MpichAbi::Comm>(communicator), timeout_seconds,
                                transport);
 }

@@ -1,9 +1,10 @@
 // What the transport must know of an MPI library's binary interface, written by hand because no mpi.h is needed to
 // build.
 //
-// There are two families: Open MPI, whose handles are pointers to objects in the library, and MPICH (with Intel MPI,
-// MVAPICH, Cray MPICH, ParaStation), whose handles are integers. Each is one struct of facts; transport/mpi.cc is a
-// template over it. tests/native/mpi_abi_check.cc compares these facts with the real mpi.h.
+// There are three: that of Open MPI, whose handles are pointers to objects in the library; that of MPICH (with Intel
+// MPI, MVAPICH, Cray MPICH, ParaStation), whose handles are integers; and the standard one of MPI 5, whose handles are
+// small numbers in pointers, the same in every library (libmpi_abi.so). Each is one struct of facts; transport/mpi.cc
+// is a template over it. tests/native/mpi_abi_check.cc compares these facts with the real headers.
 #ifndef RINGTRAIN_TRANSPORT_MPI_ABI_H_
 #define RINGTRAIN_TRANSPORT_MPI_ABI_H_
 
@@ -81,6 +82,36 @@ struct MpichAbi {
   const Reduction sum = 0x58000003;
   const Request no_request = 0x2c000000;
   const Errhandler errors_return = 0x54000001;
+};
+
+struct StandardAbi {
+  using Comm = void*;
+  using Request = void*;
+  using Datatype = void*;
+  using Reduction = void*;
+  using Errhandler = void*;
+  struct MessageStatus {
+    int source, tag, error;
+    int internal[5];  // the library's own
+  };
+  static constexpr const char* kName = "the standard ABI of MPI 5";
+  static constexpr int kAnySource = -1;
+  static constexpr int kTagUpperBound = 501;
+  static constexpr int kThreadMultiple = 4096;
+  static constexpr int kMaxErrorText = 512;
+  static constexpr int kUnknownError = 14, kTruncated = 15;
+
+  explicit StandardAbi(const MpiSymbols&) {}
+  bool complete() const { return true; }
+
+  const Comm world = Handle(0x101);
+  const Datatype byte = Handle(0x247), unsigned_number = Handle(0x20d);
+  const Reduction sum = Handle(0x21);
+  const Request no_request = Handle(0x180);
+  const Errhandler errors_return = Handle(0x143);
+
+ private:
+  static void* Handle(uintptr_t number) { return reinterpret_cast<void*>(number); }
 };
 
 constexpr int kMpiSuccess = 0;  // in every MPI

@@ -100,18 +100,28 @@ Status MpiLibrary::Identify() {
   if (version == nullptr || version(text.data(), &length) != kMpiSuccess) text[0] = '\0';
   const std::string whole(text.data(), strnlen(text.data(), text.size()));
   version_ = FirstLine(whole);
-  const bool standard_abi = std::strncmp(BaseName(path_.c_str()), "libmpi_abi", 10) == 0;
-  if (!standard_abi && Find("ompi_mpi_comm_world") != nullptr) {
+  if (HasStandardAbi()) {
+    family_ = Family::kStandard;
+    return {};
+  }
+  if (Find("ompi_mpi_comm_world") != nullptr) {
     family_ = Family::kOpenMpi;
     return {};
   }
-  if (!standard_abi && HasMpichAbi(whole)) {
+  if (HasMpichAbi(whole)) {
     family_ = Family::kMpich;
     return {};
   }
-  return Status::Unsupported("init of MPI from '" + path_ + "': expected Open MPI's or MPICH's ABI but found " +
-                             (standard_abi ? "the standard ABI of MPI 5" : "'" + version_ + "'") +
-                             ". Use an mpi4py that is built for Open MPI or an MPICH-compatible library.");
+  return Status::Unsupported("init of MPI from '" + path_ +
+                             "': expected Open MPI's ABI, MPICH's or the standard one of MPI 5 but found '" + version_ +
+                             "'. Use an mpi4py that is built for one of them.");
+}
+
+// A library has one ABI; of MPI 5 it says itself whether that is the standard's, else its version of that is -1.
+bool MpiLibrary::HasStandardAbi() const {
+  const auto query = reinterpret_cast<int (*)(int*, int*)>(Find("MPI_Abi_get_version"));
+  int major = -1, minor = -1;
+  return query != nullptr && query(&major, &minor) == kMpiSuccess && major > 0;
 }
 
 }  // namespace ringtrain

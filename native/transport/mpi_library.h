@@ -14,10 +14,10 @@ namespace ringtrain {
 
 class MpiLibrary : public MpiSymbols {
  public:
-  enum class Family { kOpenMpi, kMpich };
+  enum class Family { kOpenMpi, kMpich, kStandard };
 
   // library: a loaded shared object with MPI among its dependencies; if MPI cannot be found from there, any loaded
-  // libmpi is taken. Refused if there is none, if its ABI is not one of the two, or if MPI is not initialised or
+  // libmpi is taken. Refused if there is none, if its ABI is not one of the three, or if MPI is not initialised or
   // finalised already.
   static Status Open(const std::string& library, std::unique_ptr<MpiLibrary>* opened);
   ~MpiLibrary() override;
@@ -33,6 +33,7 @@ class MpiLibrary : public MpiSymbols {
  private:
   explicit MpiLibrary(void* object) : object_(object) {}
   Status Identify();
+  bool HasStandardAbi() const;
 
   void* const object_;  // from dlopen
   Family family_ = Family::kMpich;

@@ -433,6 +433,7 @@ def make_plan(given: Mapping[str, Any], environment: Mapping[str, str]) -> Plan:
         chosen |= elastic_flags.variables({**environment, **chosen, **exported})
     check_options({**environment, **chosen, **exported}, ranks)
     placed = place(hosts, min(ranks, slots) if script else ranks)  # others may come
+    come_late = operator is not None or operators.comes_late(environment)
     return Plan(
         list(given["command"]), ranks, placed, verbose=given["verbose"], settings=chosen, exported=exported,
         ssh=Ssh(given["ssh_port"], given["ssh_identity_file"]), start_seconds=given["start_timeout"],
@@ -441,7 +442,7 @@ def make_plan(given: Mapping[str, Any], environment: Mapping[str, str]) -> Plan:
         shows_time=given["shows_time"], function_folder=given["function_folder"],
         engine_arguments=words_of("--mpi-args", given["mpi_args"]),
         binding_arguments=words_of("--binding-args", given["binding_args"]), by_srun=by_srun, by_mpirun=bool(given["by_mpirun"]),
-        shares_gpus=given["shares_gpus"], hosts_come_late=operator is not None, elastic=rules, script=script)  # fmt: skip
+        shares_gpus=given["shares_gpus"], hosts_come_late=come_late, elastic=rules, script=script)  # fmt: skip
 
 
 def script_of(given: Mapping[str, Any]) -> HostScript | None:

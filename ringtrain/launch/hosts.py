@@ -86,7 +86,7 @@ def find_here(hosts: list[Host]) -> list[Host]:
 def is_this_host(name: str) -> bool:
     """Whether a name means the machine that the launcher runs on: nobody else can listen on its address."""
     own = socket.gethostname()
-    if name in ("localhost", own, own.split(".")[0]) or name.startswith("127."):
+    if name in ("localhost", own, own.split(".")[0]) or name.startswith("127.") or _is_own_long_name(name, own):
         return True
     try:
         family, kind, _, _, address = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)[0]
@@ -95,6 +95,11 @@ def is_this_host(name: str) -> bool:
             return True
     except (OSError, UnicodeError):  # it is another's address, or none: then reaching it says what is wrong
         return False
+
+
+def _is_own_long_name(name: str, own: str) -> bool:
+    """Whether this machine's whole name begins so: a pod has it in /etc/hosts before its cluster's DNS can tell."""
+    return name.startswith(own.split(".")[0] + ".") and f"{socket.getfqdn(own)}.".startswith(f"{name}.")
 
 
 def _host(entry: str, source: str, default_slots: int) -> Host:

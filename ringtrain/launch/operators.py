@@ -43,9 +43,23 @@ def named_hosts(environ: Mapping[str, str], slots: int, read: Callable[[str, str
             return Named(f"{path}, of {variable}", parse_hostfile(read(variable, path), path, slots))
     if "SM_HOSTS" not in environ:
         return None
-    return Named(
-        "SM_HOSTS", parse_hosts(",".join(_of_sagemaker(environ["SM_HOSTS"])), _slots_of_sagemaker(environ, slots))
-    )
+    names = _of_sagemaker(environ["SM_HOSTS"])
+    _refuse_another_launcher(names[0], environ.get("SM_CURRENT_HOST", names[0]))
+    return Named("SM_HOSTS", parse_hosts(",".join(names), _slots_of_sagemaker(environ, slots)))
+
+
+def comes_late(environ: Mapping[str, str]) -> bool:
+    """Whether hosts and their names may come up after the launcher: in a pod the cluster's DNS learns names meanwhile."""
+    return "KUBERNETES_SERVICE_HOST" in environ
+
+
+def _refuse_another_launcher(first: str, here: str) -> None:
+    """SageMaker starts the same program on every host: each would start a job on all of them. Raises HostsError."""
+    if here != first:
+        raise HostsError(
+            f"SM_CURRENT_HOST '{here}': one host must start the job, '{first}', the first of SM_HOSTS, but this is another. "
+            "Start ringtrainrun there alone, and on the others an sshd, or name the hosts with -H."
+        )
 
 
 def _of_sagemaker(text: str) -> list[str]:

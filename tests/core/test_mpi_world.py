@@ -1,9 +1,11 @@
 """Worlds over real MPI, in jobs of their own: which ranks they have, whose MPI it is, and how its processes end."""
 
+import os
 import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
 from environments import EACH_MPI, EACH_MPI_BUT_MPICH_FOR_LONG, python_with, rank_environment, ringtrainrun
@@ -36,6 +38,38 @@ def test_shutdown_leaves_mpi_alone(mpi):
         print("alive", flush=True)
     """)  # fmt: skip
     assert done.returncode == 0 and done.stdout.count("alive") == 2, done
+
+
+@pytest.mark.mpich
+@pytest.mark.long
+@pytest.mark.timeout(2400)
+def test_a_world_by_the_standard_abi(tmp_path):
+    """Of MPI 5, with an mpi4py that is built for it; its released wheels are for the others."""
+    python = Path(python_with("mpich"))
+    compiler = python.with_name("mpicc_abi")
+    if not compiler.exists():
+        pytest.skip(f"no compiler for the standard ABI of MPI 5: {compiler}")
+    site = tmp_path / "site"
+    install = f"-m pip install --quiet --no-deps --no-binary mpi4py --target {site} mpi4py==4.1.2".split()
+    built = subprocess.run(
+        [python, *install], capture_output=True, text=True, env=rank_environment(MPICC=str(compiler))
+    )
+    assert built.returncode == 0, built.stderr
+    path = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH", "")]))
+    done = job("mpich", 3, """
+        import numpy as np, ringtrain as rt
+        rt.init()
+        from mpi4py import MPI
+        half = MPI.COMM_WORLD.Split(color=rt.rank() % 2)
+        assert MPI.COMM_WORLD.allreduce(1) == rt.size() == 3
+        total = rt.allreduce(np.full(300_000, rt.rank() + 1.0), op=rt.Sum)
+        assert (total == 6).all() and rt.allgather(np.full(rt.rank(), rt.rank())).tolist() == [1, 2, 2]
+        rt.shutdown()
+        rt.init(comm=half)
+        maps = open("/proc/self/maps").read()
+        print("libmpi_abi" in maps, "libmpi.so" in maps, rt.size() == half.size, flush=True)
+    """, PYTHONPATH=path)  # fmt: skip
+    assert done.returncode == 0 and done.stdout.count("True False True") == 3, done
 
 
 @EACH_MPI

@@ -455,6 +455,67 @@ def test_where_tasks_of_slurm_meet() -> None:
     assert place(PMIX_RANK="1") is None and place(PMI_RANK="1", PMI_SIZE="4") is None, "an MPI's plug-in connects them"
 
 
+VARIABLES = {
+    "RANK": "1",
+    "WORLD_SIZE": "4",
+    "MASTER_ADDR": "10.0.0.9",
+    "MASTER_PORT": "6105",
+    "RINGTRAIN_SECRET": "0a" * 32,
+}
+
+
+def test_where_ranks_meet_that_a_platform_has_numbered() -> None:
+    """AzureML, Kubeflow: with the variables of torch's env://, and no torchrun."""
+    place = rendezvous.of_variables(VARIABLES)
+    assert place == (1, 4, place.store, b"\n" * 32, "10.0.0.9", 2) and place.store.host == "10.0.0.9"
+    assert 20000 <= place.store.port < 32000 and place.store.port != 6105
+    assert rendezvous.of_variables({**VARIABLES, "RANK": "0"}).store == place.store, "the same for all"
+    assert rendezvous.of_variables({**VARIABLES, "RINGTRAIN_PORT_RANGE": "21000-21999"}).store.port == 21999
+    assert rendezvous.of_variables({**VARIABLES, "MASTER_ADDR": "127.0.0.1"}).hosts == 0
+    for missing in VARIABLES.keys() - {"MASTER_PORT"}:
+        assert rendezvous.of_variables({**VARIABLES, missing: ""}) is None, missing
+    for other in ({"WORLD_SIZE": "1", "RANK": "0"}, {"RINGTRAIN_LAUNCHER": "ringtrainrun-1"}):
+        assert rendezvous.of_variables({**VARIABLES, **other}) is None
+
+
+def test_ranks_that_a_platform_has_numbered_meet() -> None:
+    program = "import numpy as np, ringtrain as rt; rt.init(); print(rt.rank(), rt.allreduce(np.ones(1), op=rt.Sum)[0])"
+    shared = {**VARIABLES, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", program],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=rank_environment(**shared | {"RANK": str(rank)}),
+        )
+        for rank in range(2)
+    ]
+    said = [rank.communicate(timeout=PATIENCE) for rank in ranks]
+    assert [out for out, _ in said] == ["0 2.0\n", "1 2.0\n"], said
+
+
+def test_in_a_pod_the_name_of_the_first_host_may_come_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def late(host: str, *_: object, **__: object) -> list:
+        asked.append(host)
+        if len(asked) < 3:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [(socket.AF_INET, socket.SOCK_DGRAM, 0, "", ("127.0.0.1", 1))]
+
+    monkeypatch.setattr(rendezvous, "_SECONDS_TO_ASK_AGAIN", 0.01)
+    monkeypatch.setattr(socket, "getaddrinfo", late)
+    pod = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
+    assert rendezvous.listening_addresses(pod, "train-0.train", seconds=10.0) == "127.0.0.1:0"
+    assert asked == ["train-0.train"] * 3
+    for environ, seconds in [({}, 10.0), (pod, 0.0)]:  # a misspelt name elsewhere is told at once
+        asked.clear()
+        with pytest.raises(InvalidArgumentError, match="'train-0.train', where the ranks meet"):
+            rendezvous.listening_addresses(environ, "train-0.train", seconds=seconds)
+        assert len(asked) == 1
+
+
 @pytest.mark.parametrize(
     "listed, first",
     [("node-a", "node-a"), ("node-a,node-b", "node-a"), ("n[3-5,8],m", "n3"), ("n[03,7]-ib,m", "n03-ib"), ("", "")],

@@ -8,6 +8,7 @@ import os
 import platform
 import pty
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -108,6 +109,22 @@ def test_too_few_slots_names_both_numbers() -> None:
 def test_this_host_goes_by_several_names() -> None:
     assert is_this_host("localhost") and is_this_host("127.0.0.1") and is_this_host(os.uname().nodename)
     assert not is_this_host("some-other-host")
+
+
+def test_a_pod_knows_its_long_name_before_dns_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = "train-launcher-0-0.train.ml.svc.cluster.local"
+    monkeypatch.setattr(socket, "gethostname", lambda: "train-launcher-0-0")
+    monkeypatch.setattr(socket, "getfqdn", lambda name: own if name == "train-launcher-0-0" else name)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: (_ for _ in ()).throw(socket.gaierror()))
+    for name in ("train-launcher-0-0", "train-launcher-0-0.train", "train-launcher-0-0.train.ml.svc", own):
+        assert is_this_host(name), name
+    for name in (
+        "train-launcher-0-0.tra",
+        "train-launcher-0-0.other.ml.svc",
+        "train-launcher-0.train",
+        "train-worker-0",
+    ):
+        assert not is_this_host(name), name
 
 
 # ---- command lines ----

@@ -1,9 +1,14 @@
-// Compares transport/mpi_abi.h with the mpi.h of an installed MPI; compiled with that library's own mpicxx.
+// Compares transport/mpi_abi.h with the mpi.h of an installed MPI; with -DRT_STANDARD_ABI with its mpi_abi.h, which is
+// that of MPI 5 and the same everywhere.
 //
 // Constants, layouts and signatures are checked while compiling. Run without arguments and without mpirun, the program
 // checks the handles, which some libraries know only at run time, prints what it has compared, and exits with 0 if all
 // agree.
+#if defined(RT_STANDARD_ABI)
+#include <mpi_abi.h>
+#else
 #include <mpi.h>
+#endif
 
 #include <dlfcn.h>
 
@@ -17,7 +22,10 @@
 
 using namespace ringtrain;
 
-#if defined(OPEN_MPI)
+#if defined(RT_STANDARD_ABI)
+using Abi = StandardAbi;
+static_assert(MPI_ABI_VERSION == 1, "MPI_ABI_VERSION");
+#elif defined(OPEN_MPI)
 using Abi = OpenMpiAbi;
 #elif defined(MPICH_VERSION)
 using Abi = MpichAbi;

@@ -102,6 +102,24 @@ def test_mpi_transport_on_ranks(mpi: str, ranks: int, built) -> None:
     )
 
 
+@pytest.mark.mpich
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 3])
+def test_mpi_transport_by_the_standard_abi(ranks: int, built) -> None:
+    """That of MPI 5, in the library that MPICH brings beside its own."""
+    run(
+        ringtrainrun("mpich", ranks, str(built("plain") / "mpi_transport_test")),
+        rank_environment(RT_TEST_MPI_LIBRARY=str(library_of_standard_abi())),
+    )
+
+
+def library_of_standard_abi() -> Path:
+    """Beside MPICH's own library; skips the test if there is none."""
+    library = Path(library_of(python_with("mpich"))[1]).with_name("libmpi_abi.so.1")
+    if not library.exists():
+        pytest.skip(f"no library with the standard ABI of MPI 5: {library}")
+    return library
+
+
 @pytest.mark.plain
 def test_mpi_names_a_killed_rank(built) -> None:
     """With the fault tolerance of Open MPI an operation fails; the transport says with whom, in MPI's words."""
@@ -135,20 +153,31 @@ def test_mpi_names_a_killed_rank(built) -> None:
 @EACH_MPI
 def test_mpi_tables_agree_with_the_header(mpi: str, tmp_path: Path) -> None:
     """Our hand-written description of each ABI, compared with that MPI's mpi.h while it compiles and when it runs."""
-    _, library = library_of(python_with(mpi))
-    header = Path(python_with(mpi)).parents[1] / "include" / "mpi.h"
+    compare_with_header(mpi, "mpi.h", Path(library_of(python_with(mpi))[1]), tmp_path)
+
+
+@pytest.mark.mpich
+def test_the_table_of_the_standard_abi_agrees_with_its_header(tmp_path: Path) -> None:
+    """Which is one for all libraries; this one is MPICH's copy."""
+    compare_with_header("mpich", "mpi_abi.h", library_of_standard_abi(), tmp_path, "-DRT_STANDARD_ABI")
+
+
+def compare_with_header(mpi: str, name: str, library: Path, folder: Path, *definitions: str) -> None:
+    """Compiles mpi_abi_check.cc with the header of this name, links it with the library, and runs it."""
+    header = Path(python_with(mpi)).parents[1] / "include" / name
     if not header.exists():
-        pytest.skip(f"no mpi.h of {mpi}: {header}")
-    program = str(tmp_path / "mpi_abi_check")
+        pytest.skip(f"no {name} of {mpi}: {header}")
+    program = str(folder / "mpi_abi_check")
     run(
         [
             os.environ.get("CXX", "g++"),
             "-std=c++17",
             *build.COMMON,
+            *definitions,
             f"-I{header.parent}",
             str(build.ROOT / "tests/native/mpi_abi_check.cc"),
-            library,
-            f"-Wl,-rpath,{Path(library).parent}",
+            str(library),
+            f"-Wl,-rpath,{library.parent}",
             "-Wl,--allow-shlib-undefined",
             "-ldl",
             "-o",
