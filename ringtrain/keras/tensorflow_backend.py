@@ -147,7 +147,7 @@ def maxima(gradients: Sequence[Any], names: Sequence[str], variables: Sequence[A
 
 
 def rows_of(table: Any, ids: Any, anchor: Any) -> tf.Tensor:
-    """Rows of a ``SelfUpdatingTable``, whose gradients change it; ``anchor`` gets a gradient of zero."""
+    """Rows of a ``SelfUpdatingTable``, whose gradients wait there; ``anchor`` gets that of ``SelfUpdatingTable.bring``."""
     ids = tf.convert_to_tensor(ids)
 
     def on_ranks(function: Callable[..., Any], inputs: list[tf.Tensor], dtypes: list[tf.DType]) -> Any:
@@ -159,7 +159,7 @@ def rows_of(table: Any, ids: Any, anchor: Any) -> tf.Tensor:
         rows = tf.ensure_shape(rows, (None, table.width))
 
         def gradient(of_rows: Any, *_: Any) -> tf.Tensor:
-            zero = on_ranks(table.update, [trip, tf.convert_to_tensor(of_rows)], [tf.float32])
+            zero = on_ranks(table.bring, [trip, tf.convert_to_tensor(of_rows)], [tf.float32])
             return tf.ensure_shape(zero[0] if isinstance(zero, list) else zero, ())
 
         return (rows, tf.ensure_shape(places, ids.shape)), gradient

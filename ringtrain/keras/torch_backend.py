@@ -168,7 +168,7 @@ def _reduce_present(
 
 
 class _Rows(torch.autograd.Function):
-    """The rows that a table gives, whose gradients change it."""
+    """The rows that a table gives, whose gradients wait there."""
 
     @staticmethod
     def forward(ctx: Any, anchor: torch.Tensor, table: Any, ids: torch.Tensor) -> Any:
@@ -181,12 +181,12 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor, _: torch.Tensor) -> Any:
-        zero = ctx.table.update(ctx.trip, gradient.detach().cpu().contiguous().numpy())
+        zero = ctx.table.bring(ctx.trip, gradient.detach().cpu().contiguous().numpy())
         return torch.tensor(float(zero), device=gradient.device), None, None
 
 
 def rows_of(table: Any, ids: Any, anchor: Any) -> torch.Tensor:
-    """Rows of a ``SelfUpdatingTable``, whose gradients change it; ``anchor`` gets a gradient of zero."""
+    """Rows of a ``SelfUpdatingTable``, whose gradients wait there; ``anchor`` gets that of ``SelfUpdatingTable.bring``."""
     value = anchor.value if hasattr(anchor, "value") else anchor
     rows, places = _Rows.apply(value, table, ids)
     return torch.nn.functional.embedding(places, rows)
