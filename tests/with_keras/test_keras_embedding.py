@@ -19,6 +19,7 @@ OPTIMIZERS = {
     ),
 }
 IDS = np.array([[[1, 5], [5, 5], [12, 0]], [[5, 2], [1, 1], [7, 8]]])  # rank, sample, place
+RATE = 0.05  # where all of a model learns
 WANTED = np.array([[0.0, 1.0, 0.5], [1.0, 0.0, 0.25]])
 
 
@@ -125,7 +126,7 @@ def together(make, steps, dense_learns=True, policy=None, spoil=lambda step, ran
 
     def on_rank(rank):
         layer = hvd.layers.ShardedEmbedding(
-            ROWS, WIDTH, hvd.layers.SGD(lr=0.5), initializer=first, name="words", dtype=policy
+            ROWS, WIDTH, hvd.layers.SGD(lr=RATE), initializer=first, name="words", dtype=policy
         )
         model = learner(layer, make(), dense_learns, policy)
         for step in steps:
@@ -145,7 +146,7 @@ def together(make, steps, dense_learns=True, policy=None, spoil=lambda step, ran
 
 
 def scaled(**given):
-    return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5, **given), initial_scale=2.0**10)
+    return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(RATE, **given), initial_scale=2.0**10)
 
 
 TREATED = {  # of the optimizer of one process, and of the ranks'
@@ -169,13 +170,13 @@ def test_what_befalls_all_gradients_befalls_those_of_rows(what, scales):
     given, distributed = TREATED[what]
     if scales and "loss_scale_factor" in given:
         pytest.skip("LossScaleOptimizer sets it to None")
-    make = scaled if scales else lambda **given: keras.optimizers.SGD(0.5, **given)
+    make = scaled if scales else lambda **given: keras.optimizers.SGD(RATE, **given)
     expected = alone(make(**given), range(4))
     own = {} if distributed else given
     found, _ = together(lambda: hvd.DistributedOptimizer(make(**own), **distributed), range(4))
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
-    untreated = alone(keras.optimizers.SGD(0.5), range(4))
+    untreated = alone(keras.optimizers.SGD(RATE), range(4))
     if what != "scaled by a number":
         assert not np.allclose(untreated[0], expected[0], rtol=1e-3, atol=1e-4)
 
@@ -184,9 +185,9 @@ def test_what_befalls_all_gradients_befalls_those_of_rows(what, scales):
 @pytest.mark.parametrize("passes", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_gradients_of_a_rank_that_are_not_finite_skip_the_step_on_all(dense_learns, passes):
     """Rows, too, also where they alone learn; with the passes that were added up to them."""
-    expected = alone(keras.optimizers.SGD(0.5), [0, 1], dense_learns)
+    expected = alone(keras.optimizers.SGD(RATE), [0, 1], dense_learns)
     if passes == 2:
-        expected = alone(keras.optimizers.SGD(1.0, gradient_accumulation_steps=2), [0, 1], dense_learns)
+        expected = alone(keras.optimizers.SGD(2 * RATE, gradient_accumulation_steps=2), [0, 1], dense_learns)
 
     def spoil(step, rank, wanted):
         return np.full_like(wanted, 1e36) if (step, rank) == (5, 1) else wanted
@@ -201,15 +202,15 @@ def test_gradients_of_a_rank_that_are_not_finite_skip_the_step_on_all(dense_lear
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("policy, exact", [("mixed_float16", 4e-3), ("mixed_bfloat16", 3e-2)])
+@pytest.mark.parametrize("policy, exact", [("mixed_float16", 1e-3), ("mixed_bfloat16", 5e-3)])
 def test_layers_compute_in_sixteen_bits(policy, exact):
     """Rows stay in 32; the loss is scaled where Keras does so."""
-    make = scaled if policy == "mixed_float16" else lambda: keras.optimizers.SGD(0.5)
+    make = scaled if policy == "mixed_float16" else lambda: keras.optimizers.SGD(RATE)
     found, _ = together(lambda: hvd.DistributedOptimizer(make()), range(3), policy=policy)
     expected = alone(make(), range(3), policy=policy)
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, atol=exact)
-    assert found[0].dtype == np.float32 and not np.allclose(found[0], first(np.arange(ROWS)), atol=10 * exact)
+    assert found[0].dtype == np.float32 and not np.allclose(found[0], first(np.arange(ROWS)), atol=exact)
 
 
 class Loop(keras.optimizers.SGD):
@@ -222,14 +223,14 @@ class Loop(keras.optimizers.SGD):
 REFUSED = {
     "to scale by what a rank alone has": (scaled, "not scale the loss by gradients that differ"),
     "to clip by what a rank alone has": (
-        lambda: keras.optimizers.SGD(0.5, global_clipnorm=1.0), "not clip by the norm of all gradients",
+        lambda: keras.optimizers.SGD(RATE, global_clipnorm=1.0), "not clip by the norm of all gradients",
     ),
     "to skip local steps": (lambda: hvd.DistributedOptimizer(scaled(), every=2), "not scale the loss by gradients"),
     "to clip in local steps": (
-        lambda: hvd.DistributedOptimizer(keras.optimizers.SGD(0.5, global_clipnorm=1.0), every=2), "without every",
+        lambda: hvd.DistributedOptimizer(keras.optimizers.SGD(RATE, global_clipnorm=1.0), every=2), "without every",
     ),
     "to clip late": (
-        lambda: hvd.DistributedOptimizer(keras.optimizers.SGD(0.5, clipnorm=1.0), delay=1), "accumulate gradients with delay",
+        lambda: hvd.DistributedOptimizer(keras.optimizers.SGD(RATE, clipnorm=1.0), delay=1), "accumulate gradients with delay",
     ),
     "to clip in another way": (lambda: hvd.DistributedOptimizer(Loop(0.5)), "not clip gradients in a way of its own"),
 }  # fmt: skip
