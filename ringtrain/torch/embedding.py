@@ -341,7 +341,7 @@ class ShardedEmbedding(_Sharded):
         RowsLostError: in an elastic job, when called, or at the end of a backward pass: the ranks that kept some rows are
             gone; the same text on all.
         UnsupportedError: ``max_norm``, ``scale_grad_by_freq``, another dtype; in an elastic job a process set, and a call
-            that is in no ``hvd.elastic.State``.
+            that is neither in the loop of an ``hvd.elastic.State`` nor in ``elastic.run`` with a ``TorchState``.
 
     Example:
         >>> table = hvd.ShardedEmbedding(100_000_000, 64)
