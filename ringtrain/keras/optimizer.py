@@ -23,7 +23,7 @@ from ringtrain.keras.compilation import look_at_models
 from ringtrain.keras.local_steps import local_plan
 from ringtrain.keras.on_host import HostMethods
 from ringtrain.keras.reduction import KerasReducer, Settings, when
-from ringtrain.keras.rows import check_all, combined_by, settle
+from ringtrain.keras.rows import check_all, combined_by, settled
 from ringtrain.operations import Average
 from ringtrain.process_sets import ProcessSet, global_process_set
 
@@ -241,7 +241,7 @@ class _Distributed(AveragingMethods, HostMethods, _Optimizer):
         variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
         check_all(self, variables)
         if reduction.settings.delay:  # the rows' gradients are of this step
-            settle(variables)
+            grads = settled(grads, variables)
         scopes = backend.scopes()
         if reduction.pairing.skipping:
             full = reduction.pairing.take(scopes)

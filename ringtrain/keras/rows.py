@@ -9,7 +9,8 @@ accompanied, whoever's it is; what it does to all gradients befalls those of the
   by what Keras makes of it the rows' gradient is multiplied. By value each rank clips that of its own rows.
 - Where it only adds gradients up, those of the rows are added up, too.
 
-An anchor itself never changes.
+An anchor itself never changes. In a graph of TensorFlow its value and its gradient say what runs after what, since calls of the
+host have no order of their own: each call of a table's takes the gradient, and returns it.
 """
 
 import functools
@@ -52,12 +53,12 @@ def combined_by(reduction: Any) -> Iterator[None]:
         yield
 
 
-def settle(variables: Sequence[Any]) -> None:
-    """Changes rows at once by what has come of their gradients, before an optimizer sees those of the rest."""
-    tables = list(_tables(variables).values())
-    if tables:
-        _take(tables, 1)
-        _change(tables, [1.0] * len(tables), 1, None)
+def settled(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    """Changes rows at once by what has come of their gradients, and returns all gradients."""
+    tables = _tables(variables, gradients)
+    if not tables:
+        return list(gradients)
+    return _changed(tables, _taken(tables, gradients, 1), [1.0] * len(tables), 1, None)
 
 
 def check(optimizer: Any, name: str, process_set: ProcessSet) -> None:
@@ -122,50 +123,85 @@ def _reduction_of(optimizer: Any) -> Any:
     return getattr(optimizer, "_gradient_reduction", None)
 
 
-def _tables(variables: Sequence[Any]) -> dict[int, SelfUpdatingTable]:
-    """The tables whose anchors are among some variables, by the anchors' places."""
+def _tables(variables: Sequence[Any], gradients: Sequence[Any] | None = None) -> dict[int, SelfUpdatingTable]:
+    """The tables whose anchors are among some variables, and have a gradient, by the anchors' places."""
     found = {place: getattr(variable, "sharded_table", None) for place, variable in enumerate(variables)}
-    return {place: table for place, table in found.items() if table is not None}
+    return {
+        place: table
+        for place, table in found.items()
+        if table is not None and (gradients is None or gradients[place] is not None)
+    }
 
 
 # ---- what is done in the step ----
 
 
-def _take(tables: Sequence[SelfUpdatingTable], divisor: Any) -> None:
-    def take(divisor: Any) -> list[np.ndarray]:
-        for table in tables:
+def _after(
+    tables: dict[int, SelfUpdatingTable], gradients: Sequence[Any], do: Callable[..., None], *inputs: Any
+) -> list[Any]:
+    """All gradients, when a function of some inputs was called; it runs when those of the anchors are there."""
+    given = [gradients[place] for place in tables]
+
+    def call(*arrays: np.ndarray) -> list[np.ndarray]:
+        do(*arrays[len(given) :])
+        return [np.asarray(each) for each in arrays[: len(given)]]
+
+    dtypes = [keras.backend.standardize_dtype(each.dtype) for each in given]
+    scalars = [keras.ops.convert_to_tensor(each, "float32") for each in inputs]
+    results = list(gradients)
+    for place, result in zip(tables, backend.on_host(call, [*given, *scalars], dtypes), strict=True):
+        results[place] = backend.like(result, gradients[place])
+    return results
+
+
+def _taken(tables: dict[int, SelfUpdatingTable], gradients: Sequence[Any], divisor: Any) -> list[Any]:
+    """All gradients, when those of rows that have come were taken for the update."""
+
+    def take(divisor: Any) -> None:
+        for table in tables.values():
             table.take(float(divisor))
-        return []
 
-    backend.on_host(take, [keras.ops.convert_to_tensor(divisor, "float32")], [])
-
-
-def _drop(tables: Sequence[SelfUpdatingTable]) -> None:
-    def drop() -> list[np.ndarray]:
-        for table in tables:
-            table.drop()
-        return []
-
-    backend.on_host(drop, [], [])
+    return _after(tables, gradients, take, divisor)
 
 
-def _norms(tables: Sequence[SelfUpdatingTable], passes: int) -> list[Any]:
-    """Of the gradients that were taken; scalars."""
+def _used(tables: dict[int, SelfUpdatingTable], gradients: Sequence[Any], finite: Any) -> list[Any]:
+    """All gradients, when those of rows were dropped if the step is skipped."""
 
-    def of_all_ranks() -> list[np.ndarray]:
-        return [np.array(each, np.float32) for each in norms(tables, passes)]
+    def drop_unless(finite: Any) -> None:
+        if not finite:
+            for table in tables.values():
+                table.drop()
 
-    found = backend.on_host(of_all_ranks, [], ["float32"] * len(tables))
-    return [keras.ops.reshape(keras.ops.convert_to_tensor(each), ()) for each in found]
+    return _after(tables, gradients, drop_unless, keras.ops.cast(finite, "float32"))
 
 
-def _change(tables: Sequence[SelfUpdatingTable], factors: Sequence[Any], passes: int, bound: float | None) -> None:
-    def change(*factors: Any) -> list[np.ndarray]:
-        for table, factor in zip(tables, factors, strict=True):
+def _with_norms(tables: dict[int, SelfUpdatingTable], gradients: Sequence[Any], passes: int) -> list[Any]:
+    """All gradients, those of the anchors being the norms of what was taken for the whole tables."""
+
+    def of_all_ranks(*_: np.ndarray) -> list[np.ndarray]:
+        return [np.array(each, np.float32) for each in norms(list(tables.values()), passes)]
+
+    given = [gradients[place] for place in tables]
+    results = list(gradients)
+    found = backend.on_host(of_all_ranks, given, ["float32"] * len(given))
+    for place, norm in zip(tables, found, strict=True):
+        results[place] = backend.like(norm, gradients[place])
+    return results
+
+
+def _changed(
+    tables: dict[int, SelfUpdatingTable], gradients: Sequence[Any], factors: Sequence[Any], passes: int, bound: float | None
+) -> list[Any]:  # fmt: skip
+    """All gradients, those of the anchors being zeros, when rows were changed by what was taken."""
+
+    def change(*factors: Any) -> None:
+        for table, factor in zip(tables.values(), factors, strict=True):
             table.change(passes, float(factor), bound)
-        return []
 
-    backend.on_host(change, [keras.ops.convert_to_tensor(each, "float32") for each in factors], [])
+    results = _after(tables, gradients, change, *factors)
+    for place in tables:
+        results[place] = keras.ops.where(keras.ops.isfinite(results[place]), results[place] * 0, 0)
+    return results
 
 
 # ---- Keras' optimizers ----
@@ -178,7 +214,7 @@ def _accompany_updates(optimizer_class: Any) -> None:
     @backend.unconverted
     @functools.wraps(original)
     def _backend_apply_gradients(self: Any, grads: Sequence[Any], trainable_variables: Sequence[Any]) -> None:
-        tables = _tables(trainable_variables)
+        tables = _tables(trainable_variables, grads)
         if not tables:
             original(self, grads, trainable_variables)
             return
@@ -186,9 +222,8 @@ def _accompany_updates(optimizer_class: Any) -> None:
         divisor: Any = self.loss_scale_factor or 1
         for each in _step.divisors:
             divisor = divisor * each()
-        _take(list(tables.values()), divisor)
         with _clips_rows(self, tables):
-            original(self, grads, trainable_variables)
+            original(self, _taken(tables, grads, divisor), trainable_variables)
 
     optimizer_class._backend_apply_gradients = _backend_apply_gradients
 
@@ -196,23 +231,16 @@ def _accompany_updates(optimizer_class: Any) -> None:
 @contextmanager
 def _clips_rows(optimizer: Any, tables: dict[int, SelfUpdatingTable]) -> Iterator[None]:
     """Has rows be clipped and changed where an optimizer clips what it is about to use; there alone it does so."""
-    clip, chosen = optimizer._clip_gradients, list(tables.values())
+    clip = optimizer._clip_gradients
     passes = optimizer.gradient_accumulation_steps or 1
 
     def clip_with_rows(gradients: Sequence[Any]) -> list[Any]:
-        gradients, factors = list(gradients), [1.0] * len(tables)
-        if optimizer.clipnorm or optimizer.global_clipnorm:
-            found = dict(zip(tables, _norms(chosen, passes), strict=True))
-            for place, norm in found.items():
-                gradients[place] = norm
-            clipped = list(clip(gradients))
-            factors = [_shrunk(norm, clipped[place]) for place, norm in found.items()]
-        else:
-            clipped = list(clip(gradients))
-        _change(chosen, factors, passes, optimizer.clipvalue)
-        for place in tables:
-            clipped[place] = keras.ops.zeros_like(gradients[place])
-        return clipped
+        if not (optimizer.clipnorm or optimizer.global_clipnorm):
+            return _changed(tables, clip(gradients), [1.0] * len(tables), passes, optimizer.clipvalue)
+        with_norms = _with_norms(tables, gradients, passes)
+        clipped = clip(with_norms)
+        factors = [_shrunk(with_norms[place], clipped[place]) for place in tables]
+        return _changed(tables, clipped, factors, passes, None)
 
     vars(optimizer)["_clip_gradients"] = clip_with_rows  # Keras would track what is set in the usual way
     try:
@@ -235,14 +263,15 @@ def _accompany_scaling(scaling_class: Any) -> None:
     @functools.wraps(original)
     def apply(self: Any, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
         trained = self._trainable_variables if trainable_variables is None else list(trainable_variables)
-        tables = list(_tables(trained).values())
+        grads = list(grads)
+        tables = _tables(trained, grads)
         if not tables:
             original(self, grads, trainable_variables)
             return
         check_all(self, trained)
+        finite = self.check_finite([each for each in grads if each is not None])
         with _noted(_step.divisors, lambda: keras.ops.convert_to_tensor(self.dynamic_scale)):
-            original(self, grads, trained)
-        _drop(tables)  # what the inner optimizer was not given
+            original(self, _used(tables, grads, finite), trained)
 
     scaling_class.apply = apply
 

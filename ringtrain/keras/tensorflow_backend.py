@@ -155,7 +155,10 @@ def rows_of(table: Any, ids: Any, anchor: Any) -> tf.Tensor:
 
     @tf.custom_gradient
     def fetch(anchored: tf.Tensor) -> Any:
-        rows, places, trip = on_ranks(table.look_up, [ids], [tf.float32, tf.int64, tf.int64])
+        # The anchor's value is there when the rows were changed the last time: calls of the host have no order otherwise.
+        rows, places, trip = on_ranks(
+            lambda ids, _: table.look_up(ids), [ids, anchored], [tf.float32, tf.int64, tf.int64]
+        )
         rows = tf.ensure_shape(rows, (None, table.width))
 
         def gradient(of_rows: Any, *_: Any) -> tf.Tensor:
