@@ -223,7 +223,8 @@ def _accompany_updates(optimizer_class: Any) -> None:
         for each in _step.divisors:
             divisor = divisor * each()
         with _clips_rows(self, tables):
-            original(self, _taken(tables, grads, divisor), trainable_variables)
+            taken = _taken(tables, [backend.here(each) for each in grads], divisor)
+            original(self, taken, trainable_variables)
 
     optimizer_class._backend_apply_gradients = _backend_apply_gradients
 

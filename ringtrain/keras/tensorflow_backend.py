@@ -115,6 +115,11 @@ def like(result: Any, gradient: Any) -> tf.Tensor:
     return tf.ensure_shape(tf.convert_to_tensor(result), gradient.shape)
 
 
+def here(gradient: Any) -> Any:
+    """The gradient as a tensor of the graph that is being traced: TensorFlow's optimizers take those of one graph."""
+    return None if gradient is None else tf.identity(gradient)
+
+
 def keeps_residuals(compression: Any) -> bool:
     """Whether the core makes up for what a compression has lost of the gradients before."""
     return getattr(compression, "wire", None) in tables.WITHOUT_FEEDBACK

@@ -119,6 +119,11 @@ def like(result: Any, gradient: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(exact).to(gradient.device, gradient.dtype)
 
 
+def here(gradient: torch.Tensor | None) -> torch.Tensor | None:
+    """The gradient as it is: PyTorch knows one scope only."""
+    return gradient
+
+
 def keeps_residuals(compression: Any) -> bool:
     """Whether the core makes up for what a compression has lost of the gradients before."""
     return compression_in_the_core(compression) in tables.WITHOUT_FEEDBACK
