@@ -152,6 +152,7 @@ def run_to_commits(learner: Learner) -> None:
             _, ids, y = torch.utils.data.default_collate([Data()[each] for each in samples_of(step, size, hvd.rank())])
             print("attempt", step, size, flush=True)
             learner.train_on(ids, y, struck[0])
+            struck[0]("stepped")
             state.step += 1
             state.commit()
 
