@@ -42,12 +42,17 @@ def write(
     for each, array in arrays.items():
         with open(f"{base}.{each}.npy.part", "wb") as file:
             np.save(file, array)
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(f"{base}.{each}.npy.part", f"{base}.{each}.npy")
     about = {
         "rows": dealing.rows, "ranks": dealing.ranks, "dealing": dealing.kind, "token": token,
         "arrays": sorted(arrays), "numbers": dict(numbers),
     }  # fmt: skip
-    pathlib.Path(f"{base}.json.part").write_text(json.dumps(about))
+    with open(f"{base}.json.part", "w") as text:
+        text.write(json.dumps(about))
+        text.flush()
+        os.fsync(text.fileno())
     os.replace(f"{base}.json.part", f"{base}.json")
 
 

@@ -54,14 +54,18 @@ class Dealing:
         """Where each row lies at its owner."""
         return ids // self.ranks if self.kind == "modulo" else ids % self.block
 
+    def keys(self, ids: np.ndarray) -> np.ndarray:
+        """Numbers that order rows by their owner and then by their place: ``owner * block + place``, int64."""
+        return ids % self.ranks * self.block + ids // self.ranks if self.kind == "modulo" else ids
+
     def count(self, rank: int) -> int:
         """How many rows a rank has."""
         if self.kind == "modulo":
             return (self.rows - rank + self.ranks - 1) // self.ranks
         return max(0, min(self.block, self.rows - rank * self.block))
 
-    def ids(self, rank: int, places: np.ndarray) -> np.ndarray:
-        """The rows that lie at some places of a rank, int64."""
+    def ids(self, rank: int | np.ndarray, places: np.ndarray) -> np.ndarray:
+        """The rows that lie at some places of a rank, or each of its own one, int64."""
         places = places.astype(np.int64, copy=False)
         return places * self.ranks + rank if self.kind == "modulo" else places + rank * self.block
 

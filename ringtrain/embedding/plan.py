@@ -34,15 +34,30 @@ class Asked:
 
 def ask(dealing: Dealing, ids: np.ndarray) -> Asked:
     """What a rank asks for that needs some rows, with repetitions; ``ids`` is flat, int64 and within the table."""
-    unique, inverse = np.unique(ids, return_inverse=True)
-    owners = dealing.owners(unique)
-    if dealing.kind == "modulo" and dealing.ranks > 1:
-        order = np.argsort(owners.astype(np.int16 if dealing.ranks < 2**15 else np.int64), kind="stable")
-        moved_to = np.empty_like(order)
-        moved_to[order] = np.arange(len(order))
-        unique, owners, inverse = unique[order], owners[order], moved_to[inverse]
+    keys, inverse = _unique(dealing.keys(ids), dealing.block * dealing.ranks)
+    owners, places = np.divmod(keys, dealing.block)
     counts = np.bincount(owners, minlength=dealing.ranks)
-    return Asked(unique, counts, dealing.places(unique).astype(np.int32), inverse.reshape(-1))
+    return Asked(dealing.ids(owners, places), counts, places.astype(np.int32), inverse)
+
+
+def _unique(keys: np.ndarray, below: int) -> tuple[np.ndarray, np.ndarray]:
+    """``np.unique`` with the inverse, of int64 from 0 up to but not ``below``, in half its time.
+
+    Each key is sorted together with its place, as one number, where both fit into 63 bits: NumPy sorts numbers faster
+    than it finds the order of some.
+    """
+    bits = len(keys).bit_length()
+    if bits + (below - 1).bit_length() > 63:
+        unique, inverse = np.unique(keys, return_inverse=True)
+        return unique, inverse.reshape(-1)
+    both = (keys << bits) | np.arange(len(keys))
+    both.sort()
+    keys, places = both >> bits, both & ((1 << bits) - 1)
+    begins = np.ones(len(keys), bool)
+    np.not_equal(keys[1:], keys[:-1], out=begins[1:])
+    inverse = np.empty(len(keys), np.int64)
+    inverse[places] = np.cumsum(begins) - 1
+    return keys[begins], inverse
 
 
 def first_out_of_range(dealing: Dealing, ids: np.ndarray) -> int | None:

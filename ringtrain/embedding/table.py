@@ -1,14 +1,17 @@
-"""A table that changes itself: a rank's rows, and the rule that changes them as their gradients arrive.
+"""A table that changes itself: a rank's rows, the rule that changes them, and the gradients that wait for it.
 
 For frameworks whose optimizers do not take a parameter that differs from rank to rank (``ringtrain.keras.layers``). It
 is used from the framework's threads, for the rank that made it.
+
+Gradients reach their owners in the backward pass, and wait. ``take`` makes them a pass of an update, ``change`` makes the
+update, and ``drop`` gives up what came in a step that is skipped. All ranks do the same, since their optimizers decide alike.
 """
 
 import collections
 import os
 import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,12 +22,15 @@ from ringtrain.embedding import checkpoints, initial, optimizers
 from ringtrain.embedding.dealing import Dealing
 from ringtrain.embedding.storage import Rows
 from ringtrain.embedding.trips import Table, Trip
+from ringtrain.embedding.waiting import Waiting, nothing, together
 from ringtrain.errors import InvalidArgumentError, MismatchError
 from ringtrain.objects import allgather_object, broadcast_object
-from ringtrain.operations import Average
-from ringtrain.process_sets import ProcessSet, global_process_set, members_of, place_in, size_of
+from ringtrain.operations import Average, Sum, allreduce
+from ringtrain.process_sets import ProcessSet, global_process_set, id_of, members_of, place_in, size_of
 
 _MOST_TRIPS = 64  # whose gradients may still come; those of predictions never do
+_MOST_PASSES = 1000  # that wait for a step; where none comes, no optimizer has the layer
+_DTYPE = np.dtype(np.float32)
 
 
 class SelfUpdatingTable:
@@ -45,6 +51,11 @@ class SelfUpdatingTable:
         op: ``Average`` or ``Sum`` of the ranks' gradients.
         process_set: the ranks that share the table.
 
+    Attributes:
+        name: as given.
+        process_set: as given.
+        step: updates that have changed rows.
+
     Raises:
         InvalidArgumentError: an argument that cannot be.
         MismatchError: ranks make different tables; the same text on all.
@@ -61,17 +72,17 @@ class SelfUpdatingTable:
         self.dealing = Dealing(rows, size_of(process_set), dealing)
         self.rank = place_in(process_set)
         self.step = 0
-        self._context, self._process_set, self._op = contexts.current(), process_set, op
+        self._context, self.process_set, self._op = contexts.current(), process_set, op
         self._agree((name, rows, width, seed, dealing, op, repr(self.rule)))
-        dtype = np.dtype(np.float32)
-        make = initial.initializer(initializer, scale, seed, width, dtype)
+        make = initial.initializer(initializer, scale, seed, width, _DTYPE)
         self._rows = Rows(
-            self.dealing.count(self.rank), width, dtype, lambda places: make(self.dealing.ids(self.rank, places)),
+            self.dealing.count(self.rank), width, _DTYPE, lambda places: make(self.dealing.ids(self.rank, places)),
             storage, path, resident_bytes,
         )  # fmt: skip
         self._state = optimizers.state_of(self.rule, self._rows, storage, path)
         self._trips: collections.OrderedDict[int, Trip] = collections.OrderedDict()
         self._next_trip = 0
+        self._came = self._taken = nothing(width, _DTYPE)  # since the last step; in the passes of an update
         self._lock = threading.Lock()
         self._context.serving.add(self)
 
@@ -89,9 +100,9 @@ class SelfUpdatingTable:
             InvalidArgumentError: an id of some rank is no row; the same text on all ranks.
         """
         with self._as_rank(), self._lock:
-            table = Table(self.name, self.dealing, self.width, np.dtype(np.float32), self._rows.gather)
+            table = Table(self.name, self.dealing, self.width, _DTYPE, self._rows.gather)
             self._rows.let_go()
-            trip = Trip([table], [np.ascontiguousarray(ids, np.int64).reshape(-1)], self._process_set)
+            trip = Trip([table], [np.ascontiguousarray(ids, np.int64).reshape(-1)], self.process_set)
             rows = trip.rows[0] if len(trip.rows[0]) else np.zeros((1, self.width), np.float32)
             number = self._next_trip
             self._next_trip += 1
@@ -101,15 +112,16 @@ class SelfUpdatingTable:
                 self._trips.popitem(last=False)
             return rows, trip.asked[0].inverse.reshape(np.shape(ids)), np.array(number)
 
-    def update(self, number: Any, gradient: np.ndarray) -> np.ndarray:
-        """Sends gradients of a trip's rows to their owners, who change the rows; all ranks call it together.
+    def bring(self, number: Any, gradient: np.ndarray) -> np.ndarray:
+        """Sends gradients of a trip's rows to their owners, where they wait; all ranks call it together.
 
         Args:
             number: of the trip.
             gradient: of the shape of its rows.
 
         Returns:
-            0, float32: a gradient of what the rows do not depend on. If a rank's gradients are not finite, no row changes.
+            A gradient, float32, of what the rows do not depend on: 0, or infinity on all ranks if those of a rank are not
+            finite.
         """
         with self._as_rank(), self._lock:
             trip = self._trips.pop(int(number), None)
@@ -119,12 +131,43 @@ class SelfUpdatingTable:
                     "one is of a call before, or the second. Compute gradients of a batch before the next ones."
                 )
             [(places, values)], finite = trip.send_back([gradient[: len(trip.asked[0].ids)]])
-            if finite:
-                self.step += 1
-                if self._op == Average:
-                    values = values / np.float32(self.dealing.ranks)
-                optimizers.apply(self.rule, self._rows, self._state, places, values, self.step)
-            return np.float32(0)
+            self._came = together(self._came, Waiting(places, values, finite=finite))
+            if self._came.passes > _MOST_PASSES:
+                raise InvalidArgumentError(
+                    f"embedding '{self.name}': a Keras optimizer must apply the gradients of each step, its layer's among them, "
+                    f"but none has done so in {_MOST_PASSES} backward passes. Give apply() all trainable variables of the model."
+                )
+            return np.float32(0 if finite else np.inf)
+
+    def take(self, divisor: float = 1.0) -> None:
+        """Makes what has come a pass of the next update: the average of the ranks, or their sum, over a number."""
+        if not self._came.passes:
+            return
+        ranks = self.dealing.ranks if self._op == Average else 1
+        self._taken = together(self._taken, self._came.divided(ranks).divided(divisor))
+        self.drop()
+
+    def drop(self) -> None:
+        """Gives up what has come: its step is skipped."""
+        self._came = nothing(self.width, _DTYPE)
+
+    def change(self, passes: int = 1, factor: float = 1.0, bound: float | None = None) -> None:
+        """Changes the rows by what was taken; none of them if gradients of some rank, or the factor, are not finite.
+
+        Args:
+            passes: that the gradient is the mean of.
+            factor: that it is then multiplied by.
+            bound: of each number, at last.
+        """
+        taken, self._taken = self._taken.divided(passes), nothing(self.width, _DTYPE)
+        if not (taken.passes and taken.finite and np.isfinite(factor)):
+            return
+        values = taken.values if factor == 1 else taken.values * _DTYPE.type(factor)
+        if bound is not None:
+            values = values.clip(-bound, bound)
+        with self._lock:
+            self.step += 1
+            optimizers.apply(self.rule, self._rows, self._state, taken.places, values, self.step)
 
     def save(self, folder: str | os.PathLike) -> None:
         """Writes the table and what the optimizer keeps, each rank its rows; all ranks call it.
@@ -133,7 +176,7 @@ class SelfUpdatingTable:
         """
         with self._as_rank():
             token = broadcast_object(
-                secrets.token_hex(8), members_of(self._process_set)[0], f"{self.name}.save", self._process_set
+                secrets.token_hex(8), members_of(self.process_set)[0], f"{self.name}.save", self.process_set
             )
             self._on_all("saved", lambda: self._save(folder, token))
 
@@ -179,18 +222,18 @@ class SelfUpdatingTable:
             do()
         except (OSError, InvalidArgumentError) as failed:
             problem = str(failed)
-        problems = allgather_object(problem, f"{self.name}.{what}", self._process_set)
-        for rank, each in zip(members_of(self._process_set), problems, strict=True):
+        problems = allgather_object(problem, f"{self.name}.{what}", self.process_set)
+        for rank, each in zip(members_of(self.process_set), problems, strict=True):
             if each is not None:
                 raise InvalidArgumentError(f"rank {rank}: {each}")
 
     def _agree(self, terms: tuple) -> None:
-        everyone = allgather_object(terms, f"embedding.{self.name}.terms", self._process_set)
-        for rank, theirs in zip(members_of(self._process_set), everyone, strict=True):
+        everyone = allgather_object(terms, f"embedding.{self.name}.terms", self.process_set)
+        for rank, theirs in zip(members_of(self.process_set), everyone, strict=True):
             if theirs != everyone[0]:
                 raise MismatchError(
                     "ShardedEmbedding: (name, rows, width, seed, dealing, op, optimizer) must be the same on all ranks, but are "
-                    f"{everyone[0]} on rank {members_of(self._process_set)[0]} and {theirs} on rank {rank}."
+                    f"{everyone[0]} on rank {members_of(self.process_set)[0]} and {theirs} on rank {rank}."
                 )
 
     @contextmanager
@@ -202,3 +245,22 @@ class SelfUpdatingTable:
             yield
         finally:
             contexts.make_current(before)
+
+
+def norms(tables: Sequence[SelfUpdatingTable], passes: int = 1) -> list[float]:
+    """The norm of the gradient that was taken for each whole table; all ranks that share them call it together.
+
+    Args:
+        tables: in an order that all ranks share.
+        passes: that the gradients are the means of.
+    """
+    found = [0.0] * len(tables)
+    with tables[0]._as_rank():
+        sets = {id_of(table.process_set): table.process_set for table in tables}
+        for number, process_set in sets.items():
+            chosen = [place for place, table in enumerate(tables) if id_of(table.process_set) == number]
+            own = np.array([tables[place]._taken.square for place in chosen])
+            whole = allreduce(own, f"embedding.{tables[chosen[0]].name}.norms", Sum, process_set=process_set)
+            for place, square in zip(chosen, whole.tolist(), strict=True):
+                found[place] = float(np.sqrt(square)) / passes
+    return found

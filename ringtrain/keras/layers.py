@@ -1,13 +1,11 @@
 """Layers whose weights are dealt over the ranks.
 
-Their rows are changed as soon as their gradients have come, before the model's optimizer has seen any: what that one would
-do to all gradients together cannot be done to theirs. ``refuse_settings`` says so where a model is trained, whatever its
-optimizer, and where a distributed one is applied.
+Their rows have an optimizer of their own, which changes them in the step of the model's: ``ringtrain.keras.rows`` says how
+they share in what that one does to all gradients.
 """
 
 import functools
 import os
-from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -18,6 +16,7 @@ from ringtrain.embedding.optimizers import SGD, Adagrad, RowOptimizer, RowWiseAd
 from ringtrain.embedding.table import SelfUpdatingTable
 from ringtrain.errors import UnsupportedError
 from ringtrain.keras.backends import backend
+from ringtrain.keras.rows import check
 from ringtrain.operations import Average
 from ringtrain.process_sets import ProcessSet, global_process_set
 
@@ -28,9 +27,9 @@ class ShardedEmbedding(keras.layers.Layer):
     """``keras.layers.Embedding`` for tables too large for a rank: the rows are dealt over the ranks of a process set.
 
     A call is collective, as is the gradient: all ranks call the same layers in the same order, each with ids of its own.
-    The rows are changed where they live as soon as their gradients have come, by an optimizer of their own; so a model's
-    optimizer that scales the loss, clips or accumulates gradients is refused: it could not do so with these.
-    ``DistributedOptimizer`` trains the rest, with any batch size.
+    The rows are changed where they live, by an optimizer of their own, in the step of the model's: with it their gradients
+    are scaled, clipped and accumulated, and with it they skip a step. ``DistributedOptimizer`` trains the rest, with any
+    batch size.
 
     Args:
         input_dim: rows of the whole table.
@@ -50,8 +49,8 @@ class ShardedEmbedding(keras.layers.Layer):
 
     Raises:
         InvalidArgumentError: an argument that cannot be; an id that is no row, when called: the same text on all ranks.
-        UnsupportedError: ``mixed_float16``, whose loss is scaled, or an elastic job; when a model is trained, an optimizer
-            that scales the loss, clips or accumulates gradients.
+        UnsupportedError: an elastic job; when a model is trained, an optimizer that scales the loss or clips by the norm of
+            all gradients where these differ from rank to rank, or that does more to gradients than to delay them.
 
     Example:
         >>> model = keras.Sequential([hvd.layers.ShardedEmbedding(10**8, 64, optimizer="adagrad"), keras.layers.Dense(1)])
@@ -64,11 +63,6 @@ class ShardedEmbedding(keras.layers.Layer):
         op: int = Average, process_set: ProcessSet = global_process_set, **arguments: Any,
     ):  # fmt: skip
         super().__init__(**arguments)
-        if self.compute_dtype == "float16":
-            raise UnsupportedError(
-                "ShardedEmbedding: dtype must not be mixed_float16, whose gradients are scaled where its rows are changed, but "
-                "is. Give the layer dtype='float32', and use mixed_bfloat16 for the rest."
-            )
         if membership.current() is not None:
             raise UnsupportedError(
                 "ShardedEmbedding: tables need a world that stays, but this job is elastic: a rank that is lost takes its rows "
@@ -84,20 +78,20 @@ class ShardedEmbedding(keras.layers.Layer):
 
     def build(self, input_shape: Any = None) -> None:
         """Makes this rank's rows; collective."""
-        # Gradients flow to variables alone: this one leads them to the table, and gets zeros itself.
-        self.anchor = self.add_weight(shape=(), initializer="zeros", name="anchor")
-        self.anchor.sharded_embedding = self.name
         self.table = SelfUpdatingTable(self.name, self.input_dim, self.output_dim, **self._given)
+        # Gradients flow to variables alone: this one leads them to the table, and its optimizer to the table's step.
+        self.anchor = self.add_weight(shape=(), initializer="zeros", name="anchor", dtype="float32", autocast=False)
+        self.anchor.sharded_table = self.table
 
     def call(self, inputs: Any) -> Any:
-        """Rows of ids, whole numbers of any shape: float32 of shape (\\*ids, output_dim)."""
-        return backend.rows_of(self.table, inputs, self.anchor)
+        """Rows of ids, whole numbers of any shape: of shape (\\*ids, output_dim), in the dtype that the layer computes in."""
+        return keras.ops.cast(backend.rows_of(self.table, inputs, self.anchor), self.compute_dtype)
 
     def compute_output_shape(self, input_shape: tuple) -> tuple:
         return (*input_shape, self.output_dim)
 
     def compute_output_spec(self, inputs: Any, *_: Any, **__: Any) -> Any:
-        return keras.KerasTensor((*inputs.shape, self.output_dim), "float32")
+        return keras.KerasTensor((*inputs.shape, self.output_dim), self.compute_dtype)
 
     def save_table(self, folder: str | os.PathLike) -> None:
         """Writes the rows, and what their optimizer keeps, under the layer's name; no rank gathers them. Collective."""
@@ -115,49 +109,15 @@ class ShardedEmbedding(keras.layers.Layer):
         return self.table
 
 
-# ---- what a model's optimizer must not do ----
-
-
-def refuse_settings(optimizer: Any, name: str) -> None:
-    """Raises UnsupportedError if a model's optimizer treats gradients in a way that those of a layer's rows have escaped."""
-    reason = _reason(optimizer) or _reason(getattr(optimizer, "inner_optimizer", None))
-    if reason is not None:
-        raise UnsupportedError(
-            f"ShardedEmbedding '{name}': the model's optimizer must {reason}, since rows are changed before it sees their "
-            "gradients, which would be treated in another way than the rest."
-        )
-
-
-def refuse_settings_for(optimizer: Any, variables: Iterable[Any]) -> None:
-    """``refuse_settings`` for the layers whose anchors are among the variables that an optimizer trains."""
-    for variable in variables:
-        if (name := getattr(variable, "sharded_embedding", None)) is not None:
-            refuse_settings(optimizer, name)
-
-
-def _reason(optimizer: Any) -> str | None:
-    if optimizer is None:
-        return None
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or getattr(optimizer, "loss_scale_factor", None):
-        return "not scale the loss (use mixed_bfloat16, or float32)"
-    if any(getattr(optimizer, name, None) for name in ("clipnorm", "global_clipnorm", "clipvalue")):
-        return "not clip gradients (leave clipnorm, global_clipnorm and clipvalue out)"
-    reduction = getattr(optimizer, "_gradient_reduction", None)
-    passes = 1 if reduction is None else reduction.settings.backward_passes_per_step
-    if passes > 1 or (getattr(optimizer, "gradient_accumulation_steps", None) or 1) > 1:
-        return "not accumulate gradients (make the batch larger instead)"
-    return None
-
-
 def _look_at_models(model_class: Any) -> None:
-    """Has each model of a class asked before its step is built, whoever's its optimizer is."""
+    """Has each model of a class asked before its step is built whether its optimizer can train the layers' rows."""
     original = model_class.make_train_function
 
     @functools.wraps(original)
     def make_train_function(self: Any, force: bool = False) -> Any:
         for layer in self._flatten_layers():
             if isinstance(layer, ShardedEmbedding):
-                refuse_settings(getattr(self, "optimizer", None), layer.name)
+                check(getattr(self, "optimizer", None), layer.name, layer._given["process_set"])
         return original(self, force)
 
     model_class.make_train_function = make_train_function

@@ -20,10 +20,10 @@ from ringtrain.keras.averaging import AveragingMethods, require_none
 from ringtrain.keras.backends import backend
 from ringtrain.keras.classes import likened, user_class
 from ringtrain.keras.compilation import look_at_models
-from ringtrain.keras.layers import refuse_settings_for
 from ringtrain.keras.local_steps import local_plan
 from ringtrain.keras.on_host import HostMethods
 from ringtrain.keras.reduction import KerasReducer, Settings, when
+from ringtrain.keras.rows import check_all, combined_by, settled
 from ringtrain.operations import Average
 from ringtrain.process_sets import ProcessSet, global_process_set
 
@@ -102,8 +102,8 @@ def DistributedOptimizer(
 
     Raises:
         InvalidArgumentError: not a Keras optimizer, or groups, ``op`` or a number that cannot be.
-        UnsupportedError: when it is applied, to a model with a ``ShardedEmbedding``: it scales the loss, clips or
-            accumulates gradients, which those of the rows have escaped.
+        UnsupportedError: when it is applied, to a model with a ``ShardedEmbedding``: with ``every`` or local layers, it scales
+            the loss or clips by the norm of all gradients; with ``delay``, it scales, clips or accumulates.
 
     Example:
         >>> model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.001 * hvd.size())), "mse")
@@ -239,7 +239,9 @@ class _Distributed(AveragingMethods, HostMethods, _Optimizer):
             return
         reduction.require_outermost()
         variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
-        refuse_settings_for(self, variables)
+        check_all(self, variables)
+        if reduction.settings.delay:  # the rows' gradients are of this step
+            grads = settled(grads, variables)
         scopes = backend.scopes()
         if reduction.pairing.skipping:
             full = reduction.pairing.take(scopes)
@@ -251,7 +253,8 @@ class _Distributed(AveragingMethods, HostMethods, _Optimizer):
             # The former may skip it, and the latter counts updates.
             if isinstance(self, keras.optimizers.LossScaleOptimizer) or reduction.settings.powersgd is not None:
                 reduction.settle(lambda: self._uses(grads))
-            super(_Distributed, self).apply(grads, variables)
+            with combined_by(reduction):
+                super(_Distributed, self).apply(grads, variables)
 
         local = reduction.local_steps
         if local is not None:

@@ -302,6 +302,11 @@ class KerasReducer:
         ):
             backend.settle_residuals(is_used(), Session(self.settings.process_set), f"{self.prefix}.")
 
+    @property
+    def keeps_some_local(self) -> bool:
+        """Whether gradients of some variables stay on their rank."""
+        return bool(self._local_variables())
+
     def _local_variables(self) -> list[Any]:
         of_layers = [variable for layer in self.settings.local_layers for variable in layer.trainable_variables]
         return of_layers + self._local

@@ -115,6 +115,11 @@ def like(result: Any, gradient: Any) -> tf.Tensor:
     return tf.ensure_shape(tf.convert_to_tensor(result), gradient.shape)
 
 
+def here(gradient: Any) -> Any:
+    """The gradient as a tensor of the graph that is being traced: TensorFlow's optimizers take those of one graph."""
+    return None if gradient is None else tf.identity(gradient)
+
+
 def keeps_residuals(compression: Any) -> bool:
     """Whether the core makes up for what a compression has lost of the gradients before."""
     return getattr(compression, "wire", None) in tables.WITHOUT_FEEDBACK
@@ -147,7 +152,7 @@ def maxima(gradients: Sequence[Any], names: Sequence[str], variables: Sequence[A
 
 
 def rows_of(table: Any, ids: Any, anchor: Any) -> tf.Tensor:
-    """Rows of a ``SelfUpdatingTable``, whose gradients change it; ``anchor`` gets a gradient of zero."""
+    """Rows of a ``SelfUpdatingTable``, whose gradients wait there; ``anchor`` gets that of ``SelfUpdatingTable.bring``."""
     ids = tf.convert_to_tensor(ids)
 
     def on_ranks(function: Callable[..., Any], inputs: list[tf.Tensor], dtypes: list[tf.DType]) -> Any:
@@ -155,11 +160,14 @@ def rows_of(table: Any, ids: Any, anchor: Any) -> tf.Tensor:
 
     @tf.custom_gradient
     def fetch(anchored: tf.Tensor) -> Any:
-        rows, places, trip = on_ranks(table.look_up, [ids], [tf.float32, tf.int64, tf.int64])
+        # The anchor's value is there when the rows were changed the last time: calls of the host have no order otherwise.
+        rows, places, trip = on_ranks(
+            lambda ids, _: table.look_up(ids), [ids, anchored], [tf.float32, tf.int64, tf.int64]
+        )
         rows = tf.ensure_shape(rows, (None, table.width))
 
         def gradient(of_rows: Any, *_: Any) -> tf.Tensor:
-            zero = on_ranks(table.update, [trip, tf.convert_to_tensor(of_rows)], [tf.float32])
+            zero = on_ranks(table.bring, [trip, tf.convert_to_tensor(of_rows)], [tf.float32])
             return tf.ensure_shape(zero[0] if isinstance(zero, list) else zero, ())
 
         return (rows, tf.ensure_shape(places, ids.shape)), gradient

@@ -119,6 +119,11 @@ def like(result: Any, gradient: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(exact).to(gradient.device, gradient.dtype)
 
 
+def here(gradient: torch.Tensor | None) -> torch.Tensor | None:
+    """The gradient as it is: PyTorch knows one scope only."""
+    return gradient
+
+
 def keeps_residuals(compression: Any) -> bool:
     """Whether the core makes up for what a compression has lost of the gradients before."""
     return compression_in_the_core(compression) in tables.WITHOUT_FEEDBACK
@@ -168,7 +173,7 @@ def _reduce_present(
 
 
 class _Rows(torch.autograd.Function):
-    """The rows that a table gives, whose gradients change it."""
+    """The rows that a table gives, whose gradients wait there."""
 
     @staticmethod
     def forward(ctx: Any, anchor: torch.Tensor, table: Any, ids: torch.Tensor) -> Any:
@@ -181,12 +186,12 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor, _: torch.Tensor) -> Any:
-        zero = ctx.table.update(ctx.trip, gradient.detach().cpu().contiguous().numpy())
+        zero = ctx.table.bring(ctx.trip, gradient.detach().cpu().contiguous().numpy())
         return torch.tensor(float(zero), device=gradient.device), None, None
 
 
 def rows_of(table: Any, ids: Any, anchor: Any) -> torch.Tensor:
-    """Rows of a ``SelfUpdatingTable``, whose gradients change it; ``anchor`` gets a gradient of zero."""
+    """Rows of a ``SelfUpdatingTable``, whose gradients wait there; ``anchor`` gets that of ``SelfUpdatingTable.bring``."""
     value = anchor.value if hasattr(anchor, "value") else anchor
     rows, places = _Rows.apply(value, table, ids)
     return torch.nn.functional.embedding(places, rows)

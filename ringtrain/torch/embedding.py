@@ -32,7 +32,7 @@ from ringtrain.operations import Average, Sum
 from ringtrain.process_sets import ProcessSet, global_process_set, id_of, members_of, place_in, size_of
 from ringtrain.torch.compilation import eager
 from ringtrain.torch.kept_rows import Kept, Origin, kept_here, surviving
-from ringtrain.torch.row_gradients import RowGradients
+from ringtrain.torch.row_gradients import RowGradients, SentAtOnce
 from ringtrain.torch.shards import Shard
 
 _DTYPES = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
@@ -52,6 +52,7 @@ class _Sharded(torch.nn.Module):
         origin: where rows come from that nobody keeps: they are made, or in a checkpoint.
         fills_lost: whether those that are lost do.
         has_unused_gradient: whether ``weight.grad`` came in an elastic job and no step has used it.
+        is_in_run: whether a ``TorchState`` in ``elastic.run`` has the table.
     """
 
     weight: Shard
@@ -90,9 +91,9 @@ class _Sharded(torch.nn.Module):
         self._dtype = _DTYPES[dtype]
         self.replicas = replicas
         self.kept: Kept | None = None
-        self.fills_lost = self.has_unused_gradient = False
+        self.fills_lost = self.has_unused_gradient = self.is_in_run = False
         self._optimizer: torch.optim.Optimizer | None = None
-        self._carrier: RowGradients | None = None
+        self._carrier: RowGradients | SentAtOnce | None = None
         self._storage = storage, path, resident_bytes
         made = initial.initializer(initializer, scale, seed, embedding_dim, self._dtype)
         self.origin = Origin(_with_padding(made, self.padding_idx))
@@ -186,14 +187,14 @@ class _Sharded(torch.nn.Module):
 
     # ---- elastic jobs ----
 
-    def train_by(self, optimizer: torch.optim.Optimizer, carrier: RowGradients) -> None:
-        """Has gradients travel with those of the optimizer that trains the rows, whose state of a row moves with it."""
+    def train_by(self, optimizer: torch.optim.Optimizer, carrier: RowGradients | SentAtOnce) -> None:
+        """Has gradients travel as a carrier says to the optimizer that trains the rows, whose state of a row moves with it."""
         self._optimizer, self._carrier = optimizer, carrier
         carrier.carry(self)
         optimizer.register_step_post_hook(lambda *_: self._note_step())
 
     @property
-    def carrier(self) -> RowGradients | None:
+    def carrier(self) -> RowGradients | SentAtOnce | None:
         """What gradients travel with."""
         return self._carrier
 
@@ -222,6 +223,22 @@ class _Sharded(torch.nn.Module):
         self.origin, self.fills_lost = origin, lost_only
         if not lost_only:
             self.kept, self.has_unused_gradient = None, False
+
+    def go_back_to(self, kept: Kept) -> None:
+        """What is kept of the table is what was: rows, what the optimizer keeps of them, and no gradient."""
+        self.optimizer_state().clear()
+        self.has_unused_gradient = False
+        self.take(kept)
+
+    def begin_again(self, state: dict[str, Any]) -> None:
+        """Nothing is kept of the table, as before its first use; the optimizer has this of it."""
+        self.begin_from(self.origin)
+        self._rows = self.new_rows(0, self.origin.rows)
+        self.weight.grad, self.weight.owned = None, 0
+        self.weight.data = torch.from_numpy(self._rows.array)
+        if self._optimizer is not None:
+            self.optimizer_state().clear()
+            self._optimizer.state[self.weight].update(state)
 
     def add_gradient(self, places: np.ndarray, sums: np.ndarray, finite: bool) -> None:
         """A round was released: as autograd would, adds to ``weight.grad``."""
@@ -324,7 +341,7 @@ class ShardedEmbedding(_Sharded):
         RowsLostError: in an elastic job, when called, or at the end of a backward pass: the ranks that kept some rows are
             gone; the same text on all.
         UnsupportedError: ``max_norm``, ``scale_grad_by_freq``, another dtype; in an elastic job a process set, and a call
-            that is in no ``hvd.elastic.State``.
+            that is neither in the loop of an ``hvd.elastic.State`` nor in ``elastic.run`` with a ``TorchState``.
 
     Example:
         >>> table = hvd.ShardedEmbedding(100_000_000, 64)
@@ -477,18 +494,18 @@ def tables_in(model: torch.nn.Module) -> list[tuple[str, Any]]:
 
 def _check_use(modules: Sequence[Any]) -> None:
     first = modules[0]
-    if under_way() is None and first.kept is None:
+    if under_way() is None and first.kept is None and not first.is_in_run:
         raise UnsupportedError(
             f"embedding '{first.name}': in an elastic job a table must be used in the loop of hvd.elastic.State(model=..., "
-            "optimizer=...), where its rows survive, but is used outside of it. Move the call into the loop over epochs(); "
-            "elastic.run and TorchState have no tables."
+            "optimizer=...), or in elastic.run with a TorchState of its model, where its rows survive, but is used outside of "
+            "both. Move the call there."
         )
     trained = [each for each in modules if each.weight.requires_grad] if torch.is_grad_enabled() else []
     for each in trained:
         if each.carrier is None or each.carrier is not first.carrier:
             raise InvalidArgumentError(
-                f"embedding '{each.name}': in an elastic job a table must be trained by a DistributedOptimizer that is given to "
-                "elastic.State with its model, and one that trains all tables of a collection, but is not."
+                f"embedding '{each.name}': in an elastic job a table must be trained by an optimizer that is given to "
+                "elastic.State with its model, or to TorchState, and by one that trains all tables of a collection, but is not."
             )
 
 

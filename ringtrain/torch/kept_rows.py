@@ -5,6 +5,7 @@ and what its optimizer keeps of it moves from whoever still has it, as it is. Th
 (``take``) when all ranks hold it; until then each keeps what it had.
 """
 
+import copy
 import dataclasses
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
@@ -26,6 +27,7 @@ from ringtrain.operations import Max, allreduce
 from ringtrain.pending import Operation
 
 Result = TypeVar("Result")
+_AT_ONCE = 1 << 16  # rows that are copied at a time
 _GRADIENT, _HAS_GRADIENT = "gradient", "has gradient"  # names that no optimizer uses
 
 
@@ -120,6 +122,23 @@ def in_one_world(tables: Sequence[Any], function: Callable[[], Result]) -> Resul
 
 def _is_dealt_here(table: Any) -> bool:
     return table.kept is not None and table.kept.world == current().world
+
+
+def copied(table: Any) -> Callable[[], None]:
+    """Copies what this rank keeps of a table, and what its optimizer does; returns what goes back to that, however often."""
+    kept, rest = table.kept, copy.deepcopy(_rest(table))
+    lines = {key: each.clone() for key, each in _lines(table).items() if key not in (_GRADIENT, _HAS_GRADIENT)}
+    rows = None if kept is None else _copy_of(table, kept.rows)
+
+    def go_back() -> None:
+        state = {key: each.clone() for key, each in lines.items()}
+        if kept is None or rows is None:
+            table.begin_again(state | copy.deepcopy(rest))
+        else:
+            former = dataclasses.replace(kept, rows=_copy_of(table, rows), state=state, rest=copy.deepcopy(rest))
+            table.go_back_to(former)
+
+    return go_back
 
 
 def kept_here(table: Any) -> Kept:
@@ -227,6 +246,16 @@ def _begins_with(table: Any, key: str, ids: np.ndarray, fresh: np.ndarray) -> np
     if key in table.origin.state:
         return table.origin.state[key](ids)
     return np.tile(fresh if key not in (_GRADIENT, _HAS_GRADIENT) else fresh * 0, (len(ids), 1))
+
+
+def _copy_of(table: Any, rows: Rows) -> Rows:
+    made = table.new_rows(len(rows.array) - 1, None)
+    for start in range(0, len(rows.array), _AT_ONCE):
+        places = np.arange(start, min(start + _AT_ONCE, len(rows.array)))
+        made.put(places, rows.gather(places))
+        made.let_go()
+        rows.let_go()
+    return made
 
 
 # ---- what an optimizer keeps ----

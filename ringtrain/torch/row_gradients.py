@@ -15,7 +15,7 @@ import numpy as np
 from ringtrain.context import current
 from ringtrain.embedding.moves import Sums, with_copies
 from ringtrain.embedding.trips import Trip
-from ringtrain.errors import MismatchError
+from ringtrain.errors import MismatchError, WorldChangedError
 from ringtrain.operations import Average, allgather
 from ringtrain.process_sets import global_process_set
 from ringtrain.torch.kept_rows import Kept, kept_here
@@ -128,6 +128,32 @@ class RowGradients:
         ]
         layouts = [each.layout for each in kept]
         return _Reduced(waiting.tables, with_copies(layouts, kept[0].rank, sums, f"{trip.name}.copies"), finite)
+
+
+class SentAtOnce:
+    """In ``elastic.run``: gradients travel in the backward pass, as in a job that is not elastic, and on to second keepers.
+
+    What a world leaves half done when it is lost, the next one undoes: all go back to a commit.
+    """
+
+    def carry(self, table: Any) -> None:
+        """They wait for nothing."""
+
+    def add(self, trip: Trip, world: int, tables: Sequence[Any], gradients: list[np.ndarray]) -> None:
+        """Sends what a backward pass has for the rows of a trip; the sums become gradients. All ranks call it.
+
+        Raises WorldChangedError if the rows came in another world.
+        """
+        if world != current().world:
+            raise WorldChangedError(
+                f"embedding '{tables[0].name}': a backward pass must be in the world of its forward pass, but that is gone. "
+                "Compute both anew."
+            )
+        layouts, rank = [table.kept.layout for table in tables], tables[0].kept.rank
+        sums, finite = trip.send_back(gradients)
+        own = [(places, table.divided(values)) for table, (places, values) in zip(tables, sums, strict=True)]
+        for table, each in zip(tables, with_copies(layouts, rank, own, f"{trip.name}.copies"), strict=True):
+            table.add_gradient(*each, finite)
 
 
 def _again(waiting: _Waiting, kept: Sequence[Kept]) -> tuple[Trip, list[np.ndarray]]:

@@ -6,7 +6,9 @@
 import functools
 import os
 import secrets
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -65,11 +67,7 @@ def load_tables(
             table.begin_from(_origin(_fitting(folder, name, table), table, optimizer is not None), lost_only)
             continue
         members = table.weight.process_set
-        problem = None
-        try:
-            _load(folder, name, table, optimizer)
-        except (OSError, InvalidArgumentError) as failed:
-            problem = str(failed)
+        problem = _problem_of(lambda: _load(folder, name, table, optimizer))  # noqa: B023
         _raise_first(allgather_object(problem, f"load_tables.{name}", members), members_of(members))
 
 
@@ -94,14 +92,109 @@ def dense_state_dict(part: torch.nn.Module | torch.optim.Optimizer) -> dict[str,
     return {**whole, "state": kept}
 
 
+def load_dense_state_dict(model: torch.nn.Module, values: Mapping[str, Any]) -> None:
+    """Takes what ``dense_state_dict`` has returned of the same model.
+
+    Raises InvalidArgumentError if it has other names.
+    """
+    shards = {name for name, value in model.state_dict().items() if is_shard(value)}
+    told = model.load_state_dict(dict(values), strict=False)
+    missing = [name for name in told.missing_keys if name not in shards]
+    if missing or told.unexpected_keys:
+        raise InvalidArgumentError(
+            f"resume: a model's values must be those that were saved, but {missing} are missing and {told.unexpected_keys} are "
+            "not among them. Make the model that was saved."
+        )
+
+
+# ---- all tables of a training, behind one step ----
+
+
+class Part(NamedTuple):
+    """A table of a training.
+
+    Attributes:
+        name: in files, the same on all ranks.
+        table: the module.
+        optimizer: that trains its rows; None if none does.
+    """
+
+    name: str
+    table: Any
+    optimizer: torch.optim.Optimizer | None
+
+
+def parts_of(values: Mapping[str, Any]) -> list[Part]:
+    """The tables in some modules, each once, with those of the optimizers beside them that train them."""
+    optimizers = [value for value in values.values() if isinstance(value, torch.optim.Optimizer)]
+    found: dict[int, Part] = {}
+    for name, module in values.items():
+        if isinstance(module, torch.nn.Module):
+            for place, table in tables_in(module):
+                found.setdefault(id(table), Part(f"{name}.{place}", table, _trainer_of(table, optimizers)))
+    return list(found.values())
+
+
+def save_parts(parts: Sequence[Part], folder_of: Callable[[str], Path]) -> Path:
+    """Writes several tables, as they are in one world, into a folder of their own; all ranks call it.
+
+    Args:
+        parts: all of a training.
+        folder_of: the folder for a token, another one in each attempt: ranks that die in one leave parts of it.
+
+    Raises:
+        InvalidArgumentError: on all ranks, if one cannot write.
+        RowsLostError: rows are kept by nobody any more; on all ranks.
+    """
+
+    def attempt() -> tuple[Path, list[str | None]]:
+        token = broadcast_object(secrets.token_hex(8), 0, "save_every.token")
+        folder = folder_of(token)
+
+        def write() -> None:
+            folder.mkdir(parents=True, exist_ok=True)
+            for part in parts:
+                _save(folder, part.name, part.table, part.optimizer, token)
+
+        return folder, allgather_object(_problem_of(write), "save_every.written")
+
+    folder, problems = in_one_world([part.table for part in parts], attempt)
+    _raise_first(problems, list(range(len(problems))))
+    return folder
+
+
+def load_parts(parts: Sequence[Part], folder: str | os.PathLike) -> str | None:
+    """Takes this rank's rows of what ``save_parts`` has written; returns why it cannot. It asks no other rank."""
+
+    def read() -> None:
+        for name, table, optimizer in parts:
+            if table.is_elastic:
+                table.begin_from(_origin(_fitting(folder, name, table), table, optimizer is not None))
+            else:
+                _load(folder, name, table, optimizer)
+
+    return _problem_of(read)
+
+
+def _trainer_of(table: Any, optimizers: Sequence[torch.optim.Optimizer]) -> torch.optim.Optimizer | None:
+    for optimizer in optimizers:
+        if any(each is table.weight for group in optimizer.param_groups for each in group["params"]):
+            return optimizer
+    return None
+
+
+def _problem_of(function: Callable[[], None]) -> str | None:
+    try:
+        function()
+    except (OSError, InvalidArgumentError) as failed:
+        return str(failed)
+    return None
+
+
 def _save_on_all(folder: Any, name: str, table: Any, optimizer: torch.optim.Optimizer | None) -> None:
     members = table.weight.process_set
     token = broadcast_object(secrets.token_hex(8), members_of(members)[0], f"save_tables.{name}", members)
-    problem = None
-    try:
-        _save(folder, name, table, optimizer, token)
-    except (OSError, InvalidArgumentError) as failed:
-        problem = str(failed)
+    problem = _problem_of(lambda: _save(folder, name, table, optimizer, token))
     _raise_first(allgather_object(problem, f"save_tables.{name}.done", members), members_of(members))
 
 

@@ -5,6 +5,7 @@ The planned run learns the same in threads of the test, by ``Learner`` too.
 
 import hashlib
 import os
+from functools import partial
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ import ringtrain as rt
 import ringtrain.torch as hvd
 
 ROWS, WIDTH, BATCH, SAMPLES, EPOCHS = 23, 4, 4, 60, 2
+COMMITS = 9  # steps under elastic.run, each committed
 REPLICAS = int(os.environ.get("REPLICAS", "2"))
 
 
@@ -116,12 +118,68 @@ def digest(values: dict[str, torch.Tensor]) -> str:
     return hashlib.sha256(bits).hexdigest()
 
 
+def samples_of(step: int, size: int, rank: int) -> list[int]:
+    """Under ``elastic.run``, which leaves to the script what a rank learns in a step."""
+    return [((step * size + rank) * BATCH + place) % SAMPLES for place in range(BATCH)]
+
+
+def run_to_commits(learner: Learner) -> None:
+    """Learns under ``elastic.run``: a step whose world is lost is done again, from the commit before it."""
+    import elastic_faults
+
+    from ringtrain.torch.elastic import committed_rows
+
+    exec(os.environ.get("PLANTED_IN_TABLES", ""), {"committed_rows": committed_rows})
+    others = {} if learner.rows is None else {"rows": learner.rows}
+    state = hvd.elastic.TorchState(model=learner.model, optimizer=learner.optimizer, step=0, **others)
+    exchange = committed_rows.allreduce
+
+    def strike_within(*given, name, **named):
+        result = exchange(*given, name=name, **named)
+        elastic_faults.strike(state.step, name.split(".")[-1])
+        return result
+
+    committed_rows.allreduce = strike_within
+    struck: list[partial] = [partial(elastic_faults.strike, 0)]
+    learner.dense.weight.register_hook(lambda gradient: struck[0]("backward"))
+
+    @hvd.elastic.run
+    def train(state):
+        while state.step < COMMITS:
+            elastic_faults.await_joiners(state.step)
+            step, size = state.step, hvd.size()
+            struck[0] = partial(elastic_faults.strike, step)
+            _, ids, y = torch.utils.data.default_collate([Data()[each] for each in samples_of(step, size, hvd.rank())])
+            print("attempt", step, size, flush=True)
+            learner.train_on(ids, y, struck[0])
+            struck[0]("stepped")
+            state.step += 1
+            state.commit()
+
+    train(state)
+    finish(learner, state.step)
+
+
+def finish(learner: Learner, steps: int) -> None:
+    """Says what has been learnt, and leaves it for the test."""
+    from elastic_faults import folder
+
+    values = learner.end()
+    if hvd.rank() == 0:
+        torch.save(values, folder / "end.pt")
+    print("end", steps, digest(values), flush=True)
+
+
 def main() -> None:
     import elastic_faults
     from elastic_faults import folder, slot
 
-    from ringtrain.torch import kept_rows, row_gradients
+    from ringtrain.torch import kept_rows, row_gradients, tables
 
+    if os.environ.get("COMMITS"):
+        hvd.init()
+        run_to_commits(Learner(os.environ["KIND"]))
+        return
     exec(os.environ.get("PLANTED_IN_TABLES", ""), {"kept_rows": kept_rows, "row_gradients": row_gradients})
     row_gradients_of = row_gradients.RowGradients
     hvd.init()
@@ -134,8 +192,18 @@ def main() -> None:
     if folder_of_rows := os.environ.get("ROWS_FROM"):
         hvd.load_tables(folder_of_rows, learner.model, learner.optimizer)
 
+    if saves := os.environ.get("SAVES"):
+        state.resume(saves)
+        state.save_every(saves, steps=3, keep=2)
+
     def strike(place):
         elastic_faults.strike(state.step, place)
+
+    def saving(*given, save=tables._save):
+        strike("saving")
+        save(*given)
+
+    tables._save = saving
 
     def holding(self, *given, reduce=row_gradients_of.reduce, **named):
         reduce(self, *given, **named)
@@ -165,10 +233,7 @@ def main() -> None:
                 learner.train_on(ids, y, tell=tell)
             if state.step == int(os.environ.get("SAVED_AT", "-1")):
                 hvd.save_tables(os.environ["SAVED_IN"], learner.model, learner.optimizer)
-    values = learner.end()
-    if hvd.rank() == 0:
-        torch.save(values, folder / "end.pt")
-    print("end", state.step, digest(values), flush=True)
+    finish(learner, state.step)
 
 
 if __name__ == "__main__":

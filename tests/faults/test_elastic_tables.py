@@ -17,7 +17,7 @@ from pathlib import Path
 import elastic_tables
 import pytest
 import torch
-from elastic_tables import EPOCHS, SAMPLES, Data, Learner, digest
+from elastic_tables import COMMITS, EPOCHS, SAMPLES, Data, Learner, digest, samples_of
 from environments import python_with, rank_environment, transport_of
 from worlds import LAUNCHED
 
@@ -238,6 +238,98 @@ def test_a_job_begins_with_saved_tables(job: Job, tmp_path: Path) -> None:
     faults = json.dumps({"1/4/backward": KILL})
     done = run(job, "2:3", pause="1", JOINED="3", ROWS_FROM=str(first), FAULTS=faults)
     assert_as_planned(job, done, 3, tmp_path, first=first)
+
+
+@pytest.mark.long
+def test_a_job_goes_on_from_its_files_with_another_number_of_ranks(job: Job, tmp_path: Path) -> None:
+    saves = tmp_path / "saves"
+    faults = json.dumps({f"{slot}/7/forward": KILL for slot in range(3)})
+    first = run(job, "3:3", code=137, SAVES=str(saves), FAULTS=faults)
+    second = run(job, "2:2", SAVES=str(saves))
+    begun = [line for line in first.stdout.splitlines() if re.match(r"\[\d+\] applied [0-5] ", line)]
+    both = subprocess.CompletedProcess([], 0, "\n".join([*begun, second.stdout]), second.stderr)
+    plan = assert_as_planned(job, both, 2, tmp_path)
+    assert [len(step) for step in plan[:8]] == [3] * 6 + [2] * 2
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("slot", [0, 2])
+def test_a_death_while_rows_are_written_spoils_no_file(slot: int, job: Job, tmp_path: Path) -> None:
+    saves = tmp_path / "saves"
+    saves.mkdir()
+    done = run(job, "2:3", SAVES=str(saves), FAULTS=json.dumps({f"{slot}/6/saving": KILL}))
+    assert_as_planned(job, done, 2, tmp_path)
+    written = sorted(path.name for path in saves.iterdir() if path.suffix == ".pt")
+    folders = [torch.load(saves / name, weights_only=True)["sharded embeddings"] for name in written]
+    assert len(written) == 2 and sorted(path.name for path in saves.iterdir()) == sorted([*written, *folders])
+    for folder in folders:
+        assert hvd.plain_weight(saves / folder, "model.0").shape[0] == elastic_tables.ROWS
+
+
+def assert_committed(
+    job: Job, done: subprocess.CompletedProcess, ranks: int, folder: Path, kind: str = "adagrad"
+) -> list[int]:
+    """As ``assert_as_planned`` under ``elastic.run``; the ranks of each step, as it was done last."""
+    sizes: dict[int, int] = {}
+    for step, size in re.findall(r"^\[\d+\] attempt (\d+) (\d+)$", done.stdout, re.MULTILINE):
+        sizes[int(step)] = min(int(size), sizes.get(int(step), 99))
+    assert sorted(sizes) == list(range(COMMITS)), sizes
+    plan = [[samples_of(step, size, rank) for rank in range(size)] for step, size in sorted(sizes.items())]
+    assert len(set(ends(done))) == 1 and len(ends(done)) == ranks, done.stdout + done.stderr
+    expected = replayed(plan, folder, kind)
+    found = torch.load(Path(job.temporary) / "end.pt")
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=0, msg=lambda text, name=name: f"{name}: {text}")
+    return [sizes[step] for step in range(COMMITS)]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("slot", [0, 1])
+@pytest.mark.parametrize("place", ["forward", "fetched", "backward", "released", "stepped", "copied", "committed"])
+def test_under_elastic_run_no_row_is_lost_wherever_a_rank_dies(place: str, slot: int, job: Job, tmp_path: Path) -> None:
+    """Steps are done again from the last commit, each in the commit of all or of none."""
+    done = run(job, "2:3", COMMITS="1", FAULTS=json.dumps({f"{slot}/4/{place}": KILL}))
+    sizes = assert_committed(job, done, 2, tmp_path)
+    assert sizes[:3] == [3, 3, 3] and sizes[4:] == [2] * (COMMITS - 4)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["momentum", "adam", "two"])
+def test_under_elastic_run_with_any_optimizer(kind: str, job: Job, tmp_path: Path) -> None:
+    faults = {"1/3/backward": KILL, "0/6/released": KILL}
+    done = run(job, "2:4", kind, COMMITS="1", FAULTS=json.dumps(faults))
+    assert_committed(job, done, 2, tmp_path, kind)
+
+
+HALF = {"1/4/copied": KILL, "0/4/copied": LOSE}  # rank 0 does not know that all have copied their rows
+
+
+@pytest.mark.long
+def test_a_commit_that_rank_0_has_not_made_is_nobodys(job: Job, tmp_path: Path) -> None:
+    sizes = assert_committed(job, run(job, "2:4", COMMITS="1", FAULTS=json.dumps(HALF)), 3, tmp_path)
+    assert sizes == [4] * 3 + [3] * (COMMITS - 3)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "planted, faults",
+    [
+        ("committed_rows.CommittedRows.restore = lambda self: None", {"1/4/stepped": KILL}),
+        ("committed_rows.copied = lambda table: lambda: None", {"1/4/stepped": KILL}),
+        (
+            "committed_rows.CommittedRows._go_back_to = lambda self, number: self._commits[-1].go_back[0]()",
+            HALF,
+        ),
+    ],
+    ids=["rows stay as they are", "nothing is copied", "each goes back to its own last one"],
+)
+def test_faults_of_commits_are_found(planted: str, faults: dict, job: Job, tmp_path: Path) -> None:
+    try:
+        done = run(job, "2:4", COMMITS="1", PLANTED_IN_TABLES=planted, FAULTS=json.dumps(faults))
+        assert_committed(job, done, 3, tmp_path)
+    except AssertionError:
+        return
+    pytest.fail("not found")
 
 
 @pytest.mark.long

@@ -7,6 +7,7 @@ keras = pytest.importorskip("keras")
 
 import ringtrain as rt
 import ringtrain.keras as hvd
+from ringtrain.embedding.table import SelfUpdatingTable
 from ringtrain.testing import World
 
 ROWS, WIDTH, RANKS = 13, 4, 2
@@ -18,6 +19,7 @@ OPTIMIZERS = {
     ),
 }
 IDS = np.array([[[1, 5], [5, 5], [12, 0]], [[5, 2], [1, 1], [7, 8]]])  # rank, sample, place
+RATE = 0.05  # where all of a model learns
 WANTED = np.array([[0.0, 1.0, 0.5], [1.0, 0.0, 0.25]])
 
 
@@ -92,44 +94,180 @@ def test_arguments_that_cannot_be():
         def on_rank(rank):
             with pytest.raises(rt.errors.InvalidArgumentError, match="optimizer must be a RowOptimizer or one of"):
                 hvd.layers.ShardedEmbedding(5, 2, optimizer="adam").build()
-            with pytest.raises(rt.errors.UnsupportedError, match="must not be mixed_float16"):
-                hvd.layers.ShardedEmbedding(5, 2, dtype="mixed_float16")
 
         world.run(on_rank)
 
 
-SETTINGS = {
-    "scale the loss": lambda: {"optimizer": keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5))},
-    "scale the loss by a constant": lambda: {"optimizer": keras.optimizers.SGD(0.5, loss_scale_factor=4.0)},
-    "clip gradients": lambda: {"optimizer": keras.optimizers.SGD(0.5, global_clipnorm=1.0)},
-    "clip gradients of a variable": lambda: {"optimizer": keras.optimizers.SGD(0.5, clipnorm=1.0)},
-    "clip gradients by value": lambda: {"optimizer": keras.optimizers.SGD(0.5, clipvalue=1.0)},
-    "accumulate gradients": lambda: {"optimizer": keras.optimizers.SGD(0.5), "backward_passes_per_step": 2},
-    "accumulate gradients by Keras": lambda: {"optimizer": keras.optimizers.SGD(0.5, gradient_accumulation_steps=2)},
-}
+def batch(step, ranks=slice(None)):
+    """Ids and what is wanted of them, of all ranks or of one."""
+    return ((IDS[ranks] + 3 * step) % ROWS).reshape(-1, 2), WANTED[ranks].reshape(-1)
 
 
-REFUSED = [(what, True) for what in SETTINGS]
-REFUSED += [(what, False) for what, given in SETTINGS.items() if len(given()) == 1]  # others are DistributedOptimizer's
+def learner(embedding, optimizer, dense_learns=True, policy=None):
+    """A model of which the dense part learns too, by the same rule."""
+    sums = keras.layers.Dense(1, kernel_initializer="ones", trainable=dense_learns, dtype=policy)
+    model = keras.Sequential([keras.Input((2,), dtype="int64"), embedding, keras.layers.Flatten(), sums])
+    model.compile(optimizer, "mse")
+    return model
 
 
-@pytest.mark.parametrize("what, distributed", REFUSED)
-def test_what_gradients_of_rows_would_escape_is_refused(what, distributed):
-    """Before any row is changed, whether the optimizer is ours or not."""
+def alone(optimizer, steps, dense_learns=True, policy=None):
+    """Rows, and all weights of the dense part, of one process that has trained on the batches of all ranks."""
+    plain = Plain(dtype=policy)
+    model = learner(plain, optimizer, dense_learns, policy)
+    plain.set_weights([first(np.arange(ROWS))])
+    for step in steps:
+        model.train_on_batch(*batch(step))
+    return [np.asarray(plain.get_weights()[0]), *map(np.asarray, model.layers[-1].get_weights())]
+
+
+def together(make, steps, dense_learns=True, policy=None, spoil=lambda step, rank, wanted: wanted):
+    """The same of two ranks; ``make`` makes the optimizer."""
 
     def on_rank(rank):
-        given = SETTINGS[what]()
-        layer = hvd.layers.ShardedEmbedding(ROWS, WIDTH, "sgd", initializer=first, name="words")
-        optimizer = hvd.DistributedOptimizer(**given) if distributed else given["optimizer"]
-        model = head(layer, optimizer)
-        words = " ".join(what.split()[:2])
-        with pytest.raises(rt.errors.UnsupportedError, match=f"'words': the model's optimizer must not {words}"):
-            model.train_on_batch(IDS[0], WANTED[0])
-        assert np.array_equal(whole(layer.table), first(np.arange(ROWS)).astype(np.float32))
-        anchor = model.trainable_variables[0]
-        if distributed:  # a loop of one's own, without fit
-            with pytest.raises(rt.errors.UnsupportedError, match=f"must not {words}"):
-                optimizer.apply([keras.ops.zeros(())], [anchor])
+        layer = hvd.layers.ShardedEmbedding(
+            ROWS, WIDTH, hvd.layers.SGD(lr=RATE), initializer=first, name="words", dtype=policy
+        )
+        model = learner(layer, make(), dense_learns, policy)
+        for step in steps:
+            ids, wanted = batch(step, rank)
+            model.train_on_batch(ids, spoil(step, rank, wanted))
+        assert float(layer.anchor.numpy()) == 0 and layer.table._came.passes == 0
+        scale = getattr(model.optimizer, "dynamic_scale", None)
+        dense = [np.asarray(each) for each in model.layers[-1].get_weights()]
+        return [whole(layer.table), *dense], None if scale is None else float(scale.numpy())
 
-    with World(1) as world:
+    with World(RANKS) as world:
+        ended = world.run(on_rank)
+    for one, other in zip(*(values for values, _ in ended), strict=True):
+        assert np.array_equal(one, other)
+    assert ended[0][1] == ended[1][1]
+    return ended[0]
+
+
+def scaled(**given):
+    return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(RATE, **given), initial_scale=2.0**10)
+
+
+TREATED = {  # of the optimizer of one process, and of the ranks'
+    "clipped by the norm of all": ({"global_clipnorm": 0.3}, {}),
+    "clipped by the norm of each variable": ({"clipnorm": 0.2}, {}),
+    "clipped by value": ({"clipvalue": 0.03}, {}),
+    "scaled by a number": ({"loss_scale_factor": 8.0}, {}),
+    "accumulated by Keras": ({"gradient_accumulation_steps": 2}, {}),
+    "accumulated": ({"gradient_accumulation_steps": 2}, {"backward_passes_per_step": 2, "average_aggregated_gradients": True}),
+    "accumulated and clipped": ({"gradient_accumulation_steps": 2, "global_clipnorm": 0.3}, {}),
+}  # fmt: skip
+QUICK = {"clipped by the norm of all"}
+
+
+@pytest.mark.parametrize("scales", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "what", [each if each in QUICK else pytest.param(each, marks=pytest.mark.long) for each in TREATED]
+)
+def test_what_befalls_all_gradients_befalls_those_of_rows(what, scales):
+    """As in one process, and to no effect without it."""
+    given, distributed = TREATED[what]
+    if scales and "loss_scale_factor" in given:
+        pytest.skip("LossScaleOptimizer sets it to None")
+    make = scaled if scales else lambda **given: keras.optimizers.SGD(RATE, **given)
+    expected = alone(make(**given), range(4))
+    own = {} if distributed else given
+    found, _ = together(lambda: hvd.DistributedOptimizer(make(**own), **distributed), range(4))
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
+    untreated = alone(keras.optimizers.SGD(RATE), range(4))
+    if what != "scaled by a number":
+        assert not np.allclose(untreated[0], expected[0], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("dense_learns", [True, pytest.param(False, marks=pytest.mark.long)])
+@pytest.mark.parametrize("passes", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_gradients_of_a_rank_that_are_not_finite_skip_the_step_on_all(dense_learns, passes):
+    """Rows, too, also where they alone learn; with the passes that were added up to them."""
+    expected = alone(keras.optimizers.SGD(RATE), [0, 1], dense_learns)
+    if passes == 2:
+        expected = alone(keras.optimizers.SGD(2 * RATE, gradient_accumulation_steps=2), [0, 1], dense_learns)
+
+    def spoil(step, rank, wanted):
+        return np.full_like(wanted, 1e36) if (step, rank) == (5, 1) else wanted
+
+    steps = [0, 5, 1] if passes == 1 else [3, 5, 0, 1]
+    found, scale = together(
+        lambda: hvd.DistributedOptimizer(scaled(), backward_passes_per_step=passes), steps, dense_learns, spoil=spoil
+    )
+    assert scale == 2.0**9
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("policy, exact", [("mixed_float16", 1e-3), ("mixed_bfloat16", 5e-3)])
+def test_layers_compute_in_sixteen_bits(policy, exact):
+    """Rows stay in 32; the loss is scaled where Keras does so."""
+    make = scaled if policy == "mixed_float16" else lambda: keras.optimizers.SGD(RATE)
+    found, _ = together(lambda: hvd.DistributedOptimizer(make()), range(3), policy=policy)
+    expected = alone(make(), range(3), policy=policy)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=exact)
+    assert found[0].dtype == np.float32 and not np.allclose(found[0], first(np.arange(ROWS)), atol=exact)
+
+
+class Loop(keras.optimizers.SGD):
+    """Clips in a way of its own."""
+
+    def _clip_gradients(self, grads):
+        return [grad * 0.5 for grad in grads]
+
+
+REFUSED = {
+    "to scale by what a rank alone has": (scaled, "not scale the loss by gradients that differ"),
+    "to clip by what a rank alone has": (
+        lambda: keras.optimizers.SGD(RATE, global_clipnorm=1.0), "not clip by the norm of all gradients",
+    ),
+    "to skip local steps": (lambda: hvd.DistributedOptimizer(scaled(), every=2), "not scale the loss by gradients"),
+    "to clip in local steps": (
+        lambda: hvd.DistributedOptimizer(keras.optimizers.SGD(RATE, global_clipnorm=1.0), every=2), "without every",
+    ),
+    "to clip late": (
+        lambda: hvd.DistributedOptimizer(keras.optimizers.SGD(RATE, clipnorm=1.0), delay=1), "accumulate gradients with delay",
+    ),
+    "to clip in another way": (lambda: hvd.DistributedOptimizer(Loop(0.5)), "not clip gradients in a way of its own"),
+}  # fmt: skip
+
+
+def test_what_rows_cannot_share_in_is_refused():
+    """Before any row is changed; in fit, and in a loop of one's own."""
+
+    def on_rank(rank):
+        for number, (make, words) in enumerate(REFUSED.values()):
+            layer = hvd.layers.ShardedEmbedding(ROWS, WIDTH, "sgd", initializer=first, name=f"words{number}")
+            optimizer = make()
+            model = head(layer, optimizer)
+            with pytest.raises(
+                rt.errors.UnsupportedError, match=f"'words{number}': the model's optimizer must.* {words}"
+            ):
+                model.train_on_batch(IDS[rank], WANTED[rank])
+            with pytest.raises(rt.errors.UnsupportedError, match=words):
+                optimizer.apply([keras.ops.zeros(())], [layer.anchor])
+            assert np.array_equal(whole(layer.table), first(np.arange(ROWS)).astype(np.float32))
+
+    with World(RANKS) as world:
+        world.run(on_rank)
+
+
+def test_gradients_that_no_optimizer_applies_are_said(monkeypatch):
+    """A loop that leaves the anchor out would not learn rows, and say nothing."""
+    monkeypatch.setattr("ringtrain.embedding.table._MOST_PASSES", 2)
+
+    def on_rank(rank):
+        table = SelfUpdatingTable("words", ROWS, WIDTH, "sgd")
+        for _ in range(2):
+            rows, _, trip = table.look_up(np.array([1, 2]))
+            assert table.bring(trip, np.ones_like(rows)) == 0
+        rows, _, trip = table.look_up(np.array([1, 2]))
+        with pytest.raises(rt.errors.InvalidArgumentError, match="'words': a Keras optimizer must apply the gradients"):
+            table.bring(trip, np.ones_like(rows))
+
+    with World(RANKS) as world:
         world.run(on_rank)

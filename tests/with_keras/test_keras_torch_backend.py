@@ -21,6 +21,16 @@ def test_pytorch_below_keras():
     assert done.returncode == 0 and done.stdout.endswith("trained\n"), done.stdout + done.stderr[-6000:]
 
 
+@pytest.mark.long
+def test_rows_of_tables_below_keras():
+    """All that test_keras_embedding.py asks."""
+    script = pathlib.Path(__file__).with_name("test_keras_embedding.py")
+    environment = dict(os.environ, KERAS_BACKEND="torch")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", script]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-6000:] + done.stderr
+
+
 def test_other_backends_are_refused():
     with pytest.raises(UnsupportedError, match="expected Keras on tensorflow or torch but found it on 'jax'"):
         module_of("jax")

@@ -3,6 +3,7 @@
 import os
 import pickle
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import torch
 from ringtrain.errors import InvalidArgumentError
 
 _FILE = re.compile(r"step-(\d{12})\.pt")
+_ROWS = re.compile(r"step-(\d{12})-[0-9a-f]+")
+ROWS = "sharded embeddings"  # in a file: the name of the folder beside it with their rows; no value of a state is called so
 
 
 class Plan:
@@ -21,6 +24,10 @@ class Plan:
         minutes: between two files; None where the steps alone count.
         step: from which on.
         now: a time in seconds.
+
+    Attributes:
+        step: behind which the last one was due; ranks that write together take over that of rank 0.
+        counts_minutes: whether it depends on the clock of a rank.
 
     Raises:
         InvalidArgumentError: neither is given, or one is not above 0.
@@ -33,17 +40,18 @@ class Plan:
                 f"save_every: expected steps= or minutes= above 0 but found steps={steps}, minutes={minutes}. Give one of them."
             )
         self._steps, self._minutes = steps, minutes
-        self._step, self._time = step, now
+        self.counts_minutes = minutes is not None
+        self.step, self._time = step, now
 
     def is_due(self, step: int, now: float) -> bool:
         """Whether a file is to be written behind a step."""
-        by_steps = self._steps is not None and step - self._step >= self._steps
+        by_steps = self._steps is not None and step - self.step >= self._steps
         by_time = self._minutes is not None and now - self._time >= 60.0 * self._minutes
-        return step > self._step and (by_steps or by_time)
+        return step > self.step and (by_steps or by_time)
 
     def note(self, step: int, now: float) -> None:
         """One was due behind this step."""
-        self._step, self._time = step, now
+        self.step, self._time = step, now
 
 
 class Folder:
@@ -65,8 +73,14 @@ class Folder:
         """The files that were written behind later steps."""
         return [self._path_of(each) for each in self.steps() if each > step]
 
+    def for_rows(self, step: int, token: str) -> Path:
+        """A folder for rows of sharded embeddings, which the file behind that step names when they are all there."""
+        return self._path / f"step-{step:012}-{token}"
+
     def write(self, step: int, values: dict[str, Any], keep: int) -> None:
         """Writes a file, and removes all but the newest ones. Who looks meanwhile sees the whole file, or none.
+
+        Folders of rows go with their files, and with them what is left of those that no file came to name.
 
         Raises:
             OSError: the folder takes no file.
@@ -83,6 +97,11 @@ class Folder:
             unfinished.unlink(missing_ok=True)
         for old in [each for each in self.steps() if each <= step][:-keep]:
             self._path_of(old).unlink(missing_ok=True)
+        self._remove_rows(step, values.get(ROWS))
+
+    def rows_of(self, values: dict[str, Any]) -> Path | None:
+        """The folder of rows that a file names; None if it has none."""
+        return self._path / values[ROWS] if ROWS in values else None
 
     def newest(self) -> dict[str, Any] | None:
         """What the newest file has, in the host's memory; None if there is none.
@@ -110,6 +129,13 @@ class Folder:
                     f"{problem}). Remove it to {instead}."
                 ) from problem
         return None
+
+    def _remove_rows(self, step: int, named: str | None) -> None:
+        kept = set(self.steps()) - {step}
+        for each in self._path.iterdir():
+            match = _ROWS.fullmatch(each.name)
+            if match and each.name != named and int(match[1]) <= step and int(match[1]) not in kept:
+                shutil.rmtree(each, ignore_errors=True)
 
     def _path_of(self, step: int) -> Path:
         return self._path / f"step-{step:012}.pt"

@@ -1,15 +1,17 @@
 """``TorchState``: models, optimizers, samplers and schedules of an elastic job, beside plain Python objects."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from ringtrain.elastic import ObjectState
+from ringtrain.torch.elastic.committed_rows import CommittedRows
 from ringtrain.torch.elastic.sampler import ElasticSampler
 from ringtrain.torch.elastic.transfer import keeps_identity, take_state_dict
 from ringtrain.torch.functions import broadcast_optimizer_state, broadcast_parameters, set_state, state_of
+from ringtrain.torch.tables import Part, dense_state_dict, load_dense_state_dict, parts_of
 
 __all__ = [
     "ModelStateHandler", "OptimizerStateHandler", "SamplerStateHandler", "StateDictHandler", "StateHandler", "TorchState",
@@ -46,12 +48,16 @@ class ModelStateHandler(StateHandler):
     """Parameters and buffers of a model. The copy lies where the model does."""
 
     def save(self) -> None:
-        """Keeps a copy."""
-        self._saved = copy.deepcopy(self.value.state_dict())
+        """Keeps a copy; in an elastic job rows of tables have commits of their own (``committed_rows``)."""
+        has_rows = _elastic_parts({"": self.value})
+        self._saved = copy.deepcopy(dense_state_dict(self.value) if has_rows else self.value.state_dict())
 
     def restore(self) -> None:
         """Goes back to it."""
-        self.value.load_state_dict(self._saved)
+        if _elastic_parts({"": self.value}):
+            load_dense_state_dict(self.value, self._saved)
+        else:
+            self.value.load_state_dict(self._saved)
 
     def sync(self) -> None:
         """Takes the values of rank 0."""
@@ -139,6 +145,7 @@ class TorchState(ObjectState):
     """
 
     _handlers: dict[str, StateHandler]
+    _rows: CommittedRows
 
     def __init__(self, model: Any = None, optimizer: Any = None, **kwargs: Any):
         given = {
@@ -148,6 +155,7 @@ class TorchState(ObjectState):
         made = {name: _handler_of(value) for name, value in given.items()}
         handlers = {name: handler for name, handler in made.items() if handler is not None}
         self.__dict__["_handlers"] = handlers
+        self.__dict__["_rows"] = CommittedRows(_elastic_parts(given))
         super().__init__(**{name: value for name, value in given.items() if name not in handlers})
         for name, handler in handlers.items():
             self.__dict__[name] = handler.value
@@ -163,23 +171,30 @@ class TorchState(ObjectState):
         super().__setattr__(name, value)
 
     def save(self) -> None:
-        """Keeps a copy of everything."""
-        for handler in self._handlers.values():
-            handler.save()
-        super().save()
+        """Keeps a copy of everything; with tables of an elastic job all ranks call it."""
+        with self._rows.committing():
+            for handler in self._handlers.values():
+                handler.save()
+            super().save()
 
     def restore(self) -> None:
         """Goes back to it."""
-        for handler in self._handlers.values():
-            handler.restore()
-        super().restore()
+        self._restore_the_rest()
+        self._rows.restore()
 
     def sync(self) -> None:
-        """Takes everything from rank 0, and keeps a copy of it."""
+        """Takes everything from rank 0, and keeps a copy of it; rows of tables stay each rank's own."""
+        if self._rows.sync():
+            self._restore_the_rest()
         for name in sorted(self._handlers):
             self._handlers[name].sync()
         super().sync()
         self.save()
+
+    def _restore_the_rest(self) -> None:
+        for handler in self._handlers.values():
+            handler.restore()
+        super().restore()
 
     def reset(self) -> None:
         """Has distributed optimizers enter the new world in the order in which they were made, on all ranks alike."""
@@ -187,6 +202,11 @@ class TorchState(ObjectState):
         reducers = [getattr(value, part, None) for value in values for part in ("_reducer", "_delayed")]
         for reducer in sorted(filter(None, reducers), key=lambda each: each.number):
             reducer.enter_world()
+
+
+def _elastic_parts(values: Mapping[str, Any]) -> list[Part]:
+    """Tables whose rows come and go with ranks."""
+    return [part for part in parts_of(values) if part.table.is_elastic]
 
 
 def _handler_of(value: Any) -> StateHandler | None:

@@ -7,9 +7,11 @@ that means for PyTorch: gradients, samples, and the state for ranks that join.
 import gc
 import os
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
+import numpy as np
 import torch
 
 from ringtrain import membership
@@ -17,23 +19,26 @@ from ringtrain.context import current
 from ringtrain.elastic.lossless import LosslessState
 from ringtrain.elastic.sets import Rule
 from ringtrain.elastic.transaction import Transaction
-from ringtrain.errors import InvalidArgumentError, UnsupportedError
+from ringtrain.errors import InvalidArgumentError, RowsLostError, UnsupportedError
 from ringtrain.log import logger
-from ringtrain.objects import broadcast_object
-from ringtrain.process_sets import global_process_set
+from ringtrain.objects import allgather_object, broadcast_object
+from ringtrain.operations import Max, allreduce
+from ringtrain.process_sets import global_process_set, id_of
 from ringtrain.torch.adasum import Deltas
 from ringtrain.torch.backward import OneByOne
 from ringtrain.torch.elastic.batches import check_state
-from ringtrain.torch.elastic.checkpoints import Folder, Plan, on_devices
+from ringtrain.torch.elastic.checkpoints import ROWS, Folder, Plan, on_devices
 from ringtrain.torch.elastic.sampler import ElasticSampler
 from ringtrain.torch.elastic.transfer import keeps_identity, outline_of, take_over
-from ringtrain.torch.embedding import tables_in
 from ringtrain.torch.functions import set_state, state_of
 from ringtrain.torch.hooks import others
+from ringtrain.torch.kept_rows import surviving
 from ringtrain.torch.reducer import Reducer
+from ringtrain.torch.tables import Part, dense_state_dict, load_dense_state_dict, load_parts, parts_of, save_parts
 
 _OBJECTS = "ringtrain.elastic.objects"
-_GIVEN = ["_size", "_refusal"]  # beside the values
+_ROWS = "ringtrain.elastic.rows"
+_GIVEN = ["_size", "_refusal", "_rows_from", "_saved_behind"]  # beside the values
 
 
 class TransparentState(LosslessState):
@@ -104,7 +109,8 @@ class TransparentState(LosslessState):
         self._plain = sorted(given.keys() - set(self._stateful))
         self._saves: tuple[Folder, Plan, int] | None = None  # where, when, and how many files are kept
         self._has_stepped = False  # and nothing was drawn since
-        self._refusal = ""  # why rank 0 cannot begin
+        self._refusal = ""  # why this rank cannot begin
+        self._resumed: str | None = None  # the folder with the rows of tables
         distributed = _distributed_optimizers(given.values())
         samplers = [getattr(self, name) for name in self._stateful if isinstance(getattr(self, name), ElasticSampler)]
         self._training = _Training(self, samplers, distributed)
@@ -120,8 +126,8 @@ class TransparentState(LosslessState):
             one_by_one = OneByOne() if several else None
             for reducer in reducers:
                 reducer.keep_inputs_for(self._transaction, one_by_one)
-            for table in self._tables():
-                _let_train(table, distributed)
+            for part in self._tables():
+                _let_train(part.table, distributed)
         for place, optimizer in enumerate(distributed):
             optimizer.register_step_post_hook(lambda *_, counts=place == 0: self._after_update(counts))
         for each in samplers:
@@ -162,10 +168,12 @@ class TransparentState(LosslessState):
 
         It does so between two steps: when the next sample is drawn, or without an ``ElasticSampler`` when an epoch begins
         or ends. The others wait for it in their next step. If the folder takes no file the log says so, and the training
-        goes on.
+        goes on. Rows of sharded embeddings are written by all ranks before, each its own, into a folder beside the file;
+        with ``minutes`` ranks then ask each other in each step whether it is time.
 
         Args:
-            folder: the same for all ranks, where rank 0 may come to be on any host.
+            folder: the same for all ranks, where rank 0 may come to be on any host; with sharded embeddings on a disk that all
+                ranks share.
             steps: between two files.
             minutes: between two files.
             keep: files that stay.
@@ -174,9 +182,9 @@ class TransparentState(LosslessState):
             InvalidArgumentError: neither is given, or one is not above 0.
                 At the beginning of the loop, on all ranks: the folder has files behind the step at which the training
                 begins, since none of its own would stay beside these.
-            UnsupportedError: a model has sharded embeddings.
+            UnsupportedError: a sharded embedding is shared by a process set.
         """
-        self._refuse_tables("save_every")
+        self._refuse_tables_of_sets("save_every")
         if keep < 1:
             raise InvalidArgumentError(f"save_every: expected keep= above 0 but found {keep}. Keep one file at least.")
         self._saves = Folder(folder), Plan(steps, minutes, self.step, monotonic()), keep
@@ -186,17 +194,21 @@ class TransparentState(LosslessState):
 
         To be called before ``epochs``, which gives all ranks what rank 0 has found. The training goes on bit for bit, with
         as many ranks as before; but for what ``Compression.int8`` and ``int4`` keep. Plain objects must be numbers,
-        texts, or containers of these and of tensors: nothing in the file is run.
+        texts, or containers of these and of tensors: nothing in the file is run. Rows of sharded embeddings go to any number
+        of ranks; ``epochs`` reads them, from where rank 0 has found them.
 
         Raises:
-            InvalidArgumentError: the file has other values than this state.
-            UnsupportedError: a model has sharded embeddings.
+            InvalidArgumentError: the file has other values than this state. By ``epochs``: a rank cannot read its rows; on all
+                ranks, and on one that joins later by itself.
+            UnsupportedError: a sharded embedding is shared by a process set.
         """
-        self._refuse_tables("resume")
+        self._refuse_tables_of_sets("resume")
         kept = Folder(folder).newest()
         if kept is None:
             return False
-        expected = {*self._stateful, *self._plain}
+        rows, tables = Folder(folder).rows_of(kept), self._tables()
+        self._resumed = None if rows is None else os.fspath(rows)
+        expected = {*self._stateful, *self._plain, *([ROWS] if tables else [])}
         if kept.keys() != expected:
             raise InvalidArgumentError(
                 f"resume: expected a file with {', '.join(sorted(expected))} but found {', '.join(sorted(kept))}. Make the "
@@ -206,22 +218,44 @@ class TransparentState(LosslessState):
             value = getattr(self, name)
             if isinstance(value, torch.optim.Optimizer):
                 set_state(value, on_devices(value, kept[name]))
+            elif isinstance(value, torch.nn.Module) and tables:
+                load_dense_state_dict(value, kept[name])
             else:
                 value.load_state_dict(kept[name])
         for name in self._plain:
             setattr(self, name, kept[name])
         return True
 
-    def _tables(self) -> list[Any]:
-        modules = [getattr(self, name) for name in self._stateful]
-        return [table for each in modules if isinstance(each, torch.nn.Module) for _, table in tables_in(each)]
+    def _tables(self) -> list[Part]:
+        return parts_of({name: getattr(self, name) for name in self._stateful})
 
-    def _refuse_tables(self, what: str) -> None:
-        if self._tables():
-            raise UnsupportedError(
-                f"{what}: models must not hold sharded embeddings, whose rows no rank has as a whole, but do. Call save_tables on "
-                "all ranks, and save dense_state_dict on one, in the same step."
-            )
+    def _refuse_tables_of_sets(self, what: str) -> None:
+        for part in self._tables():
+            if id_of(part.table.weight.process_set) != id_of(global_process_set):
+                raise UnsupportedError(
+                    f"{what}: a sharded embedding must be shared by all ranks, but '{part.name}' has a process set. Call "
+                    "save_tables on its ranks, and save dense_state_dict on one, in the same step."
+                )
+
+    @property
+    def _rows_from(self) -> str | None:
+        """The folder that rows begin from; None where they have begun, so that who joins takes those of the others."""
+        begins = any(part.table.kept is None for part in self._tables())
+        return self._resumed if begins else None
+
+    @_rows_from.setter
+    def _rows_from(self, folder: str | None) -> None:
+        self._resumed = folder
+
+    @property
+    def _saved_behind(self) -> int | None:
+        """The step behind which values were last due to be written."""
+        return None if self._saves is None else self._saves[1].step
+
+    @_saved_behind.setter
+    def _saved_behind(self, step: int | None) -> None:
+        if self._saves is not None and step is not None:
+            self._saves[1].step = step
 
     def _after_update(self, counts: bool) -> None:
         self.step += int(counts)
@@ -237,6 +271,8 @@ class TransparentState(LosslessState):
         if self._has_stepped:
             self._has_stepped = False
             self._save_if_due()
+            if self._transaction is not None and self._transaction.close():  # of the exchanges that rows have needed
+                self._tell_change()
         if self._transaction is not None and self._transaction.pause():
             self._tell_change()
 
@@ -244,13 +280,26 @@ class TransparentState(LosslessState):
         if self._saves is None:
             return
         folder, plan, keep = self._saves
-        if not plan.is_due(self.step, monotonic()):
+        due = plan.is_due(self.step, monotonic())
+        if not due and not plan.counts_minutes:
+            return
+        tables = self._tables()
+        if tables and plan.counts_minutes:
+            due = _any_rank(due)
+        if not due:
             return
         plan.note(self.step, monotonic())
-        if current().rank == 0:
-            try:
-                folder.write(self.step, self._values(), keep)
-            except OSError as problem:
+        try:
+            rows = save_parts(tables, lambda token: folder.for_rows(self.step, token)) if tables else None
+            if current().rank == 0:
+                folder.write(self.step, self._values(rows), keep)
+        except RowsLostError:
+            logger.warning(
+                "save_every: the state behind step %d could not be written: rows are lost, as their next use says",
+                self.step,
+            )
+        except (OSError, InvalidArgumentError) as problem:
+            if current().rank == 0:
                 logger.warning("save_every: the state behind step %d could not be written: %s", self.step, problem)
 
     def _refuse_later_files(self) -> str:
@@ -263,11 +312,12 @@ class TransparentState(LosslessState):
             "one, which would go on from there. Call resume() with this folder, or give another folder."
         )
 
-    def _values(self) -> dict[str, Any]:
+    def _values(self, rows: Path | None) -> dict[str, Any]:
         values = {name: getattr(self, name) for name in (*self._stateful, *self._plain)}
         optimizers = {name: state_of(each) for name, each in values.items() if isinstance(each, torch.optim.Optimizer)}
-        others = {name: values[name].state_dict() for name in self._stateful if name not in optimizers}
-        return {**values, **others, **optimizers}
+        others = {name: _state_dict(values[name]) for name in self._stateful if name not in optimizers}
+        beside = {} if rows is None else {ROWS: rows.name}
+        return {**values, **others, **optimizers, **beside}
 
 
 class _Training:
@@ -306,7 +356,20 @@ class _Training:
             setattr(state, name, value)
         for reducer in self._reducers():
             reducer.note_between_steps()
+        self._take_rows()
         self._has_state = True
+
+    def _take_rows(self) -> None:
+        """Has rows begin from where rank 0 has found them; what a rank cannot read is said where the loop begins."""
+        state = self._state
+        folder, tables = state._resumed, state._tables()  # rank 0's, by now
+        if folder is None or not tables:
+            return
+        problem = None if self._has_state else load_parts(tables, folder)
+        told = allgather_object((self._has_state, problem), _ROWS)
+        if not any(has_state for has_state, _ in told):  # who joins later, and cannot, ends alone
+            problem = next((f"rank {rank}: {words}" for rank, (_, words) in enumerate(told) if words is not None), None)
+        state._refusal = state._refusal or problem or ""
 
     def refuse_others(self) -> None:
         """A state made later has taken the optimizers over."""
@@ -348,6 +411,17 @@ class _Training:
         for sampler in self._samplers:
             if sampler.epoch != epoch:
                 sampler.set_epoch(epoch)
+
+
+def _any_rank(own: bool) -> bool:
+    """Whether it is so on any rank; all ask together."""
+    told = np.array([own], np.uint8)
+    return bool(surviving(lambda: allreduce(told, op=Max, name="save_every.due"))[0])
+
+
+def _state_dict(value: Any) -> dict[str, Any]:
+    """What is the same on all ranks."""
+    return dense_state_dict(value) if isinstance(value, torch.nn.Module) else value.state_dict()
 
 
 def _distributed_optimizers(values: Iterable[Any]) -> list[Any]:
