@@ -17,6 +17,7 @@ from ringtrain._native import OK, PENDING, CData, as_path, as_text, check, ffi, 
 from ringtrain.buffers import Buffer
 from ringtrain.errors import (
     ClosedError,
+    ForkedError,
     InvalidArgumentError,
     NotInitializedError,
     PeerLostError,
@@ -539,7 +540,7 @@ def is_initialized() -> bool:
 def raise_unusable(context: Context | None) -> NoReturn:
     """Raises what a call needs to hear that finds no open context, or one of before a fork."""
     if context is not None and context.forked:
-        raise ClosedError(_FORKED)
+        raise ForkedError(_FORKED)
     raise NotInitializedError(
         "ringtrain.init() must be called first, but was not, or shutdown() came since. Call init() again. "
         "(In the words of Horovod's scripts: Horovod has not been initialized; use hvd.init().)"

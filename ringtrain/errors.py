@@ -61,6 +61,11 @@ class ClosedError(RingtrainError):
     """The world was shut down, here or by another rank, before the operation was done."""
 
 
+class ForkedError(ClosedError):
+    """The world belongs to the process that has called ``init()``, but a child that it has forked uses it, such as a loader's
+    worker. No other rank has to do with it."""
+
+
 class InternalError(RingtrainError):
     """A fault of this package or of the machine; the text is for a report."""
 

@@ -31,7 +31,7 @@ from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
 from ringtrain.announce import announce_failure, announce_leaving
-from ringtrain.errors import ClosedError, PeerLostError, RingtrainError
+from ringtrain.errors import ClosedError, ForkedError, PeerLostError, RingtrainError
 
 SECONDS_AFTER_A_FAILURE = 5.0  # until a rank that failed, or learnt that its world did, has ended
 SECONDS_TO_LEAVE = 2.0  # of these, for the others to end their part of the world
@@ -126,9 +126,13 @@ def _watch_exceptions(abort: Callable[[str, bool], None]) -> None:
 
 def error_of_a_peer(problem: BaseException | None) -> BaseException | None:
     """The error that says what another rank did, if this exception came of one."""
-    while problem is not None and not isinstance(problem, _ending.errors_of_peers):
+    while problem is not None and not _says_what_a_peer_did(problem):
         problem = problem.__cause__ or problem.__context__
     return problem
+
+
+def _says_what_a_peer_did(problem: BaseException) -> bool:
+    return isinstance(problem, _ending.errors_of_peers) and not isinstance(problem, ForkedError)
 
 
 def _watch_threads() -> None:

@@ -8,6 +8,14 @@
 >>> for step in state.steps(1000):
 ...     state.weights -= 0.1 * state.allreduce(gradient(state.weights, step), name="gradient")
 
+With a ``BatchSampler`` each sample of an epoch is in one step, whoever comes and goes:
+
+>>> sampler = rt.elastic.BatchSampler(len(x), batch_size=32)
+>>> state = rt.elastic.State(weights=weights, sampler=sampler)
+>>> for epoch in state.epochs(90):
+...     for indices in sampler:
+...         state.weights -= 0.1 * state.allreduce(gradient(state.weights, x[indices]), name="gradient")
+
 ``run`` and ``ObjectState`` have Horovod's names, and go back to a commit:
 
 >>> @rt.elastic.run
@@ -23,11 +31,12 @@ ends it. docs/elastic.md is the guide.
 """
 
 from ringtrain.elastic.loop import run, run_fn
+from ringtrain.elastic.sampler import BatchSampler
 from ringtrain.elastic.state import ObjectState, State
 from ringtrain.elastic.transparent import TransparentState
 from ringtrain.errors import HorovodInternalError, HostsUpdatedInterrupt, WorldChangedError
 
 __all__ = [
-    "HorovodInternalError", "HostsUpdatedInterrupt", "ObjectState", "State", "TransparentState",
+    "BatchSampler", "HorovodInternalError", "HostsUpdatedInterrupt", "ObjectState", "State", "TransparentState",
     "WorldChangedError", "run", "run_fn",
 ]  # fmt: skip

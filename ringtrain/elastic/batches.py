@@ -89,3 +89,23 @@ class BatchOrder(Order):
         number, place = divmod(index, self.batch)
         among = min(self.size, self._count_in(number))
         return any(each % among == place % among for each in contributors)
+
+
+class GrowingOrder(BatchOrder):
+    """Batches of so many positions for each rank: they grow with the number of ranks, and are shared in the same way.
+
+    Args:
+        count, drops_last, next_position, given_back: as for ``BatchOrder``.
+        of_rank: positions of one rank in a whole batch.
+    """
+
+    def __init__(
+        self, count: int, of_rank: int, drops_last: bool = False, next_position: int = 0, given_back: Sequence[int] = ()
+    ):
+        super().__init__(count, of_rank, drops_last, next_position, given_back)
+        self._of_rank = of_rank
+
+    def deal(self, size: int, place: int) -> None:
+        """Deals to so many ranks from here on; where nothing is taken."""
+        super().deal(size, place)
+        self.batch = self._of_rank * size

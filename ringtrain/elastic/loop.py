@@ -50,8 +50,8 @@ def run_fn(
     def elastic(state: State, *args: Any, **kwargs: Any) -> Any:
         if membership.planned():
             raise UnsupportedError(
-                "--batch constant: steps must be counted by State(model=..., sampler=...) of PyTorch, but elastic.run leaves that to "
-                "the script. Leave the flag out, or use State."
+                "--batch constant: steps must be counted by State with a sampler, or by Elastic, but elastic.run leaves that to "
+                "the script. Leave the flag out, or use these."
             )
         is_new = False  # whether the state has not been told of this world yet
         while True:

@@ -4,6 +4,7 @@ What a step is, and how its results survive, differs: NumPy, TensorFlow and Kera
 PyTorch has ``ringtrain.torch.elastic.transparent``.
 """
 
+import operator
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -149,3 +150,26 @@ class LosslessState(State):
                 f"elastic.State: names must not be those of its methods, or private, but {', '.join(taken)} is. "
                 "Choose another one."
             )
+
+
+def checked_progress(given: dict[str, Any]) -> dict[str, int]:
+    """Numbers of epochs and steps that a state was given, by their names. Raises TypeError, or InvalidArgumentError below 0."""
+    numbers = {name: _whole(name, value) for name, value in given.items()}
+    for name, number in numbers.items():
+        if number < 0:
+            raise InvalidArgumentError(
+                f"elastic.State: {name} must be 0 at least, but is {number}. Give the number of what is done already."
+            )
+    return numbers
+
+
+def _whole(name: str, value: Any) -> int:
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(
+            f"elastic.State: {name} must be a whole number, but is {value!r}. Give the number of what is done already, as a "
+            "checkpoint has it."
+        ) from None

@@ -2,7 +2,7 @@
 
 A window is the operations between two updates of an optimizer, or a part of them that is waited for at once; of several
 optimizers, those between two draws of samples. Its inputs are kept. When this rank holds every result it is whole, and says
-so in an allreduce of one byte; when that returns all members are whole, and the window is released. On the way a world may
+so in an allreduce of nine bytes; when that returns all members are whole, and the window is released. On the way a world may
 be lost. Then the survivors meet in the next one, tell each other how far they are (``settlement``), and release the window,
 or submit the kept inputs once more.
 
@@ -20,6 +20,7 @@ way, each as a window of its own that has no samples (``use_within``).
 What is framework-specific is a ``Training``'s.
 """
 
+import zlib
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from enum import Enum
@@ -47,6 +48,7 @@ _PLACE = "ringtrain.elastic.place"
 _WHOLE = "ringtrain.elastic.whole"
 _PAUSE = "ringtrain.elastic.pause"
 _OUTLINE = "ringtrain.elastic.outline"
+_DRAWN = "ringtrain.elastic.drawn"
 _REFUSED = "ringtrain.elastic.refused"
 
 
@@ -73,6 +75,9 @@ class Training(Protocol):
 
     def deal(self, size: int, place: int) -> None:
         """The samples of the next window are dealt to so many ranks, of which this is the one at that place."""
+
+    def drawn(self) -> str:
+        """What this rank has drawn for the open window, in words that must be the same on all ranks."""
 
     def finish_window(self, contributors: set[int] | None) -> None:
         """All results of a window are released: the samples that these places have drawn are in them; None: of all."""
@@ -237,14 +242,29 @@ class Transaction:
         _under_way.remove(self)
 
     def _agree(self) -> Generator[Operation, None, None]:
-        """Returns when all members are whole, which also tells whether one of them was asked to pause."""
-        wanted = np.array([self._member.wants_pause], np.uint8)
-        buffers = [as_buffer(wanted)]
+        """Returns when all members are whole, which also tells whether one of them was asked to pause.
+
+        Raises:
+            MismatchError: on all of them, if they have drawn differently: a wrong average now, and later a standstill.
+        """
+        drawn = np.frombuffer(zlib.crc32(self._training.drawn().encode()).to_bytes(4, "little"), np.uint8)
+        said = np.concatenate([np.array([self._member.wants_pause], np.uint8), drawn, 255 - drawn])
+        buffers = [as_buffer(said)]
         operation = current().submit("allreduce", _WHOLE, buffers, buffers, reduction="max")
         while not operation.finished():
             yield operation
         operation.wait()
-        self._pauses = bool(wanted[0])
+        self._pauses = bool(said[0])
+        if (said[1:5] != 255 - said[5:]).any():
+            raise MismatchError(self._unlike_draws())
+
+    def _unlike_draws(self) -> str:
+        everyone = allgather_object(self._training.drawn(), _DRAWN)
+        other = next(rank for rank, drawn in enumerate(everyone) if drawn != everyone[0])
+        return (
+            f"elastic.State: all ranks must draw the same for a step, but rank 0 has drawn {everyone[0]}, and rank {other} "
+            f"{everyone[other]}. Use one batch_size, and as many batches a step, on all ranks."
+        )
 
     def _release(self) -> None:
         if not self._has_parts and self._part is not Part.NOTHING:

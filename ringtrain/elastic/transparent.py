@@ -3,22 +3,25 @@
 ``ringtrain.elastic.transaction`` decides when a step is released, and what becomes of it in another world. Here is what a
 training without gradients of a framework's own needs of it: operations that survive, where a step ends, and the state for
 ranks that join. TensorFlow and Keras stand on it; PyTorch's gradients leave in the midst of a backward pass, and have a
-state of their own.
+state of their own. With a ``BatchSampler`` a step begins where its samples are drawn, and averages are weighed by them.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
 from ringtrain import membership, operations
+from ringtrain.context import Context, current
 from ringtrain.elastic.adapters import adapter_of, enter_world
-from ringtrain.elastic.lossless import LosslessState
+from ringtrain.elastic.lossless import LosslessState, checked_progress
+from ringtrain.elastic.sampler import BatchSampler
 from ringtrain.elastic.sets import Rule
 from ringtrain.elastic.transaction import Part, Transaction
-from ringtrain.errors import UnsupportedError
+from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.objects import broadcast_object
-from ringtrain.operations import Compression
+from ringtrain.operations import Average, Compression
 
 Result = TypeVar("Result")
 _OBJECTS = "ringtrain.elastic.objects"
@@ -34,17 +37,18 @@ class TransparentState(LosslessState):
             a world of so many is to have, such as ``lambda size: [range(0, size, 2), range(1, size, 2)]``. One without
             ranks is not there in that world. They are attributes, by place: ``even, odd = state.process_sets``.
         objects: what a rank that joins takes over: NumPy arrays, which stay the same objects while shape and dtype do; in
-            TensorFlow and Keras models, optimizers and variables; and whatever pickles. ``epoch``, ``batch`` and ``step``
-            are 0 unless they are given, as after loading a checkpoint.
+            TensorFlow and Keras models, optimizers and variables; a ``BatchSampler``, which counts by itself from now on; and
+            whatever pickles. ``epoch``, ``batch`` and ``step`` are 0 unless they are given, as after loading a checkpoint.
 
     Attributes:
         epoch: that ``epochs`` is in.
-        batch: steps of the epoch that are done, as ``steps`` counts them.
+        batch: steps of the epoch that are done, as ``steps`` counts them, or draws of the sampler.
         step: steps of all epochs that are done.
 
     Raises:
-        InvalidArgumentError: a name that is taken, or process sets that are no such function.
-        UnsupportedError: in a job with ``--batch constant``.
+        InvalidArgumentError: a name that is taken, process sets that are no such function, or several samplers; in a job with
+            ``--batch constant`` also none.
+        TypeError: ``epoch``, ``batch`` or ``step`` is no whole number.
 
     Example:
         >>> state = rt.elastic.State(weights=weights)
@@ -66,21 +70,21 @@ class TransparentState(LosslessState):
 
     def __init__(self, *, process_sets: Rule | None = None, **objects: Any):
         super().__init__(objects, process_sets)
-        if membership.planned():
-            raise UnsupportedError(
-                "--batch constant: an ElasticSampler of PyTorch must deal the samples, but in NumPy, TensorFlow and Keras the "
-                "script does. Leave the flag out, and choose a learning rate for each number of ranks with on_change."
-            )
         given = {"epoch": 0, "batch": 0, "step": 0, **objects}
+        given |= checked_progress({name: given[name] for name in ("epoch", "batch", "step")})
         for name, value in given.items():
             setattr(self, name, value)
         self._names = sorted(given)
         self._in_epochs = False
+        self._sampler = _only_sampler(objects.values())
+        self._is_in_step = False  # its samples are drawn, and the loop has not come back for others
         self._training = _Training(self)
         member = membership.current()
         self._transaction = None if member is None else Transaction(member, self._training, sets=self._sets)
-        if self._transaction is not None:
-            _follow(self)
+        if self._sampler is not None:
+            self._follow_draws(self._sampler)
+        if self._transaction is not None or self._sampler is not None:
+            _follow(self, elastic=self._transaction is not None)
 
     # ---- the loop ----
 
@@ -94,9 +98,12 @@ class TransparentState(LosslessState):
         self.enter()
         self._in_epochs = True
         while self.epoch < count:
+            self.set_epoch()
             yield self.epoch
+            self.end_step()
             self.epoch += 1
             self.batch = 0
+            self.set_epoch()
             self.between_steps()
         self._in_epochs = False
         self.finish()
@@ -105,7 +112,15 @@ class TransparentState(LosslessState):
         """Yields the steps of an epoch up to ``count``, the same on all ranks, from the one that the others are in.
 
         Ranks join and leave between two of them. Outside of ``epochs`` it does what that does, for the one epoch there is.
+
+        Raises:
+            InvalidArgumentError: the state has a sampler, whose draws are its steps.
         """
+        if self._sampler is not None:
+            raise InvalidArgumentError(
+                "elastic.State.steps: the steps of a state with a sampler must be its draws, but steps() counts others. Write "
+                "`for indices in sampler` in the loop over epochs()."
+            )
         if not self._in_epochs:
             self._begin_loop()
         self.enter()
@@ -138,14 +153,21 @@ class TransparentState(LosslessState):
             prescale_factor: before the reduction.
             postscale_factor: after it.
             compression: how it travels between hosts.
-            weight: this rank's share of an average.
+            weight: this rank's share of an average. By default, in a step of the state's sampler and for floating-point
+                numbers, its samples of that step; else all ranks count alike.
 
         Raises:
             RingtrainError: what another world would meet again, such as a MismatchError.
         """
         return self.survive(
             lambda: operations.allreduce(
-                tensor, name, op, prescale_factor, postscale_factor, compression=compression, weight=weight
+                tensor,
+                name,
+                op,
+                prescale_factor,
+                postscale_factor,
+                compression=compression,
+                weight=self._share(op, [tensor]) if weight is None else weight,
             )
         )
 
@@ -162,9 +184,39 @@ class TransparentState(LosslessState):
         """``allreduce`` of several arrays as one operation: the results are those of the same ranks."""
         return self.survive(
             lambda: operations.grouped_allreduce(
-                tensors, name, op, prescale_factor, postscale_factor, compression=compression, weight=weight
+                tensors,
+                name,
+                op,
+                prescale_factor,
+                postscale_factor,
+                compression=compression,
+                weight=self._share(op, tensors) if weight is None else weight,
             )
         )
+
+    def share(self, op: int | None) -> int | None:
+        """What this rank counts in an average of gradients, in the present attempt; None if all count alike.
+
+        To be called in what survives: it depends on who is in the world.
+        """
+        if self._sampler is None or not self._is_in_step or op not in (None, Average):
+            return None
+        return self._training.weight(None) if self._transaction is None else self._transaction.weight()
+
+    def check_gradients(self, owner: str, op: int | None) -> None:
+        """Refuses gradients that could not be those of one process with the whole batch.
+
+        Raises:
+            UnsupportedError: in a job with ``--batch constant``, sums and Adasum.
+        """
+        if membership.planned() and op not in (None, Average):
+            raise UnsupportedError(
+                f"{owner}: with --batch constant gradients must be averaged, weighed by samples, but op is another one, whose result "
+                "depends on the number of ranks. Use op=Average."
+            )
+
+    def _share(self, op: int | None, tensors: Sequence[Any]) -> int | None:
+        return self.share(op) if all(_is_floating(each) for each in tensors) else None
 
     # ---- for those who have a loop of their own, such as fit ----
 
@@ -193,6 +245,45 @@ class TransparentState(LosslessState):
 
     def _values(self) -> list[Any]:
         return [getattr(self, name) for name in self._names]
+
+    # ---- its sampler ----
+
+    def _follow_draws(self, sampler: BatchSampler) -> None:
+        sampler.follow(self)
+
+    def before_draw(self) -> None:
+        """The sampler draws for the next step: ranks join and leave here."""
+        if not self._has_entered:
+            raise InvalidArgumentError(
+                "elastic.State: its sampler must be read in the loop over epochs(), but is read before it, where ranks that join "
+                "would not be. Move that into the loop."
+            )
+        self.end_step()
+        self.between_steps()
+
+    def note_draw(self) -> None:
+        """The sampler has drawn: the next step has begun."""
+        if self._transaction is not None:
+            self._transaction.begin()
+        self._is_in_step = True
+
+    def end_step(self) -> None:
+        """Counts the step that was begun by a draw, if there is one."""
+        if self._is_in_step:
+            self._is_in_step = False
+            self.batch += 1
+            self.step += 1
+            self.release_alone()
+
+    def release_alone(self) -> None:
+        """In a job that is not elastic: the samples of the step are processed, as nobody can be lost."""
+        if self._transaction is None:
+            self._training.finish_window(None)
+
+    def set_epoch(self) -> None:
+        """Sets the sampler to the epoch, which begins if it is not in it."""
+        if self._sampler is not None:
+            self._sampler.set_epoch(self.epoch)
 
 
 class _Training:
@@ -230,34 +321,71 @@ class _Training:
             adapter.take_over([getattr(state, name) for name, its in fitting.items() if its is adapter])
 
     def deal(self, size: int, place: int) -> None:
-        """Samples are the script's."""
+        """Deals the samples of the next window; without a sampler they are the script's."""
+        if (sampler := self._state._sampler) is not None:
+            sampler.deal(size, place)
+
+    def drawn(self) -> str:
+        """What this rank has drawn for the open window."""
+        sampler = self._state._sampler
+        return "" if sampler is None else sampler.drawn
 
     def finish_window(self, contributors: set[int] | None) -> None:
-        """Samples are the script's."""
+        """Counts the samples of a window."""
+        if (sampler := self._state._sampler) is not None:
+            sampler.finish_window(contributors)
 
-    def weight(self, contributors: set[int] | None) -> None:
-        """All count alike, unless the script says otherwise."""
+    def weight(self, contributors: set[int] | None) -> int | None:
+        """The samples of this rank, where shares differ; without a sampler all count alike, unless the script says otherwise."""
+        sampler = self._state._sampler
+        return None if sampler is None else sampler.weight(contributors)
 
 
 # ---- the state of this process ----
 
 _followed: TransparentState | None = None
+# In a job that is not elastic one with a sampler, which weighs gradients there, too; ranks may be threads of a process.
+_of_worlds: "weakref.WeakKeyDictionary[Context, TransparentState]" = weakref.WeakKeyDictionary()
 
 
-def _follow(state: TransparentState) -> None:
+def _follow(state: TransparentState, elastic: bool) -> None:
     global _followed
-    _followed = state
+    if elastic:
+        _followed = state
+    else:
+        _of_worlds[current()] = state
 
 
 def followed() -> TransparentState | None:
-    """The state whose steps this process takes, the one made last; None in a job that is not elastic, or without one."""
-    return _followed
+    """The state whose steps this process takes, the one made last; None without one.
+
+    In a job that is not elastic also None if it has no sampler: its gradients need nothing of it.
+    """
+    if _followed is not None or not _of_worlds:
+        return _followed
+    return _of_worlds.get(current())
 
 
 def surviving(function: Callable[[], Result]) -> Result:
     """``survive`` of that state; the plain function without one."""
     state = followed()
     return function() if state is None else state.survive(function)
+
+
+def _only_sampler(values: Iterable[Any]) -> BatchSampler | None:
+    samplers = [value for value in values if isinstance(value, BatchSampler)]
+    if len(samplers) > 1 or (membership.planned() and not samplers):
+        flag = "--batch constant: " if membership.planned() else ""
+        raise InvalidArgumentError(
+            f"{flag}elastic.State must have one BatchSampler, which deals the samples of each step, but has {len(samplers)}. Pass "
+            "sampler=, and leave those out that read other data."
+        )
+    return samplers[0] if samplers else None
+
+
+def _is_floating(tensor: Any) -> bool:
+    dtype = getattr(tensor, "dtype", None)
+    return "float" in str(np.asarray(tensor).dtype if dtype is None else dtype)
 
 
 def _copied_into(own: Any, value: Any) -> bool:

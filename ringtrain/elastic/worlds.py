@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from ringtrain import membership
-from ringtrain.errors import ClosedError, PeerLostError, ProcessSetLostError, RingtrainError
+from ringtrain.errors import ClosedError, ForkedError, PeerLostError, ProcessSetLostError, RingtrainError
 from ringtrain.start import init, shutdown
 
 _signs: list[Callable[[Exception], bool]] = []
@@ -22,7 +22,7 @@ def ends_world(problem: Exception) -> bool:
 
 def can_go_on(problem: BaseException) -> bool:
     """Whether another world may do what this one could not: a rank was lost, has left, or the script has said so."""
-    if isinstance(problem, ProcessSetLostError):
+    if isinstance(problem, (ProcessSetLostError, ForkedError)):
         return False
     of_the_world = isinstance(problem, (PeerLostError, ClosedError)) or type(problem) is RingtrainError
     return of_the_world and membership.current() is not None

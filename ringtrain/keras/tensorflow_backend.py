@@ -1,6 +1,6 @@
 """Gradients of Keras on TensorFlow; see ``backends`` for who asks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -174,3 +174,22 @@ def rows_of(table: Any, ids: Any, anchor: Any) -> tf.Tensor:
 
     rows, places = fetch(tf.convert_to_tensor(anchor))
     return tf.gather(rows, places)
+
+
+def dataset(reader: Callable[[], Iterator[Any]], example: Any) -> tf.data.Dataset:
+    """What ``fit`` reads, batch by batch: each is asked for when its step begins, and none ahead.
+
+    Args:
+        reader: makes an iterator over batches of arrays.
+        example: a batch.
+    """
+
+    def spec_of(array: Any) -> tf.TensorSpec:
+        found = np.asarray(array)
+        return tf.TensorSpec((None, *found.shape[1:]), found.dtype)
+
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    options.experimental_optimization.inject_prefetch = False
+    made = tf.data.Dataset.from_generator(reader, output_signature=tf.nest.map_structure(spec_of, example))
+    return made.with_options(options)

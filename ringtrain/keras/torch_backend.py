@@ -1,6 +1,6 @@
 """Gradients of Keras on PyTorch; see ``backends`` for who asks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -10,7 +10,7 @@ import torch
 import ringtrain.torch as hvd
 from ringtrain import tables
 from ringtrain.context import current
-from ringtrain.elastic.transparent import surviving
+from ringtrain.elastic.transparent import followed, surviving
 from ringtrain.gradients import residuals
 from ringtrain.gradients.agreement import Agreement
 from ringtrain.gradients.grouping import Groups, grouped
@@ -99,8 +99,13 @@ def reduce(
         "compression": settings.compression or hvd.Compression.none,
     }
 
+    if (state := followed()) is not None:
+        state.check_gradients("DistributedOptimizer", settings.op)
+
     def combine(places: list[int], completed: list[torch.Tensor]) -> list[torch.Tensor]:
-        return hvd.grouped_allreduce([dense(completed[place]) for place in places], name=names[places[0]], **arguments)
+        sent = [dense(completed[place]) for place in places]
+        weight = None if state is None else state.share(settings.op)
+        return hvd.grouped_allreduce(sent, name=names[places[0]], weight=weight, **arguments)
 
     groups = 1 if settings.groups is None else settings.groups
     return surviving(lambda: _reduce_present(gradients, names, variables, settings, groups, combine))
@@ -195,3 +200,23 @@ def rows_of(table: Any, ids: Any, anchor: Any) -> torch.Tensor:
     value = anchor.value if hasattr(anchor, "value") else anchor
     rows, places = _Rows.apply(value, table, ids)
     return torch.nn.functional.embedding(places, rows)
+
+
+class _Stream(torch.utils.data.IterableDataset):
+    """What a reader yields, from its beginning each time."""
+
+    def __init__(self, reader: Callable[[], Iterator[Any]]):
+        self._reader = reader
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._reader()
+
+
+def dataset(reader: Callable[[], Iterator[Any]], example: Any) -> torch.utils.data.DataLoader:
+    """What ``fit`` reads, batch by batch: each is asked for when its step begins, and none ahead.
+
+    Args:
+        reader: makes an iterator over batches of arrays.
+        example: accepted for the other backend's sake.
+    """
+    return torch.utils.data.DataLoader(_Stream(reader), batch_size=None)

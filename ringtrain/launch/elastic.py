@@ -28,12 +28,13 @@ from ringtrain.launch.networks import Chosen
 from ringtrain.launch.output import EngineStream, Terminal
 from ringtrain.launch.plan import Plan
 from ringtrain.launch.preflight import check_hosts
-from ringtrain.launch.ranks import LOST, Rank
+from ringtrain.launch.ranks import LOST, Rank, blame_survived
 from ringtrain.launch.reach import Agent, HostError, hang_up_on
 from ringtrain.launch.resume import TakenUp
 from ringtrain.launch.slots import Slots
 
 _ENDS = {"failing", "ended", "lost", "supervisor"}  # news that a rank is no more, or soon will be
+TOO_FEW = "A world must have"  # as the authority's reason begins, if there are too few ranks
 
 
 class Trial(NamedTuple):
@@ -96,6 +97,7 @@ class ElasticJob(Job):
         self._waiting: set[int] = set()  # slots that get a rank once their last one is gone
         self._leave_by: dict[int, tuple[str, float]] = {}  # ranks that have a notice: uid, and when it is ended
         self._failures: list[Rank] = []  # of ranks whose slots may have got another one since
+        self._called: set[str] = set()  # uids of processes that have called init()
         for agent in self.agents:
             self._agent_of[agent.host.name] = agent
         if self.taken_up is None:
@@ -204,6 +206,8 @@ class ElasticJob(Job):
 
     def _take(self, facts: RankNews, data: bytes, agent: Agent) -> None:
         if "control" in facts:
+            if uid := self.engine.processes.get(facts["rank"]):
+                self._called.add(uid)
             if not self._is_over() and self.engine.processes.get(facts["rank"]) == facts["uid"]:
                 self._carry_out(self.authority.arrived(time.monotonic(), agent.host.name, facts["control"]))
             return
@@ -265,9 +269,15 @@ class ElasticJob(Job):
         if self._is_over() or (not self._has_begun and code == 0 and not on_notice):
             return
         slot = number - self._first[agent.host.name]
-        ended = self.authority.process_ended(time.monotonic(), agent.host.name, slot, uid, code)
+        ended = list(self.authority.process_ended(time.monotonic(), agent.host.name, slot, uid, code))
         self.engine.processes[number] = ""  # the slot is free once its supervisor is gone, too
         self._carry_out(ended)
+        is_told = any(action.kind == "say" for action in ended)
+        if self._has_begun and not is_told and number in self.ranks and self.ranks[number].failure:
+            self.terminal.say(
+                f"{self.ranks[number].describe_failure()} before it had joined the others. Another one is started there after a "
+                "pause."
+            )
 
     def _note_outcome(self, rank: Rank, outcome: int, at: float) -> None:
         if not self._has_begun or self._is_over():
@@ -426,6 +436,7 @@ class ElasticJob(Job):
             elif kind == "write":
                 self._has_begun = True
                 self.folder.world = columns[0]
+                self._note_survived()
             elif kind in ("send", "evict"):
                 host, uid, frame = columns
                 self._agent_of[host].send({"do": "lead", "uid": uid, "frame": frame, "because": because})
@@ -438,9 +449,25 @@ class ElasticJob(Job):
             elif kind == "start":
                 self._start(self._agent_of[columns[0]], int(columns[1]))
             elif kind == "end":
-                self._reason = columns[0] == "1", columns[1]
+                self._reason = columns[0] == "1", columns[1] + self._who_was_on_the_way(columns[1])
                 self.engine.is_over = True
                 self.end_at = time.monotonic()
+
+    def _note_survived(self) -> None:
+        """Another world is formed: what has ended the ones before does not end the job."""
+        for rank in (*self.ranks.values(), *self._failures):
+            rank.is_survived = rank.is_survived or bool(rank.outcome)
+
+    def _who_was_on_the_way(self, reason: str) -> str:
+        """Behind the authority's reason, if it is that there are too few ranks: those that were still to come to init()."""
+        running = [uid for uid in self.engine.processes.values() if uid]
+        starting = len(set(running) - self._called)
+        if not reason.startswith(TOO_FEW) or not starting:
+            return ""
+        return (
+            f" It has waited for {self.rules.wait:g} s (--elastic-timeout) for ranks to call init(), and {starting} of the "
+            f"{len(running)} that run had not come to it. If their imports take longer, give --elastic-timeout more seconds."
+        )
 
     def _answer_for(self, agent: Agent, frame: str) -> None:
         """Has the ranks of a host say who they are, and tells the authority which there are: it may have lost sight of them."""
@@ -495,9 +522,10 @@ class ElasticJob(Job):
                 self.terminal.say(f"{loss.place}: {loss}.")
             return 0
         self.terminal.say(text)
+        blame_survived([*self.ranks.values(), *self._failures])
         if not any(rank.failure for rank in self.ranks.values()):
-            if not self._failures:  # all have left because they were told to
+            followed = [rank for rank in self._failures if rank.failure]  # by others in their slots
+            if not followed:  # all have left because they were told to
                 return 1
-            rank = self._failures[-1]  # it has been followed by another one
-            self.ranks[rank.number] = rank
+            self.ranks[followed[-1].number] = followed[-1]
         return super()._conclude() or 1

@@ -13,9 +13,11 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import select
 import signal
 import socket
+import stat
 import struct
 import sys
 import time
@@ -48,6 +50,9 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 # Once all who share are gone, these remove the shared memory and the semaphores that these have left in /dev/shm.
 TIDIERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
+LISTENER = re.compile(
+    "/.*/pymp-[^/]+/listener-[^/]+"
+)  # a socket of Python's multiprocessing, in a folder of its process
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -152,6 +157,7 @@ class Child:
         self, command: Sequence[str], environment: Mapping[str, str], streams: Sequence[int], ignored: Sequence[int]
     ):
         self.kill_at: float | None = None
+        self.listeners: set[str] = set()  # of processes that are to be killed, and will remove nothing
         # Signals that ask a rank of an elastic job to leave between two steps; the one that has come and is not told of.
         self.notices = [signal.Signals[name] for name in environment.get(NOTICES, "").split(",") if name]
         self.untold = self.noticed = 0
@@ -193,7 +199,7 @@ class Child:
                 sources.unregister(engine if engine in ready else agent.socket)
                 self.end()
             if self.kill_at is not None and time.monotonic() >= self.kill_at:
-                kill_descendants(spare=TIDIERS)
+                self._kill_all(spare=TIDIERS)
                 time.sleep(
                     SECONDS_BETWEEN_KILLS
                 )  # a large process takes a while to end, one that waits in the kernel for ever
@@ -205,14 +211,19 @@ class Child:
         return self.lost_at
 
     def clear(self) -> None:
-        """Kills what the command has left behind, wherever it hides."""
+        """Kills what the command has left behind, wherever it hides, and removes the sockets of these processes."""
         tidy_until = time.monotonic() + SECONDS_TO_TIDY
         while self._has_children():
             now = time.monotonic()
-            kill_descendants(spare=TIDIERS if now < tidy_until else ())
+            self._kill_all(spare=TIDIERS if now < tidy_until else ())
             if now > tidy_until + 1:  # what does not end now waits in the kernel
                 return
             time.sleep(0.01)
+        remove_listeners(self.listeners)
+
+    def _kill_all(self, spare: Sequence[bytes]) -> None:
+        self.listeners |= listeners_of(descendants_of(os.getpid()))
+        kill_descendants(spare)
 
     def _reap(self) -> int | None:
         """Takes children that have ended; returns the command's status, None while it runs."""
@@ -288,6 +299,47 @@ def descendants_of(ancestor: int) -> list[int]:
     for process in found:  # which grows
         found += children.get(process, ())
     return found[1:]
+
+
+def listeners_of(processes: Iterable[int]) -> set[str]:
+    """Paths of the sockets on which multiprocessing listens in these processes."""
+    held, found = set(), set()
+    for process in processes:
+        held |= open_in(process)
+    try:
+        with open("/proc/net/unix", encoding="utf-8", errors="surrogateescape") as table:
+            for line in table:  # number users protocol flags type state inode path
+                columns = line.rstrip("\n").split(None, 7)
+                if len(columns) == 8 and f"socket:[{columns[6]}]" in held and LISTENER.fullmatch(columns[7]):
+                    found.add(columns[7])
+    except OSError:
+        pass
+    return found
+
+
+def open_in(process: int) -> set[str]:
+    """What the descriptors of a process stand for; nothing if it has ended, or has changed its user."""
+    found = set()
+    try:
+        for name in os.listdir(f"/proc/{process}/fd"):
+            try:
+                found.add(os.readlink(f"/proc/{process}/fd/{name}"))
+            except OSError:  # it is closed by now
+                continue
+    except OSError:
+        pass
+    return found
+
+
+def remove_listeners(paths: Iterable[str]) -> None:
+    """Removes sockets whose processes were killed, and the folders that are empty then; nothing else."""
+    for path in paths:
+        try:
+            if stat.S_ISSOCK(os.lstat(path).st_mode):
+                os.unlink(path)
+            os.rmdir(os.path.dirname(path))
+        except OSError:  # it is gone, or there is more in the folder
+            pass
 
 
 def become(

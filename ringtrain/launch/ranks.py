@@ -29,6 +29,7 @@ class Rank:
     because: str = ""  # the error in which it learnt of that
     has_mpi: bool = True  # whether MPI connects it, which may end it
     was_told_to: bool = False  # the engine or the launcher ended it
+    is_survived: bool = False  # an elastic job has gone on in another world since it failed
     engine_lost_at: float | None = (
         None  # when the engine's program beside it was gone, unasked, while it ran; by the host's clock
     )
@@ -44,8 +45,10 @@ class Rank:
 
     @property
     def failure(self) -> int:
-        """The exit code, -n for signal n, with which it failed by itself; 0 if it did not."""
+        """The exit code, -n for signal n, with which it failed by itself; 0 if it did not, or if the job has survived that."""
         announced = self.announced or 0
+        if self.is_survived:
+            return 0
         if (
             self.was_told_to or self.engine_lost_at is not None
         ):  # the death of the engine may crash its ranks' MPI, or end it
@@ -90,6 +93,14 @@ def first_cause(ranks: Iterable[Rank]) -> Rank | None:
     """The rank that is to blame: the first of those that failed by themselves, and not because of a peer; pure."""
     failed = [rank for rank in ranks if rank.failure]
     return min(failed, key=lambda rank: (rank.is_a_victim, rank.clock.here(rank.failed_at), rank.number), default=None)
+
+
+def blame_survived(ranks: Iterable[Rank]) -> None:
+    """Counts the last failure that a job has survived, where those behind it came of it: scripts that survive nothing; pure."""
+    ranks = list(ranks)
+    failed, survived = [rank for rank in ranks if rank.failure], [rank for rank in ranks if rank.is_survived]
+    if failed and survived and all(rank.is_a_victim for rank in failed):
+        max(survived, key=lambda rank: rank.clock.here(rank.failed_at)).is_survived = False
 
 
 def left_before(ranks: Iterable[Rank], victim: Rank) -> list[Rank]:

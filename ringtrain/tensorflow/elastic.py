@@ -29,7 +29,7 @@ import numpy as np
 import tensorflow as tf
 
 from ringtrain import membership
-from ringtrain.elastic import ObjectState, State, run_fn
+from ringtrain.elastic import BatchSampler, ObjectState, State, run_fn
 from ringtrain.elastic.adapters import outline_of, register, variables_of
 from ringtrain.elastic.worlds import register_sign
 from ringtrain.errors import InvalidArgumentError, MismatchError
@@ -44,7 +44,7 @@ from ringtrain.tensorflow.start import init
 if TYPE_CHECKING:
     from ringtrain.tensorflow.keras.elastic import TensorFlowKerasState
 
-__all__ = ["ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "run"]
+__all__ = ["BatchSampler", "ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "run"]
 
 _OUR_NODES = "Ringtrain"  # in the text of an error that one of our operations has ended in
 

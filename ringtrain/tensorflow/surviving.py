@@ -1,7 +1,8 @@
 """Reductions of a step that survives a change of the world: on the host, where they can be sent again.
 
 An operation of a graph is over when it has failed. So a graph calls a function on the host here, with all gradients at once;
-it returns when all ranks hold the results. TensorFlow's tensors do not change, and are kept for nothing.
+it returns when all ranks hold the results. Averages are weighed by the samples of the state's sampler, if it has one.
+TensorFlow's tensors do not change, and are kept for nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ import tensorflow as tf
 
 from ringtrain.elastic import TransparentState
 from ringtrain.errors import UnsupportedError
+from ringtrain.operations import Adasum, Average, Sum
 from ringtrain.process_sets import ProcessSet, global_process_set
 from ringtrain.tensorflow.compression import Compressor
 
@@ -43,6 +45,8 @@ def reduced(
         UnsupportedError: what cannot be done again in another world.
     """
     wire = _checked(owner, process_set, compression)
+    if op in (Average, Sum, Adasum):
+        state.check_gradients(owner, op)
     present = [place for place, tensor in enumerate(tensors) if tensor is not None]
     dense = [tf.convert_to_tensor(tensors[place]) for place in present]
 

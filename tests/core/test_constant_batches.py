@@ -6,7 +6,7 @@ from fractions import Fraction
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtrain.elastic.batches import BatchOrder, batches_in
+from ringtrain.elastic.batches import BatchOrder, GrowingOrder, batches_in
 
 COUNTS, BATCHES, SIZES = st.integers(0, 60), st.integers(1, 20), st.integers(1, 7)
 ALL = settings(max_examples=60)
@@ -99,3 +99,28 @@ def test_what_a_lost_rank_had_comes_first_in_the_next_batch():
     assert (last.given_back, last.next_position) == ([1, 4, 7], 8)
     last.deal(2, 1)
     assert [last.draw(), last.draw(), last.draw()] == [[4, 8, 10, 12], [14, 16, 18], None]
+
+
+@ALL
+@given(st.data(), COUNTS, BATCHES)
+def test_batches_that_grow_with_the_ranks_have_each_position_once(data, count, batch):
+    """Each rank has its batch in a whole one; ranks come and go between windows, and die within one."""
+    seen: list[int] = []
+    progress: tuple = (0, ())
+    for _ in range(200):
+        size = data.draw(SIZES)
+        orders = [GrowingOrder(count, batch, False, *progress) for _ in range(size)]
+        for place, order in enumerate(orders):
+            order.deal(size, place)
+        if orders[0].draws_left == 0:
+            break
+        shares = [order.draw() or [] for order in orders]
+        is_whole = orders[0].left >= size * batch
+        assert not is_whole or {len(share) for share in shares} == {batch}
+        living = data.draw(st.sets(st.integers(0, size - 1), min_size=1))
+        brought = [shares[place][: orders[place].weight(living)] for place in living]
+        seen += [position for share in brought for position in share]
+        for order in orders:
+            order.release(living)
+        (progress,) = {(order.next_position, tuple(order.given_back)) for order in orders}
+    assert sorted(seen) == list(range(count))

@@ -250,6 +250,7 @@ def test_a_lost_set_is_what_survive_comes_to_on_all_ranks():
         enter_world = take_state = staticmethod(lambda: None)
         outline = staticmethod(dict)
         deal = staticmethod(lambda size, place: None)
+        drawn = staticmethod(str)
 
         def finish_window(self, contributors):
             self.windows += 1

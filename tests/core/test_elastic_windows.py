@@ -38,6 +38,9 @@ class Training:
     def deal(self, size, place):
         """There are no samples."""
 
+    def drawn(self):
+        return ""
+
     def finish_window(self, contributors):
         assert contributors is None
         self.finished += 1

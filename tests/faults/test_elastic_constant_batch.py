@@ -170,13 +170,13 @@ def assert_as_alone(said: str, ranks: int, norm: str = "torch.nn.Identity", spar
 
 
 def test_a_state_that_cannot_follow_the_flag_says_so(job: Job) -> None:
-    """In the ranks, which the launcher has told of it."""
+    """In the ranks, which the launcher has told of it: the script deals the samples, and not a sampler."""
     python = python_with("tcp")
     source = "import ringtrain as rt, ringtrain.elastic; rt.init(); rt.elastic.State(weights=1)"
     line = [python, "-m", "ringtrain.launch", *transport_of("tcp"), "--elastic", "-np", "1", "--batch", "constant"]
     done = job.run(*line, python, "-c", source, seconds=SECONDS, env=rank_environment())
     assert done.returncode == 1
-    assert "UnsupportedError: --batch constant: an ElasticSampler of PyTorch must deal the samples" in done.stderr
+    assert "InvalidArgumentError: --batch constant: elastic.State must have one BatchSampler" in done.stderr
 
 
 @pytest.mark.long

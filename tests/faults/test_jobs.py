@@ -3,15 +3,18 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import textwrap
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-from environments import python_with, rank_environment, ringtrainrun
+from environments import python_with, rank_environment, ringtrainrun, transport_of
 from worlds import LAUNCHED
 
 from ringtrain.bench.jobs import Job
+from ringtrain.launch import rank
 
 pytestmark = [
     pytest.mark.timeout(180),
@@ -113,6 +116,47 @@ def test_workers_of_a_data_loader_end_with_their_killed_rank(job: Job) -> None:
     """,
     )
     assert launcher.wait(SECONDS) == 128 + signal.SIGKILL
+
+
+@pytest.mark.tcp
+@pytest.mark.long
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGKILL)", "os._exit(3)"])
+def test_what_killed_workers_listen_on_goes_with_them(end: str, job: Job) -> None:
+    """Sockets of multiprocessing in the folder for temporary files, one folder for each worker of a loader."""
+    pytest.importorskip("torch")
+    program = f"""
+        import os, signal, torch
+        workers = iter(torch.utils.data.DataLoader(range(10**9), num_workers=2))
+        next(workers)
+        print(sum(name.startswith("pymp-") for name in os.listdir(os.environ["TMPDIR"])), flush=True)
+        {end}
+    """
+    python = python_with("tcp")
+    line = [python, "-m", "ringtrain.launch", *transport_of("tcp"), "-np", "1", python, "-c", textwrap.dedent(program)]
+    done = job.run(*line, seconds=SECONDS, env=rank_environment())
+    assert done.stdout == "[0] 2\n" and done.returncode != 0, done.stdout + done.stderr
+    assert not list(Path(job.temporary).glob("pymp-*"))
+
+
+@pytest.mark.tcp
+def test_sockets_of_other_processes_stay(tmp_path: Path) -> None:
+    """What is removed is a socket of multiprocessing's that a process of the rank's holds, and a folder that is empty then."""
+    mine, theirs, other = (tmp_path / name for name in ("pymp-1", "pymp-2", "own"))
+    held = []
+    for folder in (mine, theirs, other):
+        folder.mkdir()
+        held.append(socket.socket(socket.AF_UNIX))
+        held[-1].bind(str(folder / "listener-1"))
+    (theirs / "file").touch()
+    found = rank.listeners_of([os.getpid()])
+    assert found >= {str(mine / "listener-1"), str(theirs / "listener-1")} and str(other / "listener-1") not in found
+    assert not {path for path in rank.listeners_of([1, os.getppid()]) if path.startswith(str(tmp_path))}
+    for each in held:
+        each.close()
+    rank.remove_listeners(path for path in found if path.startswith(str(tmp_path)))
+    assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")) == [
+        "own", "own/listener-1", "pymp-2", "pymp-2/file",
+    ]  # fmt: skip
 
 
 # Each rank has a child of its own session whose parent has ended, and shares memory and semaphores with another that is

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import selectors
 import signal
+import socket
 import subprocess
 import textwrap
 from pathlib import Path
@@ -19,7 +21,7 @@ from environments import (
     ringtrainrun,
 )
 
-from ringtrain.launch.agent import processes
+from ringtrain.launch.agent import listener, processes
 
 PATIENCE = 60.0
 HOST = os.uname().nodename
@@ -349,3 +351,27 @@ def test_what_a_rank_shared_before_it_was_killed_within_mpi_init_is_removed() ->
     finally:
         for left in filter(os.path.exists, (mine, others)):
             os.unlink(left)
+
+
+def test_an_agent_hears_a_rank_out_that_has_ended_in_the_same_moment_as_another() -> None:
+    """One round of the selector finds both connections; the end of the first supervisor has the second one heard out and closed."""
+    agent = object.__new__(listener.RankListener)
+    agent.selector, agent.ranks, agent.launcher = selectors.DefaultSelector(), {}, Told()
+    for number in range(2):
+        ours, theirs = socket.socketpair()
+        agent.ranks[ours] = listener.Rank()
+        agent.ranks[ours].number, agent.ranks[ours].has_ended = number, True
+        agent.selector.register(
+            ours, selectors.EVENT_READ, lambda ours=ours: (agent._hear_rank(ours), agent._hear_out(1))
+        )
+        theirs.close()
+    for key, _ in agent.selector.select(0):
+        key.data()
+    assert not agent.ranks
+
+
+class Told:
+    """A launcher that is told nothing here."""
+
+    def tell(self, facts: object) -> None:
+        raise AssertionError(facts)

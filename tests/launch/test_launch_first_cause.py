@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ringtrain.launch.clocks import HostClock
 from ringtrain.launch.openmpi import LOST_DAEMON
-from ringtrain.launch.ranks import Rank, failed_alike, first_cause, host_without_engine, left_before
+from ringtrain.launch.ranks import Rank, blame_survived, failed_alike, first_cause, host_without_engine, left_before
 
 
 def host_clock(ahead: float, took: float = 0.001) -> HostClock:
@@ -122,3 +122,30 @@ def test_a_victim_says_of_which_rank_it_failed() -> None:
     victim = failing(0, host_clock(0.0), 10.2, follows=True)
     victim.because = "rank 1 on host 'a': it is stopped."
     assert victim.describe_failure().endswith("exit code 1, because of another rank: rank 1 on host 'a': it is stopped")
+
+
+def survived(rank: Rank) -> Rank:
+    """A rank of an elastic job whose failure another world has followed."""
+    rank.is_survived = True
+    return rank
+
+
+def test_what_an_elastic_job_has_survived_is_not_its_cause() -> None:
+    clock = host_clock(0.0)
+    ranks = [survived(failing(0, clock, 10.0)), failing(1, clock, 20.0), Rank(2, "host", outcome=0)]
+    blame_survived(ranks)
+    assert first_cause(ranks).number == 1
+    blame_survived(ranks[::2])
+    assert first_cause(ranks[::2]) is None  # as when there were too many worlds
+
+
+def test_what_others_came_of_is_the_cause_though_a_world_has_followed() -> None:
+    """A script whose steps survive nothing fails in the next world; then the last death before is to blame."""
+    clock = host_clock(0.0)
+    ranks = [
+        survived(failing(0, clock, 10.0)),
+        survived(failing(1, clock, 15.0)),
+        failing(2, clock, 16.0, follows=True),
+    ]
+    blame_survived(ranks)
+    assert first_cause(ranks).number == 1

@@ -260,3 +260,75 @@ def test_ranks_that_would_take_different_numbers_of_batches_are_refused():
 
     with World(2) as world:
         world.run(check)
+
+
+def sampled(count=7, size=2, **objects):
+    """A model, its Elastic, and data that a sampler deals; which samples come is in ``seen``, and which model is trained."""
+    model, seen = distributed_model(), []
+    sampler = hvd.elastic.BatchSampler(count, size, shuffle=False, **objects)
+    elastic = hvd.elastic.Elastic(model, sampler=sampler)
+
+    def load(indices):
+        seen.append(indices.tolist())
+        return np.ones((len(indices), 1), np.float32), np.ones((len(indices), 1), np.float32)
+
+    return model, elastic, sampler, load, seen
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["graph", "eager"])
+def test_fit_reads_what_its_sampler_deals_and_nothing_ahead(eager, alone):
+    def check(_rank):
+        model, elastic, sampler, load, seen = sampled()
+        model.compile(model.optimizer, "mse", run_eagerly=eager)
+        data = hvd.elastic.batches(sampler, load)
+        ends = []
+        at_end = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: ends.append((elastic.state.step, len(sampler), seen[-1][0]))
+        )
+        history = model.fit(data, epochs=2, initial_epoch=elastic.epoch, callbacks=[elastic, at_end], verbose=0)
+        assert ends == [(step + 1, 3 - step % 4, 2 * (step % 4)) for step in range(8)]
+        assert len(history.history["loss"]) == 2 and seen[-4:] == [[0, 1], [2, 3], [4, 5], [6]]
+        assert (elastic.state.epoch, elastic.state.batch, elastic.state.step) == (2, 0, 8)
+
+    alone.run(check)
+
+
+def test_fit_with_a_sampler_leaves_out_what_is_too_small(alone):
+    def check(_rank):
+        model, elastic, sampler, load, _ = sampled(drop_last=True)
+        data = hvd.elastic.batches(sampler, load, workers=2)
+        model.fit(data, epochs=2, initial_epoch=elastic.epoch, callbacks=[elastic], verbose=0)
+        assert elastic.state.step == 6
+
+    alone.run(check)
+
+
+def test_what_fit_refuses_beside_a_sampler(alone):
+    def check(_rank):
+        model, elastic, sampler, load, _ = sampled()
+        with pytest.raises(InvalidArgumentError, match="with a sampler the data must be batches"):
+            fit(model, elastic, 4)
+        with pytest.raises(TypeError, match="the sampler must be a BatchSampler, but is a int"):
+            hvd.elastic.Elastic(model, sampler=3)
+        with pytest.raises(TypeError, match="the sampler must be a BatchSampler, but is a NoneType"):
+            hvd.elastic.batches(None, load)
+        with pytest.raises(TypeError, match="epoch must be a whole number, but is '1'"):
+            hvd.elastic.Elastic(model, epoch="1")
+        model, elastic, sampler, load, _ = sampled()
+        model.compile(model.optimizer, "mse", steps_per_execution=2)
+        with pytest.raises(InvalidArgumentError, match="with a sampler steps_per_execution must be 1"):
+            model.fit(hvd.elastic.batches(sampler, load), epochs=1, callbacks=[elastic], verbose=0)
+
+    alone.run(check)
+
+
+def test_data_that_are_read_ahead_are_refused(alone):
+    """Of ranks that come and go it would not be known who has used them."""
+
+    def check(_rank):
+        model, elastic, sampler, load, _ = sampled()
+        data = hvd.elastic.batches(sampler, load).prefetch(3)
+        with pytest.raises(Exception, match="must be read when their step begins, but are read ahead"):
+            model.fit(data, epochs=1, initial_epoch=elastic.epoch, callbacks=[elastic], verbose=0)
+
+    alone.run(check)

@@ -196,6 +196,35 @@ def test_what_cannot_be_gone_on_from_is_said(alone, tmp_path):
             training(tmp_path)
 
 
+def test_a_file_with_values_of_another_shape_is_named(alone, tmp_path):
+    def state(width):
+        model = torch.nn.Linear(3, width)
+        return hvd.elastic.State(model=model, optimizer=distributed(model))
+
+    Folder(tmp_path).write(8, state(2)._values(), keep=1)
+    newest = tmp_path / "step-000000000008.pt"
+    with pytest.raises(
+        InvalidArgumentError, match=f"values of 'model' in {newest} to be .* \\(RuntimeError: .*size mismatch"
+    ):
+        state(4).resume(tmp_path)
+    assert state(2).resume(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "given, words",
+    [
+        ({"epoch": "3"}, "epoch must be a whole number, but is '3'"),
+        ({"epoch": 2.5}, "epoch must be a whole number, but is 2.5"),
+        ({"step": None}, "step must be a whole number, but is None"),
+        ({"schedule": 0.1}, "schedule must have state_dict and load_state_dict, .* but is a float"),
+    ],
+)
+def test_what_is_of_another_type_is_refused_by_name(given, words, alone):
+    model = torch.nn.Linear(1, 1)
+    with pytest.raises(TypeError, match=f"elastic.State: {words}"):
+        hvd.elastic.State(model=model, optimizer=distributed(model), **given)
+
+
 def test_files_of_another_training_are_not_taken_for_its_own(alone, tmp_path):
     """They would be what the next one goes on from, and those of this one would be the oldest."""
     assert training(tmp_path, stop=9) is None

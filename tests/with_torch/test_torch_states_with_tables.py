@@ -89,7 +89,7 @@ def test_a_training_with_tables_goes_on_bit_for_bit(tmp_path):
 
 def test_another_number_of_ranks_goes_on_with_the_rows(tmp_path):
     assert on_ranks(2, tmp_path, stop=5) == [None, None]
-    saved = Folder(tmp_path).rows_of(Folder(tmp_path).newest())
+    saved = Folder(tmp_path).rows_of(Folder(tmp_path).newest()[1])
     expected = hvd.plain_weight(saved, "model.0")
     for found in on_ranks(3, tmp_path, dealing="blocks"):
         assert found[0] and torch.equal(found[1], expected) and not torch.equal(found[2], expected)
@@ -104,12 +104,12 @@ def test_minutes_are_those_of_any_rank(tmp_path, monkeypatch):
     on_ranks(2, tmp_path, when={"minutes": 1.0})
     kept = Folder(tmp_path).steps()
     assert len(kept) == 2 and len(names(tmp_path)) == 4
-    assert hvd.plain_weight(Folder(tmp_path).rows_of(Folder(tmp_path).newest()), "model.0").shape == (ROWS, WIDTH)
+    assert hvd.plain_weight(Folder(tmp_path).rows_of(Folder(tmp_path).newest()[1]), "model.0").shape == (ROWS, WIDTH)
 
 
 def test_what_a_rank_cannot_read_all_say(tmp_path):
     assert on_ranks(2, tmp_path, stop=5) == [None, None]
-    saved = Folder(tmp_path).rows_of(Folder(tmp_path).newest())
+    saved = Folder(tmp_path).rows_of(Folder(tmp_path).newest()[1])
     (saved / "model.0.1-of-2.json").unlink()
 
     def on_rank(rank):

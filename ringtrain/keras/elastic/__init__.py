@@ -27,15 +27,15 @@ from typing import Any
 
 import keras
 
-from ringtrain.elastic import ObjectState, State
+from ringtrain.elastic import BatchSampler, ObjectState, State
 from ringtrain.keras.backends import backend
-from ringtrain.keras.elastic.fit import ElasticHooks
+from ringtrain.keras.elastic.fit import ElasticHooks, batches
 from ringtrain.keras.elastic.hooks import CommitHooks, UpdateBatchHooks, UpdateEpochHooks
 from ringtrain.keras.elastic.state import KerasState
 
 __all__ = [
-    "CommitStateCallback", "Elastic", "KerasState", "ObjectState", "State", "UpdateBatchStateCallback", "UpdateEpochStateCallback",
-    "run",
+    "BatchSampler", "CommitStateCallback", "Elastic", "KerasState", "ObjectState", "State", "UpdateBatchStateCallback",
+    "UpdateEpochStateCallback", "batches", "run",
 ]  # fmt: skip
 
 

@@ -1,17 +1,20 @@
 """``fit`` whose steps survive: where its steps begin and end, and in which epoch a rank that joins begins.
 
-The reduction of the gradients survives by itself (``backends``); this tells the state what ``fit`` does.
+The reduction of the gradients survives by itself (``backends``); this tells the state what ``fit`` does. With a
+``BatchSampler`` an epoch is over when its samples are, however many batches that takes; ``batches`` makes data of it that
+``fit`` reads batch by batch, and not ahead.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from ringtrain.elastic import TransparentState
+from ringtrain.elastic import BatchSampler, TransparentState
 from ringtrain.elastic.adapters import outline_of, register, variables_of
 from ringtrain.elastic.sets import Rule
 from ringtrain.errors import InvalidArgumentError, MismatchError, UnsupportedError
+from ringtrain.keras.backends import backend
 from ringtrain.keras.compilation import switch_off
 from ringtrain.keras.elastic.hooks import END_OF_EPOCH
 from ringtrain.keras.optimizer import hoist, reduction_of
@@ -20,38 +23,98 @@ from ringtrain.keras.variables import broadcast_variables
 from ringtrain.operations import Max
 from ringtrain.process_sets import global_process_set
 
+BY_SAMPLER = -1  # number of an epoch's batches
 _LENGTHS = "fit.lengths"
+_OTHER_DATA = (
+    "fit: with a sampler the data must be batches(sampler, load), but are others, which deal samples of their own. Pass these as x, "
+    "without steps_per_epoch; or leave sampler out of Elastic."
+)
+_READ_AHEAD = (
+    "fit: batches(sampler, load) must be read when their step begins, but are read ahead, where it is not known who will be there. "
+    "Pass them to fit as they are, without prefetch or map, and without class_weight."
+)
 
 
 class FitState(TransparentState):
     """The state of an ``Elastic``.
 
     Attributes:
-        batches: of each epoch; 0 until ``fit`` begins.
+        batches: of each epoch; 0 until ``fit`` begins, or BY_SAMPLER from then on.
     """
 
     batches: int
+
+    def __init__(self, may_pause: Callable[[], bool], **arguments: Any):
+        self._may_pause = may_pause
+        self._has_begun_batch = self._is_read_ahead = False
+        super().__init__(**arguments)
+
+    @property
+    def fit_sampler(self) -> BatchSampler | None:
+        """That deals the samples; None where the data do."""
+        return self._sampler
 
     def begin_fit(self) -> None:
         """As ``enter``. Raises InvalidArgumentError if there was a ``fit`` that has come to its end."""
         self._refuse_second_loop()
         self.enter()
+        if self._sampler is not None:
+            self._sampler.look_only(False)
 
     def end_fit(self) -> None:
         """As ``finish``."""
         self._has_looped = True
         self.finish()
 
+    def begin_batch(self) -> None:
+        """As ``between_steps``, where that is allowed; on PyTorch the draw comes first, and has done it."""
+        if not self._is_in_step:
+            self._pause_if_allowed()
+        self._has_begun_batch = True
+
+    def end_batch(self) -> bool:
+        """The step of a batch is done; returns whether its samples were drawn."""
+        if self._is_read_ahead:
+            raise InvalidArgumentError(_READ_AHEAD)
+        was_drawn, self._is_in_step, self._has_begun_batch = self._is_in_step, False, False
+        if was_drawn:
+            self.release_alone()
+        return was_drawn
+
+    def _pause_if_allowed(self) -> None:
+        """Not while a sum of gradients is begun, which ranks that join would lack."""
+        if self._may_pause():
+            self.between_steps()
+
+    # ---- its sampler ----
+
+    def _follow_draws(self, sampler: BatchSampler) -> None:
+        sampler.follow(self, keeps_rest=True)
+        sampler.look_only(True)  # until fit has looked at a batch, to build what is not built
+
+    def before_draw(self) -> None:
+        """Lets ranks join and leave, unless ``fit`` has said that a batch begins, and draws in a thread of TensorFlow's."""
+        if not self._has_begun_batch:
+            self._pause_if_allowed()
+
+    def note_draw(self) -> None:
+        """A batch is drawn, of which the step must come before the next one is."""
+        if self._is_in_step:
+            self._is_read_ahead = True  # TensorFlow keeps the error until that batch is asked for, if ever
+            raise InvalidArgumentError(_READ_AHEAD)
+        super().note_draw()
+
 
 class ElasticHooks:
     """Has ``fit`` go on when ranks die and when others come: no step is lost, and nothing is computed again.
 
     At first all ranks get the model and the optimizer of rank 0. A rank that joins gets them between two batches, and takes
-    the rest of the epoch's batches with the others. An epoch has the number of batches that it had at first, whatever the
-    number of ranks: the data must have so many on each rank.
+    the rest of the epoch's batches with the others. With a ``sampler`` each sample of an epoch is in one step. Without, an epoch
+    has the number of batches that it had at first, whatever the number of ranks: the data must have so many on each rank.
 
     Args:
         model: built, and compiled with a ``DistributedOptimizer``.
+        sampler: a ``BatchSampler``, of which ``fit`` gets ``batches(sampler, load)``; needed with ``--batch constant``.
         process_sets: as for ``elastic.State``.
         objects: more that ranks take over, as for ``elastic.State``; ``epoch=7`` to go on from a checkpoint.
 
@@ -59,14 +122,21 @@ class ElasticHooks:
         state: the ``elastic.State`` behind it, with ``epoch``, ``batch``, ``step`` and ``on_change``.
 
     Raises:
-        InvalidArgumentError: a model that is not built, or has no distributed optimizer. In ``fit``: a number of batches that
-            is not known, or is not reached; another ``initial_epoch``; a second ``fit``.
+        InvalidArgumentError: a model that is not built, or has no distributed optimizer; no sampler with ``--batch constant``.
+            In ``fit``: a number of batches that is not known, or is not reached; other data than the sampler's;
+            ``steps_per_execution`` with a sampler; another ``initial_epoch``; a second ``fit``.
+        TypeError: a sampler of another kind; ``epoch``, ``batch`` or ``step`` is no whole number.
         MismatchError: in ``fit``, on all ranks: they would take different numbers of batches or epochs.
         UnsupportedError: local steps (``every``), ``delay``, PowerSGD, a process set, or a model of tf_keras.
 
     Example:
         >>> elastic = hvd.elastic.Elastic(model)
         >>> model.fit(x, y, epochs=90, initial_epoch=elastic.epoch, callbacks=[elastic])
+
+        >>> sampler = hvd.elastic.BatchSampler(len(x), batch_size=32)
+        >>> elastic = hvd.elastic.Elastic(model, sampler=sampler)
+        >>> data = hvd.elastic.batches(sampler, lambda indices: (x[indices], y[indices]))
+        >>> model.fit(data, epochs=90, initial_epoch=elastic.epoch, callbacks=[elastic])
     """
 
     _supports_tf_logs = True  # Keras need not fetch the metrics of each batch for it
@@ -74,13 +144,20 @@ class ElasticHooks:
     model: Any  # Keras sets these two
     params: dict[str, Any] | None
 
-    def __init__(self, model: Any, *, process_sets: Rule | None = None, **objects: Any):
+    def __init__(
+        self, model: Any, *, sampler: BatchSampler | None = None, process_sets: Rule | None = None, **objects: Any
+    ):
         super().__init__()
         self._reduction = _checked(model)
+        if sampler is not None:
+            _check_sampler(sampler)
         hoist(model.optimizer)
         switch_off(model, global_process_set)
         given = {"model": model, "optimizer": model.optimizer, "batches": 0, **objects}
-        self.state = FitState(process_sets=process_sets, **given)
+        if sampler is not None:
+            given["sampler"] = sampler
+        accumulation = self._reduction.accumulation
+        self.state = FitState(lambda: not accumulation.is_begun(), process_sets=process_sets, **given)
         if getattr(model, "train_function", None) is not None:
             model.make_train_function(force=True)  # a graph that was traced before would end with its world
         self._before = 0  # batches of this epoch that were done when this rank came
@@ -96,9 +173,17 @@ class ElasticHooks:
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Agrees with the others on how many batches an epoch has; a rank that joins has been told."""
         self.state.begin_fit()
+        if self.state.fit_sampler is not None:
+            self._check_data()
         if self.state.batches == 0:
             self.state.batches = self._agreed_batches()
         several = getattr(self.model, "steps_per_execution", 1) or 1
+        by_sampler = self.state.batches == BY_SAMPLER
+        if by_sampler and (several != 1 or getattr(self.model, "autotune_steps_per_execution", False)):
+            raise InvalidArgumentError(
+                "fit: with a sampler steps_per_execution must be 1, since the samples of a step are dealt when the one before is "
+                "done, but is another number. Leave it out of compile."
+            )
         if getattr(self.model, "autotune_steps_per_execution", False) or self.state.batches % int(several):
             raise InvalidArgumentError(
                 f"fit: with elastic.Elastic steps_per_execution must divide the {self.state.batches} batches of an epoch, "
@@ -113,20 +198,33 @@ class ElasticHooks:
                 "initial_epoch=elastic.epoch."
             )
         self._before = self.state.batch
+        self.state.set_epoch()
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Between two steps ranks join and leave; but not while a sum of gradients is begun, which they would lack."""
-        if not self._reduction.accumulation.is_begun():
-            self.state.between_steps()
+        self.state.begin_batch()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Counts, and ends the epoch where ``fit`` would go on; one call may stand for several batches."""
         state = self.state
         state.step += self._before + batch + 1 - state.batch
         state.batch = self._before + batch + 1
-        of_this_rank = (self.params or {}).get("steps")
-        if state.batch >= state.batches and batch + 1 != of_this_rank and not self.model.stop_training:
+        if self._is_last(batch) and not self.model.stop_training:
             self.model.stop_training = END_OF_EPOCH
+
+    def _is_last(self, batch: int) -> bool:
+        """Whether the epoch is over with this batch, and ``fit`` does not know it."""
+        state, sampler = self.state, self.state.fit_sampler
+        was_drawn = state.end_batch()
+        if sampler is None:
+            return state.batch >= state.batches and batch + 1 != (self.params or {}).get("steps")
+        if not was_drawn:
+            raise InvalidArgumentError(_OTHER_DATA)
+        return sampler.batches_left == 0
+
+    def _check_data(self) -> None:
+        if (self.params or {}).get("steps") is not None:
+            raise InvalidArgumentError(_OTHER_DATA)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Goes on with the next one."""
@@ -140,15 +238,17 @@ class ElasticHooks:
             )
         state.epoch += 1
         state.batch = 0
+        state.set_epoch()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Returns when all ranks have the last step."""
         self.state.end_fit()
 
     def _agreed_batches(self) -> int:
+        by_sampler = self.state.fit_sampler is not None
         own = [int((self.params or {}).get(name) or 0) for name in ("steps", "epochs")]
         extremes = self.state.allreduce(np.array([*own, *(-each for each in own)], np.int64), _LENGTHS, Max).tolist()
-        if own[0] == 0 and extremes[0] == 0:
+        if own[0] == 0 and extremes[0] == 0 and not by_sampler:
             raise InvalidArgumentError(
                 "fit: with elastic.Elastic the number of batches of an epoch must be known, but the data do not say it. Pass "
                 "steps_per_epoch."
@@ -159,7 +259,31 @@ class ElasticHooks:
                     f"fit: the number of {name} must be the same on all ranks, but is between {-least} and {most}. Pass "
                     "steps_per_epoch and epochs, the same on every rank."
                 )
-        return own[0]
+        return BY_SAMPLER if by_sampler else own[0]
+
+
+def batches(sampler: BatchSampler, load: Callable[[np.ndarray], Any], workers: int = 0) -> Any:
+    """Data for ``fit`` whose samples a sampler deals: a ``tf.data.Dataset``, or a ``DataLoader`` on PyTorch.
+
+    Each batch is drawn when its step begins, so that ``fit`` never has batches of samples that others read by then; with
+    ``workers`` it is made ahead, and dropped if ranks come or go.
+
+    Args:
+        sampler: that of ``Elastic``. It has no end: ``Elastic`` ends the epochs.
+        load: takes this rank's indices, an int64 array of one at least, and returns a tuple ``(inputs, targets)`` or
+            ``(inputs, targets, weights)`` of arrays, or of tuples and dictionaries of arrays, whose first dimension is as long,
+            and whose dtypes and further dimensions are always the same. In threads with ``workers``.
+        workers: threads that make batches ahead.
+
+    Raises:
+        TypeError: a sampler of another kind.
+        whatever ``load`` raises: it is called once for the shapes.
+
+    Example:
+        >>> data = hvd.elastic.batches(sampler, lambda indices: (x[indices], y[indices]), workers=4)
+    """
+    _check_sampler(sampler)
+    return backend.dataset(lambda: sampler.loading(load, workers), load(sampler.look()))
 
 
 class _Values:
@@ -185,6 +309,13 @@ class _Values:
 
 
 register(_Values())
+
+
+def _check_sampler(sampler: Any) -> None:
+    if not isinstance(sampler, BatchSampler):
+        raise TypeError(
+            f"elastic: the sampler must be a BatchSampler, but is a {type(sampler).__name__}. Use hvd.elastic.BatchSampler."
+        )
 
 
 def _reduction_of(optimizer: Any) -> KerasReducer | None:

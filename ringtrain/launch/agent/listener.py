@@ -405,6 +405,10 @@ class RankListener:
 
     def _hear_rank(self, connection: socket.socket) -> None:
         """Takes what a rank says about itself: one JSON object a line."""
+        if (
+            connection not in self.ranks
+        ):  # its supervisor has ended, and was heard out in the same round of the selector
+            return
         rank = self.ranks[connection]
         try:
             data = connection.recv(65536)

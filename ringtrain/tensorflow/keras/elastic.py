@@ -4,15 +4,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringtrain.elastic import ObjectState, State
-from ringtrain.keras.elastic.fit import ElasticHooks
+from ringtrain.elastic import BatchSampler, ObjectState, State
+from ringtrain.keras.elastic.fit import ElasticHooks, batches
 from ringtrain.keras.elastic.hooks import CommitHooks, UpdateBatchHooks, UpdateEpochHooks
 from ringtrain.keras.elastic.state import KerasState
 from ringtrain.tensorflow.elastic import run
 
 __all__ = [
-    "CommitStateCallback", "Elastic", "KerasState", "ObjectState", "State", "UpdateBatchStateCallback", "UpdateEpochStateCallback",
-    "run",
+    "BatchSampler", "CommitStateCallback", "Elastic", "KerasState", "ObjectState", "State", "UpdateBatchStateCallback",
+    "UpdateEpochStateCallback", "batches", "run",
 ]  # fmt: skip
 
 

@@ -103,8 +103,8 @@ class Folder:
         """The folder of rows that a file names; None if it has none."""
         return self._path / values[ROWS] if ROWS in values else None
 
-    def newest(self) -> dict[str, Any] | None:
-        """What the newest file has, in the host's memory; None if there is none.
+    def newest(self) -> tuple[Path, dict[str, Any]] | None:
+        """The newest file, and what it has, in the host's memory; None if there is none.
 
         It has tensors, numbers, texts and containers of these; nothing in it is run.
 
@@ -117,12 +117,13 @@ class Folder:
                 "file there is taken."
             )
         while steps := self.steps():
+            path = self._path_of(steps[-1])
             try:
-                return torch.load(self._path_of(steps[-1]), "cpu", weights_only=True)
+                return path, torch.load(path, "cpu", weights_only=True)
             except FileNotFoundError:  # rank 0 has written newer ones, and removed this one
                 continue
             except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as problem:
-                path, older = self._path_of(steps[-1]), [self._path_of(each).name for each in steps[:-1]]
+                older = [self._path_of(each).name for each in steps[:-1]]
                 instead = f"go on from {older[-1]}" if older else "begin anew"
                 raise InvalidArgumentError(
                     f"resume: expected a whole file from save_every but could not read {path} ({type(problem).__name__}: "

@@ -102,6 +102,12 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.num_replicas, self.rank = size, place
         self._open.deal(size, place)
 
+    @property
+    def drawn(self) -> str:
+        """What this rank has drawn for the open window, in words that must be the same on all ranks."""
+        of = f"batches of {self._open.batch} samples" if isinstance(self._open, BatchOrder) else "samples"
+        return f"{self._open.taken} {of}"
+
     def finish_window(self, contributors: set[int] | None) -> None:
         """What was taken since the last call is processed, but for what was drawn at places that are no contributors."""
         if contributors is not None:

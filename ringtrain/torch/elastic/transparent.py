@@ -16,7 +16,7 @@ import torch
 
 from ringtrain import membership
 from ringtrain.context import current
-from ringtrain.elastic.lossless import LosslessState
+from ringtrain.elastic.lossless import LosslessState, checked_progress
 from ringtrain.elastic.sets import Rule
 from ringtrain.elastic.transaction import Transaction
 from ringtrain.errors import InvalidArgumentError, RowsLostError, UnsupportedError
@@ -62,6 +62,7 @@ class TransparentState(LosslessState):
         step: updates that the optimizer has made; of several, the one that is given first.
 
     Raises:
+        TypeError: ``epoch`` or ``step`` is no whole number, or the schedule has no ``state_dict``.
         InvalidArgumentError: no distributed optimizer; process sets that are no such function; in an elastic job also an
             optimizer or a model that is not given.
         UnsupportedError: in an elastic job, an optimizer that does not send in each step (``every``, ``delay``), or among the
@@ -96,6 +97,8 @@ class TransparentState(LosslessState):
         **objects: Any,
     ):
         super().__init__(objects, process_sets)
+        objects |= checked_progress({name: objects[name] for name in ("epoch", "step") if name in objects})
+        _check_schedule(schedule)
         named = {"model": model, "optimizer": optimizer, "sampler": sampler, "schedule": schedule}
         given = {
             "epoch": 0,
@@ -203,28 +206,40 @@ class TransparentState(LosslessState):
             UnsupportedError: a sharded embedding is shared by a process set.
         """
         self._refuse_tables_of_sets("resume")
-        kept = Folder(folder).newest()
-        if kept is None:
+        found = Folder(folder).newest()
+        if found is None:
             return False
+        path, kept = found
         rows, tables = Folder(folder).rows_of(kept), self._tables()
         self._resumed = None if rows is None else os.fspath(rows)
         expected = {*self._stateful, *self._plain, *([ROWS] if tables else [])}
         if kept.keys() != expected:
             raise InvalidArgumentError(
-                f"resume: expected a file with {', '.join(sorted(expected))} but found {', '.join(sorted(kept))}. Make the "
+                f"resume: expected a file with {', '.join(sorted(expected))} but found {', '.join(sorted(kept))} in {path}. Make the "
                 "State with the values that it was saved with, or use another folder."
             )
         for name in self._stateful:
-            value = getattr(self, name)
-            if isinstance(value, torch.optim.Optimizer):
-                set_state(value, on_devices(value, kept[name]))
-            elif isinstance(value, torch.nn.Module) and tables:
-                load_dense_state_dict(value, kept[name])
-            else:
-                value.load_state_dict(kept[name])
+            try:
+                self._load(getattr(self, name), kept[name], has_tables=bool(tables))
+            except (RuntimeError, ValueError, TypeError, KeyError, IndexError) as problem:
+                kind, said = type(getattr(self, name)).__name__, " ".join(str(problem).split())
+                raise InvalidArgumentError(
+                    f"resume: expected the values of '{name}' in {path} to be those of a {kind} like this State's but they are not "
+                    f"({type(problem).__name__}: {said}). Make the State as it was when the file was written, or use another "
+                    "folder."
+                ) from problem
         for name in self._plain:
             setattr(self, name, kept[name])
         return True
+
+    @staticmethod
+    def _load(value: Any, kept: Any, has_tables: bool) -> None:
+        if isinstance(value, torch.optim.Optimizer):
+            set_state(value, on_devices(value, kept))
+        elif isinstance(value, torch.nn.Module) and has_tables:
+            load_dense_state_dict(value, kept)
+        else:
+            value.load_state_dict(kept)
 
     def _tables(self) -> list[Part]:
         return parts_of({name: getattr(self, name) for name in self._stateful})
@@ -385,6 +400,10 @@ class _Training:
         for sampler in self._samplers:
             sampler.deal(size, place)
 
+    def drawn(self) -> str:
+        """What this rank has drawn for the open window."""
+        return ", ".join(sampler.drawn for sampler in self._samplers)
+
     def finish_window(self, contributors: set[int] | None) -> None:
         """Counts the samples of a window."""
         for sampler in self._samplers:
@@ -422,6 +441,14 @@ def _any_rank(own: bool) -> bool:
 def _state_dict(value: Any) -> dict[str, Any]:
     """What is the same on all ranks."""
     return dense_state_dict(value) if isinstance(value, torch.nn.Module) else value.state_dict()
+
+
+def _check_schedule(schedule: Any) -> None:
+    if schedule is not None and not keeps_identity(schedule):
+        raise TypeError(
+            "elastic.State: schedule must have state_dict and load_state_dict, as those of torch.optim.lr_scheduler have, but is a "
+            f"{type(schedule).__name__}. Give plain values under names of your own."
+        )
 
 
 def _distributed_optimizers(values: Iterable[Any]) -> list[Any]:
