@@ -301,7 +301,9 @@ class ElasticJob(Job):
         for number in range(first, first + agent.host.slots):
             self.engine.processes.pop(number, None)
         said = agent.last_words()
-        cause = f"the connection to its agent has ended{f', which said: {said}' if said else '.'}"
+        cause = "the connection to its agent has ended."
+        if said:
+            cause = f"the connection to its agent has ended, which said: {said}"
         self._carry_out(self.authority.host_lost(time.monotonic(), agent.host.name, cause))
         self._note_hosts()
 

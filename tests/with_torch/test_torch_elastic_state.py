@@ -201,7 +201,7 @@ def test_a_file_with_values_of_another_shape_is_named(alone, tmp_path):
         model = torch.nn.Linear(3, width)
         return hvd.elastic.State(model=model, optimizer=distributed(model))
 
-    Folder(tmp_path).write(8, state(2)._values(), keep=1)
+    Folder(tmp_path).write(8, state(2)._values(None), keep=1)
     newest = tmp_path / "step-000000000008.pt"
     with pytest.raises(
         InvalidArgumentError, match=f"values of 'model' in {newest} to be .* \\(RuntimeError: .*size mismatch"
