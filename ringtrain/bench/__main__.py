@@ -21,7 +21,18 @@ from ringtrain.options import environment
 
 ALGORITHMS = next(option for option in tables.OPTIONS if option.name == "algorithm").lowest.split("|")
 NETWORKS = ("convnet", "mlp", "transformer", "wide", "vgg16")
-TRAINING_PEERS = ("buckets", "fp16", "bf16", "int8", "int4", "4-passes", "ddp", "ddp-ringtrain", "ddp-silent")
+TRAINING_PEERS = (
+    "buckets",
+    "fp16",
+    "bf16",
+    "int8",
+    "int4",
+    "4-passes",
+    "every-32",
+    "ddp",
+    "ddp-ringtrain",
+    "ddp-silent",
+)
 TASKS = ("digits", "bytes")
 WAYS = ("float32", "bf16", "int8", "int4", "int4-without-feedback",
         "every-8", "every-8-int8", "every-32", "every-32-fragments", "every-32-diloco-half", "delay-1", "delay-1-int8",

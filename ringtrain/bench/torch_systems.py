@@ -1,8 +1,10 @@
 """What the training benchmarks compare: each trains a copy of one PyTorch network in its own way."""
 
 import hashlib
+import math
 import shutil
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -37,7 +39,7 @@ class TrainingSystem(Protocol):
         communicates: False for the floor, whose ranks train alone.
         passes: backward passes in a step.
         loses: how far off its parameters may be after some steps, as a share of the way that they have come; 0 for what
-            rounding in float32 does.
+            rounding in float32 does, and infinity for another algorithm.
     """
 
     name: str
@@ -133,6 +135,25 @@ class Ringtrain(Alone):
     def close(self) -> None:
         super().close()
         hvd.shutdown()
+
+
+class LocalSteps(Ringtrain):
+    """Ours with local steps: what it calls a step is as many of them as lie between two averages, so it has as many passes.
+
+    It is another algorithm, whose parameters are compared with nobody's: only its replicas must be equal.
+    """
+
+    loses = math.inf
+
+    def __init__(self, every: int) -> None:
+        super().__init__(f"every-{every}", every=every)
+        self.passes = every
+
+    def step(self, batch: Batch) -> None:
+        for _ in range(self.passes):
+            self.optimizer.zero_grad()
+            loss_of(self.network, batch).backward()
+            self.optimizer.step()
 
 
 class _Groups:
@@ -269,6 +290,7 @@ PEERS: dict[str, Callable[[], TrainingSystem]] = {
     "int8": _compressed("int8", loses=0.1),
     "int4": _compressed("int4", loses=0.6),
     "4-passes": _accumulating(4),
+    "every-32": partial(LocalSteps, 32),
     "ddp": Ddp,
     "ddp-ringtrain": DdpOfOurs,
     "ddp-silent": DdpThatSendsNothing,

@@ -145,7 +145,7 @@ def test_accuracy_compares_trainings(others: list[str], tmp_path: Path) -> None:
 def test_train_one_by_one_in_each_mode(tmp_path: Path) -> None:
     """Each is right by what it may lose, and a step of four passes has four batches' samples."""
     written = tmp_path / "train.json"
-    peers = ["fp16", "bf16", "int8", "int4", "4-passes"]
+    peers = ["fp16", "bf16", "int8", "int4", "4-passes", "every-32"]
     line = [*BENCH, "train", "--networks", "convnet", "--peers", ",".join(peers), "--one-by-one", "--repetitions", "1"]
     done = subprocess.run(
         ringtrainrun("openmpi", 2, *line, "--json", str(written)), capture_output=True, text=True, timeout=140,
@@ -155,7 +155,7 @@ def test_train_one_by_one_in_each_mode(tmp_path: Path) -> None:
     results = json.loads(written.read_text())["results"]
     assert [each["system"] for each in results] == ["ringtrain", *(f"ringtrain-{peer}" for peer in peers), "alone"]
     for each in results:
-        passes = 4 if each["system"].endswith("4-passes") else 1
+        passes = {"ringtrain-4-passes": 4, "ringtrain-every-32": 32}.get(each["system"], 1)
         assert each["verified"]
         assert each["samples_per_second"] == pytest.approx(2 * 32 * passes / each["seconds_median"])
 
