@@ -544,7 +544,14 @@ def test_three_hosts(loss: str, network: Network, tmp_path: Path) -> None:
     variables = {"STEPS": "150", "PAUSE": "0.1", "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     command = [
         *(python, "-m", "ringtrain.launch", *transport_of("tcp"), "--elastic", "-np", "2:6"),
-        *("--blacklist-cooldown-range", "1", "1", "-H", "node-a:2,node-b:2,node-c:2", python, str(program)),
+        *(
+            "--blacklist-cooldown-range",
+            "1",
+            "1",
+            "--launcher-grace",
+            "5",
+        ),  # so long a cut host waits for the job's end
+        *("-H", "node-a:2,node-b:2,node-c:2", python, str(program)),
     ]
     launcher = network["node-a"].start(
         *command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=rank_environment(**variables)
