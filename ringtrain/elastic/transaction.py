@@ -250,7 +250,7 @@ class Transaction:
         drawn = np.frombuffer(zlib.crc32(self._training.drawn().encode()).to_bytes(4, "little"), np.uint8)
         said = np.concatenate([np.array([self._member.wants_pause], np.uint8), drawn, 255 - drawn])
         buffers = [as_buffer(said)]
-        operation = current().submit("allreduce", _WHOLE, buffers, buffers, reduction="max")
+        operation = current().submit("allreduce", _WHOLE, buffers, buffers, reduction="max", waits=True)
         while not operation.finished():
             yield operation
         operation.wait()
