@@ -214,11 +214,14 @@ void Authority::Dead(Nanoseconds now, const ControlFrame& frame, AuthorityAction
   const auto found = ranks_.find(frame.process.uid);
   host.taken[frame.process.slot] = false;
   noticed_.erase(frame.process.uid);
-  const bool expected = found != ranks_.end() && found->second.finished;
+  const bool known = found != ranks_.end();
+  const bool expected = known && found->second.finished;
+  // A member that dies before it has answered the next launcher is told of like any other.
+  const bool told = known || (phase_ == Phase::kResuming && InWorld(frame.process.uid));
   if (!expected) cooldown_.Failed(now, frame.process.host, frame.process.slot);
-  if (found == ranks_.end()) return;
-  if (!expected) actions->push_back(authority_action::Say{Name(frame.process) + " " + EndText(frame.exit_code) + "."});
-  Lose(now, frame.process.uid, actions);
+  if (told && !expected)
+    actions->push_back(authority_action::Say{Name(frame.process) + " " + EndText(frame.exit_code) + "."});
+  if (known) Lose(now, frame.process.uid, actions);
 }
 
 // A world that has lost a rank cannot go on, nor one that forms.

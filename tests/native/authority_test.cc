@@ -16,7 +16,6 @@ constexpr Nanoseconds kPause = 10 * kSecond;  // the first one
 // One host with four slots, and a process in each; the launcher's side of it.
 struct Job {
   explicit Job(int reset_limit, int minimum = 1) {
-    AuthorityOptions options;
     options.hosts = {{"a", 4}};
     options.reset_limit = reset_limit;
     options.minimum = minimum;
@@ -29,6 +28,8 @@ struct Job {
     authority->HostCame(0, "a", &actions);
     Hear(0, ControlType::kPresent, 0);
     for (int slot = 0; slot < 4; ++slot) Hear(0, ControlType::kReady, slot);
+    for (const AuthorityAction& action : actions)
+      if (const auto* write = std::get_if<authority_action::Write>(&action)) record = write->record;
     Form({0, 1, 2, 3});
   }
 
@@ -50,6 +51,17 @@ struct Job {
     Hear(0, ControlType::kDead, dead);
     for (int slot : others) Hear(0, ControlType::kReport, slot);
     Form(others);
+  }
+  // Another launcher takes the job up, and its host tells of all four processes.
+  void ChangeLauncher(Nanoseconds now) {
+    ControlFrame present;
+    present.type = ControlType::kPresent;
+    for (uint64_t slot = 0; slot < 4; ++slot) present.uids.push_back({1, slot});
+    present.record = record;
+    authority = std::make_unique<Authority>(options);
+    authority->Resume(now, "");
+    authority->HostCame(now, "a", &actions);
+    authority->Arrived(now, "a", present, &actions);
   }
   bool runs() const { return authority->phase() == Authority::Phase::kRunning; }
   // The slots in which ranks are started at a time.
@@ -77,7 +89,9 @@ struct Job {
     return "";
   }
 
+  AuthorityOptions options;
   std::unique_ptr<Authority> authority;
+  std::string record;  // of the first world
   AuthorityActions actions;
 };
 
@@ -122,6 +136,17 @@ RT_TEST(a_job_below_its_minimum_says_once_that_it_waits_and_goes_on_when_enough_
   job.Hear(kSecond, ControlType::kReady, 2, /*life=*/2);
   RT_CHECK(job.authority->phase() == Authority::Phase::kForming);
   RT_CHECK_EQ(job.end(), std::string());
+}
+
+RT_TEST(a_member_that_dies_before_it_has_answered_the_next_launcher_is_told_of) {
+  Job job(0);
+  job.ChangeLauncher(kSecond);
+  RT_CHECK(job.authority->phase() == Authority::Phase::kResuming);
+  job.actions.clear();
+  job.Hear(kSecond, ControlType::kDead, 1);
+  job.Hear(kSecond, ControlType::kDead, 2, /*life=*/7);  // it never was a member
+  RT_CHECK(job.TakeSaid("slot") ==
+           std::vector<std::string>{"The rank in slot 1 of host 'a' has ended with exit code 1."});
 }
 
 RT_TEST(a_slot_in_which_a_rank_has_failed_is_tried_again_after_a_pause) {
