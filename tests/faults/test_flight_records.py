@@ -40,9 +40,9 @@ TOLD = {
 
 def told_after(fault: str, starter: str, folder) -> str:
     """What the command says of a job of three ranks, of which rank 1 does this."""
-    environment = rank_environment(RINGTRAIN_FLIGHT_RECORD=str(folder))
-    job = ringtrainrun(starter, 3, "python", "-c", textwrap.dedent(RANK), fault)
-    done = subprocess.run(job, env=environment, timeout=100, capture_output=True, text=True, errors="replace")
+    command = ["--flight-record", str(folder), "python", "-c", textwrap.dedent(RANK), fault]
+    job = ringtrainrun(starter, 3, *command)
+    done = subprocess.run(job, env=rank_environment(), timeout=100, capture_output=True, text=True, errors="replace")
     assert done.returncode != 0, done
     command = [python_with(starter), "-m", "ringtrain.launch.commands", "flight", str(folder)]
     compared = subprocess.run(command, timeout=60, capture_output=True, text=True)
