@@ -166,7 +166,8 @@ def read(folder: str | os.PathLike) -> list[FlightRecord]:
     if not files:
         raise InvalidArgumentError(
             f"{folder}: there must be files flight.RANK.json, but is none. Each rank leaves one there if the job has "
-            "RINGTRAIN_FLIGHT_RECORD (or ringtrainrun --flight-record) set to it, and its world ends by an error or an operation waits for too long."
+            "RINGTRAIN_FLIGHT_RECORD (or ringtrainrun --flight-record) set to it, and its world ends by an error or an "
+            "operation waits for too long."
         )
     records = [parse(file.read_text(encoding="utf-8", errors="replace"), str(file)) for file in files]
     return sorted(records, key=lambda record: record.rank)

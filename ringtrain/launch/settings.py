@@ -110,7 +110,7 @@ SETTINGS = (
             _to("RINGTRAIN_TIMELINE"), ("timeline", "filename")),
     Setting(("--timeline-mark-cycles/--no-timeline-mark-cycles",), click.BOOL, "mark the beginning of each batch in the trace",
             lambda on: {"RINGTRAIN_TIMELINE_MARK_CYCLES": "1"} if on else {}, ("timeline", "mark_cycles")),
-    Setting(("--flight-record",), click.Path(file_okay=False), "each rank leaves its last operations in this folder when its world ends by an error",
+    Setting(("--flight-record",), click.Path(file_okay=False), "where each rank leaves its last operations when its world fails",
             _to("RINGTRAIN_FLIGHT_RECORD"), ("timeline", "flight_record")),
     Setting(("--stall-check/--no-stall-check",), click.BOOL, "report operations that some ranks do not submit (on)",
             lambda on: {} if on else {"RINGTRAIN_STALL_WARNING_SECONDS": "86400", "RINGTRAIN_STALL_ABORT_SECONDS": "0"},

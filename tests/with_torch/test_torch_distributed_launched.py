@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from environments import python_with, rank_environment, ringtrainrun
 from worlds import LAUNCHED
 
@@ -24,13 +25,15 @@ LAUNCHERS = {
     "torchrun": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", "--monitor-interval", "5"],
     "ringtrainrun": None,
 }
+# What a program needs before torch 2.5, which finds no backend by itself.
+REGISTERED = "import ringtrain.torch.distributed\n" if torch.__version__ < "2.5" else ""
 each_launcher = pytest.mark.parametrize("launcher", LAUNCHERS)
 
 
 def run(launcher: str, program: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess:
     """A program on four ranks."""
     script = folder / "train.py"
-    script.write_text(program)
+    script.write_text(REGISTERED + program)
     line = ringtrainrun("tcp", 4, python_with("tcp"))
     if launcher == "torchrun":
         line = [python_with("tcp"), *LAUNCHERS[launcher]]
@@ -57,8 +60,12 @@ def test_torchs_own_cases() -> None:
 MESH = """
 import os, torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor, DTensor
+try:
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor, DTensor
+except ImportError:  # torch before 2.6
+    from torch.distributed._composable.fsdp import fully_shard
+    from torch.distributed._tensor import Partial, Replicate, Shard, distribute_tensor, DTensor
 
 dist.init_process_group("ringtrain")
 rank = dist.get_rank()

@@ -25,7 +25,6 @@ from torch._C._distributed_c10d import (
     ReduceOptions,
     ReduceScatterOptions,
     ScatterOptions,
-    _create_work_from_future,
 )
 
 from ringtrain.context import Context
@@ -34,13 +33,15 @@ from ringtrain.pending import Operation
 from ringtrain.torch.distributed import layouts
 from ringtrain.torch.distributed.completions import Completions
 from ringtrain.torch.distributed.layouts import carried, deal, flat, plain
-from ringtrain.torch.distributed.work import Pending, Place, RingtrainWork, future_of
+from ringtrain.torch.distributed.work import HeldWorks, Pending, Place, RingtrainWork
 from ringtrain.torch.tensors import lent_buffer, received
 
-# Before torch 2.8, C++ keeps no Python `Work` alive that it was given; one that is made of a future it does.
-# Works that were given to it as arguments it keeps alive in no release; see `RingtrainWork`.
+# Before torch 2.8, C++ keeps no Python `Work` alive that it was given. One that is made of a future it does, but that one
+# keeps the error of the future to itself, and knows no deadline. Works that were given to C++ as arguments it keeps alive
+# in no release; see `RingtrainWork`.
 KEEPS_WORKS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 8)
 
+_HELD_WORKS = 1024  # a graph of functional collectives may wait for all of its own at its end
 _DROPPED_WORKS = 64  # DDP's reducer has one, from its forward to its backward pass
 
 
@@ -53,6 +54,9 @@ class RingtrainProcessGroup(dist.ProcessGroup):
         timeout: how long a wait may take that names no deadline.
         close: what ``shutdown`` calls: ends the world, if the group has one of its own.
     """
+
+    if not hasattr(dist.ProcessGroup, "supports_splitting"):  # which `new_group` of torch 2.4 asks each backend for
+        supports_splitting = False
 
     def __init__(
         self, context: Context, name: str, timeout: timedelta, close: Callable[[], object] = lambda: None
@@ -68,6 +72,7 @@ class RingtrainProcessGroup(dist.ProcessGroup):
         self._completions = Completions()
         self._coalesced: list[Any] | None = None  # works since _start_coalescing
         self._dropped: deque[RingtrainWork] = deque(maxlen=_DROPPED_WORKS)
+        self._held = None if KEEPS_WORKS else HeldWorks(_HELD_WORKS)
 
     # ---- what torch asks a group ----
 
@@ -430,11 +435,7 @@ class RingtrainProcessGroup(dist.ProcessGroup):
         return self._work(Pending(submitted, results, place, _seconds(opts, self._seconds)))
 
     def _work(self, pending: Pending) -> Any:
-        work: Any = (
-            RingtrainWork(pending, self._completions, self._dropped)
-            if KEEPS_WORKS
-            else _create_work_from_future(future_of(pending, self._completions))
-        )
+        work = RingtrainWork(pending, self._completions, self._dropped, self._held)
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work

@@ -3,7 +3,7 @@
 import re
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -111,6 +111,37 @@ class Pending:
         return self._problem
 
 
+class HeldWorks:
+    """Works that must not lose their Python part while C++ may have theirs: until somebody has waited for them.
+
+    Args:
+        most: of them; the oldest is let go then.
+    """
+
+    def __init__(self, most: int):
+        self._most = most
+        self._works: dict[int, RingtrainWork] = {}
+        self._lock = threading.Lock()
+
+    def hold(self, work: "RingtrainWork") -> None:
+        """From here on."""
+        oldest = None
+        with self._lock:
+            self._works[id(work)] = work
+            if len(self._works) > self._most:
+                oldest = self._works.pop(next(iter(self._works)))
+        del oldest  # behind the lock: its end may take it
+
+    def let_go(self, work: "RingtrainWork") -> None:
+        """Whoever waits for it has it."""
+        with self._lock:
+            self._works.pop(id(work), None)
+
+    def __iter__(self) -> Iterator["RingtrainWork"]:
+        """Those that are held now."""
+        return iter(list(self._works.values()))
+
+
 class RingtrainWork(Work):
     """What the collectives of the process group return.
 
@@ -122,29 +153,37 @@ class RingtrainWork(Work):
         pending: the operation.
         completions: whose threads complete futures.
         dropped: of the group; forgets the oldest.
+        held: of the group, for a torch that keeps no Python part alive.
     """
 
-    def __init__(self, pending: Pending, completions: Completions, dropped: deque["RingtrainWork"]):
+    def __init__(
+        self, pending: Pending, completions: Completions, dropped: deque["RingtrainWork"], held: HeldWorks | None
+    ):
         super().__init__()
         self._pending = pending
         self._completions = completions
         self._dropped = dropped
+        self._held = held
         self._was_waited_for = False
         self._future: Any = None
+        if held is not None:
+            held.hold(self)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Blocks until the results are there; True. Raises what ``Pending.settle`` does."""
-        self._was_waited_for = True
+        self._is_awaited()
         seconds = timeout.total_seconds()
         self._pending.settle(seconds if seconds > 0 else None)
         return True
 
     def synchronize(self) -> None:
         """``wait`` without a result."""
+        self._is_awaited()
         self._pending.settle()
 
     def block_current_stream(self) -> None:
         """On a GPU the current stream waits; on the CPU the caller does."""
+        self._is_awaited()
         self._pending.settle()
 
     def is_completed(self) -> bool:
@@ -176,8 +215,14 @@ class RingtrainWork(Work):
         for its value.
         """
         if self._future is None:
+            self._is_awaited()
             self._future = future_of(self._pending, self._completions)
         return self._future
+
+    def _is_awaited(self) -> None:
+        self._was_waited_for = True
+        if self._held is not None:
+            self._held.let_go(self)
 
     def __del__(self) -> None:  # once, also if it lives on
         pending = getattr(self, "_pending", None)
@@ -185,7 +230,8 @@ class RingtrainWork(Work):
             return
         if not pending.placed:
             self._completions.add(pending.settle_quietly, lambda: None)
-        if not self._was_waited_for and pending.is_small():
+        may_be_used = self._held is not None or not self._was_waited_for
+        if may_be_used and pending.is_small():
             self._dropped.append(self)
 
 
