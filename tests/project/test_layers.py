@@ -41,7 +41,7 @@ PYTHON_LAYERS = [
     ["context"],
     ["membership"],
     ["submission", "start"],
-    ["process_sets", "numbering", "probes", "stalls", "statistics", "timelines", "flights", "slots"],
+    ["process_sets", "numbering", "probes", "stalls", "statistics", "timelines", "traces", "flights", "slots"],
     ["operations"],
     ["objects", "sharding", "checks", "gradients", "adjoints"],
     ["embedding"],
