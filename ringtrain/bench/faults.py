@@ -5,7 +5,6 @@ otherwise. Ranks note on the machine's monotonic clock when they were told; whet
 20 ms. The table is that of docs/reliability.md. Needs root for what is done to hosts, which is not run otherwise.
 """
 
-import json as encoding
 import os
 import signal
 import statistics
@@ -19,7 +18,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from ringtrain.bench import hosts
+from ringtrain.bench import documents, hosts
 from ringtrain.bench.jobs import PAUSE_SECONDS, Job
 from ringtrain.bench.machine import describe
 
@@ -266,7 +265,7 @@ def run(runs: int, dead_after_seconds: float, only: str, json: str | None = None
         print(f"| {' | '.join(cells)} | {'yes' if kept else 'NO'} |", flush=True)
         results.append({"fault": fault.name, "promised_seconds": bound, "seconds": times, "kept": kept})
     if json:
-        Path(json).write_text(encoding.dumps({"machine": describe(), "results": results}, indent=1) + "\n")
+        documents.write(json, documents.make(describe(), results))
     return all(result["kept"] for result in results)
 
 

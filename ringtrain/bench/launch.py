@@ -6,16 +6,15 @@ and waits for all. ringtrainrun is called on the first host, torchrun on all of 
 """
 
 import importlib.util
-import json
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
-from ringtrain.bench import hosts
+from ringtrain.bench import documents, hosts
+from ringtrain.bench.machine import describe
 
 PATIENCE = 300.0  # for a job
 LAUNCHERS = {
@@ -61,8 +60,7 @@ def start(ranks: int, repetitions: int, file: str | None, hosts_made: int = 1) -
         with hosts.Network(dict.fromkeys(names, "eth0"), useless=None) as network:
             results = [_measure(job, _on_hosts(job, ranks, network), repetitions) for job in JOBS]
     if file is not None:
-        known = {"np": ranks, "hosts": hosts_made, "repetitions": repetitions, "results": results}
-        Path(file).write_text(json.dumps(known, indent=1) + "\n")
+        documents.write(file, documents.make(describe(), results, np=ranks, hosts=hosts_made, repetitions=repetitions))
     return 0
 
 
