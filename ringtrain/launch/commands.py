@@ -31,6 +31,7 @@ usage: ringtrain COMMAND ...
                merges the traces of all ranks into one: each FILE with its FILE.1, FILE.2, ...
   timeline report TRACE ... -o PAGE
                shows the steps in the traces of all ranks: what they wait for, and who is late (ringtrain timeline report --help)
+  top          shows how a job goes that runs: steps, share of the floor, who is last, bytes (ringtrain top --help)
   check-build  prints the parts of this installation, and which MPI and frameworks it finds
 """
 
@@ -61,6 +62,10 @@ def _main(arguments: list[str]) -> int:
         from ringtrain.launch.timeline import timeline
 
         return _by_click(timeline, "ringtrain timeline", rest)
+    if command == "top":
+        from ringtrain.launch.top import top
+
+        return _by_click(top, "ringtrain top", rest)
     if command == "check-build":
         print("\n".join(check_build()))
         return 0

@@ -30,6 +30,7 @@ PYTHON_LAYERS = [
         "meeting",
         "exits",
         "reports",
+        "inquiries",
         "ranges",
     ],
     ["introducing"],
