@@ -17,6 +17,7 @@ from ringtrain.bench import documents, launch, plot, shaped
 from ringtrain.bench.models import MODELS
 from ringtrain.bench.sizes import parse_bytes
 from ringtrain.errors import UnsupportedError
+from ringtrain.launch import progress
 from ringtrain.launch.modes import FURTHER, MODES
 from ringtrain.options import environment
 
@@ -54,6 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.benchmark == "plot":
         return plot.main(chosen.files, chosen.output)
     documents.begin(chosen.benchmark)
+    if not launcher.has_started_this(environment()):
+        environment().update(progress.for_ranks())
     if chosen.json and documents.OTHERS not in os.environ:
         os.environ[documents.OTHERS] = str(documents.look_at_others())  # before this one's ranks are the others
     if chosen.benchmark == "faults":  # which starts jobs of its own

@@ -7,7 +7,11 @@ import numpy as np
 
 from ringtrain.bench import documents, ranks
 from ringtrain.bench.machine import describe
+from ringtrain.launch import progress
+from ringtrain.options import environment
 
+# How far this rank is, for whoever started it: rank 0 alone says so.
+PROGRESS = progress.of_starter(environment() if ranks.rank() == 0 else {})
 _tables: list[dict[str, Any]] = []  # that were printed
 
 
@@ -19,6 +23,7 @@ def seconds_text(seconds: float) -> str:
 def say(text: str = "") -> None:
     """Prints on rank 0."""
     if ranks.rank() == 0:
+        PROGRESS.clear()
         print(text, flush=True)
 
 
