@@ -180,8 +180,8 @@ def init(
         if context.size > 1:
             signal_number = int(chosen.get("stack_signal", tables.OPTION_BY_NAME["stack_signal"].initial))
             lib.rt_ask_through(context.native, reports.answer_requests(signal_number, _show_lines))
-        if context.rank == 0:
-            inquiries.answer_with(_state)
+            if context.rank == 0:
+                inquiries.answer_with(_state)
     try:
         _register_process_sets(context, process_sets, comm)
     except BaseException:
