@@ -3,8 +3,10 @@
 It chooses how to join the others, opens the context and makes it the default one. A rank calls this once or twice.
 """
 
+import json
 import math
 import os
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,6 +16,7 @@ from ringtrain import (
     cuda_arrays,
     descriptors,
     exits,
+    inquiries,
     launcher,
     leading,
     log,
@@ -30,7 +33,7 @@ from ringtrain import rendezvous as places
 from ringtrain._native import CData, as_text, check, ffi, lib, take_text
 from ringtrain.announce import announce_segments
 from ringtrain.context import Context, default, is_initialized, make_default, of_thread, raise_unusable
-from ringtrain.errors import InvalidArgumentError, UnsupportedError
+from ringtrain.errors import InvalidArgumentError, RingtrainError, UnsupportedError
 from ringtrain.version import __version__
 
 DESCRIPTORS_OF_A_WORLD = 10  # over TCP, with two connections; see door.h and connections.h
@@ -177,6 +180,8 @@ def init(
         if context.size > 1:
             signal_number = int(chosen.get("stack_signal", tables.OPTION_BY_NAME["stack_signal"].initial))
             lib.rt_ask_through(context.native, reports.answer_requests(signal_number, _show_lines))
+            if context.rank == 0:
+                inquiries.answer_with(_state)
     try:
         _register_process_sets(context, process_sets, comm)
     except BaseException:
@@ -193,6 +198,22 @@ def _show_lines() -> None:
     context = default()
     if context is not None:
         log.drain(context.native)
+
+
+def _state() -> bytes:
+    """What ``ringtrain top`` is told of the world that is open, if this is its rank 0; else that it is not."""
+    context = default()
+    if context is None or context.rank != 0:
+        return b"{}"
+    try:
+        told = {
+            "rank": context.rank, "size": context.size, "hosts": context.process_set_hosts(0), "program": " ".join(sys.orig_argv),
+            "lateness": context.lateness(), "counters": context.counters(), "traffic": context.traffic(),
+            "flight_record": context.flight_record(),
+        }  # fmt: skip
+    except RingtrainError:  # it has just been closed
+        return b"{}"
+    return json.dumps(told).encode()
 
 
 def _leave(patience: float | None = None) -> str:

@@ -1,5 +1,6 @@
 """Who is slow, where the time goes, and how fast operations are: ``ringtrain.stats``."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ringtrain.context import current
@@ -123,14 +124,18 @@ def stats() -> Stats:
         ...         print(f"rank {late.rank} was last {late.times} times, {late.seconds:.1f} s, most in {late.name}")
     """
     context = current()
+    return from_lines(context.lateness(), context.counters(), context.traffic())
+
+
+def from_lines(lateness: Sequence[str], counters: dict[str, int], traffic: Sequence[str]) -> Stats:
+    """``stats()`` of what the core has said, here or in another process; pure."""
     late = []
-    for line in context.lateness():
+    for line in lateness:
         rank, times, total, longest, name = line.split("|", 4)
         late.append(Late(int(rank), int(times), int(total) / 1e9, int(longest) / 1e9, name))
     late.sort(key=lambda each: -each.seconds)
-    counters = context.counters()
-    traffic = [_traffic(line) for line in context.traffic()]
-    return Stats(late, counters["wait_nanoseconds"] / 1e9, counters["wire_nanoseconds"] / 1e9, counters, traffic)
+    rows = [_traffic(line) for line in traffic]
+    return Stats(late, counters["wait_nanoseconds"] / 1e9, counters["wire_nanoseconds"] / 1e9, counters, rows)
 
 
 def _traffic(line: str) -> Traffic:

@@ -25,7 +25,7 @@ def merge(files: Iterable[str | os.PathLike], output: str | os.PathLike) -> list
         OSError: a file cannot be read, or the output not be written.
         ValueError: a file is no trace of ours.
     """
-    sources = list(dict.fromkeys(source for file in files for source in _with_companions(Path(file))))
+    sources = list(dict.fromkeys(source for file in files for source in with_companions(Path(file))))
     output = Path(output)
     growing = output.with_name(f"{output.name}.growing")
     had_elsewhere = _ranks_had_elsewhere({source: {_rank(event) for event in _events(source)} for source in sources})
@@ -63,7 +63,8 @@ def _rank(event: str) -> str:
     return match[1] if match else ""
 
 
-def _with_companions(file: Path) -> Iterator[Path]:
+def with_companions(file: Path) -> Iterator[Path]:
+    """A trace, and those beside it that have a rank's number behind its name, in the order of their ranks."""
     yield file
     number = re.compile(re.escape(file.name) + r"\.(\d+)")
     found = ((number.fullmatch(name), name) for name in os.listdir(file.parent))

@@ -75,7 +75,9 @@ void ContextDriver::Wait(Handle& handle, Nanoseconds deadline) {
   if (handle.done()) return;
   const Nanoseconds begin = Now();
   WaitOn(handle, deadline);
-  counters_->Add(Counter::kWaitNanoseconds, Now() - begin);
+  const Nanoseconds end = Now();
+  counters_->Add(Counter::kWaitNanoseconds, end - begin);
+  if (timeline_->enabled() && deadline > begin) timeline_->Span("(waiting)", "WAIT", begin, end, 0, "wait");
 }
 
 void ContextDriver::WaitOn(Handle& handle, Nanoseconds deadline) {

@@ -1,6 +1,7 @@
 // Timeline: one rank's trace in the Chrome/Perfetto JSON array format.
 //
-// The coordinator's thread reports spans and flushes when it goes idle; Start and Stop may come from any thread.
+// The coordinator's thread reports spans and flushes when it goes idle, and threads of the program report how long they
+// waited; Start and Stop may come from any thread.
 // Memory is bounded, by a buffer and by a limit of names; so is the file.
 //
 // The file is valid JSON at every moment, also when the process is killed in a write, which the kernel cuts at the

@@ -6,16 +6,18 @@ Outside of a job it starts itself on the ranks that ``-np`` asks for, through ri
 
 import argparse
 import importlib
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ringtrain import launcher, tables
-from ringtrain.bench import launch, shaped
+from ringtrain.bench import documents, launch, plot, shaped
 from ringtrain.bench.models import MODELS
 from ringtrain.bench.sizes import parse_bytes
 from ringtrain.errors import UnsupportedError
+from ringtrain.launch import progress
 from ringtrain.launch.modes import FURTHER, MODES
 from ringtrain.options import environment
 
@@ -50,6 +52,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs ``ringtrain bench`` with these arguments (the process's own by default) and returns its exit code."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     chosen = make_parser().parse_args(arguments)
+    if chosen.benchmark == "plot":
+        return plot.main(chosen.files, chosen.output)
+    documents.begin(chosen.benchmark)
+    if not launcher.has_started_this(environment()):
+        environment().update(progress.for_ranks())
+    if chosen.json and documents.OTHERS not in os.environ:
+        os.environ[documents.OTHERS] = str(documents.look_at_others())  # before this one's ranks are the others
     if chosen.benchmark == "faults":  # which starts jobs of its own
         return 0 if _run(*_chosen_faults(_options_of(chosen))) else 1
     if chosen.benchmark == "launch":  # so does this, with its number of ranks
@@ -91,6 +100,9 @@ def make_parser() -> argparse.ArgumentParser:
         add_options(benchmark)
         benchmark.add_argument("-np", dest="ranks", type=_count, default=2, metavar="N", help="number of ranks (2)")
         benchmark.add_argument("--json", metavar="FILE", help="write the results there too")
+    drawn = benchmarks.add_parser("plot", help="draws what --json has written, as SVG", allow_abbrev=False)
+    drawn.add_argument("files", nargs="+", metavar="FILE", help="of any benchmark")
+    drawn.add_argument("-o", dest="output", required=True, metavar="DIR", help="where the plots go")
     return parser
 
 

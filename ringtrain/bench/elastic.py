@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ringtrain.bench import documents
 from ringtrain.bench import elastic_records as notes
 from ringtrain.bench.elastic_records import Member
 from ringtrain.bench.elastic_systems import RANKS, SYSTEMS
@@ -125,7 +126,7 @@ def run(
     if "overhead" in elastic:
         results += _measure_overhead(sizes, runs)
     if json:
-        Path(json).write_text(encoding.dumps({"machine": describe(), "results": results}, indent=1) + "\n")
+        documents.write(json, documents.make(describe(), results))
     return all(result["kept"] for result in results if result["system"] == "ringtrain")
 
 

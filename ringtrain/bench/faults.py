@@ -5,7 +5,6 @@ otherwise. Ranks note on the machine's monotonic clock when they were told; whet
 20 ms. The table is that of docs/reliability.md. Needs root for what is done to hosts, which is not run otherwise.
 """
 
-import json as encoding
 import os
 import signal
 import statistics
@@ -19,9 +18,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from ringtrain.bench import hosts
+from ringtrain.bench import documents, hosts
 from ringtrain.bench.jobs import PAUSE_SECONDS, Job
 from ringtrain.bench.machine import describe
+from ringtrain.launch import progress
 
 RANKS = 3
 VICTIM = 1
@@ -253,6 +253,7 @@ def run(runs: int, dead_after_seconds: float, only: str, json: str | None = None
     """
     print(f"| fault | promised | within | median of {runs} | worst | kept |\n|---|---|---|---|---|---|", flush=True)
     results = []
+    shown = progress.on_stderr()
     for fault in FAULTS:
         if only not in fault.name:
             continue
@@ -260,13 +261,17 @@ def run(runs: int, dead_after_seconds: float, only: str, json: str | None = None
             print(f"| {fault.name} | {fault.promised} | not run: {hosts.missing()} | | | |", flush=True)
             continue
         bound = fault.seconds + (dead_after_seconds if fault.after_silence else 0)
-        times = [_once(fault, bound, dead_after_seconds) for _ in range(runs)]
+        times = []
+        for number in range(runs):
+            shown.show(f"{fault.name}: run {number + 1} of {runs}")
+            times.append(_once(fault, bound, dead_after_seconds))
+        shown.clear()
         kept = max(times) <= bound
         cells = [fault.name, fault.promised, f"{bound:g} s", f"{statistics.median(times):.2f} s", f"{max(times):.2f} s"]
         print(f"| {' | '.join(cells)} | {'yes' if kept else 'NO'} |", flush=True)
         results.append({"fault": fault.name, "promised_seconds": bound, "seconds": times, "kept": kept})
     if json:
-        Path(json).write_text(encoding.dumps({"machine": describe(), "results": results}, indent=1) + "\n")
+        documents.write(json, documents.make(describe(), results))
     return all(result["kept"] for result in results)
 
 

@@ -6,16 +6,16 @@ and waits for all. ringtrainrun is called on the first host, torchrun on all of 
 """
 
 import importlib.util
-import json
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
-from ringtrain.bench import hosts
+from ringtrain.bench import documents, hosts
+from ringtrain.bench.machine import describe
+from ringtrain.launch import progress
 
 PATIENCE = 300.0  # for a job
 LAUNCHERS = {
@@ -61,8 +61,7 @@ def start(ranks: int, repetitions: int, file: str | None, hosts_made: int = 1) -
         with hosts.Network(dict.fromkeys(names, "eth0"), useless=None) as network:
             results = [_measure(job, _on_hosts(job, ranks, network), repetitions) for job in JOBS]
     if file is not None:
-        known = {"np": ranks, "hosts": hosts_made, "repetitions": repetitions, "results": results}
-        Path(file).write_text(json.dumps(known, indent=1) + "\n")
+        documents.write(file, documents.make(describe(), results, np=ranks, hosts=hosts_made, repetitions=repetitions))
     return 0
 
 
@@ -89,11 +88,14 @@ def _on_hosts(job: str, ranks: int, network: hosts.Network) -> dict[str, list[li
 
 def _measure(job: str, lines: dict[str, list[list[str]]], repetitions: int) -> dict[str, str | float]:
     seconds: dict[str, list[float]] = {name: [] for name in lines}
+    shown = progress.on_stderr()
     for repetition in range(repetitions + 1):
         for name, together in lines.items():
+            shown.show(f"{job}: turn {repetition + 1} of {repetitions + 1}, {name}")
             taken = _seconds_of(together)
             if repetition > 0:  # the first reads files from disk
                 seconds[name].append(taken)
+    shown.clear()
     ours, theirs = (float(np.median(seconds[name])) for name in lines)
     print(f"{job:16} ringtrainrun {ours:6.2f} s   torchrun {theirs:6.2f} s   ratio {ours / theirs:.2f}", flush=True)
     return {"job": job, "ringtrainrun_seconds_median": ours, "torchrun_seconds_median": theirs}

@@ -4,16 +4,23 @@ import importlib.metadata
 import os
 import platform
 import sys
+import time
 from pathlib import Path
 
 import ringtrain as rt
+from ringtrain.bench.documents import OTHERS
 from ringtrain.mpi import version_text
 
 
-def describe() -> dict[str, str | int]:
-    """What was measured, processor, cores, memory, kernel and versions, for the head of a table and for JSON."""
+def describe() -> dict[str, str | int | float | None]:
+    """What was measured, when, processor, cores, memory, kernel and versions, for the head of a table and for JSON.
+
+    ``others`` is the share of the cores that other programs used just before; None if nobody has looked.
+    """
     return {
         "command": " ".join(["ringtrain", "bench", *sys.argv[1:]]),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "others": float(os.environ[OTHERS]) if OTHERS in os.environ else None,
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),

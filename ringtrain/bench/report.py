@@ -1,14 +1,18 @@
 """How benchmarks say what they found, on rank 0: times in readable units, aligned tables, and JSON."""
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ringtrain.bench import ranks
+from ringtrain.bench import documents, ranks
 from ringtrain.bench.machine import describe
+from ringtrain.launch import progress
+from ringtrain.options import environment
+
+# How far this rank is, for whoever started it: rank 0 alone says so.
+PROGRESS = progress.of_starter(environment() if ranks.rank() == 0 else {})
+_tables: list[dict[str, Any]] = []  # that were printed
 
 
 def seconds_text(seconds: float) -> str:
@@ -19,11 +23,13 @@ def seconds_text(seconds: float) -> str:
 def say(text: str = "") -> None:
     """Prints on rank 0."""
     if ranks.rank() == 0:
+        PROGRESS.clear()
         print(text, flush=True)
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Prints columns on rank 0, the first to the left and the others to the right."""
+    """Prints columns on rank 0, the first to the left and the others to the right; ``write_json`` writes them too."""
+    _tables.append({"headings": list(headings), "rows": [list(row) for row in rows]})
     widths = [max(len(row[column]) for row in [headings, *rows]) for column in range(len(headings))]
     for row in [headings, *rows]:
         cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
@@ -50,7 +56,6 @@ def verdict(result: dict[str, Any]) -> str:
 
 
 def write_json(path: str | None, results: Sequence[dict[str, Any]], **further: Any) -> None:
-    """Writes machine, results and whatever else on rank 0; does nothing without a path."""
+    """Writes machine, tables, results and whatever else on rank 0; does nothing without a path."""
     if path is not None and ranks.rank() == 0:
-        document = {"machine": describe(), "results": list(results), **further}
-        Path(path).write_text(json.dumps(document, indent=1) + "\n")
+        documents.write(path, documents.make(describe(), results, _tables, **further))

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from ringtrain.bench import hosts
+from ringtrain.bench import documents, hosts
 
 UNLIMITED = "unlimited"
 IPERF_SECONDS = 3
@@ -28,6 +28,8 @@ def start(chosen: argparse.Namespace, arguments: Sequence[str]) -> int:
         print(f"ringtrain bench {chosen.benchmark}: {hindrance}. Run as root: apt-get install iperf3 iproute2 openssh-server",
               file=sys.stderr)  # fmt: skip
         return 2
+    if chosen.json and os.path.exists(chosen.json):
+        os.unlink(chosen.json)
     names = [f"host-{number}" for number in range(1, chosen.hosts + 1)]
     rates = chosen.rate.split(",") * (1 if "," in chosen.rate else chosen.links)
     if len(rates) < chosen.links:
@@ -50,11 +52,15 @@ def start(chosen: argparse.Namespace, arguments: Sequence[str]) -> int:
             flush=True,
         )
         further = [*arguments, "--measured-rate", f"{sum(measured):.0f}", *_addresses_of(network)]
-        codes = [
-            _run(one, names, count, further, python)
-            for count in chosen.ranks_per_host
-            for python in chosen.pythons or [sys.executable]
-        ]
+        codes, written = [], []
+        for count in chosen.ranks_per_host:
+            for python in chosen.pythons or [sys.executable]:
+                codes.append(_run(one, names, count, further, python))
+                if chosen.json and os.path.exists(chosen.json):
+                    written.append(documents.read(chosen.json))
+                    os.unlink(chosen.json)  # the next job writes its own
+    if written:
+        documents.write(chosen.json, documents.combine(written))
     return max(codes)
 
 

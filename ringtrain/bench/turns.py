@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from ringtrain.bench import ranks
+from ringtrain.bench import ranks, report
 
 Name = TypeVar("Name")
 
@@ -26,6 +26,7 @@ def time_in_turn(
     seconds: dict[Name, list[float]] = {name: [] for name in timed}
     for repetition in range(warm_up + repetitions):
         for name, turn in timed.items():
+            report.PROGRESS.show(f"turn {repetition + 1} of {warm_up + repetitions}: {name}")
             taken = turn()
             if repetition >= warm_up:
                 seconds[name] += taken

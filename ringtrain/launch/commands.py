@@ -29,6 +29,9 @@ usage: ringtrain COMMAND ...
                compares the last operations of all ranks, and says who is behind in what, or does otherwise (ringtrain flight --help)
   merge-timelines OUTPUT FILE ...
                merges the traces of all ranks into one: each FILE with its FILE.1, FILE.2, ...
+  timeline report TRACE ... -o PAGE
+               shows the steps in the traces of all ranks: what they wait for, and who is late (ringtrain timeline report --help)
+  top          shows how a job goes that runs: steps, share of the floor, who is last, bytes (ringtrain top --help)
   check-build  prints the parts of this installation, and which MPI and frameworks it finds
 """
 
@@ -55,6 +58,14 @@ def _main(arguments: list[str]) -> int:
         from ringtrain.launch.flight import flight
 
         return _by_click(flight, "ringtrain flight", rest)
+    if command == "timeline":
+        from ringtrain.launch.timeline import timeline
+
+        return _by_click(timeline, "ringtrain timeline", rest)
+    if command == "top":
+        from ringtrain.launch.top import top
+
+        return _by_click(top, "ringtrain top", rest)
     if command == "check-build":
         print("\n".join(check_build()))
         return 0

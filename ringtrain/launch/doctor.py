@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+from ringtrain.launch import progress
 from ringtrain.launch.examine import examine
 from ringtrain.launch.function import RunError, run
 from ringtrain.launch.hosts import HostsError, parse_hostfile, parse_hosts
@@ -76,7 +77,7 @@ def doctor(
             examine,
             (int(model_mb * 1e6),),
             np=sum(host.slots for host in listed) or 2,
-            env=environment,
+            env=environment | progress.for_ranks(),
             hosts=",".join(map(str, listed)) or None,
             share_gpus=True,
             **flags,

@@ -20,7 +20,7 @@ import numpy as np
 
 import ringtrain as rt
 from ringtrain import context as contexts
-from ringtrain.launch import cuda_aware
+from ringtrain.launch import cuda_aware, progress
 from ringtrain.launch.interpreter import program
 from ringtrain.launch.modes import MODES
 from ringtrain.launch.versions import version_of
@@ -48,13 +48,17 @@ def examine(model_bytes: int) -> dict[str, Any] | None:
     """Measures; returns everything on rank 0 and None elsewhere. Called on all ranks."""
     rt.init()
     leads = rt.local_rank() == 0
+    shown = progress.of_starter(os.environ if rt.rank() == 0 else {})
     facts = rt.allgather_object(facts_of_host() if leads else None)
     speeds = rt.allgather_object(speeds_of_memory() if leads else None)
     leaders = [rank for rank, fact in enumerate(facts) if fact]
-    links = measure_links(leaders[: MOST_LINKS + 1])
+    links = measure_links(leaders[: MOST_LINKS + 1], shown)
     part = part_to_measure(model_bytes, links)
+    shown.show(f"allreduce of {part / 1e6:.0f} MB")
     allreduce = {name: seconds * model_bytes / part for name, seconds in measure_allreduce(part, leaders).items()}
+    shown.show("codecs")
     codecs = measure_codecs(min(part, CODEC_BYTES)) if len(leaders) > 1 else {}
+    shown.clear()
     if rt.rank() != 0:
         return None
     hosts = [
@@ -145,13 +149,14 @@ def _fastest(work: Callable[[], object]) -> float:
 # ---- links ----
 
 
-def measure_links(leaders: list[int]) -> list[dict[str, Any]]:
+def measure_links(leaders: list[int], shown: progress.Progress) -> list[dict[str, Any]]:
     """One link after the other: latency, and bytes per second one way and both ways at once; on every rank."""
     pairs = list(itertools.pairwise(leaders))
     kind = MpiLink if transport() == "mpi" else OwnLink
     opened = [kind(first, second) for first, second in pairs]  # on all ranks
     links = []
-    for link in opened:
+    for number, link in enumerate(opened, 1):
+        shown.show(f"links: {number} of {len(opened)}")
         wait_asleep()
         if rt.rank() in link.ends:
             links.append({"between": list(link.ends), **measure_link(link)})

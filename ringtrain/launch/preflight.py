@@ -11,14 +11,14 @@ import platform
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 from ringtrain.agent_protocol import Addresses, Describe, HostFacts, Listener, Reached, Target
-from ringtrain.launch import mpich, srun
+from ringtrain.launch import mpich, progress, srun
 from ringtrain.launch.mpi import Installation, LaunchError
 from ringtrain.launch.networks import Address, Chosen, choose, names_loopback
 from ringtrain.launch.plan import Plan
@@ -28,6 +28,7 @@ from ringtrain.launch.shells import SrunShell
 Told = TypeVar("Told")
 
 SECONDS_TO_TRY_AGAIN = 1.0
+SECONDS_BETWEEN_NEWS = 0.5  # for who looks at a terminal
 RANK_PROGRAM = Path(__file__).with_name("rank.py")
 
 
@@ -199,7 +200,7 @@ def _of_each(agents: list[Agent], ask: Callable[[Agent], Told]) -> dict[str, Tol
     with ThreadPoolExecutor(len(agents)) as pool:
         asked = {agent.host.name: pool.submit(ask, agent) for agent in agents}
         try:
-            wait(asked.values())
+            _wait_for_all(list(asked.values()))
         except KeyboardInterrupt:
             for agent in agents:
                 agent.give_up()
@@ -208,6 +209,16 @@ def _of_each(agents: list[Agent], ask: Callable[[Agent], Told]) -> dict[str, Tol
             [str(error) for error in (future.exception() for future in asked.values()) if isinstance(error, HostError)]
         )
         return {host: future.result() for host, future in asked.items()}
+
+
+def _wait_for_all(asked: Sequence[Future[Told]]) -> None:
+    """Says on a terminal how many have answered, if that takes long."""
+    shown = progress.on_stderr()
+    left: set[Future[Told]] = set(asked)
+    while left:
+        _, left = wait(left, SECONDS_BETWEEN_NEWS)
+        shown.show(f"hosts: {len(asked) - len(left)} of {len(asked)} have answered")
+    shown.clear()
 
 
 def _refuse(problems: list[str]) -> None:

@@ -29,6 +29,13 @@ def document(mpi: str, path, *arguments: str) -> dict:
     assert finished.returncode == 0, finished.stdout + finished.stderr
     written = json.loads(path.read_text())
     assert written["machine"]["cores"] >= 1 and written["machine"]["ringtrain"].startswith("ringtrain ")
+    assert written["schema"] == 1 and written["benchmark"] == arguments[0] and 0 <= written["machine"]["others"] <= 1
+    for row in (row for table in written["tables"] for row in table["rows"]):  # as they were printed
+        assert any(
+            line.split()[-len(" ".join(row).split()) :] == " ".join(row).split()
+            for line in finished.stdout.splitlines()
+        )
+    assert written["tables"]
     return written
 
 

@@ -1,0 +1,51 @@
+"""`ringtrain timeline report`: the traces of all ranks as one page that says where the steps' time goes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from ringtrain import timelines
+from ringtrain.traces.findings import Link, find
+from ringtrain.traces.page import page
+from ringtrain.traces.reading import read
+from ringtrain.traces.steps import steps_of
+
+
+@click.group()
+def timeline() -> None:
+    """Reads the traces of a job whose ranks had a timeline."""
+
+
+@timeline.command()
+@click.argument("traces", nargs=-1, required=True, metavar="TRACE...", type=click.Path(path_type=Path))
+@click.option(
+    "-o", "--output", required=True, type=click.Path(dir_okay=False, path_type=Path), help="the page to write"
+)
+@click.option("--link-gbit", type=click.FloatRange(min=0, min_open=True),
+              help="what each host's links carry each way, in Gbit/s, such as ringtrain doctor measures: "
+              "the floor of a step then follows from its bytes; else the fastest step is the floor")  # fmt: skip
+@click.option("--hosts", type=click.IntRange(min=2), help="number of hosts, for --link-gbit (one for each rank)")
+def report(traces: tuple[Path, ...], output: Path, link_gbit: float | None, hosts: int | None) -> None:
+    """Writes one page about the steps in TRACE...: each with its TRACE.1, TRACE.2, ...
+
+    It shows steps as pictures with all ranks on one clock, what they wait for, how much of it is hidden behind computing, the
+    tensors that cost most, and who is late and where. It is one file, which needs no network.
+    """
+    if hosts and not link_gbit:
+        raise click.UsageError("--hosts is for --link-gbit, which is missing.")
+    try:
+        files = list(dict.fromkeys(file for trace in traces for file in timelines.with_companions(trace)))
+        steps = steps_of(read(files))
+        link = Link(link_gbit * 1e9 / 8, hosts or len(steps.traces)) if link_gbit else None
+        found = find(steps, link)
+        text = page(steps, found, f"Timeline of {', '.join(trace.name for trace in traces)}")
+        growing = output.with_name(f"{output.name}.growing")
+        growing.write_text(text, encoding="utf-8")
+        os.replace(growing, output)
+    except (OSError, ValueError) as problem:
+        raise click.ClickException(str(problem)) from None
+    click.echo("\n".join(found.verdicts))
+    click.echo(f"{output}: {found.steps} steps of {found.ranks} ranks")
