@@ -29,6 +29,7 @@ TRAINING_PEERS = (
     "int4",
     "4-passes",
     "every-32",
+    "overlap-forward",
     "ddp",
     "ddp-ringtrain",
     "ddp-silent",
