@@ -46,7 +46,7 @@ class TrainingSystem(Protocol):
     communicates: bool
     passes: int
     loses: float
-    optimizer: Any  # of the network that it uses
+    optimizer: torch.optim.Optimizer  # of the network that it uses
 
     def use(self, network: torch.nn.Module, make: MakeOptimizer = make_optimizer) -> None:
         """Takes the network that the coming steps train, and makes its optimizer."""

@@ -139,10 +139,14 @@ class Ahead:
 
     def close(self) -> None:
         """Gives back whole state, on all ranks together, and removes the hooks."""
-        self.settle()
-        if self.context.usable and not self.state.is_whole:
-            self.state.consolidate(None)
-            self.state.take_whole()
+        if not self.context.usable:
+            self._arrivals.give_up()
+            self.state.forget()
+        else:
+            self.settle()
+            if not self.state.is_whole:
+                self.state.consolidate(None)
+                self.state.take_whole()
         self._hooks.remove()
         dismiss(self)
         for handle in self._handles:
@@ -207,7 +211,10 @@ class Ahead:
     def _take(self, index: int) -> None:
         """Puts a gradient into its bucket, which leaves when it is full."""
         bucket, parameter = self._bucket_of[index], self._parameters[index]
-        bucket.take_in(index - bucket.first, self._dense(index))
+        try:
+            bucket.take_in(index - bucket.first, self._dense(index))
+        except RingtrainError as problem:  # the peers hear of it when their shares of this bucket fail
+            bucket.refuse(problem)
         parameter.grad = self._sent[index]
         self._taken[index] = True
         self._open[bucket] -= bool(parameter.requires_grad)
@@ -292,7 +299,10 @@ class Ahead:
         if gradient is None:
             return MISSING if parameter.requires_grad else SETTLED
         if not bucket.is_sent:
-            bucket.take_in(index - bucket.first, self._dense(index))
+            try:
+                bucket.take_in(index - bucket.first, self._dense(index))
+            except RingtrainError as problem:
+                bucket.refuse(problem)
             self._taken[index] = True
             return DENSE
         raise InvalidArgumentError(
@@ -481,7 +491,7 @@ def check_overlap(
             raise InvalidArgumentError(
                 f"DistributedOptimizer: overlap_forward must be False with {name}, but is True. Leave one of them out."
             )
-    if compression not in ("none", "fp16", "bf16"):
+    if compression not in ("none", "float16", "bfloat16"):
         raise InvalidArgumentError(
             "DistributedOptimizer: overlap_forward needs compression none, fp16 or bf16, but it is "
             f"{compression or 'a class of your own'}, whose feedback belongs to whole gradients. Leave one of them out."

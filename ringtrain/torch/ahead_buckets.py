@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from ringtrain.errors import UnsupportedError
+from ringtrain.errors import RingtrainError, UnsupportedError
 from ringtrain.gradients.shares import Layout, Piece
 from ringtrain.pending import Operation
 from ringtrain.torch.gradients import ReductionSettings
@@ -40,6 +40,7 @@ class SharedBucket:
         ]
         self.is_sent = False
         self._sum: Operation | None = None
+        self._problem: RingtrainError | None = None  # why this rank did not send
         self._share: torch.Tensor | None = None  # of the sum
         self._gathering: Operation | None = None
 
@@ -72,9 +73,16 @@ class SharedBucket:
             process_set=how.session.process_set_id, compression=how.compression,
         )  # fmt: skip
 
+    def refuse(self, problem: RingtrainError) -> None:
+        """Sends nothing in this step, for what the peers have been told; whoever awaits the share hears it here."""
+        self.is_sent, self._problem = True, problem
+
     def await_share(self, is_there: Sequence[bool]) -> None:
         """Waits for this rank's share of the gradients, and gives it to the pieces; None to one whose parameter has none."""
         operation, self._sum = self._sum, None
+        problem, self._problem = self._problem, None
+        if problem is not None:
+            raise problem
         if operation is not None:
             finish(operation, self._gradients)
             self._share = received(operation, self._gradients)
@@ -103,7 +111,7 @@ class SharedBucket:
 
     def take_values(self) -> None:
         """Waits for the values of all ranks, and puts them into the parameters."""
-        operation, self._gathering = self._gathering, None
+        operation = self._gathering
         if operation is None:
             return
         finish(operation, self._values)
@@ -112,12 +120,13 @@ class SharedBucket:
             targets = [parameter.detach() for parameter in self.parameters]
             parts = zip(self.layout.offsets, self.layout.counts, targets, strict=True)
             torch._foreach_copy_(targets, [every[at : at + count].view(to.shape) for at, count, to in parts])
+        self._gathering = None
 
     def end_step(self) -> None:
         """What was reduced is used, or given up."""
         for _, parameter in self.pieces:
             parameter.grad = None
-        self._share, self.is_sent = None, False
+        self._share, self._problem, self.is_sent = None, None, False
 
     def await_all(self) -> None:
         """Waits for what is under way, so that its memory may be written, and no name stays in flight."""

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._device import DeviceContext
 
 _Take = Callable[[], None]
 
@@ -69,18 +68,24 @@ class Arrivals(TorchFunctionMode):
         self.wait_for_all()
         self._leave()
 
+    def give_up(self) -> None:
+        """What is under way will not come, and nobody is to be told any more."""
+        with self._lock:
+            self._takes.clear()
+            self._under_way.clear()
+        self._leave()
+
     def _take(self, take: _Take) -> None:
         with self._lock:
             if take not in self._takes:
                 return  # another thread has
-            try:
-                take()
-            finally:
-                self._takes.remove(take)
-                for storage in [each for each, takes in self._under_way.items() if take in takes]:
-                    self._under_way[storage].remove(take)
-                    if not self._under_way[storage]:
-                        del self._under_way[storage]
+            with torch._C.DisableTorchFunction():
+                take()  # if it fails, so does every use from now on
+            self._takes.remove(take)
+            for storage in [each for each, takes in self._under_way.items() if take in takes]:
+                self._under_way[storage].remove(take)
+                if not self._under_way[storage]:
+                    del self._under_way[storage]
 
     # ---- who asks ----
 
@@ -130,7 +135,8 @@ class Arrivals(TorchFunctionMode):
         """Puts the mode below all others: those of the user come and go above it."""
         if self not in torch.overrides._get_current_function_mode_stack():
             above = [torch.overrides._pop_mode() for _ in range(torch._C._len_torch_function_stack())]
-            if above and isinstance(above[-1], DeviceContext):  # torch wants its own at the very bottom
+            if above and above[-1] is getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None):
+                # torch.set_default_device() wants its own at the very bottom.
                 torch.overrides._push_mode(above.pop())
             for mode in (self, *reversed(above)):
                 torch.overrides._push_mode(mode)
