@@ -9,6 +9,7 @@ Whoever uses a parameter then waits for its bucket (``arrivals``). The state of 
 each gradient is agreed on in one round of each step, as elsewhere.
 """
 
+import functools
 import hashlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,6 +33,7 @@ from ringtrain.torch.arrivals import Arrivals, compiles
 from ringtrain.torch.compilation import eager
 from ringtrain.torch.gradients import ReductionSettings
 from ringtrain.torch.hooks import Hooks, dismiss, enlist, others
+from ringtrain.torch.outbox import Outbox
 from ringtrain.torch.passes import Passes
 
 BUCKET_BYTES = 4 << 20
@@ -76,7 +78,7 @@ class Ahead:
         self._agreed: bytes | None = None  # which gradients there are; None until this step is closed
         self._arrived, self._unended = False, True
         self._lock = threading.Lock()
-        self._arrivals = Arrivals()
+        self._arrivals, self._outbox = Arrivals(), Outbox()
         self._spare = torch.nn.Parameter(torch.zeros(1), requires_grad=False)  # brings a scaler the news of all ranks
         self._failure: str | None = None
         self.state = whole_state.SharedState(optimizer, self._settings, self.prefix, self._buckets)
@@ -141,6 +143,7 @@ class Ahead:
         """Gives back whole state, on all ranks together, and removes the hooks."""
         if not self.context.usable:
             self._arrivals.give_up()
+            self._outbox.clear()
             self.state.forget()
         else:
             self.settle()
@@ -344,8 +347,7 @@ class Ahead:
                         bucket.await_share(there)
                     bucket.read_values()
                     self._update_share(optimizer, bucket)
-                    bucket.send_values(self.prefix, self._settings)
-                    self._arrivals.expect(bucket.parameters, bucket.take_values)
+                    self._send_values(bucket)
         except BaseException as problem:
             self._failure = (
                 f"step '{self.prefix}': expected the last step to have ended but found that it has failed: {problem} Start "
@@ -356,6 +358,17 @@ class Ahead:
             self.settle()
         for parameter in self._parameters:
             parameter.grad = None
+
+    def _send_values(self, bucket: SharedBucket) -> None:
+        """Sends this rank's share of the values when those before have arrived, and has whoever uses one wait for all shares."""
+        send = functools.partial(bucket.send_values, self.prefix, self._settings)
+
+        def take() -> None:
+            self._outbox.send_until(send)
+            bucket.take_values()
+
+        self._arrivals.expect(bucket.parameters, take)
+        self._outbox.offer(send)
 
     def _update_share(self, optimizer: Any, bucket: SharedBucket) -> None:
         """The user's own step, over this rank's pieces of one bucket."""
@@ -415,7 +428,9 @@ class Ahead:
         total = self._of_all_ranks("norm", own, "max" if infinite else "sum")
         norm = torch.tensor(total if infinite else total ** (1 / p), dtype=torch.float64)
         if error_if_nonfinite and not norm.isfinite():
-            raise InvalidArgumentError(f"clip_grad_norm_: the norm of the gradients must be finite, but is {norm.item()}.")
+            raise InvalidArgumentError(
+                f"clip_grad_norm_: the norm of the gradients must be finite, but is {norm.item()}."
+            )
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         for share in shares:
             share.mul_(factor.to(share.dtype))

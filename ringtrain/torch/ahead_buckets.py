@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from ringtrain.errors import RingtrainError, UnsupportedError
+from ringtrain.errors import InternalError, RingtrainError, UnsupportedError
 from ringtrain.gradients.shares import Layout, Piece
 from ringtrain.pending import Operation
 from ringtrain.torch.gradients import ReductionSettings
@@ -102,18 +102,19 @@ class SharedBucket:
             for piece, parameter in self.pieces:
                 parameter.copy_(self.parameters[piece.tensor].detach().reshape(-1)[piece.first : piece.last])
 
-    def send_values(self, prefix: str, how: ReductionSettings) -> None:
+    def send_values(self, prefix: str, how: ReductionSettings) -> Operation:
         """Each rank sends its share of the values to all."""
         name = f"{prefix}.{self.names[0]}.values"
         self._gathering = how.session.context.submit(
             "allgather", name, [buffer_of(self._values)], [None], process_set=how.session.process_set_id
         )
+        return self._gathering
 
     def take_values(self) -> None:
         """Waits for the values of all ranks, and puts them into the parameters."""
         operation = self._gathering
         if operation is None:
-            return
+            raise InternalError("values of parameters: expected them to be on their way, but they were never sent.")
         finish(operation, self._values)
         every = received(operation, self._values)
         with torch.no_grad():

@@ -52,7 +52,11 @@ def replicated(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def check_shards(
-    optimizer: torch.optim.Optimizer, op: int, averages_passes: bool, local_steps: bool, delay: int,
+    optimizer: torch.optim.Optimizer,
+    op: int,
+    averages_passes: bool,
+    local_steps: bool,
+    delay: int,
     overlap_forward: bool,
 ) -> None:
     """Raises the error that names why an optimizer of these settings cannot train the tables that it has."""

@@ -13,6 +13,7 @@ from torch_models import assert_same_bits, parameters
 import ringtrain as rt
 import ringtrain.torch as hvd
 from ringtrain.errors import InvalidArgumentError, RingtrainError, UnsupportedError
+from ringtrain.gradients.shares import Layout
 from ringtrain.testing import World
 from ringtrain.torch import ahead
 from ringtrain.torch.ahead_buckets import SharedBucket
@@ -53,6 +54,7 @@ def mlp(seed=0):
 
 
 START = mlp()
+PIECES = Layout.pieces
 
 
 def batch(rank, step, samples=8):
@@ -133,7 +135,7 @@ def test_a_planted_fault_is_seen(fault, monkeypatch):
     if fault == "share":  # stale values are updated
         monkeypatch.setattr(SharedBucket, "read_values", lambda bucket: None)
     elif fault == "values":  # never taken
-        monkeypatch.setattr(SharedBucket, "take_values", lambda bucket: bucket.__dict__["_gathering"].wait())
+        monkeypatch.setattr(SharedBucket, "take_values", lambda bucket: bucket._gathering.wait())
     elif fault == "gradient":  # of one parameter, zeros are sent
         take_in = SharedBucket.take_in
         monkeypatch.setattr(
@@ -142,7 +144,7 @@ def test_a_planted_fault_is_seen(fault, monkeypatch):
     else:  # pieces are updated with a neighbour's gradient
         monkeypatch.setattr(
             "ringtrain.gradients.shares.Layout.pieces",
-            lambda layout, member, pieces=ahead.laid_out([1], 1).__class__.pieces: [
+            lambda layout, member, pieces=PIECES: [
                 piece._replace(at=max(piece.at - 1, 0)) for piece in pieces(layout, member)
             ],
         )
@@ -216,7 +218,9 @@ def test_groups_schedules_and_a_scheduler_that_was_made_before():
         model = copy.deepcopy(START)
         decayed = [p for p in model.parameters() if p.ndim > 1]
         others = [p for p in model.parameters() if p.ndim == 1]
-        optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.3}, {"params": others, "lr": 0.05}], lr=0.01)
+        optimizer = torch.optim.AdamW(
+            [{"params": decayed, "weight_decay": 0.3}, {"params": others, "lr": 0.05}], lr=0.01
+        )
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
         optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), overlap_forward=overlap)
         for step in range(STEPS):
