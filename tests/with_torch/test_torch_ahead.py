@@ -491,7 +491,7 @@ def test_compiled_models_are_right_and_wait_in_step(caplog):
 # ---- gradients before the step ----
 
 
-@pytest.mark.parametrize("p", [2.0, 1.0, float("inf")])
+@pytest.mark.parametrize("p", [2.0, pytest.param(1.0, marks=pytest.mark.long), float("inf")])
 def test_clipping_by_the_norm_of_all_gradients(p):
     norms = {True: [], False: []}
 
@@ -554,7 +554,7 @@ LOOKS = {
 
 
 @pytest.mark.parametrize("look", LOOKS)
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", ["before", pytest.param("after", marks=pytest.mark.long)])
 def test_looking_at_a_gradient_is_refused(look, when):
     def on_rank(rank):
         model, optimizer = wrapped(OPTIMIZERS["SGD"])
@@ -620,7 +620,9 @@ def test_each_rank_has_its_share_of_the_state(size):
 
 
 @pytest.mark.parametrize("name", ["SGD with all", "AdamW", "Adagrad", "ASGD"])
-@pytest.mark.parametrize("sizes", [(2, 3), (3, 1), (2, 2)])
+@pytest.mark.parametrize(
+    "sizes", [(2, 3), *(pytest.param(sizes, marks=pytest.mark.long) for sizes in [(3, 1), (2, 2)])]
+)
 def test_a_checkpoint_goes_on_in_another_world(name, sizes):
     """Consolidated on one rank; loaded by ranks with shares, and by an optimizer without."""
     make = OPTIMIZERS[name]
