@@ -67,6 +67,7 @@ class Context:
         explain: in an elastic job, what makes of the error of a world that has ended the one that is raised; None else.
         ended_because: why its world has ended, in the words of an elastic job's launcher; "" before.
         serving: what others need this rank for as long as it lives, such as its rows of a table; see ``join``.
+        unsettled: what may be on its way when this rank has done all its steps, and is to come before the world closes.
         world: in an elastic job, the number that the launcher has given its world; 0 else.
         awaits_gpus: whether who waits for an operation waits for its part on a GPU, too: what is to be released must be
             there, and not on a queue that goes with the world.
@@ -84,6 +85,7 @@ class Context:
         self.chosen: dict[str, str] = {}
         self.joins = 0
         self.serving: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.unsettled: weakref.WeakSet[Any] = weakref.WeakSet()
         self.communicator: object = None
         self.explain: Callable[[Context, RingtrainError], RingtrainError] | None = None
         self.ended_because = ""
@@ -254,8 +256,10 @@ class Context:
         Raises UnsupportedError while others need what is on this rank, in ``serving``.
         """
         if self.serving and self.size > 1:
+            own_words = next((each.refuses_join for each in self.serving if hasattr(each, "refuses_join")), None)
             raise UnsupportedError(
-                "join: this rank must go on serving its rows of sharded embeddings, but would serve nobody any more. Let "
+                own_words
+                or "join: this rank must go on serving its rows of sharded embeddings, but would serve nobody any more. Let "
                 "ranks without data go on with empty batches (docs/embeddings.md, 'Uneven batches')."
             )
         operation = self.submit("join", None, (), (), waits=True)
@@ -365,6 +369,12 @@ class Context:
         if not self.usable:
             raise_unusable(self)
         lib.rt_long_phase(self.native, seconds)
+
+    def settle(self) -> None:
+        """Before this rank leaves: takes what is on its way to it, as long as the world lives."""
+        if self.usable and not self.has_failed:
+            for each in list(self.unsettled):
+                each.settle()
 
     def close(self, patience: float | None = None) -> str:
         """Ends this rank's part of the world and fails what is pending here; later calls do nothing.

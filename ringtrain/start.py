@@ -223,6 +223,8 @@ def _leave(patience: float | None = None) -> str:
         return ""
     if context.explain is not None and context.has_failed:
         patience = 0.0  # whoever lives goes on in another world
+    elif patience is None:
+        context.settle()
     try:
         return context.close(patience)
     finally:

@@ -41,7 +41,9 @@ class World:
 
         def as_rank(rank: int) -> Any:
             contexts.make_current(self.contexts[rank])
-            return function(rank, *arguments)
+            result = function(rank, *arguments)
+            self.contexts[rank].settle()  # whoever waits for something by its thread
+            return result
 
         return self._on_threads(as_rank)
 

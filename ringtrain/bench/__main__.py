@@ -31,6 +31,7 @@ TRAINING_PEERS = (
     "int4",
     "4-passes",
     "every-32",
+    "overlap-forward",
     "ddp",
     "ddp-ringtrain",
     "ddp-silent",
@@ -155,6 +156,12 @@ def _train_options(parser: argparse.ArgumentParser) -> None:
         "--one-by-one",
         action="store_true",
         help="makes each system when its turn comes, which then lasts: for networks that memory holds but once",
+    )
+    parser.add_argument(
+        "--samples",
+        type=int,
+        metavar="N",
+        help="of a rank in a step, which says how long it computes; default: by network",
     )
     _apart_option(parser)
     _repetitions_option(parser)

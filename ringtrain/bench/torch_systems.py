@@ -131,6 +131,8 @@ class Ringtrain(Alone):
             self.optimizer.synchronize()
         if "delay" in self._settings:
             self.optimizer.flush()
+        if "overlap_forward" in self._settings:
+            self.optimizer.synchronize()
 
     def close(self) -> None:
         super().close()
@@ -291,6 +293,7 @@ PEERS: dict[str, Callable[[], TrainingSystem]] = {
     "int4": _compressed("int4", loses=0.6),
     "4-passes": _accumulating(4),
     "every-32": partial(LocalSteps, 32),
+    "overlap-forward": lambda: Ringtrain("overlap-forward", overlap_forward=True),
     "ddp": Ddp,
     "ddp-ringtrain": DdpOfOurs,
     "ddp-silent": DdpThatSendsNothing,

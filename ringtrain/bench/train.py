@@ -10,6 +10,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -36,13 +37,18 @@ HOOK_STEPS = 10
 
 
 def run(
-    networks: Sequence[str], peers: Sequence[str], repetitions: int | None, json: str | None, one_by_one: bool = False
+    networks: Sequence[str],
+    peers: Sequence[str],
+    repetitions: int | None,
+    json: str | None,
+    one_by_one: bool = False,
+    samples: int | None = None,
 ) -> bool:
     """Runs the benchmark on this rank; returns whether every system trained right."""
     results: list[dict[str, Any]] = []
     hooks: dict[str, dict[str, float]] = {}
     for name in networks:
-        network = NETWORKS[name]
+        network = NETWORKS[name] if samples is None else replace(NETWORKS[name], samples=samples)
         makers = [Ringtrain, *(PEERS[peer] for peer in peers), Alone]
         results += _measure(name, network, [[each] for each in makers] if one_by_one else [makers], repetitions or 20)
         if one_by_one:

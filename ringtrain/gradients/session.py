@@ -25,6 +25,11 @@ class Session:
         self._process_set = process_set
         self._enter()
 
+    @property
+    def process_set(self) -> ProcessSet:
+        """As given."""
+        return self._process_set
+
     def has_moved(self) -> bool:
         """Whether there is another world than at the last look. Then nothing holds that was agreed on in the old one.
 

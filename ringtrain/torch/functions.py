@@ -78,6 +78,7 @@ def give_optimizer_state(
         sizes = [len(group["params"]) for group in optimizer.param_groups]
     _require_equal_sizes(allgather_object(sizes, sizes_name, process_set), process_set)
     is_root = current().rank == root_rank
+    _make_whole(optimizer, root_rank)
     with preparing("broadcast", "broadcast_optimizer_state.size", process_set):
         packed, tensors = _pack(state_of(optimizer)) if is_root else (b"", [])
     packed = broadcast_object(packed, root_rank, "broadcast_optimizer_state", process_set)
@@ -93,6 +94,13 @@ def give_optimizer_state(
     periodic = getattr(optimizer, "_periodic", None)
     if periodic is not None:  # the root, too, begins anew with it
         periodic.load(optimizer, _local_steps_of(optimizer) if is_root else state["local_steps"])
+
+
+def _make_whole(optimizer: Any, root_rank: int) -> None:
+    """Where ranks have shares of the state (``overlap_forward``), it becomes whole on the root, and is forgotten elsewhere."""
+    ahead = getattr(optimizer, "_ahead", None)
+    if ahead is not None:
+        ahead.state.gather_at(root_rank)
 
 
 def _named_tensors(params: Any) -> dict[str, torch.Tensor]:

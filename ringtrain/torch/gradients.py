@@ -40,6 +40,7 @@ class ReductionSettings:
         sparse_as_dense: sends sparse gradients as dense ones.
         powersgd: how gradients are approximated; None if they are not.
         delay: steps after which gradients are applied.
+        overlap_forward: whether each rank updates a share of the parameters.
     """
 
     session: Session
@@ -51,11 +52,16 @@ class ReductionSettings:
     sparse_as_dense: bool = False
     powersgd: PowerSGD | None = None
     delay: int = 0
+    overlap_forward: bool = False
 
     @property
     def terms(self) -> dict[str, Any]:
         """What ranks cannot tell from the gradients that they reduce, and must have set alike."""
-        return {"compression": "other" if self.powersgd is None else repr(self.powersgd), "delay": self.delay}
+        return {
+            "compression": "other" if self.powersgd is None else repr(self.powersgd),
+            "delay": self.delay,
+            "overlap_forward": self.overlap_forward,
+        }
 
     @functools.cached_property
     def keeps_residuals(self) -> bool:

@@ -19,7 +19,7 @@ from ringtrain.averaging.fragments import Streaming
 from ringtrain.averaging.neighbours import set_of_this_host
 from ringtrain.averaging.outer import Outer
 from ringtrain.averaging.worker import Plan, Worker
-from ringtrain.errors import InvalidArgumentError
+from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.gradients.arguments import check_compressor, check_delay, check_passes, check_scaling
 from ringtrain.gradients.powersgd import PowerSGD, check_powersgd
 from ringtrain.gradients.session import Session
@@ -28,6 +28,7 @@ from ringtrain.process_sets import ProcessSet, global_process_set
 from ringtrain.torch import parameters
 from ringtrain.torch.accumulation import accumulating
 from ringtrain.torch.adasum import distribute, refuse_adasum
+from ringtrain.torch.ahead import Ahead, check_overlap, is_unscaling
 from ringtrain.torch.coexistence import refuse_shared_parameters, refuse_wrapped_optimizer
 from ringtrain.torch.compression import Compression, Compressor, compression_in_the_core
 from ringtrain.torch.delayed import Delayed, refuse_unscaling
@@ -65,6 +66,7 @@ def DistributedOptimizer(
     fragments: int = 1,
     overlap: int = 0,
     merge: str = "additive",
+    overlap_forward: bool = False,
 ) -> torch.optim.Optimizer:
     """Makes an optimizer step with the gradients of all ranks, and returns it.
 
@@ -124,11 +126,18 @@ def DistributedOptimizer(
         overlap: with ``every``, steps, less than ``every``, for which what was changed travels while training goes on.
         merge: with ``overlap``, what becomes of a value x, x' when it was sent, when the new common value X has come:
             ``"additive"``, x + (X - x'), or ``"half"``, (x + X) / 2, which suits an outer momentum.
+        overlap_forward: sums of gradients travel in the backward pass, each rank updates a share of the parameters, and
+            the values travel while the next forward pass runs: whoever uses a parameter waits for it. The results are
+            those without it; each rank holds its share of the optimizer's state. For SGD, Adam, AdamW and others of
+            torch.optim that update each element by itself, and parameters on the CPU. Beyond others the optimizer has
+            ``clip_grad_norm_(max_norm)``, as gradients cannot be looked at, ``consolidate_state_dict(to=0)`` before
+            ``state_dict()``, and its ``synchronize()`` waits for all parameters. docs/training.md says more.
 
     Raises:
         InvalidArgumentError: not an optimizer, or names, groups, ``op`` or a number that cannot be; or another library
             averages these gradients already.
-        UnsupportedError: another library holds these parameters in shards.
+        UnsupportedError: another library holds these parameters in shards; or this optimizer, these parameters or this
+            job cannot have ``overlap_forward``.
         MismatchError: with ``every``, ranks have different arguments; the same text on all.
 
     Example:
@@ -165,14 +174,18 @@ def DistributedOptimizer(
         "a compression of your own": by_core is None,
     }
     check_delay(delay, given)
-    check_shards(optimizer, op, average_aggregated_gradients, local is not None, delay)
+    user_class = _plain_class(type(optimizer)) if isinstance(optimizer, _Distributed) else type(optimizer)
+    unlike_overlap = {name: is_given for name, is_given in given.items() if "compression" not in name}
+    check_overlap(overlap_forward, optimizer, user_class, {**unlike_overlap, "delay": bool(delay)}, by_core)
+    check_shards(optimizer, op, average_aggregated_gradients, local is not None, delay, overlap_forward)
     if local is not None:
         check_settings(op, process_set, within_host, by_core, average_aggregated_gradients)
     if op == Adasum:
         _check_adasum(optimizer, average_aggregated_gradients)
         optimizer = distribute(optimizer, compressor, process_set)
     else:
-        _make_distributed(optimizer, _Local if local is not None else _OneStepLate if delay else _Distributed)
+        late = _OneStepLate if delay else _OverlapForward if overlap_forward else _Distributed
+        _make_distributed(optimizer, _Local if local is not None else late)
     optimizer.op, optimizer.process_set = op, process_set
     optimizer.gradient_predivide_factor, optimizer.sparse_as_dense = gradient_predivide_factor, sparse_as_dense
     optimizer._parameter_names = dict(known or names)
@@ -198,6 +211,7 @@ def DistributedOptimizer(
             sparse_as_dense=sparse_as_dense,
             powersgd=powersgd,
             delay=delay,
+            overlap_forward=overlap_forward,
         )
 
     def reducer_over(members: ProcessSet, by_core: str | None, compressor: type[Compressor] | None) -> Reducer:
@@ -212,6 +226,14 @@ def DistributedOptimizer(
     if delay:
         settings = settings_over(process_set, by_core, None)
         optimizer._delayed = Delayed(optimizer, settings, average_aggregated_gradients)
+        return optimizer
+    if overlap_forward:
+        settings = settings_over(process_set, by_core, None)
+        order = {parameter: place for place, parameter in enumerate(known or names)}
+        ordered = {parameter: names[parameter] for parameter in sorted(names, key=order.__getitem__)}
+        optimizer._ahead = Ahead(
+            optimizer, user_class, settings, ordered, backward_passes_per_step, average_aggregated_gradients
+        )
         return optimizer
     if local is None:
         optimizer._reducer = reducer_over(process_set, by_core, None if by_core else compressor)
@@ -505,6 +527,134 @@ class _OneStepLate(_Distributed):
         self.__dict__["_step_supports_amp_scaling"] = supports
 
 
+class _OverlapForward(_Distributed):
+    """What an optimizer has beyond, or in place of, that if ranks update shares and values come when they are needed."""
+
+    _ahead: Ahead | None = None  # None in a world of one, outside of the process set, and in copies
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The user's; a ``GradScaler`` that looks at gradients finds this rank's share of them."""
+        groups: list[dict[str, Any]] = self.__dict__["param_groups"]
+        if self._ahead is not None and is_unscaling(sys._getframe(1)):
+            return self._ahead.groups_to_unscale(groups)
+        return groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.__dict__["param_groups"] = groups
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        """Backward passes whose gradients are summed before they travel; to be set between two steps."""
+        return self._passes_alone if self._ahead is None else self._ahead.passes.per_step
+
+    @backward_passes_per_step.setter
+    def backward_passes_per_step(self, passes: int) -> None:
+        check_passes(passes)
+        self._passes_alone = passes
+        if self._ahead is not None:
+            self._ahead.passes.set_per_step(passes)
+
+    def synchronize(self) -> None:
+        """Waits until the parameters have the values of the last step; on this rank alone, at any time.
+
+        Needed only where a parameter is used by what torch does not see, such as memory that NumPy shares, an extension
+        in C++ or another thread: all else waits by itself.
+        """
+        if self._ahead is not None:
+            self._ahead.settle()
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Within this block gradients are only added up on this rank; the first backward pass after it sends them."""
+        ahead = self._ahead
+        with accumulating(), ahead.passes.silence() if ahead is not None else nullcontext():
+            yield
+
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    ) -> torch.Tensor:
+        """``torch.nn.utils.clip_grad_norm_`` over all gradients of this optimizer; on all ranks, before ``step()``.
+
+        Returns:
+            The norm before, the same on all ranks; float64, a scalar.
+
+        Raises:
+            InvalidArgumentError: the norm is not finite, and that was to be said.
+        """
+        if self._ahead is not None:
+            return self._ahead.clip(max_norm, norm_type, error_if_nonfinite)
+        trained = [parameter for group in self.param_groups for parameter in group["params"]]
+        return torch.nn.utils.clip_grad_norm_(trained, max_norm, norm_type, error_if_nonfinite).double()
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """The user's ``zero_grad``; a step starts anew, and if the one before came to no end, on all ranks together."""
+        if self._ahead is not None:
+            sets_to_none = args[0] if args else kwargs.get("set_to_none", True)
+            self._ahead.discard(zeros=not sets_to_none)
+        super().zero_grad(*args, **kwargs)
+
+    def register_step_pre_hook(self, hook: Callable) -> Any:
+        """The user's ``register_step_pre_hook``; its hooks come before the update."""
+        handle = super().register_step_pre_hook(hook)
+        if self._ahead is not None:
+            self._optimizer_step_pre_hooks.move_to_end(self._ahead.step_hook)
+        return handle
+
+    def consolidate_state_dict(self, to: int | None = 0) -> None:
+        """Puts the shares of the optimizer's state together on rank ``to``, or on all with None; on all ranks together.
+
+        ``state_dict()`` returns it there until the next step; any optimizer of this class loads it, on any number of ranks.
+        """
+        if self._ahead is not None:
+            self._ahead.state.consolidate(to)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The user's ``state_dict``, with the whole state: after ``consolidate_state_dict``, or before the first step.
+
+        Raises:
+            InvalidArgumentError: this rank has its share alone.
+        """
+        if self._ahead is None:
+            return super().state_dict()
+        with self._ahead.state.shown_whole("state_dict"):
+            return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The user's ``load_state_dict`` of whole state, on all ranks; each keeps its share from the first step on."""
+        if self._ahead is not None:
+            self._ahead.state.forget()
+        super().load_state_dict(state_dict)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Raises UnsupportedError: shares are dealt out when the optimizer is wrapped."""
+        if self._ahead is not None:
+            raise UnsupportedError(
+                "add_param_group: expected all parameters when the optimizer was wrapped with overlap_forward, which dealt them "
+                "out, but found new ones. Add them before, or wrap the optimizer again without overlap_forward."
+            )
+        super().add_param_group(param_group)
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """False has ``GradScaler`` unscale the gradients itself, also where the user's class could."""
+        return self._ahead is None and super()._step_supports_amp_scaling
+
+    @_step_supports_amp_scaling.setter
+    def _step_supports_amp_scaling(self, supports: bool) -> None:
+        self.__dict__["_step_supports_amp_scaling"] = supports
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple:
+        """As of any distributed optimizer, as long as the state is whole."""
+        if self._ahead is not None and not self._ahead.state.is_whole:
+            raise UnsupportedError(
+                "copy of an optimizer: expected its whole state but found this rank's share of it (overlap_forward). Call "
+                "consolidate_state_dict() on all ranks, and copy state_dict()."
+            )
+        return super().__reduce_ex__(protocol)
+
+
 def _plain_class(distributed: type) -> type:
     """The user's class: what comes next to the methods that were put in front of it."""
     order = distributed.__mro__
@@ -521,7 +671,7 @@ def _make_distributed(optimizer: torch.optim.Optimizer, methods: type[_Distribut
     was_distributed = isinstance(optimizer, _Distributed)
     if was_distributed:
         _set_back(optimizer)
-        kinds = (_Local, _OneStepLate, _Distributed)
+        kinds = (_Local, _OneStepLate, _OverlapForward, _Distributed)
         if next(kind for kind in type(optimizer).__mro__ if kind in kinds) is methods:
             return
     plain = _plain_class(type(optimizer)) if was_distributed else type(optimizer)
@@ -547,6 +697,9 @@ def _set_back(optimizer: Any) -> None:
         if getattr(optimizer, part, None) is not None:
             getattr(optimizer, part).close()
             setattr(optimizer, part, None)
+    if getattr(optimizer, "_ahead", None) is not None:
+        ahead, optimizer._ahead = optimizer._ahead, None
+        ahead.close()
 
 
 def _reduce_before_step(optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict[str, Any]) -> tuple | None:

@@ -52,7 +52,12 @@ def replicated(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def check_shards(
-    optimizer: torch.optim.Optimizer, op: int, averages_passes: bool, local_steps: bool, delay: int
+    optimizer: torch.optim.Optimizer,
+    op: int,
+    averages_passes: bool,
+    local_steps: bool,
+    delay: int,
+    overlap_forward: bool,
 ) -> None:
     """Raises the error that names why an optimizer of these settings cannot train the tables that it has."""
     shards = [each for group in optimizer.param_groups for each in group["params"] if is_shard(each)]
@@ -65,6 +70,8 @@ def check_shards(
         reason = "every must be left out"
     elif delay:
         reason = "delay must be left out"
+    elif overlap_forward:
+        reason = "overlap_forward must be left out"
     elif averages_passes:
         reason = "average_aggregated_gradients must be False"
     if reason is not None:

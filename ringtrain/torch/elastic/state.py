@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ringtrain.elastic import ObjectState
+from ringtrain.errors import UnsupportedError
 from ringtrain.torch.elastic.committed_rows import CommittedRows
 from ringtrain.torch.elastic.sampler import ElasticSampler
 from ringtrain.torch.elastic.transfer import keeps_identity, take_state_dict
@@ -66,6 +67,14 @@ class ModelStateHandler(StateHandler):
 
 class OptimizerStateHandler(StateHandler):
     """State and options of an optimizer, distributed or not. Gradients are not kept: a step begins anew."""
+
+    def __init__(self, value: Any):
+        if getattr(value, "_ahead", None) is not None:
+            raise UnsupportedError(
+                "State: expected an optimizer whose state is whole on each rank, but found one with overlap_forward, of which each "
+                "rank has a share that goes with it. Leave overlap_forward out in an elastic job."
+            )
+        super().__init__(value)
 
     def save(self) -> None:
         """Keeps a copy."""

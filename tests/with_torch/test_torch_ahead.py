@@ -1,0 +1,819 @@
+"""Overlap into the next forward pass: N ranks train as without it, every use of a parameter sees its value, shares add up."""
+
+import copy
+import io
+import threading
+
+import numpy as np
+import pytest
+import torch
+from dyadic_models import Net, inputs, sgd
+from torch_models import assert_same_bits, parameters
+
+import ringtrain as rt
+import ringtrain.torch as hvd
+from ringtrain.errors import InvalidArgumentError, RingtrainError, UnsupportedError
+from ringtrain.gradients.shares import Layout
+from ringtrain.testing import World
+from ringtrain.torch import ahead
+from ringtrain.torch.ahead_buckets import SharedBucket
+
+pytestmark = pytest.mark.timeout(120)
+
+STEPS = 5
+WORLDS = [(2, None), (2, "1+1"), (3, None), (4, "2+2")]
+OPTIMIZERS = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.1),
+    "SGD with all": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+    "Adam": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True, weight_decay=0.1),
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01),
+    "fused AdamW": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
+    "NAdam": lambda p: torch.optim.NAdam(p, lr=0.01),
+    "RAdam": lambda p: torch.optim.RAdam(p, lr=0.01),
+    "Adamax": lambda p: torch.optim.Adamax(p, lr=0.01),
+    "Adadelta": lambda p: torch.optim.Adadelta(p, lr=0.1),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01, lr_decay=0.1),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5, centered=True),
+    "Rprop": lambda p: torch.optim.Rprop(p, lr=0.01),
+    "ASGD": lambda p: torch.optim.ASGD(p, lr=0.01, t0=2),
+}
+
+
+@pytest.fixture(autouse=True)
+def small_buckets(monkeypatch):
+    """Several of them in small networks."""
+    monkeypatch.setattr(ahead, "BUCKET_BYTES", 2048)
+
+
+def mlp(seed=0):
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(
+        torch.nn.Linear(12, 37), torch.nn.BatchNorm1d(37), torch.nn.Tanh(), torch.nn.Linear(37, 30), torch.nn.Tanh(),
+        torch.nn.Linear(30, 5),
+    )  # fmt: skip
+
+
+START = mlp()
+PIECES = Layout.pieces
+
+
+def batch(rank, step, samples=8):
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    return torch.randn(samples, 12, generator=generator)
+
+
+def wrapped(make, model=None, overlap=True, **arguments):
+    model = copy.deepcopy(START if model is None else model)
+    return model, hvd.DistributedOptimizer(
+        make(model.parameters()), model.named_parameters(), overlap_forward=overlap, **arguments
+    )
+
+
+def train(rank, model, optimizer, numbers, clip=None):
+    for step in numbers:
+        optimizer.zero_grad()
+        model(batch(rank, step)).square().mean().backward()
+        if clip is not None:
+            clip(model, optimizer)
+        optimizer.step()
+
+
+def bits_of(model):
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def both_ways(world, train_rank):
+    """What ranks end with, with and without the overlap."""
+    return world.run(lambda rank: train_rank(rank, True)), world.run(lambda rank: train_rank(rank, False))
+
+
+def assert_all_equal(results, expected):
+    for each in results:
+        assert_same_bits(each, expected)
+
+
+# ---- the same training ----
+
+
+def _trains_the_same(make, size, layout):
+    def on_rank(rank, overlap):
+        model, optimizer = wrapped(make, overlap=overlap)
+        train(rank, model, optimizer, range(STEPS))
+        return bits_of(model)
+
+    with World(size, layout) as world:
+        with_it, without = both_ways(world, on_rank)
+    assert_all_equal(with_it, with_it[0])
+    if size <= 2 or layout is None:
+        assert_same_bits(with_it[0], without[0])  # the order of additions is the same
+    else:
+        for mine, theirs in zip(with_it[0], without[0], strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-6)
+    assert not torch.equal(with_it[0][0], START[0].weight)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_each_optimizer_has_the_bits_that_it_has_without(name):
+    _trains_the_same(OPTIMIZERS[name], 2, None)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("size, layout", WORLDS[1:])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_each_optimizer_on_more_ranks_and_hosts(name, size, layout):
+    _trains_the_same(OPTIMIZERS[name], size, layout)
+
+
+def test_the_table_of_optimizers_is_what_is_tested():
+    tested = {type(make([torch.nn.Parameter(torch.zeros(1))])) for make in OPTIMIZERS.values()}
+    assert tested == set(ahead._ELEMENTWISE)
+
+
+@pytest.mark.parametrize("fault", ["share", "values", "gradient", "order"])
+def test_a_planted_fault_is_seen(fault, monkeypatch):
+    """What the tests above would say if a rank updated, sent or took something else."""
+    if fault == "share":  # stale values are updated
+        monkeypatch.setattr(SharedBucket, "read_values", lambda bucket: None)
+    elif fault == "values":  # never taken
+        monkeypatch.setattr(SharedBucket, "take_values", lambda bucket: bucket._gathering.wait())
+    elif fault == "gradient":  # of one parameter, zeros are sent
+        take_in = SharedBucket.take_in
+        monkeypatch.setattr(
+            SharedBucket, "take_in", lambda bucket, index, g: take_in(bucket, index, None if index == 1 else g)
+        )
+    else:  # pieces are updated with a neighbour's gradient
+        monkeypatch.setattr(
+            "ringtrain.gradients.shares.Layout.pieces",
+            lambda layout, member, pieces=PIECES: [
+                piece._replace(at=max(piece.at - 1, 0)) for piece in pieces(layout, member)
+            ],
+        )
+    with pytest.raises((AssertionError, RingtrainError)):
+        _trains_the_same(OPTIMIZERS["SGD with all"], 2, None)
+
+
+def loss_of_net(model, rank, step):
+    """No rank uses the second head in the first two steps, one in the third, all in the others."""
+    head = int(step > 2 or (step == 2 and rank == 1))
+    return model(inputs(rank + step)[0], head).sum() / 64
+
+
+@pytest.mark.parametrize("sets_to_none", [True, False])
+@pytest.mark.parametrize("size, layout", WORLDS)
+def test_parameters_that_some_or_no_ranks_use(size, layout, sets_to_none):
+    """Against one process with all batches, bit for bit on exact sums; weight decay leaves alone what nobody used."""
+
+    def make(parameters):
+        return torch.optim.SGD(parameters, lr=0.25, momentum=0.5, weight_decay=0.5)
+
+    def on_rank(rank):
+        model = Net()
+        optimizer = hvd.DistributedOptimizer(
+            make(model.parameters()), model.named_parameters(), op=hvd.Sum, overlap_forward=True
+        )
+        for step in range(4):
+            optimizer.zero_grad(set_to_none=sets_to_none)
+            loss_of_net(model, rank, step).backward()
+            optimizer.step()
+        return bits_of(model)
+
+    expected = Net()
+    alone = make(expected.parameters())
+    for step in range(4):
+        alone.zero_grad(set_to_none=sets_to_none)
+        for rank in range(size):
+            loss_of_net(expected, rank, step).backward()
+        alone.step()
+    with World(size, layout) as world:
+        assert_all_equal(world.run(on_rank), parameters(expected))
+
+
+def test_passes_are_added_up_and_divided_and_no_sync_sends_nothing():
+    def on_rank(rank, overlap):
+        model, optimizer = wrapped(
+            OPTIMIZERS["AdamW"], overlap=overlap, backward_passes_per_step=2, average_aggregated_gradients=True
+        )
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            for half in range(2):
+                model(batch(rank, step + 50 * half)).square().mean().backward()
+            optimizer.step()
+        optimizer.backward_passes_per_step = 1
+        optimizer.zero_grad()
+        with optimizer.no_sync():
+            before = rt.counters()["bytes"]
+            model(batch(rank, 7)).square().mean().backward()
+            assert rt.counters()["bytes"] == before or overlap  # values of the step before may come meanwhile
+        model(batch(rank, 8)).square().mean().backward()
+        optimizer.step()
+        return bits_of(model)
+
+    with World(2) as world:
+        with_it, without = both_ways(world, on_rank)
+    assert_all_equal(with_it, without[0])
+
+
+def test_groups_schedules_and_a_scheduler_that_was_made_before():
+    def on_rank(rank, overlap):
+        model = copy.deepcopy(START)
+        decayed = [p for p in model.parameters() if p.ndim > 1]
+        others = [p for p in model.parameters() if p.ndim == 1]
+        optimizer = torch.optim.AdamW(
+            [{"params": decayed, "weight_decay": 0.3}, {"params": others, "lr": 0.05}], lr=0.01
+        )
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), overlap_forward=overlap)
+        for step in range(STEPS):
+            train(rank, model, optimizer, [step])
+            schedule.step()
+        return bits_of(model)
+
+    with World(2) as world:
+        with_it, without = both_ways(world, on_rank)
+    assert_all_equal(with_it, without[0])
+
+
+@pytest.mark.parametrize("compression", ["fp16", "bf16"])
+def test_compressed_sums(compression):
+    def on_rank(rank, overlap):
+        how = getattr(hvd.Compression, compression)
+        model, optimizer = wrapped(OPTIMIZERS["SGD"], overlap=overlap, compression=how)
+        train(rank, model, optimizer, range(STEPS))
+        return bits_of(model)
+
+    with World(2, "1+1") as world:
+        with_it, without = both_ways(world, on_rank)
+    assert_all_equal(with_it, with_it[0])
+    for mine, theirs in zip(with_it[0], without[0], strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-2, atol=1e-3)
+
+
+def test_a_process_set_trains_alone():
+    def on_rank(rank):
+        pair = hvd.add_process_set([0, 2])
+        model, optimizer = wrapped(OPTIMIZERS["AdamW"], process_set=pair)
+        train(rank, model, optimizer, range(3))
+        return bits_of(model)
+
+    with World(3) as world:
+        zero, one, two = world.run(on_rank)
+    assert_same_bits(zero, two)
+    assert not torch.equal(zero[0], one[0])
+
+
+def test_a_world_of_one_changes_nothing():
+    def on_rank(rank):
+        model, optimizer = wrapped(OPTIMIZERS["AdamW"])
+        train(rank, model, optimizer, range(3), lambda model, optimizer: optimizer.clip_grad_norm_(0.1))
+        optimizer.consolidate_state_dict()
+        optimizer.synchronize()
+        return bits_of(model), len(optimizer.state_dict()["state"])
+
+    with World(1) as world:
+        ((bits, states),) = world.run(on_rank)
+    assert states == len(bits)
+
+
+# ---- every use waits ----
+
+
+class Tied(torch.nn.Module):
+    """A language model whose head is the embedding's matrix, used by a function, and whose attention uses a module's
+    parameters that it does not call."""
+
+    def __init__(self):
+        super().__init__()
+        self.token = torch.nn.Embedding(20, 16)
+        self.layer = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+        self.bias = torch.nn.Parameter(torch.zeros(20))
+
+    def forward(self, tokens):
+        return torch.nn.functional.linear(self.layer(self.token(tokens)), self.token.weight, self.bias)
+
+
+class Convnet(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Conv2d(1, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.Conv2d(8, 8, 3),
+            torch.nn.Flatten(), torch.nn.LazyLinear(10),
+        )  # fmt: skip
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def tied_loss(model, rank, step):
+    tokens = torch.randint(20, (4, 9), generator=torch.Generator().manual_seed(10 * step + rank))
+    return torch.nn.functional.cross_entropy(model(tokens[:, :-1]).transpose(1, 2), tokens[:, 1:])
+
+
+def convnet_loss(model, rank, step):
+    x = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(10 * step + rank))
+    return torch.nn.functional.cross_entropy(model(x), torch.arange(4))
+
+
+@pytest.mark.parametrize("kind", ["tied", "convnet", "channels_last"])
+def test_models_of_others_use_their_parameters_in_their_own_ways(kind):
+    torch.manual_seed(1)
+    start, loss = (Tied(), tied_loss) if kind == "tied" else (Convnet(), convnet_loss)
+    loss(start, 0, 0)
+    if kind == "channels_last":
+        start = start.to(memory_format=torch.channels_last)
+
+    def on_rank(rank, overlap):
+        model, optimizer = wrapped(OPTIMIZERS["AdamW"], start, overlap)
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            loss(model, rank, step).backward()
+            optimizer.step()
+            model.eval()
+            with torch.no_grad():
+                loss(model, 0, step)
+            model.train()
+        return bits_of(model)
+
+    with World(2, "1+1") as world:
+        with_it, without = both_ways(world, on_rank)
+    assert_all_equal(with_it, without[0])
+
+
+USES = {
+    "state_dict": lambda model: [each.clone() for each in model.state_dict().values()],
+    "a copy": lambda model: [p.clone() for p in copy.deepcopy(model).parameters()],
+    "data": lambda model: [p.data.clone() for p in model.parameters()],
+    "NumPy": lambda model: [torch.from_numpy(p.detach().numpy().copy()) for p in model.parameters()],
+    "a norm": lambda model: [torch.stack([p.norm() for p in model.parameters()])],
+    "all norms": lambda model: torch._foreach_norm(list(model.parameters())),
+    "a vector": lambda model: [torch.nn.utils.parameters_to_vector(model.parameters())],
+    "a function": lambda model: [torch.func.functional_call(model, dict(model.named_parameters()), batch(0, 0))],
+    "evaluation": lambda model: [copy.copy(model).eval()(batch(0, 0))],
+    "a file": lambda model: [saved(model)],
+    "a list": lambda model: [torch.tensor(model[5].bias.tolist())],
+    "a number": lambda model: [torch.tensor(model[5].bias[0].item())],
+    "an average": lambda model: [torch.zeros(5).lerp_(model[5].bias.detach(), 0.1)],
+    "vmap": lambda model: [torch.func.vmap(lambda row, w: w @ row, in_dims=(0, None))(torch.ones(2, 30), model[5].weight)],
+    "scripted": lambda model: [scripted(model)(torch.ones(2, 37))],
+    "printed": lambda model: [torch.tensor(np.frombuffer(repr(model[5].bias).encode(), np.uint8).copy())],
+}  # fmt: skip
+
+
+SCRIPTING = threading.Lock()  # torch scripts on one thread at a time
+
+
+def scripted(model):
+    with SCRIPTING:
+        return torch.jit.script(torch.nn.Sequential(model[3], model[5]))
+
+
+def saved(model):
+    file = io.BytesIO()
+    torch.save(model[5], file)
+    file.seek(0)
+    return torch.load(file, weights_only=False).weight
+
+
+@pytest.mark.parametrize("use", USES)
+def test_whoever_reads_a_parameter_reads_its_new_value(use, monkeypatch):
+    """The first use after a step, while no value has been taken; also through a view that was made before."""
+    pending = []
+    expect = ahead.Arrivals.expect
+    monkeypatch.setattr(ahead.Arrivals, "expect", lambda self, *a: (expect(self, *a), pending.append(self)))
+
+    def on_rank(rank, overlap):
+        model, optimizer = wrapped(OPTIMIZERS["SGD"], overlap=overlap)
+        train(rank, model, optimizer, range(2))
+        assert not overlap or any(each._takes for each in pending)
+        with torch.no_grad():
+            return [each.detach().clone() for each in USES[use](model)]
+
+    with World(2, "1+1") as world:
+        for mine, expected in zip(*both_ways(world, on_rank), strict=True):  # a rank's statistics are its own
+            assert_same_bits(mine, expected)
+
+
+def test_a_view_that_was_made_before_and_a_module_on_another_thread():
+    def on_rank(rank):
+        model, optimizer = wrapped(OPTIMIZERS["SGD"])
+        views = [p.data.view(-1) for p in model.parameters()]
+        train(rank, model, optimizer, range(2))
+        found = torch.cat(views)
+        assert torch.equal(found, torch.cat([p.detach().view(-1) for p in model.parameters()]))
+        train(rank, model, optimizer, [2])
+        results = []
+        thread = threading.Thread(target=lambda: results.append(model[3](torch.ones(1, 37)).detach()))
+        thread.start()
+        thread.join()
+        return torch.equal(results[0], model[3](torch.ones(1, 37)))
+
+    with World(2) as world:
+        assert world.run(on_rank) == [True, True]
+
+
+def test_a_module_waits_for_its_own_values_alone():
+    def on_rank(rank):
+        model, optimizer = wrapped(OPTIMIZERS["SGD"])
+        train(rank, model, optimizer, range(1))
+        arrivals = optimizer._ahead._arrivals
+        counts = [len(arrivals._takes)]
+        x = batch(rank, 0)
+        for layer in model:
+            x = layer(x)
+            counts.append(len(arrivals._takes))
+        return counts
+
+    with World(2) as world:
+        for counts in world.run(on_rank):
+            assert counts[0] == 4 and counts == sorted(counts, reverse=True) and counts[1] == 3 and counts[-1] == 0
+
+
+def test_what_the_user_writes_into_parameters_counts():
+    """Also right after a step, and through ``load_state_dict`` and ``broadcast_parameters``."""
+
+    def on_rank(rank, overlap):
+        model, optimizer = wrapped(OPTIMIZERS["AdamW"], overlap=overlap)
+        train(rank, model, optimizer, range(2))
+        with torch.no_grad():
+            model[5].bias.fill_(3.0)
+        train(rank, model, optimizer, [2])
+        model.load_state_dict({name: 0.5 * value for name, value in START.state_dict().items()})
+        train(rank, model, optimizer, [3])
+        model[0].weight.data = torch.full_like(model[0].weight, float(rank))
+        hvd.broadcast_parameters(model.state_dict(), root_rank=1)
+        train(rank, model, optimizer, [4, 5])
+        return bits_of(model)
+
+    with World(2) as world:
+        with_it, without = both_ways(world, on_rank)
+    assert_all_equal(with_it, without[0])
+
+
+def test_modes_of_the_user_come_and_go():
+    def on_rank(rank):
+        model, optimizer = wrapped(OPTIMIZERS["SGD"])
+        with torch.device("cpu"):
+            train(rank, model, optimizer, range(2))
+        train(rank, model, optimizer, [2])
+        with torch.device("meta"):
+            assert torch.empty(3).is_meta
+        assert not torch.empty(3).is_meta
+        torch.set_default_device("cpu")
+        train(rank, model, optimizer, [3])
+        torch.set_default_device(None)
+        optimizer.synchronize()
+        return torch.overrides._get_current_function_mode_stack()
+
+    with World(2) as world:
+        assert world.run(on_rank) == [[], []]
+
+
+@pytest.mark.long
+def test_compiled_models_are_right_and_wait_in_step(caplog):
+    def on_rank(rank, overlap):
+        model, optimizer = wrapped(OPTIMIZERS["SGD"], overlap=overlap)
+        compiled = torch.compile(model, backend="eager")
+        for step in range(4):
+            optimizer.zero_grad()
+            compiled(batch(rank, step)).square().mean().backward()
+            optimizer.step()
+        return bits_of(model)
+
+    try:
+        with World(2) as world:
+            with_it, without = both_ways(world, on_rank)
+    finally:
+        torch._dynamo.reset()
+    for mine, theirs in zip(with_it[0], without[0], strict=True):
+        torch.testing.assert_close(mine, theirs)
+    assert "torch.compile is in use" in caplog.text
+
+
+# ---- gradients before the step ----
+
+
+@pytest.mark.parametrize("p", [2.0, pytest.param(1.0, marks=pytest.mark.long), float("inf")])
+def test_clipping_by_the_norm_of_all_gradients(p):
+    norms = {True: [], False: []}
+
+    def on_rank(rank, overlap):
+        def clip(model, optimizer):
+            if overlap:
+                norm = optimizer.clip_grad_norm_(0.01, p)
+            else:
+                norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01, p)
+            norms[overlap].append(float(norm))
+
+        model, optimizer = wrapped(OPTIMIZERS["SGD with all"], overlap=overlap)
+        train(rank, model, optimizer, range(STEPS), clip)
+        return bits_of(model)
+
+    with World(2, "1+1") as world:
+        with_it, without = both_ways(world, on_rank)
+    assert_all_equal(with_it, with_it[0])
+    for mine, theirs in zip(with_it[0], without[0], strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(sorted(norms[True]), sorted(norms[False]), rtol=1e-4)
+    assert min(norms[True]) > 0.01
+
+
+@pytest.mark.parametrize("unscales", [False, True])
+def test_an_overflow_on_one_rank_skips_the_step_on_all(unscales):
+    overflows = {1: 0, 3: 1}
+
+    def on_rank(rank, overlap):
+        model, optimizer = wrapped(OPTIMIZERS["fused AdamW"], overlap=overlap)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
+        scales = []
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            loss = model(batch(rank, step)).square().mean()
+            scaler.scale(loss * torch.inf if overflows.get(step) == rank else loss).backward()
+            if unscales:
+                scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+            scales.append(scaler.get_scale())
+        return bits_of(model), scales
+
+    with World(2, "1+1") as world:
+        with_it, without = both_ways(world, on_rank)
+    assert with_it[0][1] == with_it[1][1] == without[0][1]
+    assert_all_equal([bits for bits, _ in with_it], with_it[0][0])
+    for mine, theirs in zip(with_it[0][0], without[0][0], strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-7)
+
+
+LOOKS = {
+    "torch's clipping": lambda model: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0),
+    "a norm": lambda model: model[0].weight.grad.norm(),
+    "a multiplication": lambda model: model[0].weight.grad.mul_(2),
+    "a number": lambda model: model[0].bias.grad.tolist(),
+    "NumPy": lambda model: model[0].bias.grad.numpy().sum(),
+    "a further backward pass": lambda model: model(batch(0, 0)).sum().backward(),
+}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("when", ["before", pytest.param("after", marks=pytest.mark.long)])
+def test_looking_at_a_gradient_is_refused(look, when):
+    def on_rank(rank):
+        model, optimizer = wrapped(OPTIMIZERS["SGD"])
+        optimizer.zero_grad()
+        model(batch(rank, 0)).square().mean().backward()
+        assert "SentGradient('0.weight'" in repr(model[0].weight.grad)
+        if when == "after":
+            optimizer.step()
+        with pytest.raises((RingtrainError, RuntimeError), match="optimizer.clip_grad_norm_|for tensor subclasses"):
+            LOOKS[look](model)
+
+    with World(2) as world:
+        world.run(on_rank)
+
+
+def test_gradients_are_given_up_and_dropped():
+    """A step that all ranks skip, one that they begin differently, and gradients that all set to None."""
+
+    def on_rank(rank, overlap):
+        model, optimizer = wrapped(OPTIMIZERS["AdamW"], overlap=overlap)
+        train(rank, model, optimizer, [0])
+        optimizer.zero_grad()
+        model(batch(rank, 1)).square().mean().backward()
+        optimizer.zero_grad()  # given up by all
+        if rank == 0:
+            model(batch(rank, 2)).square().mean().backward()
+        optimizer.zero_grad()  # had one on a rank alone
+        model(batch(rank, 3)).square().mean().backward()
+        model.zero_grad(set_to_none=False)
+        optimizer.zero_grad()
+        model(batch(rank, 4)).square().mean().backward()
+        model[5].weight.grad = model[5].bias.grad = None
+        optimizer.step()
+        return bits_of(model)
+
+    with World(2) as world:
+        (mine, other), (expected, _) = both_ways(world, on_rank)
+    assert_all_equal([mine, other], expected)
+
+
+# ---- state ----
+
+
+def bytes_of_state(optimizer):
+    values = (value for state in optimizer.state.values() for value in state.values())
+    return sum(value.nbytes for value in values if isinstance(value, torch.Tensor) and value.numel() > 1)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_each_rank_has_its_share_of_the_state(size):
+    def on_rank(rank, overlap):
+        torch.manual_seed(0)
+        model, optimizer = wrapped(OPTIMIZERS["AdamW"], torch.nn.Linear(256, 256), overlap)
+        optimizer.zero_grad()
+        model(torch.ones(1, 256)).sum().backward()
+        optimizer.step()
+        return bytes_of_state(optimizer)
+
+    with World(size) as world:
+        with_it, without = both_ways(world, on_rank)
+    assert sum(with_it) == without[0]
+    assert max(with_it) <= 1.05 * without[0] / size
+
+
+@pytest.mark.parametrize("name", ["SGD with all", "AdamW", "Adagrad", "ASGD"])
+@pytest.mark.parametrize(
+    "sizes", [(2, 3), *(pytest.param(sizes, marks=pytest.mark.long) for sizes in [(3, 1), (2, 2)])]
+)
+def test_a_checkpoint_goes_on_in_another_world(name, sizes):
+    """Consolidated on one rank; loaded by ranks with shares, and by an optimizer without."""
+    make = OPTIMIZERS[name]
+
+    def begin(rank, overlap):
+        model, optimizer = wrapped(make, overlap=overlap)
+        train(0, model, optimizer, range(2))
+        if overlap:
+            optimizer.consolidate_state_dict(to=1)
+            if rank != 1:
+                with pytest.raises(InvalidArgumentError, match=r"expected consolidate_state_dict\(\) on all ranks"):
+                    optimizer.state_dict()
+        return copy.deepcopy((model.state_dict(), optimizer.state_dict())) if rank == 1 else None
+
+    def go_on(rank, saved, overlap):
+        model, optimizer = wrapped(make, overlap=overlap)
+        train(0, model, optimizer, [9])
+        model.load_state_dict(saved[0])
+        optimizer.load_state_dict(copy.deepcopy(saved[1]))
+        train(0, model, optimizer, range(2, STEPS))
+        return bits_of(model)
+
+    with World(sizes[0]) as world:
+        with_it, without = both_ways(world, begin)
+    for place, state in without[1][1]["state"].items():
+        for key, value in state.items():
+            torch.testing.assert_close(with_it[1][1]["state"][place][key], value, rtol=0, atol=0)
+    with World(sizes[1]) as world:
+        expected = world.run(go_on, without[1], False)[0]
+        assert_all_equal(world.run(go_on, with_it[1], True), expected)
+        assert_all_equal(world.run(go_on, with_it[1], False), expected)
+
+
+@pytest.mark.parametrize("when", ["loaded by the root", "after steps", "before any step"])
+def test_the_root_gives_its_state_to_all(when):
+    def on_rank(rank, overlap):
+        model, optimizer = wrapped(OPTIMIZERS["AdamW"], overlap=overlap)
+        if when != "before any step":
+            train(0, model, optimizer, range(2))
+        if when == "loaded by the root":
+            optimizer.consolidate_state_dict() if overlap else None
+            if rank == 0:
+                state = optimizer.state_dict()
+                state["state"][0]["exp_avg"] = state["state"][0]["exp_avg"] + 1
+                state["param_groups"][0]["lr"] = 0.5
+                optimizer.load_state_dict(state)
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        train(0, model, optimizer, range(2, STEPS))
+        return bits_of(model)
+
+    with World(2) as world:
+        with_it, without = both_ways(world, on_rank)
+    assert_all_equal(with_it, without[0])
+
+
+def test_wrapping_again_keeps_the_state():
+    def on_rank(rank, overlap):
+        model, optimizer = wrapped(OPTIMIZERS["AdamW"], overlap=overlap)
+        train(rank, model, optimizer, range(2))
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+        train(rank, model, optimizer, range(2, STEPS))
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), overlap_forward=overlap)
+        train(rank, model, optimizer, [STEPS])
+        return bits_of(model)
+
+    with World(2) as world:
+        with_it, without = both_ways(world, on_rank)
+    assert_all_equal(with_it, without[0])
+
+
+def test_values_arrive_before_the_world_closes():
+    """A newcomer's script shuts down and then saves."""
+
+    def on_rank(rank):
+        model, optimizer = wrapped(OPTIMIZERS["SGD"])
+        train(rank, model, optimizer, range(2))
+        return model
+
+    with World(2) as world:
+        models = world.run(on_rank)
+    assert_same_bits(bits_of(models[0]), bits_of(models[1]))
+
+
+# ---- what is refused ----
+
+
+class Own(hvd.compression.Compressor):
+    """A compression of the user's."""
+
+
+class OwnSgd(torch.optim.SGD):
+    """An optimizer of the user's."""
+
+
+@pytest.mark.parametrize("arguments, words", [
+    ({"op": hvd.Adasum}, "False with op=Adasum"), ({"every": 2}, "False with every"), ({"groups": 2}, "False with groups"),
+    ({"delay": 1}, "False with delay"), ({"gradient_as_bucket_view": True}, "False with gradient_as_bucket_view"),
+    ({"compression": Own}, "a class of your own"), ({"compression": hvd.Compression.powersgd()}, "False with PowerSGD"),
+    ({"compression": hvd.Compression.int8}, "it is int8"), ({"overlap": 1.5}, "True or False, but is 1.5"),
+])  # fmt: skip
+def test_what_cannot_go_with_it_is_refused(arguments, words):
+    with World(2) as world, pytest.raises(InvalidArgumentError, match=f"overlap_forward .*{words}"):
+        world.run(lambda rank: wrapped(sgd, **arguments))
+
+
+@pytest.mark.parametrize("make, words", [
+    (lambda p: torch.optim.LBFGS(p), "it is a LBFGS"), (lambda p: torch.optim.Adafactor(p), "it is a Adafactor"),
+    (lambda p: OwnSgd(p), "it is a OwnSgd"), (lambda p: torch.optim.SGD(p, differentiable=True), "differentiable"),
+    (lambda p: torch.optim.SGD([torch.zeros(2, dtype=torch.complex64, requires_grad=True)]), "complex64"),
+])  # fmt: skip
+def test_optimizers_that_it_would_change_are_refused(make, words):
+    def on_rank(rank):
+        optimizer = make(list(mlp().parameters()))
+        hvd.DistributedOptimizer(optimizer, overlap_forward=True)
+
+    with World(2) as world, pytest.raises(UnsupportedError, match=f"overlap_forward .*{words}"):
+        world.run(on_rank)
+
+
+REFUSED = {
+    "a closure": (lambda model, optimizer: optimizer.step(lambda: 0.0), "no closure with overlap_forward"),
+    "a param group": (
+        lambda model, optimizer: optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]}),
+        "add_param_group: expected",
+    ),
+    "a copy": (lambda model, optimizer: copy.deepcopy(optimizer), "copy of an optimizer: expected"),
+    "join": (lambda model, optimizer: hvd.join(), "go on updating its share"),
+    "an elastic state": (
+        lambda model, optimizer: hvd.elastic.TorchState(model=model, optimizer=optimizer),
+        "expected an optimizer whose state is whole",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_calls_that_it_does_not_know_are_refused(what):
+    call, words = REFUSED[what]
+
+    def on_rank(rank):
+        model, optimizer = wrapped(OPTIMIZERS["SGD"])
+        train(rank, model, optimizer, [0])
+        with pytest.raises(RingtrainError, match=words):
+            call(model, optimizer)
+
+    with World(2) as world:
+        world.run(on_rank)
+
+
+def test_another_setting_or_model_on_one_rank_is_an_error_on_all():
+    def on_rank(rank, overlap, width):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, width[rank]))
+        model, optimizer = wrapped(OPTIMIZERS["SGD"], model, overlap[rank])
+        with pytest.raises(RingtrainError) as raised:
+            for _ in range(2):
+                optimizer.zero_grad()
+                model(torch.ones(1, 4)).sum().backward()
+                optimizer.step()
+        return str(raised.value)
+
+    for overlap, width in [((True, False), (2, 2)), ((True, True), (2, 3))]:
+        with World(2) as world:
+            texts = world.run(on_rank, overlap, width)
+        assert all("must be the same on all ranks" in text or "must" in text for text in texts)
+
+
+def test_a_gradient_that_one_rank_refuses_is_an_error_on_all():
+    def on_rank(rank):
+        weight = torch.nn.Parameter(torch.zeros(4, 2))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), [("w", weight)], overlap_forward=True)
+        try:
+            torch.nn.functional.embedding(torch.tensor([1]), weight, sparse=rank == 1).sum().backward()
+            optimizer.step()
+        except RingtrainError as problem:
+            return str(problem)
+
+    with World(2) as world:
+        for text in world.run(on_rank):
+            assert "as overlap_forward needs it" in text
+
+
+def test_sparse_gradients_travel_as_dense_ones_where_asked():
+    def on_rank(rank, overlap):
+        weight = torch.nn.Parameter(torch.ones(4, 2))
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD([weight], lr=1.0), [("w", weight)], overlap_forward=overlap, sparse_as_dense=True
+        )
+        torch.nn.functional.embedding(torch.tensor([1 + rank]), weight, sparse=True).sum().backward()
+        optimizer.step()
+        return [weight.detach().clone()]
+
+    with World(2) as world:
+        with_it, without = both_ways(world, on_rank)
+    assert_all_equal(with_it, without[0])
