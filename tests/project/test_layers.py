@@ -44,9 +44,9 @@ PYTHON_LAYERS = [
     ["process_sets", "numbering", "probes", "stalls", "statistics", "timelines", "flights", "slots"],
     ["operations"],
     ["objects", "sharding", "checks", "gradients", "adjoints"],
-    ["embedding"],
     ["averaging"],
     ["elastic"],
+    ["embedding"],
     ["testing"],
     [""],  # ringtrain/__init__.py
     ["common", "basics"],
