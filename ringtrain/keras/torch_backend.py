@@ -11,6 +11,7 @@ import ringtrain.torch as hvd
 from ringtrain import tables
 from ringtrain.context import current
 from ringtrain.elastic.transparent import followed, surviving
+from ringtrain.embedding.table import with_rows
 from ringtrain.gradients import residuals
 from ringtrain.gradients.agreement import Agreement
 from ringtrain.gradients.grouping import Groups, grouped
@@ -108,7 +109,9 @@ def reduce(
         return hvd.grouped_allreduce(sent, name=names[places[0]], weight=weight, **arguments)
 
     groups = 1 if settings.groups is None else settings.groups
-    return surviving(lambda: _reduce_present(gradients, names, variables, settings, groups, combine))
+    return with_rows(
+        state, variables, settings.op, lambda: _reduce_present(gradients, names, variables, settings, groups, combine)
+    )
 
 
 def completed(
