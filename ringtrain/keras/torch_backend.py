@@ -200,6 +200,8 @@ class _Rows(torch.autograd.Function):
 
 def rows_of(table: Any, ids: Any, anchor: Any) -> torch.Tensor:
     """Rows of a ``SelfUpdatingTable``, whose gradients wait there; ``anchor`` gets that of ``SelfUpdatingTable.bring``."""
+    if ids.is_meta:  # Keras asks for shapes, as on a rank that joins while the others are in a step
+        return torch.empty((*ids.shape, table.width), device="meta")
     value = anchor.value if hasattr(anchor, "value") else anchor
     rows, places = _Rows.apply(value, table, ids)
     return torch.nn.functional.embedding(places, rows)

@@ -2,8 +2,8 @@
 
 With PLAN it takes the steps of a plan in a job of a fixed size instead, from where the job before has left the table.
 FAULTS says who dies where: "forward" and "fetched" are around the look-up, "backward" stands before gradients wait, "held" is
-between the sums of rows and the word that all have them, "released" behind that. LOOP has a loop of its own instead of
-``fit``, COMMITS one under ``elastic.run``.
+between the sums of rows and the word that all have them, "norm" before the norm of gradients is known, "released" behind the
+step. LOOP has a loop of its own instead of ``fit``, COMMITS one under ``elastic.run``.
 """
 
 import hashlib
@@ -20,9 +20,11 @@ import ringtrain.embedding.row_gradients as row_gradients
 import ringtrain.keras as hvd
 from ringtrain.embedding import committed_rows, kept_rows, moving  # noqa: F401  faults use them
 from ringtrain.embedding.table import SelfUpdatingTable
+from ringtrain.keras import rows
 from ringtrain.keras.backends import backend
 
-ROWS, WIDTH, BATCH, SAMPLES, EPOCHS, PLACES = 23, 4, 4, 60, 2, 6
+# So many samples that the ranks' shares of a batch are equal in all tests: weights of others round otherwise.
+ROWS, WIDTH, BATCH, SAMPLES, EPOCHS, PLACES = 23, 4, 4, 96, 2, 6
 COMMITS = 9  # steps under elastic.run, each committed
 RULES = {
     "sgd": lambda: hvd.layers.SGD(lr=0.2),
@@ -33,13 +35,14 @@ RULES = {
 }
 slot, folder = elastic_faults.slot, elastic_faults.folder
 kind, how = os.environ["KIND"].partition("+")[::2]
-drawn: list[int] = []
+drawn: list[int] = []  # this rank, and samples
 
 
 def samples(indices):
     """Six ids each, some of them twice, and what is wanted."""
-    drawn[:] = [int(index) for index in indices]
-    made = [np.random.default_rng(index) for index in drawn]
+    own = [int(index) for index in indices]
+    drawn[:] = [hvd.rank(), *own]
+    made = [np.random.default_rng(index) for index in own]
     ids = np.stack([each.integers(ROWS, size=PLACES) for each in made])
     return ids, np.array([each.standard_normal(1) for each in made], np.float32)
 
@@ -100,14 +103,16 @@ def finish(model, words, steps):
 
 
 def strike_in(owner, name, before="", after=""):
-    """Has this rank struck around a method of the product's."""
+    """Has this rank struck around a method, or a function, of the product's."""
     original = getattr(owner, name)
 
-    def struck(self, *given, **named):
+    def struck(*given, **named):
+        if before == "norm" and "SIGKILL" in elastic_faults.statement(progress.state.step, before):
+            print("applied", progress.state.step, *drawn, flush=True)
         elastic_faults.strike(progress.state.step, before)
-        result = original(self, *given, **named)
+        result = original(*given, **named)
         if after == "held" and "SIGKILL" in elastic_faults.statement(progress.state.step, after):
-            print("perhaps", progress.state.step, hvd.rank(), *drawn, flush=True)
+            print("perhaps", progress.state.step, *drawn, flush=True)
         elastic_faults.strike(progress.state.step, after)
         return result
 
@@ -122,8 +127,8 @@ class Progress:
     def tell(self, words):
         """Tells which samples this rank has brought to a step, and saves rows where that is asked for."""
         step = self.state.step
+        print("applied", step, *drawn, flush=True)
         elastic_faults.strike(step, "released")
-        print("applied", step, hvd.rank(), *drawn, flush=True)
         if step == int(os.environ.get("SAVED_AT", "-1")):
             words.save_table(os.environ["SAVED_IN"])
             words.load_table(os.environ["SAVED_IN"], lost_only=True)
@@ -160,7 +165,8 @@ def planned():
         for each in own:
             model.train_on_batch(*samples(each))
     else:  # TensorFlow optimizes a graph in another way, to other bits, where it knows the size of a batch
-        model.fit(backend.dataset(lambda: map(samples, own), samples(range(BATCH))), verbose=0)
+        data = backend.dataset(lambda: map(samples, own), samples(range(BATCH)))
+        model.fit(data, steps_per_epoch=len(own), verbose=0)
     if hvd.rank() == 0:
         after.mkdir()
         rest = {str(place): keras.ops.convert_to_numpy(each) for place, each in enumerate(replicated(model))}
@@ -215,6 +221,7 @@ def run_to_end():
     strike_in(SelfUpdatingTable, "look_up", "forward", "fetched")
     strike_in(SelfUpdatingTable, "bring", "backward")
     strike_in(row_gradients.RowGradients, "reduce", "", "held")
+    strike_in(rows, "norms", "norm")
     if "LOOP" in os.environ:
         progress.state = hvd.elastic.State(model=model, optimizer=model.optimizer, sampler=sampler)
         for _ in progress.state.epochs(EPOCHS):

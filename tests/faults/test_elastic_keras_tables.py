@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("keras") is None, reason="needs keras"),
 ]
 SCRIPT = Path(__file__).with_name("elastic_keras_tables.py")
-SAMPLES, EPOCHS, COMMITS = 60, 2, 9
+SAMPLES, EPOCHS, COMMITS = 96, 2, 9
 SECONDS = 300.0
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"
 LOSE = "raise PeerLostError('planted')"
@@ -41,15 +41,15 @@ FRAMES = {
 on_graphs_and_torch = pytest.mark.parametrize("frame", ["TensorFlow", "PyTorch"])
 
 
-def run(job: Job, frame: str, *flags: str, code: int = 0, **variables: str) -> subprocess.CompletedProcess:
-    """A job under the launcher, which ends with a code; a slot gets a rank again only if others wait for it."""
+def run(job: Job, frame: str, *flags: str, ends_well: bool = True, **variables: str) -> subprocess.CompletedProcess:
+    """A job under the launcher; a slot gets a rank again only if others wait for it."""
     python = python_with("tcp")
     cooldown = "1" if "JOINED" in variables else "60"
     pauses = ["--blacklist-cooldown-range", cooldown, cooldown] if "--elastic" in flags else []
     line = [python, "-m", "ringtrain.launch", *transport_of("tcp"), *pauses, *flags, python, str(SCRIPT)]
     environment = rank_environment(**{"KIND": "adagrad", **QUIET, **FRAMES[frame], **variables})
     done = job.run(*line, seconds=SECONDS, env=environment)
-    assert done.returncode == code, done.stdout + done.stderr[-6000:]
+    assert (done.returncode == 0) == ends_well, done.stdout + done.stderr[-6000:]
     return done
 
 
@@ -131,10 +131,13 @@ def test_with_any_rule(kind: str, dealing: str, frame: str, job: Job) -> None:
 @on_graphs_and_torch
 @pytest.mark.parametrize("how", ["clipped", "scaled", "accumulated", "passes"])
 def test_with_what_an_optimizer_does_to_gradients(how: str, frame: str, job: Job) -> None:
-    """A rank dies where gradients wait, or are a part of an update, or their norm is asked for."""
+    """A rank dies where gradients wait for others, or before their norm is known.
+
+    It is the first pass of an update, since files of the plan have no part of one; tests/core/test_elastic_tables.py has that.
+    """
     kind = f"adagrad+{how}"
-    faults = {"1/3/released": KILL, "0/6/backward": KILL}
-    done = run(job, frame, "--elastic", "-np", "2:4", KIND=kind, FAULTS=json.dumps(faults))
+    faults = {"1/4/norm" if how == "clipped" else "1/4/backward": KILL}
+    done = run(job, frame, "--elastic", "-np", "2:3", KIND=kind, FAULTS=json.dumps(faults))
     assert_as_planned(job, frame, done, 2, KIND=kind)
 
 
@@ -143,7 +146,7 @@ def test_with_what_an_optimizer_does_to_gradients(how: str, frame: str, job: Job
 @pytest.mark.parametrize("storage", ["memory", "file"])
 def test_a_rank_that_joins_takes_rows_over(storage: str, frame: str, job: Job) -> None:
     faults = json.dumps({"1/3/backward": KILL})
-    variables = {"STORAGE": storage, "JOINED": "3", "AWAITED_AT": "[6]", "VALIDATES": "1"}
+    variables = {"STORAGE": storage, "JOINED": "3", "AWAITED_AT": "[5]", "VALIDATES": "1"}
     done = run(job, frame, "--elastic", "-np", "2:3", FAULTS=faults, **variables)
     plan = assert_as_planned(job, frame, done, 3)
     assert [len(plan[2]), len(plan[4]), len(plan[-1])] == [3, 2, 3]
@@ -164,7 +167,7 @@ def test_sums_that_not_all_hold_are_made_again(others: dict[str, str], frame: st
 @pytest.mark.parametrize("place", ["forward", "backward"])
 def test_lost_rows_are_named_on_all_ranks_alike(place: str, frame: str, job: Job) -> None:
     faults = json.dumps({f"1/3/{place}": KILL})
-    done = run(job, frame, "--elastic", "-np", "1:3", code=137, REPLICAS="1", FAULTS=faults)
+    done = run(job, frame, "--elastic", "-np", "1:3", ends_well=False, REPLICAS="1", FAULTS=faults)
     told = re.findall(
         r"^\[(\d)\] .*(embedding 'words': every row must be kept .*)$", done.stdout + done.stderr, re.MULTILINE
     )
@@ -193,7 +196,7 @@ def test_a_job_begins_with_saved_tables(frame: str, job: Job, tmp_path: Path) ->
     replayed(job, frame, [[[0, 1], [2, 3]]], "first")
     first = (Path(job.temporary) / "tables-1").rename(tmp_path / "first")
     faults = json.dumps({"1/3/backward": KILL})
-    variables = {"JOINED": "3", "AWAITED_AT": "[6]", "ROWS_FROM": str(first)}
+    variables = {"JOINED": "3", "AWAITED_AT": "[5]", "ROWS_FROM": str(first)}
     done = run(job, frame, "--elastic", "-np", "2:3", FAULTS=faults, **variables)
     assert_as_planned(job, frame, done, 3, ROWS_FROM=str(first))
 
