@@ -6,14 +6,15 @@ PyTorch has ``ringtrain.torch.elastic.transparent``.
 
 import operator
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
 from ringtrain.context import current
 from ringtrain.elastic.sets import Rule, Sets
 from ringtrain.elastic.state import State
-from ringtrain.elastic.transaction import Part, Training, Transaction
+from ringtrain.elastic.transaction import Part, Training, Transaction, under_way
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
+from ringtrain.pending import Operation
 from ringtrain.process_sets import ProcessSet
 
 Result = TypeVar("Result")
@@ -96,6 +97,24 @@ class LosslessState(State):
                 return self._transaction.survive(function, self._SURVIVED)
             finally:
                 self._survives_in = 0
+
+    def use_within(self, function: Callable[[], Result]) -> Result:
+        """``survive`` for what is used before the open window ends, such as rows of a table; not for scripts.
+
+        Outside of the loop it calls the function alone.
+        """
+        transaction = self._transaction
+        if transaction is None or under_way() is not transaction:
+            return function()
+
+        def attempts() -> Generator[Operation, None, Result]:
+            yield from ()
+            return function()
+
+        if self._survives_in == threading.get_ident():  # which refuses it
+            return transaction.use_within(attempts)
+        with self._window:
+            return transaction.use_within(attempts)
 
     def _begin_loop(self) -> None:
         self._refuse_second_loop()

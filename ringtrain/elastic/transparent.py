@@ -235,6 +235,7 @@ class TransparentState(LosslessState):
     def between_steps(self) -> None:
         """Lets ranks join and leave, if all have agreed on it. To be called on all ranks alike, where the state is whole."""
         if self._transaction is not None:
+            self._transaction.close()  # of rows that were looked up since, as to evaluate
             self._transaction.pause()
         self._tell_change()
 

@@ -57,6 +57,13 @@ class Rows:
             self.array = np.frombuffer(self._map, dtype, math.prod(shape)).reshape(shape)
             self._is_new = np.full(count, first is not None)
 
+    @classmethod
+    def around(cls, array: np.ndarray) -> "Rows":
+        """Those of an array in memory, (count, width), which stays the one."""
+        made = cls(0, array.shape[1], array.dtype, None)
+        made.array = array
+        return made
+
     def prepare(self, places: np.ndarray) -> None:
         """To be called before some rows are read or changed: each place at most once."""
         if self._map is None:

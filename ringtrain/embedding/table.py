@@ -3,27 +3,33 @@
 For frameworks whose optimizers do not take a parameter that differs from rank to rank (``ringtrain.keras.layers``). It
 is used from the framework's threads, for the rank that made it.
 
-Gradients reach their owners in the backward pass, and wait. ``take`` makes them a pass of an update, ``change`` makes the
+Gradients reach their owners in the backward pass, and wait. ``accept`` makes them a pass of an update, ``change`` makes the
 update, and ``drop`` gives up what came in a step that is skipped. All ranks do the same, since their optimizers decide alike.
+
+In an elastic job gradients wait where they are made until those of the rest are added up, and travel then (``with_rows``), so
+that a step is done for the table and the rest, or for neither; ``kept_rows`` says which rows a rank has in each world.
 """
 
 import collections
 import os
 import secrets
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ringtrain import context as contexts
+from ringtrain.elastic.transparent import TransparentState
 from ringtrain.embedding import checkpoints, initial, optimizers
 from ringtrain.embedding.dealing import Dealing
+from ringtrain.embedding.kept_rows import in_one_world
+from ringtrain.embedding.moving import MovingRows
 from ringtrain.embedding.storage import Rows
-from ringtrain.embedding.trips import Table, Trip
+from ringtrain.embedding.trips import Trip, is_finite
 from ringtrain.embedding.waiting import Waiting, nothing, together
-from ringtrain.errors import InvalidArgumentError, MismatchError
+from ringtrain.errors import InvalidArgumentError, MismatchError, UnsupportedError
 from ringtrain.objects import allgather_object, broadcast_object
 from ringtrain.operations import Average, Sum, allreduce
 from ringtrain.process_sets import ProcessSet, global_process_set, id_of, members_of, place_in, size_of
@@ -31,9 +37,10 @@ from ringtrain.process_sets import ProcessSet, global_process_set, id_of, member
 _MOST_TRIPS = 64  # whose gradients may still come; those of predictions never do
 _MOST_PASSES = 1000  # that wait for a step; where none comes, no optimizer has the layer
 _DTYPE = np.dtype(np.float32)
+Result = TypeVar("Result")
 
 
-class SelfUpdatingTable:
+class SelfUpdatingTable(MovingRows):
     """This rank's rows of a table, float32.
 
     Args:
@@ -50,39 +57,47 @@ class SelfUpdatingTable:
         resident_bytes: of each file, about how many may be in memory.
         op: ``Average`` or ``Sum`` of the ranks' gradients.
         process_set: the ranks that share the table.
+        replicas: of each row in an elastic job; elsewhere there is one.
 
     Attributes:
         name: as given.
         process_set: as given.
-        step: updates that have changed rows.
+        outline: what must be the same on all ranks, in words.
+
+    The others are those of ``MovingRows``.
 
     Raises:
         InvalidArgumentError: an argument that cannot be.
         MismatchError: ranks make different tables; the same text on all.
+        UnsupportedError: a process set in an elastic job.
     """
 
     def __init__(
         self, name: str, rows: int, width: int, optimizer: str | optimizers.RowOptimizer, seed: int = 0,
         initializer: str | initial.Initializer = "uniform", scale: float = 0.05, dealing: str = "modulo",
         storage: str = "memory", path: str | os.PathLike | None = None, resident_bytes: int = 1 << 30,
-        op: int = Average, process_set: ProcessSet = global_process_set,
+        op: int = Average, process_set: ProcessSet = global_process_set, replicas: int = 1,
     ):  # fmt: skip
         self.name, self.width = name, width
         self.rule = optimizers.checked(optimizer)
-        self.dealing = Dealing(rows, size_of(process_set), dealing)
-        self.rank = place_in(process_set)
-        self.step = 0
         self._context, self.process_set, self._op = contexts.current(), process_set, op
-        self._agree((name, rows, width, seed, dealing, op, repr(self.rule)))
-        make = initial.initializer(initializer, scale, seed, width, _DTYPE)
-        self._rows = Rows(
-            self.dealing.count(self.rank), width, _DTYPE, lambda places: make(self.dealing.ids(self.rank, places)),
-            storage, path, resident_bytes,
-        )  # fmt: skip
-        self._state = optimizers.state_of(self.rule, self._rows, storage, path)
-        self._trips: collections.OrderedDict[int, Trip] = collections.OrderedDict()
+        terms = (name, rows, width, seed, dealing, op, repr(self.rule))
+        self.outline = f"rows of {(*terms, replicas)}"
+        first = initial.initializer(initializer, scale, seed, width, _DTYPE)
+        super().__init__(Dealing(rows, size_of(process_set), dealing), replicas, (storage, path, resident_bytes), first)
+        if self.is_elastic:
+            _check_elastic(name, process_set)
+            self.begin_without_rows()
+        else:
+            self.rank = place_in(process_set)
+            self._agree(terms)
+            self._rows = Rows(
+                self.dealing.count(self.rank), width, _DTYPE, lambda places: first(self.dealing.ids(self.rank, places)),
+                storage, path, resident_bytes,
+            )  # fmt: skip
+            self._state = optimizers.state_of(self.rule, self._rows, storage, path)
+        self._trips: collections.OrderedDict[int, tuple[Trip, int]] = collections.OrderedDict()  # and their worlds
         self._next_trip = 0
-        self._came = self._taken = nothing(width, _DTYPE)  # since the last step; in the passes of an update
         self._lock = threading.Lock()
         self._context.serving.add(self)
 
@@ -98,15 +113,16 @@ class SelfUpdatingTable:
 
         Raises:
             InvalidArgumentError: an id of some rank is no row; the same text on all ranks.
+            RowsLostError: in an elastic job, the ranks that kept some rows are gone; the same text on all ranks.
+            UnsupportedError: in an elastic job, outside of what survives.
         """
         with self._as_rank(), self._lock:
-            table = Table(self.name, self.dealing, self.width, _DTYPE, self._rows.gather)
-            self._rows.let_go()
-            trip = Trip([table], [np.ascontiguousarray(ids, np.int64).reshape(-1)], self.process_set)
+            flat = np.ascontiguousarray(ids, np.int64).reshape(-1)
+            trip = self.fetched(flat) if self.is_elastic else Trip([self.as_table()], [flat], self.process_set)
             rows = trip.rows[0] if len(trip.rows[0]) else np.zeros((1, self.width), np.float32)
             number = self._next_trip
             self._next_trip += 1
-            self._trips[number] = trip
+            self._trips[number] = trip, 0 if self.kept is None else self.kept.world
             trip.rows = []
             if len(self._trips) > _MOST_TRIPS:
                 self._trips.popitem(last=False)
@@ -124,26 +140,37 @@ class SelfUpdatingTable:
             finite.
         """
         with self._as_rank(), self._lock:
-            trip = self._trips.pop(int(number), None)
-            if trip is None:
+            found = self._trips.pop(int(number), None)
+            if found is None:
                 raise InvalidArgumentError(
                     f"embedding '{self.name}': a gradient must come within {_MOST_TRIPS} calls of the layer, and once, but this "
                     "one is of a call before, or the second. Compute gradients of a batch before the next ones."
                 )
-            [(places, values)], finite = trip.send_back([gradient[: len(trip.asked[0].ids)]])
-            self._came = together(self._came, Waiting(places, values, finite=finite))
-            if self._came.passes > _MOST_PASSES:
+            trip, world = found
+            own = gradient[: len(trip.asked[0].ids)]
+            if self.is_elastic:  # those of the rest are infinite on all ranks with this one's
+                finite = is_finite(own, self.dealing.ranks)
+                self.carry(trip, world, own)
+            else:
+                [(places, values)], finite = trip.send_back([own])
+                self._came = together(self._came, Waiting(places, values, finite=finite))
+            if max(self._came.passes, self.gradients.waiting) > _MOST_PASSES:
                 raise InvalidArgumentError(
                     f"embedding '{self.name}': a Keras optimizer must apply the gradients of each step, its layer's among them, "
                     f"but none has done so in {_MOST_PASSES} backward passes. Give apply() all trainable variables of the model."
                 )
             return np.float32(0 if finite else np.inf)
 
-    def take(self, divisor: float = 1.0) -> None:
+    def accept(self, divisor: float = 1.0) -> None:
         """Makes what has come a pass of the next update: the average of the ranks, or their sum, over a number."""
+        if self.gradients.waiting:
+            raise UnsupportedError(
+                f"embedding '{self.name}': in an elastic job gradients of rows must travel with those of the rest, but were not "
+                "sent. Train all of the model's variables with a DistributedOptimizer."
+            )
         if not self._came.passes:
             return
-        ranks = self.dealing.ranks if self._op == Average else 1
+        ranks = self.dealing.ranks if self.averages and not self.is_elastic else 1
         self._taken = together(self._taken, self._came.divided(ranks).divided(divisor))
         self.drop()
 
@@ -172,25 +199,45 @@ class SelfUpdatingTable:
     def save(self, folder: str | os.PathLike) -> None:
         """Writes the table and what the optimizer keeps, each rank its rows; all ranks call it.
 
-        Raises InvalidArgumentError on all ranks, if one cannot write, or another number of ranks has written there.
+        Raises:
+            InvalidArgumentError: on all ranks, if one cannot write, or another number of ranks has written there.
+            RowsLostError: as ``look_up``.
+            UnsupportedError: as ``look_up``.
         """
+        self.check_use()
         with self._as_rank():
-            token = broadcast_object(
-                secrets.token_hex(8), members_of(self.process_set)[0], f"{self.name}.save", self.process_set
-            )
-            self._on_all("saved", lambda: self._save(folder, token))
+            in_one_world([self], lambda: self._save_on_all(folder))
 
-    def load(self, folder: str | os.PathLike) -> None:
+    def _save_on_all(self, folder: str | os.PathLike) -> None:
+        token = broadcast_object(
+            secrets.token_hex(8), members_of(self.process_set)[0], f"{self.name}.save", self.process_set
+        )
+        self._on_all("saved", lambda: self._save(folder, token))
+
+    def load(self, folder: str | os.PathLike, lost_only: bool = False) -> None:
         """Reads what any number of ranks has saved; all ranks call it.
 
-        Raises InvalidArgumentError on all ranks, if one does not find a whole table that fits.
+        In an elastic job it asks no other rank: rows are read where the table is next used, and a rank that joins takes over
+        those of the others instead.
+
+        Args:
+            folder: with the files of all ranks that wrote.
+            lost_only: in an elastic job, has rows come from there that are lost from now on; the others stay as they are.
+
+        Raises:
+            InvalidArgumentError: on all ranks, if one does not find a whole table that fits; in an elastic job on that rank.
         """
+        if self.is_elastic:
+            self.begin_from(os.fspath(folder), lost_only)
+            return
+        if lost_only:  # a death ends the job
+            return
         with self._as_rank():
             self._on_all("loaded", lambda: self._load(folder))
 
     def rows(self) -> np.ndarray:
-        """This rank's rows, in the order of ``dealing.ids_of``: a copy."""
-        return self._rows.gather(np.arange(self.dealing.count(self.rank)))
+        """This rank's rows, in the order of ``dealing.ids_of``: a copy. In an elastic job none before the first use."""
+        return self._rows.gather(np.arange(self.owned))
 
     def _save(self, folder: str | os.PathLike, token: str) -> None:
         if checkpoints.saved_by_others(folder, self.name, self.dealing.ranks):
@@ -200,32 +247,16 @@ class SelfUpdatingTable:
             )
         arrays = {"weight": self._rows, **self._state}
         for each in arrays.values():
-            each.prepare(np.arange(self.dealing.count(self.rank)))
-        whole = {name: each.array for name, each in arrays.items()}
+            each.prepare(np.arange(self.owned))
+        whole = {name: each.array[: self.owned] for name, each in arrays.items()}
         checkpoints.write(folder, self.name, self.rank, self.dealing, token, whole, {"step": self.step})
 
     def _load(self, folder: str | os.PathLike) -> None:
-        saved = checkpoints.find(folder, self.name)
+        saved = self.saved_in(folder)
         for name, to in {"weight": self._rows, **self._state}.items():
-            if saved.width(name) != to.array.shape[1]:
-                raise InvalidArgumentError(
-                    f"embedding '{self.name}': {name} must have {to.array.shape[1]} numbers in a row, but has "
-                    f"{saved.width(name)}."
-                )
             for places, values in saved.share(self.dealing, self.rank, name):
                 to.put(places, values)
         self.step = int(saved.numbers.get("step", 0))
-
-    def _on_all(self, what: str, do: Any) -> None:
-        problem = None
-        try:
-            do()
-        except (OSError, InvalidArgumentError) as failed:
-            problem = str(failed)
-        problems = allgather_object(problem, f"{self.name}.{what}", self.process_set)
-        for rank, each in zip(members_of(self.process_set), problems, strict=True):
-            if each is not None:
-                raise InvalidArgumentError(f"rank {rank}: {each}")
 
     def _agree(self, terms: tuple) -> None:
         everyone = allgather_object(terms, f"embedding.{self.name}.terms", self.process_set)
@@ -239,6 +270,9 @@ class SelfUpdatingTable:
     @contextmanager
     def _as_rank(self) -> Iterator[None]:
         """Acts for the rank that made the table: the framework calls from threads of its own."""
+        if self.is_elastic:  # the one rank of this process, in whatever world
+            yield
+            return
         before = contexts.of_thread()
         contexts.make_current(self._context)
         try:
@@ -259,8 +293,56 @@ def norms(tables: Sequence[SelfUpdatingTable], passes: int = 1) -> list[float]:
         sets = {id_of(table.process_set): table.process_set for table in tables}
         for number, process_set in sets.items():
             chosen = [place for place, table in enumerate(tables) if id_of(table.process_set) == number]
-            own = np.array([tables[place]._taken.square for place in chosen])
-            whole = allreduce(own, f"embedding.{tables[chosen[0]].name}.norms", Sum, process_set=process_set)
+            whole = _squares([tables[place] for place in chosen], process_set)
             for place, square in zip(chosen, whole.tolist(), strict=True):
                 found[place] = float(np.sqrt(square)) / passes
     return found
+
+
+def _squares(tables: Sequence[SelfUpdatingTable], process_set: ProcessSet) -> np.ndarray:
+    def added() -> np.ndarray:
+        own = np.array([table._taken.up_to(table.owned).square for table in tables])  # not those kept for others
+        return allreduce(own, f"embedding.{tables[0].name}.norms", Sum, process_set=process_set)
+
+    return in_one_world(tables, added)
+
+
+def with_rows(
+    state: TransparentState | None, variables: Sequence[Any], op: int, function: Callable[[], Result]
+) -> Result:
+    """``state.survive`` for a function that adds up gradients over the ranks, with which those of rows travel.
+
+    Rows' gradients are released with its result: all ranks use both, or none of them either.
+
+    Args:
+        state: whose step it is; None if there is none that must survive.
+        variables: whose gradients these are; those that lead to a table have it as ``sharded_table``.
+        op: the reduction.
+        function: as for ``survive``.
+    """
+    if state is None:
+        return function()
+    tables = [each for each in map(_table_of, variables) if each is not None and each.is_elastic]
+
+    def attempt() -> Result:
+        result = function()
+        for table in tables:
+            table.gradients.reduce(f"embedding.{table.name}.round", state.share(op), gives_up=False)
+        return result
+
+    result = state.survive(attempt)
+    for table in tables:
+        table.gradients.release()
+    return result
+
+
+def _table_of(variable: Any) -> SelfUpdatingTable | None:
+    return getattr(variable, "sharded_table", None)
+
+
+def _check_elastic(name: str, process_set: ProcessSet) -> None:
+    if process_set is not global_process_set:
+        raise UnsupportedError(
+            f"ShardedEmbedding '{name}': in an elastic job a table must be shared by all ranks, but has a process set of its "
+            "own, which ends with its world. Leave process_set out."
+        )

@@ -80,7 +80,7 @@ class Trip:
             order; and whether any rank sent what is not finite, or could become so in the sum: the same on all ranks.
         """
         ranks, dtype = size_of(self._process_set), self._tables[0].dtype
-        finite = all(_is_finite(gradient, ranks) for gradient in gradients)
+        finite = all(is_finite(gradient, ranks) for gradient in gradients)
         came, all_finite = gradients, finite
         if ranks > 1:
             flag = np.full(1, not finite, dtype)
@@ -196,7 +196,7 @@ def _by_rank(
     return np.concatenate(pieces), splits
 
 
-def _is_finite(gradient: np.ndarray, ranks: int) -> bool:
+def is_finite(gradient: np.ndarray, ranks: int) -> bool:
     """Whether a sum of as many such gradients is finite in any case; a NaN is found too, as it is not less."""
     if not gradient.size:
         return True

@@ -27,6 +27,18 @@ class Waiting:
             return self
         return dataclasses.replace(self, values=self.values / self.values.dtype.type(divisor))
 
+    def up_to(self, count: int) -> "Waiting":
+        """Those of the first rows alone."""
+        number = int(np.searchsorted(self.places, count))
+        return dataclasses.replace(self, places=self.places[:number], values=self.values[:number])
+
+    def dense(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """A line for each of so many rows: its gradient, (count, width), and whether it has one, (count, 1)."""
+        values = np.zeros((count, self.values.shape[1]), self.values.dtype)
+        has = np.zeros((count, 1), np.uint8)
+        values[self.places], has[self.places] = self.values, 1
+        return values, has
+
     @property
     def square(self) -> float:
         """The sum of all squares; infinite if a gradient of any rank was not finite."""

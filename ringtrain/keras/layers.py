@@ -10,11 +10,9 @@ from typing import Any
 
 import keras
 
-from ringtrain import membership
 from ringtrain.embedding.initial import Initializer
 from ringtrain.embedding.optimizers import SGD, Adagrad, RowOptimizer, RowWiseAdagrad, SparseAdam
 from ringtrain.embedding.table import SelfUpdatingTable
-from ringtrain.errors import UnsupportedError
 from ringtrain.keras.backends import backend
 from ringtrain.keras.rows import check
 from ringtrain.operations import Average
@@ -45,12 +43,17 @@ class ShardedEmbedding(keras.layers.Layer):
         resident_bytes: of the file, about how many may be in memory.
         op: ``Average`` or ``Sum`` of the ranks' gradients.
         process_set: the ranks that share the table.
+        replicas: 2 has each row kept a second time in an elastic job, on another host, or by another rank if there is one
+            host; elsewhere nothing could use it, and it is not.
         arguments: those of ``keras.layers.Layer``; ``name`` must be the same on all ranks.
 
     Raises:
         InvalidArgumentError: an argument that cannot be; an id that is no row, when called: the same text on all ranks.
-        UnsupportedError: an elastic job; when a model is trained, an optimizer that scales the loss or clips by the norm of
-            all gradients where these differ from rank to rank, or that does more to gradients than to delay them.
+        RowsLostError: in an elastic job, when called or trained: the ranks that kept some rows are gone; the same text on all
+            ranks. In a graph of TensorFlow it is a ``tf.errors.UnknownError`` with that text.
+        UnsupportedError: when a model is trained, an optimizer that scales the loss or clips by the norm of all gradients
+            where these differ from rank to rank, or that does more to gradients than to delay them. In an elastic job a
+            process set, and a call that is neither in ``fit`` with ``elastic.Elastic`` nor in the loop of an ``elastic.State``.
 
     Example:
         >>> model = keras.Sequential([hvd.layers.ShardedEmbedding(10**8, 64, optimizer="adagrad"), keras.layers.Dense(1)])
@@ -60,24 +63,20 @@ class ShardedEmbedding(keras.layers.Layer):
         self, input_dim: int, output_dim: int, optimizer: str | RowOptimizer = "adagrad", seed: int = 0,
         initializer: str | Initializer = "uniform", scale: float = 0.05, dealing: str = "modulo",
         storage: str = "memory", path: str | os.PathLike | None = None, resident_bytes: int = 1 << 30,
-        op: int = Average, process_set: ProcessSet = global_process_set, **arguments: Any,
+        op: int = Average, process_set: ProcessSet = global_process_set, replicas: int = 1, **arguments: Any,
     ):  # fmt: skip
         super().__init__(**arguments)
-        if membership.current() is not None:
-            raise UnsupportedError(
-                "ShardedEmbedding: tables need a world that stays, but this job is elastic: a rank that is lost takes its rows "
-                "with it. Start the job without --elastic, and go on from a checkpoint after a loss."
-            )
         self.input_dim, self.output_dim = input_dim, output_dim
         self.supports_jit = False  # XLA has no kernel for operations between ranks
         self._given: dict[str, Any] = {
             "optimizer": optimizer, "seed": seed, "initializer": initializer, "scale": scale, "dealing": dealing,
             "storage": storage, "path": path, "resident_bytes": resident_bytes, "op": op, "process_set": process_set,
+            "replicas": replicas,
         }  # fmt: skip
         self.table: SelfUpdatingTable | None = None
 
     def build(self, input_shape: Any = None) -> None:
-        """Makes this rank's rows; collective."""
+        """Makes this rank's rows; collective, but for an elastic job, where the first use does."""
         self.table = SelfUpdatingTable(self.name, self.input_dim, self.output_dim, **self._given)
         # Gradients flow to variables alone: this one leads them to the table, and its optimizer to the table's step.
         self.anchor = self.add_weight(shape=(), initializer="zeros", name="anchor", dtype="float32", autocast=False)
@@ -97,9 +96,21 @@ class ShardedEmbedding(keras.layers.Layer):
         """Writes the rows, and what their optimizer keeps, under the layer's name; no rank gathers them. Collective."""
         self._made().save(folder)
 
-    def load_table(self, folder: str | os.PathLike) -> None:
-        """Reads what any number of ranks has saved under the layer's name. Collective."""
-        self._made().load(folder)
+    def load_table(self, folder: str | os.PathLike, lost_only: bool = False) -> None:
+        """Reads what any number of ranks has saved under the layer's name. Collective.
+
+        In an elastic job it asks no other rank, and may stand before ``fit``: rows are read where they are next used, and a
+        rank that joins takes over those of the others instead.
+
+        Args:
+            folder: with the files of all ranks that wrote.
+            lost_only: in an elastic job, names the folder from which rows come that are lost later, with all ranks that
+                kept them; nothing is read until then. It holds until another one is named.
+
+        Raises:
+            InvalidArgumentError: there is no whole table that fits; on all ranks, in an elastic job on that rank.
+        """
+        self._made().load(folder, lost_only)
 
     def _made(self) -> SelfUpdatingTable:
         if self.table is None:

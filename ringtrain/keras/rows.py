@@ -159,7 +159,7 @@ def _taken(tables: dict[int, SelfUpdatingTable], gradients: Sequence[Any], divis
 
     def take(divisor: Any) -> None:
         for table in tables.values():
-            table.take(float(divisor))
+            table.accept(float(divisor))
 
     return _after(tables, gradients, take, divisor)
 

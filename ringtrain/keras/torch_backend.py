@@ -11,6 +11,7 @@ import ringtrain.torch as hvd
 from ringtrain import tables
 from ringtrain.context import current
 from ringtrain.elastic.transparent import followed, surviving
+from ringtrain.embedding.table import with_rows
 from ringtrain.gradients import residuals
 from ringtrain.gradients.agreement import Agreement
 from ringtrain.gradients.grouping import Groups, grouped
@@ -108,7 +109,9 @@ def reduce(
         return hvd.grouped_allreduce(sent, name=names[places[0]], weight=weight, **arguments)
 
     groups = 1 if settings.groups is None else settings.groups
-    return surviving(lambda: _reduce_present(gradients, names, variables, settings, groups, combine))
+    return with_rows(
+        state, variables, settings.op, lambda: _reduce_present(gradients, names, variables, settings, groups, combine)
+    )
 
 
 def completed(
@@ -197,6 +200,8 @@ class _Rows(torch.autograd.Function):
 
 def rows_of(table: Any, ids: Any, anchor: Any) -> torch.Tensor:
     """Rows of a ``SelfUpdatingTable``, whose gradients wait there; ``anchor`` gets that of ``SelfUpdatingTable.bring``."""
+    if ids.is_meta:  # Keras asks for shapes, as on a rank that joins while the others are in a step
+        return torch.empty((*ids.shape, table.width), device="meta")
     value = anchor.value if hasattr(anchor, "value") else anchor
     rows, places = _Rows.apply(value, table, ids)
     return torch.nn.functional.embedding(places, rows)

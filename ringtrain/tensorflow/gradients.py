@@ -96,7 +96,7 @@ class GradientReduction:
         if not self.process_set.included():
             return list(gradients)
         if (state := followed()) is not None:
-            return self._survived(state, gradients, names)
+            return self._survived(state, gradients, names, variables)
         reduced, agreement = self.complete(gradients, names, variables)
         plain_names, how = names, self.on_host
         names = [claim(name) for name in names]
@@ -122,7 +122,9 @@ class GradientReduction:
         presence.settle(agreement)
         return reduced
 
-    def _survived(self, state: TransparentState, gradients: Sequence[Gradient], names: Sequence[str]) -> list[Gradient]:
+    def _survived(
+        self, state: TransparentState, gradients: Sequence[Gradient], names: Sequence[str], variables: Sequence[Any]
+    ) -> list[Gradient]:
         """``reduce`` in a step that survives a change of the world. Gradients that are None must be so on all ranks."""
         if self.on_host is not None or isinstance(self.compression, PowerSGD):
             raise UnsupportedError(
@@ -131,7 +133,7 @@ class GradientReduction:
             )
         name = claim(names[0]) if names else ""
         return surviving.reduced(
-            state, self.owner, gradients, name, self.op, self.process_set, self.compression, self.predivide
+            state, self.owner, gradients, name, self.op, self.process_set, self.compression, self.predivide, variables
         )
 
     def reduce_but_local(

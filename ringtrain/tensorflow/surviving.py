@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from ringtrain.elastic import TransparentState
+from ringtrain.embedding.table import with_rows
 from ringtrain.errors import UnsupportedError
 from ringtrain.operations import Adasum, Average, Sum
 from ringtrain.process_sets import ProcessSet, global_process_set
@@ -27,6 +28,7 @@ def reduced(
     process_set: ProcessSet = global_process_set,
     compression: type[Compressor] = Compressor,
     predivide: float = 1.0,
+    variables: Sequence[Any] = (),
 ) -> list[Any]:
     """Tensors reduced over the ranks as one operation, eager or when the graph runs.
 
@@ -40,6 +42,7 @@ def reduced(
         process_set: must be that of all ranks.
         compression: must be one of ringtrain's own.
         predivide: part of the average's divisor that is applied before the sum.
+        variables: whose gradients the tensors are; those of rows of tables travel with them.
 
     Raises:
         UnsupportedError: what cannot be done again in another world.
@@ -52,7 +55,9 @@ def reduced(
 
     def on_host(*arrays: Any) -> list[np.ndarray]:
         given = [np.asarray(array) for array in arrays]
-        return state.grouped_allreduce(given, name, op, 1.0 / predivide, predivide, wire)
+        return with_rows(
+            state, variables, op, lambda: state.grouped_allreduce(given, name, op, 1.0 / predivide, predivide, wire)
+        )
 
     results = list(tensors)
     for place, tensor, result in zip(present, dense, _called(on_host, dense), strict=True):

@@ -4,10 +4,10 @@ from collections.abc import Iterable
 
 import torch
 
+from ringtrain.embedding.kept_rows import in_one_world
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.operations import Max, Sum, allreduce
 from ringtrain.process_sets import ProcessSet, id_of
-from ringtrain.torch.kept_rows import in_one_world
 from ringtrain.torch.shards import Shard, is_shard
 
 

@@ -4,8 +4,8 @@ A call fetches each row that it needs once, from its owner (``ringtrain.embeddin
 a small table of those; so all that torch does with a table is exact here. Backward, the small table's gradients go to the
 owners, which add them in rank order. The shard's parameter then has a gradient like any other, for any optimizer.
 
-In an elastic job a table has no rows before it is first used; ``kept_rows`` says which it has in each world, and
-``row_gradients`` how gradients reach all who keep a row.
+In an elastic job a table has no rows before it is first used; ``ringtrain.embedding.kept_rows`` says which it has in each
+world, and ``row_gradients`` there how gradients reach all who keep a row.
 """
 
 import dataclasses
@@ -22,7 +22,9 @@ from ringtrain.context import current
 from ringtrain.elastic.transaction import under_way
 from ringtrain.embedding import initial
 from ringtrain.embedding.dealing import Dealing
+from ringtrain.embedding.kept_rows import Kept, Lines, Origin, kept_here, surviving
 from ringtrain.embedding.layout import check_replicas
+from ringtrain.embedding.row_gradients import RowGradients, SentAtOnce
 from ringtrain.embedding.storage import Rows
 from ringtrain.embedding.trips import Table, Trip
 from ringtrain.errors import InvalidArgumentError, MismatchError, UnsupportedError
@@ -31,10 +33,9 @@ from ringtrain.objects import allgather_object
 from ringtrain.operations import Average, Sum
 from ringtrain.process_sets import ProcessSet, global_process_set, id_of, members_of, place_in, size_of
 from ringtrain.torch.compilation import eager
-from ringtrain.torch.kept_rows import Kept, Origin, kept_here, surviving
-from ringtrain.torch.row_gradients import RowGradients, SentAtOnce
 from ringtrain.torch.shards import Shard
 
+_GRADIENT, _HAS_GRADIENT = "gradient", "has gradient"  # names that no optimizer uses
 _DTYPES = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
 
 
@@ -56,6 +57,7 @@ class _Sharded(torch.nn.Module):
     """
 
     weight: Shard
+    after_a_loss = "Read them from a checkpoint, by load_tables with lost_only=True, or all of them;"
 
     def __init__(
         self,
@@ -148,7 +150,12 @@ class _Sharded(torch.nn.Module):
 
     def divided(self, sums: np.ndarray) -> np.ndarray:
         """The average of all ranks, or the sum, if that was asked for."""
-        return sums / sums.dtype.type(self.dealing.ranks) if self.weight.op == Average else sums
+        return sums / sums.dtype.type(self.dealing.ranks) if self.averages else sums
+
+    @property
+    def averages(self) -> bool:
+        """Whether gradients are averaged over the ranks; else they are summed."""
+        return self.weight.op == Average
 
     def small(self, ids: torch.Tensor, rows: torch.Tensor, trip: Trip, number: int) -> tuple[Any, ...]:
         """The small table, the ids in it, and its place of padding or None."""
@@ -185,6 +192,13 @@ class _Sharded(torch.nn.Module):
 
         return Rows(count + 1, width, dtype, with_spare, *self._storage)
 
+    def new_lines(self, count: int, width: int, dtype: np.dtype, fresh: np.ndarray | None) -> Rows:
+        """As ``KeepsRows`` has it; in memory, as torch's optimizers keep it."""
+        made = Rows(count + 1, width, dtype, None)
+        if fresh is not None:
+            made.array[:] = fresh
+        return made
+
     # ---- elastic jobs ----
 
     def train_by(self, optimizer: torch.optim.Optimizer, carrier: RowGradients | SentAtOnce) -> None:
@@ -202,19 +216,43 @@ class _Sharded(torch.nn.Module):
         """What the optimizer keeps of the table."""
         return {} if self._optimizer is None else self._optimizer.state.get(self.weight, {})
 
+    def lines(self, gradients: bool = True) -> dict[str, Lines]:
+        """As ``KeepsRows`` has it: of what the optimizer keeps, and of a gradient that waits for a step."""
+        state = self.optimizer_state()
+        found = {key: Lines.of(_dense(value).numpy()) for key, value in state.items() if self._is_by_row(value)}
+        if gradients and self.has_unused_gradient and (gradient := self.weight.grad) is not None:
+            has = torch.zeros(len(self.weight), 1)
+            has[gradient.coalesce().indices()[0] if gradient.is_sparse else slice(None)] = 1
+            found |= {key: Lines.of(each.numpy(), begins_fresh=False) for key, each in
+                      ((_GRADIENT, _dense(gradient)), (_HAS_GRADIENT, has))}  # fmt: skip
+        return found
+
+    def rest(self) -> dict[str, Any]:
+        """As ``KeepsRows`` has it."""
+        return {key: value for key, value in self.optimizer_state().items() if not self._is_by_row(value)}
+
+    def _is_by_row(self, value: Any) -> bool:
+        return isinstance(value, torch.Tensor) and value.dim() > 0 and len(value) == len(self.weight)
+
+    def origin_of_lost(self, told: Sequence[bool], words: str) -> Origin | None:
+        """As ``KeepsRows`` has it: what each rank was told to begin lost rows from."""
+        return self.origin if all(told) else None
+
     def take(self, kept: Kept) -> None:
         """What is kept of the table is this from now on; it may be what it is already."""
         if kept is self.kept:
             return
-        self.kept = dataclasses.replace(kept, state={}, rest={}, gradient=None)  # the optimizer has them from now on
+        self.kept = dataclasses.replace(kept, state={}, rest={})  # the optimizer has them from now on
+        state = _tensors(kept.state)
+        gradient = _sparse(state.pop(_GRADIENT, None), state.pop(_HAS_GRADIENT, None))
         self.dealing, self.rank, self._rows = kept.layout.dealing, kept.rank, kept.rows
         self.weight.grad = None
         self.weight.data = torch.from_numpy(kept.rows.array)
         self.weight.owned = self.dealing.count(self.rank)
-        if kept.gradient is not None:
-            self.weight.grad = kept.gradient if self.sparse else kept.gradient.to_dense()
-        if self._optimizer is not None and (kept.state or kept.rest):
-            self._optimizer.state[self.weight].update(kept.state | kept.rest)
+        if gradient is not None:
+            self.weight.grad = gradient if self.sparse else gradient.to_dense()
+        if self._optimizer is not None and (state or kept.rest):
+            self._optimizer.state[self.weight].update(state | kept.rest)
         self.fills_lost = False
         current().serving.add(self)
 
@@ -230,7 +268,7 @@ class _Sharded(torch.nn.Module):
         self.has_unused_gradient = False
         self.take(kept)
 
-    def begin_again(self, state: dict[str, Any]) -> None:
+    def begin_again(self, state: dict[str, Lines], rest: dict[str, Any]) -> None:
         """Nothing is kept of the table, as before its first use; the optimizer has this of it."""
         self.begin_from(self.origin)
         self._rows = self.new_rows(0, self.origin.rows)
@@ -238,7 +276,7 @@ class _Sharded(torch.nn.Module):
         self.weight.data = torch.from_numpy(self._rows.array)
         if self._optimizer is not None:
             self.optimizer_state().clear()
-            self._optimizer.state[self.weight].update(state)
+            self._optimizer.state[self.weight].update(_tensors(state) | rest)
 
     def add_gradient(self, places: np.ndarray, sums: np.ndarray, finite: bool) -> None:
         """A round was released: as autograd would, adds to ``weight.grad``."""
@@ -543,6 +581,21 @@ def _check_elastic(process_set: ProcessSet) -> None:
             "ShardedEmbedding: in an elastic job a table must be shared by all ranks, but has a process set of its own, which "
             "ends with its world. Leave process_set out."
         )
+
+
+def _tensors(state: Mapping[str, Lines]) -> dict[str, torch.Tensor]:
+    return {key: torch.from_numpy(each.rows.array).reshape(-1, *each.shape) for key, each in state.items()}
+
+
+def _dense(value: torch.Tensor) -> torch.Tensor:
+    return (value.to_dense() if value.is_sparse else value).detach().contiguous()
+
+
+def _sparse(gradient: torch.Tensor | None, has: torch.Tensor | None) -> torch.Tensor | None:
+    if gradient is None or has is None:
+        return None
+    places = has[:, 0].nonzero()[:, 0]
+    return torch.sparse_coo_tensor(places[None], gradient[places], gradient.shape, is_coalesced=True)
 
 
 def _with_padding(make: initial.Initializer, padding: int | None) -> initial.Initializer:

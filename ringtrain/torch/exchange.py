@@ -22,6 +22,7 @@ import torch
 from ringtrain import ranges
 from ringtrain.context import Context
 from ringtrain.elastic.transaction import Part, Transaction
+from ringtrain.embedding.row_gradients import RowGradients
 from ringtrain.errors import InvalidArgumentError, RingtrainError
 from ringtrain.gradients import residuals
 from ringtrain.gradients.presence import DENSE, MISSING, SETTLED, SPARSE_64, after_round, is_there
@@ -34,7 +35,6 @@ from ringtrain.torch.bursts import Bursts
 from ringtrain.torch.gradients import Group, Member, ReductionSettings
 from ringtrain.torch.passes import Passes
 from ringtrain.torch.powersgd import Beginning, Memory, settle, shape_of
-from ringtrain.torch.row_gradients import RowGradients
 from ringtrain.torch.step import Step
 
 

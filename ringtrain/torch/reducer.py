@@ -12,6 +12,7 @@ import torch
 from ringtrain import ranges
 from ringtrain.context import Context
 from ringtrain.elastic.transaction import Transaction
+from ringtrain.embedding.row_gradients import RowGradients
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.gradients import residuals
 from ringtrain.gradients.rounds import Stage
@@ -21,7 +22,6 @@ from ringtrain.torch.coexistence import refuse_shared_parameters
 from ringtrain.torch.exchange import Exchange
 from ringtrain.torch.gradients import ReductionSettings
 from ringtrain.torch.hooks import Hooks, dismiss, enlist, others
-from ringtrain.torch.row_gradients import RowGradients
 
 
 class Reducer:

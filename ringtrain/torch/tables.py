@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 from ringtrain.embedding import checkpoints
+from ringtrain.embedding.kept_rows import Origin, in_one_world
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.objects import allgather_object, broadcast_object
 from ringtrain.process_sets import members_of
 from ringtrain.torch.embedding import tables_in
-from ringtrain.torch.kept_rows import Origin, in_one_world
 from ringtrain.torch.shards import is_shard
 
 _AS_TENSOR = ":tensor"  # behind the name of a number that the optimizer keeps as a tensor

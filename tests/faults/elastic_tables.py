@@ -127,7 +127,7 @@ def run_to_commits(learner: Learner) -> None:
     """Learns under ``elastic.run``: a step whose world is lost is done again, from the commit before it."""
     import elastic_faults
 
-    from ringtrain.torch.elastic import committed_rows
+    from ringtrain.embedding import committed_rows
 
     exec(os.environ.get("PLANTED_IN_TABLES", ""), {"committed_rows": committed_rows})
     others = {} if learner.rows is None else {"rows": learner.rows}
@@ -174,13 +174,17 @@ def main() -> None:
     import elastic_faults
     from elastic_faults import folder, slot
 
-    from ringtrain.torch import kept_rows, row_gradients, tables
+    from ringtrain.embedding import kept_rows, row_gradients
+    from ringtrain.torch import embedding, tables
 
     if os.environ.get("COMMITS"):
         hvd.init()
         run_to_commits(Learner(os.environ["KIND"]))
         return
-    exec(os.environ.get("PLANTED_IN_TABLES", ""), {"kept_rows": kept_rows, "row_gradients": row_gradients})
+    exec(
+        os.environ.get("PLANTED_IN_TABLES", ""),
+        {"embedding": embedding, "kept_rows": kept_rows, "row_gradients": row_gradients},
+    )
     row_gradients_of = row_gradients.RowGradients
     hvd.init()
     storage = {"storage": "file", "path": str(folder)} if os.environ.get("STORAGE") == "file" else {}

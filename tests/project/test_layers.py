@@ -45,9 +45,9 @@ PYTHON_LAYERS = [
     ["process_sets", "numbering", "probes", "stalls", "statistics", "timelines", "traces", "flights", "slots"],
     ["operations"],
     ["objects", "sharding", "checks", "gradients", "adjoints"],
-    ["embedding"],
     ["averaging"],
     ["elastic"],
+    ["embedding"],
     ["testing"],
     [""],  # ringtrain/__init__.py
     ["common", "basics"],

@@ -8,9 +8,9 @@ from test_torch_embedding import OPTIMIZERS, ROWS, WIDTH, batch, loss_of
 import ringtrain.torch as hvd
 from ringtrain import membership
 from ringtrain.context import current
+from ringtrain.embedding import committed_rows
 from ringtrain.errors import PeerLostError, RowsLostError, UnsupportedError
 from ringtrain.testing import World
-from ringtrain.torch.elastic import committed_rows
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.timeout(120)

@@ -8,10 +8,10 @@ from test_torch_embedding import OPTIMIZERS, ROWS, WIDTH
 import ringtrain.torch as hvd
 from ringtrain import membership
 from ringtrain.context import current
+from ringtrain.embedding.kept_rows import Origin, in_one_world, kept_here
+from ringtrain.embedding.row_gradients import RowGradients
 from ringtrain.errors import InvalidArgumentError, RowsLostError, UnsupportedError
 from ringtrain.testing import World
-from ringtrain.torch.kept_rows import Origin, in_one_world, kept_here
-from ringtrain.torch.row_gradients import RowGradients
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.timeout(120)

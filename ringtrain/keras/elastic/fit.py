@@ -294,8 +294,11 @@ class _Values:
         return hasattr(value, "variables") or (hasattr(value, "assign") and hasattr(value, "numpy"))
 
     def outline(self, values: Sequence[Any]) -> dict[str, str]:
-        """Shapes and dtypes of the variables."""
-        return outline_of(variables_of(values))
+        """Shapes and dtypes of the variables, and what their tables are."""
+        variables = variables_of(values)
+        tables = {place: getattr(variable, "sharded_table", None) for place, variable in enumerate(variables)}
+        rows = {f"table of variable {place}": each.outline for place, each in tables.items() if each is not None}
+        return outline_of(variables) | rows
 
     def take_over(self, values: Sequence[Any]) -> None:
         """Raises MismatchError if ranks have different variables."""

@@ -5,6 +5,8 @@ from typing import Any
 import numpy as np
 
 from ringtrain.elastic import ObjectState
+from ringtrain.embedding.committed_rows import CommittedRows
+from ringtrain.embedding.table import SelfUpdatingTable
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.keras.optimizer import hoist, reduction_of
 from ringtrain.keras.reduction import KerasReducer
@@ -55,30 +57,45 @@ class KerasState(ObjectState):
             if not getattr(self.optimizer, "built", False):
                 build_optimizer(self.optimizer, model.trainable_variables)
         self._kept: list[tuple[Any, np.ndarray]] = []
+        self._tables = _elastic_tables(model)
+        self._rows = CommittedRows(self._tables)
         super().__init__(**kwargs)
-        self.save()
+        self._save_the_rest()
 
     def save(self) -> None:
-        """Keeps a copy of everything, in the host's memory."""
-        self._kept = [(variable, np.array(variable.numpy())) for variable in self._variables()]
-        super().save()
+        """Keeps a copy of everything, in the host's memory; with tables of an elastic job all ranks call it."""
+        with self._rows.committing():
+            self._save_the_rest()
 
     def restore(self) -> None:
         """Goes back to it, bit for bit."""
-        for variable, value in self._kept:
-            variable.assign(value)
-        super().restore()
+        self._restore_the_rest()
+        self._rows.restore()
 
     def sync(self) -> None:
         """Takes everything from rank 0, and keeps a copy of it; seeds follow from those of rank 0, but differ.
 
-        A distributed optimizer enters the world with it, without gradients that it has begun to add up.
+        A distributed optimizer enters the world with it, without gradients that it has begun to add up. Rows of tables stay
+        each rank's own.
         """
+        if self._rows.sync():
+            self._restore_the_rest()
+        for table in self._tables:
+            table.drop()
         if (reduction := self._reduction()) is not None:
             reduction.enter_world()
         broadcast_variables(self._variables(), root_rank=0)
         super().sync()
         self.save()
+
+    def _save_the_rest(self) -> None:
+        self._kept = [(variable, np.array(variable.numpy())) for variable in self._variables()]
+        super().save()
+
+    def _restore_the_rest(self) -> None:
+        for variable, value in self._kept:
+            variable.assign(value)
+        super().restore()
 
     def _variables(self) -> list[Any]:
         return [*self.model.variables, *([] if self.optimizer is None else variables_of_optimizer(self.optimizer))]
@@ -86,3 +103,9 @@ class KerasState(ObjectState):
     def _reduction(self) -> KerasReducer | None:
         """That of the distributed optimizer, which may be within a LossScaleOptimizer."""
         return reduction_of(self.optimizer) or reduction_of(getattr(self.optimizer, "inner_optimizer", None))
+
+
+def _elastic_tables(model: Any) -> list[SelfUpdatingTable]:
+    """Tables whose rows come and go with ranks."""
+    found = [getattr(each, "sharded_table", None) for each in model.variables]
+    return [table for table in found if table is not None and table.is_elastic]

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 from ringtrain.elastic import ObjectState
+from ringtrain.embedding.committed_rows import CommittedRows
+from ringtrain.embedding.row_gradients import SentAtOnce
 from ringtrain.errors import UnsupportedError
-from ringtrain.torch.elastic.committed_rows import CommittedRows
 from ringtrain.torch.elastic.sampler import ElasticSampler
 from ringtrain.torch.elastic.transfer import keeps_identity, take_state_dict
 from ringtrain.torch.functions import broadcast_optimizer_state, broadcast_parameters, set_state, state_of
@@ -164,7 +165,11 @@ class TorchState(ObjectState):
         made = {name: _handler_of(value) for name, value in given.items()}
         handlers = {name: handler for name, handler in made.items() if handler is not None}
         self.__dict__["_handlers"] = handlers
-        self.__dict__["_rows"] = CommittedRows(_elastic_parts(given))
+        parts = _elastic_parts(given)
+        self.__dict__["_rows"] = CommittedRows([part.table for part in parts])
+        for part in parts:
+            if part.optimizer is not None:
+                part.table.train_by(part.optimizer, SentAtOnce())
         super().__init__(**{name: value for name, value in given.items() if name not in handlers})
         for name, handler in handlers.items():
             self.__dict__[name] = handler.value

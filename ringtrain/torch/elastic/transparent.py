@@ -19,6 +19,7 @@ from ringtrain.context import current
 from ringtrain.elastic.lossless import LosslessState, checked_progress
 from ringtrain.elastic.sets import Rule
 from ringtrain.elastic.transaction import Transaction
+from ringtrain.embedding.kept_rows import surviving
 from ringtrain.errors import InvalidArgumentError, RowsLostError, UnsupportedError
 from ringtrain.log import logger
 from ringtrain.objects import allgather_object, broadcast_object
@@ -32,7 +33,6 @@ from ringtrain.torch.elastic.sampler import ElasticSampler
 from ringtrain.torch.elastic.transfer import keeps_identity, outline_of, take_over
 from ringtrain.torch.functions import set_state, state_of
 from ringtrain.torch.hooks import others
-from ringtrain.torch.kept_rows import surviving
 from ringtrain.torch.reducer import Reducer
 from ringtrain.torch.tables import Part, dense_state_dict, load_dense_state_dict, load_parts, parts_of, save_parts
 

@@ -2,7 +2,7 @@
 
 Elsewhere they reach their owners within the backward pass. Here a rank keeps what it has for rows of others until the round,
 so that they are released with the gradients of the rest, by all ranks or by none, and are sent again if the world is lost.
-The sums go to all keepers of a row, and become ``weight.grad`` there when the round is released.
+The sums go to all keepers of a row, and are the table's there when the round is released (``add_gradient``).
 """
 
 import dataclasses
@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from ringtrain.context import current
+from ringtrain.embedding.kept_rows import Kept, kept_here
 from ringtrain.embedding.moves import Sums, with_copies
 from ringtrain.embedding.trips import Trip
 from ringtrain.errors import MismatchError, WorldChangedError
-from ringtrain.operations import Average, allgather
+from ringtrain.operations import allgather
 from ringtrain.process_sets import global_process_set
-from ringtrain.torch.kept_rows import Kept, kept_here
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,11 +42,12 @@ class RowGradients:
     """Those of the tables that one optimizer trains.
 
     Args:
-        came: a method, called in a backward pass that has brought some.
+        came: a method, called in a backward pass that has brought some; None for nothing.
     """
 
-    def __init__(self, came: Callable[[], None]):
-        self._came = weakref.WeakMethod(came)  # of the object that holds this one: no cycle to be collected
+    def __init__(self, came: Callable[[], None] | None = None):
+        # Weak, as the object holds this one: no cycle to be collected.
+        self._came = None if came is None else weakref.WeakMethod(came)
         self._tables: list[Any] = []
         self._waiting: list[_Waiting] = []
         self._reduced: list[_Reduced] = []  # held by this rank, and not released
@@ -63,8 +64,13 @@ class RowGradients:
     def add(self, trip: Trip, world: int, tables: Sequence[Any], gradients: list[np.ndarray]) -> None:
         """Keeps what a backward pass has for the rows of a trip."""
         self._waiting.append(_Waiting(trip, world, tables, gradients))
-        if (came := self._came()) is not None:
+        if self._came is not None and (came := self._came()) is not None:
             came()
+
+    @property
+    def waiting(self) -> int:
+        """Backward passes whose gradients no round has taken."""
+        return len(self._waiting)
 
     def reduce(self, name: str, share: int | None, gives_up: bool) -> None:
         """Sends what waits to its owners, in the present world, and holds what comes; nothing else changes.
@@ -123,7 +129,7 @@ class RowGradients:
             gradients = [each * each.dtype.type(share) for each in gradients]
         sums, finite = trip.send_back(gradients)
         sums = [
-            (places, values / values.dtype.type(total) if table.weight.op == Average else values)
+            (places, values / values.dtype.type(total) if table.averages else values)
             for table, (places, values) in zip(waiting.tables, sums, strict=True)
         ]
         layouts = [each.layout for each in kept]

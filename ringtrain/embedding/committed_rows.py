@@ -1,6 +1,6 @@
 """Rows of sharded embeddings in ``elastic.run``: copies of what each rank keeps, to go back to when a world is lost.
 
-What is not sharded a ``TorchState`` takes from rank 0, so it is nothing to it that ranks were lost in the midst of a commit,
+What is not sharded a state takes from rank 0, so it is nothing to it that ranks were lost in the midst of a commit,
 when some had made it and others not. Rows are each rank's own, and must all be of one commit:
 
 - A rank first copies its rows; when all have, in an exchange, the copy is its commit; and when all know that, in another, it
@@ -17,12 +17,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ringtrain.embedding.kept_rows import KeepsRows, copied
 from ringtrain.errors import InternalError
 from ringtrain.objects import allgather_object
 from ringtrain.operations import Max, allreduce
-from ringtrain.torch.kept_rows import copied
-from ringtrain.torch.row_gradients import SentAtOnce
-from ringtrain.torch.tables import Part
 
 _TOLD, _COPIED, _COMMITTED = (f"ringtrain.elastic.rows.{each}" for each in ("told", "copied", "committed"))
 
@@ -49,11 +47,11 @@ class CommittedRows:
     """Those of the tables that one state has.
 
     Args:
-        parts: the tables, and what trains them.
+        tables: in an order that all ranks share; their gradients are ``SentAtOnce``.
     """
 
-    def __init__(self, parts: Sequence[Part]):
-        self._tables = [part.table for part in parts]
+    def __init__(self, tables: Sequence[KeepsRows]):
+        self._tables = tables
         self._commits: list[
             _Commit
         ] = []  # the one before, while others may go back to it, and the last, or what becomes it
@@ -61,9 +59,6 @@ class CommittedRows:
         self._counted = 0  # commits that the others have made, too
         self._has_gone_back = False
         self._is_committed = False  # the rows are those of the last commit
-        for part in parts:
-            if part.optimizer is not None:
-                part.table.train_by(part.optimizer, SentAtOnce())
 
     @contextmanager
     def committing(self) -> Iterator[None]:
