@@ -248,7 +248,8 @@ void Judge::Counted(int rank, int set, const effect::Count& count) {
 void Judge::Sent(int rank, const Frame& frame, bool coordinates, bool to_coordinator) {
   const bool ready = frame.type == FrameType::kReady,
              decides = frame.type == FrameType::kVerdicts || frame.type == FrameType::kResend;
-  if ((ready && (coordinates || !to_coordinator)) || (decides && !coordinates))
+  const bool by_tree = plan_.options.negotiation == "tree";  // then a relay takes and passes on what it has no part in
+  if ((ready && (coordinates || (!to_coordinator && !by_tree))) || (decides && !coordinates && !by_tree))
     return Violate(RankText(rank) + " sends what it has no business to send");
   if (ready && frame.ids.empty() && frame.requests.empty() && frame.refusals.empty())
     Violate(RankText(rank) + " sends an empty frame in set " + std::to_string(frame.process_set));
