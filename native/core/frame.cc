@@ -68,7 +68,7 @@ std::vector<int> DecodeMembers(int members, Decoder* decoder) {
   return {ids.begin(), ids.end()};
 }
 
-void EncodeShare(const Share& share, Encoder* encoder) {
+void EncodeShare(const ReadyShare& share, Encoder* encoder) {
   EncodeMembers(share.members.List(), encoder);
   encoder->Unsigned(static_cast<uint64_t>(share.last));
   encoder->Unsigned(static_cast<uint64_t>(share.gap));
@@ -78,8 +78,8 @@ void EncodeShare(const Share& share, Encoder* encoder) {
   for (const Request& request : share.requests) ringtrain::Encode(request, encoder);
 }
 
-Share DecodeShare(int members, Decoder* decoder) {
-  Share share;
+ReadyShare DecodeShare(int members, Decoder* decoder) {
+  ReadyShare share;
   share.members = MemberSet(members);
   for (int member : DecodeMembers(members, decoder)) share.members.Add(member);
   share.last = static_cast<int>(decoder->AtMost(static_cast<uint64_t>(std::max(members - 1, 0))));
@@ -169,11 +169,11 @@ std::string Frame::Encode() const {
     case FrameType::kGathered:
       encoder.Unsigned(static_cast<uint64_t>(members));
       encoder.Unsigned(shares.size());
-      for (const Share& share : shares) EncodeShare(share, &encoder);
+      for (const ReadyShare& share : shares) EncodeShare(share, &encoder);
       break;
     case FrameType::kSpread:
       encoder.Unsigned(copies.size());
-      for (const Copy& copy : copies) {
+      for (const SpreadCopy& copy : copies) {
         EncodeMembers(copy.members, &encoder);
         encoder.Text(copy.frame);
       }

@@ -49,7 +49,7 @@ struct Verdict {
 };
 
 // What several members are ready for in the same words; or a frame of one of them, as it is.
-struct Share {
+struct ReadyShare {
   MemberSet members;
   int last = 0;         // the member of them that came last
   Nanoseconds gap = 0;  // by which it came behind the one before it
@@ -59,7 +59,7 @@ struct Share {
 };
 
 // A frame that goes on as it is.
-struct Copy {
+struct SpreadCopy {
   std::vector<int> members;  // to whom, ascending; none: all behind the relay
   std::string frame;
 };
@@ -76,9 +76,9 @@ struct Frame {
   std::string text;                    // kAbort, kStalled
   bool flag = false;                   // kGoodbye, kAllGoodbye, kBeat
   uint64_t milliseconds = 0;           // kLongPhase
-  std::vector<Share> shares;           // kGathered, in their order
+  std::vector<ReadyShare> shares;           // kGathered, in their order
   int members = 0;                     // kGathered: of the process set
-  std::vector<Copy> copies;            // kSpread, in their order
+  std::vector<SpreadCopy> copies;            // kSpread, in their order
 
   std::string Encode() const;
   // False for bytes that are no frame.

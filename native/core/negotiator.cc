@@ -80,7 +80,7 @@ void Negotiator::On(Nanoseconds now, const event::Arrived& event, Effects* effec
 }
 
 void Negotiator::On(Nanoseconds now, const event::Gathered& event, Effects* effects) {
-  const Share& share = event.share;
+  const ReadyShare& share = event.share;
   const Moment moment{now, share.last, share.gap};
   std::vector<ResponseCache::Id> unknown;
   ReceiveIds(moment, share.members, share.ids, &unknown, effects);

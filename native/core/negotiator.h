@@ -50,7 +50,7 @@ struct Arrived {  // a frame of a member
   Frame frame;
 };
 struct Gathered {  // what several members are ready for, in one
-  Share share;
+  ReadyShare share;
 };
 struct BatchFinished {};  // the oldest unfinished Execute is done here
 struct Left {             // a member shuts down and will submit no more

@@ -398,7 +398,7 @@ void Protocol::ArrivedByTree(Nanoseconds now, int from, Frame frame, RankEffects
   const int member = MemberOf(process_set, from);
   if (frame.type == FrameType::kSpread) return TakeDownwards(now, process_set, frame, effects);
   if (frame.type == FrameType::kGathered) {
-    for (Share& share : frame.shares) relay.Take(now, std::move(share));
+    for (ReadyShare& share : frame.shares) relay.Take(now, std::move(share));
   } else {
     relay.Take(now, member, frame);
   }
@@ -424,13 +424,13 @@ bool Protocol::PassUpwards(Nanoseconds now, int process_set, RankEffects* effect
     effects->push_back(rank_effect::Send{RankOf(process_set, relay.parent()), std::move(gathered)});
     return true;
   }
-  for (Share& share : gathered.shares) Decide(now, process_set, std::move(share), effects);
+  for (ReadyShare& share : gathered.shares) Decide(now, process_set, std::move(share), effects);
   Feed(now, process_set, event::Tick{}, effects);
   return true;
 }
 
 // At the root.
-void Protocol::Decide(Nanoseconds now, int process_set, Share share, RankEffects* effects) {
+void Protocol::Decide(Nanoseconds now, int process_set, ReadyShare share, RankEffects* effects) {
   if (share.frame.empty()) return Feed(now, process_set, event::Gathered{std::move(share)}, effects);
   Frame frame;
   if (!Frame::Decode(share.frame, &frame)) return;
@@ -451,7 +451,7 @@ void Protocol::PassDown(int process_set, const std::vector<int>& members, const 
 // Those behind this rank first: what follows here may end it.
 void Protocol::TakeDownwards(Nanoseconds now, int process_set, const Frame& spread, RankEffects* effects) {
   const int me = MemberOf(process_set, world_.rank);
-  for (const Copy& copy : spread.copies) {
+  for (const SpreadCopy& copy : spread.copies) {
     PassDown(process_set, copy.members, copy.frame, effects);
     if (!copy.members.empty() && !std::binary_search(copy.members.begin(), copy.members.end(), me)) continue;
     Frame frame;
@@ -540,10 +540,10 @@ void Protocol::TellChildrenOfEnd(const Status& cause, RankEffects* effects) {
   for (const auto& [process_set, relay] : relays_)
     for (const Relay::Child& child : relay.children()) children.insert(RankOf(process_set, child.member));
   for (int rank : children) {
-    Frame abort;
-    abort.type = FrameType::kAbort;
-    abort.text = cause.message();
-    effects->push_back(rank_effect::Send{rank, std::move(abort)});
+    Frame last_words;
+    last_words.type = FrameType::kAbort;
+    last_words.text = cause.message();
+    effects->push_back(rank_effect::Send{rank, std::move(last_words)});
   }
 }
 

@@ -142,7 +142,7 @@ class Protocol {
   Relay* RelayOf(int process_set);
   void TakeUpwards(Nanoseconds now, int process_set, const Frame& frame, RankEffects* effects);
   bool PassUpwards(Nanoseconds now, int process_set, RankEffects* effects);
-  void Decide(Nanoseconds now, int process_set, Share share, RankEffects* effects);
+  void Decide(Nanoseconds now, int process_set, ReadyShare share, RankEffects* effects);
   void PassDown(int process_set, const std::vector<int>& members, const std::string& frame, RankEffects* effects);
   void TakeDownwards(Nanoseconds now, int process_set, const Frame& spread, RankEffects* effects);
   void ArrivedByTree(Nanoseconds now, int from, Frame frame, RankEffects* effects);

@@ -66,7 +66,7 @@ bool Relay::IsChild(int member) const {
 // ---- towards the coordinator ----
 
 void Relay::Take(Nanoseconds now, int member, const Frame& frame) {
-  Share share;
+  ReadyShare share;
   share.members = MemberSet(members_);
   share.members.Add(member);
   share.last = member;
@@ -79,7 +79,7 @@ void Relay::Take(Nanoseconds now, int member, const Frame& frame) {
   Take(now, std::move(share));
 }
 
-void Relay::Take(Nanoseconds now, Share share) {
+void Relay::Take(Nanoseconds now, ReadyShare share) {
   if (absent_.HasAny(share.members)) {  // the join is over
     absent_.Remove(share.members);
     expected_.Add(share.members);
@@ -95,7 +95,7 @@ void Relay::Take(Nanoseconds now, Share share) {
   first_mergeable_ = held_.size();
 }
 
-void Relay::Hold(Nanoseconds now, Share share) {
+void Relay::Hold(Nanoseconds now, ReadyShare share) {
   if (held_.empty()) hold_until_ = now + kHold;
   for (size_t place = first_mergeable_; place < held_.size(); ++place) {
     Held& held = held_[place];
@@ -131,7 +131,7 @@ bool Relay::IsWhole(const MemberSet& members) const {
 }
 
 // Members have come to the same operations in different shares: what all are ready for goes on, the rest stays.
-std::vector<Share> Relay::TakeWhole() {
+std::vector<ReadyShare> Relay::TakeWhole() {
   int arrivals = 0;
   for (const Held& held : held_) arrivals += held.share.members.size();
   if (arrivals < expected_.size()) return {};
@@ -142,8 +142,8 @@ std::vector<Share> Relay::TakeWhole() {
     for (const Request& request : held.share.requests)
       by_name.emplace(request.name, MemberSet(members_)).first->second.Add(held.share.members);
   }
-  std::vector<Share> whole;
-  Share all;  // of ids that all behind it are ready for, in one
+  std::vector<ReadyShare> whole;
+  ReadyShare all;  // of ids that all behind it are ready for, in one
   all.members = MemberSet(members_);
   for (const auto& [id, members] : by_id) {
     if (!IsWhole(members)) continue;
@@ -152,7 +152,7 @@ std::vector<Share> Relay::TakeWhole() {
   }
   std::vector<Held> rest;
   for (Held& held : held_) {
-    Share part = held.share;
+    ReadyShare part = held.share;
     part.ids.clear();
     part.requests.clear();
     Held left{part, held.last_at};
@@ -179,7 +179,7 @@ std::vector<Share> Relay::TakeWhole() {
 std::vector<Relay::Onward> Relay::Spread(const std::vector<int>& members, const std::string& frame) const {
   std::vector<Onward> onward;
   for (const Child& child : children_) {
-    Copy copy;
+    SpreadCopy copy;
     copy.frame = frame;
     for (int member : members)
       if (child.behind.has(member)) copy.members.push_back(member);

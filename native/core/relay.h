@@ -42,7 +42,7 @@ class Relay {
   // ---- towards the coordinator ----
   // A frame of a member behind this one, or of this one itself.
   void Take(Nanoseconds now, int member, const Frame& frame);
-  void Take(Nanoseconds now, Share share);
+  void Take(Nanoseconds now, ReadyShare share);
   // What is to go on now; no shares if nothing.
   Frame Gathered(Nanoseconds now);
   Nanoseconds next_timer() const { return held_.empty() ? kNever : hold_until_; }
@@ -57,9 +57,9 @@ class Relay {
 
  private:
   void PlaceIn(const std::vector<int>& hosts, int me, int fanout);
-  void Hold(Nanoseconds now, Share share);
+  void Hold(Nanoseconds now, ReadyShare share);
   bool IsWhole(const MemberSet& members) const;
-  std::vector<Share> TakeWhole();
+  std::vector<ReadyShare> TakeWhole();
 
   int members_;
   int parent_ = -1;
@@ -67,7 +67,7 @@ class Relay {
   MemberSet expected_;  // who is behind it, itself included, but for those that have joined or left
   MemberSet absent_;    // those
   struct Held {
-    Share share;
+    ReadyShare share;
     Nanoseconds last_at;
   };
   std::vector<Held> held_;    // in the order in which they came
