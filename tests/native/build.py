@@ -70,7 +70,10 @@ SIMULATIONS = {
     "simulate_scale": Simulator(SIMULATION / "scale", [*PROTOCOL, "transport/world.cc"], []),
 }
 SIMULATORS = [
-    name + suffix for name, simulator in SIMULATIONS.items() for suffix in ("", "_mutants") if simulator.mutants or not suffix
+    name + suffix
+    for name, simulator in SIMULATIONS.items()
+    for suffix in ("", "_mutants")
+    if simulator.mutants or not suffix
 ]
 SHARED_BY_SIMULATORS = [SIMULATION / "catch.cc"]
 # Only here, where the compiler is known: a user's newer one may warn of more.

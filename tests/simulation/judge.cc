@@ -278,6 +278,8 @@ void Judge::Ended(int rank, Nanoseconds now, const std::string& cause) {
 void Judge::CheckToldBefore(int rank) {
   const auto raised = [&](const auto& each) { return each.first.ranks[0] == rank; };
   if (!EndsByErrorsAlone(plan_) || std::any_of(struck_.begin(), struck_.end(), raised)) return;
+  // A relay that raises before the verdict has reached it takes it along: those behind it hear of the end alone.
+  if (plan_.options.negotiation == "tree") return;
   for (auto member = members_.lower_bound({rank, 0}); member != members_.end() && member->first.first == rank; ++member)
     for (const auto& [name, submission] : member->second.in_flight)
       if (failures_.count(submission.turn->number) > 0 &&

@@ -295,7 +295,9 @@ MUTANTS = [
         "if (child.behind.has(member)) copy.members.push_back(member);",
         "if (child.member == member) copy.members.push_back(member);",
     ),
-    Mutant("a relay passes nothing down", PROTOCOL, "    PassDown(process_set, copy.members, copy.frame, effects);", ";"),
+    Mutant(
+        "a relay passes nothing down", PROTOCOL, "    PassDown(process_set, copy.members, copy.frame, effects);", ";"
+    ),
     Mutant(
         "a relay keeps the end to itself", PROTOCOL, "  if (by_tree_) TellChildrenOfEnd(held_cause_, effects);", ";"
     ),

@@ -34,7 +34,9 @@ namespace simulation {
 namespace {
 
 constexpr double kMicrosecond = 1000;
+constexpr double kSoon = 1e8;  // timers beyond are those of stalls
 constexpr int kMaxFrames = 64;
+constexpr int kTimer = -2;  // in the place of a sender
 constexpr int kFloats = 160000;  // of a tensor: 160 of them have the bytes of ResNet-50's gradients
 constexpr int kWarmUp = 2;       // steps between the first and the one that counts as steady
 
@@ -157,7 +159,8 @@ Cost Network::RunStep(const std::vector<Request>& requests) {
     now_ = arrival.at;
     Rank& rank = ranks_[static_cast<size_t>(arrival.to)];
     if (arrival.from < 0) {
-      rank.called = false;
+      rank.called = rank.called && arrival.from == kTimer;
+      now_ = std::max(now_, rank.busy_until);
       Step(arrival.to);
       continue;
     }
@@ -209,6 +212,8 @@ void Network::Step(int number) {
     Follow(number, &effects, &finished);
   }
   rank.busy_until = now_;
+  const auto timer = static_cast<double>(rank.protocol->next_stall());
+  if (timer < now_ + kSoon) heap_.push({std::max(timer, now_) + 1, number_++, number, kTimer, {}});
   if (!rank.mail.empty()) Call(number, now_);
 }
 
