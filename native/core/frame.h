@@ -76,9 +76,9 @@ struct Frame {
   std::string text;                    // kAbort, kStalled
   bool flag = false;                   // kGoodbye, kAllGoodbye, kBeat
   uint64_t milliseconds = 0;           // kLongPhase
-  std::vector<ReadyShare> shares;           // kGathered, in their order
+  std::vector<ReadyShare> shares;      // kGathered, in their order
   int members = 0;                     // kGathered: of the process set
-  std::vector<SpreadCopy> copies;            // kSpread, in their order
+  std::vector<SpreadCopy> copies;      // kSpread, in their order
 
   std::string Encode() const;
   // False for bytes that are no frame.

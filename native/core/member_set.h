@@ -1,4 +1,5 @@
-// MemberSet: some of the members of a process set. Knows its size; unites whole words, so thousands of members cost little.
+// MemberSet: some of the members of a process set. Knows its size; unites whole words, so thousands of members cost
+// little.
 #ifndef RINGTRAIN_CORE_MEMBER_SET_H_
 #define RINGTRAIN_CORE_MEMBER_SET_H_
 

@@ -284,10 +284,12 @@ void Negotiator::Arrive(const Moment& moment, const std::string& name, Arrival a
   entry.last_but_one_at = std::max(before, arrival.members.size() > 1 ? moment.now - moment.gap : 0);
   entry.present.Add(arrival.members);
   Arrival* same = entry.arrivals.empty() ? nullptr : &entry.arrivals.back();
-  if (same != nullptr && same->id == arrival.id && (arrival.id != ResponseCache::kNone || same->request == arrival.request)) {
+  if (same != nullptr && same->id == arrival.id &&
+      (arrival.id != ResponseCache::kNone || same->request == arrival.request)) {
     same->members.Add(arrival.members);
   } else {
-    if (arrival.id != ResponseCache::kNone) arrival.response = std::make_shared<const Response>(*cache_.Find(arrival.id));
+    if (arrival.id != ResponseCache::kNone)
+      arrival.response = std::make_shared<const Response>(*cache_.Find(arrival.id));
     entry.arrivals.push_back(std::move(arrival));
   }
   CompleteIfReady(name, effects);
@@ -395,8 +397,8 @@ Negotiator::Entry Negotiator::Take(Entries::iterator found) {
 }
 
 const Request& Negotiator::Entry::any() const {
-  const Arrival& arrival = *std::find_if(arrivals.begin(), arrivals.end(),
-                                         [](const Arrival& some) { return some.members.size() > 0; });
+  const Arrival& arrival =
+      *std::find_if(arrivals.begin(), arrivals.end(), [](const Arrival& some) { return some.members.size() > 0; });
   return arrival.id == ResponseCache::kNone ? arrival.request : arrival.response->request;
 }
 

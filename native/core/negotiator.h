@@ -165,7 +165,7 @@ class Negotiator {
   using Entries = std::unordered_map<std::string, Entry>;
   bool coordinates() const { return options_.me == 0; }
   void Receive(Nanoseconds now, int member, const Frame& ready, Effects* effects);
-  struct Moment {     // when members of one arrival submitted
+  struct Moment {  // when members of one arrival submitted
     Nanoseconds now;
     int last;         // member
     Nanoseconds gap;  // by which it came behind the one before it of these

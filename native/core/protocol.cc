@@ -241,8 +241,7 @@ void Protocol::AddProcessSet(Nanoseconds now, int process_set, const std::vector
   if (early == early_frames_.end()) return;
   const std::vector<std::pair<int, Frame>> frames = std::move(early->second);
   early_frames_.erase(early);
-  for (const auto& frame : frames)
-    ArrivedIn(now, process_set, frame.first, frame.second, effects);
+  for (const auto& frame : frames) ArrivedIn(now, process_set, frame.first, frame.second, effects);
 }
 
 // ---- the end ----
@@ -514,9 +513,8 @@ void Protocol::HearGoodbyeByTree(Nanoseconds now, int process_set, int rank, boo
 }
 
 bool Protocol::speaks_for_others() const {
-  return std::any_of(relays_.begin(), relays_.end(), [](const auto& entry) {
-    return entry.second.parent() >= 0 && !entry.second.children().empty();
-  });
+  return std::any_of(relays_.begin(), relays_.end(),
+                     [](const auto& entry) { return entry.second.parent() >= 0 && !entry.second.children().empty(); });
 }
 
 Status Protocol::LeavesOthersAlone() const {
@@ -529,10 +527,10 @@ Status Protocol::LeavesOthersAlone() const {
 // They await this rank's end to know that nothing decided is on its way any more.
 bool Protocol::SpeaksTo(int rank) const {
   return hears_ && std::any_of(relays_.begin(), relays_.end(), [&](const auto& entry) {
-    const std::vector<int>& members = negotiators_.at(entry.first).members();
-    return std::binary_search(members.begin(), members.end(), rank) &&
-           entry.second.IsChild(MemberOf(entry.first, rank));
-  });
+           const std::vector<int>& members = negotiators_.at(entry.first).members();
+           return std::binary_search(members.begin(), members.end(), rank) &&
+                  entry.second.IsChild(MemberOf(entry.first, rank));
+         });
 }
 
 void Protocol::TellChildrenOfEnd(const Status& cause, RankEffects* effects) {

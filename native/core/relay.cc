@@ -27,7 +27,7 @@ Relay::Relay(const std::vector<int>& hosts, int me, int fanout)
 }
 
 void Relay::PlaceIn(const std::vector<int>& hosts, int me, int fanout) {
-  std::map<int, size_t> place_of;           // of a host in the order of their lowest members
+  std::map<int, size_t> place_of;            // of a host in the order of their lowest members
   std::vector<std::vector<int>> members_of;  // by place
   for (int member = 0; member < members_; ++member) {
     const size_t place = place_of.emplace(hosts[static_cast<size_t>(member)], members_of.size()).first->second;
@@ -52,7 +52,8 @@ void Relay::PlaceIn(const std::vector<int>& hosts, int me, int fanout) {
     children_.push_back({members_of[below][0], MemberSet(members_)});
     Child& child = children_.back();
     // Level by level: the places behind one place are a range on each level.
-    for (size_t first = below, end = below + 1; first < members_of.size(); first = first * width + 1, end = end * width + 1)
+    for (size_t first = below, end = below + 1; first < members_of.size();
+         first = first * width + 1, end = end * width + 1)
       for (size_t place = first; place < std::min(end, members_of.size()); ++place)
         for (int member : members_of[place]) child.behind.Add(member);
   }
@@ -138,7 +139,8 @@ std::vector<ReadyShare> Relay::TakeWhole() {
   std::map<ResponseCache::Id, MemberSet> by_id;
   std::map<std::string, MemberSet> by_name;
   for (const Held& held : held_) {
-    for (ResponseCache::Id id : held.share.ids) by_id.emplace(id, MemberSet(members_)).first->second.Add(held.share.members);
+    for (ResponseCache::Id id : held.share.ids)
+      by_id.emplace(id, MemberSet(members_)).first->second.Add(held.share.members);
     for (const Request& request : held.share.requests)
       by_name.emplace(request.name, MemberSet(members_)).first->second.Add(held.share.members);
   }

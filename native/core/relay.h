@@ -70,7 +70,7 @@ class Relay {
     ReadyShare share;
     Nanoseconds last_at;
   };
-  std::vector<Held> held_;    // in the order in which they came
+  std::vector<Held> held_;      // in the order in which they came
   size_t first_mergeable_ = 0;  // of held_: those before it lie in front of a frame that goes as it is
   Nanoseconds hold_until_ = kNever;
 };

@@ -206,10 +206,9 @@ namespace {
 // waits for them at its end.
 void ChooseNegotiation(Plan* plan) {
   Random random({plan->seed, 12});
-  const bool all_stay =
-      plan->leaves_after.empty() && std::all_of(plan->turns.begin(), plan->turns.end(), [](const Turn& turn) {
-        return turn.ranks_that(Act::kAbandons).empty();
-      });
+  const bool all_stay = plan->leaves_after.empty() &&
+                        std::all_of(plan->turns.begin(), plan->turns.end(),
+                                    [](const Turn& turn) { return turn.ranks_that(Act::kAbandons).empty(); });
   plan->options.negotiation = random.OneIn(2) && all_stay ? "tree" : "star";
   plan->options.negotiation_fanout = random.Between(1, 3);
 }

@@ -1,18 +1,19 @@
-// What agreement on a step costs by the number of ranks: messages, bytes and microseconds, by the product's own protocol
-// on a network of which everything is stated.
+// What agreement on a step costs by the number of ranks: messages, bytes and microseconds, by the product's own
+// protocol on a network of which everything is stated.
 //
 //   simulate_scale [--ranks 8,64,...] [--host N] [--tensors N] [--between-us F] [--within-us F] [--frame-between-us F]
 //                  [--frame-within-us F] [--gbit F] [--without-code] [--negotiation star|tree] [--fanout N] [--json]
 //
 // The model. A frame from one host to another arrives --between-us after it has left, one within a host --within-us
-// after. Each costs --frame-between-us or --frame-within-us of processor time where it is sent and where it is taken, one
-// after the other, and a host's link carries --gbit each way. A rank takes what lies in its mail 64 frames at a time, as
-// coordinator.cc does. The time that the protocol's code takes is measured while it runs here and passes in the simulated
-// world too, unless --without-code, which makes a run reproducible. Tensors take no time: only agreement is looked at.
+// after. Each costs --frame-between-us or --frame-within-us of processor time where it is sent and where it is taken,
+// one after the other, and a host's link carries --gbit each way. A rank takes what lies in its mail 64 frames at a
+// time, as coordinator.cc does. The time that the protocol's code takes is measured while it runs here and passes in
+// the simulated world too, unless --without-code, which makes a run reproducible. Tensors take no time: only agreement
+// is looked at.
 //
 // The steps, on a world that has just begun: `first` is one in which nothing is known, `steady` one like those before
-// it, `changed` one in which one tensor has another shape on every rank. All ranks submit at one moment; a step ends when
-// the last rank starts the last of its batches.
+// it, `changed` one in which one tensor has another shape on every rank. All ranks submit at one moment; a step ends
+// when the last rank starts the last of its batches.
 #include <time.h>
 
 #include <algorithm>
@@ -36,7 +37,7 @@ namespace {
 constexpr double kMicrosecond = 1000;
 constexpr double kSoon = 1e8;  // timers beyond are those of stalls
 constexpr int kMaxFrames = 64;
-constexpr int kTimer = -2;  // in the place of a sender
+constexpr int kTimer = -2;       // in the place of a sender
 constexpr int kFloats = 160000;  // of a tensor: 160 of them have the bytes of ResNet-50's gradients
 constexpr int kWarmUp = 2;       // steps between the first and the one that counts as steady
 
@@ -57,7 +58,7 @@ struct Traffic {
 };
 
 struct Cost {
-  Traffic all, between_hosts, busiest;  // busiest: of the rank that sends and takes most frames
+  Traffic all, between_hosts, busiest;   // busiest: of the rank that sends and takes most frames
   double microseconds = 0, code_us = 0;  // code_us: of the protocol on the rank where it takes longest
 };
 
@@ -187,8 +188,7 @@ void Network::Step(int number) {
   RankEffects effects;
   std::vector<int> finished;
   Charge(number, [&] {
-    for (const Request& request : std::exchange(rank.news, {}))
-      rank.protocol->Submitted(clock(), 0, request, &effects);
+    for (const Request& request : std::exchange(rank.news, {})) rank.protocol->Submitted(clock(), 0, request, &effects);
   });
   for (int count = 0; count < kMaxFrames && !rank.mail.empty(); ++count) {
     const auto [from, bytes] = std::move(rank.mail.front());
@@ -362,8 +362,10 @@ int Main(int argc, char** argv) {
   Arguments arguments;
   SetDefaults(&arguments.options);
   if (const char* wrong = Parse(argc, argv, &arguments)) {
-    std::fprintf(stderr, "simulate_scale: '%s' is not understood; the head of tests/simulation/scale/scale.cc lists the "
-                 "options\n", wrong);
+    std::fprintf(stderr,
+                 "simulate_scale: '%s' is not understood; the head of tests/simulation/scale/scale.cc lists the "
+                 "options\n",
+                 wrong);
     return 2;
   }
   if (!arguments.json)
