@@ -11,10 +11,6 @@ import argparse
 import json
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("svg")
-matplotlib.rcParams["svg.hashsalt"] = "scale"  # the same picture of the same figures
 import matplotlib.pyplot as plt
 
 STYLES = {"steady": "-", "changed": "--"}
@@ -34,6 +30,8 @@ def rows(path: Path, step: str) -> list[dict]:
 
 def draw(files: list[Path], output: Path) -> None:
     """Writes the picture: a panel for each quantity, over the number of ranks."""
+    plt.switch_backend("svg")
+    plt.rcParams["svg.hashsalt"] = "scale"  # the same picture of the same figures
     figure, panels = plt.subplots(1, len(PANELS), figsize=(13, 4), layout="constrained")
     for panel, (key, label) in zip(panels, PANELS, strict=True):
         for path in files:
