@@ -55,6 +55,43 @@ std::vector<ResponseCache::Id> DecodeRuns(Decoder* decoder) {
   return ids;
 }
 
+constexpr int kMaxMembers = 1 << 20;
+
+void EncodeMembers(const std::vector<int>& members, Encoder* encoder) {
+  EncodeRuns({members.begin(), members.end()}, encoder);
+}
+
+std::vector<int> DecodeMembers(int members, Decoder* decoder) {
+  const std::vector<ResponseCache::Id> ids = DecodeRuns(decoder);
+  if (!ids.empty() && ids.back() >= static_cast<ResponseCache::Id>(members)) decoder->Refuse();
+  if (!decoder->ok()) return {};
+  return {ids.begin(), ids.end()};
+}
+
+void EncodeShare(const ReadyShare& share, Encoder* encoder) {
+  EncodeMembers(share.members.List(), encoder);
+  encoder->Unsigned(static_cast<uint64_t>(share.last));
+  encoder->Unsigned(static_cast<uint64_t>(share.gap));
+  encoder->Text(share.frame);
+  EncodeRuns(share.ids, encoder);
+  encoder->Unsigned(share.requests.size());
+  for (const Request& request : share.requests) ringtrain::Encode(request, encoder);
+}
+
+ReadyShare DecodeShare(int members, Decoder* decoder) {
+  ReadyShare share;
+  share.members = MemberSet(members);
+  for (int member : DecodeMembers(members, decoder)) share.members.Add(member);
+  share.last = static_cast<int>(decoder->AtMost(static_cast<uint64_t>(std::max(members - 1, 0))));
+  share.gap = static_cast<Nanoseconds>(decoder->AtMost(kMaxMilliseconds));
+  share.frame = decoder->Text();
+  share.ids = DecodeRuns(decoder);
+  share.requests.resize(decoder->Count());
+  for (Request& request : share.requests) request = DecodeRequest(decoder);
+  if (share.members.size() == 0 || (!share.frame.empty() && share.members.size() != 1)) decoder->Refuse();
+  return share;
+}
+
 void EncodeRefusal(const Refusal& refusal, Encoder* encoder) {
   encoder->Text(refusal.name);
   encoder->Byte(static_cast<uint8_t>(refusal.code));
@@ -129,6 +166,18 @@ std::string Frame::Encode() const {
     case FrameType::kLongPhase:
       encoder.Unsigned(std::min(milliseconds, kMaxMilliseconds));
       break;
+    case FrameType::kGathered:
+      encoder.Unsigned(static_cast<uint64_t>(members));
+      encoder.Unsigned(shares.size());
+      for (const ReadyShare& share : shares) EncodeShare(share, &encoder);
+      break;
+    case FrameType::kSpread:
+      encoder.Unsigned(copies.size());
+      for (const SpreadCopy& copy : copies) {
+        EncodeMembers(copy.members, &encoder);
+        encoder.Text(copy.frame);
+      }
+      break;
   }
   return encoder.Take();
 }
@@ -165,6 +214,19 @@ bool Frame::Decode(const std::string& bytes, Frame* frame) {
       break;
     case FrameType::kLongPhase:
       frame->milliseconds = decoder.AtMost(kMaxMilliseconds);
+      break;
+    case FrameType::kGathered: {
+      frame->members = static_cast<int>(decoder.AtMost(kMaxMembers));
+      for (size_t share = decoder.Count(); share > 0 && decoder.ok(); --share)
+        frame->shares.push_back(DecodeShare(frame->members, &decoder));
+      break;
+    }
+    case FrameType::kSpread:
+      for (size_t copy = decoder.Count(); copy > 0 && decoder.ok(); --copy) {
+        frame->copies.emplace_back();
+        frame->copies.back().members = DecodeMembers(kMaxMembers, &decoder);
+        frame->copies.back().frame = decoder.Text();
+      }
       break;
     default:
       decoder.Refuse();

@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/clock.h"
+#include "core/member_set.h"
 #include "core/request.h"
 #include "core/response_cache.h"
 
@@ -20,7 +22,9 @@ enum class FrameType : uint8_t {
   kAllGoodbye = 6,  // rank 0 to all: nobody waits for anyone any more; flag: all have said goodbye
   kBeat = 7,        // one host to another: its ranks live; flag: and leave, so that nobody need listen any longer
   kStalled = 8,     // coordinator to member: the others wait for you; show where your Python is. text: for what
-  kLongPhase = 9    // member to coordinator: do not expect me for so many milliseconds
+  kLongPhase = 9,   // member to coordinator: do not expect me for so many milliseconds
+  kGathered = 10,   // relay to the next one on the way to the coordinator: what members behind it are ready for
+  kSpread = 11      // from the coordinator to the next relay: frames for members behind it
 };
 
 // A submission that its own rank refused: its peers' operation of that name fails with the same text.
@@ -44,6 +48,22 @@ struct Verdict {
   Refusal failure;
 };
 
+// What several members are ready for in the same words; or a frame of one of them, as it is.
+struct ReadyShare {
+  MemberSet members;
+  int last = 0;         // the member of them that came last
+  Nanoseconds gap = 0;  // by which it came behind the one before it
+  std::vector<ResponseCache::Id> ids;
+  std::vector<Request> requests;
+  std::string frame;  // instead of ids and requests
+};
+
+// A frame that goes on as it is.
+struct SpreadCopy {
+  std::vector<int> members;  // to whom, ascending; none: all behind the relay
+  std::string frame;
+};
+
 struct Frame {
   FrameType type = FrameType::kReady;
   uint32_t epoch = 0;
@@ -56,6 +76,9 @@ struct Frame {
   std::string text;                    // kAbort, kStalled
   bool flag = false;                   // kGoodbye, kAllGoodbye, kBeat
   uint64_t milliseconds = 0;           // kLongPhase
+  std::vector<ReadyShare> shares;      // kGathered, in their order
+  int members = 0;                     // kGathered: of the process set
+  std::vector<SpreadCopy> copies;      // kSpread, in their order
 
   std::string Encode() const;
   // False for bytes that are no frame.

@@ -118,6 +118,7 @@ Status CheckJoined(const std::vector<const Request*>& requests, const std::vecto
 std::vector<int64_t> RowsOf(const std::vector<const Request*>& requests, const Request& first) {
   std::vector<int64_t> rows;
   const std::vector<int64_t> of_joined(first.own_rows().size(), 0);
+  if (of_joined.empty()) return rows;
   for (const Request* request : requests) {
     const std::vector<int64_t> own = request == nullptr ? of_joined : request->own_rows();
     rows.insert(rows.end(), own.begin(), own.end());
@@ -163,7 +164,12 @@ Status Match(const std::vector<const Request*>& requests, const std::vector<int>
   for (const Request* request : requests)
     if (first == nullptr) first = request;
   bool same = true;
-  for (const Request* request : requests) same = same && (request == nullptr || *request == *first);
+  const Request* seen = first;  // members whose requests came in one share it
+  for (const Request* request : requests) {
+    if (request == nullptr || request == seen) continue;
+    same = same && *request == *first;
+    seen = request;
+  }
   if (!same)
     for (const Attribute& attribute : Attributes()) RT_TRY(Compare(attribute, requests, members));
   RT_TRY(CheckJoined(requests, members, *first));

@@ -79,6 +79,20 @@ void Negotiator::On(Nanoseconds now, const event::Arrived& event, Effects* effec
   }
 }
 
+void Negotiator::On(Nanoseconds now, const event::Gathered& event, Effects* effects) {
+  const ReadyShare& share = event.share;
+  const Moment moment{now, share.last, share.gap};
+  std::vector<ResponseCache::Id> unknown;
+  ReceiveIds(moment, share.members, share.ids, &unknown, effects);
+  for (const Request& request : share.requests) {
+    Arrival arrival;
+    arrival.members = share.members;
+    arrival.request = request;
+    Arrive(moment, request.name, std::move(arrival), effects);
+  }
+  if (!unknown.empty()) share.members.ForEach([&](int member) { AskAgain(member, unknown, effects); });
+}
+
 void Negotiator::On(Nanoseconds, const event::BatchFinished&, Effects*) {
   if (coordinates()) --batches_under_way_;
 }
@@ -142,7 +156,7 @@ void Negotiator::Announce(Nanoseconds now, Effects* effects) {
   std::sort(ready_.ids.begin(), ready_.ids.end());
   Frame frame = std::exchange(ready_, MakeFrame(FrameType::kReady));
   effects->push_back(effect::Count{static_cast<int>(frame.ids.size()), static_cast<int>(frame.requests.size()), {}});
-  if (coordinates())
+  if (coordinates() && !options_.by_tree)
     Receive(now, options_.me, frame, effects);
   else
     effects->push_back(effect::Send{0, std::move(frame)});
@@ -194,60 +208,90 @@ void Negotiator::ApplyBatch(const Verdict& verdict, Effects* effects) {
 // ---- coordinator ----
 
 void Negotiator::Receive(Nanoseconds now, int member, const Frame& ready, Effects* effects) {
-  Frame resend = MakeFrame(FrameType::kResend);
+  const Moment moment{now, member, kNever};
+  MemberSet alone(member_count());
+  alone.Add(member);
+  std::vector<ResponseCache::Id> unknown;
   for (const Refusal& refusal : ready.refusals) Refuse(member, refusal, effects);
-  for (ResponseCache::Id id : ready.ids) {
-    const Response* response = cache_.Find(id);
-    if (response == nullptr) {
-      resend.ids.push_back(id);
-      continue;
-    }
-    Arrival arrival;
-    arrival.id = id;
-    // Copied while the entry exists: by the time all are there it may have been evicted.
-    arrival.request = response->RequestOf(member, member_count());
-    Arrive(now, member, response->request.name, std::move(arrival), effects);
-  }
+  ReceiveIds(moment, alone, ready.ids, &unknown, effects);
   // A join counts once all that the member submitted before it has arrived.
-  unanswered_[member] += static_cast<int>(resend.ids.size()) - ready.resent;
+  unanswered_[member] -= ready.resent;
   for (const Request& request : ready.requests) {
     if (request.operation == Operation::kJoin) {
       held_joins_[member] = request;
       continue;
     }
     Arrival arrival;
+    arrival.members = alone;
     arrival.request = request;
-    Arrive(now, member, request.name, std::move(arrival), effects);
+    Arrive(moment, request.name, std::move(arrival), effects);
   }
-  if (!held_joins_[member].name.empty() && unanswered_[member] == 0)
+  const bool answered = unanswered_[member] + static_cast<int>(unknown.size()) == 0;
+  if (!held_joins_[member].name.empty() && answered)
     Join(member, std::exchange(held_joins_[member], Request()), effects);
-  if (held_goodbyes_[member] && unanswered_[member] == 0) {
+  if (held_goodbyes_[member] && answered) {
     held_goodbyes_[member] = false;
     On(now, event::Left{member}, effects);
   }
-  if (resend.ids.empty()) return;
-  if (member == options_.me)
-    Resend(resend.ids);
-  else
-    effects->push_back(effect::Send{member, std::move(resend)});
+  if (!unknown.empty()) AskAgain(member, unknown, effects);
 }
 
-void Negotiator::Arrive(Nanoseconds now, int member, const std::string& name, Arrival arrival, Effects* effects) {
-  Verdict verdict;
-  if (TakeUndeliveredFailure(member, name, &verdict.failure)) return Tell(member, std::move(verdict), effects);
+void Negotiator::ReceiveIds(const Moment& moment, const MemberSet& members, const std::vector<ResponseCache::Id>& ids,
+                            std::vector<ResponseCache::Id>* unknown, Effects* effects) {
+  for (ResponseCache::Id id : ids) {
+    const Response* response = cache_.Find(id);
+    if (response == nullptr) {
+      unknown->push_back(id);
+      continue;
+    }
+    Arrival arrival;
+    arrival.members = members;
+    arrival.id = id;
+    const std::string name = response->request.name;
+    Arrive(moment, name, std::move(arrival), effects);
+  }
+}
+
+void Negotiator::AskAgain(int member, const std::vector<ResponseCache::Id>& unknown, Effects* effects) {
+  unanswered_[member] += static_cast<int>(unknown.size());
+  if (member == options_.me) return Resend(unknown);
+  Frame resend = MakeFrame(FrameType::kResend);
+  resend.ids = unknown;
+  effects->push_back(effect::Send{member, std::move(resend)});
+}
+
+void Negotiator::Arrive(const Moment& moment, const std::string& name, Arrival arrival, Effects* effects) {
+  if (undelivered_failures_.count(name) > 0) {
+    for (int member : arrival.members.List()) {
+      Verdict verdict;
+      if (!TakeUndeliveredFailure(member, name, &verdict.failure)) continue;
+      arrival.members.Remove(member);
+      Tell(member, std::move(verdict), effects);
+    }
+  }
+  if (arrival.members.size() == 0) return;
   Entry& entry = entries_[name];
   if (entry.arrivals.empty()) {
     entry.name = name;
-    entry.arrivals.resize(member_count());
-    entry.clock = stalls_.Start(now);
+    entry.present = MemberSet(member_count());
+    entry.clock = stalls_.Start(moment.now);
     entry.place = order_.insert(order_.end(), name);
   }
-  if (entry.arrivals[member].present) return;  // members refuse a second one themselves; never count it twice
-  arrival.present = true;
-  entry.last = member;
-  entry.last_but_one_at = std::exchange(entry.last_at, now);
-  entry.arrivals[member] = std::move(arrival);
-  ++entry.present;
+  arrival.members.Remove(entry.present);  // members refuse a second one themselves; never count it twice
+  if (arrival.members.size() == 0) return;
+  entry.last = moment.last;
+  const Nanoseconds before = std::exchange(entry.last_at, moment.now);
+  entry.last_but_one_at = std::max(before, arrival.members.size() > 1 ? moment.now - moment.gap : 0);
+  entry.present.Add(arrival.members);
+  Arrival* same = entry.arrivals.empty() ? nullptr : &entry.arrivals.back();
+  if (same != nullptr && same->id == arrival.id &&
+      (arrival.id != ResponseCache::kNone || same->request == arrival.request)) {
+    same->members.Add(arrival.members);
+  } else {
+    if (arrival.id != ResponseCache::kNone)
+      arrival.response = std::make_shared<const Response>(*cache_.Find(arrival.id));
+    entry.arrivals.push_back(std::move(arrival));
+  }
   CompleteIfReady(name, effects);
 }
 
@@ -290,13 +334,13 @@ void Negotiator::Refuse(int member, const Refusal& refusal, Effects* effects) {
   auto found = entries_.find(refusal.name);
   Entry entry;
   if (found != entries_.end()) {
-    if (found->second.arrivals[member].present) return;
+    if (found->second.present.has(member)) return;
     entry = Take(found);
   } else {
     entry.name = refusal.name;
-    entry.arrivals.resize(member_count());
+    entry.present = MemberSet(member_count());
   }
-  entry.arrivals[member].refused = true;
+  entry.refused = member;
   FailEntry(entry, refusal, effects);
 }
 
@@ -329,9 +373,9 @@ void Negotiator::Withdraw(int member, Effects* effects) {
   for (const std::string& name : std::list<std::string>(order_)) {
     auto found = entries_.find(name);
     Entry& entry = found->second;
-    entry.present -= entry.arrivals[member].present ? 1 : 0;
-    entry.arrivals[member] = Arrival();
-    if (entry.present == 0) Take(found);
+    entry.present.Remove(member);
+    for (Arrival& arrival : entry.arrivals) arrival.members.Remove(member);
+    if (entry.present.size() == 0) Take(found);
   }
   for (const Ready& ready : std::exchange(ready_to_run_, {})) {
     const Request& request = ready.agreed.response.request;
@@ -353,19 +397,20 @@ Negotiator::Entry Negotiator::Take(Entries::iterator found) {
 }
 
 const Request& Negotiator::Entry::any() const {
-  return std::find_if(arrivals.begin(), arrivals.end(), [](const Arrival& arrival) { return arrival.present; })
-      ->request;
+  const Arrival& arrival =
+      *std::find_if(arrivals.begin(), arrivals.end(), [](const Arrival& some) { return some.members.size() > 0; });
+  return arrival.id == ResponseCache::kNone ? arrival.request : arrival.response->request;
 }
 
 void Negotiator::CompleteIfReady(const std::string& name, Effects* effects) {
   auto found = entries_.find(name);
   if (found == entries_.end()) return;
   // Every arrival comes here: what is missing is counted before anybody looks who it is.
-  if (left_.size() == 0 && member_count() - found->second.present > joined_.size()) return;
+  if (left_.size() == 0 && member_count() - found->second.present.size() > joined_.size()) return;
   std::vector<int> gone;
   bool waits = false;
   for (int member = 0; member < member_count(); ++member) {
-    if (found->second.arrivals[member].present || joined_.has(member)) continue;
+    if (found->second.present.has(member) || joined_.has(member)) continue;
     if (left_.has(member))
       gone.push_back(options_.members[member]);
     else
@@ -404,20 +449,17 @@ void Negotiator::NoteLast(const Entry& entry) {
 
 void Negotiator::Complete(Entry entry, Effects* effects) {
   NoteLast(entry);
-  ResponseCache::Id id = entry.arrivals[0].id;
-  std::vector<const Request*> requests;
+  const ResponseCache::Id id = IdOfAll(entry);
   Ready ready;
-  for (int member = 0; member < member_count(); ++member) {
-    const Arrival& arrival = entry.arrivals[member];
-    if (arrival.id != id) id = ResponseCache::kNone;
-    if (!arrival.present) ready.joined.push_back(member);
-    requests.push_back(arrival.present ? &arrival.request : nullptr);
-  }
-  if (id != ResponseCache::kNone && cache_.Find(id) != nullptr) {
+  for (int member = 0; member < member_count() && entry.present.size() < member_count(); ++member)
+    if (!entry.present.has(member)) ready.joined.push_back(member);
+  if (id != ResponseCache::kNone && ready.joined.empty() && cache_.Find(id) != nullptr) {
     ready.agreed = {id, true, *cache_.Find(id)};
     ready_to_run_.push_back(std::move(ready));
     return;
   }
+  std::deque<Request> made;
+  const std::vector<const Request*> requests = RequestsOf(entry, &made);
   Response& response = ready.agreed.response;
   Status status = Match(requests, options_.members, &response);
   if (!status.ok()) {
@@ -431,14 +473,35 @@ void Negotiator::Complete(Entry entry, Effects* effects) {
   ready_to_run_.push_back(std::move(ready));
 }
 
+// Under which all have submitted it, or kNone.
+ResponseCache::Id Negotiator::IdOfAll(const Entry& entry) {
+  const ResponseCache::Id id = entry.arrivals[0].id;
+  for (const Arrival& arrival : entry.arrivals)
+    if (arrival.id != id) return ResponseCache::kNone;
+  return id;
+}
+
+// By member. Those that came by an id are made here, and kept in *made.
+std::vector<const Request*> Negotiator::RequestsOf(const Entry& entry, std::deque<Request>* made) const {
+  std::vector<const Request*> requests(options_.members.size(), nullptr);
+  for (const Arrival& arrival : entry.arrivals) {
+    arrival.members.ForEach([&](int member) {
+      const bool by_id = arrival.id != ResponseCache::kNone;
+      if (by_id) made->push_back(arrival.response->RequestOf(member, member_count()));
+      requests[static_cast<size_t>(member)] = by_id ? &made->back() : &arrival.request;
+    });
+  }
+  return requests;
+}
+
 // Members that have not submitted yet hear of it when they do.
 void Negotiator::FailEntry(const Entry& entry, const Refusal& failure, Effects* effects) {
   for (int member = 0; member < member_count(); ++member) {
-    if (entry.arrivals[member].present) {
+    if (entry.present.has(member)) {
       Verdict verdict;
       verdict.failure = failure;
       Tell(member, std::move(verdict), effects);
-    } else if (!entry.arrivals[member].refused && !joined_.has(member) && !left_.has(member)) {
+    } else if (entry.refused != member && !joined_.has(member) && !left_.has(member)) {
       undelivered_failures_[entry.name].emplace_back(member, failure);
     }
   }
@@ -486,7 +549,8 @@ void Negotiator::Start(const std::vector<int>& batch, Effects* effects) {
 }
 
 void Negotiator::Broadcast(const Frame& frame, Effects* effects) {
-  for (int member = 0; member < member_count(); ++member)
+  if (options_.by_tree && member_count() > 1) effects->push_back(effect::Send{effect::kOthers, frame});
+  for (int member = 0; member < member_count() && !options_.by_tree; ++member)
     if (member != options_.me) effects->push_back(effect::Send{member, frame});
   Apply(frame, effects);
 }
@@ -494,7 +558,7 @@ void Negotiator::Broadcast(const Frame& frame, Effects* effects) {
 // ---- stalls ----
 
 bool Negotiator::IsMissing(const Entry& entry, int member) const {
-  return !entry.arrivals[member].present && !joined_.has(member);
+  return !entry.present.has(member) && !joined_.has(member);
 }
 
 std::vector<int> Negotiator::Missing(const Entry& entry) const {
@@ -507,7 +571,7 @@ std::vector<int> Negotiator::Missing(const Entry& entry) const {
 std::vector<int> Negotiator::Submitters(const Entry& entry) const {
   std::vector<int> ranks;
   for (int member = 0; member < member_count(); ++member)
-    if (entry.arrivals[member].present) ranks.push_back(options_.members[member]);
+    if (entry.present.has(member)) ranks.push_back(options_.members[member]);
   return ranks;
 }
 

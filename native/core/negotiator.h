@@ -19,8 +19,10 @@
 #ifndef RINGTRAIN_CORE_NEGOTIATOR_H_
 #define RINGTRAIN_CORE_NEGOTIATOR_H_
 
+#include <deque>
 #include <list>
 #include <map>
+#include <memory>
 #include <string>
 #include <unordered_map>
 #include <variant>
@@ -29,6 +31,7 @@
 #include "base/clock.h"
 #include "core/frame.h"
 #include "core/lateness.h"
+#include "core/member_set.h"
 #include "core/request.h"
 #include "core/response_cache.h"
 #include "core/stall_watch.h"
@@ -46,6 +49,9 @@ struct Arrived {  // a frame of a member
   int member;
   Frame frame;
 };
+struct Gathered {  // what several members are ready for, in one
+  ReadyShare share;
+};
 struct BatchFinished {};  // the oldest unfinished Execute is done here
 struct Left {             // a member shuts down and will submit no more
   int member;
@@ -56,10 +62,11 @@ struct LongPhase {       // this rank will submit nothing for that long, and wan
 };
 struct Tick {};  // time has passed; sends what has gathered. Due after every group of events and at next_timer().
 }  // namespace event
-using Event = std::variant<event::Submitted, event::Refused, event::Arrived, event::BatchFinished, event::Left,
-                           event::LongPhase, event::Tick>;
+using Event = std::variant<event::Submitted, event::Refused, event::Arrived, event::Gathered, event::BatchFinished,
+                           event::Left, event::LongPhase, event::Tick>;
 
 namespace effect {
+constexpr int kOthers = -1;  // all members but this one
 struct Send {
   int member;
   Frame frame;
@@ -90,6 +97,8 @@ struct NegotiatorOptions {
   int process_set = 0;
   std::vector<int> members;  // global ranks, ascending
   int me = 0;                // member
+  // What members are ready for goes through a relay (relay.h), this one's own too, and one frame goes to all others.
+  bool by_tree = false;
   size_t cache_capacity = 1024;
   size_t fusion_threshold_bytes = 64 << 20;
   Nanoseconds stall_warning = 30 * INT64_C(1000000000);
@@ -118,6 +127,7 @@ class Negotiator {
   void On(Nanoseconds now, const event::Submitted& event, Effects* effects);
   void On(Nanoseconds now, const event::Refused& event, Effects* effects);
   void On(Nanoseconds now, const event::Arrived& event, Effects* effects);
+  void On(Nanoseconds now, const event::Gathered& event, Effects* effects);
   void On(Nanoseconds now, const event::BatchFinished& event, Effects* effects);
   void On(Nanoseconds now, const event::Left& event, Effects* effects);
   void On(Nanoseconds now, const event::LongPhase& event, Effects* effects);
@@ -130,36 +140,23 @@ class Negotiator {
   Status CoordinatorGone(const Request& request) const;
 
   // ---- coordinator ----
-  struct Arrival {
-    bool present = false;
-    bool refused = false;  // by its own rank, which has raised already
+  struct Arrival {  // one request of some members, all in the same words
+    MemberSet members;
     ResponseCache::Id id = ResponseCache::kNone;
+    // Of the id: by the time all are there it may have been evicted. Whoever needs a member's request makes it then.
+    std::shared_ptr<const Response> response;
     Request request;  // unless id
-  };
-  class MemberSet {  // that knows its size
-   public:
-    explicit MemberSet(int members) : has_(static_cast<size_t>(members), false) {}
-    bool has(int member) const { return has_[static_cast<size_t>(member)]; }
-    int size() const { return size_; }
-    void Add(int member) {
-      size_ += has(member) ? 0 : 1;
-      has_[static_cast<size_t>(member)] = true;
-    }
-    void Clear() { *this = MemberSet(static_cast<int>(has_.size())); }
-
-   private:
-    std::vector<bool> has_;
-    int size_ = 0;
   };
   struct Entry {  // a name that some members have submitted
     std::string name;
-    std::vector<Arrival> arrivals;  // by member
-    int present = 0;                // how many of them are
+    std::vector<Arrival> arrivals;  // no member is in two of them
+    MemberSet present;              // who is in any
+    int refused = -1;               // by whose own rank, which has raised already
     StallWatch::Clock clock;
     int last = 0;  // member that submitted last
     Nanoseconds last_at = 0, last_but_one_at = 0;
     std::list<std::string>::iterator place;  // in order_
-    const Request& any() const;              // some member's request
+    const Request& any() const;              // some member's request, but for what is the member's own
   };
   struct Ready {
     Agreed agreed;
@@ -168,7 +165,15 @@ class Negotiator {
   using Entries = std::unordered_map<std::string, Entry>;
   bool coordinates() const { return options_.me == 0; }
   void Receive(Nanoseconds now, int member, const Frame& ready, Effects* effects);
-  void Arrive(Nanoseconds now, int member, const std::string& name, Arrival arrival, Effects* effects);
+  struct Moment {  // when members of one arrival submitted
+    Nanoseconds now;
+    int last;         // member
+    Nanoseconds gap;  // by which it came behind the one before it of these
+  };
+  void ReceiveIds(const Moment& moment, const MemberSet& members, const std::vector<ResponseCache::Id>& ids,
+                  std::vector<ResponseCache::Id>* unknown, Effects* effects);
+  void AskAgain(int member, const std::vector<ResponseCache::Id>& unknown, Effects* effects);
+  void Arrive(const Moment& moment, const std::string& name, Arrival arrival, Effects* effects);
   void Join(int member, const Request& request, Effects* effects);
   void FailHopelessJoin(Effects* effects);
   void Refuse(int member, const Refusal& refusal, Effects* effects);
@@ -179,6 +184,8 @@ class Negotiator {
   void CompleteIfReady(const std::string& name, Effects* effects);
   void CompleteAll(Effects* effects);
   void Complete(Entry entry, Effects* effects);
+  static ResponseCache::Id IdOfAll(const Entry& entry);
+  std::vector<const Request*> RequestsOf(const Entry& entry, std::deque<Request>* made) const;
   void NoteLast(const Entry& entry);
   void FailEntry(const Entry& entry, const Refusal& failure, Effects* effects);
   void Tell(int member, Verdict verdict, Effects* effects);

@@ -46,6 +46,7 @@ PROTOCOL = [
     "core/match.cc",
     "core/negotiator.cc",
     "core/protocol.cc",
+    "core/relay.cc",
     "core/request.cc",
     "core/response_cache.cc",
     "core/stall_watch.cc",
@@ -66,8 +67,14 @@ class Simulator(NamedTuple):
 SIMULATIONS = {
     "simulate": Simulator(SIMULATION, PROTOCOL, mutants.MUTANTS),
     "simulate_elastic": Simulator(SIMULATION / "elastic", PROTOCOL + ELASTIC, elastic_mutants.MUTANTS),
+    "simulate_scale": Simulator(SIMULATION / "scale", [*PROTOCOL, "transport/world.cc"], []),
 }
-SIMULATORS = [name + suffix for name in SIMULATIONS for suffix in ("", "_mutants")]
+SIMULATORS = [
+    name + suffix
+    for name, simulator in SIMULATIONS.items()
+    for suffix in ("", "_mutants")
+    if simulator.mutants or not suffix
+]
 SHARED_BY_SIMULATORS = [SIMULATION / "catch.cc"]
 # Only here, where the compiler is known: a user's newer one may warn of more.
 WARNINGS = [
@@ -181,7 +188,7 @@ def describe_simulation(name: str, simulator: Simulator, variant: str, folder: P
     common = [object_of(source) for source in [*own, *SHARED_BY_SIMULATORS]]
     whole = [core_object(ROOT / "native" / source, variant) for source in simulator.links]
     lines.append(f"build {name}: link {' '.join([*common, *whole, object_of(SIMULATION / 'no_mutants.cc')])}")
-    if not with_mutants:
+    if not with_mutants or not simulator.mutants:
         return lines
     objects = f"objects/mutated/{name}"
     mutated = mutants.write(simulator.mutants, ROOT, folder / "mutated" / name)

@@ -25,7 +25,7 @@ class Mutant(NamedTuple):
 CORE = "native/core/"
 NEGOTIATOR, MATCH, FUSION = CORE + "negotiator.cc", CORE + "match.cc", CORE + "fusion.cc"
 REQUEST, LIVENESS, PROTOCOL = CORE + "request.cc", CORE + "liveness.cc", CORE + "protocol.cc"
-STALLS = CORE + "stall_watch.cc"
+STALLS, RELAY = CORE + "stall_watch.cc", CORE + "relay.cc"
 MUTANTS = [
     # Who has to be there
     Mutant(
@@ -37,14 +37,14 @@ MUTANTS = [
     Mutant(
         "any join counts for all members",
         NEGOTIATOR,
-        "found->second.arrivals[member].present || joined_.has(member)",
-        "found->second.arrivals[member].present || joined_.has(0)",
+        "found->second.present.has(member) || joined_.has(member)",
+        "found->second.present.has(member) || joined_.has(0)",
     ),
     Mutant(
         "who has joined is counted as missing",
         NEGOTIATOR,
-        "member_count() - found->second.present > joined_.size()",
-        "member_count() > found->second.present",
+        "member_count() - found->second.present.size() > joined_.size()",
+        "member_count() > found->second.present.size()",
     ),
     Mutant("ready with one member missing", NEGOTIATOR, "      waits = true;", "      waits = member > 0;"),
     Mutant("a member that left is waited for", NEGOTIATOR, "  left_.Add(event.member);", ";"),
@@ -59,7 +59,7 @@ MUTANTS = [
     Mutant(
         "a join overtakes what was asked for again",
         NEGOTIATOR,
-        "!held_joins_[member].name.empty() && unanswered_[member] == 0",
+        "!held_joins_[member].name.empty() && answered",
         "!held_joins_[member].name.empty()",
     ),
     Mutant(
@@ -73,8 +73,8 @@ MUTANTS = [
     Mutant(
         "joined members are listed off by one",
         NEGOTIATOR,
-        "if (!arrival.present) ready.joined.push_back(member);",
-        "if (!arrival.present) ready.joined.push_back(member > 0 ? member - 1 : 0);",
+        "if (!entry.present.has(member)) ready.joined.push_back(member);",
+        "if (!entry.present.has(member)) ready.joined.push_back(member > 0 ? member - 1 : 0);",
     ),
     Mutant(
         "batches mix different joined members", NEGOTIATOR, "if (ready.joined != ready_to_run_[0].joined) break;", ";"
@@ -92,7 +92,7 @@ MUTANTS = [
     Mutant(
         "the refusing member is told of its own refusal",
         NEGOTIATOR,
-        "!entry.arrivals[member].refused && !joined_.has(member)",
+        "entry.refused != member && !joined_.has(member)",
         "!joined_.has(member)",
     ),
     Mutant(
@@ -126,7 +126,7 @@ MUTANTS = [
         "groups[group].second.push_back(static_cast<int>(member));",
     ),
     # The response cache
-    Mutant("an unknown id is dropped", NEGOTIATOR, "      resend.ids.push_back(id);", ";"),
+    Mutant("an unknown id is dropped", NEGOTIATOR, "      unknown->push_back(id);", ";"),
     Mutant(
         "an id stands for another request",
         NEGOTIATOR,
@@ -268,6 +268,54 @@ MUTANTS = [
     Mutant("one goodbye is enough", PROTOCOL, "goodbyes_.size() == everyone().size()", "true"),
     Mutant("only the lowest rank hears goodbyes", PROTOCOL, "    concerned.insert(members[0]);", ";"),
     Mutant("whoever gives up waiting goes on beating", PROTOCOL, "  SendBeats(true, effects);", ";"),
+    # The tree
+    Mutant("a relay never lets go of what is not whole", RELAY, "now >= hold_until_", "false"),
+    Mutant(
+        "a share names all behind the relay",
+        RELAY,
+        "held.share.members.Add(share.members);",
+        "held.share.members.Add(expected_);",
+    ),
+    Mutant(
+        "shares of different requests become one",
+        RELAY,
+        "held.share.ids != share.ids || !(held.share.requests == share.requests)",
+        "held.share.ids != share.ids",
+    ),
+    Mutant(
+        "what is not whole is dropped",
+        RELAY,
+        "if (!left.share.ids.empty() || !left.share.requests.empty()) rest.push_back(std::move(left));",
+        ";",
+    ),
+    Mutant("a relay drops what is no readiness", RELAY, "share.frame = frame.Encode();", ";"),
+    Mutant(
+        "nobody behind a child is told",
+        RELAY,
+        "if (child.behind.has(member)) copy.members.push_back(member);",
+        "if (child.member == member) copy.members.push_back(member);",
+    ),
+    Mutant(
+        "a relay passes nothing down", PROTOCOL, "    PassDown(process_set, copy.members, copy.frame, effects);", ";"
+    ),
+    Mutant(
+        "a relay keeps the end to itself", PROTOCOL, "  if (by_tree_) TellChildrenOfEnd(held_cause_, effects);", ";"
+    ),
+    Mutant(
+        "of several only the last is told", PROTOCOL, "members.push_back(send->member);", "members = {send->member};"
+    ),
+    Mutant(
+        "a share counts for its last member alone",
+        NEGOTIATOR,
+        "    arrival.members = share.members;",
+        "arrival.members = MemberSet(member_count()); arrival.members.Add(share.last);",
+    ),
+    Mutant(
+        "only one member of a share is asked again",
+        NEGOTIATOR,
+        "share.members.ForEach([&](int member) { AskAgain(member, unknown, effects); });",
+        "AskAgain(share.last, unknown, effects);",
+    ),
     # Process sets
     Mutant(
         "frames that come before their set are lost",

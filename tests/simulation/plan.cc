@@ -6,6 +6,7 @@
 
 #include "base/ranks.h"
 #include "faults.h"
+#include "random.h"
 
 namespace ringtrain {
 namespace simulation {
@@ -199,12 +200,28 @@ Verdict ExpectedVerdict(const Plan& plan, const Turn& turn) {
   return verdict;
 }
 
+namespace {
+
+// By a tree in half of the plans in which nobody leaves before the others are done: whoever passes on what others say
+// waits for them at its end.
+void ChooseNegotiation(Plan* plan) {
+  Random random({plan->seed, 12});
+  const bool all_stay = plan->leaves_after.empty() &&
+                        std::all_of(plan->turns.begin(), plan->turns.end(),
+                                    [](const Turn& turn) { return turn.ranks_that(Act::kAbandons).empty(); });
+  plan->options.negotiation = random.OneIn(2) && all_stay ? "tree" : "star";
+  plan->options.negotiation_fanout = random.Between(1, 3);
+}
+
+}  // namespace
+
 Plan MakePlan(const Case& from) {
   Plan plan = Generate(from.seed, from.size);
   for (int rank : std::vector<int>(plan.ranks))
     if (!Keeps(from.ranks, rank)) DropRank(rank, &plan);
   KeepTurns(from.turns, &plan);
   KeepFaults(from.faults, &plan);
+  ChooseNegotiation(&plan);
   return plan;
 }
 
@@ -245,7 +262,8 @@ std::string Plan::Text() const {
   std::ostringstream text;
   text << ranks.size() << " ranks, cache of " << options.cache_capacity << " names, fusion up to "
        << options.fusion_threshold_bytes << " bytes" << (waits_at_exit ? ", waits at exit" : "")
-       << (idle_ranks_doze ? ", idle ranks doze" : "") << (wire_tells ? ", the wire tells of losses" : "") << "\n";
+       << (idle_ranks_doze ? ", idle ranks doze" : "") << (wire_tells ? ", the wire tells of losses" : "")
+       << (options.negotiation == "tree" ? ", negotiates by a tree" : "") << "\n";
   std::map<int, std::vector<int>> hosts;
   for (int rank : ranks) hosts[host_of.at(rank)].push_back(rank);
   for (const auto& [host, local] : hosts) text << "  host " << host << ": " << RanksText(local) << "\n";

@@ -305,7 +305,7 @@ bool SimulatedRank::busy() const {
 // As ContextDriver::Serve.
 void SimulatedRank::TryToClose() {
   if (ended() || !leaving_ || busy()) return;
-  if (!protocol_.released() && surroundings_->now() < close_by_) return;
+  if (!protocol_.released() && (surroundings_->now() < close_by_ || protocol_.speaks_for_others())) return;
   closed_ = true;
   surroundings_->life(rank_).left = true;
   if (!protocol_.clean()) {

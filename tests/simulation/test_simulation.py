@@ -5,6 +5,7 @@ And what decides in an elastic job, in thousands of simulated jobs (tests/simula
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -65,6 +66,16 @@ def test_seeds_that_nobody_has_seen(programs: Path) -> None:
 @pytest.mark.parametrize("ranks", [1024, pytest.param(4096, marks=pytest.mark.long)])
 def test_large_worlds(ranks: int, programs: Path) -> None:
     check(programs / "simulate", "--size", ranks, "--seeds", LARGE_WORLDS[ranks])
+
+
+@pytest.mark.parametrize("negotiation, most", [("star", 190), ("tree", 42)])
+def test_what_agreement_costs(negotiation: str, most: int, programs: Path) -> None:
+    """Of 64 ranks the coordinator speaks with all, or with its host and its children in the tree."""
+    said = check(programs / "simulate_scale", "--ranks", 64, "--without-code", "--json", "--negotiation", negotiation)
+    steps = {line["step"]: line for line in map(json.loads, said.splitlines())}
+    assert steps["steady"]["messages"] == 3 * 63
+    assert steps["steady"]["busiest_rank_messages"] <= most
+    assert steps["changed"]["microseconds"] < (300 if negotiation == "star" else 100)
 
 
 def test_a_seed_replays_bit_for_bit(programs: Path) -> None:
