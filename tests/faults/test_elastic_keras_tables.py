@@ -133,7 +133,7 @@ def test_with_any_rule(kind: str, dealing: str, frame: str, job: Job) -> None:
 def test_with_what_an_optimizer_does_to_gradients(how: str, frame: str, job: Job) -> None:
     """A rank dies where gradients wait for others, or before their norm is known.
 
-    It is the first pass of an update, since files of the plan have no part of one; tests/core/test_elastic_tables.py has that.
+    It is the first pass of an update, since files of the plan have no part of one; tests/core/test_kept_rows.py has that.
     """
     kind = f"adagrad+{how}"
     faults = {"1/4/norm" if how == "clipped" else "1/4/backward": KILL}
