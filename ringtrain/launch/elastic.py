@@ -21,7 +21,7 @@ from ringtrain.launch.authority import Action, Authority, Rules
 from ringtrain.launch.discovery import ScriptError, Supply
 from ringtrain.launch.environment import listening
 from ringtrain.launch.hosts import Host
-from ringtrain.launch.job import SECONDS_OF_SILENCE, Job
+from ringtrain.launch.job import SECONDS_OF_SILENCE, SECONDS_TO_REPORT, Job
 from ringtrain.launch.job_folder import JobFolder, Outline, describe_hosts
 from ringtrain.launch.mpi import Installation, LaunchError
 from ringtrain.launch.networks import Chosen
@@ -453,7 +453,7 @@ class ElasticJob(Job):
             elif kind == "end":
                 self._reason = columns[0] == "1", columns[1] + self._who_was_on_the_way(columns[1])
                 self.engine.is_over = True
-                self.end_at = time.monotonic()
+                self.end_at = time.monotonic() + (SECONDS_TO_REPORT if self._some_still_speak() else 0.0)
 
     def _note_survived(self) -> None:
         """Another world is formed: what has ended the ones before does not end the job."""
@@ -497,6 +497,10 @@ class ElasticJob(Job):
             self.engine.start_in(agent, slot, self._first[agent.host.name])
         elif not process:  # its rank has ended, and its supervisor not
             self._waiting.add(number)
+
+    def _some_still_speak(self) -> bool:
+        """A rank says that it fails before its traceback is written, and the authority may end the job between the two."""
+        return any(rank.announced is not None and rank.is_connected for rank in self.ranks.values())
 
     def _evict(self, host: str, uid: str) -> None:
         for number, process in self.engine.processes.items():

@@ -179,6 +179,19 @@ def test_a_state_that_cannot_follow_the_flag_says_so(job: Job) -> None:
     assert "InvalidArgumentError: --batch constant: elastic.State must have one BatchSampler" in done.stderr
 
 
+def test_a_job_waits_for_what_its_last_rank_has_to_say(job: Job) -> None:
+    """The rank says that it fails before its traceback is written: here half a second before."""
+    python = python_with("tcp")
+    source = (
+        "import sys, time; write = sys.excepthook; sys.excepthook = lambda *error: (time.sleep(0.5), write(*error))\n"
+        "import ringtrain as rt; rt.init(); raise RuntimeError('the whole of its last words')"
+    )
+    line = [python, "-m", "ringtrain.launch", *transport_of("tcp"), "--elastic", "-np", "1"]
+    done = job.run(*line, python, "-c", source, seconds=SECONDS, env=rank_environment())
+    assert done.returncode == 1
+    assert "RuntimeError: the whole of its last words" in done.stderr
+
+
 @pytest.mark.long
 def test_a_death_within_a_step_of_unequal_shares(job: Job) -> None:
     """The step is the mean over what is left of its batch, and what is lost is in the next one."""
