@@ -5,7 +5,8 @@ numbers: for each rank those of the first table, then those of the next. A set o
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NoReturn
 
 import numpy as np
@@ -15,6 +16,7 @@ from ringtrain.embedding.dealing import Dealing
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.operations import alltoall
 from ringtrain.process_sets import ProcessSet, members_of, size_of
+from ringtrain.submission import preparing
 
 Gather = Callable[[np.ndarray], np.ndarray]
 
@@ -36,6 +38,18 @@ class Table:
     width: int
     dtype: np.dtype
     gather: Gather
+
+
+def name_of(tables: Sequence[str]) -> str:
+    """Of the operations of an exchange, by the names of its tables."""
+    return f"embedding.{tables[0]}" + (f"+{len(tables) - 1}" if len(tables) > 1 else "")
+
+
+@contextmanager
+def before_a_trip(tables: Sequence[str], process_set: ProcessSet) -> Iterator[None]:
+    """For what comes before a ``Trip`` of tables of these names: what goes wrong in its block fails the trip on all ranks."""
+    with preparing("alltoall", f"{name_of(tables)}.ids", process_set):
+        yield
 
 
 class Trip:
@@ -65,7 +79,7 @@ class Trip:
             UnsupportedError: a rank has joined; on all others.
         """
         self._tables, self._process_set = tables, process_set
-        self.name = f"embedding.{tables[0].name}" + (f"+{len(tables) - 1}" if len(tables) > 1 else "")
+        self.name = name_of([table.name for table in tables])
         self._wanted = self._ask(ids)
         self.rows = self._fetch() if fetches else []
 

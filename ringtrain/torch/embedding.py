@@ -11,6 +11,7 @@ world, and ``row_gradients`` there how gradients reach all who keep a row.
 import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from ringtrain.embedding.kept_rows import Kept, Lines, Origin, kept_here, surviv
 from ringtrain.embedding.layout import check_replicas
 from ringtrain.embedding.row_gradients import RowGradients, SentAtOnce
 from ringtrain.embedding.storage import Rows
-from ringtrain.embedding.trips import Table, Trip
+from ringtrain.embedding.trips import Table, Trip, before_a_trip
 from ringtrain.errors import InvalidArgumentError, MismatchError, UnsupportedError
 from ringtrain.numbering import next_number
 from ringtrain.objects import allgather_object
@@ -463,18 +464,21 @@ class ShardedEmbeddingCollection(torch.nn.ModuleDict):
     @eager
     def forward(self, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """Results by name. ``inputs`` has for every table its ids, or a tuple of the arguments of its own ``forward``."""
-        if set(inputs) != set(self):
-            raise InvalidArgumentError(
-                f"ShardedEmbeddingCollection: inputs must be for {sorted(self)}, but are for {sorted(inputs)}. "
-                "A table without ids gets an empty tensor."
-            )
+        modules = list(self.values())
+        with _on_all(modules):
+            if set(inputs) != set(self):
+                raise InvalidArgumentError(
+                    f"ShardedEmbeddingCollection: inputs must be for {sorted(self)}, but are for {sorted(inputs)}. "
+                    "A table without ids gets an empty tensor."
+                )
         calls = [given if isinstance(given, tuple) else (given,) for given in (inputs[name] for name in self)]
-        return dict(zip(self, look_up(list(self.values()), calls), strict=True))
+        return dict(zip(self, look_up(modules, calls), strict=True))
 
 
 def look_up(modules: Sequence[Any], calls: Sequence[tuple[Any, ...]]) -> list[torch.Tensor]:
     """Results of several tables, each called with ids and what else its ``forward`` takes; one exchange."""
-    ids = [_flat(module, call[0]) for module, call in zip(modules, calls, strict=True)]
+    with _on_all(modules):
+        ids = [_flat(module, call[0]) for module, call in zip(modules, calls, strict=True)]
     if modules[0].is_elastic:
         trip = _trip_that_survives(modules, ids)
     else:
@@ -484,6 +488,14 @@ def look_up(modules: Sequence[Any], calls: Sequence[tuple[Any, ...]]) -> list[to
         module.of_small(*module.small(call[0], rows, trip, number), *call[1:])
         for number, (module, call, rows) in enumerate(zip(modules, calls, fetched, strict=True))
     ]
+
+
+def _on_all(modules: Sequence[Any]) -> AbstractContextManager[None]:
+    """What is wrong with the arguments of one rank is an error of all; in an elastic job, of the rank that ends for it."""
+    first = modules[0]
+    if first.is_elastic:
+        return nullcontext()
+    return before_a_trip([each.name for each in modules], first.weight.process_set)
 
 
 def _trip_that_survives(modules: Sequence[Any], ids: Sequence[np.ndarray]) -> Trip:

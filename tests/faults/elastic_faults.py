@@ -16,7 +16,8 @@ from ringtrain.elastic import TransparentState, adapters, transparent  # noqa: F
 from ringtrain.elastic.transaction import Transaction  # noqa: F401
 from ringtrain.errors import PeerLostError
 
-slot, folder = int(os.environ.get("RINGTRAIN_RANK", "0")), Path(os.environ["TMPDIR"])
+slot = int(os.environ.get("RINGTRAIN_RANK", "0"))
+folder = Path(os.environ.get("FOLDER") or os.environ["TMPDIR"])  # one for all ranks, on whichever host
 _FAULTS = json.loads(os.environ.get("FAULTS", "{}"))
 _NAMES = {"os": os, "signal": signal, "time": time, "folder": folder, "PeerLostError": PeerLostError, "rt": rt}
 _AWAITED_AT = json.loads(os.environ.get("AWAITED_AT", "[9]"))

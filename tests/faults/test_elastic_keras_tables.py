@@ -10,15 +10,18 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import json
+import os
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from environments import python_with, rank_environment, transport_of
 from worlds import LAUNCHED
 
+from ringtrain.bench.hosts import Network
 from ringtrain.bench.jobs import Job
 
 pytestmark = [
@@ -28,6 +31,7 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("keras") is None, reason="needs keras"),
 ]
 SCRIPT = Path(__file__).with_name("elastic_keras_tables.py")
+ROOT = SCRIPT.parents[2]
 SAMPLES, EPOCHS, COMMITS = 96, 2, 9
 SECONDS = 300.0
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"
@@ -207,6 +211,35 @@ def test_a_loop_of_ones_own_loses_no_row(frame: str, job: Job) -> None:
     faults = {"1/3/backward": KILL, "0/6/fetched": KILL}
     done = run(job, frame, "--elastic", "-np", "2:4", LOOP="1", FAULTS=json.dumps(faults))
     assert_as_planned(job, frame, done, 2, LOOP="1")
+
+
+class OnTwoHosts(Job):
+    """A job whose launcher is on one host, and whose ranks are on two, two on each; the folder is on both."""
+
+    def __init__(self, network: Network, folder: Path):
+        self.temporary = str(folder)
+        self._host = network["node-a"]
+
+    def run(self, *command: str | Path, seconds: float, **options: Any) -> subprocess.CompletedProcess:
+        python, *rest = map(str, command)
+        line = [python, *rest[:2], "-H", "node-a:2,node-b:2", *rest[2:]]
+        environment = {"PYTHONPATH": str(ROOT), **options["env"], "FOLDER": self.temporary}
+        return self._host.run(*line, env=environment, timeout=seconds)
+
+
+@pytest.mark.long
+@on_graphs_and_torch
+@pytest.mark.parametrize("slots", [(3,), (2, 3)], ids=["a rank", "all ranks of a host"])
+def test_two_hosts_lose_no_row(slots: tuple[int, ...], frame: str, network: Network, tmp_path: Path) -> None:
+    """The second copy of a row is on the other host: on one host ranks 2 and 3 would keep a part alone.
+
+    Behind three steps of four ranks, so that two and three ranks have equal shares of what is left.
+    """
+    faults = json.dumps({f"{slot}/3/backward": KILL for slot in slots})
+    job = OnTwoHosts(network, tmp_path)
+    done = run(job, frame, "--elastic", "-np", "2:4", FAULTS=faults)
+    plan = assert_as_planned(job, frame, done, 4 - len(slots))
+    assert [len(plan[2]), len(plan[4])] == [4, 4 - len(slots)]
 
 
 def assert_committed(

@@ -260,6 +260,31 @@ def test_errors_keep_their_words_on_all_ranks(world):
     world.run(on_rank)
 
 
+def test_results_without_memory_of_their_own_are_refused_on_all_ranks(world):
+    def on_rank(rank):
+        ours = group()
+        with pytest.raises(rt.errors.InvalidArgumentError, match="each element of a result must have memory of its own"):
+            ours.allreduce([torch.ones(1).expand(4) if rank == 0 else torch.ones(4)]).wait()
+
+    world.run(on_rank)
+
+
+def test_a_future_ends_where_results_find_no_place(world):
+    """That only shows behind the operation: torch refuses to copy into the output."""
+
+    def on_rank(rank):
+        ours = group()
+        work = ours.all_gather_single(torch.zeros(1).expand(2 * world.size), torch.ones(2))
+        with pytest.raises(RuntimeError, match="single memory location"):
+            work.get_future().wait()
+        assert "single memory location" in str(work.exception()) and not work.is_success()
+        with pytest.raises(RuntimeError, match="single memory location"):
+            work.wait()
+        ours.allreduce([torch.ones(1)]).get_future().wait()
+
+    world.run(on_rank)
+
+
 @pytest.mark.least_ranks(2)
 def test_a_wait_has_a_deadline(world):
     late = threading.Event()

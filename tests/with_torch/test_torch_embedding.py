@@ -313,6 +313,30 @@ def test_an_id_out_of_range_is_one_error_on_all_ranks():
     }
 
 
+@pytest.mark.parametrize(
+    "wrong, words",
+    [
+        ({"a": torch.tensor([1.0]), "b": torch.tensor([2])}, "ids must be a tensor of int32 or int64"),
+        ({"a": torch.tensor([1]), "b": [2]}, "ids must be a tensor of int32 or int64"),
+        ({"a": torch.tensor([1])}, "inputs must be for"),
+    ],
+    ids=["floats", "a list", "a table without ids"],
+)
+def test_what_is_wrong_with_one_ranks_arguments_is_an_error_on_all(wrong, words):
+    """The others would wait for this rank's question for as long as a stall may last."""
+
+    def on_rank(rank):
+        table = hvd.ShardedEmbeddingCollection(
+            {"a": hvd.ShardedEmbedding(ROWS, 2, name="users"), "b": hvd.ShardedEmbedding(5, 2, name="items")}
+        )
+        with pytest.raises(rt.errors.InvalidArgumentError, match=words):
+            table(wrong if rank == 1 else {"a": torch.tensor([1]), "b": torch.tensor([4])})
+        assert table({"a": torch.tensor([1]), "b": torch.tensor([4])})["b"].shape == (1, 2)
+
+    with World(3) as world:
+        world.run(on_rank)
+
+
 def test_different_tables_are_one_error_on_all_ranks():
     def on_rank(rank):
         with pytest.raises(

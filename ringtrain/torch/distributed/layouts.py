@@ -57,6 +57,16 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
+def check_places(tensors: Sequence[torch.Tensor], what: str) -> None:
+    """Raises InvalidArgumentError for a result whose elements share memory, as those of ``expand`` do: it has no room for them."""
+    for tensor in tensors:
+        if any(step == 0 and extent > 1 for step, extent in zip(tensor.stride(), tensor.shape, strict=True)):
+            raise InvalidArgumentError(
+                f"{what}: each element of a result must have memory of its own, but the tensor of shape {tuple(tensor.shape)} "
+                f"has the strides {tensor.stride()}. Pass clone(), or contiguous()."
+            )
+
+
 def carried(tensor: torch.Tensor) -> torch.Tensor:
     """A plain tensor that is only moved, in a dtype that the core knows: as bytes, if it has none for its own."""
     return tensor if tensor.dtype in DTYPE_IDS else tensor.reshape(-1).view(torch.uint8)

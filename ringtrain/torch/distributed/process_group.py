@@ -162,7 +162,7 @@ class RingtrainProcessGroup(dist.ProcessGroup):
 
         def prepare() -> tuple:
             values = carried(plain(tensors[0]))
-            return [values], [values], {"root": root}, _back(tensors, [values])
+            return [values], [values], {"root": root}, _back(tensors, [values], "broadcast")
 
         return self._submit("broadcast", prepare, tensors, opts)
 
@@ -341,7 +341,7 @@ class RingtrainProcessGroup(dist.ProcessGroup):
     def _reduce_in_place(self, tensors: Sequence[Tensor], opts: Any, operation: str) -> Any:
         def prepare() -> tuple:
             values = [plain(each) for each in tensors]
-            return values, values, layouts.reduction_of(_op_of(opts)), _back(tensors, values)
+            return values, values, layouts.reduction_of(_op_of(opts)), _back(tensors, values, operation)
 
         return self._submit(operation, prepare, tensors, opts)
 
@@ -452,7 +452,7 @@ def _seconds(opts: Any, of_group: float) -> float:
     return timeout.total_seconds() if timeout is not None and timeout.total_seconds() > 0 else of_group
 
 
-def _back(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> Place | None:
+def _back(tensors: Sequence[Tensor], values: Sequence[Tensor], what: str) -> Place | None:
     """Copies results of an operation in place home, where it had to work on copies."""
     copies = [
         (tensor, value)
@@ -461,6 +461,7 @@ def _back(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> Place | None:
     ]
     if not copies:
         return None
+    layouts.check_places([tensor for tensor, _ in copies], what)
 
     def place(_: Operation) -> None:
         for tensor, value in copies:

@@ -54,7 +54,7 @@ class Pending:
         self._operation = operation
         self._place = place
         self._lock = threading.Lock()
-        self._problem: RingtrainError | None = None
+        self._problem: Exception | None = None
         self.device = next((each.device for each in self.results if each.is_cuda), None)
         self._on_queue: Any = None  # torch's event behind the results, on a GPU
 
@@ -78,15 +78,15 @@ class Pending:
             self.settled = True
         except RingtrainTimeout:
             raise
-        except RingtrainError as problem:
+        except Exception as problem:  # torch's too, where results cannot be put in their places
             self._problem = problem
             raise
 
     def settle_quietly(self) -> None:
-        """``settle`` that keeps its error, a deadline's too, for whoever asks."""
+        """``settle`` that keeps its error, a deadline's too, for whoever asks: a future would be waited for in vain."""
         try:
             self.settle()
-        except RingtrainError as problem:
+        except Exception as problem:
             self._problem = problem
 
     def _put(self) -> None:
@@ -106,7 +106,7 @@ class Pending:
         """Whether its results may be kept when nobody may want them any more."""
         return sum(each.nbytes for each in self.results if not each.is_sparse) <= _SMALL_BYTES
 
-    def problem(self) -> RingtrainError | None:
+    def problem(self) -> Exception | None:
         """Why it failed, once that is known."""
         return self._problem
 
@@ -194,13 +194,10 @@ class RingtrainWork(Work):
         """Whether it ended well, its results in place."""
         if not self._pending.done():
             return False
-        try:
-            self._pending.settle()
-        except RingtrainError:
-            return False
-        return True
+        self._pending.settle_quietly()
+        return self._pending.problem() is None
 
-    def exception(self) -> RingtrainError | None:
+    def exception(self) -> Exception | None:
         """Why it failed, or None."""
         return None if self.is_success() else self._pending.problem()
 
