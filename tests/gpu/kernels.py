@@ -61,8 +61,7 @@ class SumLaunch(ctypes.Structure):
 
 def text(kernels: str = "pack") -> bytes:
     """The PTX that the core would load here."""
-    lines = (DEVICE / f"{kernels}_sm{80 if machine.capability() >= 80 else 75}.ptx.h").read_text()
-    return lines.partition('R"ptx(')[2].partition(')ptx"')[0].encode()
+    return (DEVICE / f"{kernels}_sm{80 if machine.capability() >= 80 else 75}.ptx").read_bytes()
 
 
 def run(
