@@ -14,7 +14,7 @@
       ".incbin \"" file "\"\n"                                                             \
       ".byte 0\n"                                                                          \
       ".size " #symbol ", . - " #symbol "\n"                                               \
-      ".popsection\n")
+      ".popsection")
 // clang-format on
 
 RT_TEXT(rt_pack_sm75, "device/pack_sm75.ptx");

@@ -29,7 +29,11 @@ FLAGS = (
 pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.fixture(scope="module", params=[*(pytest.param(each, marks=pytest.mark.long) for each in TESTED_RELEASES[:-1]), TESTED_RELEASES[-1]])  # fmt: skip
+# All other tests run with the last one.
+RELEASES = [*(pytest.param(each, marks=pytest.mark.long) for each in TESTED_RELEASES[:-1]), TESTED_RELEASES[-1]]
+
+
+@pytest.fixture(scope="module", params=RELEASES)
 def release(request) -> tuple[str, Path]:
     """The Python of a release of TensorFlow, and gpu_device.cc for it."""
     python = python_with_release(request.param)
