@@ -9,8 +9,8 @@ namespace {
 // is what TensorFlow's own kernels use, `context->op_device_context()->stream()->platform_specific_handle()`, inline
 // functions of C++ on objects that the C interface hands out under other names. These are the places where they look:
 // bytes from an object's beginning, and entries of its table of virtual functions (Itanium C++ ABI). They are the same
-// in each release that ringtrain/tensorflow/library.py takes for tested; no other one comes here.
-// tests/with_tensorflow/test_tensorflow_gpu.py has TensorFlow's headers make the objects.
+// in each release that ringtrain/tensorflow/library.py takes for tested; no other one comes here unless the user
+// insists. tests/with_tensorflow/test_tensorflow_gpu.py has TensorFlow's headers make the objects.
 constexpr size_t kParams = 0x18;               // OpKernelContext::params_
 constexpr size_t kDevice = 0x28;               // OpKernelContext::Params::device
 constexpr size_t kDeviceContext = 0xd8;        // OpKernelContext::Params::op_device_context, which may be null
