@@ -95,13 +95,15 @@ class BuildCore(build_ext):
         extension.depends = [
             *objects,
             *{file for each in objects for file in included_files(f"{each}.d")},
+            *{file for source in extension.sources for file in BUILD["taken_in"](source)},
             *BUILD_FILES,
         ]
 
         def compile_one(source, extra_postargs=(), **arguments):
             objects = self.compiler.object_filenames([source], output_dir=arguments["output_dir"])
             dependencies = f"{objects[0]}.d"
-            if is_newer_than_all(objects[0], [*included_files(dependencies), *BUILD_FILES]):
+            taken_in = BUILD["taken_in"](source)
+            if is_newer_than_all(objects[0], [*included_files(dependencies), *taken_in, *BUILD_FILES]):
                 return objects
             Path(objects[0]).unlink(
                 missing_ok=True
@@ -110,7 +112,8 @@ class BuildCore(build_ext):
                 self.compiler,
                 [source],
                 **arguments,
-                extra_postargs=[*(extra_postargs or ()), "-MD", "-MF", dependencies],
+                # With LTO it would be the linker that assembles, and looks for the files in no folder.
+                extra_postargs=[*(extra_postargs or ()), "-MD", "-MF", dependencies, *["-fno-lto"][: len(taken_in)]],
             )
 
         def compile_side_by_side(sources, **arguments):

@@ -745,8 +745,9 @@ int32_t rt_settle(const int64_t* standings, int32_t survivors, int64_t* released
 }
 
 const rt_functions* rt_functions_for(int32_t abi_version) {
-  static constexpr rt_functions kFunctions = {rt_submit,   rt_handle_free,      rt_free, rt_received_splits, rt_result,
-                                              rt_world_of, rt_process_set_ranks};
+  static constexpr rt_functions kFunctions = {
+      rt_submit,   rt_handle_free,       rt_free,     rt_received_splits, rt_result,
+      rt_world_of, rt_process_set_ranks, rt_device_of};
   return abi_version == RT_ABI_VERSION ? &kFunctions : nullptr;
 }
 

@@ -4,6 +4,7 @@
 marks, so the header is the binding. cffi builds against Python's limited API by itself where the interpreter has one.
 """
 
+import re
 import sysconfig
 import zlib
 from collections.abc import Mapping
@@ -39,6 +40,15 @@ def jax_sources() -> list[str]:
 
 def _sources_in(folder: str) -> list[str]:
     return sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob("*.cc"))
+
+
+def taken_in(source: str | Path) -> list[str]:
+    """The files that the assembler takes into the object of a source (``.incbin``), relative to the project's root.
+
+    The object depends on them, and compilers do not say so. The source has their names in string literals.
+    """
+    text = (ROOT / source).read_text()
+    return [f"native/{name}" for name in re.findall(r'"([\w/]+\.ptx)"', text)] if ".incbin" in text else []
 
 
 def objects_folder(variables: Mapping[str, str]) -> str:

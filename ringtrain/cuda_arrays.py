@@ -21,6 +21,11 @@ _driver = ""
 _NO_STREAM = (None, -1)  # DLPack: the consumer orders nothing
 
 
+def driver() -> str:
+    """The library that ``use_driver`` has named."""
+    return _driver
+
+
 def use_driver(path: str) -> None:
     """Names the library of the CUDA driver, option ``cuda_lib``; "" for the system's."""
     global _driver

@@ -25,7 +25,7 @@ def python_files(root: Path) -> list[str]:
 
 
 def native_files(root: Path) -> list[str]:
-    """Sources and headers in C++; clang-format passes over those of .clang-format-ignore."""
+    """Sources and headers in C++."""
     return sorted(str(path) for folder in NATIVE for end in ("h", "cc") for path in (root / folder).rglob(f"*.{end}"))
 
 

@@ -174,8 +174,10 @@ void Execution::Finish(Nanoseconds* counted_until) {
 Status Execution::LookAtDevice(Nanoseconds* counted_until, bool* passed) {
   InContext current(*completion_->device());
   RT_TRY(completion_->Passed(passed));
-  if (*passed) CountTraffic(Now(), counted_until);
-  return *passed ? Status() : CheckTime(enqueued_);
+  if (!*passed) return CheckTime(enqueued_);
+  CountTraffic(Now(), counted_until);
+  CallBack({});
+  return {};
 }
 
 Status Execution::CheckTime(Nanoseconds begin) const {
@@ -190,6 +192,12 @@ Status Execution::CheckTime(Nanoseconds begin) const {
 void Execution::Lose(const Status& cause) {
   for (const auto& submission : submissions_)
     if (submission != nullptr) submission->handle->Lose(cause);
+  CallBack(cause);
+}
+
+void Execution::CallBack(const Status& status) {
+  for (const auto& submission : submissions_)
+    if (submission != nullptr) submission->CallBack(status);
 }
 
 void Execution::OnStage(Stage stage, int operation, int64_t begin, int64_t end, size_t bytes) {

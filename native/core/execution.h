@@ -88,6 +88,7 @@ class Execution : public StageObserver {
   Status MakeTasks(Plane* plane);
   Status AdvanceTasks(bool* moved);
   Status CheckTime(Nanoseconds begin) const;
+  void CallBack(const Status& status);
   std::string OnDevice(const std::string& text) const;
   void CountTraffic(Nanoseconds now, Nanoseconds* counted_until);
   int64_t MovedBytes(const Submission& submission) const;

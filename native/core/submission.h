@@ -10,6 +10,7 @@
 #include <set>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "base/clock.h"
@@ -100,9 +101,15 @@ struct Submission {
   std::shared_ptr<Handle> handle = std::make_shared<Handle>();
 
   void Finish(const Status& status) {
-    if (done != nullptr)
-      done(callback_context, static_cast<int32_t>(status.code()), status.ok() ? nullptr : status.message().c_str());
+    if (!status.ok() || handle->completion == nullptr) CallBack(status);
     handle->Finish(status);
+  }
+  // Tells whom the submitter wants to hear of the end, once: when a GPU that still is at work has passed the
+  // completion.
+  void CallBack(const Status& status) {
+    const rt_done call = std::exchange(done, nullptr);
+    if (call != nullptr)
+      call(callback_context, static_cast<int32_t>(status.code()), status.ok() ? nullptr : status.message().c_str());
   }
 };
 

@@ -92,7 +92,7 @@ Status Device::Allocate(size_t bytes, void** memory) const {
 
 Status Device::Read(CUstream stream, const void* from, size_t bytes, void* to) const {
   InContext current(*this);
-  RT_TRY(Check(driver_.MemcpyDtoHAsync(to, reinterpret_cast<CUdeviceptr>(from), bytes, stream), "cuMemcpyDtoHAsync"));
+  RT_TRY(CopyToHost(to, AddressOf(from), bytes, stream));
   return Check(driver_.StreamSynchronize(stream), "cuStreamSynchronize");
 }
 
@@ -105,7 +105,7 @@ void Device::Free(int index, void* memory) {
     return;
   driver->CtxGetCurrent(&before);
   driver->CtxSetCurrent(context);
-  driver->MemFree(reinterpret_cast<CUdeviceptr>(memory));
+  driver->MemFree(AddressOf(memory));
   driver->CtxSetCurrent(before);
   driver->DevicePrimaryCtxRelease(device);
 }
@@ -114,8 +114,7 @@ int Device::Of(const std::string& library, const void* memory) {
   const Driver* driver;
   int index = -1;
   if (!Driver::Open(library, &driver).ok()) return -1;
-  const CUresult result =
-      driver->PointerGetAttribute(&index, kCudaPointerDeviceOrdinal, reinterpret_cast<CUdeviceptr>(memory));
+  const CUresult result = driver->PointerGetAttribute(&index, kCudaPointerDeviceOrdinal, AddressOf(memory));
   return result == kCudaSuccess ? index : -1;
 }
 

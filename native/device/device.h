@@ -41,6 +41,16 @@ class Device {
   static void Free(int index, void* memory);
   // Copies to host memory what the stream's work until now leaves there, and waits for that; any thread, any context.
   Status Read(CUstream stream, const void* from, size_t bytes, void* to) const;
+  // Enqueued when they return; the context must be current.
+  Status CopyToHost(void* to, CUdeviceptr from, size_t bytes, CUstream stream) const {
+    return Check(driver_.MemcpyDtoHAsync(to, from, bytes, stream), "cuMemcpyDtoHAsync");
+  }
+  Status CopyFromHost(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) const {
+    return Check(driver_.MemcpyHtoDAsync(to, from, bytes, stream), "cuMemcpyHtoDAsync");
+  }
+  Status CopyWithin(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) const {
+    return Check(driver_.MemcpyDtoDAsync(to, from, bytes, stream), "cuMemcpyDtoDAsync");
+  }
   // Index of the device on which memory lies, or -1. library: as Driver::Open takes it.
   static int Of(const std::string& library, const void* memory);
 

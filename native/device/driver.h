@@ -30,6 +30,8 @@ constexpr int kCudaAttributeComputeMajor = 75, kCudaAttributeComputeMinor = 76;
 constexpr int kCudaAttributePciBus = 33, kCudaAttributePciDevice = 34, kCudaAttributePciDomain = 50;
 constexpr int kCudaPointerDeviceOrdinal = 9;
 
+inline CUdeviceptr AddressOf(const void* memory) { return reinterpret_cast<CUdeviceptr>(memory); }
+
 struct Driver {
 #define RT_CUDA(name, version, parameters) CUresult(*name) parameters = nullptr;
 #include "device/driver.def"

@@ -1,4 +1,4 @@
-// KernelModule: kernels that came as PTX text, on one device: loaded through the driver for as long as it lives.
+// KernelModule: the kernels of a Ptx, on one device: loaded through the driver for as long as it lives.
 // All calls are made with the device's context current, by one thread at a time.
 #ifndef RINGTRAIN_DEVICE_KERNEL_MODULE_H_
 #define RINGTRAIN_DEVICE_KERNEL_MODULE_H_
@@ -8,14 +8,9 @@
 
 #include "base/status.h"
 #include "device/driver.h"
+#include "device/ptx.h"
 
 namespace ringtrain {
-
-// One program, for GPUs from a compute capability on.
-struct Ptx {
-  const char* sm75;
-  const char* sm80;
-};
 
 class KernelModule {
  public:

@@ -17,11 +17,6 @@ std::string suggested RT_GUARDED_BY(opening);
 std::string suggested_interfaces RT_GUARDED_BY(opening);
 std::atomic<const Nccl*> opened{nullptr};  // kept to the end of the process: it may have threads of its own
 
-std::string TextOf(int version) {
-  return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
-         std::to_string(version % 100);
-}
-
 Status Refuse(const std::string& library, const std::string& problem) {
   return Status::Unsupported("NCCL '" + library + "': " + problem);
 }
@@ -73,8 +68,8 @@ Status Load(const std::string& library, Nccl* nccl) RT_REQUIRES(opening) {
   if (nccl->GetVersion == nullptr || nccl->GetVersion(&nccl->version) != kNcclSuccess)
     return Refuse(nccl->path, "expected ncclGetVersion but found none. Point nccl_lib at NCCL.");
   if (nccl->version < kOldestNccl)
-    return Refuse(nccl->path, "expected version " + TextOf(kOldestNccl) + " or newer but found " +
-                                  TextOf(nccl->version) + ". Update it, or set gpu_plane=staged.");
+    return Refuse(nccl->path, "expected version " + NcclVersionText(kOldestNccl) + " or newer but found " +
+                                  NcclVersionText(nccl->version) + ". Update it, or set gpu_plane=staged.");
 #define RT_NCCL(name, result, parameters, since)                              \
   if (since <= kOldestNccl && nccl->name == nullptr)                          \
     return Refuse(nccl->path, "expected the function nccl" #name              \
@@ -110,7 +105,12 @@ void Nccl::Suggest(const std::string& library, const std::string& socket_interfa
   suggested_interfaces = socket_interfaces;
 }
 
-std::string Nccl::VersionText() const { return TextOf(version); }
+std::string NcclVersionText(int version) {
+  return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
+         std::to_string(version % 100);
+}
+
+std::string Nccl::VersionText() const { return NcclVersionText(version); }
 
 std::string Nccl::NetworkText() const {
   return " NCCL_SOCKET_IFNAME is " + (interfaces.empty() ? "not set" : "'" + interfaces + "'") +

@@ -41,6 +41,9 @@ static_assert(sizeof(NcclConfig) == 48, "ends where ncclConfig_t's commName begi
 constexpr ncclResult_t kNcclSuccess = 0;
 constexpr ncclResult_t kNcclInProgress = 7;
 
+// "2.30.7" of 23007.
+std::string NcclVersionText(int version);
+
 struct Nccl {
 #define RT_NCCL(name, result, parameters, since) result(*name) parameters = nullptr;
 #include "device/nccl.def"

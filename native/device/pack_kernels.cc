@@ -5,12 +5,6 @@
 namespace ringtrain {
 namespace {
 
-constexpr Ptx kPtx = {
-#include "device/pack_sm75.ptx.h"
-    ,
-#include "device/pack_sm80.ptx.h"
-};
-
 const std::vector<std::string> kKernels = {
 #define RT_PACKING(name, Tensor, Buffer) #name,
 #include "device/pack.def"
@@ -39,7 +33,7 @@ bool PackKernels::Can(DType tensor_dtype, DType buffer_dtype, bool scaled) {
 
 Status PackKernels::Load(const Driver& driver, CUdevice device, std::unique_ptr<PackKernels>* kernels) {
   std::unique_ptr<PackKernels> loaded(new PackKernels);
-  RT_TRY(KernelModule::Load(driver, device, kPtx, "the pack kernels", &loaded->module_));
+  RT_TRY(KernelModule::Load(driver, device, kPackPtx, "the pack kernels", &loaded->module_));
   for (const std::string& name : kKernels) {
     loaded->packing_.push_back(nullptr);
     loaded->unpacking_.push_back(nullptr);

@@ -6,12 +6,6 @@
 namespace ringtrain {
 namespace {
 
-constexpr Ptx kPtx = {
-#include "device/sum_sm75.ptx.h"
-    ,
-#include "device/sum_sm80.ptx.h"
-};
-
 const std::vector<std::string> kKernels = {
 #define RT_SUMMING(name, Element, Value) #name,
 #include "device/sum.def"
@@ -28,7 +22,7 @@ bool SumKernels::Can(DType dtype, int members) {
 
 Status SumKernels::Load(const Driver& driver, CUdevice device, std::unique_ptr<SumKernels>* kernels) {
   std::unique_ptr<SumKernels> loaded(new SumKernels);
-  RT_TRY(KernelModule::Load(driver, device, kPtx, "the summing kernels", &loaded->module_));
+  RT_TRY(KernelModule::Load(driver, device, kSumPtx, "the summing kernels", &loaded->module_));
   for (const std::string& name : kKernels) {
     loaded->kernels_.push_back(nullptr);
     RT_TRY(loaded->module_->Find("sum_" + name, &loaded->kernels_.back()));

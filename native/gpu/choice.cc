@@ -27,11 +27,6 @@ GroupsOf GroupByBus(const Topology& topology, const std::vector<GpuFacts>& facts
   return groups;
 }
 
-std::string VersionText(int version) {
-  return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
-         std::to_string(version % 100);
-}
-
 // Empty if all have NCCL.
 std::string WithoutNccl(const Topology& topology, const std::vector<GpuFacts>& facts) {
   std::vector<int> ranks;
@@ -48,7 +43,7 @@ Status CompareVersions(const Topology& topology, const std::vector<GpuFacts>& fa
   GroupsOf versions;
   for (size_t member = 0; member < facts.size(); ++member)
     if (facts[member].nccl_version != 0)
-      versions[VersionText(facts[member].nccl_version)].push_back(topology.members[member]);
+      versions[NcclVersionText(facts[member].nccl_version)].push_back(topology.members[member]);
   if (versions.size() <= 1) return {};
   std::string text = "NCCL: expected one version on all ranks but found ";
   for (auto version = versions.begin(); version != versions.end(); ++version)
@@ -78,12 +73,12 @@ std::string Sharing(const Options& options, const Topology& topology, const std:
     if (options.nccl_multi_rank == 0)
       return who + ". Start fewer ranks on the host, or set nccl_multi_rank=1 with NCCL 2.30 or newer.";
     if (facts[0].nccl_version < kOldestMultiRank)
-      return who + ", which takes NCCL 2.30 or newer, not " + VersionText(facts[0].nccl_version) + ". Update it.";
+      return who + ", which takes NCCL 2.30 or newer, not " + NcclVersionText(facts[0].nccl_version) + ". Update it.";
   }
   return "";
 }
 
-size_t BufferBytes(const Batch& batch) {
+size_t PackedBytes(const Batch& batch) {
   size_t elements = 0;
   for (const BatchTensor& tensor : batch.tensors) elements += InBuffer(tensor.bytes / Bytes(batch.dtype));
   return elements * Bytes(batch.wire());
@@ -195,9 +190,9 @@ bool Packs(const Batch& batch, Schedule schedule, size_t buffer_bytes) {
   const bool scales = Scales(batch) && schedule != Schedule::kOrdered;
   const bool changed = scales || batch.wire() != batch.dtype;
   if (batch.tensors.size() == 1 && !changed) return false;
-  const bool large = BufferBytes(batch) >= kLargeTensor * batch.tensors.size();
+  const bool large = PackedBytes(batch) >= kLargeTensor * batch.tensors.size();
   if (large && batch.wire() == batch.dtype) return false;
-  return BufferBytes(batch) <= buffer_bytes && PackKernels::Can(batch.dtype, batch.wire(), scales);
+  return PackedBytes(batch) <= buffer_bytes && PackKernels::Can(batch.dtype, batch.wire(), scales);
 }
 
 }  // namespace ringtrain

@@ -7,8 +7,6 @@
 namespace ringtrain {
 namespace {
 
-CUdeviceptr AddressOf(const void* memory) { return reinterpret_cast<CUdeviceptr>(memory); }
-
 // Makes what comes on `later` wait for what is on `earlier` now.
 Status Follow(const std::shared_ptr<Device>& device, const Stream& earlier, const Stream& later) {
   std::shared_ptr<DeviceEvent> event;
@@ -187,9 +185,7 @@ Status NcclTask::CopyAlone() {
   for (const BatchTensor& tensor : work_.batch.tensors) {
     const size_t bytes = OutputBytes(work_.batch, tensor, topology_);
     if (bytes == 0 || tensor.input == tensor.output || input_factor_ != 1.0f) continue;
-    RT_TRY(work_.device->Check(
-        work_.device->driver().MemcpyDtoDAsync(AddressOf(tensor.output), AddressOf(tensor.input), bytes, stream),
-        "cuMemcpyDtoDAsync"));
+    RT_TRY(work_.device->CopyWithin(AddressOf(tensor.output), AddressOf(tensor.input), bytes, stream));
   }
   return {};
 }

@@ -13,7 +13,9 @@ std::vector<int> Ranks(const std::vector<int>& members, const std::vector<int>& 
 }
 
 // With what lies between the tensors.
-size_t BufferBytes(const Options& options) { return static_cast<size_t>(options.fusion_threshold_bytes) / 1024 * 1152; }
+size_t FusionBufferBytes(const Options& options) {
+  return static_cast<size_t>(options.fusion_threshold_bytes) / 1024 * 1152;
+}
 
 }  // namespace
 
@@ -59,7 +61,7 @@ Plane::~Plane() {
 
 GpuFacts Plane::Facts() {
   GpuFacts facts;
-  facts.buffer_bytes = BufferBytes(options_);
+  facts.buffer_bytes = FusionBufferBytes(options_);
   facts.bus = device_->bus();
   const Nccl* nccl = nullptr;
   Status status = Nccl::Open(options_.nccl_lib, &nccl);
@@ -141,7 +143,7 @@ Status Plane::OpenAcross() {
 
 // With one member there is nobody to wait for.
 Status Plane::OpenAlone() {
-  lane_.buffer_bytes = BufferBytes(options_);
+  lane_.buffer_bytes = FusionBufferBytes(options_);
   lane_.ranks = group_->topology;
   NcclOpening opening(&lane_, 1);
   for (bool open = false; !open;) RT_TRY(opening.Advance(&open));

@@ -10,8 +10,6 @@ namespace {
 constexpr size_t kSlots = 4;    // pieces in pinned memory at a time
 constexpr size_t kOverlap = 2;  // pieces that are exchanged at a time, as batches of host memory are
 
-CUdeviceptr AddressOf(const char* memory, size_t offset) { return reinterpret_cast<CUdeviceptr>(memory) + offset; }
-
 }  // namespace
 
 Status Staged::Make(DeviceBatch batch, Group* group, const CopyStreams& streams, size_t chunk_bytes,
@@ -83,10 +81,8 @@ Status Staged::FetchNext(bool* moved) {
     const CUstream stream = streams_.to_host->get();
     for (const StagedRun& run : pieces_[fetched_].runs) {
       if (run.input_bytes == 0) continue;
-      const CUdeviceptr from = AddressOf(work_.batch.tensors[run.tensor].input, run.offset);
-      RT_TRY(work_.device->Check(
-          work_.device->driver().MemcpyDtoHAsync(slot + run.input_at, from, run.input_bytes, stream),
-          "cuMemcpyDtoHAsync"));
+      const CUdeviceptr from = AddressOf(work_.batch.tensors[run.tensor].input) + run.offset;
+      RT_TRY(work_.device->CopyToHost(slot + run.input_at, from, run.input_bytes, stream));
     }
     RT_TRY(DeviceEvent::Record(work_.device, stream, &here_[fetched_]));
   }
@@ -118,10 +114,8 @@ Status Staged::SendBack(size_t piece) {
   const CUstream stream = streams_.to_device->get();
   for (const StagedRun& run : pieces_[piece].runs) {
     if (run.output_bytes == 0) continue;
-    const CUdeviceptr to = AddressOf(work_.batch.tensors[run.tensor].output, run.offset);
-    RT_TRY(
-        work_.device->Check(work_.device->driver().MemcpyHtoDAsync(to, slot + run.output_at, run.output_bytes, stream),
-                            "cuMemcpyHtoDAsync"));
+    const CUdeviceptr to = AddressOf(work_.batch.tensors[run.tensor].output) + run.offset;
+    RT_TRY(work_.device->CopyFromHost(to, slot + run.output_at, run.output_bytes, stream));
   }
   return DeviceEvent::Record(work_.device, stream, &back_[piece]);
 }

@@ -28,7 +28,7 @@ typedef struct rt_membership rt_membership; /* a rank's side of that */
 
 /* Version of everything between the CFFI marks. Raised with each change to it: test_abi.py compares. Python
  * (ringtrain/_native.py) and the library for TensorFlow refuse a core of another version. */
-#define RT_ABI_VERSION 9
+#define RT_ABI_VERSION 10
 
 #define RT_MAX_DIMENSIONS 64            /* of a tensor */
 #define RT_SECRET_BYTES 32              /* of a job whose ranks are connected by TCP */
@@ -47,7 +47,8 @@ typedef struct {
 
 /* Memory for one output once its size is known; called on the core's thread: must not block nor call Python. */
 typedef void* (*rt_allocate)(void* callback_context, int32_t tensor, int32_t ndim, const int64_t* shape);
-/* The operation ended, with a status; `error` (NULL if ok) is valid during the call. Same thread, same rules. */
+/* The operation ended, with a status; `error` (NULL if ok) is valid during the call. Same thread, same rules. With
+ * tensors on a GPU: when that has done its work, or never will, which is later than rt_wait returns. */
 typedef void (*rt_done)(void* callback_context, int32_t status, const char* error);
 
 typedef struct {
@@ -304,6 +305,7 @@ typedef struct {
   int32_t (*result)(rt_handle* handle);
   void (*world_of)(rt_context* context, rt_world* world);
   int32_t (*process_set_ranks)(rt_context* context, int32_t process_set, int32_t* ranks, int32_t capacity);
+  int32_t (*device_of)(const char* cuda_lib, const void* memory);
 } rt_functions;
 /* The table for a library that was compiled with this RT_ABI_VERSION; NULL if this one was compiled with another.
  * Static. */

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "tensorflow/core_link.h"
+#include "tensorflow/gpu_stream.h"
 
 namespace ringtrain::tensorflow {
 namespace {
@@ -48,6 +49,8 @@ TF_Code CodeFor(int32_t status) {
     if (static_cast<int32_t>(pair.core) == status) return pair.tensorflow;
   return TF_INTERNAL;
 }
+
+bool IsEmpty(const rt_tensor& tensor) { return std::count(tensor.shape, tensor.shape + tensor.ndim, 0) > 0; }
 
 }  // namespace
 
@@ -165,8 +168,31 @@ void* Execution::Allocate(int32_t index, TF_DataType dtype, int32_t ndim, const 
 
 // ---- submission ----
 
+// Says on which GPU the tensors are, and on which stream TensorFlow uses them. All that it has given to that stream so
+// far comes before the operation: what writes the inputs, and what still uses the memory of the outputs, which
+// TensorFlow hands on in the stream's order. What it will give to the stream comes after OnDone, when the GPU is done.
+void Execution::PlaceOnGpu() {
+  void* const stream = GpuStreamOf(context_);
+  int32_t device = -1;
+  bool empty = true;  // then there is no memory that somebody knows, and nothing to place
+  for (const rt_tensor& tensor : tensors_) {
+    if (IsEmpty(tensor)) continue;
+    if (device < 0) device = CoreLink::Get().DeviceOf(tensor.data);
+    empty = false;
+  }
+  if (!empty && (stream == nullptr || device < 0))
+    refusal_ = Subject(collective_.name) +
+               ": expected the stream and the memory of TensorFlow's GPU device to be CUDA's, but found others. "
+               "Set RINGTRAIN_TENSORFLOW_GPU=host: then TensorFlow copies its tensors to the host and back.";
+  for (rt_tensor& tensor : tensors_) {
+    tensor.device = device;
+    tensor.stream = stream;
+  }
+}
+
 int32_t Execution::Submit() {
   CoreLink& link = CoreLink::Get();
+  if (collective_.on_gpu) PlaceOnGpu();
   const std::string name = collective_.name.empty() ? link.NextName(collective_.slot, Text(collective_.operation),
                                                                     collective_.request.process_set)
                                                     : collective_.name;
@@ -177,6 +203,7 @@ int32_t Execution::Submit() {
   request.tensors = tensors_.data();
   request.split_count = static_cast<int32_t>(splits_.size());
   request.splits = splits_.data();
+  request.refusal = refusal_.empty() ? nullptr : refusal_.c_str();
   request.cacheable = !collective_.name.empty();
   request.allocate = &Execution::OnAllocate;
   request.done = &Execution::OnDone;

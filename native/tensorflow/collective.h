@@ -20,6 +20,7 @@ struct Collective {
   Operation operation;
   std::string name;  // empty: numbered when it is submitted
   int64_t slot = 0;
+  bool on_gpu = false;   // its tensors are in the memory of TensorFlow's GPU device
   rt_request request{};  // its process set, and what tables/attributes.def lists
 };
 
@@ -48,6 +49,7 @@ class Execution {
   bool TakeSplits(int index);
   bool ProvideOutput(int index);
   int32_t Submit();
+  void PlaceOnGpu();
   void EndPart();
   void Finish();
   bool SetReceivedSplits();
@@ -67,6 +69,7 @@ class Execution {
   std::vector<std::vector<int64_t>> shapes_;
   std::vector<rt_tensor> tensors_;
   std::vector<int64_t> splits_;
+  std::string refusal_;  // why this rank cannot submit them, which its peers hear, too
   rt_handle* handle_ = nullptr;
   std::atomic<int> parts_left_{2};  // the submission returns; the operation ends
   TF_Code code_ = TF_OK;

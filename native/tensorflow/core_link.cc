@@ -11,10 +11,16 @@ CoreLink& CoreLink::Get() {
   return *link;
 }
 
-void CoreLink::Bind(int64_t slot, rt_context* context) {
+void CoreLink::Bind(int64_t slot, rt_context* context, const char* cuda_lib) {
   std::unique_lock<std::shared_mutex> lock(mutex_);
+  cuda_lib_ = cuda_lib;
   slots_.erase(slot);
   if (context != nullptr) slots_[slot].context = context;
+}
+
+int32_t CoreLink::DeviceOf(const void* memory) {
+  std::shared_lock<std::shared_mutex> lock(mutex_);
+  return functions_->device_of(cuda_lib_.c_str(), memory);
 }
 
 std::string CoreLink::NextName(int64_t slot, const std::string& operation, int32_t process_set) {
@@ -40,7 +46,9 @@ int32_t rt_tensorflow_abi_version(void) { return RT_ABI_VERSION; }
 
 void rt_tensorflow_connect(const rt_functions* functions) { CoreLink::Get().Connect(functions); }
 
-void rt_tensorflow_bind(int64_t slot, rt_context* context) { CoreLink::Get().Bind(slot, context); }
+void rt_tensorflow_bind(int64_t slot, rt_context* context, const char* cuda_lib) {
+  CoreLink::Get().Bind(slot, context, cuda_lib);
+}
 
 // Writes the name of the next unnamed eager operation, which is then counted; at most `bytes` with the 0 at its end.
 void rt_tensorflow_next_name(int64_t slot, const char* operation, int32_t process_set, char* name, size_t bytes) {

@@ -22,10 +22,14 @@ class CoreLink {
   static CoreLink& Get();
 
   void Connect(const rt_functions* functions) { functions_ = functions; }
-  // context: NULL empties the slot. Returns when no call uses the slot's former context any more.
-  void Bind(int64_t slot, rt_context* context);
+  // context: NULL empties the slot. cuda_lib: the option, where the driver of its world lies. Returns when no call uses
+  // the slot's former context any more.
+  void Bind(int64_t slot, rt_context* context, const char* cuda_lib);
 
   const rt_functions& functions() const { return *functions_; }
+  // Index of the GPU on which memory lies, as CUDA counts them; -1 if its driver does not know it. TensorFlow's own
+  // numbers are others as soon as a program makes only some GPUs visible to it.
+  int32_t DeviceOf(const void* memory);
   // Calls `use(context)` and returns its result; the context cannot go away meanwhile. nullptr stands for an empty
   // slot.
   template <typename Use>
@@ -46,6 +50,7 @@ class CoreLink {
   const rt_functions* functions_ = nullptr;
   std::shared_mutex mutex_;
   std::map<int64_t, Slot> slots_;  // guarded by mutex_
+  std::string cuda_lib_;           // guarded by mutex_; a process has one driver
 };
 
 }  // namespace ringtrain::tensorflow

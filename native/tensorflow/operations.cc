@@ -1,4 +1,4 @@
-// The operations as TensorFlow knows them. Loading this library registers them; tf.load_op_library then makes a Python
+// The operations as TensorFlow knows them. Loading this library defines them; tf.load_op_library then makes a Python
 // function of each, and ringtrain/tensorflow/operations.py calls those.
 //
 // Every operation is stateful: constant folding must not run it ahead of time, nor pruning drop it on the one rank that
@@ -139,11 +139,15 @@ std::string ReadText(TF_OpKernelConstruction* construction, const char* name, co
 
 // ---- collective kernels ----
 
-template <size_t kIndex>
+// Where a kernel wants its tensors.
+enum class Memory { kHost, kGpu };
+
+template <size_t kIndex, Memory kMemory>
 void* CreateCollective(TF_OpKernelConstruction* construction) {
   StatusPointer status = NewStatus();
   auto collective = std::make_unique<Collective>();
   collective->operation = kOperations[kIndex];
+  collective->on_gpu = kMemory == Memory::kGpu;
   collective->name = ReadText(construction, "tensor_name", status);
   collective->slot = ReadInteger(construction, "slot", status);
   rt_request& request = collective->request;
@@ -287,53 +291,91 @@ void Define(const char* name, Shapes shapes, const std::vector<std::string>& att
   tf().TF_RegisterOpDefinition(builder, status.get());  // errors come out of tf.load_op_library
 }
 
-// The core reads and writes host memory. A kernel for the GPU that asks for its tensors there lets TensorFlow make the
-// copies, in the order of its streams. On the CPU one must not ask: TensorFlow takes it for another kind of memory than
-// that of the inputs, and no longer gives theirs to the results.
-void RegisterKernel(TF_KernelBuilder* builder, const std::string& name, const std::string& device,
-                    const std::vector<std::string>& tensors) {
-  if (device == "GPU")
-    for (const std::string& tensor : tensors) tf().TF_KernelBuilder_HostMemory(builder, NameOf(tensor).c_str());
+void RegisterKernel(TF_KernelBuilder* builder, const std::string& name, const std::vector<std::string>& on_host) {
+  for (const std::string& tensor : on_host) tf().TF_KernelBuilder_HostMemory(builder, NameOf(tensor).c_str());
   StatusPointer status = NewStatus();
-  tf().TF_RegisterKernelBuilder((name + device).c_str(), builder, status.get());
+  tf().TF_RegisterKernelBuilder(name.c_str(), builder, status.get());
+}
+
+template <size_t kIndex, Memory kMemory>
+TF_KernelBuilder* BuilderFor(const std::string& name, const char* device) {
+  return tf().TF_NewAsyncKernelBuilder(name.c_str(), device, &CreateCollective<kIndex, kMemory>, &ComputeCollective,
+                                       &DeleteCollective);
+}
+
+std::vector<std::string> InputsOf(const OperationSpec& spec) {
+  std::vector<std::string> inputs = spec.inputs;
+  inputs.push_back(kGates);
+  return inputs;
 }
 
 template <size_t kIndex>
-void RegisterCollective() {
+void DefineCollective() {
   if (!InGraphs(kOperations[kIndex])) return;
   const OperationSpec spec = SpecOf(kOperations[kIndex]);
-  std::vector<std::string> attributes = spec.attributes, inputs = spec.inputs;
+  std::vector<std::string> attributes = spec.attributes;
   attributes.insert(attributes.end(), std::begin(kCommonAttributes), std::end(kCommonAttributes));
-  inputs.push_back(kGates);
-  Define(spec.name.c_str(), spec.shapes, attributes, inputs, spec.outputs);
-  std::vector<std::string> tensors = inputs;
-  tensors.insert(tensors.end(), spec.outputs.begin(), spec.outputs.end());
-  for (const char* device : {"CPU", "GPU"})
-    RegisterKernel(tf().TF_NewAsyncKernelBuilder(spec.name.c_str(), device, &CreateCollective<kIndex>,
-                                                 &ComputeCollective, &DeleteCollective),
-                   spec.name, device, tensors);
+  Define(spec.name.c_str(), spec.shapes, attributes, InputsOf(spec), spec.outputs);
+}
+
+// A kernel for the GPU that asks for its tensors on the host lets TensorFlow make the copies, in the order of its
+// streams. On the CPU one must not ask: TensorFlow takes it for another kind of memory than that of the inputs, and no
+// longer gives theirs to the results.
+//
+// Tensors stay on the GPU where results have the shapes of their inputs. Of other operations the core would have to
+// allocate the results, beside TensorFlow, which has taken nearly all of the GPU's memory. And where all tensors are
+// int32: TensorFlow has these on the host, whatever device they are on.
+template <size_t kIndex>
+void RegisterCollective(bool tensors_stay_on_gpus) {
+  if (!InGraphs(kOperations[kIndex])) return;
+  const OperationSpec spec = SpecOf(kOperations[kIndex]);
+  std::vector<std::string> everything = InputsOf(spec);
+  everything.insert(everything.end(), spec.outputs.begin(), spec.outputs.end());
+  RegisterKernel(BuilderFor<kIndex, Memory::kHost>(spec.name, "CPU"), spec.name + "CPU", {});
+  TF_KernelBuilder* copying = BuilderFor<kIndex, Memory::kHost>(spec.name, "GPU");
+  if (tensors_stay_on_gpus && spec.shapes == Shapes::kSame) {
+    StatusPointer status = NewStatus();
+    tf().TF_KernelBuilder_TypeConstraint(copying, "T", TF_INT32, status.get());
+    tf().TF_KernelBuilder_Priority(copying, 1);
+    RegisterKernel(BuilderFor<kIndex, Memory::kGpu>(spec.name, "GPU"), spec.name + "GPU", {kGates});
+  }
+  RegisterKernel(copying, spec.name + "GPUOnHost", everything);
 }
 
 void RegisterWorldQuestion() {
-  Define(kWorld, Shapes::kScalar, {"what: string", "slot: int", "process_set: int"}, {}, {"answer: int32"});
   for (const char* device : {"CPU", "GPU"})
     RegisterKernel(tf().TF_NewKernelBuilder(kWorld, device, &CreateWorldQuestion, &ComputeAnswer, &DeleteWorldQuestion),
-                   kWorld, device, {"answer"});
+                   std::string(kWorld) + device,
+                   device == std::string("GPU") ? std::vector<std::string>{"answer"} : std::vector<std::string>{});
 }
 
 template <size_t... kIndices>
-void RegisterCollectives(std::index_sequence<kIndices...>) {
-  (RegisterCollective<kIndices>(), ...);
+void DefineOperations(std::index_sequence<kIndices...>) {
+  (DefineCollective<kIndices>(), ...);
+  Define(kWorld, Shapes::kScalar, {"what: string", "slot: int", "process_set: int"}, {}, {"answer: int32"});
 }
 
-// Runs while tf.load_op_library loads this library. With a function missing nothing is registered, and Python is told
-// why.
-[[maybe_unused]] const bool kRegistered = [] {
-  if (!tf().missing.empty()) return false;
-  RegisterCollectives(std::make_index_sequence<kOperationCount>());
+template <size_t... kIndices>
+void RegisterKernels(bool tensors_stay_on_gpus, std::index_sequence<kIndices...>) {
+  (RegisterCollective<kIndices>(tensors_stay_on_gpus), ...);
   RegisterWorldQuestion();
+}
+
+// Runs while tf.load_op_library loads this library. With a function missing nothing is defined, and Python is told
+// why.
+[[maybe_unused]] const bool kDefined = [] {
+  if (!tf().missing.empty()) return false;
+  DefineOperations(std::make_index_sequence<kOperationCount>());
   return true;
 }();
 
 }  // namespace
 }  // namespace ringtrain::tensorflow
+
+#pragma GCC visibility push(default)
+// Once, after tf.load_op_library. Where tensors may not stay on GPUs, TensorFlow copies them to the host and back.
+extern "C" void rt_tensorflow_register_kernels(int32_t tensors_stay_on_gpus) {
+  using namespace ringtrain::tensorflow;
+  RegisterKernels(tensors_stay_on_gpus != 0, std::make_index_sequence<kOperationCount>());
+}
+#pragma GCC visibility pop

@@ -6,28 +6,47 @@ the slot of the current context.
 """
 
 import ctypes
+import os
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
-from ringtrain import exits, options
-from ringtrain.errors import UnsupportedError
+from ringtrain import cuda_arrays, exits, options
+from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.slots import Slots, core_functions
 
 TESTED_RELEASES = ("2.20", "2.21")
 ANY_RELEASE = "RINGTRAIN_TENSORFLOW_ANY_RELEASE"
+GPU = "RINGTRAIN_TENSORFLOW_GPU"
 
 _PATH = Path(__file__).with_name("libringtrain_tensorflow.so")
 
 
+def _is_tested(release: str) -> bool:
+    return ".".join(release.split(".")[:2]) in TESTED_RELEASES
+
+
 def check_release(release: str, any_release: str = "") -> None:
     """Raises UnsupportedError for a release of TensorFlow that this was not tested with, unless the user insists."""
-    if ".".join(release.split(".")[:2]) not in TESTED_RELEASES and any_release != "1":
+    if not _is_tested(release) and any_release != "1":
         raise UnsupportedError(
             f"TensorFlow '{release}': expected one of the releases {', '.join(TESTED_RELEASES)}, with whose C API for "
             f"kernels this was tested, but found another. Install one of them, or set {ANY_RELEASE}=1 to try."
         )
+
+
+def tensors_stay_on_gpus(choice: str, release: str, with_cuda: bool) -> bool:
+    """Whether operations take GPU tensors where they are, and not copied to the host by TensorFlow; pure.
+
+    Args:
+        choice: of the user, the value of ``RINGTRAIN_TENSORFLOW_GPU``: "" or "auto", "device", "host".
+        release: of TensorFlow. Of one that is not tested nobody knows where it keeps the stream of a GPU.
+        with_cuda: whether TensorFlow was built with CUDA: other GPUs than NVIDIA's have no stream for us.
+    """
+    if choice not in ("", "auto", "device", "host"):
+        raise InvalidArgumentError(f"{GPU}: expected auto, device or host, but found '{choice}'.")
+    return choice == "device" or (choice != "host" and _is_tested(release) and with_cuda)
 
 
 def _load() -> tuple[Any, ctypes.CDLL]:
@@ -44,13 +63,17 @@ def _load() -> tuple[Any, ctypes.CDLL]:
         )
     library.rt_tensorflow_connect.argtypes = [ctypes.c_void_p]
     library.rt_tensorflow_connect.restype = None
-    library.rt_tensorflow_bind.argtypes = [ctypes.c_int64, ctypes.c_void_p]
+    library.rt_tensorflow_register_kernels.argtypes = [ctypes.c_int32]
+    library.rt_tensorflow_register_kernels.restype = None
+    library.rt_tensorflow_bind.argtypes = [ctypes.c_int64, ctypes.c_void_p, ctypes.c_char_p]
     library.rt_tensorflow_bind.restype = None
     library.rt_tensorflow_next_name.argtypes = [
         ctypes.c_int64, ctypes.c_char_p, ctypes.c_int32, ctypes.c_char_p, ctypes.c_size_t,
     ]  # fmt: skip
     library.rt_tensorflow_next_name.restype = None
     library.rt_tensorflow_connect(core_functions("TensorFlow", library.rt_tensorflow_abi_version()))
+    choice = options.environment().get(GPU, "")
+    library.rt_tensorflow_register_kernels(tensors_stay_on_gpus(choice, tf.__version__, tf.test.is_built_with_cuda()))
     exits.count_as_errors_of_peers(tf.errors.UnknownError)  # lost ranks and ended worlds: see kCodes in collective.cc
     return operations, library
 
@@ -67,6 +90,10 @@ def next_name(operation: str, process_set_id: int) -> str:
     return name.value.decode()
 
 
+def _bind(slot: int, context: int | None) -> None:
+    _library.rt_tensorflow_bind(slot, context, os.fsencode(cuda_arrays.driver()))
+
+
 ops, _library = _load()
-_slots = Slots(_library.rt_tensorflow_bind)
+_slots = Slots(_bind)
 _slots.read_logs()

@@ -61,8 +61,7 @@ class SumLaunch(ctypes.Structure):
 
 def text(kernels: str = "pack") -> bytes:
     """The PTX that the core would load here."""
-    lines = (DEVICE / f"{kernels}_sm{80 if machine.capability() >= 80 else 75}.ptx.h").read_text()
-    return lines.partition('R"ptx(')[2].partition(')ptx"')[0].encode()
+    return (DEVICE / f"{kernels}_sm{80 if machine.capability() >= 80 else 75}.ptx").read_bytes()
 
 
 def run(
@@ -183,21 +182,32 @@ def sums_in_order(dtype: str, members: int, elements: int) -> bool:
     return own.values().tobytes() == expected.tobytes()
 
 
-def shares_of_floor(sizes: list[int], rounds: int) -> tuple[float, float]:
-    """Time of pack + unpack of float32 tensors over that of two copies of the same bytes, and the copies' bytes a second."""
+def seconds_there_and_back(sizes: list[int], rounds: int) -> float:
+    """Seconds of pack + unpack of float32 tensors of so many elements."""
     total = sum(sizes)
     source, buffer = driver.allocate(4 * total), driver.allocate(4 * total)
     starts = np.cumsum([0, *sizes])
     places = [(source + 4 * int(start), int(start), size) for start, size in zip(starts, sizes, strict=False)]
     stream = driver.Stream()
-    floor = machine.seconds_of(lambda: machine.copy(buffer, source, 4 * total, stream), stream, rounds)
 
     def there_and_back() -> None:
         run("pack_float32_float32", places, buffer, 1.0, stream)
         run("unpack_float32_float32", places, buffer, 1.0, stream)
 
-    both = machine.seconds_of(there_and_back, stream, rounds)
+    taken = machine.seconds_of(there_and_back, stream, rounds)
     stream.destroy()
     driver.free(source)
     driver.free(buffer)
-    return both / (2 * floor), 2 * 4 * total / floor
+    return taken
+
+
+def shares_of_floor(sizes: list[int], rounds: int) -> tuple[float, float]:
+    """Time of pack + unpack of float32 tensors over that of two copies of the same bytes, and the copies' bytes a second."""
+    total = sum(sizes)
+    source, buffer = driver.allocate(4 * total), driver.allocate(4 * total)
+    stream = driver.Stream()
+    floor = machine.seconds_of(lambda: machine.copy(buffer, source, 4 * total, stream), stream, rounds)
+    stream.destroy()
+    driver.free(source)
+    driver.free(buffer)
+    return seconds_there_and_back(sizes, rounds) / (2 * floor), 2 * 4 * total / floor

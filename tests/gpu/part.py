@@ -5,9 +5,15 @@ Prints a line of JSON for each result: what was checked, whether it is right, a 
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
+import platform
+import shutil
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 
 from fakes import driver
@@ -24,10 +30,79 @@ def report(what: str, right: bool, figure: str = "", target: str = "") -> None:
         print(json.dumps({"what": what, "right": bool(right), "figure": figure, "target": target}), flush=True)
 
 
+def report_absent(what: str, why: str) -> None:
+    """Prints what could not be checked here: no fault."""
+    if not rt.is_initialized() or rt.rank() == 0:
+        print(json.dumps({"what": what, "right": True, "absent": True, "figure": why, "target": ""}), flush=True)
+
+
+def said_by(*command: str, **variables: str) -> str:
+    """The last line that a command says, or why it says none."""
+    try:
+        done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=100)
+    except (OSError, subprocess.TimeoutExpired) as problem:
+        return f"none: {problem}"
+    lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines() or [""]
+    return lines[-1] if done.returncode == 0 else f"none: {lines[-1]}"
+
+
+def version_of(module: str) -> str:
+    """Of a Python package; "" if it is not here."""
+    names = importlib.metadata.packages_distributions().get(module, [])
+    return importlib.metadata.version(names[0]) if names else ""
+
+
+def describe_machine() -> None:
+    """What is here."""
+    query = "--query-gpu=name,driver_version,memory.total,clocks.max.sm"
+    report("card and driver", True, said_by("nvidia-smi", query, "--format=csv,noheader"))
+    report("processor", True, f"{os.cpu_count()} cores, {platform.platform()}, Python {platform.python_version()}")
+    for module in ("torch", "numpy", "cupy", "jax", "numba", "tensorflow", "mpi4py"):
+        report(module, True, version_of(module) or "none")
+    report("MPI", True, said_by(sys.executable, "-c", "from mpi4py import MPI; print(MPI.Get_library_version())"))
+    report("compute-sanitizer", True, str(shutil.which("compute-sanitizer")))
+
+
+LIBRARIES = "import ringtrain; version, path = ringtrain.gpu_libraries()['nccl']; print(version, path)"
+TORCHS = (
+    "import torch; torch.ones(1).cuda(); open('/proc/self/maps').read().count('libnccl') or exit('torch has no NCCL'); "
+)
+
+
 def load() -> None:
-    """The libraries, and where they were found."""
+    """The libraries, and where they were found: by themselves, beside torch's, and by a path."""
     for name, (version, path) in rt.gpu_libraries().items():
         report(f"{name} is found", bool(version), f"{version} {path}".strip())
+    alone = said_by(sys.executable, "-c", LIBRARIES)
+    path = alone.partition(" ")[2]
+    report("NCCL by an explicit path", said_by(sys.executable, "-c", LIBRARIES, RINGTRAIN_NCCL_LIB=path) == alone, path)
+    beside = said_by(sys.executable, "-c", TORCHS + "print('loaded')")
+    if beside != "loaded":
+        return report_absent("the NCCL that torch has loaded", beside)
+    with_torch = said_by(sys.executable, "-c", TORCHS + LIBRARIES)
+    count = "print(len({line.split()[-1] for line in open('/proc/self/maps') if 'libnccl.so' in line}))"
+    copies = said_by(sys.executable, "-c", TORCHS + LIBRARIES + "; " + count)
+    report("the NCCL that torch has loaded is taken, and no second one", copies == "1", with_torch)
+
+
+def smoke() -> None:
+    """Two ranks on one GPU by NCCL: whether that goes at all."""
+    if not nccl_takes_two():
+        return
+    rt.init(gpu_plane="nccl", nccl_multi_rank=1)
+    for what, megabytes in (("4 bytes", 4e-6), ("64 MB", 1 if machine.is_fake() else 64)):
+        report(f"allreduce of {what}", True, f"{1e3 * collectives.seconds_of_allreduce(megabytes, 3):.2f} ms")
+    rt.shutdown()
+
+
+def nccl_takes_two() -> bool:
+    """Whether this NCCL can have two ranks on one GPU; says so if not."""
+    version = rt.gpu_libraries()["nccl"][0]
+    if tuple(int(part) for part in version.split(".")[:2]) >= (2, 30):
+        return True
+    if launchers_rank() in (None, 0):
+        report_absent("two ranks on one GPU", f"NCCL {version}; it takes 2.30")
+    return False
 
 
 def pack_kernels() -> None:
@@ -78,6 +153,12 @@ def floors() -> None:
             f"{share:.2f} x the copies ({rate / 1e12:.2f} TB/s)",
             f"{limit} x",
         )
+    from gpu import torch_checks  # here: the other parts do without torch
+
+    if torch_checks.DEVICE.type != "cuda":
+        return report_absent("beside torch's _foreach_copy_", "no torch with CUDA")
+    ratio = kernels.seconds_there_and_back(many, rounds) / torch_checks.seconds_of_foreach_copies(many, rounds)
+    report("pack + unpack of ResNet-50's shapes over torch's _foreach_copy_", ratio <= 1, f"{ratio:.2f} x", "1 x")
 
 
 def order() -> None:
@@ -117,10 +198,13 @@ def torch_ranks() -> None:
     from gpu import torch_checks
 
     rt.init(gpu_plane="staged")
+    report("20 steps are those of one process on the whole batch", torch_checks.two_train_as_one(20))
     report("training with views of buckets is that without", torch_checks.views_train_alike())
     megabytes, rounds = (1, 2) if machine.is_fake() else (64, 10)
     ratio = torch_checks.gloo_over_ours(megabytes, rounds)
     report(f"gloo's allreduce of {megabytes} MB over ours, on {torch_checks.DEVICE}", True, f"{ratio:.1f} x", "3 x")
+    ratio = torch_checks.by_hand_over_ours(megabytes, rounds)
+    report(f"to the host, allreduce, back, one after the other, over ours, {megabytes} MB", True, f"{ratio:.1f} x")
     rt.shutdown()
 
 
@@ -138,13 +222,19 @@ def two_ranks(plane: str) -> Callable[[], None]:
                 f"allreduce of {megabytes} MB", True, f"{1e3 * seconds:.2f} ms, {megabytes / 1e3 / seconds:.2f} GB/s"
             )
 
-    return lambda: in_world(2, plane, checks)
+    return lambda: in_world(2, plane, checks) if plane == "staged" or nccl_takes_two() else None
+
+
+def launchers_rank() -> int | None:
+    """This process's rank among those that the launcher has started, by an MPI or without; None if it has not."""
+    found = launcher.find(os.environ) or launcher.find_introduced(os.environ)
+    return None if found is None else found.rank
 
 
 def in_world(size: int, plane: str, checks: Callable[[], object]) -> None:
     """Runs the checks on the launcher's ranks, or on threads of this process without one."""
     options = {"gpu_plane": plane, "nccl_multi_rank": int(plane == "nccl")}
-    if launcher.find(os.environ) is not None:
+    if launchers_rank() is not None:
         rt.init(**options)
         checks()
         rt.shutdown()
@@ -153,8 +243,128 @@ def in_world(size: int, plane: str, checks: Callable[[], object]) -> None:
         world.run(lambda rank: checks())
 
 
+def nccl_algorithms() -> None:
+    """Every way to sum by NCCL, one world after the other."""
+    if not nccl_takes_two():
+        return
+    for algorithm in ("nccl", "scatter_gather", "ordered", "ring"):
+        rt.init(gpu_plane="nccl", nccl_multi_rank=1, nccl_algorithm=algorithm)
+        report(f"{algorithm}: every operation and dtype is right", collectives.operations_are_right())
+        report(f"{algorithm}: factors and compression are right", collectives.floats_scale_and_compress())
+        megabytes = 1 if machine.is_fake() else 64
+        seconds = collectives.seconds_of_allreduce(megabytes, 5)
+        report(f"{algorithm}: allreduce of {megabytes} MB", True, f"{1e3 * seconds:.2f} ms")
+        rt.shutdown()
+
+
+ALLOWED_SECONDS = 20.0  # from a rank's death to the error on the others
+
+
+def killed(plane: str) -> Callable[[], None]:
+    """A job whose rank 1 is killed in the middle: rank 0 says when it raised, and what."""
+
+    def checks() -> None:
+        if plane == "nccl" and not nccl_takes_two():
+            return
+        command = [sys.executable, "-m", "ringtrain.launch", "-np", "2", sys.executable, "-m", "gpu.part", "dying"]
+        # Without an MPI, whose mpirun ends all ranks before they can say anything.
+        variables = {"GPU_CHECK_PLANE": plane, "RINGTRAIN_TRANSPORT": "tcp"}
+        done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=100)
+        said = next(
+            (line for line in done.stdout.splitlines() if "raised after" in line), "nothing: " + done.stderr[-300:]
+        )
+        seconds = float(said.partition("raised after ")[2].partition(" ")[0] or "inf")
+        report(
+            f"{plane}: rank 0 raises when rank 1 is killed", seconds < ALLOWED_SECONDS, said, f"{ALLOWED_SECONDS:.0f} s"
+        )
+
+    return checks
+
+
+def dying() -> None:
+    """A rank of the job of ``killed``."""
+    plane = os.environ["GPU_CHECK_PLANE"]
+    rt.init(gpu_plane=plane, nccl_multi_rank=int(plane == "nccl"))
+    for _ in range(3):
+        collectives.seconds_of_allreduce(1, 1)
+    begin = time.monotonic()
+    if rt.rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        while time.monotonic() < begin + 60:
+            collectives.seconds_of_allreduce(1, 1)
+    except rt.RingtrainError as error:
+        print(f"raised after {time.monotonic() - begin:.1f} s: {str(error)[:60]} ...", flush=True)
+
+
+def memcheck() -> None:
+    """The kernels once more, each access of theirs checked."""
+    tool = shutil.which("compute-sanitizer")
+    if tool is None or machine.is_fake():
+        return report_absent(
+            "compute-sanitizer", "not on the PATH" if tool is None else "the fakes check by themselves"
+        )
+    command = [tool, "--tool", "memcheck", "--error-exitcode", "9", sys.executable, "-m", "gpu.part", "small_kernels"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    lines = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith("=========")] or [""]
+    report("no access outside of its memory", done.returncode == 0, lines[-1])
+
+
+def small_kernels() -> None:
+    """Each kernel on few elements."""
+    sizes = [0, 1, 3, 16383, 16384, 16385]
+    for tensor, buffer in kernels.PAIRS:
+        for shift in (0, 1):
+            assert kernels.is_exact(tensor, buffer, sizes, shift)
+    for dtype in kernels.CARRIERS:
+        assert kernels.sums_in_order(dtype, 3, 16385)
+
+
+def arrays() -> None:
+    """Other libraries' arrays, on streams of their own where they have these."""
+    from gpu import array_checks
+
+    rt.init()
+    for library, check in array_checks.CHECKS.items():
+        version = version_of(library)
+        if not version or machine.is_fake():
+            report_absent(f"{library}'s arrays", "not here" if not version else "of the fakes there are none")
+        else:
+            report(f"{library}'s arrays, behind a late kernel where it has streams", check(), version)
+    rt.shutdown()
+
+
+def tensorflow() -> None:
+    """TensorFlow's GPU tensors."""
+    version = version_of("tensorflow")
+    if not version:
+        return report_absent("TensorFlow's GPU tensors", "not here")
+    from gpu import tensorflow_checks  # here: the other parts do without
+
+    rt.init()
+    if tensorflow_checks.DEVICE != "/GPU:0":
+        report_absent("TensorFlow's GPU tensors", f"TensorFlow {version} sees no GPU")
+    report(f"late values are awaited on {tensorflow_checks.DEVICE}", tensorflow_checks.late_values_are_awaited())
+    report("training is that of a plain optimizer", tensorflow_checks.training_is_the_same())
+    if tensorflow_checks.DEVICE == "/GPU:0":
+        milliseconds = {way: 1e3 * tensorflow_checks.seconds_of_100_megabytes(way) for way in ("device", "host")}
+        report("allreduce of 100 MB, tensors on the GPU and copied to the host", True,
+               f"{milliseconds['device']:.1f} ms, {milliseconds['host']:.1f} ms")  # fmt: skip
+    rt.shutdown()
+
+
 PARTS: dict[str, Callable[[], None]] = {
+    "machine": describe_machine,
     "load": load,
+    "smoke": smoke,
+    "nccl_algorithms": nccl_algorithms,
+    "killed_staged": killed("staged"),
+    "killed_nccl": killed("nccl"),
+    "dying": dying,
+    "memcheck": memcheck,
+    "small_kernels": small_kernels,
+    "arrays": arrays,
+    "tensorflow": tensorflow,
     "kernels": pack_kernels,
     "floors": floors,
     "order": order,
@@ -165,6 +375,6 @@ PARTS: dict[str, Callable[[], None]] = {
 }
 
 if __name__ == "__main__":
-    if sys.argv[1] != "load":
+    if sys.argv[1] not in ("machine", "load"):
         driver.use_device(0)
     PARTS[sys.argv[1]]()

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import time
+import venv
+import zipfile
 from pathlib import Path
 
 import fakes
 import pytest
-from environments import EACH_MPI, python_with
+from environments import EACH_MPI, EACH_STARTER, python_with
 
-from gpu import check, kernels, machine
+from gpu import baggage, check, kernels, machine
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,10 +35,19 @@ def run(tmp_path: Path, *parts: str, python: str = sys.executable, **settings: o
     return done.returncode, json.loads(file.read_text())["results"]
 
 
-@pytest.mark.parametrize("part", ["load", "kernels", "floors", "order", "torch", "staged-threads", "nccl-threads"])
+LONG = ["machine", "arrays", "tensorflow", "memcheck", "nccl-killed"]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        *("load", "kernels", "floors", "order", "torch", "killed", "staged-threads", "nccl-threads"),
+        *(pytest.param(name, marks=pytest.mark.long) for name in LONG),
+    ],
+)
 def test_parts_are_right_on_the_fakes(part, tmp_path):
     code, results = run(tmp_path, part)
-    assert [each for each in results if not each["right"]] == [] and len(results) >= 2
+    assert results and [each for each in results if not each["right"]] == []
     assert code == 0
 
 
@@ -45,11 +59,22 @@ def test_ranks_that_are_processes(mpi, part, tmp_path):
     assert code == 0
 
 
+@pytest.mark.long
+@EACH_STARTER
+def test_further_parts_of_ranks_that_are_processes(mpi, tmp_path):
+    code, results = run(
+        tmp_path, "smoke", "staged", "nccl-algorithms", python=str(python_with(mpi)),
+        **{"RINGTRAIN_TRANSPORT": "tcp"} if mpi == "tcp" else {},
+    )  # fmt: skip
+    assert [each for each in results if not each["right"]] == [] and len(results) == 2 + 5 + 12
+    assert code == 0
+
+
 @pytest.mark.long  # PyTorch is imported on both ranks and compared with gloo
 @pytest.mark.openmpi
 def test_torch_on_two_ranks(tmp_path):
     code, results = run(tmp_path, "torch-ranks", python=str(python_with("openmpi")))
-    assert [each for each in results if not each["right"]] == [] and len(results) == 2
+    assert [each for each in results if not each["right"]] == [] and len(results) == 4
     assert code == 0
 
 
@@ -70,8 +95,90 @@ def test_what_is_wrong_is_said(tmp_path):
 
 
 def test_a_part_without_an_end_is_ended():
-    endless = check.Part("endless", "load", 1, "")
-    assert [each["right"] for each in check.run(endless, "fake", 0.05)][-1:] == [False]
+    endless = check.Part("endless", "load", 1, 1, "")
+    last = [*check.run(endless, "fake", 0.05)][-1]
+    assert not last["right"] and last["what"] == "the part came to no end in 0 s"
+
+
+def test_a_call_that_is_cut_off_has_lost_nothing_but_its_last_part(tmp_path):
+    """As where a machine is taken back: killed with all its processes. The next call does the rest."""
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    command = [ROOT / "bin" / "gpu-check", "--device=fake", "load", "kernels"]
+    environment = os.environ | {"PYTHON": sys.executable, "RINGTRAIN_TEST_FAKES": str(fakes.folder())}
+    cut = subprocess.Popen([*command, "--json", first], env=environment, stdout=subprocess.DEVNULL)
+    until = time.monotonic() + 120
+    while not (first.exists() and "kernels" in {each["part"] for each in json.loads(first.read_text())["results"]}):
+        assert time.monotonic() < until and cut.poll() is None
+        time.sleep(0.02)
+    cut.send_signal(signal.SIGKILL)
+    cut.wait()
+    left = json.loads(first.read_text())
+    assert left["whole"] == ["load"] and 0 < len(left["results"])
+    subprocess.run(
+        [*command, "--json", second, "--after", first], env=environment, stdout=subprocess.DEVNULL, check=True
+    )
+    whole = json.loads(second.read_text())
+    assert whole["whole"] == ["load", "kernels"]
+    of_load = [each for each in whole["results"] if each["part"] == "load"]
+    assert of_load == [each for each in left["results"] if each["part"] == "load"]
+    assert len(whole["results"]) == len(of_load) + 13
+
+
+def test_a_part_that_would_not_fit_is_left(tmp_path):
+    parts = [
+        check.Part("short", "none", 1, 1, ""),
+        check.Part("long", "none", 1, 600, ""),
+        check.Part("other", "none", 1, 1, ""),
+    ]
+    record = check.Record(tmp_path / "results.json", None, "")
+    left = check.run_all(parts, "fake", 300, time.monotonic() + check.GRACE + 60, record)
+    assert [part.name for part in left] == ["long", "other"]  # in order, so that the next call goes on there
+    assert record.whole == ["short"] and [each["right"] for each in record.results] == [False]
+
+
+def test_parts_fit_into_calls_of_ten_minutes():
+    assert max(part.seconds for part in check.PARTS) + check.GRACE <= 9 * 60
+    assert sum(part.seconds for part in check.PARTS) <= 3 * 9 * 60, "the plan must fit into half an hour"
+
+
+def test_wheels_are_installed_without_a_registry(tmp_path):
+    wheels, site = tmp_path / "wheels", tmp_path / "site"
+    wheels.mkdir()
+    with pytest.raises(FileNotFoundError, match="expected wheels but found none"):
+        baggage.unpack(wheels, site)
+    about = "carried-1.0.dist-info"
+    with zipfile.ZipFile(wheels / "carried-1.0-py3-none-any.whl", "w") as archive:
+        archive.writestr("carried.py", "WELL = True\n")
+        archive.writestr(
+            f"{about}/METADATA",
+            "Metadata-Version: 2.1\nName: carried\nVersion: 1.0\nRequires-Dist: nowhere-to-be-found\n",
+        )
+        archive.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{about}/RECORD", "")
+    baggage.unpack(wheels, site)
+    assert (site / "carried.py").exists()
+
+
+@pytest.mark.long
+@pytest.mark.packaging
+def test_a_checkout_that_nobody_has_built_takes_all_from_the_wheels(tmp_path):
+    """On a machine with NumPy, and neither a network nor a compiler: what --pack has filled suffices."""
+    unwanted = shutil.ignore_patterns(".git", ".venv*", "build", "*.so", "__pycache__", "*.egg-info")
+    copy = shutil.copytree(ROOT, tmp_path / "checkout", ignore=unwanted)
+    wheels = tmp_path / "wheels"
+    names = [path.name for path in baggage.pack(wheels, f"{sys.version_info[0]}.{sys.version_info[1]}")]
+    assert len(names) == 1 + len(baggage.NEEDED)
+    venv.create(tmp_path / "bare", with_pip=True)
+    python = tmp_path / "bare" / "bin" / "python"
+    subprocess.run([python, "-m", "pip", "install", "--quiet", "numpy"], check=True)
+    file = tmp_path / "results.json"
+    done = subprocess.run(
+        [copy / "bin" / "gpu-check", "--device=fake", "--wheels", wheels, "--json", file, "load", "order", "staged"],
+        env={"PYTHON": str(python), "RINGTRAIN_TEST_FAKES": str(fakes.folder()), "PATH": "/usr/bin:/bin", "PIP_INDEX_URL": "http://127.0.0.1:1"},
+        text=True, capture_output=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(file.read_text())["whole"] == ["load", "order", "staged"]
 
 
 def test_every_kernel_has_its_check():

@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib.machinery
 import importlib.util
 import re
+import runpy
 from pathlib import Path
 
 import pytest
+import ringtrain._core
 
 ROOT = Path(__file__).parents[2]
 DEVICE = ROOT / "native" / "device"
@@ -28,12 +30,26 @@ def each_text(test):
 
 
 def text_for(kernels: str, capability: int) -> str:
-    return (DEVICE / f"{kernels}_sm{capability}.ptx.h").read_text()
+    return (DEVICE / f"{kernels}_sm{capability}.ptx").read_text()
 
 
 @each_text
 def test_text_was_generated_from_these_sources(kernels, capability):
     assert f"sha256 {generator.digest(kernels)}." in text_for(kernels, capability).splitlines()[0], RUN
+
+
+@each_text
+def test_the_library_holds_the_text_with_a_0_behind_it(kernels, capability):
+    library = Path(ringtrain._core.__file__).read_bytes()
+    assert library.count(text_for(kernels, capability).encode() + b"\0") == 1
+
+
+def test_a_build_knows_which_files_the_assembler_takes_in():
+    """No compiler says so: with a file missing here a new text would not get into the library."""
+    package = runpy.run_path(str(ROOT / "ringtrain" / "_build.py"))
+    taken_in = {source: package["taken_in"](source) for source in package["sources"]()}
+    found = {source: files for source, files in taken_in.items() if files}
+    assert found == {"native/device/ptx.cc": sorted(str(path.relative_to(ROOT)) for path in DEVICE.glob("*.ptx"))}
 
 
 @each_text

@@ -126,6 +126,55 @@ def views_train_alike() -> bool:
     return all(hvd.allgather_object(torch.allclose(*ends, rtol=1e-4, atol=1e-5) and len(memories) == 1))
 
 
+def two_train_as_one(steps: int) -> bool:
+    """Steps on each rank's share of the batch are those of one process on the whole of it, on every rank."""
+    ends = []
+    for alone in (True, False):
+        network = model()
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
+        if not alone:
+            optimizer = _distributed(optimizer, network)
+        share = slice(None) if alone else slice(hvd.rank(), None, hvd.size())
+        inputs, labels = batch()
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss_of(network, inputs[share], labels[share]).backward()
+            optimizer.step()
+        ends.append(_flat(network))
+    flats = hvd.allgather_object(ends[1].cpu())
+    return torch.allclose(*ends, rtol=1e-3, atol=1e-4) and all(torch.equal(flats[0], flat) for flat in flats)
+
+
+def by_hand_over_ours(megabytes: int, rounds: int) -> float:
+    """Median time of a copy to the host, an allreduce there and a copy back over that of an allreduce of the tensor."""
+    tensor = torch.ones(megabytes << 18, device=DEVICE)
+
+    def by_hand() -> None:
+        tensor.copy_(hvd.allreduce(tensor.cpu(), name="by hand"))
+
+    taken = [[_seconds(work) for _ in range(rounds)] for work in (by_hand, lambda: hvd.allreduce_(tensor, name="ours"))]
+    return statistics.median(taken[0]) / statistics.median(taken[1])
+
+
+def seconds_of_foreach_copies(sizes: list[int], rounds: int) -> float:
+    """Seconds that ``torch._foreach_copy_`` takes for tensors of so many elements into one flat tensor and back."""
+    tensors = [torch.ones(size, device=DEVICE) for size in sizes]
+    flat = torch.empty(sum(sizes), device=DEVICE)
+    views = list(flat.split(sizes))
+
+    def there_and_back() -> None:
+        torch._foreach_copy_(views, tensors)
+        torch._foreach_copy_(tensors, views)
+
+    there_and_back()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(rounds):
+        there_and_back()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - start) / rounds
+
+
 def gloo_over_ours(megabytes: int, rounds: int) -> float:
     """Median time of gloo's allreduce of one tensor over ours, on the launcher's ranks, in turns."""
     tensor = torch.ones(megabytes << 18, device=DEVICE)

@@ -163,7 +163,7 @@ def describe(variant: str, folder: Path, with_mutants: bool) -> str:
     lines = [*compilers, "flags = " + " ".join(COMMON + VARIANTS[variant]), RULES]
     library = sorted(set((ROOT / "native").glob("**/*.cc")) - set((ROOT / "native" / "tensorflow").glob("*.cc")))
     if variant != "plain":
-        lines += [f"build {object_of(source)}: compile {source}" for source in library]
+        lines += [f"build {object_of(source)}: compile {source}{also_reads(source)}" for source in library]
     for source in test_sources():
         rule = "compile_c" if source.suffix == ".c" else "compile"
         lines.append(f"build {object_of(source)}: {rule} {source}")
@@ -220,6 +220,12 @@ def describe_fakes(variant: str) -> list[str]:
         objects = [object_of(source) for source in sorted((FAKES / folder).glob("*.cc")) if source.stem != without]
         lines.append(f"build fakes/{library}: link_library {' '.join(objects)}\n  soname = {Path(library).name}")
     return [*lines, "build fakes: phony " + " ".join(f"fakes/{library}" for library, _, _ in FAKE_LIBRARIES)]
+
+
+def also_reads(source: Path) -> str:
+    """What the object of a source depends on and its compiler does not list, as ninja writes it."""
+    files = [str(ROOT / path) for path in PACKAGE["taken_in"](source)]
+    return " | " + " ".join(files) if files else ""
 
 
 def object_of(source: Path) -> str:

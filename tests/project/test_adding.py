@@ -23,7 +23,7 @@ MOST_FOR_A_COLLECTIVE, MOST_FOR_A_CODEC, MOST_FOR_AN_ATTRIBUTE = 13, 7, 8
 def product():
     """The files that are written by hand, as paths from the root."""
     patterns = ("native/**/*.def", "native/**/*.h", "native/**/*.cc", "native/**/*.cu", "ringtrain/**/*.py")
-    files = [path for pattern in patterns for path in ROOT.glob(pattern) if not path.name.endswith(".ptx.h")]
+    files = [path for pattern in patterns for path in ROOT.glob(pattern)]
     return {path.relative_to(ROOT).as_posix(): path.read_text() for path in files}
 
 
