@@ -13,7 +13,7 @@ import numpy as np
 
 import ringtrain as rt
 from ringtrain.bench import ranks
-from ringtrain.bench.systems import Gloo, Memcpy, Mpi, Ringtrain
+from ringtrain.bench.systems import Gloo, Memcpy, Mpi, Ringtrain, System
 
 
 @dataclass(frozen=True)
@@ -162,4 +162,4 @@ class MemcpyMoves(Memcpy):
         return bool(np.array_equal(self._copy, self._work))
 
 
-PEERS = {"gloo": GlooMoves, "mpi": MpiMoves}
+PEERS: dict[str, Callable[[Collective], System]] = {"gloo": GlooMoves, "mpi": MpiMoves}
