@@ -268,7 +268,9 @@ const char* rt_build_info(void) {
 
 const char* rt_table(const char* name) { return ringtrain::TableText(name); }
 
-void rt_free(void* memory) { std::free(memory); }
+void rt_free(void* memory) { ringtrain::Outputs().Free(memory); }  // a result's memory, or a text
+
+void rt_trim(void) { ringtrain::Outputs().Trim(); }
 
 void rt_suggest_nccl(const char* path, const char* interfaces) {
   ringtrain::Nccl::Suggest(TextOf(path), TextOf(interfaces));
@@ -347,6 +349,7 @@ void rt_context_free(rt_context* context) {
   if (context == nullptr) return;
   rt_close(context, -1, nullptr);
   delete context;
+  rt_trim();
 }
 
 rt_alarm* rt_alarm_set(double seconds, const char* text) {

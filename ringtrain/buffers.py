@@ -22,13 +22,18 @@ _CARRIERS = {row.id: np.dtype(np.uint16 if row.id == _BFLOAT16 else row.name) fo
 _ID_OF_DTYPE = {np.dtype(row.name): row.id for row in tables.DTYPES.values() if row.id != _BFLOAT16}
 _READ_ONLY = "expected a tensor that may be written but found a read-only one. Use the form without '_'."
 _UINTPTR = ffi.typeof("uintptr_t")
+_VOID = ffi.typeof("void *")
+_BYTES = ffi.typeof("char[]")
 
 
 class Buffer:
     """Contiguous row-major memory of one tensor.
 
+    Args:
+        address: of the first byte, as a number or as a pointer of C.
+
     Attributes:
-        address: of the first byte.
+        pointer: to the first byte.
         dtype: id of a row of ``tables.DTYPES``.
         shape: number of elements along each dimension.
         device: index of a CUDA device, or -1 for host memory.
@@ -37,23 +42,28 @@ class Buffer:
         owner: whatever keeps the memory alive.
     """
 
-    __slots__ = ("address", "dtype", "shape", "device", "stream", "owner")
+    __slots__ = ("pointer", "dtype", "shape", "device", "stream", "owner")
 
     def __init__(
         self,
-        address: int,
+        address: int | CData,
         dtype: int,
         shape: tuple[int, ...],
         device: int = -1,
         stream: int = 0,
         owner: object = None,
     ):
-        self.address = address
+        self.pointer = ffi.cast(_VOID, address) if type(address) is int else address
         self.dtype = dtype
         self.shape = shape
         self.device = device
         self.stream = stream
         self.owner = owner
+
+    @property
+    def address(self) -> int:
+        """Of the first byte."""
+        return int(ffi.cast(_UINTPTR, self.pointer))
 
 
 class _Framework(NamedTuple):
@@ -100,9 +110,9 @@ def as_buffer(tensor: Any) -> Buffer:
         UnsupportedError: memory of a device that is no CUDA device.
     """
     if type(tensor) is np.ndarray:
-        dtype = _ID_OF_DTYPE.get(tensor.dtype)
-        if dtype is not None and tensor.flags.c_contiguous:
-            return _buffer_of(tensor, dtype)
+        own = _own_memory(tensor, for_writing=False)
+        if own is not None:
+            return own
     framework = _framework_of(tensor)
     if framework is not None:
         return framework.as_buffer(tensor)
@@ -121,9 +131,9 @@ class InPlace:
         """Raises what ``as_buffer`` does, and InvalidArgumentError for memory that must not be written."""
         self._tensor, self._copy = tensor, None
         if type(tensor) is np.ndarray:
-            dtype, flags = _ID_OF_DTYPE.get(tensor.dtype), tensor.flags
-            if dtype is not None and flags.c_contiguous and flags.writeable:
-                self.buffer = _buffer_of(tensor, dtype)
+            buffer = _own_memory(tensor, for_writing=True)
+            if buffer is not None:
+                self.buffer = buffer
                 return
         framework = _framework_of(tensor)
         own = None if framework is None else framework.own_memory(tensor)
@@ -226,13 +236,25 @@ def _cuda_buffer(tensor: Any, for_writing: bool = False) -> Buffer:
     return Buffer(found.address, found.dtype.id, found.shape, found.device, stream, found.owner)
 
 
+def _own_memory(array: np.ndarray, for_writing: bool) -> Buffer | None:
+    """The array's memory if it is of a known type, contiguous, and may be written where it must: what most arrays are."""
+    dtype = _ID_OF_DTYPE.get(array.dtype)
+    if dtype is None:
+        return None
+    try:  # asks all three in one call
+        memory = ffi.from_buffer(_BYTES, array, for_writing)
+    except (ValueError, BufferError, TypeError):
+        return None
+    return Buffer(memory, dtype, array.shape, -1, 0, memory)
+
+
 def _buffer_of(array: np.ndarray, dtype: int) -> Buffer:
     # The exported buffer also keeps the array from being resized while the operation is pending.
     try:
         memory = ffi.from_buffer(array)
     except (ValueError, BufferError, TypeError):  # element types of extensions cannot be exported: their bytes can
         memory = ffi.from_buffer(array.view(_CARRIERS[dtype]))
-    return Buffer(int(ffi.cast(_UINTPTR, memory)), dtype, array.shape, -1, 0, memory)
+    return Buffer(memory, dtype, array.shape, -1, 0, memory)
 
 
 def _framework_of(tensor: Any) -> _Framework | None:

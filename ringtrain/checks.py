@@ -151,7 +151,7 @@ def _content(tensor: object) -> _Content:
     if memory.device >= 0:
         return _Content(dtype.name, memory.shape, memoryview(current().read_device(memory)), None)
     size = dtype.bytes * math.prod(memory.shape)
-    return _Content(dtype.name, memory.shape, memoryview(ffi.buffer(ffi.cast("char *", memory.address), size)), memory)
+    return _Content(dtype.name, memory.shape, memoryview(ffi.buffer(ffi.cast("char *", memory.pointer), size)), memory)
 
 
 def _digest(tensor: object) -> int:

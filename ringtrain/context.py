@@ -244,7 +244,7 @@ class Context:
     def read_device(self, memory: Buffer) -> bytearray:
         """The bytes of a tensor on a GPU, once its stream has come so far. Blocks; raises InternalError if the GPU fails."""
         content = bytearray(math.prod(memory.shape) * tables.DTYPE_BY_ID[memory.dtype].bytes)
-        stream, address, error = ffi.cast(_VOID, memory.stream), ffi.cast(_VOID, memory.address), ffi.new(_ERROR_OUT)
+        stream, address, error = ffi.cast(_VOID, memory.stream), memory.pointer, ffi.new(_ERROR_OUT)
         to = ffi.from_buffer(content)
         if content:
             check(lib.rt_device_read(self.native, memory.device, stream, address, len(content), to, error), error)

@@ -352,22 +352,22 @@ def alltoall(
     Returns:
         The rows received; with ``splits`` a pair of them and of the rows received from each rank (an int32 array).
     """
-    rows, received = alltoall_async(tensor, splits, name, process_set).wait()
+    rows, received = alltoall_with_received(tensor, splits, name, process_set)
     return rows if splits is None else (rows, received)
+
+
+def alltoall_with_received(
+    tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> tuple[Any, np.ndarray]:
+    """``alltoall`` whose result is always the pair, for the adapters."""
+    return _alltoall(tensor, splits, name, process_set, waits=True).wait()
 
 
 def alltoall_async(
     tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """``alltoall`` that returns a handle at once; its result is always the pair."""
-
-    def results(operation: Operation) -> tuple[Any, np.ndarray]:
-        return _allocated(tensor, operation, 0), np.array(operation.received_splits(), np.int32)
-
-    with Submission("alltoall", name, process_set) as submission:
-        buffer = buffers.as_buffer(tensor)
-        rows = None if splits is None else arguments.split_rows(splits)
-        return Handle(submission.start((buffer,), (None,), splits=rows), results)
+    return _alltoall(tensor, splits, name, process_set)
 
 
 def reducescatter(
@@ -497,6 +497,18 @@ def _rows(
     return Handle(operation, results)
 
 
+def _alltoall(given: Any, splits: Any, name: str | None, process_set: ProcessSet, waits: bool = False) -> Handle:
+    with Submission("alltoall", name, process_set, waits) as submission:
+        buffer = buffers.as_buffer(given)
+        rows = None if splits is None else arguments.split_rows(splits)
+        operation = submission.start((buffer,), (None,), splits=rows)
+
+    def results(operation: Operation) -> tuple[Any, np.ndarray]:
+        return _allocated(given, operation, 0), np.array(operation.received_splits(), np.int32)
+
+    return Handle(operation, results)
+
+
 def _same_shape(given: Any, grouped: bool, in_place: bool) -> tuple[Sequence[Buffer], Sequence[Buffer], _Results]:
     """Inputs, outputs and results of an operation whose results look like its inputs."""
     if grouped:
@@ -555,14 +567,16 @@ def _factors(prescale: float, postscale: float, compression: str, weight: int | 
 
 def _reducing(op: int | None, factors: dict[str, Any]) -> dict[str, Any]:
     """The arguments of an operation that reduces, checked."""
+    prescale, postscale = factors["prescale"], factors["postscale"]
     compression, weight = factors["compression"], factors["weight"]
     if not isinstance(compression, str) or compression not in tables.COMPRESSIONS:
         known = ", ".join(tables.COMPRESSIONS)
         raise InvalidArgumentError(f"compression must be one of {known}, but is {compression!r}.")
     return {
         "reduction": arguments.reduction(op),
-        "prescale": arguments.number("prescale_factor", factors["prescale"]),
-        "postscale": arguments.number("postscale_factor", factors["postscale"]),
+        # Mostly they are floats, and each call counts.
+        "prescale": prescale if type(prescale) is float else arguments.number("prescale_factor", prescale),
+        "postscale": postscale if type(postscale) is float else arguments.number("postscale_factor", postscale),
         "compression": compression,
         "weight": None if weight is None else _weight(weight),
     }

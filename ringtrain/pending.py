@@ -21,6 +21,7 @@ _HANDLE_OUT = ffi.typeof("rt_handle **")
 _ERROR_OUT = ffi.typeof("char **")
 _TABLE_OF_KIND = {"kReduction": tables.REDUCTIONS, "kCompression": tables.COMPRESSIONS}
 _INT64 = ffi.typeof("int64_t *")
+_NULL = ffi.NULL
 
 
 def _initial_of(row: tables.Attribute) -> Any:
@@ -39,12 +40,15 @@ _ATTRIBUTES = [
 class Request:
     """The C structs of one submission; kept in a pool, because making them costs more than filling them."""
 
-    __slots__ = ("request", "tensors", "shapes", "handle", "error", "texts", "attributes", "counts")
+    __slots__ = ("request", "tensors", "rows", "shapes", "handle", "error", "texts", "attributes", "counts")
 
     def __init__(self, tensor_count: int, dimensions: int):
         self.request = ffi.new("rt_request *")
         self.tensors = ffi.new("rt_tensor[]", max(tensor_count, 1))
+        self.rows = list(self.tensors)  # each a reference to a struct
         self.shapes = ffi.new("int64_t[]", max(dimensions, 1))
+        for tensor in self.rows:
+            tensor.shape = self.shapes
         self.handle = ffi.new(_HANDLE_OUT)
         self.error = ffi.new(_ERROR_OUT)
         self.request.tensors = self.tensors
@@ -73,16 +77,18 @@ class Request:
 
     def describe(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer | None]) -> None:
         """Fills the tensors of the request."""
-        cast, shapes, place = ffi.cast, self.shapes, 0
-        for tensor, buffer, output in zip(self.tensors, inputs, outputs, strict=False):
-            tensor.data = cast(_VOID, buffer.address)
-            tensor.output = ffi.NULL if output is None else cast(_VOID, output.address)
+        shapes, place = self.shapes, 0
+        for tensor, buffer, output in zip(self.rows, inputs, outputs, strict=False):
+            shape = buffer.shape
+            tensor.data = buffer.pointer
+            tensor.output = _NULL if output is None else output.pointer
             tensor.dtype = buffer.dtype
             tensor.device = buffer.device
-            tensor.stream = cast(_VOID, buffer.stream)
-            tensor.ndim = len(buffer.shape)
-            tensor.shape = shapes + place
-            for extent in buffer.shape:
+            tensor.stream = ffi.cast(_VOID, buffer.stream) if buffer.stream else _NULL
+            tensor.ndim = len(shape)
+            if place > 0:
+                tensor.shape = shapes + place
+            for extent in shape:
                 shapes[place] = extent
                 place += 1
         self.request.tensor_count = len(inputs)

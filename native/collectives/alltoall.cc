@@ -26,6 +26,7 @@ Alltoall::Alltoall(Batch batch, Group* group, StageObserver* observer)
       packed_(begin_),
       consumed_(begin_),
       exchange_(group->next_exchange++),
+      own_bytes_(RowsOf(me_, me_) * tensor_.row_bytes),
       pairs_(members_ - 1) {
   group->next_chunk = end_;
 }
@@ -47,25 +48,27 @@ uint64_t Alltoall::LocalChunks() const {
   return (most * tensor_.row_bytes + step_bytes_ - 1) / step_bytes_;
 }
 
-void Alltoall::CopyOwn() {
-  own_copied_ = true;
-  size_t bytes = RowsOf(me_, me_) * tensor_.row_bytes;
-  if (bytes > 0 && tensor_.output != nullptr)
-    std::memcpy(tensor_.output + OutputOffset(me_), tensor_.input + InputOffset(me_), bytes);
-}
-
 Status Alltoall::Advance(bool* moved) {
-  bool any = !own_copied_;
-  if (!own_copied_) CopyOwn();
-  any |= TryFetch();
+  bool any = TryFetch();
   any |= TryPack();
   while (messages_.size() < kMaxMessages && pairs_done_ < pairs_) {
     RT_TRY(StartPair());
     any = true;
   }
   RT_TRY(TestMessages(&any));
+  if (!any) any = TryCopyOwn();
   *moved |= any;
   return {};
+}
+
+// Nobody waits for it: one step of it whenever the others have to be waited for.
+bool Alltoall::TryCopyOwn() {
+  if (own_copied_ == own_bytes_) return false;
+  const size_t step = std::min(step_bytes_, own_bytes_ - own_copied_);
+  if (tensor_.output != nullptr)
+    std::memcpy(tensor_.output + OutputOffset(me_) + own_copied_, tensor_.input + InputOffset(me_) + own_copied_, step);
+  own_copied_ += step;
+  return true;
 }
 
 bool Alltoall::TryPack() {
@@ -83,7 +86,7 @@ bool Alltoall::TryPack() {
     const size_t bytes = RowsOf(me_, to) * tensor_.row_bytes;
     if (local == local_ || bytes <= offset) continue;
     const size_t step = std::min(step_bytes_, bytes - offset);
-    std::memcpy(slot + local * step_bytes_, tensor_.input + InputOffset(to) + offset, step);
+    group_->handover.Copy(slot + local * step_bytes_, tensor_.input + InputOffset(to) + offset, step);
     written += step;
   }
   group_->counters->Add(Counter::kSharedBytes, static_cast<int64_t>(written));

@@ -16,7 +16,9 @@ class Alltoall : public Task {
   Alltoall(Batch batch, Group* group, StageObserver* observer);
 
   Status Advance(bool* moved) override;
-  bool done() const override { return own_copied_ && consumed_ == end_ && pairs_done_ == pairs_ && messages_.empty(); }
+  bool done() const override {
+    return own_copied_ == own_bytes_ && consumed_ == end_ && pairs_done_ == pairs_ && messages_.empty();
+  }
 
  private:
   int64_t RowsOf(int from, int to) const { return ExchangedRows(tensor_.rows, members_, from, to); }
@@ -28,7 +30,7 @@ class Alltoall : public Task {
   bool TryFetch();
   Status StartPair();
   Status TestMessages(bool* moved);
-  void CopyOwn();
+  bool TryCopyOwn();
 
   const Batch batch_;
   const BatchTensor& tensor_;
@@ -39,7 +41,8 @@ class Alltoall : public Task {
   const uint64_t begin_, end_;
   uint64_t packed_, consumed_;
   const uint64_t exchange_;  // number of this alltoall
-  bool own_copied_ = false;
+  const size_t own_bytes_;   // that stay on this member
+  size_t own_copied_ = 0;
   int pairs_done_ = 0;  // distances to members on other hosts that were started
   int pairs_;
   std::vector<Wire::Ticket> messages_;

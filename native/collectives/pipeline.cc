@@ -248,7 +248,7 @@ void Pipeline::FetchCells(const Chunk& chunk, char* result) {
     const char* from = member == me_
                            ? batch_.tensors[segment.tensor].input + segment.input_offset
                            : group_->window.contribution(group_->topology.local_of[member], reduced_) + offset;
-    std::memcpy(to, from, segment.bytes);
+    group_->handover.Copy(to, from, segment.bytes);
     to += segment.bytes;
     offset += segment.bytes;
   }

@@ -6,8 +6,8 @@ namespace ringtrain {
 namespace {
 
 constexpr size_t kAlignment = 4096;
-constexpr size_t kPieceWithinHost = 64 << 10;  // of a chunk, for each member: stays in a core's own cache
-constexpr size_t kPieceAcrossHosts = 2 << 20;  // of a chunk, for each ring: long messages fill the wire
+constexpr size_t kPieceWithinHost = 128 << 10;  // of a chunk, for each member: stays in a core's own cache
+constexpr size_t kPieceAcrossHosts = 2 << 20;   // of a chunk, for each ring: long messages fill the wire
 // Cells of small tensors are rounded up to whole elements; Partition keeps a chunk's blocks below kResultSlack / 8.
 constexpr size_t kResultSlack = 4096;
 

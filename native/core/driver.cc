@@ -26,11 +26,16 @@ void Pause() {
 #endif
 }
 
-// Without a choice of the user's: the time of a step within a host, or of a message to another host and its answer.
-Spinning SpinningFor(const Options& options, const World& world) {
-  constexpr Nanoseconds kWithinHost = 20 * kMicrosecond, kBetweenHosts = 60 * kMicrosecond;
+// Without a choice of the user's. A thread that waits has nothing else to do: it looks about as long as it takes to
+// sleep and to be woken on a core that has gone to sleep, too, which on a virtual machine is 100 us; so a look in vain
+// at most doubles what the wait costs. The context's thread may take its core from the program's, and looks for the
+// time of a step within a host, or of a message to another host and its answer.
+Spinning SpinningFor(const Options& options, const World& world, bool waiter) {
+  constexpr Nanoseconds kAsleep = 100 * kMicrosecond, kWithinHost = 20 * kMicrosecond,
+                        kBetweenHosts = 60 * kMicrosecond;
   if (options.spin_microseconds >= 0) return {options.spin_microseconds * kMicrosecond, true};
   if (world.local_size() > UsableCores()) return {0, true};
+  if (waiter) return {kAsleep, false};
   return {world.local_size() < world.size ? kBetweenHosts : kWithinHost, false};
 }
 
@@ -45,7 +50,8 @@ ContextDriver::ContextDriver(const Options& options, Progress& progress, Epoch* 
       table_(table),
       counters_(counters),
       timeline_(timeline),
-      spinning_(SpinningFor(options, epoch->world())),
+      of_waiters_(SpinningFor(options, epoch->world(), true)),
+      of_thread_(SpinningFor(options, epoch->world(), false)),
       coordinator_(&epoch->coordinator()) {}
 
 void ContextDriver::Start() {
@@ -90,7 +96,7 @@ void ContextDriver::WaitOn(Handle& handle, Nanoseconds deadline) {
       handle.Sleep(deadline);
       continue;
     }
-    Drive([&] { return handle.done() || stop_.load(); }, deadline);
+    Drive([&] { return handle.done() || stop_.load(); }, deadline, &of_waiters_);
     CancelPollPromise();
     const bool more = coordinator_->HasWork();
     drive_mutex_.Unlock();
@@ -102,7 +108,7 @@ void ContextDriver::WaitOn(Handle& handle, Nanoseconds deadline) {
 // ---- driving ----
 
 template <typename Finished>
-void ContextDriver::Drive(Finished finished, Nanoseconds deadline) {
+void ContextDriver::Drive(Finished finished, Nanoseconds deadline, Spinning* spinning) {
   driven_.store(true, std::memory_order_seq_cst);
   constexpr Nanoseconds kLooked = -1;
   Nanoseconds poll = kShortestPoll, look_until = 0;  // 0: the wait has not begun
@@ -110,7 +116,7 @@ void ContextDriver::Drive(Finished finished, Nanoseconds deadline) {
     const bool news = table_->has_news();
     if (coordinator_->Step()) {
       if (news) polls_by_.store(Now() + 2 * kGather, std::memory_order_relaxed);
-      if (look_until > 0) spinning_.Ended(true);
+      if (look_until > 0) spinning->Ended(true);
       poll = kShortestPoll;
       look_until = 0;
       continue;
@@ -118,14 +124,14 @@ void ContextDriver::Drive(Finished finished, Nanoseconds deadline) {
     const Nanoseconds now = Now();
     if (now >= deadline) break;
     if (look_until == 0) {
-      const Nanoseconds look = spinning_.Begin();
+      const Nanoseconds look = spinning->Begin();
       look_until = look > 0 ? now + look : kLooked;
     }
     if (now < look_until) {
       Pause();
       continue;
     }
-    if (look_until > 0) spinning_.Ended(false);
+    if (look_until > 0) spinning->Ended(false);
     look_until = kLooked;
     Nanoseconds until = std::min({deadline, coordinator_->next_timer(), now + kSecond});
     if (coordinator_->MustPoll()) {
@@ -160,7 +166,7 @@ void ContextDriver::RunThread() {
       MutexLock lock(drive_mutex_);
       Coordinator& coordinator = driven();
       coordinator.Step();
-      Drive([&] { return stop_.load() || !coordinator.HasWork(); }, kNever);
+      Drive([&] { return stop_.load() || !coordinator.HasWork(); }, kNever, &of_thread_);
       timeline_->Flush();
       CancelPollPromise();
       idle_period = coordinator.idle_period();
@@ -222,13 +228,14 @@ void ContextDriver::Serve(Nanoseconds* deadline) {
   if (table_->closed().ok()) {
     coordinator.SayGoodbye();
     if (coordinator.speaks_for_others()) *deadline = kNever;
-    Drive([&] { return coordinator.ready_to_close() || !table_->closed().ok(); }, *deadline);
+    Drive([&] { return coordinator.ready_to_close() || !table_->closed().ok(); }, *deadline, &of_waiters_);
     if (table_->closed().ok()) coordinator.GiveUpWaiting();
   }
   // After a long wait the delivery still gets this much time and no more.
   *deadline = std::min(*deadline, DeadlineAfter(options_.shutdown_timeout_seconds));
   if (table_->closed().ok())
-    Drive([&] { return !coordinator.HasWork() || !coordinator.MustPoll() || !table_->closed().ok(); }, *deadline);
+    Drive([&] { return !coordinator.HasWork() || !coordinator.MustPoll() || !table_->closed().ok(); }, *deadline,
+          &of_waiters_);
   progress_.SetDoorbell(nullptr);
 }
 

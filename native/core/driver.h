@@ -58,7 +58,7 @@ class ContextDriver {
   void WaitOn(Handle& handle, Nanoseconds deadline);
   // Drives until `finished()` or the deadline.
   template <typename Finished>
-  void Drive(Finished finished, Nanoseconds deadline) RT_REQUIRES(drive_mutex_);
+  void Drive(Finished finished, Nanoseconds deadline, Spinning* spinning) RT_REQUIRES(drive_mutex_);
   Coordinator& driven() RT_REQUIRES(drive_mutex_) { return *coordinator_; }
   void Serve(Nanoseconds* deadline);
   void CoalesceSubmissions();
@@ -74,7 +74,8 @@ class ContextDriver {
   Timeline* const timeline_;
 
   Mutex drive_mutex_;  // held by whoever drives
-  Spinning spinning_ RT_GUARDED_BY(drive_mutex_);
+  Spinning of_waiters_ RT_GUARDED_BY(drive_mutex_);
+  Spinning of_thread_ RT_GUARDED_BY(drive_mutex_);
   Coordinator* const coordinator_ RT_PT_GUARDED_BY(drive_mutex_);
   std::atomic<bool> driven_{false};         // somebody drives, perhaps asleep on the doorbell
   std::atomic<uint32_t> parked_{0};         // futex of the context's thread; changes when there is work for it

@@ -8,16 +8,10 @@
 #include <optional>
 
 #include "collectives/rows.h"
+#include "core/output_memory.h"
 
 namespace ringtrain {
 namespace {
-
-constexpr size_t kOutputAlignment = 64;
-
-void* AllocateAligned(size_t bytes) {
-  void* memory = nullptr;
-  return posix_memalign(&memory, kOutputAlignment, std::max(bytes, kOutputAlignment)) == 0 ? memory : nullptr;
-}
 
 std::string NumberText(double value) {
   char text[32];
@@ -334,7 +328,7 @@ Status Execution::ProvideOutput(const Response& response, size_t index, const Ba
     output.data = submission->allocate(submission->callback_context, static_cast<int32_t>(index),
                                        static_cast<int32_t>(output.shape.size()), output.shape.data());
   } else {
-    output.data = AllocateAligned(spec.bytes());
+    output.data = Outputs().Allocate(spec.bytes());
     output.owned = output.data != nullptr;
   }
   if (output.data != nullptr) return {};

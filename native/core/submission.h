@@ -4,7 +4,6 @@
 #define RINGTRAIN_CORE_SUBMISSION_H_
 
 #include <atomic>
-#include <cstdlib>
 #include <map>
 #include <memory>
 #include <set>
@@ -18,6 +17,7 @@
 #include "base/mutex.h"
 #include "core/flight.h"
 #include "core/frame.h"
+#include "core/output_memory.h"
 #include "core/request.h"
 #include "device/device.h"
 #include "include/ringtrain.h"
@@ -43,7 +43,7 @@ class Handle {
     for (Output& output : outputs) {
       if (!output.owned) continue;
       if (device == nullptr)
-        std::free(output.data);
+        Outputs().Free(output.data);
       else
         Device::Free(device->index(), output.data);
     }

@@ -82,6 +82,8 @@ const char* rt_build_info(void);
  * attributes, compressions, status, counters, options. Static; NULL for an unknown name. */
 const char* rt_table(const char* name);
 void rt_free(void* memory);
+/* Memory of results that were freed is kept for the next ones of their size, up to 256 MB; this gives it back. */
+void rt_trim(void);
 /* Where NCCL lies if nothing better is found: a wheel's file. interfaces: what NCCL_SOCKET_IFNAME tells it, for the
  * texts of its errors; native code reads no environment. Both count before the first tensor on a GPU. */
 void rt_suggest_nccl(const char* path, const char* interfaces);

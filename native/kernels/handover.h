@@ -21,10 +21,11 @@ namespace ringtrain {
 void StreamingCopy(char* to, const char* from, size_t bytes);
 
 // Which stores the next copy takes. Pure: it is told how long each one has taken. A few copies of each kind in kPeriod
-// are trials; the fastest of a kind counts, since the others may have been interrupted.
+// are trials; the fastest of a kind counts, since the others may have been interrupted. The very first copies are none:
+// they touch fresh pages, which would be taken for the cost of plain stores.
 class StoreChoice {
  public:
-  static constexpr int kTrials = 4, kPeriod = 1024;
+  static constexpr int kTrials = 4, kPeriod = 1024, kFirst = 64;
   // What plain stores may cost more, since the reader finds their lines sooner.
   static constexpr double kNanosecondsMore = 0.2;  // a byte
 
@@ -43,7 +44,7 @@ class StoreChoice {
   }
 
  private:
-  int turn_ = 0;
+  int turn_ = kPeriod - kFirst;
   bool streams_ = false;
   double plain_ = 0, streaming_ = 0;
 };

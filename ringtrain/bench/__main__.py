@@ -22,6 +22,7 @@ from ringtrain.launch.modes import FURTHER, MODES
 from ringtrain.options import environment
 
 ALGORITHMS = next(option for option in tables.OPTIONS if option.name == "algorithm").lowest.split("|")
+OPERATIONS = ("allreduce", "allgather", "alltoall", "broadcast", "reducescatter")
 NETWORKS = ("convnet", "mlp", "transformer", "wide", "vgg16")
 TRAINING_PEERS = (
     "buckets",
@@ -133,6 +134,14 @@ def _allreduce_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--peers", type=_choices("gloo", "mpi", "adasum"), default=[], metavar="gloo,mpi,adasum")
     parser.add_argument(
         "--algorithm", dest="algorithms", type=_choices(*ALGORITHMS), default=["auto"], metavar="auto,ring,..."
+    )
+    parser.add_argument("--operation", choices=OPERATIONS, default="allreduce", help="another collective (allreduce)")
+    parser.add_argument(
+        "--pause",
+        type=float,
+        default=0.0,
+        metavar="MS",
+        help="of other work before each operation, in milliseconds (0)",
     )
     _repetitions_option(parser)
 
@@ -365,7 +374,7 @@ def _repetitions_option(parser: argparse.ArgumentParser) -> None:
 # A benchmark's name, which is that of its file; what it measures; its own options, which are the arguments of its
 # run().
 BENCHMARKS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
-    "allreduce": ("one tensor of several sizes: ours, the peers, a memcpy", _allreduce_options),
+    "allreduce": ("one tensor of several sizes, or another collective: ours, the peers, a memcpy", _allreduce_options),
     "step": ("all gradients of a model against one operation of as many bytes", _step_options),
     "idle": ("context switches of our threads while nothing is pending", _idle_options),
     "train": (

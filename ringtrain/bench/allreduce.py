@@ -1,9 +1,10 @@
 """``ringtrain bench allreduce``: one float32 tensor, summed in place; ours, the peers, and a memcpy of the same bytes.
 
-``adasum`` among the peers is ours with another reduction.
+``adasum`` among the peers is ours with another reduction. ``operation`` names another collective (``collectives``).
 
 Up to 64 KB a repetition is a round of operations back to back, as both ranks then submit together without a barrier's
-skew in the figure; above, it is one operation after a barrier.
+skew in the figure; above, it is one operation after a barrier. With ``pause`` it is one operation at any size, for which
+all ranks come at one time out of other work.
 """
 
 import time
@@ -14,42 +15,73 @@ from typing import Any
 import numpy as np
 
 from ringtrain.bench import machine, ranks, report
+from ringtrain.bench.collectives import COLLECTIVES, MemcpyMoves, RingtrainMoves
+from ringtrain.bench.collectives import PEERS as MOVING_PEERS
 from ringtrain.bench.sizes import bytes_text
 from ringtrain.bench.systems import PEERS, Memcpy, Ringtrain, System
-from ringtrain.bench.turns import time_in_turn, time_of
+from ringtrain.bench.turns import Pause, time_in_turn, time_of
+from ringtrain.errors import UnsupportedError
 
 BACK_TO_BACK_BYTES = 64 << 10
+Turn = Callable[[System, np.ndarray, np.ndarray], list[float]]  # what a system does with a tensor, and its times
+PAUSED_REPETITIONS = 200
 ROUND = 20  # operations back to back; sums of 20 stay exact powers and within float32
 MEMORY_OPERATIONS = 10
 
 
 def run(
-    sizes: Sequence[int], peers: Sequence[str], algorithms: Sequence[str], repetitions: int | None, json: str | None
+    sizes: Sequence[int],
+    peers: Sequence[str],
+    algorithms: Sequence[str],
+    operation: str,
+    pause: float,
+    repetitions: int | None,
+    json: str | None,
 ) -> bool:
     """Runs the benchmark on this rank; returns whether every system's results were right."""
     results: list[dict[str, Any]] = []
     memory: dict[str, list[int]] = {}
+    turn = _PausedTurn(pause / 1e3) if pause else None
     for index, algorithm in enumerate(algorithms):
-        ours = Ringtrain(algorithm)
-        memory[ours.name] = _memory_growth(ours, max(sizes))
-        systems = [ours, *_open_peers(peers if index == 0 else ()), Memcpy()]
+        ours = _ours(operation, algorithm)
+        if operation == "allreduce":  # the others' results are tensors that they make
+            memory[ours.name] = _memory_growth(ours, max(sizes))
+        systems = [ours, *_open_peers(operation, peers if index == 0 else ()), _floor(operation)]
         for size_bytes in sizes:
-            results += _measure(systems, size_bytes, repetitions or _repetitions_for(size_bytes))
+            times = _repetitions_for(size_bytes) if turn is None else PAUSED_REPETITIONS
+            measured = _measure(operation, systems, size_bytes, repetitions or times, turn or turn_for(size_bytes))
+            results += [{**result, "pause_seconds": pause / 1e3} for result in measured]
         for system in systems:
             system.close()
-    _print(results, memory, max(sizes))
+    _print(operation, pause, results, memory, max(sizes))
     report.write_json(json, results, memory_growth_bytes=memory)
     return all(result["verified"] for result in results)
 
 
-def _open_peers(names: Sequence[str]) -> list[System]:
+def _ours(operation: str, algorithm: str) -> System:
+    return Ringtrain(algorithm) if operation == "allreduce" else RingtrainMoves(COLLECTIVES[operation], algorithm)
+
+
+def _floor(operation: str) -> System:
+    return Memcpy() if operation == "allreduce" else MemcpyMoves(COLLECTIVES[operation])
+
+
+def _open_peers(operation: str, names: Sequence[str]) -> list[System]:
     systems = []
     for name in names:
         try:
-            systems.append(PEERS[name]())
+            systems.append(_peer(operation, name))
         except ImportError as problem:
             report.say(f"{name}: left out, {problem}. Run: pip install torch")
     return systems
+
+
+def _peer(operation: str, name: str) -> System:
+    if operation == "allreduce":
+        return PEERS[name]()
+    if name not in MOVING_PEERS:
+        raise UnsupportedError(f"peer '{name}': it has an allreduce, but no {operation}. Leave it out.")
+    return MOVING_PEERS[name](COLLECTIVES[operation])
 
 
 def _repetitions_for(size_bytes: int) -> int:
@@ -60,22 +92,32 @@ def _repetitions_for(size_bytes: int) -> int:
 # ---- measuring ----
 
 
-def _measure(systems: Sequence[System], size_bytes: int, repetitions: int) -> list[dict[str, Any]]:
-    work, source = arrays(size_bytes)
+def _measure(
+    operation: str, systems: Sequence[System], size_bytes: int, repetitions: int, time_turn: Turn
+) -> list[dict[str, Any]]:
+    work, source = arrays(_input_bytes(operation, size_bytes))
     for system in systems:
         system.use(work)
     verified = {system.name: verify(system, work, source) for system in systems}
-    time_turn = turn_for(size_bytes)
     timed = {system.name: partial(time_turn, system, work, source) for system in systems}
     seconds = time_in_turn(timed, repetitions)
     floor = float(np.median(seconds["memcpy"]))
     return [
         report.result(
-            name, "allreduce", times, verified[name],
+            name, operation, times, verified[name],
             bytes=size_bytes, ratio_to_memcpy=float(np.median(times)) / floor,
         )
         for name, times in seconds.items()
     ]  # fmt: skip
+
+
+def _input_bytes(operation: str, size_bytes: int) -> int:
+    """What a rank puts into an operation of about this size: numbers that can be dealt evenly to all ranks."""
+    if operation == "allreduce":
+        return size_bytes
+    share = COLLECTIVES[operation].puts_in(ranks.size())
+    each = max(size_bytes // 4 // ranks.size(), 1)
+    return round(each * ranks.size() * share) * 4
 
 
 def arrays(size_bytes: int) -> tuple[np.ndarray, np.ndarray]:
@@ -108,7 +150,7 @@ class Inputs(Sequence[np.ndarray]):
         return self._mine + np.float32(rank - ranks.rank())
 
 
-def turn_for(size_bytes: int) -> Callable[[System, np.ndarray, np.ndarray], list[float]]:
+def turn_for(size_bytes: int) -> Turn:
     """What a system does in its turn with a tensor of this size."""
     return _time_round if size_bytes <= BACK_TO_BACK_BYTES else _time_one
 
@@ -129,6 +171,20 @@ def _time_round(system: System, work: np.ndarray, source: np.ndarray) -> list[fl
     return seconds
 
 
+class _PausedTurn:
+    """One operation, for which all ranks come at one time out of other work."""
+
+    def __init__(self, seconds: float):
+        self._pause = Pause(seconds)
+
+    def __call__(self, system: System, work: np.ndarray, source: np.ndarray) -> list[float]:
+        np.copyto(work, source)
+        self._pause.compute()
+        start = time.perf_counter()
+        system.run()
+        return [time.perf_counter() - start]
+
+
 def _memory_growth(system: System, size_bytes: int) -> list[int]:
     """Growth of each rank's proportional set from before its first operation to after ten of the largest size."""
     work, source = arrays(size_bytes)
@@ -147,10 +203,14 @@ def _memory_growth(system: System, size_bytes: int) -> list[int]:
 # ---- saying ----
 
 
-def _print(results: Sequence[dict[str, Any]], memory: dict[str, list[int]], largest: int) -> None:
+def _print(
+    operation: str, pause: float, results: Sequence[dict[str, Any]], memory: dict[str, list[int]], largest: int
+) -> None:
     facts = machine.describe()
+    kind = "allreduce, float32, sum, in place" if operation == "allreduce" else f"{operation}, float32"
     report.say(
-        f"allreduce, float32, sum, in place, {ranks.size()} ranks on {facts['cores']} cores ({facts['processor']})"
+        f"{kind}{f', after {pause:g} ms of other work' if pause else ''}, "
+        f"{ranks.size()} ranks on {facts['cores']} cores ({facts['processor']})"
     )
     medians = {(result["system"], result["bytes"]): result["seconds_median"] for result in results}
     rows = [_row(result, medians) for result in results]

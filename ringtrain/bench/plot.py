@@ -97,7 +97,7 @@ def figures_of(document: Mapping[str, Any]) -> list[Figure]:
     figures: list[Figure] = []
     for count, own in by_ranks.items():
         several_sizes = len({each["bytes"] for each in own if "bytes" in each}) > 1
-        title = f"{name}, {count} ranks"
+        title = f"{own[0]['op'] if name == 'allreduce' else name}, {count} ranks"
         figures.append(_curves(title, own) if several_sizes else _bars(title, own))
     return figures
 

@@ -39,3 +39,27 @@ def time_of(run: Callable[[], object]) -> float:
     start = time.perf_counter()
     run()
     return time.perf_counter() - start
+
+
+class Pause:
+    """Other work of all ranks, after which they come to what is measured at one time.
+
+    The work goes over memory of its own, so that a core's caches hold something else afterwards, in pieces so short that
+    ranks that have begun together end together.
+    """
+
+    _MEMORY_FLOATS = 4 << 20
+    _PIECE_FLOATS = 4 << 10  # some microseconds
+
+    def __init__(self, seconds: float):
+        self._seconds = seconds
+        self._pieces = np.ones((self._MEMORY_FLOATS // self._PIECE_FLOATS, self._PIECE_FLOATS), np.float32)
+
+    def compute(self) -> None:
+        """Returns when the time has passed since the last rank began."""
+        ranks.wait_for_all()
+        end = time.perf_counter() + self._seconds
+        piece = 0
+        while time.perf_counter() < end:
+            np.negative(self._pieces[piece], out=self._pieces[piece])
+            piece = (piece + 1) % len(self._pieces)

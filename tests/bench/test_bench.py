@@ -59,6 +59,23 @@ def test_allreduce(mpi, tmp_path):
     }
 
 
+@pytest.mark.parametrize("operation", ["allgather", "alltoall", "broadcast", "reducescatter"])
+def test_other_collectives_and_a_pause(operation, tmp_path):
+    written = document(
+        "openmpi", tmp_path / "out.json", "allreduce", "--operation", operation, "--sizes", "4KB,100KB", "--peers",
+        "gloo,mpi", "--repetitions", "2", *(["--pause", "1"] if operation == "alltoall" else []),
+    )  # fmt: skip
+    measured = {(result["system"], result["bytes"], result["op"]) for result in written["results"]}
+    systems = ("ringtrain", "gloo", "mpi", "memcpy")
+    assert measured == {(system, size, operation) for system in systems for size in (4 << 10, 100 << 10)}
+    assert all(result["verified"] and result["ratio_to_memcpy"] > 0 for result in written["results"])
+
+
+def test_a_peer_without_the_operation_is_refused():
+    done = bench("openmpi", "allreduce", "--operation", "alltoall", "--sizes", "4", "--peers", "adasum")
+    assert done.returncode == 1 and "bench: peer 'adasum': it has an allreduce, but no alltoall" in done.stderr, done
+
+
 @pytest.mark.tcp
 def test_mpi_is_no_peer_where_none_started_the_ranks():
     done = bench("tcp", "allreduce", "--sizes", "4", "--peers", "mpi")

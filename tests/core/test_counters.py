@@ -132,6 +132,30 @@ def test_nothing_is_sent_while_nothing_is_pending(world):
     world.run(on_rank)
 
 
+SYNCHRONOUS = {
+    "allreduce": lambda tensor, name: rt.allreduce(tensor, name),
+    "allgather": lambda tensor, name: rt.allgather(tensor, name),
+    "alltoall": lambda tensor, name: rt.alltoall(tensor, name=name),
+    "broadcast": lambda tensor, name: rt.broadcast(tensor, 0, name),
+    "reducescatter": lambda tensor, name: rt.reducescatter(tensor, name),
+}
+
+
+@pytest.mark.skipif(LAUNCHED, reason="a world of one")
+@pytest.mark.parametrize("operation", SYNCHRONOUS)
+def test_a_synchronous_operation_wakes_no_thread_of_its_process(operation):
+    """The waiter drives. A rank alone waits for nobody, so that it never sleeps itself."""
+    times = 50
+
+    def on_rank(rank):
+        call = functools.partial(SYNCHRONOUS[operation], np.ones(64, np.float32), operation)
+        call()
+        assert growth(lambda: [call() for _ in range(times)])["wakeups"] < times / 5
+
+    with World(1) as world:
+        world.run(on_rank)
+
+
 def test_names_are_the_tables(world):
     """And those of local steps, which the core knows nothing of."""
 

@@ -22,8 +22,15 @@ int Streamed(StoreChoice* choice, double plain, double streaming) {
   return streamed;
 }
 
+RT_TEST(the_first_copies_are_plain_and_no_trials) {
+  StoreChoice choice;
+  for (int i = 0; i < StoreChoice::kFirst; ++i, choice.Next()) RT_CHECK(!choice.trial() && !choice.streams());
+  RT_CHECK(choice.trial());
+}
+
 RT_TEST(stores_stream_where_plain_ones_are_slow_and_only_there) {
   StoreChoice choice;
+  for (int i = 0; i < StoreChoice::kFirst; ++i) choice.Next();
   const int trials = StoreChoice::kTrials;
   RT_CHECK(Streamed(&choice, 0.11, 0.035) == trials);                         // cores that share a cache
   RT_CHECK(Streamed(&choice, 0.44, 0.035) == StoreChoice::kPeriod - trials);  // others
@@ -47,7 +54,7 @@ RT_TEST(streaming_copies_every_byte_and_no_other) {
 RT_TEST(a_handover_copies_whatever_its_turn) {
   Handover handover;
   std::string from(Handover::kLeast + 1, ' '), to(from.size(), ' ');
-  for (int i = 0; i < 3 * StoreChoice::kTrials; ++i) {
+  for (int i = 0; i < StoreChoice::kFirst + 3 * StoreChoice::kTrials; ++i) {
     for (size_t k = 0; k < from.size(); ++k) from[k] = static_cast<char>(k + static_cast<size_t>(i));
     handover.Copy(&to[0], from.data(), from.size());
     RT_CHECK(to == from);

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import ringtrain as rt
+from ringtrain._native import lib
 
 # The longer of the two: a share of the time, and so many rounds, whatever the machine does besides.
 WARM_UP, WARM_UP_ROUNDS, MEASURED_ROUNDS = 1 / 3, 60, 120
@@ -108,6 +109,7 @@ PLANTS: dict[str, Callable[[np.ndarray, rt.Handle], None]] = {
 def usage() -> dict[str, float]:
     """What this process holds now."""
     gc.collect()
+    lib.rt_trim()  # what is kept for results differs by their sizes
     with open("/proc/self/status") as status:
         kilobytes = {
             line.split()[0]: int(line.split()[1]) for line in status if line.startswith(("RssAnon", "RssShmem"))
