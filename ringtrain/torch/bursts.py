@@ -34,14 +34,19 @@ class Bursts:
         self._bytes = 0
         self._problems: list[RingtrainError] = []  # what this rank had to refuse, or learned when it took results
 
-    def gather(self, member: Member, codes: bytes | bytearray) -> None:
-        """Notes a gradient that is complete here; submits when there is enough for a burst. A big one leaves at once."""
+    def gather(self, member: Member, codes: bytes | bytearray) -> bool:
+        """Notes a gradient that is complete here; submits when there is enough for a burst. A big one leaves at once.
+
+        Returns whether a burst has left.
+        """
         group = member.group
         self._bytes += member.parameter.nbytes
         if group.gather():
             self._gathered.append((group, group.unsettled(codes)))
             if self._bytes >= _BURST_BYTES:
                 self.leave()
+                return True
+        return False
 
     def leave(self) -> None:
         """Submits what was gathered."""

@@ -29,13 +29,14 @@ from ringtrain.gradients.presence import DENSE, MISSING, SETTLED, SPARSE_64, aft
 from ringtrain.gradients.rounds import Rounds, Said, Stage
 from ringtrain.numbering import next_number
 from ringtrain.pending import Operation
-from ringtrain.torch.backward import OneByOne, take_turns
+from ringtrain.torch.backward import OneByOne, Part, take_turns
 from ringtrain.torch.bucketing import Bucketing
 from ringtrain.torch.bursts import Bursts
 from ringtrain.torch.gradients import Group, Member, ReductionSettings
 from ringtrain.torch.passes import Passes
 from ringtrain.torch.powersgd import Beginning, Memory, settle, shape_of
 from ringtrain.torch.step import Step
+from ringtrain.torch.timetable import Timetable
 
 
 class Exchange:
@@ -57,8 +58,9 @@ class Exchange:
 
     def __init__(self, settings: ReductionSettings, passes_per_step: int, averages_passes: bool, makes_buckets: bool):
         self.settings = settings
-        self.passes = Passes(self._end_pass, passes_per_step, averages_passes)
+        self.passes = Passes(self.look, self._end_pass, passes_per_step, averages_passes)
         self.step = Step()
+        self._timetable = Timetable()
         self._session = settings.session
         self._bursts = Bursts(settings, self.passes)
         self._bucketing = Bucketing(makes_buckets)
@@ -87,6 +89,11 @@ class Exchange:
         return self._session.context
 
     # ---- worlds ----
+
+    def catch_up(self) -> None:
+        """Before anything is asked of the gradients: goes on in the present world, and looks at all that has come."""
+        self.follow_world()
+        self.passes.look_at_all()
 
     def follow_world(self) -> None:
         """If another world has taken the place of the one before, starts anew in it, as a new optimizer does."""
@@ -202,35 +209,59 @@ class Exchange:
 
     # ---- the way out: hooks ----
 
-    def on_gradient(self, index: int) -> None:
-        """For the hooks: a backward pass has added to the gradient of a parameter."""
-        member = self._members[index]
+    @property
+    def parts(self) -> dict[int, Part]:
+        """For the hooks: those of the pass under way."""
+        return self.passes.parts
+
+    def begin_part(self) -> Part:
+        """For the hooks: the first gradient has come in a part of a backward pass."""
+        self.passes.look_at_all()  # in their order: what came in a pass that has failed, or around this one
         with self._lock:
             if not self._session.context.usable:
                 self.follow_world()
-            passes, step = self.passes, self.step
-            nested = passes.enter()
-            if step.codes[index] == SETTLED:
-                self._begin_again(member)
-            gradient = member.parameter.grad
-            if not passes.count(index, gradient, nested):
-                return
-            if step.codes[index] != MISSING:
-                raise InvalidArgumentError(self._too_many(member))
-            has_all = step.complete(index, SPARSE_64 if gradient.is_sparse else DENSE)
-            self._bursts.gather(member, step.codes)
-            if has_all and self._rounds.announced is None:
-                self._bursts.leave()
-                try:
-                    self._announce(Stage.PASS_ENDED)
-                except RingtrainError:
-                    if self._transaction is None:  # else the round at the end of this pass goes on with it
-                        raise
+            return self._enter_part()
+
+    def _enter_part(self) -> Part:
+        part = self.passes.enter()
+        is_open = self._transaction is None and self.step.is_open
+        self._timetable.begin(self.parts, part, self.passes.number_in_step, is_open)
+        return part
+
+    def look(self, part: Part) -> None:
+        """For the hooks: a backward pass has added to gradients. What is complete leaves, when there is enough of it."""
+        with self._lock:
+            some_left = False
+            for index in part.unseen():
+                some_left |= self._take_in(self._members[index], part.nested)
+            self._timetable.note(part, some_left)
+
+    def _take_in(self, member: Member, nested: bool) -> bool:
+        """Notes that a pass has added to a gradient; returns whether some leave now."""
+        index, step = member.index, self.step
+        if step.codes[index] == SETTLED:
+            self._begin_again(member)
+        gradient = member.parameter.grad
+        if gradient is None or not self.passes.count(index, gradient, nested):
+            return False
+        if step.codes[index] != MISSING:
+            raise InvalidArgumentError(self._too_many(member))
+        has_all = step.complete(index, SPARSE_64 if gradient.is_sparse else DENSE)
+        some_left = self._bursts.gather(member, step.codes)
+        if not has_all or self._rounds.announced is not None:
+            return some_left
+        self._bursts.leave()
+        try:
+            self._announce(Stage.PASS_ENDED)
+        except RingtrainError:
+            if self._transaction is None:  # else the round at the end of this pass goes on with it
+                raise
+        return True
 
     def _on_rows(self) -> None:
         """A backward pass has brought gradients of rows, which have no hook. Where others come, these complete the step."""
         with self._lock:
-            self.passes.enter()
+            self._enter_part()
             if not any(member.parameter.requires_grad for member in self._members):
                 self.passes.count_rows()
 
