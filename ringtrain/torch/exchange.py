@@ -33,6 +33,7 @@ from ringtrain.torch.backward import OneByOne, Part, take_turns
 from ringtrain.torch.bucketing import Bucketing, Growth
 from ringtrain.torch.bursts import Bursts
 from ringtrain.torch.gradients import Group, Member, ReductionSettings
+from ringtrain.torch.overlap import overlap_pays
 from ringtrain.torch.passes import Passes
 from ringtrain.torch.powersgd import Beginning, Memory, settle, shape_of
 from ringtrain.torch.step import Step
@@ -113,6 +114,7 @@ class Exchange:
         if self._beginning is not None:
             self._beginning.enter_world()
         self._joins = self._session.context.joins
+        self._choose_overlap()
         for member in self._members:
             member.name = self.name_of(member.parameter)
         for number, group in enumerate(self._bucketing.given):
@@ -173,8 +175,12 @@ class Exchange:
             [self._group_of(parameters, number) for number, parameters in enumerate(groups, first_group)]
         )
         self.passes.add(len(self._members) - first)
+        self._choose_overlap()
         self.begin_step()
         return range(first, len(self._members))
+
+    def _choose_overlap(self) -> None:
+        self._bursts.overlap = overlap_pays(self._session, (member.parameter for member in self._members))
 
     def parameter(self, index: int) -> torch.Tensor:
         """The parameter at a place."""
@@ -250,7 +256,7 @@ class Exchange:
             raise InvalidArgumentError(self._too_many(member))
         has_all = step.complete(index, SPARSE_64 if gradient.is_sparse else DENSE)
         some_left = self._bursts.gather(member, step.codes)
-        if not has_all or self._rounds.announced is not None:
+        if not has_all or not self._bursts.overlap or self._rounds.announced is not None:
             return some_left
         self._bursts.leave()
         try:
@@ -336,8 +342,8 @@ class Exchange:
     def _attempt(self, stage: Stage) -> Generator[Operation, None, Said]:
         """Agrees and reduces; returns what was agreed on. In a transaction nothing but ``_release`` changes a gradient."""
         with self._lock:
-            self._bursts.leave()
-            own = self._rounds.announced or self._announce(stage)
+            self._bursts.leave(waits=True)
+            own = self._rounds.announced or self._announce(stage, waits=True)
             has_all = self.step.has_all
             self._submit_where(own.codes, whole_groups_only=True)
         agreed = own if has_all else (yield from self._rounds.answer())
@@ -378,13 +384,14 @@ class Exchange:
             if self.settings.keeps_residuals:
                 residuals.take_back(self._session, f"{self.prefix}.", self._turns)
 
-    def _announce(self, stage: Stage) -> Said:
+    def _announce(self, stage: Stage, waits: bool = False) -> Said:
         codes: bytes | bytearray = self.step.codes
         if MISSING in codes:
             members = zip(self._members, codes, strict=True)
             codes = bytes(self._code_of(member, stage) if code == MISSING else code for member, code in members)
         self._note_joins()
-        return self._rounds.announce(codes, stage, self._beginning is not None and self._beginning.says)
+        compresses_next = self._beginning is not None and self._beginning.says
+        return self._rounds.announce(codes, stage, compresses_next, waits)
 
     def _code_of(self, member: Member, stage: Stage) -> int:
         """The code of a parameter whose gradient no hook has completed."""
@@ -417,7 +424,7 @@ class Exchange:
                     if self._transaction is not None and member.parameter.grad is None:
                         self._filled.append(member)
                     member.fill(codes[member.index] == SPARSE_64)
-                self._bursts.submit(group, members)
+                self._bursts.submit(group, members, waits=True)
 
     def _take_results(self) -> Iterator[Operation]:
         submitted = [group for group in self._bucketing.groups if group.submitted]
