@@ -4,6 +4,7 @@ test_torch_buckets_everywhere runs all other properties of training with it.
 """
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -87,6 +88,61 @@ def test_same_bits_as_without(world, arguments, operations, to_none):
         assert_replicas_equal(parameters(model))
         assert counts[STEADY_STEPS:] == [operations] * (STEPS - STEADY_STEPS)
         assert (storages(model), storages(plain)) == (operations, len(parameters(model)))
+
+    world.run(on_rank)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"gradient_as_bucket_view": True}], ids=["groups", "buckets"])
+def test_ranks_that_have_joined_go_on_as_the_others(world, arguments):
+    """Some ranks have fewer batches, and so have not seen as many alike steps when the next epoch begins."""
+    start, data = network(), batches(world.size, steps=STEPS)
+
+    def on_rank(rank):
+        model, optimizer = distributed(start, partial(torch.optim.SGD, lr=0.1), **arguments)
+        for batch in data[: STEPS if rank == 0 else 1]:
+            optimizer.zero_grad()
+            x, y = share(batch, rank, world.size)
+            mean_square(model(x), y).backward()
+            optimizer.step()
+        hvd.join()
+        counts = []
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        for batch in data:
+            x, y = share(batch, rank, world.size)
+            counts.append(operations_of(lambda x=x, y=y: (mean_square(model(x), y).backward(), optimizer.step())) - 1)
+            optimizer.zero_grad()
+        assert_replicas_equal(parameters(model))
+        assert counts == [len(parameters(model))] * STEADY_STEPS + [1] * (STEPS - STEADY_STEPS)
+
+    world.run(on_rank)
+
+
+def test_small_gradients_become_one_operation(world, monkeypatch):
+    """Those that were alone, once steps are alike; a large one and a given group stay as they are."""
+    monkeypatch.setattr(bucketing, "GROUP_BYTES", 200)
+    layers = [torch.nn.Parameter(torch.ones(count)) for count in (3, 4, 50, 5, 6, 7, 8)]
+    names = ["a", "b", "large", "c", "d", "e", "f"]
+    submitted = {}
+    submit = Group.submit
+
+    def noted(group, members, *rest):
+        submitted.setdefault(rt.rank(), []).append((group.name.partition(".0.")[2], len(members)))
+        submit(group, members, *rest)
+
+    monkeypatch.setattr(Group, "submit", noted)
+
+    def on_rank(rank):
+        own = [torch.nn.Parameter(layer.detach().clone()) for layer in layers]
+        optimizer = hvd.DistributedOptimizer(sgd(own), list(zip(names, own, strict=True)), groups=[own[5:]], op=hvd.Sum)
+        for step in range(STEADY_STEPS + 1):
+            submitted[rank] = []
+            optimizer.zero_grad()
+            sum(((index + rank) * p).sum() for index, p in enumerate(own)).backward()
+            optimizer.step()
+        found = sorted(submitted[rank])
+        expected = [index * world.size + sum(range(world.size)) for index in range(len(own))]
+        assert [p.grad.unique().tolist() for p in own] == [[value] for value in map(float, expected)]
+        assert sorted(found) == [("d and 3 more", 4), ("group.0", 2), ("large", 1)]
 
     world.run(on_rank)
 
