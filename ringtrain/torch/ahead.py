@@ -30,7 +30,7 @@ from ringtrain.numbering import next_number
 from ringtrain.torch import whole_state
 from ringtrain.torch.ahead_buckets import SentGradient, SharedBucket
 from ringtrain.torch.arrivals import Arrivals, compiles
-from ringtrain.torch.backward import Part
+from ringtrain.torch.backward import PassPart
 from ringtrain.torch.compilation import eager
 from ringtrain.torch.gradients import ReductionSettings
 from ringtrain.torch.hooks import Hooks, dismiss, enlist, others
@@ -190,16 +190,16 @@ class Ahead:
     # ---- gradients: hooks ----
 
     @property
-    def parts(self) -> dict[int, Part]:
+    def parts(self) -> dict[int, PassPart]:
         """For the hooks: those of the pass under way."""
         return self.passes.parts
 
-    def begin_part(self) -> Part:
+    def begin_part(self) -> PassPart:
         """For the hooks: the first one of a part runs; each of them asks to look."""
         with self._lock:
             return self.passes.enter()
 
-    def look(self, part: Part) -> None:
+    def look(self, part: PassPart) -> None:
         """For the hooks: a backward pass has added to gradients."""
         with self._lock:
             for index in part.unseen():

@@ -24,7 +24,7 @@ current_task: Callable[[], int] = torch._C._current_graph_task_id  # of the hook
 
 
 @dataclass(eq=False, slots=True)
-class Part:
+class PassPart:
     """One graph task of a pass: the user's own, or a pass within it, which is a task of its own.
 
     Attributes:
@@ -60,15 +60,15 @@ class BackwardPass:
     def __init__(self, ended: Callable[[], None]):
         self.number = 0
         self.runs = False
-        self.parts: dict[int, Part] = {}
+        self.parts: dict[int, PassPart] = {}
         self._ended = weakref.WeakMethod(ended)  # of the object that holds this one: no cycle to be collected
 
-    def enter(self) -> Part:
+    def enter(self) -> PassPart:
         """The part of the pass that the hook runs in which calls this; begins it if it is the first one there."""
         task = current_task()
         part = self.parts.get(task)
         if part is None:
-            part = self.parts[task] = Part(is_nested())
+            part = self.parts[task] = PassPart(is_nested())
             if not self.runs:
                 self.runs = True
                 self.number += 1

@@ -29,7 +29,7 @@ from ringtrain.gradients.presence import DENSE, MISSING, SETTLED, SPARSE_64, aft
 from ringtrain.gradients.rounds import Rounds, Said, Stage
 from ringtrain.numbering import next_number
 from ringtrain.pending import Operation
-from ringtrain.torch.backward import OneByOne, Part, take_turns
+from ringtrain.torch.backward import OneByOne, PassPart, take_turns
 from ringtrain.torch.bucketing import Bucketing, Growth
 from ringtrain.torch.bursts import Bursts
 from ringtrain.torch.gradients import Group, Member, ReductionSettings
@@ -217,11 +217,11 @@ class Exchange:
     # ---- the way out: hooks ----
 
     @property
-    def parts(self) -> dict[int, Part]:
+    def parts(self) -> dict[int, PassPart]:
         """For the hooks: those of the pass under way."""
         return self.passes.parts
 
-    def begin_part(self) -> Part:
+    def begin_part(self) -> PassPart:
         """For the hooks: the first gradient has come in a part of a backward pass."""
         self.passes.look_at_all()  # in their order: what came in a pass that has failed, or around this one
         with self._lock:
@@ -230,13 +230,13 @@ class Exchange:
             self._note_joins()
             return self._enter_part()
 
-    def _enter_part(self) -> Part:
+    def _enter_part(self) -> PassPart:
         part = self.passes.enter()
         is_open = self._transaction is None and self.step.is_open
         self._timetable.begin(self.parts, part, self.passes.number_in_step, is_open)
         return part
 
-    def look(self, part: Part) -> None:
+    def look(self, part: PassPart) -> None:
         """For the hooks: a backward pass has added to gradients. What is complete leaves, when there is enough of it."""
         with self._lock:
             some_left = False

@@ -12,7 +12,7 @@ import torch
 
 from ringtrain import ranges
 from ringtrain.context import Context
-from ringtrain.torch.backward import Part, current_task
+from ringtrain.torch.backward import PassPart, current_task
 from ringtrain.torch.compilation import eager
 
 
@@ -20,13 +20,13 @@ class Target(Protocol):
     """Whom hooks tell that a backward pass has added to a gradient: by a note in the part of the pass that they run in."""
 
     @property
-    def parts(self) -> dict[int, Part]:
+    def parts(self) -> dict[int, PassPart]:
         """Of the pass under way, by graph task; always the same object."""
 
-    def begin_part(self) -> Part:
+    def begin_part(self) -> PassPart:
         """Called by the first hook of a part, which is not in ``parts`` yet."""
 
-    def look(self, part: Part) -> None:
+    def look(self, part: PassPart) -> None:
         """Called by a hook when as many gradients have come as were due."""
 
 
@@ -114,7 +114,9 @@ def others(own: Owner) -> list[Owner]:
     )
 
 
-def _note_of(parts: dict[int, Part], reference: "weakref.ref[Target]", index: int) -> Callable[[torch.Tensor], None]:
+def _note_of(
+    parts: dict[int, PassPart], reference: "weakref.ref[Target]", index: int
+) -> Callable[[torch.Tensor], None]:
     """A hook. The pass has driven everything out of the caches: what it costs is how much code and memory it touches."""
 
     def hook(_: torch.Tensor, task: Callable[[], int] = current_task) -> None:
@@ -131,13 +133,13 @@ def _note_of(parts: dict[int, Part], reference: "weakref.ref[Target]", index: in
 
 
 @eager
-def _begun(reference: "weakref.ref[Target]") -> Part:
+def _begun(reference: "weakref.ref[Target]") -> PassPart:
     target = reference()
-    return Part(nested=False) if target is None else target.begin_part()
+    return PassPart(nested=False) if target is None else target.begin_part()
 
 
 @eager
-def _look(reference: "weakref.ref[Target]", part: Part) -> None:
+def _look(reference: "weakref.ref[Target]", part: PassPart) -> None:
     target = reference()
     if target is not None:
         with ranges.around("ringtrain.hook"):

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import torch
 
-from ringtrain.torch.backward import BackwardPass, Part
+from ringtrain.torch.backward import BackwardPass, PassPart
 
 
 class Passes:
@@ -29,7 +29,7 @@ class Passes:
         parts: of the pass under way, and of one that has failed.
     """
 
-    def __init__(self, look: Callable[[Part], None], ended: Callable[[], None], per_step: int, averages: bool):
+    def __init__(self, look: Callable[[PassPart], None], ended: Callable[[], None], per_step: int, averages: bool):
         self.averages = averages
         self.set_per_step(per_step)
         self._look = weakref.WeakMethod(look)  # of the object that holds this one: no cycle to be collected
@@ -54,7 +54,7 @@ class Passes:
         for values in (self._counts, self._last, self._versions):
             values.extend([0] * count)
 
-    def enter(self) -> Part:
+    def enter(self) -> PassPart:
         """The part of the pass that the hook runs in which calls this."""
         return self._pass.enter()
 

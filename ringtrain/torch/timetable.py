@@ -7,7 +7,7 @@ the step before leaves at the next time, or when the pass ends. A pass that went
 import sys
 from collections.abc import Mapping
 
-from ringtrain.torch.backward import Part
+from ringtrain.torch.backward import PassPart
 
 _AT_ONCE, _NEVER = 0, sys.maxsize  # at each gradient; not before the pass ends
 
@@ -23,7 +23,7 @@ class Timetable:
         self._plan: list[int] | None = None  # None while it is learned
         self._is_regular = False
 
-    def begin(self, parts: Mapping[int, Part], part: Part, place: int, is_open: bool) -> None:
+    def begin(self, parts: Mapping[int, PassPart], part: PassPart, place: int, is_open: bool) -> None:
         """A part of a pass has begun, and says from now on when it is due.
 
         Args:
@@ -41,14 +41,14 @@ class Timetable:
             for each in parts.values():
                 each.due = _AT_ONCE
 
-    def note(self, part: Part, some_left: bool) -> None:
+    def note(self, part: PassPart, some_left: bool) -> None:
         """Somebody has looked at what has come in a part; whether some has left."""
         if some_left:
             self._left.append(part.seen)
         if self._is_regular:
             part.due = self._next(part)
 
-    def _next(self, part: Part) -> int:
+    def _next(self, part: PassPart) -> int:
         if self._plan is None:
             return _AT_ONCE
         return next((time for time in self._plan if time > part.seen), _NEVER)

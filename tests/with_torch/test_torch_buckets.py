@@ -134,7 +134,7 @@ def test_small_gradients_become_one_operation(world, monkeypatch):
     def on_rank(rank):
         own = [torch.nn.Parameter(layer.detach().clone()) for layer in layers]
         optimizer = hvd.DistributedOptimizer(sgd(own), list(zip(names, own, strict=True)), groups=[own[5:]], op=hvd.Sum)
-        for step in range(STEADY_STEPS + 1):
+        for _ in range(STEADY_STEPS + 1):
             submitted[rank] = []
             optimizer.zero_grad()
             sum(((index + rank) * p).sum() for index, p in enumerate(own)).backward()
