@@ -12,7 +12,7 @@ import torch
 from ringtrain.gradients.plan import SteadySteps, assigned
 from ringtrain.gradients.presence import DENSE
 from ringtrain.torch.buckets import Bucket
-from ringtrain.torch.gradients import Group, Member
+from ringtrain.torch.gradients import Group, Member, ReductionSettings
 from ringtrain.torch.tensors import DTYPE_IDS
 
 BUCKET_BYTES = 8 << 20  # that parameters share which were not grouped
@@ -25,6 +25,14 @@ class Growth(enum.Enum):
     NONE = "they stay"
     GROUPS = "gradients that were alone and are small travel together, as one operation"
     BUCKETS = "gradients have memory in common"
+
+
+def growth_of_groups(settings: ReductionSettings, makes_buckets: bool) -> Growth:
+    """What is kept under a gradient's name, or is made of each one alone, leaves groups as they are."""
+    if makes_buckets:
+        return Growth.BUCKETS
+    one_by_one = settings.keeps_residuals or settings.compressor is not None or settings.powersgd is not None
+    return Growth.NONE if one_by_one else Growth.GROUPS
 
 
 class Bucketing:

@@ -30,7 +30,7 @@ from ringtrain.gradients.rounds import Rounds, Said, Stage
 from ringtrain.numbering import next_number
 from ringtrain.pending import Operation
 from ringtrain.torch.backward import OneByOne, PassPart, take_turns
-from ringtrain.torch.bucketing import Bucketing, Growth
+from ringtrain.torch.bucketing import Bucketing, growth_of_groups
 from ringtrain.torch.bursts import Bursts
 from ringtrain.torch.gradients import Group, Member, ReductionSettings
 from ringtrain.torch.overlap import overlap_pays
@@ -64,7 +64,7 @@ class Exchange:
         self._timetable = Timetable()
         self._session = settings.session
         self._bursts = Bursts(settings, self.passes)
-        self._bucketing = Bucketing(_growth(settings, makes_buckets))
+        self._bucketing = Bucketing(growth_of_groups(settings, makes_buckets))
         self._names: dict[torch.Tensor, str] = {}  # prefix not included
         self._has_unused_results = False  # gradients were reduced, and no step has used them so far
         self._transaction: Transaction | None = None
@@ -542,11 +542,3 @@ class Exchange:
             if code != SETTLED and self.passes.left_changed(member.index, member.parameter.grad):
                 return member.name
         return None
-
-
-def _growth(settings: ReductionSettings, makes_buckets: bool) -> Growth:
-    """What becomes of groups: what is kept under a gradient's name, or is made of each one alone, leaves them as they are."""
-    if makes_buckets:
-        return Growth.BUCKETS
-    one_by_one = settings.keeps_residuals or settings.compressor is not None or settings.powersgd is not None
-    return Growth.NONE if one_by_one else Growth.GROUPS

@@ -65,8 +65,8 @@ class Passes:
 
     def look_at_all(self) -> None:
         """Has all gradients looked at that have come: at the end of a pass, or after one that failed."""
-        look = self._look()
         for part in list(self.parts.values()):
+            look = self._look()
             if part.seen < len(part.came) and look is not None:
                 look(part)
 

@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 import torch
+import worlds
 from torch_models import (
     Branches,
     assert_replicas_equal,
@@ -28,7 +29,7 @@ from ringtrain.errors import InvalidArgumentError
 from ringtrain.gradients.plan import STEADY_STEPS
 from ringtrain.gradients.presence import DENSE
 from ringtrain.gradients.presence import SPARSE_64 as SPARSE
-from ringtrain.torch import bucketing
+from ringtrain.torch import bucketing, exchange
 from ringtrain.torch.buckets import Bucket
 from ringtrain.torch.gradients import Group, Member
 
@@ -145,6 +146,30 @@ def test_small_gradients_become_one_operation(world, monkeypatch):
         assert sorted(found) == [("d and 3 more", 4), ("group.0", 2), ("large", 1)]
 
     world.run(on_rank)
+
+
+@pytest.mark.skipif(worlds.LAUNCHED, reason="the hosts are simulated")
+@pytest.mark.parametrize("layout", ["2+1", "1+1+1"])
+def test_small_gradients_have_the_bits_that_they_have_alone(monkeypatch, layout):
+    """Between hosts, where the order of additions follows from an element's place in its tensor."""
+    start, data = network(), batches(3, steps=STEPS)
+
+    def train(rank):
+        model, optimizer = distributed(start, sgd)
+        for batch in data:
+            optimizer.zero_grad()
+            x, y = share(batch, rank, 3)
+            mean_square(model(x), y).backward()
+            optimizer.step()
+        return [p.detach().clone() for p in model.parameters()], len(optimizer._reducer._exchange._bucketing.groups)
+
+    with worlds.World(3, layout=layout) as world:
+        together = world.run(train)
+        monkeypatch.setattr(exchange, "growth_of_groups", lambda settings, makes_buckets: bucketing.Growth.NONE)
+        alone = world.run(train)
+    for (found, groups), (expected, single) in zip(together, alone, strict=True):
+        assert (groups, single) == (1, len(expected))
+        assert_same_bits(found, expected)
 
 
 def test_what_some_ranks_or_none_use(world):
