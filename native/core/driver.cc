@@ -12,7 +12,8 @@ namespace {
 constexpr Nanoseconds kSecond = INT64_C(1000000000);
 constexpr Nanoseconds kMicrosecond = 1000;
 // Small operations that nobody waits for yet gather this long, so that a backward pass of many small gradients costs a
-// few wake-ups and not a few for each; larger ones leave at once, because their transfer is worth overlapping.
+// few wake-ups and not a few for each; larger ones leave at once, because their transfer is worth overlapping, unless it
+// would only take cores from the ranks that go on.
 constexpr Nanoseconds kGather = 1000 * kMicrosecond;
 constexpr int64_t kLeaveAtOnceBytes = 1 << 20;
 
@@ -39,6 +40,11 @@ Spinning SpinningFor(const Options& options, const World& world, bool waiter) {
   return {world.local_size() < world.size ? kBetweenHosts : kWithinHost, false};
 }
 
+// Whether something is idle while ranks compute: cores, or a link between hosts.
+bool HasCoresToSpare(const World& world) {
+  return world.local_size() < world.size || world.local_size() < UsableCores();
+}
+
 }  // namespace
 
 ContextDriver::ContextDriver(const Options& options, Progress& progress, Epoch* epoch, SubmissionTable* table,
@@ -50,6 +56,7 @@ ContextDriver::ContextDriver(const Options& options, Progress& progress, Epoch* 
       table_(table),
       counters_(counters),
       timeline_(timeline),
+      has_cores_to_spare_(HasCoresToSpare(epoch->world())),
       of_waiters_(SpinningFor(options, epoch->world(), true)),
       of_thread_(SpinningFor(options, epoch->world(), false)),
       coordinator_(&epoch->coordinator()) {}
@@ -62,7 +69,7 @@ void ContextDriver::Start() {
 // ---- submitting and waiting ----
 
 void ContextDriver::OnNews(bool caller_waits, bool urgent, int64_t bytes) {
-  urgent |= gathered_bytes_.fetch_add(bytes) + bytes >= kLeaveAtOnceBytes;
+  urgent |= gathered_bytes_.fetch_add(bytes) + bytes >= kLeaveAtOnceBytes && has_cores_to_spare_;
   std::atomic_thread_fence(std::memory_order_seq_cst);  // the news before the promise: see CancelPollPromise
   if (!urgent && !caller_waits && Now() < polls_by_.load(std::memory_order_relaxed)) return;
   gathered_bytes_.store(0);

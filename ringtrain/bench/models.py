@@ -1,4 +1,4 @@
-"""Parameter shapes of two well-known models, in the order of their layers, from the published architectures."""
+"""Parameter shapes of two well-known models, in the order of their layers, from the published architectures; and many small ones."""
 
 Shape = tuple[int, ...]
 
@@ -24,6 +24,11 @@ def bert_base() -> list[Shape]:
     return embeddings + (attention + feed_forward) * 12 + [(hidden, hidden), (hidden,)]
 
 
+def thousand() -> list[Shape]:
+    """1,000 tensors of 1 KB, which cost what each operation costs."""
+    return [(256,)] * 1000
+
+
 def _bottleneck(channels: int, width: int, has_shortcut: bool) -> list[Shape]:
     """Three convolutions, each with scale and shift of its batch norm, and a fourth where the shape changes."""
     convolutions = [(width, channels, 1, 1), (width, width, 3, 3), (4 * width, width, 1, 1)]
@@ -32,4 +37,4 @@ def _bottleneck(channels: int, width: int, has_shortcut: bool) -> list[Shape]:
     return [shape for convolution in convolutions for shape in (convolution, convolution[:1], convolution[:1])]
 
 
-MODELS = {"resnet50": resnet50, "bert-base": bert_base}
+MODELS = {"resnet50": resnet50, "bert-base": bert_base, "thousand": thousand}

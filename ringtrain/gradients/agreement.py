@@ -28,6 +28,7 @@ class Agreement:
         name: identity among the ranks.
         own: this rank's bytes, as many on all ranks.
         advice: what the missing ranks have not done, and what to do, for the error when the maximum is given up.
+        waits: whether this thread waits for it next, or for what was submitted before it.
 
     Attributes:
         own: this rank's bytes.
@@ -35,13 +36,13 @@ class Agreement:
 
     __slots__ = ("own", "_advice", "_content", "_operation")
 
-    def __init__(self, context: Context, process_set: int, name: str, own: bytes, advice: str):
+    def __init__(self, context: Context, process_set: int, name: str, own: bytes, advice: str, waits: bool = False):
         self.own = own
         self._advice = advice
         self._content = bytearray(own)
         buffer = as_buffer(np.frombuffer(self._content, np.uint8))
         self._operation = context.submit(
-            "allreduce", name, [buffer], [buffer], reduction="max", process_set=process_set
+            "allreduce", name, [buffer], [buffer], reduction="max", process_set=process_set, waits=waits
         )
 
     def pending(self) -> Iterator[Operation]:

@@ -80,12 +80,16 @@ class Rounds:
         self._steps: int | None = None  # since the last round; None before the first one, and after one that failed
         self._agreement: Agreement | None = None
 
-    def announce(self, codes: bytes | bytearray, stage: Stage, compresses_next: bool = False) -> Said:
-        """Begins a round: says what this rank has."""
+    def announce(
+        self, codes: bytes | bytearray, stage: Stage, compresses_next: bool = False, waits: bool = False
+    ) -> Said:
+        """Begins a round: says what this rank has; ``waits`` if this thread waits for the round's operations next."""
         said = Said(bytes(codes), stage is Stage.PASS_ENDED, compresses_next)
         content = encoded(said, self._steps, self._terms)
         session = self._session
-        self._agreement = Agreement(session.context, session.process_set_id, self._name, content, _WHO_IS_MISSING)
+        self._agreement = Agreement(
+            session.context, session.process_set_id, self._name, content, _WHO_IS_MISSING, waits
+        )
         self.announced = said
         return said
 

@@ -30,6 +30,7 @@ from ringtrain.numbering import next_number
 from ringtrain.torch import whole_state
 from ringtrain.torch.ahead_buckets import SentGradient, SharedBucket
 from ringtrain.torch.arrivals import Arrivals, compiles
+from ringtrain.torch.backward import PassPart
 from ringtrain.torch.compilation import eager
 from ringtrain.torch.gradients import ReductionSettings
 from ringtrain.torch.hooks import Hooks, dismiss, enlist, others
@@ -62,7 +63,7 @@ class Ahead:
     ):  # fmt: skip
         self._settings, self._session = settings, settings.session
         self._update = _bare_step(user_class)
-        self.passes = Passes(self._end_pass, passes_per_step, averages_passes)
+        self.passes = Passes(self.look, self._end_pass, passes_per_step, averages_passes)
         self._parameters, self._names = list(names), list(names.values())
         context = self._session.context
         self.prefix = f"optimizer.{next_number(context, self._session.process_set_id, 'optimizer')}"
@@ -188,15 +189,25 @@ class Ahead:
 
     # ---- gradients: hooks ----
 
-    def on_gradient(self, index: int) -> None:
-        """For the hooks: a backward pass has added to the gradient of a parameter."""
+    @property
+    def parts(self) -> dict[int, PassPart]:
+        """For the hooks: those of the pass under way."""
+        return self.passes.parts
+
+    def begin_part(self) -> PassPart:
+        """For the hooks: the first one of a part runs; each of them asks to look."""
         with self._lock:
-            nested = self.passes.enter()
-            parameter = self._parameters[index]
-            if self._taken[index] or self._agreed is not None:
-                raise InvalidArgumentError(self._too_many(index))
-            if self.passes.count(index, parameter.grad, nested):
-                self._take(index)
+            return self.passes.enter()
+
+    def look(self, part: PassPart) -> None:
+        """For the hooks: a backward pass has added to gradients."""
+        with self._lock:
+            for index in part.unseen():
+                parameter = self._parameters[index]
+                if self._taken[index] or self._agreed is not None:
+                    raise InvalidArgumentError(self._too_many(index))
+                if self.passes.count(index, parameter.grad, part.nested):
+                    self._take(index)
 
     def _end_pass(self) -> None:
         """What parts of the pass within others have completed leaves now."""

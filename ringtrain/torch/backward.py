@@ -7,6 +7,7 @@ backward pass of its own within a node of the one that the user started; only th
 import sys
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from types import FrameType
 
 import torch
@@ -19,6 +20,31 @@ _TURN_SECONDS = 0.01  # how long one optimizer waits before another one that end
 _NODE_IN_PYTHON = BackwardCFunction.apply.__code__
 
 
+current_task: Callable[[], int] = torch._C._current_graph_task_id  # of the hook that asks
+
+
+@dataclass(eq=False, slots=True)
+class PassPart:
+    """One graph task of a pass: the user's own, or a pass within it, which is a task of its own.
+
+    Attributes:
+        nested: whether it runs within a node of another one.
+        due: how many gradients must have come for a hook to ask that they are looked at.
+        came: places of the parameters whose hooks have run, in that order. Hooks write here, without a lock.
+        seen: how many of them were looked at.
+    """
+
+    nested: bool
+    due: int = 0
+    came: list[int] = field(default_factory=list)
+    seen: int = 0
+
+    def unseen(self) -> list[int]:
+        """Those that nobody has looked at, who does so now."""
+        first, self.seen = self.seen, len(self.came)
+        return self.came[first : self.seen]
+
+
 class BackwardPass:
     """The user's backward pass under way, as the hooks of one optimizer see it.
 
@@ -28,32 +54,33 @@ class BackwardPass:
     Attributes:
         number: how many have begun.
         runs: whether a hook was called in it and its end was not noted yet.
+        parts: by graph task.
     """
 
     def __init__(self, ended: Callable[[], None]):
         self.number = 0
         self.runs = False
+        self.parts: dict[int, PassPart] = {}
         self._ended = weakref.WeakMethod(ended)  # of the object that holds this one: no cycle to be collected
-        self._nested: dict[int, bool] = {}  # by graph task: a pass within another one is a task of its own
 
-    def enter(self) -> bool:
-        """Notes that a hook runs; returns whether it does so within a pass that is part of another one."""
-        task = torch._C._current_graph_task_id()
-        nested = self._nested.get(task)
-        if nested is None:
-            nested = self._nested[task] = is_nested()
+    def enter(self) -> PassPart:
+        """The part of the pass that the hook runs in which calls this; begins it if it is the first one there."""
+        task = current_task()
+        part = self.parts.get(task)
+        if part is None:
+            part = self.parts[task] = PassPart(is_nested())
             if not self.runs:
                 self.runs = True
                 self.number += 1
             ended = self._ended()
             assert ended is not None  # its holder runs this hook
             call_at_end(ended)
-        return nested
+        return part
 
     def forget(self) -> None:
         """The pass has ended, or failed."""
         self.runs = False
-        self._nested.clear()
+        self.parts.clear()
 
 
 def is_nested() -> bool:

@@ -21,11 +21,13 @@ class Bursts:
         passes: which the gradients are summed over.
 
     Attributes:
+        overlap: whether they leave while the pass goes on, or all when it has ended.
         keeps_inputs: whether gradients stay as they are until their results are released.
         weight: says what this rank's gradients count in the average of a step; None if all count alike.
     """
 
     def __init__(self, settings: ReductionSettings, passes: Passes):
+        self.overlap = True
         self.keeps_inputs = False
         self.weight: Callable[[], int | None] = lambda: None
         self._settings = settings
@@ -34,25 +36,30 @@ class Bursts:
         self._bytes = 0
         self._problems: list[RingtrainError] = []  # what this rank had to refuse, or learned when it took results
 
-    def gather(self, member: Member, codes: bytes | bytearray) -> None:
-        """Notes a gradient that is complete here; submits when there is enough for a burst. A big one leaves at once."""
+    def gather(self, member: Member, codes: bytes | bytearray) -> bool:
+        """Notes a gradient that is complete here; submits when there is enough for a burst. A big one leaves at once.
+
+        Returns whether a burst has left.
+        """
         group = member.group
         self._bytes += member.parameter.nbytes
         if group.gather():
             self._gathered.append((group, group.unsettled(codes)))
-            if self._bytes >= _BURST_BYTES:
+            if self.overlap and self._bytes >= _BURST_BYTES:
                 self.leave()
+                return True
+        return False
 
-    def leave(self) -> None:
-        """Submits what was gathered."""
+    def leave(self, waits: bool = False) -> None:
+        """Submits what was gathered; ``waits`` if this thread waits for all of it next."""
         gathered, self._gathered, self._bytes = self._gathered, [], 0
         for group, members in gathered:
-            self.submit(group, members)
+            self.submit(group, members, waits)
 
-    def submit(self, group: Group, members: Sequence[Member]) -> None:
+    def submit(self, group: Group, members: Sequence[Member], waits: bool = False) -> None:
         """Submits, and goes on after a refusal: the other ranks wait for the rest."""
         try:
-            group.submit(members, self._settings, self._postscale, self.weight(), self.keeps_inputs)
+            group.submit(members, self._settings, self._postscale, self.weight(), self.keeps_inputs, waits)
         except RingtrainError as problem:
             self.note_problem(problem)
         if group.bucket is not None:

@@ -29,13 +29,15 @@ from ringtrain.gradients.presence import DENSE, MISSING, SETTLED, SPARSE_64, aft
 from ringtrain.gradients.rounds import Rounds, Said, Stage
 from ringtrain.numbering import next_number
 from ringtrain.pending import Operation
-from ringtrain.torch.backward import OneByOne, take_turns
-from ringtrain.torch.bucketing import Bucketing
+from ringtrain.torch.backward import OneByOne, PassPart, take_turns
+from ringtrain.torch.bucketing import Bucketing, growth_of_groups
 from ringtrain.torch.bursts import Bursts
 from ringtrain.torch.gradients import Group, Member, ReductionSettings
+from ringtrain.torch.overlap import overlap_pays
 from ringtrain.torch.passes import Passes
 from ringtrain.torch.powersgd import Beginning, Memory, settle, shape_of
 from ringtrain.torch.step import Step
+from ringtrain.torch.timetable import Timetable
 
 
 class Exchange:
@@ -57,11 +59,12 @@ class Exchange:
 
     def __init__(self, settings: ReductionSettings, passes_per_step: int, averages_passes: bool, makes_buckets: bool):
         self.settings = settings
-        self.passes = Passes(self._end_pass, passes_per_step, averages_passes)
+        self.passes = Passes(self.look, self._end_pass, passes_per_step, averages_passes)
         self.step = Step()
+        self._timetable = Timetable()
         self._session = settings.session
         self._bursts = Bursts(settings, self.passes)
-        self._bucketing = Bucketing(makes_buckets)
+        self._bucketing = Bucketing(growth_of_groups(settings, makes_buckets))
         self._names: dict[torch.Tensor, str] = {}  # prefix not included
         self._has_unused_results = False  # gradients were reduced, and no step has used them so far
         self._transaction: Transaction | None = None
@@ -88,6 +91,11 @@ class Exchange:
 
     # ---- worlds ----
 
+    def catch_up(self) -> None:
+        """Before anything is asked of the gradients: goes on in the present world, and looks at all that has come."""
+        self.follow_world()
+        self.passes.look_at_all()
+
     def follow_world(self) -> None:
         """If another world has taken the place of the one before, starts anew in it, as a new optimizer does."""
         if self._session.has_moved():
@@ -106,6 +114,7 @@ class Exchange:
         if self._beginning is not None:
             self._beginning.enter_world()
         self._joins = self._session.context.joins
+        self._choose_overlap()
         for member in self._members:
             member.name = self.name_of(member.parameter)
         for number, group in enumerate(self._bucketing.given):
@@ -118,6 +127,7 @@ class Exchange:
             self._joins = joins
             self._rounds.forget_steps()
             self.step.note_end()
+            self._bucketing.restart()  # a rank that had joined has not seen the steps of the others
 
     # ---- steps that survive a change of the world ----
 
@@ -165,8 +175,12 @@ class Exchange:
             [self._group_of(parameters, number) for number, parameters in enumerate(groups, first_group)]
         )
         self.passes.add(len(self._members) - first)
+        self._choose_overlap()
         self.begin_step()
         return range(first, len(self._members))
+
+    def _choose_overlap(self) -> None:
+        self._bursts.overlap = overlap_pays(self._session, (member.parameter for member in self._members))
 
     def parameter(self, index: int) -> torch.Tensor:
         """The parameter at a place."""
@@ -202,35 +216,60 @@ class Exchange:
 
     # ---- the way out: hooks ----
 
-    def on_gradient(self, index: int) -> None:
-        """For the hooks: a backward pass has added to the gradient of a parameter."""
-        member = self._members[index]
+    @property
+    def parts(self) -> dict[int, PassPart]:
+        """For the hooks: those of the pass under way."""
+        return self.passes.parts
+
+    def begin_part(self) -> PassPart:
+        """For the hooks: the first gradient has come in a part of a backward pass."""
+        self.passes.look_at_all()  # in their order: what came in a pass that has failed, or around this one
         with self._lock:
             if not self._session.context.usable:
                 self.follow_world()
-            passes, step = self.passes, self.step
-            nested = passes.enter()
-            if step.codes[index] == SETTLED:
-                self._begin_again(member)
-            gradient = member.parameter.grad
-            if not passes.count(index, gradient, nested):
-                return
-            if step.codes[index] != MISSING:
-                raise InvalidArgumentError(self._too_many(member))
-            has_all = step.complete(index, SPARSE_64 if gradient.is_sparse else DENSE)
-            self._bursts.gather(member, step.codes)
-            if has_all and self._rounds.announced is None:
-                self._bursts.leave()
-                try:
-                    self._announce(Stage.PASS_ENDED)
-                except RingtrainError:
-                    if self._transaction is None:  # else the round at the end of this pass goes on with it
-                        raise
+            self._note_joins()
+            return self._enter_part()
+
+    def _enter_part(self) -> PassPart:
+        part = self.passes.enter()
+        is_open = self._transaction is None and self.step.is_open
+        self._timetable.begin(self.parts, part, self.passes.number_in_step, is_open)
+        return part
+
+    def look(self, part: PassPart) -> None:
+        """For the hooks: a backward pass has added to gradients. What is complete leaves, when there is enough of it."""
+        with self._lock:
+            some_left = False
+            for index in part.unseen():
+                some_left |= self._take_in(self._members[index], part.nested)
+            self._timetable.note(part, some_left)
+
+    def _take_in(self, member: Member, nested: bool) -> bool:
+        """Notes that a pass has added to a gradient; returns whether some leave now."""
+        index, step = member.index, self.step
+        if step.codes[index] == SETTLED:
+            self._begin_again(member)
+        gradient = member.parameter.grad
+        if gradient is None or not self.passes.count(index, gradient, nested):
+            return False
+        if step.codes[index] != MISSING:
+            raise InvalidArgumentError(self._too_many(member))
+        has_all = step.complete(index, SPARSE_64 if gradient.is_sparse else DENSE)
+        some_left = self._bursts.gather(member, step.codes)
+        if not has_all or not self._bursts.overlap or self._rounds.announced is not None:
+            return some_left
+        self._bursts.leave()
+        try:
+            self._announce(Stage.PASS_ENDED)
+        except RingtrainError:
+            if self._transaction is None:  # else the round at the end of this pass goes on with it
+                raise
+        return True
 
     def _on_rows(self) -> None:
         """A backward pass has brought gradients of rows, which have no hook. Where others come, these complete the step."""
         with self._lock:
-            self.passes.enter()
+            self._enter_part()
             if not any(member.parameter.requires_grad for member in self._members):
                 self.passes.count_rows()
 
@@ -303,8 +342,8 @@ class Exchange:
     def _attempt(self, stage: Stage) -> Generator[Operation, None, Said]:
         """Agrees and reduces; returns what was agreed on. In a transaction nothing but ``_release`` changes a gradient."""
         with self._lock:
-            self._bursts.leave()
-            own = self._rounds.announced or self._announce(stage)
+            self._bursts.leave(waits=True)
+            own = self._rounds.announced or self._announce(stage, waits=True)
             has_all = self.step.has_all
             self._submit_where(own.codes, whole_groups_only=True)
         agreed = own if has_all else (yield from self._rounds.answer())
@@ -345,13 +384,14 @@ class Exchange:
             if self.settings.keeps_residuals:
                 residuals.take_back(self._session, f"{self.prefix}.", self._turns)
 
-    def _announce(self, stage: Stage) -> Said:
+    def _announce(self, stage: Stage, waits: bool = False) -> Said:
         codes: bytes | bytearray = self.step.codes
         if MISSING in codes:
             members = zip(self._members, codes, strict=True)
             codes = bytes(self._code_of(member, stage) if code == MISSING else code for member, code in members)
         self._note_joins()
-        return self._rounds.announce(codes, stage, self._beginning is not None and self._beginning.says)
+        compresses_next = self._beginning is not None and self._beginning.says
+        return self._rounds.announce(codes, stage, compresses_next, waits)
 
     def _code_of(self, member: Member, stage: Stage) -> int:
         """The code of a parameter whose gradient no hook has completed."""
@@ -384,7 +424,7 @@ class Exchange:
                     if self._transaction is not None and member.parameter.grad is None:
                         self._filled.append(member)
                     member.fill(codes[member.index] == SPARSE_64)
-                self._bursts.submit(group, members)
+                self._bursts.submit(group, members, waits=True)
 
     def _take_results(self) -> Iterator[Operation]:
         submitted = [group for group in self._bucketing.groups if group.submitted]

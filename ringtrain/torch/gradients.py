@@ -244,11 +244,12 @@ class Group:
         postscale: float,
         weight: int | None = None,
         keeps_inputs: bool = False,
+        waits: bool = False,
     ) -> None:
         """Starts the operations of some members; sparse gradients travel apart from the others.
 
         ``weight`` is what they count in an average, None on all ranks to count alike; ``keeps_inputs`` leaves the gradients
-        as they are until ``release``.
+        as they are until ``release``; ``waits`` if this thread waits for them next.
         Raises RingtrainError for a gradient that this rank must refuse; its peers' operation fails with the same text.
         """
         self.submitted = True
@@ -257,7 +258,7 @@ class Group:
             self._submit_sparse(member, how, postscale, weight)
         if len(sparse) < len(members):
             dense = [member for member in members if member not in sparse] if sparse else members
-            self._submit_dense(dense, how, postscale, weight, keeps_inputs)
+            self._submit_dense(dense, how, postscale, weight, keeps_inputs, waits)
 
     def waiting(self) -> Iterator[Operation]:
         """The operations under way."""
@@ -337,6 +338,7 @@ class Group:
         postscale: float,
         weight: int | None,
         keeps_inputs: bool,
+        waits: bool,
     ) -> None:
         try:
             sent = self._fill_bucket() if self._all_in_bucket(members) else self._prepare(members, how)
@@ -346,7 +348,7 @@ class Group:
         except Exception as problem:  # seen by this rank alone: the others must not wait for it
             self._dense = []
             how.session.context.refuse("allreduce", self.name, how.session.process_set_id, problem)
-        self._operation = self._submit_buffers(self.name, buffers, results, how, postscale, weight)
+        self._operation = self._submit_buffers(self.name, buffers, results, how, postscale, weight, waits)
 
     @staticmethod
     def _submit_buffers(
@@ -356,11 +358,12 @@ class Group:
         how: ReductionSettings,
         postscale: float,
         weight: int | None,
+        waits: bool = False,
     ) -> Operation:
         return how.session.context.submit(
             "allreduce", name, buffers, results,
             reduction=how.name, prescale=how.prescale, postscale=postscale, process_set=how.session.process_set_id,
-            compression=how.compression, weight=weight,
+            compression=how.compression, weight=weight, waits=waits,
         )  # fmt: skip
 
     def _all_in_bucket(self, members: Sequence[Member]) -> bool:

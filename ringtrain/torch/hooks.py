@@ -12,14 +12,22 @@ import torch
 
 from ringtrain import ranges
 from ringtrain.context import Context
+from ringtrain.torch.backward import PassPart, current_task
 from ringtrain.torch.compilation import eager
 
 
 class Target(Protocol):
-    """What a hook calls."""
+    """Whom hooks tell that a backward pass has added to a gradient: by a note in the part of the pass that they run in."""
 
-    def on_gradient(self, index: int) -> None:
-        """Called when the gradient of parameter number ``index`` was added up in a backward pass."""
+    @property
+    def parts(self) -> dict[int, PassPart]:
+        """Of the pass under way, by graph task; always the same object."""
+
+    def begin_part(self) -> PassPart:
+        """Called by the first hook of a part, which is not in ``parts`` yet."""
+
+    def look(self, part: PassPart) -> None:
+        """Called by a hook when as many gradients have come as were due."""
 
 
 class Owner(Protocol):
@@ -61,7 +69,9 @@ class Hooks:
             return
         needed = parameter.requires_grad
         parameter.requires_grad_(True)  # or torch takes no hook; a frozen one may be unfrozen later
-        self._handles[parameter] = parameter.register_post_accumulate_grad_hook(_calls(weakref.ref(target), index))
+        self._handles[parameter] = parameter.register_post_accumulate_grad_hook(
+            _note_of(target.parts, weakref.ref(target), index)
+        )
         parameter.requires_grad_(needed)
 
     def has_any(self, parameters: set[torch.Tensor]) -> bool:
@@ -104,16 +114,33 @@ def others(own: Owner) -> list[Owner]:
     )
 
 
-def _calls(reference: "weakref.ref[Target]", index: int) -> Callable[[torch.Tensor], None]:
-    def hook(parameter: torch.Tensor) -> None:
-        _deliver(reference, index)
+def _note_of(
+    parts: dict[int, PassPart], reference: "weakref.ref[Target]", index: int
+) -> Callable[[torch.Tensor], None]:
+    """A hook. The pass has driven everything out of the caches: what it costs is how much code and memory it touches."""
 
+    def hook(_: torch.Tensor, task: Callable[[], int] = current_task) -> None:
+        part = parts.get(task())
+        if part is None:
+            part = _begun(reference)
+        came = part.came
+        came.append(index)
+        if len(came) >= part.due:
+            _look(reference, part)
+
+    hook._torchdynamo_disable = True  # type: ignore[attr-defined]  # what torch.compiler.disable() sets, without its layers
     return hook
 
 
-@eager  # compiled autograd would trace it
-def _deliver(reference: "weakref.ref[Target]", index: int) -> None:
+@eager
+def _begun(reference: "weakref.ref[Target]") -> PassPart:
+    target = reference()
+    return PassPart(nested=False) if target is None else target.begin_part()
+
+
+@eager
+def _look(reference: "weakref.ref[Target]", part: PassPart) -> None:
     target = reference()
     if target is not None:
         with ranges.around("ringtrain.hook"):
-            target.on_gradient(index)
+            target.look(part)

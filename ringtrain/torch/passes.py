@@ -10,13 +10,14 @@ from contextlib import contextmanager
 
 import torch
 
-from ringtrain.torch.backward import BackwardPass
+from ringtrain.torch.backward import BackwardPass, PassPart
 
 
 class Passes:
     """How many passes have added to each gradient in the current step.
 
     Args:
+        look: a method, called with each part of a pass of which nobody has seen all gradients that have come in it.
         ended: a method, called when a pass has ended that was the last one for a gradient.
         per_step: passes whose gradients are summed.
         averages: whether the sum is then divided by ``per_step``.
@@ -25,15 +26,16 @@ class Passes:
         per_step: as given, or as set since.
         averages: as given.
         divisor: of the sum of a step's passes.
-        enter: to be called in each hook; returns whether that runs within a pass that is part of another one.
+        parts: of the pass under way, and of one that has failed.
     """
 
-    def __init__(self, ended: Callable[[], None], per_step: int, averages: bool):
+    def __init__(self, look: Callable[[PassPart], None], ended: Callable[[], None], per_step: int, averages: bool):
         self.averages = averages
         self.set_per_step(per_step)
-        self._ended = weakref.WeakMethod(ended)  # of the object that holds this one: no cycle to be collected
+        self._look = weakref.WeakMethod(look)  # of the object that holds this one: no cycle to be collected
+        self._ended = weakref.WeakMethod(ended)
         self._pass = BackwardPass(self._end)
-        self.enter = self._pass.enter  # itself, since each hook calls it
+        self.parts = self._pass.parts
         self._completes = False  # whether the pass under way is the last one for a gradient
         self._silent = False
         self._first = 1  # number of the step's first pass
@@ -52,6 +54,22 @@ class Passes:
         for values in (self._counts, self._last, self._versions):
             values.extend([0] * count)
 
+    def enter(self) -> PassPart:
+        """The part of the pass that the hook runs in which calls this."""
+        return self._pass.enter()
+
+    @property
+    def number_in_step(self) -> int:
+        """The place of the pass under way among those of its step."""
+        return self._pass.number - self._first
+
+    def look_at_all(self) -> None:
+        """Has all gradients looked at that have come: at the end of a pass, or after one that failed."""
+        for part in list(self.parts.values()):
+            look = self._look()
+            if part.seen < len(part.came) and look is not None:
+                look(part)
+
     def count(self, index: int, gradient: torch.Tensor, nested: bool) -> bool:
         """The pass has added to a gradient; returns whether that is complete, and no part of this pass adds to it."""
         number = self._pass.number
@@ -66,7 +84,7 @@ class Passes:
 
     def count_rows(self) -> None:
         """The pass has brought gradients of rows, of an optimizer that has nothing else: the step's last pass has all."""
-        if not self._silent and self._pass.number - self._first + 1 >= self.per_step:
+        if not self._silent and self.number_in_step + 1 >= self.per_step:
             self._completes = True
 
     def has_come(self, index: int) -> bool:
@@ -79,7 +97,7 @@ class Passes:
         One with fewer passes is complete too, unless the micro-batches have several passes each: then the pass for this
         one may be still to come.
         """
-        one_a_batch = self._pass.number - self._first < self.per_step
+        one_a_batch = self.number_in_step < self.per_step
         return self._counts[index] > 0 and (one_a_batch or self._counts[index] >= self.per_step)
 
     def left_changed(self, index: int, gradient: torch.Tensor | None) -> bool:
@@ -113,6 +131,7 @@ class Passes:
     def _end(self) -> None:
         if not self._pass.runs:
             return  # several parts of the pass have asked to be told
+        self.look_at_all()
         completes = self._completes
         self._forget_pass()
         ended = self._ended()

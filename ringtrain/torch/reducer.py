@@ -81,7 +81,7 @@ class Reducer:
 
     def enter_world(self) -> None:
         """Goes on in the present world, if it is not the last one that this optimizer was used in."""
-        self._exchange.follow_world()
+        self._exchange.catch_up()
 
     def keep_inputs_for(self, transaction: Transaction, one_by_one: OneByOne | None = None) -> None:
         """Has the transaction release each step, so that it survives a change of the world; between two steps."""
@@ -112,7 +112,7 @@ class Reducer:
 
     def add(self, groups: Sequence[Sequence[torch.Tensor]]) -> None:
         """Takes over further parameters, which have names, in groups and an order that are the same on all ranks."""
-        self._exchange.follow_world()
+        self._exchange.catch_up()
         if self._exchange.in_flight():
             self.synchronize()
         parameters = {parameter for group in groups for parameter in group}
@@ -123,7 +123,7 @@ class Reducer:
 
     def close(self) -> None:
         """Removes the hooks; what is pending is finished first."""
-        self._exchange.follow_world()
+        self._exchange.catch_up()
         if self._exchange.in_flight():
             self.synchronize()
         self._hooks.remove()
@@ -148,7 +148,7 @@ class Reducer:
 
     def compression_state(self) -> dict[str, dict[str, torch.Tensor]]:
         """What is kept of these gradients, the same on all ranks; collective."""
-        self._exchange.follow_world()
+        self._exchange.catch_up()
         beginning = self._exchange.beginning
         if beginning is not None:
             memories = self._exchange.memories()
@@ -160,7 +160,7 @@ class Reducer:
 
     def forget_residuals(self) -> None:
         """Another state was loaded: what compression has lost before belongs to none of its gradients."""
-        self._exchange.follow_world()
+        self._exchange.catch_up()
         if self._exchange.beginning is not None:
             powersgd.forget(self._exchange.memories(), self.prefix)
         if self.settings.keeps_residuals:
@@ -168,7 +168,7 @@ class Reducer:
 
     def load_compression_state(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         """Goes on with it."""
-        self._exchange.follow_world()
+        self._exchange.catch_up()
         if self._exchange.beginning is not None:
             powersgd.load_state(state, self._exchange.memories(), self._exchange.beginning)
         if self.settings.keeps_residuals:
@@ -189,7 +189,7 @@ class Reducer:
         Raises:
             RingtrainError: ranks disagree about a gradient, or the world ended. Nothing is pending afterwards.
         """
-        self._exchange.follow_world()
+        self._exchange.catch_up()
         self._require_own()
         if self._exchange.has_lost_results():
             self._exchange.reset()  # closed for a step that was skipped, and zeroed since
@@ -199,7 +199,7 @@ class Reducer:
     def synchronize_as_asked(self) -> None:
         """``synchronize`` that the user has called."""
         exchange = self._exchange
-        exchange.follow_world()
+        exchange.catch_up()
         if (
             exchange.step.closed
             and exchange.step.asked
@@ -217,7 +217,7 @@ class Reducer:
 
     def _synchronize_unchanged(self) -> None:
         """``synchronize`` where the user has not called it, and so may have taken this rank's gradients for those of all ranks."""
-        self._exchange.follow_world()
+        self._exchange.catch_up()
         changed = self._exchange.changed_gradient()
         if changed is not None:
             raise InvalidArgumentError(
@@ -270,12 +270,12 @@ class Reducer:
         If the one before came to no end, all ranks give it up together here: one of them may have had no gradient in
         it and know nothing of what the others have sent.
         """
-        self._exchange.follow_world()
+        self._exchange.catch_up()
         self._exchange.discard()
 
     def restart(self) -> None:
         """Begins a new step on this rank, which may be the only one that loads a state."""
-        self._exchange.follow_world()
+        self._exchange.catch_up()
         if self._exchange.in_flight():
             self._exchange.close_step(Stage.DISCARDING)
         self._exchange.reset()

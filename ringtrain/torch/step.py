@@ -34,6 +34,11 @@ class Step:
         return self._ready_count == self._open_count
 
     @property
+    def is_open(self) -> bool:
+        """Whether nothing is settled in it."""
+        return self._open_count == len(self.codes)
+
+    @property
     def has_begun(self) -> bool:
         """Whether a hook has completed something of which no round has taken the result."""
         return self._ready_count > 0

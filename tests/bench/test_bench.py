@@ -241,7 +241,7 @@ def test_launch_on_hosts(tmp_path, monkeypatch):
 
 def test_models_have_the_published_sizes():
     sizes = {name: (len(shapes()), sum(map(math.prod, shapes()))) for name, shapes in MODELS.items()}
-    assert sizes == {"resnet50": (161, 25_557_032), "bert-base": (199, 109_482_240)}
+    assert sizes == {"resnet50": (161, 25_557_032), "bert-base": (199, 109_482_240), "thousand": (1000, 256_000)}
 
 
 @pytest.mark.parametrize(

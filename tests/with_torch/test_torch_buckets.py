@@ -4,9 +4,11 @@ test_torch_buckets_everywhere runs all other properties of training with it.
 """
 
 import copy
+from functools import partial
 
 import pytest
 import torch
+import worlds
 from torch_models import (
     Branches,
     assert_replicas_equal,
@@ -27,7 +29,7 @@ from ringtrain.errors import InvalidArgumentError
 from ringtrain.gradients.plan import STEADY_STEPS
 from ringtrain.gradients.presence import DENSE
 from ringtrain.gradients.presence import SPARSE_64 as SPARSE
-from ringtrain.torch import bucketing
+from ringtrain.torch import bucketing, exchange
 from ringtrain.torch.buckets import Bucket
 from ringtrain.torch.gradients import Group, Member
 
@@ -89,6 +91,85 @@ def test_same_bits_as_without(world, arguments, operations, to_none):
         assert (storages(model), storages(plain)) == (operations, len(parameters(model)))
 
     world.run(on_rank)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"gradient_as_bucket_view": True}], ids=["groups", "buckets"])
+def test_ranks_that_have_joined_go_on_as_the_others(world, arguments):
+    """Some ranks have fewer batches, and so have not seen as many alike steps when the next epoch begins."""
+    start, data = network(), batches(world.size, steps=STEPS)
+
+    def on_rank(rank):
+        model, optimizer = distributed(start, partial(torch.optim.SGD, lr=0.1), **arguments)
+        for batch in data[: STEPS if rank == 0 else 1]:
+            optimizer.zero_grad()
+            x, y = share(batch, rank, world.size)
+            mean_square(model(x), y).backward()
+            optimizer.step()
+        hvd.join()
+        counts = []
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        for batch in data:
+            x, y = share(batch, rank, world.size)
+            counts.append(operations_of(lambda x=x, y=y: (mean_square(model(x), y).backward(), optimizer.step())) - 1)
+            optimizer.zero_grad()
+        assert_replicas_equal(parameters(model))
+        assert counts == [len(parameters(model))] * STEADY_STEPS + [1] * (STEPS - STEADY_STEPS)
+
+    world.run(on_rank)
+
+
+def test_small_gradients_become_one_operation(world, monkeypatch):
+    """Those that were alone, once steps are alike; a large one and a given group stay as they are."""
+    monkeypatch.setattr(bucketing, "GROUP_BYTES", 200)
+    layers = [torch.nn.Parameter(torch.ones(count)) for count in (3, 4, 50, 5, 6, 7, 8)]
+    names = ["a", "b", "large", "c", "d", "e", "f"]
+    submitted = {}
+    submit = Group.submit
+
+    def noted(group, members, *rest):
+        submitted.setdefault(rt.rank(), []).append((group.name.partition(".0.")[2], len(members)))
+        submit(group, members, *rest)
+
+    monkeypatch.setattr(Group, "submit", noted)
+
+    def on_rank(rank):
+        own = [torch.nn.Parameter(layer.detach().clone()) for layer in layers]
+        optimizer = hvd.DistributedOptimizer(sgd(own), list(zip(names, own, strict=True)), groups=[own[5:]], op=hvd.Sum)
+        for _ in range(STEADY_STEPS + 1):
+            submitted[rank] = []
+            optimizer.zero_grad()
+            sum(((index + rank) * p).sum() for index, p in enumerate(own)).backward()
+            optimizer.step()
+        found = sorted(submitted[rank])
+        expected = [index * world.size + sum(range(world.size)) for index in range(len(own))]
+        assert [p.grad.unique().tolist() for p in own] == [[value] for value in map(float, expected)]
+        assert sorted(found) == [("d and 3 more", 4), ("group.0", 2), ("large", 1)]
+
+    world.run(on_rank)
+
+
+@pytest.mark.skipif(worlds.LAUNCHED, reason="the hosts are simulated")
+@pytest.mark.parametrize("layout", ["2+1", "1+1+1"])
+def test_small_gradients_have_the_bits_that_they_have_alone(monkeypatch, layout):
+    """Between hosts, where the order of additions follows from an element's place in its tensor."""
+    start, data = network(), batches(3, steps=STEPS)
+
+    def train(rank):
+        model, optimizer = distributed(start, sgd)
+        for batch in data:
+            optimizer.zero_grad()
+            x, y = share(batch, rank, 3)
+            mean_square(model(x), y).backward()
+            optimizer.step()
+        return [p.detach().clone() for p in model.parameters()], len(optimizer._reducer._exchange._bucketing.groups)
+
+    with worlds.World(3, layout=layout) as world:
+        together = world.run(train)
+        monkeypatch.setattr(exchange, "growth_of_groups", lambda settings, makes_buckets: bucketing.Growth.NONE)
+        alone = world.run(train)
+    for (found, groups), (expected, single) in zip(together, alone, strict=True):
+        assert (groups, single) == (1, len(expected))
+        assert_same_bits(found, expected)
 
 
 def test_what_some_ranks_or_none_use(world):

@@ -15,8 +15,9 @@ from torch_models import assert_same_bits
 import ringtrain as rt
 import ringtrain.torch as hvd
 from ringtrain.context import current
-from ringtrain.torch import backward, bursts
+from ringtrain.torch import backward, bucketing, bursts, exchange
 from ringtrain.torch.accumulation import is_accumulating
+from ringtrain.torch.exchange import Exchange
 from ringtrain.torch.gradients import Group
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.least_ranks(2)]
@@ -29,6 +30,7 @@ pytestmark = [pytest.mark.timeout(180), pytest.mark.least_ranks(2)]
 def test_small_gradients_leave_in_bursts(world, monkeypatch, first_used):
     """A gradient of 128 bytes takes along the two small ones before it; those after it leave with the last one."""
     monkeypatch.setattr(bursts, "_BURST_BYTES", 100)
+    monkeypatch.setattr(exchange, "overlap_pays", lambda session, parameters: True)
     events = {}
     submit = Group.submit
 
@@ -53,6 +55,134 @@ def test_small_gradients_leave_in_bursts(world, monkeypatch, first_used):
         others = torch.stack([layer.sum() for layer in layers[not first_used : 4]])
         assert torch.equal(layers[4].grad, others.prod().expand(1) * world.size)
         optimizer.step()
+
+    world.run(on_rank)
+
+
+# ---- hooks that only note ----
+
+
+class Product(torch.nn.Module):
+    """The product of the sums of some of its layers: each gradient is the product of the other sums."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ParameterList(torch.full((count,), 1.0).double() for count in (1, 1, 16, 1, 1))
+
+    def forward(self, used, factor):
+        value = torch.tensor(float(factor), dtype=torch.float64)
+        for index in used:
+            value = value * self.layers[index].sum() / self.layers[index].numel()
+        return value
+
+
+ALL = [0, 1, 2, 3, 4]
+USED = {
+    "always alike": lambda rank, step: ALL,
+    "in other orders": lambda rank, step: ALL[step % 3 :] + ALL[: step % 3] if step > 3 else ALL,
+    "on each rank in its own order": lambda rank, step: ALL if (rank + step) % 2 else ALL[::-1],
+    "fewer, then more": lambda rank, step: ALL[: 2 + step % 4],
+    "fewer on one rank": lambda rank, step: ALL[: 5 - (rank == 0 and step in (4, 6))],
+    "twice": lambda rank, step: ALL if step % 2 else ALL + ALL,
+}
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "no overlap"])
+@pytest.mark.parametrize("used", USED.values(), ids=USED)
+def test_gradients_may_come_at_other_times_than_before(world, monkeypatch, used, overlap, passes):
+    """Where hooks wait for what left in the step before, sums are those of all that has come in this one."""
+    monkeypatch.setattr(bursts, "_BURST_BYTES", 100)
+    monkeypatch.setattr(bucketing, "GROUP_BYTES", 100)
+    monkeypatch.setattr(exchange, "overlap_pays", lambda session, parameters: overlap)
+
+    def gradients(model, rank, step):
+        for number in range(passes):
+            model(used(rank, step), rank + 1 + number).backward()
+
+    def on_rank(rank):
+        model, one = Product(), Product()
+        optimizer = hvd.DistributedOptimizer(
+            sgd(model.parameters()), model.named_parameters(), op=hvd.Sum, backward_passes_per_step=passes
+        )
+        for step in range(10):
+            optimizer.zero_grad()
+            gradients(model, rank, step)
+            optimizer.synchronize()
+            one.zero_grad()
+            for other in range(world.size):
+                gradients(one, other, step)
+            found, expected = ([p.grad for p in each.parameters()] for each in (model, one))
+            assert [p is None for p in found] == [p is None for p in expected]
+            assert_same_bits([p for p in found if p is not None], [p for p in expected if p is not None])
+            step_without_change(model, optimizer)
+
+    world.run(on_rank)
+
+
+def step_without_change(model, optimizer):
+    """Ends a step whose gradients are reduced."""
+    for parameter in model.parameters():
+        parameter.grad = None
+    with optimizer.skip_synchronize():
+        optimizer.step()
+
+
+@pytest.mark.parametrize("overlap, expected", [(True, [2] * 5), (False, [1] * 5)], ids=["overlap", "no overlap"])
+def test_hooks_look_when_something_leaves(world, monkeypatch, overlap, expected):
+    """The first pass is looked at after each gradient; later ones when a burst leaves, or at their ends."""
+    monkeypatch.setattr(bursts, "_BURST_BYTES", 100)
+    monkeypatch.setattr(bucketing, "GROUP_BYTES", 100)
+    monkeypatch.setattr(exchange, "overlap_pays", lambda session, parameters: overlap)
+    looks = {}
+    look = Exchange.look
+
+    def counted(self, part):
+        looks[self.context] += 1
+        look(self, part)
+
+    monkeypatch.setattr(Exchange, "look", counted)
+
+    def on_rank(rank):
+        model = Product()
+        optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters(), op=hvd.Sum)
+        found = []
+        for _ in range(6):
+            looks[current()] = 0
+            optimizer.zero_grad()
+            model(ALL, 1).backward()
+            optimizer.step()
+            found.append(looks[current()])
+        assert found == [5, *expected]
+
+    world.run(on_rank)
+
+
+def test_what_a_failed_pass_has_brought_is_given_up(world):
+    """Its hooks have noted gradients that nobody has looked at; the step after it has none of them."""
+
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(context, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(context, gradient):
+            raise ArithmeticError("planted")
+
+    def on_rank(rank):
+        model = Product()
+        optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters(), op=hvd.Sum)
+        for step in range(8):
+            if step in (3, 6):
+                value = Fails.apply(model([0, 1], 1.0)) * model([2, 3, 4], rank + 1.0)
+                with pytest.raises(ArithmeticError, match="planted"):
+                    value.backward()
+            optimizer.zero_grad()
+            model(ALL, rank + 1).backward()
+            optimizer.synchronize()
+            assert model.layers[0].grad.item() == sum(range(1, world.size + 1))
+            step_without_change(model, optimizer)
 
     world.run(on_rank)
 
