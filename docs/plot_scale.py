@@ -1,6 +1,6 @@
 """Draws docs/scale.svg from what `bin/simulate --scale --json` has written.
 
-    python docs/plot_scale.py docs/benchmarks/scale-star.jsonl docs/benchmarks/scale-tree.jsonl -o docs/scale.svg
+    python docs/plot_scale.py docs/benchmarks/scale-*.jsonl -o docs/scale.svg
 
 Needs matplotlib. The name of each file, behind its last hyphen, is the way of negotiation that it holds.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 STYLES = {"steady": "-", "changed": "--"}
-COLOURS = {"star": "tab:red", "tree": "tab:blue"}
+COLOURS = {"schedule": "tab:green", "star": "tab:red", "tree": "tab:blue"}
 PANELS = [
     ("microseconds", "microseconds until the last rank starts"),
     ("busiest_rank_messages", "messages of the busiest rank"),
@@ -38,13 +38,14 @@ def draw(files: list[Path], output: Path) -> None:
             way = path.stem.rpartition("-")[2]
             for step, line in STYLES.items():
                 found = rows(path, step)
-                panel.loglog(
+                panel.loglog(  # no point where nothing is sent
                     [row["ranks"] for row in found],
                     [row[key] for row in found],
                     line,
                     color=COLOURS[way],
                     marker=".",
                     label=f"{way}, {step} step",
+                    nonpositive="mask",
                 )
         panel.set_xlabel("ranks, 8 on a host")
         panel.set_title(label, fontsize=10)

@@ -39,6 +39,7 @@ Coordinator::Coordinator(const World& world, const Options& options, Wire& wire,
       log_(log),
       flight_file_(options, world.rank),
       mail_(wire, memory, world.my_host()),
+      board_(world, memory),
       executor_(world, options, wire, memory, table, residuals, counters, timeline, traffic, log),
       protocol_(world, options) {
   protocol_.Begin(Now(), &effects_);
@@ -81,6 +82,7 @@ bool Coordinator::TryStep() {
   RecordStall();
   CheckLongPhase();
   TakeSubmissions(&moved);
+  LookAtPromises(&moved);
   if (ReceiveMail(&moved)) AwaitLastWords();
   moved |= Tick();
   AdvanceBatches(&moved);
@@ -103,6 +105,15 @@ void Coordinator::TakeSubmissions(bool* moved) {
                      Status::InvalidArgument(submission->request.Subject() + ": process set " +
                                              std::to_string(submission->process_set) + " has been removed."));
   }
+  CarryOut();
+}
+
+// Of the other ranks of this host, in process sets that run by a schedule.
+void Coordinator::LookAtPromises(bool* moved) {
+  if (protocol_.aborted()) return;
+  protocol_.ForEachWatched(
+      [&](int process_set, const std::vector<int>& ranks) { *moved |= board_.Look(process_set, ranks); });
+  for (int process_set : board_.TakeChanged()) protocol_.Seen(Now(), process_set, board_.seen(process_set), &effects_);
   CarryOut();
 }
 
@@ -208,6 +219,7 @@ void Coordinator::RemoveProcessSets() {
     }
     process_sets_->Remove(process_set);
     executor_.RemoveGroup(process_set);
+    board_.Remove(process_set);
     protocol_.ProcessSetRemoved(Now(), process_set, &effects_);
   }
 }
@@ -225,8 +237,19 @@ void Coordinator::CarryOut() {
 
 void Coordinator::CarryOut(rank_effect::Start& start) {
   if (protocol_.aborted()) return;
+  if (start.batch.scheduled) counters_->Add(Counter::kScheduledBatches, 1);
   const Status status = executor_.Start(start.process_set, start.batch);
   if (!status.ok()) protocol_.Abort(status, &effects_);
+}
+
+// Written before it looks: of two ranks that do so at the same time one at least sees both.
+void Coordinator::CarryOut(rank_effect::Promise& promise) {
+  if (!protocol_.Knows(promise.process_set)) return;  // it has gone since
+  board_.Write(promise.process_set, promise.sign);
+  protocol_.ForEachWatched([&](int process_set, const std::vector<int>& ranks) {
+    if (process_set == promise.process_set) board_.Look(process_set, ranks);
+  });
+  for (int process_set : board_.TakeChanged()) protocol_.Seen(Now(), process_set, board_.seen(process_set), &effects_);
 }
 
 void Coordinator::CarryOut(rank_effect::Finish& finish) {
@@ -250,6 +273,7 @@ void Coordinator::CarryOut(rank_effect::Count& count) {
 
 void Coordinator::CarryOut(rank_effect::AddProcessSet& added) {
   const int lane = process_sets_->Add(added.process_set, added.members);
+  board_.Add(added.process_set, lane);
   if (std::binary_search(added.members.begin(), added.members.end(), world_.rank))
     executor_.AddGroup(added.process_set, lane, added.members);
 }

@@ -15,6 +15,7 @@
 #include "core/executor.h"
 #include "core/flight_record.h"
 #include "core/process_sets.h"
+#include "core/promise_board.h"
 #include "core/protocol.h"
 #include "core/submission.h"
 #include "transport/mail.h"
@@ -70,6 +71,7 @@ class Coordinator {
   bool TryStep();
   void EndForLackOfMemory();
   void TakeSubmissions(bool* moved);
+  void LookAtPromises(bool* moved);
   bool ReceiveMail(bool* moved);
   bool TakeMail(bool* moved);
   void AwaitLastWords();
@@ -97,6 +99,7 @@ class Coordinator {
   void CarryOut();
   void CarryOut(rank_effect::Send& send) { SendFrame(send.rank, std::move(send.frame)); }
   void CarryOut(rank_effect::Start& start);
+  void CarryOut(rank_effect::Promise& promise);
   void CarryOut(rank_effect::Finish& finish);
   void CarryOut(rank_effect::Fail& fail);
   void CarryOut(rank_effect::AddProcessSet& added);
@@ -125,6 +128,7 @@ class Coordinator {
   Nanoseconds looks_for_stalls_ = 0;  // next
   uint64_t stalled_ = 0;              // number of the operation whose stall was written down last
   Mail mail_;
+  PromiseBoard board_;
   Executor executor_;
   Protocol protocol_;
   RankEffects effects_;        // decided and not carried out yet; empty between two steps

@@ -57,6 +57,32 @@ std::vector<ResponseCache::Id> DecodeRuns(Decoder* decoder) {
 
 constexpr int kMaxMembers = 1 << 20;
 
+uint32_t DecodeNumber(Decoder* decoder) {
+  return static_cast<uint32_t>(decoder->AtMost(std::numeric_limits<uint32_t>::max()));
+}
+
+void EncodeCycle(const std::vector<std::vector<ResponseCache::Id>>& cycle, Encoder* encoder) {
+  encoder->Unsigned(cycle.size());
+  for (const auto& batch : cycle) {
+    encoder->Unsigned(batch.size());
+    for (ResponseCache::Id id : batch) encoder->Unsigned(id);
+  }
+}
+
+// A batch has an operation at least, and the cycle each of them once.
+std::vector<std::vector<ResponseCache::Id>> DecodeCycle(Decoder* decoder) {
+  std::vector<std::vector<ResponseCache::Id>> cycle(decoder->Count());
+  std::vector<ResponseCache::Id> ids;
+  for (auto& batch : cycle) {
+    batch.resize(decoder->Count());
+    for (ResponseCache::Id& id : batch) ids.push_back(id = decoder->Unsigned());
+    if (batch.empty()) decoder->Refuse();
+  }
+  std::sort(ids.begin(), ids.end());
+  if (cycle.empty() || std::adjacent_find(ids.begin(), ids.end()) != ids.end()) decoder->Refuse();
+  return cycle;
+}
+
 void EncodeMembers(const std::vector<int>& members, Encoder* encoder) {
   EncodeRuns({members.begin(), members.end()}, encoder);
 }
@@ -73,6 +99,7 @@ void EncodeShare(const ReadyShare& share, Encoder* encoder) {
   encoder->Unsigned(static_cast<uint64_t>(share.last));
   encoder->Unsigned(static_cast<uint64_t>(share.gap));
   encoder->Text(share.frame);
+  encoder->Unsigned(share.schedule);
   EncodeRuns(share.ids, encoder);
   encoder->Unsigned(share.requests.size());
   for (const Request& request : share.requests) ringtrain::Encode(request, encoder);
@@ -85,6 +112,7 @@ ReadyShare DecodeShare(int members, Decoder* decoder) {
   share.last = static_cast<int>(decoder->AtMost(static_cast<uint64_t>(std::max(members - 1, 0))));
   share.gap = static_cast<Nanoseconds>(decoder->AtMost(kMaxMilliseconds));
   share.frame = decoder->Text();
+  share.schedule = DecodeNumber(decoder);
   share.ids = DecodeRuns(decoder);
   share.requests.resize(decoder->Count());
   for (Request& request : share.requests) request = DecodeRequest(decoder);
@@ -140,6 +168,7 @@ std::string Frame::Encode() const {
   encoder.Signed(process_set);
   switch (type) {
     case FrameType::kReady:
+      encoder.Unsigned(schedule);
       EncodeRuns(ids, &encoder);
       encoder.Unsigned(resent);
       encoder.Unsigned(requests.size());
@@ -178,6 +207,21 @@ std::string Frame::Encode() const {
         encoder.Text(copy.frame);
       }
       break;
+    case FrameType::kSchedule:
+      encoder.Unsigned(schedule);
+      EncodeCycle(cycle, &encoder);
+      break;
+    case FrameType::kPromise:
+      encoder.Unsigned(schedule);
+      encoder.Unsigned(count);
+      encoder.Unsigned(static_cast<uint64_t>(last));
+      encoder.Unsigned(static_cast<uint64_t>(std::clamp<Nanoseconds>(gap, 0, kMaxMilliseconds)));
+      break;
+    case FrameType::kHalt:
+    case FrameType::kHalted:
+      encoder.Unsigned(schedule);
+      encoder.Unsigned(count);
+      break;
   }
   return encoder.Take();
 }
@@ -189,6 +233,7 @@ bool Frame::Decode(const std::string& bytes, Frame* frame) {
   frame->process_set = decoder.Int();
   switch (frame->type) {
     case FrameType::kReady:
+      frame->schedule = DecodeNumber(&decoder);
       frame->ids = DecodeRuns(&decoder);
       frame->resent = static_cast<int>(decoder.Count());
       frame->requests.resize(decoder.Count());
@@ -227,6 +272,21 @@ bool Frame::Decode(const std::string& bytes, Frame* frame) {
         frame->copies.back().members = DecodeMembers(kMaxMembers, &decoder);
         frame->copies.back().frame = decoder.Text();
       }
+      break;
+    case FrameType::kSchedule:
+      frame->schedule = DecodeNumber(&decoder);
+      frame->cycle = DecodeCycle(&decoder);
+      break;
+    case FrameType::kPromise:
+      frame->schedule = DecodeNumber(&decoder);
+      frame->count = decoder.Unsigned();
+      frame->last = static_cast<int>(decoder.AtMost(kMaxMembers));
+      frame->gap = static_cast<Nanoseconds>(decoder.AtMost(kMaxMilliseconds));
+      break;
+    case FrameType::kHalt:
+    case FrameType::kHalted:
+      frame->schedule = DecodeNumber(&decoder);
+      frame->count = decoder.Unsigned();
       break;
     default:
       decoder.Refuse();

@@ -24,7 +24,11 @@ enum class FrameType : uint8_t {
   kStalled = 8,     // coordinator to member: the others wait for you; show where your Python is. text: for what
   kLongPhase = 9,   // member to coordinator: do not expect me for so many milliseconds
   kGathered = 10,   // relay to the next one on the way to the coordinator: what members behind it are ready for
-  kSpread = 11      // from the coordinator to the next relay: frames for members behind it
+  kSpread = 11,     // from the coordinator to the next relay: frames for members behind it
+  kSchedule = 12,   // coordinator to members: from here on this cycle of batches, without a word (schedule.h)
+  kPromise = 13,    // one host to another: so many batches of the schedule all on this side have promised
+  kHalt = 14,  // member to coordinator: the schedule ends, and so much is promised here; coordinator to members: say so
+  kHalted = 15  // coordinator to members: so many batches of the schedule run, then it is over
 };
 
 // A submission that its own rank refused: its peers' operation of that name fails with the same text.
@@ -55,7 +59,8 @@ struct ReadyShare {
   Nanoseconds gap = 0;  // by which it came behind the one before it
   std::vector<ResponseCache::Id> ids;
   std::vector<Request> requests;
-  std::string frame;  // instead of ids and requests
+  uint32_t schedule = 0;  // as of a Frame
+  std::string frame;      // instead of ids and requests
 };
 
 // A frame that goes on as it is.
@@ -79,6 +84,11 @@ struct Frame {
   std::vector<ReadyShare> shares;      // kGathered, in their order
   int members = 0;                     // kGathered: of the process set
   std::vector<SpreadCopy> copies;      // kSpread, in their order
+  uint32_t schedule = 0;               // kReady: the last one that the member has begun; kSchedule .. kHalted: which
+  std::vector<std::vector<ResponseCache::Id>> cycle;  // kSchedule
+  uint64_t count = 0;                                 // kPromise, kHalt, kHalted: batches
+  int last = 0;                                       // kPromise: as of a ReadyShare
+  Nanoseconds gap = 0;                                // kPromise
 
   std::string Encode() const;
   // False for bytes that are no frame.

@@ -19,6 +19,8 @@ constexpr Nanoseconds kMillisecond = 1000000;
 Negotiator::Negotiator(NegotiatorOptions options)
     : options_(std::move(options)),
       cache_(options_.cache_capacity),
+      promises_(options_.hosts.empty() ? std::vector<int>(options_.members.size(), 0) : options_.hosts, options_.me,
+                options_.fanout),
       joined_(member_count()),
       left_(member_count()),
       stalls_(options_.stall_warning, options_.stall_abort),
@@ -41,7 +43,7 @@ Frame Negotiator::MakeFrame(FrameType type) const {
 
 // ---- member ----
 
-void Negotiator::On(Nanoseconds, const event::Submitted& event, Effects* effects) {
+void Negotiator::On(Nanoseconds now, const event::Submitted& event, Effects* effects) {
   const Request& request = event.request;
   if (coordinator_gone_) {
     effects->push_back(effect::Fail{request.name, CoordinatorGone(request)});
@@ -50,14 +52,27 @@ void Negotiator::On(Nanoseconds, const event::Submitted& event, Effects* effects
   ResponseCache::Id id = cache_.IdOf(request.name);
   if (id != ResponseCache::kNone && !(cache_.Find(id)->RequestOf(options_.me, member_count()) == request))
     id = ResponseCache::kNone;
-  if (id != ResponseCache::kNone)
-    ready_.ids.push_back(id);
+  Mine& mine = mine_[request.name] = {request, id};
+  if (schedule_)
+    TakeIntoSchedule(now, mine, effects);
   else
-    ready_.requests.push_back(request);
-  mine_.emplace(request.name, Mine{request, id});
+    AddToReady(&mine);
 }
 
-void Negotiator::On(Nanoseconds, const event::Refused& event, Effects*) { ready_.refusals.push_back(event.refusal); }
+void Negotiator::AddToReady(Mine* mine) {
+  const bool cached = mine->id != ResponseCache::kNone;
+  if (cached)
+    ready_.ids.push_back(mine->id);
+  else
+    ready_.requests.push_back(mine->request);
+  if (!std::exchange(mine->counted, true)) ++(cached ? hits_ : misses_);
+}
+
+void Negotiator::On(Nanoseconds now, const event::Refused& event, Effects* effects) {
+  ready_.refusals.push_back(event.refusal);
+  has_refused_ = true;
+  if (schedule_) Deviate(now, effects);
+}
 
 void Negotiator::On(Nanoseconds now, const event::Arrived& event, Effects* effects) {
   switch (event.frame.type) {
@@ -70,6 +85,18 @@ void Negotiator::On(Nanoseconds now, const event::Arrived& event, Effects* effec
     case FrameType::kResend:
       Resend(event.frame.ids);
       break;
+    case FrameType::kSchedule:
+      BeginSchedule(now, event.frame, effects);
+      break;
+    case FrameType::kPromise:
+      HearPromise(now, event.member, event.frame, effects);
+      break;
+    case FrameType::kHalt:
+      HearHalt(now, event.member, event.frame, effects);
+      break;
+    case FrameType::kHalted:
+      EndSchedule(now, event.frame, effects);
+      break;
     case FrameType::kLongPhase:
       if (coordinates())
         stalls_.LongPhase(event.member, now + static_cast<Nanoseconds>(event.frame.milliseconds) * kMillisecond);
@@ -81,6 +108,7 @@ void Negotiator::On(Nanoseconds now, const event::Arrived& event, Effects* effec
 
 void Negotiator::On(Nanoseconds now, const event::Gathered& event, Effects* effects) {
   const ReadyShare& share = event.share;
+  if (IsStale(share.schedule)) return;
   const Moment moment{now, share.last, share.gap};
   std::vector<ResponseCache::Id> unknown;
   ReceiveIds(moment, share.members, share.ids, &unknown, effects);
@@ -98,7 +126,8 @@ void Negotiator::On(Nanoseconds, const event::BatchFinished&, Effects*) {
 }
 
 // A coordinator that has left still decides until it is gone: what it submitted itself may yet run.
-void Negotiator::On(Nanoseconds, const event::Left& event, Effects* effects) {
+void Negotiator::On(Nanoseconds now, const event::Left& event, Effects* effects) {
+  if (coordinates() && schedule_) Deviate(now, effects);
   if (unanswered_[event.member] > 0 && !event.gone) {  // something that it submitted before has not arrived
     held_goodbyes_[event.member] = true;
     return;
@@ -110,12 +139,19 @@ void Negotiator::On(Nanoseconds, const event::Left& event, Effects* effects) {
     FailHopelessJoin(effects);
   } else if (event.member == 0 && event.gone) {
     coordinator_gone_ = true;
-    std::vector<std::string> names;
-    for (const auto& pending : mine_) names.push_back(pending.first);
-    std::sort(names.begin(), names.end());
-    for (const std::string& name : names) effects->push_back(effect::Fail{name, CoordinatorGone(mine_[name].request)});
+    for (const std::string& name : NamesOfMine())
+      effects->push_back(effect::Fail{name, CoordinatorGone(mine_[name].request)});
     mine_.clear();
+    schedule_.reset();
   }
+}
+
+// In an order that is the same each time.
+std::vector<std::string> Negotiator::NamesOfMine() const {
+  std::vector<std::string> names;
+  for (const auto& pending : mine_) names.push_back(pending.first);
+  std::sort(names.begin(), names.end());
+  return names;
 }
 
 // "allreduce 'x'", and where it is if not in the world.
@@ -140,10 +176,15 @@ void Negotiator::On(Nanoseconds now, const event::LongPhase& event, Effects* eff
 }
 
 void Negotiator::On(Nanoseconds now, const event::Tick&, Effects* effects) {
-  Announce(now, effects);
-  if (!coordinates()) return;
-  CheckStalls(now, effects);
-  Decide(effects);
+  if (schedule_)
+    KeepSchedule(now, effects);
+  else
+    Announce(now, effects);
+  if (coordinates()) {
+    CheckStalls(now, effects);
+    Decide(effects);
+    if (MayBeginSchedule()) ProposeSchedule(now, effects);
+  }
   if (late_.empty()) return;
   effect::Count count;
   for (auto& late : late_) count.late.push_back(std::move(late.second));
@@ -152,10 +193,11 @@ void Negotiator::On(Nanoseconds now, const event::Tick&, Effects* effects) {
 }
 
 void Negotiator::Announce(Nanoseconds now, Effects* effects) {
-  if (ready_.ids.empty() && ready_.requests.empty() && ready_.refusals.empty()) return;
+  if (ready_.ids.empty() && ready_.requests.empty() && ready_.refusals.empty() && ready_.resent == 0) return;
   std::sort(ready_.ids.begin(), ready_.ids.end());
   Frame frame = std::exchange(ready_, MakeFrame(FrameType::kReady));
-  effects->push_back(effect::Count{static_cast<int>(frame.ids.size()), static_cast<int>(frame.requests.size()), {}});
+  frame.schedule = newest_schedule_;
+  effects->push_back(effect::Count{std::exchange(hits_, 0), std::exchange(misses_, 0), {}});
   if (coordinates() && !options_.by_tree)
     Receive(now, options_.me, frame, effects);
   else
@@ -170,6 +212,7 @@ void Negotiator::Resend(const std::vector<ResponseCache::Id>& unknown) {
   for (const std::string& name : names) {
     mine_[name].id = ResponseCache::kNone;
     ready_.requests.push_back(mine_[name].request);
+    ++misses_;
     ++ready_.resent;
   }
 }
@@ -213,6 +256,10 @@ void Negotiator::Receive(Nanoseconds now, int member, const Frame& ready, Effect
   alone.Add(member);
   std::vector<ResponseCache::Id> unknown;
   for (const Refusal& refusal : ready.refusals) Refuse(member, refusal, effects);
+  if (IsStale(ready.schedule)) {  // but for its refusals: the member has taken the rest into the schedule
+    if (schedule_ && !ready.refusals.empty()) Deviate(now, effects);
+    return;
+  }
   ReceiveIds(moment, alone, ready.ids, &unknown, effects);
   // A join counts once all that the member submitted before it has arrived.
   unanswered_[member] -= ready.resent;
@@ -435,16 +482,19 @@ void Negotiator::CompleteAll(Effects* effects) {
 
 // Where members have joined, the last to join may have been waited for instead.
 void Negotiator::NoteLast(const Entry& entry) {
-  if (member_count() == 1 || joined_.size() > 0) return;
-  const Nanoseconds waited = entry.last_at - entry.last_but_one_at;
-  const int rank = options_.members[entry.last];
+  if (member_count() > 1 && joined_.size() == 0)
+    NoteLast(entry.last, entry.last_at - entry.last_but_one_at, entry.name);
+}
+
+void Negotiator::NoteLast(int member, Nanoseconds waited, const std::string& name) {
+  const int rank = options_.members[member];
   Late& late = late_[rank];
   late.rank = rank;
   ++late.times;
   late.total += waited;
   if (waited < late.longest) return;
   late.longest = waited;
-  late.longest_name = entry.name;
+  late.longest_name = name;
 }
 
 void Negotiator::Complete(Entry entry, Effects* effects) {
@@ -543,16 +593,21 @@ void Negotiator::Start(const std::vector<int>& batch, Effects* effects) {
   }
   for (auto index = batch.rbegin(); index != batch.rend(); ++index) ready_to_run_.erase(ready_to_run_.begin() + *index);
   ++batches_under_way_;
+  if (options_.schedules) NoteRepetition(verdict);
   Frame frame = MakeFrame(FrameType::kVerdicts);
   frame.verdicts.push_back(std::move(verdict));
   Broadcast(frame, effects);
 }
 
 void Negotiator::Broadcast(const Frame& frame, Effects* effects) {
+  SendToOthers(frame, effects);
+  Apply(frame, effects);
+}
+
+void Negotiator::SendToOthers(const Frame& frame, Effects* effects) const {
   if (options_.by_tree && member_count() > 1) effects->push_back(effect::Send{effect::kOthers, frame});
   for (int member = 0; member < member_count() && !options_.by_tree; ++member)
     if (member != options_.me) effects->push_back(effect::Send{member, frame});
-  Apply(frame, effects);
 }
 
 // ---- stalls ----
@@ -581,6 +636,7 @@ Nanoseconds Negotiator::DueAt(const Entry& entry) const {
 
 // In order, the oldest entry stands for all.
 Nanoseconds Negotiator::next_timer() const {
+  if (schedule_) return schedule_->due();
   if (!coordinates() || order_.empty()) return kNever;
   Nanoseconds due = DueAt(entries_.at(order_.front()));
   if (!stalls_.DueInOrder())

@@ -16,6 +16,9 @@
 //    cache.
 //
 // A member with nothing of its own pending sends nothing and need not be awake: without its submission nothing can run.
+//
+// After some steps with the same operations steps 1 to 3 fall away: a schedule (schedule.h) has the batches start by
+// what each member promises. negotiator_schedule.cc has how one begins and ends.
 #ifndef RINGTRAIN_CORE_NEGOTIATOR_H_
 #define RINGTRAIN_CORE_NEGOTIATOR_H_
 
@@ -23,6 +26,7 @@
 #include <list>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <variant>
@@ -32,8 +36,10 @@
 #include "core/frame.h"
 #include "core/lateness.h"
 #include "core/member_set.h"
+#include "core/promises.h"
 #include "core/request.h"
 #include "core/response_cache.h"
+#include "core/schedule.h"
 #include "core/stall_watch.h"
 
 namespace ringtrain {
@@ -60,10 +66,14 @@ struct Left {             // a member shuts down and will submit no more
 struct LongPhase {       // this rank will submit nothing for that long, and wants nobody to complain
   Nanoseconds duration;  // from now; 0: it is back
 };
-struct Tick {};  // time has passed; sends what has gathered. Due after every group of events and at next_timer().
+struct Seen {  // what the members of this host have promised, in the order of members_here(); watches() asks for it
+  std::vector<PromiseSign> signs;
+};
+struct GivesUp {};  // this rank is about to serve the others no longer, and has kept what it promised
+struct Tick {};     // time has passed; sends what has gathered. Due after every group of events and at next_timer().
 }  // namespace event
 using Event = std::variant<event::Submitted, event::Refused, event::Arrived, event::Gathered, event::BatchFinished,
-                           event::Left, event::LongPhase, event::Tick>;
+                           event::Left, event::LongPhase, event::Seen, event::GivesUp, event::Tick>;
 
 namespace effect {
 constexpr int kOthers = -1;  // all members but this one
@@ -74,6 +84,13 @@ struct Send {
 struct Execute {  // run these as one batch; joined: by member
   std::vector<Response> responses;
   std::vector<bool> joined;
+  bool scheduled = false;  // no verdict said so
+};
+struct Promise {  // write it into the host's memory, and then look at what the others have there: event::Seen
+  PromiseSign sign;
+};
+struct Ring {  // what these members of this host wait for may have come
+  std::vector<int> members;
 };
 struct Fail {  // this rank's pending operation of that name ends with this status
   std::string name;
@@ -90,7 +107,8 @@ struct Count {
   std::vector<Late> late = {};  // ranks that submitted last since this was told before, on the coordinator
 };
 }  // namespace effect
-using Effect = std::variant<effect::Send, effect::Execute, effect::Fail, effect::Warn, effect::Abort, effect::Count>;
+using Effect = std::variant<effect::Send, effect::Execute, effect::Promise, effect::Ring, effect::Fail, effect::Warn,
+                            effect::Abort, effect::Count>;
 using Effects = std::vector<Effect>;
 
 struct NegotiatorOptions {
@@ -99,6 +117,9 @@ struct NegotiatorOptions {
   int me = 0;                // member
   // What members are ready for goes through a relay (relay.h), this one's own too, and one frame goes to all others.
   bool by_tree = false;
+  std::vector<int> hosts = {};  // by member: any numbers that are equal for members of one host; empty: all on one
+  int fanout = 8;               // hosts below one in the tree in which promises travel
+  bool schedules = false;       // the coordinator has what repeats itself run by schedules
   size_t cache_capacity = 1024;
   size_t fusion_threshold_bytes = 64 << 20;
   Nanoseconds stall_warning = 30 * INT64_C(1000000000);
@@ -118,11 +139,19 @@ class Negotiator {
   Nanoseconds next_timer() const;
   const std::vector<int>& members() const { return options_.members; }
 
+  // ---- a schedule ----
+  // It must be told of what members_here() promise, whenever that changes.
+  bool watches() const { return schedule_.has_value(); }
+  const std::vector<int>& members_here() const { return promises_.here(); }
+  // Batches are promised and have not started: this member must not leave.
+  bool owes() const { return schedule_ && schedule_->promised() > schedule_->started(); }
+
  private:
   // ---- member ----
   struct Mine {
     Request request;
     ResponseCache::Id id;  // under which it was announced, or kNone
+    bool counted = false;  // among hits_ or misses_
   };
   void On(Nanoseconds now, const event::Submitted& event, Effects* effects);
   void On(Nanoseconds now, const event::Refused& event, Effects* effects);
@@ -131,13 +160,37 @@ class Negotiator {
   void On(Nanoseconds now, const event::BatchFinished& event, Effects* effects);
   void On(Nanoseconds now, const event::Left& event, Effects* effects);
   void On(Nanoseconds now, const event::LongPhase& event, Effects* effects);
+  void On(Nanoseconds now, const event::Seen& event, Effects* effects);
+  void On(Nanoseconds now, const event::GivesUp& event, Effects* effects);
   void On(Nanoseconds now, const event::Tick& event, Effects* effects);
+  void AddToReady(Mine* mine);
   void Announce(Nanoseconds now, Effects* effects);
   void Resend(const std::vector<ResponseCache::Id>& unknown);
   void Apply(const Frame& verdicts, Effects* effects);
   void ApplyBatch(const Verdict& verdict, Effects* effects);
   std::string Subject(const Request& request) const;
   Status CoordinatorGone(const Request& request) const;
+  std::vector<std::string> NamesOfMine() const;
+
+  // ---- a schedule: negotiator_schedule.cc ----
+  void BeginSchedule(Nanoseconds now, const Frame& frame, Effects* effects);
+  void TakeIntoSchedule(Nanoseconds now, const Mine& mine, Effects* effects);
+  void KeepSchedule(Nanoseconds now, Effects* effects);
+  void ShowPromise(Nanoseconds now, Effects* effects);
+  void PassPromises(Effects* effects);
+  void StartAgreed(Nanoseconds now, uint64_t agreed, Effects* effects);
+  void StartScheduled(Nanoseconds now, Effects* effects);
+  void HearPromise(Nanoseconds now, int member, const Frame& frame, Effects* effects);
+  void Deviate(Nanoseconds now, Effects* effects);
+  void HearHalt(Nanoseconds now, int member, const Frame& frame, Effects* effects);
+  void NoteHalted(Nanoseconds now, int member, uint64_t promised, Effects* effects);
+  void EndOnAll(Nanoseconds now, uint64_t batches, Effects* effects);
+  void EndSchedule(Nanoseconds now, const Frame& frame, Effects* effects);
+  void NoteRepetition(const Verdict& verdict);
+  bool MayBeginSchedule() const;
+  void ProposeSchedule(Nanoseconds now, Effects* effects);
+  Frame MakeScheduleFrame(FrameType type, uint64_t count) const;
+  bool IsStale(uint32_t schedule) const { return schedule < newest_schedule_; }
 
   // ---- coordinator ----
   struct Arrival {  // one request of some members, all in the same words
@@ -187,11 +240,13 @@ class Negotiator {
   static ResponseCache::Id IdOfAll(const Entry& entry);
   std::vector<const Request*> RequestsOf(const Entry& entry, std::deque<Request>* made) const;
   void NoteLast(const Entry& entry);
+  void NoteLast(int member, Nanoseconds waited, const std::string& name);
   void FailEntry(const Entry& entry, const Refusal& failure, Effects* effects);
   void Tell(int member, Verdict verdict, Effects* effects);
   void Decide(Effects* effects);
   void Start(const std::vector<int>& batch, Effects* effects);
   void Broadcast(const Frame& frame, Effects* effects);
+  void SendToOthers(const Frame& frame, Effects* effects) const;
   void CheckStalls(Nanoseconds now, Effects* effects);
   void Report(const Entry& entry, const std::string& text, Effects* effects);
   Nanoseconds DueAt(const Entry& entry) const;
@@ -207,7 +262,17 @@ class Negotiator {
 
   std::unordered_map<std::string, Mine> mine_;  // submitted here, no verdict yet
   Frame ready_;                                 // gathers until the next Tick
+  int hits_ = 0, misses_ = 0;                   // not told yet
 
+  std::optional<BatchSchedule> schedule_;  // while one is under way
+  Promises promises_;
+  uint32_t newest_schedule_ = 0;      // that this member has begun
+  std::optional<uint64_t> rings_at_;  // once the least counter here has risen above, the others are rung
+  bool has_refused_ = false;          // and the coordinator may not have heard of it when a schedule begins
+
+  Repetition repetition_;                        // what follows is the coordinator's
+  std::vector<std::optional<uint64_t>> halted_;  // by member: what it has promised, once it promises no more; empty
+                                                 // unless the schedule ends
   Entries entries_;
   std::list<std::string> order_;  // names of entries_ by first arrival
   std::map<std::string, std::vector<std::pair<int, Refusal>>>

@@ -80,6 +80,10 @@ void Protocol::BatchFinished(Nanoseconds now, int process_set, RankEffects* effe
   Feed(now, process_set, event::BatchFinished{}, effects);
 }
 
+void Protocol::Seen(Nanoseconds now, int process_set, std::vector<PromiseSign> signs, RankEffects* effects) {
+  if (!aborted_) Feed(now, process_set, event::Seen{std::move(signs)}, effects);
+}
+
 // A rank that has left is no loss, nor is any once all have said goodbye and nothing of this rank is under way.
 void Protocol::ConnectionLost(int rank, const std::string& cause, RankEffects* effects) {
   silent_.insert(rank);
@@ -111,7 +115,8 @@ bool Protocol::Tick(Nanoseconds now, RankEffects* effects) {
     negotiators_.at(process_set).OnEvent(now, event::Tick{}, &from);
     moved |= !from.empty();  // control operations finish at once, and more may be ready behind them
     Follow(now, process_set, &from, effects);
-    if (RelayOf(process_set) != nullptr) moved |= PassUpwards(now, process_set, effects);
+    // What the coordinator decides may have it announce more.
+    while (RelayOf(process_set) != nullptr && PassUpwards(now, process_set, effects)) moved = true;
   }
   return moved;
 }
@@ -167,6 +172,17 @@ void Protocol::Follow(Nanoseconds now, int process_set, effect::Execute& execute
   effects->push_back(rank_effect::Start{process_set, std::move(execute)});
 }
 
+void Protocol::Follow(Nanoseconds, int process_set, effect::Promise& promise, RankEffects* effects) {
+  effects->push_back(rank_effect::Promise{process_set, promise.sign});
+}
+
+void Protocol::Follow(Nanoseconds, int process_set, effect::Ring& ring, RankEffects* effects) {
+  for (int member : ring.members) {
+    const int rank = RankOf(process_set, member);
+    if (rank != world_.rank) effects->push_back(rank_effect::Wake{rank});
+  }
+}
+
 void Protocol::Follow(Nanoseconds, int process_set, effect::Fail& fail, RankEffects* effects) {
   effects->push_back(rank_effect::Fail{process_set, std::move(fail.name), std::move(fail.status)});
 }
@@ -209,6 +225,8 @@ void Protocol::FinishControl(Nanoseconds now, int process_set, effect::Execute c
 void Protocol::ProcessSetRemoved(Nanoseconds now, int process_set, RankEffects* effects) {
   negotiators_.erase(process_set);
   relays_.erase(process_set);
+  watched_.erase(process_set);
+  --live_sets_;
   auto removal = removals_.extract(process_set);
   if (removal.empty()) return;
   FinishControl(now, removal.mapped().process_set, std::move(removal.mapped().control), effects);
@@ -217,6 +235,7 @@ void Protocol::ProcessSetRemoved(Nanoseconds now, int process_set, RankEffects* 
 void Protocol::AddProcessSet(Nanoseconds now, int process_set, const std::vector<int>& members, RankEffects* effects) {
   effects->push_back(rank_effect::AddProcessSet{process_set, members});
   newest_process_set_ = process_set;
+  ++live_sets_;
   auto me = std::find(members.begin(), members.end(), world_.rank);
   if (me == members.end()) {
     early_frames_.erase(process_set);
@@ -231,12 +250,12 @@ void Protocol::AddProcessSet(Nanoseconds now, int process_set, const std::vector
   options.stall_warning = FromSeconds(options_.stall_warning_seconds);
   options.stall_abort = options_.stall_abort_seconds == 0 ? kNever : FromSeconds(options_.stall_abort_seconds);
   options.by_tree = by_tree_;
-  if (by_tree_) {
-    std::vector<int> hosts;
-    for (int rank : members) hosts.push_back(world_.host_of[static_cast<size_t>(rank)]);
-    relays_.emplace(process_set, Relay(hosts, options.me, static_cast<int>(options_.negotiation_fanout)));
-  }
-  negotiators_.emplace(process_set, Negotiator(std::move(options)));
+  options.fanout = static_cast<int>(options_.negotiation_fanout);
+  options.schedules = options_.schedule == "auto" && live_sets_ <= kMaxScheduledSets;
+  for (int rank : members) options.hosts.push_back(world_.host_of[static_cast<size_t>(rank)]);
+  if (by_tree_) relays_.emplace(process_set, Relay(options.hosts, options.me, options.fanout));
+  Negotiator& negotiator = negotiators_.emplace(process_set, Negotiator(std::move(options))).first->second;
+  for (int member : negotiator.members_here()) watched_[process_set].push_back(members[static_cast<size_t>(member)]);
   auto early = early_frames_.find(process_set);
   if (early == early_frames_.end()) return;
   const std::vector<std::pair<int, Frame>> frames = std::move(early->second);
@@ -304,9 +323,19 @@ void Protocol::GiveUpWaiting(Nanoseconds now, RankEffects* effects) {
   if (awaits_last_words()) return End(effects);
   Tick(now, effects);
   if (!all_goodbye_ && speaks_for_others()) return Abort(LeavesOthersAlone(), effects);
+  for (int process_set : ProcessSets()) {
+    if (negotiators_.at(process_set).owes()) return Abort(LeavesUnderWay(), effects);
+    Feed(now, process_set, event::GivesUp{}, effects);
+  }
   TellGoodbye(now, true, effects);
   SendBeats(true, effects);
   if (world_.rank == lowest_rank() && !all_goodbye_) TellAllGoodbye(false, effects);
+}
+
+// What it has promised counts as begun: others may run it by now.
+Status Protocol::LeavesUnderWay() const {
+  return Status::Closed("rank " + std::to_string(world_.rank) +
+                        " called shutdown() and left with operations under way. Wait for them before shutdown().");
 }
 
 void Protocol::SendBeats(bool last, RankEffects* effects) {
@@ -396,6 +425,8 @@ void Protocol::ArrivedByTree(Nanoseconds now, int from, Frame frame, RankEffects
   Relay& relay = *RelayOf(process_set);
   const int member = MemberOf(process_set, from);
   if (frame.type == FrameType::kSpread) return TakeDownwards(now, process_set, frame, effects);
+  if (frame.type == FrameType::kPromise)  // which has its own way
+    return Feed(now, process_set, event::Arrived{member, std::move(frame)}, effects);
   if (frame.type == FrameType::kGathered) {
     for (ReadyShare& share : frame.shares) relay.Take(now, std::move(share));
   } else {
@@ -478,9 +509,10 @@ void Protocol::FollowByTree(Nanoseconds now, int process_set, Effects* from, Ran
   };
   for (Effect& effect : *from) {
     auto* send = std::get_if<effect::Send>(&effect);
-    const bool down = send != nullptr && MemberOf(process_set, world_.rank) == 0 && send->member > 0;
+    const bool down = send != nullptr && send->frame.type != FrameType::kPromise &&
+                      MemberOf(process_set, world_.rank) == 0 && send->member > 0;
     if (!down) pass();
-    if (send == nullptr) {
+    if (send == nullptr || send->frame.type == FrameType::kPromise) {
       std::visit([&](auto& what) { Follow(now, process_set, what, effects); }, effect);
     } else if (send->member == effect::kOthers) {
       PassDown(process_set, {}, send->frame.Encode(), effects);

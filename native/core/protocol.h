@@ -21,6 +21,7 @@
 #include "core/liveness.h"
 #include "core/negotiator.h"
 #include "core/relay.h"
+#include "transport/promise_slot.h"
 #include "transport/world.h"
 
 namespace ringtrain {
@@ -34,6 +35,10 @@ struct Send {
 struct Start {  // a batch of data; Protocol::BatchFinished follows. Not once the world has ended
   int process_set;
   effect::Execute batch;
+};
+struct Promise {  // write it into the memory of this host, then tell Protocol::Seen what all that it watches have there
+  int process_set;
+  PromiseSign sign;
 };
 struct Finish {  // this rank's pending operation without tensors ends well
   int process_set;
@@ -72,10 +77,10 @@ struct End {  // everything pending here and later fails with the cause
   Status cause;
 };
 }  // namespace rank_effect
-using RankEffect = std::variant<rank_effect::Send, rank_effect::Start, rank_effect::Finish, rank_effect::Fail,
-                                rank_effect::AddProcessSet, rank_effect::RemoveProcessSet, rank_effect::Warn,
-                                rank_effect::Count, rank_effect::ShowStacks, rank_effect::Beat, rank_effect::NoteCause,
-                                rank_effect::Wake, rank_effect::End>;
+using RankEffect = std::variant<rank_effect::Send, rank_effect::Start, rank_effect::Promise, rank_effect::Finish,
+                                rank_effect::Fail, rank_effect::AddProcessSet, rank_effect::RemoveProcessSet,
+                                rank_effect::Warn, rank_effect::Count, rank_effect::ShowStacks, rank_effect::Beat,
+                                rank_effect::NoteCause, rank_effect::Wake, rank_effect::End>;
 using RankEffects = std::vector<RankEffect>;
 
 class Protocol {
@@ -90,6 +95,14 @@ class Protocol {
   void Refused(Nanoseconds now, int process_set, Refusal refusal, RankEffects* effects);
   void Arrived(Nanoseconds now, int from, Frame frame, RankEffects* effects);
   void BatchFinished(Nanoseconds now, int process_set, RankEffects* effects);
+  // What the ranks that it watches have in the memory of this host, in their order.
+  void Seen(Nanoseconds now, int process_set, std::vector<PromiseSign> signs, RankEffects* effects);
+  // Calls what(process_set, ranks) for each set that runs by a schedule, with its ranks of this host.
+  template <typename What>
+  void ForEachWatched(What what) const {
+    for (const auto& [process_set, watched] : watched_)
+      if (negotiators_.at(process_set).watches()) what(process_set, watched);
+  }
   void ProcessSetRemoved(Nanoseconds now, int process_set, RankEffects* effects);
   // The wire has lost its connection with this rank, for the cause that its words tell.
   void ConnectionLost(int rank, const std::string& cause, RankEffects* effects);
@@ -150,6 +163,7 @@ class Protocol {
   void FollowByTree(Nanoseconds now, int process_set, Effects* from, RankEffects* effects);
   void TellChildrenOfEnd(const Status& cause, RankEffects* effects);
   Status LeavesOthersAlone() const;
+  Status LeavesUnderWay() const;
   bool SpeaksTo(int rank) const;
   int RankOf(int process_set, int member) const;
   void ArrivedIn(Nanoseconds now, int process_set, int from, Frame frame, RankEffects* effects);
@@ -157,6 +171,8 @@ class Protocol {
   void Follow(Nanoseconds now, int process_set, Effects* from, RankEffects* effects);
   void Follow(Nanoseconds now, int process_set, effect::Send& send, RankEffects* effects);
   void Follow(Nanoseconds now, int process_set, effect::Execute& execute, RankEffects* effects);
+  void Follow(Nanoseconds now, int process_set, effect::Promise& promise, RankEffects* effects);
+  void Follow(Nanoseconds now, int process_set, effect::Ring& ring, RankEffects* effects);
   void Follow(Nanoseconds now, int process_set, effect::Fail& fail, RankEffects* effects);
   void Follow(Nanoseconds now, int process_set, effect::Warn& warn, RankEffects* effects);
   void Follow(Nanoseconds now, int process_set, effect::Abort& abort, RankEffects* effects);
@@ -187,6 +203,8 @@ class Protocol {
   Liveness liveness_;
   std::map<int, Negotiator> negotiators_;                           // by process set, those this rank belongs to
   std::map<int, Relay> relays_;                                     // by process set, of those that have a tree
+  std::map<int, std::vector<int>> watched_;                         // by process set: its ranks of this host
+  int live_sets_ = 0;                                               // of all ranks
   std::map<int, std::vector<std::pair<int, Frame>>> early_frames_;  // by process set, with their senders
   int newest_process_set_ = 0;                                      // ids ascend, on every rank in the same order
   struct Removal {

@@ -72,6 +72,7 @@ void Relay::Take(Nanoseconds now, int member, const Frame& frame) {
   share.members.Add(member);
   share.last = member;
   if (IsMereReadiness(frame)) {
+    share.schedule = frame.schedule;
     share.ids = frame.ids;
     share.requests = frame.requests;
   } else {
@@ -85,7 +86,12 @@ void Relay::Take(Nanoseconds now, ReadyShare share) {
     absent_.Remove(share.members);
     expected_.Add(share.members);
   }
-  if (share.frame.empty()) return Hold(now, std::move(share));
+  if (share.frame.empty()) {
+    newest_schedule_ = std::max(newest_schedule_, share.schedule);
+    if (IsStale(share)) return;
+    DropStale();
+    return Hold(now, std::move(share));
+  }
   Frame frame;
   if (Frame::Decode(share.frame, &frame) && TakesLeave(frame)) {
     absent_.Add(share.members);
@@ -94,6 +100,15 @@ void Relay::Take(Nanoseconds now, ReadyShare share) {
   hold_until_ = now;
   held_.push_back({std::move(share), now});
   first_mergeable_ = held_.size();
+}
+
+// The coordinator would: the members have taken it into the schedule.
+void Relay::DropStale() {
+  for (size_t place = held_.size(); place-- > 0;) {
+    if (!IsStale(held_[place].share)) continue;
+    held_.erase(held_.begin() + static_cast<std::ptrdiff_t>(place));
+    if (place < first_mergeable_) --first_mergeable_;
+  }
 }
 
 void Relay::Hold(Nanoseconds now, ReadyShare share) {
@@ -147,6 +162,7 @@ std::vector<ReadyShare> Relay::TakeWhole() {
   std::vector<ReadyShare> whole;
   ReadyShare all;  // of ids that all behind it are ready for, in one
   all.members = MemberSet(members_);
+  all.schedule = newest_schedule_;
   for (const auto& [id, members] : by_id) {
     if (!IsWhole(members)) continue;
     all.ids.push_back(id);

@@ -58,6 +58,8 @@ class Relay {
  private:
   void PlaceIn(const std::vector<int>& hosts, int me, int fanout);
   void Hold(Nanoseconds now, ReadyShare share);
+  bool IsStale(const ReadyShare& share) const { return share.frame.empty() && share.schedule < newest_schedule_; }
+  void DropStale();
   bool IsWhole(const MemberSet& members) const;
   std::vector<ReadyShare> TakeWhole();
 
@@ -73,6 +75,7 @@ class Relay {
   std::vector<Held> held_;      // in the order in which they came
   size_t first_mergeable_ = 0;  // of held_: those before it lie in front of a frame that goes as it is
   Nanoseconds hold_until_ = kNever;
+  uint32_t newest_schedule_ = 0;  // that any behind it has begun: what was announced before is void
 };
 
 }  // namespace ringtrain

@@ -15,6 +15,7 @@
 #include "base/doorbell.h"
 #include "base/status.h"
 #include "transport/life_sign.h"
+#include "transport/promise_slot.h"
 
 namespace ringtrain {
 
@@ -51,6 +52,7 @@ struct alignas(64) HostControl {
     Doorbell doorbell;
     LifeSign life;
     Mailbox mailbox;
+    PromiseSlot promises[kMaxScheduledSets];  // by the lane of the set
   };
   Place& place(int local_rank) { return reinterpret_cast<Place*>(this + 1)[local_rank]; }
   static size_t Bytes(int local_size) { return sizeof(HostControl) + local_size * sizeof(Place); }

@@ -45,10 +45,13 @@ PROTOCOL = [
     "core/liveness.cc",
     "core/match.cc",
     "core/negotiator.cc",
+    "core/negotiator_schedule.cc",
+    "core/promises.cc",
     "core/protocol.cc",
     "core/relay.cc",
     "core/request.cc",
     "core/response_cache.cc",
+    "core/schedule.cc",
     "core/stall_watch.cc",
     "tables/tables.cc",
 ]

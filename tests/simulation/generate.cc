@@ -13,7 +13,8 @@ namespace {
 
 constexpr int kMaxAlltoall = 64;                 // ranks: its verdict has a number for each pair
 constexpr Nanoseconds kWhenGone = 20 * kSecond;  // by then ranks that left have stopped serving
-constexpr int kLargeWorld = 64;                  // from here on plans are shorter
+constexpr int kSteadySteps = 14;
+constexpr int kLargeWorld = 64;  // from here on plans are shorter
 
 std::string ShapeText(const Request& request) {
   const bool any_rows = request.operation == Operation::kAllgather || request.operation == Operation::kAlltoall;
@@ -77,7 +78,7 @@ const std::vector<Difference>& Differences() {
 
 class Generator {
  public:
-  Generator(uint64_t seed, int size) : random_({seed, 1}), long_phases_({seed, 11}) {
+  Generator(uint64_t seed, int size) : random_({seed, 1}), long_phases_({seed, 11}), steady_({seed, 14}) {
     plan_.seed = seed;
     const int drawn =
         random_.OneIn(8) ? 9 + static_cast<int>(random_.Below(24)) : 2 + static_cast<int>(random_.Below(7));
@@ -92,7 +93,9 @@ class Generator {
   Plan Draw() {
     DrawOptions();
     for (int episodes = large_ ? 3 : 3 + static_cast<int>(random_.Below(6)); episodes > 0; --episodes) DrawEpisode();
-    if (random_.OneIn(3)) DrawLeaving();
+    const bool some_leave = random_.OneIn(3);
+    if (!large_) DrawSteady(some_leave);
+    if (some_leave) DrawLeaving();
     DrawFaults();
     DrawHosts(&plan_);
     DrawLastingFault(&plan_);
@@ -364,6 +367,52 @@ class Generator {
     }
   }
 
+  // The same step again and again, so that it comes to run by a schedule, and then what does not fit: an operation of
+  // its own, a shape that has changed, a failure, an operation that is left out; from a stream of its own.
+  // by_all: in the world, so that no rank comes to what follows long before the others.
+  void DrawSteady(bool by_all) {
+    std::swap(random_, steady_);
+    const int set = by_all ? 0 : random_.Pick(live_sets_);
+    std::vector<std::string> names;
+    for (uint64_t count = 1 + random_.Below(4); count > 0; --count) names.push_back("s" + std::to_string(count));
+    const std::set<int> odd = OddRounds();
+    for (int step = 0; step < kSteadySteps; ++step, ++round_) {
+      for (const std::string& name : names) {
+        const bool is_odd = odd.count(step) > 0 && random_.OneIn(2);
+        if (is_odd && random_.OneIn(4)) continue;
+        if (is_odd && random_.OneIn(3)) models_.erase({set, name});
+        Turn turn = MakeTurn(set, name, round_);
+        const Request model = SteadyModel(set, name);
+        for (auto& part : turn.parts) part.second.request = RequestFor(part.first, model, plan_.sets[set]);
+        if (is_odd) MayGoWrong(&turn);
+        Add(std::move(turn));
+      }
+      if (odd.count(step) > 0 && random_.OneIn(2)) Add(MakeDataTurn(set, "w0"));
+    }
+    std::swap(random_, steady_);
+  }
+
+  std::set<int> OddRounds() {
+    std::set<int> odd;
+    for (uint64_t count = random_.Below(4); count > 0; --count)
+      odd.insert(5 + static_cast<int>(random_.Below(kSteadySteps - 5)));
+    return odd;
+  }
+
+  // Of data, and cacheable.
+  const Request& SteadyModel(int set, const std::string& name) {
+    const auto found = models_.find({set, name});
+    if (found != models_.end()) return found->second;
+    Request request;
+    request.name = name;
+    request.tensors = {{DType::kFloat32, {static_cast<int64_t>(random_.Below(20))}}};
+    if (random_.OneIn(4)) {
+      request.operation = Operation::kAllgather;
+      request.tensors[0].shape.push_back(3);
+    }
+    return models_[{set, name}] = request;
+  }
+
   // One or two ranks leave before the others have finished; some operations come only when they are gone.
   void DrawLeaving() {
     for (int rank : {random_.Pick(plan_.ranks), random_.Pick(plan_.ranks)}) plan_.leaves_after[rank] = round_;
@@ -409,7 +458,7 @@ class Generator {
   }
 
   Plan plan_;
-  Random random_, long_phases_;
+  Random random_, long_phases_, steady_;
   bool large_ = false;
   int names_ = 1, round_ = 0, next_set_ = 1;
   std::vector<int> live_sets_;

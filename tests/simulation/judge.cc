@@ -9,7 +9,8 @@ namespace ringtrain {
 namespace simulation {
 namespace {
 
-constexpr int kMaxBatches = 2;  // of a set under way at its coordinator: negotiator.cc promises it
+constexpr int kMaxBatches =
+    2;  // of a set under way at its coordinator that decides the next: negotiator.cc promises it
 
 std::string RankText(int rank) { return "rank " + std::to_string(rank); }
 
@@ -120,7 +121,7 @@ void Judge::Executed(int rank, int set, const effect::Execute& execute, const st
     if (std::exchange(submission->second.executed, true))
       return Violate(RankText(rank) + " is told to run " + response.request.Subject() + " twice");
   }
-  if (place == 0 && ++member.under_way > kMaxBatches)
+  if (place == 0 && ++member.under_way > kMaxBatches && !execute.scheduled)
     Violate(std::to_string(member.under_way) + " batches of set " + std::to_string(set) + " are under way");
 }
 
@@ -251,7 +252,7 @@ void Judge::Sent(int rank, const Frame& frame, bool coordinates, bool to_coordin
   const bool by_tree = plan_.options.negotiation == "tree";  // then a relay takes and passes on what it has no part in
   if ((ready && (coordinates || (!to_coordinator && !by_tree))) || (decides && !coordinates && !by_tree))
     return Violate(RankText(rank) + " sends what it has no business to send");
-  if (ready && frame.ids.empty() && frame.requests.empty() && frame.refusals.empty())
+  if (ready && frame.ids.empty() && frame.requests.empty() && frame.refusals.empty() && frame.resent == 0)
     Violate(RankText(rank) + " sends an empty frame in set " + std::to_string(frame.process_set));
 }
 

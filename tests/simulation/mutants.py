@@ -26,6 +26,7 @@ CORE = "native/core/"
 NEGOTIATOR, MATCH, FUSION = CORE + "negotiator.cc", CORE + "match.cc", CORE + "fusion.cc"
 REQUEST, LIVENESS, PROTOCOL = CORE + "request.cc", CORE + "liveness.cc", CORE + "protocol.cc"
 STALLS, RELAY = CORE + "stall_watch.cc", CORE + "relay.cc"
+SCHEDULE, PROMISES, SCHEDULED = CORE + "schedule.cc", CORE + "promises.cc", CORE + "negotiator_schedule.cc"
 MUTANTS = [
     # Who has to be there
     Mutant(
@@ -315,6 +316,89 @@ MUTANTS = [
         NEGOTIATOR,
         "share.members.ForEach([&](int member) { AskAgain(member, unknown, effects); });",
         "AskAgain(share.last, unknown, effects);",
+    ),
+    # Schedules
+    Mutant(
+        "one promise is enough",
+        PROMISES,
+        "*std::min_element(counters_.begin(), counters_.end())",
+        "*std::max_element(counters_.begin(), counters_.end())",
+    ),
+    Mutant(
+        "other hosts need not promise",
+        PROMISES,
+        "for (const Neighbour& neighbour : neighbours_) agreed = std::min(agreed, Theirs(neighbour));",
+        ";",
+    ),
+    Mutant(
+        "a promise for another schedule counts",
+        PROMISES,
+        "sign.schedule != schedule_ || sign.promised <= counters_[place]",
+        "sign.promised <= counters_[place]",
+    ),
+    Mutant(
+        "another host's promise for another schedule counts",
+        PROMISES,
+        "neighbour.schedule == schedule_ ? neighbour.theirs : 0",
+        "neighbour.theirs",
+    ),
+    Mutant(
+        "a host is told of one other host alone",
+        PROMISES,
+        "if (other.member != told.member) count = std::min(count, Theirs(other));",
+        ";",
+    ),
+    Mutant(
+        "a member promises after it has said what it promised",
+        SCHEDULE,
+        "!frozen_ && promised_ < started_ + cycle_.size()",
+        "promised_ < started_ + cycle_.size()",
+    ),
+    Mutant("a batch is ready for ever", SCHEDULE, "  ready_[place] = 0;", ";"),
+    Mutant(
+        "what is no part of a schedule is taken for it",
+        SCHEDULE,
+        "  if (found == place_of_.end()) return false;",
+        "  if (found == place_of_.end()) return true;",
+    ),
+    Mutant(
+        "what cannot be promised waits for ever",
+        SCHEDULE,
+        "unpromised_ > 0 ? unpromised_since_ + kStuck : kNever",
+        "kNever",
+    ),
+    Mutant(
+        "promised batches are not run at the end",
+        SCHEDULED,
+        "while (schedule_->started() < frame.count) StartScheduled(now, effects);",
+        ";",
+    ),
+    Mutant(
+        "what lies beyond the end is forgotten",
+        SCHEDULED,
+        "for (const std::string& name : NamesOfMine()) AddToReady(&mine_[name]);",
+        ";",
+    ),
+    Mutant(
+        "the coordinator's promise says where the end is",
+        SCHEDULED,
+        "    least = std::min(least, *each);",
+        "least = *halted_[0];",
+    ),
+    Mutant("the end waits for nobody", SCHEDULED, "    if (!each) return;", "if (!each) continue;"),
+    Mutant(
+        "a schedule begins without what waits",
+        SCHEDULED,
+        "for (const std::string& name : NamesOfMine()) TakeIntoSchedule(now, mine_[name], effects);",
+        ";",
+    ),
+    Mutant("what was announced before a schedule counts", NEGOTIATOR, "IsStale(ready.schedule)", "false"),
+    Mutant("a goodbye overtakes what comes back from a schedule", SCHEDULED, "  ++ready_.resent;", ";"),
+    Mutant(
+        "a refusal ends no schedule",
+        NEGOTIATOR,
+        "  has_refused_ = true;\n  if (schedule_) Deviate(now, effects);",
+        "  has_refused_ = true;",
     ),
     # Process sets
     Mutant(

@@ -211,6 +211,7 @@ void ChooseNegotiation(Plan* plan) {
                                     [](const Turn& turn) { return turn.ranks_that(Act::kAbandons).empty(); });
   plan->options.negotiation = random.OneIn(2) && all_stay ? "tree" : "star";
   plan->options.negotiation_fanout = random.Between(1, 3);
+  plan->options.schedule = random.OneIn(5) ? "off" : "auto";
 }
 
 }  // namespace
@@ -263,7 +264,8 @@ std::string Plan::Text() const {
   text << ranks.size() << " ranks, cache of " << options.cache_capacity << " names, fusion up to "
        << options.fusion_threshold_bytes << " bytes" << (waits_at_exit ? ", waits at exit" : "")
        << (idle_ranks_doze ? ", idle ranks doze" : "") << (wire_tells ? ", the wire tells of losses" : "")
-       << (options.negotiation == "tree" ? ", negotiates by a tree" : "") << "\n";
+       << (options.negotiation == "tree" ? ", negotiates by a tree" : "")
+       << (options.schedule == "auto" ? ", runs by schedules" : "") << "\n";
   std::map<int, std::vector<int>> hosts;
   for (int rank : ranks) hosts[host_of.at(rank)].push_back(rank);
   for (const auto& [host, local] : hosts) text << "  host " << host << ": " << RanksText(local) << "\n";

@@ -215,6 +215,7 @@ void SimulatedRank::Step() {
   LookForTheDead();
   PassOnLongPhase();
   TakeNews();
+  LookAtPromises();
   TakeMail();
   if (mail_.empty()) {
     TakeLostPeers();
@@ -277,6 +278,25 @@ void SimulatedRank::TakeMail() {
     CarryOut();
   }
   if (!mail_.empty()) surroundings_->CallStep(rank_, 0);
+}
+
+// As Coordinator::LookAtPromises.
+void SimulatedRank::LookAtPromises() {
+  if (protocol_.aborted()) return;
+  protocol_.ForEachWatched([&](int set, const std::vector<int>& ranks) {
+    std::vector<PromiseSign> signs = SignsOf(set, ranks);
+    if (signs != seen_[set]) seen_changed_.emplace_back(set, seen_[set] = std::move(signs));
+  });
+  for (auto& [set, signs] : std::exchange(seen_changed_, {})) {
+    protocol_.Seen(clock(), set, std::move(signs), &effects_);
+    CarryOut();
+  }
+}
+
+std::vector<PromiseSign> SimulatedRank::SignsOf(int set, const std::vector<int>& ranks) const {
+  std::vector<PromiseSign> signs;
+  for (int rank : ranks) signs.push_back(surroundings_->promise(rank, set));
+  return signs;
 }
 
 void SimulatedRank::TakeLostPeers() {
@@ -344,6 +364,14 @@ void SimulatedRank::CarryOut(rank_effect::Start& start) {
   if (!judge_->violation().empty()) return;
   set.running.push_back(start.batch);
   surroundings_->BeginBatch(rank_, start.process_set, set.batches++, set.members);
+}
+
+void SimulatedRank::CarryOut(rank_effect::Promise& promise) {
+  surroundings_->promise(rank_, promise.process_set) = promise.sign;
+  protocol_.ForEachWatched([&](int set, const std::vector<int>& ranks) {
+    if (set == promise.process_set) seen_[set] = SignsOf(set, ranks);
+  });
+  protocol_.Seen(clock(), promise.process_set, seen_[promise.process_set], &effects_);
 }
 
 void SimulatedRank::CarryOut(rank_effect::Finish& finish) {

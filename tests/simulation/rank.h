@@ -33,6 +33,7 @@ class Surroundings {
   // Memory of hosts: what its ranks show each other, and why the world has ended for them (empty while it has not).
   virtual Life& life(int rank) = 0;
   virtual std::string& notice(int rank) = 0;
+  virtual PromiseSign& promise(int rank, int set) = 0;
   virtual void Ring(int rank) = 0;
   virtual void CallStep(int rank, Nanoseconds delay) = 0;
   virtual void CallProgram(int rank, Nanoseconds delay) = 0;
@@ -97,6 +98,8 @@ class SimulatedRank {
   void TakeNews();
   void Take(const Turn& turn);
   void TakeMail();
+  void LookAtPromises();
+  std::vector<PromiseSign> SignsOf(int set, const std::vector<int>& ranks) const;
   void TakeLostPeers();
   void EndBatches();
   void TryToClose();
@@ -105,6 +108,7 @@ class SimulatedRank {
   void CarryOut();
   void CarryOut(rank_effect::Send& send);
   void CarryOut(rank_effect::Start& start);
+  void CarryOut(rank_effect::Promise& promise);
   void CarryOut(rank_effect::Finish& finish);
   void CarryOut(rank_effect::Fail& fail);
   void CarryOut(rank_effect::AddProcessSet& added);
@@ -139,6 +143,8 @@ class SimulatedRank {
 
   std::vector<const Turn*> news_;  // submitted or refused since the last step
   std::deque<std::pair<int, std::string>> mail_;
+  std::map<int, std::vector<PromiseSign>> seen_;  // by set: what its ranks of this host had promised at the last look
+  std::vector<std::pair<int, std::vector<PromiseSign>>> seen_changed_;
   std::deque<std::pair<int, std::string>> lost_;  // peers, with causes
   std::map<int, uint64_t> arrivals_;              // frames, by sender
   std::map<int, Set> sets_;                       // by id

@@ -68,14 +68,28 @@ def test_large_worlds(ranks: int, programs: Path) -> None:
     check(programs / "simulate", "--size", ranks, "--seeds", LARGE_WORLDS[ranks])
 
 
+def costs(programs: Path, *arguments: object) -> dict[str, dict]:
+    """What agreement costs 64 ranks of 8 hosts, by the kind of step."""
+    said = check(programs / "simulate_scale", "--ranks", 64, "--without-code", "--json", *arguments)
+    return {line["step"]: line for line in map(json.loads, said.splitlines())}
+
+
 @pytest.mark.parametrize("negotiation, most", [("star", 190), ("tree", 42)])
 def test_what_agreement_costs(negotiation: str, most: int, programs: Path) -> None:
     """Of 64 ranks the coordinator speaks with all, or with its host and its children in the tree."""
-    said = check(programs / "simulate_scale", "--ranks", 64, "--without-code", "--json", "--negotiation", negotiation)
-    steps = {line["step"]: line for line in map(json.loads, said.splitlines())}
+    steps = costs(programs, "--negotiation", negotiation, "--schedule", "off")
     assert steps["steady"]["messages"] == 3 * 63
     assert steps["steady"]["busiest_rank_messages"] <= most
     assert steps["changed"]["microseconds"] < (300 if negotiation == "star" else 100)
+
+
+@pytest.mark.parametrize("negotiation", ["star", "tree"])
+def test_what_a_steady_step_costs_by_a_schedule(negotiation: str, programs: Path) -> None:
+    """A frame each way between neighbouring hosts, and none within one; whatever changes is agreed on as before."""
+    steps = costs(programs, "--negotiation", negotiation)
+    assert steps["steady"]["messages"] == steps["steady"]["messages_between_hosts"] == 2 * 7
+    assert steps["steady"]["microseconds"] < 70
+    assert steps["changed"]["messages"] > 3 * 63
 
 
 def test_a_seed_replays_bit_for_bit(programs: Path) -> None:

@@ -36,6 +36,7 @@ class SimulatedWorld : public Surroundings {
   void Send(int from, int to, const Frame& frame) override;
   Life& life(int rank) override { return lives_[static_cast<size_t>(rank)]; }
   std::string& notice(int rank) override { return notices_[plan_.host_of.at(rank)]; }
+  PromiseSign& promise(int rank, int set) override { return promises_[{rank, set}]; }
   void Ring(int rank) override { processes_.at(rank).rank->Ring(); }
   void CallStep(int rank, Nanoseconds delay) override;
   void CallProgram(int rank, Nanoseconds delay) override;
@@ -115,6 +116,7 @@ class SimulatedWorld : public Surroundings {
   std::map<int, Process> processes_;                         // by rank
   std::vector<Life> lives_;                                  // by rank
   std::map<int, std::string> notices_;                       // by host
+  std::map<std::pair<int, int>, PromiseSign> promises_;      // by (rank, set)
   std::set<int> struck_;                                     // places of faults
   Nanoseconds last_moved_ = 0;                               // other than by signs of life
   std::set<std::pair<int, int>> lost_links_;                 // (from, to)

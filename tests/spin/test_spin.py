@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-NEGOTIATION, EPOCHS = Path(__file__).with_name("negotiation.pml"), Path(__file__).with_name("epochs.pml")
+NEGOTIATION, EPOCHS, SCHEDULE = (
+    Path(__file__).with_name(name) for name in ("negotiation.pml", "epochs.pml", "schedule.pml")
+)
 DEADLOCK, ASSERTION = "invalid end state", "assertion violated"
 FAULTS = {
     "IGNORES_GONE": DEADLOCK,
@@ -26,6 +28,13 @@ EPOCH_FAULTS = {
     "IGNORES_A_DEATH": DEADLOCK,
     "FORGETS_THE_RELEASED": ASSERTION,
     "UNDOES_WHOLE": ASSERTION,
+}
+SCHEDULE_FAULTS = {
+    "TRUSTS_ONE_COUNTER": ASSERTION,
+    "ENDS_EARLY": ASSERTION,
+    "PROMISES_ON": ASSERTION,
+    "STARTS_ALONE": ASSERTION,
+    "ANSWERS_NOT": DEADLOCK,
 }
 MEMORY = 2048  # MiB
 
@@ -86,3 +95,14 @@ def test_no_change_of_epochs_with_two_crashes_goes_wrong(tmp_path: Path) -> None
 def test_planted_fault_in_the_change_of_epochs_is_found(fault: str, tmp_path: Path) -> None:
     report = search(tmp_path, EPOCHS, **{fault: ""})
     assert EPOCH_FAULTS[fault] in report, report
+
+
+@pytest.mark.parametrize("ranks, batches", [pytest.param(2, 3, marks=pytest.mark.long), (3, 1)])
+def test_no_end_of_a_schedule_goes_wrong(ranks: int, batches: int, tmp_path: Path) -> None:
+    check_complete(search(tmp_path, SCHEDULE, N=ranks, T=batches))
+
+
+@pytest.mark.parametrize("fault", SCHEDULE_FAULTS)
+def test_planted_fault_in_a_schedule_is_found(fault: str, tmp_path: Path) -> None:
+    report = search(tmp_path, SCHEDULE, **{fault: ""})
+    assert SCHEDULE_FAULTS[fault] in report, report

@@ -2,14 +2,16 @@
 // protocol on a network of which everything is stated.
 //
 //   simulate_scale [--ranks 8,64,...] [--host N] [--tensors N] [--between-us F] [--within-us F] [--frame-between-us F]
-//                  [--frame-within-us F] [--gbit F] [--without-code] [--negotiation star|tree] [--fanout N] [--json]
+//                  [--frame-within-us F] [--gbit F] [--without-code] [--negotiation star|tree] [--fanout N]
+//                  [--schedule auto|off] [--json]
 //
 // The model. A frame from one host to another arrives --between-us after it has left, one within a host --within-us
 // after. Each costs --frame-between-us or --frame-within-us of processor time where it is sent and where it is taken,
 // one after the other, and a host's link carries --gbit each way. A rank takes what lies in its mail 64 frames at a
 // time, as coordinator.cc does. The time that the protocol's code takes is measured while it runs here and passes in
 // the simulated world too, unless --without-code, which makes a run reproducible. Tensors take no time: only agreement
-// is looked at.
+// is looked at. With --schedule auto the steady steps run by a schedule: what a rank promises is seen --within-us later
+// by those of its host whom it rings, without a frame.
 //
 // The steps, on a world that has just begun: `first` is one in which nothing is known, `steady` one like those before
 // it, `changed` one in which one tensor has another shape on every rank. All ranks submit at one moment; a step ends
@@ -39,7 +41,7 @@ constexpr double kSoon = 1e8;  // timers beyond are those of stalls
 constexpr int kMaxFrames = 64;
 constexpr int kTimer = -2;       // in the place of a sender
 constexpr int kFloats = 160000;  // of a tensor: 160 of them have the bytes of ResNet-50's gradients
-constexpr int kWarmUp = 2;       // steps between the first and the one that counts as steady
+constexpr int kWarmUp = 6;       // steps between the first and the one that counts as steady
 
 struct Model {
   double between_us = 20, within_us = 1, frame_between_us = 1, frame_within_us = 0.2, gbit = 10;
@@ -83,6 +85,7 @@ class Network {
     double busy_until = 0, code = 0;
     bool called = false;
     int started = 0;
+    PromiseSign promise;
     Traffic traffic;
   };
 
@@ -90,6 +93,7 @@ class Network {
   void Step(int number);
   void Follow(int number, RankEffects* effects, std::vector<int>* finished);
   void Send(int from, int to, const Frame& frame);
+  void LookAtPromises(int number, RankEffects* effects);
   bool Share(int one, int other) const { return world_.host_of[one] == world_.host_of[other]; }
   double FrameCost(int one, int other) const {
     return (Share(one, other) ? model_.frame_within_us : model_.frame_between_us) * kMicrosecond;
@@ -190,6 +194,8 @@ void Network::Step(int number) {
   Charge(number, [&] {
     for (const Request& request : std::exchange(rank.news, {})) rank.protocol->Submitted(clock(), 0, request, &effects);
   });
+  LookAtPromises(number, &effects);
+  Follow(number, &effects, &finished);
   for (int count = 0; count < kMaxFrames && !rank.mail.empty(); ++count) {
     const auto [from, bytes] = std::move(rank.mail.front());
     rank.mail.pop_front();
@@ -217,8 +223,26 @@ void Network::Step(int number) {
   if (!rank.mail.empty()) Call(number, now_);
 }
 
+void Network::LookAtPromises(int number, RankEffects* effects) {
+  Charge(number, [&] {
+    Protocol& protocol = *ranks_[static_cast<size_t>(number)].protocol;
+    std::vector<PromiseSign> signs;
+    protocol.ForEachWatched([&](int, const std::vector<int>& ranks) {
+      for (int rank : ranks) signs.push_back(ranks_[static_cast<size_t>(rank)].promise);
+    });
+    if (!signs.empty()) protocol.Seen(clock(), 0, std::move(signs), effects);
+  });
+}
+
+// What follows from one of them comes behind the others.
 void Network::Follow(int number, RankEffects* effects, std::vector<int>* finished) {
-  for (RankEffect& effect : *effects) {
+  for (size_t place = 0; place < effects->size(); ++place) {
+    RankEffect effect = std::move((*effects)[place]);
+    if (auto* promise = std::get_if<rank_effect::Promise>(&effect)) {
+      ranks_[static_cast<size_t>(number)].promise = promise->sign;
+      LookAtPromises(number, effects);
+    }
+    if (auto* wake = std::get_if<rank_effect::Wake>(&effect)) Call(wake->rank, now_ + model_.within_us * kMicrosecond);
     if (auto* send = std::get_if<rank_effect::Send>(&effect)) Send(number, send->rank, send->frame);
     if (auto* start = std::get_if<rank_effect::Start>(&effect)) {
       ranks_[static_cast<size_t>(number)].started += static_cast<int>(start->batch.responses.size());
@@ -318,6 +342,8 @@ const char* Parse(int argc, char** argv, Arguments* arguments) {
       return argv[i - 1];
     } else if (name == "--negotiation") {
       arguments->options.negotiation = argv[i];
+    } else if (name == "--schedule") {
+      arguments->options.schedule = argv[i];
     } else if (name == "--fanout") {
       arguments->options.negotiation_fanout = std::atoi(argv[i]);
     } else if (name == "--ranks") {
