@@ -295,6 +295,14 @@ class Context:
         """The lines of ``rt_traffic``."""
         return take_text(lib.rt_traffic(self.native)).splitlines()
 
+    def tuned(self) -> list[str]:
+        """The lines of ``rt_tuned``."""
+        return take_text(lib.rt_tuned(self.native)).splitlines()
+
+    def burst_bytes(self) -> int:
+        """Option ``burst_bytes``, as it is now."""
+        return lib.rt_burst_bytes(self.native)
+
     def flight_record(self) -> str:
         """The text of ``rt_flight_record``."""
         return take_text(lib.rt_flight_record(self.native))

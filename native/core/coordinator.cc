@@ -26,7 +26,7 @@ constexpr Nanoseconds kStallPeriod = INT64_C(500000000);
 Coordinator::Coordinator(const World& world, const Options& options, Wire& wire, const Progress& progress,
                          HostMemory* memory, SubmissionTable* table, Residuals* residuals,
                          ProcessSetTable* process_sets, Counters* counters, LatenessTable* lateness, Timeline* timeline,
-                         TrafficTable* traffic, Log* log)
+                         TrafficTable* traffic, Log* log, Tuned* tuned)
     : world_(world),
       options_(options),
       wire_(wire),
@@ -37,10 +37,13 @@ Coordinator::Coordinator(const World& world, const Options& options, Wire& wire,
       counters_(counters),
       lateness_(lateness),
       log_(log),
+      tuned_(tuned),
       flight_file_(options, world.rank),
       mail_(wire, memory, world.my_host()),
       executor_(world, options, wire, memory, table, residuals, counters, timeline, traffic, log),
       protocol_(world, options) {
+  if (options.autotune != 0 && world.rank == 0)
+    tuner_.emplace(options, world, wire.Describe(), wire.HasStreams(), tuned, log);
   protocol_.Begin(Now(), &effects_);
   CarryOut();
 }
@@ -226,7 +229,10 @@ void Coordinator::CarryOut() {
 void Coordinator::CarryOut(rank_effect::Start& start) {
   if (protocol_.aborted()) return;
   const Status status = executor_.Start(start.process_set, start.batch);
-  if (!status.ok()) protocol_.Abort(status, &effects_);
+  if (!status.ok()) return protocol_.Abort(status, &effects_);
+  if (!tuner_ || start.process_set != 0) return;
+  if (const std::optional<Settings> settings = tuner_->Began(Now(), start.batch.responses))
+    protocol_.Tune(*settings, &effects_);
 }
 
 void Coordinator::CarryOut(rank_effect::Finish& finish) {

@@ -11,10 +11,6 @@ namespace {
 
 constexpr Nanoseconds kSecond = INT64_C(1000000000);
 constexpr Nanoseconds kMicrosecond = 1000;
-// Small operations that nobody waits for yet gather this long, so that a backward pass of many small gradients costs a
-// few wake-ups and not a few for each; larger ones leave at once, because their transfer is worth overlapping.
-constexpr Nanoseconds kGather = 1000 * kMicrosecond;
-constexpr int64_t kLeaveAtOnceBytes = 1 << 20;
 
 constexpr Nanoseconds kShortestPoll = 20 * kMicrosecond, kLongestPoll = 500 * kMicrosecond;
 
@@ -36,9 +32,10 @@ Spinning SpinningFor(const Options& options, const World& world) {
 
 }  // namespace
 
-ContextDriver::ContextDriver(const Options& options, Progress& progress, Epoch* epoch, SubmissionTable* table,
+ContextDriver::ContextDriver(const Options& options, const Tuned& tuned, Progress& progress, Epoch* epoch, SubmissionTable* table,
                              Counters* counters, Timeline* timeline)
     : options_(options),
+      tuned_(tuned),
       progress_(progress),
       doorbell_(epoch->memory().doorbell(epoch->world().local_rank())),
       life_(epoch->memory().control().place(epoch->world().local_rank()).life),
@@ -56,7 +53,7 @@ void ContextDriver::Start() {
 // ---- submitting and waiting ----
 
 void ContextDriver::OnNews(bool caller_waits, bool urgent, int64_t bytes) {
-  urgent |= gathered_bytes_.fetch_add(bytes) + bytes >= kLeaveAtOnceBytes;
+  urgent |= gathered_bytes_.fetch_add(bytes) + bytes >= tuned_.Get(Tunable::burst_bytes);
   std::atomic_thread_fence(std::memory_order_seq_cst);  // the news before the promise: see CancelPollPromise
   if (!urgent && !caller_waits && Now() < polls_by_.load(std::memory_order_relaxed)) return;
   gathered_bytes_.store(0);
@@ -65,6 +62,10 @@ void ContextDriver::OnNews(bool caller_waits, bool urgent, int64_t bytes) {
   else if (!caller_waits)
     WakeThread(urgent);
 }
+
+// Small operations that nobody waits for yet gather this long, so that a backward pass of many small gradients costs a
+// few wake-ups and not a few for each; larger ones leave at once, because their transfer is worth overlapping.
+Nanoseconds ContextDriver::gather() const { return tuned_.Get(Tunable::gather_microseconds) * kMicrosecond; }
 
 void ContextDriver::Call() {
   doorbell_.Ring();
@@ -109,7 +110,7 @@ void ContextDriver::Drive(Finished finished, Nanoseconds deadline) {
   while (!finished()) {
     const bool news = table_->has_news();
     if (coordinator_->Step()) {
-      if (news) polls_by_.store(Now() + 2 * kGather, std::memory_order_relaxed);
+      if (news) polls_by_.store(Now() + 2 * gather(), std::memory_order_relaxed);
       if (look_until > 0) spinning_.Ended(true);
       poll = kShortestPoll;
       look_until = 0;
@@ -182,7 +183,7 @@ void ContextDriver::RunThread() {
 void ContextDriver::CoalesceSubmissions() {
   const uint32_t ticket = parked_.load(std::memory_order_acquire);
   if (!table_->has_news() || urgent_.exchange(false) || stop_.load()) return;
-  const Nanoseconds until = Now() + kGather;
+  const Nanoseconds until = Now() + gather();
   polls_by_.store(until, std::memory_order_relaxed);
   FutexWait(&parked_, ticket, until);
   if (driven_.load(std::memory_order_seq_cst))

@@ -178,6 +178,9 @@ std::string Frame::Encode() const {
         encoder.Text(copy.frame);
       }
       break;
+    case FrameType::kTune:
+      encoder.SignedList({settings.begin(), settings.end()});
+      break;
   }
   return encoder.Take();
 }
@@ -228,6 +231,13 @@ bool Frame::Decode(const std::string& bytes, Frame* frame) {
         frame->copies.back().frame = decoder.Text();
       }
       break;
+    case FrameType::kTune: {
+      const std::vector<int64_t> values = decoder.SignedList();
+      if (values.size() == frame->settings.size())
+        std::copy(values.begin(), values.end(), frame->settings.begin());
+      if (values.size() != frame->settings.size() || !InRange(frame->settings)) decoder.Refuse();
+      break;
+    }
     default:
       decoder.Refuse();
   }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/tuned.h"
 #include "core/member_set.h"
 #include "core/request.h"
 #include "core/response_cache.h"
@@ -24,7 +25,8 @@ enum class FrameType : uint8_t {
   kStalled = 8,     // coordinator to member: the others wait for you; show where your Python is. text: for what
   kLongPhase = 9,   // member to coordinator: do not expect me for so many milliseconds
   kGathered = 10,   // relay to the next one on the way to the coordinator: what members behind it are ready for
-  kSpread = 11      // from the coordinator to the next relay: frames for members behind it
+  kSpread = 11,     // from the coordinator to the next relay: frames for members behind it
+  kTune = 12        // rank 0 to all: from here on these settings hold
 };
 
 // A submission that its own rank refused: its peers' operation of that name fails with the same text.
@@ -79,6 +81,7 @@ struct Frame {
   std::vector<ReadyShare> shares;      // kGathered, in their order
   int members = 0;                     // kGathered: of the process set
   std::vector<SpreadCopy> copies;      // kSpread, in their order
+  Settings settings{};                 // kTune
 
   std::string Encode() const;
   // False for bytes that are no frame.

@@ -18,6 +18,7 @@ constexpr Nanoseconds kMillisecond = 1000000;
 
 Negotiator::Negotiator(NegotiatorOptions options)
     : options_(std::move(options)),
+      fusion_threshold_bytes_(options_.fusion_threshold_bytes),
       cache_(options_.cache_capacity),
       joined_(member_count()),
       left_(member_count()),
@@ -524,7 +525,7 @@ void Negotiator::Decide(Effects* effects) {
       if (ready.joined != ready_to_run_[0].joined) break;
       run.push_back(&ready.agreed.response);
     }
-    Start(Fuse(run, options_.fusion_threshold_bytes)[0], effects);
+    Start(Fuse(run, fusion_threshold_bytes_)[0], effects);
   }
 }
 
