@@ -73,7 +73,7 @@ SearchPlan Plan() {
   SearchPlan plan;
   plan.start = {4, 1, 10, 1000};
   plan.values = {{{1, 2, 4, 8}, {}, {5, 10, 20}, {100, 1000, 10000}}};
-  plan.steps_per_sample = 5;
+  plan.steps_per_sample = 10;
   plan.max_samples = 100;
   return plan;
 }
@@ -102,14 +102,14 @@ RT_TEST(the_shortest_steps_are_found) {
   const Settings expected = {1, 1, 10, 10000};
   RT_CHECK(Found(Plan(), cost, 0, 1, &steps) == expected);
   for (uint64_t seed = 1; seed <= 50; ++seed) RT_CHECK(Found(Plan(), cost, 0.05, seed, &steps) == expected);
-  RT_CHECK(steps < 150);
+  RT_CHECK(steps < 250);
 }
 
 RT_TEST(noise_alone_changes_nothing) {
   int changed = 0, steps = 0;
   for (uint64_t seed = 1; seed <= 200; ++seed)
     changed += Found(Plan(), [](const Settings&) { return 100.0; }, 0.1, seed, &steps) != Plan().start;
-  RT_CHECK(changed <= 4);
+  RT_CHECK(changed <= 2);  // one in a hundred
 }
 
 // A machine that becomes faster while a candidate is tried makes the candidate no better.
