@@ -1,7 +1,7 @@
 """One bucket of ``ahead``: gradients on their way out, this rank's share of them, and the new values on their way back."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -39,6 +39,8 @@ class SharedBucket:
             for piece in layout.pieces(member)
         ]
         self.is_sent = False
+        self._fills_itself = len(layout.counts) == 1 and layout.total == layout.counts[0]
+        self._alone: torch.Tensor | None = None  # the gradient that is the whole bucket, which is sent as it is
         self._sum: Operation | None = None
         self._problem: RingtrainError | None = None  # why this rank did not send
         self._share: torch.Tensor | None = None  # of the sum
@@ -56,16 +58,31 @@ class SharedBucket:
         return self._gradients[offset : offset + count].view(self.parameters[index].shape)
 
     def take_in(self, index: int, gradient: torch.Tensor | None) -> None:
-        """Copies the gradient of a parameter, by its place in the bucket, to what is sent; None: zeros."""
+        """Copies the gradient of a parameter, by its place in the bucket, to what is sent; None: zeros.
+
+        One that is the whole bucket is not copied: nobody else may change it from now on.
+        """
+        if self._can_be_sent(gradient):
+            self._alone = gradient
+            return
+        self._alone = None
         with torch.no_grad():
             if gradient is None:
                 self._place_of(index).zero_()
             else:
                 self._place_of(index).copy_(gradient)
 
+    def _can_be_sent(self, gradient: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
+        like = self._gradients
+        return (
+            self._fills_itself and gradient is not None and gradient.is_contiguous()
+            and gradient.dtype == like.dtype and gradient.device == like.device
+        )  # fmt: skip
+
     def send_gradients(self, prefix: str, how: ReductionSettings, divisor: int) -> None:
         """Each rank gets its share of what all ranks have taken in."""
-        name, buffer = f"{prefix}.{self.names[0]}", buffer_of(self._gradients)
+        sent = self._gradients if self._alone is None else self._alone.reshape(-1)
+        name, buffer = f"{prefix}.{self.names[0]}", buffer_of(sent)
         self.is_sent = True
         self._sum = how.session.context.submit(
             "reducescatter", name, [buffer], [None],
@@ -127,7 +144,7 @@ class SharedBucket:
         """What was reduced is used, or given up."""
         for _, parameter in self.pieces:
             parameter.grad = None
-        self._share, self._problem, self.is_sent = None, None, False
+        self._share, self._problem, self.is_sent, self._alone = None, None, False, None
 
     def await_all(self) -> None:
         """Waits for what is under way, so that its memory may be written, and no name stays in flight."""
