@@ -188,12 +188,11 @@ class InAWorldOfItsOwn(Ringtrain):
 
     @contextmanager
     def _within(self) -> Iterator[None]:
-        before = contexts.of_thread()
         self._world.enter()
         try:
             yield
         finally:
-            contexts.make_current(before)
+            contexts.make_current(None)  # that of ``hvd.init`` again
 
     def close(self) -> None:
         Alone.close(self)

@@ -42,7 +42,7 @@ PYTHON_LAYERS = [
     ["context"],
     ["membership"],
     ["submission", "start"],
-    ["process_sets", "numbering", "probes", "stalls", "statistics", "timelines", "traces", "flights", "slots"],
+    ["process_sets", "numbering", "probes", "stalls", "statistics", "tunings", "timelines", "traces", "flights", "slots"],
     ["operations"],
     ["objects", "sharding", "checks", "gradients", "adjoints"],
     ["averaging"],
