@@ -39,12 +39,14 @@ class SharedBucket:
             for piece in layout.pieces(member)
         ]
         self.is_sent = False
+        self._share_memory = torch.empty(layout.share, dtype=like.dtype, device=like.device)
         self._fills_itself = len(layout.counts) == 1 and layout.total == layout.counts[0]
         self._alone: torch.Tensor | None = None  # the gradient that is the whole bucket, which is sent as it is
         self._sum: Operation | None = None
         self._problem: RingtrainError | None = None  # why this rank did not send
         self._share: torch.Tensor | None = None  # of the sum
         self._gathering: Operation | None = None
+        self._lands = False  # its result goes straight into the parameter
 
     @property
     def places(self) -> range:
@@ -85,7 +87,7 @@ class SharedBucket:
         name, buffer = f"{prefix}.{self.names[0]}", buffer_of(sent)
         self.is_sent = True
         self._sum = how.session.context.submit(
-            "reducescatter", name, [buffer], [None],
+            "reducescatter", name, [buffer], [buffer_of(self._share_memory)], rooms=[self._share_memory.nbytes],
             reduction=how.name, prescale=how.prescale, postscale=how.postscale / divisor,
             process_set=how.session.process_set_id, compression=how.compression,
         )  # fmt: skip
@@ -101,8 +103,8 @@ class SharedBucket:
         if problem is not None:
             raise problem
         if operation is not None:
-            finish(operation, self._gradients)
-            self._share = received(operation, self._gradients)
+            finish(operation, self._share_memory)
+            self._share = self._share_memory
         for piece, parameter in self.pieces:
             there = self._share is not None and is_there[piece.tensor]
             parameter.grad = self._share[piece.at :][: piece.last - piece.first] if there else None  # type: ignore[index]
@@ -121,10 +123,12 @@ class SharedBucket:
 
     def send_values(self, prefix: str, how: ReductionSettings) -> Operation:
         """Each rank sends its share of the values to all."""
-        name = f"{prefix}.{self.names[0]}.values"
+        name, target = f"{prefix}.{self.names[0]}.values", self.parameters[0].detach()
+        self._lands = self._fills_itself and target.is_contiguous()
         self._gathering = how.session.context.submit(
-            "allgather", name, [buffer_of(self._values)], [None], process_set=how.session.process_set_id
-        )
+            "allgather", name, [buffer_of(self._values)], [buffer_of(target) if self._lands else None],
+            rooms=[target.nbytes] if self._lands else None, process_set=how.session.process_set_id,
+        )  # fmt: skip
         return self._gathering
 
     def take_values(self) -> None:
@@ -133,12 +137,15 @@ class SharedBucket:
         if operation is None:
             raise InternalError("values of parameters: expected them to be on their way, but they were never sent.")
         finish(operation, self._values)
+        self._gathering = None
+        if self._lands:
+            torch.autograd.graph.increment_version(self.parameters[0])  # as whoever writes it by torch's functions
+            return
         every = received(operation, self._values)
         with torch.no_grad():
             targets = [parameter.detach() for parameter in self.parameters]
             parts = zip(self.layout.offsets, self.layout.counts, targets, strict=True)
             torch._foreach_copy_(targets, [every[at : at + count].view(to.shape) for at, count, to in parts])
-        self._gathering = None
 
     def end_step(self) -> None:
         """What was reduced is used, or given up."""
