@@ -54,9 +54,7 @@ class Tuned {
 
   explicit Tuned(const Settings& settings) { Store(settings); }
 
-  int64_t Get(Tunable tunable) const {
-    return values_[static_cast<size_t>(tunable)].load(std::memory_order_relaxed);
-  }
+  int64_t Get(Tunable tunable) const { return values_[static_cast<size_t>(tunable)].load(std::memory_order_relaxed); }
   Settings All() const;
   void Set(uint64_t operations, const Settings& settings);
   std::vector<Change> Changes() const;

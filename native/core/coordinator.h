@@ -133,9 +133,9 @@ class Coordinator {
   Executor executor_;
   Protocol protocol_;
   std::optional<Tuner> tuner_;  // rank 0's, with option autotune
-  RankEffects effects_;        // decided and not carried out yet; empty between two steps
-  RankEffects carried_out_;    // at the moment
-  std::vector<int> removals_;  // process sets that go as soon as none of their batches is under way
+  RankEffects effects_;         // decided and not carried out yet; empty between two steps
+  RankEffects carried_out_;     // at the moment
+  std::vector<int> removals_;   // process sets that go as soon as none of their batches is under way
   Nanoseconds last_active_ = 0;
 
   Mutex request_mutex_;

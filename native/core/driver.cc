@@ -32,8 +32,8 @@ Spinning SpinningFor(const Options& options, const World& world) {
 
 }  // namespace
 
-ContextDriver::ContextDriver(const Options& options, const Tuned& tuned, Progress& progress, Epoch* epoch, SubmissionTable* table,
-                             Counters* counters, Timeline* timeline)
+ContextDriver::ContextDriver(const Options& options, const Tuned& tuned, Progress& progress, Epoch* epoch,
+                             SubmissionTable* table, Counters* counters, Timeline* timeline)
     : options_(options),
       tuned_(tuned),
       progress_(progress),

@@ -34,8 +34,8 @@ namespace ringtrain {
 
 class ContextDriver {
  public:
-  ContextDriver(const Options& options, const Tuned& tuned, Progress& progress, Epoch* epoch, SubmissionTable* table, Counters* counters,
-                Timeline* timeline);
+  ContextDriver(const Options& options, const Tuned& tuned, Progress& progress, Epoch* epoch, SubmissionTable* table,
+                Counters* counters, Timeline* timeline);
   // Lets the wire ring, and starts the context's thread.
   void Start();
 

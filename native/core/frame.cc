@@ -233,8 +233,7 @@ bool Frame::Decode(const std::string& bytes, Frame* frame) {
       break;
     case FrameType::kTune: {
       const std::vector<int64_t> values = decoder.SignedList();
-      if (values.size() == frame->settings.size())
-        std::copy(values.begin(), values.end(), frame->settings.begin());
+      if (values.size() == frame->settings.size()) std::copy(values.begin(), values.end(), frame->settings.begin());
       if (values.size() != frame->settings.size() || !InRange(frame->settings)) decoder.Refuse();
       break;
     }

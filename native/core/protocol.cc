@@ -249,8 +249,7 @@ void Protocol::AddProcessSet(Nanoseconds now, int process_set, const std::vector
   options.members = members;
   options.me = static_cast<int>(me - members.begin());
   options.cache_capacity = static_cast<size_t>(options_.cache_capacity);
-  options.fusion_threshold_bytes =
-      static_cast<size_t>(settings_[static_cast<size_t>(Tunable::fusion_threshold_bytes)]);
+  options.fusion_threshold_bytes = static_cast<size_t>(settings_[static_cast<size_t>(Tunable::fusion_threshold_bytes)]);
   options.stall_warning = FromSeconds(options_.stall_warning_seconds);
   options.stall_abort = options_.stall_abort_seconds == 0 ? kNever : FromSeconds(options_.stall_abort_seconds);
   options.by_tree = by_tree_;
@@ -486,8 +485,7 @@ void Protocol::FromCoordinator(Nanoseconds now, int process_set, Frame frame, Ra
   const int coordinator = RankOf(process_set, 0);
   if (frame.type == FrameType::kGoodbye)
     HearGoodbyeByTree(now, process_set, coordinator, frame.flag, effects);
-  else if (frame.type == FrameType::kAllGoodbye || frame.type == FrameType::kStalled ||
-           frame.type == FrameType::kTune)
+  else if (frame.type == FrameType::kAllGoodbye || frame.type == FrameType::kStalled || frame.type == FrameType::kTune)
     Arrived(now, coordinator, std::move(frame), effects);
   else
     Feed(now, process_set, event::Arrived{0, std::move(frame)}, effects);

@@ -42,9 +42,9 @@ class StepClock {
   bool GoesBy(const Request& request) const { return request.name == mark_ && !mark_.empty(); }
 
   bool learns_ = true;
-  std::map<std::string, Known> known_;   // while it learns
+  std::map<std::string, Known> known_;       // while it learns
   std::map<std::string, std::string> step_;  // likewise: of the step so far, by name
-  std::string mark_;                     // the name that it goes by
+  std::string mark_;                         // the name that it goes by
   size_t mark_bytes_ = 0;
   Nanoseconds begun_ = 0;
   int steps_ = 0, since_ = 0, operations_ = 0;

@@ -29,7 +29,8 @@ bool TuningMemory::Read(const std::string& text) {
   while (std::getline(lines, line)) {
     const size_t space = line.find(' ');
     Settings settings;
-    if (space == std::string::npos || !IsKey(line.substr(0, space)) || !ParseSettings(line.substr(space + 1), &settings))
+    if (space == std::string::npos || !IsKey(line.substr(0, space)) ||
+        !ParseSettings(line.substr(space + 1), &settings))
       return false;
     read.emplace_back(line.substr(0, space), settings);
   }

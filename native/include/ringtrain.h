@@ -162,8 +162,8 @@ int32_t rt_timeline_stop(rt_context* context, char** error);
  * least|nanoseconds under way|nanoseconds from submission to agreement" for each operation and class; that of sizes in
  * [2^(c-1), 2^c) bytes is c. The caller frees it with rt_free. */
 char* rt_traffic(rt_context* context);
-/* The options that may change while the world is open: a line "state|name=value,name=value" with what tuning does, "off"
- * but on rank 0, and what holds now; behind it a line "operations|name=value,..." for each change, with how many
+/* The options that may change while the world is open: a line "state|name=value,name=value" with what tuning does,
+ * "off" but on rank 0, and what holds now; behind it a line "operations|name=value,..." for each change, with how many
  * operations of the world had been agreed on before. The caller frees it with rt_free. */
 char* rt_tuned(rt_context* context);
 /* Option burst_bytes, as it is now. */

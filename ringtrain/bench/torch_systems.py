@@ -3,7 +3,6 @@
 import hashlib
 import importlib.metadata
 import math
-import os
 import shutil
 import socket
 from collections.abc import Callable, Iterator

@@ -21,6 +21,7 @@ from worlds import LAUNCHED, World, sizes
 
 import ringtrain as rt
 from ringtrain import context, errors, start
+from ringtrain.buffers import as_buffer
 from ringtrain.testing import World as ThreadWorld
 
 pytestmark = pytest.mark.timeout(120)
@@ -525,5 +526,8 @@ def test_rows_come_where_the_caller_has_room_for_exactly_these(operation):
     expected = [[0, 1, 2, 3, 4, 5, 0, 2, 4, 6, 8, 10]] * 2 if operation == "allgather" else [[0, 3, 6], [9, 12, 15]]
     with World(2) as world:
         assert world.run(on_rank, 4) == expected
-    with World(2) as world, pytest.raises(InvalidArgumentError, match=f"{operation} 'rows': its output must have"):
+    with (
+        World(2) as world,
+        pytest.raises(errors.InvalidArgumentError, match=f"{operation} 'rows': its output must have"),
+    ):
         world.run(on_rank, 5)

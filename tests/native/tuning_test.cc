@@ -44,7 +44,8 @@ RT_TEST(a_step_is_what_lies_between_its_largest_operations) {
   RT_REQUIRE(!steps.empty());
   RT_CHECK_EQ(steps.back(), 10 * kMillisecond);
   RT_CHECK_EQ(clock.operations(), 5);
-  RT_CHECK_EQ(clock.model(), "allreduce 'large' float32,1000\nallreduce 'small' float32,10\nallreduce 'statistics' float32,8\n");
+  RT_CHECK_EQ(clock.model(),
+              "allreduce 'large' float32,1000\nallreduce 'small' float32,10\nallreduce 'statistics' float32,8\n");
   steps.clear();
   clock.StopLearning();
   clock.Saw(now, Agreed("validation", 1000000));

@@ -69,7 +69,7 @@ struct Connections::Peer {
   bool engaged = false;                                 // counts in engaged_
   bool called_control = false;
   size_t called_data = 0;  // how many lanes
-  bool left = false;  // it has said so: the end of its connections is no loss
+  bool left = false;       // it has said so: the end of its connections is no loss
   bool lost = false;
 };
 
