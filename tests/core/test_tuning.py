@@ -59,7 +59,7 @@ def test_the_best_settings_are_found_and_remembered(tmp_path):
     chosen = {**QUICK, "autotune_steps_per_sample": 4, "autotune_cache": cache, "autotune_log": log}
 
     def on_rank(rank, names, steps):
-        for number in range(steps):
+        for _ in range(steps):
             for name in names:
                 rt.allreduce(np.ones(1000, np.float32), name)
             fast = rt.tuning().settings["fusion_threshold_bytes"] <= 1 << 24
