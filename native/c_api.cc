@@ -163,7 +163,7 @@ ringtrain::TcpWorld WorldOverTcp(int rank, const std::string& peers, const uint8
   world.connect_seconds = options.start_timeout_seconds;
   // Silence is the protocol's to find, so that all ranks are told in the same words; the kernel comes after it.
   world.dead_after_seconds = 2 * options.dead_after_seconds;
-  world.streams = static_cast<int>(options.tcp_streams);
+  world.streams = ringtrain::MostStreams(options);
   std::istringstream lines(peers);
   for (std::string line; std::getline(lines, line);) world.peers.push_back(line);
   return world;
@@ -224,6 +224,8 @@ Status MakeSubmission(const rt_request& from, Submission* submission) {
       streams.push_back(stream);
     submission->inputs.push_back(tensor.data);
     submission->outputs.push_back(tensor.output);
+    if (tensor.output != nullptr && ringtrain::Find(request.operation)->output == ringtrain::Output::kRows)
+      submission->rooms.push_back(tensor.room);
   }
   return {};
 }
@@ -410,6 +412,16 @@ char* rt_traffic(rt_context* context) {
              "|" + std::to_string(each.time) + "|" + std::to_string(each.waiting) + "\n";
   return CopyText(lines);
 }
+
+char* rt_tuned(rt_context* context) {
+  const ringtrain::Tuned& tuned = context->context->tuned();
+  std::string lines = std::string(tuned.state()) + "|" + ringtrain::TextOf(tuned.All()) + "\n";
+  for (const ringtrain::Tuned::Change& change : tuned.Changes())
+    lines += std::to_string(change.operations) + "|" + ringtrain::TextOf(change.settings) + "\n";
+  return CopyText(lines);
+}
+
+int64_t rt_burst_bytes(rt_context* context) { return context->context->tuned().Get(ringtrain::Tunable::burst_bytes); }
 
 char* rt_flight_record(rt_context* context) {
   char* text = nullptr;

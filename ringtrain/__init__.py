@@ -29,6 +29,7 @@ from ringtrain.sharding import shard
 from ringtrain.stalls import long_phase
 from ringtrain.start import init, shutdown
 from ringtrain.statistics import Stats, stats
+from ringtrain.tunings import Tuning, tuning
 from ringtrain.version import __version__
 
 

@@ -107,7 +107,16 @@ def resolve(arguments: Mapping[str, object], environ: Mapping[str, str] = os.env
                 break
         if arguments.get(option.name) is not None:
             chosen[option.name] = _parse(option, arguments[option.name], f"option {option.name}")
+    if chosen.get("autotune") == "1":
+        chosen.setdefault("autotune_cache", _usual_cache(environ))
     return chosen
+
+
+def _usual_cache(environ: Mapping[str, str]) -> str:
+    """Where the XDG base directory specification has what a program may lose; "" without a home."""
+    home = environ.get("HOME", "")
+    folder = environ.get("XDG_CACHE_HOME", "") or (os.path.join(home, ".cache") if home else "")
+    return os.path.join(folder, "ringtrain", "autotune") if os.path.isabs(folder) else ""
 
 
 def as_lines(chosen: Mapping[str, str]) -> bytes:

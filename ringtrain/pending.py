@@ -93,6 +93,11 @@ class Request:
                 place += 1
         self.request.tensor_count = len(inputs)
 
+    def give(self, rooms: Sequence[int]) -> None:
+        """Says how many bytes the outputs have; without it those that the library allocates are meant to be."""
+        for tensor, room in zip(self.tensors, rooms, strict=False):
+            tensor.room = room
+
 
 class Submitter(Protocol):
     """What an operation needs of the ``Context`` that submitted it."""

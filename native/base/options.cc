@@ -82,7 +82,9 @@ Status Options::Parse(const std::string& lines, Options* options) {
     size_t equals = line.find('=');
     if (equals == std::string::npos)
       return Status::InvalidArgument("options: expected name=value but found '" + line + "'.");
-    RT_TRY(options->Set(line.substr(0, equals), line.substr(equals + 1)));
+    const std::string name = line.substr(0, equals);
+    RT_TRY(options->Set(name, line.substr(equals + 1)));
+    options->given_.insert(name);
   }
   return {};
 }

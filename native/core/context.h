@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/mutex.h"
 #include "base/options.h"
+#include "base/tuned.h"
 #include "core/driver.h"
 #include "core/epoch.h"
 #include "core/submission.h"
@@ -34,6 +35,7 @@ class Context {
   const Counters& counters() const { return counters_; }
   const LatenessTable& lateness() const { return lateness_; }
   const TrafficTable& traffic() const { return traffic_; }
+  const Tuned& tuned() const { return tuned_; }
   // As JSON.
   std::string FlightRecord() const;
   Log& log() { return log_; }
@@ -65,6 +67,7 @@ class Context {
   Context(const Options& options, Meeting meeting);
 
   const Options options_;
+  Tuned tuned_;
   Counters counters_;
   LatenessTable lateness_;
   Log log_;

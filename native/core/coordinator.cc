@@ -26,7 +26,7 @@ constexpr Nanoseconds kStallPeriod = INT64_C(500000000);
 Coordinator::Coordinator(const World& world, const Options& options, Wire& wire, const Progress& progress,
                          HostMemory* memory, SubmissionTable* table, Residuals* residuals,
                          ProcessSetTable* process_sets, Counters* counters, LatenessTable* lateness, Timeline* timeline,
-                         TrafficTable* traffic, Log* log)
+                         TrafficTable* traffic, Log* log, Tuned* tuned)
     : world_(world),
       options_(options),
       wire_(wire),
@@ -37,11 +37,14 @@ Coordinator::Coordinator(const World& world, const Options& options, Wire& wire,
       counters_(counters),
       lateness_(lateness),
       log_(log),
+      tuned_(tuned),
       flight_file_(options, world.rank),
       mail_(wire, memory, world.my_host()),
       board_(world, memory),
       executor_(world, options, wire, memory, table, residuals, counters, timeline, traffic, log),
       protocol_(world, options) {
+  if (options.autotune != 0 && world.rank == 0)
+    tuner_.emplace(options, world, wire.Describe(), wire.HasStreams(), tuned, log);
   protocol_.Begin(Now(), &effects_);
   CarryOut();
 }
@@ -239,7 +242,13 @@ void Coordinator::CarryOut(rank_effect::Start& start) {
   if (protocol_.aborted()) return;
   if (start.batch.scheduled) counters_->Add(Counter::kScheduledBatches, 1);
   const Status status = executor_.Start(start.process_set, start.batch);
-  if (!status.ok()) protocol_.Abort(status, &effects_);
+  if (!status.ok()) return protocol_.Abort(status, &effects_);
+  if (!tuner_ || start.process_set != 0) return;
+  if (const std::optional<Settings> settings = tuner_->Began(Now(), start.batch.responses))
+    protocol_.Tune(*settings, &effects_);
+  if (!tuner_->over()) return;
+  protocol_.EndTuning();
+  tuner_.reset();
 }
 
 // Written before it looks: of two ranks that do so at the same time one at least sees both.

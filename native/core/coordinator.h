@@ -7,17 +7,20 @@
 #define RINGTRAIN_CORE_COORDINATOR_H_
 
 #include <atomic>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/log.h"
 #include "base/mutex.h"
+#include "base/tuned.h"
 #include "core/executor.h"
 #include "core/flight_record.h"
 #include "core/process_sets.h"
 #include "core/promise_board.h"
 #include "core/protocol.h"
 #include "core/submission.h"
+#include "core/tuner.h"
 #include "transport/mail.h"
 #include "transport/progress.h"
 #include "transport/wire.h"
@@ -28,7 +31,7 @@ class Coordinator {
  public:
   Coordinator(const World& world, const Options& options, Wire& wire, const Progress& progress, HostMemory* memory,
               SubmissionTable* table, Residuals* residuals, ProcessSetTable* process_sets, Counters* counters,
-              LatenessTable* lateness, Timeline* timeline, TrafficTable* traffic, Log* log);
+              LatenessTable* lateness, Timeline* timeline, TrafficTable* traffic, Log* log, Tuned* tuned);
   ~Coordinator();
 
   // Does what can be done without waiting. True if anything moved.
@@ -110,6 +113,7 @@ class Coordinator {
   void CarryOut(rank_effect::Beat&) { life(world_.rank).Beat(); }
   void CarryOut(rank_effect::NoteCause& note) { protocol_.CauseNoted(NoteCause(note.cause), &effects_); }
   void CarryOut(rank_effect::Wake& wake) { memory_->doorbell(world_.local_rank_of[wake.rank]).Ring(); }
+  void CarryOut(rank_effect::Tune& tune) { tuned_->Set(executor_.agreed(0), tune.settings); }
   void CarryOut(rank_effect::End& end);
   LifeSign& life(int rank) const { return memory_->control().place(world_.local_rank_of[rank]).life; }
 
@@ -123,6 +127,7 @@ class Coordinator {
   Counters* const counters_;
   LatenessTable* const lateness_;
   Log* const log_;
+  Tuned* const tuned_;
 
   const FlightFile flight_file_;
   Nanoseconds looks_for_stalls_ = 0;  // next
@@ -131,9 +136,10 @@ class Coordinator {
   PromiseBoard board_;
   Executor executor_;
   Protocol protocol_;
-  RankEffects effects_;        // decided and not carried out yet; empty between two steps
-  RankEffects carried_out_;    // at the moment
-  std::vector<int> removals_;  // process sets that go as soon as none of their batches is under way
+  std::optional<Tuner> tuner_;  // rank 0's, with option autotune
+  RankEffects effects_;         // decided and not carried out yet; empty between two steps
+  RankEffects carried_out_;     // at the moment
+  std::vector<int> removals_;   // process sets that go as soon as none of their batches is under way
   Nanoseconds last_active_ = 0;
 
   Mutex request_mutex_;

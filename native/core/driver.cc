@@ -11,11 +11,6 @@ namespace {
 
 constexpr Nanoseconds kSecond = INT64_C(1000000000);
 constexpr Nanoseconds kMicrosecond = 1000;
-// Small operations that nobody waits for yet gather this long, so that a backward pass of many small gradients costs a
-// few wake-ups and not a few for each; larger ones leave at once, because their transfer is worth overlapping, unless it
-// would only take cores from the ranks that go on.
-constexpr Nanoseconds kGather = 1000 * kMicrosecond;
-constexpr int64_t kLeaveAtOnceBytes = 1 << 20;
 
 constexpr Nanoseconds kShortestPoll = 20 * kMicrosecond, kLongestPoll = 500 * kMicrosecond;
 
@@ -47,9 +42,10 @@ bool HasCoresToSpare(const World& world) {
 
 }  // namespace
 
-ContextDriver::ContextDriver(const Options& options, Progress& progress, Epoch* epoch, SubmissionTable* table,
-                             Counters* counters, Timeline* timeline)
+ContextDriver::ContextDriver(const Options& options, const Tuned& tuned, Progress& progress, Epoch* epoch,
+                             SubmissionTable* table, Counters* counters, Timeline* timeline)
     : options_(options),
+      tuned_(tuned),
       progress_(progress),
       doorbell_(epoch->memory().doorbell(epoch->world().local_rank())),
       life_(epoch->memory().control().place(epoch->world().local_rank()).life),
@@ -69,7 +65,7 @@ void ContextDriver::Start() {
 // ---- submitting and waiting ----
 
 void ContextDriver::OnNews(bool caller_waits, bool urgent, int64_t bytes) {
-  urgent |= gathered_bytes_.fetch_add(bytes) + bytes >= kLeaveAtOnceBytes && has_cores_to_spare_;
+  urgent |= gathered_bytes_.fetch_add(bytes) + bytes >= tuned_.Get(Tunable::burst_bytes) && has_cores_to_spare_;
   std::atomic_thread_fence(std::memory_order_seq_cst);  // the news before the promise: see CancelPollPromise
   if (!urgent && !caller_waits && Now() < polls_by_.load(std::memory_order_relaxed)) return;
   gathered_bytes_.store(0);
@@ -78,6 +74,11 @@ void ContextDriver::OnNews(bool caller_waits, bool urgent, int64_t bytes) {
   else if (!caller_waits)
     WakeThread(urgent);
 }
+
+// Small operations that nobody waits for yet gather this long, so that a backward pass of many small gradients costs a
+// few wake-ups and not a few for each; larger ones leave at once, because their transfer is worth overlapping, unless it
+// would only take cores from the ranks that go on.
+Nanoseconds ContextDriver::gather() const { return tuned_.Get(Tunable::gather_microseconds) * kMicrosecond; }
 
 void ContextDriver::Call() {
   doorbell_.Ring();
@@ -122,7 +123,7 @@ void ContextDriver::Drive(Finished finished, Nanoseconds deadline, Spinning* spi
   while (!finished()) {
     const bool news = table_->has_news();
     if (coordinator_->Step()) {
-      if (news) polls_by_.store(Now() + 2 * kGather, std::memory_order_relaxed);
+      if (news) polls_by_.store(Now() + 2 * gather(), std::memory_order_relaxed);
       if (look_until > 0) spinning->Ended(true);
       poll = kShortestPoll;
       look_until = 0;
@@ -195,7 +196,7 @@ void ContextDriver::RunThread() {
 void ContextDriver::CoalesceSubmissions() {
   const uint32_t ticket = parked_.load(std::memory_order_acquire);
   if (!table_->has_news() || urgent_.exchange(false) || stop_.load()) return;
-  const Nanoseconds until = Now() + kGather;
+  const Nanoseconds until = Now() + gather();
   polls_by_.store(until, std::memory_order_relaxed);
   FutexWait(&parked_, ticket, until);
   if (driven_.load(std::memory_order_seq_cst))

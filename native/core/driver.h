@@ -23,6 +23,7 @@
 #include "base/counters.h"
 #include "base/mutex.h"
 #include "base/options.h"
+#include "base/tuned.h"
 #include "core/epoch.h"
 #include "core/spinning.h"
 #include "core/submission.h"
@@ -33,8 +34,8 @@ namespace ringtrain {
 
 class ContextDriver {
  public:
-  ContextDriver(const Options& options, Progress& progress, Epoch* epoch, SubmissionTable* table, Counters* counters,
-                Timeline* timeline);
+  ContextDriver(const Options& options, const Tuned& tuned, Progress& progress, Epoch* epoch, SubmissionTable* table,
+                Counters* counters, Timeline* timeline);
   // Lets the wire ring, and starts the context's thread.
   void Start();
 
@@ -62,10 +63,12 @@ class ContextDriver {
   Coordinator& driven() RT_REQUIRES(drive_mutex_) { return *coordinator_; }
   void Serve(Nanoseconds* deadline);
   void CoalesceSubmissions();
+  Nanoseconds gather() const;
   void CancelPollPromise();
   void WakeThread(bool urgent);
 
   const Options& options_;
+  const Tuned& tuned_;
   Progress& progress_;
   Doorbell& doorbell_;
   LifeSign& life_;

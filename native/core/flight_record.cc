@@ -4,16 +4,14 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
-#include <future>
 #include <memory>
 #include <system_error>
-#include <thread>
 
 #include "base/json_text.h"
+#include "base/patient_files.h"
 
 namespace ringtrain {
 namespace {
@@ -81,19 +79,6 @@ Status Failure(const std::string& path, const std::string& why) {
                                  ". Let flight_record name a folder that this rank may write to.");
 }
 
-// All of it into a file beside, which then takes the place of what was there.
-Status Replace(const std::string& path, const std::string& text) {
-  const std::string growing = path + ".growing";
-  std::FILE* const file = std::fopen(growing.c_str(), "w");
-  if (file == nullptr) return Failure(path, std::strerror(errno));
-  const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
-  const bool closed = std::fclose(file) == 0;
-  if (written && closed && std::rename(growing.c_str(), path.c_str()) == 0) return {};
-  const Status failed = Failure(path, std::strerror(errno));
-  std::remove(growing.c_str());
-  return failed;
-}
-
 }  // namespace
 
 std::string FlightRecordText(const World& world, const ProcessSetTable& process_sets, const SubmissionTable& table,
@@ -131,18 +116,9 @@ Status FlightFile::Prepare() const {
   return {};
 }
 
-// A thread of its own: a file system that hangs must not keep a rank from its end.
 Status FlightFile::Write(const std::string& text) const {
-  std::future<Status> written;
-  try {
-    std::packaged_task<Status()> write([path = path_, text] { return Replace(path, text); });
-    written = write.get_future();
-    std::thread(std::move(write)).detach();
-  } catch (const std::exception& problem) {  // no thread, or no memory
-    return Failure(path_, problem.what());
-  }
-  if (written.wait_for(std::chrono::duration<double>(kPatience)) == std::future_status::ready) return written.get();
-  return Failure(path_, "the file system has not done so for " + std::to_string(static_cast<int>(kPatience)) + " s");
+  const std::string problem = ReplaceFile(path_, text);
+  return problem.empty() ? Status() : Failure(path_, problem);
 }
 
 }  // namespace ringtrain

@@ -25,12 +25,10 @@ class FlightFile {
   bool wanted() const { return !path_.empty(); }
   // Makes the folder, and says if files cannot be written there.
   Status Prepare() const;
-  // Returns after kPatience at the latest, whatever the file system does.
+  // Returns after kFilePatience at the latest, whatever the file system does.
   Status Write(const std::string& text) const;
 
  private:
-  static constexpr double kPatience = 2;  // seconds
-
   std::string folder_, path_;
 };
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/tuned.h"
 #include "core/member_set.h"
 #include "core/request.h"
 #include "core/response_cache.h"
@@ -28,7 +29,8 @@ enum class FrameType : uint8_t {
   kSchedule = 12,   // coordinator to members: from here on this cycle of batches, without a word (schedule.h)
   kPromise = 13,    // one host to another: so many batches of the schedule all on this side have promised
   kHalt = 14,  // member to coordinator: the schedule ends, and so much is promised here; coordinator to members: say so
-  kHalted = 15  // coordinator to members: so many batches of the schedule run, then it is over
+  kHalted = 15,  // coordinator to members: so many batches of the schedule run, then it is over
+  kTune = 16     // rank 0 to all: from here on these settings hold
 };
 
 // A submission that its own rank refused: its peers' operation of that name fails with the same text.
@@ -89,6 +91,7 @@ struct Frame {
   uint64_t count = 0;                                 // kPromise, kHalt, kHalted: batches
   int last = 0;                                       // kPromise: as of a ReadyShare
   Nanoseconds gap = 0;                                // kPromise
+  Settings settings{};                 // kTune
 
   std::string Encode() const;
   // False for bytes that are no frame.

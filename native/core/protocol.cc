@@ -20,6 +20,7 @@ Protocol::Protocol(const World& world, const Options& options)
     : world_(world),
       options_(options),
       by_tree_(options.negotiation == "tree"),
+      settings_(SettingsOf(options)),
       liveness_(world, options.dead_after_seconds) {}
 
 // ---- events ----
@@ -56,6 +57,8 @@ void Protocol::Arrived(Nanoseconds now, int from, Frame frame, RankEffects* effe
       all_goodbye_ = true;
       clean_ = frame.flag;
       return;
+    case FrameType::kTune:
+      return HeedTune(frame.settings, effects);
     default:
       break;
   }
@@ -90,6 +93,29 @@ void Protocol::ConnectionLost(int rank, const std::string& cause, RankEffects* e
   const bool needs_nobody = clean() && !pending() && batches_under_way_ == 0;
   if (left_.count(rank) > 0 || needs_nobody) return;
   HearEnd(liveness_.ConnectionLost(rank, cause), effects);
+}
+
+// A frame of its own, behind the verdicts that were sent before and before those that come later.
+void Protocol::Tune(const Settings& settings, RankEffects* effects) {
+  if (aborted_) return;
+  Frame tune;
+  tune.type = FrameType::kTune;
+  tune.settings = settings;
+  if (by_tree_) PassDown(0, {}, tune.Encode(), effects);
+  for (int rank : everyone())
+    if (!by_tree_ && rank != world_.rank) effects->push_back(rank_effect::Send{rank, tune});
+  HeedTune(settings, effects);
+}
+
+void Protocol::EndTuning() {
+  if (options_.schedule == "auto") negotiators_.at(0).AllowSchedules();
+}
+
+void Protocol::HeedTune(const Settings& settings, RankEffects* effects) {
+  settings_ = settings;
+  const auto threshold = static_cast<size_t>(settings[static_cast<size_t>(Tunable::fusion_threshold_bytes)]);
+  for (auto& entry : negotiators_) entry.second.SetFusionThreshold(threshold);
+  effects->push_back(rank_effect::Tune{settings});
 }
 
 void Protocol::LongPhase(Nanoseconds now, Nanoseconds duration, RankEffects* effects) {
@@ -246,12 +272,14 @@ void Protocol::AddProcessSet(Nanoseconds now, int process_set, const std::vector
   options.members = members;
   options.me = static_cast<int>(me - members.begin());
   options.cache_capacity = static_cast<size_t>(options_.cache_capacity);
-  options.fusion_threshold_bytes = static_cast<size_t>(options_.fusion_threshold_bytes);
+  options.fusion_threshold_bytes = static_cast<size_t>(settings_[static_cast<size_t>(Tunable::fusion_threshold_bytes)]);
   options.stall_warning = FromSeconds(options_.stall_warning_seconds);
   options.stall_abort = options_.stall_abort_seconds == 0 ? kNever : FromSeconds(options_.stall_abort_seconds);
   options.by_tree = by_tree_;
   options.fanout = static_cast<int>(options_.negotiation_fanout);
-  options.schedules = options_.schedule == "auto" && live_sets_ <= kMaxScheduledSets;
+  // Settings change at a place in the order of verdicts, of which a schedule has none.
+  const bool is_tuned = process_set == 0 && options_.autotune != 0;
+  options.schedules = options_.schedule == "auto" && live_sets_ <= kMaxScheduledSets && !is_tuned;
   for (int rank : members) options.hosts.push_back(world_.host_of[static_cast<size_t>(rank)]);
   if (by_tree_) relays_.emplace(process_set, Relay(options.hosts, options.me, options.fanout));
   Negotiator& negotiator = negotiators_.emplace(process_set, Negotiator(std::move(options))).first->second;
@@ -494,7 +522,7 @@ void Protocol::FromCoordinator(Nanoseconds now, int process_set, Frame frame, Ra
   const int coordinator = RankOf(process_set, 0);
   if (frame.type == FrameType::kGoodbye)
     HearGoodbyeByTree(now, process_set, coordinator, frame.flag, effects);
-  else if (frame.type == FrameType::kAllGoodbye || frame.type == FrameType::kStalled)
+  else if (frame.type == FrameType::kAllGoodbye || frame.type == FrameType::kStalled || frame.type == FrameType::kTune)
     Arrived(now, coordinator, std::move(frame), effects);
   else
     Feed(now, process_set, event::Arrived{0, std::move(frame)}, effects);

@@ -37,12 +37,13 @@ typedef struct rt_membership rt_membership; /* a rank's side of that */
 /* One tensor of a request: contiguous memory, row-major. */
 typedef struct {
   const void* data; /* input, kept alive and unchanged by the caller until the operation is done */
-  void* output;     /* kSame operations: result, of the input's size; may equal data. Else NULL */
+  void* output;     /* kSame operations: result, of the input's size; may equal data. Else NULL, or see room */
   int32_t dtype;    /* row of tables/dtypes.def */
   int32_t device;   /* -1 for host memory, else the index of a CUDA device, the same for all tensors of a request */
   void* stream; /* of a device: the CUstream whose work until now data and output wait for; NULL is the legacy stream */
   int32_t ndim;
   const int64_t* shape;
+  int64_t room; /* kRows operations on the host whose caller knows what will come: bytes at output, exactly as many */
 } rt_tensor;
 
 /* Memory for one output once its size is known; called on the core's thread: must not block nor call Python. */
@@ -164,6 +165,12 @@ int32_t rt_timeline_stop(rt_context* context, char** error);
  * least|nanoseconds under way|nanoseconds from submission to agreement" for each operation and class; that of sizes in
  * [2^(c-1), 2^c) bytes is c. The caller frees it with rt_free. */
 char* rt_traffic(rt_context* context);
+/* The options that may change while the world is open: a line "state|name=value,name=value" with what tuning does,
+ * "off" but on rank 0, and what holds now; behind it a line "operations|name=value,..." for each change, with how many
+ * operations of the world had been agreed on before. The caller frees it with rt_free. */
+char* rt_tuned(rt_context* context);
+/* Option burst_bytes, as it is now. */
+int64_t rt_burst_bytes(rt_context* context);
 /* The last operations of this rank, as JSON: what option flight_record writes. The caller frees it with rt_free. */
 char* rt_flight_record(rt_context* context);
 

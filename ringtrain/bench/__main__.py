@@ -33,6 +33,9 @@ TRAINING_PEERS = (
     "4-passes",
     "every-32",
     "overlap-forward",
+    "tcp",
+    "autotune",
+    "horovod",
     "ddp",
     "ddp-ringtrain",
     "ddp-silent",
@@ -70,7 +73,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return shaped.start(chosen, arguments)
         if getattr(chosen, "rate", None):
             return shaped.start_apart(chosen, arguments)
-        return _start_ranks(chosen.ranks, arguments, needs_mpi="mpi" in getattr(chosen, "peers", ()))
+        return _start_ranks(
+            chosen.ranks, arguments, needs_mpi=bool({"mpi", "horovod"} & set(getattr(chosen, "peers", ())))
+        )
     return 0 if _run(chosen.benchmark, _options_of(chosen)) else 1
 
 

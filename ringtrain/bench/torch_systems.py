@@ -1,9 +1,12 @@
 """What the training benchmarks compare: each trains a copy of one PyTorch network in its own way."""
 
 import hashlib
+import importlib.metadata
 import math
 import shutil
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
@@ -13,8 +16,11 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 
 import ringtrain as rt
 import ringtrain.torch as hvd
-from ringtrain.bench import ranks
+from ringtrain import context as contexts
+from ringtrain.bench import ranks, report
 from ringtrain.bench.torch_networks import Batch, loss_of
+from ringtrain.bench.worlds import World
+from ringtrain.errors import UnsupportedError
 
 MakeOptimizer = Callable[[torch.nn.Module], torch.optim.Optimizer]
 
@@ -54,6 +60,9 @@ class TrainingSystem(Protocol):
     def accumulate(self, passes: int) -> None:
         """From the next step on, so many backward passes make one."""
 
+    def settle(self, batch: Batch) -> None:
+        """Steps before any is timed, until the system is as it will be."""
+
     def step(self, batch: Batch) -> None:
         """One training step, with this rank's batch in each of its passes; this is what is timed."""
 
@@ -81,6 +90,9 @@ class Alone:
 
     def accumulate(self, passes: int) -> None:
         self.passes = passes
+
+    def settle(self, batch: Batch) -> None:
+        pass
 
     def step(self, batch: Batch) -> None:
         self.optimizer.zero_grad()
@@ -137,6 +149,86 @@ class Ringtrain(Alone):
     def close(self) -> None:
         super().close()
         hvd.shutdown()
+
+
+class InAWorldOfItsOwn(Ringtrain):
+    """Ours in a world over TCP beside the others', with other options.
+
+    Args:
+        variant: what its name says beyond ours.
+        chosen: options of that world.
+    """
+
+    def __init__(self, variant: str, **chosen: object):
+        self.name, self._settings = f"{Ringtrain.name}-{variant}", {}
+        host = socket.gethostname()
+        self._world = World("tcp", {host: [socket.gethostbyname(host)]}, **chosen)
+
+    def use(self, network: torch.nn.Module, make: MakeOptimizer = make_optimizer) -> None:
+        with self._within():
+            super().use(network, make)
+
+    def settle(self, batch: Batch) -> None:
+        """Trains until nothing is tuned any more."""
+        with self._within():
+            while ranks.gathered(rt.tuning().state)[0] in ("learning", "searching"):
+                for _ in range(10):
+                    self.step(batch)
+            if ranks.rank() == 0:
+                report.say(f"{self.name}: {rt.tuning().settings}")
+
+    def step(self, batch: Batch) -> None:
+        with self._within():
+            super().step(batch)
+
+    def sent(self) -> int:
+        with self._within():
+            return super().sent()
+
+    @contextmanager
+    def _within(self) -> Iterator[None]:
+        self._world.enter()
+        try:
+            yield
+        finally:
+            contexts.make_current(None)  # that of ``hvd.init`` again
+
+    def close(self) -> None:
+        Alone.close(self)
+        self._world.context.close()
+
+
+class Horovod(Alone):
+    """Horovod, where its own package is installed and was built for an MPI, which has started the ranks."""
+
+    name = "horovod"
+    communicates = True
+
+    def __init__(self) -> None:
+        try:
+            found = importlib.metadata.version("horovod")
+        except importlib.metadata.PackageNotFoundError:
+            raise UnsupportedError(
+                "peer 'horovod': Horovod must be installed, built with PyTorch and an MPI, but is not. Leave it out, or install "
+                "horovod[pytorch]."
+            ) from None
+        import horovod.torch
+
+        if not ranks.IS_OVER_MPI or not horovod.torch.mpi_built():
+            raise UnsupportedError(
+                f"peer 'horovod': the ranks must meet by an MPI, but Horovod {found} was built without, or TCP connects them. "
+                "Leave it out, or set RINGTRAIN_TRANSPORT=mpi and build it with HOROVOD_WITH_MPI=1."
+            )
+        self._horovod = horovod.torch
+        self._horovod.init()
+
+    def use(self, network: torch.nn.Module, make: MakeOptimizer = make_optimizer) -> None:
+        super().use(network, make)
+        self.optimizer = self._horovod.DistributedOptimizer(self.optimizer, network.named_parameters())
+
+    def close(self) -> None:
+        super().close()
+        self._horovod.shutdown()
 
 
 class LocalSteps(Ringtrain):
@@ -283,8 +375,9 @@ def _accumulating(passes: int) -> Callable[[], TrainingSystem]:
     return make
 
 
-# What ``--peers`` can name: ours with gradients that become views of buckets, that travel in fewer bytes, or less often;
-# and DDP, over gloo, over our backend, and without anything to send.
+# What ``--peers`` can name: ours with gradients that become views of buckets, that travel in fewer bytes, or less often,
+# over TCP, and that with settings that were tuned before; Horovod; and DDP, over gloo, over our backend, and without
+# anything to send.
 PEERS: dict[str, Callable[[], TrainingSystem]] = {
     "buckets": lambda: Ringtrain("buckets", gradient_as_bucket_view=True),
     "fp16": _compressed("fp16", loses=0.01),
@@ -294,6 +387,9 @@ PEERS: dict[str, Callable[[], TrainingSystem]] = {
     "4-passes": _accumulating(4),
     "every-32": partial(LocalSteps, 32),
     "overlap-forward": lambda: Ringtrain("overlap-forward", overlap_forward=True),
+    "tcp": partial(InAWorldOfItsOwn, "tcp"),
+    "autotune": partial(InAWorldOfItsOwn, "autotune", autotune=1, autotune_cache=""),
+    "horovod": Horovod,
     "ddp": Ddp,
     "ddp-ringtrain": DdpOfOurs,
     "ddp-silent": DdpThatSendsNothing,

@@ -24,15 +24,16 @@ class World:
     Args:
         transport: ``mpi`` or ``tcp``.
         addresses: of the links of each host, by the host's name; one that is not named has its loopback.
+        chosen: options of a world over TCP, as for ``init``.
     """
 
-    def __init__(self, transport: str, addresses: Mapping[str, Sequence[str]]):
+    def __init__(self, transport: str, addresses: Mapping[str, Sequence[str]], **chosen: object):
         self.transport = transport
         if transport == "mpi":
             rt.init(transport="mpi")
             self.context = contexts.current()
         else:
-            self.context = _open_tcp(addresses.get(socket.gethostname(), [LOOPBACK]))
+            self.context = _open_tcp(addresses.get(socket.gethostname(), [LOOPBACK]), chosen)
 
     def enter(self) -> None:
         """From now on the functions of ``ringtrain`` act in this world, if this thread calls them."""
@@ -44,8 +45,8 @@ class World:
         self.context.close()
 
 
-def _open_tcp(addresses: Sequence[str]) -> Context:
+def _open_tcp(addresses: Sequence[str], chosen: Mapping[str, object]) -> Context:
     listener, listens = start.listen(",".join(endpoint(address, "0") for address in addresses))
     everyone = ranks.gathered((listens, secrets.token_bytes(SECRET_BYTES)))
     peers = [theirs for theirs, _ in everyone]
-    return start.open_tcp(listener, ranks.rank(), peers, bytearray(everyone[0][1]), 1, options.resolve({}))
+    return start.open_tcp(listener, ranks.rank(), peers, bytearray(everyone[0][1]), 1, options.resolve(chosen))

@@ -1,7 +1,7 @@
 """One bucket of ``ahead``: gradients on their way out, this rank's share of them, and the new values on their way back."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -39,10 +39,14 @@ class SharedBucket:
             for piece in layout.pieces(member)
         ]
         self.is_sent = False
+        self._share_memory = torch.empty(layout.share, dtype=like.dtype, device=like.device)
+        self._fills_itself = len(layout.counts) == 1 and layout.total == layout.counts[0]
+        self._alone: torch.Tensor | None = None  # the gradient that is the whole bucket, which is sent as it is
         self._sum: Operation | None = None
         self._problem: RingtrainError | None = None  # why this rank did not send
         self._share: torch.Tensor | None = None  # of the sum
         self._gathering: Operation | None = None
+        self._lands = False  # its result goes straight into the parameter
 
     @property
     def places(self) -> range:
@@ -56,19 +60,34 @@ class SharedBucket:
         return self._gradients[offset : offset + count].view(self.parameters[index].shape)
 
     def take_in(self, index: int, gradient: torch.Tensor | None) -> None:
-        """Copies the gradient of a parameter, by its place in the bucket, to what is sent; None: zeros."""
+        """Copies the gradient of a parameter, by its place in the bucket, to what is sent; None: zeros.
+
+        One that is the whole bucket is not copied: nobody else may change it from now on.
+        """
+        if self._can_be_sent(gradient):
+            self._alone = gradient
+            return
+        self._alone = None
         with torch.no_grad():
             if gradient is None:
                 self._place_of(index).zero_()
             else:
                 self._place_of(index).copy_(gradient)
 
+    def _can_be_sent(self, gradient: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
+        like = self._gradients
+        return (
+            self._fills_itself and gradient is not None and gradient.is_contiguous()
+            and gradient.dtype == like.dtype and gradient.device == like.device
+        )  # fmt: skip
+
     def send_gradients(self, prefix: str, how: ReductionSettings, divisor: int) -> None:
         """Each rank gets its share of what all ranks have taken in."""
-        name, buffer = f"{prefix}.{self.names[0]}", buffer_of(self._gradients)
+        sent = self._gradients if self._alone is None else self._alone.reshape(-1)
+        name, buffer = f"{prefix}.{self.names[0]}", buffer_of(sent)
         self.is_sent = True
         self._sum = how.session.context.submit(
-            "reducescatter", name, [buffer], [None],
+            "reducescatter", name, [buffer], [buffer_of(self._share_memory)], rooms=[self._share_memory.nbytes],
             reduction=how.name, prescale=how.prescale, postscale=how.postscale / divisor,
             process_set=how.session.process_set_id, compression=how.compression,
         )  # fmt: skip
@@ -84,8 +103,8 @@ class SharedBucket:
         if problem is not None:
             raise problem
         if operation is not None:
-            finish(operation, self._gradients)
-            self._share = received(operation, self._gradients)
+            finish(operation, self._share_memory)
+            self._share = self._share_memory
         for piece, parameter in self.pieces:
             there = self._share is not None and is_there[piece.tensor]
             parameter.grad = self._share[piece.at :][: piece.last - piece.first] if there else None  # type: ignore[index]
@@ -104,10 +123,12 @@ class SharedBucket:
 
     def send_values(self, prefix: str, how: ReductionSettings) -> Operation:
         """Each rank sends its share of the values to all."""
-        name = f"{prefix}.{self.names[0]}.values"
+        name, target = f"{prefix}.{self.names[0]}.values", self.parameters[0].detach()
+        self._lands = self._fills_itself and target.is_contiguous()
         self._gathering = how.session.context.submit(
-            "allgather", name, [buffer_of(self._values)], [None], process_set=how.session.process_set_id
-        )
+            "allgather", name, [buffer_of(self._values)], [buffer_of(target) if self._lands else None],
+            rooms=[target.nbytes] if self._lands else None, process_set=how.session.process_set_id,
+        )  # fmt: skip
         return self._gathering
 
     def take_values(self) -> None:
@@ -116,18 +137,21 @@ class SharedBucket:
         if operation is None:
             raise InternalError("values of parameters: expected them to be on their way, but they were never sent.")
         finish(operation, self._values)
+        self._gathering = None
+        if self._lands:
+            torch.autograd.graph.increment_version(self.parameters[0])  # as whoever writes it by torch's functions
+            return
         every = received(operation, self._values)
         with torch.no_grad():
             targets = [parameter.detach() for parameter in self.parameters]
             parts = zip(self.layout.offsets, self.layout.counts, targets, strict=True)
             torch._foreach_copy_(targets, [every[at : at + count].view(to.shape) for at, count, to in parts])
-        self._gathering = None
 
     def end_step(self) -> None:
         """What was reduced is used, or given up."""
         for _, parameter in self.pieces:
             parameter.grad = None
-        self._share, self._problem, self.is_sent = None, None, False
+        self._share, self._problem, self.is_sent, self._alone = None, None, False, None
 
     def await_all(self) -> None:
         """Waits for what is under way, so that its memory may be written, and no name stays in flight."""

@@ -9,9 +9,6 @@ from ringtrain.errors import RingtrainError
 from ringtrain.torch.gradients import Group, Member, ReductionSettings
 from ringtrain.torch.passes import Passes
 
-# Small gradients leave together: the first finds caches that the pass has filled with data, the others warm ones.
-_BURST_BYTES = 1 << 20
-
 
 class Bursts:
     """What is complete on this rank and has not left yet.
@@ -33,7 +30,7 @@ class Bursts:
         self._settings = settings
         self._passes = passes
         self._gathered: list[tuple[Group, list[Member]]] = []
-        self._bytes = 0
+        self._bytes = self._enough = 0
         self._problems: list[RingtrainError] = []  # what this rank had to refuse, or learned when it took results
 
     def gather(self, member: Member, codes: bytes | bytearray) -> bool:
@@ -42,10 +39,13 @@ class Bursts:
         Returns whether a burst has left.
         """
         group = member.group
+        if not self._gathered:
+            # Small gradients leave together: the first finds caches that the pass has filled with data, the others warm ones.
+            self._enough = self._settings.session.context.burst_bytes()
         self._bytes += member.parameter.nbytes
         if group.gather():
             self._gathered.append((group, group.unsettled(codes)))
-            if self.overlap and self._bytes >= _BURST_BYTES:
+            if self.overlap and self._bytes >= self._enough:
                 self.leave()
                 return True
         return False

@@ -213,6 +213,40 @@ def test_passes_are_added_up_and_divided_and_no_sync_sends_nothing():
     assert_all_equal(with_it, without[0])
 
 
+def square(rank, step):
+    return torch.randn(8, 32, generator=torch.Generator().manual_seed(100 * step + rank))
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_gradient_that_fills_its_bucket_is_sent_as_it_is(passes, monkeypatch):
+    """No copy of it is made, in any step; one that is missing, and one behind it, are as they would be elsewhere."""
+    copies = []
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(*(torch.nn.Linear(32, 32, bias=False) for _ in range(3)))
+    take_in = SharedBucket.take_in
+
+    def watched(bucket, index, gradient):
+        take_in(bucket, index, gradient)
+        copies.append(bool(bucket._gradients.any()))
+
+    monkeypatch.setattr(SharedBucket, "take_in", watched)
+
+    def on_rank(rank, overlap):
+        own, optimizer = wrapped(OPTIMIZERS["AdamW"], model, overlap=overlap, backward_passes_per_step=passes)
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            for half in range(passes):
+                used = own[:2] if step == 2 and rank == 0 else own  # the last one has no gradient on rank 0 then
+                used(square(rank, step + 50 * half)).square().mean().backward()
+            optimizer.step()
+        return bits_of(own)
+
+    with World(2) as world:
+        with_it, without = both_ways(world, on_rank)
+    assert_all_equal(with_it, without[0])
+    assert len(copies) == 2 * 3 * STEPS and not any(copies)
+
+
 def test_groups_schedules_and_a_scheduler_that_was_made_before():
     def on_rank(rank, overlap):
         model = copy.deepcopy(START)

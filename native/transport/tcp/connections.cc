@@ -67,8 +67,9 @@ struct Connections::Peer {
   std::vector<bool> readable;                           // by lane, from 0: stands in readable_
   bool dirty = false;                                   // stands in dirty_
   bool engaged = false;                                 // counts in engaged_
-  bool called_control = false, called_data = false;
-  bool left = false;  // it has said so: the end of its connections is no loss
+  bool called_control = false;
+  size_t called_data = 0;  // how many lanes
+  bool left = false;       // it has said so: the end of its connections is no loss
   bool lost = false;
 };
 
@@ -236,10 +237,11 @@ bool Connections::Flush(Peer* peer) {
   }
   if (!FlushControl(peer)) return false;
   CallData(peer);
+  const size_t in_use = LanesInUse(peer->rank);
   bool more = false;
   for (size_t lane = 1; lane <= peer->data_out.size() && !peer->lost; ++lane) {
     PieceSender* const sender = peer->data_out[lane - 1].get();
-    const LaneMove move = sender != nullptr ? sender->Move() : LaneMove();
+    const LaneMove move = sender != nullptr ? sender->Move(lane <= in_use) : LaneMove();
     if (move.lost) Lose(peer, move.cause + " " + plan_.Name(peer->rank, static_cast<int>(lane)));
     more |= move.more;
   }
@@ -268,9 +270,18 @@ bool Connections::FlushControl(Peer* peer) {
 }
 
 void Connections::CallData(Peer* peer) {
-  if (!peer->exchange.sends() || abandoned_ || std::exchange(peer->called_data, true)) return;
+  const size_t in_use = LanesInUse(peer->rank);
+  if (!peer->exchange.sends() || abandoned_ || peer->called_data >= in_use) return;
   if (!std::exchange(peer->called_control, true)) door_.Call(peer->rank, 0);  // on which this rank will leave
-  for (int lane = 1; lane <= plan_.lanes(peer->rank); ++lane) door_.Call(peer->rank, lane);
+  while (peer->called_data < in_use) door_.Call(peer->rank, static_cast<int>(++peer->called_data));
+}
+
+// Those of the streams that are in use at the moment, over all links. The others finish what they have begun.
+size_t Connections::LanesInUse(int peer) const {
+  const Tuned* const tuned = tuned_.load();
+  const int most = plan_.lanes(peer), links = most / plan_.streams;
+  const int streams = tuned == nullptr ? plan_.streams : static_cast<int>(tuned->Get(Tunable::tcp_streams));
+  return static_cast<size_t>(std::min(most, links * streams));
 }
 
 // What a rank sends to itself.
@@ -376,7 +387,7 @@ void Connections::AddLane(Connection connection) {
   Socket& socket = connection.socket;
   if (epoll_ctl(events_.fd(), EPOLL_CTL_ADD, socket.fd(), &event) != 0)
     return Lose(peer, ConnectionCause(errno) + " " + plan_.Name(peer->rank));
-  const bool several = plan_.lanes(peer->rank) > 1;
+  const bool several = LanesInUse(peer->rank) > 1;
   if (sends && lane > 0 && several) KeepLittleUnsent(socket, kUnsentOfSeveral);
   if (lane == 0 && sends)
     peer->control_out = std::make_unique<ControlSender>(std::move(socket), connection.record_key);

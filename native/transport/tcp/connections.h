@@ -23,6 +23,7 @@
 #include "base/doorbell.h"
 #include "base/log.h"
 #include "base/mutex.h"
+#include "base/tuned.h"
 #include "transport/tcp/door.h"
 #include "transport/tcp/lane.h"
 
@@ -48,6 +49,7 @@ class Connections final : private Door::Owner {
   void Abandon();
   void SetDoorbell(Doorbell* doorbell);
   void SetLog(Log* log) { log_.store(log); }
+  void HeedTuned(const Tuned* tuned) { tuned_.store(tuned); }
   // Ends the watcher and all connections. Tells the others, who know it by the deadline if they can be reached.
   void Close(Nanoseconds deadline);
 
@@ -82,6 +84,7 @@ class Connections final : private Door::Owner {
   void Count(Peer* peer) RT_REQUIRES(mutex_);
   bool FlushControl(Peer* peer) RT_REQUIRES(mutex_);
   void CallData(Peer* peer) RT_REQUIRES(mutex_);
+  size_t LanesInUse(int peer) const;
   void MarkDirty(Peer* peer) RT_REQUIRES(mutex_);
   const char* TakeControl(Peer* peer, const RecordHeader& header, const std::string& payload) RT_REQUIRES(mutex_);
   LaneMove MoveIn(Peer* peer, size_t lane) RT_REQUIRES(mutex_);
@@ -97,6 +100,7 @@ class Connections final : private Door::Owner {
   Door door_;
   std::thread watcher_;
   std::atomic<Log*> log_{nullptr};
+  std::atomic<const Tuned*> tuned_{nullptr};
 
   Mutex orders_mutex_;
   std::vector<Order> orders_ RT_GUARDED_BY(orders_mutex_);

@@ -78,7 +78,8 @@ class PieceSender {
   PieceSender(Socket socket, Exchange* exchange, size_t ahead)
       : socket_(std::move(socket)), writer_(exchange), ahead_(ahead) {}
   Socket& socket() { return socket_; }
-  LaneMove Move();
+  // takes: also what no lane has begun.
+  LaneMove Move(bool takes);
   // Whether the peer has closed it.
   LaneMove Listen() const;
   bool writable = true;

@@ -1,0 +1,53 @@
+"""Option autotune under DistributedOptimizer: training keeps its bits, and bursts of gradients have the size that holds."""
+
+import pytest
+import torch
+from torch_models import assert_same_bits
+
+import ringtrain as rt
+import ringtrain.torch as hvd
+from ringtrain.testing import World
+from ringtrain.torch.bursts import Bursts
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def trained(rank, steps):
+    """Parameters after some steps, and what was tuned in them."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(layer for _ in range(4) for layer in (torch.nn.Linear(64, 64), torch.nn.Tanh())))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model.named_parameters()
+    )
+    for step in range(steps):
+        optimizer.zero_grad()
+        x = torch.randn(8, 64, generator=torch.Generator().manual_seed(100 * step + rank))
+        model(x).square().mean().backward()
+        optimizer.step()
+    return [parameter.detach() for parameter in model.parameters()], rt.tuning()
+
+
+@pytest.mark.parametrize(("size", "layout"), [(2, None), (3, "2+1")])
+def test_training_keeps_its_bits(size, layout, tmp_path):
+    with World(size, layout) as world:
+        plain = world.run(trained, 60)
+    chosen = {"autotune": 1, "autotune_steps_per_sample": 2, "autotune_cache": tmp_path / "cache"}
+    with World(size, layout, **chosen) as world:
+        tuned = world.run(trained, 60)
+    changes = tuned[0][1].changes
+    assert len({change.settings["burst_bytes"] for change in changes}) > 1, "no other burst was tried"
+    for parameters, found in tuned:
+        assert_same_bits(parameters, plain[0][0])
+        assert found.changes == changes
+
+
+@pytest.mark.parametrize(("burst_bytes", "times"), [(1, 8), (20_000, 4), (1 << 30, 0)])
+def test_bursts_have_the_size_that_holds(burst_bytes, times, monkeypatch):
+    """Four layers of 16 KiB and a bias each: one by one, by layers, and all of them when the pass ends."""
+    left = []
+    leave = Bursts.leave
+    monkeypatch.setattr(Bursts, "leave", lambda bursts: (left.append(len(bursts._gathered)), leave(bursts))[1])
+    with World(1, burst_bytes=burst_bytes) as world:
+        world.run(trained, 1)
+    of_hooks = [gathered for gathered in left if gathered > 0]
+    assert len(of_hooks) - (burst_bytes == 1 << 30) in (times, times + 1)
