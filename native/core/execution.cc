@@ -319,6 +319,7 @@ Status Execution::ProvideOutput(const Response& response, size_t index, const Ba
   if (Find(response.request.operation)->output == Output::kSame && output.data != nullptr) return {};
   if (Find(response.request.operation)->output == Output::kRows) output.shape[0] = Rows(response, tensor);
   const TensorSpec spec{submission->request.tensors[index].dtype, output.shape};
+  if (output.data != nullptr && device_ == nullptr && submission->room[index] == spec.bytes()) return {};
   if (device_ != nullptr) {
     RT_TRY(device_->Allocate(spec.bytes(), &output.data));
     output.owned = true;
