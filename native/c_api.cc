@@ -224,8 +224,7 @@ Status MakeSubmission(const rt_request& from, Submission* submission) {
       streams.push_back(stream);
     submission->inputs.push_back(tensor.data);
     submission->outputs.push_back(tensor.output);
-    if (tensor.output != nullptr && ringtrain::Find(request.operation)->output == ringtrain::Output::kRows)
-      submission->rooms.push_back(tensor.room);
+    submission->room.push_back(static_cast<size_t>(tensor.output_bytes));
   }
   return {};
 }

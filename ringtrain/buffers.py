@@ -5,6 +5,7 @@ NumPy arrays take the short way. Everything else on the host is seen through a N
 not contiguous is copied on the host and refused on a GPU, never misread.
 """
 
+import math
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -64,6 +65,11 @@ class Buffer:
     def address(self) -> int:
         """Of the first byte."""
         return int(ffi.cast(_UINTPTR, self.pointer))
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all elements."""
+        return math.prod(self.shape) * tables.DTYPE_BY_ID[self.dtype].bytes
 
 
 class _Framework(NamedTuple):

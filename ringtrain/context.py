@@ -151,7 +151,7 @@ class Context:
         process_set: int = 0,
         waits: bool = False,
         once: bool = False,
-        rooms: Sequence[int] | None = None,
+        room: bool = False,
         **attributes: Any,
     ) -> Operation:
         """Submits an operation on one tensor or on a group of them, and returns at once.
@@ -160,14 +160,13 @@ class Context:
             operation: name of a row of ``tables.OPERATIONS``.
             name: identity among the ranks; None numbers unnamed operations in the order of submission.
             inputs: the tensors, unchanged by the caller until the operation is done.
-            outputs: for operations that keep the shape, where the results go (may be the inputs); else None for each, or see
-                ``rooms``.
+            outputs: for operations that keep the shape, where the results go (may be the inputs); else None for each, or
+                with ``room`` memory for the result, which is used if that has as many bytes (``has_filled``).
             splits: alltoall: rows for each member; add_process_set: ranks; remove_process_set: the id.
             process_set: id of the process set.
             waits: True if ``wait`` follows at once.
             once: True if the name will not come again, so that nobody remembers it.
-            rooms: of an operation on host memory that does not keep the shape, but of which this rank knows what it will
-                get: bytes of each of the ``outputs``, which are given then.
+            room: True if some outputs are room for rows.
             attributes: rows of ``tables.ATTRIBUTES`` that differ from their initial values: a name of the table that
                 the kind says, a number, or None for no count of this rank's own.
 
@@ -192,8 +191,8 @@ class Context:
             slot.set_attributes(attributes)
             slot.texts = (text, _set_splits(request, splits))
             slot.describe(inputs, outputs)
-            if rooms is not None:
-                slot.give(rooms)
+            if room:
+                slot.give_room(outputs)
         except Exception as problem:  # a number that has no place in the C struct, or no memory for it
             self._refuse(operation, text, process_set, problem)
         if ranges.wanted():

@@ -93,10 +93,11 @@ class Request:
                 place += 1
         self.request.tensor_count = len(inputs)
 
-    def give(self, rooms: Sequence[int]) -> None:
-        """Says how many bytes the outputs have; without it those that the library allocates are meant to be."""
-        for tensor, room in zip(self.tensors, rooms, strict=False):
-            tensor.room = room
+    def give_room(self, outputs: Sequence[Buffer | None]) -> None:
+        """Says how much the outputs hold, for an operation whose results have other rows than their inputs."""
+        for tensor, output in zip(self.tensors, outputs, strict=False):
+            if output is not None:
+                tensor.output_bytes = output.size_bytes
 
 
 class Submitter(Protocol):
@@ -201,6 +202,16 @@ class Operation:
             return self.array_in(device_memory, dtype, extents), dtype, extents
         size_bytes = math.prod(extents) * tables.DTYPE_BY_ID[dtype].bytes
         return buffers.owned_memory(memory, size_bytes) if memory else bytearray(size_bytes), dtype, extents
+
+    def has_filled(self, index: int) -> bool:
+        """Whether a result with rows is in the output that was given for it, and not in memory of the library's, after ``wait``."""
+        given = self._tensors[1][index]
+        if given is None:
+            return False
+        data, error = ffi.new("void **"), ffi.new(_ERROR_OUT)
+        ndim, shape = ffi.new("int32_t *"), ffi.new("int64_t[]", lib.RT_MAX_DIMENSIONS)
+        check(lib.rt_output(self._handle, index, data, ndim, shape, error), error)
+        return int(ffi.cast("uintptr_t", data[0])) == given.address
 
     def array_in(self, memory: buffers.DeviceMemory, dtype: int, shape: tuple[int, ...]) -> CudaArray:
         """Memory of a GPU as an array whose readers wait for this operation."""

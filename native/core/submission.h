@@ -88,7 +88,7 @@ struct Submission {
   Request request;
   std::vector<const void*> inputs;
   std::vector<void*> outputs;                       // nullptr where the core or `allocate` provides it
-  std::vector<int64_t> rooms;                       // of outputs whose size follows from what all ranks give, in bytes
+  std::vector<size_t> room;                         // bytes of outputs of an operation with rows
   std::vector<CUstream> streams;                    // of tensors on a GPU, each once: what they hold now comes first
   std::vector<std::shared_ptr<DeviceEvent>> ready;  // recorded on those
   rt_allocate allocate = nullptr;

@@ -37,13 +37,15 @@ typedef struct rt_membership rt_membership; /* a rank's side of that */
 /* One tensor of a request: contiguous memory, row-major. */
 typedef struct {
   const void* data; /* input, kept alive and unchanged by the caller until the operation is done */
-  void* output;     /* kSame operations: result, of the input's size; may equal data. Else NULL, or see room */
-  int32_t dtype;    /* row of tables/dtypes.def */
-  int32_t device;   /* -1 for host memory, else the index of a CUDA device, the same for all tensors of a request */
+  /* kSame operations: result, of the input's size; may equal data. Operations with rows, in host memory: NULL, or room
+   * for the result, which may hold the input where the result does. */
+  void* output;
+  int64_t output_bytes; /* of that room: if the result has another size the core allocates, as without room */
+  int32_t dtype;        /* row of tables/dtypes.def */
+  int32_t device;       /* -1 for host memory, else the index of a CUDA device, the same for all tensors of a request */
   void* stream; /* of a device: the CUstream whose work until now data and output wait for; NULL is the legacy stream */
   int32_t ndim;
   const int64_t* shape;
-  int64_t room; /* kRows operations on the host whose caller knows what will come: bytes at output, exactly as many */
 } rt_tensor;
 
 /* Memory for one output once its size is known; called on the core's thread: must not block nor call Python. */

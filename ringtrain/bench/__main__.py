@@ -23,7 +23,7 @@ from ringtrain.options import environment
 
 ALGORITHMS = next(option for option in tables.OPTIONS if option.name == "algorithm").lowest.split("|")
 OPERATIONS = ("allreduce", "allgather", "alltoall", "broadcast", "reducescatter")
-NETWORKS = ("convnet", "mlp", "transformer", "wide", "vgg16")
+NETWORKS = ("convnet", "mlp", "transformer", "wide", "tables", "vgg16")
 TRAINING_PEERS = (
     "buckets",
     "fp16",

@@ -1,7 +1,8 @@
 """Small PyTorch networks for the training benchmarks, each with a batch: what they cost differs in kind.
 
 The convnet computes much for each parameter, the MLP has 25 M parameters and little to compute, the transformer has
-many small tensors, "wide" has 100 MB of gradients and next to nothing to compute, VGG-16 has 553 MB.
+many small tensors, "wide" has 100 MB of gradients and next to nothing to compute, "tables" as many and a forward pass that
+reads a few rows of its parameters alone, VGG-16 has 553 MB.
 """
 
 import math
@@ -86,6 +87,20 @@ class _Wide(nn.Module):
         return torch.stack([part @ matrix for part, matrix in zip(x.unbind(1), self.matrices, strict=True)]).sum(0)
 
 
+class _Tables(nn.Module):
+    """24 embeddings of 4 MB with dense gradients: a sample reads a row of each, and its gradient is zero but for that row."""
+
+    COUNT, ROWS, WIDTH = 24, 1024, 1024
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(self.ROWS, self.WIDTH) for _ in range(self.COUNT))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Class scores (batch, width) of ids (batch, count)."""
+        return torch.stack([table(each) for each, table in zip(ids.unbind(1), self.tables, strict=True)]).mean(0)
+
+
 class _Transformer(nn.Module):
     """Four encoder layers over 64 tokens, and a class for each token."""
 
@@ -119,6 +134,11 @@ def _rows_of_vectors(samples: int, generator: torch.Generator) -> Batch:
     return x, torch.randint(_Wide.WIDTH, (samples,), generator=generator)
 
 
+def _ids(samples: int, generator: torch.Generator) -> Batch:
+    ids = torch.randint(_Tables.ROWS, (samples, _Tables.COUNT), generator=generator)
+    return ids, torch.randint(_Tables.WIDTH, (samples,), generator=generator)
+
+
 def _texts(samples: int, generator: torch.Generator) -> Batch:
     text = torch.randint(256, (samples, 65), generator=generator)
     return text[:, :-1].contiguous(), text[:, 1:].contiguous()
@@ -129,5 +149,6 @@ NETWORKS = {
     "mlp": Network(_mlp, _vectors, samples=32),
     "transformer": Network(_Transformer, _texts, samples=8),
     "wide": Network(_Wide, _rows_of_vectors, samples=1, momentum=0.0),
+    "tables": Network(_Tables, _ids, samples=1, momentum=0.0),
     "vgg16": Network(_vgg16, _pictures, samples=8, steps_in_a_turn=1),
 }

@@ -12,6 +12,7 @@ import pathlib
 import re
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -37,18 +38,38 @@ def write(
         token: the same on all ranks, and another one in each save.
         arrays: by name, (rows of this rank, width); ``weight`` is one.
         numbers: what an optimizer keeps of the table as a whole.
+
+    Raises:
+        InvalidArgumentError: the name is no file's, or the folder takes no file.
     """
     base = pathlib.Path(folder) / f"{_checked(name)}.{rank}-of-{dealing.ranks}"
+    about = {
+        "rows": dealing.rows, "ranks": dealing.ranks, "dealing": dealing.kind, "token": token,
+        "arrays": sorted(arrays), "numbers": dict(numbers),
+    }  # fmt: skip
+    with _writing(folder, name):
+        _write(base, arrays, about)
+
+
+@contextmanager
+def _writing(folder: str | os.PathLike, name: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as problem:
+        raise InvalidArgumentError(
+            f"embedding '{name}': every rank must be able to write into {os.fspath(folder)!r}, but cannot: {problem}. "
+            "Make the folder before, with room, where all ranks see it."
+        ) from problem
+
+
+def _write(base: pathlib.Path, arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> None:
+    """The arrays' files, and then that which says what they are."""
     for each, array in arrays.items():
         with open(f"{base}.{each}.npy.part", "wb") as file:
             np.save(file, array)
             file.flush()
             os.fsync(file.fileno())
         os.replace(f"{base}.{each}.npy.part", f"{base}.{each}.npy")
-    about = {
-        "rows": dealing.rows, "ranks": dealing.ranks, "dealing": dealing.kind, "token": token,
-        "arrays": sorted(arrays), "numbers": dict(numbers),
-    }  # fmt: skip
     with open(f"{base}.json.part", "w") as text:
         text.write(json.dumps(about))
         text.flush()
@@ -163,7 +184,8 @@ def find(folder: str | os.PathLike, name: str) -> Saved:
 def saved_by_others(folder: str | os.PathLike, name: str, ranks: int) -> list[str]:
     """Files of this table that another number of ranks wrote: a save beside them could not be told from them."""
     pattern = re.compile(rf"{re.escape(_checked(name))}\.\d+-of-(\d+)\.json")
-    matches = (pattern.fullmatch(entry.name) for entry in pathlib.Path(folder).iterdir())
+    with _writing(folder, name):
+        matches = [pattern.fullmatch(entry.name) for entry in pathlib.Path(folder).iterdir()]
     return [match[0] for match in matches if match and int(match[1]) != ranks]
 
 

@@ -27,8 +27,10 @@ def initializer(kind: str | Initializer, scale: float, seed: int, width: int, dt
         dtype: of the values.
 
     Raises:
-        InvalidArgumentError: no such kind.
+        InvalidArgumentError: no such kind, or no such width.
     """
+    if not isinstance(width, int) or width < 1:
+        raise InvalidArgumentError(f"embedding: a row must have a number at least, but has {width!r}.")
     if callable(kind):
         return lambda rows: np.asarray(kind(rows), dtype).reshape(len(rows), width)
     if kind not in KINDS:

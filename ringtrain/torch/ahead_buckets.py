@@ -87,7 +87,7 @@ class SharedBucket:
         name, buffer = f"{prefix}.{self.names[0]}", buffer_of(sent)
         self.is_sent = True
         self._sum = how.session.context.submit(
-            "reducescatter", name, [buffer], [buffer_of(self._share_memory)], rooms=[self._share_memory.nbytes],
+            "reducescatter", name, [buffer], [buffer_of(self._share_memory)], room=True,
             reduction=how.name, prescale=how.prescale, postscale=how.postscale / divisor,
             process_set=how.session.process_set_id, compression=how.compression,
         )  # fmt: skip
@@ -127,7 +127,7 @@ class SharedBucket:
         self._lands = self._fills_itself and target.is_contiguous()
         self._gathering = how.session.context.submit(
             "allgather", name, [buffer_of(self._values)], [buffer_of(target) if self._lands else None],
-            rooms=[target.nbytes] if self._lands else None, process_set=how.session.process_set_id,
+            room=self._lands, process_set=how.session.process_set_id,
         )  # fmt: skip
         return self._gathering
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import json
-import os
 import re
 import subprocess
 from pathlib import Path

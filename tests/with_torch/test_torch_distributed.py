@@ -168,6 +168,58 @@ def test_all_to_all(world):
     world.run(on_rank)
 
 
+def test_results_are_written_where_they_belong(world, monkeypatch):
+    """By the core itself, also through lists whose tensors lie one behind the other: nothing is dealt out afterwards."""
+    monkeypatch.setattr(process_group, "deal", None)
+
+    def on_rank(rank):
+        ours, size = group(), world.size
+        everyone = torch.cat([of(each, 6) for each in range(size)])
+        gathered = torch.zeros(6 * size)
+        ours.all_gather_single(gathered, of(rank, 6)).wait()
+        assert torch.equal(gathered, everyone)
+        ours.allgather([list(gathered.zero_().chunk(size))], [of(rank, 6)]).wait()
+        assert torch.equal(gathered, everyone)
+        sums = torch.zeros(6)
+        ours.reduce_scatter_single(sums, everyone).wait()
+        assert torch.equal(sums, size * of(rank, 6))
+        ours.all_to_all_single(gathered.zero_(), of(rank, size, 6).view(-1), [], []).wait()
+        assert torch.equal(gathered, torch.cat([of(each, size, 6)[rank] for each in range(size)]))
+        flags = torch.zeros(size, 2, dtype=torch.bool)  # which the core does not know, and moves as bytes
+        ours.all_gather_single(flags, torch.tensor([rank == 0, True])).wait()
+        assert torch.equal(flags, torch.tensor([[each == 0, True] for each in range(size)]))
+
+    world.run(on_rank)
+
+
+@pytest.mark.parametrize("elsewhere", [0, 1], ids=["at its own place", "elsewhere"])
+def test_inputs_that_lie_within_outputs(world, elsewhere):
+    """FSDP2 gathers in place. Where the memory is shared in another way, the core gets none of it for the result."""
+
+    def on_rank(rank):
+        ours, size, count = group(), world.size, 100_000
+        memory = torch.zeros(count * size + 1)
+        own = memory[rank * count + elsewhere :][:count]
+        own.copy_(of(rank, count))
+        ours.all_gather_single(memory[: count * size], own).wait()
+        assert torch.equal(memory[: count * size], torch.cat([of(each, count) for each in range(size)]))
+
+        everyone = torch.arange(float(count * size + 1))
+        expected = size * torch.arange(float(count * size))[rank * count :][:count]
+        ours.reduce_scatter_single(everyone[rank * count + elsewhere :][:count], everyone[: count * size]).wait()
+        assert torch.equal(everyone[rank * count + elsewhere :][:count], expected)
+
+        exchanged = torch.zeros(count * size + 1)
+        exchanged[elsewhere:][: count * size].copy_(of(rank, count * size))
+        ours.all_to_all_single(exchanged[: count * size], exchanged[elsewhere:][: count * size], [], []).wait()
+        assert torch.equal(
+            exchanged[: count * size],
+            torch.cat([of(each, count * size)[rank * count :][:count] for each in range(size)]),
+        )
+
+    world.run(on_rank)
+
+
 def test_gather_and_scatter(world):
     def on_rank(rank):
         ours, size, root = group(), world.size, world.size // 2
@@ -263,7 +315,9 @@ def test_errors_keep_their_words_on_all_ranks(world):
 def test_results_without_memory_of_their_own_are_refused_on_all_ranks(world):
     def on_rank(rank):
         ours = group()
-        with pytest.raises(rt.errors.InvalidArgumentError, match="each element of a result must have memory of its own"):
+        with pytest.raises(
+            rt.errors.InvalidArgumentError, match="each element of a result must have memory of its own"
+        ):
             ours.allreduce([torch.ones(1).expand(4) if rank == 0 else torch.ones(4)]).wait()
 
     world.run(on_rank)

@@ -151,6 +151,25 @@ def test_saves_that_cannot_be_read(tmp_path):
         world.run(save)
 
 
+def test_a_folder_that_takes_no_file_is_one_error_on_all_ranks(tmp_path):
+    def on_rank(rank):
+        folder = tmp_path / "missing" if rank == 1 else tmp_path
+        with pytest.raises(
+            rt.errors.InvalidArgumentError,
+            match="rank 1: embedding 'table': every rank must be able to write into '.*missing'",
+        ):
+            hvd.save_tables(folder, hvd.ShardedEmbedding(ROWS, WIDTH))
+
+    with World(2) as world:
+        world.run(on_rank)
+
+
+@pytest.mark.parametrize("width", [0, -1, 2.5])
+def test_a_row_has_a_number_at_least(width):
+    with World(1) as world, pytest.raises(rt.errors.InvalidArgumentError, match="a row must have a number at least"):
+        world.run(lambda rank: hvd.ShardedEmbedding(ROWS, width))
+
+
 def test_uneven_batches_train_as_one_process():
     """Rank r has r + 1 batches; those who are done serve their rows to the rest."""
     counts = [1, 3, 0]

@@ -73,9 +73,41 @@ def carried(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The elements of several tensors of one dtype in one row of elements, for moving."""
+    """The elements of several tensors of one dtype in one row of elements, for moving: their own memory, or a copy."""
+    if (whole := joined(tensors)) is not None:
+        return whole
     pieces = [carried(plain(each)).reshape(-1) for each in tensors]
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
+def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """The memory of tensors of one dtype that lie one directly behind the other, as one row of elements; None if they do not."""
+    first = tensors[0]
+    place, storage = first.data_ptr(), first.untyped_storage().data_ptr()
+    for each in tensors:
+        if (each.data_ptr(), each.untyped_storage().data_ptr()) != (place, storage) or each.dtype != first.dtype:
+            return None
+        if not each.is_contiguous() or each.is_conj() or each.is_neg():
+            return None
+        place += each.nbytes
+    return carried(first.detach().as_strided((sum(each.numel() for each in tensors),), (1,)))
+
+
+def room(outputs: Sequence[torch.Tensor], source: torch.Tensor, own: int | None) -> torch.Tensor | None:
+    """The memory of outputs as one row of elements into which an operation can write; None if they have none.
+
+    Args:
+        outputs: in which the result belongs.
+        source: the operation's input. It may share memory with the result only where it belongs there itself.
+        own: bytes from the beginning of the result to where the input belongs in it, negative if the result belongs into
+            the input; None if they may share nothing.
+    """
+    if not outputs or not outputs[0].numel() or outputs[0].is_cuda or (to := joined(outputs)) is None:
+        return None
+    if to.dtype != source.dtype:
+        return None
+    apart = to.data_ptr() + to.nbytes <= source.data_ptr() or source.data_ptr() + source.nbytes <= to.data_ptr()
+    return to if apart or (own is not None and source.data_ptr() == to.data_ptr() + own) else None
 
 
 def elements(tensor: torch.Tensor) -> int:

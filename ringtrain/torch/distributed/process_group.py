@@ -36,6 +36,7 @@ from ringtrain.torch.distributed.layouts import carried, deal, flat, plain
 from ringtrain.torch.distributed.work import HeldWorks, Pending, Place, RingtrainWork
 from ringtrain.torch.tensors import lent_buffer, received
 
+_OF_ROWS = {"allgather", "alltoall", layouts.SUMS_OF_ROWS}  # whose results have other rows than their inputs
 # Before torch 2.8, C++ keeps no Python `Work` alive that it was given. One that is made of a future it does, but that one
 # keeps the error of the future to itself, and knows no deadline. Works that were given to C++ as arguments it keeps alive
 # in no release; see `RingtrainWork`.
@@ -266,7 +267,9 @@ class RingtrainProcessGroup(dist.ProcessGroup):
         def prepare() -> tuple:
             splits = layouts.split_rows(input_splits or (), input, self._size, "all_to_all_single")
             layouts.split_rows(output_splits or (), output, self._size, "all_to_all_single")
-            return [flat([input])], [None], {"splits": splits}, _dealing([[output]], "all_to_all_single")
+            values = flat([input])
+            to = [layouts.room([output], values, None)]
+            return [values], to, {"splits": splits}, _dealing([[output]], to, "all_to_all_single")
 
         return self._submit("alltoall", prepare, [output], opts)
 
@@ -350,7 +353,8 @@ class RingtrainProcessGroup(dist.ProcessGroup):
 
         def prepare() -> tuple:
             values = [flat([each]) for each in inputs]
-            return values, [None] * len(values), {}, _dealing(outputs, what)
+            to = [layouts.room(*each, own=self._rank * each[1].nbytes) for each in zip(outputs, values, strict=True)]
+            return values, to, {}, _dealing(outputs, to, what)
 
         return self._submit("allgather", prepare, [each for places in outputs for each in places], opts)
 
@@ -364,8 +368,12 @@ class RingtrainProcessGroup(dist.ProcessGroup):
                         f"but has {value.numel()}."
                     )
             rows = [value.view(self._size, -1) if value.numel() else value.view(self._size, 0) for value in values]
-            places = _dealing([[each] for each in outputs], "reduce_scatter")
-            return rows, [None] * len(rows), layouts.reduction_of(opts.reduceOp), places
+            to = [
+                layouts.room([each], value, own=-self._rank * each.nbytes)
+                for each, value in zip(outputs, rows, strict=True)
+            ]
+            places = _dealing([[each] for each in outputs], to, "reduce_scatter")
+            return rows, to, layouts.reduction_of(opts.reduceOp), places
 
         return self._submit(layouts.SUMS_OF_ROWS, prepare, outputs, opts)
 
@@ -390,7 +398,9 @@ class RingtrainProcessGroup(dist.ProcessGroup):
             layouts.check_count(sent, self._size, what)
             layouts.check_count(expected, self._size, what)
             splits = [layouts.elements(each) for each in sent]
-            return [flat(sent)], [None], {"splits": splits}, _dealing([expected], what)
+            values = flat(sent)
+            to = [layouts.room([each for each in expected if each.numel()], values, None)]
+            return [values], to, {"splits": splits}, _dealing([expected], to, what)
 
         return self._submit("alltoall", prepare, [each for each in expected if each.numel()], opts)
 
@@ -418,12 +428,14 @@ class RingtrainProcessGroup(dist.ProcessGroup):
 
         Args:
             operation: the core's.
-            prepare: gives inputs, outputs, attributes, and what puts the results in their places (None: they are there).
+            prepare: gives inputs, outputs (None: the core allocates), attributes, and what puts the results in their
+                places (None: they are there).
             results: where torch wants the results.
         """
         name = f"{self._prefix}.{next(self._calls)}"
         try:
             inputs, outputs, attributes, place = prepare()
+            room = operation in _OF_ROWS
             buffers = [lent_buffer(each) for each in inputs]
             targets = [
                 None if to is None else buffer if to is values else lent_buffer(to)
@@ -431,7 +443,7 @@ class RingtrainProcessGroup(dist.ProcessGroup):
             ]
         except Exception as problem:
             self._context.refuse(operation, name, 0, problem)
-        submitted = self._context.submit(operation, name, buffers, targets, once=True, **attributes)
+        submitted = self._context.submit(operation, name, buffers, targets, once=True, room=room, **attributes)
         return self._work(Pending(submitted, results, place, _seconds(opts, self._seconds)))
 
     def _work(self, pending: Pending) -> Any:
@@ -471,11 +483,16 @@ def _back(tensors: Sequence[Tensor], values: Sequence[Tensor], what: str) -> Pla
     return place
 
 
-def _dealing(outputs: Sequence[Sequence[Tensor]], what: str) -> Place:
-    """Copies each output of the core into the tensors that are meant for it."""
+def _dealing(outputs: Sequence[Sequence[Tensor]], given: Sequence[Tensor | None], what: str) -> Place:
+    """Copies each output of the core into the tensors that are meant for it, unless the core has written there itself.
+
+    ``given`` has the room for each that the core was offered; it allocates where that has another size than the result.
+    """
 
     def place(operation: Operation) -> None:
         for index, tensors in enumerate(outputs):
+            if given[index] is not None and operation.has_filled(index):
+                continue
             like = tensors[0] if tensors else torch.empty(0)
             deal(received(operation, like, index).reshape(-1), tensors, what)
 

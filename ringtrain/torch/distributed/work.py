@@ -11,7 +11,7 @@ import torch
 from torch._C._distributed_c10d import Work
 
 from ringtrain import exits
-from ringtrain.errors import ClosedError, PeerLostError, RingtrainError
+from ringtrain.errors import ClosedError, PeerLostError
 from ringtrain.errors import TimeoutError as RingtrainTimeout
 from ringtrain.pending import Operation
 from ringtrain.torch.distributed.completions import Completions
