@@ -271,7 +271,7 @@ const char* rt_table(const char* name) { return ringtrain::TableText(name); }
 
 void rt_free(void* memory) { ringtrain::Outputs().Free(memory); }  // a result's memory, or a text
 
-void rt_trim(void) { ringtrain::Outputs().Trim(); }
+void rt_trim() { ringtrain::Outputs().Trim(); }
 
 void rt_suggest_nccl(const char* path, const char* interfaces) {
   ringtrain::Nccl::Suggest(TextOf(path), TextOf(interfaces));

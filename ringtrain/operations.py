@@ -352,15 +352,8 @@ def alltoall(
     Returns:
         The rows received; with ``splits`` a pair of them and of the rows received from each rank (an int32 array).
     """
-    rows, received = alltoall_with_received(tensor, splits, name, process_set)
+    rows, received = _alltoall(tensor, splits, name, process_set, waits=True).wait()
     return rows if splits is None else (rows, received)
-
-
-def alltoall_with_received(
-    tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> tuple[Any, np.ndarray]:
-    """``alltoall`` whose result is always the pair, for the adapters."""
-    return _alltoall(tensor, splits, name, process_set, waits=True).wait()
 
 
 def alltoall_async(
@@ -498,6 +491,7 @@ def _rows(
 
 
 def _alltoall(given: Any, splits: Any, name: str | None, process_set: ProcessSet, waits: bool = False) -> Handle:
+    """An alltoall whose result is always the pair; the adapter for PyTorch needs it, too."""
     with Submission("alltoall", name, process_set, waits) as submission:
         buffer = buffers.as_buffer(given)
         rows = None if splits is None else arguments.split_rows(splits)

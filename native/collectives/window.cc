@@ -6,7 +6,8 @@ namespace ringtrain {
 namespace {
 
 constexpr size_t kAlignment = 4096;
-constexpr size_t kPieceWithinHost = 128 << 10;  // of a chunk, for each member: stays in a core's own cache
+constexpr size_t kPieceWithinHost = 64 << 10;   // of a chunk, for each member: stays in a core's own cache
+constexpr size_t kLeastWithinHost = 256 << 10;  // of a chunk: each is a meeting of all members
 constexpr size_t kPieceAcrossHosts = 2 << 20;   // of a chunk, for each ring: long messages fill the wire
 // Cells of small tensors are rounded up to whole elements; Partition keeps a chunk's blocks below kResultSlack / 8.
 constexpr size_t kResultSlack = 4096;
@@ -20,7 +21,9 @@ WindowGeometry MakeGeometry(const Topology& topology, size_t chunk_bytes, size_t
   WindowGeometry geometry;
   geometry.chunk_slots = one_host ? 3 : 2;
   geometry.result_slots = one_host ? 4 : 6;
-  size_t wanted = chunk_bytes > 0 ? chunk_bytes : (one_host ? kPieceWithinHost : kPieceAcrossHosts) * topology.rings;
+  const size_t rings = static_cast<size_t>(topology.rings);
+  const size_t chosen = one_host ? std::max(kLeastWithinHost, kPieceWithinHost * rings) : kPieceAcrossHosts * rings;
+  size_t wanted = chunk_bytes > 0 ? chunk_bytes : chosen;
   // Every member's share of a chunk holds at least one element of every type.
   size_t least = RoundUp(64 * static_cast<size_t>(topology.member_count()), kAlignment);
   for (size_t chunk = std::max(RoundUp(wanted, 64), least);; chunk = std::max(RoundUp(chunk * 7 / 8, 64), least)) {

@@ -22,7 +22,7 @@ from ringtrain.launch.modes import FURTHER, MODES
 from ringtrain.options import environment
 
 ALGORITHMS = next(option for option in tables.OPTIONS if option.name == "algorithm").lowest.split("|")
-OPERATIONS = ("allreduce", "allgather", "alltoall", "broadcast", "reducescatter")
+OPERATIONS = tuple(name for name, row in tables.OPERATIONS.items() if row.layout != "kNone")
 NETWORKS = ("convnet", "mlp", "transformer", "wide", "tables", "vgg16")
 TRAINING_PEERS = (
     "buckets",

@@ -16,7 +16,11 @@ from ringtrain import tables
 ROOT = pathlib.Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 # They train with it: another collective changes nothing there.
-USERS_OF_REDUCESCATTER = {"ringtrain/torch/ahead.py", "ringtrain/torch/ahead_buckets.py"}
+USERS_OF_REDUCESCATTER = {
+    "ringtrain/torch/ahead.py",
+    "ringtrain/torch/ahead_buckets.py",
+    "ringtrain/bench/collectives.py",
+}
 MOST_FOR_A_COLLECTIVE, MOST_FOR_A_CODEC, MOST_FOR_AN_ATTRIBUTE = 13, 7, 8
 
 
