@@ -12,8 +12,7 @@ namespace {
 constexpr Nanoseconds kSecond = INT64_C(1000000000);
 constexpr Nanoseconds kMicrosecond = 1000;
 // Small operations that nobody waits for yet gather this long, so that a backward pass of many small gradients costs a
-// few wake-ups and not a few for each; larger ones leave at once, because their transfer is worth overlapping, unless it
-// would only take cores from the ranks that go on.
+// few wake-ups and not a few for each; larger ones leave at once, because their transfer is worth overlapping.
 constexpr Nanoseconds kGather = 1000 * kMicrosecond;
 constexpr int64_t kLeaveAtOnceBytes = 1 << 20;
 
@@ -35,11 +34,6 @@ Spinning SpinningFor(const Options& options, const World& world) {
   return {world.local_size() < world.size ? kBetweenHosts : kWithinHost, false};
 }
 
-// Whether something is idle while ranks compute: cores, or a link between hosts.
-bool HasCoresToSpare(const World& world) {
-  return world.local_size() < world.size || world.local_size() < UsableCores();
-}
-
 }  // namespace
 
 ContextDriver::ContextDriver(const Options& options, Progress& progress, Epoch* epoch, SubmissionTable* table,
@@ -51,7 +45,6 @@ ContextDriver::ContextDriver(const Options& options, Progress& progress, Epoch* 
       table_(table),
       counters_(counters),
       timeline_(timeline),
-      has_cores_to_spare_(HasCoresToSpare(epoch->world())),
       spinning_(SpinningFor(options, epoch->world())),
       coordinator_(&epoch->coordinator()) {}
 
@@ -63,7 +56,7 @@ void ContextDriver::Start() {
 // ---- submitting and waiting ----
 
 void ContextDriver::OnNews(bool caller_waits, bool urgent, int64_t bytes) {
-  urgent |= gathered_bytes_.fetch_add(bytes) + bytes >= kLeaveAtOnceBytes && has_cores_to_spare_;
+  urgent |= gathered_bytes_.fetch_add(bytes) + bytes >= kLeaveAtOnceBytes;
   std::atomic_thread_fence(std::memory_order_seq_cst);  // the news before the promise: see CancelPollPromise
   if (!urgent && !caller_waits && Now() < polls_by_.load(std::memory_order_relaxed)) return;
   gathered_bytes_.store(0);

@@ -74,7 +74,6 @@ class ContextDriver {
   Timeline* const timeline_;
 
   Mutex drive_mutex_;  // held by whoever drives
-  const bool has_cores_to_spare_;
   Spinning spinning_ RT_GUARDED_BY(drive_mutex_);
   Coordinator* const coordinator_ RT_PT_GUARDED_BY(drive_mutex_);
   std::atomic<bool> driven_{false};         // somebody drives, perhaps asleep on the doorbell
