@@ -50,7 +50,7 @@ def pytest_configure(config):
     # Jobs of tests that name no transport are over the MPI of their environment.
     os.environ["RINGTRAIN_TRANSPORT"] = "mpi"
     config.addinivalue_line("markers", "least_ranks(n): the fixture `world` has n ranks at least")
-    config.addinivalue_line("markers", "one_by_one: counts on each gradient travelling by itself, not in a bucket")
+    config.addinivalue_line("markers", "one_by_one: counts on each gradient travelling by itself")
 
 
 @pytest.fixture(autouse=True)
@@ -117,11 +117,13 @@ def early_or_late_gradients(request, monkeypatch):
     It depends on the cores of the machine else. RINGTRAIN_TEST_OTHER_OVERLAP=1 deals the other way round.
     """
     if "with_torch" in request.node.nodeid:
-        from ringtrain.torch import exchange
+        from ringtrain.torch import bucketing, exchange
 
         half = zlib.crc32(request.node.nodeid.rpartition("/")[2].encode()) % 2
         pays = half != bool(os.environ.get("RINGTRAIN_TEST_OTHER_OVERLAP"))
         monkeypatch.setattr(exchange, "overlap_pays", lambda session, parameters: pays)
+        if request.node.get_closest_marker("one_by_one"):
+            monkeypatch.setattr(exchange, "growth_of_groups", lambda settings, makes_buckets: bucketing.Growth.NONE)
 
 
 @pytest.fixture

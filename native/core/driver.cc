@@ -35,11 +35,6 @@ Spinning SpinningFor(const Options& options, const World& world, bool waiter) {
   return {world.local_size() < world.size ? kBetweenHosts : kWithinHost, false};
 }
 
-// Whether something is idle while ranks compute: cores, or a link between hosts.
-bool HasCoresToSpare(const World& world) {
-  return world.local_size() < world.size || world.local_size() < UsableCores();
-}
-
 }  // namespace
 
 ContextDriver::ContextDriver(const Options& options, const Tuned& tuned, Progress& progress, Epoch* epoch,
@@ -52,7 +47,6 @@ ContextDriver::ContextDriver(const Options& options, const Tuned& tuned, Progres
       table_(table),
       counters_(counters),
       timeline_(timeline),
-      has_cores_to_spare_(HasCoresToSpare(epoch->world())),
       of_waiters_(SpinningFor(options, epoch->world(), true)),
       of_thread_(SpinningFor(options, epoch->world(), false)),
       coordinator_(&epoch->coordinator()) {}
@@ -65,7 +59,7 @@ void ContextDriver::Start() {
 // ---- submitting and waiting ----
 
 void ContextDriver::OnNews(bool caller_waits, bool urgent, int64_t bytes) {
-  urgent |= gathered_bytes_.fetch_add(bytes) + bytes >= tuned_.Get(Tunable::burst_bytes) && has_cores_to_spare_;
+  urgent |= gathered_bytes_.fetch_add(bytes) + bytes >= tuned_.Get(Tunable::burst_bytes);
   std::atomic_thread_fence(std::memory_order_seq_cst);  // the news before the promise: see CancelPollPromise
   if (!urgent && !caller_waits && Now() < polls_by_.load(std::memory_order_relaxed)) return;
   gathered_bytes_.store(0);
@@ -76,8 +70,7 @@ void ContextDriver::OnNews(bool caller_waits, bool urgent, int64_t bytes) {
 }
 
 // Small operations that nobody waits for yet gather this long, so that a backward pass of many small gradients costs a
-// few wake-ups and not a few for each; larger ones leave at once, because their transfer is worth overlapping, unless it
-// would only take cores from the ranks that go on.
+// few wake-ups and not a few for each; larger ones leave at once, because their transfer is worth overlapping.
 Nanoseconds ContextDriver::gather() const { return tuned_.Get(Tunable::gather_microseconds) * kMicrosecond; }
 
 void ContextDriver::Call() {

@@ -75,7 +75,6 @@ class ContextDriver {
   SubmissionTable* const table_;
   Counters* const counters_;
   Timeline* const timeline_;
-  const bool has_cores_to_spare_;
 
   Mutex drive_mutex_;  // held by whoever drives
   Spinning of_waiters_ RT_GUARDED_BY(drive_mutex_);
