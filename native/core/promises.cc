@@ -15,7 +15,7 @@ Promises::Promises(const std::vector<int>& hosts, int me, int fanout) : me_(me) 
   one_host_ = leaders.size() == 1;
   counters_.resize(here_.size());
   if (!leads()) return;
-  const auto width = static_cast<size_t>(fanout);
+  const auto width = static_cast<size_t>(std::max(fanout, 1));
   const size_t mine = place_of.at(hosts[static_cast<size_t>(me)]);
   if (mine > 0) neighbours_.push_back({leaders[(mine - 1) / width], true});
   for (size_t below = mine * width + 1; below <= mine * width + width && below < leaders.size(); ++below)
