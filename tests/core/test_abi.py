@@ -11,7 +11,7 @@ from ringtrain import _build, _native
 
 PACKAGE = Path(__file__).parents[2] / "ringtrain"
 # Of the header's declarations, without comments and white space.
-DIGESTS = {9: "9457f7d835e8f598"}
+DIGESTS = {10: "353156bedf11595c"}
 
 
 def declarations() -> str:
