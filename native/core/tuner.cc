@@ -125,7 +125,7 @@ void Tuner::Write(const TuningSearch::Sample& sample) {
 }
 
 void Tuner::Warn(const char* option, const std::string& path, const char* expected, const std::string& found) {
-  log_->Warning(std::string(option) + " '" + path + "': it must be " + expected + ", but " + found +
+  log_->Warning("autotune: the file '" + path + "' of " + option + " must be " + expected + ", but " + found +
                 ". Training goes on without it.");
 }
 

@@ -123,10 +123,13 @@ class SharedBucket:
 
     def send_values(self, prefix: str, how: ReductionSettings) -> Operation:
         """Each rank sends its share of the values to all."""
-        name, target = f"{prefix}.{self.names[0]}.values", self.parameters[0].detach()
-        self._lands = self._fills_itself and target.is_contiguous()
+        name = f"{prefix}.{self.names[0]}.values"
+        with torch._C.DisableTorchFunction():  # whoever looks at the parameter otherwise waits for these values
+            target = self.parameters[0].detach()
+            self._lands = self._fills_itself and target.is_contiguous()
+            output = buffer_of(target) if self._lands else None
         self._gathering = how.session.context.submit(
-            "allgather", name, [buffer_of(self._values)], [buffer_of(target) if self._lands else None],
+            "allgather", name, [buffer_of(self._values)], [output],
             room=self._lands, process_set=how.session.process_set_id,
         )  # fmt: skip
         return self._gathering

@@ -63,7 +63,7 @@ def test_the_best_settings_are_found_and_remembered(tmp_path):
             for name in names:
                 rt.allreduce(np.ones(1000, np.float32), name)
             fast = rt.tuning().settings["fusion_threshold_bytes"] <= 1 << 24
-            time.sleep(0.005 if fast else 0.025)
+            time.sleep(0.015 if fast else 0.15)  # far more than a busy machine adds
         return rt.tuning()
 
     with World(2, **chosen) as world:
@@ -100,7 +100,7 @@ def test_files_that_cannot_be_written_stop_nobody(tmp_path, caplog):
     found = trained(2, None, 120, **chosen)[0][1]
     assert found.state == "tuned"
     for option in ("autotune_cache", "autotune_log"):
-        said = [record.message for record in caplog.records if record.message.startswith(option)]
+        said = [record.message for record in caplog.records if f" of {option} must be " in record.message]
         assert said and "Training goes on without it." in said[0]
 
 

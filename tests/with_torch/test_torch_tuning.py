@@ -41,13 +41,12 @@ def test_training_keeps_its_bits(size, layout, tmp_path):
         assert found.changes == changes
 
 
-@pytest.mark.parametrize(("burst_bytes", "times"), [(1, 8), (20_000, 4), (1 << 30, 0)])
+@pytest.mark.parametrize(("burst_bytes", "times"), [(1, 8), (1 << 30, 1)])
 def test_bursts_have_the_size_that_holds(burst_bytes, times, monkeypatch):
-    """Four layers of 16 KiB and a bias each: one by one, by layers, and all of them when the pass ends."""
+    """Of four weights and four biases each leaves at once, or all of them when the pass ends."""
     left = []
     leave = Bursts.leave
     monkeypatch.setattr(Bursts, "leave", lambda bursts: (left.append(len(bursts._gathered)), leave(bursts))[1])
-    with World(1, burst_bytes=burst_bytes) as world:
+    with World(2, burst_bytes=burst_bytes) as world:
         world.run(trained, 1)
-    of_hooks = [gathered for gathered in left if gathered > 0]
-    assert len(of_hooks) - (burst_bytes == 1 << 30) in (times, times + 1)
+    assert len([gathered for gathered in left if gathered > 0]) == 2 * times
