@@ -91,7 +91,7 @@ struct Frame {
   uint64_t count = 0;                                 // kPromise, kHalt, kHalted: batches
   int last = 0;                                       // kPromise: as of a ReadyShare
   Nanoseconds gap = 0;                                // kPromise
-  Settings settings{};                 // kTune
+  Settings settings{};                                // kTune
 
   std::string Encode() const;
   // False for bytes that are no frame.

@@ -11,7 +11,7 @@ from ringtrain import _build, _native
 
 PACKAGE = Path(__file__).parents[2] / "ringtrain"
 # Of the header's declarations, without comments and white space.
-DIGESTS = {10: "4b6c0de85aa8e972"}
+DIGESTS = {10: "6fa82b937ec3d592"}
 
 
 def declarations() -> str:
