@@ -108,13 +108,15 @@ def test_gradients_may_come_at_other_times_than_before(world, monkeypatch, used,
         for step in range(10):
             optimizer.zero_grad()
             gradients(model, rank, step)
-            optimizer.synchronize()
+            if passes == 2:  # else backward() returns with the gradients of all ranks
+                optimizer.synchronize()
             one.zero_grad()
             for other in range(world.size):
                 gradients(one, other, step)
             found, expected = ([p.grad for p in each.parameters()] for each in (model, one))
             assert [p is None for p in found] == [p is None for p in expected]
             assert_same_bits([p for p in found if p is not None], [p for p in expected if p is not None])
+            optimizer.synchronize()
             step_without_change(model, optimizer)
 
     world.run(on_rank)
