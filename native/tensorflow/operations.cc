@@ -375,7 +375,7 @@ void RegisterKernels(bool tensors_stay_on_gpus, std::index_sequence<kIndices...>
 #pragma GCC visibility push(default)
 // Once, after tf.load_op_library. Where tensors may not stay on GPUs, TensorFlow copies them to the host and back.
 extern "C" void rt_tensorflow_register_kernels(int32_t tensors_stay_on_gpus) {
-  using namespace ringtrain::tensorflow;
-  RegisterKernels(tensors_stay_on_gpus != 0, std::make_index_sequence<kOperationCount>());
+  ringtrain::tensorflow::RegisterKernels(tensors_stay_on_gpus != 0,
+                                         std::make_index_sequence<ringtrain::tensorflow::kOperationCount>());
 }
 #pragma GCC visibility pop

@@ -7,6 +7,7 @@
 // number for CUDA's is on the wrong one.
 #include <dlfcn.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -34,7 +35,9 @@ void Cuda(const char* name, Arguments... arguments) {
   void* function = nullptr;
   find(name, &function, 12000, 0, nullptr);
   const int result = reinterpret_cast<int (*)(Arguments...)>(function)(arguments...);
-  if (result != 0) LOG(FATAL) << name << " returned " << result;
+  if (result == 0) return;
+  std::fprintf(stderr, "%s returned %d\n", name, result);
+  std::abort();
 }
 
 // What a device of CUDA's is used through.
