@@ -74,9 +74,10 @@ def carried(tensor: torch.Tensor) -> torch.Tensor:
 
 def flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """The elements of several tensors of one dtype in one row of elements, for moving: their own memory, or a copy."""
-    if (whole := joined(tensors)) is not None:
+    given = [each for each in tensors if each.numel()] or tensors[:1]
+    if (whole := joined(given)) is not None:
         return whole
-    pieces = [carried(plain(each)).reshape(-1) for each in tensors]
+    pieces = [carried(plain(each)).reshape(-1) for each in given]
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
