@@ -15,7 +15,7 @@ class RandomFrame {
 
   Frame Make() {
     Frame frame;
-    frame.type = static_cast<FrameType>(Pick(10) == 0 ? 12 : 1 + Pick(9));
+    frame.type = Pick(10) == 0 ? FrameType::kTune : static_cast<FrameType>(1 + Pick(9));
     frame.epoch = static_cast<uint32_t>(random_());
     frame.process_set = static_cast<int>(Pick(5000));
     switch (frame.type) {
@@ -131,7 +131,7 @@ bool Same(const Verdict& a, const Verdict& b) {
 bool Same(const Frame& a, const Frame& b) {
   bool same = a.type == b.type && a.epoch == b.epoch && a.process_set == b.process_set && a.ids == b.ids &&
               a.requests == b.requests && a.resent == b.resent && a.refusals.size() == b.refusals.size() &&
-              a.verdicts.size() == b.verdicts.size() && a.text == b.text && a.flag == b.flag;
+              a.verdicts.size() == b.verdicts.size() && a.text == b.text && a.flag == b.flag && a.settings == b.settings;
   for (size_t index = 0; same && index < a.refusals.size(); ++index) same = Same(a.refusals[index], b.refusals[index]);
   for (size_t index = 0; same && index < a.verdicts.size(); ++index) same = Same(a.verdicts[index], b.verdicts[index]);
   return same;

@@ -14,8 +14,8 @@ from torch_models import assert_same_bits
 
 import ringtrain as rt
 import ringtrain.torch as hvd
-from ringtrain.context import current
-from ringtrain.torch import backward, bucketing, bursts, exchange
+from ringtrain.context import Context, current
+from ringtrain.torch import backward, bucketing, exchange
 from ringtrain.torch.accumulation import is_accumulating
 from ringtrain.torch.exchange import Exchange
 from ringtrain.torch.gradients import Group
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.timeout(180), pytest.mark.least_ranks(2)]
 @pytest.mark.parametrize("first_used", [True, False], ids=["all used", "one unused"])
 def test_small_gradients_leave_in_bursts(world, monkeypatch, first_used):
     """A gradient of 128 bytes takes along the two small ones before it; those after it leave with the last one."""
-    monkeypatch.setattr(bursts, "_BURST_BYTES", 100)
+    monkeypatch.setattr(Context, "burst_bytes", lambda context: 100)
     monkeypatch.setattr(exchange, "overlap_pays", lambda session, parameters: True)
     events = {}
     submit = Group.submit
@@ -92,7 +92,7 @@ USED = {
 @pytest.mark.parametrize("used", USED.values(), ids=USED)
 def test_gradients_may_come_at_other_times_than_before(world, monkeypatch, used, overlap, passes):
     """Where hooks wait for what left in the step before, sums are those of all that has come in this one."""
-    monkeypatch.setattr(bursts, "_BURST_BYTES", 100)
+    monkeypatch.setattr(Context, "burst_bytes", lambda context: 100)
     monkeypatch.setattr(bucketing, "GROUP_BYTES", 100)
     monkeypatch.setattr(exchange, "overlap_pays", lambda session, parameters: overlap)
 
@@ -133,7 +133,7 @@ def step_without_change(model, optimizer):
 @pytest.mark.parametrize("overlap, expected", [(True, [2] * 5), (False, [1] * 5)], ids=["overlap", "no overlap"])
 def test_hooks_look_when_something_leaves(world, monkeypatch, overlap, expected):
     """The first pass is looked at after each gradient; later ones when a burst leaves, or at their ends."""
-    monkeypatch.setattr(bursts, "_BURST_BYTES", 100)
+    monkeypatch.setattr(Context, "burst_bytes", lambda context: 100)
     monkeypatch.setattr(bucketing, "GROUP_BYTES", 100)
     monkeypatch.setattr(exchange, "overlap_pays", lambda session, parameters: overlap)
     looks = {}

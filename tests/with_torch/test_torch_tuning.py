@@ -1,5 +1,7 @@
 """Option autotune under DistributedOptimizer: training keeps its bits, and bursts of gradients have the size that holds."""
 
+import copy
+
 import pytest
 import torch
 from torch_models import assert_same_bits
@@ -12,10 +14,12 @@ from ringtrain.torch.bursts import Bursts
 pytestmark = pytest.mark.timeout(120)
 
 
+MODEL = torch.nn.Sequential(*(layer for _ in range(4) for layer in (torch.nn.Linear(64, 64), torch.nn.Tanh())))
+
+
 def trained(rank, steps):
     """Parameters after some steps, and what was tuned in them."""
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(*(layer for _ in range(4) for layer in (torch.nn.Linear(64, 64), torch.nn.Tanh())))
+    model = copy.deepcopy(MODEL)  # ranks are threads, and torch's random numbers are the process'
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model.named_parameters()
     )
@@ -46,7 +50,7 @@ def test_bursts_have_the_size_that_holds(burst_bytes, times, monkeypatch):
     """Of four weights and four biases each leaves at once, or all of them when the pass ends."""
     left = []
     leave = Bursts.leave
-    monkeypatch.setattr(Bursts, "leave", lambda bursts: (left.append(len(bursts._gathered)), leave(bursts))[1])
+    monkeypatch.setattr(Bursts, "leave", lambda bursts, **how: (left.append(len(bursts._gathered)), leave(bursts, **how))[1])
     with World(2, burst_bytes=burst_bytes) as world:
         world.run(trained, 1)
     assert len([gathered for gathered in left if gathered > 0]) == 2 * times
