@@ -131,7 +131,8 @@ bool Same(const Verdict& a, const Verdict& b) {
 bool Same(const Frame& a, const Frame& b) {
   bool same = a.type == b.type && a.epoch == b.epoch && a.process_set == b.process_set && a.ids == b.ids &&
               a.requests == b.requests && a.resent == b.resent && a.refusals.size() == b.refusals.size() &&
-              a.verdicts.size() == b.verdicts.size() && a.text == b.text && a.flag == b.flag && a.settings == b.settings;
+              a.verdicts.size() == b.verdicts.size() && a.text == b.text && a.flag == b.flag &&
+              a.settings == b.settings;
   for (size_t index = 0; same && index < a.refusals.size(); ++index) same = Same(a.refusals[index], b.refusals[index]);
   for (size_t index = 0; same && index < a.verdicts.size(); ++index) same = Same(a.verdicts[index], b.verdicts[index]);
   return same;
