@@ -27,6 +27,7 @@ from ringtrain.errors import (
 )
 from ringtrain.pending import Operation, Request
 
+_MOST_REPEATS = 4096  # names, some 2 KB each
 _DIMENSIONS = 8  # of one tensor in a pooled request; more get a request of their own
 _OPERATION_IDS = {row.name: row.id for row in tables.OPERATIONS.values()}
 _INVALID_ARGUMENT = tables.STATUS["invalid_argument"]
@@ -58,6 +59,7 @@ class Context:
 
     Attributes:
         native: the library's ``rt_context *``.
+        repeats: filled requests by name, of ``ringtrain.repeats``; none while operations wait to be released.
         usable: False once it was closed, and in the child of a fork.
         forked: True in the child of a fork, where the library's threads and locks did not come along.
         over_mpi: whether its world runs over MPI.
@@ -97,6 +99,8 @@ class Context:
         self._world = ffi.new("rt_world *")
         lib.rt_world_of(native, self._world)
         self._requests: list[Request] = []  # pool; append and pop are atomic
+        self.repeats: dict[str, Any] = {}
+        self._came: set[str] = set()  # names that may come again
         self._orphans: list[tuple] = []  # pending operations whose Python object is gone, with their tensors
         self._failure_was_raised = False  # that of the world
         self._names: dict[str, object] = {}  # names as C text
@@ -428,6 +432,16 @@ class Context:
     def adopt(self, handle: CData, tensors: tuple) -> None:
         """Takes over a pending operation whose Python object is gone; its tensors live until it is done."""
         self._orphans.append((handle, tensors))
+        self.repeats.clear()  # the general way looks after it
+
+    def comes_again(self, name: str) -> bool:
+        """Whether a filled request may be kept for this name, which has come before."""
+        if len(self._came) >= _MOST_REPEATS:
+            self._came.clear()
+            self.repeats.clear()
+        came = name in self._came
+        self._came.add(name)
+        return came and not self._orphans
 
     def _take_request(self, inputs: Sequence[Buffer]) -> Request:
         if len(inputs) <= 1:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ringtrain import arguments, buffers, tables
+from ringtrain import arguments, buffers, repeats, tables
 from ringtrain._native import lib
 from ringtrain.buffers import Buffer, InPlace
 from ringtrain.context import current
@@ -163,8 +163,7 @@ def allreduce(
         >>> rt.allreduce(np.array([1.0, 2.0]), name="loss", op=rt.Sum)
         array([1., 2.])
     """
-    factors = _factors(prescale_factor, postscale_factor, compression, weight)
-    return _reduce(tensor, name, op, process_set, factors, waits=True).wait()
+    return _reduce_now(tensor, name, (op, prescale_factor, postscale_factor, process_set, compression, weight))
 
 
 def allreduce_async(
@@ -193,8 +192,8 @@ def allreduce_(
     weight: int | None = None,
 ) -> Any:
     """``allreduce`` that puts the result into the tensor, and returns it."""
-    factors = _factors(prescale_factor, postscale_factor, compression, weight)
-    return _reduce(tensor, name, op, process_set, factors, in_place=True, waits=True).wait()
+    terms = (op, prescale_factor, postscale_factor, process_set, compression, weight)
+    return _reduce_now(tensor, name, terms, in_place=True)
 
 
 def allreduce_async_(
@@ -460,6 +459,19 @@ def _reduce(
         inputs, outputs, results = _same_shape(given, grouped, in_place)
         operation = submission.start(inputs, outputs, **arguments)
     return Handle(operation, results)
+
+
+def _reduce_now(tensor: Any, name: str | None, terms: tuple, in_place: bool = False) -> Any:
+    """An allreduce of one tensor that is waited for: the short way if it comes again, else the general one."""
+    result = repeats.again(tensor, name, terms, in_place)
+    if result is not None:
+        return result
+    op, prescale, postscale, process_set, compression, weight = terms
+    factors = _factors(prescale, postscale, compression, weight)
+    result = _reduce(tensor, name, op, process_set, factors, in_place=in_place, waits=True).wait()
+    if process_set is global_process_set and weight is None:  # others have an id, or a number, of their own each time
+        repeats.note(tensor, name, terms, tables.OPERATIONS["allreduce"].id, _reducing(op, factors))
+    return result
 
 
 def _broadcast(

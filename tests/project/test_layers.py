@@ -41,7 +41,7 @@ PYTHON_LAYERS = [
     ["pending"],
     ["context"],
     ["membership"],
-    ["submission", "start"],
+    ["submission", "start", "repeats"],
     [
         "process_sets",
         "numbering",
