@@ -14,7 +14,7 @@ int Streamed(StoreChoice* choice, double plain, double streaming) {
   for (int i = 0; i < StoreChoice::kPeriod; ++i) {
     const double interrupted = i % 3 == 0 ? 50.0 : 0.0;
     const size_t bytes = 64 << 10;
-    if (choice->trial())
+    if (choice->timed())
       choice->Took(bytes, static_cast<Nanoseconds>(((choice->streams() ? streaming : plain) + interrupted) * bytes));
     streamed += int{choice->streams()};
     choice->Next();
@@ -24,8 +24,8 @@ int Streamed(StoreChoice* choice, double plain, double streaming) {
 
 RT_TEST(the_first_copies_are_plain_and_no_trials) {
   StoreChoice choice;
-  for (int i = 0; i < StoreChoice::kFirst; ++i, choice.Next()) RT_CHECK(!choice.trial() && !choice.streams());
-  RT_CHECK(choice.trial());
+  for (int i = 0; i < StoreChoice::kFirst; ++i, choice.Next()) RT_CHECK(!choice.timed() && !choice.streams());
+  RT_CHECK(choice.timed());
 }
 
 RT_TEST(stores_stream_where_plain_ones_are_slow_and_only_there) {
@@ -36,6 +36,30 @@ RT_TEST(stores_stream_where_plain_ones_are_slow_and_only_there) {
   RT_CHECK(Streamed(&choice, 0.44, 0.035) == StoreChoice::kPeriod - trials);  // others
   RT_CHECK(Streamed(&choice, 0.64, 0.5) == trials);                           // the source is what is slow
   RT_CHECK(Streamed(&choice, 0.11, 0.035) == trials);                         // they have moved
+}
+
+// Of copies that take so long, how many are plain before they stream.
+int PlainBeforeStreaming(StoreChoice* choice, double plain) {
+  for (int i = 0;; ++i, choice->Next()) {
+    if (choice->streams() || i == StoreChoice::kPeriod) return i;
+    if (choice->timed()) choice->Took(1000, static_cast<Nanoseconds>(plain * 1000));
+  }
+}
+
+RT_TEST(plain_stores_that_become_slow_are_given_up_at_once) {
+  StoreChoice choice;
+  for (int i = 0; i < StoreChoice::kFirst; ++i) choice.Next();
+  Streamed(&choice, 0.03, 0.035);
+  for (int i = 0; i < 2 * StoreChoice::kTrials; ++i, choice.Next())
+    choice.Took(1000, static_cast<Nanoseconds>(choice.streams() ? 35 : 30));
+  const int most = 2 * StoreChoice::kTrials * StoreChoice::kWatched;
+  RT_CHECK(PlainBeforeStreaming(&choice, 0.4) <= most);  // they are far from each other now
+  RT_CHECK(PlainBeforeStreaming(&choice, 0.4) == 0);     // and stay so
+}
+
+RT_TEST(fresh_pages_are_not_taken_for_slow_stores) {
+  StoreChoice choice;
+  RT_CHECK(PlainBeforeStreaming(&choice, 0.5) == StoreChoice::kFirst + StoreChoice::kTrials);  // the first trial
 }
 
 RT_TEST(streaming_copies_every_byte_and_no_other) {
