@@ -1,5 +1,7 @@
 """``ringtrain bench allreduce``: one float32 tensor, summed in place; ours, the peers, and a memcpy of the same bytes.
 
+On one host also ``exchange``: the ranks hand each other the same bytes by plain copies, and do nothing else.
+
 ``adasum`` among the peers is ours with another reduction. ``operation`` names another collective (``collectives``).
 
 Up to 64 KB a repetition is a round of operations back to back, as both ranks then submit together without a barrier's
@@ -14,9 +16,11 @@ from typing import Any
 
 import numpy as np
 
+import ringtrain as rt
 from ringtrain.bench import machine, ranks, report
 from ringtrain.bench.collectives import COLLECTIVES, MemcpyMoves, RingtrainMoves
 from ringtrain.bench.collectives import PEERS as MOVING_PEERS
+from ringtrain.bench.exchange import Exchange
 from ringtrain.bench.sizes import bytes_text
 from ringtrain.bench.systems import PEERS, Memcpy, Ringtrain, System
 from ringtrain.bench.turns import Pause, time_in_turn, time_of
@@ -46,7 +50,7 @@ def run(
         ours = _ours(operation, algorithm)
         if operation == "allreduce":  # the others' results are tensors that they make
             memory[ours.name] = _memory_growth(ours, max(sizes))
-        systems = [ours, *_open_peers(operation, peers if index == 0 else ()), _floor(operation)]
+        systems = [ours, *_open_peers(operation, peers if index == 0 else ()), *_floors(operation)]
         for size_bytes in sizes:
             times = _repetitions_for(size_bytes) if turn is None else PAUSED_REPETITIONS
             measured = _measure(operation, systems, size_bytes, repetitions or times, turn or turn_for(size_bytes))
@@ -62,8 +66,10 @@ def _ours(operation: str, algorithm: str) -> System:
     return Ringtrain(algorithm) if operation == "allreduce" else RingtrainMoves(COLLECTIVES[operation], algorithm)
 
 
-def _floor(operation: str) -> System:
-    return Memcpy() if operation == "allreduce" else MemcpyMoves(COLLECTIVES[operation])
+def _floors(operation: str) -> list[System]:
+    if operation != "allreduce":
+        return [MemcpyMoves(COLLECTIVES[operation])]
+    return [Memcpy(), Exchange()] if rt.size() == rt.local_size() > 1 else [Memcpy()]
 
 
 def _open_peers(operation: str, names: Sequence[str]) -> list[System]:

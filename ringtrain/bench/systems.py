@@ -45,7 +45,7 @@ class System(Protocol):
         """Gives back what it holds."""
 
 
-class _Sum:
+class Sum:
     """A system whose operation is a sum, which float32 holds exactly."""
 
     shrinks = 1.0
@@ -64,7 +64,7 @@ class _Sum:
         return bool(np.abs(self.result() - expected).max() <= self.loss * np.abs(expected).max())
 
 
-class Ringtrain(_Sum):
+class Ringtrain(Sum):
     """Ours, through the public Python API, in the world that ``rt.init`` opened."""
 
     def __init__(self, algorithm: str):
@@ -85,7 +85,7 @@ class Ringtrain(_Sum):
         rt.shutdown()
 
 
-class Over(_Sum):
+class Over(Sum):
     """Ours, through the public Python API, in a world over one transport.
 
     Args:
@@ -114,7 +114,7 @@ class Over(_Sum):
         del self._work
 
 
-class Gloo(_Sum):
+class Gloo(Sum):
     """torch.distributed with its gloo backend, as DDP on CPUs uses it."""
 
     name = "gloo"
@@ -180,7 +180,7 @@ def _adasum_of(one: tuple[np.ndarray, int], other: tuple[np.ndarray, int]) -> tu
     return (1 - ranks_of_a * product / (a @ a or 1)) * a + (1 - ranks_of_b * product / (b @ b or 1)) * b, count
 
 
-class Mpi(_Sum):
+class Mpi(Sum):
     """MPI_Allreduce in place, of the MPI library that ringtrain runs over too."""
 
     name = "mpi"

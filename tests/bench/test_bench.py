@@ -42,7 +42,7 @@ def document(mpi: str, path, *arguments: str) -> dict:
 @environments.EACH_STARTER
 def test_allreduce(mpi, tmp_path):
     peers = {"openmpi": "gloo,mpi,adasum", "mpich": "mpi", "tcp": "gloo"}[mpi]
-    systems = {"ringtrain", "ringtrain-ring", "memcpy", *peers.split(",")}
+    systems = {"ringtrain", "ringtrain-ring", "memcpy", "exchange", *peers.split(",")}
     written = document(
         mpi, tmp_path / "out.json", "allreduce", "--sizes", "4,4KB,100KB", "--repetitions", "2", "--peers", peers,
         "--algorithm", "auto,ring",
