@@ -381,7 +381,10 @@ def _repetitions_option(parser: argparse.ArgumentParser) -> None:
 # A benchmark's name, which is that of its file; what it measures; its own options, which are the arguments of its
 # run().
 BENCHMARKS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
-    "allreduce": ("one tensor of several sizes, or another collective: ours, the peers, the floors", _allreduce_options),
+    "allreduce": (
+        "one tensor of several sizes, or another collective: ours, the peers, the floors",
+        _allreduce_options,
+    ),
     "step": ("all gradients of a model against one operation of as many bytes", _step_options),
     "idle": ("context switches of our threads while nothing is pending", _idle_options),
     "train": (
