@@ -482,6 +482,13 @@ int32_t rt_timeline_stop(rt_context* context, char** error) {
   return Report(Guard([&] { return context->context->StopTimeline(); }), error);
 }
 
+void rt_place(rt_tensor* tensors, int32_t count, const void* const* data, void* const* outputs) {
+  for (int32_t index = 0; index < count; ++index) {
+    tensors[index].data = data[index];
+    tensors[index].output = outputs[index];
+  }
+}
+
 int32_t rt_submit(rt_context* context, const rt_request* request, rt_handle** handle, char** error) {
   Status status = Guard([&]() -> Status {
     auto submission = std::make_shared<Submission>();

@@ -7,7 +7,8 @@ not contiguous is copied on the host and refused on a GPU, never misread.
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,8 @@ _READ_ONLY = "expected a tensor that may be written but found a read-only one. U
 _UINTPTR = ffi.typeof("uintptr_t")
 _VOID = ffi.typeof("void *")
 _BYTES = ffi.typeof("char[]")
+_POINTERS = ffi.typeof("void *[]")
+_shape_of, _dtype_of = attrgetter("shape"), attrgetter("dtype")
 
 
 class Buffer:
@@ -72,6 +75,31 @@ class Buffer:
         return math.prod(self.shape) * tables.DTYPE_BY_ID[self.dtype].bytes
 
 
+class HostBuffers(Sequence[Buffer]):
+    """Host memory of several tensors in columns: what a thousand small ones cost is a few lists, and no object for each.
+
+    Args:
+        column: a ``void *`` for each tensor, to its first byte.
+        dtypes: ids of rows of ``tables.DTYPES``.
+        shapes: of each.
+        owners: whatever keeps the memory alive.
+    """
+
+    __slots__ = ("column", "dtypes", "shapes", "_owners")
+
+    def __init__(self, column: CData, dtypes: list[int], shapes: list[tuple[int, ...]], owners: object):
+        self.column = column
+        self.dtypes = dtypes
+        self.shapes = shapes
+        self._owners = owners
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+    def __getitem__(self, index: Any) -> Any:
+        return Buffer(self.column[index], self.dtypes[index], self.shapes[index], owner=self._owners)
+
+
 class _Framework(NamedTuple):
     type: type
     as_buffer: Callable[[Any], Buffer]
@@ -79,6 +107,7 @@ class _Framework(NamedTuple):
     own_memory: Callable[[Any], Buffer | None]
     current_stream: Callable[[Any], int]
     empty_like: Callable[[Any], Any]
+    host_buffers: Callable[[Sequence[Any]], HostBuffers | None]
 
 
 _frameworks: list[_Framework] = []
@@ -91,6 +120,7 @@ def register_framework(
     own_memory: Callable[[Any], Buffer | None],
     current_stream: Callable[[Any], int],
     empty_like: Callable[[Any], Any],
+    host_buffers: Callable[[Sequence[Any]], HostBuffers | None] = lambda tensors: None,
 ) -> None:
     """Teaches this module a framework's tensors.
 
@@ -103,8 +133,12 @@ def register_framework(
             strides.
         current_stream: of a tensor on a GPU: handle of the stream on which the framework works there at the moment.
         empty_like: of a tensor on a GPU: a contiguous one with the same dtype and shape beside it.
+        host_buffers: the memory of several tensors of exactly this class for writing, where each is in host memory and
+            ``own_memory`` finds it; else None, and each is looked at by itself.
     """
-    _frameworks.append(_Framework(tensor_type, as_buffer, wrap_output, own_memory, current_stream, empty_like))
+    _frameworks.append(
+        _Framework(tensor_type, as_buffer, wrap_output, own_memory, current_stream, empty_like, host_buffers)
+    )
 
 
 def as_buffer(tensor: Any) -> Buffer:
@@ -126,6 +160,23 @@ def as_buffer(tensor: Any) -> Buffer:
         return _cuda_buffer(tensor)
     view, dtype = _view(tensor)
     return _buffer_of(np.ascontiguousarray(view, _CARRIERS[dtype]).reshape(view.shape), dtype)
+
+
+def own_buffer(array: Any, for_writing: bool) -> Buffer | None:
+    """The memory of a plain NumPy array, as most are; None for whatever ``as_buffer`` and ``InPlace`` must look at."""
+    return _own_memory(array, for_writing) if type(array) is np.ndarray else None
+
+
+def own_buffers(tensors: Sequence[Any], for_writing: bool) -> HostBuffers | None:
+    """The same of a group of plain arrays, or, for writing, of a framework's tensors."""
+    kinds = set(map(type, tensors))
+    if kinds == {np.ndarray}:
+        return _own_memories(tensors, for_writing)
+    if for_writing and len(kinds) == 1:
+        for framework in _frameworks:
+            if framework.type in kinds:
+                return framework.host_buffers(tensors)
+    return None
 
 
 class InPlace:
@@ -162,7 +213,7 @@ class InPlace:
             self._copy = np.ascontiguousarray(self._view, _CARRIERS[dtype]).reshape(self._view.shape)
             self.buffer = _buffer_of(self._copy, dtype)
 
-    def give_back(self) -> object:
+    def give_back(self, _operation: object = None) -> object:
         """The tensor that was given, with the result in it."""
         if self._copy is not None:
             self._view[...] = self._copy
@@ -174,6 +225,12 @@ def empty_like(buffer: Buffer) -> tuple[np.ndarray, Buffer]:
     """Fresh host memory for a result of the same type and shape, as an array to give to ``wrap`` and as a buffer."""
     array = np.empty(buffer.shape, _CARRIERS[buffer.dtype])
     return array, _buffer_of(array, buffer.dtype)
+
+
+def empty_likes(buffers: HostBuffers) -> tuple[list[np.ndarray], HostBuffers]:
+    """``empty_like`` of a group."""
+    arrays = [np.empty(shape, _CARRIERS[dtype]) for shape, dtype in zip(buffers.shapes, buffers.dtypes, strict=True)]
+    return arrays, _columns(list(map(_memory_of, arrays)), buffers.dtypes, buffers.shapes)
 
 
 def stream_of(tensor: Any) -> int:
@@ -252,6 +309,24 @@ def _own_memory(array: np.ndarray, for_writing: bool) -> Buffer | None:
     except (ValueError, BufferError, TypeError):
         return None
     return Buffer(memory, dtype, array.shape, -1, 0, memory)
+
+
+def _own_memories(arrays: Sequence[np.ndarray], for_writing: bool) -> HostBuffers | None:
+    """``_own_memory`` of each."""
+    try:
+        dtypes = list(map(_ID_OF_DTYPE.__getitem__, map(_dtype_of, arrays)))
+        memories = [ffi.from_buffer(_BYTES, array, for_writing) for array in arrays]
+    except (KeyError, ValueError, BufferError, TypeError):
+        return None
+    return _columns(memories, dtypes, list(map(_shape_of, arrays)))
+
+
+def _memory_of(array: np.ndarray) -> CData:
+    return ffi.from_buffer(_BYTES, array, True)
+
+
+def _columns(memories: list[CData], dtypes: list[int], shapes: list[tuple[int, ...]]) -> HostBuffers:
+    return HostBuffers(ffi.new(_POINTERS, memories), dtypes, shapes, memories)
 
 
 def _buffer_of(array: np.ndarray, dtype: int) -> Buffer:

@@ -28,7 +28,7 @@ typedef struct rt_membership rt_membership; /* a rank's side of that */
 
 /* Version of everything between the CFFI marks. Raised with each change to it: test_abi.py compares. Python
  * (ringtrain/_native.py) and the library for TensorFlow refuse a core of another version. */
-#define RT_ABI_VERSION 10
+#define RT_ABI_VERSION 11
 
 #define RT_MAX_DIMENSIONS 64            /* of a tensor */
 #define RT_SECRET_BYTES 32              /* of a job whose ranks are connected by TCP */
@@ -201,6 +201,9 @@ void rt_residual_load(rt_context* context, int32_t process_set, const char* name
                       const float* sent, const float* finished);
 
 /* ---- operations ---- */
+/* Puts addresses into the tensors of a request that is used again: of each, data and output. For groups of many tensors,
+ * of which a caller has the addresses in arrays. */
+void rt_place(rt_tensor* tensors, int32_t count, const void* const* data, void* const* outputs);
 /* On success *handle is set and the operation is pending. A refusal raises here and is announced to the peers. */
 int32_t rt_submit(rt_context* context, const rt_request* request, rt_handle** handle, char** error);
 /* Status of the operation; pending (1) if timeout_seconds passed first. With tensors on a GPU it is ok as soon as all
