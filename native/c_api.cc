@@ -206,6 +206,10 @@ Status MakeSubmission(const rt_request& from, Submission* submission) {
 #undef RT_ATTRIBUTE
   request.cacheable = from.cacheable != 0;
   request.splits.assign(from.splits, from.splits + from.split_count);
+  request.tensors.reserve(from.tensor_count);
+  submission->inputs.reserve(from.tensor_count);
+  submission->outputs.reserve(from.tensor_count);
+  submission->room.reserve(from.tensor_count);
   for (int32_t index = 0; index < from.tensor_count; ++index) {
     const rt_tensor& tensor = from.tensors[index];
     const auto dtype = static_cast<ringtrain::DType>(tensor.dtype);

@@ -314,11 +314,19 @@ def _own_memory(array: np.ndarray, for_writing: bool) -> Buffer | None:
 def _own_memories(arrays: Sequence[np.ndarray], for_writing: bool) -> HostBuffers | None:
     """``_own_memory`` of each."""
     try:
-        dtypes = list(map(_ID_OF_DTYPE.__getitem__, map(_dtype_of, arrays)))
+        dtypes = _ids_of(list(map(_dtype_of, arrays)))
         memories = [ffi.from_buffer(_BYTES, array, for_writing) for array in arrays]
     except (KeyError, ValueError, BufferError, TypeError):
         return None
     return _columns(memories, dtypes, list(map(_shape_of, arrays)))
+
+
+def _ids_of(dtypes: list[np.dtype]) -> list[int]:
+    """The ids of some dtypes, mostly of one and the same; raises KeyError for one without a row."""
+    first = dtypes[0]
+    if dtypes == [first] * len(dtypes):
+        return [_ID_OF_DTYPE[first]] * len(dtypes)
+    return [_ID_OF_DTYPE[dtype] for dtype in dtypes]
 
 
 def _memory_of(array: np.ndarray) -> CData:
