@@ -8,7 +8,6 @@ not contiguous is copied on the host and refused on a GPU, never misread.
 import math
 import sys
 from collections.abc import Callable, Sequence
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,8 +25,6 @@ _READ_ONLY = "expected a tensor that may be written but found a read-only one. U
 _UINTPTR = ffi.typeof("uintptr_t")
 _VOID = ffi.typeof("void *")
 _BYTES = ffi.typeof("char[]")
-_POINTERS = ffi.typeof("void *[]")
-_shape_of, _dtype_of = attrgetter("shape"), attrgetter("dtype")
 
 
 class Buffer:
@@ -167,12 +164,10 @@ def own_buffer(array: Any, for_writing: bool) -> Buffer | None:
     return _own_memory(array, for_writing) if type(array) is np.ndarray else None
 
 
-def own_buffers(tensors: Sequence[Any], for_writing: bool) -> HostBuffers | None:
-    """The same of a group of plain arrays, or, for writing, of a framework's tensors."""
+def host_buffers(tensors: Sequence[Any]) -> HostBuffers | None:
+    """The same of a group of a framework's tensors, for writing; None where each must be looked at by itself."""
     kinds = set(map(type, tensors))
-    if kinds == {np.ndarray}:
-        return _own_memories(tensors, for_writing)
-    if for_writing and len(kinds) == 1:
+    if len(kinds) == 1:
         for framework in _frameworks:
             if framework.type in kinds:
                 return framework.host_buffers(tensors)
@@ -225,12 +220,6 @@ def empty_like(buffer: Buffer) -> tuple[np.ndarray, Buffer]:
     """Fresh host memory for a result of the same type and shape, as an array to give to ``wrap`` and as a buffer."""
     array = np.empty(buffer.shape, _CARRIERS[buffer.dtype])
     return array, _buffer_of(array, buffer.dtype)
-
-
-def empty_likes(buffers: HostBuffers) -> tuple[list[np.ndarray], HostBuffers]:
-    """``empty_like`` of a group."""
-    arrays = [np.empty(shape, _CARRIERS[dtype]) for shape, dtype in zip(buffers.shapes, buffers.dtypes, strict=True)]
-    return arrays, _columns(list(map(_memory_of, arrays)), buffers.dtypes, buffers.shapes)
 
 
 def stream_of(tensor: Any) -> int:
@@ -309,32 +298,6 @@ def _own_memory(array: np.ndarray, for_writing: bool) -> Buffer | None:
     except (ValueError, BufferError, TypeError):
         return None
     return Buffer(memory, dtype, array.shape, -1, 0, memory)
-
-
-def _own_memories(arrays: Sequence[np.ndarray], for_writing: bool) -> HostBuffers | None:
-    """``_own_memory`` of each."""
-    try:
-        dtypes = _ids_of(list(map(_dtype_of, arrays)))
-        memories = [ffi.from_buffer(_BYTES, array, for_writing) for array in arrays]
-    except (KeyError, ValueError, BufferError, TypeError):
-        return None
-    return _columns(memories, dtypes, list(map(_shape_of, arrays)))
-
-
-def _ids_of(dtypes: list[np.dtype]) -> list[int]:
-    """The ids of some dtypes, mostly of one and the same; raises KeyError for one without a row."""
-    first = dtypes[0]
-    if dtypes == [first] * len(dtypes):
-        return [_ID_OF_DTYPE[first]] * len(dtypes)
-    return [_ID_OF_DTYPE[dtype] for dtype in dtypes]
-
-
-def _memory_of(array: np.ndarray) -> CData:
-    return ffi.from_buffer(_BYTES, array, True)
-
-
-def _columns(memories: list[CData], dtypes: list[int], shapes: list[tuple[int, ...]]) -> HostBuffers:
-    return HostBuffers(ffi.new(_POINTERS, memories), dtypes, shapes, memories)
 
 
 def _buffer_of(array: np.ndarray, dtype: int) -> Buffer:

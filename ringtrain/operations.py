@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ringtrain import arguments, buffers, tables
+from ringtrain import arguments, array_groups, buffers, tables
 from ringtrain._native import lib
 from ringtrain.buffers import Buffer, InPlace
 from ringtrain.context import current
@@ -531,12 +531,13 @@ def _same_shape(given: Any, in_place: bool) -> _SameShape:
 def _group_of_same_shape(given: Any, in_place: bool) -> _SameShape:
     """``_same_shape`` of a group: all at once where they are plain arrays, or tensors of which a framework says so."""
     tensors = list(given)
-    plain = buffers.own_buffers(tensors, in_place) if tensors else None
-    if plain is not None:
-        if in_place:
-            return plain, plain, tensors, None
-        arrays, outputs = buffers.empty_likes(plain)
-        return plain, outputs, arrays, None
+    if in_place:
+        together = array_groups.in_place(tensors) or buffers.host_buffers(tensors)
+        if together:
+            return together, together, tensors, None
+    elif found := array_groups.with_results(tensors):
+        group, arrays = found
+        return group, group, arrays, None
     members = [_same_shape(tensor, in_place) for tensor in tensors]
 
     def results(operation: Operation) -> list[Any]:

@@ -10,6 +10,7 @@ from typing import Any, NoReturn, Protocol
 
 from ringtrain import buffers, log, ranges, tables
 from ringtrain._native import OK, PENDING, CData, check, ffi, lib, take_text
+from ringtrain.array_groups import ArrayGroup
 from ringtrain.buffers import Buffer, HostBuffers
 from ringtrain.cuda_arrays import CudaArray
 from ringtrain.errors import TimeoutError
@@ -72,7 +73,6 @@ class Request:
     def _make_tensors(self, count: int) -> None:
         self._tensors = ffi.new("rt_tensor[]", count)
         self._first = self._tensors[0]  # a reference to a struct
-        self.request.tensors = self._tensors
 
     def name(self, text: CData) -> None:
         """Names the operation."""
@@ -107,6 +107,8 @@ class Request:
 
     def describe(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer | None]) -> None:
         """Fills the tensors of the request."""
+        if type(inputs) is ArrayGroup:
+            return self._take(inputs)
         if type(inputs) is HostBuffers and type(outputs) is HostBuffers:
             return self._describe_columns(inputs, outputs)
         if len(inputs) != 1:
@@ -117,6 +119,10 @@ class Request:
         first = self._first  # from here on the same as in the last submission
         first.data = buffer.pointer
         first.output = _NULL if output is None else output.pointer
+
+    def _take(self, group: ArrayGroup) -> None:
+        self._shapes = self._dtypes = None
+        self.request.tensors, self.request.tensor_count = group.tensors, len(group)
 
     def _describe_columns(self, inputs: HostBuffers, outputs: HostBuffers) -> None:
         if inputs.shapes != self._shapes or inputs.dtypes != self._dtypes:
@@ -143,7 +149,7 @@ class Request:
             tensor.shape = place
             place += tensor.ndim
             on_host = on_host and buffer.device < 0
-        self.request.tensor_count = len(inputs)
+        self.request.tensors, self.request.tensor_count = self._tensors, len(inputs)
         if on_host and inputs:
             self._shapes, self._dtypes = (shapes[0], dtypes[0]) if len(inputs) == 1 else (shapes, dtypes)
 
