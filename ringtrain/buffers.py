@@ -25,6 +25,7 @@ _READ_ONLY = "expected a tensor that may be written but found a read-only one. U
 _UINTPTR = ffi.typeof("uintptr_t")
 _VOID = ffi.typeof("void *")
 _BYTES = ffi.typeof("char[]")
+_ADDRESSES, _POINTERS = ffi.typeof("uintptr_t[]"), ffi.typeof("void **")
 
 
 class Buffer:
@@ -73,10 +74,12 @@ class Buffer:
 
 
 class HostBuffers(Sequence[Buffer]):
-    """Host memory of several tensors in columns: what a thousand small ones cost is a few lists, and no object for each.
+    """Host memory of several tensors in columns: a thousand small ones cost a few lists, and no object for each.
+
+    An adapter that has looked at a group gives it to an operation in the tensors' place.
 
     Args:
-        column: a ``void *`` for each tensor, to its first byte.
+        addresses: of the first bytes.
         dtypes: ids of rows of ``tables.DTYPES``.
         shapes: of each.
         owners: whatever keeps the memory alive.
@@ -84,11 +87,12 @@ class HostBuffers(Sequence[Buffer]):
 
     __slots__ = ("column", "dtypes", "shapes", "_owners")
 
-    def __init__(self, column: CData, dtypes: list[int], shapes: list[tuple[int, ...]], owners: object):
-        self.column = column
+    def __init__(self, addresses: list[int], dtypes: list[int], shapes: list[tuple[int, ...]], owners: object):
+        column = ffi.new(_ADDRESSES, addresses)
+        self.column = ffi.cast(_POINTERS, column)
         self.dtypes = dtypes
         self.shapes = shapes
-        self._owners = owners
+        self._owners = owners, column
 
     def __len__(self) -> int:
         return len(self.shapes)
@@ -104,7 +108,6 @@ class _Framework(NamedTuple):
     own_memory: Callable[[Any], Buffer | None]
     current_stream: Callable[[Any], int]
     empty_like: Callable[[Any], Any]
-    host_buffers: Callable[[Sequence[Any]], HostBuffers | None]
 
 
 _frameworks: list[_Framework] = []
@@ -117,7 +120,6 @@ def register_framework(
     own_memory: Callable[[Any], Buffer | None],
     current_stream: Callable[[Any], int],
     empty_like: Callable[[Any], Any],
-    host_buffers: Callable[[Sequence[Any]], HostBuffers | None] = lambda tensors: None,
 ) -> None:
     """Teaches this module a framework's tensors.
 
@@ -130,12 +132,8 @@ def register_framework(
             strides.
         current_stream: of a tensor on a GPU: handle of the stream on which the framework works there at the moment.
         empty_like: of a tensor on a GPU: a contiguous one with the same dtype and shape beside it.
-        host_buffers: the memory of several tensors of exactly this class for writing, where each is in host memory and
-            ``own_memory`` finds it; else None, and each is looked at by itself.
     """
-    _frameworks.append(
-        _Framework(tensor_type, as_buffer, wrap_output, own_memory, current_stream, empty_like, host_buffers)
-    )
+    _frameworks.append(_Framework(tensor_type, as_buffer, wrap_output, own_memory, current_stream, empty_like))
 
 
 def as_buffer(tensor: Any) -> Buffer:
@@ -162,16 +160,6 @@ def as_buffer(tensor: Any) -> Buffer:
 def own_buffer(array: Any, for_writing: bool) -> Buffer | None:
     """The memory of a plain NumPy array, as most are; None for whatever ``as_buffer`` and ``InPlace`` must look at."""
     return _own_memory(array, for_writing) if type(array) is np.ndarray else None
-
-
-def host_buffers(tensors: Sequence[Any]) -> HostBuffers | None:
-    """The same of a group of a framework's tensors, for writing; None where each must be looked at by itself."""
-    kinds = set(map(type, tensors))
-    if len(kinds) == 1:
-        for framework in _frameworks:
-            if framework.type in kinds:
-                return framework.host_buffers(tensors)
-    return None
 
 
 class InPlace:

@@ -19,7 +19,7 @@ import numpy as np
 
 from ringtrain import arguments, array_groups, buffers, tables
 from ringtrain._native import lib
-from ringtrain.buffers import Buffer, InPlace
+from ringtrain.buffers import Buffer, HostBuffers, InPlace
 from ringtrain.context import current
 from ringtrain.cuda_arrays import CudaArray
 from ringtrain.errors import InvalidArgumentError
@@ -529,12 +529,13 @@ def _same_shape(given: Any, in_place: bool) -> _SameShape:
 
 
 def _group_of_same_shape(given: Any, in_place: bool) -> _SameShape:
-    """``_same_shape`` of a group: all at once where they are plain arrays, or tensors of which a framework says so."""
+    """``_same_shape`` of a group: all at once where they are plain arrays, or an adapter has found where they are."""
+    if type(given) is HostBuffers:
+        return given, given, None, None
     tensors = list(given)
     if in_place:
-        together = array_groups.in_place(tensors) or buffers.host_buffers(tensors)
-        if together:
-            return together, together, tensors, None
+        if group := array_groups.in_place(tensors):
+            return group, group, tensors, None
     elif found := array_groups.with_results(tensors):
         group, arrays = found
         return group, group, arrays, None

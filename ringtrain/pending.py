@@ -19,6 +19,7 @@ _DIMENSIONS = 8  # of the tensors of a new request; more get room when they come
 _SLICE_SECONDS = 0.1  # how long a wait may keep Ctrl-C and the library's log lines waiting
 _GPU_PAUSE_SECONDS = 20e-6  # from one look at a GPU's work to the next
 _VOID = ffi.typeof("void *")
+_POINTERS = ffi.typeof("void *[]")
 _HANDLE_OUT = ffi.typeof("rt_handle **")
 _ERROR_OUT = ffi.typeof("char **")
 _TABLE_OF_KIND = {"kReduction": tables.REDUCTIONS, "kCompression": tables.COMPRESSIONS}
@@ -109,10 +110,8 @@ class Request:
         """Fills the tensors of the request."""
         if type(inputs) is ArrayGroup:
             return self._take(inputs)
-        if type(inputs) is HostBuffers and type(outputs) is HostBuffers:
-            return self._describe_columns(inputs, outputs)
         if len(inputs) != 1:
-            return self._describe_all(inputs, outputs)
+            return self._describe_group(inputs, outputs)
         buffer, output = inputs[0], outputs[0]
         if buffer.shape != self._shapes or buffer.dtype != self._dtypes or buffer.device >= 0:
             return self._describe_all(inputs, outputs)
@@ -124,10 +123,14 @@ class Request:
         self._shapes = self._dtypes = None
         self.request.tensors, self.request.tensor_count = group.tensors, len(group)
 
-    def _describe_columns(self, inputs: HostBuffers, outputs: HostBuffers) -> None:
-        if inputs.shapes != self._shapes or inputs.dtypes != self._dtypes:
-            self._describe_all(inputs, outputs)
-        lib.rt_place(self._tensors, len(inputs), inputs.column, outputs.column)
+    def _describe_group(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer | None]) -> None:
+        read, shapes, dtypes = _columns(inputs)
+        if read is None or shapes != self._shapes or dtypes != self._dtypes:
+            return self._describe_all(inputs, outputs)
+        written = read if outputs is inputs else _columns(outputs)[0]
+        if written is None:
+            return self._describe_all(inputs, outputs)
+        lib.rt_place(self._tensors, len(inputs), read, written)
 
     def _describe_all(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer | None]) -> None:
         self._shapes = self._dtypes = None  # until all is written
@@ -158,6 +161,17 @@ class Request:
         for tensor, output in zip(self._tensors, outputs, strict=False):
             if output is not None:
                 tensor.output_bytes = output.size_bytes
+
+
+def _columns(buffers: Sequence[Buffer | None]) -> tuple[CData | None, Sequence[tuple[int, ...]], Sequence[int]]:
+    """Where tensors in host memory are, their shapes and dtypes; None where one is elsewhere, or has no place yet."""
+    if type(buffers) is HostBuffers:
+        return buffers.column, buffers.shapes, buffers.dtypes
+    present = [buffer for buffer in buffers if buffer is not None and buffer.device < 0]
+    if len(present) < len(buffers):
+        return None, (), ()
+    pointers = ffi.new(_POINTERS, [buffer.pointer for buffer in present])
+    return pointers, [buffer.shape for buffer in present], [buffer.dtype for buffer in present]
 
 
 class Submitter(Protocol):

@@ -22,7 +22,7 @@ from ringtrain.torch.compilation import eager
 from ringtrain.torch.compression import Compression, Compressor, compressed
 from ringtrain.torch.handles import InPlaceHandle
 from ringtrain.torch.sparse import SparseAllreduce
-from ringtrain.torch.tensors import check_tensors, listed, writable
+from ringtrain.torch.tensors import check_tensors, listed, writable, writable_group
 
 __all__ = [
     "allreduce",
@@ -202,7 +202,7 @@ def grouped_allreduce_(
     """``grouped_allreduce`` that puts the results into the tensors, and returns them."""
     with preparing("allreduce", name, process_set):
         tensors, op = listed(tensors), chosen_op(average, op)
-        views = [writable(tensor) for tensor in tensors]
+        views = writable_group(tensors)
     scales = prescale_factor, postscale_factor
     arrays.grouped_allreduce_(views, name, op, *scales, process_set, weight=weight)
     return tensors
@@ -222,7 +222,7 @@ def grouped_allreduce_async_(
     """``grouped_allreduce_`` that returns one handle at once."""
     with preparing("allreduce", name, process_set):
         tensors, op = listed(tensors), chosen_op(average, op)
-        views = [writable(tensor) for tensor in tensors]
+        views = writable_group(tensors)
     scales = prescale_factor, postscale_factor
     handle = arrays.grouped_allreduce_async_(views, name, op, *scales, process_set, weight=weight)
     return InPlaceHandle(handle, tensors)

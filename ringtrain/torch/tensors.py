@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from ringtrain import tables
-from ringtrain.buffers import Buffer, register_framework
+from ringtrain.buffers import Buffer, HostBuffers, register_framework
 from ringtrain.cuda_arrays import CudaArray
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.pending import Operation
@@ -167,6 +167,24 @@ def writable(tensor: torch.Tensor) -> torch.Tensor:
         _memory(detached)
     pinned_storage(detached)
     return detached
+
+
+def writable_group(tensors: Sequence[torch.Tensor]) -> HostBuffers | list[torch.Tensor]:
+    """``writable`` of each; where all are plain tensors on the host, as gradients are, their memory: a fifth of the time."""
+    plain = [
+        type(tensor) in _PLAIN and tensor.is_cpu and tensor.layout is torch.strided and tensor.dtype in DTYPE_IDS
+        and tensor.is_contiguous() and not tensor.is_neg()
+        for tensor in tensors
+    ]  # fmt: skip
+    if not (plain and all(plain)):
+        return [writable(tensor) for tensor in tensors]
+    found = [_memory(tensor) for tensor in tensors]
+    owners = [_pinned(storage, tensor) for (_, storage), tensor in zip(found, tensors, strict=True)]
+    dtypes = [DTYPE_IDS[tensor.dtype] for tensor in tensors]
+    return HostBuffers([address for address, _ in found], dtypes, [tensor.shape for tensor in tensors], owners)
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def wrap_memory(like: torch.Tensor, memory: object, dtype: int, shape: tuple[int, ...]) -> torch.Tensor:
