@@ -195,19 +195,23 @@ def test_a_name_comes_again_with_whatever_else():
     turns = [
         [integers(0, 1, (4,))], [integers(0, 2, (4,))], [integers(0, 3, (2, 2))], [integers(0, 4, (2, 2), "int32")],
         [integers(0, index, (3,)) for index in range(5)], [integers(0, index, (3, 1)) for index in range(2)],
-        [strided(integers(0, index, (3, 1))) for index in range(2)], [strided(integers(0, index, (2, 3))) for index in range(4)],
+        [strided(integers(0, index, (3, 1))) for index in range(2)], [strided(integers(0, index, (7,))) for index in range(2)],
+        [strided(integers(0, index, (7,), "int64")) for index in range(2)], [strided(integers(0, index, (2, 3))) for index in range(4)],
         [integers(0, 7, (1,) * 12)], [integers(0, 8, (4,))], [integers(0, 9, ())],
     ]  # fmt: skip
 
     def on_rank(rank):
         for _ in range(2):
             for turn, given in enumerate(turns):
-                mine = [array + np.array(rank, array.dtype) for array in given]
+                mine = [array.copy() if array.flags.c_contiguous else strided(array) for array in given]
+                for array in mine:
+                    array += np.array(rank, array.dtype)
                 for factor in (1.0, 3.0, 1.0):
                     alone = rt.allreduce(mine[0], name="again", op=rt.Sum, prescale_factor=factor)
                     assert np.array_equal(alone, (2 * given[0] + 1) * factor), (turn, factor)
-                together = rt.grouped_allreduce(mine, name="again", op=rt.Max)
-                assert all(np.array_equal(one, each + 1) for one, each in zip(together, given, strict=True)), turn
+                for name in ("again", "again together"):  # after one tensor, and after another group
+                    together = rt.grouped_allreduce(mine, name=name, op=rt.Max)
+                    assert all(np.array_equal(one, each + 1) for one, each in zip(together, given, strict=True)), turn
                 if given[0].ndim:
                     gathered = rt.allgather(mine[0], name="again")
                     assert np.array_equal(gathered, np.concatenate([given[0], given[0] + 1])), turn
