@@ -26,7 +26,7 @@ GROUPS = {
     "of another dtype": lambda tensor: tensor.to(torch.bfloat16),
     "strided": lambda tensor: torch.stack([tensor, tensor], -1)[..., 0],
     "views": lambda tensor: torch.cat([tensor.flatten(), torch.zeros(5)])[: tensor.numel()].view(tensor.shape),
-    "negated when read": lambda tensor: torch.complex(torch.zeros(tensor.shape), -tensor).conj().imag,
+    "negated when read": lambda tensor: torch.complex(0 * tensor.flatten()[:1], 1 + tensor.flatten()[:1]).conj().imag,
     "of NumPy": lambda tensor: torch.from_numpy(tensor.numpy().copy()),
 }
 
