@@ -108,6 +108,7 @@ class _Framework(NamedTuple):
     own_memory: Callable[[Any], Buffer | None]
     current_stream: Callable[[Any], int]
     empty_like: Callable[[Any], Any]
+    is_negated: Callable[[Any], bool]
 
 
 _frameworks: list[_Framework] = []
@@ -120,6 +121,7 @@ def register_framework(
     own_memory: Callable[[Any], Buffer | None],
     current_stream: Callable[[Any], int],
     empty_like: Callable[[Any], Any],
+    is_negated: Callable[[Any], bool],
 ) -> None:
     """Teaches this module a framework's tensors.
 
@@ -132,8 +134,11 @@ def register_framework(
             strides.
         current_stream: of a tensor on a GPU: handle of the stream on which the framework works there at the moment.
         empty_like: of a tensor on a GPU: a contiguous one with the same dtype and shape beside it.
+        is_negated: whether a tensor on the host, seen through DLPack, has the other sign.
     """
-    _frameworks.append(_Framework(tensor_type, as_buffer, wrap_output, own_memory, current_stream, empty_like))
+    _frameworks.append(
+        _Framework(tensor_type, as_buffer, wrap_output, own_memory, current_stream, empty_like, is_negated)
+    )
 
 
 def as_buffer(tensor: Any) -> Buffer:
@@ -165,7 +170,7 @@ def own_buffer(array: Any, for_writing: bool) -> Buffer | None:
 class InPlace:
     """The memory of a tensor for reading and writing. ``give_back`` copies the result home where a copy was needed."""
 
-    __slots__ = ("buffer", "_tensor", "_view", "_copy")
+    __slots__ = ("buffer", "_tensor", "_view", "_copy", "_negated")
 
     def __init__(self, tensor: Any):
         """Raises what ``as_buffer`` does, and InvalidArgumentError for memory that must not be written."""
@@ -190,16 +195,18 @@ class InPlace:
             )
         if not self._view.flags.writeable:
             raise InvalidArgumentError(_READ_ONLY)
-        if self._view.flags.c_contiguous and self._view.dtype.isnative:
+        self._negated = framework is not None and framework.is_negated(tensor)
+        if self._view.flags.c_contiguous and self._view.dtype.isnative and not self._negated:
             self.buffer = _buffer_of(self._view, dtype)
         else:
-            self._copy = np.ascontiguousarray(self._view, _CARRIERS[dtype]).reshape(self._view.shape)
+            values = -self._view if self._negated else self._view
+            self._copy = np.ascontiguousarray(values, _CARRIERS[dtype]).reshape(self._view.shape)
             self.buffer = _buffer_of(self._copy, dtype)
 
     def give_back(self, _operation: object = None) -> object:
         """The tensor that was given, with the result in it."""
         if self._copy is not None:
-            self._view[...] = self._copy
+            self._view[...] = -self._copy if self._negated else self._copy
             self._copy = None
         return self._tensor
 

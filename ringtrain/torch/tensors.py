@@ -200,4 +200,6 @@ def _empty_on_device(like: torch.Tensor) -> torch.Tensor:
     return torch.empty(like.shape, dtype=like.dtype, device=like.device)
 
 
-register_framework(torch.Tensor, readable, wrap_memory, own_memory, current_stream, _empty_on_device)
+register_framework(
+    torch.Tensor, readable, wrap_memory, own_memory, current_stream, _empty_on_device, torch.Tensor.is_neg
+)
