@@ -92,7 +92,9 @@ def _find_layout(needs: int) -> CData | None:
         np.empty((0, 6), np.uint8),
     ]
     probes[0].flags.writeable = False
-    return layout if layout.flags + 4 <= np.ndarray.__basicsize__ and all(_fits(layout, one) for one in probes) else None
+    return (
+        layout if layout.flags + 4 <= np.ndarray.__basicsize__ and all(_fits(layout, one) for one in probes) else None
+    )
 
 
 def _fits(layout: CData, array: np.ndarray) -> bool:

@@ -603,9 +603,7 @@ _MOST_TERMS = 1024
 _known_terms: dict[tuple, dict[str, Any]] = {}
 
 
-def _checked(
-    op: int | None, prescale: float, postscale: float, compression: str, weight: int | None
-) -> dict[str, Any]:
+def _checked(op: int | None, prescale: float, postscale: float, compression: str, weight: int | None) -> dict[str, Any]:
     if not isinstance(compression, str) or compression not in tables.COMPRESSIONS:
         known = ", ".join(tables.COMPRESSIONS)
         raise InvalidArgumentError(f"compression must be one of {known}, but is {compression!r}.")

@@ -173,8 +173,7 @@ void Partition::FillInParts(int chunk, Chunk* filled) const {
       const Block& block = blocks_[b];
       const size_t begin = std::max(from, start), stop = std::min(to, start + block.count);
       const size_t offset = (block.begin + begin - start) * element_bytes_;
-      if (stop > begin)
-        filled->segments.push_back({block.tensor, -1, offset, offset, (stop - begin) * element_bytes_});
+      if (stop > begin) filled->segments.push_back({block.tensor, -1, offset, offset, (stop - begin) * element_bytes_});
       if (start + block.count > to) break;  // the rest is the next cell's
       start += block.count;
       ++b;

@@ -213,8 +213,8 @@ typedef struct {
  * objects, which nobody changes until the tensors were submitted. */
 int32_t rt_describe(const rt_layout* layout, const uintptr_t* inputs, const uintptr_t* outputs, int32_t count,
                     rt_tensor* tensors);
-/* Puts addresses into the tensors of a request that is used again: of each, data and output. For groups of many tensors,
- * of which a caller has the addresses in arrays. */
+/* Puts addresses into the tensors of a request that is used again: of each, data and output. For groups of many
+ * tensors, of which a caller has the addresses in arrays. */
 void rt_place(rt_tensor* tensors, int32_t count, const void* const* data, void* const* outputs);
 /* On success *handle is set and the operation is pending. A refusal raises here and is announced to the peers. */
 int32_t rt_submit(rt_context* context, const rt_request* request, rt_handle** handle, char** error);

@@ -18,7 +18,15 @@ from ringtrain.context import current
 from ringtrain.errors import InvalidArgumentError, MismatchError
 
 DTYPES = [name for name in tables.DTYPES if name not in ("bool", "bfloat16")]
-SHAPES = [(), (0,), (1,), (7, 3), (2, 1, 3, 2), (1, 2, 1, 2, 1, 2), (1,) * 9 + (5,)]  # the core holds four extents in place
+SHAPES = [
+    (),
+    (0,),
+    (1,),
+    (7, 3),
+    (2, 1, 3, 2),
+    (1, 2, 1, 2, 1, 2),
+    (1,) * 9 + (5,),
+]  # the core holds four extents in place
 
 
 def integers(rank, index, shape, dtype="float32"):

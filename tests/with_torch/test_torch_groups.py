@@ -40,9 +40,7 @@ def test_a_group_in_place_of_whatever_kind(kind):
             given = make(rank)
             if turn == 2:
                 given = given[1:]
-            before, others = (
-                [tensor.detach().clone() for tensor in make(each)[-len(given) :]] for each in range(2)
-            )
+            before, others = ([tensor.detach().clone() for tensor in make(each)[-len(given) :]] for each in range(2))
             assert hvd.grouped_allreduce_(given, name="group", op=hvd.Max) is given
             for found, one, other in zip(given, before, others, strict=True):
                 assert torch.equal(found.detach(), torch.maximum(one, other)), kind
