@@ -1,9 +1,9 @@
 """``ringtrain bench step``: the gradients of a model, submitted as backward passes make them, against one operation.
 
-All parameter-shaped tensors are submitted asynchronously in reverse order and then waited for, one by one and as one
-group; the floor is one allreduce of as many bytes. All lie on pages of one size: NumPy asks for huge ones where an array has 4 MB or more, by
-which a sum of one array of 100 MB is a fifth faster than that of the tensors of a model, whatever adds them up. Each
-fusion threshold gets a world of its own.
+All parameter-shaped tensors are submitted asynchronously in reverse order and then waited for; and they are sent as one
+group. The floor is one allreduce of as many bytes. All lie on pages of one size: NumPy asks for huge ones where an array
+has 4 MB or more, by which a sum of one array of 100 MB is a fifth faster than that of the tensors of a model, whatever
+adds them up. Each fusion threshold gets a world of its own.
 """
 
 import mmap
