@@ -196,10 +196,6 @@ Error* Execution::NewError() const {
   return api_.error_create(&create);
 }
 
-}  // namespace ringtrain::jax
-
-using namespace ringtrain::jax;
-
 #pragma GCC visibility push(default)
 extern "C" {
 
@@ -217,3 +213,5 @@ Error* rt_jax_collective(CallFrame* frame) {
 
 }  // extern "C"
 #pragma GCC visibility pop
+
+}  // namespace ringtrain::jax

@@ -144,7 +144,7 @@ def test_jax(tmp_path):
 @pytest.mark.openmpi
 def test_accumulation(tmp_path):
     """Between hosts where they can be made, so that tensors and negotiation take a wire."""
-    apart = [] if hosts.missing() else ["--rate", "1gbit"]
+    apart = [] if hosts.missing() else ["--rate", "1gbit", "--ranks-per-host", "1"]
     written = document(
         "openmpi", tmp_path / "out.json", "accumulation", "--network", "transformer", "--passes", "1,3",
         "--repetitions", "1", *apart,
