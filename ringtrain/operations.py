@@ -512,6 +512,8 @@ def _alltoall(given: Any, splits: Any, name: str | None, process_set: ProcessSet
 
 def _same_shape(given: Any, in_place: bool) -> _SameShape:
     """An operation whose result looks like its input."""
+    if type(given) is Buffer:  # an adapter has found where it is
+        return (given,), (given,), None, None
     plain = buffers.own_buffer(given, in_place)
     if plain is not None:
         if in_place:

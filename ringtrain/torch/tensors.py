@@ -5,6 +5,7 @@ this teaches ``ringtrain.buffers`` the same, so that the operations for arrays t
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 
@@ -169,19 +170,33 @@ def writable(tensor: torch.Tensor) -> torch.Tensor:
     return detached
 
 
-def writable_group(tensors: Sequence[torch.Tensor]) -> HostBuffers | list[torch.Tensor]:
-    """``writable`` of each; where all are plain tensors on the host, as gradients are, their memory: a fifth of the time."""
-    plain = [
-        type(tensor) in _PLAIN and tensor.is_cpu and tensor.layout is torch.strided and tensor.dtype in DTYPE_IDS
-        and tensor.is_contiguous() and not tensor.is_neg()
-        for tensor in tensors
-    ]  # fmt: skip
-    if not (plain and all(plain)):
+def writable_memory(tensor: torch.Tensor) -> Buffer | torch.Tensor:
+    """``writable``; of a plain tensor on the host, as most are, its memory, which an operation takes as well."""
+    if not _is_plain(tensor):
+        return writable(tensor)
+    address, storage = _memory(tensor)
+    return Buffer(address, DTYPE_IDS[tensor.dtype], tensor.shape, owner=_pinned(storage, tensor))
+
+
+def writable_memories(tensors: Sequence[torch.Tensor]) -> HostBuffers | list[torch.Tensor]:
+    """The same of a group, where all are plain."""
+    if not (tensors and all(map(_is_plain, tensors))):
         return [writable(tensor) for tensor in tensors]
     found = [_memory(tensor) for tensor in tensors]
     owners = [_pinned(storage, tensor) for (_, storage), tensor in zip(found, tensors, strict=True)]
     dtypes = [DTYPE_IDS[tensor.dtype] for tensor in tensors]
     return HostBuffers([address for address, _ in found], dtypes, [tensor.shape for tensor in tensors], owners)
+
+
+def _is_plain(tensor: Any) -> bool:
+    return (
+        type(tensor) in _PLAIN
+        and tensor.is_cpu
+        and tensor.layout is torch.strided
+        and tensor.dtype in DTYPE_IDS
+        and tensor.is_contiguous()
+        and not tensor.is_neg()
+    )
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
