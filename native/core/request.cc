@@ -325,7 +325,7 @@ Request DecodeRequest(Decoder* decoder) {
   request.tensors.resize(decoder->Count());
   for (TensorSpec& tensor : request.tensors) {
     tensor.dtype = static_cast<DType>(decoder->Byte());
-    tensor.shape = decoder->SignedList();
+    tensor.shape = Shape(decoder->SignedList());
     if (Find(tensor.dtype) == nullptr || tensor.shape.size() > RT_MAX_DIMENSIONS) decoder->Refuse();
   }
   request.splits = decoder->SignedList();

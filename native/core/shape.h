@@ -15,6 +15,7 @@ class Shape {
  public:
   Shape() = default;
   Shape(std::initializer_list<int64_t> extents) : Shape(extents.begin(), extents.end()) {}
+  // NOLINTNEXTLINE(google-explicit-constructor): a list of extents is a shape.
   Shape(const std::vector<int64_t>& extents) : Shape(extents.begin(), extents.end()) {}
   template <typename Iterator>
   Shape(Iterator begin, Iterator end) : size_(static_cast<size_t>(end - begin)) {

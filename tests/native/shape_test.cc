@@ -37,7 +37,7 @@ RT_TEST(copies_are_apart_and_differ_where_an_extent_does) {
       other[dimension] += 1;
       RT_CHECK(!(other == shape));
       RT_CHECK_EQ(shape[dimension], Extents(count)[dimension]);
-      Shape assigned = Extents(9 - count);
+      Shape assigned(Extents(9 - count));
       assigned = other;
       RT_CHECK(assigned == other);
     }
