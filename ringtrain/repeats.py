@@ -1,4 +1,4 @@
-"""The short way of an operation that comes again: a named allreduce of one plain array, whose caller waits for it.
+"""The short way of an operation that comes again: a named allreduce of one plain array in the world, waited for.
 
 After other work a small operation takes as long as its code and data take to come back into the caches, most of them
 Python's: arguments that are checked again, objects that are made to be dropped. What was submitted under a name before is
@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from ringtrain import buffers, log, ranges
+from ringtrain import buffers, log, ranges, tables
 from ringtrain._native import OK, CData, ffi, lib, take_text
 from ringtrain.buffers import Buffer
 from ringtrain.context import Context, current
 from ringtrain.pending import Operation, Request
 
-_DIMENSIONS = 8
+_ALLREDUCE = tables.OPERATIONS["allreduce"].id
 _SLICE_SECONDS = 0.1  # of a wait, before it goes on in slices (``Operation.wait``)
 _BYTES = ffi.typeof("char[]")
 _NULL = ffi.NULL
@@ -38,18 +38,16 @@ class Repeat:
 
     __slots__ = ("terms", "terms_ids", "dtype", "shape", "tensor", "request", "handle", "error", "_kept")
 
-    def __init__(self, name: str, tensor: np.ndarray, terms: tuple, operation: int, attributes: dict[str, Any]):
+    def __init__(self, name: str, tensor: np.ndarray, terms: tuple, attributes: dict[str, Any]):
         self.terms, self.terms_ids = terms, tuple(map(id, terms))
         self.dtype, self.shape = tensor.dtype, tensor.shape
-        filled = Request(1, _DIMENSIONS)
-        filled.texts = (ffi.new("char[]", name.encode()),)
-        filled.request.name = filled.texts[0]
-        filled.request.operation = operation
-        filled.request.cacheable = filled.request.caller_waits = True
+        filled = Request(_ALLREDUCE, 0, True)
+        filled.name(ffi.new("char[]", name.encode()))
+        filled.request.caller_waits = True
         filled.set_attributes(attributes)
         filled.describe((buffers.as_buffer(tensor),), (None,))
         self._kept = filled
-        self.tensor, self.request, self.handle, self.error = filled.rows[0], filled.request, filled.handle, filled.error
+        self.tensor, self.request, self.handle, self.error = filled.first, filled.request, filled.handle, filled.error
 
 
 def again(tensor: Any, name: Any, terms: tuple, in_place: bool) -> np.ndarray | None:
@@ -105,15 +103,14 @@ def _operation(context: Context, repeat: Repeat, name: str, source: CData, targe
     return Operation(context, repeat.handle[0], tensors, name)
 
 
-def note(tensor: Any, name: Any, terms: tuple, operation: int, attributes: dict[str, Any]) -> None:
+def note(tensor: Any, name: Any, terms: tuple, attributes: dict[str, Any]) -> None:
     """Remembers an allreduce that has gone the general way, from its second time on.
 
     Args:
-        operation: id of a row of ``tables.OPERATIONS``.
         attributes: what the terms mean, as ``Context.submit`` takes them.
     """
-    if type(tensor) is not np.ndarray or type(name) is not str or tensor.ndim > _DIMENSIONS:
+    if type(tensor) is not np.ndarray or type(name) is not str:
         return
     context = current()
     if context.comes_again(name) and tensor.flags.c_contiguous and tensor.dtype.isnative:
-        context.repeats[name] = Repeat(name, tensor, terms, operation, attributes)
+        context.repeats[name] = Repeat(name, tensor, terms, attributes)

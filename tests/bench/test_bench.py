@@ -92,6 +92,7 @@ def test_step(mpi, tmp_path):
     for result in written["results"]:
         assert result["verified"] is True and result["bytes"] == 4 * 25_557_032
         assert result["ratio_to_one_operation"] > 0
+        assert result["group_ratio_to_one_operation"] > 0
 
 
 @environments.EACH_MPI_BUT_MPICH_FOR_LONG
