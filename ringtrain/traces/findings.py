@@ -59,7 +59,7 @@ class LateRank:
         in_backward: how much longer it took from there to its last one.
         before_ratio, backward_ratio: its times, divided by those of the middle one of the others.
         rare_steps: the number of steps in which it was late, if they are few; else 0.
-        where: "before its first gradient", "in its backward pass" or "evenly".
+        where: one of ``REASONS``.
     """
 
     rank: int
@@ -370,8 +370,11 @@ def _rare_steps(late: np.ndarray) -> np.ndarray:
 def where_late(before: float, backward: float, usual_before: float, usual_backward: float) -> str:
     """Where a rank loses its time: it takes so much longer in two parts of a step, which usually take so long.
 
-    One that is slow in all that it does is slower by the same factor in both.
+    One that is slow in all that it does is slower by the same factor in both. One that is late, but longer in neither, has
+    had the sums of the step before later than the others.
     """
+    if before <= 0 and backward <= 0:
+        return "with the sums of the step before"
     if backward <= 0 or usual_backward < 0.05 * usual_before:
         return "before its first gradient"
     if before <= 0 or usual_before <= 0:
@@ -384,6 +387,7 @@ def where_late(before: float, backward: float, usual_before: float, usual_backwa
 
 REASONS = {
     "before its first gradient": "look at its input, at what only this rank does, and at its forward pass",
+    "with the sums of the step before": "it has them later than others: look at what shares its cores, and at its clock",
     "in its backward pass": "look at what shares its cores, and at what else it computes there",
     "evenly": "its processor is slower, or shared with something else",
 }

@@ -282,6 +282,16 @@ def test_a_rank_whose_others_wait_for_it_within_a_step_takes_no_negative_time():
     assert "-" not in next(each for each in found.verdicts if "Rank 1 is late" in each)
 
 
+def test_a_rank_that_has_its_sums_later_is_not_said_to_compute_longer():
+    """Its own steps take as long as those of others, or less."""
+    traces = job(2, 20)
+    late = re.sub(rb'"ts":([0-9.]+)', lambda found: b'"ts":%.3f' % (float(found[1]) + 1_500), traces[1])
+    (trace,) = parse(late)
+    latest = find(steps_of([*parse(traces[0]), trace])).late[0]
+    assert (latest.rank, latest.where) == (1, "with the sums of the step before")
+    assert latest.late > 0 >= max(latest.before_first, latest.in_backward)
+
+
 def test_nobody_is_called_late_without_reason():
     found = findings_in(job(4, 20, lambda rank, step: (10.0 * (rank == step % 4), 0.0)))
     assert any(each.startswith("No rank stands out") for each in found.verdicts)
@@ -294,6 +304,8 @@ def test_nobody_is_called_late_without_reason():
         (0, 5, "in its backward pass"),
         (5, 10, "evenly"),
         (5, 1, "before its first gradient"),
+        (-1, -2, "with the sums of the step before"),
+        (-1, 3, "in its backward pass"),
     ],
 )
 def test_where_a_rank_loses_its_time(before, backward, where):
