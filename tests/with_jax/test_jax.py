@@ -419,3 +419,14 @@ def test_leaves_that_are_no_arrays_are_named_on_all_ranks():
 
     for kind, text, _ in on_ranks(on_rank):
         assert kind is InvalidArgumentError and "parameters['w']: expected an array or a number but found str" in text
+
+
+def test_a_tree_given_to_an_operation_on_one_array_is_told_where_to_go():
+    def on_rank(rank):
+        tree = {"w": jnp.ones(2)}
+        return failure(lambda: hvd.allreduce(tree, name="x")), failure(lambda: jax.jit(hvd.allreduce)(tree))
+
+    for failures in on_ranks(on_rank):
+        for (kind, text, _), subject in zip(failures, ("allreduce 'x': ", "allreduce: "), strict=True):
+            assert kind is InvalidArgumentError
+            assert text.startswith(f"{subject}expected an array or a number but found dict. Use allreduce_gradients")
