@@ -206,6 +206,10 @@ Status MakeSubmission(const rt_request& from, Submission* submission) {
 #undef RT_ATTRIBUTE
   request.cacheable = from.cacheable != 0;
   request.splits.assign(from.splits, from.splits + from.split_count);
+  request.tensors.reserve(from.tensor_count);
+  submission->inputs.reserve(from.tensor_count);
+  submission->outputs.reserve(from.tensor_count);
+  submission->room.reserve(from.tensor_count);
   for (int32_t index = 0; index < from.tensor_count; ++index) {
     const rt_tensor& tensor = from.tensors[index];
     const auto dtype = static_cast<ringtrain::DType>(tensor.dtype);
@@ -227,6 +231,25 @@ Status MakeSubmission(const rt_request& from, Submission* submission) {
     submission->room.push_back(static_cast<size_t>(tensor.output_bytes));
   }
   return {};
+}
+
+template <typename Field>
+Field FieldOf(uintptr_t object, int32_t offset) {
+  return *reinterpret_cast<const Field*>(object + static_cast<uintptr_t>(offset));
+}
+
+bool DescribeBy(const rt_layout& layout, uintptr_t object, rt_tensor* tensor) {
+  if ((FieldOf<int32_t>(object, layout.flags) & layout.needs) != layout.needs) return false;
+  const auto dtype = FieldOf<uintptr_t>(object, layout.dtype);
+  const uintptr_t* const row = std::find(layout.dtypes, layout.dtypes + RT_MAX_DTYPES, dtype);
+  if (dtype == 0 || row == layout.dtypes + RT_MAX_DTYPES) return false;
+  *tensor = {};
+  tensor->data = FieldOf<const void*>(object, layout.data);
+  tensor->dtype = static_cast<int32_t>(row - layout.dtypes);
+  tensor->device = -1;
+  tensor->ndim = FieldOf<int32_t>(object, layout.ndim);
+  tensor->shape = FieldOf<const int64_t*>(object, layout.shape);
+  return true;
 }
 
 template <typename Beginning>
@@ -480,6 +503,22 @@ int32_t rt_timeline_start(rt_context* context, const char* path, int32_t mark_cy
 
 int32_t rt_timeline_stop(rt_context* context, char** error) {
   return Report(Guard([&] { return context->context->StopTimeline(); }), error);
+}
+
+int32_t rt_describe(const rt_layout* layout, const uintptr_t* inputs, const uintptr_t* outputs, int32_t count,
+                    rt_tensor* tensors) {
+  for (int32_t index = 0; index < count; ++index) {
+    if (!DescribeBy(*layout, inputs[index], &tensors[index])) return index;
+    tensors[index].output = FieldOf<void*>(outputs[index], layout->data);
+  }
+  return count;
+}
+
+void rt_place(rt_tensor* tensors, int32_t count, const void* const* data, void* const* outputs) {
+  for (int32_t index = 0; index < count; ++index) {
+    tensors[index].data = data[index];
+    tensors[index].output = outputs[index];
+  }
 }
 
 int32_t rt_submit(rt_context* context, const rt_request* request, rt_handle** handle, char** error) {

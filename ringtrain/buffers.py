@@ -7,7 +7,7 @@ not contiguous is copied on the host and refused on a GPU, never misread.
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +25,7 @@ _READ_ONLY = "expected a tensor that may be written but found a read-only one. U
 _UINTPTR = ffi.typeof("uintptr_t")
 _VOID = ffi.typeof("void *")
 _BYTES = ffi.typeof("char[]")
+_ADDRESSES, _POINTERS = ffi.typeof("uintptr_t[]"), ffi.typeof("void **")
 
 
 class Buffer:
@@ -72,6 +73,34 @@ class Buffer:
         return math.prod(self.shape) * tables.DTYPE_BY_ID[self.dtype].bytes
 
 
+class HostBuffers(Sequence[Buffer]):
+    """Host memory of several tensors in columns: a thousand small ones cost a few lists, and no object for each.
+
+    An adapter that has looked at a group gives it to an operation in the tensors' place.
+
+    Args:
+        addresses: of the first bytes.
+        dtypes: ids of rows of ``tables.DTYPES``.
+        shapes: of each.
+        owners: whatever keeps the memory alive.
+    """
+
+    __slots__ = ("column", "dtypes", "shapes", "_owners")
+
+    def __init__(self, addresses: list[int], dtypes: list[int], shapes: list[tuple[int, ...]], owners: object):
+        column = ffi.new(_ADDRESSES, addresses)
+        self.column = ffi.cast(_POINTERS, column)
+        self.dtypes = dtypes
+        self.shapes = shapes
+        self._owners = owners, column
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+    def __getitem__(self, index: Any) -> Any:
+        return Buffer(self.column[index], self.dtypes[index], self.shapes[index], owner=self._owners)
+
+
 class _Framework(NamedTuple):
     type: type
     as_buffer: Callable[[Any], Buffer]
@@ -79,6 +108,7 @@ class _Framework(NamedTuple):
     own_memory: Callable[[Any], Buffer | None]
     current_stream: Callable[[Any], int]
     empty_like: Callable[[Any], Any]
+    is_negated: Callable[[Any], bool]
 
 
 _frameworks: list[_Framework] = []
@@ -91,6 +121,7 @@ def register_framework(
     own_memory: Callable[[Any], Buffer | None],
     current_stream: Callable[[Any], int],
     empty_like: Callable[[Any], Any],
+    is_negated: Callable[[Any], bool],
 ) -> None:
     """Teaches this module a framework's tensors.
 
@@ -103,8 +134,11 @@ def register_framework(
             strides.
         current_stream: of a tensor on a GPU: handle of the stream on which the framework works there at the moment.
         empty_like: of a tensor on a GPU: a contiguous one with the same dtype and shape beside it.
+        is_negated: whether a tensor on the host, seen through DLPack, has the other sign.
     """
-    _frameworks.append(_Framework(tensor_type, as_buffer, wrap_output, own_memory, current_stream, empty_like))
+    _frameworks.append(
+        _Framework(tensor_type, as_buffer, wrap_output, own_memory, current_stream, empty_like, is_negated)
+    )
 
 
 def as_buffer(tensor: Any) -> Buffer:
@@ -128,10 +162,15 @@ def as_buffer(tensor: Any) -> Buffer:
     return _buffer_of(np.ascontiguousarray(view, _CARRIERS[dtype]).reshape(view.shape), dtype)
 
 
+def own_buffer(array: Any, for_writing: bool) -> Buffer | None:
+    """The memory of a plain NumPy array, as most are; None for whatever ``as_buffer`` and ``InPlace`` must look at."""
+    return _own_memory(array, for_writing) if type(array) is np.ndarray else None
+
+
 class InPlace:
     """The memory of a tensor for reading and writing. ``give_back`` copies the result home where a copy was needed."""
 
-    __slots__ = ("buffer", "_tensor", "_view", "_copy")
+    __slots__ = ("buffer", "_tensor", "_view", "_copy", "_negated")
 
     def __init__(self, tensor: Any):
         """Raises what ``as_buffer`` does, and InvalidArgumentError for memory that must not be written."""
@@ -156,16 +195,18 @@ class InPlace:
             )
         if not self._view.flags.writeable:
             raise InvalidArgumentError(_READ_ONLY)
-        if self._view.flags.c_contiguous and self._view.dtype.isnative:
+        self._negated = framework is not None and framework.is_negated(tensor)
+        if self._view.flags.c_contiguous and self._view.dtype.isnative and not self._negated:
             self.buffer = _buffer_of(self._view, dtype)
         else:
-            self._copy = np.ascontiguousarray(self._view, _CARRIERS[dtype]).reshape(self._view.shape)
+            values = -self._view if self._negated else self._view
+            self._copy = np.ascontiguousarray(values, _CARRIERS[dtype]).reshape(self._view.shape)
             self.buffer = _buffer_of(self._copy, dtype)
 
-    def give_back(self) -> object:
+    def give_back(self, _operation: object = None) -> object:
         """The tensor that was given, with the result in it."""
         if self._copy is not None:
-            self._view[...] = self._copy
+            self._view[...] = -self._copy if self._negated else self._copy
             self._copy = None
         return self._tensor
 

@@ -27,7 +27,8 @@ from ringtrain.errors import (
 )
 from ringtrain.pending import Operation, Request
 
-_DIMENSIONS = 8  # of one tensor in a pooled request; more get a request of their own
+_MOST_REQUESTS = 4096  # that are kept for the next step, a kilobyte each, and 56 bytes for each tensor of a group
+_MOST_NAMES = 65536
 _OPERATION_IDS = {row.name: row.id for row in tables.OPERATIONS.values()}
 _INVALID_ARGUMENT = tables.STATUS["invalid_argument"]
 _LONGEST_REFUSAL = 4000  # bytes: a text travels to all ranks
@@ -96,7 +97,7 @@ class Context:
         self.sets: list[Any] = []
         self._world = ffi.new("rt_world *")
         lib.rt_world_of(native, self._world)
-        self._requests: list[Request] = []  # pool; append and pop are atomic
+        self._requests: dict[tuple, Request] = {}  # by what they are for; those that are being filled are not in it
         self._orphans: list[tuple] = []  # pending operations whose Python object is gone, with their tensors
         self._failure_was_raised = False  # that of the world
         self._names: dict[str, object] = {}  # names as C text
@@ -175,37 +176,64 @@ class Context:
             InvalidArgumentError: what this rank alone can see to be wrong. The peers' operation fails with the same
                 text.
         """
+        return self.submit_with(
+            attributes, operation, name, inputs, outputs, splits, process_set, waits=waits, once=once, room=room
+        )
+
+    def submit_with(
+        self,
+        attributes: dict[str, Any],
+        operation: str,
+        name: str | None,
+        inputs: Sequence[Buffer],
+        outputs: Sequence[Buffer | None],
+        splits: Sequence[int] | None = None,
+        process_set: int = 0,
+        *,
+        waits: bool = False,
+        once: bool = False,
+        room: bool = False,
+    ) -> Operation:
+        """``submit`` for a caller that has the attributes in a dict, which nobody changes afterwards."""
         if not self.usable:
             raise_unusable(self)
         if self._orphans:
             self._release_orphans()
-        text = ffi.new("char[]", name.encode()) if once and name else self._native_name(operation, name, process_set)
+        named = name is not None and not once
+        key = (operation, name, process_set) if named else (operation, process_set, len(inputs), "")
         try:
-            slot = self._take_request(inputs)
-            request = slot.request
-            request.name = text
-            request.cacheable = name is not None and not once
-            request.operation = _OPERATION_IDS[operation]
-            request.process_set = process_set
-            request.caller_waits = waits
-            slot.set_attributes(attributes)
-            slot.texts = (text, _set_splits(request, splits))
+            slot = self._requests.pop(key, None)  # atomic: no other thread fills it meanwhile
+        except TypeError:  # a name that is a list, say
+            slot = None
+        if slot is None:
+            text = self._native_name(operation, name, process_set, once)
+            slot = Request(_OPERATION_IDS[operation], process_set, named)
+            slot.name(text)
+        elif not named:
+            slot.name(self._native_name(operation, name, process_set, once))
+        try:
+            if attributes is not slot.attributes:
+                slot.set_attributes(attributes)
+            slot.set_splits(splits)
             slot.describe(inputs, outputs)
             if room:
                 slot.give_room(outputs)
         except Exception as problem:  # a number that has no place in the C struct, or no memory for it
-            self._refuse(operation, text, process_set, problem)
+            self._refuse(operation, slot.text, process_set, problem)
+        request = slot.request
+        request.caller_waits = waits
         if ranges.wanted():
             with ranges.around(f"ringtrain.{operation}: {name or 'unnamed'}"):
                 status = lib.rt_submit(self.native, request, slot.handle, slot.error)
         else:
             status = lib.rt_submit(self.native, request, slot.handle, slot.error)
-        handle, error = slot.handle[0], slot.error
         if status != OK:
             log.drain(self.native)
-            self.raise_failure(status, take_text(error[0]))
-        if len(slot.tensors) == 1:
-            self._requests.append(slot)
+            self.raise_failure(status, take_text(slot.error[0]))
+        handle = slot.handle[0]
+        if len(self._requests) >= _MOST_REQUESTS:
+            self._requests.clear()
+        self._requests[key] = slot
         return Operation(self, handle, (inputs, outputs), name or operation)
 
     def refuse(self, operation: str, name: str | None, process_set: int, problem: Exception) -> NoReturn:
@@ -429,21 +457,13 @@ class Context:
         """Takes over a pending operation whose Python object is gone; its tensors live until it is done."""
         self._orphans.append((handle, tensors))
 
-    def _take_request(self, inputs: Sequence[Buffer]) -> Request:
-        if len(inputs) <= 1:
-            dimensions = len(inputs[0].shape) if inputs else 0
-            if dimensions <= _DIMENSIONS:
-                try:
-                    return self._requests.pop()
-                except IndexError:
-                    return Request(1, _DIMENSIONS)
-        return Request(len(inputs), sum(len(buffer.shape) for buffer in inputs))
-
-    def _native_name(self, operation: str, name: Any, process_set: int) -> CData:
+    def _native_name(self, operation: str, name: Any, process_set: int, once: bool = False) -> CData:
         """The name as C text. Names that come again are kept, since a training step brings the same ones."""
         if name is None:
             count = self._name_counts.setdefault((operation, process_set), itertools.count(1))
             return ffi.new("char[]", f"{operation}.noname.{next(count)}".encode())
+        if once and name:
+            return ffi.new("char[]", name.encode())
         try:
             return self._names[name]
         except (KeyError, TypeError):  # a new one, or a list
@@ -456,7 +476,7 @@ class Context:
         except InvalidArgumentError as problem:
             nearest = as_text(name if isinstance(name, str) else type(name).__name__, _LONGEST_REFUSAL)
             self._refuse(operation, nearest, process_set, problem)
-        if len(self._names) >= 65536:
+        if len(self._names) >= _MOST_NAMES:
             self._names.clear()
         text = self._names[name] = ffi.new("char[]", name.encode())
         return text
@@ -472,12 +492,6 @@ class Context:
     def __del__(self, free: Callable[[CData], None] = lib.rt_context_free) -> None:
         if not getattr(self, "forked", True):
             free(self.native)  # not by a global name: a context that outlives this module finds none
-
-
-def _set_splits(request: CData, splits: Sequence[int] | None) -> CData:
-    memory = ffi.NULL if splits is None else ffi.new("int64_t[]", list(splits))
-    request.split_count, request.splits = 0 if splits is None else len(splits), memory
-    return memory
 
 
 def check_name(name: object) -> None:

@@ -17,15 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from ringtrain import arguments, buffers, tables
+from ringtrain import arguments, array_groups, buffers, tables
 from ringtrain._native import lib
-from ringtrain.buffers import Buffer, InPlace
+from ringtrain.buffers import Buffer, HostBuffers, InPlace
 from ringtrain.context import current
 from ringtrain.cuda_arrays import CudaArray
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.pending import Operation
 from ringtrain.process_sets import ProcessSet, global_process_set
-from ringtrain.submission import Submission
+from ringtrain.submission import Submission, announce, id_of
 
 __all__ = [
     "Adasum",
@@ -92,6 +92,9 @@ class Compression:
 
 
 _Results = Callable[[Operation], Any]
+_Terms = tuple[Any, Any, Any, Any, Any]  # op, prescale_factor, postscale_factor, compression, weight
+# Of an operation: inputs, outputs, and its result, which is known beforehand or made when it is done.
+_SameShape = tuple[Sequence[Buffer], Sequence[Buffer], Any, _Results | None]
 
 
 class Handle:
@@ -99,10 +102,10 @@ class Handle:
 
     __slots__ = ("_operation", "_results", "_value")
 
-    def __init__(self, operation: Operation, results: _Results):
+    def __init__(self, operation: Operation, value: Any, results: _Results | None):
         self._operation: Operation | None = operation
-        self._results: Any = results
-        self._value: Any = None
+        self._value = value  # the result, unless `results` makes it when the operation is done
+        self._results = results
 
     def done(self) -> bool:
         """Whether the operation ended, well or not, a GPU's part included."""
@@ -110,9 +113,11 @@ class Handle:
 
     def wait(self, timeout: float | None = None) -> Any:
         """Blocks until the operation is done and returns its result; the same one when called again."""
-        if self._operation is not None:
-            self._operation.wait(timeout)
-            self._value = self._results(self._operation)
+        operation = self._operation
+        if operation is not None:
+            operation.wait(timeout)
+            if self._results is not None:
+                self._value = self._results(operation)
             self._operation = self._results = None
         return self._value
 
@@ -163,8 +168,8 @@ def allreduce(
         >>> rt.allreduce(np.array([1.0, 2.0]), name="loss", op=rt.Sum)
         array([1., 2.])
     """
-    factors = _factors(prescale_factor, postscale_factor, compression, weight)
-    return _reduce(tensor, name, op, process_set, factors, waits=True).wait()
+    terms = op, prescale_factor, postscale_factor, compression, weight
+    return _reduce(tensor, name, process_set, terms, waits=True).wait()
 
 
 def allreduce_async(
@@ -178,8 +183,7 @@ def allreduce_async(
     weight: int | None = None,
 ) -> Handle:
     """``allreduce`` that returns a handle at once; leave the tensor unchanged until it is done."""
-    factors = _factors(prescale_factor, postscale_factor, compression, weight)
-    return _reduce(tensor, name, op, process_set, factors)
+    return _reduce(tensor, name, process_set, (op, prescale_factor, postscale_factor, compression, weight))
 
 
 def allreduce_(
@@ -193,8 +197,8 @@ def allreduce_(
     weight: int | None = None,
 ) -> Any:
     """``allreduce`` that puts the result into the tensor, and returns it."""
-    factors = _factors(prescale_factor, postscale_factor, compression, weight)
-    return _reduce(tensor, name, op, process_set, factors, in_place=True, waits=True).wait()
+    terms = op, prescale_factor, postscale_factor, compression, weight
+    return _reduce(tensor, name, process_set, terms, in_place=True, waits=True).wait()
 
 
 def allreduce_async_(
@@ -208,8 +212,8 @@ def allreduce_async_(
     weight: int | None = None,
 ) -> Handle:
     """``allreduce_`` that returns a handle at once."""
-    factors = _factors(prescale_factor, postscale_factor, compression, weight)
-    return _reduce(tensor, name, op, process_set, factors, in_place=True)
+    terms = op, prescale_factor, postscale_factor, compression, weight
+    return _reduce(tensor, name, process_set, terms, in_place=True)
 
 
 def grouped_allreduce(
@@ -223,8 +227,8 @@ def grouped_allreduce(
     weight: int | None = None,
 ) -> list[Any]:
     """``allreduce`` of several tensors as one operation, all or nothing; returns a list in their order."""
-    factors = _factors(prescale_factor, postscale_factor, compression, weight)
-    return _reduce(tensors, name, op, process_set, factors, grouped=True, waits=True).wait()
+    terms = op, prescale_factor, postscale_factor, compression, weight
+    return _reduce(tensors, name, process_set, terms, grouped=True, waits=True).wait()
 
 
 def grouped_allreduce_async(
@@ -238,8 +242,8 @@ def grouped_allreduce_async(
     weight: int | None = None,
 ) -> Handle:
     """``grouped_allreduce`` that returns one handle at once."""
-    factors = _factors(prescale_factor, postscale_factor, compression, weight)
-    return _reduce(tensors, name, op, process_set, factors, grouped=True)
+    terms = op, prescale_factor, postscale_factor, compression, weight
+    return _reduce(tensors, name, process_set, terms, grouped=True)
 
 
 def grouped_allreduce_(
@@ -253,8 +257,8 @@ def grouped_allreduce_(
     weight: int | None = None,
 ) -> list[Any]:
     """``grouped_allreduce`` that puts the results into the tensors."""
-    factors = _factors(prescale_factor, postscale_factor, compression, weight)
-    return _reduce(tensors, name, op, process_set, factors, True, True, True).wait()
+    terms = op, prescale_factor, postscale_factor, compression, weight
+    return _reduce(tensors, name, process_set, terms, True, True, True).wait()
 
 
 def grouped_allreduce_async_(
@@ -268,8 +272,8 @@ def grouped_allreduce_async_(
     weight: int | None = None,
 ) -> Handle:
     """``grouped_allreduce_`` that returns one handle at once."""
-    factors = _factors(prescale_factor, postscale_factor, compression, weight)
-    return _reduce(tensors, name, op, process_set, factors, grouped=True, in_place=True)
+    terms = op, prescale_factor, postscale_factor, compression, weight
+    return _reduce(tensors, name, process_set, terms, grouped=True, in_place=True)
 
 
 def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
@@ -386,8 +390,8 @@ def reducescatter(
         compression: as in ``allreduce``.
         weight: as in ``allreduce``.
     """
-    factors = _factors(prescale_factor, postscale_factor, compression, weight)
-    return _rows("reducescatter", tensor, name, process_set, op=op, waits=True, **factors).wait()
+    terms = op, prescale_factor, postscale_factor, compression, weight
+    return _rows("reducescatter", tensor, name, process_set, terms, waits=True).wait()
 
 
 def reducescatter_async(
@@ -401,8 +405,8 @@ def reducescatter_async(
     weight: int | None = None,
 ) -> Handle:
     """``reducescatter`` that returns a handle at once."""
-    factors = _factors(prescale_factor, postscale_factor, compression, weight)
-    return _rows("reducescatter", tensor, name, process_set, op=op, **factors)
+    terms = op, prescale_factor, postscale_factor, compression, weight
+    return _rows("reducescatter", tensor, name, process_set, terms)
 
 
 def grouped_reducescatter(
@@ -416,8 +420,8 @@ def grouped_reducescatter(
     weight: int | None = None,
 ) -> list[Any]:
     """``reducescatter`` of several tensors as one operation, all or nothing."""
-    factors = _factors(prescale_factor, postscale_factor, compression, weight)
-    return _rows("reducescatter", tensors, name, process_set, op=op, grouped=True, waits=True, **factors).wait()
+    terms = op, prescale_factor, postscale_factor, compression, weight
+    return _rows("reducescatter", tensors, name, process_set, terms, grouped=True, waits=True).wait()
 
 
 def grouped_reducescatter_async(
@@ -431,8 +435,8 @@ def grouped_reducescatter_async(
     weight: int | None = None,
 ) -> Handle:
     """``grouped_reducescatter`` that returns one handle at once."""
-    factors = _factors(prescale_factor, postscale_factor, compression, weight)
-    return _rows("reducescatter", tensors, name, process_set, op=op, grouped=True, **factors)
+    terms = op, prescale_factor, postscale_factor, compression, weight
+    return _rows("reducescatter", tensors, name, process_set, terms, grouped=True)
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
@@ -452,42 +456,45 @@ def join(device: int = -1) -> int:
 
 
 def _reduce(
-    given: Any, name: str | None, op: int | None, process_set: ProcessSet, factors: dict[str, Any],
+    given: Any, name: str | None, process_set: ProcessSet, terms: _Terms,
     grouped: bool = False, in_place: bool = False, waits: bool = False,
 ) -> Handle:  # fmt: skip
-    with Submission("allreduce", name, process_set, waits) as submission:
-        arguments = _reducing(op, factors)
-        inputs, outputs, results = _same_shape(given, grouped, in_place)
-        operation = submission.start(inputs, outputs, **arguments)
-    return Handle(operation, results)
+    context = current()
+    try:  # what ``Submission`` does for the others, without an object: so many calls pass here
+        identity = id_of(process_set)
+        attributes = _reducing(*terms)
+        inputs, outputs, value, results = (_group_of_same_shape if grouped else _same_shape)(given, in_place)
+    except Exception as problem:
+        announce(context, "allreduce", name, process_set, problem)
+    operation = context.submit_with(attributes, "allreduce", name, inputs, outputs, process_set=identity, waits=waits)
+    return Handle(operation, value, results)
 
 
 def _broadcast(
     given: Any, root: int, name: str | None, process_set: ProcessSet, in_place: bool = False, waits: bool = False
 ) -> Handle:
     with Submission("broadcast", name, process_set, waits) as submission:
-        inputs, outputs, results = _same_shape(given, False, in_place)
+        inputs, outputs, value, results = _same_shape(given, in_place)
         operation = submission.start(inputs, outputs, root=arguments.root(root))
-    return Handle(operation, results)
+    return Handle(operation, value, results)
 
 
 def _rows(
-    kind: str, given: Any, name: str | None, process_set: ProcessSet, op: int | None = None,
-    grouped: bool = False, waits: bool = False, **arguments: Any,
+    kind: str, given: Any, name: str | None, process_set: ProcessSet, terms: _Terms | None = None,
+    grouped: bool = False, waits: bool = False,
 ) -> Handle:  # fmt: skip
     """Operations whose results have another first dimension than their inputs; the library allocates them."""
     with Submission(kind, name, process_set, waits) as submission:
-        if tables.OPERATIONS[kind].reduces:
-            arguments = _reducing(op, arguments)
+        attributes = {} if terms is None else _reducing(*terms)
         tensors = list(given) if grouped else [given]
         inputs = [buffers.as_buffer(tensor) for tensor in tensors]
-        operation = submission.start(inputs, [None] * len(inputs), **arguments)
+        operation = submission.start(inputs, [None] * len(inputs), **attributes)
 
     def results(operation: Operation) -> Any:
         rows = [_allocated(tensor, operation, index) for index, tensor in enumerate(tensors)]
         return rows if grouped else rows[0]
 
-    return Handle(operation, results)
+    return Handle(operation, None, results)
 
 
 def _alltoall(given: Any, splits: Any, name: str | None, process_set: ProcessSet, waits: bool = False) -> Handle:
@@ -500,32 +507,54 @@ def _alltoall(given: Any, splits: Any, name: str | None, process_set: ProcessSet
     def results(operation: Operation) -> tuple[Any, np.ndarray]:
         return _allocated(given, operation, 0), np.array(operation.received_splits(), np.int32)
 
-    return Handle(operation, results)
+    return Handle(operation, None, results)
 
 
-def _same_shape(given: Any, grouped: bool, in_place: bool) -> tuple[Sequence[Buffer], Sequence[Buffer], _Results]:
-    """Inputs, outputs and results of an operation whose results look like its inputs."""
-    if grouped:
-        members = [_same_shape(tensor, False, in_place) for tensor in given]
-        inputs, outputs = [member[0][0] for member in members], [member[1][0] for member in members]
-        return inputs, outputs, lambda operation: [member[2](operation) for member in members]
+def _same_shape(given: Any, in_place: bool) -> _SameShape:
+    """An operation whose result looks like its input."""
+    if type(given) is Buffer:  # an adapter has found where it is
+        return (given,), (given,), None, None
+    plain = buffers.own_buffer(given, in_place)
+    if plain is not None:
+        if in_place:
+            return (plain,), (plain,), given, None
+        array, output = buffers.empty_like(plain)
+        return (plain,), (output,), array, None
     if in_place:
         target = InPlace(given)
-        results = _in_stream_order(given, target.buffer, lambda operation: target.give_back())
-        return (target.buffer,), (target.buffer,), results
+        return (target.buffer,), (target.buffer,), None, _in_stream_order(given, target.buffer, target.give_back)
     source = buffers.as_buffer(given)
     if source.device >= 0:
         return _same_shape_on_device(given, source)
     memory, output = buffers.empty_like(source)
-    return (source,), (output,), lambda operation: buffers.wrap(given, memory, source.dtype, source.shape)
+    return (source,), (output,), None, lambda operation: buffers.wrap(given, memory, source.dtype, source.shape)
 
 
-def _same_shape_on_device(given: Any, source: Buffer) -> tuple[Sequence[Buffer], Sequence[Buffer], _Results]:
+def _group_of_same_shape(given: Any, in_place: bool) -> _SameShape:
+    """``_same_shape`` of a group: all at once where they are plain arrays, or an adapter has found where they are."""
+    if type(given) is HostBuffers:
+        return given, given, None, None
+    tensors = list(given)
+    if in_place:
+        if group := array_groups.in_place(tensors):
+            return group, group, tensors, None
+    elif found := array_groups.with_results(tensors):
+        group, arrays = found
+        return group, group, arrays, None
+    members = [_same_shape(tensor, in_place) for tensor in tensors]
+
+    def results(operation: Operation) -> list[Any]:
+        return [value if result is None else result(operation) for _, _, value, result in members]
+
+    return [inputs[0] for inputs, *_ in members], [outputs[0] for _, outputs, *_ in members], None, results
+
+
+def _same_shape_on_device(given: Any, source: Buffer) -> _SameShape:
     """``_same_shape`` of one tensor on a GPU: into one of its library, or into memory that is lent to its library."""
     fresh = buffers.cuda_empty_like(given)
     if fresh is not None:
         output = buffers.as_buffer(fresh)
-        return (source,), (output,), _in_stream_order(given, source, lambda operation: fresh)
+        return (source,), (output,), None, _in_stream_order(given, source, lambda operation: fresh)
     dtype, shape = source.dtype, source.shape
     memory = current().allocate_on_device(source.device, math.prod(shape) * tables.DTYPE_BY_ID[dtype].bytes)
     output = Buffer(memory.address, dtype, shape, source.device, source.stream, memory)
@@ -533,7 +562,7 @@ def _same_shape_on_device(given: Any, source: Buffer) -> tuple[Sequence[Buffer],
     def results(operation: Operation) -> Any:
         return buffers.wrap(given, operation.array_in(memory, dtype, shape), dtype, shape)
 
-    return (source,), (output,), _in_stream_order(given, source, results)
+    return (source,), (output,), None, _in_stream_order(given, source, results)
 
 
 def _in_stream_order(given: Any, source: Buffer, results: _Results) -> _Results:
@@ -555,22 +584,35 @@ def _allocated(like: Any, operation: Operation, index: int) -> Any:
     return buffers.wrap(like, memory, dtype, shape)
 
 
-def _factors(prescale: float, postscale: float, compression: str, weight: int | None) -> dict[str, Any]:
-    return {"prescale": prescale, "postscale": postscale, "compression": compression, "weight": weight}
+def _reducing(
+    op: int | None, prescale: float, postscale: float, compression: str, weight: int | None
+) -> dict[str, Any]:
+    """The attributes of an operation that reduces, checked. Those of one program are few, and are remembered."""
+    if type(prescale) is type(postscale) is float and weight is None and type(op) in _PLAIN_OPS:
+        terms = op, prescale, postscale, compression
+        try:
+            return _known_terms[terms]
+        except (KeyError, TypeError):  # new ones, or a compression that is none
+            attributes = _checked(*terms, None)
+        if prescale and postscale and len(_known_terms) < _MOST_TERMS:  # -0.0 would be taken for 0.0
+            _known_terms[terms] = attributes
+        return attributes
+    return _checked(op, prescale, postscale, compression, weight)
 
 
-def _reducing(op: int | None, factors: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of an operation that reduces, checked."""
-    prescale, postscale = factors["prescale"], factors["postscale"]
-    compression, weight = factors["compression"], factors["weight"]
+_PLAIN_OPS = (int, type(None))  # bool is no reduction
+_MOST_TERMS = 1024
+_known_terms: dict[tuple, dict[str, Any]] = {}
+
+
+def _checked(op: int | None, prescale: float, postscale: float, compression: str, weight: int | None) -> dict[str, Any]:
     if not isinstance(compression, str) or compression not in tables.COMPRESSIONS:
         known = ", ".join(tables.COMPRESSIONS)
         raise InvalidArgumentError(f"compression must be one of {known}, but is {compression!r}.")
     return {
         "reduction": arguments.reduction(op),
-        # Mostly they are floats, and each call counts.
-        "prescale": prescale if type(prescale) is float else arguments.number("prescale_factor", prescale),
-        "postscale": postscale if type(postscale) is float else arguments.number("postscale_factor", postscale),
+        "prescale": arguments.number("prescale_factor", prescale),
+        "postscale": arguments.number("postscale_factor", postscale),
         "compression": compression,
         "weight": None if weight is None else _weight(weight),
     }

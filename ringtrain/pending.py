@@ -10,13 +10,16 @@ from typing import Any, NoReturn, Protocol
 
 from ringtrain import buffers, log, ranges, tables
 from ringtrain._native import OK, PENDING, CData, check, ffi, lib, take_text
-from ringtrain.buffers import Buffer
+from ringtrain.array_groups import ArrayGroup
+from ringtrain.buffers import Buffer, HostBuffers
 from ringtrain.cuda_arrays import CudaArray
 from ringtrain.errors import TimeoutError
 
+_DIMENSIONS = 8  # of the tensors of a new request; more get room when they come
 _SLICE_SECONDS = 0.1  # how long a wait may keep Ctrl-C and the library's log lines waiting
 _GPU_PAUSE_SECONDS = 20e-6  # from one look at a GPU's work to the next
 _VOID = ffi.typeof("void *")
+_POINTERS = ffi.typeof("void *[]")
 _HANDLE_OUT = ffi.typeof("rt_handle **")
 _ERROR_OUT = ffi.typeof("char **")
 _TABLE_OF_KIND = {"kReduction": tables.REDUCTIONS, "kCompression": tables.COMPRESSIONS}
@@ -38,36 +41,56 @@ _ATTRIBUTES = [
 
 
 class Request:
-    """The C structs of one submission; kept in a pool, because making them costs more than filling them."""
+    """The C structs of one submission, kept for the next one of its name.
 
-    __slots__ = ("request", "tensors", "rows", "shapes", "handle", "error", "texts", "attributes", "counts")
+    Mostly that differs in nothing but the addresses of its tensors, and writing these alone is what makes it cheap.
 
-    def __init__(self, tensor_count: int, dimensions: int):
+    Attributes:
+        request: the ``rt_request``; what it points to is kept here, until the library has copied it.
+        text: the operation's name as C text.
+        attributes: what ``set_attributes`` was given last.
+    """
+
+    __slots__ = (
+        "request", "text", "attributes", "handle", "error",
+        "_tensors", "_first", "_shapes", "_dtypes", "_extents", "_splits", "_counts",
+    )  # fmt: skip
+
+    def __init__(self, operation: int, process_set: int, cacheable: bool):
         self.request = ffi.new("rt_request *")
-        self.tensors = ffi.new("rt_tensor[]", max(tensor_count, 1))
-        self.rows = list(self.tensors)  # each a reference to a struct
-        self.shapes = ffi.new("int64_t[]", max(dimensions, 1))
-        for tensor in self.rows:
-            tensor.shape = self.shapes
+        self.request.operation = operation
+        self.request.process_set = process_set
+        self.request.cacheable = cacheable
         self.handle = ffi.new(_HANDLE_OUT)
         self.error = ffi.new(_ERROR_OUT)
-        self.request.tensors = self.tensors
-        self.attributes: dict[str, Any] | None = None  # that the struct has
-        self.counts: list = []  # those of this rank's own, to which the struct points
-        self.texts: tuple = ()  # what the request points to, until the library has copied it
+        self.attributes: dict[str, Any] | None = None
+        self._counts: list = []  # attributes of this rank's own, to which the struct points
+        self._splits: CData = None
+        self._shapes: Any = ()  # as described last; of one tensor its own, of several or none a list; None on a GPU
+        self._dtypes: Any = None  # the same of their dtypes
+        self._extents = ffi.new("int64_t[]", _DIMENSIONS)
+        self._make_tensors(1)
+
+    def _make_tensors(self, count: int) -> None:
+        self._tensors = ffi.new("rt_tensor[]", count)
+        self._first = self._tensors[0]  # a reference to a struct
+
+    def name(self, text: CData) -> None:
+        """Names the operation."""
+        self.text = self.request.name = text
 
     def set_attributes(self, attributes: dict[str, Any]) -> None:
         """Sets rows of ``tables.ATTRIBUTES``, the others to their initial values."""
         if attributes == self.attributes:  # mostly: a training step asks for what the one before has asked for
             return
-        self.attributes, self.counts, request = None, [], self.request
+        self.attributes, self._counts, request = None, [], self.request
         for name, table, counts, initial in _ATTRIBUTES:
             value = attributes.get(name)
             if value is None:
                 value = initial
             elif counts:
                 value = ffi.new(_INT64, value)
-                self.counts.append(value)
+                self._counts.append(value)
             elif table is not None:
                 value = table[value]
             setattr(request, name, value)
@@ -75,29 +98,80 @@ class Request:
             raise TypeError(f"a request has no {', '.join(attributes.keys() - tables.ATTRIBUTES.keys())}")
         self.attributes = attributes
 
+    def set_splits(self, splits: Sequence[int] | None) -> None:
+        """Sets the splits, of which most operations have none."""
+        if splits is None and self._splits is None:
+            return
+        self._splits = None if splits is None else ffi.new("int64_t[]", list(splits))
+        self.request.split_count = 0 if splits is None else len(splits)
+        self.request.splits = _NULL if splits is None else self._splits
+
     def describe(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer | None]) -> None:
         """Fills the tensors of the request."""
-        shapes, place = self.shapes, 0
-        for tensor, buffer, output in zip(self.rows, inputs, outputs, strict=False):
-            shape = buffer.shape
+        if type(inputs) is ArrayGroup:
+            return self._take(inputs)
+        if len(inputs) != 1:
+            return self._describe_group(inputs, outputs)
+        buffer, output = inputs[0], outputs[0]
+        if buffer.shape != self._shapes or buffer.dtype != self._dtypes or buffer.device >= 0:
+            return self._describe_all(inputs, outputs)
+        first = self._first  # from here on the same as in the last submission
+        first.data = buffer.pointer
+        first.output = _NULL if output is None else output.pointer
+
+    def _take(self, group: ArrayGroup) -> None:
+        self._shapes = self._dtypes = None
+        self.request.tensors, self.request.tensor_count = group.tensors, len(group)
+
+    def _describe_group(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer | None]) -> None:
+        read, shapes, dtypes = _columns(inputs)
+        if read is None or shapes != self._shapes or dtypes != self._dtypes:
+            return self._describe_all(inputs, outputs)
+        written = read if outputs is inputs else _columns(outputs)[0]
+        if written is None:
+            return self._describe_all(inputs, outputs)
+        lib.rt_place(self._tensors, len(inputs), read, written)
+
+    def _describe_all(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer | None]) -> None:
+        self._shapes = self._dtypes = None  # until all is written
+        shapes, dtypes = [buffer.shape for buffer in inputs], [buffer.dtype for buffer in inputs]
+        extents = [extent for shape in shapes for extent in shape]
+        if len(extents) > len(self._extents):
+            self._extents = ffi.new("int64_t[]", len(extents))
+        self._extents[0 : len(extents)] = extents
+        if len(inputs) > len(self._tensors):
+            self._make_tensors(len(inputs))
+        place, on_host = self._extents + 0, True
+        for tensor, buffer, output in zip(self._tensors, inputs, outputs, strict=False):
             tensor.data = buffer.pointer
             tensor.output = _NULL if output is None else output.pointer
             tensor.dtype = buffer.dtype
             tensor.device = buffer.device
             tensor.stream = ffi.cast(_VOID, buffer.stream) if buffer.stream else _NULL
-            tensor.ndim = len(shape)
-            if place > 0:
-                tensor.shape = shapes + place
-            for extent in shape:
-                shapes[place] = extent
-                place += 1
-        self.request.tensor_count = len(inputs)
+            tensor.ndim = len(buffer.shape)
+            tensor.shape = place
+            place += tensor.ndim
+            on_host = on_host and buffer.device < 0
+        self.request.tensors, self.request.tensor_count = self._tensors, len(inputs)
+        if on_host and inputs:
+            self._shapes, self._dtypes = (shapes[0], dtypes[0]) if len(inputs) == 1 else (shapes, dtypes)
 
     def give_room(self, outputs: Sequence[Buffer | None]) -> None:
         """Says how much the outputs hold, for an operation whose results have other rows than their inputs."""
-        for tensor, output in zip(self.tensors, outputs, strict=False):
+        for tensor, output in zip(self._tensors, outputs, strict=False):
             if output is not None:
                 tensor.output_bytes = output.size_bytes
+
+
+def _columns(buffers: Sequence[Buffer | None]) -> tuple[CData | None, Sequence[tuple[int, ...]], Sequence[int]]:
+    """Where tensors in host memory are, their shapes and dtypes; None where one is elsewhere, or has no place yet."""
+    if type(buffers) is HostBuffers:
+        return buffers.column, buffers.shapes, buffers.dtypes
+    present = [buffer for buffer in buffers if buffer is not None and buffer.device < 0]
+    if len(present) < len(buffers):
+        return None, (), ()
+    pointers = ffi.new(_POINTERS, [buffer.pointer for buffer in present])
+    return pointers, [buffer.shape for buffer in present], [buffer.dtype for buffer in present]
 
 
 class Submitter(Protocol):
@@ -129,7 +203,8 @@ class Operation:
         self._tensors = tensors
         self._name = name  # for people to read
         self._finished = False  # never becomes True on a GPU, where the end of ``wait`` is not that of the work
-        self._on_gpu = bool(tensors[0]) and tensors[0][0].device >= 0
+        inputs = tensors[0]
+        self._on_gpu = len(inputs) > 0 and inputs[0].device >= 0
 
     def finished(self) -> bool:
         """Whether it ended, well or not, a GPU's part included; does not block."""

@@ -7,12 +7,23 @@ is raised here. What cannot be announced: a call that Python refuses before the 
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from ringtrain.buffers import Buffer
 from ringtrain.context import Context, current
 from ringtrain.errors import InvalidArgumentError, ProcessSetLostError
 from ringtrain.pending import Operation
+
+
+def announce(context: Context, operation: str, name: str | None, process_set: Any, problem: Exception) -> NoReturn:
+    """Raises what was met before a submission, once the members of the process set have been told; see ``Submission``."""
+    if isinstance(problem, ProcessSetLostError):  # which all ranks know of
+        raise problem
+    try:
+        identity = id_of(process_set)
+    except Exception:  # then this is the problem: the world's ranks are told
+        identity = 0
+    context.refuse(operation, name, identity, problem)
 
 
 class Submission:
@@ -41,10 +52,8 @@ class Submission:
         self._submitted = False
         try:
             self._process_set = id_of(process_set)
-        except ProcessSetLostError:  # which all ranks know of
-            raise
-        except Exception as problem:  # announced, whatever it is
-            self._context.refuse(operation, name, 0, problem)
+        except Exception as problem:
+            announce(self._context, operation, name, process_set, problem)
 
     def start(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer | None], **arguments: Any) -> Operation:
         """Submits; from here on the context itself announces what it refuses."""

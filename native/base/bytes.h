@@ -24,7 +24,8 @@ class Encoder {
     Unsigned(value.size());
     bytes_ += value;
   }
-  void SignedList(const std::vector<int64_t>& values) {
+  template <typename List = std::vector<int64_t>>
+  void SignedList(const List& values) {
     Unsigned(values.size());
     for (int64_t value : values) Signed(value);
   }

@@ -120,10 +120,12 @@ void Partition::Fill(int chunk, Chunk* filled) const {
   filled->segments.clear();
   filled->cells.clear();
   filled->replicated = replicated_;
-  if (streams_.empty())
-    FillFromBlocks(chunk, filled);
-  else
+  if (!streams_.empty())
     FillFromStreams(chunk, filled);
+  else if (topology_.host_count() == 1)
+    FillInParts(chunk, filled);
+  else
+    FillFromBlocks(chunk, filled);
 
   size_t slot_offset = 0;
   for (int ring = 0; ring < rings_; ++ring) {
@@ -149,6 +151,32 @@ void Partition::FillFromBlocks(int chunk, Chunk* filled) const {
       size_t begin = (block.begin + Cut(block, index, cells)) * element_bytes_;
       size_t end = (block.begin + Cut(block, index + 1, cells)) * element_bytes_;
       if (end > begin) filled->segments.push_back({block.tensor, -1, begin, begin, end - begin});
+    }
+    cell.end = static_cast<int>(filled->segments.size());
+    filled->cells.push_back(cell);
+  }
+}
+
+// Within one host no sum depends on the cell: each is one part of the whole chunk, so that small tensors stay in one
+// piece.
+void Partition::FillInParts(int chunk, Chunk* filled) const {
+  const int first = chunk_blocks_[chunk], end = chunk_blocks_[chunk + 1];
+  size_t total = 0;
+  for (int b = first; b < end; ++b) total += blocks_[b].count;
+  const auto cells = static_cast<size_t>(rings_);
+  size_t start = 0;  // of the block within the chunk
+  for (size_t index = 0, b = static_cast<size_t>(first); index < cells; ++index) {
+    const size_t from = total * index / cells, to = total * (index + 1) / cells;
+    Cell cell;
+    cell.first = static_cast<int>(filled->segments.size());
+    while (b < static_cast<size_t>(end)) {
+      const Block& block = blocks_[b];
+      const size_t begin = std::max(from, start), stop = std::min(to, start + block.count);
+      const size_t offset = (block.begin + begin - start) * element_bytes_;
+      if (stop > begin) filled->segments.push_back({block.tensor, -1, offset, offset, (stop - begin) * element_bytes_});
+      if (start + block.count > to) break;  // the rest is the next cell's
+      start += block.count;
+      ++b;
     }
     cell.end = static_cast<int>(filled->segments.size());
     filled->cells.push_back(cell);

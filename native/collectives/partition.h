@@ -10,8 +10,8 @@
 //
 // Order of additions: within a host always by rank; across hosts it depends on the cell's host. For allreduce the cells
 // are cut from blocks, and the blocks from the start of each tensor, so an element's cell, and with it every bit of its
-// sum, depends on (tensor, element, world) alone and not on what was fused. Within one host no order hangs on the cell,
-// and blocks may be cut to fill chunks.
+// sum, depends on (tensor, element, world) alone and not on what was fused. Within one host no order hangs on the cell:
+// blocks may be cut to fill chunks, and cells are parts of the chunk, whatever tensors they cut.
 //
 // A batch that is compressed between hosts is cut where blocks of its codec begin, counted from the start of a tensor,
 // or of a member's share of one.
@@ -84,6 +84,7 @@ class Partition {
   size_t Cut(const Block& block, size_t index, size_t cells) const;
   void MakeStreams(const Batch& batch);
   void FillFromBlocks(int chunk, Chunk* filled) const;
+  void FillInParts(int chunk, Chunk* filled) const;
   void FillFromStreams(int chunk, Chunk* filled) const;
   void AppendStream(int member, int chunk, Chunk* filled) const;
 

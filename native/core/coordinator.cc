@@ -241,9 +241,10 @@ void Coordinator::CarryOut() {
 void Coordinator::CarryOut(rank_effect::Start& start) {
   if (protocol_.aborted()) return;
   if (start.batch.scheduled) counters_->Add(Counter::kScheduledBatches, 1);
-  const Status status = executor_.Start(start.process_set, start.batch);
+  const bool shown = tuner_ && start.process_set == 0;
+  const Status status = executor_.Start(start.process_set, shown ? start.batch : std::move(start.batch));
   if (!status.ok()) return protocol_.Abort(status, &effects_);
-  if (!tuner_ || start.process_set != 0) return;
+  if (!shown) return;
   if (const std::optional<Settings> settings = tuner_->Began(Now(), start.batch.responses))
     protocol_.Tune(*settings, &effects_);
   if (!tuner_->over()) return;

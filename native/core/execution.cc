@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <numeric>
 #include <optional>
+#include <utility>
 
 #include "collectives/rows.h"
 #include "core/output_memory.h"
@@ -65,8 +66,12 @@ void AddScaled(DType dtype, char* sum, const char* input, const float* more, siz
 
 }  // namespace
 
-Execution::Execution(const Books& books, Group* group, const effect::Execute& execute)
-    : books_(books), group_(group), responses_(execute.responses), joined_(execute.joined), agreed_(Now()) {
+Execution::Execution(const Books& books, Group* group, effect::Execute execute)
+    : books_(books),
+      group_(group),
+      responses_(std::move(execute.responses)),
+      joined_(std::move(execute.joined)),
+      agreed_(Now()) {
   lacks_.resize(responses_.size());
   for (const Response& response : responses_) {
     submissions_.push_back(joined_[me()] ? nullptr : books_.table->Find(group_->process_set, response.request.name));
@@ -287,6 +292,7 @@ Batch& Execution::BatchFor(const Response& response, size_t index) {
     const std::vector<int>& ranks = group_->topology.members;
     batch.root = static_cast<int>(std::find(ranks.begin(), ranks.end(), request.root) - ranks.begin());
   }
+  batch.tensors.reserve(request.tensors.size());
   batches_.push_back(std::move(batch));
   return batches_.back();
 }

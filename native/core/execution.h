@@ -32,7 +32,7 @@ struct Books {
 
 class Execution : public StageObserver {
  public:
-  Execution(const Books& books, Group* group, const effect::Execute& execute);
+  Execution(const Books& books, Group* group, effect::Execute execute);
 
   // The GPUs of the members, -1 for one that has joined; empty for host memory.
   const std::vector<int64_t>& devices() const { return responses_[0].devices; }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <utility>
 
 namespace ringtrain {
 namespace {
@@ -74,10 +75,10 @@ Status Executor::MapWindow(Lane* lane) {
   return {};
 }
 
-Status Executor::Start(int process_set, const effect::Execute& execute) {
+Status Executor::Start(int process_set, effect::Execute execute) {
   Lane& lane = lanes_.at(process_set);
   if (!lane.group.window.mapped()) RT_TRY(MapWindow(&lane));
-  lane.executions.push_back(std::make_unique<Execution>(books_, &lane.group, execute));
+  lane.executions.push_back(std::make_unique<Execution>(books_, &lane.group, std::move(execute)));
   lane.executions.back()->Number(&lane.agreed);
   ++under_way_;
   if (!lane.executions.back()->devices().empty()) ++on_devices_;

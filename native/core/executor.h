@@ -31,7 +31,7 @@ class Executor {
 
   // Starts a batch of data operations. Those of a process set begin, and take their shares of its window, in the order
   // of the calls.
-  Status Start(int process_set, const effect::Execute& execute);
+  Status Start(int process_set, effect::Execute execute);
   // Moves every group's batches; appends the process set of each that is finished.
   Status Advance(bool* moved, std::vector<int>* finished);
   bool busy() const { return under_way_ > 0; }

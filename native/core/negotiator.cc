@@ -52,7 +52,7 @@ void Negotiator::On(Nanoseconds now, const event::Submitted& event, Effects* eff
     return;
   }
   ResponseCache::Id id = cache_.IdOf(request.name);
-  if (id != ResponseCache::kNone && !(cache_.Find(id)->RequestOf(options_.me, member_count()) == request))
+  if (id != ResponseCache::kNone && !cache_.Find(id)->IsOf(options_.me, member_count(), request))
     id = ResponseCache::kNone;
   Mine& mine = mine_[request.name] = {request, id};
   if (schedule_)

@@ -228,19 +228,32 @@ void Protocol::Follow(Nanoseconds, int process_set, effect::Count& count, RankEf
 // ---- process sets ----
 
 void Protocol::RunControl(Nanoseconds now, int process_set, effect::Execute control, RankEffects* effects) {
-  const Response& response = control.responses[0];
-  const std::vector<int64_t>& list = response.request.splits;
-  if (response.request.operation == Operation::kRemoveProcessSet) {
+  const Request& request = control.responses[0].request;
+  if (request.operation == Operation::kRemoveProcessSet) {
     // A rank that had joined may still be busy with a batch of the set for which nobody here waits: the set goes after
     // it.
-    const int removed = static_cast<int>(list[0]);
-    removals_.emplace(removed, Removal{process_set, std::move(control)});
+    const int removed = static_cast<int>(request.splits[0]);
+    removals_.emplace(removed, Control{process_set, std::move(control)});
     effects->push_back(rank_effect::RemoveProcessSet{removed});
     return;
   }
-  if (response.request.operation == Operation::kAddProcessSet)
-    AddProcessSet(now, response.result, {list.begin(), list.end()}, effects);
+  if (request.operation == Operation::kAddProcessSet) {
+    additions_.push_back({process_set, std::move(control)});
+    return RunAdditions(now, effects);
+  }
   FinishControl(now, process_set, std::move(control), effects);
+}
+
+// Behind the removals that were decided before them: a new set has the lane of one that is gone, on all ranks the same.
+void Protocol::RunAdditions(Nanoseconds now, RankEffects* effects) {
+  while (removals_.empty() && !additions_.empty()) {
+    Control addition = std::move(additions_.front());
+    additions_.pop_front();
+    const Response& response = addition.execute.responses[0];
+    const std::vector<int64_t>& list = response.request.splits;
+    AddProcessSet(now, response.result, {list.begin(), list.end()}, effects);
+    FinishControl(now, addition.process_set, std::move(addition.execute), effects);
+  }
 }
 
 void Protocol::FinishControl(Nanoseconds now, int process_set, effect::Execute control, RankEffects* effects) {
@@ -255,7 +268,8 @@ void Protocol::ProcessSetRemoved(Nanoseconds now, int process_set, RankEffects* 
   --live_sets_;
   auto removal = removals_.extract(process_set);
   if (removal.empty()) return;
-  FinishControl(now, removal.mapped().process_set, std::move(removal.mapped().control), effects);
+  FinishControl(now, removal.mapped().process_set, std::move(removal.mapped().execute), effects);
+  RunAdditions(now, effects);
 }
 
 void Protocol::AddProcessSet(Nanoseconds now, int process_set, const std::vector<int>& members, RankEffects* effects) {

@@ -9,6 +9,7 @@
 #define RINGTRAIN_CORE_PROTOCOL_H_
 
 #include <algorithm>
+#include <deque>
 #include <map>
 #include <set>
 #include <string>
@@ -186,6 +187,7 @@ class Protocol {
   void Follow(Nanoseconds now, int process_set, effect::Abort& abort, RankEffects* effects);
   void Follow(Nanoseconds now, int process_set, effect::Count& count, RankEffects* effects);
   void RunControl(Nanoseconds now, int process_set, effect::Execute control, RankEffects* effects);
+  void RunAdditions(Nanoseconds now, RankEffects* effects);
   void FinishControl(Nanoseconds now, int process_set, effect::Execute control, RankEffects* effects);
   void AddProcessSet(Nanoseconds now, int process_set, const std::vector<int>& members, RankEffects* effects);
   void HearGoodbye(Nanoseconds now, int rank, bool gone, RankEffects* effects);
@@ -216,11 +218,12 @@ class Protocol {
   int live_sets_ = 0;                                               // of all ranks
   std::map<int, std::vector<std::pair<int, Frame>>> early_frames_;  // by process set, with their senders
   int newest_process_set_ = 0;                                      // ids ascend, on every rank in the same order
-  struct Removal {
+  struct Control {
     int process_set;  // of the operation
-    effect::Execute control;
+    effect::Execute execute;
   };
-  std::map<int, Removal> removals_;  // by process set that goes: until it is gone here
+  std::map<int, Control> removals_;  // by process set that goes: until it is gone here
+  std::deque<Control> additions_;    // those that wait for them
 
   int batches_under_way_ = 0;  // of all process sets
   std::set<int> goodbyes_;     // the lowest rank's: who has said it

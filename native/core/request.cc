@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kHighestWeight = RT_HIGHEST_WEIGHT;
 
-int64_t ElementsFrom(const std::vector<int64_t>& shape, size_t first) {
+int64_t ElementsFrom(const Shape& shape, size_t first) {
   int64_t elements = 1;
   for (size_t dimension = first; dimension < shape.size(); ++dimension) elements *= shape[dimension];
   return elements;
@@ -262,6 +262,15 @@ Request Response::RequestOf(int member, int members) const {
   return mine;
 }
 
+bool Response::IsOf(int member, int members, const Request& one) const {
+  bool alike = rows.empty() && devices.empty();
+#define RT_ATTRIBUTE(name, kind, initial, scope, label, advice)
+#define RT_OWN_ATTRIBUTE(name, kind, initial, scope, label, advice) alike = alike && name##s.empty();
+#include "tables/attributes.def"
+#undef RT_ATTRIBUTE
+  return (alike ? request : RequestOf(member, members)) == one;
+}
+
 Status Check(const Request& request, const std::vector<int>& members) {
   const OperationRow& row = *Find(request.operation);
   RT_TRY(CheckTensors(request));
@@ -316,7 +325,7 @@ Request DecodeRequest(Decoder* decoder) {
   request.tensors.resize(decoder->Count());
   for (TensorSpec& tensor : request.tensors) {
     tensor.dtype = static_cast<DType>(decoder->Byte());
-    tensor.shape = decoder->SignedList();
+    tensor.shape = Shape(decoder->SignedList());
     if (Find(tensor.dtype) == nullptr || tensor.shape.size() > RT_MAX_DIMENSIONS) decoder->Refuse();
   }
   request.splits = decoder->SignedList();

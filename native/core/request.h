@@ -9,13 +9,14 @@
 
 #include "base/bytes.h"
 #include "base/status.h"
+#include "core/shape.h"
 #include "tables/tables.h"
 
 namespace ringtrain {
 
 struct TensorSpec {
   DType dtype = DType::kFloat32;
-  std::vector<int64_t> shape;
+  Shape shape;
 
   bool operator==(const TensorSpec& other) const { return dtype == other.dtype && shape == other.shape; }
   int64_t elements() const;
@@ -70,6 +71,8 @@ struct Response {
 
   // The request that this member must have sent for the response to fit.
   Request RequestOf(int member, int members) const;
+  // Whether it is this one; without making it where all members' are the same.
+  bool IsOf(int member, int members, const Request& request) const;
 };
 
 // What no member can see alone to be wrong with what they have agreed on.

@@ -33,7 +33,7 @@ class Handle {
   struct Output {
     void* data = nullptr;
     bool owned = false;  // allocated by the core, not yet taken
-    std::vector<int64_t> shape;
+    Shape shape;
   };
 
   Handle() = default;
@@ -49,7 +49,7 @@ class Handle {
     }
   }
 
-  bool done() const { return done_.load(std::memory_order_acquire) != 0; }
+  bool done() const { return state_.load(std::memory_order_acquire) == kDone; }
   // The operation's, or why the result is lost.
   const Status& status() const { return lost_.load(std::memory_order_acquire) ? cause_ : status_; }
   // Whether the GPU has passed it, too; always true without one.
@@ -61,11 +61,14 @@ class Handle {
   }
   void Finish(Status status) {
     status_ = std::move(status);
-    done_.store(1, std::memory_order_release);
-    FutexWake(&done_, INT32_MAX);
+    if (state_.exchange(kDone, std::memory_order_acq_rel) == kAwaited) FutexWake(&state_, INT32_MAX);
   }
   // Sleeps until the operation is done, the deadline, or for no reason.
-  void Sleep(Nanoseconds deadline) { FutexWait(&done_, 0, deadline); }
+  void Sleep(Nanoseconds deadline) {
+    uint32_t state = kPending;
+    state_.compare_exchange_strong(state, kAwaited, std::memory_order_acq_rel);
+    if (state != kDone) FutexWait(&state_, kAwaited, deadline);
+  }
 
   std::vector<Output> outputs;
   std::vector<int64_t> received_splits;
@@ -74,7 +77,10 @@ class Handle {
   std::shared_ptr<DeviceEvent> completion;  // nullptr: nothing is left to do once the operation is done
 
  private:
-  std::atomic<uint32_t> done_{0};
+  // Of many operations that end together mostly one is awaited: the others end without a call of the kernel.
+  static constexpr uint32_t kPending = 0, kAwaited = 1, kDone = 2;
+
+  std::atomic<uint32_t> state_{kPending};
   Status status_;
   std::atomic<bool> lost_{false};
   Status cause_;  // written before lost_

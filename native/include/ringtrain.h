@@ -28,9 +28,10 @@ typedef struct rt_membership rt_membership; /* a rank's side of that */
 
 /* Version of everything between the CFFI marks. Raised with each change to it: test_abi.py compares. Python
  * (ringtrain/_native.py) and the library for TensorFlow refuse a core of another version. */
-#define RT_ABI_VERSION 10
+#define RT_ABI_VERSION 11
 
 #define RT_MAX_DIMENSIONS 64            /* of a tensor */
+#define RT_MAX_DTYPES 16                /* rows of tables/dtypes.def, with room for more */
 #define RT_SECRET_BYTES 32              /* of a job whose ranks are connected by TCP */
 #define RT_HIGHEST_WEIGHT 1099511627776 /* 2^40: sums of many are exact in double */
 
@@ -201,6 +202,20 @@ void rt_residual_load(rt_context* context, int32_t process_set, const char* name
                       const float* sent, const float* finished);
 
 /* ---- operations ---- */
+/* Where an object that describes memory has its fields, such as an array of NumPy: offsets in bytes. */
+typedef struct {
+  int32_t data, ndim, shape, dtype, flags; /* void *, int, int64_t *, void *, int */
+  int32_t needs;                           /* flags that all must have */
+  uintptr_t dtypes[RT_MAX_DTYPES];         /* what `dtype` is for each row of tables/dtypes.def; 0: no object has it */
+} rt_layout;
+/* Describes tensors in host memory by such objects: the inputs, and where the results go, by their addresses. Stops at
+ * the first that lacks a flag or has another dtype, and returns how many it has described. The shapes stay those of the
+ * objects, which nobody changes until the tensors were submitted. */
+int32_t rt_describe(const rt_layout* layout, const uintptr_t* inputs, const uintptr_t* outputs, int32_t count,
+                    rt_tensor* tensors);
+/* Puts addresses into the tensors of a request that is used again: of each, data and output. For groups of many
+ * tensors, of which a caller has the addresses in arrays. */
+void rt_place(rt_tensor* tensors, int32_t count, const void* const* data, void* const* outputs);
 /* On success *handle is set and the operation is pending. A refusal raises here and is announced to the peers. */
 int32_t rt_submit(rt_context* context, const rt_request* request, rt_handle** handle, char** error);
 /* Status of the operation; pending (1) if timeout_seconds passed first. With tensors on a GPU it is ok as soon as all

@@ -221,10 +221,6 @@ Error* Execution::NewError() const {
   return api_.error_create(&create);
 }
 
-}  // namespace ringtrain::jax
-
-using namespace ringtrain::jax;
-
 #pragma GCC visibility push(default)
 extern "C" {
 
@@ -249,3 +245,5 @@ int64_t rt_jax_last_abort(char* text, int64_t capacity) {
 
 }  // extern "C"
 #pragma GCC visibility pop
+
+}  // namespace ringtrain::jax

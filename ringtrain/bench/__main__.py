@@ -80,7 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _options_of(chosen: argparse.Namespace) -> dict[str, Any]:
-    return {name: value for name, value in vars(chosen).items() if name not in ("benchmark", "ranks", "rate")}
+    of_the_start = ("benchmark", "ranks", "rate", "ranks_a_host")
+    return {name: value for name, value in vars(chosen).items() if name not in of_the_start}
 
 
 def _chosen_faults(options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -351,8 +352,9 @@ def _transports_options(parser: argparse.ArgumentParser, default: list[str]) -> 
 
 
 def _apart_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rate", metavar="1gbit", help="put the ranks on hosts made on this machine; as root")
     parser.add_argument(
-        "--rate", metavar="1gbit", help="put each rank on a host of its own, made on this machine; as root"
+        "--ranks-per-host", dest="ranks_a_host", type=_count, default=1, metavar="N", help="on each of these (1)"
     )
 
 

@@ -65,14 +65,22 @@ def start(chosen: argparse.Namespace, arguments: Sequence[str]) -> int:
 
 
 def start_apart(chosen: argparse.Namespace, arguments: Sequence[str]) -> int:
-    """Runs a benchmark with each rank on a host of its own, and returns its exit code."""
+    """Runs a benchmark with so many ranks on each host, and returns its exit code."""
+    hosts_needed, left_over = divmod(chosen.ranks, chosen.ranks_a_host)
+    if left_over:
+        print(
+            f"ringtrain bench {chosen.benchmark}: -np must be a multiple of --ranks-per-host, {chosen.ranks_a_host}, but is "
+            f"{chosen.ranks}.",
+            file=sys.stderr,
+        )
+        return 2
     if hindrance := hosts.missing():
         print(f"ringtrain bench --rate: {hindrance}.", file=sys.stderr)
         return 2
-    names = [f"host-{number}" for number in range(1, chosen.ranks + 1)]
+    names = [f"host-{number}" for number in range(1, hosts_needed + 1)]
     with hosts.Network(dict.fromkeys(names, "eth0"), rate=chosen.rate, useless=None) as network:
         further = _addresses_of(network) if hasattr(chosen, "addresses") else []
-        return _run(network[names[0]], names, 1, [*arguments, *further], sys.executable)
+        return _run(network[names[0]], names, chosen.ranks_a_host, [*arguments, *further], sys.executable)
 
 
 def _addresses_of(network: hosts.Network) -> list[str]:

@@ -22,7 +22,7 @@ from ringtrain.torch.compilation import eager
 from ringtrain.torch.compression import Compression, Compressor, compressed
 from ringtrain.torch.handles import InPlaceHandle
 from ringtrain.torch.sparse import SparseAllreduce
-from ringtrain.torch.tensors import check_tensors, listed, writable
+from ringtrain.torch.tensors import check_tensors, listed, writable_memories, writable_memory
 
 __all__ = [
     "allreduce",
@@ -118,7 +118,7 @@ def allreduce_(
 ) -> torch.Tensor:
     """``allreduce`` that puts the result into the tensor, and returns it."""
     with preparing("allreduce", name, process_set):
-        op, view = chosen_op(average, op), writable(tensor)
+        op, view = chosen_op(average, op), writable_memory(tensor)
     scales = prescale_factor, postscale_factor
     arrays.allreduce_(view, name, op, *scales, process_set, weight=weight)
     return tensor
@@ -137,7 +137,7 @@ def allreduce_async_(
 ) -> InPlaceHandle:
     """``allreduce_`` that returns a handle at once."""
     with preparing("allreduce", name, process_set):
-        op, view = chosen_op(average, op), writable(tensor)
+        op, view = chosen_op(average, op), writable_memory(tensor)
     scales = prescale_factor, postscale_factor
     handle = arrays.allreduce_async_(view, name, op, *scales, process_set, weight=weight)
     return InPlaceHandle(handle, tensor)
@@ -202,7 +202,7 @@ def grouped_allreduce_(
     """``grouped_allreduce`` that puts the results into the tensors, and returns them."""
     with preparing("allreduce", name, process_set):
         tensors, op = listed(tensors), chosen_op(average, op)
-        views = [writable(tensor) for tensor in tensors]
+        views = writable_memories(tensors)
     scales = prescale_factor, postscale_factor
     arrays.grouped_allreduce_(views, name, op, *scales, process_set, weight=weight)
     return tensors
@@ -222,7 +222,7 @@ def grouped_allreduce_async_(
     """``grouped_allreduce_`` that returns one handle at once."""
     with preparing("allreduce", name, process_set):
         tensors, op = listed(tensors), chosen_op(average, op)
-        views = [writable(tensor) for tensor in tensors]
+        views = writable_memories(tensors)
     scales = prescale_factor, postscale_factor
     handle = arrays.grouped_allreduce_async_(views, name, op, *scales, process_set, weight=weight)
     return InPlaceHandle(handle, tensors)

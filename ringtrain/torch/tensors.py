@@ -5,11 +5,12 @@ this teaches ``ringtrain.buffers`` the same, so that the operations for arrays t
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 
 from ringtrain import tables
-from ringtrain.buffers import Buffer, register_framework
+from ringtrain.buffers import Buffer, HostBuffers, register_framework
 from ringtrain.cuda_arrays import CudaArray
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.pending import Operation
@@ -169,6 +170,38 @@ def writable(tensor: torch.Tensor) -> torch.Tensor:
     return detached
 
 
+def writable_memory(tensor: torch.Tensor) -> Buffer | torch.Tensor:
+    """``writable``; of a plain tensor on the host, as most are, its memory, which an operation takes as well."""
+    if not _is_plain(tensor):
+        return writable(tensor)
+    address, storage = _memory(tensor)
+    return Buffer(address, DTYPE_IDS[tensor.dtype], tensor.shape, owner=_pinned(storage, tensor))
+
+
+def writable_memories(tensors: Sequence[torch.Tensor]) -> HostBuffers | list[torch.Tensor]:
+    """The same of a group, where all are plain."""
+    if not (tensors and all(map(_is_plain, tensors))):
+        return [writable(tensor) for tensor in tensors]
+    found = [_memory(tensor) for tensor in tensors]
+    owners = [_pinned(storage, tensor) for (_, storage), tensor in zip(found, tensors, strict=True)]
+    dtypes = [DTYPE_IDS[tensor.dtype] for tensor in tensors]
+    return HostBuffers([address for address, _ in found], dtypes, [tensor.shape for tensor in tensors], owners)
+
+
+def _is_plain(tensor: Any) -> bool:
+    return (
+        type(tensor) in _PLAIN
+        and tensor.is_cpu
+        and tensor.layout is torch.strided
+        and tensor.dtype in DTYPE_IDS
+        and tensor.is_contiguous()
+        and not tensor.is_neg()
+    )
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
 def wrap_memory(like: torch.Tensor, memory: object, dtype: int, shape: tuple[int, ...]) -> torch.Tensor:
     """A tensor over memory that speaks the buffer protocol or is a GPU's; ``buffers.register_framework`` says more."""
     if isinstance(memory, CudaArray):
@@ -182,4 +215,6 @@ def _empty_on_device(like: torch.Tensor) -> torch.Tensor:
     return torch.empty(like.shape, dtype=like.dtype, device=like.device)
 
 
-register_framework(torch.Tensor, readable, wrap_memory, own_memory, current_stream, _empty_on_device)
+register_framework(
+    torch.Tensor, readable, wrap_memory, own_memory, current_stream, _empty_on_device, torch.Tensor.is_neg
+)

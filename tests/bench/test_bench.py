@@ -92,6 +92,7 @@ def test_step(mpi, tmp_path):
     for result in written["results"]:
         assert result["verified"] is True and result["bytes"] == 4 * 25_557_032
         assert result["ratio_to_one_operation"] > 0
+        assert result["group_ratio_to_one_operation"] > 0
 
 
 @environments.EACH_MPI_BUT_MPICH_FOR_LONG
@@ -143,7 +144,7 @@ def test_jax(tmp_path):
 @pytest.mark.openmpi
 def test_accumulation(tmp_path):
     """Between hosts where they can be made, so that tensors and negotiation take a wire."""
-    apart = [] if hosts.missing() else ["--rate", "1gbit"]
+    apart = [] if hosts.missing() else ["--rate", "1gbit", "--ranks-per-host", "1"]
     written = document(
         "openmpi", tmp_path / "out.json", "accumulation", "--network", "transformer", "--passes", "1,3",
         "--repetitions", "1", *apart,

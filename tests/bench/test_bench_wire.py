@@ -169,6 +169,13 @@ def test_rates_that_are_fewer_than_the_links_are_refused(capfd: pytest.CaptureFi
     assert "one for each of 3 links, but names 2" in capfd.readouterr().err
 
 
+def test_ranks_that_do_not_fill_their_hosts_are_refused(capfd: pytest.CaptureFixture[str]) -> None:
+    if MISSING:
+        pytest.skip(MISSING)
+    assert bench.main(["train", "--rate", "1gbit", "-np", "3", "--ranks-per-host", "2"]) == 2
+    assert "must be a multiple of --ranks-per-host, 2, but is 3" in capfd.readouterr().err
+
+
 REPORT = json.dumps(
     {"end": {"sum_received": {"bits_per_second": 8e8}, "sum_received_bidir_reverse": {"bits_per_second": 7.2e8}}}
 )

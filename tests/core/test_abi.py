@@ -11,7 +11,7 @@ from ringtrain import _build, _native
 
 PACKAGE = Path(__file__).parents[2] / "ringtrain"
 # Of the header's declarations, without comments and white space.
-DIGESTS = {10: "6fa82b937ec3d592"}
+DIGESTS = {11: "6a3db0a341c094e3"}
 
 
 def declarations() -> str:

@@ -83,6 +83,30 @@ def test_the_best_settings_are_found_and_remembered(tmp_path):
 
 
 @pytest.mark.skipif(LAUNCHED, reason="asks rank 0 alone")
+def test_schedules_begin_when_the_settings_are_found(tmp_path):
+    """While they change there are none: a change has its place in the order of verdicts."""
+    states = []
+
+    def on_rank(rank):
+        for number in range(400):
+            step(rank, number)
+            if rank == 0:
+                states.append(rt.tuning().state)
+            rt.barrier()
+            if states[number] == "tuned":
+                break
+            assert rt.counters()["scheduled_batches"] == 0
+        for number in range(50):
+            step(rank, number)
+        return rt.counters()["scheduled_batches"]
+
+    with World(2, autotune_cache=tmp_path / "cache", **QUICK) as world:
+        scheduled = world.run(on_rank)
+    assert "searching" in states and states[-1] == "tuned"
+    assert all(scheduled)
+
+
+@pytest.mark.skipif(LAUNCHED, reason="asks rank 0 alone")
 @pytest.mark.parametrize("content", [b"no such thing", b"\0\xff" * 100, b"ringtrain autotune 1\nbroken\n"])
 def test_a_broken_cache_is_written_anew(content, tmp_path, caplog):
     cache = tmp_path / "cache"

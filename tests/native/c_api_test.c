@@ -1,6 +1,7 @@
 /* The C ABI from C: every function of ringtrain.h once, in two ranks of this process. The rest of the tests go through it from
  * Python, or stand below it. Prints what failed; the exit code is 0 if nothing did. */
 #include <pthread.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -143,6 +144,57 @@ static void ProcessSets(rt_context *context) {
   CHECK(rt_process_set_ranks(context, (int32_t)id, members, 2) == -1);
 }
 
+/* An object as other languages have them, for whose fields there is a layout. */
+struct Object {
+  int32_t flags, ndim;
+  const void *kind;
+  const int64_t *shape;
+  float *data;
+};
+
+static void Descriptions(rt_context *context, int rank) {
+  static const char kind_of_floats, another_kind;
+  rt_layout layout;
+  memset(&layout, 0, sizeof layout);
+  layout.data = offsetof(struct Object, data);
+  layout.ndim = offsetof(struct Object, ndim);
+  layout.shape = offsetof(struct Object, shape);
+  layout.dtype = offsetof(struct Object, kind);
+  layout.flags = offsetof(struct Object, flags);
+  layout.needs = 5;
+  layout.dtypes[kFloat32] = (uintptr_t)&kind_of_floats;
+  const int64_t extents[2] = {1, 2};
+  float values[2][2] = {{1.0f + (float)rank, 10}, {3, 4}}, sums[2][2];
+  struct Object inputs[2], outputs[2];
+  uintptr_t from[2], to[2];
+  for (int i = 0; i < 2; ++i) {
+    inputs[i] = outputs[i] = (struct Object){7, 2, &kind_of_floats, extents, values[i]};
+    outputs[i].data = sums[i];
+    from[i] = (uintptr_t)&inputs[i];
+    to[i] = (uintptr_t)&outputs[i];
+  }
+  rt_tensor tensors[2];
+  CHECK(rt_describe(&layout, from, to, 2, tensors) == 2);
+  rt_request request = Request("described", kAllreduce, tensors);
+  request.tensor_count = 2;
+  rt_handle_free(Finished(context, &request));
+  CHECK(sums[0][0] == 3 && sums[0][1] == 20 && sums[1][0] == 6 && sums[1][1] == 8);
+
+  const void *const data[2] = {sums[1], sums[0]};
+  void *const places[2] = {values[0], values[1]};
+  rt_place(tensors, 2, data, places);
+  rt_handle_free(Finished(context, &request));
+  CHECK(values[0][0] == 12 && values[0][1] == 16 && values[1][0] == 6 && values[1][1] == 40);
+
+  inputs[1].flags = 3; /* lacks one of those that are needed */
+  CHECK(rt_describe(&layout, from, to, 2, tensors) == 1);
+  inputs[1].flags = 5;
+  inputs[0].kind = &another_kind;
+  CHECK(rt_describe(&layout, from, to, 2, tensors) == 0);
+  inputs[0].kind = NULL; /* what the rows have that no object is of */
+  CHECK(rt_describe(&layout, from, to, 2, tensors) == 0);
+}
+
 static void Refusals(rt_context *context, int rank) {
   const int64_t one = 1;
   float value = 1;
@@ -201,6 +253,7 @@ static void *RunRank(void *argument) {
   if (!CHECK(rt_open_in_process(me->hub, me->rank, options, &context, &error) == kOk)) return NULL;
   Operations(context, me->rank);
   ProcessSets(context);
+  Descriptions(context, me->rank);
   Refusals(context, me->rank);
   Observation(context, me->rank);
   CHECK(rt_close(context, -1, &error) == kOk);

@@ -316,4 +316,17 @@ RT_TEST(a_removal_is_finished_when_the_set_is_gone_here) {
   RT_CHECK(!rank.protocol.Knows(1));
 }
 
+RT_TEST(a_set_is_added_behind_a_removal_that_was_decided_before) {
+  LonelyRank rank;
+  rank.Run(Operation::kAddProcessSet, "first", {0});
+  rank.Run(Operation::kRemoveProcessSet, "remove", {1});
+  rank.Run(Operation::kAddProcessSet, "second", {0});
+  RT_CHECK(rank.Find<rank_effect::AddProcessSet>() == nullptr);  // else its lane could be another than on other ranks
+  rank.protocol.ProcessSetRemoved(0, 1, &rank.effects);
+  RT_REQUIRE(rank.Find<rank_effect::AddProcessSet>() != nullptr);
+  RT_CHECK_EQ(rank.Find<rank_effect::AddProcessSet>()->process_set, 2);
+  RT_CHECK_EQ(std::get<rank_effect::Finish>(rank.effects.back()).control.responses[0].request.name, "second");
+  RT_CHECK(rank.protocol.Knows(2) && !rank.protocol.Knows(1));
+}
+
 }  // namespace ringtrain

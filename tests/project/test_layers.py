@@ -35,7 +35,7 @@ PYTHON_LAYERS = [
     ],
     ["introducing"],
     ["boards"],
-    ["log", "buffers", "stores", "by_address", "by_files"],
+    ["log", "buffers", "array_groups", "stores", "by_address", "by_files"],
     ["rendezvous", "leading"],
     ["mpi", "lonely_mpi"],
     ["pending"],

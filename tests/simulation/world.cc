@@ -158,7 +158,15 @@ bool SimulatedWorld::KernelTells(const Fault& fault) const {
     return false;
   return std::any_of(processes_.begin(), processes_.end(), [&](const auto& entry) {
     return plan_.host_of.at(entry.first) == plan_.host_of.at(fault.ranks[0]) && entry.second.crashed_at == kNever &&
-           !entry.second.rank->ended();
+           !entry.second.rank->ended() && !CrashesSoon(entry.first);
+  });
+}
+
+// Before it looks again, perhaps.
+bool SimulatedWorld::CrashesSoon(int rank) const {
+  return std::any_of(plan_.faults.begin(), plan_.faults.end(), [&](const Fault& fault) {
+    return fault.kind == Fault::kCrash && fault.at <= now_ + kSecond &&
+           std::find(fault.ranks.begin(), fault.ranks.end(), rank) != fault.ranks.end();
   });
 }
 

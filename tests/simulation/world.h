@@ -95,6 +95,7 @@ class SimulatedWorld : public Surroundings {
   void Note(const Happening& happening);
   void Strike(const Happening& happening);
   bool KernelTells(const Fault& fault) const;
+  bool CrashesSoon(int rank) const;
   bool WireTells(const Fault& fault) const;
   bool Lives(int rank) const;
   void CheckDeadline(const Fault& fault, bool woken);
