@@ -50,6 +50,7 @@ class _Ending:
         self.because: BaseException | None = None  # the error of a peer that the code came of
         self.is_announced = False  # whether the launcher has been told
         self.errors_of_peers: tuple[type[BaseException], ...] = (PeerLostError, ClosedError)
+        self.readers: list[tuple[type[BaseException], Callable[[Any], str]]] = []
         self.world_failed = False
         self.library: str | None = None  # path of the MPI in use
         self.finalizes = False  # whether we, and not the user's mpi4py, call MPI_Finalize
@@ -103,6 +104,22 @@ def count_as_errors_of_peers(*kinds: type[BaseException]) -> None:
     _ending.errors_of_peers += tuple(kind for kind in kinds if kind not in _ending.errors_of_peers)
 
 
+def take_words_from(kind: type[BaseException], words: Callable[[Any], str]) -> None:
+    """Has errors of a framework's class say in one line what went wrong, where their text begins with something else.
+
+    Args:
+        kind: the class.
+        words: gets an error of it, returns that line.
+    """
+    _ending.readers.append((kind, words))
+
+
+def words_of(problem: BaseException) -> str:
+    """What an error says that others shall hear of: its text, or what its framework's reader makes of it."""
+    read = next((words for kind, words in _ending.readers if isinstance(problem, kind)), str)
+    return read(problem)
+
+
 def _watch_exceptions(abort: Callable[[str, bool], None]) -> None:
     earlier = sys.excepthook
 
@@ -111,14 +128,14 @@ def _watch_exceptions(abort: Callable[[str, bool], None]) -> None:
         ours = _ending.process == os.getpid()
         of_a_peer = error_of_a_peer(problem)
         if ours:
-            because = "" if of_a_peer is None else str(of_a_peer)
+            because = "" if of_a_peer is None else words_of(of_a_peer)
             announce_failure(_ending.code, follows=of_a_peer is not None, because=because)
             _ending.is_announced = True
         earlier(kind, problem, traceback)  # first of all: once the peers know, the launcher may end this rank
         if ours:
             flush()
             in_its_words = isinstance(of_a_peer, RingtrainError)
-            text = str(of_a_peer) if in_its_words else f"{kind.__name__}: {problem}".rstrip(": ")
+            text = str(of_a_peer) if in_its_words else f"{kind.__name__}: {words_of(problem)}".rstrip(": ")
             abort(text.strip().split("\n")[0], in_its_words)
 
     sys.excepthook = hook
@@ -202,8 +219,8 @@ def _at_exit(leave: Callable[[float], str]) -> None:
     if _ending.code is None or (_ending.code == 0 and _ending.world_failed):
         announce_leaving()  # well, or knowing that its world has failed: no cause of what the others see
     elif _ending.code != 0 and not _ending.is_announced:
-        follows = _ending.because is not None
-        announce_failure(_ending.code, follows, because=str(_ending.because) if follows else "")
+        because = "" if _ending.because is None else words_of(_ending.because)
+        announce_failure(_ending.code, follows=_ending.because is not None, because=because)
     if _has_failed():
         _ending.hurries.set()
         leave(SECONDS_TO_LEAVE)

@@ -1,6 +1,7 @@
 """Warns of a script that uses mpi4py in a job that no MPI has started: its COMM_WORLD has one rank, and nothing would say so.
 
-The script may load it before ``init`` or long after it.
+The script may load it before ``init`` or long after it. Not every program that loads it sends by it: Lightning asks MPI
+where it is, and who leaves MPI uninitialised reads its version.
 """
 
 import sys
@@ -10,6 +11,7 @@ from types import ModuleType
 from ringtrain.log import logger
 
 _MODULE = "mpi4py.MPI"
+_LIGHTNING_ASKS = ("lightning.fabric.plugins.environments.mpi", "lightning_fabric.plugins.environments.mpi")
 
 
 def warn_when_loaded(size: int) -> None:
@@ -38,8 +40,18 @@ class _Witness:
 
 
 def _warn(size: int) -> None:
+    if not _is_to_communicate():
+        return
     logger.warning(
         "mpi4py is in use, but its COMM_WORLD has this rank alone: TCP connects the %d ranks, and no MPI has started them. "
         "Start with ringtrainrun --transport mpi if the script sends by mpi4py",
         size,
     )
+
+
+def _is_to_communicate() -> bool:
+    """Whether the script may send by it, as far as can be seen while it is loaded or afterwards."""
+    if any(module in sys.modules for module in _LIGHTNING_ASKS):
+        return False
+    loaded = sys.modules.get(_MODULE)
+    return loaded.Is_initialized() if loaded else sys.modules["mpi4py"].rc.initialize

@@ -12,11 +12,14 @@ import os
 import select
 import signal
 import threading
+import time
 from collections.abc import Callable
 
 from ringtrain import stacks
 
 OUR_THREADS = "ringtrain-"  # their names begin so, and nobody looks for a fault in them
+_GATHER_SECONDS = 0.05  # in which the operations of a step ask for the same
+_MOST_AT_ONCE = 4096
 _STDERR = 2
 _FRAMES = 50  # of a stack, the most recent ones
 _requests: dict[int, int] = {}  # by process, since a fork's child has no thread: where to ask
@@ -34,7 +37,7 @@ def answer_requests(signal_number: int, show_lines: Callable[[], None]) -> int:
     if os.getpid() not in _requests:
         asked, ask = os.pipe()
         os.set_blocking(ask, False)
-        answers = {b"s": write_stacks, b"l": show_lines}
+        answers = {ord("s"): write_stacks, ord("l"): show_lines}
         thread = threading.Thread(target=_answer, args=(asked, answers), name=f"{OUR_THREADS}reports", daemon=True)
         thread.start()
         _requests[os.getpid()] = ask
@@ -56,9 +59,15 @@ def write_stacks() -> None:
         stderr.write(text)
 
 
-def _answer(asked: int, answers: dict[bytes, Callable[[], None]]) -> None:
+def _answer(asked: int, answers: dict[int, Callable[[], None]]) -> None:
+    """Until nobody can ask any more. What is asked for several times, as by each operation of a step, is answered once."""
     requests = select.poll()
     requests.register(asked, select.POLLIN)
     while requests.poll():
-        with contextlib.suppress(OSError):  # nobody reads: let the next one be answered
-            answers[os.read(asked, 1)]()  # an unread byte tells that nobody has the GIL to answer
+        time.sleep(_GATHER_SECONDS)
+        wanted = os.read(asked, _MOST_AT_ONCE)  # an unread byte tells that nobody has the GIL to answer
+        if not wanted:
+            return
+        for each in dict.fromkeys(wanted):
+            with contextlib.suppress(OSError):  # nobody reads: let the next one be answered
+                answers[each]()

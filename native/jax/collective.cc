@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <mutex>
 
 #include "jax/attributes.h"
 #include "jax/completions.h"
@@ -41,6 +42,29 @@ Code CodeFor(StatusCode code) {
     if (pair.core == code) return pair.xla;
   return Code::kInternal;
 }
+
+// What the last operation that failed with ABORTED was told. XLA keeps an error's text, but not its code, where a later
+// program takes its result; by this text Python knows it again.
+class LastAbort {
+ public:
+  // Never destroyed: XLA's threads outlive static objects.
+  static LastAbort& Get() {
+    static auto* one = new LastAbort;
+    return *one;
+  }
+  void Note(const std::string& text) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    text_ = text;
+  }
+  std::string Read() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return text_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::string text_;  // guarded by mutex_
+};
 
 template <typename Value>
 void SetInitial(double initial, Value* value) {
@@ -188,6 +212,7 @@ bool Execution::Fail(StatusCode code, const std::string& text) {
   if (code_ != StatusCode::kOk) return false;
   code_ = code;
   error_ = text;
+  if (CodeFor(code) == Code::kAborted) LastAbort::Get().Note(text);
   return false;
 }
 
@@ -209,6 +234,13 @@ Error* rt_jax_collective(CallFrame* frame) {
     return nullptr;
   }
   return Execution::Start(frame);
+}
+
+// Copies the text of the last abort, cut to `capacity` with its 0; returns its bytes.
+int64_t rt_jax_last_abort(char* text, int64_t capacity) {
+  const std::string last = LastAbort::Get().Read();
+  if (capacity > 0) text[last.copy(text, static_cast<size_t>(capacity) - 1)] = 0;
+  return static_cast<int64_t>(last.size());
 }
 
 }  // extern "C"

@@ -5,6 +5,7 @@ gets the core's functions as a table (``rt_functions`` in ``ringtrain.h``), and 
 """
 
 import ctypes
+import re
 from pathlib import Path
 
 import jax
@@ -15,6 +16,7 @@ from ringtrain.slots import Slots, core_functions
 
 TARGET = "ringtrain_collective"
 OLDEST_RELEASE = "0.7.2"  # of those that were tried
+_BEFORE_THE_WORDS = re.compile(r"^[A-Z_]+: (?:Error dispatching computation: )*")
 
 _PATH = Path(__file__).with_name("libringtrain_jax.so")
 
@@ -37,11 +39,31 @@ class _MeetsErrorsOfPeers(type):
             jax.errors.JaxRuntimeError,
             ValueError,
         )  # the second from a program's second call on, where it runs inline
-        return isinstance(problem, kinds) and str(problem).startswith("ABORTED: ")
+        return isinstance(problem, kinds) and (str(problem).startswith("ABORTED: ") or _has_passed_on_an_abort(problem))
 
 
 class ErrorOfAPeer(Exception, metaclass=_MeetsErrorsOfPeers):
-    """Stands for JAX's errors that say what became of another rank, by their code: see kCodes in collective.cc."""
+    """Stands for JAX's errors that say what became of another rank, by their code: see kCodes in collective.cc.
+
+    The code is lost where later programs have taken the result; then the text at the end is that of the last abort.
+    """
+
+
+def _has_passed_on_an_abort(problem: BaseException) -> bool:
+    last = last_abort()
+    return bool(last) and str(problem).endswith(last)
+
+
+def last_abort() -> str:
+    """What the last operation that met the end of another rank, or of the world, was told; "" if none has."""
+    text = ctypes.create_string_buffer(_library.rt_jax_last_abort(None, 0) + 1)
+    _library.rt_jax_last_abort(text, len(text))
+    return text.value.decode(errors="replace")
+
+
+def words_of(problem: BaseException) -> str:
+    """What an operation said, without XLA's code, and without what each program that takes its result puts in front."""
+    return _BEFORE_THE_WORDS.sub("", str(problem))
 
 
 def _load() -> ctypes.CDLL:
@@ -51,9 +73,13 @@ def _load() -> ctypes.CDLL:
     library.rt_jax_connect.restype = None
     library.rt_jax_bind.argtypes = [ctypes.c_int64, ctypes.c_void_p]
     library.rt_jax_bind.restype = None
+    library.rt_jax_last_abort.argtypes = [ctypes.c_char_p, ctypes.c_int64]
+    library.rt_jax_last_abort.restype = ctypes.c_int64
     library.rt_jax_connect(core_functions("JAX", library.rt_jax_abi_version()))
     jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(library.rt_jax_collective), platform="cpu")
     exits.count_as_errors_of_peers(ErrorOfAPeer)
+    for kind in (ErrorOfAPeer, jax.errors.JaxRuntimeError):
+        exits.take_words_from(kind, words_of)
     return library
 
 

@@ -110,13 +110,24 @@ def start(
 ) -> Callable[[], jax.Array]:
     """Starts an operation; the function that is returned waits for the result. In a program there is nothing to wait for."""
     if names.tracing() or isinstance(tensor, jax.core.Tracer):
-        array, restore = _movable(operation, jnp.asarray(tensor))
+        array, restore = _movable(operation, _array(operation, tensor))
         result = restore(collective(array, _call(operation, name, process_set, **given)))
         return lambda: result
     with preparing(operation, name, process_set):
-        array, restore = _movable(operation, jnp.asarray(tensor))
+        array, restore = _movable(operation, _array(operation, tensor))
     handle = getattr(operations, f"{operation}_async")(in_reach(array), name=name, process_set=process_set, **given)
     return lambda: restore(jnp.asarray(handle.wait()[0] if operation == "alltoall" else handle.wait()))
+
+
+def _array(operation: str, tensor: Any) -> jax.Array:
+    """What the user gave, or the number, as an array; raises InvalidArgumentError for a tree of arrays."""
+    try:
+        return jnp.asarray(tensor)
+    except (TypeError, ValueError):
+        raise InvalidArgumentError(
+            f"tensor of {operation}: expected an array or a number but found {type(tensor).__name__}. Use allreduce_gradients or "
+            "broadcast_parameters for a tree of arrays."
+        ) from None
 
 
 def _movable(operation: str, array: jax.Array) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:

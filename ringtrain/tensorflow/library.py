@@ -7,6 +7,7 @@ the slot of the current context.
 
 import ctypes
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ ANY_RELEASE = "RINGTRAIN_TENSORFLOW_ANY_RELEASE"
 GPU = "RINGTRAIN_TENSORFLOW_GPU"
 
 _PATH = Path(__file__).with_name("libringtrain_tensorflow.so")
+_AROUND_THE_WORDS = re.compile(r"^\s*(?:\(\d+\) \w+: )?(?:\{\{function_node [^}]*\}\} ?)*| \[Op:\w+\].*$")
 
 
 def _is_tested(release: str) -> bool:
@@ -75,7 +77,15 @@ def _load() -> tuple[Any, ctypes.CDLL]:
     choice = options.environment().get(GPU, "")
     library.rt_tensorflow_register_kernels(tensors_stay_on_gpus(choice, tf.__version__, tf.test.is_built_with_cuda()))
     exits.count_as_errors_of_peers(tf.errors.UnknownError)  # lost ranks and ended worlds: see kCodes in collective.cc
+    exits.take_words_from(tf.errors.OpError, words_of)
     return operations, library
+
+
+def words_of(problem: tf.errors.OpError) -> str:
+    """What went wrong, in one line, without what TensorFlow puts around it: where its node was made, and the node."""
+    before_node, node, _ = problem.message.partition("\n\t [[")
+    lines = before_node.rstrip().split("\n")
+    return _AROUND_THE_WORDS.sub("", lines[-1 if node else 0])
 
 
 def current_slot() -> int:

@@ -57,9 +57,9 @@ class LateRank:
         late: how much later it submitted its last gradient.
         before_first: how much longer it took until its first gradient: input, forward pass, the update before.
         in_backward: how much longer it took from there to its last one.
-        before_ratio, backward_ratio: these times, divided by those of the others.
+        before_ratio, backward_ratio: its times, divided by those of the middle one of the others.
         rare_steps: the number of steps in which it was late, if they are few; else 0.
-        where: "before its first gradient", "in its backward pass" or "evenly".
+        where: one of ``REASONS``.
     """
 
     rank: int
@@ -329,28 +329,26 @@ def late_ranks(steps: Steps) -> list[LateRank]:
 def _late_rank(row: int, rank: int, last_in: int, begun: np.ndarray, first: np.ndarray, last: np.ndarray) -> LateRank:
     others = np.arange(len(first)) != row
 
-    def longer(times: np.ndarray) -> np.ndarray:
-        return times[row] - np.nanmedian(times[others], axis=0)
+    def middle(times: np.ndarray) -> np.ndarray:
+        return np.nanmedian(times[others], axis=0)
 
-    late = longer(last)
+    late = last[row] - middle(last)
     counted = ~np.isnan(late)
     rare = _rare_steps(np.where(counted, late, 0.0))
     if len(rare):
         counted = np.isin(np.arange(len(late)), rare)
-    before, backward = longer(first - begun)[counted], longer(last - first)[counted]
-    usual_before = float(np.nanmedian((first - begun)[others][:, counted]))
-    usual_backward = float(np.nanmedian((last - first)[others][:, counted]))
-    longer_before, longer_backward = _mean(before), _mean(backward)
+    before, usual_before = _mean((first - begun)[row, counted]), _mean(middle(first - begun)[counted])
+    backward, usual_backward = _mean((last - first)[row, counted]), _mean(middle(last - first)[counted])
     return LateRank(
         rank,
         last_in,
         _mean(late[counted]),
-        longer_before,
-        longer_backward,
-        1 + longer_before / max(usual_before, 1e-3),
-        1 + longer_backward / max(usual_backward, 1e-3),
+        before - usual_before,
+        backward - usual_backward,
+        before / max(usual_before, 1e-3),
+        backward / max(usual_backward, 1e-3),
         len(rare),
-        where_late(longer_before, longer_backward, usual_before, usual_backward),
+        where_late(before - usual_before, backward - usual_backward, usual_before, usual_backward),
     )
 
 
@@ -372,8 +370,11 @@ def _rare_steps(late: np.ndarray) -> np.ndarray:
 def where_late(before: float, backward: float, usual_before: float, usual_backward: float) -> str:
     """Where a rank loses its time: it takes so much longer in two parts of a step, which usually take so long.
 
-    One that is slow in all that it does is slower by the same factor in both.
+    One that is slow in all that it does is slower by the same factor in both. One that is late, but longer in neither, has
+    had the sums of the step before later than the others.
     """
+    if before <= 0 and backward <= 0:
+        return "with the sums of the step before"
     if backward <= 0 or usual_backward < 0.05 * usual_before:
         return "before its first gradient"
     if before <= 0 or usual_before <= 0:
@@ -386,6 +387,7 @@ def where_late(before: float, backward: float, usual_before: float, usual_backwa
 
 REASONS = {
     "before its first gradient": "look at its input, at what only this rank does, and at its forward pass",
+    "with the sums of the step before": "it has them later than others: look at what shares its cores, and at its clock",
     "in its backward pass": "look at what shares its cores, and at what else it computes there",
     "evenly": "its processor is slower, or shared with something else",
 }

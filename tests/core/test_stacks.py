@@ -1,10 +1,11 @@
 """Stacks of threads are taken while those run."""
 
+import os
 import subprocess
 import sys
 import threading
 
-from ringtrain import stacks
+from ringtrain import reports, stacks
 
 WHILE_OTHERS_RUN = """
 import gc, sys, threading, time
@@ -61,3 +62,18 @@ def test_nothing_crashes_beside_threads_that_run():
     program = WHILE_OTHERS_RUN.replace("TAKE", "stacks.of_threads(50)")
     done = subprocess.run([sys.executable, "-c", program, "1"], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "well\n"), done.stderr[-2000:]
+
+
+def test_what_several_operations_ask_for_at_once_is_answered_once():
+    """A hung rank owes each operation of a step; its stacks are the same for all."""
+    asked, ask = os.pipe()
+    os.write(ask, b"slss")
+    os.close(ask)
+    answered = []
+
+    def fails():
+        answered.append("stacks")
+        raise OSError("nobody reads")
+
+    reports._answer(asked, {ord("s"): fails, ord("l"): lambda: answered.append("lines")})
+    assert answered == ["stacks", "lines"]

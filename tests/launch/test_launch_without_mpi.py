@@ -139,6 +139,22 @@ def test_mpi4py_in_a_script_without_an_mpi_is_warned_of(script) -> None:
     assert done.returncode == 0 and done.stderr.count("but its COMM_WORLD has this rank alone: TCP connects the 2") == 1
 
 
+@pytest.mark.tcp
+@pytest.mark.parametrize(
+    "script",
+    [
+        "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; import ringtrain as rt; rt.init()",
+        "import ringtrain as rt, ringtrain.bench.machine as machine; rt.init(); machine._mpi_version()",
+        "from lightning_fabric.plugins.environments import MPIEnvironment as asks; asks.detect(); import ringtrain as rt; rt.init()",
+    ],
+)
+def test_mpi4py_in_a_script_that_does_not_send_by_it_is_no_matter(script) -> None:
+    if "lightning" in script:
+        pytest.importorskip("lightning_fabric")
+    done = run(2, "python", "-c", script + "; import sys; assert 'mpi4py.MPI' in sys.modules")
+    assert (done.returncode, "mpi4py is in use" in done.stderr) == (0, False), done.stderr
+
+
 # What scripts for Horovod ask before and after init().
 ASKS = """
 import ringtrain.common.util as util, ringtrain.basics as hvd, ringtrain as rt

@@ -260,6 +260,38 @@ def test_a_rank_that_is_late_in_a_few_steps():
     assert "late in 2 of 40 steps, by 20 ms: before its first gradient" in " ".join(found.verdicts)
 
 
+def test_a_rank_whose_others_wait_for_it_within_a_step_takes_no_negative_time():
+    """Rank 1 loads slowly, and each tenth step ends with a loss: there rank 0 waits between its first submission and its last."""
+    spans: list[list[str]] = [[], []]
+    begun = ORIGIN
+    for step in range(40):
+        gradient = [begun + 3_000, begun + 30_000]
+        loss = [gradient[1] + 700, gradient[1] + 600]
+        for rank in range(2):
+            for track, at, end in ((1, gradient[rank], gradient[1] + 500), (2, gradient[rank] + 50, gradient[1] + 550)):
+                spans[rank].append(span(rank, track, "ALLREDUCE", "allreduce", at, end, 1 << 20))
+            if step % 10 == 9:
+                spans[rank].append(span(rank, 3, "ALLREDUCE", "allreduce", loss[rank], gradient[1] + 900, 4))
+        begun = gradient[1] + 1_000
+    names = ["allreduce.optimizer.used", "allreduce.optimizer.0.weight and 5 more", "allreduce.loss"]
+    found = findings_in([trace_of(rank, own, names) for rank, own in enumerate(spans)])
+    latest = found.late[0]
+    assert latest.rank == 1 and latest.where == "before its first gradient"
+    assert latest.before_first + latest.in_backward == pytest.approx(latest.late, abs=1)
+    assert all(each.before_ratio >= 0 and each.backward_ratio >= 0 for each in found.late)
+    assert "-" not in next(each for each in found.verdicts if "Rank 1 is late" in each)
+
+
+def test_a_rank_that_has_its_sums_later_is_not_said_to_compute_longer():
+    """Its own steps take as long as those of others, or less."""
+    traces = job(2, 20)
+    late = re.sub(rb'"ts":([0-9.]+)', lambda found: b'"ts":%.3f' % (float(found[1]) + 1_500), traces[1])
+    (trace,) = parse(late)
+    latest = find(steps_of([*parse(traces[0]), trace])).late[0]
+    assert (latest.rank, latest.where) == (1, "with the sums of the step before")
+    assert latest.late > 0 >= max(latest.before_first, latest.in_backward)
+
+
 def test_nobody_is_called_late_without_reason():
     found = findings_in(job(4, 20, lambda rank, step: (10.0 * (rank == step % 4), 0.0)))
     assert any(each.startswith("No rank stands out") for each in found.verdicts)
@@ -272,6 +304,8 @@ def test_nobody_is_called_late_without_reason():
         (0, 5, "in its backward pass"),
         (5, 10, "evenly"),
         (5, 1, "before its first gradient"),
+        (-1, -2, "with the sums of the step before"),
+        (-1, 3, "in its backward pass"),
     ],
 )
 def test_where_a_rank_loses_its_time(before, backward, where):

@@ -290,6 +290,24 @@ def test_a_lost_rank_ends_a_program_with_the_cause():
     assert text == "ABORTED: rank 0 raised LookupError: this batch is broken"
 
 
+def test_an_error_that_later_programs_have_passed_on_is_still_of_a_peer():
+    """XLA leaves the text, and puts INTERNAL and a phrase for each of these programs before it."""
+
+    def on_rank(rank):
+        if rank == 0:
+            raise LookupError("batch 7 is broken")
+        failure(lambda: jax.jit(lambda x: hvd.allreduce(x))(jnp.ones(3)))
+
+    with pytest.raises(LookupError):
+        on_ranks(on_rank)
+    before = "INTERNAL: " + 20 * "Error dispatching computation: "
+    told, others = (jax.errors.JaxRuntimeError(before + text)
+                    for text in ("rank 0 raised LookupError: batch 7 is broken", "out of memory"))  # fmt: skip
+    assert exits.error_of_a_peer(told) is told and exits.error_of_a_peer(others) is None
+    assert exits.words_of(told) == "rank 0 raised LookupError: batch 7 is broken"
+    assert exits.words_of(others) == "out of memory" and exits.words_of(ValueError("x: y")) == "x: y"
+
+
 @pytest.mark.long
 def test_rows_of_ranks_that_differ_are_refused_in_a_program():
     def on_rank(rank):
@@ -401,3 +419,16 @@ def test_leaves_that_are_no_arrays_are_named_on_all_ranks():
 
     for kind, text, _ in on_ranks(on_rank):
         assert kind is InvalidArgumentError and "parameters['w']: expected an array or a number but found str" in text
+
+
+def test_a_tree_given_to_an_operation_on_one_array_is_told_where_to_go():
+    def on_rank(rank):
+        tree = {"w": jnp.ones(2)}
+        return failure(lambda: hvd.allreduce(tree, name="x")), failure(lambda: jax.jit(hvd.allreduce)(tree))
+
+    for failures in on_ranks(on_rank):
+        for (kind, text, _), subject in zip(failures, ("allreduce 'x': ", ""), strict=True):
+            said = (
+                f"{subject}tensor of allreduce: expected an array or a number but found dict. Use allreduce_gradients"
+            )
+            assert kind is InvalidArgumentError and text.startswith(said)

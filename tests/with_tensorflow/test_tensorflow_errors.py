@@ -79,10 +79,12 @@ def test_an_abort_fails_what_is_pending(mode):
         if rank == 1:
             hvd.allreduce(tf.constant(1.0), name="first")
             raise ValueError("no more data")
-        with pytest.raises(ERRORS.UnknownError, match="rank 1 raised ValueError: no more data"):
+        with pytest.raises(ERRORS.UnknownError, match="rank 1 raised ValueError: no more data") as caught:
             mode(lambda x: [hvd.allreduce(x, name=name) for name in ("first", "second", "third")])(tf.constant(1.0))
+        assert exits.words_of(caught.value) == "rank 1 raised ValueError: no more data"  # of a text of many lines
         with pytest.raises(ERRORS.UnknownError, match="no more data") as caught:
             hvd.allreduce(tf.constant(1.0))
+        assert exits.words_of(caught.value) == "rank 1 raised ValueError: no more data"
         assert exits.error_of_a_peer(caught.value) is caught.value  # so that the launcher does not blame this rank
         survived.append(rank)
 
