@@ -131,7 +131,7 @@ MUTANTS = [
     Mutant(
         "an id stands for another request",
         NEGOTIATOR,
-        "!(cache_.Find(id)->RequestOf(options_.me, member_count()) == request)",
+        "!cache_.Find(id)->IsOf(options_.me, member_count(), request)",
         "false",
     ),
     Mutant(
