@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import sys
 import textwrap
@@ -17,7 +18,8 @@ from typing import Any
 from ringtrain.bench import documents
 from ringtrain.bench.sizes import bytes_text
 
-FLOORS = ("memcpy", "alone", "identity", "ddp-silent")  # systems that send nothing
+FLOORS = ("memcpy", "alone", "identity", "ddp-silent", "exchange")  # systems that send nothing, or do nothing besides
+DASHES = ("--", ":", "-.")  # of one floor after the other
 OURS = ("#1f5fbf", "#5b9bd5", "#12806a", "#66b38a", "#7a5bc7", "#b29ae0")
 PEERS = ("#d97f12", "#c2410c", "#a16207", "#9d5c8f", "#7f7f7f")
 FLOOR, SILENT = "#111111", "#8a8f98"
@@ -192,10 +194,11 @@ def _draw_curves(pyplot: Any, figure: Curves) -> Any:
     made, (times, rates) = pyplot.subplots(1, 2, figsize=(9.5, 4.2))
     colours = colours_of([line.name for line in figure.lines])
     sizes = sorted({size for line in figure.lines for size in line.seconds})
+    dashes = itertools.cycle(DASHES)
     for line in figure.lines:
         own = sorted(line.seconds)
         how = {"color": colours[line.name], "label": line.name, "marker": None if line.is_floor else "o", "markersize": 4,
-               "linestyle": "--" if line.is_floor else "-", "linewidth": 1.4}  # fmt: skip
+               "linestyle": next(dashes) if line.is_floor else "-", "linewidth": 1.4}  # fmt: skip
         times.plot(own, [line.seconds[size] for size in own], **how)
         rates.plot(own, [size / line.seconds[size] / 1e9 for size in own], **how)
     for axes, what in ((times, "seconds (median)"), (rates, "GB/s, bytes of the tensor by time")):
