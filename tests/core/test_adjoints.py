@@ -40,13 +40,13 @@ def submitted_backward(monkeypatch, world, operation):
     import ringtrain.torch as hvd
     from ringtrain.context import Context
 
-    seen, submit = {}, Context.submit
+    seen, submit = {}, Context.submit_with  # which `submit` calls too
 
-    def noting(self, kind, name, *arguments, **keywords):
+    def noting(self, attributes, kind, name, *arguments, **keywords):
         seen[name] = kind
-        return submit(self, kind, name, *arguments, **keywords)
+        return submit(self, attributes, kind, name, *arguments, **keywords)
 
-    monkeypatch.setattr(Context, "submit", noting)
+    monkeypatch.setattr(Context, "submit_with", noting)
 
     def on_rank(_):
         x = torch.ones(2 * world.size, 2, requires_grad=True)
