@@ -34,6 +34,17 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("world", sizes, indirect=True, ids=lambda size: f"{size}ranks")
 
 
+# What Open MPI and MPICH have in common is tested with the former: under MPICH, in every run, what an MPI itself does.
+OF_EACH_MPI = re.compile("tests/(launch/test_launch_over_mpi|native/test_native)")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what -m does not select
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.get_closest_marker("mpich") and not OF_EACH_MPI.match(item.nodeid):
+            item.add_marker("long")
+
+
 def is_costly(metafunc, size: int) -> bool:
     """Adapters see of a world of seven what they see of four; the core has other schedules there."""
     return size == 7 and re.match("test_(torch|training)", metafunc.module.__name__) is not None

@@ -20,22 +20,6 @@ EACH_MPI = pytest.mark.parametrize(
 EACH_STARTER = pytest.mark.parametrize(
     "mpi", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("openmpi", "mpich", "tcp")]
 )
-EACH_STARTER_BUT_MPICH_FOR_LONG = pytest.mark.parametrize(
-    "mpi",
-    [
-        pytest.param("openmpi", marks=pytest.mark.openmpi),
-        pytest.param("mpich", marks=[pytest.mark.mpich, pytest.mark.long]),
-        pytest.param("tcp", marks=pytest.mark.tcp),
-    ],
-)
-# For what only depends on the MPI where something else is broken too.
-EACH_MPI_BUT_MPICH_FOR_LONG = pytest.mark.parametrize(
-    "mpi",
-    [
-        pytest.param("openmpi", marks=pytest.mark.openmpi),
-        pytest.param("mpich", marks=[pytest.mark.mpich, pytest.mark.long]),
-    ],
-)
 LIBRARY = "from ringtrain.launch.mpi import find_installation as f; i = f(); print(i.engine.__name__, i.library)"
 
 

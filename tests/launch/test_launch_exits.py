@@ -15,7 +15,6 @@ import pytest
 from environments import (
     EACH_MPI,
     EACH_STARTER,
-    EACH_STARTER_BUT_MPICH_FOR_LONG,
     python_with,
     rank_environment,
     ringtrainrun,
@@ -70,7 +69,7 @@ RARER_ENDINGS = [
 ]
 
 
-@EACH_STARTER_BUT_MPICH_FOR_LONG
+@EACH_STARTER
 @pytest.mark.parametrize(
     "ending, code", [*ENDINGS, *(pytest.param(*case, marks=pytest.mark.long) for case in RARER_ENDINGS)]
 )
@@ -90,7 +89,7 @@ def test_an_exit_that_ends_no_process_is_no_failure(mpi: str, ending: str) -> No
     assert done.returncode == 0 and "ringtrainrun: rank" not in done.stderr, done.stderr
 
 
-@EACH_STARTER_BUT_MPICH_FOR_LONG
+@EACH_STARTER
 def test_ranks_that_are_killed_together_are_all_named(mpi: str) -> None:
     program = """
         import os, signal, numpy as np, ringtrain as rt
@@ -238,7 +237,7 @@ if __name__ == "__main__":
 """
 
 
-@EACH_STARTER_BUT_MPICH_FOR_LONG
+@EACH_STARTER
 @pytest.mark.parametrize("way", ["spawn", "subprocess", "after", pytest.param("forkserver", marks=pytest.mark.long)])
 def test_a_child_of_a_rank_is_refused_by_name(mpi: str, way: str, tmp_path: Path) -> None:
     """And the job goes on: a child's failure is its parent's to judge."""
@@ -259,7 +258,7 @@ def test_a_child_of_a_rank_is_refused_by_name(mpi: str, way: str, tmp_path: Path
     assert done.stdout.count("[2.]") == 2
 
 
-@EACH_STARTER_BUT_MPICH_FOR_LONG
+@EACH_STARTER
 def test_a_child_of_a_rank_may_be_a_world_of_one(mpi: str, tmp_path: Path) -> None:
     program = tmp_path / "children.py"
     program.write_text(CHILDREN)
@@ -315,7 +314,7 @@ def test_a_rank_that_leaves_with_code_0_amidst_steps_is_named_last(mpi: str) -> 
     assert last.startswith(f"ringtrainrun: rank 1 left with exit code 0, but without {good_end} and while"), done.stderr
 
 
-@EACH_STARTER_BUT_MPICH_FOR_LONG
+@EACH_STARTER
 def test_a_rank_that_was_stopped_is_named(mpi: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RINGTRAIN_DEAD_AFTER_SECONDS", "2")
     done = run(mpi, 3, AMIDST.format(deed="os.kill(os.getpid(), signal.SIGSTOP)"))

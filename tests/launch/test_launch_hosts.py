@@ -17,9 +17,8 @@ from pathlib import Path
 
 import pytest
 from environments import (
-    EACH_MPI_BUT_MPICH_FOR_LONG,
+    EACH_MPI,
     EACH_STARTER,
-    EACH_STARTER_BUT_MPICH_FOR_LONG,
     python_with,
     ringtrainrun,
     transport_of,
@@ -165,7 +164,7 @@ def test_a_network_between_some_hosts_alone_is_left_alone(network: Network) -> N
     assert done.returncode == 0 and sorted(done.stdout.splitlines()) == ["[0] 2.0", "[1] 2.0"], done.stderr
 
 
-@EACH_STARTER_BUT_MPICH_FOR_LONG
+@EACH_STARTER
 def test_all_links_of_a_host_carry_tensors(mpi: str) -> None:
     """Two useful networks: each interface has sent a fair part of the bytes that the ring takes through a host.
 
@@ -534,7 +533,7 @@ def test_the_reason_is_not_what_ssh_mentions_beside_it(network: Network) -> None
     assert "there is no Python at" in said and "Permanently added" not in said, said
 
 
-@EACH_MPI_BUT_MPICH_FOR_LONG
+@EACH_MPI
 def test_a_host_whose_daemon_is_killed_is_named(mpi: str, network: Network) -> None:
     launcher = network["node-a"].start(
         *ringtrainrun(mpi, 3, "-H", "node-a:1,node-b:1,node-c:1", "python", "-c", WORK),

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from environments import EACH_MPI_BUT_MPICH_FOR_LONG, python_with, ringtrainrun
+from environments import EACH_MPI, python_with, ringtrainrun
 
 from ringtrain.bench import hosts
 from ringtrain.bench.hosts import Network
@@ -37,7 +37,7 @@ def launch(network: Network, mpi: str, *arguments: str, **options) -> subprocess
     )
 
 
-@EACH_MPI_BUT_MPICH_FOR_LONG
+@EACH_MPI
 def test_a_start_up_file_may_print(mpi: str, three_hosts: Network) -> None:
     text = "echo welcome; echo '{\"rank\": 0}'; /usr/bin/yes | /usr/bin/head -c 200000; /usr/bin/yes | /usr/bin/head -c 200000 >&2\n"
     with three_hosts["node-b"].replaced(START_UP_FILE, text):
@@ -67,7 +67,7 @@ def test_what_a_start_up_file_must_not_do_is_told(text: str, words: str, three_h
     assert SAYS in done.stderr and words in done.stderr and "Traceback (" not in done.stderr, done.stderr
 
 
-@EACH_MPI_BUT_MPICH_FOR_LONG
+@EACH_MPI
 @pytest.mark.skipif(not shutil.which("tcsh"), reason="there is no tcsh here: apt install tcsh")
 def test_csh_may_be_the_login_shell(mpi: str, three_hosts: Network) -> None:
     users = Path("/etc/passwd").read_text()

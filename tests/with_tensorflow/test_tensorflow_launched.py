@@ -6,12 +6,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from environments import EACH_MPI_BUT_MPICH_FOR_LONG, rank_environment, ringtrainrun
+from environments import EACH_MPI, rank_environment, ringtrainrun
 
 pytest.importorskip("tensorflow")
 
 
-@EACH_MPI_BUT_MPICH_FOR_LONG  # the operations know no MPI
+@EACH_MPI  # the operations know no MPI
 @pytest.mark.timeout(200)
 def test_two_ranks(mpi: str) -> None:
     script = Path(__file__).parent / "tensorflow_ranks.py"
