@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 import subprocess
 
 import environments
@@ -59,7 +58,10 @@ def test_allreduce(mpi, tmp_path):
     }
 
 
-@pytest.mark.parametrize("operation", ["allgather", "alltoall", "broadcast", "reducescatter"])
+@pytest.mark.parametrize(
+    "operation",
+    ["alltoall", *(pytest.param(each, marks=pytest.mark.long) for each in ("allgather", "broadcast", "reducescatter"))],
+)
 def test_other_collectives_and_a_pause(operation, tmp_path):
     written = document(
         "openmpi", tmp_path / "out.json", "allreduce", "--operation", operation, "--sizes", "4KB,100KB", "--peers",
@@ -85,7 +87,7 @@ def test_mpi_is_no_peer_where_none_started_the_ranks():
     assert "Traceback" not in done.stderr
 
 
-@environments.EACH_MPI_BUT_MPICH_FOR_LONG
+@environments.EACH_MPI
 def test_step(mpi, tmp_path):
     written = document(mpi, tmp_path / "out.json", "step", "--repetitions", "1", "--fusion-bytes", "0,1MB")
     assert [result["fusion_threshold_bytes"] for result in written["results"]] == [0, 1 << 20]
@@ -95,7 +97,7 @@ def test_step(mpi, tmp_path):
         assert result["group_ratio_to_one_operation"] > 0
 
 
-@environments.EACH_MPI_BUT_MPICH_FOR_LONG
+@environments.EACH_MPI
 def test_idle(mpi, tmp_path):
     written = document(mpi, tmp_path / "out.json", "idle", "--seconds", "0.5", "--transports", "mpi,tcp")
     found = [(result["system"], result["rank"]) for result in written["results"]]
@@ -199,11 +201,9 @@ FAULTS = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.openmpi
-@pytest.mark.parametrize(
-    "fault",
-    [pytest.param(name, marks=pytest.mark.long if re.search("torch|jax", FAULTS[name][0]) else ()) for name in FAULTS],
-)
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_wrong_result_is_seen(fault, tmp_path):
     """The verification has teeth: it calls the system WRONG and fails the run."""
     planted, arguments, row = FAULTS[fault]
@@ -274,6 +274,7 @@ def test_wrong_command_lines(arguments, words, capsys):
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.long
 @pytest.mark.openmpi
 def test_tensorflow(tmp_path):
     """Our systems; MultiWorkerMirroredStrategy, which takes its time to start, has a long test."""

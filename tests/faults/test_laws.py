@@ -59,6 +59,7 @@ def test_there_is_a_vice_against_each_law() -> None:
     }
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(LAUNCHED, reason="starts jobs of its own")
 @pytest.mark.parametrize("vice", VICES)

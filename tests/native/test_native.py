@@ -77,6 +77,7 @@ def test_native(name: str, variant: str, built) -> None:
 
 
 @pytest.mark.tsan
+@pytest.mark.long
 @pytest.mark.parametrize("plane", ["staged", "nccl"])
 def test_a_missing_wait_between_streams_is_a_data_race(plane: str, built) -> None:
     """Streams of the fake GPU that wait for nothing: the test of their order must find it, or it finds nothing at all."""

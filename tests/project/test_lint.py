@@ -89,6 +89,7 @@ def test_checks_find_nothing(sources: list[Path]) -> None:
     assert not findings, "\n".join(findings)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "file, original, planted, check, subject", PLANTS, ids=[f"{file}-{subject}" for file, _, _, _, subject in PLANTS]
 )
@@ -119,6 +120,7 @@ def test_tools_find_nothing(tool: str) -> None:
     assert not found, found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tool", lint.TOOLS)
 def test_tools_find_a_planted_fault(tool: str, tmp_path: Path) -> None:
     file, fault, name = FAULTS[tool]

@@ -99,11 +99,13 @@ def test_a_seed_replays_bit_for_bit(programs: Path) -> None:
     assert digest.findall(first) != digest.findall(other)
 
 
+@pytest.mark.long
 def test_each_mutant_is_caught(programs: Path) -> None:
     said = check(programs / "simulate_mutants", "--mutants", "--seeds", f"1-{MOST_SEEDS}", "--size", "2-8")
     assert len(re.findall("caught", said)) == len(mutants.MUTANTS) >= 15
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "mutant_name", ["a join keeps what the member is owed", "other hosts hear of no end", "silence is no death"]
 )
@@ -143,12 +145,14 @@ def test_an_elastic_job_replays_bit_for_bit(programs: Path) -> None:
     assert digest.findall(first) != digest.findall(other)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(2400)
 def test_each_elastic_mutant_is_caught(programs: Path) -> None:
     said = check(programs / "simulate_elastic_mutants", "--mutants", "--seeds", f"1-{MOST_SEEDS}")
     assert len(re.findall("caught", said)) == len(elastic_mutants.MUTANTS) >= 16
 
 
+@pytest.mark.long
 def test_an_elastic_failure_is_printed_with_few_faults(programs: Path) -> None:
     mutant = ["--mutant", "the divisor of the old world"]
     code, said = simulate(programs / "simulate_elastic_mutants", *mutant, "--seeds", "1-200")

@@ -56,10 +56,9 @@ def test_half_an_hour_of_random_operations() -> None:
     check(soak(LONG_SECONDS, seed=int.from_bytes(os.urandom(4), "little")))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(PLANT_SECONDS + ALLOWANCE + ENDS_WITHIN + 60)
-@pytest.mark.parametrize(
-    "plant", ["handles", *(pytest.param(name, marks=pytest.mark.long) for name in ("arrays", "descriptors"))]
-)
+@pytest.mark.parametrize("plant", ["handles", "arrays", "descriptors"])
 def test_a_planted_leak_is_found(plant: str) -> None:
     done = soak(PLANT_SECONDS, 1, plant)
     assert done.returncode == 1 and done.stdout.count("growth") == RANKS, done.stdout + done.stderr

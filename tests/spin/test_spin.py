@@ -75,6 +75,7 @@ def test_no_interleaving_of_more_crashes_goes_wrong(ranks: int, crashes: int, tm
     test_no_interleaving_goes_wrong(ranks, crashes, tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planted_fault_is_found(fault: str, tmp_path: Path) -> None:
     report = search(tmp_path, F=1 if fault in ("IGNORES_GONE", "SURVIVES_ABORT") else 0, **{fault: ""})
@@ -91,6 +92,7 @@ def test_no_change_of_epochs_with_two_crashes_goes_wrong(tmp_path: Path) -> None
     check_complete(search(tmp_path, EPOCHS, F=2))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", EPOCH_FAULTS)
 def test_planted_fault_in_the_change_of_epochs_is_found(fault: str, tmp_path: Path) -> None:
     report = search(tmp_path, EPOCHS, **{fault: ""})
@@ -102,6 +104,7 @@ def test_no_end_of_a_schedule_goes_wrong(ranks: int, batches: int, tmp_path: Pat
     check_complete(search(tmp_path, SCHEDULE, N=ranks, T=batches))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", SCHEDULE_FAULTS)
 def test_planted_fault_in_a_schedule_is_found(fault: str, tmp_path: Path) -> None:
     report = search(tmp_path, SCHEDULE, **{fault: ""})
