@@ -32,6 +32,12 @@ pytestmark = pytest.mark.timeout(1200)  # the first test may have to build
 @pytest.fixture(scope="module")
 def programs() -> Path:
     """The folder with the simulators, compiled once."""
+    return build.build("plain", list(build.SIMULATIONS))
+
+
+@pytest.fixture(scope="module")
+def with_mutants(programs: Path) -> Path:
+    """The same folder, with those that have planted faults: half of what there is to compile."""
     return build.build("plain", build.SIMULATORS)
 
 
@@ -100,8 +106,8 @@ def test_a_seed_replays_bit_for_bit(programs: Path) -> None:
 
 
 @pytest.mark.long
-def test_each_mutant_is_caught(programs: Path) -> None:
-    said = check(programs / "simulate_mutants", "--mutants", "--seeds", f"1-{MOST_SEEDS}", "--size", "2-8")
+def test_each_mutant_is_caught(with_mutants: Path) -> None:
+    said = check(with_mutants / "simulate_mutants", "--mutants", "--seeds", f"1-{MOST_SEEDS}", "--size", "2-8")
     assert len(re.findall("caught", said)) == len(mutants.MUTANTS) >= 15
 
 
@@ -109,17 +115,17 @@ def test_each_mutant_is_caught(programs: Path) -> None:
 @pytest.mark.parametrize(
     "mutant_name", ["a join keeps what the member is owed", "other hosts hear of no end", "silence is no death"]
 )
-def test_a_failure_shrinks_and_replays(mutant_name: str, programs: Path) -> None:
+def test_a_failure_shrinks_and_replays(mutant_name: str, with_mutants: Path) -> None:
     """A planted fault is printed with a case of few turns and ranks that shows it again, in the same words each time."""
     mutant = ["--mutant", mutant_name]
-    code, said = simulate(programs / "simulate_mutants", *mutant, "--seeds", "1-200", "--size", "2-8")
+    code, said = simulate(with_mutants / "simulate_mutants", *mutant, "--seeds", "1-200", "--size", "2-8")
     assert code == 1
     small, violation = re.search(r"shrunk to: (.*)\n(.*)\n", said).groups()
     turns = re.search("turns=([0-9,]*)", small)[1].split(",")
     assert len(turns) <= 4 and re.search(r"^[23] ranks", said, re.MULTILINE)
-    code, again = simulate(programs / "simulate_mutants", *mutant, "--case", small)
+    code, again = simulate(with_mutants / "simulate_mutants", *mutant, "--case", small)
     assert code == 1 and violation in again
-    check(programs / "simulate", "--case", small)  # without the mutant nothing is wrong with it
+    check(with_mutants / "simulate", "--case", small)  # without the mutant nothing is wrong with it
 
 
 def test_a_mutant_that_no_longer_fits_is_told() -> None:
@@ -147,19 +153,19 @@ def test_an_elastic_job_replays_bit_for_bit(programs: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(2400)
-def test_each_elastic_mutant_is_caught(programs: Path) -> None:
-    said = check(programs / "simulate_elastic_mutants", "--mutants", "--seeds", f"1-{MOST_SEEDS}")
+def test_each_elastic_mutant_is_caught(with_mutants: Path) -> None:
+    said = check(with_mutants / "simulate_elastic_mutants", "--mutants", "--seeds", f"1-{MOST_SEEDS}")
     assert len(re.findall("caught", said)) == len(elastic_mutants.MUTANTS) >= 16
 
 
 @pytest.mark.long
-def test_an_elastic_failure_is_printed_with_few_faults(programs: Path) -> None:
+def test_an_elastic_failure_is_printed_with_few_faults(with_mutants: Path) -> None:
     mutant = ["--mutant", "the divisor of the old world"]
-    code, said = simulate(programs / "simulate_elastic_mutants", *mutant, "--seeds", "1-200")
+    code, said = simulate(with_mutants / "simulate_elastic_mutants", *mutant, "--seeds", "1-200")
     assert code == 1
     seed, violation = re.search(r"seed (\d+): (.*)\n", said).groups()
     faults = re.search("--faults '([0-9,]*)'", said)[1]
     assert len(faults.split(",")) <= 2
-    code, again = simulate(programs / "simulate_elastic_mutants", *mutant, "--seed", seed, "--faults", faults)
+    code, again = simulate(with_mutants / "simulate_elastic_mutants", *mutant, "--seed", seed, "--faults", faults)
     assert code == 1 and violation in again
-    check(programs / "simulate_elastic", "--seed", seed, "--faults", faults)
+    check(with_mutants / "simulate_elastic", "--seed", seed, "--faults", faults)
