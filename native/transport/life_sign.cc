@@ -23,10 +23,10 @@ void LifeSign::End() {
 bool LifeSign::Died() {
   if (state_.load(std::memory_order_acquire) != kAlive) return state_.load(std::memory_order_relaxed) == kDead;
   const int found = pthread_mutex_trylock(&held_);
-  if (found == EBUSY) return false;
   if (found == EOWNERDEAD) state_.store(kDead, std::memory_order_release);  // the kernel tells only the first who asks
-  pthread_mutex_unlock(&held_);
-  return found == EOWNERDEAD;
+  // Only what was locked: to those who ask behind the first one the lock is beyond recovery, and theirs it never was.
+  if (found == 0 || found == EOWNERDEAD) pthread_mutex_unlock(&held_);
+  return found == EOWNERDEAD || found == ENOTRECOVERABLE;
 }
 
 }  // namespace ringtrain

@@ -6,7 +6,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <memory>
 #include <set>
+#include <thread>
+#include <vector>
 
 #include "check.h"
 #include "transport/life_sign.h"
@@ -72,6 +76,32 @@ RT_TEST(a_process_that_left_or_never_began_has_not_died) {
   }
   RT_CHECK(left.life().left());
   RT_CHECK(!unborn.life().left());
+}
+
+// As ranks of one host do when one of them is killed: without a pause, so that some are interrupted within their look.
+// A look that unlocks what it has not locked crashes at the first death.
+RT_TEST(many_may_look_at_one_that_dies) {
+  constexpr int kDeaths = 40, kWhoLook = 7;
+  std::vector<std::unique_ptr<Child>> children;
+  for (int death = 0; death < kDeaths; ++death)
+    children.push_back(std::make_unique<Child>([](LifeSign& life) { life.Begin(); }));
+  std::atomic<int> next{0};
+  std::vector<std::atomic<int>> seen(kDeaths);
+  std::vector<std::thread> lookers;
+  for (int looker = 0; looker < kWhoLook; ++looker)
+    lookers.emplace_back([&] {
+      for (int death = 0; death < kDeaths; ++death) {
+        while (next.load() < death) std::this_thread::yield();
+        while (!children[death]->life().Died()) continue;
+        ++seen[death];
+      }
+    });
+  for (int death = 0; death < kDeaths; ++death) {
+    next = death;
+    children[death]->Kill();
+    while (seen[death].load() < kWhoLook) std::this_thread::yield();
+  }
+  for (std::thread& looker : lookers) looker.join();
 }
 
 // The ranks of a world, each with its liveness; they see of each other what a test has had them do.
