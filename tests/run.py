@@ -226,6 +226,7 @@ def selection(arguments: list[str]) -> list[str]:
     own, of_pytest = split(arguments)
     chosen = [SELECTIONS[argument] for argument in own if argument in SELECTIONS]
     variants = [variant for variant in chosen if variant != "long"] or ["plain"]
+    default = "not long"
     passed = []
     for argument in own:
         if argument in SELECTIONS:
@@ -234,13 +235,14 @@ def selection(arguments: list[str]) -> list[str]:
             passed += QUICK
         elif name := native_test(argument):
             passed += [f"tests/native/test_native.py::test_native[{name}-{variant}]" for variant in variants]
+            default = "not long or plain"  # named, it runs
         elif argument in FILES:
             passed.append(FILES[argument])
         elif argument.startswith("-") or exists(argument):
             passed.append(argument)
         else:
             passed += ["-k", argument]
-    return ["-m", " or ".join(chosen) if chosen else "not long", *passed, *of_pytest]
+    return ["-m", " or ".join(chosen) or default, *passed, *of_pytest]
 
 
 def split(arguments: list[str]) -> tuple[list[str], list[str]]:

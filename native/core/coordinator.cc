@@ -203,8 +203,13 @@ std::vector<int> Coordinator::silent() {
 SignsOfLife Coordinator::Signs() const {
   SignsOfLife signs(world_.host_of.size());
   for (int rank = 0; rank < world_.size; ++rank) signs[rank].count = wire_.arrivals(rank);
-  for (int rank : world_.my_host()) signs[rank] = {life(rank).left(), life(rank).Died(), life(rank).beats()};
+  for (int rank : world_.my_host()) signs[rank] = {life(rank).left(), Died(rank), life(rank).beats()};
   return signs;
+}
+
+// Of a process that has ended it is settled whether its rank had left.
+bool Coordinator::Died(int rank) const {
+  return life(rank).Died() || (memory_->HasEnded(world_.local_rank_of[rank]) && !life(rank).left());
 }
 
 bool Coordinator::Tick() {

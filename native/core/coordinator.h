@@ -85,6 +85,7 @@ class Coordinator {
   std::string RequestedCause();
 
   SignsOfLife Signs() const;
+  bool Died(int rank) const;
   void LookForTheDead();
   void NoteSilent(Nanoseconds now);
   bool Tick();

@@ -53,7 +53,10 @@ ContextDriver::ContextDriver(const Options& options, const Tuned& tuned, Progres
 
 void ContextDriver::Start() {
   progress_.SetDoorbell(&doorbell_);
-  thread_ = std::thread(&ContextDriver::RunThread, this);
+  std::promise<void> begun;
+  std::future<void> lives = begun.get_future();
+  thread_ = std::thread(&ContextDriver::RunThread, this, std::move(begun));
+  lives.wait();
 }
 
 // ---- submitting and waiting ----
@@ -156,10 +159,11 @@ void ContextDriver::Drive(Finished finished, Nanoseconds deadline, Spinning* spi
   driven_.store(false, std::memory_order_seq_cst);
 }
 
-void ContextDriver::RunThread() {
+void ContextDriver::RunThread(std::promise<void> begun) {
   pthread_setname_np(pthread_self(), "ringtrain");
   RunPromptly();
   life_.Begin();
+  begun.set_value();
   while (!stop_.load()) {
     const uint32_t ticket = parked_.load(std::memory_order_acquire);
     Nanoseconds idle_period = 0;

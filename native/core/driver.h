@@ -17,6 +17,7 @@
 
 #include <atomic>
 #include <functional>
+#include <future>
 #include <thread>
 
 #include "base/clock.h"
@@ -36,7 +37,8 @@ class ContextDriver {
  public:
   ContextDriver(const Options& options, const Tuned& tuned, Progress& progress, Epoch* epoch, SubmissionTable* table,
                 Counters* counters, Timeline* timeline);
-  // Lets the wire ring, and starts the context's thread.
+  // Lets the wire ring, starts the context's thread, and returns when the rank's life sign has begun in it: a waiting
+  // thread may drive from then on, and whatever it begins others must be able to see end.
   void Start();
 
   // News of `bytes` is in the submission table: has it taken, at once or by whoever has promised to poll soon.
@@ -55,7 +57,7 @@ class ContextDriver {
   void WhileNobodyDrives(const std::function<void(Coordinator&)>& action);
 
  private:
-  void RunThread();
+  void RunThread(std::promise<void> begun);
   void WaitOn(Handle& handle, Nanoseconds deadline);
   // Drives until `finished()` or the deadline.
   template <typename Finished>

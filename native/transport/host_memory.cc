@@ -119,6 +119,7 @@ Status PosixMemory::Create(int local_size, size_t world_window_bytes, std::uniqu
   if (local_size > 1) RT_TRY(made->Reserve(WindowOffset(0), world_window_bytes));
   RT_TRY(made->MapControl());
   made->control_->nonce.store(random[1]);
+  made->control_->place(0).process.Write();
   *memory = std::move(made);
   return {};
 }
@@ -135,6 +136,7 @@ Status PosixMemory::Open(const std::string& name, uint64_t nonce, int local_rank
     return Status::Internal("shared memory " + name + " is not ours.");
   RT_TRY(opened->MapControl());
   if (opened->nonce() != nonce) return Status::Internal("shared memory " + name + " belongs to another host.");
+  opened->control_->place(local_rank).process.Write();
   *memory = std::move(opened);
   return {};
 }
@@ -158,6 +160,13 @@ Status PosixMemory::MapControl() {
   if (memory == MAP_FAILED) return SystemError("mmap of shared memory");
   control_ = static_cast<HostControl*>(memory);
   return {};
+}
+
+bool PosixMemory::HasEnded(int local_rank) {
+  if (peers_.empty())
+    for (int peer = 0; peer < local_size(); ++peer)
+      peers_.push_back(std::make_unique<PeerProcess>(control_->place(peer).process));
+  return peers_[local_rank]->HasEnded();
 }
 
 // Reserved, not merely promised: a write into an overcommitted segment would end the process with SIGBUS.

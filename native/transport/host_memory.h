@@ -11,10 +11,12 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/doorbell.h"
 #include "base/status.h"
 #include "transport/life_sign.h"
+#include "transport/peer_process.h"
 #include "transport/promise_slot.h"
 
 namespace ringtrain {
@@ -51,6 +53,7 @@ struct alignas(64) HostControl {
   struct Place {
     Doorbell doorbell;
     LifeSign life;
+    ProcessName process;
     Mailbox mailbox;
     PromiseSlot promises[kMaxScheduledSets];  // by the lane of the set
   };
@@ -70,6 +73,10 @@ class HostMemory {
   int local_size() const { return local_size_; }
   HostControl& control() const { return *control_; }
   Doorbell& doorbell(int local_rank) const { return control_->place(local_rank).doorbell; }
+
+  // The process of that rank is known to have ended. Asked by one thread at a time, once all ranks of the host are
+  // here.
+  virtual bool HasEnded(int) { return false; }
 
   // Maps the window of a process set: the same zeroed memory for its `participants` on this host, of `bytes` equal for
   // all.
@@ -103,6 +110,7 @@ class PosixMemory : public HostMemory {
   uint64_t nonce() const { return control_->nonce.load(); }
   void Unlink();
 
+  bool HasEnded(int local_rank) override;
   Status MapWindow(int process_set, int participants, size_t bytes, char** memory) override;
   void UnmapWindow(int process_set, bool discard) override;
 
@@ -120,7 +128,8 @@ class PosixMemory : public HostMemory {
   bool linked_ = false;  // the creator's file still has its name
   int file_ = -1;
   size_t control_bytes_ = 0;
-  std::map<int, Window> windows_;  // by process set
+  std::map<int, Window> windows_;                    // by process set
+  std::vector<std::unique_ptr<PeerProcess>> peers_;  // by local rank; empty until the first question
 };
 
 }  // namespace ringtrain

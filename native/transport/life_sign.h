@@ -1,9 +1,9 @@
 // LifeSign: how the ranks of a host see that another of them lives. One in each rank's place in the shared memory.
 //
 // Two signs. The kernel's: the owner holds a robust lock for as long as it lives, and the kernel lets go of it however
-// the process ends; process ids would not do, since they mean nothing between containers. The owner's own: a beat,
-// which stops when the process is stopped or its machine hangs. All zeros, as fresh memory is, is a rank that has not
-// begun.
+// the process ends; process ids alone would not do, since they mean nothing between containers (peer_process.h has what
+// they tell where they do). The owner's own: a beat, which stops when the process is stopped or its machine hangs. All
+// zeros, as fresh memory is, is a rank that has not begun.
 #ifndef RINGTRAIN_TRANSPORT_LIFE_SIGN_H_
 #define RINGTRAIN_TRANSPORT_LIFE_SIGN_H_
 

@@ -3,6 +3,7 @@
 #include "transport/host_memory.h"
 
 #include <dirent.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -117,6 +118,32 @@ RT_TEST(wrong_file_is_not_opened) {
   RT_CHECK(!PosixMemory::Open(creator->name(), creator->nonce() + 1, 1, 2, &member).ok());
   RT_CHECK(!PosixMemory::Open("/ringtrain-none", creator->nonce(), 1, 2, &member).ok());
   RT_CHECK(member == nullptr);
+}
+
+// Of a rank of another process that never came so far as to begin its life sign.
+RT_TEST(a_process_that_is_killed_is_seen_to_have_ended) {
+  std::unique_ptr<PosixMemory> creator;
+  RT_REQUIRE_OK(PosixMemory::Create(3, kBytes, &creator));
+  int here[2];
+  RT_REQUIRE_EQ(pipe(here), 0);
+  const pid_t process = fork();
+  if (process == 0) {
+    std::unique_ptr<PosixMemory> member;
+    const Status opened = PosixMemory::Open(creator->name(), creator->nonce(), 1, 3, &member);
+    if (!opened.ok() || write(here[1], "", 1) != 1) _exit(1);
+    for (;;) pause();
+  }
+  char byte;
+  RT_REQUIRE_EQ(read(here[0], &byte, 1), ssize_t{1});
+  for (int local : {0, 1, 2}) RT_CHECK(!creator->HasEnded(local));  // this process, a living one, and none
+  kill(process, SIGKILL);
+  RT_REQUIRE_EQ(waitpid(process, nullptr, 0), process);
+  RT_CHECK(creator->HasEnded(1));
+  RT_CHECK(!creator->HasEnded(0) && !creator->HasEnded(2));
+  std::unique_ptr<PosixMemory> late;  // it opens when the process has gone
+  RT_REQUIRE_OK(PosixMemory::Open(creator->name(), creator->nonce(), 2, 3, &late));
+  RT_CHECK(late->HasEnded(1));
+  RT_CHECK(!late->HasEnded(0));
 }
 
 RT_TEST(windows_of_several_sets_do_not_touch) {

@@ -25,10 +25,10 @@ ROOT = Path(__file__).parents[2]
         (["lint"], ["-m", "not long", "tests/project/test_lint.py"]),
         (
             ["tests/native/match_test.cc"],
-            ["-m", "not long", "tests/native/test_native.py::test_native[match_test-plain]"],
+            ["-m", "not long or plain", "tests/native/test_native.py::test_native[match_test-plain]"],
         ),
         (["match_test", "--asan"], ["-m", "asan", "tests/native/test_native.py::test_native[match_test-asan]"]),
-        (["c_api_test"], ["-m", "not long", "tests/native/test_native.py::test_native[c_api_test-plain]"]),
+        (["c_api_test"], ["-m", "not long or plain", "tests/native/test_native.py::test_native[c_api_test-plain]"]),
         (["no_such_test"], ["-m", "not long", "-k", "no_such_test"]),
         (["--tsan", "--asan", "wire"], ["-m", "tsan or asan", "-k", "wire"]),
         (["--native"], ["-m", "plain"]),
