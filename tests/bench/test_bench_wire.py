@@ -35,6 +35,7 @@ def test_a_host_with_cores_of_its_own_uses_no_others() -> None:
             assert seen.stdout == "True\n", seen.stderr
 
 
+@pytest.mark.long
 @pytest.mark.skipif(bool(MISSING), reason=MISSING)
 def test_wire_fills_the_links_and_writes_what_it_measured(tmp_path: Path) -> None:
     """At 200 Mbit/s, where even a crowded machine has time: a tensor takes the floor's time or a little more."""

@@ -87,6 +87,7 @@ def built_with_plants(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @needs_libfuzzer
+@pytest.mark.long  # the same inputs in every run
 @pytest.mark.parametrize("name", fuzzers.NAMES)
 def test_no_input_breaks_a_decoder(name: str, built: Path, tmp_path: Path) -> None:
     done = fuzz(built / name, tmp_path / "found", "-seed=1", f"-runs={INPUTS}")

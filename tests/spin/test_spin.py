@@ -38,7 +38,10 @@ SCHEDULE_FAULTS = {
 }
 MEMORY = 2048  # MiB
 
-pytestmark = pytest.mark.skipif(shutil.which("spin") is None, reason="not run: there is no spin (apt-get install spin)")
+pytestmark = [
+    pytest.mark.long,  # the models change with the protocol alone
+    pytest.mark.skipif(shutil.which("spin") is None, reason="not run: there is no spin (apt-get install spin)"),
+]
 
 
 def search(folder: Path, model: Path = NEGOTIATION, **definitions: int | str) -> str:
@@ -55,9 +58,7 @@ def search(folder: Path, model: Path = NEGOTIATION, **definitions: int | str) ->
     ).stdout
 
 
-@pytest.mark.parametrize(
-    "ranks, crashes", [pytest.param(2, 1, marks=pytest.mark.long), pytest.param(3, 0, marks=pytest.mark.long), (3, 1)]
-)
+@pytest.mark.parametrize("ranks, crashes", [(2, 1), (3, 0), (3, 1)])
 def test_no_interleaving_goes_wrong(ranks: int, crashes: int, tmp_path: Path) -> None:
     check_complete(search(tmp_path, N=ranks, F=crashes))
 
@@ -69,42 +70,37 @@ def check_complete(report: str) -> None:
     assert int(float(re.search(r"([\d.e+]+) states, stored", report)[1])) > 1000
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("ranks, crashes", [(3, 2), (4, 1)])
 def test_no_interleaving_of_more_crashes_goes_wrong(ranks: int, crashes: int, tmp_path: Path) -> None:
     test_no_interleaving_goes_wrong(ranks, crashes, tmp_path)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planted_fault_is_found(fault: str, tmp_path: Path) -> None:
     report = search(tmp_path, F=1 if fault in ("IGNORES_GONE", "SURVIVES_ABORT") else 0, **{fault: ""})
     assert FAULTS[fault] in report, report
 
 
-@pytest.mark.parametrize("ranks, crashes", [pytest.param(2, 1, marks=pytest.mark.long), (3, 1)])
+@pytest.mark.parametrize("ranks, crashes", [(2, 1), (3, 1)])
 def test_no_change_of_epochs_goes_wrong(ranks: int, crashes: int, tmp_path: Path) -> None:
     check_complete(search(tmp_path, EPOCHS, N=ranks, F=crashes))
 
 
-@pytest.mark.long
 def test_no_change_of_epochs_with_two_crashes_goes_wrong(tmp_path: Path) -> None:
     check_complete(search(tmp_path, EPOCHS, F=2))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("fault", EPOCH_FAULTS)
 def test_planted_fault_in_the_change_of_epochs_is_found(fault: str, tmp_path: Path) -> None:
     report = search(tmp_path, EPOCHS, **{fault: ""})
     assert EPOCH_FAULTS[fault] in report, report
 
 
-@pytest.mark.parametrize("ranks, batches", [pytest.param(2, 3, marks=pytest.mark.long), (3, 1)])
+@pytest.mark.parametrize("ranks, batches", [(2, 3), (3, 1)])
 def test_no_end_of_a_schedule_goes_wrong(ranks: int, batches: int, tmp_path: Path) -> None:
     check_complete(search(tmp_path, SCHEDULE, N=ranks, T=batches))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("fault", SCHEDULE_FAULTS)
 def test_planted_fault_in_a_schedule_is_found(fault: str, tmp_path: Path) -> None:
     report = search(tmp_path, SCHEDULE, **{fault: ""})
