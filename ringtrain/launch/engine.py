@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
+import shutil
+import stat
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from ringtrain.agent_protocol import RankNews
@@ -63,18 +65,25 @@ class Program:
     """An engine that is a program of its own on this host: an MPI's mpirun, or srun.
 
     words: where its stdout (1) and stderr (2) go.
+    folder_of: the name of the folder for temporary files that the program with a process id makes; "" if it makes none.
     """
 
     ends_ranks = True
     good_end = "ending MPI"
 
     def __init__(
-        self, name: str, line: Sequence[str], environment: Mapping[str, str], words: Mapping[int, EngineStream]
+        self,
+        name: str,
+        line: Sequence[str],
+        environment: Mapping[str, str],
+        words: Mapping[int, EngineStream],
+        folder_of: Callable[[int], str],
     ):
         self.name = name
         self.line = line
         self._environment = environment
         self._words = words
+        self._folder_of = folder_of
         self._process: subprocess.Popen[bytes] | None = None  # until it is started
         self._streams: dict[int, EngineStream] = {}  # by descriptor, until their end
 
@@ -122,14 +131,25 @@ class Program:
             kill_group(self._process.pid)
 
     def finish(self) -> None:
-        """Waits for the program's end, and passes on what it has said last."""
+        """Waits for the program's end, passes on what it has said last, and removes what it has left in TMPDIR."""
         if self._process:
             self._process.wait()
+            self._remove_folder(self._process.pid)
         for descriptor in list(self._streams):
             while self._read(descriptor):
                 pass
         for stream in self._streams.values():
             stream.close()
+
+    def _remove_folder(self, process: int) -> None:
+        """A program that was killed, or that loses a rank before MPI_Init, leaves its folder. A link is none of its making."""
+        if not (name := self._folder_of(process)):
+            return
+        path = os.path.join(self._environment.get("TMPDIR") or "/tmp", name)
+        with contextlib.suppress(OSError):
+            found = os.lstat(path)
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid():
+                shutil.rmtree(path, ignore_errors=True)
 
     def _read(self, descriptor: int) -> bool:
         """Reads once; False at the end of the stream or if nothing is there."""

@@ -90,7 +90,7 @@ class Job:
         words = {number: EngineStream(terminal, number, self.shows, self._hear_engine) for number in (1, 2)}
         line = command_line(plan, installation, self.socket)
         self.engine: Engine = (
-            Program(installation.engine.NAME, line, environment, words)
+            Program(installation.engine.NAME, line, environment, words, installation.engine.folder_of)
             if installation.has_mpi
             else self.agents_that_start(line, words)
         )

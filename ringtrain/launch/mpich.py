@@ -19,6 +19,11 @@ RANK_VARIABLES = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 ABORT = re.compile(rb"Abort\((\d+)\) on node .* application called MPI_Abort")
 
 
+def folder_of(process: int) -> str:
+    """The folder of a program for its temporary files: Hydra's programs make none."""
+    return ""
+
+
 def owns(library_version: str) -> bool:
     """Whether MPI_Get_library_version's text is of this engine."""
     return any(name in library_version for name in ("MPICH", "Intel(R) MPI", "MVAPICH", "CRAY MPICH"))

@@ -43,6 +43,11 @@ def owns(library_version: str) -> bool:
     return "Open MPI" in library_version
 
 
+def folder_of(process: int) -> str:
+    """The folder of an mpirun for its temporary files, of Open MPI 5. It is in TMPDIR."""
+    return f"ompi.{process}"
+
+
 def command_line(mpirun: str, plan: Plan) -> list[str]:
     """The engine's command, up to what each rank runs.
 

@@ -63,6 +63,11 @@ def choose_plugin(library: Installation, listed: str) -> str:
     )
 
 
+def folder_of(process: int) -> str:
+    """The folder of a program for its temporary files: srun makes none."""
+    return ""
+
+
 def command_line(srun: str, plan: Plan) -> list[str]:
     """The engine's command, up to what each rank runs."""
     hosts = ",".join(host.name for host in plan.hosts)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import selectors
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from environments import rank_environment, ringtrainrun
+from eventually import eventually
 
 from ringtrain.launch import mpich, openmpi
+from ringtrain.launch.engine import Program
 from ringtrain.launch.mpi import LaunchError, find_program
+from ringtrain.launch.output import EngineStream, Terminal
 
 OPEN_MPI, HYDRA = "mpirun (Open MPI) 5.0.11", "HYDRA build details:"
 
@@ -81,3 +87,21 @@ def test_an_mpirun_that_stumbles_before_any_rank_ran_is_started_once_more(times:
     assert done.stderr.count("Open MPI ended before any rank ran, as it said; it is started once more.") == min(
         times, 1
     )
+
+
+def test_what_a_program_leaves_in_tmpdir_is_removed(tmp_path: Path) -> None:
+    """mpirun removes its folder itself, unless it is killed or loses a rank before MPI_Init."""
+    mine, others = "ompi.$$", "ompi.1"
+    script = f'mkdir -p "$TMPDIR/{mine}/0" "$TMPDIR/{others}"; touch "$TMPDIR/{mine}/0/file"; exec sleep 100'
+    words = {
+        number: EngineStream(Terminal(sys.stdout.buffer, sys.stderr.buffer), number, lambda _: False, lambda _: None)
+        for number in (1, 2)
+    }
+    surroundings = {**os.environ, "TMPDIR": str(tmp_path)}
+    program = Program("Open MPI", ["sh", "-c", script], surroundings, words, openmpi.folder_of)
+    with selectors.DefaultSelector() as selector:
+        program.start(selector)
+        eventually(lambda: list(tmp_path.glob("*/0/file")), "the program has made its folder")
+        program.kill()
+        program.finish()
+    assert [path.name for path in tmp_path.iterdir()] == [others]

@@ -34,15 +34,15 @@ class Known:
 
 MPICH_SEGMENTS = r"left over: (\S* ?/dev/shm/mpich_shm_\w+(; |$))+$"
 YOUNG_SEGMENT = r"left over: (\S* ?/dev/shm/(mpich_shm|ucx_shm_posix)_\w+(; |$))+$"
-OPENMPI_FOLDERS = r"left over: (\S* ?(temporary file |/)\S*(ompi|prted)\.\d+(; |$))+$"
+DAEMON_FOLDERS = r"left over: (\S* ?(temporary file |/)\S*prted\.\d+(; |$))+$"
 
 
 KNOWN = [
     Known(
         ("nothing_left",),
-        {"engine": ("openmpi",), "fault": ("engine-kill", "daemon-kill", "interrupt-twice", "cut")},
-        "Open MPI's mpirun and daemon, killed, leave folders, ompi.NUMBER and prted.NUMBER, that they alone know of in TMPDIR",
-        OPENMPI_FOLDERS,
+        {"engine": ("openmpi",), "fault": ("daemon-kill", "interrupt-twice", "cut")},
+        "Open MPI's daemon, killed, leaves a folder, prted.NUMBER, that it alone knows of in TMPDIR",
+        DAEMON_FOLDERS,
     ),
     Known(
         ("nothing_left",),
