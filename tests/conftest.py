@@ -120,6 +120,25 @@ def ranks_take_turns_in_tensorflows_dispatcher(monkeypatch):
     monkeypatch.setattr(_api_dispatcher.PythonAPIDispatcher, "Dispatch", dispatch_in_turn)
 
 
+@pytest.fixture(autouse=True)
+def ranks_take_turns_in_torchs_optimizers(monkeypatch):
+    """The first optimizer of a class wraps the class's step, for hooks. Two ranks that make one at once may both wrap it.
+
+    Then each hook runs twice in a step, to the end of the process.
+    """
+    if "torch" not in sys.modules:
+        return
+    from torch.optim import Optimizer
+
+    wrap, turn = Optimizer._patch_step_function, threading.Lock()
+
+    def wrap_in_turn(self):
+        with turn:
+            wrap(self)
+
+    monkeypatch.setattr(Optimizer, "_patch_step_function", wrap_in_turn)
+
+
 @pytest.fixture(autouse=bool(os.environ.get("RINGTRAIN_TEST_BUCKET_VIEWS")))
 def gradients_as_bucket_views(monkeypatch):
     """Distributed optimizers make gradients views of buckets after one step, unless a compressor takes them one by one."""

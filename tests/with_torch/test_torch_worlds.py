@@ -123,3 +123,21 @@ def test_a_parameter_is_left_to_an_optimizer_of_the_new_world():
             hvd.barrier()
 
         second.run(again)
+
+
+def test_ranks_that_make_the_first_optimizer_of_a_class_at_once_hook_its_step_once():
+    """Wrapped by each of them, as torch does it without a lock, a step would reduce gradients once for each."""
+    with World(3) as world:
+        for _ in range(60):
+            kind = type("Descent", (torch.optim.SGD,), {"step": lambda self, closure=None: None})
+            calls = []
+
+            def make(rank, kind=kind, calls=calls):
+                hvd.barrier()
+                optimizer = kind([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+                optimizer.register_step_pre_hook(lambda *_: calls.append(rank))
+                hvd.barrier()
+                optimizer.step()
+
+            world.run(make)
+            assert sorted(calls) == [0, 1, 2]
