@@ -13,12 +13,16 @@ pytestmark = [
 ]
 
 RANK = """
-    import os, signal, sys, numpy as np, ringtrain as rt
+    import os, signal, sys, time, numpy as np, ringtrain as rt
+    from pathlib import Path
     rt.init(stall_warning_seconds=1, stall_abort_seconds=0 if sys.argv[1] == "stopped" else 4, dead_after_seconds=5)
     fault = sys.argv[1] if rt.rank() == 1 else ""
     rt.allreduce(np.ones(3), "gradient")
     rt.allreduce(np.ones(1), "loss")
-    rt.barrier()  # the others have got it all
+    rt.barrier()
+    if fault in ("killed", "stopped"):  # not before the others have gone on: a barrier is left one after the other
+        while len(list(Path(sys.argv[2]).iterdir())) < rt.size() - 1:
+            time.sleep(0.01)
     if fault == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if fault == "stopped":
@@ -26,7 +30,9 @@ RANK = """
     if fault == "other shape":
         rt.allreduce(np.ones(4), "gradient")
     if fault != "skips":
-        rt.allreduce(np.ones(3), "gradient")
+        again = rt.allreduce_async(np.ones(3), "gradient")
+        Path(sys.argv[2], str(rt.rank())).touch()
+        rt.synchronize(again)
     rt.allreduce(np.ones(1), "loss")
 """
 TOLD = {
@@ -38,9 +44,11 @@ TOLD = {
 }  # fmt: skip
 
 
-def told_after(fault: str, starter: str, folder) -> str:
+def told_after(fault: str, starter: str, tmp_path) -> str:
     """What the command says of a job of three ranks, of which rank 1 does this."""
-    command = ["--flight-record", str(folder), "python", "-c", textwrap.dedent(RANK), fault]
+    folder, gone_on = tmp_path / "records", tmp_path / "gone-on"
+    gone_on.mkdir()
+    command = ["--flight-record", str(folder), "python", "-c", textwrap.dedent(RANK), fault, str(gone_on)]
     job = ringtrainrun(starter, 3, *command)
     done = subprocess.run(job, env=rank_environment(), timeout=100, capture_output=True, text=True, errors="replace")
     assert done.returncode != 0, done

@@ -85,6 +85,7 @@ def test_the_first_step_asks_again(monkeypatch):
         mine = copy.deepcopy(model)
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(mine.parameters(), lr=0.1))
         wrapper = data_parallel(mine, 2)
+        hvd.barrier()  # what follows is of the process: from here on both ranks seem to have a process group
         monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
         mine(torch.ones(1, 2)).sum().backward()
         with pytest.raises(ValueError, match="DistributedDataParallel on 2 ranks"):
