@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -10,6 +11,8 @@ from ringtrain import options, stacks, start
 from ringtrain._native import lib
 
 _FRAMES = 12  # of a rank that others wait for
+# What starts a rank's function, and what looks where the others are.
+_STARTING = {threading.__file__, stacks.__file__, __file__}
 
 
 class World:
@@ -104,7 +107,11 @@ class World:
 
 
 def _whereabouts(threads: Iterable[threading.Thread]) -> str:
-    """Where threads are: the innermost functions of each."""
+    """Where threads are: the innermost functions of each, below those that start a rank here. None that has ended is told."""
     found = stacks.of_threads(_FRAMES)
-    known = ((thread.name, found.get(thread.ident or 0)) for thread in threads)
-    return "\n".join(f"{name} was at:\n{''.join(stack.format())}" for name, stack in known if stack is not None)
+    told = []
+    for thread in threads:
+        frames = [frame for frame in found.get(thread.ident or 0, ()) if frame.filename not in _STARTING]
+        if frames:
+            told.append(f"{thread.name} was at:\n{''.join(traceback.StackSummary.from_list(frames).format())}")
+    return "\n".join(told)
