@@ -1,6 +1,6 @@
 """What bin/test does once there is a Python environment: installs, builds, runs pytest, whose line is the last.
 
-    run.py [PATTERN | FILE ...] [--quick | --native | --tsan | --asan | --long] [-- options of pytest]
+    run.py [PATTERN | FILE ...] [--changed[=BASE] | --quick | --native | --tsan | --asan | --long] [-- options of pytest]
 
 A FILE may be a native test, tests/native/match_test.cc or match_test: it alone is built and run.
 
@@ -24,6 +24,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import changed
+
 ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENT = Path(sys.prefix)
 MPICH_ENVIRONMENT = ENVIRONMENT.with_name(ENVIRONMENT.name + "-mpich")
@@ -43,7 +45,9 @@ CCACHE_SETTINGS = {"CCACHE_BASEDIR": str(ROOT), "CCACHE_NOHASHDIR": "1"}
 SELECTIONS = {"--native": "plain", "--tsan": "tsan", "--asan": "asan", "--long": "long"}
 NATIVE_TESTS = ROOT / "tests" / "native"
 FILES = {"lint": "tests/project/test_lint.py"}  # words that stand for a file, and are no patterns
-NO_TESTS_SELECTED = 5  # pytest's exit code
+TESTS_FAILED, NO_TESTS_SELECTED = 1, 5  # pytest's exit codes
+FAILED = ROOT / "build" / "failed-tests"
+MOST_FLAKY = 10  # tests that are run again; if more fail, it is not by chance
 # In less than a minute, once the environments stand: what most changes would break first.
 QUICK = [
     "tests/project/test_lint.py::test_tools_find_nothing",
@@ -88,8 +92,16 @@ def main(arguments: list[str]) -> int:
         print(f"bin/test: '{' '.join(map(str, error.cmd))}' failed; see above.", file=sys.stderr)
         return error.returncode
     whole = not arguments or arguments[0] == "--"
+    if base := comparison(arguments):
+        files, said = changed.selected(base.partition("=")[2])
+        print(said, flush=True)
+        if not files:
+            return 0
+        arguments = [*files, *arguments[arguments.index(base) + 1 :]]
     with native_tests_in_the_making(wanted=whole):
-        code = run_pytest(arguments, WORKERS if whole else [])
+        code = run_pytest(arguments, [*WORKERS, f"--write-failed={FAILED}"] if whole or base else [])
+    if code == TESTS_FAILED and (whole or base):
+        tell_flaky(FAILED.read_text().splitlines())
     if code == NO_TESTS_SELECTED:
         print("bin/test: no test was selected.", *hints, file=sys.stderr)
     return code
@@ -198,11 +210,29 @@ def native_tests_in_the_making(wanted: bool):
 def run_pytest(arguments: list[str], options: list[str]) -> int:
     """Runs the selected tests; pytest's output, with its closing line, is the last of bin/test."""
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "budget", *options, *selection(arguments)],
+        [sys.executable, "-m", "pytest", "-p", "budget", "-p", "failures", *options, *selection(arguments)],
         cwd=ROOT,
         env=environment_of_tests(),
         stdin=subprocess.DEVNULL,
     ).returncode
+
+
+def tell_flaky(failed: list[str]) -> None:
+    """Runs tests that have failed beside others once more, alone, and says which of them pass then. The run has failed all the same."""
+    if len(failed) > MOST_FLAKY:
+        return
+    print(f"\nbin/test: runs the {len(failed)} that failed once more, alone", flush=True)
+    passed = []
+    for test in (each.removesuffix("@calm") for each in failed):
+        line = [sys.executable, "-m", "pytest", "--quiet", "-m", "", test]
+        again = subprocess.run(
+            line, cwd=ROOT, env=environment_of_tests(), stdin=subprocess.DEVNULL, capture_output=True
+        )
+        passed += [test] if again.returncode == 0 else []
+    for test in passed:
+        print(f"bin/test: flaky: {test} failed beside others, and passed alone")
+    if len(passed) < len(failed):
+        print(f"bin/test: {len(failed) - len(passed)} failed again")
 
 
 def environment_of_tests() -> dict[str, str]:
@@ -260,6 +290,11 @@ def patterns(arguments: list[str]) -> list[str]:
     ]
 
 
+def comparison(arguments: list[str]) -> str:
+    """The argument --changed, or --changed=BASE; "" without."""
+    return next((each for each in split(arguments)[0] if re.fullmatch("--changed(=.+)?", each)), "")
+
+
 def exists(argument: str) -> bool:
     """Whether an argument is a file or folder, or a test in one."""
     return (ROOT / argument.split("::")[0]).exists()
@@ -275,9 +310,12 @@ def native_test(argument: str) -> str:
 
 def refusal(arguments: list[str]) -> str:
     """Why the arguments cannot be meant; "" if they can."""
-    known = ["--quick", *SELECTIONS]
-    for argument in split(arguments)[0]:
-        if argument.startswith("--") and argument not in known:
+    known = ["--changed", "--quick", *SELECTIONS]
+    own = split(arguments)[0]
+    if (base := comparison(arguments)) and own != [base]:
+        return f"'{base}' chooses the tests, so there must be no other argument before --."
+    for argument in own:
+        if argument.startswith("--") and argument.partition("=")[0] not in known:
             return (
                 f"'{argument}' must be one of {', '.join(known)}. Put options of pytest behind --: "
                 f"bin/test FILE -- {argument}"

@@ -4,7 +4,8 @@ bin/test loads it when it runs everything. Each worker of pytest-xdist takes who
 hear, stop or end within bounds, or that measure, come first, in two lanes, one on each of the first two workers. They
 mostly wait: what they leave of the processor goes to the other workers, which give way to them and take tests of ranks
 that are threads, and to the build of the native tests. A lane's worker that is through waits for the other lane; then
-all take what is left.
+all take what is left. Tests with the mark `calm`, which compare times, come last, one after the other, when no worker has
+anything else.
 """
 
 from __future__ import annotations
@@ -32,25 +33,34 @@ NICENESS = 5
 PIECES = re.compile(
     r"tests/native/test_native.py::test_native\[\w+(-\w+)\]|tests/launch/test_under_launcher.py::test_files_on_ranks(\[.*)"
 )
-# Of each lane a lock between the workers: exclusive for its own tests, shared by those that wait until it is done.
+# Between the workers, by locks of files. Of each lane: exclusive for its own tests, shared by those that wait until it is
+# done. And of all that is not calm: shared by every worker that has such tests, exclusive for those that are.
 locks = [open(Path(__file__).with_name(name)) for name in ("workers.py", "budget.py")]
+at_work = open(Path(__file__).with_name("conftest.py"))
+CALM = "@calm"  # behind the names of these tests, which are all that the scheduler knows of them
 
 
 def lane_of(nodeid: str) -> int | None:
-    """The lane of a test, None of one that runs beside others."""
+    """The lane of a test, None of one that runs beside others or alone."""
+    if nodeid.endswith(CALM):
+        return None
     return next((lane for lane, files in enumerate(LANES) if files.match(nodeid)), None)
 
 
 def piece_of(nodeid: str) -> str:
     """What a worker takes as a whole: a lane, or a file, or a part of one."""
     lane, part = lane_of(nodeid), PIECES.match(nodeid)
+    if nodeid.endswith(CALM):
+        return CALM
     if lane is not None:
         return f"lane {lane}"
     return nodeid.split("::")[0] + (part[part.lastindex] if part else "")
 
 
 def place_of(nodeid: str) -> int:
-    """Where a test stands in the order of the run: lanes, then what may run beside them, then the rest."""
+    """Where a test is in the order of the run: lanes, then what may run beside them, then the rest, then the calm."""
+    if nodeid.endswith(CALM):
+        return len(LANES) + 2
     lane = lane_of(nodeid)
     if lane is not None:
         return lane
@@ -87,6 +97,9 @@ def pytest_xdist_make_scheduler(config, log) -> LanesThenFiles:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items) -> None:
+    for item in items:
+        if item.get_closest_marker("calm"):
+            item._nodeid += CALM
     items.sort(key=lambda item: place_of(item.nodeid))
 
 
@@ -99,6 +112,11 @@ def pytest_collection_finish(session) -> None:
             fcntl.flock(locks[lane], fcntl.LOCK_EX)
     if own_number() >= len(LANES):
         give_way(NICENESS)
+    fcntl.flock(at_work, fcntl.LOCK_SH)
+
+
+def pytest_sessionfinish() -> None:
+    fcntl.flock(at_work, fcntl.LOCK_UN)  # of a worker that has had no test
 
 
 def waits_for_lanes(nodeid: str) -> bool:
@@ -109,7 +127,21 @@ def waits_for_lanes(nodeid: str) -> bool:
 # Outermost, so that neither a test's time nor its timeout counts the wait.
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item, nextitem) -> Iterator[None]:
-    """Waits until the lanes are empty, if the test must not run beside them; frees the lane behind its last test."""
+    """Waits until the lanes are empty, if the test must not run beside them; frees the lane behind its last test.
+
+    A calm test waits for all others.
+    """
+    if item.nodeid.endswith(CALM):
+        fcntl.flock(at_work, fcntl.LOCK_EX)
+        return (yield)
+    try:
+        return (yield from in_its_lane(item, nextitem))
+    finally:
+        if nextitem is None or nextitem.nodeid.endswith(CALM):
+            fcntl.flock(at_work, fcntl.LOCK_UN)
+
+
+def in_its_lane(item, nextitem) -> Iterator[None]:
     lane = lane_of(item.nodeid)
     if lane is None:
         for lock in locks if waits_for_lanes(item.nodeid) else []:

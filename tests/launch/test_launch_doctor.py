@@ -198,6 +198,7 @@ def test_what_does_not_overlap_follows_the_last_batch() -> None:
     assert local.batch_seconds(0.48, 0.85) == pytest.approx(0.48 + 0.85 / 32)
 
 
+@pytest.mark.calm
 @pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())
 @pytest.mark.parametrize(
     "mpi", [pytest.param("openmpi", marks=pytest.mark.openmpi), pytest.param("tcp", marks=pytest.mark.tcp)]

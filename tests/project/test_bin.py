@@ -45,8 +45,10 @@ def test_arguments_select_tests(arguments: list[str], passed: list[str]) -> None
     [
         (
             ["--nosuch"],
-            "'--nosuch' must be one of --quick, --native, --tsan, --asan, --long. Put options of pytest behind --",
+            "'--nosuch' must be one of --changed, --quick, --native, --tsan, --asan, --long. Put options of pytest behind --",
         ),
+        (["--changed", "tests/core"], "'--changed' chooses the tests, so there must be no other argument before --."),
+        (["--changed=HEAD~3", "--", "-x"], ""),
         (["tests/core/test_nosuch.py"], "'tests/core/test_nosuch.py' must be a file or folder of this checkout"),
         (["--quick", "allreduce", "tests/core", "tests/native/match_test.cc", "-x", "--", "--lf", "no/file"], ""),
     ],
@@ -108,6 +110,12 @@ def test_long_files_are_taken_in_pieces() -> None:
         "tests/core/test_join.py::test_x[1]": "tests/core/test_join.py",
     }
     assert {name: workers.piece_of(name) for name in pieces} == pieces
+
+
+def test_calm_tests_come_last_whatever_lane_their_file_is_of() -> None:
+    calm = f"tests/faults/test_jobs.py::test_x{workers.CALM}"
+    assert workers.lane_of(calm) is None and workers.piece_of(calm) == workers.CALM
+    assert workers.place_of(calm) > workers.place_of("tests/launch/test_launch.py::a")
 
 
 def test_files_of_lanes_exist() -> None:
