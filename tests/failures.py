@@ -52,7 +52,7 @@ def pytest_unconfigure(config) -> None:
 
 def brief(nodeid: str, text: str) -> list[str]:
     """At most `LINES` lines of a failure, from what pytest says of it; its command is the last. Pure."""
-    head, alone = f"==== {nodeid}", f"alone: bin/test {shlex.quote(nodeid.removesuffix('@calm'))}"
+    head, alone = f"==== {nodeid}", f"alone: bin/test {shlex.quote(nodeid)}"
     said = [line for line in once_each(errors(text)) if line.strip()]
     room = LINES - 2
     if len(said) > room:  # what failed is told first, and what came of it last

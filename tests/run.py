@@ -223,7 +223,7 @@ def tell_flaky(failed: list[str]) -> None:
         return
     print(f"\nbin/test: runs the {len(failed)} that failed once more, alone", flush=True)
     passed = []
-    for test in (each.removesuffix("@calm") for each in failed):
+    for test in failed:
         line = [sys.executable, "-m", "pytest", "--quiet", "-m", "", test]
         again = subprocess.run(
             line, cwd=ROOT, env=environment_of_tests(), stdin=subprocess.DEVNULL, capture_output=True

@@ -11,6 +11,7 @@ anything else.
 from __future__ import annotations
 
 import fcntl
+import functools
 import os
 import re
 from collections.abc import Iterator
@@ -37,12 +38,25 @@ PIECES = re.compile(
 # done. And of all that is not calm: shared by every worker that has such tests, exclusive for those that are.
 locks = [open(Path(__file__).with_name(name)) for name in ("workers.py", "budget.py")]
 at_work = open(Path(__file__).with_name("conftest.py"))
-CALM = "@calm"  # behind the names of these tests, which are all that the scheduler knows of them
+CALM = "calm"  # what they are as a piece
+MARKED = re.compile(r"^@pytest\.mark\.calm\b.*?^def (test_\w+)", re.MULTILINE | re.DOTALL)
+
+
+@functools.cache
+def calm_tests() -> set[str]:
+    """File and name of the tests that are marked, from their text: the scheduler knows no more of a test than its name."""
+    root = Path(__file__).parents[1]
+    files = [path for path in Path(__file__).parent.rglob("test_*.py") if "mark.calm" in path.read_text()]
+    return {f"{path.relative_to(root)}::{name}" for path in files for name in MARKED.findall(path.read_text())}
+
+
+def is_calm(nodeid: str) -> bool:
+    return nodeid.partition("[")[0] in calm_tests()
 
 
 def lane_of(nodeid: str) -> int | None:
     """The lane of a test, None of one that runs beside others or alone."""
-    if nodeid.endswith(CALM):
+    if is_calm(nodeid):
         return None
     return next((lane for lane, files in enumerate(LANES) if files.match(nodeid)), None)
 
@@ -50,7 +64,7 @@ def lane_of(nodeid: str) -> int | None:
 def piece_of(nodeid: str) -> str:
     """What a worker takes as a whole: a lane, or a file, or a part of one."""
     lane, part = lane_of(nodeid), PIECES.match(nodeid)
-    if nodeid.endswith(CALM):
+    if is_calm(nodeid):
         return CALM
     if lane is not None:
         return f"lane {lane}"
@@ -59,7 +73,7 @@ def piece_of(nodeid: str) -> str:
 
 def place_of(nodeid: str) -> int:
     """Where a test is in the order of the run: lanes, then what may run beside them, then the rest, then the calm."""
-    if nodeid.endswith(CALM):
+    if is_calm(nodeid):
         return len(LANES) + 2
     lane = lane_of(nodeid)
     if lane is not None:
@@ -97,9 +111,6 @@ def pytest_xdist_make_scheduler(config, log) -> LanesThenFiles:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items) -> None:
-    for item in items:
-        if item.get_closest_marker("calm"):
-            item._nodeid += CALM
     items.sort(key=lambda item: place_of(item.nodeid))
 
 
@@ -131,13 +142,13 @@ def pytest_runtest_protocol(item, nextitem) -> Iterator[None]:
 
     A calm test waits for all others.
     """
-    if item.nodeid.endswith(CALM):
+    if is_calm(item.nodeid):
         fcntl.flock(at_work, fcntl.LOCK_EX)
         return (yield)
     try:
         return (yield from in_its_lane(item, nextitem))
     finally:
-        if nextitem is None or nextitem.nodeid.endswith(CALM):
+        if nextitem is None or is_calm(nextitem.nodeid):
             fcntl.flock(at_work, fcntl.LOCK_UN)
 
 
