@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,36 +30,45 @@ GRACE = 20.0  # seconds, for a part that was asked to end
 class Part(NamedTuple):
     """A part of the plan.
 
-    ``body`` is what it runs (see ``part.PARTS``), in so many ``processes``; ``seconds`` is how long that should take.
+    ``body`` is what it runs (see ``part.PARTS``), in so many ``processes``; ``seconds`` is how long that should take. A part
+    that measures runs ``alone``; others run several at a time.
     """
 
     name: str
     body: str
     processes: int
     seconds: int
+    alone: bool
     about: str
 
 
+BESIDE, ALONE = False, True
 # What tells most comes first: a call that is cut off has it. The seconds are estimates, with room for imports.
 PARTS = [
-    Part("machine", "machine", 1, 30, "what the figures belong to: the card, the driver, NCCL, MPI, tools"),
-    Part("load", "load", 1, 60, "the driver and NCCL are found, torch's NCCL first"),
-    Part("smoke", "smoke", 2, 60, "whether NCCL takes two ranks on this GPU at all: 4 bytes, then 64 MB"),
-    Part("kernels", "kernels", 1, 60, "pack and unpack, bit for bit"),
-    Part("order", "order", 1, 60, "streams, lifetime and refusals, a world of one"),
-    Part("torch", "torch", 1, 90, "PyTorch's tensors, training, mixed precision, DDP's time; a world of one"),
-    Part("staged", "staged", 2, 60, "two ranks on one GPU through pinned host memory, as processes"),
-    Part("nccl", "nccl", 2, 90, "two ranks on one GPU by NCCL (2.30 or newer), as processes"),
-    Part("floors", "floors", 1, 60, "pack and unpack against a copy of the same bytes, and against torch's _foreach_copy_"),
-    Part("torch-ranks", "torch_ranks", 2, 90, "PyTorch on two ranks of one GPU: training as of one process, views of buckets, gloo's time"),
-    Part("arrays", "arrays", 1, 60, "arrays of CuPy, JAX and Numba, in a world of one"),
-    Part("tensorflow", "tensorflow", 1, 90, "TensorFlow's GPU tensors in the order of its stream, in a world of one"),
-    Part("killed", "killed_staged", 1, 60, "rank 1 is killed: rank 0 raises, staged"),
-    Part("staged-threads", "staged", 1, 60, "as staged, as threads of one process"),
-    Part("nccl-threads", "nccl", 1, 90, "as nccl, as threads of one process"),
-    Part("nccl-algorithms", "nccl_algorithms", 2, 120, "each way in which NCCL can sum, on two ranks of one GPU"),
-    Part("nccl-killed", "killed_nccl", 1, 60, "rank 1 is killed: rank 0 raises, by NCCL"),
-    Part("memcheck", "memcheck", 1, 300, "the kernels under compute-sanitizer"),
+    Part("machine", "machine", 1, 30, BESIDE, "what the figures belong to: the card, the driver, NCCL, MPI, tools"),
+    Part("load", "load", 1, 60, BESIDE, "the driver and NCCL are found, torch's NCCL first"),
+    Part("smoke", "smoke", 2, 60, BESIDE, "whether NCCL takes two ranks on this GPU at all: 4 bytes, then 64 MB"),
+    Part("kernels", "kernels", 1, 60, BESIDE, "pack and unpack, bit for bit"),
+    Part("order", "order", 1, 60, BESIDE, "streams, lifetime and refusals, a world of one"),
+    Part("torch", "torch", 1, 90, BESIDE, "PyTorch's tensors, streams, training, mixed precision; a world of one"),
+    Part("staged", "staged", 2, 60, BESIDE, "two ranks on one GPU through pinned host memory, as processes"),
+    Part("torch-ranks", "torch_ranks", 2, 90, BESIDE, "PyTorch on two ranks of one GPU: training as of one process, views of buckets"),
+    Part("torch-ddp", "torch_ddp", 2, 90, BESIDE, "DDP on the backend ringtrain, two ranks of one GPU"),
+    Part("graphs", "graphs", 1, 60, BESIDE, "CUDA graphs are captured beside operations, by NCCL"),
+    Part("graphs-staged", "graphs_staged", 1, 60, BESIDE, "the same, staged"),
+    Part("arrays", "arrays", 1, 60, BESIDE, "arrays of CuPy, JAX and Numba, in a world of one"),
+    Part("nccl", "nccl", 2, 90, BESIDE, "two ranks on one GPU by NCCL (2.30 or newer), as processes"),
+    Part("killed", "killed_staged", 1, 60, BESIDE, "rank 1 is killed: rank 0 raises, staged"),
+    Part("tensorflow", "tensorflow", 1, 90, BESIDE, "TensorFlow's GPU tensors in the order of its stream, in a world of one"),
+    Part("staged-threads", "staged", 1, 60, BESIDE, "as staged, as threads of one process"),
+    Part("nccl-threads", "nccl", 1, 90, BESIDE, "as nccl, as threads of one process"),
+    Part("nccl-algorithms", "nccl_algorithms", 2, 120, BESIDE, "each way in which NCCL can sum, on two ranks of one GPU"),
+    Part("nccl-killed", "killed_nccl", 1, 60, BESIDE, "rank 1 is killed: rank 0 raises, by NCCL"),
+    Part("floors", "floors", 1, 60, ALONE, "pack and unpack against a copy of the same bytes, and against torch's _foreach_copy_"),
+    Part("staging", "staging", 2, 60, ALONE, "two ranks' staging against the bus, and gloo's time"),
+    Part("steps", "torch_steps", 1, 60, ALONE, "training steps of a world of one beside DDP's and a plain optimizer's"),
+    Part("memory", "memory", 1, 60, ALONE, "what 1,000 steps and 20 worlds leave on the GPU"),
+    Part("memcheck", "memcheck", 1, 120, ALONE, "the kernels under compute-sanitizer"),
 ]  # fmt: skip
 BY_NCCL = {"smoke", "nccl", "nccl_algorithms", "killed_nccl"}  # bodies with two ranks on one GPU
 # What NCCL needs to take two ranks on one GPU, and to fail soon where it cannot.
@@ -66,12 +76,17 @@ TWO_ON_ONE = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "4", "NCCL_NVL
               "NCCL_NET_GDR_LEVEL": "LOC", "NCCL_DEBUG": "WARN"}  # fmt: skip
 
 
-def run(part: Part, device: str, seconds: float) -> Iterator[dict]:
+def nccl_of(library: Path | None) -> dict[str, str]:
+    """The environment that names an NCCL; empty for the one that ringtrain finds."""
+    return {} if library is None else {"RINGTRAIN_NCCL_LIB": str(library.resolve())}
+
+
+def run(part: Part, device: str, seconds: float, nccl: Path | None = None) -> Iterator[dict]:
     """The results of a part as they come; at the end one that says what happened if it failed or came to no end."""
     command = [sys.executable, "-m", "gpu.part", part.body]
     if part.processes > 1:
-        command = [sys.executable, "-m", "ringtrain.launch", "-np", str(part.processes), *command]
-    environment = machine.environment(device) | (TWO_ON_ONE if part.body in BY_NCCL else {})
+        command = [sys.executable, "-m", "ringtrain.launch", "--share-gpus", "-np", str(part.processes), *command]
+    environment = machine.environment(device) | (TWO_ON_ONE | nccl_of(nccl) if part.body in BY_NCCL else {})
     begin, said = time.monotonic(), False
     with tempfile.TemporaryFile("w+") as problems:
         process = subprocess.Popen(
@@ -102,27 +117,29 @@ def run(part: Part, device: str, seconds: float) -> Iterator[dict]:
 
 def _wrong(part: Part, what: str, lines: list[str]) -> dict:
     errors = [line for line in lines if "Error: " in line] or lines or [""]
-    return {"part": part.name, "what": what, "right": False, "figure": errors[-1], "target": ""}
+    return {"part": part.name, "what": what, "right": False, "figure": errors[-1], "target": "", "said": lines[-60:]}
 
 
 class Record:
-    """The results of this call and of one before it, in a file that is whole at any time."""
+    """The results of this call and of one before it, in a file that is whole at any time; any thread."""
 
     def __init__(self, file: Path | None, before: Path | None, about: str):
         earlier = json.loads(before.read_text()) if before else {"results": [], "whole": []}
         self.whole: list[str] = earlier["whole"]
         self.results: list[dict] = [each for each in earlier["results"] if each["part"] in self.whole]
-        self.about, self._file = about, file
+        self.about, self._file, self._lock = about, file, threading.Lock()
         self._write()
 
     def add(self, result: dict) -> None:
-        self.results.append(result)
-        self._write()
+        with self._lock:
+            self.results.append(result)
+            self._write()
 
     def close(self, part: Part) -> None:
         """All results of a part are there."""
-        self.whole.append(part.name)
-        self._write()
+        with self._lock:
+            self.whole.append(part.name)
+            self._write()
 
     def _write(self) -> None:
         if self._file is None:
@@ -133,19 +150,32 @@ class Record:
         new.replace(self._file)
 
 
-def run_all(parts: list[Part], device: str, seconds: float, until: float, record: Record) -> list[Part]:
-    """Runs parts until a moment of ``time.monotonic``; returns those for which no time was left."""
+def run_all(
+    parts: list[Part], device: str, seconds: float, until: float, record: Record, nccl: Path | None = None
+) -> list[Part]:
+    """Runs parts until a moment of ``time.monotonic``; returns those for which no time was left.
+
+    First those that may run beside each other, then those that measure, one after the other.
+    """
     left = []
-    for part in parts:
+
+    def run_one(part: Part) -> None:
         remaining = until - time.monotonic()
-        if left or remaining < part.seconds + GRACE:
+        if remaining < part.seconds + GRACE:
             left.append(part)
-            continue
-        for result in run(part, device, min(seconds, remaining - GRACE)):
+            return
+        for result in run(part, device, min(seconds, remaining - GRACE), nccl):
             record.add(result)
             print(f"{part.name}: {_verdict(result)}: {result['what']} {result['figure']}".rstrip(), flush=True)
         record.close(part)
-    return left
+
+    # Two cores suffice for a part of one or two processes.
+    with ThreadPoolExecutor(max(1, min(8, (os.cpu_count() or 1) // 2))) as pool:
+        list(pool.map(run_one, [part for part in parts if not part.alone]))
+    for part in parts:
+        if part.alone:
+            run_one(part)
+    return sorted(left, key=parts.index)
 
 
 def machine_text(device: str) -> str:
@@ -198,6 +228,9 @@ def parser() -> argparse.ArgumentParser:
         metavar="FOLDER",
         help="that --pack has filled: what the parts need and this machine lacks",
     )
+    options.add_argument(
+        "--nccl", type=Path, metavar="FILE", help="libnccl.so.2 of 2.30 or newer, for the parts with two ranks by NCCL"
+    )
     options.add_argument("--list", action="store_true", help="name the parts with their seconds, and run none")
     options.add_argument("parts", nargs="*", metavar="PART", help="parts to run (all)")
     return options  # fmt: skip
@@ -212,7 +245,8 @@ def main() -> int:
     if arguments.pack:
         print("\n".join(str(wheel) for wheel in baggage.pack(arguments.pack, arguments.python)))
         return 0
-    unknown = set(arguments.parts) - {part.name for part in PARTS}
+    names = [part.name for part in PARTS]
+    unknown = set(arguments.parts) - set(names)
     if unknown:
         options.error(f"no such part: {', '.join(sorted(unknown))}; --list names them")
     until = time.monotonic() + 60 * arguments.minutes
@@ -225,7 +259,8 @@ def main() -> int:
             part for part in PARTS
             if (part.name in arguments.parts or not arguments.parts) and part.name not in record.whole
         ]  # fmt: skip
-        left = run_all(wanted, arguments.device, arguments.seconds, until, record)
+        left = run_all(wanted, arguments.device, arguments.seconds, until, record, arguments.nccl)
+    record.results.sort(key=lambda result: names.index(result["part"]))
     print("\n".join(["", record.about, "", *lines_of(record.results)]))
     if left:
         print(

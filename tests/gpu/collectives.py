@@ -202,3 +202,51 @@ def seconds_of_allreduce(megabytes: float, rounds: int) -> float:
         driver.call("cuStreamSynchronize", ctypes.c_void_p(1))
         taken.append(time.perf_counter() - start)
     return statistics.median(taken[1:])
+
+
+def seconds_of_a_copy(megabytes: int, rounds: int, function: str) -> float:
+    """Median seconds of a copy between the device and pinned memory, which every rank makes at the same time."""
+    return _seconds_of_copies(megabytes, rounds, [function])
+
+
+def seconds_of_copies_both_ways(megabytes: int, rounds: int) -> float:
+    """Median seconds of a copy to the host beside one to the device, which every rank makes at the same time."""
+    return _seconds_of_copies(megabytes, rounds, ["cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync"])
+
+
+def _seconds_of_copies(megabytes: int, rounds: int, functions: list[str]) -> float:
+    driver.use_device(0)
+    size = megabytes * 10**6
+    copies = []
+    for function in functions:
+        host, device, stream = ctypes.c_void_p(), ctypes.c_uint64(driver.allocate(size)), driver.Stream()
+        driver.call("cuMemHostAlloc", ctypes.byref(host), ctypes.c_size_t(size), 1)
+        ends = (host, device) if function == "cuMemcpyDtoHAsync" else (device, host)
+        copies.append((function, ends, stream))
+    taken = []
+    for _ in range(rounds + 1):
+        rt.barrier()
+        start = time.perf_counter()
+        for function, ends, stream in copies:
+            driver.call(function, *ends, ctypes.c_size_t(size), stream.handle)
+        for _, _, stream in copies:
+            stream.synchronize()
+        taken.append(time.perf_counter() - start)
+    for function, ends, stream in copies:
+        host, device = ends if function == "cuMemcpyDtoHAsync" else ends[::-1]
+        driver.call("cuMemFreeHost", host)
+        driver.free(device.value)
+        stream.destroy()
+    return statistics.median(taken[1:])
+
+
+def seconds_on_the_host(megabytes: int, rounds: int) -> float:
+    """Median seconds of an allreduce in place of so many megabytes of float32 in host memory."""
+    array = np.zeros(megabytes * 250000, "float32")
+    taken = []
+    for _ in range(rounds + 1):
+        rt.barrier()
+        start = time.perf_counter()
+        rt.allreduce_(array, "on the host", rt.Sum)
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken[1:])

@@ -32,6 +32,8 @@ again:
   ret;
 }
 """
+# JAX and TensorFlow would take most of the memory at once, which other parts need, too.
+SHARING = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
 COMPUTE_MAJOR, COMPUTE_MINOR = 75, 76  # of cuDeviceGetAttribute
 
 
@@ -43,7 +45,7 @@ def is_fake() -> bool:
 def environment(device: str) -> dict[str, str]:
     """The environment of a process on a ``fake`` or the ``cuda`` device."""
     if device == "cuda":
-        return {"RINGTRAIN_CUDA_LIB": "libcuda.so.1", **os.environ}
+        return {"RINGTRAIN_CUDA_LIB": "libcuda.so.1", **SHARING, **os.environ}
     import fakes
 
     return fakes.environment(FAKE_DEVICES=2, FAKE_DELAY_US=200)

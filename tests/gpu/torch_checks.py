@@ -1,13 +1,11 @@
-"""What is checked with PyTorch: operations, training, mixed precision, and times beside DDP's and gloo's.
+"""What is checked with PyTorch: operations, streams, training, mixed precision, graphs, memory.
 
 On the first GPU where torch sees one; else on the CPU, so that CI runs these lines too.
 """
 
 from __future__ import annotations
 
-import statistics
-import tempfile
-import time
+import threading
 from collections.abc import Callable
 
 import torch
@@ -59,7 +57,7 @@ def results_are_on_the_device() -> bool:
 def training_is_the_same() -> bool:
     """Five steps of a distributed optimizer of one rank are those of a plain one, as far as sums repeat on the device."""
     ends = []
-    for wrap in (lambda optimizer, network: optimizer, _distributed):
+    for wrap in (lambda optimizer, network: optimizer, distributed):
         network = model()
         optimizer = wrap(torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9), network)
         for _ in range(5):
@@ -75,7 +73,7 @@ def training_is_the_same() -> bool:
 def an_overflow_skips_the_step() -> bool:
     """With a GradScaler: a step whose gradients overflow changes nothing but the scale, the next one trains."""
     network = model()
-    optimizer = _distributed(torch.optim.SGD(network.parameters(), lr=0.1), network)
+    optimizer = distributed(torch.optim.SGD(network.parameters(), lr=0.1), network)
     scaler = torch.amp.GradScaler(DEVICE.type, init_scale=2.0**8)
     inputs, labels = batch()
     changed = []
@@ -91,31 +89,12 @@ def an_overflow_skips_the_step() -> bool:
     return changed == [False, True] and scaler.get_scale() == 2.0**7
 
 
-def step_over_that_of_ddp(rounds: int) -> float:
-    """Median time of a training step over DDP's, a world of one each, in turns."""
-    with tempfile.NamedTemporaryFile() as store:
-        backend = "nccl" if DEVICE.type == "cuda" else "gloo"
-        torch.distributed.init_process_group(backend, init_method=f"file://{store.name}.ddp", rank=0, world_size=1)
-        wrapped, own = torch.nn.parallel.DistributedDataParallel(model()), model()
-        steps = [_step_of(wrapped, torch.optim.SGD(wrapped.parameters(), lr=0.01)),
-                 _step_of(own, _distributed(torch.optim.SGD(own.parameters(), lr=0.01), own))]  # fmt: skip
-        taken: list[list[float]] = [[], []]
-        for _ in range(rounds):
-            for step, times in zip(steps, taken, strict=True):
-                start = time.perf_counter()
-                step()
-                times.append(time.perf_counter() - start)
-        torch.distributed.destroy_process_group()
-    ddp, ours = (statistics.median(times[3:]) for times in taken)
-    return ours / ddp
-
-
 def views_train_alike() -> bool:
     """Some steps whose gradients become views of buckets are those of a distributed optimizer without, on every rank."""
     ends = []
     for chosen in ({}, {"gradient_as_bucket_view": True}):
         network = model()
-        optimizer = _distributed(torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9), network, **chosen)
+        optimizer = distributed(torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9), network, **chosen)
         inputs, labels = batch()
         for _ in range(8):
             optimizer.zero_grad()
@@ -133,7 +112,7 @@ def two_train_as_one(steps: int) -> bool:
         network = model()
         optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
         if not alone:
-            optimizer = _distributed(optimizer, network)
+            optimizer = distributed(optimizer, network)
         share = slice(None) if alone else slice(hvd.rank(), None, hvd.size())
         inputs, labels = batch()
         for _ in range(steps):
@@ -145,64 +124,165 @@ def two_train_as_one(steps: int) -> bool:
     return torch.allclose(*ends, rtol=1e-3, atol=1e-4) and all(torch.equal(flats[0], flat) for flat in flats)
 
 
-def by_hand_over_ours(megabytes: int, rounds: int) -> float:
-    """Median time of a copy to the host, an allreduce there and a copy back over that of an allreduce of the tensor."""
-    tensor = torch.ones(megabytes << 18, device=DEVICE)
-
-    def by_hand() -> None:
-        tensor.copy_(hvd.allreduce(tensor.cpu(), name="by hand"))
-
-    taken = [[_seconds(work) for _ in range(rounds)] for work in (by_hand, lambda: hvd.allreduce_(tensor, name="ours"))]
-    return statistics.median(taken[0]) / statistics.median(taken[1])
-
-
-def seconds_of_foreach_copies(sizes: list[int], rounds: int) -> float:
-    """Seconds that ``torch._foreach_copy_`` takes for tensors of so many elements into one flat tensor and back."""
-    tensors = [torch.ones(size, device=DEVICE) for size in sizes]
-    flat = torch.empty(sum(sizes), device=DEVICE)
-    views = list(flat.split(sizes))
-
-    def there_and_back() -> None:
-        torch._foreach_copy_(views, tensors)
-        torch._foreach_copy_(tensors, views)
-
-    there_and_back()
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    for _ in range(rounds):
-        there_and_back()
-    torch.cuda.synchronize()
-    return (time.perf_counter() - start) / rounds
+def streams_are_followed(rounds: int) -> bool:
+    """Behind a late kernel on a stream that is not the default one: its values are summed, and the result is read there."""
+    stream = torch.cuda.Stream()
+    right = True
+    with torch.cuda.stream(stream):
+        given, copy = torch.zeros(100003, device=DEVICE), torch.zeros(100003, device=DEVICE)
+        for index in range(rounds):
+            torch.cuda._sleep(50_000_000)
+            given.fill_(index)
+            copy.copy_(hvd.allreduce(given, name="on a stream", op=hvd.Sum))
+            stream.synchronize()
+            right = right and bool((copy == index * hvd.size()).all())
+    return right
 
 
-def gloo_over_ours(megabytes: int, rounds: int) -> float:
-    """Median time of gloo's allreduce of one tensor over ours, on the launcher's ranks, in turns."""
-    tensor = torch.ones(megabytes << 18, device=DEVICE)
-    with tempfile.TemporaryDirectory() as own:
-        store = hvd.broadcast_object(f"file://{own}/store", 0)
-        torch.distributed.init_process_group("gloo", init_method=store, rank=hvd.rank(), world_size=hvd.size())
-        ours: list[float] = []
-        gloos: list[float] = []
-        for _ in range(rounds):
-            ours.append(_seconds(lambda: hvd.allreduce_(tensor, name="beside gloo's")))
-            gloos.append(
-                _seconds(lambda: torch.distributed.all_reduce(tensor))
-            )  # 2 to the number of rounds is little enough
-        torch.distributed.destroy_process_group()
-        hvd.barrier()  # the folder is rank 0's
-    return statistics.median(gloos) / statistics.median(ours)
+def dropped_tensors_are_not_used_again(rounds: int) -> bool:
+    """The caching allocator gives memory out again as soon as nobody keeps it: not that of an operation under way."""
+    kept = [torch.zeros(1 << 20, device=DEVICE) for _ in range(4)]
+    handles = []
+    for index in range(rounds):
+        given = torch.full((1 << 20,), float(index), device=DEVICE)
+        handles.append(hvd.allreduce_async(given, name=f"dropped {index}", op=hvd.Sum))
+        del given
+        kept[index % 4] = torch.full((1 << 20,), -1.0, device=DEVICE)  # into what was freed, if anything was
+    return all(bool((hvd.synchronize(handle) == index * hvd.size()).all()) for index, handle in enumerate(handles))
 
 
-def _seconds(work: Callable[[], object]) -> float:
-    hvd.barrier()
-    start = time.perf_counter()
-    work()
-    if DEVICE.type == "cuda":
+def graphs_are_captured_beside_operations(graphs: int) -> bool:
+    """CUDA graphs are captured, for which no thread may do what is unsafe then, while another thread's operations go on."""
+    done = threading.Event()
+    summed: list[bool] = []
+
+    def operate() -> None:
+        tensors = [torch.ones(1 << 18, device=DEVICE) for _ in range(4)]
+        with torch.cuda.stream(torch.cuda.Stream()):
+            while not done.is_set():
+                handles = [hvd.allreduce_async_(each, name=f"beside {at}") for at, each in enumerate(tensors)]
+                for handle in handles:
+                    hvd.synchronize(handle)
         torch.cuda.synchronize()
-    return time.perf_counter() - start
+        summed.append(all(bool((each == 1).all()) for each in tensors))
+
+    given = torch.arange(1024.0, device=DEVICE)
+    hvd.allreduce_(given.clone(), name="once before")
+    threads = [threading.Thread(target=operate)]
+    threads[0].start()
+    replayed = []
+    try:
+        for index in range(graphs):
+            hvd.allreduce_async_(torch.ones(1 << 22, device=DEVICE), name=f"under way {index % 2} {index}")
+            graph, result = torch.cuda.CUDAGraph(), torch.zeros_like(given)
+            stream = torch.cuda.Stream()
+            with torch.cuda.stream(stream):
+                graph.capture_begin()
+                for _ in range(200):  # so that the capture lasts some milliseconds
+                    result.copy_(given + 1)
+                graph.capture_end()
+            graph.replay()
+            torch.cuda.synchronize()
+            replayed.append(torch.equal(result, given + 1))
+    finally:
+        done.set()
+        threads[0].join(60)
+    return all(replayed) and summed == [True]
 
 
-def _step_of(network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+def an_operation_in_a_graph_is_refused() -> bool:
+    """With an error that says so, and both the world and the next graph go on."""
+    given = torch.ones(8, device=DEVICE)
+    said = ""
+    try:
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            hvd.allreduce_(given, name="captured")
+    except Exception as problem:  # of ours, or torch's about the graph that was given up
+        said = str(problem) + str(problem.__context__)
+    return "graph" in said and bool((hvd.allreduce(given, name="after a graph", op=hvd.Sum) == hvd.size()).all())
+
+
+def an_overflow_of_one_rank_skips_on_all() -> bool:
+    """Of the last rank alone, with a GradScaler: no rank steps, all take the same scale, and replicas stay equal."""
+    network = model()
+    optimizer = distributed(torch.optim.SGD(network.parameters(), lr=0.1), network)
+    scaler = torch.amp.GradScaler(DEVICE.type, init_scale=2.0**8)
+    inputs, labels = batch()
+    share = slice(hvd.rank(), None, hvd.size())
+    changed = []
+    for index in range(4):
+        before = network[0].weight.detach().clone()
+        optimizer.zero_grad()
+        with torch.autocast(DEVICE.type, torch.float16 if DEVICE.type == "cuda" else torch.bfloat16):
+            loss = loss_of(network, inputs[share], labels[share])
+        last = hvd.rank() == hvd.size() - 1
+        scaler.scale(loss * (float("inf") if last and index == 1 else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        changed.append(not torch.equal(before, network[0].weight))
+    ends = hvd.allgather_object((changed, scaler.get_scale(), _flat(network).cpu()))
+    return all(
+        end[0] == [True, False, True, True] and end[1] == 2.0**7 and torch.equal(end[2], ends[0][2]) for end in ends
+    )
+
+
+def ddp_trains_as_one(backend: str, steps: int) -> bool:
+    """DistributedDataParallel on one of ringtrain's backends: the steps of one process on the whole batch."""
+    torch.distributed.init_process_group(backend)
+    rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    ends = []
+    for alone in (True, False):
+        network = model()
+        wrapped = network if alone else torch.nn.parallel.DistributedDataParallel(network)
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
+        share = slice(None) if alone else slice(rank, None, size)
+        inputs, labels = batch()
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss_of(wrapped, inputs[share], labels[share]).backward()
+            optimizer.step()
+        ends.append(_flat(network))
+    flats = [torch.empty_like(ends[1]) for _ in range(size)]
+    torch.distributed.all_gather(flats, ends[1])
+    torch.distributed.destroy_process_group()
+    return torch.allclose(*ends, rtol=1e-3, atol=1e-4) and all(torch.equal(flats[0], flat) for flat in flats)
+
+
+def bytes_used() -> int:
+    """Of the device's memory, by all processes."""
+    torch.cuda.synchronize()
+    free, total = torch.cuda.mem_get_info()
+    return total - free
+
+
+def growth_over_steps(steps: int) -> int:
+    """Bytes of the device that steps take and keep, after the first hundred."""
+    network = model()
+    optimizer = distributed(torch.optim.SGD(network.parameters(), lr=0.01), network)
+    step = step_of(network, optimizer)
+    for _ in range(100):
+        step()
+    before = bytes_used()
+    for _ in range(steps - 100):
+        step()
+    return bytes_used() - before
+
+
+def growth_over_worlds(worlds: int) -> int:
+    """Bytes of the device that worlds keep which were opened, used and closed, after the first two."""
+    before = 0
+    for index in range(worlds):
+        hvd.init()
+        hvd.allreduce(torch.ones(1 << 20, device=DEVICE), name="in a world")
+        hvd.grouped_allreduce([torch.ones(99, device=DEVICE) for _ in range(50)], name="many in a world")
+        hvd.shutdown()
+        if index == 1:
+            before = bytes_used()
+    return bytes_used() - before
+
+
+def step_of(network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+    """A training step, until the device has finished it."""
     inputs, labels = batch()
 
     def step() -> None:
@@ -219,5 +299,5 @@ def _flat(network: torch.nn.Module) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in network.parameters()])
 
 
-def _distributed(optimizer: torch.optim.Optimizer, network: torch.nn.Module, **chosen: bool) -> torch.optim.Optimizer:
+def distributed(optimizer: torch.optim.Optimizer, network: torch.nn.Module, **chosen: bool) -> torch.optim.Optimizer:
     return hvd.DistributedOptimizer(optimizer, named_parameters=network.named_parameters(), **chosen)
