@@ -161,11 +161,12 @@ Status Executor::AdvanceDevices(Lane* lane, bool* moved) {
   return {};
 }
 
+// Nothing may be written any more when owners hear that they have their memory back.
 void Executor::Abandon(const Status& cause) {
-  for (auto& lane : lanes_) {
-    for (const auto& execution : lane.second.enqueued) execution->Lose(cause);
+  for (auto& lane : lanes_)
     for (auto& plane : lane.second.planes) plane.second->Abandon();
-  }
+  for (auto& lane : lanes_)
+    for (const auto& execution : lane.second.enqueued) execution->Lose(cause);
 }
 
 }  // namespace ringtrain

@@ -18,7 +18,13 @@ Status HoldBack(const Handle& handle, CUstream stream) {
     return Status::InvalidArgument(
         "a stream may wait for a result that is on its way, but the operation is pending. Wait for it first.");
   if (!handle.status().ok() || handle.completion == nullptr) return handle.status();
-  InContext current(*handle.completion->device());
+  const Device& device = *handle.completion->device();
+  InContext current(device);
+  int capturing = 0;
+  RT_TRY(device.Check(device.driver().StreamIsCapturing(stream, &capturing), "cuStreamIsCapturing"));
+  if (capturing != 0)
+    return Status::Unsupported(
+        "a stream that a CUDA graph is captured from cannot wait for an operation. Wait before the capture begins.");
   return handle.completion->HoldBack(stream);
 }
 

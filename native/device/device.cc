@@ -99,14 +99,14 @@ Status Device::Read(CUstream stream, const void* from, size_t bytes, void* to) c
 void Device::Free(int index, void* memory) {
   const Driver* driver = Driver::Opened();
   CUdevice device;
-  CUcontext context, before = nullptr;
+  CUcontext context;
   if (memory == nullptr || driver == nullptr || driver->DeviceGet(&device, index) != kCudaSuccess ||
       driver->DevicePrimaryCtxRetain(&context, device) != kCudaSuccess)
     return;
-  driver->CtxGetCurrent(&before);
-  driver->CtxSetCurrent(context);
-  driver->MemFree(AddressOf(memory));
-  driver->CtxSetCurrent(before);
+  {
+    InContext current(*driver, context);
+    driver->MemFree(AddressOf(memory));
+  }
   driver->DevicePrimaryCtxRelease(device);
 }
 
@@ -142,12 +142,16 @@ void Device::GivePinned(void* memory, size_t granted) {
 
 // ---- what lives on it ----
 
-InContext::InContext(const Device& device) : driver_(device.driver()) {
+InContext::InContext(const Driver& driver, CUcontext context) : driver_(driver) {
   driver_.CtxGetCurrent(&before_);
-  driver_.CtxSetCurrent(device.context());
+  driver_.CtxSetCurrent(context);
+  driver_.ThreadExchangeStreamCaptureMode(&mode_);
 }
 
-InContext::~InContext() { driver_.CtxSetCurrent(before_); }
+InContext::~InContext() {
+  driver_.ThreadExchangeStreamCaptureMode(&mode_);
+  driver_.CtxSetCurrent(before_);
+}
 
 Status DeviceEvent::Record(const std::shared_ptr<Device>& device, CUstream stream,
                            std::shared_ptr<DeviceEvent>* event) {

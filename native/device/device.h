@@ -73,10 +73,13 @@ class Device {
   std::multimap<size_t, void*> pinned_ RT_GUARDED_BY(mutex_);  // free ones by size
 };
 
-// Makes a device's context that of this thread for as long as it lives.
+// Makes a device's context that of this thread for as long as it lives, and lets it look at events and take memory while
+// another thread captures a CUDA graph. By default such a call fails then, and so does that capture: nothing here is
+// given to a stream under capture.
 class InContext {
  public:
-  explicit InContext(const Device& device);
+  explicit InContext(const Device& device) : InContext(device.driver(), device.context()) {}
+  InContext(const Driver& driver, CUcontext context);
   ~InContext();
   InContext(const InContext&) = delete;
   InContext& operator=(const InContext&) = delete;
@@ -84,6 +87,7 @@ class InContext {
  private:
   const Driver& driver_;
   CUcontext before_ = nullptr;
+  int mode_ = kCudaCaptureModeRelaxed;  // the thread's while this does not live, and the other one's then
 };
 
 // An event, and the device that takes it back.
@@ -96,7 +100,7 @@ class DeviceEvent {
   DeviceEvent& operator=(const DeviceEvent&) = delete;
 
   const std::shared_ptr<Device>& device() const { return device_; }
-  // Any thread, in any context.
+  // Any thread; a context must be current, whichever.
   Status Passed(bool* passed) const;
   // Makes what comes on the stream from now on wait for the event, on the GPU.
   Status HoldBack(CUstream stream) const;

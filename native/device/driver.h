@@ -26,6 +26,7 @@ constexpr CUresult kCudaNotReady = 600;
 constexpr unsigned kCudaStreamNonBlocking = 1;
 constexpr unsigned kCudaEventDisableTiming = 2;
 constexpr unsigned kCudaHostPortable = 1;
+constexpr int kCudaCaptureModeRelaxed = 2;
 constexpr int kCudaAttributeComputeMajor = 75, kCudaAttributeComputeMinor = 76;
 constexpr int kCudaAttributePciBus = 33, kCudaAttributePciDevice = 34, kCudaAttributePciDomain = 50;
 constexpr int kCudaPointerDeviceOrdinal = 9;

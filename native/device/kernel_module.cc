@@ -14,8 +14,10 @@ Status KernelModule::Load(const Driver& driver, CUdevice device, const Ptx& ptx,
   return {};
 }
 
-Status KernelModule::Find(const std::string& name, CUfunction* kernel) const {
-  return driver_.Check(driver_.ModuleGetFunction(kernel, module_, name.c_str()), "kernel '" + name + "'");
+Status KernelModule::Find(const std::string& name, void* idle_parameter, CUstream stream, CUfunction* kernel) const {
+  const std::string what = "kernel '" + name + "'";
+  RT_TRY(driver_.Check(driver_.ModuleGetFunction(kernel, module_, name.c_str()), what));
+  return Launch(*kernel, 1, idle_parameter, stream, what);
 }
 
 Status KernelModule::Launch(CUfunction kernel, unsigned blocks, void* parameter, CUstream stream,

@@ -21,7 +21,10 @@ class KernelModule {
   KernelModule(const KernelModule&) = delete;
   KernelModule& operator=(const KernelModule&) = delete;
 
-  Status Find(const std::string& name, CUfunction* kernel) const;
+  // Launched once on the stream, on a parameter that leaves it nothing to do: the driver loads a kernel at its first
+  // launch, and waits until the context's other kernels are done to do so. One of those may be NCCL's, and wait for a
+  // peer that waits for this process.
+  Status Find(const std::string& name, void* idle_parameter, CUstream stream, CUfunction* kernel) const;
   // kPackThreads threads a block; the driver copies the one parameter. what: "a pack kernel", for the text of an error.
   Status Launch(CUfunction kernel, unsigned blocks, void* parameter, CUstream stream, const std::string& what) const;
 

@@ -31,14 +31,16 @@ bool PackKernels::Can(DType tensor_dtype, DType buffer_dtype, bool scaled) {
   return KernelOf(tensor_dtype, buffer_dtype, scaled) != kNone;
 }
 
-Status PackKernels::Load(const Driver& driver, CUdevice device, std::unique_ptr<PackKernels>* kernels) {
+Status PackKernels::Load(const Driver& driver, CUdevice device, CUstream stream,
+                         std::unique_ptr<PackKernels>* kernels) {
   std::unique_ptr<PackKernels> loaded(new PackKernels);
   RT_TRY(KernelModule::Load(driver, device, kPackPtx, "the pack kernels", &loaded->module_));
+  loaded->launch_->slice_count = 1;  // an empty one
   for (const std::string& name : kKernels) {
     loaded->packing_.push_back(nullptr);
     loaded->unpacking_.push_back(nullptr);
-    RT_TRY(loaded->module_->Find("pack_" + name, &loaded->packing_.back()));
-    RT_TRY(loaded->module_->Find("unpack_" + name, &loaded->unpacking_.back()));
+    RT_TRY(loaded->module_->Find("pack_" + name, loaded->launch_.get(), stream, &loaded->packing_.back()));
+    RT_TRY(loaded->module_->Find("unpack_" + name, loaded->launch_.get(), stream, &loaded->unpacking_.back()));
   }
   *kernels = std::move(loaded);
   return {};

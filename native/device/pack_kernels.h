@@ -27,7 +27,8 @@ struct PackJob {
 
 class PackKernels {
  public:
-  static Status Load(const Driver& driver, CUdevice device, std::unique_ptr<PackKernels>* kernels);
+  // All are launched once on the stream, on no tensor.
+  static Status Load(const Driver& driver, CUdevice device, CUstream stream, std::unique_ptr<PackKernels>* kernels);
 
   // Whether there is a kernel: for float32, float16 and bfloat16 with or without a scale, and for equal dtypes without
   // one.
@@ -38,7 +39,7 @@ class PackKernels {
   Status Unpack(const PackJob& job, CUstream stream) { return Run(unpacking_, job, stream); }
 
  private:
-  PackKernels() : launch_(new PackLaunch) {}
+  PackKernels() : launch_(new PackLaunch()) {}
   Status Run(const std::vector<CUfunction>& kernels, const PackJob& job, CUstream stream);
 
   std::unique_ptr<KernelModule> module_;

@@ -20,12 +20,15 @@ bool SumKernels::Can(DType dtype, int members) {
   return KernelOf(dtype) < kKernels.size() && members <= static_cast<int>(kMaxSummed);
 }
 
-Status SumKernels::Load(const Driver& driver, CUdevice device, std::unique_ptr<SumKernels>* kernels) {
+Status SumKernels::Load(const Driver& driver, CUdevice device, CUstream stream,
+                         std::unique_ptr<SumKernels>* kernels) {
   std::unique_ptr<SumKernels> loaded(new SumKernels);
   RT_TRY(KernelModule::Load(driver, device, kSumPtx, "the summing kernels", &loaded->module_));
+  SumLaunch nothing{};
+  nothing.members = 1;
   for (const std::string& name : kKernels) {
     loaded->kernels_.push_back(nullptr);
-    RT_TRY(loaded->module_->Find("sum_" + name, &loaded->kernels_.back()));
+    RT_TRY(loaded->module_->Find("sum_" + name, &nothing, stream, &loaded->kernels_.back()));
   }
   *kernels = std::move(loaded);
   return {};

@@ -33,7 +33,8 @@ SumLaunch LaunchOf(const SumJob& job);
 
 class SumKernels {
  public:
-  static Status Load(const Driver& driver, CUdevice device, std::unique_ptr<SumKernels>* kernels);
+  // All are launched once on the stream, on no element.
+  static Status Load(const Driver& driver, CUdevice device, CUstream stream, std::unique_ptr<SumKernels>* kernels);
 
   // Whether there is a kernel for so many members.
   static bool Can(DType dtype, int members);

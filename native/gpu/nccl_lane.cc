@@ -22,6 +22,12 @@ void AwaitEnd(const std::shared_ptr<Device>& device, const Stream& stream, Nanos
 
 }  // namespace
 
+void AwaitEnds(const std::shared_ptr<Device>& device, const std::vector<const Stream*>& streams) {
+  const Nanoseconds deadline = DeadlineAfter(kSecondsToLeave);
+  for (const Stream* stream : streams)
+    if (stream != nullptr) AwaitEnd(device, *stream, deadline);
+}
+
 Status NcclLane::Poll(bool* idle) const {
   *idle = true;
   for (const Channel& channel : channels) {
@@ -35,11 +41,10 @@ Status NcclLane::Poll(bool* idle) const {
 void NcclLane::Abort() {
   for (const Channel& channel : channels)
     if (channel.communicator != nullptr) channel.communicator->Abort();
-  const Nanoseconds deadline = DeadlineAfter(kSecondsToLeave);
-  if (packing != nullptr) AwaitEnd(device, *packing, deadline);
-  for (const Channel& channel : channels)
-    if (channel.collective != nullptr) AwaitEnd(device, *channel.collective, deadline);
-  if (finishing != nullptr) AwaitEnd(device, *finishing, deadline);
+  std::vector<const Stream*> streams = {packing.get()};
+  for (const Channel& channel : channels) streams.push_back(channel.collective.get());
+  streams.push_back(finishing.get());
+  AwaitEnds(device, streams);
 }
 
 }  // namespace ringtrain

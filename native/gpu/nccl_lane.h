@@ -26,6 +26,10 @@ struct LaunchOrder {
   uint64_t launched = 0;  // of those, are with NCCL
 };
 
+// Waits until the GPU has done what is on these streams, and so lets go of the memory of operations; a second at most.
+// nullptr: no stream.
+void AwaitEnds(const std::shared_ptr<Device>& device, const std::vector<const Stream*>& streams);
+
 struct NcclLane {
   struct Channel {
     std::unique_ptr<Communicator> communicator;  // nullptr with one member

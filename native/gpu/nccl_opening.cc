@@ -46,9 +46,11 @@ Status NcclOpening::OpenKernels() {
   for (std::unique_ptr<Stream>* stream : {&lane_->packing, &lane_->finishing})
     RT_TRY(Stream::Make(lane_->device, stream));
   for (NcclLane::Channel& channel : lane_->channels) RT_TRY(Stream::Make(lane_->device, &channel.collective));
-  RT_TRY(PackKernels::Load(lane_->device->driver(), lane_->device->handle(), &lane_->packs));
-  return lane_->sums_by_itself() ? SumKernels::Load(lane_->device->driver(), lane_->device->handle(), &lane_->sums)
-                                 : Status();
+  const Driver& driver = lane_->device->driver();
+  const CUdevice device = lane_->device->handle();
+  const CUstream stream = lane_->packing->get();
+  RT_TRY(PackKernels::Load(driver, device, stream, &lane_->packs));
+  return lane_->sums_by_itself() ? SumKernels::Load(driver, device, stream, &lane_->sums) : Status();
 }
 
 // The buffers are one piece of memory, of NCCL's where it can know it.

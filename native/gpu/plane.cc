@@ -238,9 +238,10 @@ void Plane::GiveUpNccl() {
 }
 
 void Plane::Abandon() {
-  if (lane_.channels.empty()) return;
+  if (device_ == nullptr) return;
   InContext current(*device_);
   lane_.Abort();
+  AwaitEnds(device_, {copies_.to_host.get(), copies_.to_device.get()});
 }
 
 Status Plane::Explain(const Status& status) const {

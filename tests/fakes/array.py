@@ -70,12 +70,7 @@ class FakeDeviceArray:
         """Copies values of the same shape and dtype into the array, and waits."""
         values = numpy.ascontiguousarray(values, self.dtype)
         driver.use_device(self.device)
-        driver.call(
-            "cuMemcpyHtoD",
-            ctypes.c_uint64(self.ptr),
-            values.ctypes.data_as(ctypes.c_void_p),
-            ctypes.c_size_t(values.nbytes),
-        )
+        driver.copy_to_device(self.ptr, values)
 
     def fill_on(self, values, stream: int) -> None:
         """The same on a stream, without waiting: what follows there sees the values."""

@@ -172,6 +172,24 @@ def a_capturing_stream_takes_no_work():
     )
 
 
+@check()
+def a_capture_forbids_other_threads_what_is_unsafe():
+    """Unless they say that they know: what asks a GPU or takes memory would spoil a capture in the global mode."""
+    driver.use_device(0)
+    first, stream = driver.Stream(), driver.Stream()
+    event = recorded(first)
+    first.synchronize()
+    stream.capture(True)
+    refused(900, "cuEventQuery", event)
+    refused(900, "cuMemAlloc", ctypes.byref(ctypes.c_uint64()), size(8))
+    mode = ctypes.c_int(2)
+    driver.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+    assert mode.value == 0
+    driver.call("cuEventQuery", event)
+    driver.free(driver.allocate(8))
+    stream.capture(False)
+
+
 # ---- the driver's state ----
 
 

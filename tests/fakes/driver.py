@@ -7,6 +7,9 @@ import functools
 import os
 
 
+LEGACY_STREAM = 1  # the handle of the default stream
+
+
 class CudaError(RuntimeError):
     """A call of the driver failed; ``code`` is its CUresult."""
 
@@ -62,6 +65,16 @@ def copy_to_host(values, address: int) -> None:
     call(
         "cuMemcpyDtoH", values.ctypes.data_as(ctypes.c_void_p), ctypes.c_uint64(address), ctypes.c_size_t(values.nbytes)
     )
+
+
+def copy_to_device(address: int, values) -> None:
+    """Fills memory of the current device from a C-contiguous NumPy array, and waits until it is there.
+
+    The copy alone returns when the values are on their way, and streams that are not ordered with the default one pass it.
+    """
+    source = values.ctypes.data_as(ctypes.c_void_p)
+    call("cuMemcpyHtoD", ctypes.c_uint64(address), source, ctypes.c_size_t(values.nbytes))
+    call("cuStreamSynchronize", ctypes.c_void_p(LEGACY_STREAM))
 
 
 class Stream:

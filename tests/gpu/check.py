@@ -62,15 +62,18 @@ PARTS = [
     Part("tensorflow", "tensorflow", 1, 90, BESIDE, "TensorFlow's GPU tensors in the order of its stream, in a world of one"),
     Part("staged-threads", "staged", 1, 60, BESIDE, "as staged, as threads of one process"),
     Part("nccl-threads", "nccl", 1, 90, BESIDE, "as nccl, as threads of one process"),
-    Part("nccl-algorithms", "nccl_algorithms", 2, 120, BESIDE, "each way in which NCCL can sum, on two ranks of one GPU"),
+    Part("nccl-nccl", "nccl_nccl", 2, 60, BESIDE, "sums by ncclAllReduce, on two ranks of one GPU"),
+    Part("nccl-scatter", "nccl_scatter_gather", 2, 60, BESIDE, "sums by ncclReduceScatter and ncclAllGather"),
+    Part("nccl-ordered", "nccl_ordered", 2, 60, BESIDE, "sums in the order of the ranks"),
+    Part("nccl-ring", "nccl_ring", 2, 60, BESIDE, "sums by a ring of ncclSend and ncclRecv"),
     Part("nccl-killed", "killed_nccl", 1, 60, BESIDE, "rank 1 is killed: rank 0 raises, by NCCL"),
     Part("floors", "floors", 1, 60, ALONE, "pack and unpack against a copy of the same bytes, and against torch's _foreach_copy_"),
-    Part("staging", "staging", 2, 60, ALONE, "two ranks' staging against the bus, and gloo's time"),
+    Part("staging", "staging", 2, 45, ALONE, "two ranks' staging against the bus, and gloo's time"),
     Part("steps", "torch_steps", 1, 60, ALONE, "training steps of a world of one beside DDP's and a plain optimizer's"),
-    Part("memory", "memory", 1, 60, ALONE, "what 1,000 steps and 20 worlds leave on the GPU"),
-    Part("memcheck", "memcheck", 1, 120, ALONE, "the kernels under compute-sanitizer"),
+    Part("memory", "memory", 1, 45, ALONE, "what 1,000 steps and 20 worlds leave on the GPU"),
+    Part("memcheck", "memcheck", 1, 90, ALONE, "the kernels under compute-sanitizer"),
 ]  # fmt: skip
-BY_NCCL = {"smoke", "nccl", "nccl_algorithms", "killed_nccl"}  # bodies with two ranks on one GPU
+BY_NCCL = {part.body for part in PARTS if "nccl" in part.body} | {"smoke"}  # bodies with two ranks on one GPU
 # What NCCL needs to take two ranks on one GPU, and to fail soon where it cannot.
 TWO_ON_ONE = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "4", "NCCL_NVLS_ENABLE": "0", "NCCL_SOCKET_IFNAME": "lo",
               "NCCL_NET_GDR_LEVEL": "LOC", "NCCL_DEBUG": "WARN"}  # fmt: skip
@@ -204,7 +207,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     options = argparse.ArgumentParser(prog="gpu-check", description=__doc__.splitlines()[0])
     options.add_argument("--device", choices=("cuda", "fake"), default="cuda")
-    options.add_argument("--seconds", type=float, default=300, help="that a part may take (300)")
+    options.add_argument("--seconds", type=float, default=120, help="that a part may take (120)")
     options.add_argument(
         "--minutes", type=float, default=600, help="that this call may take: a part that would not fit is left (600)"
     )

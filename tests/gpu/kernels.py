@@ -99,12 +99,7 @@ class Memory:
     def __init__(self, values: np.ndarray):
         self.dtype, self.size = values.dtype, values.size
         self.address = driver.allocate(values.nbytes)
-        driver.call(
-            "cuMemcpyHtoD",
-            ctypes.c_uint64(self.address),
-            values.ctypes.data_as(ctypes.c_void_p),
-            ctypes.c_size_t(values.nbytes),
-        )
+        driver.copy_to_device(self.address, values)
 
     def values(self) -> np.ndarray:
         """What it holds now."""

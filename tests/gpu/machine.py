@@ -34,6 +34,7 @@ again:
 """
 # JAX and TensorFlow would take most of the memory at once, which other parts need, too.
 SHARING = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+PATIENCE = {"RINGTRAIN_GPU_TIMEOUT_SECONDS": "40"}  # a GPU that hangs is to be said within the part's time
 COMPUTE_MAJOR, COMPUTE_MINOR = 75, 76  # of cuDeviceGetAttribute
 
 
@@ -45,7 +46,7 @@ def is_fake() -> bool:
 def environment(device: str) -> dict[str, str]:
     """The environment of a process on a ``fake`` or the ``cuda`` device."""
     if device == "cuda":
-        return {"RINGTRAIN_CUDA_LIB": "libcuda.so.1", **SHARING, **os.environ}
+        return {"RINGTRAIN_CUDA_LIB": "libcuda.so.1", **SHARING, **PATIENCE, **os.environ}
     import fakes
 
     return fakes.environment(FAKE_DEVICES=2, FAKE_DELAY_US=200)

@@ -329,18 +329,22 @@ def in_world(size: int, plane: str, checks: Callable[[], object]) -> None:
         world.run(lambda rank: checks())
 
 
-def nccl_algorithms() -> None:
-    """Every way to sum by NCCL, one world after the other."""
-    if not nccl_takes_two():
-        return
-    for algorithm in ("nccl", "scatter_gather", "ordered", "ring"):
-        rt.init(gpu_plane="nccl", nccl_multi_rank=1, nccl_algorithm=algorithm)
-        report(f"{algorithm}: every operation and dtype is right", collectives.operations_are_right())
-        report(f"{algorithm}: factors and compression are right", collectives.floats_scale_and_compress())
-        megabytes = 1 if machine.is_fake() else 64
-        seconds = collectives.seconds_of_allreduce(megabytes, 5)
-        report(f"{algorithm}: allreduce of {megabytes} MB", True, f"{1e3 * seconds:.2f} ms")
-        rt.shutdown()
+def nccl_algorithm(algorithm: str) -> Callable[[], None]:
+    """One way to sum by NCCL, in two worlds one after the other."""
+
+    def checks() -> None:
+        if not nccl_takes_two():
+            return
+        for world in ("a first world", "a second one"):
+            rt.init(gpu_plane="nccl", nccl_multi_rank=1, nccl_algorithm=algorithm)
+            right = collectives.operations_are_right() and collectives.floats_scale_and_compress()
+            report(f"{algorithm}: every operation and dtype is right in {world}", right)
+            megabytes = 1 if machine.is_fake() else 64
+            seconds = collectives.seconds_of_allreduce(megabytes, 5)
+            report(f"{algorithm}: allreduce of {megabytes} MB", True, f"{1e3 * seconds:.2f} ms")
+            rt.shutdown()
+
+    return checks
 
 
 ALLOWED_SECONDS = 20.0  # from a rank's death to the error on the others
@@ -444,11 +448,12 @@ def tensorflow() -> None:
     rt.shutdown()
 
 
+NCCL_ALGORITHMS = ("nccl", "scatter_gather", "ordered", "ring")
 PARTS: dict[str, Callable[[], None]] = {
     "machine": describe_machine,
     "load": load,
     "smoke": smoke,
-    "nccl_algorithms": nccl_algorithms,
+    **{f"nccl_{name}": nccl_algorithm(name) for name in NCCL_ALGORITHMS},
     "killed_staged": killed("staged"),
     "killed_nccl": killed("nccl"),
     "dying": dying,

@@ -64,10 +64,10 @@ def test_ranks_that_are_processes(mpi, part, tmp_path):
 @EACH_STARTER
 def test_further_parts_of_ranks_that_are_processes(mpi, tmp_path):
     code, results = run(
-        tmp_path, "smoke", "staged", "nccl-algorithms", python=str(python_with(mpi)),
+        tmp_path, "smoke", "staged", "nccl-nccl", "nccl-scatter", "nccl-ordered", "nccl-ring", python=str(python_with(mpi)),
         **{"RINGTRAIN_TRANSPORT": "tcp"} if mpi == "tcp" else {},
     )  # fmt: skip
-    assert [each for each in results if not each["right"]] == [] and len(results) == 2 + 5 + 12
+    assert [each for each in results if not each["right"]] == [] and len(results) == 2 + 5 + 4 * 4
     assert code == 0
 
 
@@ -138,8 +138,10 @@ def test_a_part_that_would_not_fit_is_left(tmp_path):
 
 
 def test_parts_fit_into_calls_of_ten_minutes():
+    """On a machine of sixteen cores, which runs eight of those at a time that do not measure."""
     assert max(part.seconds for part in check.PARTS) + check.GRACE <= 9 * 60
-    assert sum(part.seconds for part in check.PARTS) <= 3 * 9 * 60, "the plan must fit into half an hour"
+    seconds = [sum(part.seconds for part in check.PARTS if part.alone is alone) for alone in (check.BESIDE, check.ALONE)]
+    assert seconds[0] / 8 + seconds[1] <= 9 * 60
 
 
 def test_wheels_are_installed_without_a_registry(tmp_path):

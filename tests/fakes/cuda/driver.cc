@@ -68,6 +68,10 @@ std::mutex guard;  // contexts and events; never held while anything waits
 Context contexts[kMaxDevices];
 thread_local Context* current = nullptr;
 
+constexpr int kCaptureModeGlobal = 0, kCaptureModeRelaxed = 2;
+thread_local int capture_mode = kCaptureModeGlobal;
+std::atomic<int> captures{0};  // of the process, all of them in the global mode, as torch.cuda.graph makes them
+
 std::set<const Event*>& Events() {  // alive
   static auto* events = new std::set<const Event*>;
   return *events;
@@ -493,6 +497,8 @@ int LaunchKernel(Function* function, unsigned grid_x, unsigned grid_y, unsigned 
   if (DeviceOf(stream) != current->device) return kInvalidHandle;
   if (extra != nullptr || shared_bytes > 48 * 1024 || grid_x * grid_y * grid_z == 0) return kInvalidValue;
   if (block_x * block_y * block_z == 0 || block_x * block_y * block_z > 1024) return kInvalidValue;
+  if (!function->loaded) Synchronize(current->device);  // as a driver does that loads kernels at their first launch
+  function->loaded = true;
   const auto* first = static_cast<const char*>(parameters[0]);
   std::vector<char> copy(first, first + function->parameter_bytes);
   auto* body = function->body;
@@ -508,9 +514,15 @@ int GetErrorString(int code, const char** text) {
   return kSuccess;
 }
 
+int ThreadExchangeStreamCaptureMode(int* mode) {
+  if (*mode < kCaptureModeGlobal || *mode > kCaptureModeRelaxed) return kInvalidValue;
+  std::swap(*mode, capture_mode);
+  return kSuccess;
+}
+
 // ---- handing them out ----
 
-enum Needs { kNothing, kInit, kContext };
+enum Needs { kNothing, kInit, kContext, kNoCapture };  // the last one: a context, and no thread's capture
 
 struct Row {
   CountedFunction counted;
@@ -528,7 +540,8 @@ int Refusal(Row* row, long call) {
   const int planned = row->counted.Planned(*Failures().load(), call);
   if (planned != 0) return planned;
   if (row->needs >= kInit && !initialized) return kNotInitialized;
-  if (row->needs == kContext && current == nullptr) return kInvalidContext;
+  if (row->needs >= kContext && current == nullptr) return kInvalidContext;
+  if (row->needs == kNoCapture && captures > 0 && capture_mode != kCaptureModeRelaxed) return kCaptureUnsupported;
   return kSuccess;
 }
 
@@ -571,38 +584,39 @@ void AddAll() {
   Add<CtxSetCurrent>("cuCtxSetCurrent", 4000, kInit);
   Add<CtxGetCurrent>("cuCtxGetCurrent", 4000, kInit);
   Add<CtxGetDevice>("cuCtxGetDevice", 2000, kContext);
-  Add<CtxSynchronize>("cuCtxSynchronize", 2000, kContext);
+  Add<CtxSynchronize>("cuCtxSynchronize", 2000, kNoCapture);
   Add<CtxGetStreamPriorityRange>("cuCtxGetStreamPriorityRange", 5050, kContext);
   Add<StreamCreate>("cuStreamCreate", 2000, kContext);
   Add<StreamCreateWithPriority>("cuStreamCreateWithPriority", 5050, kContext);
   Add<StreamDestroy>("cuStreamDestroy", 4000, kContext);
   Add<StreamWaitEvent>("cuStreamWaitEvent", 3020, kContext);
-  Add<StreamSynchronize>("cuStreamSynchronize", 2000, kContext);
-  Add<StreamQuery>("cuStreamQuery", 2000, kContext);
+  Add<StreamSynchronize>("cuStreamSynchronize", 2000, kNoCapture);
+  Add<StreamQuery>("cuStreamQuery", 2000, kNoCapture);
   Add<StreamIsCapturing>("cuStreamIsCapturing", 10000, kContext);
+  Add<ThreadExchangeStreamCaptureMode>("cuThreadExchangeStreamCaptureMode", 10010, kNothing);
   Add<StreamGetCtx>("cuStreamGetCtx", 9020, kContext);
   Add<EventCreate>("cuEventCreate", 2000, kContext);
   Add<EventDestroy>("cuEventDestroy", 4000, kInit);
   Add<EventRecord>("cuEventRecord", 2000, kContext);
-  Add<EventQuery>("cuEventQuery", 2000, kInit);
-  Add<EventSynchronize>("cuEventSynchronize", 2000, kInit);
+  Add<EventQuery>("cuEventQuery", 2000, kNoCapture);
+  Add<EventSynchronize>("cuEventSynchronize", 2000, kNoCapture);
   Add<EventElapsedTime>("cuEventElapsedTime", 2000, kInit);
-  Add<MemAlloc>("cuMemAlloc", 3020, kContext);
-  Add<MemFree>("cuMemFree", 3020, kContext);
+  Add<MemAlloc>("cuMemAlloc", 3020, kNoCapture);
+  Add<MemFree>("cuMemFree", 3020, kNoCapture);
   Add<MemGetInfo>("cuMemGetInfo", 3020, kContext);
-  Add<MemHostAlloc>("cuMemHostAlloc", 2020, kContext);
-  Add<MemFreeHost>("cuMemFreeHost", 2000, kContext);
+  Add<MemHostAlloc>("cuMemHostAlloc", 2020, kNoCapture);
+  Add<MemFreeHost>("cuMemFreeHost", 2000, kNoCapture);
   Add<MemHostRegister>("cuMemHostRegister", 6050, kContext);
   Add<MemHostUnregister>("cuMemHostUnregister", 4000, kContext);
-  Add<MemcpyHtoD>("cuMemcpyHtoD", 3020, kContext);
-  Add<MemcpyDtoH>("cuMemcpyDtoH", 3020, kContext);
+  Add<MemcpyHtoD>("cuMemcpyHtoD", 3020, kNoCapture);
+  Add<MemcpyDtoH>("cuMemcpyDtoH", 3020, kNoCapture);
   Add<MemcpyHtoDAsync>("cuMemcpyHtoDAsync", 3020, kContext);
   Add<MemcpyDtoHAsync>("cuMemcpyDtoHAsync", 3020, kContext);
   Add<MemcpyDtoDAsync>("cuMemcpyDtoDAsync", 3020, kContext);
   Add<MemsetD8Async>("cuMemsetD8Async", 3020, kContext);
   Add<PointerGetAttribute>("cuPointerGetAttribute", 4000, kInit);
-  Add<ModuleLoadData>("cuModuleLoadData", 2000, kContext);
-  Add<ModuleUnload>("cuModuleUnload", 2000, kContext);
+  Add<ModuleLoadData>("cuModuleLoadData", 2000, kNoCapture);
+  Add<ModuleUnload>("cuModuleUnload", 2000, kNoCapture);
   Add<ModuleGetFunction>("cuModuleGetFunction", 2000, kContext);
   Add<LaunchKernel>("cuLaunchKernel", 4000, kContext);
   Add<GetErrorString>("cuGetErrorString", 6000, kNothing);
@@ -635,8 +649,9 @@ FAKE_EXPORT int cuGetProcAddress_v2(const char* name, void** function, int versi
   return kSuccess;
 }
 
-// For tests: marks a stream as one under capture.
+// For tests: marks a stream as one under capture, in the global mode.
 FAKE_EXPORT void fake_cuda_capture(void* stream, int capturing) {
+  captures += capturing != 0 ? 1 : -1;
   SetCapturing(LiveStream(stream, "fake_cuda_capture"), capturing != 0);
 }
 

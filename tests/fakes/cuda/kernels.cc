@@ -1,5 +1,6 @@
 #include "cuda/kernels.h"
 
+#include <algorithm>
 #include <memory>
 
 #include "cuda/memory.h"
@@ -45,22 +46,26 @@ class Reachable {
   std::unique_ptr<PackLaunch> launch_;
 };
 
-void CheckGrid(const PackLaunch& launch, Launch3 grid, Launch3 block) {
+constexpr uint64_t kOneBlock = 1;  // of a launch that has nothing to do
+
+// The chunks of a launch.
+uint64_t CheckGrid(const PackLaunch& launch, Launch3 grid, Launch3 block) {
   if (launch.slice_count == 0 || launch.slice_count > ringtrain::kSlicesInLaunch)
     Violation("a pack kernel with %u slices", launch.slice_count);
-  uint32_t chunks = 0;
+  uint64_t chunks = 0;
   for (uint32_t i = 0; i < launch.slice_count; ++i) {
     if (launch.slices[i].first_chunk != chunks)
-      Violation("slice %u of a pack kernel begins at chunk %u, not at %u", i, launch.slices[i].first_chunk, chunks);
+      Violation("slice %u of a pack kernel begins at chunk %u, not at %lu", i, launch.slices[i].first_chunk, chunks);
     chunks += ringtrain::ChunksOf(launch.slices[i].elements);
   }
-  if (grid.x != chunks || grid.y * grid.z != 1 || block.x != ringtrain::kPackThreads || block.y * block.z != 1)
-    Violation("a pack kernel of %u chunks is launched as %u blocks of %u threads", chunks, grid.x, block.x);
+  if (grid.x != std::max(chunks, kOneBlock) || grid.y * grid.z != 1 || block.x != ringtrain::kPackThreads || block.y * block.z != 1)
+    Violation("a pack kernel of %lu chunks is launched as %u blocks of %u threads", chunks, grid.x, block.x);
+  return chunks;
 }
 
 template <typename Tensor, typename Buffer, bool kUnpack>
 void Run(const void* parameters, Launch3 grid, Launch3 block) {
-  CheckGrid(*static_cast<const PackLaunch*>(parameters), grid, block);
+  if (CheckGrid(*static_cast<const PackLaunch*>(parameters), grid, block) == 0) return;
   const Reachable reachable(parameters, sizeof(Tensor), sizeof(Buffer));
   for (uint32_t chunk = 0; chunk < grid.x; ++chunk) {
     if constexpr (kUnpack)
@@ -92,10 +97,11 @@ template <typename Element, typename Value>
 void RunSum(const void* parameters, Launch3 grid, Launch3 block) {
   const auto& asked = *static_cast<const ringtrain::SumLaunch*>(parameters);
   const uint64_t chunks = (asked.elements + ringtrain::kPackChunk - 1) / ringtrain::kPackChunk;
-  if (asked.members < 2 || asked.members > ringtrain::kMaxSummed || asked.me >= asked.members)
+  if (asked.members < 1 || asked.members > ringtrain::kMaxSummed || asked.me >= asked.members)
     Violation("a summing kernel of %u members by member %u", asked.members, asked.me);
-  if (grid.x != chunks || grid.y * grid.z != 1 || block.x != ringtrain::kPackThreads || block.y * block.z != 1)
+  if (grid.x != std::max(chunks, kOneBlock) || grid.y * grid.z != 1 || block.x != ringtrain::kPackThreads || block.y * block.z != 1)
     Violation("a summing kernel of %lu chunks is launched as %u blocks of %u threads", chunks, grid.x, block.x);
+  if (chunks == 0) return;
   const Used to(asked.to, asked.elements * sizeof(Element)), own(asked.own, asked.elements * sizeof(Element));
   const Used received(asked.received, ((asked.members - 2) * asked.stride + asked.elements) * sizeof(Element));
   const auto launch = std::make_unique<ringtrain::SumLaunch>(asked);

@@ -17,6 +17,7 @@ struct Function {
   size_t parameter_bytes;  // as the PTX declares the only parameter
   // The kernel as host code, on the stream's thread.
   void (*body)(const void* parameters, Launch3 grid, Launch3 block);
+  bool loaded = false;
 };
 
 struct Module {
