@@ -1,8 +1,9 @@
 // Packing: many tensors into one fusion buffer on a GPU and back, by one kernel launch for up to 1360 of them.
 //
 // Compiled twice: by nvcc as the body of the kernels (pack.cu), and by the C++ compiler for machines without a GPU,
-// where tests call the same functions. The work is cut into chunks of 16384 elements, one to a block of threads, so
-// that a large tensor and many small ones keep all of the GPU busy alike. Values are scaled in float32, whatever the
+// where tests call the same functions. The work is cut into chunks of 16384 elements, which the blocks of threads share out,
+// so that a large tensor and many small ones keep all of the GPU busy alike. A block looks up where its first chunk is
+// and goes on from there. Values are scaled in float32, whatever the
 // types.
 #ifndef RINGTRAIN_DEVICE_PACK_H_
 #define RINGTRAIN_DEVICE_PACK_H_
@@ -23,7 +24,8 @@
 
 namespace ringtrain {
 
-constexpr uint32_t kPackChunk = 16384;           // elements that one block moves
+constexpr uint32_t kPackChunk = 16384;           // elements that a block moves at a time
+constexpr uint32_t kPackBlocks = 2048;           // of a launch at most: some for each of a GPU's multiprocessors
 constexpr uint32_t kPackThreads = 512;           // in a block
 constexpr uint32_t kSlicesInLaunch = 1360;       // as many as the 32764 bytes of a kernel's parameters hold
 constexpr uint32_t kElementsInSlice = 1u << 30;  // at most; longer tensors are several slices
@@ -36,16 +38,17 @@ struct PackSlice {
   uint32_t first_chunk;  // chunks of the slices before this one
 };
 
-// The parameter of every kernel. There are as many blocks as chunks.
+// The parameter of every kernel. There are as many blocks as chunks, or fewer; without chunks a kernel does nothing.
 struct PackLaunch {
   uint64_t buffer;  // address
   float scale;      // factor on each value; words are not scaled
   uint32_t slice_count;
   uint64_t
       found_infinite;  // unpack: address of a float that becomes 1 if a result is infinite or no number; 0: nobody asks
+  uint64_t chunks;  // of all slices
   PackSlice slices[kSlicesInLaunch];
 };
-static_assert(sizeof(PackSlice) == 24 && sizeof(PackLaunch) == 32664, "the PTX is generated for this layout");
+static_assert(sizeof(PackSlice) == 24 && sizeof(PackLaunch) == 32672, "the PTX is generated for this layout");
 
 constexpr uint32_t ChunksOf(uint32_t elements) { return (elements + kPackChunk - 1) / kPackChunk; }
 
@@ -135,7 +138,7 @@ RT_ON_DEVICE bool MoveShare(To* to, const From* from, uint32_t elements, float s
 }
 
 // The last slice that begins no later than the chunk: an empty one begins where its successor does.
-RT_ON_DEVICE const PackSlice& SliceOf(const PackLaunch& launch, uint32_t chunk) {
+RT_ON_DEVICE uint32_t SliceOf(const PackLaunch& launch, uint32_t chunk) {
   uint32_t low = 0, high = launch.slice_count;
   while (high - low > 1) {
     const uint32_t middle = (low + high) / 2;
@@ -144,37 +147,40 @@ RT_ON_DEVICE const PackSlice& SliceOf(const PackLaunch& launch, uint32_t chunk) 
     else
       high = middle;
   }
-  return launch.slices[low];
+  return low;
 }
 
-// Where a chunk lies: its tensor's elements, the buffer's, and how many there are.
-template <typename Tensor, typename Buffer>
-struct PackChunk {
-  Tensor* tensor;
-  Buffer* buffer;
-  uint32_t elements;
-
-  RT_ON_DEVICE PackChunk(const PackLaunch& launch, uint32_t chunk) {
-    const PackSlice& slice = SliceOf(launch, chunk);
+// Calls move(tensor's elements, buffer's, how many) for each chunk of a block's.
+template <typename Tensor, typename Buffer, typename Move>
+RT_ON_DEVICE void ForEachChunk(const PackLaunch& launch, uint32_t block, uint32_t blocks, const Move& move) {
+  uint32_t chunk = static_cast<uint32_t>(launch.chunks * block / blocks);
+  const uint32_t end = static_cast<uint32_t>(launch.chunks * (block + 1) / blocks);
+  for (uint32_t index = SliceOf(launch, chunk); chunk < end; ++chunk) {
+    while (index + 1 < launch.slice_count && launch.slices[index + 1].first_chunk <= chunk) ++index;
+    const PackSlice& slice = launch.slices[index];
     const uint32_t begin = (chunk - slice.first_chunk) * kPackChunk;
     const uint32_t left = slice.elements - begin;
-    tensor = reinterpret_cast<Tensor*>(slice.tensor) + begin;
-    buffer = reinterpret_cast<Buffer*>(launch.buffer) + slice.offset + begin;
-    elements = left < kPackChunk ? left : kPackChunk;
+    move(reinterpret_cast<Tensor*>(slice.tensor) + begin,
+         reinterpret_cast<Buffer*>(launch.buffer) + slice.offset + begin, left < kPackChunk ? left : kPackChunk);
   }
-};
+}
 
-// The kernels: what thread `thread` of `threads` does of a chunk.
+// The kernels: what thread `thread` of `threads` does of a block's chunks.
 template <typename Tensor, typename Buffer>
-RT_ON_DEVICE void PackShare(const PackLaunch& launch, uint32_t chunk, uint32_t thread, uint32_t threads) {
-  const PackChunk<Tensor, Buffer> at(launch, chunk);
-  MoveShare<Buffer, Tensor>(at.buffer, at.tensor, at.elements, launch.scale, thread, threads);
+RT_ON_DEVICE void PackShare(const PackLaunch& launch, uint32_t block, uint32_t blocks, uint32_t thread,
+                            uint32_t threads) {
+  ForEachChunk<Tensor, Buffer>(launch, block, blocks, [&](Tensor* tensor, Buffer* buffer, uint32_t elements) {
+    MoveShare<Buffer, Tensor>(buffer, tensor, elements, launch.scale, thread, threads);
+  });
 }
 
 template <typename Tensor, typename Buffer>
-RT_ON_DEVICE void UnpackShare(const PackLaunch& launch, uint32_t chunk, uint32_t thread, uint32_t threads) {
-  const PackChunk<Tensor, Buffer> at(launch, chunk);
-  const bool finite = MoveShare<Tensor, Buffer>(at.tensor, at.buffer, at.elements, launch.scale, thread, threads);
+RT_ON_DEVICE void UnpackShare(const PackLaunch& launch, uint32_t block, uint32_t blocks, uint32_t thread,
+                              uint32_t threads) {
+  bool finite = true;
+  ForEachChunk<Tensor, Buffer>(launch, block, blocks, [&](Tensor* tensor, Buffer* buffer, uint32_t elements) {
+    finite &= MoveShare<Tensor, Buffer>(tensor, buffer, elements, launch.scale, thread, threads);
+  });
   if (!finite && launch.found_infinite != 0) *reinterpret_cast<float*>(launch.found_infinite) = 1.0f;
 }
 

@@ -1,5 +1,6 @@
 #include "device/pack_kernels.h"
 
+#include <algorithm>
 #include <string>
 
 namespace ringtrain {
@@ -35,7 +36,6 @@ Status PackKernels::Load(const Driver& driver, CUdevice device, CUstream stream,
                          std::unique_ptr<PackKernels>* kernels) {
   std::unique_ptr<PackKernels> loaded(new PackKernels);
   RT_TRY(KernelModule::Load(driver, device, kPackPtx, "the pack kernels", &loaded->module_));
-  loaded->launch_->slice_count = 1;  // an empty one
   for (const std::string& name : kKernels) {
     loaded->packing_.push_back(nullptr);
     loaded->unpacking_.push_back(nullptr);
@@ -52,7 +52,7 @@ Status PackKernels::Run(const std::vector<CUfunction>& kernels, const PackJob& j
   launch_->scale = job.scale;
   launch_->found_infinite = job.found_infinite;
   return InLaunches(*job.tensors, Bytes(job.tensor_dtype), launch_.get(), [&](uint32_t chunks) {
-    return module_->Launch(kernel, chunks, launch_.get(), stream, "a pack kernel");
+    return module_->Launch(kernel, std::min(chunks, kPackBlocks), launch_.get(), stream, "a pack kernel");
   });
 }
 

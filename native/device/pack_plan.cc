@@ -9,6 +9,7 @@ Status InLaunches(const std::vector<PackedTensor>& tensors, size_t bytes_of_elem
   uint32_t chunks = 0;
   launch->slice_count = 0;
   const auto flush = [&] {
+    launch->chunks = chunks;
     const Status status = chunks > 0 ? perform(chunks) : Status();
     launch->slice_count = chunks = 0;
     return status;

@@ -65,7 +65,9 @@ Status NcclOpening::OpenMemory() {
   const size_t each = WholePages(lane_->buffer_bytes + static_cast<size_t>(members_) * InBuffer(1) * kLargestElement);
   const size_t bytes = each * lane_->buffers.size();
   const Communicator* first = lane_->channels[0].communicator.get();
-  if (first != nullptr && first->CanRegister())
+  // Where kernels of ours add, tensors and the room are sent and received, too. NCCL takes registered memory only where
+  // all that an operation reaches on its ranks is.
+  if (first != nullptr && first->CanRegister() && !lane_->sums_by_itself())
     RT_TRY(NcclMemory::Allocate(first->nccl(), bytes, &lane_->registered));
   else
     RT_TRY(DeviceMemory::Take(lane_->device, bytes, &lane_->unregistered));

@@ -54,6 +54,7 @@ PARTS = [
     Part("staged", "staged", 2, 60, BESIDE, "two ranks on one GPU through pinned host memory, as processes"),
     Part("torch-ranks", "torch_ranks", 2, 90, BESIDE, "PyTorch on two ranks of one GPU: training as of one process, views of buckets"),
     Part("torch-ddp", "torch_ddp", 2, 90, BESIDE, "DDP on the backend ringtrain, two ranks of one GPU"),
+    Part("torch-modes", "torch_modes", 2, 90, BESIDE, "each way of training with PyTorch, beside the same on the CPU"),
     Part("graphs", "graphs", 1, 60, BESIDE, "CUDA graphs are captured beside operations, by NCCL"),
     Part("graphs-staged", "graphs_staged", 1, 60, BESIDE, "the same, staged"),
     Part("arrays", "arrays", 1, 60, BESIDE, "arrays of CuPy, JAX and Numba, in a world of one"),

@@ -171,10 +171,9 @@ def refusals_are_clear() -> bool:
     if machine.is_fake():
         driver.use_device(0)
         stream = driver.Stream()
+        array = DeviceArray(np.ones(3, "float32"), stream=stream.ptr)
         stream.capture(True)
-        right = right and _refuses(
-            lambda: rt.allreduce_(DeviceArray(np.ones(3, "float32"), stream=stream.ptr), "captured"), "graph"
-        )
+        right = right and _refuses(lambda: rt.allreduce_(array, "captured"), "graph")
         stream.capture(False)
         stream.destroy()
     return right and bool(

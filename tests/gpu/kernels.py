@@ -11,7 +11,7 @@ from fakes import driver
 from gpu import machine
 
 DEVICE = Path(__file__).resolve().parents[2] / "native" / "device"
-CHUNK, THREADS, MOST_SLICES = 16384, 512, 1360
+CHUNK, THREADS, MOST_BLOCKS, MOST_SLICES = 16384, 512, 2048, 1360
 SCALE = np.float32(0.37)
 PAIRS = [
     ("float32", "float32"),
@@ -40,6 +40,7 @@ class Launch(ctypes.Structure):
         ("scale", ctypes.c_float),
         ("slice_count", ctypes.c_uint32),
         ("found_infinite", ctypes.c_uint64),
+        ("chunks", ctypes.c_uint64),
         ("slices", Slice * MOST_SLICES),
     ]
 
@@ -65,7 +66,8 @@ def text(kernels: str = "pack") -> bytes:
 
 
 def run(
-    name: str, tensors: list[tuple[int, int, int]], buffer: int, scale: float, stream, found_infinite: int = 0
+    name: str, tensors: list[tuple[int, int, int]], buffer: int, scale: float, stream, found_infinite: int = 0,
+    most_blocks: int = MOST_BLOCKS,
 ) -> None:
     """Launches a kernel over (address, offset, elements) of each tensor, in as many launches as that takes."""
     for start in range(0, len(tensors), MOST_SLICES):
@@ -74,8 +76,9 @@ def run(
             launch.slices[launch.slice_count] = Slice(address, offset, elements, chunks)
             launch.slice_count += 1
             chunks += -(-elements // CHUNK)
+        launch.chunks = chunks
         if chunks:
-            machine.launch(machine.kernel(text(), name), chunks, THREADS, launch, stream)
+            machine.launch(machine.kernel(text(), name), min(chunks, most_blocks), THREADS, launch, stream)
 
 
 def widened(values: np.ndarray, dtype: str) -> np.ndarray:
@@ -177,7 +180,7 @@ def sums_in_order(dtype: str, members: int, elements: int) -> bool:
     return own.values().tobytes() == expected.tobytes()
 
 
-def seconds_there_and_back(sizes: list[int], rounds: int) -> float:
+def seconds_there_and_back(sizes: list[int], rounds: int, most_blocks: int = MOST_BLOCKS) -> float:
     """Seconds of pack + unpack of float32 tensors of so many elements."""
     total = sum(sizes)
     source, buffer = driver.allocate(4 * total), driver.allocate(4 * total)
@@ -186,8 +189,8 @@ def seconds_there_and_back(sizes: list[int], rounds: int) -> float:
     stream = driver.Stream()
 
     def there_and_back() -> None:
-        run("pack_float32_float32", places, buffer, 1.0, stream)
-        run("unpack_float32_float32", places, buffer, 1.0, stream)
+        run("pack_float32_float32", places, buffer, 1.0, stream, 0, most_blocks)
+        run("unpack_float32_float32", places, buffer, 1.0, stream, 0, most_blocks)
 
     taken = machine.seconds_of(there_and_back, stream, rounds)
     stream.destroy()

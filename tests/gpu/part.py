@@ -159,6 +159,9 @@ def floors() -> None:
 
     if torch_times.DEVICE.type != "cuda":
         return report_absent("beside torch's _foreach_copy_", "no torch with CUDA")
+    for blocks in (528, 1056, 4096, 1 << 30):
+        ratio = kernels.seconds_there_and_back(many, rounds, blocks) / kernels.seconds_there_and_back(many, rounds)
+        report(f"the same by at most {blocks} blocks over {kernels.MOST_BLOCKS}", True, f"{ratio:.2f} x")
     ratio = kernels.seconds_there_and_back(many, rounds) / torch_times.seconds_of_foreach_copies(many, rounds)
     report("pack + unpack of ResNet-50's shapes over torch's _foreach_copy_", ratio <= 1, f"{ratio:.2f} x", "1 x")
 
@@ -212,6 +215,17 @@ def torch_ranks() -> None:
     rt.shutdown()
 
 
+def torch_modes() -> None:
+    """Each way of training with PyTorch, on the launcher's ranks."""
+    from gpu import torch_checks
+
+    rt.init(gpu_plane="staged")
+    for name, chosen in torch_checks.MODES.items():
+        report(f"{name} on {torch_checks.DEVICE} trains as on the CPU", torch_checks.a_mode_trains_as_on_the_host(chosen))
+    report("SyncBatchNorm has the whole batch's statistics", torch_checks.statistics_are_those_of_the_whole_batch())
+    rt.shutdown()
+
+
 def torch_ddp() -> None:
     """DistributedDataParallel on ringtrain's backend, on the launcher's ranks."""
     from gpu import torch_checks
@@ -262,6 +276,8 @@ def torch_steps() -> None:
     rt.init()
     ratio = torch_times.step_over_that_of_ddp(30)
     report(f"a step of a small network on {torch_times.DEVICE} beside DDP's", True, f"{ratio:.2f} x", "1.02 x")
+    microseconds = torch_times.microseconds_of_a_submission(50)
+    report(f"CPU of allreduce_async_ of a tensor on {torch_times.DEVICE}", True, f"{microseconds:.1f} us", "15 us")
     if torch_times.DEVICE.type != "cuda" or not version_of("torchvision"):
         return report_absent("a step of ResNet-50 beside a plain optimizer's", "no torch with CUDA, or no torchvision")
     ratio, seconds = torch_times.step_over_a_plain_one(30)
@@ -467,6 +483,7 @@ PARTS: dict[str, Callable[[], None]] = {
     "torch": torch_tensors,
     "torch_ranks": torch_ranks,
     "torch_ddp": torch_ddp,
+    "torch_modes": torch_modes,
     "torch_steps": torch_steps,
     "staging": staging,
     "memory": memory,

@@ -15,7 +15,7 @@ import ringtrain.torch as hvd
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
 
-def model() -> torch.nn.Module:
+def model(device: torch.device = DEVICE) -> torch.nn.Module:
     """A few layers, the same each time."""
     torch.manual_seed(1)
     layers = [
@@ -25,7 +25,7 @@ def model() -> torch.nn.Module:
         torch.nn.ReLU(),
         torch.nn.Linear(512, 10),
     ]
-    return torch.nn.Sequential(*layers).to(DEVICE)
+    return torch.nn.Sequential(*layers).to(device)
 
 
 def batch() -> tuple[torch.Tensor, torch.Tensor]:
@@ -248,6 +248,62 @@ def ddp_trains_as_one(backend: str, steps: int) -> bool:
     return torch.allclose(*ends, rtol=1e-3, atol=1e-4) and all(torch.equal(flats[0], flat) for flat in flats)
 
 
+MODES: dict[str, dict[str, object]] = {
+    "plain": {},
+    "two passes a step": {"backward_passes_per_step": 2},
+    "groups": {"groups": 2},
+    "predivided": {"gradient_predivide_factor": 2.0},
+    "Adasum": {"op": hvd.Adasum},
+    "fp16": {"compression": hvd.Compression.fp16},
+    "int8": {"compression": hvd.Compression.int8},
+    "PowerSGD": {"compression": hvd.Compression.powersgd(rank=2)},
+    "delayed": {"delay": 1},
+    "local steps": {"every": 3},
+    "DiLoCo": {"every": 3, "outer": hvd.Outer()},
+    "streamed local steps": {"every": 4, "fragments": 2, "overlap": 1},
+}
+
+
+def trained(device: torch.device, chosen: dict[str, object], steps: int) -> torch.Tensor:
+    """The parameters after some steps of a mode on each rank's share of the batch, on a device."""
+    network = model(device)
+    optimizer = distributed(torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9), network, **chosen)
+    inputs, labels = (part.to(device) for part in batch())
+    share = slice(hvd.rank(), None, hvd.size())
+    for _ in range(steps):
+        optimizer.zero_grad()
+        for _ in range(chosen.get("backward_passes_per_step", 1)):
+            loss_of(network, inputs[share], labels[share]).backward()
+        optimizer.step()
+    if "delay" in chosen:
+        optimizer.flush()
+    if "every" in chosen:
+        optimizer.synchronize()
+    return _flat(network).cpu()
+
+
+def a_mode_trains_as_on_the_host(chosen: dict[str, object]) -> bool:
+    """Its steps on the device are those on the CPU as far as floats allow, and all ranks have the same parameters."""
+    ends = [trained(device, chosen, 8) for device in (torch.device("cpu"), DEVICE)]
+    flats = hvd.allgather_object(ends[1])
+    return torch.allclose(*ends, rtol=1e-2, atol=2e-3) and all(torch.equal(flats[0], flat) for flat in flats)
+
+
+def statistics_are_those_of_the_whole_batch() -> bool:
+    """SyncBatchNorm's output and gradients, of each rank's share."""
+    torch.manual_seed(3)
+    inputs = torch.randn(16, 8, 5, 5).to(DEVICE)
+    whole, share = torch.nn.BatchNorm2d(8).to(DEVICE), slice(hvd.rank(), None, hvd.size())
+    own = hvd.SyncBatchNorm(8).to(DEVICE)
+    results = []
+    for layer, given in ((whole, inputs.clone()), (own, inputs[share].clone())):
+        given.requires_grad_()
+        output = layer(given)
+        (output**3).sum().backward()
+        results.append((output.detach(), given.grad))
+    return all(torch.allclose(one[share], other, rtol=1e-3, atol=1e-4) for one, other in zip(*results, strict=True))
+
+
 def bytes_used() -> int:
     """Of the device's memory, by all processes."""
     torch.cuda.synchronize()
@@ -299,5 +355,5 @@ def _flat(network: torch.nn.Module) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in network.parameters()])
 
 
-def distributed(optimizer: torch.optim.Optimizer, network: torch.nn.Module, **chosen: bool) -> torch.optim.Optimizer:
+def distributed(optimizer: torch.optim.Optimizer, network: torch.nn.Module, **chosen: object) -> torch.optim.Optimizer:
     return hvd.DistributedOptimizer(optimizer, named_parameters=network.named_parameters(), **chosen)

@@ -126,3 +126,18 @@ def _seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
+
+
+def microseconds_of_a_submission(rounds: int) -> float:
+    """Median CPU time of ``allreduce_async_`` of a small tensor, under names that come again."""
+    tensors = [torch.ones(256, device=DEVICE) for _ in range(16)]
+    taken = []
+    for _ in range(rounds):
+        handles = []
+        for index, tensor in enumerate(tensors):
+            start = time.perf_counter()
+            handles.append(hvd.allreduce_async_(tensor, name=f"submitted.{index}"))
+            taken.append(time.perf_counter() - start)
+        for handle in handles:
+            hvd.synchronize(handle)
+    return 1e6 * statistics.median(taken[len(tensors) :])

@@ -12,7 +12,7 @@
 namespace ringtrain {
 namespace {
 
-using Kernel = void (*)(const PackLaunch&, uint32_t, uint32_t, uint32_t);
+using Kernel = void (*)(const PackLaunch&, uint32_t, uint32_t, uint32_t, uint32_t);
 constexpr uint32_t kMargin = 16;  // elements around each tensor, of which none may change
 constexpr float kScale = 0.37f;
 
@@ -60,13 +60,15 @@ struct Scene {
     launch.scale = kScale;
   }
 
-  // By blocks of so many threads, one after the other. Returns how many launches it took.
-  int Run(Kernel kernel, uint32_t threads) {
+  // By blocks of so many threads, one after the other, each of which has `at_a_time` chunks. Returns how many launches
+  // it took.
+  int Run(Kernel kernel, uint32_t threads, uint32_t at_a_time = 1) {
     int launches = 0;
     RT_CHECK_OK(InLaunches(tensors, sizeof(Tensor), &launch, [&](uint32_t chunks) {
       ++launches;
-      for (uint32_t chunk = 0; chunk < chunks; ++chunk)
-        for (uint32_t thread = 0; thread < threads; ++thread) kernel(launch, chunk, thread, threads);
+      const uint32_t blocks = (chunks + at_a_time - 1) / at_a_time;
+      for (uint32_t block = 0; block < blocks; ++block)
+        for (uint32_t thread = 0; thread < threads; ++thread) kernel(launch, block, blocks, thread, threads);
       return Status();
     }));
     return launches;
@@ -74,18 +76,20 @@ struct Scene {
 };
 
 template <typename Tensor, typename Buffer>
-void CheckPack(const std::vector<uint64_t>& sizes, uint32_t shift, uint64_t slot, uint32_t threads) {
+void CheckPack(const std::vector<uint64_t>& sizes, uint32_t shift, uint64_t slot, uint32_t threads,
+               uint32_t at_a_time = 1) {
   Scene<Tensor, Buffer> scene(sizes, shift, slot);
   std::vector<Buffer> expected = scene.buffer;
   for (const PackedTensor& tensor : scene.tensors)
     for (uint64_t i = 0; i < tensor.elements; ++i)
       expected[tensor.offset + i] = Expected<Buffer>(reinterpret_cast<const Tensor*>(tensor.address)[i], kScale);
-  scene.Run(&PackShare<Tensor, Buffer>, threads);
+  scene.Run(&PackShare<Tensor, Buffer>, threads, at_a_time);
   RT_CHECK(std::memcmp(scene.buffer.data(), expected.data(), expected.size() * sizeof(Buffer)) == 0);
 }
 
 template <typename Tensor, typename Buffer>
-void CheckUnpack(const std::vector<uint64_t>& sizes, uint32_t shift, uint64_t slot, uint32_t threads) {
+void CheckUnpack(const std::vector<uint64_t>& sizes, uint32_t shift, uint64_t slot, uint32_t threads,
+                 uint32_t at_a_time = 1) {
   Scene<Tensor, Buffer> scene(sizes, shift, slot);
   for (size_t i = 0; i < scene.buffer.size(); ++i) scene.buffer[i] = ElementOf<Buffer>(ValueAt(i * 7));
   std::vector<std::vector<Tensor>> expected = scene.memory;
@@ -94,7 +98,7 @@ void CheckUnpack(const std::vector<uint64_t>& sizes, uint32_t shift, uint64_t sl
       expected[t][kMargin + shift + i] = Expected<Tensor>(scene.buffer[scene.tensors[t].offset + i], kScale);
   float found_infinite = 0;
   scene.launch.found_infinite = reinterpret_cast<uint64_t>(&found_infinite);
-  scene.Run(&UnpackShare<Tensor, Buffer>, threads);
+  scene.Run(&UnpackShare<Tensor, Buffer>, threads, at_a_time);
   for (size_t t = 0; t < sizes.size(); ++t)
     RT_CHECK(std::memcmp(scene.memory[t].data(), expected[t].data(), expected[t].size() * sizeof(Tensor)) == 0);
   RT_CHECK_EQ(found_infinite, 0.0f);
@@ -122,8 +126,10 @@ RT_TEST(any_number_of_tensors) {
   for (const size_t count : {1, 161, 1360, 1361, 3000}) {
     std::vector<uint64_t> sizes(count);
     for (size_t i = 0; i < count; ++i) sizes[i] = i % 5 == 0 ? 0 : i % 97;
-    CheckPack<float, BFloat16Element>(sizes, 1, 64, 1);
-    CheckUnpack<BFloat16Element, float>(sizes, 0, 64, 1);
+    for (const uint32_t at_a_time : {1, 3, 5000}) {
+      CheckPack<float, BFloat16Element>(sizes, 1, 64, 1, at_a_time);
+      CheckUnpack<BFloat16Element, float>(sizes, 0, 64, 1, at_a_time);
+    }
   }
 }
 
@@ -203,11 +209,11 @@ RT_TEST(infinities_are_found_in_what_is_written) {
         const uint64_t address =
             test.to_float16 ? reinterpret_cast<uint64_t>(half.data()) : reinterpret_cast<uint64_t>(tensor.data());
         RT_CHECK_OK(InLaunches({{address, 0, size}}, test.to_float16 ? 2 : 4, &launch, [&](uint32_t chunks) {
-          for (uint32_t chunk = 0; chunk < chunks; ++chunk) {
+          for (uint32_t block = 0; block < chunks; ++block) {
             if (test.to_float16)
-              UnpackShare<Float16Element, float>(launch, chunk, 0, 1);
+              UnpackShare<Float16Element, float>(launch, block, chunks, 0, 1);
             else
-              UnpackShare<float, float>(launch, chunk, 0, 1);
+              UnpackShare<float, float>(launch, block, chunks, 0, 1);
           }
           return Status();
         }));

@@ -46,11 +46,9 @@ class Reachable {
   std::unique_ptr<PackLaunch> launch_;
 };
 
-constexpr uint64_t kOneBlock = 1;  // of a launch that has nothing to do
-
 // The chunks of a launch.
 uint64_t CheckGrid(const PackLaunch& launch, Launch3 grid, Launch3 block) {
-  if (launch.slice_count == 0 || launch.slice_count > ringtrain::kSlicesInLaunch)
+  if (launch.slice_count > ringtrain::kSlicesInLaunch)
     Violation("a pack kernel with %u slices", launch.slice_count);
   uint64_t chunks = 0;
   for (uint32_t i = 0; i < launch.slice_count; ++i) {
@@ -58,7 +56,8 @@ uint64_t CheckGrid(const PackLaunch& launch, Launch3 grid, Launch3 block) {
       Violation("slice %u of a pack kernel begins at chunk %u, not at %lu", i, launch.slices[i].first_chunk, chunks);
     chunks += ringtrain::ChunksOf(launch.slices[i].elements);
   }
-  if (grid.x != std::max(chunks, kOneBlock) || grid.y * grid.z != 1 || block.x != ringtrain::kPackThreads || block.y * block.z != 1)
+  if (launch.chunks != chunks || grid.x != std::clamp<uint64_t>(chunks, 1, ringtrain::kPackBlocks) ||
+      grid.y * grid.z != 1 || block.x != ringtrain::kPackThreads || block.y * block.z != 1)
     Violation("a pack kernel of %lu chunks is launched as %u blocks of %u threads", chunks, grid.x, block.x);
   return chunks;
 }
@@ -67,11 +66,11 @@ template <typename Tensor, typename Buffer, bool kUnpack>
 void Run(const void* parameters, Launch3 grid, Launch3 block) {
   if (CheckGrid(*static_cast<const PackLaunch*>(parameters), grid, block) == 0) return;
   const Reachable reachable(parameters, sizeof(Tensor), sizeof(Buffer));
-  for (uint32_t chunk = 0; chunk < grid.x; ++chunk) {
+  for (uint32_t one = 0; one < grid.x; ++one) {
     if constexpr (kUnpack)
-      ringtrain::UnpackShare<Tensor, Buffer>(reachable.launch(), chunk, 0, 1);
+      ringtrain::UnpackShare<Tensor, Buffer>(reachable.launch(), one, grid.x, 0, 1);
     else
-      ringtrain::PackShare<Tensor, Buffer>(reachable.launch(), chunk, 0, 1);
+      ringtrain::PackShare<Tensor, Buffer>(reachable.launch(), one, grid.x, 0, 1);
   }
 }
 
@@ -99,7 +98,8 @@ void RunSum(const void* parameters, Launch3 grid, Launch3 block) {
   const uint64_t chunks = (asked.elements + ringtrain::kPackChunk - 1) / ringtrain::kPackChunk;
   if (asked.members < 1 || asked.members > ringtrain::kMaxSummed || asked.me >= asked.members)
     Violation("a summing kernel of %u members by member %u", asked.members, asked.me);
-  if (grid.x != std::max(chunks, kOneBlock) || grid.y * grid.z != 1 || block.x != ringtrain::kPackThreads || block.y * block.z != 1)
+  if (grid.x != std::max<uint64_t>(chunks, 1) || grid.y * grid.z != 1 || block.x != ringtrain::kPackThreads ||
+      block.y * block.z != 1)
     Violation("a summing kernel of %lu chunks is launched as %u blocks of %u threads", chunks, grid.x, block.x);
   if (chunks == 0) return;
   const Used to(asked.to, asked.elements * sizeof(Element)), own(asked.own, asked.elements * sizeof(Element));

@@ -190,6 +190,16 @@ int Initialize(Communicator** comm, int ranks, const UniqueId& id, int rank, con
   return Begin(*comm, std::move((*comm)->unfinished), true);
 }
 
+namespace {
+
+bool IsRegistered(const Communicator& comm, uint64_t address) {
+  return std::any_of(comm.registered.begin(), comm.registered.end(), [&](const auto& memory) {
+    return address >= memory.first && address < memory.first + memory.second;
+  });
+}
+
+}  // namespace
+
 int Submit(Operation operation, Communicator* comm, void* handle) {
   const char* name = NameOf(operation.kind);
   Stream* stream = nullptr;
@@ -206,6 +216,7 @@ int Submit(Operation operation, Communicator* comm, void* handle) {
     const std::string problem = ProblemWith(*comm, operation);
     if (!problem.empty()) return Refuse(comm, kNcclInvalidArgument, std::string(name) + ": " + problem);
     if (operation.op >= kFirstUserOp) operation.factor = comm->user_ops[operation.op - kFirstUserOp].factor;
+    operation.registered = IsRegistered(*comm, operation.kind == Kind::kSend ? operation.send : operation.recv);
     stream = Cuda().stream(handle);
     if (stream == nullptr) return Refuse(comm, kNcclInvalidUsage, std::string(name) + ": the stream is capturing");
     if (Cuda().device_of_stream(stream) != comm->device)

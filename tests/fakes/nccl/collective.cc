@@ -80,6 +80,7 @@ class Collective {
     own.op = std::min<int>(operation_.op, kFirstUserOp);
     own.root = operation_.root;
     own.count = operation_.count;
+    own.registered = operation_.registered ? 1 : 0;
   }
 
   // All ranks of the communicator come this far; false if the operation ends instead.
@@ -111,9 +112,10 @@ class Collective {
     char text[400];
     std::snprintf(
         text, sizeof text,
-        "rank %d called %s (count %lu, type %d, op %d, root %d), but rank %d %s (count %lu, type %d, op %d, root %d)",
-        comm_->rank, NameOf(static_cast<Kind>(own.kind)), own.count, own.dtype, own.op, own.root, rank,
-        NameOf(static_cast<Kind>(other.kind)), other.count, other.dtype, other.op, other.root);
+        "rank %d called %s (count %lu, type %d, op %d, root %d, registered %lu), but rank %d %s (count %lu, type %d, "
+        "op %d, root %d, registered %lu)",
+        comm_->rank, NameOf(static_cast<Kind>(own.kind)), own.count, own.dtype, own.op, own.root, own.registered, rank,
+        NameOf(static_cast<Kind>(other.kind)), other.count, other.dtype, other.op, other.root, other.registered);
     comm_->segment.Fail(kNcclInvalidUsage, text);
   }
 
@@ -242,6 +244,7 @@ class Transfer {
   void Put(size_t count) {
     pair_.count = operation_.count;
     pair_.dtype = operation_.dtype;
+    pair_.registered = operation_.registered;
     if (count > 0) std::memcpy(pair_.data, memory_ + moved_, count);
     ++pair_.sent;
   }
@@ -249,6 +252,11 @@ class Transfer {
   bool Take(size_t count) {
     if (pair_.count != operation_.count || pair_.dtype != operation_.dtype) {
       comm_->segment.Fail(kNcclInvalidUsage, "ncclRecv expects another count or type than ncclSend sends");
+      return false;
+    }
+    // NCCL promises nothing then; 2.30 waits for ever in messages of more than 16 KiB.
+    if (pair_.registered != operation_.registered) {
+      comm_->segment.Fail(kNcclInvalidUsage, "of ncclSend's and ncclRecv's memory one is registered and one is not");
       return false;
     }
     if (count > 0) std::memcpy(memory_ + moved_, pair_.data, count);

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cuda/moment.h"
@@ -36,6 +37,7 @@ struct Operation {
       0;  // as the caller counts: of ReduceScatter what is received, of AllGather and AlltoAll what is sent to one
   int dtype = 0, op = 0, root = 0;  // root: also the peer
   double factor = 1;                // of a user's operation
+  bool registered = false;          // the memory that its peers reach
   bool hangs = false;
   int breaks = 0;  // with this asynchronous error, and hangs
 };
@@ -63,6 +65,7 @@ struct Communicator {
   uint64_t splits = 0, shrinks = 0;
   Moment* last = nullptr;  // after all that was launched
   std::vector<UserOp> user_ops;
+  std::vector<std::pair<uint64_t, size_t>> registered;  // address and bytes
   std::string error;
   Dice dice;
   // Of the thread of the stream that runs an operation; one does at a time.

@@ -28,6 +28,7 @@ FAKE_EXPORT int ncclCommRegister(Communicator* comm, void* memory, size_t bytes,
   if (plan.fails != 0) return Refuse(comm, plan.fails, "planned failure of ncclCommRegister");
   const std::string problem = ProblemWithMemory(*comm, "registered buffer", Address(memory), bytes);
   if (!problem.empty()) return Refuse(comm, kNcclInvalidArgument, problem);
+  comm->registered.emplace_back(Address(memory), bytes);
   *handle = memory;
   return kNcclSuccess;
 }
@@ -55,7 +56,9 @@ FAKE_EXPORT int ncclCommWindowRegister(Communicator* comm, void* memory, size_t 
   return Begin(
       comm,
       [=] {
-        if (Number("FAKE_NCCL_WINDOWS", 0) != 0 && Address(memory) % 4096 == 0) *window = memory;
+        if (Number("FAKE_NCCL_WINDOWS", 0) == 0 || Address(memory) % 4096 != 0) return static_cast<int>(kNcclSuccess);
+        *window = memory;
+        comm->registered.emplace_back(Address(memory), bytes);
         return static_cast<int>(kNcclSuccess);
       },
       true);

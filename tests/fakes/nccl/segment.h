@@ -22,7 +22,7 @@ constexpr size_t kPairBytes = 1 << 14;  // the same for Send and Recv
 // What a rank is about to do, for the others to compare.
 struct Announcement {
   int32_t kind, dtype, op, root;
-  uint64_t count;
+  uint64_t count, registered;
   // How many operations this rank had launched on its other communicators of this device.
   uint64_t others[kMaxComms], launched[kMaxComms];
 };
@@ -43,6 +43,7 @@ struct Pair {
   std::atomic<uint64_t> sent, received;  // pieces
   uint64_t count;                        // elements of the message that the piece belongs to
   int32_t dtype;
+  bool registered;  // the sender's memory
   alignas(16) char data[kPairBytes];
 };
 
