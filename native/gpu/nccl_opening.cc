@@ -19,7 +19,6 @@ NcclOpening::NcclOpening(NcclLane* lane, int communicators)
   lane_->channels.resize(channels);
   lane_->buffers.resize(channels + 1);
   for (size_t channel = 1; channel < channels; ++channel) steps_.push_back([this, channel] { return Split(channel); });
-  steps_.push_back([this] { return OpenKernels(); });
   steps_.push_back([this] { return OpenMemory(); });
   for (size_t channel = 0; channel < channels; ++channel) {
     steps_.push_back([this, channel] { return MakeWindow(channel); });
@@ -28,6 +27,7 @@ NcclOpening::NcclOpening(NcclLane* lane, int communicators)
 }
 
 Status NcclOpening::Begin(const Nccl& nccl, const std::string& unique_id, int most_ctas) {
+  RT_TRY(OpenKernels());
   return Communicator::Begin(nccl, members_, unique_id, me_, most_ctas, &lane_->channels[0].communicator);
 }
 

@@ -17,14 +17,15 @@ class NcclOpening {
   // communicators: how many, of the lane's ranks; none where that is one.
   NcclOpening(NcclLane* lane, int communicators);
 
-  // The first communicator.
+  // The kernels, before any rank can have launched one of NCCL's: loading waits for what is on the GPU.
+  Status OpenKernels();
+  // They and the first communicator.
   Status Begin(const Nccl& nccl, const std::string& unique_id, int most_ctas);
   // The next step, if it can be taken; *open after the last.
   Status Advance(bool* open);
 
  private:
   Status Split(size_t channel);
-  Status OpenKernels();
   Status OpenMemory();
   Status MakeWindow(size_t channel);
   Status Register(size_t channel);

@@ -146,6 +146,7 @@ Status Plane::OpenAlone() {
   lane_.buffer_bytes = FusionBufferBytes(options_);
   lane_.ranks = group_->topology;
   NcclOpening opening(&lane_, 1);
+  RT_TRY(opening.OpenKernels());
   for (bool open = false; !open;) RT_TRY(opening.Advance(&open));
   return {};
 }

@@ -235,6 +235,33 @@ def torch_ddp() -> None:
         report("DDP on the backend ringtrain trains as one process", right)
 
 
+def torch_fsdp() -> None:
+    """FSDP2 on ringtrain's backend, on the launcher's ranks."""
+    from gpu import torch_checks
+
+    right = torch_checks.fsdp_trains_as_one("ringtrain", 10)
+    if launchers_rank() in (None, 0):
+        report("FSDP2 on the backend ringtrain trains as one process", right)
+
+
+def elastic() -> None:
+    """An elastic job of three ranks on the device, of which one is killed."""
+    command = [sys.executable, "-m", "ringtrain.launch", "--share-gpus", "--elastic", "-np", "2:3", "-H", "localhost:3"]
+    done = subprocess.run([*command, sys.executable, "-m", "gpu.part", "elastic_rank"], capture_output=True, text=True, timeout=100)
+    said = [line.partition("ended as ")[2] for line in done.stdout.splitlines() if "ended as " in line]
+    what = "an elastic job goes on when a rank is killed, and its replicas are equal"
+    figure = ", ".join(said) or "nothing: " + done.stderr[-300:]
+    report(what, bool(said) and all(line.endswith("True") for line in said), figure)
+
+
+def elastic_rank() -> None:
+    """A rank of the job of ``elastic``."""
+    from gpu import torch_checks
+
+    size, equal = torch_checks.train_until_a_rank_has_died(lambda: os.kill(os.getpid(), signal.SIGKILL))
+    print(f"ended as one of {size}: {equal}", flush=True)
+
+
 def graphs(plane: str) -> Callable[[], None]:
     """CUDA graphs of PyTorch beside operations, in a world of one."""
 
@@ -484,6 +511,9 @@ PARTS: dict[str, Callable[[], None]] = {
     "torch_ranks": torch_ranks,
     "torch_ddp": torch_ddp,
     "torch_modes": torch_modes,
+    "torch_fsdp": torch_fsdp,
+    "elastic": elastic,
+    "elastic_rank": elastic_rank,
     "torch_steps": torch_steps,
     "staging": staging,
     "memory": memory,

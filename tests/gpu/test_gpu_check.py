@@ -35,13 +35,13 @@ def run(tmp_path: Path, *parts: str, python: str = sys.executable, **settings: o
     return done.returncode, json.loads(file.read_text())["results"]
 
 
-LONG = ["machine", "arrays", "tensorflow", "steps", "memory", "memcheck", "nccl-killed", "torch-ddp", "graphs", "staging"]
+LONG = ["machine", "arrays", "tensorflow", "steps", "memory", "memcheck", "nccl-killed", "torch-ddp", "torch-fsdp", "torch-modes", "elastic", "graphs", "staging"]
 
 
 @pytest.mark.parametrize(
     "part",
     [
-        *("load", "kernels", "floors", "order", "torch", "killed", "staged-threads", "nccl-threads"),
+        *("load", "kernels", "floors", "order", "torch", "killed", "staged-threads"),
         *(pytest.param(name, marks=pytest.mark.long) for name in LONG),
     ],
 )

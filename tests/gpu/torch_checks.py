@@ -153,12 +153,13 @@ def dropped_tensors_are_not_used_again(rounds: int) -> bool:
 
 def graphs_are_captured_beside_operations(graphs: int) -> bool:
     """CUDA graphs are captured, for which no thread may do what is unsafe then, while another thread's operations go on."""
-    done = threading.Event()
+    ready, done = threading.Event(), threading.Event()
     summed: list[bool] = []
 
     def operate() -> None:
         tensors = [torch.ones(1 << 18, device=DEVICE) for _ in range(4)]
         with torch.cuda.stream(torch.cuda.Stream()):
+            ready.set()  # what the thread needs of torch's memory it has
             while not done.is_set():
                 handles = [hvd.allreduce_async_(each, name=f"beside {at}") for at, each in enumerate(tensors)]
                 for handle in handles:
@@ -170,6 +171,7 @@ def graphs_are_captured_beside_operations(graphs: int) -> bool:
     hvd.allreduce_(given.clone(), name="once before")
     threads = [threading.Thread(target=operate)]
     threads[0].start()
+    ready.wait(60)
     replayed = []
     try:
         for index in range(graphs):
@@ -246,6 +248,53 @@ def ddp_trains_as_one(backend: str, steps: int) -> bool:
     torch.distributed.all_gather(flats, ends[1])
     torch.distributed.destroy_process_group()
     return torch.allclose(*ends, rtol=1e-3, atol=1e-4) and all(torch.equal(flats[0], flat) for flat in flats)
+
+
+def fsdp_trains_as_one(backend: str, steps: int) -> bool:
+    """FSDP2 on one of ringtrain's backends: the steps of one process on the whole batch, on every rank."""
+    from torch.distributed.fsdp import fully_shard  # here: torch has it from 2.6 on
+
+    torch.distributed.init_process_group(backend)
+    rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    mesh = torch.distributed.init_device_mesh(DEVICE.type, (size,))
+    ends = []
+    for alone in (True, False):
+        network = model()
+        for layer in [] if alone else [network[0], network[2], network[4], network]:
+            fully_shard(layer, mesh=mesh)
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
+        share = slice(None) if alone else slice(rank, None, size)
+        inputs, labels = batch()
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss_of(network, inputs[share], labels[share]).backward()
+            optimizer.step()
+        whole = [each if alone else each.full_tensor() for each in network.parameters()]
+        ends.append(torch.cat([each.detach().flatten() for each in whole]))
+    torch.distributed.destroy_process_group()
+    return torch.allclose(*ends, rtol=1e-3, atol=1e-4)
+
+
+def train_until_a_rank_has_died(die: Callable[[], None]) -> tuple[int, bool]:
+    """An elastic job, of which rank 1 dies in the third step: the ranks at its end, and whether they are replicas."""
+    network = model()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.05)
+    hvd.init()
+    optimizer = distributed(optimizer, network)
+    inputs, labels = batch()
+    samples = torch.utils.data.TensorDataset(inputs.repeat(8, 1).cpu(), labels.repeat(8).cpu())
+    sampler = hvd.elastic.ElasticSampler(samples)
+    loader = torch.utils.data.DataLoader(samples, batch_size=16, sampler=sampler)
+    state = hvd.elastic.State(model=network, optimizer=optimizer, sampler=sampler)
+    for _ in state.epochs(2):
+        for given, wanted in loader:
+            if hvd.rank() == 1 and state.step == 2:
+                die()
+            optimizer.zero_grad()
+            loss_of(network, given.to(DEVICE), wanted.to(DEVICE)).backward()
+            optimizer.step()
+    flats = hvd.allgather_object(_flat(network).cpu())
+    return hvd.size(), all(torch.equal(flats[0], flat) and flat.isfinite().all() for flat in flats)
 
 
 MODES: dict[str, dict[str, object]] = {
