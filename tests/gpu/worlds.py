@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -632,6 +633,33 @@ def a_hanging_gpu_ends_the_world():
 def a_communicator_that_does_not_come_about_ends_the_world():
     texts = failing_world(gpu_plane="nccl", gpu_timeout_seconds=2)
     assert all(texts), texts
+
+
+@check(FAKE_DEVICES=2, FAKE_DELAY_US=20000)
+def nothing_is_written_after_a_failure():
+    """Whoever hears that an operation has failed has its tensors back: no late copy may change them any more."""
+    elements = 1 << 16
+
+    def on_rank(rank: int) -> bool:
+        array = FakeDeviceArray(np.zeros(elements, "f4"), rank)
+        first = driver.calls("cuMemcpyDtoHAsync")
+        ready.wait(PATIENCE)
+        if rank == 0:
+            driver.fail(f"cuMemcpyDtoHAsync:{first + 24}+=999")
+        ready.wait(PATIENCE)
+        error_of(lambda: rt.allreduce_(array, "sum", rt.Sum))
+        array.fill(np.full(elements, 7, "f4"))
+        time.sleep(0.3)
+        driver.fail("")
+        return bool((array.numpy() == 7).all())
+
+    ready = threading.Barrier(2)
+    world = World(2, gpu_plane="staged", device_chunk_bytes=4096)
+    assert world.run(on_rank) == [True, True]
+    try:
+        world.close()
+    except errors.RingtrainError:
+        pass  # it has failed, and says so once more
 
 
 # ---- opened beside what goes through the host ----
