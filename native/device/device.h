@@ -73,9 +73,9 @@ class Device {
   std::multimap<size_t, void*> pinned_ RT_GUARDED_BY(mutex_);  // free ones by size
 };
 
-// Makes a device's context that of this thread for as long as it lives, and lets it look at events and take memory while
-// another thread captures a CUDA graph. By default such a call fails then, and so does that capture: nothing here is
-// given to a stream under capture.
+// Makes a device's context that of this thread for as long as it lives, and lets it look at events and take memory
+// while another thread captures a CUDA graph. By default such a call fails then, and so does that capture: nothing here
+// is given to a stream under capture.
 class InContext {
  public:
   explicit InContext(const Device& device) : InContext(device.driver(), device.context()) {}

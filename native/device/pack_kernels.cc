@@ -1,6 +1,5 @@
 #include "device/pack_kernels.h"
 
-#include <algorithm>
 #include <string>
 
 namespace ringtrain {
@@ -52,7 +51,7 @@ Status PackKernels::Run(const std::vector<CUfunction>& kernels, const PackJob& j
   launch_->scale = job.scale;
   launch_->found_infinite = job.found_infinite;
   return InLaunches(*job.tensors, Bytes(job.tensor_dtype), launch_.get(), [&](uint32_t chunks) {
-    return module_->Launch(kernel, std::min(chunks, kPackBlocks), launch_.get(), stream, "a pack kernel");
+    return module_->Launch(kernel, chunks, launch_.get(), stream, "a pack kernel");
   });
 }
 

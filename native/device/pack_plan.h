@@ -19,8 +19,8 @@ struct PackedTensor {
   uint64_t elements;
 };
 
-// Fills the slices and chunks of *launch and calls `perform(number of chunks)` as often as it takes; ends at the first failure.
-// The other fields of *launch are the caller's. Nothing is performed where there are no elements.
+// Fills the slices and chunks of *launch and calls `perform(number of chunks)` as often as it takes; ends at the first
+// failure. The other fields of *launch are the caller's. Nothing is performed where there are no elements.
 Status InLaunches(const std::vector<PackedTensor>& tensors, size_t bytes_of_element, PackLaunch* launch,
                   const std::function<Status(uint32_t chunks)>& perform);
 

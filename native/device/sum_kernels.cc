@@ -20,8 +20,7 @@ bool SumKernels::Can(DType dtype, int members) {
   return KernelOf(dtype) < kKernels.size() && members <= static_cast<int>(kMaxSummed);
 }
 
-Status SumKernels::Load(const Driver& driver, CUdevice device, CUstream stream,
-                         std::unique_ptr<SumKernels>* kernels) {
+Status SumKernels::Load(const Driver& driver, CUdevice device, CUstream stream, std::unique_ptr<SumKernels>* kernels) {
   std::unique_ptr<SumKernels> loaded(new SumKernels);
   RT_TRY(KernelModule::Load(driver, device, kSumPtx, "the summing kernels", &loaded->module_));
   SumLaunch nothing{};

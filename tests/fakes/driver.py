@@ -6,7 +6,6 @@ import ctypes
 import functools
 import os
 
-
 LEGACY_STREAM = 1  # the handle of the default stream
 
 

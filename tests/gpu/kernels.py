@@ -11,7 +11,7 @@ from fakes import driver
 from gpu import machine
 
 DEVICE = Path(__file__).resolve().parents[2] / "native" / "device"
-CHUNK, THREADS, MOST_BLOCKS, MOST_SLICES = 16384, 512, 2048, 1360
+CHUNK, THREADS, MOST_SLICES = 16384, 512, 1360
 SCALE = np.float32(0.37)
 PAIRS = [
     ("float32", "float32"),
@@ -66,8 +66,7 @@ def text(kernels: str = "pack") -> bytes:
 
 
 def run(
-    name: str, tensors: list[tuple[int, int, int]], buffer: int, scale: float, stream, found_infinite: int = 0,
-    most_blocks: int = MOST_BLOCKS,
+    name: str, tensors: list[tuple[int, int, int]], buffer: int, scale: float, stream, found_infinite: int = 0
 ) -> None:
     """Launches a kernel over (address, offset, elements) of each tensor, in as many launches as that takes."""
     for start in range(0, len(tensors), MOST_SLICES):
@@ -78,7 +77,7 @@ def run(
             chunks += -(-elements // CHUNK)
         launch.chunks = chunks
         if chunks:
-            machine.launch(machine.kernel(text(), name), min(chunks, most_blocks), THREADS, launch, stream)
+            machine.launch(machine.kernel(text(), name), chunks, THREADS, launch, stream)
 
 
 def widened(values: np.ndarray, dtype: str) -> np.ndarray:
@@ -180,7 +179,7 @@ def sums_in_order(dtype: str, members: int, elements: int) -> bool:
     return own.values().tobytes() == expected.tobytes()
 
 
-def seconds_there_and_back(sizes: list[int], rounds: int, most_blocks: int = MOST_BLOCKS) -> float:
+def seconds_there_and_back(sizes: list[int], rounds: int) -> float:
     """Seconds of pack + unpack of float32 tensors of so many elements."""
     total = sum(sizes)
     source, buffer = driver.allocate(4 * total), driver.allocate(4 * total)
@@ -189,8 +188,8 @@ def seconds_there_and_back(sizes: list[int], rounds: int, most_blocks: int = MOS
     stream = driver.Stream()
 
     def there_and_back() -> None:
-        run("pack_float32_float32", places, buffer, 1.0, stream, 0, most_blocks)
-        run("unpack_float32_float32", places, buffer, 1.0, stream, 0, most_blocks)
+        run("pack_float32_float32", places, buffer, 1.0, stream)
+        run("unpack_float32_float32", places, buffer, 1.0, stream)
 
     taken = machine.seconds_of(there_and_back, stream, rounds)
     stream.destroy()

@@ -159,9 +159,6 @@ def floors() -> None:
 
     if torch_times.DEVICE.type != "cuda":
         return report_absent("beside torch's _foreach_copy_", "no torch with CUDA")
-    for blocks in (528, 1056, 4096, 1 << 30):
-        ratio = kernels.seconds_there_and_back(many, rounds, blocks) / kernels.seconds_there_and_back(many, rounds)
-        report(f"the same by at most {blocks} blocks over {kernels.MOST_BLOCKS}", True, f"{ratio:.2f} x")
     ratio = kernels.seconds_there_and_back(many, rounds) / torch_times.seconds_of_foreach_copies(many, rounds)
     report("pack + unpack of ResNet-50's shapes over torch's _foreach_copy_", ratio <= 1, f"{ratio:.2f} x", "1 x")
 
@@ -221,7 +218,9 @@ def torch_modes() -> None:
 
     rt.init(gpu_plane="staged")
     for name, chosen in torch_checks.MODES.items():
-        report(f"{name} on {torch_checks.DEVICE} trains as on the CPU", torch_checks.a_mode_trains_as_on_the_host(chosen))
+        report(
+            f"{name} on {torch_checks.DEVICE} trains as on the CPU", torch_checks.a_mode_trains_as_on_the_host(chosen)
+        )
     report("SyncBatchNorm has the whole batch's statistics", torch_checks.statistics_are_those_of_the_whole_batch())
     rt.shutdown()
 
@@ -247,7 +246,9 @@ def torch_fsdp() -> None:
 def elastic() -> None:
     """An elastic job of three ranks on the device, of which one is killed."""
     command = [sys.executable, "-m", "ringtrain.launch", "--share-gpus", "--elastic", "-np", "2:3", "-H", "localhost:3"]
-    done = subprocess.run([*command, sys.executable, "-m", "gpu.part", "elastic_rank"], capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        [*command, sys.executable, "-m", "gpu.part", "elastic_rank"], capture_output=True, text=True, timeout=100
+    )
     said = [line.partition("ended as ")[2] for line in done.stdout.splitlines() if "ended as " in line]
     what = "an elastic job goes on when a rank is killed, and its replicas are equal"
     figure = ", ".join(said) or "nothing: " + done.stderr[-300:]
@@ -399,7 +400,8 @@ def killed(plane: str) -> Callable[[], None]:
     def checks() -> None:
         if plane == "nccl" and not nccl_takes_two():
             return
-        command = [sys.executable, "-m", "ringtrain.launch", "--share-gpus", "-np", "2", sys.executable, "-m", "gpu.part", "dying"]
+        launch = [sys.executable, "-m", "ringtrain.launch", "--share-gpus", "-np", "2"]
+        command = [*launch, sys.executable, "-m", "gpu.part", "dying"]
         # Without an MPI, whose mpirun ends all ranks before they can say anything.
         variables = {"GPU_CHECK_PLANE": plane, "RINGTRAIN_TRANSPORT": "tcp"}
         done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=100)
@@ -408,7 +410,10 @@ def killed(plane: str) -> Callable[[], None]:
         )
         seconds = float(said.partition("raised after ")[2].partition(" ")[0] or "inf")
         report(
-            f"{plane}: rank 0 raises when rank 1 is killed", seconds < ALLOWED_SECONDS and "written" not in said, said, f"{ALLOWED_SECONDS:.0f} s"
+            f"{plane}: rank 0 raises when rank 1 is killed",
+            seconds < ALLOWED_SECONDS and "written" not in said,
+            said,
+            f"{ALLOWED_SECONDS:.0f} s",
         )
 
     return checks

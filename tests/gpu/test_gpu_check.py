@@ -35,7 +35,9 @@ def run(tmp_path: Path, *parts: str, python: str = sys.executable, **settings: o
     return done.returncode, json.loads(file.read_text())["results"]
 
 
-LONG = ["machine", "arrays", "tensorflow", "steps", "memory", "memcheck", "nccl-killed", "torch-ddp", "torch-fsdp", "torch-modes", "elastic", "graphs", "staging"]
+LONG = (
+    "machine arrays tensorflow steps memory memcheck nccl-killed staging graphs torch-ddp torch-fsdp torch-modes elastic"
+).split()
 
 
 @pytest.mark.parametrize(
@@ -140,7 +142,9 @@ def test_a_part_that_would_not_fit_is_left(tmp_path):
 def test_parts_fit_into_calls_of_ten_minutes():
     """On a machine of sixteen cores, which runs eight of those at a time that do not measure."""
     assert max(part.seconds for part in check.PARTS) + check.GRACE <= 9 * 60
-    seconds = [sum(part.seconds for part in check.PARTS if part.alone is alone) for alone in (check.BESIDE, check.ALONE)]
+    seconds = [
+        sum(part.seconds for part in check.PARTS if part.alone is alone) for alone in (check.BESIDE, check.ALONE)
+    ]
     assert seconds[0] / 8 + seconds[1] <= 9 * 60
 
 

@@ -126,8 +126,6 @@ def _seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-
-
 def microseconds_of_a_submission(rounds: int) -> float:
     """Median CPU time of ``allreduce_async_`` of a small tensor, under names that come again."""
     tensors = [torch.ones(256, device=DEVICE) for _ in range(16)]

@@ -48,16 +48,15 @@ class Reachable {
 
 // The chunks of a launch.
 uint64_t CheckGrid(const PackLaunch& launch, Launch3 grid, Launch3 block) {
-  if (launch.slice_count > ringtrain::kSlicesInLaunch)
-    Violation("a pack kernel with %u slices", launch.slice_count);
+  if (launch.slice_count > ringtrain::kSlicesInLaunch) Violation("a pack kernel with %u slices", launch.slice_count);
   uint64_t chunks = 0;
   for (uint32_t i = 0; i < launch.slice_count; ++i) {
     if (launch.slices[i].first_chunk != chunks)
       Violation("slice %u of a pack kernel begins at chunk %u, not at %lu", i, launch.slices[i].first_chunk, chunks);
     chunks += ringtrain::ChunksOf(launch.slices[i].elements);
   }
-  if (launch.chunks != chunks || grid.x != std::clamp<uint64_t>(chunks, 1, ringtrain::kPackBlocks) ||
-      grid.y * grid.z != 1 || block.x != ringtrain::kPackThreads || block.y * block.z != 1)
+  if (launch.chunks != chunks || grid.x != std::max<uint64_t>(chunks, 1) || grid.y * grid.z != 1 ||
+      block.x != ringtrain::kPackThreads || block.y * block.z != 1)
     Violation("a pack kernel of %lu chunks is launched as %u blocks of %u threads", chunks, grid.x, block.x);
   return chunks;
 }
