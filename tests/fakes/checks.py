@@ -246,7 +246,7 @@ def planned_calls_fail():
 
 PTX = (
     ".version {}\n.target sm_{}\n.address_size 64\n"
-    ".visible .entry pack_word4(\n\t.param .align 8 .b8 pack_word4_param_0[32664]\n)\n{{}}\n"
+    ".visible .entry pack_word4(\n\t.param .align 8 .b8 pack_word4_param_0[32672]\n)\n{{}}\n"
 )
 
 

@@ -19,7 +19,7 @@ loader.exec_module(generator)
 
 RUN = "Run bin/generate-ptx and commit what it writes."
 # Of each kind of kernels: the macro whose rows name them, what comes before a name, and the bytes of their parameter.
-KERNELS = {"pack": ("RT_PACKING", ("pack", "unpack"), 32664), "sum": ("RT_SUMMING", ("sum",), 4152)}
+KERNELS = {"pack": ("RT_PACKING", ("pack", "unpack"), 32672), "sum": ("RT_SUMMING", ("sum",), 4152)}
 
 
 def each_text(test):
