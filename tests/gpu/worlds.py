@@ -492,13 +492,17 @@ def a_stream_under_capture_is_refused():
         array = FakeDeviceArray(np.ones(4, "f4"), rank)
         stream = driver.Stream()
         array.stream = stream.ptr
-        stream.capture(True)
         array.__class__ = Interfaced
+        both.wait(PATIENCE)  # while one captures, the other one takes no memory
+        stream.capture(True)
         text = error_of(lambda: rt.allreduce(array, "captured", rt.Sum))
+        both.wait(PATIENCE)
         stream.capture(False)
+        both.wait(PATIENCE)
         assert (summed(rank, "afterwards") == 2).all()
         return text
 
+    both = threading.Barrier(2)
     with World(2) as world:
         text = same_on_all(world.run(on_rank))
     assert "captur" in text, text
@@ -538,6 +542,7 @@ def a_stream_under_capture_does_not_wait_for_results():
         text = error_of(handle.wait)
         both.wait(PATIENCE)
         stream.capture(False)
+        both.wait(PATIENCE)
         return text
 
     both = threading.Barrier(2)
