@@ -98,9 +98,10 @@ Status Admission::MarkReady(Submission* submission) const {
   if (!status.ok()) return {status.code(), subject + status.message()};
   InContext current(*device);
   for (CUstream stream : submission->streams) {
-    int capturing = 0;
-    RT_TRY(device->Check(device->driver().StreamIsCapturing(stream, &capturing), subject + "cuStreamIsCapturing"));
-    if (capturing != 0)
+    bool capturing;
+    status = device->IsCapturing(stream, &capturing);
+    if (!status.ok()) return {status.code(), subject + status.message()};
+    if (capturing)
       return Status::Unsupported(
           subject +
           "expected a stream that runs but found one that a CUDA graph is captured from: ranks agree on "

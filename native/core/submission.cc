@@ -20,9 +20,9 @@ Status HoldBack(const Handle& handle, CUstream stream) {
   if (!handle.status().ok() || handle.completion == nullptr) return handle.status();
   const Device& device = *handle.completion->device();
   InContext current(device);
-  int capturing = 0;
-  RT_TRY(device.Check(device.driver().StreamIsCapturing(stream, &capturing), "cuStreamIsCapturing"));
-  if (capturing != 0)
+  bool capturing;
+  RT_TRY(device.IsCapturing(stream, &capturing));
+  if (capturing)
     return Status::Unsupported(
         "a stream that a CUDA graph is captured from cannot wait for an operation. Wait before the capture begins.");
   return handle.completion->HoldBack(stream);

@@ -96,6 +96,13 @@ Status Device::Read(CUstream stream, const void* from, size_t bytes, void* to) c
   return Check(driver_.StreamSynchronize(stream), "cuStreamSynchronize");
 }
 
+Status Device::IsCapturing(CUstream stream, bool* capturing) const {
+  int status = 0;
+  RT_TRY(Check(driver_.StreamIsCapturing(stream, &status), "cuStreamIsCapturing"));
+  *capturing = status != 0;
+  return {};
+}
+
 void Device::Free(int index, void* memory) {
   const Driver* driver = Driver::Opened();
   CUdevice device;

@@ -51,6 +51,8 @@ class Device {
   Status CopyWithin(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) const {
     return Check(driver_.MemcpyDtoDAsync(to, from, bytes, stream), "cuMemcpyDtoDAsync");
   }
+  // Whether a CUDA graph is captured from a stream; the context must be current.
+  Status IsCapturing(CUstream stream, bool* capturing) const;
   // Index of the device on which memory lies, or -1. library: as Driver::Open takes it.
   static int Of(const std::string& library, const void* memory);
 

@@ -6,10 +6,10 @@ using namespace ringtrain;
 
 #define RT_PACKING(name, Tensor, Buffer)                                                                              \
   extern "C" __global__ void __launch_bounds__(kPackThreads) pack_##name(const __grid_constant__ PackLaunch launch) { \
-    PackShare<Tensor, Buffer>(launch, blockIdx.x, gridDim.x, threadIdx.x, blockDim.x);                                           \
+    PackShare<Tensor, Buffer>(launch, blockIdx.x, gridDim.x, threadIdx.x, blockDim.x);                                \
   }                                                                                                                   \
   extern "C" __global__ void __launch_bounds__(kPackThreads)                                                          \
       unpack_##name(const __grid_constant__ PackLaunch launch) {                                                      \
-    UnpackShare<Tensor, Buffer>(launch, blockIdx.x, gridDim.x, threadIdx.x, blockDim.x);                                         \
+    UnpackShare<Tensor, Buffer>(launch, blockIdx.x, gridDim.x, threadIdx.x, blockDim.x);                              \
   }
 #include "device/pack.def"

@@ -24,7 +24,6 @@ Status SumKernels::Load(const Driver& driver, CUdevice device, CUstream stream, 
   std::unique_ptr<SumKernels> loaded(new SumKernels);
   RT_TRY(KernelModule::Load(driver, device, kSumPtx, "the summing kernels", &loaded->module_));
   SumLaunch nothing{};
-  nothing.members = 1;
   for (const std::string& name : kKernels) {
     loaded->kernels_.push_back(nullptr);
     RT_TRY(loaded->module_->Find("sum_" + name, &nothing, stream, &loaded->kernels_.back()));

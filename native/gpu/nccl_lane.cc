@@ -28,6 +28,13 @@ void AwaitEnds(const std::shared_ptr<Device>& device, const std::vector<const St
     if (stream != nullptr) AwaitEnd(device, *stream, deadline);
 }
 
+std::vector<const Stream*> NcclLane::Streams() const {
+  std::vector<const Stream*> streams = {packing.get()};
+  for (const Channel& channel : channels) streams.push_back(channel.collective.get());
+  streams.push_back(finishing.get());
+  return streams;
+}
+
 Status NcclLane::Poll(bool* idle) const {
   *idle = true;
   for (const Channel& channel : channels) {
@@ -41,10 +48,7 @@ Status NcclLane::Poll(bool* idle) const {
 void NcclLane::Abort() {
   for (const Channel& channel : channels)
     if (channel.communicator != nullptr) channel.communicator->Abort();
-  std::vector<const Stream*> streams = {packing.get()};
-  for (const Channel& channel : channels) streams.push_back(channel.collective.get());
-  streams.push_back(finishing.get());
-  AwaitEnds(device, streams);
+  AwaitEnds(device, Streams());
 }
 
 }  // namespace ringtrain

@@ -46,6 +46,8 @@ struct NcclLane {
   Channel& NextChannel() { return channels[next_channel++ % channels.size()]; }
   // Whether the algorithm adds by kernels of ours.
   bool sums_by_itself() const { return algorithm == "ring" || algorithm == "ordered"; }
+  // Those that are open, and nullptr for others.
+  std::vector<const Stream*> Streams() const;
   // Whether no communicator has anything in progress. Not ok if anything that was asked of one has failed.
   Status Poll(bool* idle) const;
   // Ends what is under way on the GPU, and waits until it has let go of the memory of operations, which goes back to

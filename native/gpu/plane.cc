@@ -48,9 +48,8 @@ Plane::~Plane() {
   InContext current(*device_);
   lane_.Abort();
   // What a stream still holds uses memory that goes now.
-  std::vector<const Stream*> streams = {copies_.to_host.get(), copies_.to_device.get(), lane_.packing.get(),
-                                        lane_.finishing.get()};
-  for (const NcclLane::Channel& channel : lane_.channels) streams.push_back(channel.collective.get());
+  std::vector<const Stream*> streams = lane_.Streams();
+  streams.insert(streams.end(), {copies_.to_host.get(), copies_.to_device.get()});
   for (const Stream* stream : streams)
     if (stream != nullptr) device_->driver().StreamSynchronize(stream->get());
   copies_ = {};
