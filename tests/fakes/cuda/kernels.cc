@@ -48,7 +48,8 @@ class Reachable {
 
 // The chunks of a launch.
 uint64_t CheckGrid(const PackLaunch& launch, Launch3 grid, Launch3 block) {
-  if (launch.slice_count > ringtrain::kSlicesInLaunch) Violation("a pack kernel with %u slices", launch.slice_count);
+  if ((launch.slice_count == 0) != (launch.chunks == 0) || launch.slice_count > ringtrain::kSlicesInLaunch)
+    Violation("a pack kernel with %u slices", launch.slice_count);
   uint64_t chunks = 0;
   for (uint32_t i = 0; i < launch.slice_count; ++i) {
     if (launch.slices[i].first_chunk != chunks)
@@ -95,7 +96,7 @@ template <typename Element, typename Value>
 void RunSum(const void* parameters, Launch3 grid, Launch3 block) {
   const auto& asked = *static_cast<const ringtrain::SumLaunch*>(parameters);
   const uint64_t chunks = (asked.elements + ringtrain::kPackChunk - 1) / ringtrain::kPackChunk;
-  if (asked.members < 1 || asked.members > ringtrain::kMaxSummed || asked.me >= asked.members)
+  if (chunks > 0 && (asked.members < 2 || asked.members > ringtrain::kMaxSummed || asked.me >= asked.members))
     Violation("a summing kernel of %u members by member %u", asked.members, asked.me);
   if (grid.x != std::max<uint64_t>(chunks, 1) || grid.y * grid.z != 1 || block.x != ringtrain::kPackThreads ||
       block.y * block.z != 1)
