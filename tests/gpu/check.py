@@ -90,7 +90,7 @@ def run(part: Part, device: str, seconds: float, nccl: Path | None = None) -> It
     """The results of a part as they come; at the end one that says what happened if it failed or came to no end."""
     command = [sys.executable, "-m", "gpu.part", part.body]
     if part.processes > 1:
-        command = [sys.executable, "-m", "ringtrain.launch", "--share-gpus", "-np", str(part.processes), *command]
+        command = [*machine.LAUNCH, "-np", str(part.processes), *command]
     environment = machine.environment(device) | (TWO_ON_ONE | nccl_of(nccl) if part.body in BY_NCCL else {})
     begin, said = time.monotonic(), False
     with tempfile.TemporaryFile("w+") as problems:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import statistics
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -151,16 +153,24 @@ def dropped_tensors_live_on(rounds: int) -> bool:
 def microseconds_of_a_submission(rounds: int) -> float:
     """Median CPU time of ``allreduce_async_`` of a small array, under names that come again."""
     arrays = [DeviceArray(np.ones(256, "float32")) for _ in range(16)]
+    return microseconds_of(
+        [functools.partial(rt.allreduce_async_, array, f"submitted.{index}", rt.Sum) for index, array in enumerate(arrays)],
+        lambda handle: handle.wait(), rounds,
+    )  # fmt: skip
+
+
+def microseconds_of(submissions: Sequence[Callable[[], Any]], finish: Callable[[Any], object], rounds: int) -> float:
+    """Median CPU time of a submission, of several under way at once; the first round warms up."""
     taken = []
     for _ in range(rounds):
         handles = []
-        for index, array in enumerate(arrays):
+        for submit in submissions:
             start = time.perf_counter()
-            handles.append(rt.allreduce_async_(array, f"submitted.{index}", rt.Sum))
+            handles.append(submit())
             taken.append(time.perf_counter() - start)
         for handle in handles:
-            handle.wait()
-    return 1e6 * statistics.median(taken[len(arrays) :])
+            finish(handle)
+    return 1e6 * statistics.median(taken[len(submissions) :])
 
 
 def refusals_are_clear() -> bool:
@@ -189,63 +199,59 @@ def _refuses(operate: Any, words: str) -> bool:
     return False
 
 
+def median_seconds(work: Callable[[], object], rounds: int) -> float:
+    """Of work that all ranks begin together; after one round to warm up."""
+    taken = []
+    for _ in range(rounds + 1):
+        rt.barrier()
+        start = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken[1:])
+
+
 def seconds_of_allreduce(megabytes: float, rounds: int) -> float:
     """Median seconds of an allreduce in place of so many megabytes of float32, until the GPU has finished."""
     driver.use_device(0)
     array = DeviceArray(np.zeros(int(megabytes * 250000), "float32"))
-    taken = []
-    for _ in range(rounds + 1):
-        rt.barrier()
-        start = time.perf_counter()
+
+    def work() -> None:
         rt.allreduce_(array, "measured", rt.Sum)
-        driver.call("cuStreamSynchronize", ctypes.c_void_p(1))
-        taken.append(time.perf_counter() - start)
-    return statistics.median(taken[1:])
+        driver.call("cuStreamSynchronize", ctypes.c_void_p(driver.LEGACY_STREAM))
 
-
-def seconds_of_a_copy(megabytes: int, rounds: int, function: str) -> float:
-    """Median seconds of a copy between the device and pinned memory, which every rank makes at the same time."""
-    return _seconds_of_copies(megabytes, rounds, [function])
-
-
-def seconds_of_copies_both_ways(megabytes: int, rounds: int) -> float:
-    """Median seconds of a copy to the host beside one to the device, which every rank makes at the same time."""
-    return _seconds_of_copies(megabytes, rounds, ["cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync"])
-
-
-def _seconds_of_copies(megabytes: int, rounds: int, functions: list[str]) -> float:
-    driver.use_device(0)
-    size = megabytes * 10**6
-    copies = []
-    for function in functions:
-        host, device, stream = ctypes.c_void_p(), ctypes.c_uint64(driver.allocate(size)), driver.Stream()
-        driver.call("cuMemHostAlloc", ctypes.byref(host), ctypes.c_size_t(size), 1)
-        ends = (host, device) if function == "cuMemcpyDtoHAsync" else (device, host)
-        copies.append((function, ends, stream))
-    taken = []
-    for _ in range(rounds + 1):
-        rt.barrier()
-        start = time.perf_counter()
-        for function, ends, stream in copies:
-            driver.call(function, *ends, ctypes.c_size_t(size), stream.handle)
-        for _, _, stream in copies:
-            stream.synchronize()
-        taken.append(time.perf_counter() - start)
-    for function, ends, stream in copies:
-        host, device = ends if function == "cuMemcpyDtoHAsync" else ends[::-1]
-        driver.call("cuMemFreeHost", host)
-        driver.free(device.value)
-        stream.destroy()
-    return statistics.median(taken[1:])
+    return median_seconds(work, rounds)
 
 
 def seconds_on_the_host(megabytes: int, rounds: int) -> float:
     """Median seconds of an allreduce in place of so many megabytes of float32 in host memory."""
     array = np.zeros(megabytes * 250000, "float32")
-    taken = []
-    for _ in range(rounds + 1):
-        rt.barrier()
-        start = time.perf_counter()
-        rt.allreduce_(array, "on the host", rt.Sum)
-        taken.append(time.perf_counter() - start)
-    return statistics.median(taken[1:])
+    return median_seconds(lambda: rt.allreduce_(array, "on the host", rt.Sum), rounds)
+
+
+def seconds_of_copies(megabytes: int, rounds: int, *functions: str) -> float:
+    """Median seconds of copies of so many megabytes beside each other, between the device and pinned memory, by all ranks at once.
+
+    Args:
+        functions: of the driver, one for each copy: cuMemcpyDtoHAsync or cuMemcpyHtoDAsync.
+    """
+    driver.use_device(0)
+    size = ctypes.c_size_t(megabytes * 10**6)
+    copies = []
+    for function in functions:
+        host, device, stream = ctypes.c_void_p(), ctypes.c_uint64(driver.allocate(size.value)), driver.Stream()
+        driver.call("cuMemHostAlloc", ctypes.byref(host), size, 1)
+        copies.append((function, host, device, stream))
+
+    def work() -> None:
+        for function, host, device, stream in copies:
+            ends = (host, device) if function == "cuMemcpyDtoHAsync" else (device, host)
+            driver.call(function, *ends, size, stream.handle)
+        for *_, stream in copies:
+            stream.synchronize()
+
+    seconds = median_seconds(work, rounds)
+    for _, host, device, stream in copies:
+        driver.call("cuMemFreeHost", host)
+        driver.free(device.value)
+        stream.destroy()
+    return seconds

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import sys
 import time
 from collections.abc import Callable
 
@@ -34,6 +35,7 @@ again:
 """
 # JAX and TensorFlow would take most of the memory at once, which other parts need, too.
 SHARING = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+LAUNCH = [sys.executable, "-m", "ringtrain.launch", "--share-gpus"]  # ranks of one GPU, by whichever transport
 PATIENCE = {"RINGTRAIN_GPU_TIMEOUT_SECONDS": "40"}  # a GPU that hangs is to be said within the part's time
 COMPUTE_MAJOR, COMPUTE_MINOR = 75, 76  # of cuDeviceGetAttribute
 

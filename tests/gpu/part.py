@@ -225,27 +225,22 @@ def torch_modes() -> None:
     rt.shutdown()
 
 
-def torch_ddp() -> None:
-    """DistributedDataParallel on ringtrain's backend, on the launcher's ranks."""
-    from gpu import torch_checks
+def on_the_backend(what: str, check: str, steps: int) -> Callable[[], None]:
+    """Something of PyTorch's on ringtrain's backend, on the launcher's ranks, by a function of ``torch_checks``."""
 
-    right = torch_checks.ddp_trains_as_one("ringtrain", 20)
-    if launchers_rank() in (None, 0):
-        report("DDP on the backend ringtrain trains as one process", right)
+    def checks() -> None:
+        from gpu import torch_checks
 
+        right = getattr(torch_checks, check)("ringtrain", steps)
+        if launchers_rank() in (None, 0):
+            report(f"{what} on the backend ringtrain trains as one process", right)
 
-def torch_fsdp() -> None:
-    """FSDP2 on ringtrain's backend, on the launcher's ranks."""
-    from gpu import torch_checks
-
-    right = torch_checks.fsdp_trains_as_one("ringtrain", 10)
-    if launchers_rank() in (None, 0):
-        report("FSDP2 on the backend ringtrain trains as one process", right)
+    return checks
 
 
 def elastic() -> None:
     """An elastic job of three ranks on the device, of which one is killed."""
-    command = [sys.executable, "-m", "ringtrain.launch", "--share-gpus", "--elastic", "-np", "2:3", "-H", "localhost:3"]
+    command = [*machine.LAUNCH, "--elastic", "-np", "2:3", "-H", "localhost:3"]
     done = subprocess.run(
         [*command, sys.executable, "-m", "gpu.part", "elastic_rank"], capture_output=True, text=True, timeout=100
     )
@@ -321,9 +316,9 @@ def staging() -> None:
     rt.init(gpu_plane="staged")
     whole = collectives.seconds_of_allreduce(megabytes, rounds)
     floors = {
-        "to the host": collectives.seconds_of_a_copy(megabytes, rounds, "cuMemcpyDtoHAsync"),
-        "to the device": collectives.seconds_of_a_copy(megabytes, rounds, "cuMemcpyHtoDAsync"),
-        "both ways": collectives.seconds_of_copies_both_ways(megabytes, rounds),
+        "to the host": collectives.seconds_of_copies(megabytes, rounds, "cuMemcpyDtoHAsync"),
+        "to the device": collectives.seconds_of_copies(megabytes, rounds, "cuMemcpyHtoDAsync"),
+        "both ways": collectives.seconds_of_copies(megabytes, rounds, "cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync"),
         "the sum": collectives.seconds_on_the_host(megabytes, rounds),
     }
     for what, seconds in floors.items():
@@ -400,8 +395,7 @@ def killed(plane: str) -> Callable[[], None]:
     def checks() -> None:
         if plane == "nccl" and not nccl_takes_two():
             return
-        launch = [sys.executable, "-m", "ringtrain.launch", "--share-gpus", "-np", "2"]
-        command = [*launch, sys.executable, "-m", "gpu.part", "dying"]
+        command = [*machine.LAUNCH, "-np", "2", sys.executable, "-m", "gpu.part", "dying"]
         # Without an MPI, whose mpirun ends all ranks before they can say anything.
         variables = {"GPU_CHECK_PLANE": plane, "RINGTRAIN_TRANSPORT": "tcp"}
         done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=100)
@@ -514,9 +508,9 @@ PARTS: dict[str, Callable[[], None]] = {
     "order": order,
     "torch": torch_tensors,
     "torch_ranks": torch_ranks,
-    "torch_ddp": torch_ddp,
+    "torch_ddp": on_the_backend("DDP", "ddp_trains_as_one", 20),
     "torch_modes": torch_modes,
-    "torch_fsdp": torch_fsdp,
+    "torch_fsdp": on_the_backend("FSDP2", "fsdp_trains_as_one", 10),
     "elastic": elastic,
     "elastic_rank": elastic_rank,
     "torch_steps": torch_steps,

@@ -6,7 +6,7 @@ On the first GPU where torch sees one; else on the CPU, so that CI runs these li
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -39,6 +39,60 @@ def loss_of(network: torch.nn.Module, inputs: torch.Tensor, labels: torch.Tensor
     return torch.nn.functional.cross_entropy(network(inputs), labels)
 
 
+def share_of(rank: int, size: int) -> slice:
+    """The samples of a batch that a rank takes."""
+    return slice(rank, None, size)
+
+
+def own_share() -> slice:
+    """Those of this rank."""
+    return share_of(hvd.rank(), hvd.size())
+
+
+WHOLE = slice(None)  # the samples of a process that trains alone
+
+
+def train(
+    network: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int, share: slice, passes: int = 1
+) -> None:
+    """Takes steps, of so many backward passes each, on some samples of the batch."""
+    device = next(network.parameters()).device
+    inputs, labels = (part[share].to(device) for part in batch())
+    for _ in range(steps):
+        optimizer.zero_grad()
+        for _ in range(passes):
+            loss_of(network, inputs, labels).backward()
+        optimizer.step()
+
+
+def momentum(network: torch.nn.Module, rate: float = 0.1) -> torch.optim.Optimizer:
+    """A plain optimizer with a state."""
+    return torch.optim.SGD(network.parameters(), lr=rate, momentum=0.9)
+
+
+def step_with_a_scaler(share: slice, overflows: Sequence[bool]) -> tuple[list[bool], float, torch.Tensor]:
+    """Steps in mixed precision, some of whose losses are infinite on this rank.
+
+    Returns:
+        which steps have changed a weight, the scale at the end, and the parameters.
+    """
+    network = model()
+    optimizer = distributed(torch.optim.SGD(network.parameters(), lr=0.1), network)
+    scaler = torch.amp.GradScaler(DEVICE.type, init_scale=2.0**8)
+    inputs, labels = batch()
+    changed = []
+    for overflow in overflows:
+        before = network[0].weight.detach().clone()
+        optimizer.zero_grad()
+        with torch.autocast(DEVICE.type, torch.float16 if DEVICE.type == "cuda" else torch.bfloat16):
+            loss = loss_of(network, inputs[share], labels[share]) * (float("inf") if overflow else 1.0)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        changed.append(not torch.equal(before, network[0].weight))
+    return changed, scaler.get_scale(), _flat(network).cpu()
+
+
 def results_are_on_the_device() -> bool:
     """Each operation gives tensors of the device, with the right values."""
     right = True
@@ -59,11 +113,7 @@ def training_is_the_same() -> bool:
     ends = []
     for wrap in (lambda optimizer, network: optimizer, distributed):
         network = model()
-        optimizer = wrap(torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9), network)
-        for _ in range(5):
-            optimizer.zero_grad()
-            loss_of(network, *batch()).backward()
-            optimizer.step()
+        train(network, wrap(momentum(network), network), 5, WHOLE)
         ends.append(_flat(network))
     return torch.allclose(*ends, rtol=1e-4, atol=1e-5) and not torch.allclose(
         ends[0], _flat(model()), rtol=1e-3, atol=1e-3
@@ -72,21 +122,8 @@ def training_is_the_same() -> bool:
 
 def an_overflow_skips_the_step() -> bool:
     """With a GradScaler: a step whose gradients overflow changes nothing but the scale, the next one trains."""
-    network = model()
-    optimizer = distributed(torch.optim.SGD(network.parameters(), lr=0.1), network)
-    scaler = torch.amp.GradScaler(DEVICE.type, init_scale=2.0**8)
-    inputs, labels = batch()
-    changed = []
-    for factor in (float("inf"), 1.0):
-        before = network[0].weight.detach().clone()
-        optimizer.zero_grad()
-        with torch.autocast(DEVICE.type, torch.float16 if DEVICE.type == "cuda" else torch.bfloat16):
-            loss = loss_of(network, inputs, labels) * factor
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        changed.append(not torch.equal(before, network[0].weight))
-    return changed == [False, True] and scaler.get_scale() == 2.0**7
+    changed, scale, _ = step_with_a_scaler(WHOLE, [True, False])
+    return changed == [False, True] and scale == 2.0**7
 
 
 def views_train_alike() -> bool:
@@ -94,12 +131,7 @@ def views_train_alike() -> bool:
     ends = []
     for chosen in ({}, {"gradient_as_bucket_view": True}):
         network = model()
-        optimizer = distributed(torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9), network, **chosen)
-        inputs, labels = batch()
-        for _ in range(8):
-            optimizer.zero_grad()
-            loss_of(network, inputs[hvd.rank() :: hvd.size()], labels[hvd.rank() :: hvd.size()]).backward()
-            optimizer.step()
+        train(network, distributed(momentum(network), network, **chosen), 8, own_share())
         ends.append(_flat(network))
     memories = {parameter.grad.untyped_storage().data_ptr() for parameter in network.parameters()}
     return all(hvd.allgather_object(torch.allclose(*ends, rtol=1e-4, atol=1e-5) and len(memories) == 1))
@@ -110,15 +142,8 @@ def two_train_as_one(steps: int) -> bool:
     ends = []
     for alone in (True, False):
         network = model()
-        optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
-        if not alone:
-            optimizer = distributed(optimizer, network)
-        share = slice(None) if alone else slice(hvd.rank(), None, hvd.size())
-        inputs, labels = batch()
-        for _ in range(steps):
-            optimizer.zero_grad()
-            loss_of(network, inputs[share], labels[share]).backward()
-            optimizer.step()
+        optimizer = momentum(network) if alone else distributed(momentum(network), network)
+        train(network, optimizer, steps, WHOLE if alone else own_share())
         ends.append(_flat(network))
     flats = hvd.allgather_object(ends[1].cpu())
     return torch.allclose(*ends, rtol=1e-3, atol=1e-4) and all(torch.equal(flats[0], flat) for flat in flats)
@@ -169,8 +194,8 @@ def graphs_are_captured_beside_operations(graphs: int) -> bool:
 
     given = torch.arange(1024.0, device=DEVICE)
     hvd.allreduce_(given.clone(), name="once before")
-    threads = [threading.Thread(target=operate)]
-    threads[0].start()
+    beside = threading.Thread(target=operate)
+    beside.start()
     ready.wait(60)
     replayed = []
     try:
@@ -188,7 +213,7 @@ def graphs_are_captured_beside_operations(graphs: int) -> bool:
             replayed.append(torch.equal(result, given + 1))
     finally:
         done.set()
-        threads[0].join(60)
+        beside.join(60)
     return all(replayed) and summed == [True]
 
 
@@ -206,23 +231,8 @@ def an_operation_in_a_graph_is_refused() -> bool:
 
 def an_overflow_of_one_rank_skips_on_all() -> bool:
     """Of the last rank alone, with a GradScaler: no rank steps, all take the same scale, and replicas stay equal."""
-    network = model()
-    optimizer = distributed(torch.optim.SGD(network.parameters(), lr=0.1), network)
-    scaler = torch.amp.GradScaler(DEVICE.type, init_scale=2.0**8)
-    inputs, labels = batch()
-    share = slice(hvd.rank(), None, hvd.size())
-    changed = []
-    for index in range(4):
-        before = network[0].weight.detach().clone()
-        optimizer.zero_grad()
-        with torch.autocast(DEVICE.type, torch.float16 if DEVICE.type == "cuda" else torch.bfloat16):
-            loss = loss_of(network, inputs[share], labels[share])
-        last = hvd.rank() == hvd.size() - 1
-        scaler.scale(loss * (float("inf") if last and index == 1 else 1.0)).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        changed.append(not torch.equal(before, network[0].weight))
-    ends = hvd.allgather_object((changed, scaler.get_scale(), _flat(network).cpu()))
+    last = hvd.rank() == hvd.size() - 1
+    ends = hvd.allgather_object(step_with_a_scaler(own_share(), [False, last, False, False]))
     return all(
         end[0] == [True, False, True, True] and end[1] == 2.0**7 and torch.equal(end[2], ends[0][2]) for end in ends
     )
@@ -236,13 +246,7 @@ def ddp_trains_as_one(backend: str, steps: int) -> bool:
     for alone in (True, False):
         network = model()
         wrapped = network if alone else torch.nn.parallel.DistributedDataParallel(network)
-        optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
-        share = slice(None) if alone else slice(rank, None, size)
-        inputs, labels = batch()
-        for _ in range(steps):
-            optimizer.zero_grad()
-            loss_of(wrapped, inputs[share], labels[share]).backward()
-            optimizer.step()
+        train(wrapped, momentum(network), steps, WHOLE if alone else share_of(rank, size))
         ends.append(_flat(network))
     flats = [torch.empty_like(ends[1]) for _ in range(size)]
     torch.distributed.all_gather(flats, ends[1])
@@ -262,13 +266,7 @@ def fsdp_trains_as_one(backend: str, steps: int) -> bool:
         network = model()
         for layer in [] if alone else [network[0], network[2], network[4], network]:
             fully_shard(layer, mesh=mesh)
-        optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
-        share = slice(None) if alone else slice(rank, None, size)
-        inputs, labels = batch()
-        for _ in range(steps):
-            optimizer.zero_grad()
-            loss_of(network, inputs[share], labels[share]).backward()
-            optimizer.step()
+        train(network, momentum(network), steps, WHOLE if alone else share_of(rank, size))
         whole = [each if alone else each.full_tensor() for each in network.parameters()]
         ends.append(torch.cat([each.detach().flatten() for each in whole]))
     torch.distributed.destroy_process_group()
@@ -316,14 +314,8 @@ MODES: dict[str, dict[str, object]] = {
 def trained(device: torch.device, chosen: dict[str, object], steps: int) -> torch.Tensor:
     """The parameters after some steps of a mode on each rank's share of the batch, on a device."""
     network = model(device)
-    optimizer = distributed(torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9), network, **chosen)
-    inputs, labels = (part.to(device) for part in batch())
-    share = slice(hvd.rank(), None, hvd.size())
-    for _ in range(steps):
-        optimizer.zero_grad()
-        for _ in range(chosen.get("backward_passes_per_step", 1)):
-            loss_of(network, inputs[share], labels[share]).backward()
-        optimizer.step()
+    optimizer = distributed(momentum(network, 0.05), network, **chosen)
+    train(network, optimizer, steps, own_share(), chosen.get("backward_passes_per_step", 1))
     if "delay" in chosen:
         optimizer.flush()
     if "every" in chosen:
@@ -342,7 +334,7 @@ def statistics_are_those_of_the_whole_batch() -> bool:
     """SyncBatchNorm's output and gradients, of each rank's share."""
     torch.manual_seed(3)
     inputs = torch.randn(16, 8, 5, 5).to(DEVICE)
-    whole, share = torch.nn.BatchNorm2d(8).to(DEVICE), slice(hvd.rank(), None, hvd.size())
+    whole, share = torch.nn.BatchNorm2d(8).to(DEVICE), own_share()
     own = hvd.SyncBatchNorm(8).to(DEVICE)
     results = []
     for layer, given in ((whole, inputs.clone()), (own, inputs[share].clone())):

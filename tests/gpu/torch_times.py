@@ -5,6 +5,7 @@ On the first GPU where torch sees one; else on the CPU, so that CI runs these li
 
 from __future__ import annotations
 
+import functools
 import statistics
 import tempfile
 import time
@@ -13,6 +14,7 @@ from collections.abc import Callable
 import torch
 
 import ringtrain.torch as hvd
+from gpu import collectives
 from gpu.torch_checks import DEVICE, distributed, model, step_of
 
 
@@ -129,13 +131,7 @@ def _seconds(work: Callable[[], object]) -> float:
 def microseconds_of_a_submission(rounds: int) -> float:
     """Median CPU time of ``allreduce_async_`` of a small tensor, under names that come again."""
     tensors = [torch.ones(256, device=DEVICE) for _ in range(16)]
-    taken = []
-    for _ in range(rounds):
-        handles = []
-        for index, tensor in enumerate(tensors):
-            start = time.perf_counter()
-            handles.append(hvd.allreduce_async_(tensor, name=f"submitted.{index}"))
-            taken.append(time.perf_counter() - start)
-        for handle in handles:
-            hvd.synchronize(handle)
-    return 1e6 * statistics.median(taken[len(tensors) :])
+    return collectives.microseconds_of(
+        [functools.partial(hvd.allreduce_async_, each, name=f"submitted.{index}") for index, each in enumerate(tensors)],
+        hvd.synchronize, rounds,
+    )  # fmt: skip
