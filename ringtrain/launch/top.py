@@ -56,6 +56,14 @@ class Pace:
     fastest: float
 
 
+class NoWorldError(ValueError):
+    """A process has none open in which it is rank 0."""
+
+
+class _NoWorld(click.ClickException):
+    """The same, said to the user."""
+
+
 @click.command()
 @click.option("--once", is_flag=True, help="prints what it finds once, for scripts")
 @click.option("--interval", type=click.FloatRange(min=0.1), default=2.0, show_default=True, metavar="SECONDS")
@@ -72,11 +80,13 @@ def top(once: bool, interval: float, job: int | None) -> int:
         time.sleep(interval)
         try:
             now = _ask(process, name)
-        except click.ClickException:
-            if once or process in inquiries.those_who_answer():
+        except click.ClickException as problem:
+            if not once and process not in inquiries.those_who_answer():
+                click.echo("The job has ended.")
+                return 0
+            if once or not isinstance(problem, _NoWorld):
                 raise
-            click.echo("The job has ended.")
-            return 0
+            continue  # its world has ended: soon the process does, or another world begins
         click.echo((CLEAR if sys.stdout.isatty() and not once else "") + "\n".join(describe(before, now, process)))
         if once:
             return 0
@@ -103,12 +113,15 @@ def _chosen(job: int | None) -> tuple[int, str]:
 
 
 def _ask(process: int, name: str) -> Answer:
+    must = (
+        f"process {process}: it must answer within {SECONDS_TO_ANSWER:g} s as rank 0 of a world of this release, but: "
+    )
     try:
         return answer_of(inquiries.ask(name, SECONDS_TO_ANSWER), time.monotonic())
+    except NoWorldError as problem:
+        raise _NoWorld(f"{must}{problem}.") from None
     except (OSError, ValueError, InvalidArgumentError) as problem:
-        raise click.ClickException(
-            f"process {process}: it must answer within {SECONDS_TO_ANSWER:g} s as rank 0 of a world of this release, but: {problem}."
-        ) from None
+        raise click.ClickException(f"{must}{problem}.") from None
 
 
 # ---- pure ----
@@ -118,11 +131,12 @@ def answer_of(text: bytes, at: float) -> Answer:
     """What a process has answered.
 
     Raises:
-        ValueError, InvalidArgumentError: it is not rank 0 of an open world, or of another release.
+        NoWorldError: it is not rank 0 of an open world.
+        ValueError, InvalidArgumentError: it is of another release.
     """
     told = json.loads(text or b"{}")
     if "flight_record" not in told:
-        raise ValueError("it has no world open in which it is rank 0")
+        raise NoWorldError("it has no world open in which it is rank 0")
     return Answer(
         at,
         told["rank"],

@@ -104,6 +104,8 @@ while not rt.allreduce(float(os.path.exists(sys.argv[1])), "end", rt.Max):
     for handle in [rt.allreduce_async(np.ones(30_000, np.float32), f"layer.{i}") for i in range(3)]:
         rt.synchronize(handle)
     time.sleep(0.03 if rt.rank() == 1 else 0.01)
+rt.shutdown()
+time.sleep(1.5)  # it lives on without a world
 """
 
 
@@ -127,7 +129,7 @@ def test_a_real_job_is_seen_from_another_process(tmp_path):
         assert head.startswith(f"2 ranks on 1 host, process {process}: ") and re.match(
             r"steps +[\d.]+ a second", lines[0]
         ), once
-        assert 5 < float(lines[0].split()[1]) < 35 and re.match(r"last rank +rank 1, \d+ times", lines[2]), once
+        assert 0 < float(lines[0].split()[1]) < 35 and re.match(r"last rank +rank 1, \d+ times", lines[2]), once
         assert re.match(r"bytes +0 B/s between hosts, [\d.]+ [KM]iB/s within them", lines[3]), once
         with subprocess.Popen(
             [*TOP, "--interval", "0.3", "--job", process], stdout=subprocess.PIPE, text=True
