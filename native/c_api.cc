@@ -14,6 +14,7 @@
 #include <variant>
 
 #include "base/alarm.h"
+#include "base/digest.h"
 #include "core/action_text.h"
 #include "core/context.h"
 #include "core/version.h"
@@ -571,6 +572,8 @@ void* rt_take_output(rt_handle* handle, int32_t tensor) {
   from.outputs[tensor].owned = false;
   return from.outputs[tensor].data;
 }
+
+uint64_t rt_digest(const void* memory, size_t bytes, uint64_t seed) { return ringtrain::DigestOf(memory, bytes, seed); }
 
 void rt_device_free(int32_t device, void* memory) { ringtrain::Device::Free(device, memory); }
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ringtrain import buffers, tables
-from ringtrain._native import ffi
+from ringtrain._native import ffi, lib
 from ringtrain.context import current
 from ringtrain.errors import InvalidArgumentError, MismatchError, RingtrainError
 from ringtrain.objects import allgather_object
@@ -49,7 +49,7 @@ def check_replicas(tensors: Named, every: int = 1, process_set: ProcessSet = glo
             raise InvalidArgumentError(f"check_replicas: every must be 1 at least, but is {every}.")
     if current().count_call(f"{name}.{id_of(process_set)}") % every:
         return
-    names, digests = _examined("check_replicas", tensors, process_set, _digest)
+    names, digests = _examined("check_replicas", tensors, process_set, digest)
     lowest = allreduce(digests, f"{name}.lowest", Min, process_set=process_set)
     highest = allreduce(digests, f"{name}.highest", Max, process_set=process_set)
     odd = np.flatnonzero(lowest != highest)
@@ -59,7 +59,7 @@ def check_replicas(tensors: Named, every: int = 1, process_set: ProcessSet = glo
     of_ranks = allgather(digests[first : first + 1], f"{name}.first", process_set)
     more = _more(int(odd.size), "differs", "differ")
     raise MismatchError(
-        f"check_replicas '{names[first]}': the bits must be the same on all ranks, but {_sides(of_ranks, process_set)}."
+        f"check_replicas '{names[first]}': the bits must be the same on all ranks, but {sides(of_ranks, process_set.ranks)}."
         f"{more} Broadcast the state from a rank that is right, and look for what this rank does alone."
     )
 
@@ -154,17 +154,16 @@ def _content(tensor: object) -> _Content:
     return _Content(dtype.name, memory.shape, memoryview(ffi.buffer(ffi.cast("char *", memory.pointer), size)), memory)
 
 
-def _digest(tensor: object) -> int:
+def digest(tensor: object) -> int:
     """63 bits that depend on element type, shape, and every byte and its place."""
     content = _content(tensor)
-    return _digest_of(f"{content.dtype}{content.shape}".encode(), content.bytes)
+    kind = _digest_of(f"{content.dtype}{content.shape}".encode())
+    memory = ffi.from_buffer(content.bytes)
+    return lib.rt_digest(memory, len(content.bytes), kind) >> 1
 
 
-def _digest_of(*parts: bytes | memoryview) -> int:
-    digest = hashlib.blake2b(digest_size=8)
-    for part in parts:
-        digest.update(part)
-    return int.from_bytes(digest.digest(), "little") >> 1
+def _digest_of(text: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
 
 
 def _is_finite(tensor: object) -> bool:
@@ -183,9 +182,14 @@ def _is_finite(tensor: object) -> bool:
     return True
 
 
-def _sides(digests: np.ndarray, process_set: ProcessSet) -> str:
-    """Who differs from whom: the smaller groups from the largest one, or all from each other."""
-    ranks = np.array(process_set.ranks)
+def sides(digests: np.ndarray, ranks: Sequence[int] | np.ndarray) -> str:
+    """Who differs from whom: the smaller groups from the largest one, or all from each other.
+
+    Args:
+        digests: one of each rank.
+        ranks: their numbers.
+    """
+    ranks = np.array(ranks)
     values, counts = np.unique(digests, return_counts=True)
     groups = [ranks[digests == value].tolist() for value in values[np.argsort(-counts, kind="stable")]]
     if len(groups[0]) == len(groups[1]):

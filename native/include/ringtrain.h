@@ -28,7 +28,7 @@ typedef struct rt_membership rt_membership; /* a rank's side of that */
 
 /* Version of everything between the CFFI marks. Raised with each change to it: test_abi.py compares. Python
  * (ringtrain/_native.py) and the library for TensorFlow refuse a core of another version. */
-#define RT_ABI_VERSION 11
+#define RT_ABI_VERSION 12
 
 #define RT_MAX_DIMENSIONS 64            /* of a tensor */
 #define RT_MAX_DTYPES 16                /* rows of tables/dtypes.def, with room for more */
@@ -216,6 +216,8 @@ int32_t rt_describe(const rt_layout* layout, const uintptr_t* inputs, const uint
 /* Puts addresses into the tensors of a request that is used again: of each, data and output. For groups of many
  * tensors, of which a caller has the addresses in arrays. */
 void rt_place(rt_tensor* tensors, int32_t count, const void* const* data, void* const* outputs);
+/* 64 bits that tell memory apart, at the speed of reading it; another seed gives others. */
+uint64_t rt_digest(const void* memory, size_t bytes, uint64_t seed);
 /* On success *handle is set and the operation is pending. A refusal raises here and is announced to the peers. */
 int32_t rt_submit(rt_context* context, const rt_request* request, rt_handle** handle, char** error);
 /* Status of the operation; pending (1) if timeout_seconds passed first. With tensors on a GPU it is ok as soon as all
