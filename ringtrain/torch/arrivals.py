@@ -111,7 +111,7 @@ class Arrivals(TorchFunctionMode):
                 self._look_at(value.values())
 
     def _wait_for(self, tensor: torch.Tensor) -> None:
-        if tensor.layout is not torch.strided:
+        if tensor.layout is not torch.strided or isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
             return
         try:
             storage = tensor.untyped_storage()._cdata

@@ -851,3 +851,18 @@ def test_sparse_gradients_travel_as_dense_ones_where_asked():
     with World(2) as world:
         with_it, without = both_ways(world, on_rank)
     assert_all_equal(with_it, without[0])
+
+
+def test_a_lazy_module_is_made_while_values_are_under_way():
+    """A parameter without a shape has no memory that anybody waits for."""
+
+    def on_rank(rank):
+        model, optimizer = wrapped(OPTIMIZERS["SGD"], torch.nn.Linear(4, 4), True)
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        lazy = torch.nn.LazyLinear(2)
+        assert lazy(model(torch.ones(1, 4))).shape == (1, 2)
+        optimizer.synchronize()
+
+    with World(2) as world:
+        world.run(on_rank)
