@@ -10,6 +10,7 @@ from pathlib import Path
 import ringtrain as rt
 from ringtrain.bench.documents import OTHERS
 from ringtrain.mpi import version_text
+from ringtrain.processors import kind_of_processor
 
 
 def describe() -> dict[str, str | int | float | None]:
@@ -21,7 +22,7 @@ def describe() -> dict[str, str | int | float | None]:
         "command": " ".join(["ringtrain", "bench", *sys.argv[1:]]),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "others": float(os.environ[OTHERS]) if OTHERS in os.environ else None,
-        "processor": _processor(),
+        "processor": kind_of_processor(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "kernel": platform.release(),
@@ -38,13 +39,6 @@ def proportional_set_bytes() -> int:
         if line.startswith("Pss:"):
             return int(line.split()[1]) * 1024
     raise OSError("/proc/self/smaps_rollup has no line 'Pss'.")
-
-
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.machine()
 
 
 def _mpi_version() -> str:

@@ -88,6 +88,15 @@ def check_delay(delay: Any, conflicts: Mapping[str, bool], owner: str = "Distrib
             raise InvalidArgumentError(f"{owner}: delay must be 0 with {name}, but is 1. Leave one of them out.")
 
 
+def check_kept_equal(replicas: Any, owner: str = "DistributedOptimizer") -> None:
+    """Raises InvalidArgumentError unless it says whether replicas are to be equal on all ranks."""
+    if replicas not in ("equal", "differ"):
+        raise InvalidArgumentError(
+            f'{owner}: replicas must be "equal" or "differ", but is {replicas!r}. "equal" has ranks that train '
+            'apart raise an error; "differ" compares nothing.'
+        )
+
+
 def given_groups(owner: str, num_groups: int, groups: Any, member: str, stacklevel: int) -> Groups:
     """The argument ``groups`` or, under Horovod's older name, ``num_groups``, with empty groups left out.
 

@@ -4,28 +4,29 @@ For optimizers whose gradients come one by one. A round begins with one ``Agreem
 and then every rank sends what any rank has. With the codes each rank tells whether more may follow in the same step,
 and how often it has stepped since the last round, as a count and as its complement: the maxima of both tell every rank
 whether all counts are the same. Only when they are not, the ranks tell each other who has which. Likewise with a digest
-of the terms that all must have set alike.
+of the terms that all must have set alike, and with those of the ``drift.Replica``.
 """
 
 import enum
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from itertools import accumulate
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from ringtrain.buffers import as_buffer
-from ringtrain.checks import named_ranks
-from ringtrain.errors import MismatchError
 from ringtrain.gradients import terms as words
 from ringtrain.gradients.agreement import Agreement
+from ringtrain.gradients.differences import Differences
+from ringtrain.gradients.drift import NOTHING, Replica, Told
 from ringtrain.gradients.session import Session
 from ringtrain.pending import Operation
 
 _LARGEST = 255
-_STEP_BYTES = 2
-_UNKNOWN_STEPS = bytes(_STEP_BYTES)  # counts for nothing in a maximum
-_DIGEST_BYTES = 4
-_TAIL_BYTES = 2 + _STEP_BYTES + 2 * _DIGEST_BYTES  # behind the codes
+_FLAGS = 3
+# What must be the same on all ranks, in so many bytes. Each goes with its complement; where it is not known both are zeros,
+# which count for nothing in a maximum.
+_COMPARED = {"steps": 1, "terms": 4, "settings": 4, "last settings": 4, "parameters": 8}
+BYTES_BEHIND_CODES = _FLAGS + 2 * sum(_COMPARED.values())
+_PLACES = accumulate((2 * size for size in _COMPARED.values()), initial=_FLAGS - BYTES_BEHIND_CODES)
+_BEGINS = dict(zip(_COMPARED, _PLACES, strict=False))  # counted from the end
 
 _WHO_IS_MISSING = (
     "With it the ranks agree which gradients of this optimizer there are: those that submitted it have gradients for it, "
@@ -50,11 +51,13 @@ class Said(NamedTuple):
         codes: one of ``presence`` for each parameter.
         more_may_follow: whether more gradients may come in the same step after this round.
         compresses_next: whether the step after this one is to compress its gradients, having had enough exact ones.
+        compares_next: whether parameters are to be compared in the next round.
     """
 
     codes: bytes
     more_may_follow: bool
     compresses_next: bool = False
+    compares_next: bool = False
 
     def is_last(self, stage: Stage) -> bool:
         """Whether the step ends with this round: then what nobody has by now will not come."""
@@ -68,14 +71,22 @@ class Rounds:
         session: the rank that it acts for.
         name: of the maximum; unique among the optimizers of the process set.
         terms: what all ranks must have set alike.
+        replica: what must be the same on all ranks from step to step; None if nothing must.
+        comes_alike: whether each round begins at the same place of the program on all ranks; else only one that ends a
+            backward pass does.
 
     Attributes:
         announced: what this rank has said in the round under way; None between rounds.
     """
 
-    def __init__(self, session: Session, name: str, terms: Mapping[str, Any] | None = None):
+    def __init__(
+        self, session: Session, name: str, terms: Mapping[str, Any] | None = None,
+        replica: Replica | None = None, comes_alike: bool = False,
+    ):  # fmt: skip
         self.announced: Said | None = None
+        self._replica, self._comes_alike = replica, comes_alike
         self._session, self._name = session, name
+        self._differences = Differences(session, name, name.rpartition(".")[0])
         self._terms = words.encoded(terms or {})
         self._steps: int | None = None  # since the last round; None before the first one, and after one that failed
         self._agreement: Agreement | None = None
@@ -84,8 +95,11 @@ class Rounds:
         self, codes: bytes | bytearray, stage: Stage, compresses_next: bool = False, waits: bool = False
     ) -> Said:
         """Begins a round: says what this rank has; ``waits`` if this thread waits for the round's operations next."""
-        said = Said(bytes(codes), stage is Stage.PASS_ENDED, compresses_next)
-        content = encoded(said, self._steps, self._terms)
+        told = NOTHING
+        if self._replica is not None:
+            told = self._replica.tell(self._comes_alike or stage is Stage.PASS_ENDED)
+        said = Said(bytes(codes), stage is Stage.PASS_ENDED, compresses_next, told.asks)
+        content = encoded(said, self._steps, self._terms, told)
         session = self._session
         self._agreement = Agreement(
             session.context, session.process_set_id, self._name, content, _WHO_IS_MISSING, waits
@@ -116,19 +130,32 @@ class Rounds:
         """After ``answer``, when all that was agreed on has travelled: no rank waits for what another one refuses to send.
 
         Raises:
-            MismatchError: ranks have other terms, or some have stepped more often than others since the last round; the
-                same on all ranks.
+            MismatchError: ranks have other terms, settings or parameters, or some have stepped more often than others since
+                the last round; the same on all ranks.
         """
-        said = self._under_way.agreed()
-        if not terms_are_equal(said):
-            yield from self._refuse_terms()
-        if not counts_are_equal(said):
-            yield from self._refuse_steps()
+        agreed, replica = self._under_way.agreed(), self._replica
+        if not are_equal("terms", agreed):
+            yield from self._differences.refuse_terms(self._terms)
+        if not are_equal("steps", agreed):
+            yield from self._differences.refuse_steps(self._steps)
+        if replica is None:
+            return
+        replica.hear(decoded(agreed).compares_next)
+        if not are_equal("settings", agreed):
+            yield from self._differences.refuse_settings(replica.shown.settings or {}, "is", replica.called)
+        if not are_equal("last settings", agreed):
+            yield from self._differences.refuse_settings(
+                replica.shown.last_settings or {}, "was in the last step", replica.called
+            )
+        if not are_equal("parameters", agreed):
+            replica.compares = yield from self._differences.judge_parameters(replica)
 
     def note_step(self) -> None:
         """This rank has stepped."""
         if self._steps is not None:
             self._steps += 1
+        if self._replica is not None:
+            self._replica.note_step()
 
     def succeed(self) -> None:
         """Ends the round; the ranks are together here, and steps are counted from now on."""
@@ -142,87 +169,36 @@ class Rounds:
     def forget_steps(self) -> None:
         """From here on this rank cannot tell how often the others have stepped: its count says nothing until a round."""
         self._steps = None
-
-    def _refuse_steps(self) -> Iterator[Operation]:
-        """Raises the error; all ranks have seen the same maxima and so come here together."""
-        own = np.array([[self._session.context.rank, -1 if self._steps is None else self._steps]])
-        counts = (yield from self._gathered("steps", own)).tolist()
-        raise MismatchError(unequal_steps(self._name.rpartition(".")[0], map(tuple, counts)))
-
-    def _refuse_terms(self) -> Iterator[Operation]:
-        """The same for terms."""
-        own = np.array([[self._session.context.rank, len(self._terms)]])
-        rows = (yield from self._gathered("terms.sizes", own)).tolist()
-        everything = (yield from self._gathered("terms", np.frombuffer(self._terms, np.uint8))).tobytes()
-        raise MismatchError(unequal_terms(self._name.rpartition(".")[0], rows, everything))
-
-    def _gathered(self, what: str, own: np.ndarray) -> Generator[Operation, None, np.ndarray]:
-        """The rows of all ranks, in rank order; yields the operation while it is under way."""
-        context, process_set = self._session.context, self._session.process_set_id
-        name = f"{self._name}.{what}"
-        operation = context.submit("allgather", name, [as_buffer(own)], [None], process_set=process_set)
-        while not operation.finished():
-            yield operation
-        operation.wait()
-        memory, _, shape = operation.allocated()
-        return np.frombuffer(memory, own.dtype).reshape(shape)
+        if self._replica is not None:
+            self._replica.forget_step()
 
 
-def encoded(said: Said, steps: int | None, terms: bytes = b"") -> bytes:
+def encoded(said: Said, steps: int | None, terms: bytes = b"", told: Told = NOTHING) -> bytes:
     """The bytes of which the maximum is taken.
 
-    Behind the codes the steps, so that the maximum of the count and that of its complement add up to the largest byte
-    only if all counts are equal; and so the digest of the terms.
+    Behind the codes what must be the same, so that the maximum of a byte and that of its complement add up to the largest
+    byte only if all are equal.
     """
-    count = _UNKNOWN_STEPS if steps is None else bytes([steps % _LARGEST, _LARGEST - steps % _LARGEST])
-    digest = words.digest(terms).to_bytes(8, "little")[:_DIGEST_BYTES]
-    complement = bytes(_LARGEST - each for each in digest)
-    return b"%b%c%c%b%b%b" % (said.codes, said.more_may_follow, said.compresses_next, count, digest, complement)
+    count = None if steps is None else steps % _LARGEST
+    values = (count, words.digest(terms), told.settings, told.last_settings, told.parameters)
+    compared = map(_with_complement, values, _COMPARED.values())
+    return b"%b%c%c%c%b" % (said.codes, *said[1:], b"".join(compared))
+
+
+def _with_complement(value: int | None, size: int) -> bytes:
+    if value is None:
+        return bytes(2 * size)
+    own = value.to_bytes(8, "little")[:size]
+    return own + bytes(_LARGEST - each for each in own)
 
 
 def decoded(agreed: bytes) -> Said:
     """What any rank has said."""
-    tail = agreed[-_TAIL_BYTES:]
-    return Said(agreed[:-_TAIL_BYTES], bool(tail[0]), bool(tail[1]))
+    return Said(agreed[:-BYTES_BEHIND_CODES], *map(bool, agreed[-BYTES_BEHIND_CODES:][:_FLAGS]))
 
 
-def counts_are_equal(agreed: bytes) -> bool:
-    """Whether all ranks that know how often they have stepped have stepped equally often."""
-    most, complement_of_least = agreed[2 - _TAIL_BYTES :][:_STEP_BYTES]
-    return most + complement_of_least in (0, _LARGEST)
-
-
-def terms_are_equal(agreed: bytes) -> bool:
-    """Whether all ranks have the same terms."""
-    digests = agreed[-2 * _DIGEST_BYTES :]
-    return all(
-        most + complement_of_least == _LARGEST
-        for most, complement_of_least in zip(digests[:_DIGEST_BYTES], digests[_DIGEST_BYTES:], strict=True)
-    )
-
-
-def unequal_steps(optimizer: str, counts: Iterable[tuple[int, int]]) -> str:
-    """The error's text, from pairs of a rank and its steps, which are negative where it does not know."""
-    ranks_by_count: dict[int, list[int]] = {}
-    for rank, count in sorted(counts):
-        ranks_by_count.setdefault(count, []).append(rank)
-    found = " and ".join(f"{count} on {named_ranks(ranks)}" for count, ranks in ranks_by_count.items() if count >= 0)
-    return (
-        f"step '{optimizer}': the number of steps since gradients were last reduced must be the same on all ranks, but "
-        f"is {found}. The parameters of these ranks differ now. Call step() on every rank or on none: decide by what all "
-        "ranks know, such as a reduced loss. Then start again from a checkpoint, or broadcast parameters and the "
-        "optimizer's state."
-    )
-
-
-def unequal_terms(optimizer: str, sizes: Iterable[tuple[int, int]], everything: bytes) -> str:
-    """The error's text, from pairs of a rank and the length of its terms, and the terms of all, one behind the other."""
-    theirs, first = [], 0
-    for rank, size in sizes:
-        theirs.append((rank, words.decoded(everything[first : first + size])))
-        first += size
-    term, values = words.difference(theirs) or ("", "")
-    return (
-        f"step '{optimizer}': {term} must be the same on all ranks, but is {values}. Make the optimizer with the same "
-        "arguments on every rank."
-    )
+def are_equal(what: str, agreed: bytes) -> bool:
+    """Whether all ranks that know this row of what is compared have the same there."""
+    begin, size = _BEGINS[what], _COMPARED[what]
+    most, complement_of_least = agreed[begin:][:size], agreed[begin + size :][:size]
+    return all(sum(pair) in (0, _LARGEST) for pair in zip(most, complement_of_least, strict=True))

@@ -75,7 +75,13 @@ class Ahead:
         self._sent = [SentGradient.of(*pair) for pair in zip(self._parameters, self._names, strict=True)]
         self._taken = bytearray(len(self._parameters))
         self._open = dict.fromkeys(self._buckets, 0)  # gradients that a bucket waits for
-        self._rounds = Rounds(self._session, f"{self.prefix}.used", settings.terms | {"layout": self._outline()})
+        terms = settings.terms | {"layout": self._outline()}
+        replica = settings.replica()
+        if replica is not None:
+            replica.compares = (
+                False  # each step gives all ranks one value of each parameter, and whoever reads it waits
+            )
+        self._rounds = Rounds(self._session, f"{self.prefix}.used", terms, replica, comes_alike=True)
         self._agreed: bytes | None = None  # which gradients there are; None until this step is closed
         self._arrived, self._unended = False, True
         self._lock = threading.Lock()

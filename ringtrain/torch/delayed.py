@@ -94,7 +94,9 @@ class Delayed:
 
     def _enter_world(self) -> None:
         self.prefix = f"optimizer.{next_number(self._session.context, self._session.process_set_id, 'optimizer')}"
-        self._rounds = Rounds(self._session, f"{self.prefix}.used", self._settings.terms)
+        terms, replica = self._settings.terms, self._settings.replica()
+        self._rounds = Rounds(self._session, f"{self.prefix}.used", terms, replica, comes_alike=True)
+        self._joins = self._session.context.joins
 
     # ---- steps ----
 
@@ -139,6 +141,7 @@ class Delayed:
         """The optimizer has stepped."""
         if not self._flushes:
             self._has_exchanged = False
+            self._rounds.note_step()
 
     def discard(self) -> None:
         """The gradients in the parameters are given up; this rank's next ones are those of a step."""
@@ -165,6 +168,9 @@ class Delayed:
 
     def _send(self, optimizer: Any, trained: Sequence[torch.Tensor], scaler: bool) -> None:
         own = bytes(MISSING if parameter.grad is None else DENSE for parameter in trained)
+        if self._joins != self._session.context.joins:  # the others may have stepped since
+            self._joins = self._session.context.joins
+            self._rounds.forget_steps()
         self._rounds.announce(own, Stage.CLOSING)
         agreed = own
         if MISSING in own:  # the others say whether zeros are needed

@@ -110,7 +110,7 @@ class Exchange:
         # Optimizers are numbered, so that two that hold parameters of equal names never share a name.
         number = next_number(self._session.context, self._session.process_set_id, "optimizer")
         self.prefix = f"optimizer.{number}"
-        self._rounds = Rounds(self._session, f"{self.prefix}.used", self.settings.terms)
+        self._rounds = Rounds(self._session, f"{self.prefix}.used", self.settings.terms, self.settings.replica())
         if self._beginning is not None:
             self._beginning.enter_world()
         self._joins = self._session.context.joins

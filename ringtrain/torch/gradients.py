@@ -5,7 +5,7 @@
 
 import functools
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from ringtrain import tables
 from ringtrain.buffers import Buffer
 from ringtrain.errors import RingtrainError, UnsupportedError
+from ringtrain.gradients.drift import Replica
 from ringtrain.gradients.presence import SETTLED
 from ringtrain.gradients.session import Session
 from ringtrain.operations import Average, Sum
@@ -41,6 +42,7 @@ class ReductionSettings:
         powersgd: how gradients are approximated; None if they are not.
         delay: steps after which gradients are applied.
         overlap_forward: whether each rank updates a share of the parameters.
+        make_replica: makes what is compared among the ranks of a world; None if replicas may differ.
     """
 
     session: Session
@@ -53,6 +55,11 @@ class ReductionSettings:
     powersgd: PowerSGD | None = None
     delay: int = 0
     overlap_forward: bool = False
+    make_replica: Callable[[], Replica] | None = None
+
+    def replica(self) -> Replica | None:
+        """What is compared among the ranks of a world that is entered; None if replicas may differ."""
+        return None if self.make_replica is None else self.make_replica()
 
     @property
     def terms(self) -> dict[str, Any]:
@@ -61,6 +68,7 @@ class ReductionSettings:
             "compression": "other" if self.powersgd is None else repr(self.powersgd),
             "delay": self.delay,
             "overlap_forward": self.overlap_forward,
+            "replicas": "differ" if self.make_replica is None else "equal",
         }
 
     @functools.cached_property

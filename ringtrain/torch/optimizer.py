@@ -20,7 +20,7 @@ from ringtrain.averaging.neighbours import set_of_this_host
 from ringtrain.averaging.outer import Outer
 from ringtrain.averaging.worker import Plan, Worker
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
-from ringtrain.gradients.arguments import check_compressor, check_delay, check_passes, check_scaling
+from ringtrain.gradients.arguments import check_compressor, check_delay, check_kept_equal, check_passes, check_scaling
 from ringtrain.gradients.powersgd import PowerSGD, check_powersgd
 from ringtrain.gradients.session import Session
 from ringtrain.operations import Adasum, Average
@@ -35,6 +35,7 @@ from ringtrain.torch.delayed import Delayed, refuse_unscaling
 from ringtrain.torch.gradients import ReductionSettings
 from ringtrain.torch.periodic import Periodic, check_settings, checked_period
 from ringtrain.torch.reducer import Reducer
+from ringtrain.torch.replica import replicas_of
 from ringtrain.torch.shards import check_shards, replicated
 from ringtrain.torch.tensors import buffer_of
 
@@ -67,6 +68,7 @@ def DistributedOptimizer(
     overlap: int = 0,
     merge: str = "additive",
     overlap_forward: bool = False,
+    replicas: str = "equal",
 ) -> torch.optim.Optimizer:
     """Makes an optimizer step with the gradients of all ranks, and returns it.
 
@@ -132,13 +134,16 @@ def DistributedOptimizer(
             torch.optim that update each element by itself, and parameters on the CPU. Beyond others the optimizer has
             ``clip_grad_norm_(max_norm)``, as gradients cannot be looked at, ``consolidate_state_dict(to=0)`` before
             ``state_dict()``, and its ``synchronize()`` waits for all parameters. docs/training.md says more.
+        replicas: ``"equal"`` compares what each rank steps with, in each step, and the parameters, after the first step
+            and at most once a minute: ranks that train apart raise MismatchError. ``"differ"`` compares nothing.
 
     Raises:
         InvalidArgumentError: not an optimizer, or names, groups, ``op`` or a number that cannot be; or another library
             averages these gradients already.
         UnsupportedError: another library holds these parameters in shards; or this optimizer, these parameters or this
             job cannot have ``overlap_forward``.
-        MismatchError: with ``every``, ranks have different arguments; the same text on all.
+        MismatchError: with ``every``, ranks have different arguments; the same text on all. ``backward()`` and ``step()``
+            raise it where ranks have other settings, or replicas differ.
 
     Example:
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -158,6 +163,7 @@ def DistributedOptimizer(
         }
         check_powersgd(powersgd, unlike)
     check_compressor(compressor)
+    check_kept_equal(replicas)
     known = parameters.known_names(named_parameters)
     names = parameters.names_of(optimizer, known)
     groups = parameters.checked_groups(num_groups, groups, set(replicated(names)))
@@ -212,6 +218,7 @@ def DistributedOptimizer(
             powersgd=powersgd,
             delay=delay,
             overlap_forward=overlap_forward,
+            make_replica=replicas_of(optimizer) if replicas == "equal" else None,
         )
 
     def reducer_over(members: ProcessSet, by_core: str | None, compressor: type[Compressor] | None) -> Reducer:

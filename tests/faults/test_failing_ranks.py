@@ -36,6 +36,7 @@ rt.allreduce(np.ones(10), name="after")
 TORCH = """
 import torch, ringtrain.torch as rt
 rt.init()
+torch.manual_seed(0)
 model = torch.nn.Linear(4, 1)
 optimizer = rt.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.01), model.named_parameters())
 for step in range(5):

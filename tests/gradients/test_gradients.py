@@ -5,7 +5,7 @@ import pytest
 
 import ringtrain as rt
 from ringtrain.errors import InvalidArgumentError, MismatchError, TimeoutError
-from ringtrain.gradients import arguments, grouping, rounds
+from ringtrain.gradients import arguments, differences, grouping, rounds
 from ringtrain.gradients.agreement import Agreement
 from ringtrain.gradients.plan import STEADY_STEPS, SteadySteps, assigned
 from ringtrain.gradients.presence import (
@@ -126,7 +126,7 @@ def maximum(*contents):
 ])  # fmt: skip
 def test_steps_are_compared_by_maxima(steps, equal):
     said = Said(bytes([DENSE, MISSING]), False)
-    assert rounds.counts_are_equal(maximum(*(rounds.encoded(said, each) for each in steps))) is equal
+    assert rounds.are_equal("steps", maximum(*(rounds.encoded(said, each) for each in steps))) is equal
 
 
 def test_what_is_said_is_what_any_rank_says():
@@ -141,21 +141,19 @@ def test_what_is_said_is_what_any_rank_says():
 
 
 def test_the_error_names_counts_and_ranks():
-    text = rounds.unequal_steps("optimizer.0", [(2, 1), (0, 1), (1, 0), (3, -1)])
+    text = differences.unequal_steps("optimizer.0", [(2, 1), (0, 1), (1, 0), (3, -1)])
     assert "but is 1 on ranks 0, 2 and 0 on rank 1. " in text and text.startswith("step 'optimizer.0': ")
 
 
 @pytest.mark.parametrize("other, equal", [(b'{"delay": 0}', True), (b'{"delay": 1}', False), (b"{}", False)])
 def test_other_terms_show_in_the_maximum(other, equal):
     own = [rounds.encoded(Said(b"", False), 0, terms) for terms in (b'{"delay": 0}', other)]
-    assert rounds.terms_are_equal(maximum(*own)) is equal
+    assert rounds.are_equal("terms", maximum(*own)) is equal
 
 
 def test_the_error_of_terms_names_the_first_that_differs():
-    theirs = [b'{"a": 1, "delay": 0}', b'{"a": 1, "delay": 1}', b'{"a": 1, "delay": 0}']
-    text = rounds.unequal_terms(
-        "optimizer.0", [(rank, len(each)) for rank, each in enumerate(theirs)], b"".join(theirs)
-    )
+    theirs = [{"a": 1, "delay": delay} for delay in (0, 1, 0)]
+    text = differences.unequal_terms("optimizer.0", list(enumerate(theirs)))
     assert text.startswith(
         "step 'optimizer.0': delay must be the same on all ranks, but is 0 on ranks 0, 2 and 1 on rank 1."
     )

@@ -32,6 +32,7 @@ PYTHON_LAYERS = [
         "reports",
         "inquiries",
         "ranges",
+        "processors",
     ],
     ["introducing"],
     ["boards"],

@@ -8,6 +8,7 @@ from torch_models import assert_replicas_equal, assert_same_bits, parameters
 
 import ringtrain as rt
 import ringtrain.torch as hvd
+from ringtrain.gradients.rounds import BYTES_BEHIND_CODES
 
 RATE = 0.25
 
@@ -68,7 +69,7 @@ def reductions(optimizer, run):
     """How many gradients travelled, rounds not counted."""
     before = rt.counters()["bytes"]
     run()
-    rounds = len(parameters_of(optimizer)) + 12  # codes, two flags, steps, and the digest of the terms
+    rounds = len(parameters_of(optimizer)) + BYTES_BEHIND_CODES
     return (rt.counters()["bytes"] - before - rounds) // 8
 
 

@@ -309,7 +309,8 @@ def test_a_group_added_between_backward_and_step(world):
     def on_rank(rank):
         model = torch.nn.ModuleDict({"a": torch.nn.Linear(1, 1), "b": torch.nn.Linear(1 + (rank == 0), 1)})
         optimizer = torch.optim.SGD(model["a"].parameters(), lr=1.0)
-        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), op=hvd.Sum)
+        named = model.named_parameters()
+        optimizer = hvd.DistributedOptimizer(optimizer, named, op=hvd.Sum, replicas="differ")
         (model["a"].weight * rank).sum().backward()
         optimizer.add_param_group({"params": model["b"].parameters()})
         optimizer.step()

@@ -19,7 +19,9 @@ RANGES = {
 
 def steps():
     model = torch.nn.Linear(4, 2)
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), replicas="differ"
+    )
     for _ in range(2):
         optimizer.zero_grad()
         model(torch.ones(3, 4)).sum().backward()

@@ -4,6 +4,7 @@ Models are made once, in the main thread, and copied by the ranks: torch's seed 
 """
 
 import copy
+import threading
 from collections.abc import Callable, Sequence
 
 import torch
@@ -19,16 +20,20 @@ mean_square = torch.nn.functional.mse_loss
 TOLERANCES = {torch.float32: {"rtol": 1e-4, "atol": 1e-5}, torch.float64: {"rtol": 1e-10, "atol": 1e-11}}
 
 
+_SEED = threading.Lock()  # ranks that make a network at the same time draw from one generator
+
+
 def network(dtype: torch.dtype = torch.float32, width: int = 8) -> torch.nn.Module:
-    torch.manual_seed(3)
-    layers = (
-        torch.nn.Linear(4, width),
-        torch.nn.Tanh(),
-        torch.nn.Linear(width, 8),
-        torch.nn.Tanh(),
-        torch.nn.Linear(8, 2),
-    )
-    return torch.nn.Sequential(*layers).to(dtype)
+    with _SEED:
+        torch.manual_seed(3)
+        layers = (
+            torch.nn.Linear(4, width),
+            torch.nn.Tanh(),
+            torch.nn.Linear(width, 8),
+            torch.nn.Tanh(),
+            torch.nn.Linear(8, 2),
+        )
+        return torch.nn.Sequential(*layers).to(dtype)
 
 
 def batches(

@@ -1,0 +1,92 @@
+"""What one rank's optimizer steps with, and its parameters, to be compared with those of the other ranks.
+
+``ringtrain.gradients.drift`` says when, and what follows. Left out is what a rank has alone by design: rows of sharded
+tables, and tensors that only stand for their parts elsewhere, such as the ``DTensor`` of FSDP2.
+"""
+
+import weakref
+from collections.abc import Callable
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import torch
+
+from ringtrain import checks
+from ringtrain.gradients.drift import Replica, Settings, Words, flat_settings
+from ringtrain.processors import kind_of_processor
+from ringtrain.torch import parameters
+from ringtrain.torch.shards import replicated
+from ringtrain.torch.tensors import DTYPE_IDS
+
+_CALLED = Words("broadcast_parameters() and broadcast_optimizer_state()")
+_BARE = {int, float, bool}
+_HOW = {"params", "foreach", "fused", "capturable", "differentiable"}  # how an update is computed, not what comes of it
+
+
+def replicas_of(optimizer: torch.optim.Optimizer) -> Callable[[], Replica]:
+    """Makes one for each world that the optimizer comes into. It does not keep the optimizer alive."""
+    refer = weakref.ref(optimizer)
+    seen: tuple[list[list[Any]], Settings] = [], {}  # most steps have the settings of the one before
+
+    def settings() -> Settings:
+        nonlocal seen
+        groups = [] if (found := refer()) is None else found.param_groups
+        numbers = [
+            [each if type(each) in _BARE else _number(each) for name, each in group.items() if name not in _HOW]
+            for group in groups
+        ]
+        if numbers != seen[0]:
+            names = [[name for name in group if name not in _HOW] for group in groups]
+            named = [dict(zip(*pair, strict=True)) for pair in zip(names, numbers, strict=True)]
+            seen = numbers, flat_settings(named)
+        return seen[1]
+
+    def compared() -> list[tuple[str, torch.Tensor]]:
+        return [] if (found := refer()) is None else _compared(found)
+
+    def processor() -> str:
+        on_gpu = next((tensor for _, tensor in compared() if tensor.is_cuda), None)
+        kind = kind_of_processor() if on_gpu is None else torch.cuda.get_device_name(on_gpu.device)
+        return f"{kind}, torch {torch.__version__}, {torch.get_num_threads()} threads"  # which divide sums among them
+
+    return lambda: Replica(settings, compared, _digest, _on_host, _CALLED, processor)
+
+
+def _number(value: Any) -> Any:
+    """Numbers and sequences of numbers; None for all else, and for a tensor on a GPU, which nothing waits for."""
+    if type(value) in _BARE:
+        return value
+    if isinstance(value, torch.Tensor):
+        return value.item() if value.is_cpu and value.numel() == 1 and not value.is_complex() else None
+    if isinstance(value, (tuple, list)):  # such as that of the parameters, which has no number
+        return list(value) if all(type(each) in _BARE for each in value) else None
+    return float(value) if isinstance(value, Real) else None
+
+
+def _compared(optimizer: Any) -> list[tuple[str, torch.Tensor]]:
+    names = optimizer._parameter_names
+    trained = [each for group in optimizer.param_groups for each in parameters.trained(optimizer, group)]
+    return [
+        (names.get(each, f"number {place}"), each) for place, each in enumerate(replicated(trained)) if _is_plain(each)
+    ]
+
+
+def _is_plain(parameter: torch.Tensor) -> bool:
+    has_parts = hasattr(parameter, "__tensor_flatten__")
+    is_made = not isinstance(parameter, torch.nn.parameter.UninitializedTensorMixin)
+    return not has_parts and is_made and parameter.layout is torch.strided and not parameter.is_meta
+
+
+def _digest(parameter: torch.Tensor) -> int:
+    """Of the parameter, contiguous, where the core can read it, and of an element type that it has."""
+    plain = parameter.detach()
+    if not (plain.is_cpu or plain.is_cuda):
+        plain = plain.cpu()
+    plain = plain.contiguous()
+    return checks.digest(plain if plain.dtype in DTYPE_IDS else plain.reshape(-1).view(torch.uint8))
+
+
+def _on_host(tensor: torch.Tensor) -> np.ndarray:
+    wide = torch.float64 if tensor.dtype is torch.float64 else torch.float32
+    return tensor.detach().to("cpu", wide, copy=True).contiguous().numpy()

@@ -1,0 +1,460 @@
+"""Ranks that train apart are told so: each planted cause of drift, in each mode; and what only looks like one is let be."""
+
+import copy
+import itertools
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch_models import mean_square, network, parameters
+
+import ringtrain as rt
+import ringtrain.torch as hvd
+from ringtrain.errors import InvalidArgumentError, MismatchError
+from ringtrain.gradients import drift
+from ringtrain.testing import World
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.least_ranks(2)]
+
+MODES = [
+    {}, {"compression": hvd.Compression.int8}, {"compression": hvd.Compression.powersgd(rank=1)},
+    {"groups": 2}, {"gradient_as_bucket_view": True}, {"delay": 1}, {"overlap_forward": True},
+]  # fmt: skip
+
+
+@pytest.fixture
+def compared_always(monkeypatch):
+    """Parameters are compared in each round."""
+    monkeypatch.setattr(drift, "PERIOD", 0.0)
+    monkeypatch.setattr(drift, "SHARE", float("inf"))
+
+
+def wrapped(start, make=lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9), **arguments):
+    """A copy of a model, and an optimizer with a group for each half of it."""
+    model = copy.deepcopy(start)
+    own = list(model.parameters())
+    optimizer = make([{"params": own[:2]}, {"params": own[2:]}])
+    return model, hvd.DistributedOptimizer(optimizer, model.named_parameters(), **arguments)
+
+
+def trains(model, optimizer, steps, between=lambda step: None, before_update=lambda step: None):
+    """Some steps; calls ``between`` before each, ``before_update`` behind each backward pass."""
+    for step in range(steps):
+        between(step)
+        optimizer.zero_grad()
+        x = torch.full((3, 4), float(step + rt.rank()))
+        mean_square(model(x), torch.ones(3, 2)).backward()
+        before_update(step)
+        optimizer.step()
+
+
+def refused(world, body, *words):
+    """All ranks raise the same error, with these words."""
+
+    def on_rank(rank):
+        with pytest.raises(MismatchError) as caught:
+            body(rank)
+        return str(caught.value)
+
+    texts = world.run(on_rank)
+    assert len(set(texts)) == 1
+    for each in words:
+        assert each in texts[0]
+
+
+def last(world):
+    return f"rank {world.size - 1}"
+
+
+# ---- settings ----
+
+
+@pytest.mark.parametrize("arguments", MODES, ids=str)
+@pytest.mark.parametrize("name, value", [("lr", 0.05), ("weight_decay", 0.01), ("nesterov", True)])
+def test_other_settings_are_refused_before_the_update(world, arguments, name, value):
+    start = network()
+    late = arguments.get("delay", 0)
+
+    def body(rank):
+        model, optimizer = wrapped(start, **arguments)
+        trains(model, optimizer, 2)
+        before = [each.clone() for each in parameters(model)]
+        if rank == world.size - 1:
+            optimizer.param_groups[1][name] = value
+        try:
+            trains(model, optimizer, 1 + late)
+        finally:
+            assert late or all(map(torch.equal, before, parameters(model)))
+
+    refused(world, body, f"{name} of group 1 must be the same on all ranks, but is ", f"on {last(world)}")
+
+
+def test_betas_are_settings(world):
+    start = network()
+
+    def body(rank):
+        model, optimizer = wrapped(start, torch.optim.AdamW)
+        optimizer.param_groups[0]["betas"] = (0.9, 0.999 if rank else 0.99)
+        trains(model, optimizer, 1)
+
+    refused(
+        world, body, "betas of group 0 must be the same on all ranks, but is [0.9, 0.99] on rank 0 and [0.9, 0.999] on"
+    )
+
+
+def test_a_schedule_that_runs_out_of_step(world):
+    start = network()
+
+    def body(rank):
+        model, optimizer = wrapped(start)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        trains(model, optimizer, 5, between=lambda step: schedule.step() if step and (step < 3 or not rank) else None)
+
+    refused(world, body, "lr of group 0", "but is 0.0125 on rank 0 and 0.025 on")
+
+
+def test_a_setting_that_changes_behind_the_backward_pass_is_seen_in_the_next_step(world):
+    start = network()
+
+    def body(rank):
+        model, optimizer = wrapped(start)
+
+        def set_rate(step):
+            optimizer.param_groups[0]["lr"] = 0.3 if rank == 0 and step == 1 else 0.2
+
+        trains(
+            model, optimizer, 4, before_update=set_rate, between=lambda step: optimizer.param_groups[0].update(lr=0.1)
+        )
+
+    refused(
+        world, body, "lr of group 0 must be the same on all ranks, but was in the last step 0.3 on rank 0 and 0.2 on"
+    )
+
+
+def test_a_rate_that_is_set_behind_the_backward_pass_which_one_rank_has_not(world):
+    """That rank comes to the round when it has set the rate, the others before."""
+    start = network()
+
+    def body(rank):
+        model, optimizer = wrapped(start)
+        for step in range(4):
+            optimizer.zero_grad()
+            if rank or step != 1:
+                mean_square(model(torch.ones(3, 4)), torch.ones(3, 2)).backward()
+            for group in optimizer.param_groups:
+                group["lr"] = 0.1 / (step + 1)
+            optimizer.step()
+        return parameters(model)
+
+    for other in (results := world.run(body))[1:]:
+        assert all(map(torch.equal, results[0], other))
+
+
+def test_a_rate_in_a_tensor(world):
+    start = network()
+
+    def body(rank):
+        model, optimizer = wrapped(start, lambda groups: torch.optim.Adam(groups, lr=torch.tensor(0.5)))
+        trains(model, optimizer, 1)
+        optimizer.param_groups[1]["lr"] = torch.tensor(0.5 + rank)
+        trains(model, optimizer, 1)
+
+    refused(world, body, "lr of group 1 must be the same on all ranks, but is 0.5 on rank 0 and 1.5 on rank 1")
+
+
+# ---- parameters ----
+
+
+OTHERS = MODES[:-1]  # overlap_forward hands on the values of one rank in each step
+
+
+@pytest.mark.parametrize("arguments", OTHERS, ids=str)
+def test_no_broadcast_at_the_start(world, arguments):
+    start = network()
+
+    def body(rank):
+        model, optimizer = wrapped(start, **arguments)
+        with torch.no_grad():
+            model[4].bias[1] += 0.25 * (rank == 0)
+            model[4].weight[0, 0] += 0.5 * (rank == 0)
+        trains(model, optimizer, 4)
+
+    which = "parameter '4.weight' must be the same on all ranks, but those of"
+    refused(world, body, f"step 'optimizer.0': {which}", "by up to 0.5", "2 of 6 parameters differ.")
+
+
+def test_after_the_first_step_and_no_later(world):
+    start = network()
+
+    def body(rank):
+        model, optimizer = wrapped(start)
+        with torch.no_grad():
+            model[0].bias += rank
+        trains(model, optimizer, 1)
+        with pytest.raises(MismatchError, match=r"parameter '0\.bias'"):
+            trains(model, optimizer, 1)
+
+    world.run(body)
+
+
+@pytest.mark.parametrize("arguments", OTHERS, ids=str)
+def test_an_assignment_on_one_rank(world, arguments, compared_always):
+    start = network()
+
+    def body(rank):
+        model, optimizer = wrapped(start, **arguments)
+
+        def assign(step):
+            if step == 4 and rank == world.size - 1:
+                with torch.no_grad():
+                    model[2].weight[3, 3] = 8.0
+
+        trains(model, optimizer, 9, between=assign)
+
+    refused(world, body, "parameter '2.weight' must be the same on all ranks")
+
+
+def test_a_hook_that_another_library_runs_on_one_rank(world, compared_always):
+    start = network()
+
+    def body(rank):
+        model, optimizer = wrapped(start)
+        if rank == 0:
+            optimizer.register_step_post_hook(lambda *_: model[4].bias.data.mul_(1 + 2**-20))
+        trains(model, optimizer, 6)
+
+    refused(world, body, "parameter '4.bias' must be the same on all ranks")
+
+
+def test_a_layer_that_its_first_batch_makes(world):
+    generators = [torch.Generator().manual_seed(rank) for rank in range(world.size)]
+
+    def body(rank):
+        model = torch.nn.Sequential(torch.nn.LazyLinear(3), torch.nn.Linear(3, 2))
+        model(torch.ones(1, 4))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+        for each in model.parameters():
+            torch.nn.init.normal_(each, generator=generators[rank])
+        trains(model, optimizer, 2)
+
+    refused(world, body, "parameter '0.weight' must be the same on all ranks", "4 of 4 parameters differ.")
+
+
+def test_another_world_compares_anew():
+    start = network()
+    with World(2) as first:
+        living = first.run(lambda rank: wrapped(start))
+        first.run(lambda rank: trains(*living[rank], 3))
+    with World(2) as second:
+
+        def body(rank):
+            with torch.no_grad():
+                living[rank][0][0].bias += rank
+            trains(*living[rank], 1)
+            with pytest.raises(MismatchError, match=r"parameter '0\.bias'"):
+                trains(*living[rank], 1)
+
+        second.run(body)
+
+
+@pytest.mark.parametrize("arguments", MODES, ids=str)
+def test_replicas_that_may_differ(world, arguments):
+    start = network()
+
+    def body(rank):
+        model, optimizer = wrapped(start, replicas="differ", **arguments)
+        optimizer.param_groups[0]["lr"] = 0.1 + rank
+        with torch.no_grad():
+            model[0].bias += rank
+        trains(model, optimizer, 4)
+
+    world.run(body)
+
+
+def test_all_ranks_say_whether_replicas_may_differ(world):
+    start = network()
+
+    def body(rank):
+        model, optimizer = wrapped(start, replicas="equal" if rank else "differ")
+        trains(model, optimizer, 1)
+
+    refused(world, body, "replicas must be the same on all ranks, but is differ on rank 0 and equal on")
+
+
+def test_replicas_is_one_of_two_words(world):
+    def body(rank):
+        with pytest.raises(InvalidArgumentError, match=r'replicas must be "equal" or "differ", but is True\.'):
+            wrapped(network(), replicas=True)
+
+    world.run(body)
+
+
+# ---- what is no drift ----
+
+
+def test_parameters_that_change_within_a_step_on_all_ranks(world, compared_always):
+    """As sharpness-aware minimisation does, and one that clips weights."""
+    start = network()
+
+    def body(rank):
+        model, optimizer = wrapped(start)
+        for step in range(6):
+            x = torch.full((3, 4), float(step + rank))
+            for climbs in (True, False):
+                optimizer.zero_grad()
+                mean_square(model(x), torch.ones(3, 2)).backward()
+                with torch.no_grad():
+                    if climbs:
+                        kept = [each.clone() for each in model.parameters()]
+                        for each in model.parameters():
+                            each += 0.05 * each.grad
+                    else:
+                        for each, value in zip(model.parameters(), kept, strict=True):
+                            each.copy_(value)
+                            each.clamp_(-1.5, 1.5)
+            optimizer.step()
+
+    world.run(body)
+
+
+@pytest.mark.parametrize("way", ["no_sync", "passes"])
+def test_perturbations_by_the_gradients_of_one_rank(world, compared_always, way):
+    """As sharpness-aware and adversarial training have them: restored before the update."""
+    start = network()
+
+    def body(rank):
+        model, optimizer = wrapped(start, backward_passes_per_step=2 if way == "passes" else 1)
+        for step in range(6):
+            optimizer.zero_grad()
+            x = torch.full((3, 4), float(step + rank))
+            with optimizer.no_sync() if way == "no_sync" else nullcontext():
+                mean_square(model(x), torch.ones(3, 2)).backward()
+            with torch.no_grad():
+                kept = [each.clone() for each in model.parameters()]
+                for each in model.parameters():
+                    each += 0.05 * each.grad
+            mean_square(model(x), torch.ones(3, 2)).backward()
+            with torch.no_grad():
+                for each, value in zip(model.parameters(), kept, strict=True):
+                    each.copy_(value)
+            optimizer.step()
+
+    world.run(body)
+
+
+@pytest.mark.parametrize("way", ["autograd.grad", "no_sync"])
+def test_steps_that_no_backward_pass_ends_are_compared_too(world, way):
+    start = network()
+
+    def body(rank):
+        model, optimizer = wrapped(start)
+        with torch.no_grad():
+            model[0].bias += rank
+        for _ in range(3):
+            loss = mean_square(model(torch.ones(3, 4)), torch.ones(3, 2))
+            if way == "no_sync":
+                with optimizer.no_sync():
+                    loss.backward()
+            else:
+                for each, gradient in zip(
+                    model.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True
+                ):
+                    each.grad = gradient
+            optimizer.step()
+            optimizer.zero_grad()
+
+    refused(world, body, "parameter '0.bias' must be the same on all ranks")
+
+
+def test_how_an_update_is_computed_is_no_setting(world):
+    start = network()
+
+    def body(rank):
+        model, optimizer = wrapped(start)
+        for group in optimizer.param_groups:
+            group.update(foreach=bool(rank % 2), lr=1 if rank else 1.0)
+        trains(model, optimizer, 3)
+
+    world.run(body)
+
+
+def test_ranks_that_join(world, compared_always):
+    start = network()
+
+    def body(rank):
+        model, optimizer = wrapped(start)
+        for epoch in range(3):
+            trains(model, optimizer, 2 + (rank + epoch) % 2)
+            rt.join()
+            hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+            hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+
+    world.run(body)
+
+
+def test_two_optimizers_one_after_the_other(world, compared_always):
+    """Two networks, of which one trains through the other, as generative adversarial ones do."""
+    start = [network(), network()]
+
+    def body(rank):
+        one, first = wrapped(start[0])
+        two, second = wrapped(start[1])
+        for step, (model, optimizer) in zip(range(8), itertools.cycle([(one, first), (two, second)]), strict=False):
+            first.zero_grad(), second.zero_grad()
+            x = torch.full((3, 4), float(step + rank))
+            mean_square(model(x) + two(x), torch.ones(3, 2)).backward()
+            optimizer.step()
+
+    world.run(body)
+
+
+def test_parameters_of_types_that_do_not_travel(world, compared_always):
+    """Frozen ones are compared too, by their bytes."""
+    start = network()
+
+    def body(rank):
+        model = copy.deepcopy(start)
+        model.register_parameter("phase", torch.nn.Parameter(torch.ones(3, dtype=torch.complex64), requires_grad=False))
+        model.register_parameter("view", torch.nn.Parameter(torch.ones(4, 3).t(), requires_grad=False))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+        trains(model, optimizer, 3)
+        if rank == 0:
+            model.phase[2] = 1j
+        trains(model, optimizer, 3)
+
+    refused(world, body, "parameter 'phase' must be the same on all ranks, but those of")
+
+
+def test_parameters_of_different_shapes(world):
+    """That no rank has a gradient of, so that nothing else tells of them."""
+
+    def body(rank):
+        parameters = [
+            torch.nn.Parameter(torch.zeros(2)),
+            torch.nn.Parameter(torch.zeros(2 + rank), requires_grad=False),
+        ]
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(parameters, lr=0.1), [("a", parameters[0]), ("b", parameters[1])]
+        )
+        for _ in range(2):
+            parameters[0].sum().backward()
+            optimizer.step()
+
+    refused(world, body, "parameter 'b' must be the same on all ranks, but those of")
+
+
+def test_a_parameter_of_one_element_is_no_setting(world):
+    start = torch.nn.Linear(1, 1)
+
+    def body(rank):
+        model = copy.deepcopy(start)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+        with torch.no_grad():
+            model.bias += rank
+        for _ in range(2):
+            mean_square(model(torch.ones(1, 1)), torch.ones(1, 1)).backward()
+            optimizer.step()
+
+    refused(world, body, "parameter 'bias' must be the same on all ranks")
