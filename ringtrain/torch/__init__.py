@@ -22,6 +22,7 @@ from ringtrain.torch.embedding import ShardedEmbedding, ShardedEmbeddingBag, Sha
 from ringtrain.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from ringtrain.torch.mpi_ops import *  # noqa: F403 - the operations and basics, listed once
 from ringtrain.torch.optimizer import DistributedOptimizer
+from ringtrain.torch.resuming import resume_together
 from ringtrain.torch.row_optimizers import RowWiseAdagrad
 from ringtrain.torch.sampler import DistributedSampler
 from ringtrain.torch.sync_batch_norm import SyncBatchNorm
@@ -35,6 +36,6 @@ __all__ = [
     "Compression", "DistributedOptimizer", "DistributedSampler", "Handle", "Outer", "RingtrainError", "RowWiseAdagrad",
     "ShardedEmbedding", "ShardedEmbeddingBag", "ShardedEmbeddingCollection", "SyncBatchNorm", "allgather_object",
     "broadcast_buffers", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters", "check_extension",
-    "clip_grad_norm_", "dense_state_dict", "elastic", "load_tables", "plain_weight", "save_tables", "shard",
+    "clip_grad_norm_", "dense_state_dict", "elastic", "load_tables", "plain_weight", "resume_together", "save_tables", "shard",
     "until_all_are_done",
 ]  # fmt: skip

@@ -80,6 +80,7 @@ BEYOND_HOROVOD = {
     "ShardedEmbeddingCollection",
     "clip_grad_norm_",
     "dense_state_dict",
+    "resume_together",
     "load_tables",
     "plain_weight",
     "save_tables",
