@@ -89,12 +89,16 @@ class Rounds:
         self._differences = Differences(session, name, name.rpartition(".")[0])
         self._terms = words.encoded(terms or {})
         self._steps: int | None = None  # since the last round; None before the first one, and after one that failed
+        self._joins = session.context.joins
         self._agreement: Agreement | None = None
 
     def announce(
         self, codes: bytes | bytearray, stage: Stage, compresses_next: bool = False, waits: bool = False
     ) -> Said:
         """Begins a round: says what this rank has; ``waits`` if this thread waits for the round's operations next."""
+        if self._joins != self._session.context.joins:  # the others may have stepped since
+            self._joins = self._session.context.joins
+            self.forget_steps()
         told = NOTHING
         if self._replica is not None:
             told = self._replica.tell(self._comes_alike or stage is Stage.PASS_ENDED)

@@ -96,7 +96,6 @@ class Delayed:
         self.prefix = f"optimizer.{next_number(self._session.context, self._session.process_set_id, 'optimizer')}"
         terms, replica = self._settings.terms, self._settings.replica()
         self._rounds = Rounds(self._session, f"{self.prefix}.used", terms, replica, comes_alike=True)
-        self._joins = self._session.context.joins
 
     # ---- steps ----
 
@@ -168,9 +167,6 @@ class Delayed:
 
     def _send(self, optimizer: Any, trained: Sequence[torch.Tensor], scaler: bool) -> None:
         own = bytes(MISSING if parameter.grad is None else DENSE for parameter in trained)
-        if self._joins != self._session.context.joins:  # the others may have stepped since
-            self._joins = self._session.context.joins
-            self._rounds.forget_steps()
         self._rounds.announce(own, Stage.CLOSING)
         agreed = own
         if MISSING in own:  # the others say whether zeros are needed

@@ -125,7 +125,6 @@ class Exchange:
         joins = self._session.context.joins
         if self._joins != joins:
             self._joins = joins
-            self._rounds.forget_steps()
             self.step.note_end()
             self._bucketing.restart()  # a rank that had joined has not seen the steps of the others
 
