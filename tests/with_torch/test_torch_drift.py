@@ -2,7 +2,7 @@
 
 import copy
 import itertools
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -293,6 +293,19 @@ def test_replicas_is_one_of_two_words(world):
 # ---- what is no drift ----
 
 
+@contextmanager
+def climbed(model):
+    """Within this block parameters are a little up their gradients; behind it they are what they were."""
+    with torch.no_grad():
+        kept = [each.clone() for each in model.parameters()]
+        for each in model.parameters():
+            each += 0.05 * each.grad
+    yield
+    with torch.no_grad():
+        for each, value in zip(model.parameters(), kept, strict=True):
+            each.copy_(value)
+
+
 def test_parameters_that_change_within_a_step_on_all_ranks(world, compared_always):
     """As sharpness-aware minimisation does, and one that clips weights."""
     start = network()
@@ -301,18 +314,14 @@ def test_parameters_that_change_within_a_step_on_all_ranks(world, compared_alway
         model, optimizer = wrapped(start)
         for step in range(6):
             x = torch.full((3, 4), float(step + rank))
-            for climbs in (True, False):
+            optimizer.zero_grad()
+            mean_square(model(x), torch.ones(3, 2)).backward()
+            with climbed(model):
                 optimizer.zero_grad()
                 mean_square(model(x), torch.ones(3, 2)).backward()
-                with torch.no_grad():
-                    if climbs:
-                        kept = [each.clone() for each in model.parameters()]
-                        for each in model.parameters():
-                            each += 0.05 * each.grad
-                    else:
-                        for each, value in zip(model.parameters(), kept, strict=True):
-                            each.copy_(value)
-                            each.clamp_(-1.5, 1.5)
+            with torch.no_grad():
+                for each in model.parameters():
+                    each.clamp_(-1.5, 1.5)
             optimizer.step()
 
     world.run(body)
@@ -330,14 +339,8 @@ def test_perturbations_by_the_gradients_of_one_rank(world, compared_always, way)
             x = torch.full((3, 4), float(step + rank))
             with optimizer.no_sync() if way == "no_sync" else nullcontext():
                 mean_square(model(x), torch.ones(3, 2)).backward()
-            with torch.no_grad():
-                kept = [each.clone() for each in model.parameters()]
-                for each in model.parameters():
-                    each += 0.05 * each.grad
-            mean_square(model(x), torch.ones(3, 2)).backward()
-            with torch.no_grad():
-                for each, value in zip(model.parameters(), kept, strict=True):
-                    each.copy_(value)
+            with climbed(model):
+                mean_square(model(x), torch.ones(3, 2)).backward()
             optimizer.step()
 
     world.run(body)
