@@ -6,7 +6,6 @@ are compared after the first update in a world, and then once a minute, or so se
 time. Any rank asks for that, and all ranks tell in the round after the next update.
 """
 
-import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -108,7 +107,7 @@ class Replica:
         return Told(
             None if settings is None else self._digest_of(settings),
             None if last is None else self._digest_of(last),
-            None if digests is None else _combined(digests),
+            None if digests is None else words.digest(digests.tobytes()),
             self._is_due(),
         )
 
@@ -152,10 +151,6 @@ class Replica:
         self._compared_at = self._clock()
         self._cost = self._compared_at - began
         return digests
-
-
-def _combined(digests: np.ndarray) -> int:
-    return int.from_bytes(hashlib.blake2b(digests.tobytes(), digest_size=8).digest(), "little")
 
 
 def flat_settings(groups: Sequence[Mapping[str, Any]]) -> Settings:
