@@ -29,16 +29,18 @@ def plans(seed: int, without: frozenset[str] = frozenset()) -> Iterator[Plan]:
         without: values that this machine cannot do; plans with them are left out.
     """
     source = random.Random(seed)
-    open_pairs = set(possible_pairs(without))
+    had: set[Pair] = set()  # by an earlier plan
     ahead = [fault for fault in FAULTS if fault not in without]  # those of which there was no plan yet
     source.shuffle(ahead)
     while True:
-        fixed = {"fault": ahead.pop()} if ahead else dict(source.choice(sorted(open_pairs))) if open_pairs else {}
+        # What can be in a plan takes seconds to find out, and the first plans need not know.
+        missing = [] if ahead else sorted(possible_pairs(without) - had)
+        fixed = {"fault": ahead.pop()} if ahead else dict(source.choice(missing)) if missing else {}
         candidates = list(filter(None, (draw(source, fixed, without) for _ in range(DRAWS))))
         if not candidates:  # a fault that needs what this machine has not
             continue
-        best = max(candidates, key=lambda plan: len(open_pairs & pairs_of(plan)))
-        open_pairs -= pairs_of(best)
+        best = max(candidates, key=lambda plan: len(pairs_of(plan) - had))
+        had |= pairs_of(best)
         yield best
 
 
