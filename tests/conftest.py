@@ -1,5 +1,6 @@
 """Fixtures shared by the Python tests; see ``worlds`` for the two ways in which a world comes about."""
 
+import gc
 import operator
 import os
 import random
@@ -66,6 +67,12 @@ def pytest_configure(config):
     os.environ["RINGTRAIN_TRANSPORT"] = "mpi"
     config.addinivalue_line("markers", "least_ranks(n): the fixture `world` has n ranks at least")
     config.addinivalue_line("markers", "one_by_one: counts on each gradient travelling by itself")
+
+
+def pytest_collection_finish():
+    """What collecting has left, with two frameworks in it, lives to the end: no collection of garbage looks through it again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_sessionfinish():
