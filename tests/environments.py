@@ -7,6 +7,7 @@ environment that pytest runs in serves for the MPI it has, and tests of the othe
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import subprocess
 import sys
@@ -55,6 +56,13 @@ def python_with_trainers(library: str) -> str:
 def _has(python: str, library: str) -> bool:
     program = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({library!r}) is None)"
     return os.path.exists(python) and subprocess.run([python, "-c", program]).returncode == 0
+
+
+def require(*libraries: str) -> None:
+    """Skips tests, or a module of them, whose processes need libraries; imports none of them here, which takes seconds."""
+    for library in libraries:
+        if importlib.util.find_spec(library) is None:
+            pytest.skip(f"needs {library}", allow_module_level=True)
 
 
 def ringtrainrun(mpi: str, ranks: int, *command: str) -> list[str]:
