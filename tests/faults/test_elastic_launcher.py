@@ -113,7 +113,8 @@ def test_another_launcher_takes_a_job_up(job: Job) -> None:
     assert second.end() == 0, second.text()
     steps = [float(at) for at in re.findall(r"^\[0\] step \d+ ([\d.]+)$", first.text() + second.text(), re.MULTILINE)]
     numbers = [int(step) for step in re.findall(r"^\[0\] step (\d+)", second.text(), re.MULTILINE)]
-    assert numbers == sorted(numbers) and not re.search("evicted|lost", second.text()), second.text()
+    # A rank may hear of the victim that "the connection to it … was lost", which is no word of the launcher's.
+    assert numbers == sorted(numbers) and not re.search("evicted|is lost|launcher lost", second.text()), second.text()
     longest = max(after - before for before, after in itertools.pairwise(steps) if before < victim_at(second))
     print(f"{time.monotonic() - killed:.1f} s; the longest pause between steps was {longest:.2f} s")
     assert not Path(job.temporary, f"ringtrainrun-{os.getuid()}").exists()  # its record

@@ -145,7 +145,11 @@ def test_mpi4py_in_a_script_without_an_mpi_is_warned_of(script) -> None:
     [
         "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; import ringtrain as rt; rt.init()",
         "import ringtrain as rt, ringtrain.bench.machine as machine; rt.init(); machine._mpi_version()",
-        "from lightning_fabric.plugins.environments import MPIEnvironment as asks; asks.detect(); import ringtrain as rt; rt.init()",
+        pytest.param(
+            "from lightning_fabric.plugins.environments import MPIEnvironment as asks; asks.detect(); "
+            "import ringtrain as rt; rt.init()",
+            marks=pytest.mark.long,  # it imports torch
+        ),
     ],
 )
 def test_mpi4py_in_a_script_that_does_not_send_by_it_is_no_matter(script) -> None:
@@ -341,22 +345,24 @@ assert "socket" not in inherited, inherited
 
 
 @pytest.mark.tcp
-def test_two_processes_of_one_rank_do_not_both_meet() -> None:
+def test_two_processes_of_one_rank_do_not_both_meet(tmp_path: Path) -> None:
+    """Whichever comes first does; the other rank comes when one of them was refused."""
     program = """
-import os, sys, time
+import os, pathlib, sys, time
 from ringtrain.meeting import meet
-if os.environ["RINGTRAIN_RANK"] == "1":
-    time.sleep(2)
-elif os.fork() == 0:
-    time.sleep(0.5)
-    try:
-        meet(0, [], "127.0.0.1:1", 20)
-    except Exception as error:
-        print(type(error).__name__, error, flush=True)
-    os._exit(0)
-print(meet(int(os.environ["RINGTRAIN_RANK"]), [], "127.0.0.1:0", 20).peers)
+rank, refused = int(os.environ["RINGTRAIN_RANK"]), pathlib.Path(sys.argv[1], "refused")
+child = os.fork() if rank == 0 else 0
+while rank == 1 and not refused.exists():
+    time.sleep(0.01)
+try:
+    print(meet(rank, [], "127.0.0.1:0", 60).peers, flush=True)
+except Exception as error:
+    print(type(error).__name__, error, flush=True)
+    refused.touch()
+if child:
+    os.waitpid(child, 0)
 """
-    done = run(2, "python", "-c", program)
+    done = run(2, "python", "-c", program, str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "[0] UnsupportedError init: one process of rank 0 must call init() at a time, but two have." in done.stdout
     assert done.stdout.count("['127.0.0.1:0', '127.0.0.1:0']") == 2
@@ -525,7 +531,8 @@ def test_what_the_user_has_set_for_torch_stays() -> None:
     assert done.stdout.split("\n")[:-1] == [f"[0] {value}" for value in ["a", "c", "0", "1", "b", "d"]]
 
 
-def test_a_script_whose_optimizer_is_a_global_ends_without_a_word() -> None:
+@pytest.mark.parametrize("end", ["", pytest.param("hvd.shutdown()\n", marks=pytest.mark.long)], ids=["", "shutdown"])
+def test_a_script_whose_optimizer_is_a_global_ends_without_a_word(end: str) -> None:
     """It outlives the modules of ringtrain, and the world with it."""
     pytest.importorskip("torch", reason="needs torch")
     script = (
@@ -536,6 +543,5 @@ def test_a_script_whose_optimizer_is_a_global_ends_without_a_word() -> None:
         "model(torch.ones(1, 2)).sum().backward()\n"
         "optimizer.step()\n"
     )
-    for end in ("", "hvd.shutdown()\n"):
-        done = run(2, "python", "-c", script + end, OMP_NUM_THREADS="1")
-        assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    done = run(2, "python", "-c", script + end, OMP_NUM_THREADS="1")
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
