@@ -23,8 +23,12 @@ from xdist.scheduler import LoadScopeScheduling
 
 # The files of each lane; both take equally long.
 LANES = [
-    re.compile(r"tests/(faults/|bench/test_bench_wire|launch/test_(hosts|launch_doctor))"),
-    re.compile(r"tests/(launch/test_launch_(control|function|hosts|networks|shells)|core/test_mpi_world)"),
+    re.compile(
+        r"tests/(faults/(?!test_(drawn|jobs|dead_ranks))|bench/test_bench_wire|launch/test_(hosts|launch_doctor))"
+    ),
+    re.compile(
+        r"tests/(faults/test_(drawn|jobs|dead_ranks)|launch/test_launch_(control|function|hosts|networks|shells)|core/test_mpi_world)"
+    ),
 ]
 # What the other workers may take beside the lanes: ranks there are threads.
 BESIDE = re.compile(r"tests/(core|gradients|averaging|with_\w+|gpu|fakes)/")

@@ -93,10 +93,10 @@ def test_tests_are_counted_in_one_group_each() -> None:
 
 
 def test_each_worker_takes_what_may_run_beside_the_others() -> None:
-    assert workers.lane_of("tests/faults/test_jobs.py::test_x") == 0
+    assert workers.lane_of("tests/faults/test_resources.py::test_x") == 0
     assert workers.lane_of("tests/core/test_mpi_world.py::test_x[mpich]") == 1
     assert workers.lane_of("tests/core/test_join.py::test_x") is None
-    order = ["tests/faults/test_jobs.py::a", "tests/launch/test_hosts.py::a", "tests/launch/test_launch_hosts.py::a",
+    order = ["tests/faults/test_resources.py::a", "tests/launch/test_hosts.py::a", "tests/launch/test_launch_hosts.py::a",
              "tests/with_torch/test_training.py::a", "tests/launch/test_launch.py::a"]  # fmt: skip
     assert [workers.place_of(name) for name in order] == [0, 0, 1, 2, 3]
 
@@ -106,7 +106,7 @@ def test_long_files_are_taken_in_pieces() -> None:
         "tests/native/test_native.py::test_native[frame_test-asan]": "tests/native/test_native.py-asan",
         "tests/native/test_native.py::test_mpi_transport_on_ranks[1-openmpi]": "tests/native/test_native.py",
         "tests/launch/test_under_launcher.py::test_files_on_ranks[a-mpich-4]": "tests/launch/test_under_launcher.py[a-mpich-4]",
-        "tests/faults/test_jobs.py::test_x[1]": "lane 0",
+        "tests/faults/test_resources.py::test_x[1]": "lane 0",
         "tests/core/test_join.py::test_x[1]": "tests/core/test_join.py",
     }
     assert {name: workers.piece_of(name) for name in pieces} == pieces
