@@ -74,6 +74,7 @@ def left_behind(network: Network) -> list[str]:
     return left
 
 
+@pytest.mark.long  # on one host every run has torchrun
 def test_torchrun_on_two_hosts(three_hosts: Network, tmp_path: Path) -> None:
     done = torchrun(three_hosts, PROGRAM, tmp_path)
     assert [code for code, _, _ in done] == [0, 0], done

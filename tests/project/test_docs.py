@@ -231,14 +231,17 @@ def test_other_trainers(tmp_path, library, place):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_backend_of_torch_distributed(tmp_path):
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        pytest.param(["ringtrain.launch", "-np", "2", sys.executable], id="ringtrainrun"),
+        pytest.param(["torch.distributed.run", "--nproc-per-node", "2"], id="torchrun", marks=pytest.mark.long),
+    ],
+)
+def test_the_backend_of_torch_distributed(launcher, tmp_path):
     """Under the launcher's and under torchrun, in processes of their own."""
     (tmp_path / "train.py").write_text(blocks("torch-distributed.md", "python")[0])
-    for launcher in (
-        ["ringtrain.launch", "-np", "2", sys.executable],
-        ["torch.distributed.run", "--nproc-per-node", "2"],
-    ):
-        command = [sys.executable, "-m", *launcher, str(tmp_path / "train.py")]
-        environment = dict(os.environ, OMP_NUM_THREADS="1", RINGTRAIN_TRANSPORT="auto")
-        done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, timeout=100)
-        assert done.returncode == 0, done.stderr.decode()
+    command = [sys.executable, "-m", *launcher, str(tmp_path / "train.py")]
+    environment = dict(os.environ, OMP_NUM_THREADS="1", RINGTRAIN_TRANSPORT="auto")
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, timeout=100)
+    assert done.returncode == 0, done.stderr.decode()

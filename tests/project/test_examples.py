@@ -35,6 +35,7 @@ def test_digits_in_mixed_precision(dtype):
     assert last(r"scale ([\d.e+]+)", said) >= (1 if dtype == "bfloat16" else 1024)
 
 
+@pytest.mark.long  # what resumes is compared in test_resuming, too
 def test_gpt_resumes_with_the_same_bits(tmp_path):
     whole = run("gpt", "--steps", 25, "--save-every", 12, "--folder", tmp_path)
     resumed = run("gpt", "--steps", 25, "--resume", tmp_path / "checkpoint-12.pt")
@@ -65,6 +66,7 @@ def test_every_example_is_tested():
     assert all(f'"{path.stem}' in sources for path in EXAMPLES.glob("*.py"))
 
 
+@pytest.mark.long  # tables are compared with one process in with_torch
 def test_dlrm_learns_clicks():
     """On ranks of their own."""
     said = run("dlrm", "--steps", 300)

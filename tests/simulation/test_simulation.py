@@ -59,7 +59,7 @@ def test_cases_that_found_something(programs: Path) -> None:
 
 
 def test_first_seeds(programs: Path) -> None:
-    check(programs / "simulate", "--seeds", "1-2500")
+    check(programs / "simulate", "--seeds", "1-1200")
 
 
 @pytest.mark.long
@@ -134,7 +134,7 @@ def test_a_mutant_that_no_longer_fits_is_told() -> None:
 
 
 def test_first_elastic_jobs(programs: Path) -> None:
-    check(programs / "simulate_elastic", "--seeds", "1-2000")
+    check(programs / "simulate_elastic", "--seeds", "1-1000")
 
 
 @pytest.mark.long

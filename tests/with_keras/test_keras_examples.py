@@ -11,6 +11,7 @@ from test_examples import last, run
 pytestmark = pytest.mark.timeout(300)
 
 
+@pytest.mark.long  # what resumes is compared in test_keras_files, too
 def test_fit_saves_resumes_and_ends_with_the_same_bits(tmp_path):
     whole = run("keras_digits", "--epochs", 4, "--folder", tmp_path)
     resumed = run("keras_digits", "--epochs", 4, "--resume", tmp_path / "epoch-02.keras")
