@@ -1,10 +1,8 @@
 """Gradients of tapes that are reduced on the host: by PowerSGD, or one step late.
 
-A tape lives for one step, so what is kept from step to step lies here, by the names of the gradients and the variables
-that they belong to; it ends with these.
+What is kept from step to step is found by the names of the gradients and the variables that they belong to.
 """
 
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,11 +12,9 @@ import tensorflow as tf
 from ringtrain.gradients.on_host import HostReducer, HostSettings
 from ringtrain.gradients.session import Session
 from ringtrain.process_sets import ProcessSet
-from ringtrain.tensorflow import names as naming
-from ringtrain.tensorflow.library import current_slot
+from ringtrain.tensorflow.kept import Kept
 
-_Key = tuple[int, int | None, str]  # slot, process set, first name
-_reducers: dict[_Key, list[tuple[list[weakref.ref], HostReducer]]] = {}
+_reducers: Kept[HostReducer] = Kept()
 
 
 def reduced(
@@ -72,15 +68,12 @@ def late_gradients(variables: Sequence[Any]) -> list[tf.Tensor | None]:
     """
     places = {id(variable): place for place, variable in enumerate(variables)}
     found: list[tf.Tensor | None] = [None] * len(places)
-    slot = current_slot()
-    for key in sorted((key for key in _reducers if key[0] == slot), key=str):  # in one order on all ranks
-        for references, host in _reducers[key]:
-            known = [reference() for reference in references]
-            if host.settings.delay and any(id(variable) in places for variable in known):
-                left = list(host.take().values())
-                for variable, gradient in zip(known, left, strict=False):
-                    if id(variable) in places:
-                        found[places[id(variable)]] = tf.convert_to_tensor(gradient)
+    for known, host in _reducers.of_this_rank():
+        if host.settings.delay and any(id(variable) in places for variable in known):
+            left = list(host.take().values())
+            for variable, gradient in zip(known, left, strict=False):
+                if id(variable) in places:
+                    found[places[id(variable)]] = tf.convert_to_tensor(gradient)
     return found
 
 
@@ -88,14 +81,10 @@ def _reducer_of(
     names: Sequence[str], variables: Sequence[Any], settings: HostSettings, process_set: ProcessSet
 ) -> HostReducer:
     """That of the step before; a new one for other variables, or where something else was asked for."""
-    key = current_slot(), process_set.process_set_id, names[0]
-    entries = [entry for entry in _reducers.get(key, []) if all(reference() is not None for reference in entry[0])]
-    _reducers[key] = entries
-    for references, host in entries:
-        alike = len(references) == len(variables) and host.settings == settings
-        if alike and all(known() is each for known, each in zip(references, variables, strict=True)):
-            return host
-    host = HostReducer(Session(process_set), names[0], settings)
-    if all(naming.is_variable(each) for each in variables):
-        entries.append(([weakref.ref(each) for each in variables], host))
-    return host
+    return _reducers.find(
+        names[0],
+        variables,
+        process_set,
+        make=lambda: HostReducer(Session(process_set), names[0], settings),
+        suits=lambda host: host.settings == settings,
+    )
