@@ -26,6 +26,7 @@ OPERATIONS = tuple(name for name, row in tables.OPERATIONS.items() if row.layout
 NETWORKS = ("convnet", "mlp", "transformer", "wide", "tables", "vgg16")
 TRAINING_PEERS = (
     "buckets",
+    "uncompared",
     "fp16",
     "bf16",
     "int8",

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from ringtrain.bench import machine, ranks, report
-from ringtrain.bench.tensorflow_systems import Identity, Ringtrain, System, open_systems
+from ringtrain.bench.tensorflow_systems import Identity, Ringtrain, RingtrainTape, System, gradients_of, open_systems
 from ringtrain.bench.turns import time_in_turn, time_of
 
 BATCH = 32
@@ -27,7 +27,7 @@ def run(
     """Runs the benchmark on this rank; returns whether every sum was right and every system's replicas stayed equal."""
     systems = open_systems(peers)
     results = _measure_gradients(systems, floats, tensors, "torch" in peers, repetitions or 15)
-    results += _measure_steps(systems, layers, repetitions or 15)
+    results += _measure_steps([*systems, RingtrainTape(), RingtrainTape("differ")], layers, repetitions or 15)
     _print(results, floats, tensors)
     report.write_json(json, results, tensorflow=tf.__version__)
     return all(result["verified"] for result in results)
@@ -130,7 +130,7 @@ def _train(system: System, weights: Sequence[tf.Variable]) -> tf.Tensor:
         for matrix, bias in zip(weights[::2], weights[1::2], strict=True):
             x = tf.nn.relu(x @ matrix + bias)
         loss = tf.reduce_mean(tf.square(x - 1.0))
-    for weight, gradient in zip(weights, system.add_up(tape.gradient(loss, list(weights))), strict=True):
+    for weight, gradient in zip(weights, gradients_of(system, tape, loss, weights), strict=True):
         weight.assign_sub(LEARNING_RATE / ranks.size() * gradient)
     return loss
 

@@ -31,6 +31,12 @@ class System(Protocol):
         """The step as a function of one graph."""
 
 
+def gradients_of(system: System, tape: tf.GradientTape, loss: tf.Tensor, weights: Sequence[tf.Variable]) -> Gradients:
+    """The sums of the gradients of all ranks, by a tape of the system's own if it has one."""
+    own = getattr(system, "gradients_of", None)
+    return system.add_up(tape.gradient(loss, list(weights))) if own is None else own(tape, loss, weights)
+
+
 class Identity:
     """The floor: the same graph, which adds up nothing."""
 
@@ -62,6 +68,22 @@ class RingtrainGrouped(Identity):
 
     def add_up(self, gradients: Gradients) -> Gradients:
         return hvd.grouped_allreduce(gradients, op=hvd.Sum, name="bench.group")
+
+
+class RingtrainTape(Ringtrain):
+    """Ours: a distributed tape, which compares the variables of all ranks unless they may differ.
+
+    Args:
+        replicas: whether they may; ``"equal"`` or ``"differ"``.
+    """
+
+    def __init__(self, replicas: str = "equal"):
+        self.name = "ringtrain-tape" if replicas == "equal" else "ringtrain-tape-uncompared"
+        self._replicas = replicas
+
+    def gradients_of(self, tape: tf.GradientTape, loss: tf.Tensor, weights: Sequence[tf.Variable]) -> Gradients:
+        distributed = hvd.DistributedGradientTape(tape, op=hvd.Sum, replicas=self._replicas)
+        return distributed.gradient(loss, list(weights))
 
 
 class Strategy:

@@ -380,6 +380,7 @@ def _accumulating(passes: int) -> Callable[[], TrainingSystem]:
 # anything to send.
 PEERS: dict[str, Callable[[], TrainingSystem]] = {
     "buckets": lambda: Ringtrain("buckets", gradient_as_bucket_view=True),
+    "uncompared": lambda: Ringtrain("uncompared", replicas="differ"),  # what it costs to notice drift
     "fp16": _compressed("fp16", loses=0.01),
     "bf16": _compressed("bf16", loses=0.02),
     "int8": _compressed("int8", loses=0.1),

@@ -286,7 +286,9 @@ def test_tensorflow(tmp_path):
     measured = {(result["system"], result["op"]) for result in written["results"]}
     ours = {"identity", "ringtrain", "ringtrain-grouped"}
     assert measured == {(system, op) for system in ours for op in ("gradients", "training step")} | {
-        ("ringtrain.torch", "gradients")
+        ("ringtrain.torch", "gradients"),
+        ("ringtrain-tape", "training step"),
+        ("ringtrain-tape-uncompared", "training step"),
     }
     assert all(result["verified"] for result in written["results"])
     assert {result["parameters"] for result in written["results"] if result["op"] == "training step"} == {
