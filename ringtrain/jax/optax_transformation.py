@@ -2,7 +2,9 @@
 
 from typing import Any
 
+from ringtrain.gradients.arguments import check_kept_equal
 from ringtrain.jax.trees import allreduce_gradients
+from ringtrain.jax.watching import Watching
 from ringtrain.operations import Compression
 from ringtrain.process_sets import ProcessSet, global_process_set
 
@@ -15,6 +17,7 @@ def DistributedGradientTransformation(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     compression: str = Compression.none,
+    replicas: str = "equal",
 ) -> Any:
     """An optax transformation whose ``update`` gets the gradients of all ranks; needs optax.
 
@@ -27,6 +30,10 @@ def DistributedGradientTransformation(
         postscale_factor: factor on the result.
         process_set: the ranks that take part.
         compression: how float32 and float64 travel between hosts.
+        replicas: ``"equal"`` compares, in each update, numbers that optax.inject_hyperparams keeps in the state; and parameters, if
+            ``update`` gets them, else the state, after the first update and then once a minute, or so seldom that it takes a
+            thousandth of the time. Where they differ it raises a MismatchError, in a program a ``jax.errors.JaxRuntimeError``
+            with its text. ``"differ"`` compares nothing; nor do programs for several devices of a process.
 
     Returns:
         An ``optax.GradientTransformationExtraArgs`` with the state of the given one.
@@ -41,8 +48,14 @@ def DistributedGradientTransformation(
         raise ImportError("DistributedGradientTransformation needs optax. Run: pip install optax") from problem
     inner = optax.with_extra_args_support(transformation)
 
+    check_kept_equal(replicas, "DistributedGradientTransformation")
+    watching = Watching(name, process_set) if replicas == "equal" else None
+
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:  # optax's names
-        reduced = allreduce_gradients(updates, op, name, prescale_factor, postscale_factor, process_set, compression)
+        def reduce() -> Any:
+            return allreduce_gradients(updates, op, name, prescale_factor, postscale_factor, process_set, compression)
+
+        reduced = reduce() if watching is None else watching.watched(params, state, reduce)
         return inner.update(reduced, state, params, **extra)
 
     return optax.GradientTransformationExtraArgs(inner.init, update)

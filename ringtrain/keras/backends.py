@@ -1,9 +1,9 @@
 """The framework under Keras 3: the module with the lines that differ between TensorFlow and PyTorch.
 
 Both modules have the same functions: ``dense``, ``divided_by_size``, ``reduce``, ``completed``, ``like``, ``here``, ``maxima``,
-``keeps_residuals``, ``settle_residuals``, ``dataset``, ``wire_of``, ``on_host``, ``scopes``, ``unconverted``, ``is_compiled`` and
-``is_traced`` for gradients, ``operations_for``, ``tensor`` and ``own_name`` for values; ``rows_of`` for tables; and ``hvd``, the
-adapter below.
+``keeps_residuals``, ``settle_residuals``, ``watch``, ``watched``, ``dataset``, ``wire_of``, ``on_host``, ``scopes``,
+``unconverted``, ``is_compiled`` and ``is_traced`` for gradients, ``operations_for``, ``tensor`` and ``own_name`` for values;
+``rows_of`` for tables; and ``hvd``, the adapter below.
 """
 
 import importlib

@@ -14,7 +14,7 @@ import keras
 from ringtrain.averaging.fragments import Streaming
 from ringtrain.averaging.outer import Outer
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.gradients.arguments import check_delay, check_passes, check_scaling, given_groups
+from ringtrain.gradients.arguments import check_delay, check_kept_equal, check_passes, check_scaling, given_groups
 from ringtrain.gradients.powersgd import check_powersgd
 from ringtrain.keras.averaging import AveragingMethods, require_none
 from ringtrain.keras.backends import backend
@@ -56,6 +56,7 @@ def DistributedOptimizer(
     overlap: int = 0,
     merge: str = "additive",
     delay: int = 0,
+    replicas: str = "equal",
 ) -> keras.optimizers.Optimizer:
     """Makes a Keras optimizer update with the gradients of all ranks, and returns it.
 
@@ -99,6 +100,10 @@ def DistributedOptimizer(
         delay: 1: each update applies the gradients of the one before, which have travelled while these were computed; so a
             step takes the longer of computing and sending. The first applies nothing, and ``flush()`` the last ones; ``fit``
             with BroadcastGlobalVariablesCallback calls it at its end. docs/slow-networks.md says more.
+        replicas: ``"equal"`` compares the learning rate and the other numbers that each rank steps with, in each update, and the
+            variables, after the first one and then once a minute, or so seldom that it takes a thousandth of the time. Ranks that
+            train apart raise a MismatchError then, in a graph a ``tf.errors.InvalidArgumentError`` with its text. ``"differ"``
+            compares nothing. Not compared with ``every``, and in steps of ``elastic.Elastic``.
 
     Raises:
         InvalidArgumentError: not a Keras optimizer, or groups, ``op`` or a number that cannot be.
@@ -130,6 +135,7 @@ def DistributedOptimizer(
             process_set,
         ),
         delay=delay,
+        replicas=replicas,
     )
     return distribute(optimizer, settings, name)
 
@@ -149,6 +155,7 @@ def PartialDistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     local_layers: Any = None,
     scale_local_gradients: bool = True,
+    replicas: str = "equal",
 ) -> keras.optimizers.Optimizer:
     """``DistributedOptimizer`` that leaves the gradients of some layers to each rank.
 
@@ -156,6 +163,7 @@ def PartialDistributedOptimizer(
         local_layers: a layer, or several, whose gradients do not travel. Give their variables to
             ``BroadcastGlobalVariablesCallback(local_variables=...)`` too, where ranks shall start from different ones.
         scale_local_gradients: whether local gradients are divided by the number of ranks, to match averaged ones.
+        replicas: as for ``DistributedOptimizer``; variables of local layers are not compared.
 
     Raises:
         InvalidArgumentError: as for ``DistributedOptimizer``, and for local layers that are none.
@@ -171,6 +179,7 @@ def PartialDistributedOptimizer(
         process_set=process_set,
         local_layers=_layers(local_layers),
         scale_local_gradients=scale_local_gradients,
+        replicas=replicas,
     )
     return distribute(optimizer, settings, name)
 
@@ -179,6 +188,7 @@ def distribute(optimizer: Any, settings: Settings, name: str | None = None) -> A
     """Gives an optimizer the class and the reduction that make it distributed; one that has them gets new ones."""
     check_scaling("DistributedOptimizer", settings.op, settings.gradient_predivide_factor)
     check_passes(settings.backward_passes_per_step)
+    check_kept_equal(settings.replicas)
     if settings.powersgd is not None:
         check_powersgd(settings.powersgd, {"every": settings.local is not None, "groups": settings.groups is not None})
     given = {
@@ -193,6 +203,7 @@ def distribute(optimizer: Any, settings: Settings, name: str | None = None) -> A
     for kinds, make_distributed in _adapters:
         if isinstance(optimizer, kinds):
             make_distributed(optimizer, reduction)
+            reduction.step_with(optimizer)
             return optimizer
     raise _not_an_optimizer(optimizer)
 

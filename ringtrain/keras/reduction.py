@@ -13,15 +13,18 @@ import keras
 import numpy as np
 
 from ringtrain.context import current
+from ringtrain.elastic.transparent import followed
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.gradients.on_host import HostReducer, HostSettings
 from ringtrain.gradients.powersgd import PowerSGD
 from ringtrain.gradients.session import Session
+from ringtrain.gradients.watch import Watch
 from ringtrain.keras.accumulation import Accumulation
 from ringtrain.keras.backends import backend
 from ringtrain.keras.local_steps import LocalPlan, LocalSteps
 from ringtrain.keras.pairing import Pairing
-from ringtrain.keras.variables import own_name
+from ringtrain.keras.stepping import Stepping
+from ringtrain.keras.variables import own_name, path_of
 from ringtrain.numbering import keep_number, next_number
 from ringtrain.operations import Average
 from ringtrain.process_sets import ProcessSet, global_process_set, id_of, is_alone
@@ -45,6 +48,7 @@ class Settings:
     scale_local_gradients: bool = True
     local: LocalPlan | None = None
     delay: int = 0
+    replicas: str = "equal"
 
     @property
     def alone(self) -> bool:
@@ -106,6 +110,7 @@ class KerasReducer:
         self._local: list[Any] = []
         self._names: dict[int, str] = {}
         self._named: list[Any] = []  # keeps the variables, and so their ids, alive
+        self._stepping: Stepping | None = None
         self._skips = False  # whether a LossScaleOptimizer leaves out gradients that are not finite
 
     @functools.cached_property
@@ -134,6 +139,22 @@ class KerasReducer:
     def pairing(self) -> Pairing:
         """Remembers explicit ``synchronize()`` calls for the ``apply`` that follows."""
         return Pairing(self.prefix)
+
+    @property
+    def watch(self) -> Watch | None:
+        """Compares the ranks' steps with each other; None where they may differ, or have nobody to differ from."""
+        settings = self.settings
+        if settings.replicas == "differ" or settings.local is not None or settings.alone or followed() is not None:
+            return None
+        return self._watch
+
+    @functools.cached_property
+    def _watch(self) -> Watch:
+        return backend.watch(Session(self.settings.process_set), self.prefix, self._named)
+
+    def step_with(self, optimizer: Any) -> None:
+        """Says whose gradients these are."""
+        self._stepping = Stepping(optimizer)
 
     def enter_world(self) -> None:
         """Goes on in this world: under the same names, which graphs have, and without sums that are begun.
@@ -221,7 +242,8 @@ class KerasReducer:
             )
         if self.local_steps is None:
             exact = self.settings.local is None and self.settings.travels
-            return self._combined(gradients, variables, self.settings if exact else None)
+            how = self.settings if exact else None
+            return self._watched(gradients, variables, lambda: self._combined(gradients, variables, how))
         return self._in_phase(self.local_steps, gradients, variables)
 
     def _in_phase(self, local: LocalSteps, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
@@ -279,6 +301,18 @@ class KerasReducer:
             for place, gradient in zip(chosen, combined, strict=True):
                 results[place] = gradient
         return results
+
+    def _watched(
+        self, gradients: Sequence[Any], variables: Sequence[Any], combine: Callable[[], list[Any]]
+    ) -> list[Any]:
+        """What ``combine`` returns, once ranks have found that they step alike, where they are to."""
+        watch, stepping = self.watch, self._stepping
+        if watch is None or stepping is None:
+            return combine()
+        local = {id(variable) for variable in self._local_variables()}
+        parameters = [(path_of(each), each) for each in variables if _kind_of(each, local) == "averaged"]
+        settings, rate = stepping.settings(), stepping.rate()
+        return backend.watched(watch, self.settings.process_set, settings, rate, gradients, parameters, combine)
 
     def averaged_after_local_steps(self, variables: Sequence[Any]) -> list[Any]:
         """Those of the variables that workers average: not those that each rank keeps to itself."""

@@ -11,9 +11,13 @@ from ringtrain import operations, tables
 from ringtrain.elastic.transparent import followed
 from ringtrain.gradients import residuals
 from ringtrain.gradients.session import Session
+from ringtrain.gradients.watch import Watch
+from ringtrain.keras.stepping import CALLED
 from ringtrain.tensorflow.gradients import GradientReduction
 from ringtrain.tensorflow.presence import complete, settle
 from ringtrain.tensorflow.surviving import reduced
+from ringtrain.tensorflow.watching import FORMS
+from ringtrain.tensorflow.watching import watched as watched
 from ringtrain.tensorflow.world import divided_by_size as divided_by_size
 
 
@@ -101,6 +105,11 @@ def reduce(gradients: Sequence[Any], names: Sequence[str], variables: Sequence[A
         settings.process_set,
     )
     return combined.reduce(gradients, names, variables)
+
+
+def watch(session: Session, name: str, parameters: Sequence[Any]) -> Watch:
+    """What compares the ranks' steps with each other."""
+    return Watch(session, name, CALLED, FORMS)
 
 
 def completed(gradients: Sequence[Any], names: Sequence[str], variables: Sequence[Any], settings: Any) -> list[Any]:

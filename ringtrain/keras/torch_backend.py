@@ -14,11 +14,16 @@ from ringtrain.elastic.transparent import followed, surviving
 from ringtrain.embedding.table import with_rows
 from ringtrain.gradients import residuals
 from ringtrain.gradients.agreement import Agreement
+from ringtrain.gradients.drift import Settings
 from ringtrain.gradients.grouping import Groups, grouped
 from ringtrain.gradients.presence import DENSE, MISSING
 from ringtrain.gradients.session import Session
+from ringtrain.gradients.watch import Forms, Watch, with_rate
+from ringtrain.keras.stepping import CALLED
 from ringtrain.process_sets import ProcessSet, id_of, size_of
 from ringtrain.torch.compression import compression_in_the_core
+from ringtrain.torch.replica import digest_of, processor_of
+from ringtrain.torch.replica import on_host as on_host_exactly
 
 _WHO_IS_MISSING = (
     "With it the ranks agree which gradients there are: the missing ones have not come to apply() with these variables. "
@@ -112,6 +117,26 @@ def reduce(
     return with_rows(
         state, variables, settings.op, lambda: _reduce_present(gradients, names, variables, settings, groups, combine)
     )
+
+
+def watch(session: Session, name: str, parameters: Sequence[Any]) -> Watch:
+    """What compares the ranks' steps with each other."""
+    forms = Forms(digest_of, on_host_exactly, lambda: processor_of(variable.value for variable in parameters))
+    return Watch(session, name, CALLED, forms)
+
+
+def watched(
+    watch: Watch, process_set: ProcessSet, settings: Settings, rate: Any, gradients: Sequence[torch.Tensor | None],
+    parameters: Sequence[tuple[str, Any]], reduce: Callable[[], list[torch.Tensor | None]],
+) -> list[torch.Tensor | None]:  # fmt: skip
+    """What ``reduce`` returns, once ranks have found that they step alike; as ``tensorflow.watching.watched`` has it."""
+    number = None if rate is None else keras.ops.convert_to_tensor(rate)
+    if number is not None and number.is_cuda:  # no step waits for the GPU
+        number = None
+    row = watch.begin(with_rate(settings, None if number is None else number.detach().numpy()))
+    reduced = reduce()
+    watch.end(row, lambda: [(name, variable.value.detach()) for name, variable in parameters])
+    return reduced
 
 
 def completed(

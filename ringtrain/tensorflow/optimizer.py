@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.gradients.arguments import check_delay, check_passes, given_groups
+from ringtrain.gradients.arguments import check_delay, check_kept_equal, check_passes, given_groups
 from ringtrain.gradients.grouping import Groups
 from ringtrain.gradients.powersgd import PowerSGD
 from ringtrain.operations import Adasum, Average
@@ -19,6 +19,7 @@ from ringtrain.tensorflow.accumulation import Accumulation
 from ringtrain.tensorflow.adasum import AdasumOptimizer
 from ringtrain.tensorflow.compression import Compression, Compressor
 from ringtrain.tensorflow.gradients import Gradient, GradientReduction
+from ringtrain.tensorflow.watching import watched_by_names
 
 
 class _DistributedOptimizer(tf.compat.v1.train.Optimizer):
@@ -29,6 +30,7 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):
     _stem: str  # of the gradients' names
     _local: dict[int, Any]  # by identity
     _scales_local: bool
+    _compares: bool  # the variables of all ranks
 
     def register_local_var(self, var: Any) -> None:
         """Leaves the gradient of a variable out of the reduction: it differs from rank to rank on purpose."""
@@ -42,10 +44,19 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):
         """
         pairs = super().compute_gradients(*arguments, **further)
         variables = [variable for _, variable in pairs]
-        identities = names.of_gradients(names.claim_in_function(self._stem), variables)
+        stem = names.claim_in_function(self._stem)
+        identities = names.of_gradients(stem, variables)
+
+        def reduce_only(gradients: list[Gradient]) -> list[Gradient]:
+            return self._reduction.reduce_but_local(gradients, identities, variables, self._local, self._scales_local)
 
         def reduce(gradients: list[Gradient]) -> list[Gradient]:
-            return self._reduction.reduce_but_local(gradients, identities, variables, self._local, self._scales_local)
+            if not self._compares:
+                return reduce_only(gradients)
+            process_set = self._reduction.process_set
+            return watched_by_names(
+                stem, gradients, variables, self._local, process_set, lambda: reduce_only(gradients)
+            )
 
         gradients = [gradient for gradient, _ in pairs]
         if self._accumulation is None:
@@ -79,6 +90,7 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
     delay: int = 0,
+    replicas: str = "equal",
 ) -> Any:
     """Makes an optimizer average its gradients over the ranks, and returns it.
 
@@ -102,6 +114,8 @@ def DistributedOptimizer(
         process_set: the ranks that take part.
         scale_local_gradients: divide the gradients of local variables by the number of ranks.
         delay: 1, for an optimizer of Keras: each update applies the gradients of the one before.
+        replicas: ``"equal"`` has ranks that train apart raise an error, ``"differ"`` compares nothing; for an optimizer of Keras what
+            it steps with, too, and not with ``Adasum``.
 
     Raises:
         InvalidArgumentError: something else than an optimizer, or a wrong argument.
@@ -112,8 +126,9 @@ def DistributedOptimizer(
             sparse_as_dense=sparse_as_dense, gradient_predivide_factor=gradient_predivide_factor, op=op,
             backward_passes_per_step=backward_passes_per_step,
             average_aggregated_gradients=average_aggregated_gradients, num_groups=num_groups, groups=groups,
-            process_set=process_set, scale_local_gradients=scale_local_gradients, delay=delay,
+            process_set=process_set, scale_local_gradients=scale_local_gradients, delay=delay, replicas=replicas,
         )  # fmt: skip
+    check_kept_equal(replicas)
     check_delay(delay, {"an optimizer of tf.compat.v1.train": True})
     reduction = GradientReduction(
         "DistributedOptimizer", op, compression, sparse_as_dense, gradient_predivide_factor,
@@ -137,6 +152,7 @@ def DistributedOptimizer(
         optimizer._accumulation = Accumulation(backward_passes_per_step, average_aggregated_gradients)
     optimizer._stem = name or "DistributedOptimizer"
     optimizer._local, optimizer._scales_local = {}, scale_local_gradients
+    optimizer._compares = replicas == "equal"
     return optimizer
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.gradients.arguments import given_groups
+from ringtrain.gradients.arguments import check_kept_equal, given_groups
 from ringtrain.gradients.grouping import Groups
 from ringtrain.gradients.powersgd import PowerSGD
 from ringtrain.operations import Average
@@ -19,14 +19,16 @@ from ringtrain.tensorflow import names
 from ringtrain.tensorflow.compression import Compression, Compressor
 from ringtrain.tensorflow.gradients import GradientReduction
 from ringtrain.tensorflow.nodes import as_it_is
+from ringtrain.tensorflow.watching import watched_by_names
 
 
 class _DistributedTape(tf.GradientTape):
-    """What a tape becomes. ``_reduction``, ``_local`` and ``_scales_local`` are set by ``DistributedGradientTape``."""
+    """What a tape becomes; ``DistributedGradientTape`` sets the attributes."""
 
     _reduction: GradientReduction
     _local: dict[int, Any]  # by identity; Keras' variables have no hash of their own
     _scales_local: bool
+    _compares: bool  # the variables of all ranks
 
     def register_local_source(self, source: Any) -> None:
         """Leaves the gradient of a variable out of the reduction: it differs from rank to rank on purpose."""
@@ -63,8 +65,15 @@ class _DistributedTape(tf.GradientTape):
             if use_generic_names
             else names.of_gradients(stem, flat_sources)
         )
-        flat = self._reduction.reduce_but_local(flat, identities, flat_sources, self._local, self._scales_local)
-        return tf.nest.pack_sequence_as(gradients, flat)
+
+        def reduce() -> list[Any]:
+            return self._reduction.reduce_but_local(flat, identities, flat_sources, self._local, self._scales_local)
+
+        if self._compares:
+            reduced = watched_by_names(stem, flat, flat_sources, self._local, self._reduction.process_set, reduce)
+        else:
+            reduced = reduce()
+        return tf.nest.pack_sequence_as(gradients, reduced)
 
     @as_it_is
     def get_local_and_global_gradients(
@@ -93,6 +102,7 @@ def DistributedGradientTape(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
     delay: int = 0,
+    replicas: str = "equal",
 ) -> tf.GradientTape:
     """Makes ``gradtape.gradient`` reduce the gradients over the ranks, and returns the tape.
 
@@ -111,6 +121,9 @@ def DistributedGradientTape(
         scale_local_gradients: divide the gradients of local sources by the number of ranks.
         delay: 1: ``gradient`` returns those of the step before, which have travelled while these were computed, and zeros at
             first. The last ones are ``late_gradients(variables)``.
+        replicas: ``"equal"`` compares the variables that ``gradient`` is asked about, as they are then, in its third call and once
+            a minute, or so seldom that it takes a thousandth of the time; where they differ it raises a MismatchError, in a graph
+            a ``tf.errors.InvalidArgumentError`` with its text. ``"differ"`` compares nothing.
 
     Example:
         >>> with tf.GradientTape() as tape:
@@ -126,9 +139,11 @@ def DistributedGradientTape(
         given_groups("DistributedGradientTape", num_groups, groups, "variable", stacklevel=3), process_set, takes_adasum=True,
         delay=delay,
     )  # fmt: skip
+    check_kept_equal(replicas, "DistributedGradientTape")
     kind = type(gradtape)
     gradtape.__class__ = type(kind.__name__, (_DistributedTape, kind), {})
     gradtape._reduction, gradtape._local, gradtape._scales_local = reduction, {}, scale_local_gradients
+    gradtape._compares = replicas == "equal"
     return gradtape
 
 
@@ -146,11 +161,12 @@ def PartialDistributedGradientTape(
     process_set: ProcessSet = global_process_set,
     local_layers: Any = None,
     scale_local_gradients: bool = True,
+    replicas: str = "equal",
 ) -> tf.GradientTape:
     """``DistributedGradientTape`` that leaves the variables of ``local_layers`` (one or several) to each rank."""
     tape = DistributedGradientTape(
         gradtape, device_dense, device_sparse, compression, sparse_as_dense, op, gradient_predivide_factor, num_groups,
-        groups, process_set, scale_local_gradients,
+        groups, process_set, scale_local_gradients, replicas=replicas,
     )  # fmt: skip
     layers = local_layers if isinstance(local_layers, (list, tuple, set)) else [local_layers] if local_layers else []
     for layer in layers:

@@ -5,7 +5,7 @@ tables, and tensors that only stand for their parts elsewhere, such as the ``DTe
 """
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from numbers import Real
 from typing import Any
 
@@ -46,11 +46,16 @@ def replicas_of(optimizer: torch.optim.Optimizer) -> Callable[[], Replica]:
         return [] if (found := refer()) is None else _compared(found)
 
     def processor() -> str:
-        on_gpu = next((tensor for _, tensor in compared() if tensor.is_cuda), None)
-        kind = kind_of_processor() if on_gpu is None else torch.cuda.get_device_name(on_gpu.device)
-        return f"{kind}, torch {torch.__version__}, {torch.get_num_threads()} threads"  # which divide sums among them
+        return processor_of(tensor for _, tensor in compared())
 
-    return lambda: Replica(settings, compared, _digest, _on_host, _CALLED, processor)
+    return lambda: Replica(settings, compared, digest_of, on_host, _CALLED, processor)
+
+
+def processor_of(tensors: Iterable[torch.Tensor]) -> str:
+    """Of which kind that is, on which some tensors are updated, with all else that decides how it rounds."""
+    on_gpu = next((tensor for tensor in tensors if tensor.is_cuda), None)
+    kind = kind_of_processor() if on_gpu is None else torch.cuda.get_device_name(on_gpu.device)
+    return f"{kind}, torch {torch.__version__}, {torch.get_num_threads()} threads"  # which divide sums among them
 
 
 def _number(value: Any) -> Any:
@@ -78,7 +83,7 @@ def _is_plain(parameter: torch.Tensor) -> bool:
     return not has_parts and is_made and parameter.layout is torch.strided and not parameter.is_meta
 
 
-def _digest(parameter: torch.Tensor) -> int:
+def digest_of(parameter: torch.Tensor) -> int:
     """Of the parameter, contiguous, where the core can read it, and of an element type that it has."""
     plain = parameter.detach()
     if not (plain.is_cpu or plain.is_cuda):
@@ -87,6 +92,7 @@ def _digest(parameter: torch.Tensor) -> int:
     return checks.digest(plain if plain.dtype in DTYPE_IDS else plain.reshape(-1).view(torch.uint8))
 
 
-def _on_host(tensor: torch.Tensor) -> np.ndarray:
+def on_host(tensor: torch.Tensor) -> np.ndarray:
+    """A copy of a tensor, float32 or float64."""
     wide = torch.float64 if tensor.dtype is torch.float64 else torch.float32
     return tensor.detach().to("cpu", wide, copy=True).contiguous().numpy()

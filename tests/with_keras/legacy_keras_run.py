@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 
+import keras_drift
 import missing_gradients as table
 import numpy as np
 import tensorflow as tf
@@ -336,7 +337,7 @@ PARTS = {
     "fit": [check_fit],
     "steps": [lambda world: check_steps(world, current.SGD), check_missing_gradients],
     "older steps": [lambda world: check_steps(world, older.SGD)],
-    "files": [check_files, check_what_is_no_optimizer],
+    "files": [check_files, check_what_is_no_optimizer, lambda _: keras_drift.check(tf_keras, hvd)],
 }
 if __name__ == "__main__":
     with World(2) as world:

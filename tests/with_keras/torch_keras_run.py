@@ -2,6 +2,7 @@
 
 import elastic_checks
 import keras
+import keras_drift
 import keras_runs as runs
 import missing_gradients as table
 import numpy as np
@@ -141,6 +142,7 @@ exact = sum(drawn(rank, step).astype(np.float64) for rank in range(2) for step i
 gap, lost = np.linalg.norm(-one.astype(np.float64) + kept - exact), np.linalg.norm(-one.astype(np.float64) - exact)
 assert gap < 1e-6 * np.linalg.norm(exact) < 1e-3 * lost, (gap, lost)
 elastic_checks.check_all(keras, hvd)
+keras_drift.check(keras, hvd)
 rows.test_what_befalls_all_gradients_befalls_those_of_rows("accumulated and clipped", True)
 rows.test_gradients_of_a_rank_that_are_not_finite_skip_the_step_on_all(True, 1)
 print("trained")

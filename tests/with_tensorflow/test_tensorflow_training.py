@@ -102,7 +102,9 @@ def test_gradients_travel_together_in_eager_mode_and_apart_in_a_graph(two, in_gr
         def step(**options):
             with tf.GradientTape() as tape:
                 loss = tf.add_n([tf.reduce_sum(variable * variable) for variable in variables])
-            return hvd.DistributedGradientTape(tape, **options).gradient(loss, variables)
+            return hvd.DistributedGradientTape(tape, replicas=replicas, **options).gradient(loss, variables)
+
+        replicas = "differ"
 
         def count(**options):
             function = tf.function(step) if in_graph else step
@@ -111,6 +113,8 @@ def test_gradients_travel_together_in_eager_mode_and_apart_in_a_graph(two, in_gr
 
         assert count() == operations
         assert count(groups=2) == 2 and count(groups=[[variables[0], variables[2]]]) == 2 and count(num_groups=1) == 1
+        replicas = "equal"
+        assert count() == operations + 1  # by which ranks find that they step alike
 
     two.run(body)
 

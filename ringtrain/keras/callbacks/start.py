@@ -81,6 +81,7 @@ class StartHooks:
         _require_equal_lengths(self.params or {}, process_set)
         _require_equal_plans(model.optimizer, process_set)
         self._waits_for_variables = not model.built
+        _ask_for_no_look(model.optimizer, self._waits_for_variables)
         if model.built:
             self._make_alike(model, process_set)
 
@@ -115,6 +116,7 @@ class StartHooks:
             build_optimizer(model.optimizer, model.trainable_variables)
         shared = self._shared([*model.variables, *variables_of_optimizer(model.optimizer)])
         broadcast_variables(shared, self._root_rank, process_set)
+        _ask_for_no_look(model.optimizer, False)
         if _local_steps_of(model.optimizer) is not None:
             model.optimizer.average_also(model.non_trainable_variables)
         elif self._check_replicas:
@@ -143,6 +145,13 @@ def _local_steps_of(optimizer: Any) -> Any:
     """The local steps of a distributed optimizer; None for any other."""
     reduction = reduction_of(optimizer)
     return None if reduction is None else reduction.local_steps
+
+
+def _ask_for_no_look(optimizer: Any, muted: bool) -> None:
+    """Whether a distributed optimizer leaves the variables alone, which are not those of the root yet."""
+    reduction = reduction_of(optimizer)
+    if reduction is not None and reduction.watch is not None:
+        reduction.watch.mute(muted)
 
 
 def _is_late(optimizer: Any) -> bool:

@@ -33,6 +33,7 @@ def DistributedOptimizer(
     overlap: int = 0,
     merge: str = "additive",
     delay: int = 0,
+    replicas: str = "equal",
 ) -> Any:
     """Makes an optimizer of ``tf.keras`` update with the gradients of all ranks, and returns it.
 

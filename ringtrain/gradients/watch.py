@@ -1,0 +1,192 @@
+"""Drift in steps that have no rounds, as those of graphs: a row of bytes in each step, and now and then a look at the parameters.
+
+In each step the ranks take the maximum of their rows, beside the gradients. It tells whether any rank steps with other
+settings, and whether any asks for a look. Then all take the maximum of the digests of their parameters. Both are operations
+of the framework, which wait for no other rank on the host: only where ranks differ does a call of the host, which tells
+the others what this rank has, and raises.
+"""
+
+import time
+from collections.abc import Callable, Generator
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from ringtrain import checks
+from ringtrain.gradients.agreement import Agreement
+from ringtrain.gradients.differences import Differences
+from ringtrain.gradients.drift import Named, Replica, Settings, Words
+from ringtrain.gradients.session import Session
+from ringtrain.pending import Operation
+from ringtrain.processors import kind_of_processor
+
+_DIGEST = 8  # bytes
+ROW = 2 * _DIGEST + 1  # bytes: a digest of the settings, its complement, and whether a look is asked for
+
+_WHO_IS_MISSING = (
+    "With it the ranks agree that they step alike: the missing ones have not come to this step. "
+    "Take the same steps on every rank."
+)
+
+Result = TypeVar("Result")
+
+
+class Forms(NamedTuple):
+    """How a framework's parameters are read; see ``Replica``."""
+
+    digest: Callable[[Any], int]
+    on_host: Callable[[Any], np.ndarray]
+    processor: Callable[[], str] = kind_of_processor
+
+
+def _widened(array: np.ndarray) -> np.ndarray:
+    return np.array(array, np.float64 if array.dtype == np.float64 else np.float32, order="C")
+
+
+def _digest_of_array(array: np.ndarray) -> int:
+    return checks.digest(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+
+
+ARRAYS = Forms(_digest_of_array, _widened)
+
+
+class Watch:
+    """What one rank's steps compare with those of the others, in one world after another.
+
+    The parameters are those of before the update, as the one before has left them.
+
+    Args:
+        session: the rank that it acts for.
+        name: of its operations, without their last part; unique among those of the process set.
+        called: what things are called in the framework.
+        forms: how its parameters are read.
+        first_look: the number of the step of a world that asks for the first one, counted from 0: behind what a script
+            broadcasts after its first step.
+        clock: in seconds.
+    """
+
+    def __init__(
+        self, session: Session, name: str, called: Words, forms: Forms = ARRAYS, first_look: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+    ):  # fmt: skip
+        self.name = f"{name}.replica"
+        self._session, self._called, self._forms, self._clock = session, called, forms, clock
+        self._differences = Differences(session, self.name, name)
+        self._first_look = first_look
+        self._settings: Settings = {}
+        self._parameters: Named = ()
+        self._muted = False
+        self._begin()
+
+    def mute(self, muted: bool) -> None:
+        """Asks for no look while ranks may have other parameters: until they have the same model."""
+        self._muted = muted
+        self._begin()
+
+    # ---- in each step ----
+
+    def row(self, settings: Settings) -> np.ndarray:
+        """What this rank says in a step, as ``ROW`` bytes; ranks take the maximum.
+
+        Args:
+            settings: what it steps with; the same objects where nothing has changed are told sooner.
+        """
+        if self._session.has_moved():
+            self._begin()
+        self._settings = settings
+        told = self._replica.tell(comes_alike=True)
+        asks = not self._muted and (told.asks or self._steps == self._first_look)
+        self._steps += 1
+        return np.concatenate([_with_complement(np.array([told.settings], np.uint64)), np.array([asks], np.uint8)])
+
+    def is_quiet(self, most: np.ndarray) -> bool:
+        """Whether a step's maximum says that all is well, and nobody asks for a look."""
+        return not most[-1] and are_equal(most[:-1])
+
+    def digests(self, most: np.ndarray, parameters: Named) -> np.ndarray:
+        """What this rank says where a step is not quiet, as bytes of which ranks take the maximum: for each parameter a digest
+        and its complement.
+
+        Raises:
+            MismatchError: ranks have other settings; the same on all of them.
+        """
+        if not are_equal(most[:-1]):
+            self._done(self._differences.refuse_settings(self._settings, "is", self._called))
+        self._parameters = parameters
+        self._replica.hear(any_asks=True)
+        self._replica.note_step()
+        self._replica.tell(comes_alike=False)  # it is to be shown where ranks differ
+        digests = self._replica.shown.digests
+        found = np.zeros(len(parameters), np.int64) if digests is None else digests
+        return _with_complement(found.view(np.uint64))
+
+    def judge(self) -> None:
+        """The maximum of the digests says that parameters differ.
+
+        Raises:
+            MismatchError: by more than the rounding of processors; the same on all ranks.
+        """
+        self._replica.compares = self._done(self._differences.judge_parameters(self._replica))
+
+    # ---- for steps that run on the host ----
+
+    def begin(self, settings: Settings) -> Agreement:
+        """Begins a step: sends the row."""
+        return self._maximum("settings", self.row(settings))
+
+    def end(self, row: Agreement, parameters: Callable[[], Named]) -> None:
+        """Ends what ``begin`` has begun, before the update.
+
+        Raises:
+            MismatchError: ranks have other settings, or other parameters.
+        """
+        most = np.frombuffer(row.agreed(), np.uint8)
+        if self.is_quiet(most):
+            return
+        found = self._maximum("parameters", self.digests(most, parameters())).agreed()
+        if not are_equal(np.frombuffer(found, np.uint8)):
+            self.judge()
+
+    def _maximum(self, what: str, own: np.ndarray) -> Agreement:
+        session = self._session
+        name = f"{self.name}.{what}"
+        return Agreement(session.context, session.process_set_id, name, own.tobytes(), _WHO_IS_MISSING)
+
+    def _begin(self) -> None:
+        """In a world, or when ranks have been made alike: the first look comes again."""
+        self._steps = 0
+        self._replica = Replica(
+            lambda: self._settings, lambda: self._parameters, self._forms.digest, self._forms.on_host, self._called,
+            self._forms.processor, self._clock,
+        )  # fmt: skip
+
+    @staticmethod
+    def _done(steps: Generator[Operation, None, Result]) -> Result:
+        try:
+            while True:
+                next(steps).wait()
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+
+
+def are_equal(most: np.ndarray) -> bool:
+    """Whether all ranks have the same digests, from the maximum of what ``_with_complement`` returns; 0 counts nothing."""
+    highest, lowest = most[: most.size // 2], ~most[most.size // 2 :]
+    return bool((highest == lowest).all())
+
+
+def _with_complement(digests: np.ndarray) -> np.ndarray:
+    """uint8: the bytes of digests, and then their complements. Zeros, as of a rank that has joined, are no maximum."""
+    own = digests.view(np.uint8)
+    return np.concatenate([own, ~own])
+
+
+def with_rate(settings: Settings, rate: Any = None) -> Settings:
+    """Settings with the learning rate of this step."""
+    return settings if rate is None else {**settings, "learning_rate": shortest(rate)}
+
+
+def shortest(number: Any) -> float:
+    """A number, or an array of one, with the digits that its precision has: 0.1 of a float32."""
+    return float(str(np.asarray(number).reshape(())[()]))

@@ -1,0 +1,136 @@
+"""``ringtrain.gradients.watch`` in steps of JAX: at once, or in a program, where nothing on the host waits for other ranks.
+
+A call of the host gives a step's row and, where a look is asked for, the digests of the parameters; operations of the program
+take the maxima. Gradients come out behind all that, so that no update is made before it is known that ranks step alike.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import io_callback
+
+from ringtrain.gradients.drift import Settings, Words
+from ringtrain.gradients.session import Session
+from ringtrain.gradients.watch import ROW, Watch, shortest
+from ringtrain.jax import names
+from ringtrain.jax.library import slots
+from ringtrain.jax.operations import start
+from ringtrain.operations import Max
+from ringtrain.process_sets import ProcessSet, is_alone
+
+_CALLED = Words("broadcast_parameters()", "DistributedGradientTransformation")
+_LOCAL_DEVICES = 1  # a program for several calls the host for each of them
+
+
+class Watching:
+    """The steps of one transformation, of each rank that has it in this process.
+
+    Args:
+        name: of the gradients.
+        process_set: the ranks that step alike.
+    """
+
+    def __init__(self, name: str, process_set: ProcessSet):
+        self._name, self._process_set = name, process_set
+        self._watches: dict[int, Watch] = {}  # by slot
+
+    def watched(self, parameters: Any, state: Any, reduce: Callable[[], Any]) -> Any:
+        """What ``reduce`` returns, once ranks have found that they step alike.
+
+        Args:
+            parameters: a tree of arrays, or None: then the floating-point arrays of the state are compared.
+            state: of the optimizer; where it has ``hyperparams``, as optax.inject_hyperparams makes them, these are compared.
+            reduce: the gradients of all ranks, as a tree.
+
+        Raises:
+            MismatchError: outside of programs. A program raises a ``jax.errors.JaxRuntimeError`` with its text.
+        """
+        process_set = self._process_set
+        if is_alone(process_set) or not process_set.included() or jax.local_device_count() > _LOCAL_DEVICES:
+            return reduce()
+        watch = self._watch()
+        settings = _hyperparameters(state)
+        compared = _named(state, only_floats=True) if parameters is None else _named(parameters)
+        if not names.tracing():
+            row = watch.begin(_as_settings(settings, list(settings.values())))
+            gradients = reduce()
+            watch.end(row, lambda: [(name, np.asarray(each)) for name, each in compared.items()])
+            return gradients
+        return self._in_a_program(watch, settings, compared, reduce)
+
+    def _watch(self) -> Watch:
+        slot = slots.current()
+        if slot not in self._watches:
+            self._watches[slot] = Watch(Session(self._process_set), self._name, _CALLED)
+        return self._watches[slot]
+
+    def _in_a_program(
+        self, watch: Watch, settings: Mapping[str, Any], compared: Mapping[str, Any], reduce: Callable[[], Any]
+    ) -> Any:
+        own = _on_host(lambda *numbers: watch.row(_as_settings(settings, numbers)), ROW, settings.values())
+        most = self._maximum(own, f"{watch.name}.settings")
+        gradients = reduce()
+
+        def look() -> Any:
+            def digests(most: Any, *arrays: Any) -> np.ndarray:
+                return watch.digests(np.asarray(most), list(zip(compared, map(np.asarray, arrays), strict=True)))
+
+            own = _on_host(digests, 16 * len(compared), [most, *compared.values()])
+            found = self._maximum(own, f"{watch.name}.parameters")
+            return jax.lax.cond(_are_equal(found), lambda: jnp.array(True), lambda: _judged(watch))
+
+        # Behind the gradients: a small program runs one instruction after the other, and the look is the last of the step.
+        most = jax.lax.optimization_barrier((jax.lax.stop_gradient(gradients), most))[1]
+        quiet = _are_equal(most[:-1]) & (most[-1] == 0)
+        alike = jax.lax.cond(quiet, lambda: jnp.array(True), look)
+        return jax.lax.optimization_barrier((gradients, alike))[0]
+
+    def _maximum(self, own: Any, name: str) -> Any:
+        return start("allreduce", own, names.claim(name) or name, self._process_set, op=Max)()
+
+
+def _hyperparameters(state: Any) -> dict[str, Any]:
+    """Numbers of a state that are settings, by name."""
+    found: dict[str, Any] = {}
+    for each in jax.tree_util.tree_leaves(state, is_leaf=lambda node: hasattr(node, "hyperparams")):
+        for name, value in getattr(each, "hyperparams", {}).items():
+            if jnp.ndim(value) == 0 and jnp.issubdtype(jnp.result_type(value), jnp.number):
+                found.setdefault(name, value)
+    return found
+
+
+def _as_settings(names: Mapping[str, Any], numbers: Sequence[Any]) -> Settings:
+    return {name: shortest(number) for name, number in zip(names, numbers, strict=True)}
+
+
+def _named(tree: Any, only_floats: bool = False) -> dict[str, Any]:
+    """Arrays of numbers by their ways from the root."""
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    kinds = jnp.floating if only_floats else jnp.number
+    return {
+        jax.tree_util.keystr(path): jax.lax.stop_gradient(leaf)
+        for path, leaf in leaves
+        if jnp.issubdtype(jnp.result_type(leaf), kinds)
+    }
+
+
+def _on_host(function: Callable[..., np.ndarray], size: int, arguments: Any) -> Any:
+    """The bytes that a function returns when the program runs."""
+    return io_callback(function, jax.ShapeDtypeStruct((size,), np.uint8), *arguments)
+
+
+def _judged(watch: Watch) -> Any:
+    def judge() -> np.ndarray:
+        watch.judge()
+        return np.array(True)
+
+    return io_callback(judge, jax.ShapeDtypeStruct((), np.bool_))
+
+
+def _are_equal(most: Any) -> Any:
+    """``watch.are_equal``, in a program."""
+    half = most.shape[0] // 2
+    return jnp.all(most[:half] == ~most[half:])

@@ -1,0 +1,159 @@
+"""``ringtrain.gradients.watch`` in steps of TensorFlow: eager, or in a graph, where nothing on the host waits for other ranks.
+
+A call of the host gives a step's row and, where a look is asked for, the digests of the parameters; operations of the graph
+take the maxima. Gradients come out behind all that, so that no update is made before it is known that ranks step alike.
+"""
+
+import os
+from collections.abc import Callable, Container, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ringtrain.elastic.transparent import followed
+from ringtrain.gradients.drift import Settings, Words
+from ringtrain.gradients.session import Session
+from ringtrain.gradients.watch import ARRAYS, ROW, Forms, Watch, with_rate
+from ringtrain.operations import Max
+from ringtrain.process_sets import ProcessSet, id_of, is_alone
+from ringtrain.processors import kind_of_processor
+from ringtrain.tensorflow import names as naming
+from ringtrain.tensorflow import nodes
+from ringtrain.tensorflow.kept import Kept
+
+Gradients = list[Any]
+
+
+def _processor() -> str:
+    gpus = tf.config.list_physical_devices("GPU")
+    kind = tf.config.experimental.get_device_details(gpus[0]).get("device_name", "GPU") if gpus else kind_of_processor()
+    return f"{kind}, tensorflow {tf.__version__}, {len(os.sched_getaffinity(0))} cores"  # which divide sums among them
+
+
+_CALLED = Words("broadcast_variables()", "DistributedGradientTape")
+_watches: Kept[Watch] = Kept()
+
+_FIRST_LOOK_OF_A_TAPE = 2  # a step may ask two tapes
+FORMS = Forms(*ARRAYS[:2], _processor)
+
+
+def watched_by_names(
+    stem: str,
+    gradients: Sequence[Any],
+    sources: Sequence[Any],
+    local: Container[int],
+    process_set: ProcessSet,
+    reduce: Callable[[], Gradients],
+) -> Gradients:
+    """``watched`` for gradients whose optimizer is not known: their variables are compared.
+
+    Args:
+        stem: of the gradients' names.
+        gradients: of this rank.
+        sources: what the gradients belong to.
+        local: those that differ on purpose, by identity.
+        process_set: the ranks that step alike.
+        reduce: as for ``watched``.
+    """
+    variables = [each for each in sources if naming.is_variable(each) and id(each) not in local]
+    if not variables or is_alone(process_set) or not process_set.included() or followed() is not None:
+        return reduce()
+
+    def make() -> Watch:
+        return Watch(Session(process_set), stem, _CALLED, FORMS, _FIRST_LOOK_OF_A_TAPE)
+
+    watch = _watches.find(stem, variables, process_set, make)
+    paths = [getattr(each, "path", None) or each.name for each in variables]
+    return watched(watch, process_set, {}, None, gradients, list(zip(paths, variables, strict=True)), reduce)
+
+
+@nodes.as_it_is
+def watched(
+    watch: Watch,
+    process_set: ProcessSet,
+    settings: Settings,
+    rate: Any,
+    gradients: Sequence[Any],
+    parameters: Sequence[tuple[str, Any]],
+    reduce: Callable[[], Gradients],
+) -> Gradients:
+    """What ``reduce`` returns, once ranks have found that they step alike.
+
+    Args:
+        watch: of the optimizer, or whatever else steps.
+        process_set: the ranks that do.
+        settings: what they step with.
+        rate: the learning rate, which is among the settings when the step runs: a number, a tensor, or None.
+        gradients: of this rank, before they are reduced.
+        parameters: variables with their names.
+        reduce: the gradients of all ranks, None for those that nobody has.
+
+    Raises:
+        MismatchError: in an eager step. A graph raises a ``tf.errors.InvalidArgumentError`` with its text.
+    """
+    if tf.executing_eagerly():
+        row = watch.begin(with_rate(settings, rate))
+        reduced = reduce()
+        watch.end(row, lambda: [(name, _values(each).numpy()) for name, each in parameters])
+        return reduced
+    # Behind a gradient, and so in a loop of steps behind the step before: its row has the same name.
+    there = [each for each in tf.nest.flatten(list(gradients), expand_composites=True) if each is not None][-1:]
+    with tf.device("CPU:0"), tf.control_dependencies(there):  # there calls of the host are
+        inputs = [] if rate is None else [tf.convert_to_tensor(rate)]
+        row = _on_host(lambda *numbers: watch.row(with_rate(settings, *numbers)), inputs, ROW)
+        most = _maximum(row, f"{watch.name}.settings", process_set)
+    reduced = reduce()
+    with tf.device("CPU:0"):
+        alike = tf.cond(
+            tf.logical_and(_are_equal(most[:-1]), tf.equal(most[-1], 0)),
+            lambda: tf.constant(True),
+            lambda: _looked(watch, process_set, most, parameters),
+        )
+    with tf.control_dependencies([alike]):
+        return [
+            None if each is None else tf.nest.map_structure(tf.identity, each, expand_composites=True)
+            for each in reduced
+        ]
+
+
+def _looked(watch: Watch, process_set: ProcessSet, most: tf.Tensor, parameters: Sequence[tuple[str, Any]]) -> tf.Tensor:
+    """Compares settings if they differ, and the parameters; fails where ranks differ."""
+    names = [name for name, _ in parameters]
+
+    def digests(most: Any, *arrays: Any) -> np.ndarray:
+        return watch.digests(np.asarray(most), list(zip(names, map(np.asarray, arrays), strict=True)))
+
+    own = _on_host(digests, [most, *(_values(variable) for _, variable in parameters)], 16 * len(names))
+    found = _maximum(own, f"{watch.name}.parameters", process_set)
+    return tf.cond(_are_equal(found), lambda: tf.constant(True), lambda: _judged(watch))
+
+
+def _judged(watch: Watch) -> tf.Tensor:
+    def judge() -> np.ndarray:
+        watch.judge()
+        return np.array(True)
+
+    return tf.ensure_shape(tf.numpy_function(judge, [], tf.bool), ())
+
+
+def _on_host(function: Callable[..., np.ndarray], inputs: Sequence[Any], size: int) -> tf.Tensor:
+    """The bytes that a function returns when the graph runs."""
+    return tf.ensure_shape(tf.numpy_function(function, list(inputs), tf.uint8), (size,))
+
+
+def _maximum(own: tf.Tensor, name: str, process_set: ProcessSet) -> tf.Tensor:
+    return nodes.run(
+        "allreduce", [[own]], naming.claim(name), id_of(process_set), reduction=Max,
+        prescale_bits=nodes.bits(1.0), postscale_bits=nodes.bits(1.0), compression=0,
+    )[0]  # fmt: skip
+
+
+def _are_equal(most: tf.Tensor) -> tf.Tensor:
+    """``watch.are_equal``, in a graph."""
+    half = most.shape[0] // 2
+    return tf.reduce_all(tf.equal(most[:half], tf.bitwise.invert(most[half:])))
+
+
+def _values(variable: Any) -> tf.Tensor:
+    return tf.convert_to_tensor(variable)

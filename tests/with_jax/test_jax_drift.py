@@ -1,0 +1,160 @@
+"""Ranks that train apart with optax are told so, in programs and outside; what only looks like it is let be."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+optax = pytest.importorskip("optax")
+import jax.numpy as jnp
+
+import ringtrain.jax as hvd
+from ringtrain.errors import InvalidArgumentError, MismatchError
+from ringtrain.gradients import drift
+from ringtrain.testing import World
+
+pytestmark = pytest.mark.timeout(120)
+jax.config.update("jax_cpu_enable_async_dispatch", False)  # as in test_jax.py
+TOLD = (MismatchError, jax.errors.JaxRuntimeError)
+COMPILED = pytest.mark.parametrize("compiled", [False, True], ids=["at once", "in a program"])
+
+
+@pytest.fixture
+def two():
+    """Two ranks as threads."""
+    with World(2) as opened:
+        yield opened
+
+
+@pytest.fixture
+def compared_always(monkeypatch):
+    """Parameters are compared in each step."""
+    monkeypatch.setattr(drift, "PERIOD", 0.0)
+    monkeypatch.setattr(drift, "SHARE", float("inf"))
+
+
+def loss_of(parameters, x):
+    return jnp.mean((x @ parameters["weights"] + parameters["bias"]) ** 2)
+
+
+def trains(rank, compiled, begins_at=1.0, between=lambda step, *state: state, steps=5, make=None, gives=True, **named):
+    """Steps on batches of each rank's own; returns the parameters."""
+    optimizer = hvd.DistributedGradientTransformation(optax.adam(0.1) if make is None else make(), **named)
+    parameters = {"weights": jnp.full((2,), begins_at), "bias": jnp.zeros(())}
+    state = optimizer.init(parameters)
+
+    def step(parameters, state, x):
+        gradients = jax.grad(loss_of)(parameters, x)
+        updates, state = optimizer.update(gradients, state, *([parameters] if gives else []))
+        return optax.apply_updates(parameters, updates), state
+
+    run = jax.jit(step) if compiled else step
+    for number in range(steps):
+        parameters, state = between(number, parameters, state)
+        parameters, state = run(parameters, state, jnp.array([[1.0, float(rank)], [0.5, -1.0]]))
+    return jax.tree.map(lambda each: np.asarray(each).tolist(), parameters)
+
+
+def refused(two, body):
+    """Both ranks raise the same error; returns its text."""
+
+    def on_rank(rank):
+        with pytest.raises(TOLD) as caught:
+            body(rank)
+        return str(caught.value)
+
+    texts = two.run(on_rank)
+    said = {text[text.index("step '") :].split("\n")[0] for text in texts}
+    assert len(said) == 1, texts
+    return said.pop()
+
+
+@COMPILED
+def test_parameters_that_begin_apart_are_told(two, compiled):
+    text = refused(two, lambda rank: trains(rank, compiled, float(rank)))
+    assert "parameter '['weights']' must be the same on all ranks, but those of rank 0 and of rank 1 differ" in text
+    assert 'Call broadcast_parameters() on all ranks, from one that is right, or pass replicas="differ"' in text
+
+
+@COMPILED
+def test_a_change_on_one_rank_is_told(two, compared_always, compiled):
+    def body(rank):
+        def changes(step, parameters, state):
+            return {**parameters, "bias": parameters["bias"] + 0.25 * (rank and step == 3)}, state
+
+        trains(rank, compiled, between=changes)
+
+    text = refused(two, body)
+    assert "parameter '['bias']'" in text and "by up to 0.25" in text
+
+
+@COMPILED
+def test_another_rate_is_told(two, compiled):
+    def body(rank):
+        def changes(step, parameters, state):
+            if rank and step == 2:
+                state.hyperparams["learning_rate"] = jnp.float32(0.05)
+            return parameters, state
+
+        trains(rank, compiled, between=changes, make=lambda: optax.inject_hyperparams(optax.sgd)(learning_rate=0.1))
+
+    assert "learning_rate must be the same on all ranks, but is 0.1 on rank 0 and 0.05 on rank 1" in refused(two, body)
+
+
+@COMPILED
+def test_the_state_is_compared_where_there_are_no_parameters(two, compared_always, compiled):
+    assert "mu['" in refused(two, lambda rank: trains(rank, compiled, between=_other_moments(rank), gives=False))
+
+
+def _other_moments(rank):
+    def changes(step, parameters, state):
+        return parameters, jax.tree.map(moved, state) if step == 2 else state
+
+    def moved(each):
+        return each + 0.5 * rank if jnp.issubdtype(each.dtype, jnp.floating) else each
+
+    return changes
+
+
+@COMPILED
+@pytest.mark.parametrize(
+    "make", [None, lambda: optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1))], ids=["adam", "chain"]
+)
+def test_all_is_well(two, compared_always, compiled, make):
+    first, second = two.run(lambda rank: trains(rank, compiled, make=make))
+    assert first == second
+
+
+@COMPILED
+def test_who_means_it_says_so(two, compared_always, compiled):
+    two.run(lambda rank: trains(rank, compiled, float(rank), replicas="differ"))
+
+
+def test_steps_in_a_loop_of_a_program(two, compared_always):
+    """And a derivative of all of them."""
+
+    def body(rank):
+        optimizer = hvd.DistributedGradientTransformation(optax.sgd(0.1))
+        x = jnp.array([[1.0, float(rank)], [0.5, -1.0]])
+
+        def trained(parameters):
+            def step(carried, _):
+                gradients = jax.grad(loss_of)(carried[0], x)
+                updates, state = optimizer.update(gradients, carried[1], carried[0])
+                return (optax.apply_updates(carried[0], updates), state), None
+
+            return jax.lax.scan(step, (parameters, optimizer.init(parameters)), length=3)[0][0]
+
+        start = {"weights": jnp.ones((2,)), "bias": jnp.zeros(())}
+        ended = jax.jit(trained)(start)
+        slope = jax.jit(jax.grad(lambda parameters: loss_of(trained(parameters), x)))(start)
+        return np.asarray(ended["weights"]).tolist(), bool(jnp.isfinite(slope["weights"]).all())
+
+    (first, finite), (second, _) = two.run(body)
+    assert first == second and finite
+
+
+def test_an_unknown_word_is_refused():
+    with pytest.raises(InvalidArgumentError, match="DistributedGradientTransformation: replicas must be"):
+        hvd.DistributedGradientTransformation(optax.sgd(0.1), replicas="same")

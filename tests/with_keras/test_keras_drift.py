@@ -1,0 +1,158 @@
+"""Ranks that train apart with Keras are told so, eager and in graphs; what only looks like it is let be."""
+
+import numpy as np
+import pytest
+
+keras = pytest.importorskip("keras")
+
+import keras_drift as planted
+import tensorflow as tf
+
+import ringtrain.keras as hvd
+from ringtrain.errors import InvalidArgumentError, MismatchError
+from ringtrain.gradients import drift
+from ringtrain.testing import World
+
+pytestmark = pytest.mark.timeout(120)
+TOLD = (MismatchError, tf.errors.InvalidArgumentError)
+
+
+@pytest.fixture
+def two():
+    """Two ranks: those that judge wait on the host, each in a thread of TensorFlow's few."""
+    with World(2) as opened:
+        yield opened
+
+
+@pytest.fixture
+def compared_always(monkeypatch):
+    """Parameters are compared in each step."""
+    monkeypatch.setattr(drift, "PERIOD", 0.0)
+    monkeypatch.setattr(drift, "SHARE", float("inf"))
+
+
+def network(seed=1):
+    drawn = [keras.initializers.GlorotUniform(seed=seed + place) for place in range(2)]  # ranks share Keras' own seed
+    hidden = keras.layers.Dense(4, activation="tanh", kernel_initializer=drawn[0])
+    return keras.Sequential([keras.Input((3,)), hidden, keras.layers.Dense(1, kernel_initializer=drawn[1])])
+
+
+def step_of(model, optimizer, traced):
+    """A step of a loop that a user writes."""
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - y) ** 2)
+        variables = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+    return tf.function(step) if traced else step
+
+
+def trains(rank, traced, make=lambda: keras.optimizers.SGD(0.1, momentum=0.9), act=None, seed=1, steps=4, **arguments):
+    model = network(seed)
+    optimizer = hvd.DistributedOptimizer(make(), **arguments)
+    optimizer.build(model.trainable_variables)
+    step = step_of(model, optimizer, traced)
+    for number in range(steps):
+        if act is not None and number == 2 and planted.is_last():
+            act(model, optimizer)
+        step(*planted.data(rank))
+    return [value.numpy() for value in model.trainable_variables]
+
+
+def refused(two, body):
+    """Both ranks raise the same error; returns its text."""
+
+    def on_rank(rank):
+        with pytest.raises(TOLD) as caught:
+            body(rank)
+        return str(caught.value)
+
+    texts = two.run(on_rank)
+    said = {text[text.index("step '") :].split("\n")[0] for text in texts}
+    assert len(said) == 1, texts
+    return said.pop()
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "graph"])
+@pytest.mark.parametrize("cause", planted.CAUSES.values(), ids=planted.CAUSES)
+def test_a_planted_cause_is_told(two, compared_always, traced, cause):
+    assert cause.words in refused(two, lambda rank: trains(rank, traced, act=cause.act))
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "graph"])
+def test_models_that_begin_apart_are_told_in_the_second_step(two, traced):
+    text = refused(two, lambda rank: trains(rank, traced, seed=rank + 1, steps=2))
+    assert "must be the same on all ranks, but" in text and "no broadcast at the start" in text
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "graph"])
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"compression": hvd.Compression.fp16}, {"compression": hvd.Compression.powersgd(rank=1)}, {"delay": 1},
+     {"backward_passes_per_step": 2}, {"groups": 1}],
+    ids=str,
+)  # fmt: skip
+def test_all_is_well(two, compared_always, traced, arguments):
+    first, second = two.run(lambda rank: trains(rank, traced, steps=6, **arguments))
+    for one, other in zip(first, second, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "graph"])
+def test_who_means_it_says_so(two, compared_always, traced):
+    two.run(lambda rank: trains(rank, traced, seed=rank + 1, act=planted.CAUSES["rate"].act, replicas="differ"))
+
+
+def test_an_unknown_word_is_refused():
+    with pytest.raises(InvalidArgumentError, match='replicas must be "equal" or "differ", but is \'same\''):
+        hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), replicas="same")
+
+
+def test_fit_is_told(two):
+    """By a schedule of one rank's own."""
+
+    def body(rank):
+        model = network()
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+        own = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * (0.5 if epoch and rank else 1.0))
+        model.fit(*planted.data(rank), epochs=3, batch_size=2, verbose=0, callbacks=[own])
+
+    assert "learning_rate must be the same on all ranks, but is 0.1 on rank 0 and 0.05 on rank 1" in refused(two, body)
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 3])
+def test_a_model_that_its_first_batch_makes_is_no_false_alarm(two, compared_always, steps_per_execution):
+    def body(rank):
+        keras.utils.set_random_seed(rank)
+        model = keras.Sequential([keras.layers.Dense(4), keras.layers.Dense(1)])
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.01))
+        model.compile(optimizer, "mse", steps_per_execution=steps_per_execution)
+        begin = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+        model.fit(*planted.data(rank), epochs=4, batch_size=1, verbose=0, callbacks=[begin])
+        return [value.numpy() for value in model.trainable_variables]
+
+    first, second = two.run(body)
+    for one, other in zip(first, second, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_schedule_is_compared_by_what_it_says(two, compared_always):
+    def make():
+        return keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5))
+
+    two.run(lambda rank: trains(rank, True, make=make))
+
+    def body(rank):
+        rate = keras.optimizers.schedules.ExponentialDecay(0.1 * (1 + rank), 2, 0.5)
+        trains(rank, True, make=lambda: keras.optimizers.Adam(rate))
+
+    assert "learning_rate must be the same on all ranks, but is 0.1 on rank 0 and 0.2 on rank 1" in refused(two, body)
+
+
+def test_the_scale_of_a_loss_is_no_false_alarm(two, compared_always):
+    def make():
+        return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=4.0)
+
+    two.run(lambda rank: trains(rank, True, make=make))

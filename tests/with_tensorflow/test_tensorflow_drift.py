@@ -1,0 +1,189 @@
+"""Ranks whose variables part are told so by tapes and by optimizers of TensorFlow 1; what only looks like it is let be."""
+
+import pathlib
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+tf = pytest.importorskip("tensorflow")
+
+import ringtrain as rt
+import ringtrain.tensorflow as hvd
+from ringtrain.errors import InvalidArgumentError, MismatchError
+from ringtrain.gradients import drift
+from ringtrain.testing import World
+
+pytestmark = pytest.mark.timeout(120)
+TOLD = (MismatchError, tf.errors.InvalidArgumentError)
+
+
+@pytest.fixture
+def two():
+    """Two ranks: those that judge wait on the host, each in a thread of TensorFlow's few."""
+    with World(2) as opened:
+        yield opened
+
+
+@pytest.fixture
+def compared_always(monkeypatch):
+    """Variables are compared in each step."""
+    monkeypatch.setattr(drift, "PERIOD", 0.0)
+    monkeypatch.setattr(drift, "SHARE", float("inf"))
+
+
+def trains(traced, begins_at, between=lambda step, variables: None, steps=5, **arguments):
+    """Steps of a loop with one tape each, on a batch of each rank's own."""
+    variables = [tf.Variable([begins_at, 1.0], name="weights"), tf.Variable(0.0, name="bias")]
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((tf.tensordot(x, variables[0], 1) + variables[1]) ** 2)
+        tape = hvd.DistributedGradientTape(tape, **arguments)
+        for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
+            variable.assign_sub(0.1 * gradient)
+
+    run = tf.function(step) if traced else step
+    for number in range(steps):
+        between(number, variables)
+        run(tf.constant([[1.0, float(rt.rank())], [0.5, -1.0]]))
+    return [variable.numpy().tolist() for variable in variables]
+
+
+def refused(two, body):
+    """Both ranks raise the same error; returns its text."""
+
+    def on_rank(rank):
+        with pytest.raises(TOLD) as caught:
+            body(rank)
+        return str(caught.value)
+
+    texts = two.run(on_rank)
+    said = {text[text.index("step '") :].split("\n")[0] for text in texts}
+    assert len(said) == 1, texts
+    return said.pop()
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "graph"])
+def test_variables_that_begin_apart_are_told(two, traced):
+    text = refused(two, lambda rank: trains(traced, float(rank)))
+    assert (
+        "parameter 'weights:0' must be the same on all ranks, but those of rank 0 and of rank 1 differ, by up to "
+        in text
+    )
+    assert 'pass replicas="differ" to DistributedGradientTape' in text
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "graph"])
+def test_an_assignment_on_one_rank_is_told(two, compared_always, traced):
+    def assigns(step, variables):
+        if step == 3 and rt.rank():
+            variables[1].assign_add(0.25)
+
+    assert "parameter 'bias:0'" in (text := refused(two, lambda rank: trains(traced, 1.0, assigns))) and "0.25" in text
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "graph"])
+@pytest.mark.parametrize("arguments", [{}, {"groups": 1}, {"delay": 1}], ids=str)
+def test_all_is_well(two, compared_always, traced, arguments):
+    first, second = two.run(lambda rank: trains(traced, 1.0, **arguments))
+    assert first == second
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "graph"])
+def test_a_broadcast_after_the_first_step_is_in_time(two, traced):
+    def broadcasts(step, variables):
+        if step == 1:
+            hvd.broadcast_variables(variables, 0)
+
+    first, second = two.run(lambda rank: trains(traced, float(rank), broadcasts))
+    assert first == second
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "graph"])
+def test_who_means_it_says_so(two, compared_always, traced):
+    two.run(lambda rank: trains(traced, float(rank), replicas="differ"))
+
+
+def test_local_sources_may_differ(two, compared_always):
+    def body(rank):
+        own, shared = tf.Variable(float(rank)), tf.Variable(1.0)
+        for _ in range(5):
+            with tf.GradientTape() as tape:
+                loss = own * shared
+            tape = hvd.DistributedGradientTape(tape)
+            tape.register_local_source(own)
+            for variable, gradient in zip((own, shared), tape.gradient(loss, [own, shared]), strict=True):
+                variable.assign_sub(0.1 * gradient)
+
+    two.run(body)
+
+
+def test_a_rank_that_has_joined_is_no_false_alarm(two, compared_always):
+    def body(rank):
+        trains(False, 1.0, steps=4 - rank)
+        hvd.join()
+
+    two.run(body)
+
+
+def test_an_unknown_word_is_refused():
+    with pytest.raises(InvalidArgumentError, match="DistributedGradientTape: replicas must be"):
+        hvd.DistributedGradientTape(tf.GradientTape(), replicas="same")
+
+
+def test_a_session_is_told(two, compared_always):
+    """And not by variables that are alike."""
+    v1 = tf.compat.v1
+
+    def run(rank, begins_at):
+        with tf.Graph().as_default(), v1.Session() as session:
+            weights = v1.get_variable("weights", initializer=tf.constant([begins_at, 1.0]), use_resource=True)
+            optimizer = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(0.1))
+            update = optimizer.minimize(tf.reduce_sum(weights * float(rank + 1)))
+            session.run(v1.global_variables_initializer())
+            for _ in range(4):
+                session.run(update)
+            return session.run(weights).tolist()
+
+    first, second = two.run(lambda rank: run(rank, 1.0))
+    assert first == second and "parameter 'weights:0'" in refused(two, lambda rank: run(rank, float(rank)))
+
+
+def test_steps_in_a_loop_of_a_graph(two, compared_always):
+    """A step's row has the name of the one before, so it must not go before that is through."""
+
+    def body(rank):
+        weights = tf.Variable([1.0, 2.0])
+
+        @tf.function
+        def trains():
+            for _ in tf.range(20):
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_sum(weights * weights) * float(rank + 1)
+                tape = hvd.DistributedGradientTape(tape)
+                weights.assign_sub(0.1 * tape.gradient(loss, [weights])[0])
+
+        trains()
+        return weights.numpy().tolist()
+
+    first, second = two.run(body)
+    assert first == second
+
+
+def test_deterministic_operations_are_no_hindrance():
+    """In a process of its own, as TensorFlow cannot take that back."""
+    program = f"""
+        import sys; sys.path.insert(0, {str(pathlib.Path(__file__).parent)!r})
+        import tensorflow as tf
+        tf.config.experimental.enable_op_determinism()
+        tf.keras.utils.set_random_seed(1)
+        from test_tensorflow_drift import trains
+        from ringtrain.testing import World
+        with World(2) as world:
+            first, second = world.run(lambda rank: trains(True, 1.0))
+        assert first == second
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
