@@ -26,18 +26,25 @@ def switch_off(model: Any, process_set: ProcessSet) -> bool:
     return True
 
 
-def look_at_models(model_class: Any, communicates_on: Callable[[Any], ProcessSet | None]) -> None:
+def look_at_models(
+    model_class: Any,
+    communicates_on: Callable[[Any], ProcessSet | None],
+    put_right: Callable[[Any], object] = lambda optimizer: None,
+) -> None:
     """Puts ``switch_off`` before the ``make_train_function`` of a class of models, once.
 
     Args:
         model_class: ``keras.Model``, or that of tf_keras.
         communicates_on: the process set on which an optimizer reduces gradients; None if it does not.
+        put_right: is called with the optimizer of a model that is about to train.
     """
     original = model_class.make_train_function
 
     @functools.wraps(original)
     def make_train_function(self: Any, force: bool = False) -> Any:
-        process_set = communicates_on(getattr(self, "optimizer", None))
+        optimizer = getattr(self, "optimizer", None)
+        put_right(optimizer)
+        process_set = communicates_on(optimizer)
         if process_set is not None:
             switch_off(self, process_set)
         return original(self, force)

@@ -23,7 +23,7 @@ from ringtrain.keras.compilation import look_at_models
 from ringtrain.keras.local_steps import local_plan
 from ringtrain.keras.on_host import HostMethods
 from ringtrain.keras.reduction import KerasReducer, Settings, when
-from ringtrain.keras.rows import check_all, combined_by, settled
+from ringtrain.keras.rows import check_all, combined_by, is_combined_by, settled
 from ringtrain.operations import Average
 from ringtrain.process_sets import ProcessSet, global_process_set
 
@@ -219,18 +219,15 @@ def reduction_of(optimizer: Any) -> KerasReducer | None:
 
 
 def hoist(optimizer: Any) -> bool:
-    """Turns LossScaleOptimizer(DistributedOptimizer(x)), which ``compile`` makes, inside out; False for all others.
+    """Has LossScaleOptimizer(DistributedOptimizer(x)), which ``compile`` makes, reduce gradients itself; False for all others.
 
     A LossScaleOptimizer looks for infinities in the gradients that it is given: they must be those of all ranks, or one
-    rank would skip an update in which the others wait for it.
+    rank would skip an update in which the others wait for it. The optimizer within stays distributed: the user has it, and may
+    use it by itself, or compile with it again.
     """
-    inner = getattr(optimizer, "inner_optimizer", None)
-    reduction = reduction_of(inner)
-    if reduction is None or not isinstance(inner, _Distributed):
+    reduction = reduction_of(getattr(optimizer, "inner_optimizer", None))
+    if reduction is None or reduction_of(optimizer) is not None:
         return False
-    inner.__class__ = user_class(inner, _Distributed)
-    del inner._gradient_reduction
-    reduction.note_surrounded(False)
     _make_distributed(optimizer, reduction)
     return True
 
@@ -245,7 +242,9 @@ class _Distributed(AveragingMethods, HostMethods, _Optimizer):
         """The user's ``apply`` with gradients of all ranks: reduced here, or by ``synchronize`` before."""
         reduction = self._gradient_reduction
         grads = list(grads)
-        if reduction is None or not grads:
+        if (
+            reduction is None or not grads or is_combined_by(reduction)
+        ):  # a LossScaleOptimizer around this one has done it
             super().apply(grads, trainable_variables)
             return
         reduction.require_outermost()
@@ -315,7 +314,8 @@ class _Distributed(AveragingMethods, HostMethods, _Optimizer):
         if isinstance(self, keras.optimizers.LossScaleOptimizer):
             scale = self.dynamic_scale
             gradients = [gradient * keras.ops.cast(scale, gradient.dtype) for gradient in gradients]
-        super().apply(gradients, variables)
+        with combined_by(self._gradient_reduction):
+            super().apply(gradients, variables)
 
     def register_local_var(self, variable: Any) -> None:
         """Leaves the gradient of a variable to each rank, as ``PartialDistributedOptimizer`` does for whole layers."""
@@ -373,6 +373,10 @@ def _make_distributed(optimizer: keras.optimizers.Optimizer, reduction: KerasRed
     plain = user_class(optimizer, _Distributed)
     optimizer.__class__ = likened(_Distributed, plain, keras, _settings=reduction.settings)
     optimizer._gradient_reduction = reduction
+    inner = getattr(optimizer, "inner_optimizer", None)
+    if isinstance(inner, _Distributed):  # it lets pass what this one has reduced
+        inner._gradient_reduction = reduction
+        reduction.note_surrounded(False)
 
 
 _adapters: list[tuple[tuple[type, ...], Callable[[Any, KerasReducer], None]]] = [
@@ -386,7 +390,7 @@ def communicates_on(optimizer: Any) -> ProcessSet | None:
     return reduction.settings.process_set if reduction is not None and reduction.settings.travels else None
 
 
-look_at_models(keras.Model, communicates_on)
+look_at_models(keras.Model, communicates_on, hoist)
 
 
 # ---- arguments ----

@@ -188,9 +188,8 @@ class KerasReducer:
         if self._surrounded:
             raise InvalidArgumentError(
                 f"apply '{self.prefix}': expected DistributedOptimizer around LossScaleOptimizer but found it inside, "
-                "where a rank whose own gradients overflow would leave the others waiting. Pass "
-                "BroadcastGlobalVariablesCallback to fit(), which puts it right, or write "
-                "DistributedOptimizer(LossScaleOptimizer(optimizer))."
+                "where a rank whose own gradients overflow would leave the others waiting. Write "
+                "DistributedOptimizer(LossScaleOptimizer(optimizer)); fit() and train_on_batch() put it right by themselves."
             )
 
     def collect(self, gradients: Sequence[Any], variables: Sequence[Any], scale: Any = None) -> tuple[Any, list[Any]]:

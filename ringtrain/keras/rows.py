@@ -53,6 +53,11 @@ def combined_by(reduction: Any) -> Iterator[None]:
         yield
 
 
+def is_combined_by(reduction: Any) -> bool:
+    """Whether this is within such a block of that distributed optimizer."""
+    return any(each is reduction for each in _step.reductions)
+
+
 def settled(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
     """Changes rows at once by what has come of their gradients, and returns all gradients."""
     tables = _tables(variables, gradients)

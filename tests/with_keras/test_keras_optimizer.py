@@ -479,6 +479,46 @@ def test_a_loss_scale_around_the_optimizer_is_refused_where_no_callback_puts_it_
     assert two.run(body) == [-1.5, -1.5]
 
 
+@pytest.mark.parametrize("again", ["compiled again", "of another model", "loaded and compiled again", "by itself"])
+def test_an_optimizer_that_keras_has_put_a_loss_scale_around_stays_distributed(two, again, tmp_path):
+    """Under mixed_float16 ``compile`` wraps the optimizer, which the user still has."""
+    two.run(lambda rank: is_still_distributed(rank, again, tmp_path))
+
+
+def is_still_distributed(rank, again, folder):
+    keras.mixed_precision.set_dtype_policy("mixed_float16")  # of this thread
+    x, y = np.ones((2, 3), "float32"), np.full((2, 1), 0.25 * (1 + rank), "float32")
+
+    def model():
+        return keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, kernel_initializer="zeros")])
+
+    def trained(network):
+        network.fit(x, y, batch_size=2, verbose=0)  # without a callback
+        return network.trainable_variables[0].numpy().ravel().tolist()
+
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(2.0))
+    network = model()
+    network.compile(optimizer, "mse")
+    assert isinstance(network.optimizer, keras.optimizers.LossScaleOptimizer)
+    assert trained(network) == [1.5] * 3  # 2 * 2 * the mean of 0.25 and 0.5; more would overflow
+    if again == "by itself":
+        weights = network.trainable_variables
+        optimizer.apply([tf.fill([3, 1], float(rank)), tf.zeros([1])], weights)
+        assert weights[0].numpy().ravel().tolist() == [0.5] * 3
+        return
+    if again == "loaded and compiled again":
+        network.save(folder / f"{rank}.keras")
+        network = hvd.load_model(folder / f"{rank}.keras")
+        optimizer = network.optimizer
+    if again == "of another model":
+        network, optimizer = model(), hvd.DistributedOptimizer(keras.optimizers.SGD(2.0))
+        model().compile(optimizer, "mse")
+    for each in network.weights:
+        each.assign(np.zeros(each.shape))
+    network.compile(optimizer, "mse")
+    assert trained(network) == [1.5] * 3
+
+
 def test_unscaling_between_synchronize_and_apply(two):
     def body(rank):
         weights = variables([0.0])

@@ -8,7 +8,7 @@ from ringtrain.elastic.transparent import followed
 from ringtrain.errors import InvalidArgumentError, MismatchError
 from ringtrain.gradients.terms import difference
 from ringtrain.keras.compilation import switch_off
-from ringtrain.keras.optimizer import communicates_on, hoist, reduction_of
+from ringtrain.keras.optimizer import communicates_on, reduction_of
 from ringtrain.keras.replicas import ReplicaGuard
 from ringtrain.keras.variables import broadcast_variables, build_optimizer, variables_of_optimizer
 from ringtrain.log import logger
@@ -19,8 +19,7 @@ from ringtrain.process_sets import ProcessSet, global_process_set, members_of
 class StartHooks:
     """Gives all ranks the root's model and optimizer when ``fit`` begins, and looks after what would go wrong later.
 
-    It builds the optimizer if need be, so that its state is broadcast too; puts a ``LossScaleOptimizer`` that
-    ``compile`` made inside the distributed optimizer; switches XLA off, which cannot compile the operations between
+    It builds the optimizer if need be, so that its state is broadcast too; switches XLA off, which cannot compile the operations between
     ranks, where a training step of the user's own has them; refuses ranks that would take different numbers of steps;
     and compares the replicas after the first update. A model that only its first batch builds, as one without
     ``keras.Input``, has no variables before, and gets the root's after that batch.
@@ -129,9 +128,7 @@ class StartHooks:
         return [variable for variable in variables if id(variable) not in self._local]
 
     def _prepare(self, model: Any, process_set: ProcessSet) -> None:
-        hoisted = hoist(model.optimizer)
-        uncompiled = switch_off(model, process_set)
-        if (hoisted or uncompiled) and getattr(model, "train_function", None) is not None:
+        if switch_off(model, process_set) and getattr(model, "train_function", None) is not None:
             model.make_train_function(force=True)
 
 
