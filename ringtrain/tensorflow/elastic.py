@@ -38,7 +38,7 @@ from ringtrain.operations import broadcast_async_
 from ringtrain.start import shutdown
 from ringtrain.tensorflow import presence
 from ringtrain.tensorflow.library import current_slot
-from ringtrain.tensorflow.names import in_session_graph
+from ringtrain.tensorflow.names import in_session_graph, is_seed
 from ringtrain.tensorflow.start import init
 
 if TYPE_CHECKING:
@@ -137,12 +137,12 @@ class TensorFlowState(ObjectState):
         super().restore()
 
     def sync(self) -> None:
-        """Takes everything from rank 0, and keeps a copy of it; text variables stay as they are."""
+        """Takes everything from rank 0, and keeps a copy of it; text variables and seeds of random layers stay as they are."""
         values = self._read()
         pending = [
             broadcast_async_(value.reshape(-1).view("uint8"), 0, f"ringtrain.elastic.variables.{place}")
-            for place, value in enumerate(values)
-            if value.dtype != object
+            for place, (variable, value) in enumerate(zip(self.variables, values, strict=True))
+            if value.dtype != object and not is_seed(variable)
         ]
         for operation in pending:
             operation.wait()
@@ -182,7 +182,7 @@ class _Variables:
 
     def take_over(self, values: Sequence[Any]) -> None:
         """Raises MismatchError if ranks have different ones. Seeds of Keras' random layers stay each rank's own."""
-        chosen = [each for each in variables_of(values) if not each.name.startswith("seed_generator_state")]
+        chosen = [each for each in variables_of(values) if not is_seed(each)]
         arrays = [np.array(variable.numpy(), order="C") for variable in chosen]
         described = [(array.shape, str(array.dtype)) for array in arrays]
         theirs = broadcast_object(described, 0, "ringtrain.elastic.described")

@@ -8,7 +8,7 @@ import tensorflow as tf
 from ringtrain import objects
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.process_sets import ProcessSet, global_process_set
-from ringtrain.tensorflow.names import claim_in_function, in_session_graph
+from ringtrain.tensorflow.names import claim_in_function, in_session_graph, is_seed
 from ringtrain.tensorflow.nodes import as_it_is
 from ringtrain.tensorflow.operations import broadcast_
 
@@ -17,8 +17,9 @@ _GROUP_BYTES = 64 << 20  # one operation's worth of values, which exist beside t
 
 @as_it_is
 def broadcast_variables(
-    variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set, inplace: bool = False
-) -> tf.Operation | None:
+    variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set, inplace: bool = False,
+    seeds: bool = False,
+) -> tf.Operation | None:  # fmt: skip
     """Puts the root's values into the variables of all ranks.
 
     Args:
@@ -26,6 +27,8 @@ def broadcast_variables(
         root_rank: global rank of the root.
         process_set: the ranks that take part.
         inplace: accepted for Horovod's sake; the variables are always the same objects afterwards.
+        seeds: whether the states of Keras' ``SeedGenerator`` are sent, too. By default each rank keeps its own, or all ranks
+            would drop the same units of their batches.
 
     Returns:
         None; in a graph for sessions of TensorFlow 1 the operation that does it, for a session to run.
@@ -39,7 +42,8 @@ def broadcast_variables(
     """
     stem = claim_in_function("broadcast_variables")
     values: list[Any] = []
-    for number, group in enumerate(_groups(_numeric(variables))):
+    chosen = [each for each in variables if seeds or not hasattr(each, "name") or not is_seed(each)]
+    for number, group in enumerate(_groups(_numeric(chosen))):
         values += broadcast_(group, root_rank, f"{stem}.{number}", process_set)
     return tf.group(*values) if in_session_graph() else None
 

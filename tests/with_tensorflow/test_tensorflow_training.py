@@ -213,6 +213,23 @@ def test_two_tapes_in_one_graph(two):
 # ---- variables and objects ----
 
 
+@pytest.mark.parametrize("sent", ["broadcast", "synced", "with seeds"])
+def test_seeds_of_random_layers_stay_each_ranks_own(two, sent):
+    """Or all ranks would drop the same units, after a broadcast of ``model.variables``."""
+
+    def body(rank):
+        layer, weights = keras.layers.Dropout(0.5, seed=10 + rank), tf.Variable([float(rank)])
+        variables = [*layer.variables, weights]
+        if sent == "synced":
+            hvd.elastic.TensorFlowState(variables).sync()
+        else:
+            hvd.broadcast_variables(variables, 0, seeds=sent == "with seeds")
+        return weights.numpy().tolist(), layer.variables[0].numpy().tolist()
+
+    (first, seed), (second, other) = two.run(body)
+    assert first == second == [0.0] and (seed == other) is (sent == "with seeds")
+
+
 def test_broadcast_variables(two, monkeypatch):
     """Of every dtype, TensorFlow's and Keras' in one list, in as many operations as their bytes ask for."""
     monkeypatch.setattr("ringtrain.tensorflow.functions._GROUP_BYTES", 16)
