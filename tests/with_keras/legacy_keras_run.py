@@ -220,6 +220,27 @@ class Unregistered(tf_keras.optimizers.SGD):
     pass
 
 
+def clips_what_it_computes(rank, eager, skips):
+    """As in Horovod compute_gradients returns those of all ranks: between it and apply_gradients these are clipped."""
+    weights = tf.Variable([0.0, 0.0])
+    optimizer = hvd.DistributedOptimizer(current.SGD(1.0), op=rt.Sum)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(weights * x)
+        (pair,) = optimizer.compute_gradients(loss, [weights], tape)
+        clipped = tf.clip_by_norm(pair[0], 1.0)
+        optimizer.apply_gradients([(clipped, weights)], skip_gradients_aggregation=skips)
+        return pair[0]
+
+    x = tf.constant([3.0, 0.0] if rank == 0 else [0.0, 4.0])
+    found = (step if eager else tf.function(step))(x)
+    with tf.GradientTape() as tape:  # by hand: these are reduced when they are applied
+        loss = tf.reduce_sum(weights * x)
+    optimizer.apply_gradients([(tape.gradient(loss, weights), weights)])
+    return found.numpy().tolist(), weights.numpy().tolist()
+
+
 def trains_what_is_saved(rank):
     """Models with wrapped optimizers; ``legacy_keras_load.py`` loads their files where there is no ringtrain."""
     models = []
@@ -303,6 +324,13 @@ def check_steps(world, make):
             assert world.run(lacks_gradients, make, scaled, eager) == [[-3.0, -3.0, -3.0, 1.0]] * 2
 
 
+def check_computed_gradients(world):
+    for eager in (True, False):
+        for skips in (True, False):
+            for found, weights in world.run(clips_what_it_computes, eager, skips):
+                assert found == [3.0, 4.0] and np.allclose(weights, [-0.6 - 3.0, -0.8 - 4.0]), (eager, skips, weights)
+
+
 def check_missing_gradients(world):
     for steps, eager in ((table.CHANGING, True), (table.STEADY, False)):
         for passes in (1, 2):
@@ -335,7 +363,7 @@ def check_what_is_no_optimizer(world):
 
 PARTS = {
     "fit": [check_fit],
-    "steps": [lambda world: check_steps(world, current.SGD), check_missing_gradients],
+    "steps": [lambda world: check_steps(world, current.SGD), check_missing_gradients, check_computed_gradients],
     "older steps": [lambda world: check_steps(world, older.SGD)],
     "files": [check_files, check_what_is_no_optimizer, lambda _: keras_drift.check(tf_keras, hvd)],
 }

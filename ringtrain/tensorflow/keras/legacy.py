@@ -70,6 +70,7 @@ class _Step:
     def __init__(self) -> None:
         self.variables: list[Any] = []
         self._full: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._computed: weakref.WeakSet[Any] = weakref.WeakSet()  # scopes
 
     def know(self, variables: Iterable[Any]) -> None:
         """Adds variables; those whose gradients are left out later, being None, are missed then."""
@@ -88,6 +89,16 @@ class _Step:
         Within a LossScaleOptimizer that is in a condition of its own, and sees what was noted around it.
         """
         self._full[scopes()[0]] = full
+
+    def note_computed(self) -> None:
+        """``compute_gradients`` has reduced gradients, which the next apply is given."""
+        self._computed.add(scopes()[0])
+
+    def take_computed(self) -> bool:
+        """Whether it has since the last apply."""
+        found = [scope for scope in scopes() if scope in self._computed]
+        self._computed.difference_update(found)
+        return bool(found)
 
     def take(self) -> Any:
         """What was noted; True where nothing was, since then the gradients are the user's own."""
@@ -171,7 +182,10 @@ class _Methods(AveragingMethods, HostMethods, _Optimizer):
             )
 
     def _reduced(self, pairs: _Pairs) -> _Pairs:
-        """What tf_keras calls before it clips: the reduction, unless ``synchronize`` was called before."""
+        """What tf_keras calls before it clips: the reduction, unless ``synchronize`` or ``compute_gradients`` has made it."""
+        return pairs if self._step.take_computed() else self._reduce(pairs)
+
+    def _reduce(self, pairs: _Pairs) -> _Pairs:
         reduction = self._gradient_reduction
         if reduction is None:
             return pairs
@@ -227,6 +241,16 @@ class _Current(_Methods):
         super().build(var_list)
 
     @unconverted
+    def compute_gradients(self, loss: Any, var_list: Any, tape: Any = None) -> _Pairs:
+        """As in tf_keras, and as in Horovod those of all ranks; ``apply_gradients`` takes what is made of them as it is."""
+        pairs = list(super().compute_gradients(loss, var_list, tape))
+        if self._gradient_reduction is None or not pairs:
+            return pairs
+        pairs = self._reduce(pairs)
+        self._step.note_computed()
+        return pairs
+
+    @unconverted
     def aggregate_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> _Pairs:
         """The gradients of all ranks, as ``_reduced`` says."""
         return self._reduced(list(grads_and_vars))
@@ -246,8 +270,9 @@ class _Current(_Methods):
             return apply(pairs, name, skip_gradients_aggregation, **older)
         with tf.init_scope():  # not in the condition of an accumulation
             self.build([variable for _, variable in pairs])
-        if not skip_gradients_aggregation and older.pop("experimental_aggregate_gradients", True):
+        if older.pop("experimental_aggregate_gradients", True) and not skip_gradients_aggregation:
             pairs = self.aggregate_gradients(pairs)
+        self._step.take_computed()
         full = self._step.take()
 
         def update() -> Any:
