@@ -48,6 +48,26 @@ def on_each(two, body):
 # ---- BroadcastGlobalVariablesCallback ----
 
 
+@pytest.mark.parametrize("how", ["initial_epoch", "BackupAndRestore"])
+def test_ranks_that_begin_at_different_epochs_are_refused(two, how, tmp_path):
+    """Also where a callback behind ours moves the beginning: rank 0 alone resumes."""
+
+    def body(rank):
+        model = compiled(rank)
+        start = runs.start_callbacks()
+        given = {"initial_epoch": 2 * (rank == 0)} if how == "initial_epoch" else {}
+        if how == "BackupAndRestore" and rank == 0:
+            keeps = keras.callbacks.BackupAndRestore(tmp_path, delete_checkpoint=False)
+            alone = runs.dense_model(seed=0)
+            alone.compile("sgd", "mse")
+            alone.fit(runs.X, runs.Y, batch_size=24, epochs=2, verbose=0, callbacks=[keeps])
+            start.append(keras.callbacks.BackupAndRestore(tmp_path, delete_checkpoint=False))
+        hvd.barrier()
+        model.fit(runs.X, runs.Y, batch_size=24, epochs=4, verbose=0, callbacks=start, **given)
+
+    assert "fit 'initial_epoch': the first epoch must be the same on all ranks, but is 2" in on_each(two, body)
+
+
 def test_weights_and_optimizer_state_come_from_the_root(two):
     def body(rank):
         model = compiled(rank, keras.optimizers.Adam(0.02))

@@ -56,6 +56,7 @@ class StartHooks:
         self._check_replicas = check_replicas
         self._guard: ReplicaGuard | None = None
         self._waits_for_variables = False
+        self._begins = False  # whether the first epoch of this fit is still to come
 
     def register_local_var(self, variable: Any) -> None:
         """Adds a variable that each rank keeps to itself."""
@@ -76,6 +77,7 @@ class StartHooks:
         model, process_set = self.model, self._process_set()
         if process_set.size() == 1:
             return
+        self._begins = True
         self._prepare(model, process_set)
         _require_equal_lengths(self.params or {}, process_set)
         _require_equal_plans(model.optimizer, process_set)
@@ -83,6 +85,12 @@ class StartHooks:
         _ask_for_no_look(model.optimizer, self._waits_for_variables)
         if model.built:
             self._make_alike(model, process_set)
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """At the first one, which other callbacks may have moved: refuses ranks that begin at different ones."""
+        if self._begins:
+            self._begins = False
+            _require_equal_beginnings(epoch, self._process_set())
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Compares the replicas after the first update since they were made alike."""
@@ -167,6 +175,18 @@ def _require_equal_plans(optimizer: Any, process_set: ProcessSet) -> None:
         raise MismatchError(
             f"fit '{name}': it must be the same in DistributedOptimizer on all ranks, but is {values}. Pass the same "
             "arguments on every rank."
+        )
+
+
+def _require_equal_beginnings(epoch: int, process_set: ProcessSet) -> None:
+    """Ranks that began later would take fewer steps, and the schedules of others."""
+    found = difference(
+        list(zip(members_of(process_set), allgather_object({"epoch": epoch}, "fit.begins", process_set), strict=True))
+    )
+    if found is not None:
+        raise MismatchError(
+            f"fit 'initial_epoch': the first epoch must be the same on all ranks, but is {found[1]}. Pass one initial_epoch "
+            "everywhere; what resumes, such as BackupAndRestore, must do so on every rank, from one state."
         )
 
 
