@@ -14,6 +14,7 @@ except ImportError as _problem:
 from ringtrain import RingtrainError, basics
 from ringtrain.basics import *  # noqa: F403 - what all adapters export, listed once
 from ringtrain.jax import operations as _operations
+from ringtrain.jax.gathering import gather_with_gradient
 from ringtrain.jax.operations import *  # noqa: F403 - listed once, there
 from ringtrain.jax.optax_transformation import DistributedGradientTransformation
 from ringtrain.jax.start import init
@@ -25,5 +26,5 @@ __all__ = [
     *basics.__all__,
     *_operations.__all__,
     "Compression", "DistributedGradientTransformation", "RingtrainError", "allgather_object", "allreduce_gradients",
-    "broadcast_object", "broadcast_parameters", "init",
+    "broadcast_object", "broadcast_parameters", "gather_with_gradient", "init",
 ]  # fmt: skip

@@ -24,6 +24,7 @@ from ringtrain.tensorflow.functions import (
     broadcast_object_fn,
     broadcast_variables,
 )
+from ringtrain.tensorflow.gathering import gather_with_gradient
 from ringtrain.tensorflow.mpi_ops import *  # noqa: F403 - the operations and basics, listed once
 from ringtrain.tensorflow.on_host import late_gradients
 from ringtrain.tensorflow.optimizer import DistributedOptimizer
@@ -35,5 +36,5 @@ __all__ = [
     "BroadcastGlobalVariablesHook", "Compression", "DistributedGradientTape", "DistributedOptimizer",
     "PartialDistributedGradientTape", "RingtrainError", "SyncBatchNormalization", "allgather_object",
     "broadcast_global_variables", "broadcast_object", "broadcast_object_fn", "broadcast_variables", "check_extension",
-    "elastic", "late_gradients",
+    "elastic", "gather_with_gradient", "late_gradients",
 ]  # fmt: skip

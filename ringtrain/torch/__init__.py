@@ -20,6 +20,7 @@ from ringtrain.torch.clipping import clip_grad_norm_
 from ringtrain.torch.compression import Compression
 from ringtrain.torch.embedding import ShardedEmbedding, ShardedEmbeddingBag, ShardedEmbeddingCollection
 from ringtrain.torch.functions import broadcast_optimizer_state, broadcast_parameters
+from ringtrain.torch.gathering import gather_with_gradient
 from ringtrain.torch.mpi_ops import *  # noqa: F403 - the operations and basics, listed once
 from ringtrain.torch.optimizer import DistributedOptimizer
 from ringtrain.torch.resuming import resume_together
@@ -36,6 +37,6 @@ __all__ = [
     "Compression", "DistributedOptimizer", "DistributedSampler", "Handle", "Outer", "RingtrainError", "RowWiseAdagrad",
     "ShardedEmbedding", "ShardedEmbeddingBag", "ShardedEmbeddingCollection", "SyncBatchNorm", "allgather_object",
     "broadcast_buffers", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters", "check_extension",
-    "clip_grad_norm_", "dense_state_dict", "elastic", "load_tables", "plain_weight", "resume_together", "save_tables", "shard",
-    "until_all_are_done",
+    "clip_grad_norm_", "dense_state_dict", "elastic", "gather_with_gradient", "load_tables", "plain_weight",
+    "resume_together", "save_tables", "shard", "until_all_are_done",
 ]  # fmt: skip

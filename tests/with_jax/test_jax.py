@@ -432,3 +432,26 @@ def test_a_tree_given_to_an_operation_on_one_array_is_told_where_to_go():
                 f"{subject}tensor of allreduce: expected an array or a number but found dict. Use allreduce_gradients"
             )
             assert kind is InvalidArgumentError and text.startswith(said)
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["at once", "in a program"])
+def test_gathered_rows_have_the_sum_of_all_gradients(compiled):
+    """So a loss over the rows of all ranks, as a contrastive one, is that of one process once gradients are averaged."""
+    x = np.arange(8.0).reshape(4, 2).astype("float32") / 8
+
+    def loss_of(weights, rows_of):
+        rows = rows_of(weights)
+        return jnp.sum(jax.nn.softmax(rows @ rows.T) ** 2)
+
+    def body(rank):
+        own = x[2 * rank : 2 * rank + 2]
+
+        def gradient(weights):
+            found = jax.grad(loss_of)(weights, lambda weights: hvd.gather_with_gradient(own @ weights))
+            return hvd.allreduce_gradients(found)
+
+        return np.asarray((jax.jit(gradient) if compiled else gradient)(jnp.ones((2, 3))))
+
+    expected = jax.grad(loss_of)(jnp.ones((2, 3)), lambda weights: x @ weights)
+    for found in on_ranks(body):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)

@@ -385,3 +385,29 @@ def test_other_releases_are_refused_unless_the_user_insists(release):
     with pytest.raises(NotImplementedError, match=f"TensorFlow '{release}': expected one of the releases 2.20, 2.21"):
         library.check_release(release)
     library.check_release(release, any_release="1")
+
+
+@pytest.mark.parametrize("in_graph", [False, True], ids=["eager", "graph"])
+def test_gathered_rows_have_the_sum_of_all_gradients(two, in_graph):
+    """So a loss over the rows of all ranks, as a contrastive one, is that of one process once gradients are averaged."""
+
+    def body(rank):
+        weights = tf.Variable([[1.0], [2.0]], dtype=tf.float64)
+        x = tf.constant([[1.0, rank], [0.5, -1.0 - rank]], tf.float64)
+
+        def step():
+            with tf.GradientTape() as tape:
+                rows = hvd.gather_with_gradient(x @ weights)
+                loss = tf.reduce_sum(tf.nn.softmax(tf.matmul(rows, rows, transpose_b=True)) ** 2)
+            return hvd.DistributedGradientTape(tape).gradient(loss, [weights])[0]
+
+        return (tf.function(step) if in_graph else step)().numpy(), x.numpy()
+
+    (first, x), (second, other) = two.run(body)
+    weights, whole = tf.Variable([[1.0], [2.0]], dtype=tf.float64), np.concatenate([x, other])
+    with tf.GradientTape() as tape:
+        rows = whole @ weights
+        loss = tf.reduce_sum(tf.nn.softmax(tf.matmul(rows, rows, transpose_b=True)) ** 2)
+    expected = tape.gradient(loss, weights).numpy()
+    for found in (first, second):
+        np.testing.assert_allclose(found, expected, rtol=1e-12)

@@ -70,6 +70,7 @@ SIGNATURES = {
 CONSTANTS = {"Average": 0, "Sum": 1, "Adasum": 2, "Min": 3, "Max": 4, "Product": 5}
 OTHERS = {"Compression", "ProcessSet", "global_process_set", "HorovodInternalError", "elastic"}
 BEYOND_HOROVOD = {
+    "gather_with_gradient",
     "DistributedSampler",
     "Handle",
     "Outer",

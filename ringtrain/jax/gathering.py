@@ -1,0 +1,46 @@
+"""Rows of all ranks for a loss that every rank computes over them, as contrastive losses do: with the exact gradient."""
+
+from functools import partial
+from typing import Any
+
+import jax
+
+from ringtrain.jax.operations import allgather
+from ringtrain.process_sets import ProcessSet, global_process_set, size_of
+
+
+def gather_with_gradient(
+    tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> jax.Array:
+    """``allgather`` whose gradient is the sum over the ranks; see ``ringtrain.torch.gather_with_gradient``.
+
+    Derivatives go backwards alone, as by ``jax.grad``.
+
+    Args:
+        tensor: rows of this rank, of one shape and in a program as many on all ranks; floating point.
+        name: identity among the ranks.
+        process_set: the ranks that take part.
+
+    Returns:
+        The rows of all ranks, in rank order.
+
+    Example:
+        >>> images, texts = hvd.gather_with_gradient(images), hvd.gather_with_gradient(texts)
+    """
+    return allgather(_with_multiplied_gradient(tensor, size_of(process_set)), name=name, process_set=process_set)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _with_multiplied_gradient(array: Any, factor: int) -> Any:
+    return array
+
+
+def _forward(array: Any, factor: int) -> tuple[Any, None]:
+    return array, None
+
+
+def _backward(factor: int, _: None, gradient: Any) -> tuple[Any]:
+    return (gradient * factor,)
+
+
+_with_multiplied_gradient.defvjp(_forward, _backward)
