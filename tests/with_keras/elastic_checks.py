@@ -84,20 +84,29 @@ def check_callbacks(keras, hvd, first_commits):
 
     def check(rank):
         state = state_of(keras, hvd, rank, epoch=0, batch=2)
-        did = []
-        commit = hvd.elastic.CommitStateCallback(Says(state, did), batches_per_commit=3)
+        did, commits = [], []
+
+        class Commit(hvd.elastic.CommitStateCallback):
+            """As programs for Horovod make it."""
+
+            def commit(self):
+                commits.append(self.state.batch)
+                super().commit()
+
+        commit = Commit(Says(state, did), batches_per_commit=3)
         updates = [hvd.elastic.UpdateBatchStateCallback(state), hvd.elastic.UpdateEpochStateCallback(state)]
         stop = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: did.append("end"))
         x = np.ones((ROWS, 3), "float32")
         callbacks = [commit, *updates, stop] if first_commits else [stop, *updates, commit]
         state.model.fit(x, x[:, :1], batch_size=4, epochs=2, verbose=0, callbacks=callbacks)
-        return did, int(state.optimizer.iterations.numpy())
+        assert all(each.state is state for each in updates)
+        return did, int(state.optimizer.iterations.numpy()), commits
 
     with World(1) as world:
-        ((did, steps),) = world.run(check)
+        ((did, steps, commits),) = world.run(check)
     first = [("commit", 0, 5), "end"]  # 4 of 6 batches are left: 2 are done before
     second = [("commit", 1, 0), ("commit", 1, 3), "end", ("save", 2, 0)]
-    assert (did, steps) == (first + second, 10), (did, steps)
+    assert (did, steps, commits) == (first + second, 10, [5, 0, 3]), (did, steps, commits)
 
 
 def check_who_ends_the_training(keras, hvd):

@@ -24,6 +24,9 @@ class CommitHooks:
         state: of ``elastic.run``.
         batches_per_commit: a failure costs fewer batches than this, and those of validation; each commit copies the state.
 
+    Attributes:
+        state: as given.
+
     Raises:
         InvalidArgumentError: less than 1 batch.
         HostsUpdatedInterrupt: in ``fit``, on all ranks at once, if ranks wait to join or to leave; ``run`` catches it.
@@ -37,11 +40,15 @@ class CommitHooks:
             raise InvalidArgumentError(
                 f"CommitStateCallback: batches_per_commit must be 1 at least, but is {batches_per_commit}."
             )
-        self._state = state
+        self.state = state
         self._batches_per_commit = batches_per_commit
         self._since = 0  # batches since the last commit
         self._seen = 0  # batches of this epoch
         self._due = False
+
+    def commit(self) -> None:
+        """Commits the state; for programs that do more then."""
+        self.state.commit()
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Counts from here."""
@@ -68,12 +75,12 @@ class CommitHooks:
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Saves; who waits to join would find nothing to do."""
-        self._state.save()
+        self.state.save()
 
     def _commit_if_due(self) -> None:
         if self._due:
             self._since, self._due = 0, False
-            self._state.commit()
+            self.commit()
 
 
 class UpdateBatchHooks:
@@ -84,6 +91,9 @@ class UpdateBatchHooks:
 
     Args:
         state: with an attribute ``batch``.
+
+    Attributes:
+        state: as given.
 
     Raises:
         InvalidArgumentError: it has none.
@@ -97,25 +107,25 @@ class UpdateBatchHooks:
     def __init__(self, state: Any):
         super().__init__()
         _require(state, "batch", "UpdateBatchStateCallback")
-        self._state = state
+        self.state = state
         self._before = 0  # batches of this epoch that were done in another call of fit
         self._last: int | None = None  # the number of batches after which the epoch ends early
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Finds what is left to do."""
-        self._before = self._state.batch
+        self._before = self.state.batch
         steps = (self.params or {}).get("steps")
         self._last = max(1, steps - self._before) if steps and self._before else None
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Counts, and ends the epoch when its batches are done."""
-        self._state.batch = self._before + batch + 1
+        self.state.batch = self._before + batch + 1
         if self._last is not None and batch + 1 >= self._last and not self.model.stop_training:
             self.model.stop_training = END_OF_EPOCH
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Goes on with the next epoch."""
-        self._state.batch = 0
+        self.state.batch = 0
         if self.model.stop_training is END_OF_EPOCH:
             self.model.stop_training = False
 
@@ -125,6 +135,9 @@ class UpdateEpochHooks:
 
     Args:
         state: with an attribute ``epoch``.
+
+    Attributes:
+        state: as given.
 
     Raises:
         InvalidArgumentError: it has none.
@@ -138,11 +151,11 @@ class UpdateEpochHooks:
     def __init__(self, state: Any):
         super().__init__()
         _require(state, "epoch", "UpdateEpochStateCallback")
-        self._state = state
+        self.state = state
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """One more."""
-        self._state.epoch += 1
+        self.state.epoch += 1
 
 
 def _require(state: Any, name: str, who: str) -> None:
