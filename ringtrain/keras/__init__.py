@@ -28,6 +28,8 @@ from ringtrain.keras.values import *  # noqa: F403 - the operations, listed once
 from ringtrain.keras.variables import broadcast_global_variables, broadcast_variables
 
 init, Compression = _backend.hvd.init, _backend.hvd.Compression
+if _keras.backend.backend() == "tensorflow":
+    SyncBatchNormalization = _backend.hvd.SyncBatchNormalization
 
 _SUBMODULES = ("callbacks", "elastic", "layers")
 __all__ = [

@@ -158,3 +158,12 @@ def test_wrong_arguments_of_optimizers_and_callbacks(module):
             with pytest.raises(ValueError):
                 world.run(lambda rank, wrong=wrong: wrong())
         world.run(lambda rank: hvd.callbacks.BroadcastGlobalVariablesCallback(0, "", tf.Variable([1.0, 2.0])))
+
+
+def test_names_that_pages_and_public_programs_use():
+    """For Horovod: GRACE and Ludwig import them from these modules."""
+    from ringtrain import tensorflow
+    from ringtrain.tensorflow.compression import FP16Compressor, NoneCompressor
+
+    assert {module.SyncBatchNormalization for module in BOTH.values()} == {tensorflow.SyncBatchNormalization}
+    assert (NoneCompressor, FP16Compressor) == (tensorflow.Compression.none, tensorflow.Compression.fp16)
