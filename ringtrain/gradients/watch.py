@@ -60,13 +60,13 @@ class Watch:
         name: of its operations, without their last part; unique among those of the process set.
         called: what things are called in the framework.
         forms: how its parameters are read.
-        first_look: the number of the step of a world that asks for the first one, counted from 0: behind what a script
-            broadcasts after its first step.
+        first_look: the number of the step of a world that asks for the first look, counted from 0: behind what a script
+            broadcasts after its first step, of several updates perhaps. When ranks were made alike it is the second one.
         clock: in seconds.
     """
 
     def __init__(
-        self, session: Session, name: str, called: Words, forms: Forms = ARRAYS, first_look: int = 1,
+        self, session: Session, name: str, called: Words, forms: Forms = ARRAYS, first_look: int = 10,
         clock: Callable[[], float] = time.monotonic,
     ):  # fmt: skip
         self.name = f"{name}.replica"
@@ -79,8 +79,9 @@ class Watch:
         self._begin()
 
     def mute(self, muted: bool) -> None:
-        """Asks for no look while ranks may have other parameters: until they have the same model."""
+        """Compares nothing while ranks may have another model; once they have the same one, from the next step on."""
         self._muted = muted
+        self._first_look = self._first_look if muted else 1
         self._begin()
 
     # ---- in each step ----
@@ -93,11 +94,14 @@ class Watch:
         """
         if self._session.has_moved():
             self._begin()
-        self._settings = settings
+        self._settings, self._parameters = settings, ()  # which may be a copy of the whole model
         told = self._replica.tell(comes_alike=True)
         asks = not self._muted and (told.asks or self._steps == self._first_look)
+        own = _with_complement(np.array([told.settings], np.uint64))
+        if self._muted or not self._steps:  # they may be broadcast after the first step
+            own = np.zeros_like(own)
         self._steps += 1
-        return np.concatenate([_with_complement(np.array([told.settings], np.uint64)), np.array([asks], np.uint8)])
+        return np.concatenate([own, np.array([asks], np.uint8)])
 
     def is_quiet(self, most: np.ndarray) -> bool:
         """Whether a step's maximum says that all is well, and nobody asks for a look."""
@@ -127,6 +131,7 @@ class Watch:
             MismatchError: by more than the rounding of processors; the same on all ranks.
         """
         self._replica.compares = self._done(self._differences.judge_parameters(self._replica))
+        self._parameters = ()
 
     # ---- for steps that run on the host ----
 
@@ -173,7 +178,7 @@ class Watch:
 def are_equal(most: np.ndarray) -> bool:
     """Whether all ranks have the same digests, from the maximum of what ``_with_complement`` returns; 0 counts nothing."""
     highest, lowest = most[: most.size // 2], ~most[most.size // 2 :]
-    return bool((highest == lowest).all())
+    return bool((highest == lowest).all()) or not most.any()
 
 
 def _with_complement(digests: np.ndarray) -> np.ndarray:

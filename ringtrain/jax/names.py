@@ -11,6 +11,7 @@ from collections import Counter
 from typing import Any
 
 from jax._src import core as _core  # where the current trace is; JAX has no public name for it
+from jax._src.interpreters.batching import BatchTrace
 
 # Names that were given out, for the outermost trace of each program; it ends with its trace.
 _claimed: "weakref.WeakKeyDictionary[Any, Counter[str]]" = weakref.WeakKeyDictionary()
@@ -30,6 +31,16 @@ def claim(label: str) -> str | None:
 def tracing() -> bool:
     """Whether a program is being traced, so that operations become part of it, whatever their arguments."""
     return _program() is not None
+
+
+def batching() -> bool:
+    """Whether a function under ``jax.vmap`` is being traced, whose values stand for many."""
+    trace = _core.trace_ctx.trace
+    while trace is not None:
+        if isinstance(trace, BatchTrace):
+            return True
+        trace = getattr(trace, "parent_trace", None)
+    return False
 
 
 def _program() -> Any:

@@ -33,7 +33,7 @@ def DistributedGradientTransformation(
         replicas: ``"equal"`` compares, in each update, numbers that optax.inject_hyperparams keeps in the state; and parameters, if
             ``update`` gets them, else the state, after the first update and then once a minute, or so seldom that it takes a
             thousandth of the time. Where they differ it raises a MismatchError, in a program a ``jax.errors.JaxRuntimeError``
-            with its text. ``"differ"`` compares nothing; nor do programs for several devices of a process.
+            with its text. ``"differ"`` compares nothing; nor do updates under ``jax.vmap``.
 
     Returns:
         An ``optax.GradientTransformationExtraArgs`` with the state of the given one.

@@ -4,6 +4,7 @@ A call of the host gives a step's row and, where a look is asked for, the digest
 take the maxima. Gradients come out behind all that, so that no update is made before it is known that ranks step alike.
 """
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,15 +15,23 @@ from jax.experimental import io_callback
 
 from ringtrain.gradients.drift import Settings, Words
 from ringtrain.gradients.session import Session
-from ringtrain.gradients.watch import ROW, Watch, shortest
+from ringtrain.gradients.watch import ARRAYS, ROW, Forms, Watch, shortest
 from ringtrain.jax import names
 from ringtrain.jax.library import slots
 from ringtrain.jax.operations import start
 from ringtrain.operations import Max
 from ringtrain.process_sets import ProcessSet, is_alone
+from ringtrain.processors import kind_of_processor
 
 _CALLED = Words("broadcast_parameters()", "DistributedGradientTransformation")
-_LOCAL_DEVICES = 1  # a program for several calls the host for each of them
+
+
+def _processor() -> str:
+    kind = kind_of_processor() if jax.default_backend() == "cpu" else jax.devices()[0].device_kind
+    return f"{kind}, jax {jax.__version__}, {len(os.sched_getaffinity(0))} cores"  # which divide sums among them
+
+
+_FORMS = Forms(*ARRAYS[:2], _processor)
 
 
 class Watching:
@@ -49,12 +58,12 @@ class Watching:
             MismatchError: outside of programs. A program raises a ``jax.errors.JaxRuntimeError`` with its text.
         """
         process_set = self._process_set
-        if is_alone(process_set) or not process_set.included() or jax.local_device_count() > _LOCAL_DEVICES:
+        if is_alone(process_set) or not process_set.included() or names.batching():
             return reduce()
         watch = self._watch()
         settings = _hyperparameters(state)
         compared = _named(state, only_floats=True) if parameters is None else _named(parameters)
-        if not names.tracing():
+        if not names.tracing() and not any(map(_is_traced, [*settings.values(), *compared.values()])):
             row = watch.begin(_as_settings(settings, list(settings.values())))
             gradients = reduce()
             watch.end(row, lambda: [(name, np.asarray(each)) for name, each in compared.items()])
@@ -64,7 +73,7 @@ class Watching:
     def _watch(self) -> Watch:
         slot = slots.current()
         if slot not in self._watches:
-            self._watches[slot] = Watch(Session(self._process_set), self._name, _CALLED)
+            self._watches[slot] = Watch(Session(self._process_set), self._name, _CALLED, _FORMS, first_look=1)
         return self._watches[slot]
 
     def _in_a_program(
@@ -98,7 +107,7 @@ def _hyperparameters(state: Any) -> dict[str, Any]:
     for each in jax.tree_util.tree_leaves(state, is_leaf=lambda node: hasattr(node, "hyperparams")):
         for name, value in getattr(each, "hyperparams", {}).items():
             if jnp.ndim(value) == 0 and jnp.issubdtype(jnp.result_type(value), jnp.number):
-                found.setdefault(name, value)
+                found.setdefault(name, jax.lax.stop_gradient(value))
     return found
 
 
@@ -113,8 +122,12 @@ def _named(tree: Any, only_floats: bool = False) -> dict[str, Any]:
     return {
         jax.tree_util.keystr(path): jax.lax.stop_gradient(leaf)
         for path, leaf in leaves
-        if jnp.issubdtype(jnp.result_type(leaf), kinds)
+        if isinstance(leaf, (jax.Array, np.ndarray)) and jnp.issubdtype(leaf.dtype, kinds)
     }
+
+
+def _is_traced(value: Any) -> bool:
+    return isinstance(value, jax.core.Tracer)
 
 
 def _on_host(function: Callable[..., np.ndarray], size: int, arguments: Any) -> Any:
@@ -133,4 +146,4 @@ def _judged(watch: Watch) -> Any:
 def _are_equal(most: Any) -> Any:
     """``watch.are_equal``, in a program."""
     half = most.shape[0] // 2
-    return jnp.all(most[:half] == ~most[half:])
+    return jnp.all(most[:half] == ~most[half:]) | jnp.all(most == 0)

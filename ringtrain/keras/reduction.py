@@ -242,7 +242,7 @@ class KerasReducer:
         if self.local_steps is None:
             exact = self.settings.local is None and self.settings.travels
             how = self.settings if exact else None
-            return self._watched(gradients, variables, lambda: self._combined(gradients, variables, how))
+            return self._watched(variables, lambda: self._combined(gradients, variables, how))
         return self._in_phase(self.local_steps, gradients, variables)
 
     def _in_phase(self, local: LocalSteps, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
@@ -301,9 +301,7 @@ class KerasReducer:
                 results[place] = gradient
         return results
 
-    def _watched(
-        self, gradients: Sequence[Any], variables: Sequence[Any], combine: Callable[[], list[Any]]
-    ) -> list[Any]:
+    def _watched(self, variables: Sequence[Any], combine: Callable[[], list[Any]]) -> list[Any]:
         """What ``combine`` returns, once ranks have found that they step alike, where they are to."""
         watch, stepping = self.watch, self._stepping
         if watch is None or stepping is None:
@@ -311,7 +309,7 @@ class KerasReducer:
         local = {id(variable) for variable in self._local_variables()}
         parameters = [(path_of(each), each) for each in variables if _kind_of(each, local) == "averaged"]
         settings, rate = stepping.settings(), stepping.rate()
-        return backend.watched(watch, self.settings.process_set, settings, rate, gradients, parameters, combine)
+        return backend.watched(watch, self.settings.process_set, settings, rate, parameters, combine)
 
     def averaged_after_local_steps(self, variables: Sequence[Any]) -> list[Any]:
         """Those of the variables that workers average: not those that each rank keeps to itself."""

@@ -2,13 +2,16 @@
 
 import weakref
 from collections.abc import Callable
+from numbers import Real
 from typing import Any
+
+import numpy as np
 
 from ringtrain.gradients.drift import Settings, Words
 
 CALLED = Words("broadcast_variables() or BroadcastGlobalVariablesCallback")
-_NUMBERS = (bool, int, float)
-_NOT_COMPARED = {"learning_rate"}  # which is read in each step
+# The rate is read in each step; how an update is computed is a rank's own.
+_NOT_COMPARED = {"learning_rate", "jit_compile", "is_legacy_optimizer"}
 
 
 class Stepping:
@@ -26,18 +29,26 @@ class Stepping:
         except Exception:  # of a class of the user's, in whatever way
             configured = {}
         self._configured = {
-            name: value for name, value in configured.items() if type(value) in _NUMBERS and name not in _NOT_COMPARED
+            name: number
+            for name, value in configured.items()
+            if name not in _NOT_COMPARED and (number := _number(value)) is not None
         }
 
     def settings(self) -> Settings:
         """All numbers but the learning rate, as they are now."""
         optimizer = self._refer()
-        now = {name: getattr(optimizer, name, value) for name, value in self._configured.items()}
-        read = {name: value if type(value) in _NUMBERS else self._configured[name] for name, value in now.items()}
-        return {name: float(value) if type(value) is int else value for name, value in read.items()}
+        now = {name: _number(getattr(optimizer, name, None)) for name in self._configured}
+        return {name: self._configured[name] if number is None else number for name, number in now.items()}
 
     def rate(self) -> Any:
         """The learning rate of this step: a number, a variable, or a tensor of the graph; None for an optimizer without one."""
         optimizer = self._refer()
         rate = getattr(optimizer, "learning_rate", None)
         return rate(optimizer.iterations) if callable(rate) else rate
+
+
+def _number(value: Any) -> bool | float | None:
+    """A number of whatever type, as another rank may have it from a file: 1 is 1.0. None for all else."""
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    return float(value) if isinstance(value, (Real, np.number)) else None

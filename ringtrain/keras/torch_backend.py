@@ -126,17 +126,22 @@ def watch(session: Session, name: str, parameters: Sequence[Any]) -> Watch:
 
 
 def watched(
-    watch: Watch, process_set: ProcessSet, settings: Settings, rate: Any, gradients: Sequence[torch.Tensor | None],
+    watch: Watch, process_set: ProcessSet, settings: Settings, rate: Any,
     parameters: Sequence[tuple[str, Any]], reduce: Callable[[], list[torch.Tensor | None]],
 ) -> list[torch.Tensor | None]:  # fmt: skip
     """What ``reduce`` returns, once ranks have found that they step alike; as ``tensorflow.watching.watched`` has it."""
     number = None if rate is None else keras.ops.convert_to_tensor(rate)
     if number is not None and number.is_cuda:  # no step waits for the GPU
         number = None
-    row = watch.begin(with_rate(settings, None if number is None else number.detach().numpy()))
+    row = watch.begin(with_rate(settings, None if number is None else _as_numpy(number)))
     reduced = reduce()
     watch.end(row, lambda: [(name, variable.value.detach()) for name, variable in parameters])
     return reduced
+
+
+def _as_numpy(number: torch.Tensor) -> np.ndarray:
+    wide = number.detach()
+    return (wide if wide.dtype in (torch.float32, torch.float64) else wide.float()).numpy()
 
 
 def completed(

@@ -54,9 +54,7 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):
             if not self._compares:
                 return reduce_only(gradients)
             process_set = self._reduction.process_set
-            return watched_by_names(
-                stem, gradients, variables, self._local, process_set, lambda: reduce_only(gradients)
-            )
+            return watched_by_names(stem, variables, self._local, process_set, lambda: reduce_only(gradients))
 
         gradients = [gradient for gradient, _ in pairs]
         if self._accumulation is None:

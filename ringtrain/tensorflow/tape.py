@@ -70,7 +70,7 @@ class _DistributedTape(tf.GradientTape):
             return self._reduction.reduce_but_local(flat, identities, flat_sources, self._local, self._scales_local)
 
         if self._compares:
-            reduced = watched_by_names(stem, flat, flat_sources, self._local, self._reduction.process_set, reduce)
+            reduced = watched_by_names(stem, flat_sources, self._local, self._reduction.process_set, reduce)
         else:
             reduced = reduce()
         return tf.nest.pack_sequence_as(gradients, reduced)
@@ -121,7 +121,7 @@ def DistributedGradientTape(
         scale_local_gradients: divide the gradients of local sources by the number of ranks.
         delay: 1: ``gradient`` returns those of the step before, which have travelled while these were computed, and zeros at
             first. The last ones are ``late_gradients(variables)``.
-        replicas: ``"equal"`` compares the variables that ``gradient`` is asked about, as they are then, in its third call and once
+        replicas: ``"equal"`` compares the variables that ``gradient`` is asked about, as they are then, in its twentieth call and once
             a minute, or so seldom that it takes a thousandth of the time; where they differ it raises a MismatchError, in a graph
             a ``tf.errors.InvalidArgumentError`` with its text. ``"differ"`` compares nothing.
 

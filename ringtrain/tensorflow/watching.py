@@ -34,13 +34,12 @@ def _processor() -> str:
 _CALLED = Words("broadcast_variables()", "DistributedGradientTape")
 _watches: Kept[Watch] = Kept()
 
-_FIRST_LOOK_OF_A_TAPE = 2  # a step may ask two tapes
+_FIRST_LOOK_OF_A_TAPE = 20  # of a step some ask several
 FORMS = Forms(*ARRAYS[:2], _processor)
 
 
 def watched_by_names(
     stem: str,
-    gradients: Sequence[Any],
     sources: Sequence[Any],
     local: Container[int],
     process_set: ProcessSet,
@@ -50,7 +49,6 @@ def watched_by_names(
 
     Args:
         stem: of the gradients' names.
-        gradients: of this rank.
         sources: what the gradients belong to.
         local: those that differ on purpose, by identity.
         process_set: the ranks that step alike.
@@ -65,7 +63,7 @@ def watched_by_names(
 
     watch = _watches.find(stem, variables, process_set, make)
     paths = [getattr(each, "path", None) or each.name for each in variables]
-    return watched(watch, process_set, {}, None, gradients, list(zip(paths, variables, strict=True)), reduce)
+    return watched(watch, process_set, {}, None, list(zip(paths, variables, strict=True)), reduce)
 
 
 @nodes.as_it_is
@@ -74,7 +72,6 @@ def watched(
     process_set: ProcessSet,
     settings: Settings,
     rate: Any,
-    gradients: Sequence[Any],
     parameters: Sequence[tuple[str, Any]],
     reduce: Callable[[], Gradients],
 ) -> Gradients:
@@ -85,7 +82,6 @@ def watched(
         process_set: the ranks that do.
         settings: what they step with.
         rate: the learning rate, which is among the settings when the step runs: a number, a tensor, or None.
-        gradients: of this rank, before they are reduced.
         parameters: variables with their names.
         reduce: the gradients of all ranks, None for those that nobody has.
 
@@ -97,14 +93,16 @@ def watched(
         reduced = reduce()
         watch.end(row, lambda: [(name, _values(each).numpy()) for name, each in parameters])
         return reduced
-    # Behind a gradient, and so in a loop of steps behind the step before: its row has the same name.
-    there = [each for each in tf.nest.flatten(list(gradients), expand_composites=True) if each is not None][-1:]
-    with tf.device("CPU:0"), tf.control_dependencies(there):  # there calls of the host are
+    # Behind a look at the variables, and so in a loop of steps behind the update before: its row has the same name.
+    read = [_values(variable) for _, variable in parameters]
+    with tf.device("CPU:0"), tf.control_dependencies(read):  # there calls of the host are
         inputs = [] if rate is None else [tf.convert_to_tensor(rate)]
         row = _on_host(lambda *numbers: watch.row(with_rate(settings, *numbers)), inputs, ROW)
         most = _maximum(row, f"{watch.name}.settings", process_set)
     reduced = reduce()
-    with tf.device("CPU:0"):
+    # Behind the gradients: where ranks differ a call of the host waits for the others, which may wait for a gradient.
+    there = [each.values if isinstance(each, tf.IndexedSlices) else each for each in reduced if each is not None]
+    with tf.device("CPU:0"), tf.control_dependencies(there):
         alike = tf.cond(
             tf.logical_and(_are_equal(most[:-1]), tf.equal(most[-1], 0)),
             lambda: tf.constant(True),
@@ -152,7 +150,8 @@ def _maximum(own: tf.Tensor, name: str, process_set: ProcessSet) -> tf.Tensor:
 def _are_equal(most: tf.Tensor) -> tf.Tensor:
     """``watch.are_equal``, in a graph."""
     half = most.shape[0] // 2
-    return tf.reduce_all(tf.equal(most[:half], tf.bitwise.invert(most[half:])))
+    alike = tf.reduce_all(tf.equal(most[:half], tf.bitwise.invert(most[half:])))
+    return tf.logical_or(alike, tf.reduce_all(tf.equal(most, 0)))
 
 
 def _values(variable: Any) -> tf.Tensor:

@@ -158,3 +158,65 @@ def test_steps_in_a_loop_of_a_program(two, compared_always):
 def test_an_unknown_word_is_refused():
     with pytest.raises(InvalidArgumentError, match="DistributedGradientTransformation: replicas must be"):
         hvd.DistributedGradientTransformation(optax.sgd(0.1), replicas="same")
+
+
+@COMPILED
+def test_a_derivative_by_the_rate(two, compiled):
+    """Of steps that a program differentiates nothing on the host has one."""
+
+    def body(rank):
+        optimizer = hvd.DistributedGradientTransformation(optax.inject_hyperparams(optax.sgd)(learning_rate=0.1))
+
+        def outer(rate, weights):
+            state = optimizer.init(weights)
+            state.hyperparams["learning_rate"] = rate
+            for _ in range(3):
+                updates, state = optimizer.update(2 * weights, state, weights)
+                weights = optax.apply_updates(weights, updates)
+            return jnp.sum(weights**2)
+
+        slope = jax.grad(outer)
+        return float((jax.jit(slope) if compiled else slope)(jnp.float32(0.1), jnp.ones(3)))
+
+    first, second = two.run(body)
+    assert first == second == pytest.approx(-12 * 3 * 0.8**5, rel=1e-4)
+
+
+@COMPILED
+def test_what_is_no_array_among_the_parameters_is_let_be(two, compared_always, compiled):
+    def body(rank):
+        optimizer = hvd.DistributedGradientTransformation(optax.sgd(0.1))
+        weights = jnp.ones(3)
+        state = optimizer.init({"w": weights})
+
+        def step(weights, state):
+            parameters = {"w": weights, "activation": jax.nn.relu, "key": jax.random.key(0)}
+            updates, state = optimizer.update({"w": weights}, state, parameters)
+            return weights + updates["w"], state
+
+        run = jax.jit(step) if compiled else step
+        for _ in range(3):
+            weights, state = run(weights, state)
+        return np.asarray(weights).tolist()
+
+    first, second = two.run(body)
+    assert first == second
+
+
+@COMPILED
+def test_updates_of_many_at_once_are_let_be(two, compared_always, compiled):
+    """Under ``jax.vmap`` a value is that of many."""
+
+    def body(rank):
+        optimizer = hvd.DistributedGradientTransformation(optax.sgd(0.1))
+        weights = jnp.ones((3, 4))
+        state = jax.vmap(optimizer.init)(weights)
+        update = jax.vmap(optimizer.update)
+        run = jax.jit(update) if compiled else update
+        for _ in range(3):
+            updates, state = run(weights * (rank + 1), state, weights)
+            weights = optax.apply_updates(weights, updates)
+        return np.asarray(weights).tolist()
+
+    first, second = two.run(body)
+    assert first == second

@@ -67,7 +67,7 @@ def refused(two, body):
 
 @pytest.mark.parametrize("traced", [False, True], ids=["eager", "graph"])
 def test_variables_that_begin_apart_are_told(two, traced):
-    text = refused(two, lambda rank: trains(traced, float(rank)))
+    text = refused(two, lambda rank: trains(traced, float(rank), steps=21))
     assert (
         "parameter 'weights:0' must be the same on all ranks, but those of rank 0 and of rank 1 differ, by up to "
         in text
@@ -97,7 +97,7 @@ def test_a_broadcast_after_the_first_step_is_in_time(two, traced):
         if step == 1:
             hvd.broadcast_variables(variables, 0)
 
-    first, second = two.run(lambda rank: trains(traced, float(rank), broadcasts))
+    first, second = two.run(lambda rank: trains(traced, float(rank), broadcasts, steps=22))
     assert first == second
 
 
@@ -187,3 +187,21 @@ def test_deterministic_operations_are_no_hindrance():
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
+
+
+def test_several_updates_before_the_broadcast_are_no_false_alarm(two):
+    """As a critic makes five in each step."""
+
+    def body(rank):
+        weights = tf.Variable([float(rank), 1.0])
+        for step in range(6):
+            for _ in range(5):
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_sum(weights * weights)
+                weights.assign_sub(0.1 * hvd.DistributedGradientTape(tape).gradient(loss, [weights])[0])
+            if step == 0:
+                hvd.broadcast_variables([weights], 0)
+        return weights.numpy().tolist()
+
+    first, second = two.run(body)
+    assert first == second
