@@ -101,9 +101,10 @@ def DistributedOptimizer(
             step takes the longer of computing and sending. The first applies nothing, and ``flush()`` the last ones; ``fit``
             with BroadcastGlobalVariablesCallback calls it at its end. docs/slow-networks.md says more.
         replicas: ``"equal"`` compares the learning rate and the other numbers that each rank steps with, in each update, and the
-            variables, after the first one and then once a minute, or so seldom that it takes a thousandth of the time. Ranks that
-            train apart raise a MismatchError then, in a graph a ``tf.errors.InvalidArgumentError`` with its text. ``"differ"``
-            compares nothing. Not compared with ``every``, and in steps of ``elastic.Elastic``.
+            variables, in the tenth one, or the second with BroadcastGlobalVariablesCallback, and then once a minute, or so seldom
+            that it takes a thousandth of the time. Ranks that train apart raise a MismatchError then, in a graph a
+            ``tf.errors.InvalidArgumentError`` with its text. ``"differ"`` compares nothing. Not compared with ``every``, and in
+            steps of ``elastic.Elastic``.
 
     Raises:
         InvalidArgumentError: not a Keras optimizer, or groups, ``op`` or a number that cannot be.
@@ -242,9 +243,8 @@ class _Distributed(AveragingMethods, HostMethods, _Optimizer):
         """The user's ``apply`` with gradients of all ranks: reduced here, or by ``synchronize`` before."""
         reduction = self._gradient_reduction
         grads = list(grads)
-        if (
-            reduction is None or not grads or is_combined_by(reduction)
-        ):  # a LossScaleOptimizer around this one has done it
+        # A LossScaleOptimizer around this one may have reduced them.
+        if reduction is None or not grads or is_combined_by(reduction):
             super().apply(grads, trainable_variables)
             return
         reduction.require_outermost()
