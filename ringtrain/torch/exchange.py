@@ -8,9 +8,9 @@ The pass that completes gradients ends with a round (``ringtrain.gradients.round
 hold rounds until every rank is there and nothing is left. A rank that has everything need not await the maximum that a
 round begins with, which its last hook has submitted.
 
-After ``synchronize()`` the gradients may be added to again before the step: a new one opens, and what lies in
-``p.grad`` then, reduced part included, is averaged once more. All ranks have the same reduced part, which an average
-leaves as it is.
+Reduced gradients may be added to before the step, by further passes than were announced or after ``synchronize()``: the
+step opens again, and what lies in ``p.grad`` then, reduced part included, is averaged once more. All ranks have the same
+reduced part, which an average leaves as it is.
 """
 
 import threading
@@ -19,7 +19,7 @@ from contextlib import suppress
 
 import torch
 
-from ringtrain import ranges
+from ringtrain import log, ranges
 from ringtrain.context import Context
 from ringtrain.elastic.transaction import Part, Transaction
 from ringtrain.embedding.row_gradients import RowGradients
@@ -70,6 +70,7 @@ class Exchange:
         self._transaction: Transaction | None = None
         self._one_by_one: OneByOne | None = None
         self.rows = RowGradients(self._on_rows)
+        self._has_told_cost = False
         self._turns = -1  # of the core's residuals, when results were released last
         self._filled: list[Member] = []  # given zeros for the round under way
         self._members: list[Member] = []
@@ -282,16 +283,27 @@ class Exchange:
     def _begin_again(self, member: Member) -> None:
         """A gradient that was settled comes anew: the step is over, unless it was added to what was reduced.
 
-        To that only after ``synchronize()``, and only where reducing it once more leaves it as it is.
+        To that only where reducing it once more leaves it as it is.
         """
         asked = self.step.asked
         is_added = member.holds_result(additions=1)
-        if is_added and not (asked and self.may_reduce_again):
+        if is_added and not self.may_reduce_again:
             raise InvalidArgumentError(self._again(member) if asked else self._too_many(member))
         if not is_added:
             self._take_back_unused()
-        self.begin_step(reopened=asked)
+        elif not asked:
+            self._tell_what_passes_cost(member)
+        self.begin_step(reopened=asked or is_added)
         self.step.note_end()
+
+    def _tell_what_passes_cost(self, member: Member) -> None:
+        if not self._has_told_cost:
+            self._has_told_cost = True
+            log.logger.warning(
+                f"backward '{member.name}': a pass has added to gradients that were reduced already, and all that it reaches "
+                "travels again, as often in each step. The result is right. To send them once, set backward_passes_per_step, "
+                "or run all passes but the last one within no_sync()"
+            )
 
     @property
     def may_reduce_again(self) -> bool:
@@ -301,7 +313,8 @@ class Exchange:
     def _too_many(self, member: Member) -> str:
         return (
             f"backward '{member.name}': expected {self.passes.per_step} backward passes in a step but found another "
-            "one. Call step() or zero_grad(), raise backward_passes_per_step, or use no_sync()."
+            "one, whose gradient was added to the reduced one. Call step() or zero_grad(), raise backward_passes_per_step, or "
+            "use no_sync(); op=Average alone would reduce it once more."
         )
 
     def _again(self, member: Member) -> str:
@@ -347,6 +360,8 @@ class Exchange:
             self._submit_where(own.codes, whole_groups_only=True)
         agreed = own if has_all else (yield from self._rounds.answer())
         with self._lock:
+            if self.step.is_open_elsewhere(agreed.codes):
+                self.begin_step(reopened=True)
             self._submit_where(agreed.codes, whole_groups_only=False)
         yield from self._take_results()
         if self._transaction is not None:
@@ -418,7 +433,7 @@ class Exchange:
                 continue
             unsettled = group.unsettled(self.step.codes)
             members = [member for member in unsettled if is_there(codes[member.index])]
-            if members and not (whole_groups_only and len(members) < len(unsettled)):
+            if members and not (whole_groups_only and len(members) < len(group.members)):
                 for member in members:
                     if self._transaction is not None and member.parameter.grad is None:
                         self._filled.append(member)

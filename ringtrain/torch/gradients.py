@@ -231,9 +231,12 @@ class Group:
         self._open_count = len(self.members)
 
     def gather(self) -> bool:
-        """Notes that the gradient of one more member is complete here; returns whether those of all are."""
+        """Notes that the gradient of one more member is complete here; returns whether those of all are.
+
+        A group of which a part is settled waits for the round: another rank may have opened that part again.
+        """
         self._ready_count += 1
-        return self._ready_count == self._open_count
+        return self._ready_count == self._open_count == len(self.members)
 
     def unsettled(self, codes: bytes | bytearray) -> list[Member]:
         """The members that are still to be reduced, by the codes of the step."""

@@ -30,8 +30,8 @@ class Step:
 
     @property
     def has_all(self) -> bool:
-        """Whether this rank has every gradient that is not settled."""
-        return self._ready_count == self._open_count
+        """Whether this rank has every gradient. Where some are settled, another rank may have opened these again."""
+        return self._ready_count == self._open_count == len(self.codes)
 
     @property
     def is_open(self) -> bool:
@@ -47,7 +47,11 @@ class Step:
         """A hook has completed a gradient; returns ``has_all``."""
         self.codes[index] = code
         self._ready_count += 1
-        return self._ready_count == self._open_count
+        return self.has_all
+
+    def is_open_elsewhere(self, agreed: bytes) -> bool:
+        """Whether another rank has opened again what is settled here, since a pass has added to it there."""
+        return not self.is_open and any(mine == SETTLED != code for mine, code in zip(self.codes, agreed, strict=True))
 
     def settle(self, agreed: bytes, is_last: bool) -> None:
         """A round has reduced what was agreed on; ``is_last`` if what nobody has by now will not come."""

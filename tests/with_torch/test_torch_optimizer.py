@@ -327,9 +327,11 @@ def test_a_group_added_between_backward_and_step(world):
 
 @pytest.mark.least_ranks(2)
 def test_too_many_backward_passes(world):
+    """An average of what is reduced is that again (``test_torch_gan``); a sum would count it once for each rank."""
+
     def on_rank(rank):
         model = network()
-        optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters())
+        optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters(), op=hvd.Sum)
         model(torch.ones(1, 4)).sum().backward()
         with pytest.raises(ValueError, match="expected 1 backward passes in a step but found another one"):
             model(torch.ones(1, 4)).sum().backward()
