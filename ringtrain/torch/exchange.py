@@ -77,7 +77,7 @@ class Exchange:
         powersgd = settings.powersgd
         self._beginning = None if powersgd is None else Beginning(settings.session, powersgd.start_after)
         self._lock = threading.Lock()  # hooks of several devices run in several threads
-        self._round_lock = threading.Lock()
+        self._under_way: Iterator[Operation] | None = None  # the round, until it has ended
         self._enter_world()
 
     @property
@@ -94,6 +94,7 @@ class Exchange:
 
     def catch_up(self) -> None:
         """Before anything is asked of the gradients: goes on in the present world, and looks at all that has come."""
+        self._end_interrupted_round()
         self.follow_world()
         self.passes.look_at_all()
 
@@ -154,7 +155,7 @@ class Exchange:
             self._enter_world()
             if self.prefix != former and self.settings.keeps_residuals:
                 residuals.forget(self._session, f"{self.prefix}.")  # another optimizer's, which is gone
-            if not self._round_lock.locked():  # a round under way sees itself to what hooks have submitted
+            if self._under_way is None:  # else it sees itself to what hooks have submitted
                 self._take_back()
 
     # ---- parameters ----
@@ -223,6 +224,8 @@ class Exchange:
 
     def begin_part(self) -> PassPart:
         """For the hooks: the first gradient has come in a part of a backward pass."""
+        if self._under_way is not None:
+            raise InvalidArgumentError(self._interrupted())
         self.passes.look_at_all()  # in their order: what came in a pass that has failed, or around this one
         with self._lock:
             if not self._session.context.usable:
@@ -276,7 +279,7 @@ class Exchange:
     def _end_pass(self) -> None:
         with ranges.around("ringtrain.end of backward"):
             if self._one_by_one is None:
-                take_turns(self._round(Stage.PASS_ENDED))
+                take_turns(self._begin_round(Stage.PASS_ENDED))
             else:
                 self._one_by_one.call(self.number, lambda: self._hold_round(Stage.PASS_ENDED))
 
@@ -328,28 +331,36 @@ class Exchange:
 
     # ---- rounds ----
 
+    def _begin_round(self, stage: Stage) -> Iterator[Operation]:
+        """A round, which yields the operations that it waits for."""
+        self._under_way = self._round(stage)
+        return self._under_way
+
     def _round(self, stage: Stage) -> Iterator[Operation]:
-        """Holds one round; yields the operations that it waits for."""
-        with self._round_lock:
-            try:
-                if self._transaction is None:
-                    agreed = yield from self._attempt(stage)
-                else:
-                    agreed = yield from self._transaction.run(
-                        lambda: self._attempt(stage), lambda agreed: self._part_of(agreed, stage), self._take_back
-                    )
-                    self._release()
-                self._settle(agreed, stage)
-            except BaseException:
-                self.reset()
-                self._rounds.forget_steps()
-                self.step.note_end()  # the others have seen the end of this step too
-                raise
+        try:
+            if self._transaction is None:
+                agreed = yield from self._attempt(stage)
+            else:
+                agreed = yield from self._transaction.run(
+                    lambda: self._attempt(stage), lambda agreed: self._part_of(agreed, stage), self._take_back
+                )
+                self._release()
+            self._settle(agreed, stage)
+        except BaseException:
+            self.reset()
+            self._rounds.forget_steps()
+            self.step.note_end()  # the others have seen the end of this step too
+            raise
+        finally:
+            self._under_way = None
 
     def _hold_round(self, stage: Stage) -> None:
-        for operation in self._round(stage):
-            with suppress(RingtrainError):  # the round looks at it itself
-                operation.wait()
+        _wait_for(self._begin_round(stage))
+
+    def _end_interrupted_round(self) -> None:
+        """Ends a round that an exception of this rank alone has left, as Ctrl-C in a wait: the others are in it."""
+        if self._under_way is not None:
+            _wait_for(self._under_way)
 
     def _attempt(self, stage: Stage) -> Generator[Operation, None, Said]:
         """Agrees and reduces; returns what was agreed on. In a transaction nothing but ``_release`` changes a gradient."""
@@ -482,6 +493,12 @@ class Exchange:
         self._rounds.succeed()
         self._bucketing.note(agreed.codes, self.step.closed)
 
+    def _interrupted(self) -> str:
+        return (
+            f"backward '{self.prefix}': expected zero_grad() or step() of this optimizer after a backward pass in whose end an "
+            "exception was raised, but found another pass. The gradients of all ranks are on their way; call one of them first."
+        )
+
     # ---- steps ----
 
     def begin_step(self, reopened: bool = False) -> None:
@@ -556,3 +573,9 @@ class Exchange:
             if code != SETTLED and self.passes.left_changed(member.index, member.parameter.grad):
                 return member.name
         return None
+
+
+def _wait_for(steps: Iterator[Operation]) -> None:
+    for operation in steps:
+        with suppress(RingtrainError):  # the round looks at it itself
+            operation.wait()
