@@ -93,7 +93,8 @@ def check_powersgd(powersgd: PowerSGD, conflicts: Mapping[str, bool], owner: str
 class Beginning:
     """When an optimizer begins to compress: after the same step on all ranks, those included that come later.
 
-    Each rank says in each round whether it has had enough exact steps; one that has is enough.
+    Each rank says in each round whether it has had enough exact steps; one that has is enough. In another world the first
+    step is exact, unless all ranks have loaded what they had kept themselves: each says so, and awaits what the others say.
 
     Args:
         session: whose worlds, and joins, interrupt it.
@@ -101,6 +102,7 @@ class Beginning:
 
     Attributes:
         steps: that used their gradients, as far as this rank knows.
+        is_open: whether the others have yet to say that the step under way may compress, as this rank could.
     """
 
     def __init__(self, session: Session, start_after: int):
@@ -119,6 +121,22 @@ class Beginning:
         """Whether the step after this one is to compress, as far as this rank knows."""
         return self.steps + 1 >= self._start_after
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether this rank cannot compress in the step under way."""
+        return not (self.is_over or self.is_open)
+
+    def go_on(self, steps: int, compresses: bool) -> None:
+        """This rank has loaded what it had kept itself, when it had so many steps; whether the next one was to compress."""
+        self.steps = steps
+        self._is_over, self.is_open = False, compresses
+
+    def decide(self, any_is_exact: bool) -> None:
+        """A round has told whether another rank cannot compress in the step under way."""
+        if self.is_open:
+            self.is_open = False
+            self._is_over, self._joins = not any_is_exact, self._session.context.joins
+
     def note_round(self, any_says: bool) -> None:
         """A round has closed the step."""
         self._is_next = any_says
@@ -132,7 +150,7 @@ class Beginning:
 
     def enter_world(self) -> None:
         """The ranks of another world do not know yet what the others have had."""
-        self._is_over = self._is_next = False
+        self._is_over = self._is_next = self.is_open = False
         self._joins = self._session.context.joins
 
 

@@ -43,11 +43,10 @@ def forget(session: Session, prefix: str) -> None:
     Args:
         prefix: of the names of the operations that carry the gradients, none of which may be under way.
     """
-    context, process_set = session.context, session.process_set_id
-    kept = context.residuals(process_set, prefix) if context.usable else {}
+    context = session.context
+    kept = context.residuals(session.process_set_id, prefix) if context.usable else {}
     for (name, place), elements in kept.items():
-        nothing = np.zeros(elements, np.float32)
-        context.load_residual(process_set, name, place, nothing, nothing)
+        _load(session, name, place, *[np.zeros(elements, np.float32)] * 2)
     note_forgotten(prefix, len(kept))
 
 
@@ -109,7 +108,44 @@ def load(session: Session, averages: bool, prefix: str, state: Mapping[str, Mapp
                 f"load_compression_state: the state must be what compression_state() has returned, but has {key!r}."
             )
         sent, finished = (np.ascontiguousarray(parts[part], np.float32) for part in PARTS)
-        session.context.load_residual(session.process_set_id, prefix + name, int(place), sent * share, finished)
+        _load(session, prefix + name, int(place), sent * share, finished)
+
+
+def holder(session: Session) -> dict[str, int]:
+    """Which rank keeps what it keeps: elements are dealt over the ranks of a host, and sums over the hosts."""
+    context, process_set = session.context, session.process_set_id
+    members = list(context.process_set_ranks(process_set) or [context.rank])
+    return {"rank": members.index(context.rank), "ranks": len(members), "hosts": _hosts(session)}
+
+
+def of_this_rank(session: Session, prefix: str) -> dict[str, dict[str, np.ndarray]]:
+    """By gradient, the ``PARTS`` as this rank keeps them: flat arrays of float32, zeros where other ranks of its host do.
+
+    Args:
+        prefix: of the names of the operations that carry the gradients; not part of the keys.
+    """
+    context, process_set = session.context, session.process_set_id
+    state = {}
+    for (name, place), elements in context.residuals(process_set, prefix).items():
+        _, *memory = context.save_residual(process_set, name, place, elements)
+        arrays = (np.frombuffer(ffi.buffer(each), np.float32) for each in memory)
+        state[f"{name.removeprefix(prefix)}/{place}"] = dict(zip(PARTS, arrays, strict=True))
+    return state
+
+
+def load_of_this_rank(session: Session, prefix: str, state: Mapping[str, Mapping[str, np.ndarray]]) -> None:
+    """Has the core go on with what ``of_this_rank`` has returned on this rank, and with nothing that is not in it."""
+    context, process_set = session.context, session.process_set_id
+    for (name, place), elements in context.residuals(process_set, prefix).items():
+        if f"{name.removeprefix(prefix)}/{place}" not in state:
+            _load(session, name, place, *[np.zeros(elements, np.float32)] * 2)
+    for key, parts in state.items():
+        name, _, number = key.rpartition("/")
+        _load(session, prefix + name, int(number), *(np.ascontiguousarray(parts[part], np.float32) for part in PARTS))
+
+
+def _load(session: Session, name: str, place: int, sent: np.ndarray, finished: np.ndarray) -> None:
+    session.context.load_residual(session.process_set_id, name, place, sent, finished)
 
 
 def _hosts(session: Session) -> int:

@@ -20,7 +20,7 @@ from ringtrain.gradients.session import Session
 from ringtrain.pending import Operation
 
 _LARGEST = 255
-_FLAGS = 3
+_FLAGS = 4
 # What must be the same on all ranks, in so many bytes. Each goes with its complement; where it is not known both are zeros,
 # which count for nothing in a maximum.
 _COMPARED = {"steps": 1, "terms": 4, "settings": 4, "last settings": 4, "parameters": 8}
@@ -52,12 +52,14 @@ class Said(NamedTuple):
         more_may_follow: whether more gradients may come in the same step after this round.
         compresses_next: whether the step after this one is to compress its gradients, having had enough exact ones.
         compares_next: whether parameters are to be compared in the next round.
+        is_exact: whether the gradients of the step under way are not to be compressed.
     """
 
     codes: bytes
     more_may_follow: bool
     compresses_next: bool = False
     compares_next: bool = False
+    is_exact: bool = False
 
     def is_last(self, stage: Stage) -> bool:
         """Whether the step ends with this round: then what nobody has by now will not come."""
@@ -93,8 +95,9 @@ class Rounds:
         self._agreement: Agreement | None = None
 
     def announce(
-        self, codes: bytes | bytearray, stage: Stage, compresses_next: bool = False, waits: bool = False
-    ) -> Said:
+        self, codes: bytes | bytearray, stage: Stage, compresses_next: bool = False, waits: bool = False,
+        is_exact: bool = False,
+    ) -> Said:  # fmt: skip
         """Begins a round: says what this rank has; ``waits`` if this thread waits for the round's operations next."""
         if self._joins != self._session.context.joins:  # the others may have stepped since
             self._joins = self._session.context.joins
@@ -102,7 +105,7 @@ class Rounds:
         told = NOTHING
         if self._replica is not None:
             told = self._replica.tell(self._comes_alike or stage is Stage.PASS_ENDED)
-        said = Said(bytes(codes), stage is Stage.PASS_ENDED, compresses_next, told.asks)
+        said = Said(bytes(codes), stage is Stage.PASS_ENDED, compresses_next, told.asks, is_exact)
         content = encoded(said, self._steps, self._terms, told)
         session = self._session
         self._agreement = Agreement(
@@ -186,7 +189,7 @@ def encoded(said: Said, steps: int | None, terms: bytes = b"", told: Told = NOTH
     count = None if steps is None else steps % _LARGEST
     values = (count, words.digest(terms), told.settings, told.last_settings, told.parameters)
     compared = map(_with_complement, values, _COMPARED.values())
-    return b"%b%c%c%c%b" % (said.codes, *said[1:], b"".join(compared))
+    return b"%b%c%c%c%c%b" % (said.codes, *said[1:], b"".join(compared))
 
 
 def _with_complement(value: int | None, size: int) -> bytes:

@@ -24,6 +24,7 @@ from ringtrain.gradients.rounds import Rounds, Stage
 from ringtrain.numbering import next_number
 from ringtrain.pending import Operation
 from ringtrain.torch.compilation import eager
+from ringtrain.torch.feedback import Feedback
 from ringtrain.torch.gradients import ReductionSettings
 from ringtrain.torch.tensors import buffer_of, finish
 
@@ -283,27 +284,13 @@ class Delayed:
         self._rounds.forget()
         self._rounds.forget_steps()
 
-    def compression_state(self) -> dict[str, dict[str, torch.Tensor]]:
-        """What the core keeps of these gradients, the same on all ranks; collective."""
+    def feedback(self) -> Feedback | None:
+        """What compression has lost of these gradients, those on their way included. None without such a compression."""
+        if not self._settings.makes_up_for_losses:
+            return None
         self.enter_world()
         self.arrive()
-        if not self._settings.keeps_residuals:
-            return {}
-        state = residuals.of_all_ranks(self._session, self._settings.averages, f"{self.prefix}.")
-        return {name: {part: torch.from_numpy(kept[part]) for part in kept} for name, kept in state.items()}
-
-    def forget_residuals(self) -> None:
-        """Another state was loaded: what compression has lost before belongs to none of its gradients."""
-        self.enter_world()
-        if self._settings.keeps_residuals:
-            residuals.forget(self._session, f"{self.prefix}.")
-
-    def load_compression_state(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        """Goes on with it."""
-        self.enter_world()
-        if self._settings.keeps_residuals:
-            kept = {name: {part: parts[part].cpu().numpy() for part in parts} for name, parts in state.items()}
-            residuals.load(self._session, self._settings.averages, f"{self.prefix}.", kept)
+        return Feedback(self._settings, self.prefix)
 
 
 def _trained(optimizer: Any) -> list[torch.Tensor]:

@@ -258,6 +258,8 @@ class Exchange:
         if step.codes[index] != MISSING:
             raise InvalidArgumentError(self._too_many(member))
         has_all = step.complete(index, SPARSE_64 if gradient.is_sparse else DENSE)
+        if self._awaits_how:
+            return False
         some_left = self._bursts.gather(member, step.codes)
         if not has_all or not self._bursts.overlap or self._rounds.announced is not None:
             return some_left
@@ -367,10 +369,13 @@ class Exchange:
         with self._lock:
             self._bursts.leave(waits=True)
             own = self._rounds.announced or self._announce(stage, waits=True)
-            has_all = self.step.has_all
-            self._submit_where(own.codes, whole_groups_only=True)
-        agreed = own if has_all else (yield from self._rounds.answer())
+            knows_all = self.step.has_all and not self._awaits_how
+            if not self._awaits_how:
+                self._submit_where(own.codes, whole_groups_only=True)
+        agreed = own if knows_all else (yield from self._rounds.answer())
         with self._lock:
+            if self._beginning is not None:
+                self._beginning.decide(agreed.is_exact)
             if self.step.is_open_elsewhere(agreed.codes):
                 self.begin_step(reopened=True)
             self._submit_where(agreed.codes, whole_groups_only=False)
@@ -409,14 +414,21 @@ class Exchange:
             if self.settings.keeps_residuals:
                 residuals.take_back(self._session, f"{self.prefix}.", self._turns)
 
+    @property
+    def _awaits_how(self) -> bool:
+        """Whether the others have yet to say if the gradients of this step are compressed: none leaves before."""
+        return self._beginning is not None and self._beginning.is_open
+
     def _announce(self, stage: Stage, waits: bool = False) -> Said:
         codes: bytes | bytearray = self.step.codes
         if MISSING in codes:
             members = zip(self._members, codes, strict=True)
             codes = bytes(self._code_of(member, stage) if code == MISSING else code for member, code in members)
         self._note_joins()
-        compresses_next = self._beginning is not None and self._beginning.says
-        return self._rounds.announce(codes, stage, compresses_next, waits)
+        beginning = self._beginning
+        if beginning is None:
+            return self._rounds.announce(codes, stage, waits=waits)
+        return self._rounds.announce(codes, stage, beginning.says, waits, beginning.is_exact)
 
     def _code_of(self, member: Member, stage: Stage) -> int:
         """The code of a parameter whose gradient no hook has completed."""

@@ -76,6 +76,11 @@ class ReductionSettings:
         """Whether the core makes up for what compression has lost of the gradients before."""
         return self.compression in tables.WITHOUT_FEEDBACK
 
+    @property
+    def makes_up_for_losses(self) -> bool:
+        """Whether anything is kept of the gradients before: by the core, or by PowerSGD."""
+        return self.keeps_residuals or self.powersgd is not None
+
     @functools.cached_property
     def name(self) -> str:
         """The row of ``tables.REDUCTIONS``."""

@@ -32,6 +32,7 @@ from ringtrain.torch.ahead import Ahead, check_overlap, is_unscaling
 from ringtrain.torch.coexistence import refuse_shared_parameters, refuse_wrapped_optimizer
 from ringtrain.torch.compression import Compression, Compressor, compression_in_the_core
 from ringtrain.torch.delayed import Delayed, refuse_unscaling
+from ringtrain.torch.feedback import Feedback
 from ringtrain.torch.gradients import ReductionSettings
 from ringtrain.torch.periodic import Periodic, check_settings, checked_period
 from ringtrain.torch.reducer import Reducer
@@ -337,15 +338,35 @@ class _Distributed(_Optimizer):
         a mean, and the right ``factor``. So one rank can save it, and a world of other hosts can go on with it. Empty
         where nothing is kept.
         """
-        return {} if self._reducer is None else self._reducer.compression_state()
+        feedback = self._feedback()
+        return {} if feedback is None else feedback.of_all_ranks()
 
     def load_compression_state(self, state: dict[str, dict[str, torch.Tensor]]) -> None:
         """Goes on with what ``compression_state`` has returned, the same on all ranks, before the first step.
 
         Without it the first gradients make up for nothing, as in a new run.
         """
-        if self._reducer is not None:
-            self._reducer.load_compression_state(state)
+        feedback = self._feedback()
+        if feedback is not None:
+            feedback.load(state)
+
+    def _feedback(self) -> Feedback | None:
+        """What compression has lost of the gradients; None if nothing is kept of them."""
+        return None if self._reducer is None else self._reducer.feedback()
+
+    @property
+    def _in_world(self) -> bool:
+        return self._reducer is not None and self._reducer.context.usable
+
+    def state_dict(self) -> dict[str, Any]:
+        """The user's ``state_dict``; under ``compression`` what ``int8``, ``int4`` or ``powersgd`` has lost on this rank.
+
+        Where each rank saves and loads its own, as many ranks on as many hosts go on with the same bits.
+        """
+        state = super().state_dict()
+        feedback = self._feedback() if self._in_world else None
+        kept = None if feedback is None else feedback.of_this_rank()
+        return {**state, "compression": kept} if kept else state
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """The user's ``add_param_group``; the new parameters are reduced too, each alone."""
@@ -360,12 +381,15 @@ class _Distributed(_Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """The user's ``load_state_dict``; a begun step starts anew.
 
-        What compression has lost of gradients before is forgotten; load what ``compression_state`` has returned after this.
+        What compression has lost of gradients before is forgotten. A state that this rank has saved, in a world of as many
+        ranks and hosts, brings its own; for others load what ``compression_state`` has returned after this.
         """
         if self._reducer is not None:
             self._reducer.restart()
-            self._reducer.forget_residuals()
         super().load_state_dict(state_dict)
+        feedback = self._feedback()
+        if feedback is not None:
+            feedback.take(state_dict.get("compression"))
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -510,19 +534,17 @@ class _OneStepLate(_Distributed):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """The user's ``load_state_dict``; all ranks call it. Without ``delayed`` in it the next step applies nothing."""
-        super().load_state_dict(state_dict)
         if self._delayed is not None:
             self._delayed.load(self, state_dict.get("delayed"))
-            self._delayed.forget_residuals()
+        super().load_state_dict(state_dict)
 
-    def compression_state(self) -> dict[str, dict[str, torch.Tensor]]:
-        """What ``Compression.int8`` or ``int4`` has lost of the gradients so far; collective, the same on all ranks."""
-        return {} if self._delayed is None else self._delayed.compression_state()
+    def _feedback(self) -> Feedback | None:
+        """What compression has lost of the gradients; None if nothing is kept of them."""
+        return None if self._delayed is None else self._delayed.feedback()
 
-    def load_compression_state(self, state: dict[str, dict[str, torch.Tensor]]) -> None:
-        """Goes on with what ``compression_state`` has returned, the same on all ranks, before the first step."""
-        if self._delayed is not None:
-            self._delayed.load_compression_state(state)
+    @property
+    def _in_world(self) -> bool:
+        return self._delayed is not None and self._delayed.context.usable
 
     @property
     def _step_supports_amp_scaling(self) -> bool:

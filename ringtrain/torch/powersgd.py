@@ -125,21 +125,28 @@ def state_of_all_ranks(
     _reduce(session, f"{prefix}.powersgd.steps", steps, "max")
     state = {STEPS: {OF_ALL: steps}}
     for memory in memories:
-        rows, columns, rank = memory.shape
-        if memory.residual is None:
-            residual = torch.zeros(rows, columns, dtype=memory.dtype)
-        else:
-            residual = memory.residual.cpu().clone()
-        _reduce(session, f"{prefix}.powersgd.{memory.name}", residual, "average")
-        factor = torch.zeros(columns, rank) if memory.factor is None else memory.factor.cpu().clone()
-        state[f"{memory.name}/0"] = {RESIDUAL: residual, FACTOR: factor}
+        kept = state[f"{memory.name}/0"] = _kept_in(memory)
+        _reduce(session, f"{prefix}.powersgd.{memory.name}", kept[RESIDUAL], "average")
     return state
+
+
+def state_of_this_rank(memories: Sequence[Memory], beginning: Beginning) -> dict[str, dict[str, torch.Tensor]]:
+    """The same of what this rank has lost itself."""
+    kept = {f"{memory.name}/0": _kept_in(memory) for memory in memories}
+    return {STEPS: {OF_ALL: torch.tensor([beginning.steps])}, **kept}
+
+
+def _kept_in(memory: Memory) -> dict[str, torch.Tensor]:
+    rows, columns, rank = memory.shape
+    nothing = {RESIDUAL: torch.zeros(rows, columns, dtype=memory.dtype), FACTOR: torch.zeros(columns, rank)}
+    kept = {RESIDUAL: memory.residual, FACTOR: memory.factor}
+    return {part: nothing[part] if tensor is None else tensor.cpu().clone() for part, tensor in kept.items()}
 
 
 def load_state(
     state: Mapping[str, Mapping[str, torch.Tensor]], memories: Sequence[Memory], beginning: Beginning
 ) -> None:
-    """Goes on with what ``state_of_all_ranks`` has returned.
+    """Goes on with what ``state_of_all_ranks`` has returned, or ``state_of_this_rank`` on this one.
 
     Raises:
         InvalidArgumentError: it is something else, or of a model with other parameters, or of another rank.
@@ -148,7 +155,8 @@ def load_state(
     beginning.steps = int(state[STEPS][OF_ALL])
     for memory in memories:
         parts = state[f"{memory.name}/0"]
-        memory.keep(parts[RESIDUAL].clone(), parts[FACTOR].clone())
+        residual = parts[RESIDUAL].clone() if parts[RESIDUAL].any() else None
+        memory.keep(residual, parts[FACTOR].clone())
         memory.settle(used=True)
 
 

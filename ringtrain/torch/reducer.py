@@ -14,12 +14,11 @@ from ringtrain.context import Context
 from ringtrain.elastic.transaction import Transaction
 from ringtrain.embedding.row_gradients import RowGradients
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.gradients import residuals
 from ringtrain.gradients.rounds import Stage
-from ringtrain.torch import powersgd
 from ringtrain.torch.backward import OneByOne
 from ringtrain.torch.coexistence import refuse_shared_parameters
 from ringtrain.torch.exchange import Exchange
+from ringtrain.torch.feedback import Feedback
 from ringtrain.torch.gradients import ReductionSettings
 from ringtrain.torch.hooks import Hooks, dismiss, enlist, others
 
@@ -144,36 +143,12 @@ class Reducer:
                 "does, which was made later over the same parameter. Give each parameter to one distributed optimizer."
             )
 
-    # ---- what compression has lost ----
-
-    def compression_state(self) -> dict[str, dict[str, torch.Tensor]]:
-        """What is kept of these gradients, the same on all ranks; collective."""
+    def feedback(self) -> Feedback | None:
+        """What compression has lost of these gradients; between two steps. None without such a compression."""
+        if not self.settings.makes_up_for_losses:
+            return None
         self._exchange.catch_up()
-        beginning = self._exchange.beginning
-        if beginning is not None:
-            memories = self._exchange.memories()
-            return powersgd.state_of_all_ranks(self.settings.session, self.prefix, memories, beginning)
-        if not self.settings.keeps_residuals:
-            return {}
-        state = residuals.of_all_ranks(self.settings.session, self.settings.averages, f"{self.prefix}.")
-        return {name: {part: torch.from_numpy(kept[part]) for part in kept} for name, kept in state.items()}
-
-    def forget_residuals(self) -> None:
-        """Another state was loaded: what compression has lost before belongs to none of its gradients."""
-        self._exchange.catch_up()
-        if self._exchange.beginning is not None:
-            powersgd.forget(self._exchange.memories(), self.prefix)
-        if self.settings.keeps_residuals:
-            residuals.forget(self.settings.session, f"{self.prefix}.")
-
-    def load_compression_state(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        """Goes on with it."""
-        self._exchange.catch_up()
-        if self._exchange.beginning is not None:
-            powersgd.load_state(state, self._exchange.memories(), self._exchange.beginning)
-        if self.settings.keeps_residuals:
-            kept = {name: {part: parts[part].cpu().numpy() for part in parts} for name, parts in state.items()}
-            residuals.load(self.settings.session, self.settings.averages, f"{self.prefix}.", kept)
+        return Feedback(self.settings, self.prefix, self._exchange.memories(), self._exchange.beginning)
 
     # ---- what the optimizer asks for ----
 

@@ -1,5 +1,6 @@
 """Compression that makes up for what it has lost, below a distributed optimizer: skipped steps, and what is saved of it."""
 
+import io
 import itertools
 
 import pytest
@@ -19,14 +20,14 @@ def batch(rank: int, step: int) -> torch.Tensor:
     return torch.randn(8, 64, generator=torch.Generator().manual_seed(100 * step + rank))
 
 
-def model_and_optimizer(compression=INT4):
+def model_and_optimizer(compression=INT4, **arguments):
     model = torch.nn.Sequential(torch.nn.Linear(64, 80), torch.nn.Tanh(), torch.nn.Linear(80, 64))
     own = torch.Generator().manual_seed(0)  # ranks are threads, which share torch's
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=own) / 10)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    return model, hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression=compression)
+    return model, hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression=compression, **arguments)
 
 
 def bits(model: torch.nn.Module) -> bytes:
@@ -255,3 +256,91 @@ def test_a_loaded_state_forgets_what_was_lost_before_it_and_what_was_saved_comes
     with World(2, "1+1", stall_abort_seconds=20) as world:
         for kept, forgotten, again in world.run(on_rank):
             assert kept > 0.1 and forgotten == 0 and again == pytest.approx(kept, rel=1e-5)
+
+
+# ---- runs that resume ----
+
+RESUMED = {
+    "int8": {"compression": hvd.Compression.int8},
+    "int4": {"compression": INT4},
+    "int4, groups": {"compression": INT4, "groups": 2},
+    "int8, one step late": {"compression": hvd.Compression.int8, "delay": 1},
+    "powersgd": {"compression": hvd.Compression.powersgd(rank=2, start_after=2)},
+    "exact so far": {"compression": hvd.Compression.powersgd(rank=2, start_after=STEPS + 2)},
+}
+
+
+@pytest.mark.parametrize("layout", ["2", "1+1", "2+1"])
+@pytest.mark.parametrize("mode", RESUMED)
+def test_ranks_that_save_their_state_go_on_with_the_same_bits(mode, layout):
+    """Each its own file, in another world, and back to a state before; nothing else is called."""
+
+    def steps(rank, model, optimizer, numbers):
+        for step in numbers:
+            x = batch(rank, step)
+            optimizer.zero_grad()
+            (model(x) - x).square().mean().backward()
+            optimizer.step()
+        return bits(model)
+
+    def whole(rank):
+        model, optimizer = model_and_optimizer(**RESUMED[mode])
+        first = steps(rank, model, optimizer, range(STEPS))
+        file = io.BytesIO()
+        torch.save((model.state_dict(), optimizer.state_dict()), file)
+        return first, file.getvalue(), steps(rank, model, optimizer, range(STEPS, 2 * STEPS))
+
+    def resumed(rank, saved):
+        model, optimizer = model_and_optimizer(**RESUMED[mode])
+        ends = []
+        for _ in range(2):
+            kept = torch.load(io.BytesIO(saved[rank][1]))
+            model.load_state_dict(kept[0])
+            optimizer.load_state_dict(kept[1])
+            assert bits(model) == saved[rank][0]
+            ends.append(steps(rank, model, optimizer, range(STEPS, 2 * STEPS)))
+        return ends
+
+    size = sum(map(int, layout.split("+")))
+    with World(size, layout) as world:
+        saved = world.run(whole)
+    with World(size, layout) as world:
+        ends = world.run(resumed, saved)
+    assert ends == [[end, end] for *_, end in saved]
+
+
+def test_a_state_of_another_rank_or_world_is_said(caplog):
+    def save(rank):
+        model, optimizer = model_and_optimizer()
+        for step in range(3):
+            x = batch(rank, step)
+            optimizer.zero_grad()
+            (model(x) - x).square().mean().backward()
+            optimizer.step()
+        return optimizer.state_dict()
+
+    def load(rank, state):
+        _, optimizer = model_and_optimizer()
+        optimizer.load_state_dict(state)
+
+    with World(2, "1+1") as world:
+        state, _ = world.run(save)
+        world.run(load, state)
+    assert [record.getMessage().partition(". ")[0] for record in caplog.records if record.levelname == "WARNING"] == [
+        "load_state_dict 'optimizer.1': what compression has lost was saved by rank 0 of 2 on 2 hosts and is forgotten by "
+        "rank 1 of 2 on 2 hosts"
+    ]
+    plain = torch.optim.SGD(torch.nn.Sequential(torch.nn.Linear(64, 80), torch.nn.Linear(80, 64)).parameters(), lr=0.1)
+    plain.load_state_dict(state)  # one that is not distributed takes it, too
+
+
+def test_a_state_is_saved_after_the_world_has_ended():
+    def train(rank):
+        model, optimizer = model_and_optimizer()
+        (model(batch(rank, 0))).square().mean().backward()
+        optimizer.step()
+        return optimizer
+
+    with World(2, "1+1") as world:
+        optimizer, _ = world.run(train)
+    assert set(optimizer.state_dict()) == {"state", "param_groups"}
