@@ -203,6 +203,8 @@ class Ahead:
     def begin_part(self) -> PassPart:
         """For the hooks: the first one of a part runs; each of them asks to look."""
         with self._lock:
+            if not self.passes.parts:
+                self._count_open()
             return self.passes.enter()
 
     def look(self, part: PassPart) -> None:
@@ -212,6 +214,8 @@ class Ahead:
                 parameter = self._parameters[index]
                 if self._taken[index] or self._agreed is not None:
                     raise InvalidArgumentError(self._too_many(index))
+                if self._bucket_of[index].is_sent:
+                    raise InvalidArgumentError(self._too_late(index))
                 if self.passes.count(index, parameter.grad, part.nested):
                     self._take(index)
 
@@ -268,10 +272,16 @@ class Ahead:
         """A new step: everything is open."""
         for bucket in self._buckets:
             bucket.end_step()
-            self._open[bucket] = sum(parameter.requires_grad for parameter in bucket.parameters)
         self._taken = bytearray(len(self._parameters))
         self._agreed, self._arrived = None, False
         self.passes.begin_step(list(range(len(self._parameters))))
+
+    def _count_open(self) -> None:
+        """Before the first gradient of a pass: which ones may come in it. Parameters may have been frozen or unfrozen since."""
+        for bucket in self._buckets:
+            self._open[bucket] = sum(
+                self._parameters[place].requires_grad and not self._taken[place] for place in bucket.places
+            )
 
     def _close(self, stage: Stage) -> bytes:
         """Agrees on which gradients there are, and sends the rest of them; on all ranks together."""
@@ -325,7 +335,10 @@ class Ahead:
                 bucket.refuse(problem)
             self._taken[index] = True
             return DENSE
-        raise InvalidArgumentError(
+        raise InvalidArgumentError(self._too_late(index))
+
+    def _too_late(self, index: int) -> str:
+        return (
             f"gradient of '{self._names[index]}': expected it before those of its bucket were sent but found it after, as of a "
             "parameter that was frozen in the backward pass. Unfreeze parameters before backward()."
         )

@@ -188,6 +188,35 @@ def test_parameters_that_some_or_no_ranks_use(size, layout, sets_to_none):
         assert_all_equal(world.run(on_rank), parameters(expected))
 
 
+@pytest.mark.parametrize("bytes_of_buckets", [2048, 1 << 20])
+@pytest.mark.parametrize("size", [2, 3])
+def test_layers_are_frozen_and_unfrozen_between_steps(size, bytes_of_buckets, monkeypatch):
+    """Also between ``zero_grad`` and ``backward``: which gradients a bucket waits for is looked up in each pass."""
+    monkeypatch.setattr(ahead, "BUCKET_BYTES", bytes_of_buckets)
+    plan = [{0, 3}, {0}, set(), {5}, {3, 5}, set()]  # layers that are frozen in each step
+
+    def freeze(model, frozen):
+        for number, layer in enumerate(model):
+            layer.requires_grad_(number not in frozen)
+
+    def on_rank(rank, overlap):
+        start = copy.deepcopy(START)
+        freeze(start, plan[0])
+        model, optimizer = wrapped(OPTIMIZERS["SGD with all"], start, overlap)
+        for step, frozen in enumerate(plan):
+            optimizer.zero_grad()
+            freeze(model, frozen)
+            model(batch(rank, step)).square().mean().backward()
+            optimizer.step()
+        optimizer.synchronize()
+        return parameters(model)
+
+    with World(size) as world:
+        found, expected = world.run(on_rank, True), world.run(on_rank, False)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert_same_bits(mine, theirs)
+
+
 def test_passes_are_added_up_and_divided_and_no_sync_sends_nothing():
     def on_rank(rank, overlap):
         model, optimizer = wrapped(
