@@ -4,104 +4,43 @@
 >>> rt.init()
 >>> rt.allreduce(array, name="loss")
 
-Importing this loads NumPy and the native library, and neither a framework nor MPI. ``ringtrain.torch`` is for PyTorch.
+Importing this loads neither a framework nor MPI, and NumPy and the native library only when something of ``ringtrain.api``
+is asked for: the launcher, and what it starts for each rank, need neither. ``ringtrain.torch`` is for PyTorch.
 """
 
 import importlib
-import os
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 from ringtrain.installation import built_folder
 
 __path__[:] = [built_folder(__path__[0])]  # before any other module of the package is looked for
 
-from ringtrain import _native, errors
-from ringtrain.averaging.arrays import PeriodicAverage
-from ringtrain.averaging.outer import Outer
-from ringtrain.checks import check_finite, check_replicas
-from ringtrain.context import current, is_initialized
-from ringtrain.errors import HorovodInternalError, RingtrainError
-from ringtrain.flights import flight_record
-from ringtrain.objects import allgather_object, broadcast_object
-from ringtrain.operations import *  # noqa: F403 - the operations, listed once
-from ringtrain.probes import gpu_libraries
-from ringtrain.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from ringtrain.sharding import shard
-from ringtrain.stalls import long_phase
-from ringtrain.start import init, shutdown
-from ringtrain.statistics import Stats, stats
-from ringtrain.tunings import Tuning, tuning
-from ringtrain.version import __version__
+from ringtrain.version import __version__ as __version__
 
+if TYPE_CHECKING:
+    from ringtrain.api import *  # noqa: F403
+else:
 
-def rank() -> int:
-    """This process's rank in the world, from 0. Raises NotInitializedError (a ValueError) before ``init``."""
-    return current().rank
+    def __getattr__(name: str) -> Any:
+        """What users ask for is in ``api``; what imports ask for first, before they look for a file, is a module or nothing."""
+        if name == "__all__":
+            return [each for each in __dir__() if not each.startswith("_")]
+        if name.startswith("__"):  # asked of any module, by tools
+            raise AttributeError(f"module 'ringtrain' has no attribute '{name}'")
+        module = find_spec(f"ringtrain.{name}")
+        if module is not None:
+            if module.submodule_search_locations is not None:
+                raise AttributeError(f"module 'ringtrain' has no attribute '{name}' before 'import ringtrain.{name}'")
+            return importlib.import_module(f"ringtrain.{name}")
+        api = importlib.import_module("ringtrain.api")
+        try:
+            value = getattr(api, name)
+        except AttributeError:
+            raise AttributeError(f"module 'ringtrain' has no attribute '{name}'") from None
+        globals()[name] = value  # found at once from now on
+        return value
 
-
-def size() -> int:
-    """Number of ranks in the world."""
-    return current().size
-
-
-def local_rank() -> int:
-    """This rank among those of its host; the usual index of its GPU."""
-    return current().local_rank
-
-
-def local_size() -> int:
-    """Number of ranks on this host."""
-    return current().local_size
-
-
-def cross_rank() -> int:
-    """Place of this host among the hosts that have this local rank."""
-    return current().cross_rank
-
-
-def cross_size() -> int:
-    """Number of hosts that have this local rank."""
-    return current().cross_size
-
-
-def is_homogeneous() -> bool:
-    """Whether every host has the same number of ranks."""
-    return current().is_homogeneous
-
-
-def counters() -> dict[str, int]:
-    """What this rank has done since ``init``, such as ``operations``, ``wire_bytes_sent`` and ``cache_hits``."""
-    return current().counters()
-
-
-def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Starts to write a Chrome/Perfetto trace of this rank; the file is valid JSON at any time.
-
-    Events have the names that Horovod's readers search for (``NEGOTIATE_ALLREDUCE``, ``ALLREDUCE``, ``QUEUE``), and the
-    stage as their category. ``ringtrain merge-timelines`` makes one file of those of all ranks.
-
-    Args:
-        file_path: rank 0 writes this file, another rank one with its number behind it; ``{rank}`` in it is replaced by
-            the rank.
-        mark_cycles: writes an event ``CYCLE_START`` where a batch begins.
-
-    Raises:
-        InvalidArgumentError: the file cannot be made, or another trace is open.
-    """
-    current().start_timeline(os.fspath(file_path), mark_cycles)
-
-
-def stop_timeline() -> None:
-    """Ends the trace; without one it does nothing."""
-    current().stop_timeline()
-
-
-def build_info() -> str:
-    """Version, compiler and processor kernels of this installation, in one line."""
-    return _native.build_info()
-
-
-def __getattr__(name: str) -> object:
-    """``ringtrain.run`` is the launcher's, a layer above, and is loaded when it is asked for."""
-    if name == "run":
-        return importlib.import_module("ringtrain.launch.function").run
-    raise AttributeError(f"module 'ringtrain' has no attribute '{name}'")
+    def __dir__() -> list[str]:
+        """The names of ``api``, too."""
+        return sorted({*globals(), *dir(importlib.import_module("ringtrain.api"))})

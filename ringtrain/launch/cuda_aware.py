@@ -12,15 +12,12 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from ringtrain import launcher
 from ringtrain.launch.interpreter import module
-from ringtrain.testing import World
 
 _SECONDS = 60.0  # to start a process and MPI in it
 _CUDA = 0  # MPIX_GPU_SUPPORT_CUDA
-_SENT = 1234567
+_SENT, _BYTES = 1234567, 4
 
 
 def answer(environment: Mapping[str, str]) -> str:
@@ -77,6 +74,8 @@ def comes_back(MPI: Any, memory: object) -> bool:
         MPI: mpi4py's module.
         memory: one int32 that speaks the CUDA array interface.
     """
+    import numpy as np  # in the process of its own alone: the launcher starts sooner without it
+
     sent, received = np.array([_SENT], np.int32), np.zeros(1, np.int32)
     MPI.COMM_SELF.Sendrecv(sent, 0, 0, memory, 0, 0)
     MPI.COMM_SELF.Sendrecv(memory, 0, 0, received, 0, 0)
@@ -100,11 +99,13 @@ def main() -> None:
     """Prints the claim, and in a second line what became of a message, if the process has lived on."""
     from mpi4py import MPI
 
+    from ringtrain.testing import World
+
     claimed = claim(MPI)
     print(claimed, flush=True)
     if claimed:
         with World(1) as world:
-            memory = world.contexts[0].allocate_on_device(0, np.dtype(np.int32).itemsize)
+            memory = world.contexts[0].allocate_on_device(0, _BYTES)
             print("came back" if comes_back(MPI, Number(memory.address)) else "was changed")
 
 

@@ -61,6 +61,7 @@ PYTHON_LAYERS = [
     ["elastic"],
     ["embedding"],
     ["testing"],
+    ["api"],
     [""],  # ringtrain/__init__.py
     ["common", "basics"],
     ["torch", "tensorflow", "jax", "launch"],
