@@ -38,7 +38,14 @@ def document(mpi: str, path, *arguments: str) -> dict:
     return written
 
 
-@environments.EACH_STARTER
+@pytest.mark.parametrize(
+    "mpi",
+    [
+        pytest.param("openmpi", marks=[pytest.mark.openmpi, pytest.mark.long]),
+        pytest.param("mpich", marks=pytest.mark.mpich),
+        pytest.param("tcp", marks=pytest.mark.tcp),
+    ],
+)
 def test_allreduce(mpi, tmp_path):
     peers = {"openmpi": "gloo,mpi,adasum", "mpich": "mpi", "tcp": "gloo"}[mpi]
     systems = {"ringtrain", "ringtrain-ring", "memcpy", "exchange", *peers.split(",")}
@@ -105,6 +112,7 @@ def test_idle(mpi, tmp_path):
     assert all(result["threads"] >= 1 and result["context_switches_per_second"] >= 0 for result in written["results"])
 
 
+@pytest.mark.long  # eight processes that import PyTorch
 @pytest.mark.openmpi
 def test_train(tmp_path):
     written = document(

@@ -99,7 +99,7 @@ def test_a_wrong_mode_is_seen(fault: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "others",
     [
-        [],
+        pytest.param([], marks=pytest.mark.long),  # three trainings
         pytest.param(
             [
                 "powersgd-2",

@@ -107,7 +107,7 @@ def free_port() -> int:
 MET = [f"{rank} 3 3\n" * 2 for rank in range(3)]
 
 
-@pytest.mark.parametrize("secret", ["", "07" * 32])
+@pytest.mark.parametrize("secret", [pytest.param("", marks=pytest.mark.long), "07" * 32])
 def test_ranks_that_know_each_other_by_a_store(secret: str, tmp_path: Path) -> None:
     """Of a job in a job scheduler, say."""
     said = members(str(tmp_path / "store"), secret)

@@ -40,6 +40,7 @@ FOLLOWING = """
 """
 
 
+@pytest.mark.long  # test_elastic has ranks that join
 def test_a_rank_that_joins_follows_the_change_too(job: Job) -> None:
     """It has the rate from before the change, as the others had, and replicas end alike."""
     faults = json.dumps({"1/4/backward": KILL})

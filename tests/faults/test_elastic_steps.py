@@ -243,6 +243,7 @@ def test_a_death_within_a_step_costs_no_step(loader: dict, job: Job, tmp_path: P
     assert "WorldChangedError" not in done.stdout + done.stderr
 
 
+@pytest.mark.long  # what it costs the others is that of a death, above; test_stalls has the words
 def test_a_rank_that_stands_still_takes_nobody_along(job: Job) -> None:
     """The others hear nothing of it, and of each other in the next world, where the ranks have other numbers."""
     stopped = {"2/4/backward": "os.kill(os.getpid(), signal.SIGSTOP)"}

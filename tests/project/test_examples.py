@@ -44,6 +44,7 @@ def test_gpt_resumes_with_the_same_bits(tmp_path):
     assert last(r"loss ([\d.]+)", whole) < 5.0  # guessing costs the logarithm of 256, 5.5
 
 
+@pytest.mark.long  # its steps are those of test_torch_gan
 def test_gan_finds_the_modes():
     assert last(r"(\d) of 8 modes", run("gan", "--steps", 400, "--report-every", 200)) >= 6
 

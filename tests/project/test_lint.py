@@ -85,7 +85,7 @@ def gcc_folder() -> Path:
 @pytest.mark.parametrize(
     "sources, checks",
     [
-        pytest.param(WITH_LOCKS, f"-*,{LOCKS}*", id="locks"),
+        pytest.param(WITH_LOCKS, f"-*,{LOCKS}*", id="locks", marks=pytest.mark.long),
         pytest.param(SOURCES, "", id="all", marks=pytest.mark.long),
     ],
 )

@@ -369,6 +369,7 @@ PARTS = {
 }
 if __name__ == "__main__":
     with World(2) as world:
-        for check in PARTS[sys.argv[1]]:
-            check(world)
+        for part in sys.argv[1:]:
+            for check in PARTS[part]:
+                check(world)
     print("trained")

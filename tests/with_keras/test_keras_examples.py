@@ -19,6 +19,7 @@ def test_fit_saves_resumes_and_ends_with_the_same_bits(tmp_path):
     assert len(whole.splitlines()) == 6 and whole.splitlines()[2:] == resumed.splitlines()
 
 
+@pytest.mark.long  # its steps are those of test_tensorflow_training
 def test_a_loop_with_the_tape():
     said = run("keras_digits", "--loop", "--epochs", 3)
     assert last(r"test accuracy ([\d.]+)", said) > 0.8 and len(said.splitlines()) == 5

@@ -60,7 +60,8 @@ def run(release: tuple[str, Path], plane: str, **settings: object) -> subprocess
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("plane", ["staged", "nccl"])
+# The staged plane takes four times as long, and differs below what TensorFlow sees.
+@pytest.mark.parametrize("plane", [pytest.param("staged", marks=pytest.mark.long), "nccl"])
 def test_operations_are_in_the_order_of_tensorflows_stream(release, plane):
     done = run(release, plane)
     assert done.returncode == 0, done.stderr[-6000:]

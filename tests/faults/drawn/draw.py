@@ -64,20 +64,26 @@ def pairs_of(plan: Plan) -> set[Pair]:
 def possible_pairs(without: frozenset[str] = frozenset()) -> frozenset[Pair]:
     """All pairs of which there is a plan."""
     values = {name: [value for value in listed if value not in without] for name, listed in DIMENSIONS.items()}
-    return frozenset(((first, one), (second, other)) for first, second in itertools.combinations(values, 2)
-                     for one in values[first] for other in values[second] if can_be(values, {first: one, second: other}))  # fmt: skip
+    found: set[Pair] = set()
+    for first, second in itertools.combinations(values, 2):
+        for one, other in itertools.product(values[first], values[second]):
+            if ((first, one), (second, other)) not in found:
+                plan = plan_with(values, {first: one, second: other})
+                found |= set() if plan is None else pairs_of(plan)
+    return frozenset(found)
 
 
-def can_be(values: dict[str, list[str]], fixed: dict[str, str]) -> bool:
-    """Whether there is a plan with the fixed values: tries the plainest others first."""
+def plan_with(values: dict[str, list[str]], fixed: dict[str, str]) -> Plan | None:
+    """A plan with the fixed values, None if there is none: tries the plainest others first."""
     free = [name for name in values if name not in fixed]
     # Rules are of two or three dimensions, so that at most three others have to leave their plainest value.
     for count in range(4):
         for changed in itertools.combinations(free, count):
             for chosen in itertools.product(*(values[name][1:] for name in changed)):
-                if not why_impossible(replace(PLAINEST, **fixed, **dict(zip(changed, chosen, strict=True)))):
-                    return True
-    return False
+                plan = replace(PLAINEST, **fixed, **dict(zip(changed, chosen, strict=True)))
+                if not why_impossible(plan):
+                    return plan
+    return None
 
 
 def smaller(plan: Plan) -> Iterator[Plan]:
