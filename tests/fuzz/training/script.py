@@ -1,0 +1,266 @@
+"""A training script of PyTorch as data: drawn from a seed, legal, and written so that it can be read again; pure.
+
+``perform`` runs it, on ranks and in one process. What a script may not do is in ``ILLEGAL``, with the reason that the
+docs give; all else must end with the parameters of one process.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+LAYERS = 4
+ADDED = LAYERS - 1  # the layer whose parameters a script may add to the optimizer later
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One backward pass of each rank.
+
+    Attributes:
+        used: the layers that each rank uses, in this order; a rank without any runs no pass.
+        silent: whether it is within no_sync().
+    """
+
+    used: tuple[tuple[int, ...], ...]
+    silent: bool = False
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What the loop does with one batch.
+
+    Attributes:
+        passes: its backward passes.
+        ends: "step"; "closure", a step that runs the passes itself; "discard", zero_grad() without a step; "go on", neither.
+        clips: "" not at all; "norm", behind backward(); "synchronized", behind synchronize(), with skip_synchronize().
+        frozen: layers whose parameters ask for no gradient.
+        overflow: the rank whose loss is infinite; -1 for none.
+        adds: whether the parameters of the last layer are added to the optimizer before.
+        reloads: whether the optimizer loads its own state before.
+    """
+
+    passes: tuple[Pass, ...]
+    ends: str = "step"
+    clips: str = ""
+    frozen: tuple[int, ...] = ()
+    overflow: int = -1
+    adds: bool = False
+    reloads: bool = False
+
+
+@dataclass(frozen=True)
+class Script:
+    """The loop, and the optimizer.
+
+    Attributes:
+        turns: one for each batch.
+        ranks: how many there are.
+        layout: ranks of each host; "" for one host.
+        op: "average" or "sum".
+        mode: further arguments of DistributedOptimizer, by a name of ``MODES``.
+        passes_per_step: backward_passes_per_step.
+        averages_passes: average_aggregated_gradients.
+        optimizer: a name of ``perform.OPTIMIZERS``.
+        zeroes: who sets gradients to zero, and when: "before" each batch or "after" each step, by the optimizer; "module",
+            before; "zeros", before and not to None; "never".
+        named: whether the optimizer gets names.
+        scales: whether a GradScaler does.
+        schedules: whether the rate changes after each step.
+    """
+
+    turns: tuple[Turn, ...]
+    ranks: int = 2
+    layout: str = ""
+    op: str = "average"
+    mode: str = "plain"
+    passes_per_step: int = 1
+    averages_passes: bool = False
+    optimizer: str = "sgd"
+    zeroes: str = "before"
+    named: bool = True
+    scales: bool = False
+    schedules: bool = False
+
+
+MODES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "groups": {"groups": 2},
+    "bucket views": {"gradient_as_bucket_view": True},
+    "predivided": {"gradient_predivide_factor": 2.0},
+    "ahead": {"overlap_forward": True},
+}
+LAYOUTS = {2: ["", "1+1"], 3: ["", "2+1", "1+1+1"]}
+OPTIMIZER_NAMES = ["sgd", "momentum", "adam", "adamw", "rmsprop", "adagrad"]
+
+
+def loud(turn: Turn) -> int:
+    """How many of its passes send."""
+    return sum(not each.silent for each in turn.passes)
+
+
+def accumulates(script: Script) -> bool:
+    """Whether gradients that are reduced are added to: by more passes than were announced, or without zero_grad()."""
+    return script.zeroes == "never" or any(
+        turn.ends == "go on" or loud(turn) > script.passes_per_step or len(turn.passes) > script.passes_per_step
+        for turn in script.turns
+    )
+
+
+# What does not go together, and what says so.
+ILLEGAL = {
+    "what is reduced already would be counted once for each rank (errors.md, 'backward passes in a step')": lambda s: (
+        accumulates(s) and (s.op == "sum" or s.averages_passes or s.mode == "ahead")
+    ),
+    "where gradients travel with each pass, ranks run as many passes": lambda s: (
+        accumulates(s) and any(not used for turn in s.turns for each in turn.passes for used in each.used)
+    ),
+    "zero_grad() of the module tells the optimizer nothing: what ranks discard so had as many passes on each": lambda s: (
+        s.zeroes == "module"
+        and any(
+            turn.ends == "discard" and any(not used for each in turn.passes for used in each.used) for turn in s.turns
+        )
+    ),
+    "gradient_predivide_factor needs op=Average": lambda s: s.mode == "predivided" and s.op == "sum",
+    "clipping behind backward() is right where all ranks had their last pass": lambda s: any(
+        turn.clips == "norm"
+        and (
+            s.passes_per_step > 1
+            or turn.passes[-1].silent
+            or any(not used for each in turn.passes for used in each.used)
+            or s.mode == "ahead"
+        )
+        for turn in s.turns
+    ),
+    "a closure runs its passes itself, once": lambda s: any(
+        turn.ends == "closure"
+        and (s.scales or turn.clips or s.mode == "ahead" or len(turn.passes) > 1 or turn.passes[0].silent)
+        for turn in s.turns
+    ),
+    "overlap_forward: no further parameters, whole state, no synchronize() before a step": lambda s: (
+        s.mode == "ahead" and any(turn.adds or turn.reloads or turn.clips for turn in s.turns)
+    ),
+    "overlap_forward has the elementwise optimizers, and a scaler that unscales itself": lambda s: (
+        s.mode == "ahead" and s.scales
+    ),
+    "an infinite loss is for a scaler to find, in a turn that steps": lambda s: any(
+        turn.overflow >= 0 and not (s.scales and turn.ends == "step") for turn in s.turns
+    ),
+    "a scaler wants a loss of each rank in each step": lambda s: (
+        s.scales
+        and any(
+            not any(each.used[rank] for each in turn.passes)
+            for turn in s.turns
+            if turn.ends == "step"
+            for rank in range(s.ranks)
+        )
+    ),
+    "the added layer is used from then on": lambda s: any(
+        any(turn.adds for turn in s.turns) and ADDED in used
+        for turn in s.turns[: next((i for i, turn in enumerate(s.turns) if turn.adds), len(s.turns))]
+        for each in turn.passes
+        for used in each.used
+    ),
+    "a layer is added once": lambda s: sum(turn.adds for turn in s.turns) > 1,
+    "what is frozen in a turn has no pass: one layer at least has": lambda s: any(
+        not set(used) - set(turn.frozen) for turn in s.turns for each in turn.passes for used in each.used if used
+    ),
+    "what is carried on is in the gradients: no state is loaded, and no layer added, within a step": lambda s: any(
+        before.ends == "go on" and (after.reloads or after.adds or after.frozen != before.frozen)
+        for before, after in itertools.pairwise(s.turns)
+    ),
+    "the last turn ends": lambda s: s.turns[-1].ends == "go on",
+}
+
+
+def why_illegal(script: Script) -> str:
+    """Why a script may not do what it does; "" if it may."""
+    return next((reason for reason, forbids in ILLEGAL.items() if forbids(script)), "")
+
+
+def drawn(seed: int) -> Script:
+    """The legal script of a seed."""
+    source = random.Random(seed)
+    while True:
+        script = _drawn(source)
+        if not why_illegal(script):
+            return script
+
+
+def _drawn(source: random.Random) -> Script:
+    ranks = source.choice([2, 2, 3])
+    script = Script(
+        turns=(),
+        ranks=ranks,
+        layout=source.choice(LAYOUTS[ranks]),
+        op=source.choice(["average", "average", "sum"]),
+        mode=source.choice([*MODES, "plain"]),
+        passes_per_step=source.choice([1, 1, 1, 2, 3]),
+        optimizer=source.choice(OPTIMIZER_NAMES),
+        zeroes=source.choice(["before", "before", "after", "module", "zeros", "never"]),
+        named=source.random() < 0.7,
+        scales=source.random() < 0.25,
+        schedules=source.random() < 0.3,
+    )
+    averages = script.passes_per_step > 1 and source.random() < 0.3
+    turns = tuple(_drawn_turn(source, script) for _ in range(source.randint(2, 5)))
+    return replace(script, averages_passes=averages, turns=turns)
+
+
+def _drawn_turn(source: random.Random, script: Script) -> Turn:
+    frozen = tuple(sorted(source.sample(range(LAYERS), source.choice([0, 0, 0, 1, 2]))))
+    passes = tuple(_drawn_pass(source, script.ranks) for _ in range(source.choice([1, 1, script.passes_per_step, 2])))
+    return Turn(
+        passes,
+        ends=source.choice(["step"] * 6 + ["closure", "discard", "go on"]),
+        clips=source.choice(["", "", "norm", "synchronized"]),
+        frozen=frozen,
+        overflow=source.randrange(script.ranks) if script.scales and source.random() < 0.2 else -1,
+        adds=source.random() < 0.1,
+        reloads=source.random() < 0.1,
+    )
+
+
+def _drawn_pass(source: random.Random, ranks: int) -> Pass:
+    def layers() -> tuple[int, ...]:
+        return tuple(source.sample(range(LAYERS), source.choice([0, 1, 2, 3, 3, 3, 4, 4])))
+
+    same = layers()
+    used = tuple(layers() if source.random() < 0.3 else same for _ in range(ranks))
+    return Pass(used, silent=source.random() < 0.15)
+
+
+def smaller(script: Script) -> Iterator[Script]:
+    """Legal scripts that do less than this one, in one thing."""
+    turns = script.turns
+    for place, turn in enumerate(turns):
+        rest = turns[:place], turns[place + 1 :]
+        if len(turns) > 1:
+            yield from _legal(replace(script, turns=(*rest[0], *rest[1])))
+        for index in range(len(turn.passes) if len(turn.passes) > 1 else 0):
+            fewer = replace(turn, passes=(*turn.passes[:index], *turn.passes[index + 1 :]))
+            yield from _legal(replace(script, turns=(*rest[0], fewer, *rest[1])))
+        for plainer in _plainer(turn, without={"passes"}):
+            yield from _legal(replace(script, turns=(*rest[0], plainer, *rest[1])))
+        for index, each in enumerate(turn.passes):
+            alike = {replace(each, used=(used,) * script.ranks) for used in each.used if used}
+            for plainer_pass in [*alike, *_plainer(each, without={"used"})]:
+                if plainer_pass != each:
+                    passes = (*turn.passes[:index], plainer_pass, *turn.passes[index + 1 :])
+                    yield from _legal(replace(script, turns=(*rest[0], replace(turn, passes=passes), *rest[1])))
+    for plainer_script in _plainer(script, without={"turns", "ranks"}):
+        yield from _legal(plainer_script)
+
+
+def _plainer(thing: Any, without: set[str]) -> Iterator[Any]:
+    for field in fields(thing):
+        if field.name not in without and getattr(thing, field.name) != field.default:
+            yield replace(thing, **{field.name: field.default})
+
+
+def _legal(script: Script) -> Iterator[Script]:
+    if not why_illegal(script):
+        yield script
