@@ -39,7 +39,9 @@ def test_a_stale_library_is_refused(tmp_path):
     line = f"ABI_VERSION = {_native.ABI_VERSION} "
     assert source.count(line) == 1
     (copy / "_native.py").write_text(source.replace(line, f"ABI_VERSION = {later} "))
-    done = subprocess.run([sys.executable, "-c", "import ringtrain"], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", "import ringtrain; ringtrain.init"], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode == 1
     assert f"ImportError: ringtrain: the ABI version of its library '{copy}/_core" in done.stderr
     assert f"must be {later}, but is {_native.ABI_VERSION}. It was built from other sources" in done.stderr

@@ -442,7 +442,7 @@ def test_interfaces_that_one_host_does_not_have_are_refused_as_on_several(name: 
 GREEDY = """
 import os, resource, sys
 spare, hard = int(sys.argv[1]), int(sys.argv[2])
-import numpy as np, ringtrain as rt
+import numpy as np, ringtrain as rt, ringtrain.api
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
 taken = []
 try:

@@ -118,11 +118,16 @@ ILLEGAL = {
     "where gradients travel with each pass, ranks run as many passes": lambda s: (
         accumulates(s) and any(not used for turn in s.turns for each in turn.passes for used in each.used)
     ),
-    "zero_grad() of the module tells the optimizer nothing: what ranks discard so had as many passes on each": lambda s: (
+    "zero_grad() of the module tells the optimizer nothing: what is discarded so has been sent by all ranks": lambda s: (
         s.zeroes == "module"
         and any(
-            turn.ends == "discard" and any(not used for each in turn.passes for used in each.used) for turn in s.turns
+            turn.ends == "discard"
+            and (s.passes_per_step > 1 or any(not used for each in turn.passes for used in each.used))
+            for turn in s.turns
         )
+    ),
+    "overlap_forward: what is frozen has no gradient, not even zeros (errors.md, 'before those of its bucket')": lambda s: (
+        s.mode == "ahead" and s.zeroes == "zeros" and any(turn.frozen for turn in s.turns)
     ),
     "gradient_predivide_factor needs op=Average": lambda s: s.mode == "predivided" and s.op == "sum",
     "clipping behind backward() is right where all ranks had their last pass": lambda s: any(
