@@ -4,8 +4,10 @@ bin/test loads it when it runs everything. Each worker of pytest-xdist takes who
 hear, stop or end within bounds, or that measure, come first, in two lanes, one on each of the first two workers. They
 mostly wait: what they leave of the processor goes to the other workers, which give way to them and take tests of ranks
 that are threads, and to the build of the native tests. A lane's worker that is through waits for the other lane; then
-all take what is left. Tests with the mark `calm`, which compare times, come last, one after the other, when no worker has
-anything else.
+all take what is left, the longest files first, so that none is alone at the end. Tests with the mark `calm`, which compare
+times, come last, one after the other, when no worker has anything else.
+
+One worker collects first, and keeps the modules that pytest has rewritten; then the others do, who find them.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import changed
 import pytest
 from priority import give_way
 from xdist.scheduler import LoadScopeScheduling
@@ -39,11 +42,15 @@ PIECES = re.compile(
     r"tests/native/test_native.py::test_native\[\w+(-\w+)\]|tests/launch/test_under_launcher.py::test_files_on_ranks(\[.*)"
 )
 # Between the workers, by locks of files. Of each lane: exclusive for its own tests, shared by those that wait until it is
-# done. And of all that is not calm: shared by every worker that has such tests, exclusive for those that are.
+# done. And of all that is not calm: shared by every worker that has such tests, exclusive for those that are. And of the
+# collection: exclusive for the first.
 locks = [open(Path(__file__).with_name(name)) for name in ("workers.py", "budget.py")]
-at_work = open(Path(__file__).with_name("conftest.py"))
+at_work, collecting = (open(Path(__file__).with_name(name)) for name in ("conftest.py", "worlds.py"))
 CALM = "calm"  # what they are as a piece
 MARKED = re.compile(r"^@pytest\.mark\.calm\b.*?^def (test_\w+)", re.MULTILINE | re.DOTALL)
+
+
+seconds = functools.cache(changed.measured)  # of each file in a whole run
 
 
 @functools.cache
@@ -75,14 +82,20 @@ def piece_of(nodeid: str) -> str:
     return nodeid.split("::")[0] + (part[part.lastindex] if part else "")
 
 
-def place_of(nodeid: str) -> int:
-    """Where a test is in the order of the run: lanes, then what may run beside them, then the rest, then the calm."""
+def place_of(nodeid: str) -> tuple[int, float]:
+    """Where a test is in the order of the run: lanes, then what may run beside them, then the rest, then the calm.
+
+    Of the rest the longest files come first, but for the native tests, which are being built meanwhile.
+    """
     if is_calm(nodeid):
-        return len(LANES) + 2
+        return len(LANES) + 2, 0.0
     lane = lane_of(nodeid)
     if lane is not None:
-        return lane
-    return len(LANES) + (0 if BESIDE.match(nodeid) else 1)
+        return lane, 0.0
+    if BESIDE.match(nodeid):
+        return len(LANES), 0.0
+    file = nodeid.split("::")[0]
+    return len(LANES) + 1, 0.0 if "/native/" in file else -seconds().get(file, 0.0)
 
 
 def number_of(worker: str) -> int:
@@ -111,6 +124,21 @@ class LanesThenFiles(LoadScopeScheduling):
 
 def pytest_xdist_make_scheduler(config, log) -> LanesThenFiles:
     return LanesThenFiles(config, log)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Iterator[None]:
+    """One worker collects alone: three that rewrite the same modules at once take thrice as long for it."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return (yield)
+    try:
+        fcntl.flock(collecting, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        fcntl.flock(collecting, fcntl.LOCK_SH)
+    try:
+        return (yield)
+    finally:
+        fcntl.flock(collecting, fcntl.LOCK_UN)
 
 
 @pytest.hookimpl(trylast=True)
