@@ -83,7 +83,7 @@ def _find_layout(needs: int) -> CData | None:
     layout.data, layout.ndim, layout.shape = begin, begin + _POINTER, begin + 2 * _POINTER
     layout.dtype, layout.flags, layout.needs = begin + 5 * _POINTER, begin + 6 * _POINTER, needs
     for row in tables.DTYPES.values():
-        layout.dtypes[row.id] = id(np.dtype(row.name)) if row.name != "bfloat16" else 0
+        layout.dtypes[row.id] = 0 if row.is_foreign else id(np.dtype(row.name))
     probes = [
         np.zeros(3, np.float32),
         np.zeros((2, 3, 5), np.int64)[1],

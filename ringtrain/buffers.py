@@ -17,10 +17,11 @@ from ringtrain._native import CData, ffi, lib
 from ringtrain.cuda_arrays import CudaArray
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 
-_BFLOAT16 = tables.DTYPES["bfloat16"].id
-# bfloat16 travels as uint16 inside this module: NumPy has no such type of its own.
-_CARRIERS = {row.id: np.dtype(np.uint16 if row.id == _BFLOAT16 else row.name) for row in tables.DTYPES.values()}
-_ID_OF_DTYPE = {np.dtype(row.name): row.id for row in tables.DTYPES.values() if row.id != _BFLOAT16}
+# What NumPy has no type for travels as whole numbers inside this module: bfloat16, and the floats of 8 bits.
+_CARRIERS = {row.id: np.dtype(row.carrier) for row in tables.DTYPES.values()}
+_ID_OF_DTYPE = {np.dtype(row.name): row.id for row in tables.DTYPES.values() if not row.is_foreign}
+_FOREIGN = {row.name: row.id for row in tables.DTYPES.values() if row.is_foreign}
+_FOREIGN_IDS = frozenset(_FOREIGN.values())
 _READ_ONLY = "expected a tensor that may be written but found a read-only one. Use the form without '_'."
 _UINTPTR = ffi.typeof("uintptr_t")
 _VOID = ffi.typeof("void *")
@@ -231,7 +232,7 @@ def wrap(like: Any, memory: Any, dtype: int, shape: tuple[int, ...]) -> Any:
         memory: an object with the buffer protocol that owns the bytes, or a ``CudaArray``.
         dtype: id of a row of ``tables.DTYPES``.
     """
-    if type(like) is np.ndarray and dtype != _BFLOAT16:
+    if type(like) is np.ndarray and dtype not in _FOREIGN_IDS:
         return memory if type(memory) is np.ndarray else np.frombuffer(memory, _CARRIERS[dtype]).reshape(shape)
     framework = _framework_of(like)
     if framework is not None:
@@ -243,7 +244,7 @@ def wrap(like: Any, memory: Any, dtype: int, shape: tuple[int, ...]) -> Any:
         foreign = _to_library_of(like, array, dtype)
         if foreign is not None:
             return foreign
-    return array.view(_numpy_bfloat16()) if dtype == _BFLOAT16 else array
+    return array.view(_foreign_to_numpy(dtype)) if dtype in _FOREIGN_IDS else array
 
 
 def owned_memory(pointer: CData, size_bytes: int) -> object:
@@ -312,7 +313,7 @@ def _framework_of(tensor: Any) -> _Framework | None:
 
 
 def _view(tensor: Any) -> tuple[np.ndarray, int]:
-    """A strided NumPy view of anything (bfloat16 as uint16), and the id of its element type."""
+    """A strided NumPy view of anything, of a type that NumPy lacks as whole numbers, and the id of its element type."""
     if hasattr(tensor, "__dlpack__") and not isinstance(tensor, (np.ndarray, np.generic)):
         array, dtype = dlpack.view(tensor)
         return array, dtype.id
@@ -322,7 +323,8 @@ def _view(tensor: Any) -> tuple[np.ndarray, int]:
         array = _as_array(tensor)
     except (ValueError, TypeError, BufferError) as problem:
         raise InvalidArgumentError(f"expected an array but found a {type(tensor).__name__}: {problem}") from problem
-    return (array.view(np.uint16), _BFLOAT16) if array.dtype.name == "bfloat16" else (array, _id_of(array.dtype))
+    foreign = _FOREIGN.get(array.dtype.name)
+    return (array, _id_of(array.dtype)) if foreign is None else (array.view(_CARRIERS[foreign]), foreign)
 
 
 def _as_array(tensor: Any) -> np.ndarray:
@@ -350,14 +352,16 @@ def _id_of(dtype: np.dtype) -> int:
     return identity
 
 
-def _numpy_bfloat16() -> np.dtype:
+def _foreign_to_numpy(dtype: int) -> np.dtype:
+    name = tables.DTYPE_BY_ID[dtype].name
     try:
         import ml_dtypes
-    except ImportError:
+
+        return np.dtype(getattr(ml_dtypes, name))
+    except (ImportError, AttributeError):
         raise UnsupportedError(
-            "expected a NumPy type for a bfloat16 result but found none. Run: pip install ml_dtypes"
+            f"expected a NumPy type for a {name} result but found none. Run: pip install -U ml_dtypes"
         ) from None
-    return np.dtype(ml_dtypes.bfloat16)
 
 
 def _to_library_of(like: Any, array: np.ndarray, dtype: int) -> object | None:
@@ -367,7 +371,7 @@ def _to_library_of(like: Any, array: np.ndarray, dtype: int) -> object | None:
         return None
     try:
         foreign = library.from_dlpack(array)
-        return foreign.view(library.bfloat16) if dtype == _BFLOAT16 else foreign
+        return foreign.view(getattr(library, tables.DTYPE_BY_ID[dtype].name)) if dtype in _FOREIGN_IDS else foreign
     except (AttributeError, TypeError, ValueError, RuntimeError, BufferError):
         return None  # documented: what cannot go back becomes NumPy
 

@@ -130,9 +130,9 @@ class CudaArray:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """Version 3; bfloat16, of which it knows nothing, as uint16."""
+        """Version 3; what it does not know, such as bfloat16, as whole numbers."""
         self._hold_back(LEGACY_STREAM)
-        carrier = np.dtype(np.uint16 if self._dtype.name == "bfloat16" else self._dtype.name)
+        carrier = np.dtype(self._dtype.carrier)
         return {
             "version": 3, "shape": self.shape, "typestr": carrier.str, "strides": None,
             "data": (self._address if 0 not in self.shape else 0, False), "stream": LEGACY_STREAM,

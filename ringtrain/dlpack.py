@@ -1,6 +1,6 @@
 """Reads tensors of any library that speaks DLPack, without a copy and without that library, and lends memory to them.
 
-NumPy's own ``from_dlpack`` knows no bfloat16 and calls older producers' memory read-only; ``view`` serves both.
+NumPy's own ``from_dlpack`` knows no bfloat16, no floats of 8 bits, and calls older producers' memory read-only; ``view`` serves both.
 Called by ``buffers`` for everything that is neither an ndarray nor of a registered framework, and by ``cuda_arrays``.
 """
 
@@ -75,7 +75,7 @@ class _Memory:
 
 
 def view(producer: Any) -> tuple[np.ndarray, tables.DType]:
-    """A NumPy view of the producer's host memory, and its element type; bfloat16 is viewed as uint16.
+    """A NumPy view of the producer's host memory, and its element type; what NumPy lacks is viewed as whole numbers.
 
     Raises:
         UnsupportedError: the tensor is on a device.
@@ -90,8 +90,7 @@ def view(producer: Any) -> tuple[np.ndarray, tables.DType]:
     capsule = _export(producer)
     tensor, read_only = _open(capsule)
     dtype = _dtype_of(tensor)
-    carrier = np.dtype(np.uint16 if dtype.name == "bfloat16" else dtype.name)
-    return np.asarray(_Memory(capsule, tensor, carrier, read_only)), dtype
+    return np.asarray(_Memory(capsule, tensor, np.dtype(dtype.carrier), read_only)), dtype
 
 
 class CudaMemory(NamedTuple):

@@ -6,7 +6,8 @@ protocol or the CUDA array interface; a result comes back in the library of its 
 cannot take it. With tensors on a GPU nothing here waits for the GPU: the stream on which their library works does.
 docs/gpu.md says more.
 
-The dtypes are float16, bfloat16, float32, float64, int8, int16, int32, int64, uint8 and bool. Every operation raises
+The dtypes are float16 to float64, bfloat16, integers of 8 to 64 bits with and without sign, and bool; complex64 and
+complex128, which reductions add and average; and floats of 8 bits, which they refuse. Every operation raises
 ``MismatchError`` on all ranks when they disagree, ``InvalidArgumentError`` for what this rank alone can see to be wrong
 (the peers' operation fails with the same text), and another ``RingtrainError`` when a rank or the world is lost.
 """

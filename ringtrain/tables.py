@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from ringtrain import _native
 
+_BFLOAT, _FIRST_OF_8_BITS = 4, 10  # DLPack's codes
+
 
 class DType(NamedTuple):
     """An element type. ``dlpack_code`` and ``dlpack_bits`` are its name in DLPack."""
@@ -16,6 +18,21 @@ class DType(NamedTuple):
     bytes: int
     dlpack_code: int
     dlpack_bits: int
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether NumPy has no such type of its own: bfloat16, and the floats of 8 bits, which ``ml_dtypes`` adds."""
+        return self.dlpack_code == _BFLOAT or self.is_moved_only
+
+    @property
+    def is_moved_only(self) -> bool:
+        """Whether operations that reduce refuse it."""
+        return self.dlpack_code >= _FIRST_OF_8_BITS
+
+    @property
+    def carrier(self) -> str:
+        """NumPy's type that holds such elements: the type itself, or whole numbers of its size."""
+        return f"uint{8 * self.bytes}" if self.is_foreign else self.name
 
 
 class Operation(NamedTuple):

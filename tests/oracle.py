@@ -48,6 +48,9 @@ def _reduce(inputs, reduction, prescale, postscale):
             reduction
         ]
         return _fold(combine, inputs)
+    if dtype.kind == "c":  # by the parts: NumPy divides by a complex number
+        parts = [np.ascontiguousarray(tensor).reshape(-1).view(f"f{dtype.itemsize // 2}") for tensor in inputs]
+        return _reduce(parts, reduction, prescale, postscale).view(dtype).reshape(inputs[0].shape)
     wide = np.dtype(np.float32) if dtype.name in ("float16", "bfloat16") else dtype
     combine = {"sum": np.add, "average": np.add, "product": np.multiply, "min": np.minimum, "max": np.maximum}[
         reduction

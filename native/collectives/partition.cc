@@ -92,7 +92,7 @@ void Partition::MakeStreams(const Batch& batch) {
       operation.rooted ? 1 : (topology_.most_locals + rings_ - 1) / rings_ * topology_.host_count();
   step_bytes_ = geometry_.result_bytes / streams_of_a_ring;
   step_bytes_ = std::min(step_bytes_, operation.reduces ? geometry_.chunk_bytes / members : geometry_.chunk_bytes);
-  step_bytes_ = step_bytes_ / 8 * 8;
+  step_bytes_ = step_bytes_ / 16 * 16;  // of whole elements, whatever they are
   const size_t codec_block = std::min(codec_block_ * element_bytes_, step_bytes_);  // bytes
   step_bytes_ = step_bytes_ / codec_block * codec_block;
 

@@ -64,10 +64,33 @@ Status CheckAdasum(const Request& request) {
     return Status::Unsupported(request.Subject() +
                                ": reduction adasum must be an allreduce's. Allreduce, and slice the result.");
   for (const TensorSpec& tensor : request.tensors)
-    if (!Find(tensor.dtype)->floating)
+    if (Find(tensor.dtype)->arithmetic != Arithmetic::kFloat)
       return Refuse(request,
                     "adasum needs floating-point tensors, but found " + tensor.Text() + ". Cast first, or use sum.");
   return {};
+}
+
+// Whether the reduction has a meaning for elements of this type.
+Status CheckComputable(const Request& request, const TensorSpec& tensor) {
+  const bool averages = request.reduction == Reduction::kAverage;
+  const bool scales = request.prescale != 1.0 || request.postscale != 1.0;
+  switch (Find(tensor.dtype)->arithmetic) {
+    case Arithmetic::kNone:
+      return Refuse(request, tensor.Text() +
+                                 " cannot be reduced: a sum would lose most of its few bits. Cast to "
+                                 "bfloat16 or float32 first; allgather, alltoall and broadcast take it.");
+    case Arithmetic::kComplex:
+      if (averages || request.reduction == Reduction::kSum || request.reduction == Reduction::kAdasum) return {};
+      return Refuse(request, "of complex numbers the reduction must be sum or average, but is " +
+                                 std::string(Text(request.reduction)) + ". Gather them, and combine them there.");
+    case Arithmetic::kBool:
+      if (averages)
+        return Refuse(request, "the average of bool is not defined. Use sum (OR), product (AND), or cast first.");
+      if (scales) return Refuse(request, "bool cannot be scaled. Cast first.");
+      return {};
+    default:
+      return {};
+  }
 }
 
 Status CheckReduction(const Request& request) {
@@ -76,13 +99,7 @@ Status CheckReduction(const Request& request) {
   RT_TRY(CheckFactor(request, "prescale_factor", request.prescale));
   RT_TRY(CheckFactor(request, "postscale_factor", request.postscale));
   if (request.reduction == Reduction::kAdasum) RT_TRY(CheckAdasum(request));
-  const bool scales = request.prescale != 1.0 || request.postscale != 1.0;
-  for (const TensorSpec& tensor : request.tensors) {
-    if (tensor.dtype != DType::kBool) continue;
-    if (request.reduction == Reduction::kAverage)
-      return Refuse(request, "the average of bool is not defined. Use sum (OR), product (AND), or cast first.");
-    if (scales) return Refuse(request, "bool cannot be scaled. Cast first.");
-  }
+  for (const TensorSpec& tensor : request.tensors) RT_TRY(CheckComputable(request, tensor));
   return {};
 }
 
@@ -94,7 +111,7 @@ Status CheckWeight(const Request& request) {
     return Refuse(request, "the weight must be in [0, " + std::to_string(kHighestWeight) + "], but is " +
                                std::to_string(request.weight) + ".");
   for (const TensorSpec& tensor : request.tensors)
-    if (!Find(tensor.dtype)->floating)
+    if (Find(tensor.dtype)->arithmetic != Arithmetic::kFloat && Find(tensor.dtype)->arithmetic != Arithmetic::kComplex)
       return Refuse(request,
                     "a weighted average needs floating-point tensors, but found " + tensor.Text() + ". Cast first.");
   return {};

@@ -136,8 +136,12 @@ ncclDataType_t NcclDType(DType dtype) {
       return 1;
     case DType::kInt32:
       return 2;
+    case DType::kUInt32:
+      return 3;
     case DType::kInt64:
       return 4;
+    case DType::kUInt64:
+      return 5;
     case DType::kFloat16:
       return 6;
     case DType::kFloat32:

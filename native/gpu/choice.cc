@@ -91,7 +91,9 @@ bool Adds(const Batch& batch) { return batch.reduction == Reduction::kSum || bat
 
 // Whether the bits of a reduction depend on its order; a sum or product of one has none.
 bool OrderMatters(const Batch& batch) {
-  const bool rounds = Find(batch.dtype)->floating && (Adds(batch) || batch.reduction == Reduction::kProduct);
+  const Arithmetic arithmetic = Find(batch.dtype)->arithmetic;
+  const bool rounds = (arithmetic == Arithmetic::kFloat || arithmetic == Arithmetic::kComplex) &&
+                      (Adds(batch) || batch.reduction == Reduction::kProduct);
   return Find(batch.operation)->reduces && rounds && MembersOf(batch) > 1;
 }
 

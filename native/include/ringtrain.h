@@ -28,10 +28,10 @@ typedef struct rt_membership rt_membership; /* a rank's side of that */
 
 /* Version of everything between the CFFI marks. Raised with each change to it: test_abi.py compares. Python
  * (ringtrain/_native.py) and the library for TensorFlow refuse a core of another version. */
-#define RT_ABI_VERSION 12
+#define RT_ABI_VERSION 13
 
 #define RT_MAX_DIMENSIONS 64            /* of a tensor */
-#define RT_MAX_DTYPES 16                /* rows of tables/dtypes.def, with room for more */
+#define RT_MAX_DTYPES 32                /* rows of tables/dtypes.def, with room for more */
 #define RT_SECRET_BYTES 32              /* of a job whose ranks are connected by TCP */
 #define RT_HIGHEST_WEIGHT 1099511627776 /* 2^40: sums of many are exact in double */
 

@@ -17,10 +17,26 @@ struct DTypePair {
   DType core;
 };
 constexpr DTypePair kDTypes[] = {
-    {Type::kF32, DType::kFloat32},   {Type::kF64, DType::kFloat64}, {Type::kF16, DType::kFloat16},
-    {Type::kBF16, DType::kBFloat16}, {Type::kS32, DType::kInt32},   {Type::kS64, DType::kInt64},
-    {Type::kS16, DType::kInt16},     {Type::kS8, DType::kInt8},     {Type::kU8, DType::kUInt8},
+    {Type::kF32, DType::kFloat32},
+    {Type::kF64, DType::kFloat64},
+    {Type::kF16, DType::kFloat16},
+    {Type::kBF16, DType::kBFloat16},
+    {Type::kS32, DType::kInt32},
+    {Type::kS64, DType::kInt64},
+    {Type::kS16, DType::kInt16},
+    {Type::kS8, DType::kInt8},
+    {Type::kU8, DType::kUInt8},
     {Type::kPred, DType::kBool},
+    {Type::kU16, DType::kUInt16},
+    {Type::kU32, DType::kUInt32},
+    {Type::kU64, DType::kUInt64},
+    {Type::kC64, DType::kComplex64},
+    {Type::kC128, DType::kComplex128},
+    {Type::kF8E4M3FN, DType::kFloat8E4M3FN},
+    {Type::kF8E4M3FNUZ, DType::kFloat8E4M3FNUZ},
+    {Type::kF8E5M2, DType::kFloat8E5M2},
+    {Type::kF8E5M2FNUZ, DType::kFloat8E5M2FNUZ},
+    {Type::kF8E8M0FNU, DType::kFloat8E8M0FNU},
 };
 
 struct CodePair {

@@ -36,7 +36,14 @@ enum class Type : int32_t {  // XLA_FFI_DataType
   kF16 = 10,
   kF32 = 11,
   kF64 = 12,
+  kC64 = 15,
   kBF16 = 16,
+  kC128 = 18,
+  kF8E5M2 = 19,
+  kF8E4M3FN = 20,
+  kF8E5M2FNUZ = 24,
+  kF8E4M3FNUZ = 25,
+  kF8E8M0FNU = 33,
 };
 
 enum class AttributeType : int32_t { kArray = 1, kDictionary = 2, kScalar = 3, kString = 4 };

@@ -91,6 +91,10 @@ template <typename T>
 RT_ALWAYS_INLINE T Truncate(double value) {
   constexpr double kLimit = 9223372036854775808.0;  // 2^63
   if (value != value) return 0;
+  if constexpr (std::is_same_v<T, uint64_t>) {
+    if (value >= 2 * kLimit) return std::numeric_limits<uint64_t>::max();
+    if (value >= kLimit) return static_cast<uint64_t>(value);
+  }
   if (value >= kLimit) return static_cast<T>(std::numeric_limits<int64_t>::max());
   if (value < -kLimit) return static_cast<T>(std::numeric_limits<int64_t>::min());
   return static_cast<T>(static_cast<int64_t>(value));
@@ -233,6 +237,22 @@ RT_ALWAYS_INLINE void ReduceAny(DType dtype, Reduction reduction, void* dst, con
       return ReduceElements<Native<double>>(reduction, dst, sources, source_count, count, scaling);
     case DType::kBool:
       return ReduceBool(reduction, dst, sources, source_count, count);
+    case DType::kUInt16:
+      return ReduceElements<Native<uint16_t>>(reduction, dst, sources, source_count, count, scaling);
+    case DType::kUInt32:
+      return ReduceElements<Native<uint32_t>>(reduction, dst, sources, source_count, count, scaling);
+    case DType::kUInt64:
+      return ReduceElements<Native<uint64_t>>(reduction, dst, sources, source_count, count, scaling);
+    case DType::kComplex64:  // whose sums, quotients and multiples are those of both parts
+      return ReduceElements<Native<float>>(reduction, dst, sources, source_count, 2 * count, scaling);
+    case DType::kComplex128:
+      return ReduceElements<Native<double>>(reduction, dst, sources, source_count, 2 * count, scaling);
+    case DType::kFloat8E4M3FN:
+    case DType::kFloat8E4M3FNUZ:
+    case DType::kFloat8E5M2:
+    case DType::kFloat8E5M2FNUZ:
+    case DType::kFloat8E8M0FNU:
+      return;  // refused when it is submitted
   }
 }
 
@@ -517,6 +537,22 @@ void FillNeutral(DType dtype, Reduction reduction, void* dst, size_t count) {
       return FillNumber<double>(reduction, dst, count);
     case DType::kBool:
       return Fill<uint8_t>(dst, count, Neutral<uint8_t>(reduction, 1, 1, 0));
+    case DType::kUInt16:
+      return FillNumber<uint16_t>(reduction, dst, count);
+    case DType::kUInt32:
+      return FillNumber<uint32_t>(reduction, dst, count);
+    case DType::kUInt64:
+      return FillNumber<uint64_t>(reduction, dst, count);
+    case DType::kComplex64:
+      return FillNumber<float>(reduction, dst, 2 * count);
+    case DType::kComplex128:
+      return FillNumber<double>(reduction, dst, 2 * count);
+    case DType::kFloat8E4M3FN:
+    case DType::kFloat8E4M3FNUZ:
+    case DType::kFloat8E5M2:
+    case DType::kFloat8E5M2FNUZ:
+    case DType::kFloat8E8M0FNU:
+      return;
   }
 }
 

@@ -4,13 +4,33 @@
 #include <cstring>
 
 namespace ringtrain {
+namespace {
+
+constexpr Arithmetic ArithmeticOf(int dlpack_code) {
+  switch (dlpack_code) {
+    case 0:
+    case 1:
+      return Arithmetic::kInteger;
+    case 2:
+    case 4:
+      return Arithmetic::kFloat;
+    case 5:
+      return Arithmetic::kComplex;
+    case 6:
+      return Arithmetic::kBool;
+    default:
+      return Arithmetic::kNone;
+  }
+}
+
+}  // namespace
 
 const DTypeRow* Find(DType dtype) {
   switch (dtype) {
-#define RT_DTYPE(name, id, bytes, dlpack_code, dlpack_bits, text)                    \
-  case DType::name: {                                                                \
-    static const DTypeRow row = {bytes, dlpack_code == 2 || dlpack_code == 4, text}; \
-    return &row;                                                                     \
+#define RT_DTYPE(name, id, bytes, dlpack_code, dlpack_bits, text)         \
+  case DType::name: {                                                     \
+    static const DTypeRow row = {bytes, ArithmeticOf(dlpack_code), text}; \
+    return &row;                                                          \
   }
 #include "tables/dtypes.def"
 #undef RT_DTYPE

@@ -63,9 +63,11 @@ constexpr Output OutputOf(Layout layout) {
   return layout == Layout::kWhole ? Output::kSame : Output::kRows;
 }
 
+// What can be computed with elements of a type; of kNone nothing: they are moved alone.
+enum class Arithmetic : int32_t { kBool, kInteger, kFloat, kComplex, kNone };
 struct DTypeRow {
   size_t bytes;
-  bool floating;
+  Arithmetic arithmetic;
   const char* text;
 };
 struct OperationRow {

@@ -12,20 +12,31 @@ namespace {
 struct DTypePair {
   TF_DataType tensorflow;
   DType core;
-  bool computes;  // else the core has another type of that size, which will do where elements are only moved
 };
 constexpr DTypePair kDTypes[] = {
-    {TF_FLOAT, DType::kFloat32, true}, {TF_DOUBLE, DType::kFloat64, true},    {TF_HALF, DType::kFloat16, true},
-    {TF_INT32, DType::kInt32, true},   {TF_BFLOAT16, DType::kBFloat16, true}, {TF_INT64, DType::kInt64, true},
-    {TF_UINT8, DType::kUInt8, true},   {TF_INT8, DType::kInt8, true},         {TF_INT16, DType::kInt16, true},
-    {TF_BOOL, DType::kBool, true},     {TF_UINT16, DType::kInt16, false},     {TF_UINT32, DType::kInt32, false},
-    {TF_UINT64, DType::kInt64, false},
+    {TF_FLOAT, DType::kFloat32},
+    {TF_DOUBLE, DType::kFloat64},
+    {TF_HALF, DType::kFloat16},
+    {TF_INT32, DType::kInt32},
+    {TF_BFLOAT16, DType::kBFloat16},
+    {TF_INT64, DType::kInt64},
+    {TF_UINT8, DType::kUInt8},
+    {TF_INT8, DType::kInt8},
+    {TF_INT16, DType::kInt16},
+    {TF_BOOL, DType::kBool},
+    {TF_UINT16, DType::kUInt16},
+    {TF_UINT32, DType::kUInt32},
+    {TF_UINT64, DType::kUInt64},
+    {TF_COMPLEX64, DType::kComplex64},
+    {TF_COMPLEX128, DType::kComplex128},
+    {TF_FLOAT8_E4M3FN, DType::kFloat8E4M3FN},
+    {TF_FLOAT8_E5M2, DType::kFloat8E5M2},
 };
 
-// nullptr where the operation has no such type; the operation's definition admits no such tensor.
-const DTypePair* FindDType(TF_DataType dtype, bool moves) {
+// nullptr where the core has no such type, as of texts.
+const DTypePair* FindDType(TF_DataType dtype) {
   for (const DTypePair& pair : kDTypes)
-    if (pair.tensorflow == dtype && (pair.computes || moves)) return &pair;
+    if (pair.tensorflow == dtype) return &pair;
   return nullptr;
 }
 
@@ -98,7 +109,7 @@ bool Execution::TakeInput(int index) {
   if (!Check(status)) return false;
   TensorPointer held(input);
   const TF_DataType dtype = tf().TF_TensorType(input);
-  const DTypePair* pair = FindDType(dtype, moves());
+  const DTypePair* pair = FindDType(dtype);
   if (pair == nullptr) {
     Fail(static_cast<int32_t>(StatusCode::kUnsupported),
          (Subject(collective_.name) + ": TensorFlow's dtype " + std::to_string(dtype) +

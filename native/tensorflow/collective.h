@@ -40,8 +40,6 @@ class Execution {
 
   // Results have their inputs' shapes, so that TensorFlow may give us the inputs' memory for them.
   bool same_shape() const { return Find(collective_.operation)->output == Output::kSame; }
-  // Elements are moved without computing with them.
-  bool moves() const { return !Find(collective_.operation)->reduces; }
   std::string Subject(const std::string& name) const;
 
   bool TakeInputs();

@@ -27,13 +27,17 @@ enum TF_DataType : int32_t {
   TF_UINT8 = 4,
   TF_INT16 = 5,
   TF_INT8 = 6,
+  TF_COMPLEX64 = 8,
   TF_INT64 = 9,
   TF_BOOL = 10,
   TF_BFLOAT16 = 14,
   TF_UINT16 = 17,
+  TF_COMPLEX128 = 18,
   TF_HALF = 19,
   TF_UINT32 = 22,
   TF_UINT64 = 23,
+  TF_FLOAT8_E5M2 = 24,
+  TF_FLOAT8_E4M3FN = 25,
 };
 
 enum TF_Code : int32_t {

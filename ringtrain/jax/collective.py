@@ -19,8 +19,6 @@ from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.jax.library import TARGET
 from ringtrain.operations import Average
 
-DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool")
-
 
 class Call(NamedTuple):
     """What a program says of an operation, beside the array.
@@ -131,9 +129,9 @@ def _perform(array: Any, *, call: Call) -> jax.Array:
 
 
 def _shape(array: Any, *, call: Call) -> Any:
-    if str(array.dtype) not in DTYPES:
+    if str(array.dtype) not in tables.DTYPES:
         raise UnsupportedError(
-            f"{call}: expected a dtype of {', '.join(DTYPES)} but found {array.dtype}. Cast it first."
+            f"{call}: expected a dtype of {', '.join(tables.DTYPES)} but found {array.dtype}. Cast it first."
         )
     return array.update(shape=call.result_shape(array.shape), weak_type=False)
 

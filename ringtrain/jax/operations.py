@@ -5,8 +5,8 @@ any order on each rank; there a failed one raises ``jax.errors.JaxRuntimeError``
 used. Elsewhere they run at once and raise ringtrain's own errors. They work under ``grad``, ``jvp``, ``vmap``, ``scan``,
 ``cond`` and ``checkpoint``.
 
-The dtypes are float16, bfloat16, float32, float64, int8, int16, int32, int64, uint8 and bool; what only moves rows takes
-uint16, uint32 and uint64 too.
+The dtypes are those of ``ringtrain.operations``: floats, integers with and without sign, bool, complex numbers of which
+there are sums and averages, and floats of 8 bits, which are moved only.
 """
 
 from collections.abc import Callable
@@ -28,8 +28,6 @@ from ringtrain.submission import preparing
 __all__ = ["allgather", "allreduce", "alltoall", "barrier", "broadcast", "reducescatter"]
 
 barrier = operations.barrier
-
-_SIGNED = {"uint16": "int16", "uint32": "int32", "uint64": "int64"}
 
 
 def allreduce(
@@ -110,13 +108,12 @@ def start(
 ) -> Callable[[], jax.Array]:
     """Starts an operation; the function that is returned waits for the result. In a program there is nothing to wait for."""
     if names.tracing() or isinstance(tensor, jax.core.Tracer):
-        array, restore = _movable(operation, _array(operation, tensor))
-        result = restore(collective(array, _call(operation, name, process_set, **given)))
+        result = collective(_array(operation, tensor), _call(operation, name, process_set, **given))
         return lambda: result
     with preparing(operation, name, process_set):
-        array, restore = _movable(operation, _array(operation, tensor))
+        array = _array(operation, tensor)
     handle = getattr(operations, f"{operation}_async")(in_reach(array), name=name, process_set=process_set, **given)
-    return lambda: restore(jnp.asarray(handle.wait()[0] if operation == "alltoall" else handle.wait()))
+    return lambda: jnp.asarray(handle.wait()[0] if operation == "alltoall" else handle.wait())
 
 
 def _array(operation: str, tensor: Any) -> jax.Array:
@@ -128,18 +125,6 @@ def _array(operation: str, tensor: Any) -> jax.Array:
             f"tensor of {operation}: expected an array or a number but found {type(tensor).__name__}. Use allreduce_gradients or "
             "broadcast_parameters for a tree of arrays."
         ) from None
-
-
-def _movable(operation: str, array: jax.Array) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
-    """The array as the core can move it, and what makes the result of its dtype again."""
-    signed = _SIGNED.get(str(array.dtype))
-    if signed is None or tables.OPERATIONS[operation].reduces:
-        return array, lambda result: result
-    unsigned = array.dtype
-    return (
-        jax.lax.bitcast_convert_type(array, signed),
-        lambda result: jax.lax.bitcast_convert_type(result, unsigned),
-    )
 
 
 def _call(

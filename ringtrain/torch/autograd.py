@@ -62,7 +62,7 @@ class _Operation(torch.autograd.Function):
     def forward(ctx: Any, run: Callable[[], _Tensors], forward: Forward, *tensors: torch.Tensor) -> Any:
         ctx.forward = forward
         results = tuple(run())
-        ctx.mark_non_differentiable(*(result for result in results if not result.is_floating_point()))
+        ctx.mark_non_differentiable(*(each for each in results if not (each.is_floating_point() or each.is_complex())))
         return results
 
     @staticmethod

@@ -23,7 +23,7 @@ from ringtrain.torch.buckets import Bucket
 from ringtrain.torch.compression import Compressor
 from ringtrain.torch.powersgd import Approximation, Memory, PowerSGD, with_residual
 from ringtrain.torch.sparse import SparseAllreduce
-from ringtrain.torch.tensors import finish, lent_buffer
+from ringtrain.torch.tensors import finish, holds_its_values, lent_buffer, values_of
 from ringtrain.torch.twins import take_place
 
 
@@ -423,11 +423,11 @@ def _prepare(member: Member, how: ReductionSettings) -> _Dense:
         )
     if member.memory is not None:
         return _approximated(member, member.memory, gradient, dense)
-    if how.compressor is None and dense.is_contiguous():
+    if how.compressor is None and holds_its_values(dense):
         return _Dense(member, gradient, dense, None)
     with torch.no_grad():
         sent, compression_context = (dense, None) if how.compressor is None else how.compressor.compress(dense)
-        return _Dense(member, gradient, sent.contiguous(), compression_context)
+        return _Dense(member, gradient, values_of(sent), compression_context)
 
 
 def _approximated(member: Member, memory: Memory, gradient: torch.Tensor, dense: torch.Tensor) -> _Dense:

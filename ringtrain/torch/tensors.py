@@ -15,8 +15,10 @@ from ringtrain.cuda_arrays import CudaArray
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.pending import Operation
 
-# Every element type of the core has the same name in torch.
-DTYPE_IDS: dict[torch.dtype, int] = {getattr(torch, name): dtype.id for name, dtype in tables.DTYPES.items()}
+# Every element type of the core has the same name in torch, which in older releases lacks some of 8 bits.
+DTYPE_IDS: dict[torch.dtype, int] = {
+    getattr(torch, name): dtype.id for name, dtype in tables.DTYPES.items() if hasattr(torch, name)
+}
 DTYPE_OF_ID: dict[int, torch.dtype] = {identity: dtype for dtype, identity in DTYPE_IDS.items()}
 
 
@@ -151,13 +153,23 @@ def readable(tensor: torch.Tensor) -> Buffer:
         tensor.layout is torch.strided and tensor.is_cpu and torch._is_zerotensor(tensor)
     ):  # autograd's zeros, which have no memory
         tensor = tensor.clone()
-    return own_memory(tensor) or _buffer(tensor.detach().resolve_neg().contiguous())
+    return own_memory(tensor) or _buffer(values_of(tensor))
 
 
 def own_memory(tensor: torch.Tensor) -> Buffer | None:
-    """The memory of a dense tensor itself, if it is contiguous; None if it is strided or lazily negated."""
+    """The memory of a dense tensor itself, if it is contiguous; None if it is strided, or differs lazily from its memory."""
     check_supported(tensor)
-    return _buffer(tensor) if tensor.is_contiguous() and not tensor.is_neg() else None
+    return _buffer(tensor) if holds_its_values(tensor) else None
+
+
+def holds_its_values(tensor: torch.Tensor) -> bool:
+    """Whether a dense tensor's elements lie in memory row by row, as they are: not negated or conjugated when they are read."""
+    return tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()
+
+
+def values_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The values of a dense tensor, contiguous and without history: its own memory, or a copy."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
 def writable(tensor: torch.Tensor) -> torch.Tensor:
@@ -194,8 +206,7 @@ def _is_plain(tensor: Any) -> bool:
         and tensor.is_cpu
         and tensor.layout is torch.strided
         and tensor.dtype in DTYPE_IDS
-        and tensor.is_contiguous()
-        and not tensor.is_neg()
+        and holds_its_values(tensor)
     )
 
 

@@ -11,7 +11,7 @@ from ringtrain import _build, _native
 
 PACKAGE = Path(__file__).parents[2] / "ringtrain"
 # Of the header's declarations, without comments and white space.
-DIGESTS = {12: "9c7e2343bdd15307"}
+DIGESTS = {13: "a95dd50fda033e32"}
 
 
 def declarations() -> str:

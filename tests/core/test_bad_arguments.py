@@ -112,7 +112,7 @@ def gone():
 
 NO_TENSORS = [
     ("nothing", lambda: None), ("text", lambda: "text"), ("an object", object), ("a list of texts", lambda: ["a", "b"]),
-    ("a ragged list", lambda: [[1], [1, 2]]), ("complex", lambda: np.ones((2, 3), np.complex64)),
+    ("a ragged list", lambda: [[1], [1, 2]]), ("long double", lambda: np.ones((2, 3), np.longdouble)),
     ("dates", lambda: np.zeros((2, 3), "M8[s]")), ("objects", lambda: np.array([[None] * 3] * 2)),
     ("a structure", lambda: np.zeros((2, 3), [("a", "f4")])), ("masked", lambda: np.ma.ones((2, 3), np.float32)),
     ("one that raises", Raises), ("one that raises without words", RaisesSpeechless), ("too large for the memory", Huge),

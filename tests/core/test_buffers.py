@@ -135,12 +135,12 @@ class OldForeign(Foreign):
 @pytest.mark.parametrize("library", [Foreign, OldForeign])
 def test_dlpack(world, library):
     def on_rank(rank):
-        for name in tables.DTYPES:
-            if name == "bfloat16":
+        for name, row in tables.DTYPES.items():
+            if row.is_foreign:
                 continue
             whole = np.arange(24).reshape(4, 6).astype(name)
             for given in (whole, whole[::2, 1::2], whole.T):
-                found = rt.allreduce(library(given), f"{name}{given.shape}", rt.Max)
+                found = rt.broadcast(library(given), 0, f"{name}{given.shape}")
                 assert type(found) is np.ndarray and found.dtype == given.dtype
                 assert np.array_equal(found, given)
         place = np.zeros((4, 6))
@@ -202,6 +202,60 @@ def test_torch_without_its_adapter(world):
         place = torch.ones(4, 6, dtype=torch.bfloat16)
         assert rt.allreduce_(place[:, ::2], "place", rt.Sum) is not None
         assert place[0].tolist() == [size, 1] * 3
+
+    world.run(on_rank)
+
+
+def test_floats_of_8_bits_move_and_are_not_reduced(world):
+    """In place and strided, too; a reduction is refused in the same words on all ranks."""
+    ml_dtypes = pytest.importorskip("ml_dtypes", reason="needs ml_dtypes for floats of 8 bits")
+
+    def on_rank(rank):
+        for name, row in tables.DTYPES.items():
+            if not row.is_moved_only:
+                continue
+            dtype = getattr(ml_dtypes, name)
+            given = np.array([1, 2, 4, 8]).astype(dtype)
+            for part in (given, given[::2], given[::-1]):
+                found = rt.allgather(part, "rows")
+                assert found.dtype == dtype and found.tolist() == part.tolist() * rt.size()
+            mine = np.full(4, 2 ** (rank % 4)).astype(dtype)
+            rt.broadcast_(mine[::2], 0, "place")
+            assert mine.astype(float).tolist() == [1, 2 ** (rank % 4)] * 2
+            with pytest.raises(InvalidArgumentError) as refused:
+                rt.allreduce(given, "sum", rt.Sum)
+            assert str(refused.value) == (
+                f"allreduce 'sum': {name}[4] cannot be reduced: a sum would lose most of its few bits. Cast to bfloat16 "
+                "or float32 first; allgather, alltoall and broadcast take it."
+            )
+
+    world.run(on_rank)
+
+
+@pytest.mark.parametrize("op", [rt.Min, rt.Max, rt.Product, rt.Adasum])
+def test_complex_numbers_have_sums_and_averages_only(world, op):
+    words = "adasum needs floating-point tensors" if op == rt.Adasum else "the reduction must be sum or average, but is"
+
+    def on_rank(rank):
+        with pytest.raises(InvalidArgumentError, match=words):
+            rt.allreduce(np.ones(3, np.complex64), "x", op)
+
+    world.run(on_rank)
+
+
+def test_whole_numbers_without_sign_wrap_and_compare_as_such(world):
+    """Where two's complement would tell another number: averages, extremes and factors beyond 2^63."""
+    high = 2**64 - 4
+
+    def on_rank(rank):
+        given = np.array([high + rank % 2, 3], np.uint64)
+        size = rt.size()
+        assert rt.allreduce(given, "max", rt.Max).tolist() == [high + (size > 1), 3]
+        assert rt.allreduce(given, "min", rt.Min).tolist() == [high, 3]
+        assert rt.allreduce(np.uint64([2**63]), "half", rt.Max, 1.5).tolist() == [2**63 + 2**62]
+        assert rt.allreduce(np.uint64([2**63]), "twice", rt.Max, 2.0).tolist() == [2**64 - 1]
+        assert rt.allreduce(np.uint64([(2**64 - 1) // size]), "mean").tolist() == [(2**64 - 1) // size]
+        assert rt.allreduce(np.uint16([2**16 - 1]), "wrap", rt.Sum).tolist() == [(size * (2**16 - 1)) % 2**16]
 
     world.run(on_rank)
 

@@ -17,7 +17,7 @@ from ringtrain._native import ffi
 from ringtrain.context import current
 from ringtrain.errors import InvalidArgumentError, MismatchError
 
-DTYPES = [name for name in tables.DTYPES if name not in ("bool", "bfloat16")]
+DTYPES = [name for name, row in tables.DTYPES.items() if name != "bool" and not row.is_foreign]
 SHAPES = [
     (),
     (0,),

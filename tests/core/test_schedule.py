@@ -99,7 +99,7 @@ def mismatch(rank, size, odd):
 def refusal(rank, size, odd):
     if rank == odd:
         with pytest.raises(InvalidArgumentError):
-            rt.allreduce(np.ones(50, np.complex64), "s1", rt.Sum)
+            rt.allreduce(np.ones(50, "g"), "s1", rt.Sum)
     else:
         with pytest.raises(Exception, match="s1"):
             rt.allreduce(np.ones(50, np.float32), "s1", rt.Sum)

@@ -25,7 +25,8 @@ using namespace ringtrain;
 namespace {
 
 constexpr DType kDTypes[] = {DType::kUInt8,   DType::kInt8,     DType::kInt16,   DType::kInt32,   DType::kInt64,
-                             DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64, DType::kBool};
+                             DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64, DType::kBool,
+                             DType::kUInt16,  DType::kUInt32,   DType::kUInt64};
 constexpr Reduction kReductions[] = {Reduction::kAverage, Reduction::kSum, Reduction::kMin, Reduction::kMax,
                                      Reduction::kProduct};
 
@@ -75,6 +76,10 @@ template <typename T>
 T ScaledInteger(T value, double factor) {
   if (factor == 1.0) return value;
   const double product = std::trunc(static_cast<double>(value) * factor);
+  if constexpr (std::is_same_v<T, uint64_t>) {
+    if (product >= std::ldexp(1.0, 64)) return std::numeric_limits<uint64_t>::max();
+    if (product >= std::ldexp(1.0, 63)) return static_cast<uint64_t>(product);
+  }
   if (product >= std::ldexp(1.0, 63)) return static_cast<T>(std::numeric_limits<int64_t>::max());
   if (product < -std::ldexp(1.0, 63)) return static_cast<T>(std::numeric_limits<int64_t>::min());
   return static_cast<T>(static_cast<int64_t>(product));
@@ -115,7 +120,8 @@ T ReducedElement(Reduction reduction, const std::vector<T>& values, const Scalin
     total = j == 0 ? value : Combined(reduction, total, value);
   }
   if constexpr (kInteger) {
-    return ScaledInteger(static_cast<T>(static_cast<int64_t>(total) / static_cast<int64_t>(scaling.divisor)),
+    using Wide = std::conditional_t<std::is_signed_v<T>, int64_t, uint64_t>;
+    return ScaledInteger(static_cast<T>(static_cast<Wide>(total) / static_cast<Wide>(scaling.divisor)),
                          scaling.postscale);
   } else {
     if (scaling.divisor != 1) total = total / static_cast<T>(scaling.divisor);
@@ -181,6 +187,23 @@ void OracleReduce(DType dtype, Reduction reduction, void* dst, const std::vector
       case DType::kBool:
         ReduceOneBool(reduction, dst, sources, i);
         break;
+      case DType::kUInt16:
+        ReduceOne<uint16_t>(reduction, dst, sources, i, scaling);
+        break;
+      case DType::kUInt32:
+        ReduceOne<uint32_t>(reduction, dst, sources, i, scaling);
+        break;
+      case DType::kUInt64:
+        ReduceOne<uint64_t>(reduction, dst, sources, i, scaling);
+        break;
+      case DType::kComplex64:  // two floats, see reduce_adds_the_parts_of_complex_numbers
+      case DType::kComplex128:
+      case DType::kFloat8E4M3FN:  // not reduced
+      case DType::kFloat8E4M3FNUZ:
+      case DType::kFloat8E5M2:
+      case DType::kFloat8E5M2FNUZ:
+      case DType::kFloat8E8M0FNU:
+        break;
     }
 }
 
@@ -217,6 +240,9 @@ class Tensor {
           break;
         case DType::kInt64:
           Put(out, i, static_cast<int64_t>(random()) >> (random() % 64));
+          break;
+        case DType::kUInt64:
+          Put(out, i, static_cast<uint64_t>(random()) >> (random() % 64));
           break;
         default:
           std::memset(out + i * Bytes(dtype_), static_cast<int>(random() & 0xff), Bytes(dtype_));
@@ -322,6 +348,25 @@ void PutValue(Tensor* tensor, DType dtype, size_t i, double value) {
 
 }  // namespace
 
+RT_TEST(reduce_adds_the_parts_of_complex_numbers) {
+  std::mt19937_64 random(7);
+  const Scaling scaling = {0.5, 3.0, 3};
+  for (const auto& [whole, part] :
+       {std::pair{DType::kComplex64, DType::kFloat32}, {DType::kComplex128, DType::kFloat64}})
+    for (Reduction reduction : {Reduction::kSum, Reduction::kAverage}) {
+      constexpr size_t kCount = 1001;
+      Tensor a(part, 2 * kCount), b(part, 2 * kCount), found(part, 2 * kCount), expected(part, 2 * kCount);
+      a.FillRandom(random), b.FillRandom(random);
+      const void* sources[] = {a.data(), b.data()};
+      Reduce(whole, reduction, found.data(), sources, 2, kCount, scaling);
+      Reduce(part, reduction, expected.data(), sources, 2, 2 * kCount, scaling);
+      CheckSame(Text(whole), found, expected);
+      FillNeutral(whole, reduction, found.data(), kCount);
+      FillNeutral(part, reduction, expected.data(), 2 * kCount);
+      CheckSame(std::string("neutral ") + Text(whole), found, expected);
+    }
+}
+
 RT_TEST(reduce_gives_the_oracles_bits) {
   const double weights[] = {1.0, 0.3, 0.0, 2.0, 1.0, 0.7, 1.0};
   const Scaling scalings[] = {
@@ -334,7 +379,7 @@ RT_TEST(reduce_gives_the_oracles_bits) {
         for (Tensor& tensor : tensors) tensor.FillRandom(random);
         for (Reduction reduction : kReductions)
           for (const Scaling& scaling : scalings)
-            if (scaling.weights == nullptr || Find(dtype)->floating)
+            if (scaling.weights == nullptr || Find(dtype)->arithmetic == Arithmetic::kFloat)
               CheckAgainstOracle(dtype, reduction, tensors, scaling);
       }
 }

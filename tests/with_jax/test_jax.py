@@ -78,16 +78,33 @@ def test_operations_in_a_program_and_outside(dtype):
                 np.testing.assert_array_equal(np.asarray(results[name]), wanted, err_msg=name)
 
 
-@pytest.mark.long
-def test_what_only_moves_takes_unsigned_integers_too():
-    def on_rank(rank):
-        array = jnp.asarray(np.arange(2, dtype=np.uint32) + np.uint32(4294967290 + rank))
-        return jax.jit(lambda x: hvd.allgather(x))(array), hvd.allgather(array)
+def test_the_other_dtypes():
+    """Whole numbers without sign, complex ones, and floats of 8 bits, which are moved only."""
+    sums = {
+        "uint16": [65535, 2], "uint32": [2**31 - 1, 2], "complex64": [1 + 2j, 3],
+        "float8_e4m3fn": None, "float8_e5m2": None,
+    }  # fmt: skip
 
-    for results in on_ranks(on_rank):
-        for result in results:
-            assert result.dtype == jnp.uint32
-            assert result.tolist() == [4294967290, 4294967291, 4294967291, 4294967292]
+    def on_rank(rank):
+        arrays = {name: jnp.asarray([1, rank] if each is None else each).astype(name) for name, each in sums.items()}
+        gathered = jax.jit(lambda given: {name: hvd.allgather(each, name) for name, each in given.items()})(arrays)
+        of_sums = {name: each for name, each in arrays.items() if sums[name]}
+        added = jax.jit(lambda given: {name: hvd.allreduce(each, name, hvd.Sum) for name, each in given.items()})(
+            of_sums
+        )
+        for name, each in gathered.items():
+            assert each.dtype == name and hvd.allgather(arrays[name]).dtype == name
+            np.testing.assert_array_equal(
+                np.asarray(each),
+                np.concatenate([np.asarray([1, r] if sums[name] is None else sums[name]) for r in range(2)]),
+            )
+        for name, each in added.items():
+            np.testing.assert_array_equal(np.asarray(each), np.asarray(arrays[name]) * 2, err_msg=name)
+        for refused in (lambda x: hvd.allreduce(x, "refused"), jax.jit(lambda x: hvd.allreduce(x, "refused"))):
+            with pytest.raises((rt.RingtrainError, jax.errors.JaxRuntimeError), match="Cast to bfloat16 or float32"):
+                refused(arrays["float8_e4m3fn"]).block_until_ready()
+
+    on_ranks(on_rank)
 
 
 @pytest.mark.long
@@ -340,7 +357,7 @@ def test_a_program_without_a_world_says_so():
         (lambda x: hvd.allreduce(x, compression="zip"), InvalidArgumentError, "compression must be one of"),
         (lambda x: hvd.allgather(x.sum()), InvalidArgumentError, "found a scalar"),
         (lambda x: hvd.alltoall(x[:3]), InvalidArgumentError, "for each of the 2 ranks, but there are 3"),
-        (lambda x: hvd.allreduce(x.astype(jnp.complex64)), UnsupportedError, "found complex64"),
+        (lambda x: hvd.allreduce(x.astype(jnp.int4)), UnsupportedError, "found int4"),
         (jax.grad(lambda x: hvd.allreduce(x, op=hvd.Max).sum()), UnsupportedError, "but it is Max"),
         (jax.vmap(lambda x: hvd.allgather(x.sum())), InvalidArgumentError, "found a scalar"),
     ],

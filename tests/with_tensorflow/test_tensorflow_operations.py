@@ -10,8 +10,12 @@ import ringtrain
 import ringtrain.tensorflow as hvd
 from ringtrain.testing import World
 
-DTYPES = ["float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool"]
-MOVED_ONLY = ["uint16", "uint32", "uint64"]
+MAXIMA = [
+    "float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+    "bool",
+]  # fmt: skip
+SUMS = ["complex64", "complex128"]
+MOVED_ONLY = ["float8_e4m3fn", "float8_e5m2"]
 
 
 @pytest.fixture
@@ -30,21 +34,34 @@ def mode(request):
 # ---- results ----
 
 
-@pytest.mark.parametrize("dtype", DTYPES + MOVED_ONLY)
+def cast(array, dtype):
+    """TensorFlow makes floats of 8 bits of others only."""
+    return tf.cast(array.astype(np.float32) if dtype in MOVED_ONLY else array, dtype)
+
+
+@pytest.mark.parametrize("dtype", MAXIMA + SUMS + MOVED_ONLY)
 def test_every_dtype(three, mode, dtype):
     values = [np.array([[0, 1], [rank, 1]]) for rank in range(3)]
 
     def body(rank):
-        mine = tf.cast(tf.constant(values[rank]), dtype)
-        thrice = tf.cast(np.repeat(values[rank], 3, 0), dtype)
+        mine = cast(values[rank], dtype)
+        thrice = cast(np.repeat(values[rank], 3, 0), dtype)
         moved = mode(lambda x, y: (hvd.allgather(x), hvd.broadcast(x, 1), hvd.alltoall(y)))(mine, thrice)
         assert all(result.dtype == mine.dtype for result in moved)
-        assert np.array_equal(moved[0], tf.cast(np.concatenate(values), dtype))
-        assert np.array_equal(moved[1], tf.cast(values[1], dtype))
+        assert np.array_equal(moved[0], cast(np.concatenate(values), dtype))
+        assert np.array_equal(moved[1], cast(values[1], dtype))
         assert np.array_equal(
-            moved[2], tf.cast(np.concatenate([np.repeat(each, 3, 0)[2 * rank :][:2] for each in values]), dtype)
+            moved[2], cast(np.concatenate([np.repeat(each, 3, 0)[2 * rank :][:2] for each in values]), dtype)
         )
-        if dtype in DTYPES:
+        if dtype in MOVED_ONLY:
+            with pytest.raises(tf.errors.InvalidArgumentError, match="Cast to bfloat16 or float32 first"):
+                mode(lambda x: hvd.allreduce(x, op=hvd.Sum, name="refused"))(mine)
+        if dtype in SUMS:
+            turned = tf.cast(1 + 1j, dtype) * mine
+            total, mean = mode(lambda x: (hvd.allreduce(x, op=hvd.Sum), hvd.allreduce(x)))(turned)
+            assert np.array_equal(total, (1 + 1j) * np.sum(values, 0)) and total.dtype == mine.dtype
+            assert np.allclose(mean, (1 + 1j) * np.mean(values, 0))
+        if dtype in MAXIMA:
             reduced, rows = mode(lambda x: (hvd.allreduce(x, op=hvd.Max), hvd.reducescatter(x, op=hvd.Max)))(mine)
             assert np.array_equal(reduced, tf.cast(np.max(values, 0), dtype)) and reduced.dtype == mine.dtype
             assert np.array_equal(rows, reduced[rank : rank + 1]) and rows.dtype == mine.dtype

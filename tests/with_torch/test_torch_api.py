@@ -289,7 +289,7 @@ ON_EVERY_RANK = {
     "splits below the sum": (ValueError, lambda rank: hvd.alltoall(X, [1, 1], name="a")),
     "splits of 2 dimensions": (ValueError, lambda rank: hvd.alltoall(X, torch.ones(1, 2).int(), name="a")),
     "nothing to divide": (ValueError, lambda rank: hvd.alltoall(torch.ones(3), name="a")),
-    "an unknown dtype": (ValueError, lambda rank: hvd.allreduce(X.to(torch.complex64), name="a")),
+    "an unknown dtype": (ValueError, lambda rank: hvd.allreduce(X.to(torch.complex32), name="a")),
     "op and average": (ValueError, lambda rank: hvd.allreduce(X, average=True, op=hvd.Sum)),
     "an unknown op": (ValueError, lambda rank: hvd.allreduce(X, op=17)),
     "Adasum of integers": (ValueError, lambda rank: hvd.allreduce(X.int(), op=hvd.Adasum, name="a")),

@@ -410,13 +410,13 @@ def test_a_gradient_that_one_rank_refuses_fails_everywhere(world, passes, groups
     """It may be seen in backward() or only in step(); nobody waits for what will not come, and the next step works."""
 
     def on_rank(rank):
-        odd = torch.nn.Parameter(torch.zeros(1, dtype=torch.complex64 if rank == 0 else torch.float32))
+        odd = torch.nn.Parameter(torch.zeros(1, dtype=torch.complex32 if rank == 0 else torch.float32))
         parameters = [torch.nn.Parameter(torch.zeros(1)), odd, torch.nn.Parameter(torch.zeros(1))]
         named = [(str(index), parameter) for index, parameter in enumerate(parameters)]
         optimizer = hvd.DistributedOptimizer(
             torch.optim.SGD(parameters, lr=1.0), named, groups=groups, backward_passes_per_step=passes
         )
-        with pytest.raises(rt.RingtrainError, match=r"expected a dtype among .* but found complex64") as caught:
+        with pytest.raises(rt.RingtrainError, match=r"expected a dtype among .* but found complex32") as caught:
             (parameters[0] + odd.abs() + parameters[2]).sum().backward()
             optimizer.step()
         assert rank != 0 or isinstance(caught.value, ValueError)

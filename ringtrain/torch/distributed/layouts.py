@@ -11,7 +11,7 @@ import torch
 
 from ringtrain import tables
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
-from ringtrain.torch.tensors import DTYPE_IDS
+from ringtrain.torch.tensors import DTYPE_IDS, holds_its_values, values_of
 
 ReduceOp = torch.distributed.ReduceOp.RedOpType
 _REDUCTIONS = {
@@ -52,11 +52,6 @@ def _factor(op: Any) -> float:
     return float(factor)
 
 
-def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The values of a dense tensor, contiguous and without history: its own memory, or a copy."""
-    return tensor.detach().resolve_conj().resolve_neg().contiguous()
-
-
 def check_places(tensors: Sequence[torch.Tensor], what: str) -> None:
     """Raises InvalidArgumentError for a result whose elements share memory, as those of ``expand`` do: it has no room for them."""
     for tensor in tensors:
@@ -77,7 +72,7 @@ def flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     given = [each for each in tensors if each.numel()] or tensors[:1]
     if (whole := joined(given)) is not None:
         return whole
-    pieces = [carried(plain(each)).reshape(-1) for each in given]
+    pieces = [carried(values_of(each)).reshape(-1) for each in given]
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
@@ -88,7 +83,7 @@ def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
     for each in tensors:
         if (each.data_ptr(), each.untyped_storage().data_ptr()) != (place, storage) or each.dtype != first.dtype:
             return None
-        if not each.is_contiguous() or each.is_conj() or each.is_neg():
+        if not holds_its_values(each):
             return None
         place += each.nbytes
     return carried(first.detach().as_strided((sum(each.numel() for each in tensors),), (1,)))

@@ -32,9 +32,9 @@ from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.pending import Operation
 from ringtrain.torch.distributed import layouts
 from ringtrain.torch.distributed.completions import Completions
-from ringtrain.torch.distributed.layouts import carried, deal, flat, plain
+from ringtrain.torch.distributed.layouts import carried, deal, flat
 from ringtrain.torch.distributed.work import HeldWorks, Pending, Place, RingtrainWork
-from ringtrain.torch.tensors import lent_buffer, received
+from ringtrain.torch.tensors import lent_buffer, received, values_of
 
 _OF_ROWS = {"allgather", "alltoall", layouts.SUMS_OF_ROWS}  # whose results have other rows than their inputs
 # Before torch 2.8, C++ keeps no Python `Work` alive that it was given. One that is made of a future it does, but that one
@@ -162,7 +162,7 @@ class RingtrainProcessGroup(dist.ProcessGroup):
         root = opts if isinstance(opts, int) else opts.rootRank
 
         def prepare() -> tuple:
-            values = carried(plain(tensors[0]))
+            values = carried(values_of(tensors[0]))
             return [values], [values], {"root": root}, _back(tensors, [values], "broadcast")
 
         return self._submit("broadcast", prepare, tensors, opts)
@@ -174,7 +174,7 @@ class RingtrainProcessGroup(dist.ProcessGroup):
             return self._reduce_in_place(tensors, opts, "allreduce")
 
         def prepare() -> tuple:
-            values = plain(tensors[0])
+            values = values_of(tensors[0])
             return [values], [torch.empty_like(values)], layouts.reduction_of(opts.reduceOp), None
 
         return self._submit("allreduce", prepare, tensors, opts)
@@ -239,11 +239,11 @@ class RingtrainProcessGroup(dist.ProcessGroup):
         layouts.check_count(pieces, self._size, "reduce_scatter")
         if any(each.shape != pieces[0].shape for each in pieces):
             return self._reduce_scatter_unequal(outputs[0], pieces, opts)
-        return self._scatter_sums(outputs, lambda: [torch.stack([plain(each) for each in pieces])], opts)
+        return self._scatter_sums(outputs, lambda: [torch.stack([values_of(each) for each in pieces])], opts)
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = ReduceScatterOptions()) -> Any:  # noqa: B008
         """Combines a tensor of all ranks, and leaves each rank an equal part."""
-        return self._scatter_sums([output], lambda: [plain(input)], opts)
+        return self._scatter_sums([output], lambda: [values_of(input)], opts)
 
     _reduce_scatter_base = reduce_scatter_single
 
@@ -254,7 +254,7 @@ class RingtrainProcessGroup(dist.ProcessGroup):
         opts: Any = ReduceScatterOptions(),  # noqa: B008
     ) -> Any:
         """``reduce_scatter_single`` of several tensors as one operation."""
-        return self._scatter_sums(outputs, lambda: [plain(each) for each in inputs], opts)
+        return self._scatter_sums(outputs, lambda: [values_of(each) for each in inputs], opts)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
@@ -343,7 +343,7 @@ class RingtrainProcessGroup(dist.ProcessGroup):
 
     def _reduce_in_place(self, tensors: Sequence[Tensor], opts: Any, operation: str) -> Any:
         def prepare() -> tuple:
-            values = [plain(each) for each in tensors]
+            values = [values_of(each) for each in tensors]
             return values, values, layouts.reduction_of(_op_of(opts)), _back(tensors, values, operation)
 
         return self._submit(operation, prepare, tensors, opts)
@@ -381,7 +381,7 @@ class RingtrainProcessGroup(dist.ProcessGroup):
         """By an allreduce: the core cuts equal rows."""
 
         def prepare() -> tuple:
-            whole = torch.cat([plain(each).reshape(-1) for each in pieces])
+            whole = torch.cat([values_of(each).reshape(-1) for each in pieces])
             begin = sum(each.numel() for each in pieces[: self._rank])
 
             def place(_: Operation) -> None:
