@@ -54,7 +54,7 @@ class Accelerator(accelerate.Accelerator):
         """Places it as Accelerate does, and gives all ranks the parameters and buffers of rank 0."""
         prepared = super().prepare_model(model, device_placement, evaluation_mode=True)  # nothing is wrapped
         if not evaluation_mode:
-            broadcast_parameters(model.state_dict(), root_rank=0)
+            broadcast_parameters(model, root_rank=0)
             self._names.update({parameter: name for name, parameter in model.named_parameters()})
         return prepared
 

@@ -43,7 +43,7 @@ def distributed(
 
 def alike(module: torch.nn.Module) -> None:
     """Gives all ranks the parameters and buffers of rank 0."""
-    broadcast_parameters(module.state_dict(), root_rank=0)
+    broadcast_parameters(module, root_rank=0)
 
 
 def silenced(stack: Any, optimizers: Iterable[Any]) -> None:

@@ -13,7 +13,7 @@ from ringtrain.errors import InvalidArgumentError
 from ringtrain.objects import broadcast_object
 from ringtrain.process_sets import ProcessSet, global_process_set
 from ringtrain.submission import preparing
-from ringtrain.torch.functions import broadcast_optimizer_state, broadcast_parameters
+from ringtrain.torch.functions import broadcast_optimizer_state, give_model
 
 
 def resume_together(*parts: Any, root_rank: int | None = None, process_set: ProcessSet = global_process_set) -> int:
@@ -46,7 +46,7 @@ def resume_together(*parts: Any, root_rank: int | None = None, process_set: Proc
     root = operations.join() if root_rank is None else root_rank
     for place, part in enumerate(parts):
         if isinstance(part, torch.nn.Module):
-            _give_model(part, root, f"resume_together.{place}", process_set)
+            give_model(part, root, process_set, f"resume_together.{place}")
         elif isinstance(part, torch.optim.Optimizer):
             broadcast_optimizer_state(part, root, process_set=process_set)
         else:
@@ -65,17 +65,6 @@ def _check(parts: tuple[Any, ...], root_rank: int | None, process_set: ProcessSe
         raise InvalidArgumentError(
             "resume_together: process_set must go with a root_rank, as all ranks join, but came alone. Pass both."
         )
-
-
-def _give_model(model: torch.nn.Module, root: int, name: str, process_set: ProcessSet) -> None:
-    """Tensors in their place; what else modules add to the state goes as objects."""
-    state = model.state_dict()
-    tensors = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
-    broadcast_parameters(tensors, root, process_set)
-    further = {key: state[key] for key in state if key not in tensors}
-    further = broadcast_object(further, root, f"{name}.further", process_set)
-    if further and current().rank != root:
-        model.load_state_dict(further, strict=False)
 
 
 def _give_state(part: Any, root: int, name: str, process_set: ProcessSet) -> None:

@@ -12,7 +12,7 @@ from ringtrain.embedding.row_gradients import SentAtOnce
 from ringtrain.errors import UnsupportedError
 from ringtrain.torch.elastic.sampler import ElasticSampler
 from ringtrain.torch.elastic.transfer import keeps_identity, take_state_dict
-from ringtrain.torch.functions import broadcast_optimizer_state, broadcast_parameters, set_state, state_of
+from ringtrain.torch.functions import broadcast_optimizer_state, broadcast_parameters, is_added, set_state, state_of
 from ringtrain.torch.tables import Part, dense_state_dict, load_dense_state_dict, parts_of
 
 __all__ = [
@@ -57,13 +57,21 @@ class ModelStateHandler(StateHandler):
     def restore(self) -> None:
         """Goes back to it."""
         if _elastic_parts({"": self.value}):
-            load_dense_state_dict(self.value, self._saved)
+            load_dense_state_dict(self.value, _own_copies(self._saved))
         else:
-            self.value.load_state_dict(self._saved)
+            self.value.load_state_dict(_own_copies(self._saved))
 
     def sync(self) -> None:
         """Takes the values of rank 0."""
-        broadcast_parameters(self.value.state_dict(), root_rank=0)
+        broadcast_parameters(self.value, root_rank=0)
+
+
+def _own_copies(saved: Any) -> Any:
+    """The ``state_dict``, with copies of what modules may keep when they take it over, and change; of tensors they take values."""
+    given = copy.copy(saved)
+    for key in [key for key, value in saved.items() if is_added(key, value)]:
+        given[key] = copy.deepcopy(saved[key])
+    return given
 
 
 class OptimizerStateHandler(StateHandler):

@@ -7,7 +7,7 @@ import torch
 from ringtrain.objects import broadcast_object
 from ringtrain.process_sets import global_process_set
 from ringtrain.torch.elastic.sampler import ElasticSampler
-from ringtrain.torch.functions import broadcast_parameters, give_optimizer_state
+from ringtrain.torch.functions import broadcast_parameters, give_optimizer_state, is_added
 from ringtrain.torch.shards import Shard
 
 
@@ -19,7 +19,7 @@ def keeps_identity(value: Any) -> bool:
 def outline_of(name: str, value: Any) -> dict[str, str]:
     """What a value must be on each rank that takes it over, by the names of its parts; rows of shards are each rank's own."""
     if isinstance(value, torch.nn.Module):
-        tensors = {key: each for key, each in value.state_dict().items() if isinstance(each, torch.Tensor)}
+        tensors = {key: each for key, each in value.state_dict().items() if not is_added(key, each)}
         shapes = {
             key: each.outline
             if isinstance(each, Shard)
@@ -43,7 +43,7 @@ def take_over(value: Any, has_it: bool = False) -> None:
         has_it: whether this rank has that state already, so that what compression has lost belongs to it.
     """
     if isinstance(value, torch.nn.Module):
-        broadcast_parameters(value.state_dict(), root_rank=0)
+        broadcast_parameters(value, root_rank=0)
     elif isinstance(value, torch.optim.Optimizer):
         give_optimizer_state(value, 0, global_process_set, forgets=not has_it)
     else:
