@@ -193,16 +193,21 @@ class _Dense:
         if self.twin is not None:
             self.member.twin = take_place(self.gradient, self.twin)
         elif self.approximation is not None:
-            self.approximation.write(self.gradient)
+            dense = torch.empty_like(self.member.parameter.detach()) if self.gradient.is_sparse else self.gradient
+            self.approximation.write(dense)
+            self._take(dense)
         elif self.sent is not self.gradient:
             result = self.sent if compressor is None else compressor.decompress(self.sent, self.compression_context)
-            if self.gradient.is_sparse:
-                self.member.parameter.grad = result.to_sparse(self.gradient.sparse_dim())
-            else:
-                self.gradient.copy_(result)
+            self._take(result)
         if self.approximation is None and self.member.memory is not None:
             self.member.memory.keep(None, self.member.memory.factor)
         self.member.note_result()
+
+    def _take(self, result: torch.Tensor) -> None:
+        if self.gradient.is_sparse:
+            self.member.parameter.grad = result.to_sparse(self.gradient.sparse_dim())
+        elif result is not self.gradient:
+            self.gradient.copy_(result)
 
 
 @dataclass(eq=False)

@@ -372,6 +372,33 @@ def test_what_cannot_go_with_it_is_refused(arguments, words):
         world.run(lambda rank: weight_and_optimizer(**arguments))
 
 
+def test_sparse_gradients_that_travel_dense_are_approximated_too():
+    """They stay sparse, with the bits of dense ones, in exact steps and in the others."""
+
+    def train(sparse):
+        torch.manual_seed(3)
+        table = torch.nn.Embedding(24, 16, sparse=sparse)
+        powersgd = hvd.Compression.powersgd(rank=1, start_after=1)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(table.parameters(), 0.5),
+            table.named_parameters(),
+            compression=powersgd,
+            sparse_as_dense=True,
+        )
+        for step in range(4):
+            optimizer.zero_grad()
+            ids = torch.tensor([hvd.rank(), step, 5])
+            (table(ids) * torch.arange(16.0)).sum().backward()
+            optimizer.step()
+            assert table.weight.grad.is_sparse == sparse
+        assert optimizer.compression_state()
+        return table.weight.detach()
+
+    with World(2) as world:
+        for mine in world.run(lambda rank: (train(True), train(False))):
+            assert torch.equal(*mine)
+
+
 def test_an_operation_by_itself_has_no_memory_for_it():
     with (
         World(1) as world,
