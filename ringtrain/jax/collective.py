@@ -16,6 +16,7 @@ from jax.interpreters import ad, batching, mlir
 from ringtrain import operations, tables
 from ringtrain.adjoints import Takes, adjoint_of, factor, is_linear
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
+from ringtrain.jax import names
 from ringtrain.jax.library import TARGET
 from ringtrain.operations import Average
 
@@ -183,6 +184,8 @@ def _batch(arrays: Any, dimensions: Any, *, call: Call) -> tuple[Any, int]:
 
 
 def _compile(context: mlir.LoweringRuleContext, array: Any, *, call: Call) -> Any:
+    if call.name is not None:
+        call = call._replace(name=names.claim_in_program(context.module_context.keepalives, call.name))
     return jax.ffi.ffi_lowering(TARGET, has_side_effect=True)(context, array, **call.attributes())
 
 
@@ -201,4 +204,4 @@ ad.primitive_jvps[_primitive] = _differentiate
 ad.primitive_transposes[_primitive] = _transpose
 batching.primitive_batchers[_primitive] = _batch
 mlir.register_lowering(_primitive, _refuse)
-mlir.register_lowering(_primitive, _compile, platform="cpu")
+mlir.register_lowering(_primitive, _compile, platform="cpu", cacheable=False)  # each time under a name of its own

@@ -4,6 +4,9 @@ A name is fixed when a program is traced, and comes again whenever that runs. It
 traced, the outermost one if functions call each other, and of the place among those that would be called alike, in the
 order of the calls. A function that is traced again starts anew, so a rank may do that alone. What the user names keeps
 that name. Outside of programs operations have no such names: the core numbers them.
+
+JAX may put what was traced once into a program several times: tangents of one linearization, say. So a name that comes again
+when the program is compiled gets a number, the user's too.
 """
 
 import weakref
@@ -26,6 +29,28 @@ def claim(label: str) -> str | None:
     claimed = _claimed.setdefault(program, Counter())
     claimed[name] += 1
     return f"{name}.{claimed[name]}" if claimed[name] > 1 else name
+
+
+def claim_in_program(kept: list[Any], name: str) -> str:
+    """The name, with a number if the program that is being compiled has an operation of this name already.
+
+    Args:
+        kept: the list of what JAX keeps alive for that program.
+        name: from when it was traced.
+    """
+    claimed = next((each for each in kept if isinstance(each, _Claimed)), None)
+    if claimed is None:
+        kept.append(claimed := _Claimed())
+    number, unused = 1, name
+    while unused in claimed:
+        number += 1
+        unused = f"{name}.{number}"
+    claimed.add(unused)
+    return unused
+
+
+class _Claimed(set[str]):
+    """The names of the operations of one compiled program."""
 
 
 def tracing() -> bool:

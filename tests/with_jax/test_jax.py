@@ -472,3 +472,26 @@ def test_gathered_rows_have_the_sum_of_all_gradients(compiled):
     expected = jax.grad(loss_of)(jnp.ones((2, 3)), lambda weights: x @ weights)
     for found in on_ranks(body):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_what_is_traced_once_may_be_used_twice():
+    """Tangents of a linearization, cotangents of a pull-back, and a name that the user gives twice: none is taken for another."""
+
+    def program(x, one, other):
+        def total(x):
+            return jnp.sum(hvd.allreduce(x**3, op=hvd.Sum) * x)
+
+        _, tangents = jax.linearize(jax.grad(total), x)
+        _, pull = jax.vjp(lambda x: hvd.allreduce(x**3, op=hvd.Sum), x)
+        named = [hvd.allreduce(each, "named", op=hvd.Sum) for each in (one, other)]
+        return [tangents(one), tangents(other), pull(one)[0], pull(other)[0], *named]
+
+    def on_rank(rank):
+        given = [jnp.full(1000, value) for value in (rank + 1.0, 2.0 + rank, 5.0 - rank)]
+        text = jax.jit(program).lower(*given).as_text()
+        found = re.findall(r'name = "([^"]*)"', text)
+        return found, [float(each[0]) for each in program(*given)]
+
+    (names, wanted), other = on_ranks(on_rank)
+    assert len(names) == len(set(names)) > 6 and {"named", "named.2"} < set(names)
+    assert names == other[0] and wanted[:2] == [93.0, 180.0]
