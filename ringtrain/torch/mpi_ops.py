@@ -4,12 +4,32 @@ This is also the list of them: ``ringtrain.torch`` exports the same names.
 """
 
 import typing as _typing
+from collections.abc import Callable as _Callable
 
 from ringtrain import barrier, init, join
 from ringtrain.basics import *  # noqa: F403 - what all adapters export, listed once
+from ringtrain.common.util import gpu_available
 from ringtrain.torch.handles import poll, synchronize
 from ringtrain.torch.operations import *  # noqa: F403 - listed once, there
 from ringtrain.torch.reductions import *  # noqa: F403 - listed once, there
 
+
+class _Function:
+    """What programs take for Horovod's autograd functions: ``apply`` is an operation, with its arguments in their order."""
+
+    def __init__(self, operation: _Callable[..., _typing.Any], arguments: str):
+        self._operation, self._arguments = operation, arguments.split()
+
+    def apply(self, *given: _typing.Any) -> _typing.Any:
+        """The result of the operation, which gradients flow through."""
+        return self._operation(**dict(zip(self._arguments, given, strict=False)))
+
+
+HorovodAllreduce = _Function(allreduce, "tensor average name op prescale_factor postscale_factor process_set")  # noqa: F405
+HorovodAllgather = _Function(allgather, "tensor name process_set")  # noqa: F405
+HorovodBroadcast = _Function(broadcast, "tensor root_rank name process_set")  # noqa: F405
+HorovodAlltoall = _Function(alltoall, "tensor splits name process_set")  # noqa: F405
+HorovodReducescatter = _Function(reducescatter, "tensor op name process_set prescale_factor postscale_factor")  # noqa: F405
+
 if not _typing.TYPE_CHECKING:  # a type checker takes all public names, which are the same
-    __all__ = [name for name in dir() if not name.startswith("_")]
+    __all__ = [name for name in dir() if not name.startswith("_") and type(globals()[name]) is not _Function]

@@ -412,6 +412,9 @@ class _Distributed(_Optimizer):
         return _empty_instance, (_plain_class(type(self)),), *contents
 
 
+_DistributedOptimizer = _Distributed  # Horovod's name, by which programs know a distributed optimizer
+
+
 class _Local(_Distributed):
     """What an optimizer of local steps has beyond, or in place of, that."""
 

@@ -18,14 +18,20 @@ from ringtrain.process_sets import ProcessSet, global_process_set, place_in, siz
 class DistributedSampler(torch.utils.data.Sampler[int]):
     """This rank's indices of each epoch, for ``DataLoader(dataset, batch_size, sampler=sampler)``.
 
+    Its arguments are those of ``torch.utils.data.DistributedSampler``, in that order, and two more by name.
+
     Args:
         dataset: the whole data set, or its number of samples.
-        policy: ``"pad"``, ``"truncate"`` or ``"uneven"``, as ``ringtrain.shard`` explains.
-        seed: of the order, the same on all ranks; None for the data set's own order.
+        num_replicas: how many share it; None for all ranks of the process set.
+        rank: which of them this one is; None for its place in the process set.
+        shuffle: whether each epoch has an order of its own; else it is the data set's.
+        seed: of the order, the same on all ranks; None is ``shuffle=False``.
+        drop_last: whether the samples that are too few for all ranks are left out; else some come twice.
+        policy: ``"pad"``, ``"truncate"`` or ``"uneven"``, as ``ringtrain.shard`` explains; None as ``drop_last`` says.
         process_set: the ranks that share the data; this rank must be one.
 
     Raises:
-        InvalidArgumentError: as ``ringtrain.shard``.
+        InvalidArgumentError: as ``ringtrain.shard``; or there is no such rank among ``num_replicas``.
 
     Example:
         >>> sampler = hvd.DistributedSampler(dataset, seed=1)
@@ -39,15 +45,20 @@ class DistributedSampler(torch.utils.data.Sampler[int]):
     def __init__(
         self,
         dataset: Sized | int,
-        policy: str = "pad",
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        shuffle: bool = True,
         seed: int | None = 0,
+        drop_last: bool = False,
+        *,
+        policy: str | None = None,
         process_set: ProcessSet = global_process_set,
     ):
         self.epoch = 0
         self._count = int(dataset) if isinstance(dataset, (int, Integral)) else len(dataset)
-        self._policy = policy
-        self._seed = seed
-        self._rank, self._size = place_in(process_set), size_of(process_set)
+        self._policy = policy or ("truncate" if drop_last else "pad")
+        self._seed = seed if shuffle else None
+        self._rank, self._size = _place(num_replicas, rank, process_set)
         # Places in the epoch, counted in samples that all ranks together have read.
         self._start = 0  # where the current iteration began,
         self._read = 0  # where it is,
@@ -101,3 +112,17 @@ class DistributedSampler(torch.utils.data.Sampler[int]):
 
     def _end(self, start: int) -> int:
         return sharding.epoch_end(self._count, self._size, self._policy, start)
+
+
+def _place(num_replicas: int | None, rank: int | None, process_set: ProcessSet) -> tuple[int, int]:
+    """Which of how many this rank is: as it was told, and else as the process set has it."""
+    size = size_of(process_set) if num_replicas is None else num_replicas
+    place = place_in(process_set) if rank is None else rank
+    for name, value in (("num_replicas", size), ("rank", place)):
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise InvalidArgumentError(f"DistributedSampler: {name} must be a whole number, but is {value!r}.")
+    if not 0 <= place < size:
+        raise InvalidArgumentError(
+            f"DistributedSampler: rank must be in [0, {size}), the number of replicas, but is {place}. Leave both out, or give both."
+        )
+    return int(place), int(size)

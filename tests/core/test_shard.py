@@ -146,7 +146,7 @@ def test_a_process_set_shares_among_its_members():
             with pytest.raises(rt.errors.InvalidArgumentError, match="must be a member"):
                 rt.shard(5, process_set=outer)
             return []
-        assert list(hvd.DistributedSampler(5, "uneven", seed=3, process_set=outer)) == list(
+        assert list(hvd.DistributedSampler(5, policy="uneven", seed=3, process_set=outer)) == list(
             rt.shard(5, "uneven", seed=3, process_set=outer)
         )
         return rt.shard(5, "uneven", seed=None, process_set=outer).tolist()
@@ -206,7 +206,7 @@ def samplers(size, *arguments, **keywords):
 
 def test_a_loader_reads_the_ranks_share_of_each_epoch():
     data = torch.arange(10)
-    for rank, sampler in enumerate(samplers(3, data, "pad", seed=4)):
+    for rank, sampler in enumerate(samplers(3, data, policy="pad", seed=4)):
         loader = torch.utils.data.DataLoader(data, batch_size=2, sampler=sampler)
         assert len(sampler) == 4 and len(loader) == 2
         for epoch in range(2):
@@ -256,3 +256,36 @@ def test_a_state_of_other_data_is_refused(other):
     [saved], [sampler] = samplers(1, 6), samplers(1, **other)
     with pytest.raises(rt.errors.InvalidArgumentError, match="must be that of the saved run"):
         sampler.load_state_dict(saved.state_dict())
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_its_arguments_are_those_of_torchs_sampler(shuffle, drop_last):
+    """By place, too; each replica has as many samples, and all of them together the same ones."""
+    data = range(11)
+    replicas = 3
+    theirs = [
+        torch.utils.data.DistributedSampler(data, replicas, rank, shuffle, 5, drop_last) for rank in range(replicas)
+    ]
+    with World(1) as world:
+        ours = world.run(
+            lambda _: [hvd.DistributedSampler(data, replicas, rank, shuffle, 5, drop_last) for rank in range(replicas)]
+        )[0]
+    assert list(map(len, ours)) == list(map(len, theirs))
+    read = [list(sampler) for sampler in ours]
+    assert list(map(len, read)) == list(map(len, ours))
+    if not shuffle:
+        assert read == [list(sampler) for sampler in theirs]
+    if not drop_last:
+        assert set(itertools.chain(*read)) == set(data)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"rank": 1}, {"num_replicas": 2, "rank": 2}, {"num_replicas": "2"}, {"rank": True}]
+)
+def test_a_sampler_of_a_replica_that_is_none_is_refused(arguments):
+    with (
+        World(1) as world,
+        pytest.raises(rt.errors.InvalidArgumentError, match="DistributedSampler: (rank|num_replicas) must be"),
+    ):
+        world.run(lambda _: hvd.DistributedSampler(6, **arguments))

@@ -17,7 +17,11 @@ import ringtrain as rt
 import ringtrain.torch as hvd
 from ringtrain.common import exceptions, util
 from ringtrain.common.basics import HorovodBasics
+from ringtrain.runner.common.util.env import get_env_rank_and_size
+from ringtrain.runner.util.threads import in_thread
 from ringtrain.testing import World
+from ringtrain.torch import mpi_ops
+from ringtrain.torch.optimizer import _DistributedOptimizer
 
 NONE, FACTORS, SET = "compression=Compressor", "prescale_factor=1.0, postscale_factor=1.0", "process_set=GLOBAL"
 REDUCE = f"average=None, name=None, op=None, {FACTORS}, {SET}"
@@ -33,6 +37,7 @@ SIGNATURES = {
     **dict.fromkeys(NOTHING, ""),
     **dict.fromkeys(BUILT, ""),
     "init": "comm=None, process_sets=None",
+    "gpu_available": "ext_base_name, verbose=False",
     "start_timeline": "file_path, mark_cycles=False",
     "add_process_set": "process_set",
     "remove_process_set": "process_set",
@@ -351,3 +356,55 @@ def test_handles_as_scripts_use_them():
 
     with World(2) as world:
         world.run(on_rank)
+
+
+# ---- names that public programs and Horovod's own tests import ----
+
+
+def test_horovods_autograd_functions(world):
+    """``apply`` takes their arguments in their order, and gradients flow through."""
+    everyone, size = rt.global_process_set, world.size
+
+    def on_rank(rank):
+        x = torch.full((size, 2), rank + 1.0, requires_grad=True)
+        results = [
+            mpi_ops.HorovodAllreduce.apply(x, None, "a", hvd.Sum, 1.0, 1.0, everyone),
+            mpi_ops.HorovodAllgather.apply(x, "b", everyone),
+            mpi_ops.HorovodBroadcast.apply(x, 0, "c", everyone),
+            mpi_ops.HorovodAlltoall.apply(x, None, "d", everyone),
+            mpi_ops.HorovodReducescatter.apply(x, hvd.Sum, "e", everyone, 1.0, 1.0),
+        ]
+        total = sum(range(1, size + 1))
+        assert [tuple(each.shape) for each in results] == [(size, 2), (size * size, 2), (size, 2), (size, 2), (1, 2)]
+        assert results[0][0, 0] == total and results[2][0, 0] == 1 and results[4][0, 0] == total
+        sum(each.sum() for each in results).backward()
+        assert x.grad is not None and torch.isfinite(x.grad).all()
+        rows, received = mpi_ops.HorovodAlltoall.apply(x, [1] * size, "f", everyone)
+        assert len(rows) == size and received.tolist() == [1] * size
+
+    world.run(on_rank)
+
+
+def test_a_distributed_optimizer_is_known_by_horovods_class(world):
+    def on_rank(rank):
+        model = torch.nn.Linear(2, 1)
+        for arguments in ({}, {"every": 2}, {"delay": 1}):
+            plain = torch.optim.SGD(model.parameters(), lr=0.1)
+            assert not isinstance(plain, _DistributedOptimizer)
+            optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), **arguments)
+            assert isinstance(optimizer, _DistributedOptimizer)
+
+    world.run(on_rank)
+
+
+def test_what_horovods_own_tests_import(monkeypatch):
+    seen = []
+    in_thread(seen.append, args=(1,)).join()
+    in_thread(lambda: 1 / 0, silent=True).join()
+    assert seen == [1] and hvd.gpu_available("torch") is False
+    for name in ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert get_env_rank_and_size() == (0, 1)
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "2")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "3")
+    assert get_env_rank_and_size() == (2, 3)

@@ -118,6 +118,11 @@ ILLEGAL = {
     "where gradients travel with each pass, ranks run as many passes": lambda s: (
         accumulates(s) and any(not used for turn in s.turns for each in turn.passes for used in each.used)
     ),
+    "and with backward_passes_per_step they use the same layers, or gradients of one would be complete after another pass": lambda s: (
+        accumulates(s)
+        and s.passes_per_step > 1
+        and any(len(set(each.used)) > 1 for turn in s.turns for each in turn.passes)
+    ),
     "zero_grad() of the module tells the optimizer nothing: what is discarded so has been sent by all ranks": lambda s: (
         s.zeroes == "module"
         and any(

@@ -1,0 +1,1 @@
+"""What Horovod's own tests import of ``horovod.runner.util``."""
