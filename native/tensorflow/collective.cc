@@ -9,6 +9,10 @@
 namespace ringtrain::tensorflow {
 namespace {
 
+// More than run side by side (parallel_iterations is 10 at first); names come again, so that the response cache knows
+// them.
+constexpr int64_t kIterations = 64;
+
 struct DTypePair {
   TF_DataType tensorflow;
   DType core;
@@ -206,7 +210,7 @@ int32_t Execution::Submit() {
   if (collective_.on_gpu) PlaceOnGpu();
   const std::string name = collective_.name.empty() ? link.NextName(collective_.slot, Text(collective_.operation),
                                                                     collective_.request.process_set)
-                                                    : collective_.name;
+                                                    : Name();
   rt_request request = collective_.request;
   request.name = name.c_str();
   request.operation = static_cast<int32_t>(collective_.operation);
@@ -281,6 +285,13 @@ bool Execution::SetResult() {
   if (data == nullptr) return false;
   *static_cast<int32_t*>(data) = CoreLink::Get().functions().result(handle_);
   return true;
+}
+
+// TensorFlow starts a later iteration of such a loop before an earlier one has ended, on each rank in an order of its
+// own.
+std::string Execution::Name() const {
+  const int64_t iteration = collective_.by_iteration ? tf().TF_GetIterId(context_) % kIterations : 0;
+  return iteration == 0 ? collective_.name : collective_.name + ".iteration." + std::to_string(iteration);
 }
 
 std::string Execution::Subject(const std::string& name) const {

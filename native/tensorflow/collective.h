@@ -18,7 +18,8 @@ namespace ringtrain::tensorflow {
 // A node of a graph, or an eager operation: what its attributes say. Shared by all its executions.
 struct Collective {
   Operation operation;
-  std::string name;  // empty: numbered when it is submitted
+  std::string name;           // empty: numbered when it is submitted
+  bool by_iteration = false;  // the graph may run iterations of a loop side by side, each needs a name of its own
   int64_t slot = 0;
   bool on_gpu = false;   // its tensors are in the memory of TensorFlow's GPU device
   rt_request request{};  // its process set, and what tables/attributes.def lists
@@ -40,6 +41,7 @@ class Execution {
 
   // Results have their inputs' shapes, so that TensorFlow may give us the inputs' memory for them.
   bool same_shape() const { return Find(collective_.operation)->output == Output::kSame; }
+  std::string Name() const;
   std::string Subject(const std::string& name) const;
 
   bool TakeInputs();

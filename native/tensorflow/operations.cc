@@ -98,7 +98,8 @@ OperationSpec SpecOf(Operation operation) {
   return spec;
 }
 
-constexpr const char* kCommonAttributes[] = {"tensor_name: string", "slot: int", "process_set: int", "G: int >= 0"};
+constexpr const char* kCommonAttributes[] = {"tensor_name: string", "slot: int", "process_set: int",
+                                             "by_iteration: int", "G: int >= 0"};
 constexpr char kGates[] = "gates: G * resource";
 constexpr char kWorld[] = "RingtrainWorld";
 
@@ -146,6 +147,7 @@ void* CreateCollective(TF_OpKernelConstruction* construction) {
   collective->operation = kOperations[kIndex];
   collective->on_gpu = kMemory == Memory::kGpu;
   collective->name = ReadText(construction, "tensor_name", status);
+  collective->by_iteration = ReadInteger(construction, "by_iteration", status) != 0;
   collective->slot = ReadInteger(construction, "slot", status);
   rt_request& request = collective->request;
   Read(construction, "process_set", status, &request.process_set);

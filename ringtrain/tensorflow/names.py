@@ -4,7 +4,7 @@ Ranks are matched by names. TensorFlow and Keras number what they make, in each 
 more, or loaded its model from a file, has ``dense_1`` where the others have ``dense``. So a name is made of the
 function that is being traced, of what is reduced without such numbers, and of the place among those that would be
 called alike, in the order of the calls. A function that is traced again starts anew, so a rank may do that alone. What
-the user names keeps that name.
+the user names keeps that name. In a loop of a graph for sessions our library adds the number of the iteration.
 """
 
 import re

@@ -39,6 +39,7 @@ def run(
         gates=[] if eager else [_gate()],
         tensor_name=name or ("" if eager else names.claim_for(operation, inputs)),
         slot=current_slot(),
+        by_iteration=int(not (eager or tf.compat.v1.executing_eagerly_outside_functions())),
         process_set=process_set_id,
         **attributes,
     )

@@ -281,3 +281,24 @@ def test_a_monitored_session_ends_with_its_world(ending):
 def test_eager_mode_is_refused():
     with pytest.raises(RuntimeError, match="broadcast_global_variables: expected a graph"):
         hvd.broadcast_global_variables(0)
+
+
+@pytest.mark.parametrize("of_functions", [False, True], ids=["loops of version 1", "loops of functions"])
+def test_iterations_of_a_loop_run_side_by_side(two, of_functions):
+    """Each under a name of its own: none is in flight already, or taken for another."""
+    count = 80
+
+    def body(rank, session):
+        def step(place, results):
+            mine = tf.fill([50_000], tf.cast(place, tf.float32) * (rank + 1))
+            return place + 1, results.write(place, tf.reduce_max(hvd.allreduce(mine, op=hvd.Sum)))
+
+        begin = [tf.constant(0), tf.TensorArray(tf.float32, count)]
+        _, results = tf.while_loop(lambda place, _: place < count, step, begin, parallel_iterations=10)
+        assert session.run(results.stack()).tolist() == [3.0 * place for place in range(count)]
+
+    (v1.enable_control_flow_v2 if of_functions else v1.disable_control_flow_v2)()
+    try:
+        two.run(in_a_session(body))
+    finally:
+        v1.enable_control_flow_v2()
