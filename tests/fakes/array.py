@@ -9,7 +9,7 @@ import numpy
 from fakes import driver
 
 DLPACK_CUDA = 2
-DLPACK_CODES = {"i": 0, "u": 1, "f": 2, "b": 6}
+DLPACK_CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
 DLPACK_BFLOAT16 = 4
 
 

@@ -60,6 +60,8 @@ void CheckValues() {
   Expect("uint8", NcclDType(DType::kUInt8), ncclUint8);
   Expect("int32", NcclDType(DType::kInt32), ncclInt32);
   Expect("int64", NcclDType(DType::kInt64), ncclInt64);
+  Expect("uint32", NcclDType(DType::kUInt32), ncclUint32);
+  Expect("uint64", NcclDType(DType::kUInt64), ncclUint64);
   Expect("float16", NcclDType(DType::kFloat16), ncclFloat16);
   Expect("bfloat16", NcclDType(DType::kBFloat16), ncclBfloat16);
   Expect("float32", NcclDType(DType::kFloat32), ncclFloat32);
