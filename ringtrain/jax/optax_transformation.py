@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from ringtrain.errors import InvalidArgumentError
 from ringtrain.gradients.arguments import check_kept_equal
 from ringtrain.jax.trees import allreduce_gradients
 from ringtrain.jax.watching import Watching
@@ -38,6 +39,9 @@ def DistributedGradientTransformation(
     Returns:
         An ``optax.GradientTransformationExtraArgs`` with the state of the given one.
 
+    Raises:
+        InvalidArgumentError: what was given is no transformation of optax's.
+
     Example:
         >>> optimizer = hvd.DistributedGradientTransformation(optax.adamw(1e-3))
         >>> updates, state = optimizer.update(gradients, state, parameters)
@@ -46,6 +50,11 @@ def DistributedGradientTransformation(
         import optax
     except ImportError as problem:
         raise ImportError("DistributedGradientTransformation needs optax. Run: pip install optax") from problem
+    if not isinstance(transformation, optax.GradientTransformation):
+        raise InvalidArgumentError(
+            "DistributedGradientTransformation: expected a transformation of optax, such as optax.adamw(1e-3), but found "
+            f"{transformation!r}."
+        )
     inner = optax.with_extra_args_support(transformation)
 
     check_kept_equal(replicas, "DistributedGradientTransformation")

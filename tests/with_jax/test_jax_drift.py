@@ -158,6 +158,9 @@ def test_steps_in_a_loop_of_a_program(two, compared_always):
 def test_an_unknown_word_is_refused():
     with pytest.raises(InvalidArgumentError, match="DistributedGradientTransformation: replicas must be"):
         hvd.DistributedGradientTransformation(optax.sgd(0.1), replicas="same")
+    for given in ("adam", optax.adam, None):
+        with pytest.raises(InvalidArgumentError, match="expected a transformation of optax, such as"):
+            hvd.DistributedGradientTransformation(given)
 
 
 @COMPILED
