@@ -120,6 +120,18 @@ def test_different_numbers_of_steps_are_refused_before_the_first(two):
     assert text.startswith("fit 'steps': expected the same number on all ranks but found 2 on rank 0 and 3 on rank 1")
 
 
+def test_different_numbers_of_epochs_are_refused_with_advice_of_their_own(two):
+    def body(rank):
+        compiled(rank).fit(
+            runs.X[:6], runs.Y[:6], batch_size=6, epochs=2 + rank, verbose=0, callbacks=runs.start_callbacks()
+        )
+
+    assert on_each(two, body) == (
+        "fit 'epochs': expected the same number on all ranks but found 2 on rank 0 and 3 on rank 1. Pass one number of "
+        "epochs everywhere."
+    )
+
+
 def test_unknown_numbers_of_steps_are_warned_of_once(two, caplog):
     def body(rank):
         data = tf.data.Dataset.from_tensor_slices((runs.X, runs.Y)).batch(6).filter(lambda x, y: True)

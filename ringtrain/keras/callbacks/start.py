@@ -190,17 +190,23 @@ def _require_equal_beginnings(epoch: int, process_set: ProcessSet) -> None:
         )
 
 
+# What to do where ranks differ in it.
+_ADVICE = {
+    "epochs": "Pass one number of epochs everywhere.",
+    "steps": "Share the data out with ringtrain.shard, policy 'pad' or 'truncate', or pass steps_per_epoch.",
+}
+
+
 def _require_equal_lengths(params: dict[str, Any], process_set: ProcessSet) -> None:
     """Ranks that took more steps than others would wait for them at the end."""
-    own = {name: params.get(name) for name in ("epochs", "steps")}
+    own = {name: params.get(name) for name in _ADVICE}
     everyone = allgather_object(own, "fit.lengths", process_set)
     for name in own:
         for rank, theirs in zip(members_of(process_set), everyone, strict=True):
             if theirs[name] != everyone[0][name]:
                 raise MismatchError(
                     f"fit '{name}': expected the same number on all ranks but found {everyone[0][name]} on rank "
-                    f"{members_of(process_set)[0]} and {theirs[name]} on rank {rank}. Share the data out with "
-                    "ringtrain.shard, policy 'pad' or 'truncate', or pass steps_per_epoch."
+                    f"{members_of(process_set)[0]} and {theirs[name]} on rank {rank}. {_ADVICE[name]}"
                 )
     if own["steps"] is None and current().rank == members_of(process_set)[0]:
         logger.warning(
