@@ -192,8 +192,8 @@ def _require_equal_beginnings(epoch: int, process_set: ProcessSet) -> None:
 
 # What to do where ranks differ in it.
 _ADVICE = {
-    "epochs": "Pass one number of epochs everywhere.",
-    "steps": "Share the data out with ringtrain.shard, policy 'pad' or 'truncate', or pass steps_per_epoch.",
+    "epochs": "Pass one number of epochs everywhere",
+    "steps": "Share the data out with ringtrain.shard, policy 'pad' or 'truncate', or pass steps_per_epoch",
 }
 
 
@@ -206,7 +206,7 @@ def _require_equal_lengths(params: dict[str, Any], process_set: ProcessSet) -> N
             if theirs[name] != everyone[0][name]:
                 raise MismatchError(
                     f"fit '{name}': expected the same number on all ranks but found {everyone[0][name]} on rank "
-                    f"{members_of(process_set)[0]} and {theirs[name]} on rank {rank}. {_ADVICE[name]}"
+                    f"{members_of(process_set)[0]} and {theirs[name]} on rank {rank}. {_ADVICE[name]}."
                 )
     if own["steps"] is None and current().rank == members_of(process_set)[0]:
         logger.warning(
