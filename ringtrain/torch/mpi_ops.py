@@ -22,7 +22,8 @@ class _Function:
 
     def apply(self, *given: _typing.Any) -> _typing.Any:
         """The result of the operation, which gradients flow through."""
-        return self._operation(**dict(zip(self._arguments, given, strict=False)))
+        named, more = dict(zip(self._arguments, given, strict=False)), given[len(self._arguments) :]
+        return self._operation(*more, **named)  # which raises the TypeError of one argument too many
 
 
 HorovodAllreduce = _Function(allreduce, "tensor average name op prescale_factor postscale_factor process_set")  # noqa: F405
