@@ -104,10 +104,16 @@ def loud(turn: Turn) -> int:
 
 def accumulates(script: Script) -> bool:
     """Whether gradients that are reduced are added to: by more passes than were announced, or without zero_grad()."""
+    most = script.passes_per_step
     return script.zeroes == "never" or any(
-        turn.ends == "go on" or loud(turn) > script.passes_per_step or len(turn.passes) > script.passes_per_step
+        turn.ends == "go on" or loud(turn) > most or (most > 1 and len(turn.passes) > most) or ends_silently(turn)
         for turn in script.turns
     )
+
+
+def ends_silently(turn: Turn) -> bool:
+    """Whether a pass that sends nothing comes behind one that has sent."""
+    return any(not first.silent and then.silent for first, then in itertools.pairwise(turn.passes))
 
 
 # What does not go together, and what says so.
