@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <complex>
 #include <cstring>
 #include <numeric>
 #include <random>
@@ -96,11 +97,36 @@ void Store(DType dtype, double value, char* to) {
       return put(value);
     case DType::kBool:
       return put(static_cast<uint8_t>(value != 0));
+    case DType::kUInt16:
+      return put(static_cast<uint16_t>(whole));
+    case DType::kUInt32:
+      return put(static_cast<uint32_t>(whole));
+    case DType::kUInt64:
+      return put(static_cast<uint64_t>(whole));
+    case DType::kComplex64:
+      return put(std::complex<float>(static_cast<float>(value), static_cast<float>(-value)));
+    case DType::kComplex128:
+      return put(std::complex<double>(value, -value));
+    case DType::kFloat8E4M3FN:  // which are only moved
+    case DType::kFloat8E4M3FNUZ:
+    case DType::kFloat8E5M2:
+    case DType::kFloat8E5M2FNUZ:
+    case DType::kFloat8E8M0FNU:
+      return put(static_cast<uint8_t>(whole));
   }
 }
 
-constexpr DType kDTypes[] = {DType::kUInt8,   DType::kInt8,     DType::kInt16,   DType::kInt32,   DType::kInt64,
-                             DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64, DType::kBool};
+constexpr DType kDTypes[] = {DType::kUInt8,   DType::kInt8,      DType::kInt16,      DType::kInt32,
+                             DType::kInt64,   DType::kFloat16,   DType::kBFloat16,   DType::kFloat32,
+                             DType::kFloat64, DType::kBool,      DType::kUInt16,     DType::kUInt32,
+                             DType::kUInt64,  DType::kComplex64, DType::kComplex128, DType::kFloat8E5M2};
+
+bool IsReduced(DType dtype, Reduction reduction) {
+  if (dtype == DType::kBool) return reduction != Reduction::kAverage;
+  if (dtype == DType::kComplex64 || dtype == DType::kComplex128)
+    return reduction == Reduction::kSum || reduction == Reduction::kAverage;
+  return dtype != DType::kFloat8E5M2;
+}
 
 // Small enough that no sum or product of seven ranks is rounded.
 int64_t Value(Reduction reduction, int rank, int64_t index) {
@@ -279,11 +305,11 @@ std::vector<Plan> AllPlans(int size) {
     for (int64_t count : {0, 1, size - 1, size, 13, 257}) {
       for (Reduction reduction :
            {Reduction::kSum, Reduction::kAverage, Reduction::kMin, Reduction::kMax, Reduction::kProduct})
-        if (dtype != DType::kBool || reduction != Reduction::kAverage)
-          add({"", Operation::kAllreduce, reduction, dtype, count, 1, count % 2 == 1});
+        if (IsReduced(dtype, reduction)) add({"", Operation::kAllreduce, reduction, dtype, count, 1, count % 2 == 1});
       for (Operation operation :
            {Operation::kAllgather, Operation::kBroadcast, Operation::kAlltoall, Operation::kReducescatter})
-        add({"", operation, Reduction::kSum, dtype, count, 1, false, static_cast<int>(count) % size});
+        if (operation != Operation::kReducescatter || IsReduced(dtype, Reduction::kSum))
+          add({"", operation, Reduction::kSum, dtype, count, 1, false, static_cast<int>(count) % size});
     }
   // Longer than many chunks, so that every slot is used again; and groups.
   for (DType dtype : {DType::kFloat32, DType::kFloat16, DType::kUInt8})
