@@ -378,6 +378,7 @@ class Exchange:
                 self._beginning.decide(agreed.is_exact)
             if self.step.is_open_elsewhere(agreed.codes):
                 self.begin_step(reopened=True)
+                self.step.note_end()  # as where it was opened: both hold the next round, or neither
             self._submit_where(agreed.codes, whole_groups_only=False)
         yield from self._take_results()
         if self._transaction is not None:

@@ -138,3 +138,22 @@ def test_ranks_with_unlike_passes(world, groups):
         assert_replicas_equal(parameters(model))
 
     world.run(on_rank)
+
+
+def test_a_step_that_one_rank_has_opened_again_is_given_up_by_all(world):
+    """One rank's second pass reaches what is settled, another's what is not: then zero_grad() holds no round, on any."""
+    (x, y), *_ = batches(world.size, torch.float64)
+
+    def on_rank(rank):
+        model = torch.nn.ModuleList(torch.nn.Linear(4, 2).double() for _ in range(3))
+        optimizer = hvd.DistributedOptimizer(momentum(model.parameters()), model.named_parameters())
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        own_x, own_y = share((x, y), rank, world.size)
+        for layers in ((0, 1), (2 if rank == 0 else 1,)):
+            torch.nn.functional.mse_loss(sum(model[layer](own_x) for layer in layers), own_y).backward()
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model[0](own_x), own_y).backward()
+        optimizer.step()
+        assert_replicas_equal(parameters(model))
+
+    world.run(on_rank)

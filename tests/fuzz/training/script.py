@@ -133,7 +133,11 @@ ILLEGAL = {
         s.zeroes == "module"
         and any(
             turn.ends == "discard"
-            and (s.passes_per_step > 1 or any(not used for each in turn.passes for used in each.used))
+            and (
+                s.mode == "ahead"
+                or s.passes_per_step > 1
+                or any(not used for each in turn.passes for used in each.used)
+            )
             for turn in s.turns
         )
     ),
@@ -246,7 +250,7 @@ def _drawn_pass(source: random.Random, ranks: int) -> Pass:
 
     same = layers()
     used = tuple(layers() if source.random() < 0.3 else same for _ in range(ranks))
-    return Pass(used, silent=source.random() < 0.15)
+    return Pass(used, silent=source.random() < 0.3)
 
 
 def smaller(script: Script) -> Iterator[Script]:
