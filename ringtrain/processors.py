@@ -1,5 +1,6 @@
 """Of which kind this host's processor is."""
 
+import os
 import platform
 from pathlib import Path
 
@@ -10,3 +11,8 @@ def kind_of_processor() -> str:
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip()
     return platform.machine()
+
+
+def kind_with_cores(library: str, gpu: str | None) -> str:
+    """What the bits of a library depend on that divides sums among cores: processor or GPU, its release, and how many cores."""
+    return f"{gpu or kind_of_processor()}, {library}, {len(os.sched_getaffinity(0))} cores"

@@ -4,7 +4,6 @@ A call of the host gives a step's row and, where a look is asked for, the digest
 take the maxima. Gradients come out behind all that, so that no update is made before it is known that ranks step alike.
 """
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,14 +20,14 @@ from ringtrain.jax.library import slots
 from ringtrain.jax.operations import start
 from ringtrain.operations import Max
 from ringtrain.process_sets import ProcessSet, is_alone
-from ringtrain.processors import kind_of_processor
+from ringtrain.processors import kind_with_cores
 
 _CALLED = Words("broadcast_parameters()", "DistributedGradientTransformation")
 
 
 def _processor() -> str:
-    kind = kind_of_processor() if jax.default_backend() == "cpu" else jax.devices()[0].device_kind
-    return f"{kind}, jax {jax.__version__}, {len(os.sched_getaffinity(0))} cores"  # which divide sums among them
+    gpu = None if jax.default_backend() == "cpu" else jax.devices()[0].device_kind
+    return kind_with_cores(f"jax {jax.__version__}", gpu)
 
 
 _FORMS = Forms(*ARRAYS[:2], _processor)

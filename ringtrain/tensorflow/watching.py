@@ -4,7 +4,6 @@ A call of the host gives a step's row and, where a look is asked for, the digest
 take the maxima. Gradients come out behind all that, so that no update is made before it is known that ranks step alike.
 """
 
-import os
 from collections.abc import Callable, Container, Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ from ringtrain.gradients.session import Session
 from ringtrain.gradients.watch import ARRAYS, ROW, Forms, Watch, with_rate
 from ringtrain.operations import Max
 from ringtrain.process_sets import ProcessSet, id_of, is_alone
-from ringtrain.processors import kind_of_processor
+from ringtrain.processors import kind_with_cores
 from ringtrain.tensorflow import names as naming
 from ringtrain.tensorflow import nodes
 from ringtrain.tensorflow.kept import Kept
@@ -27,8 +26,8 @@ Gradients = list[Any]
 
 def _processor() -> str:
     gpus = tf.config.list_physical_devices("GPU")
-    kind = tf.config.experimental.get_device_details(gpus[0]).get("device_name", "GPU") if gpus else kind_of_processor()
-    return f"{kind}, tensorflow {tf.__version__}, {len(os.sched_getaffinity(0))} cores"  # which divide sums among them
+    gpu = tf.config.experimental.get_device_details(gpus[0]).get("device_name", "GPU") if gpus else None
+    return kind_with_cores(f"tensorflow {tf.__version__}", gpu)
 
 
 _CALLED = Words("broadcast_variables()", "DistributedGradientTape")
