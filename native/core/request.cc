@@ -111,7 +111,7 @@ Status CheckWeight(const Request& request) {
     return Refuse(request, "the weight must be in [0, " + std::to_string(kHighestWeight) + "], but is " +
                                std::to_string(request.weight) + ".");
   for (const TensorSpec& tensor : request.tensors)
-    if (Find(tensor.dtype)->arithmetic != Arithmetic::kFloat && Find(tensor.dtype)->arithmetic != Arithmetic::kComplex)
+    if (!Rounds(Find(tensor.dtype)->arithmetic))
       return Refuse(request,
                     "a weighted average needs floating-point tensors, but found " + tensor.Text() + ". Cast first.");
   return {};

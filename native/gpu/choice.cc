@@ -91,9 +91,7 @@ bool Adds(const Batch& batch) { return batch.reduction == Reduction::kSum || bat
 
 // Whether the bits of a reduction depend on its order; a sum or product of one has none.
 bool OrderMatters(const Batch& batch) {
-  const Arithmetic arithmetic = Find(batch.dtype)->arithmetic;
-  const bool rounds = (arithmetic == Arithmetic::kFloat || arithmetic == Arithmetic::kComplex) &&
-                      (Adds(batch) || batch.reduction == Reduction::kProduct);
+  const bool rounds = Rounds(Find(batch.dtype)->arithmetic) && (Adds(batch) || batch.reduction == Reduction::kProduct);
   return Find(batch.operation)->reduces && rounds && MembersOf(batch) > 1;
 }
 

@@ -65,6 +65,10 @@ constexpr Output OutputOf(Layout layout) {
 
 // What can be computed with elements of a type; of kNone nothing: they are moved alone.
 enum class Arithmetic : int32_t { kBool, kInteger, kFloat, kComplex, kNone };
+// Whether sums are rounded, and so depend on their order.
+constexpr bool Rounds(Arithmetic arithmetic) {
+  return arithmetic == Arithmetic::kFloat || arithmetic == Arithmetic::kComplex;
+}
 struct DTypeRow {
   size_t bytes;
   Arithmetic arithmetic;
