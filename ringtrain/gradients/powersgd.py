@@ -126,9 +126,8 @@ class Beginning:
         """Whether this rank cannot compress in the step under way."""
         return not (self.is_over or self.is_open)
 
-    def go_on(self, steps: int, compresses: bool) -> None:
-        """This rank has loaded what it had kept itself, when it had so many steps; whether the next one was to compress."""
-        self.steps = steps
+    def go_on(self, compresses: bool) -> None:
+        """This rank has loaded what it had kept itself; whether its next step was to compress."""
         self._is_over, self.is_open = False, compresses
 
     def decide(self, any_is_exact: bool) -> None:

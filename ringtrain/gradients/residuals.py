@@ -7,7 +7,7 @@ In an elastic job whose steps survive nothing need be saved: each rank takes alo
 ``residuals.h``), and what is left to do is to take back what a step has lost that is done again.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -46,7 +46,7 @@ def forget(session: Session, prefix: str) -> None:
     context = session.context
     kept = context.residuals(session.process_set_id, prefix) if context.usable else {}
     for (name, place), elements in kept.items():
-        _load(session, name, place, *[np.zeros(elements, np.float32)] * 2)
+        _load_nothing(session, name, place, elements)
     note_forgotten(prefix, len(kept))
 
 
@@ -72,9 +72,7 @@ def of_all_ranks(session: Session, averages: bool, prefix: str) -> dict[str, dic
     """
     context, process_set = session.context, session.process_set_id
     state = {}
-    for (name, place), elements in context.residuals(process_set, prefix).items():
-        is_whole, *memory = context.save_residual(process_set, name, place, elements)
-        sent, finished = (np.frombuffer(ffi.buffer(each), np.float32) for each in memory)
+    for name, place, is_whole, sent, finished in _kept(session, prefix):
         if is_whole:
             sent *= np.float32(_hosts(session))
         else:  # each element is kept by one rank of a host; the others have zero
@@ -90,7 +88,7 @@ def of_all_ranks(session: Session, averages: bool, prefix: str) -> dict[str, dic
                     waits=True,
                 ).wait()
         sent /= np.float32(_divisor(session, averages))
-        state[f"{name.removeprefix(prefix)}/{place}"] = {"sent": sent, "finished": finished}
+        state[_key(prefix, name, place)] = {"sent": sent, "finished": finished}
     return state
 
 
@@ -124,24 +122,39 @@ def of_this_rank(session: Session, prefix: str) -> dict[str, dict[str, np.ndarra
     Args:
         prefix: of the names of the operations that carry the gradients; not part of the keys.
     """
-    context, process_set = session.context, session.process_set_id
-    state = {}
-    for (name, place), elements in context.residuals(process_set, prefix).items():
-        _, *memory = context.save_residual(process_set, name, place, elements)
-        arrays = (np.frombuffer(ffi.buffer(each), np.float32) for each in memory)
-        state[f"{name.removeprefix(prefix)}/{place}"] = dict(zip(PARTS, arrays, strict=True))
-    return state
+    return {
+        _key(prefix, name, place): {"sent": sent, "finished": finished}
+        for name, place, _, sent, finished in _kept(session, prefix)
+    }
 
 
 def load_of_this_rank(session: Session, prefix: str, state: Mapping[str, Mapping[str, np.ndarray]]) -> None:
     """Has the core go on with what ``of_this_rank`` has returned on this rank, and with nothing that is not in it."""
     context, process_set = session.context, session.process_set_id
     for (name, place), elements in context.residuals(process_set, prefix).items():
-        if f"{name.removeprefix(prefix)}/{place}" not in state:
-            _load(session, name, place, *[np.zeros(elements, np.float32)] * 2)
+        if _key(prefix, name, place) not in state:
+            _load_nothing(session, name, place, elements)
     for key, parts in state.items():
         name, _, number = key.rpartition("/")
         _load(session, prefix + name, int(number), *(np.ascontiguousarray(parts[part], np.float32) for part in PARTS))
+
+
+def _kept(session: Session, prefix: str) -> Iterator[tuple[str, int, bool, np.ndarray, np.ndarray]]:
+    """Of each gradient the operation's name and the place in it, whether it is as it was loaded, whole, and the ``PARTS``."""
+    context, process_set = session.context, session.process_set_id
+    for (name, place), elements in context.residuals(process_set, prefix).items():
+        is_whole, *memory = context.save_residual(process_set, name, place, elements)
+        sent, finished = (np.frombuffer(ffi.buffer(each), np.float32) for each in memory)
+        yield name, place, is_whole, sent, finished
+
+
+def _key(prefix: str, name: str, place: int) -> str:
+    return f"{name.removeprefix(prefix)}/{place}"
+
+
+def _load_nothing(session: Session, name: str, place: int, elements: int) -> None:
+    nothing = np.zeros(elements, np.float32)
+    _load(session, name, place, nothing, nothing)
 
 
 def _load(session: Session, name: str, place: int, sent: np.ndarray, finished: np.ndarray) -> None:

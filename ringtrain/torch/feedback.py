@@ -69,7 +69,7 @@ class Feedback:
                 self._warn_of_other(state["of"])
         elif self.beginning is not None:
             powersgd.load_state(state["kept"], self.memories, self.beginning)
-            self.beginning.go_on(self.beginning.steps, state["compresses"])
+            self.beginning.go_on(state["compresses"])
         else:
             residuals.load_of_this_rank(session, f"{self.prefix}.", _arrays(state["kept"]))
 

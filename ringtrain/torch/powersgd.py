@@ -138,9 +138,11 @@ def state_of_this_rank(memories: Sequence[Memory], beginning: Beginning) -> dict
 
 def _kept_in(memory: Memory) -> dict[str, torch.Tensor]:
     rows, columns, rank = memory.shape
-    nothing = {RESIDUAL: torch.zeros(rows, columns, dtype=memory.dtype), FACTOR: torch.zeros(columns, rank)}
-    kept = {RESIDUAL: memory.residual, FACTOR: memory.factor}
-    return {part: nothing[part] if tensor is None else tensor.cpu().clone() for part, tensor in kept.items()}
+    residual, factor = memory.residual, memory.factor
+    return {
+        RESIDUAL: torch.zeros(rows, columns, dtype=memory.dtype) if residual is None else residual.cpu().clone(),
+        FACTOR: torch.zeros(columns, rank) if factor is None else factor.cpu().clone(),
+    }
 
 
 def load_state(
