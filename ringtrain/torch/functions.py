@@ -152,10 +152,10 @@ def give_optimizer_state(
     broadcast_in_place(named, root_rank, process_set)
     if not is_root:
         set_state(optimizer, state)
-    for part in (getattr(optimizer, "_reducer", None), getattr(optimizer, "_delayed", None)):
-        feedback = part.feedback() if part is not None and forgets else None
-        if feedback is not None:  # on the root, too, as where it has loaded the state alone
-            feedback.forget()
+    sender = getattr(optimizer, "_sender", None) if forgets else None
+    feedback = None if sender is None else sender.feedback()
+    if feedback is not None:  # on the root, too, as where it has loaded the state alone
+        feedback.forget()
     periodic = getattr(optimizer, "_periodic", None)
     if periodic is not None:  # the root, too, begins anew with it
         periodic.load(optimizer, _local_steps_of(optimizer) if is_root else state["local_steps"])

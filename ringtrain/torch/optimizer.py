@@ -350,21 +350,23 @@ class _Distributed(_Optimizer):
         if feedback is not None:
             feedback.load(state)
 
+    @property
+    def _sender(self) -> Reducer | Delayed | None:
+        """Who sends the gradients, and knows what compression has lost of them; None in a world of one, and in copies."""
+        return self._reducer
+
     def _feedback(self) -> Feedback | None:
         """What compression has lost of the gradients; None if nothing is kept of them."""
-        return None if self._reducer is None else self._reducer.feedback()
-
-    @property
-    def _in_world(self) -> bool:
-        return self._reducer is not None and self._reducer.context.usable
+        sender = self._sender
+        return None if sender is None else sender.feedback()
 
     def state_dict(self) -> dict[str, Any]:
         """The user's ``state_dict``; under ``compression`` what ``int8``, ``int4`` or ``powersgd`` has lost on this rank.
 
         Where each rank saves and loads its own, as many ranks on as many hosts go on with the same bits.
         """
-        state = super().state_dict()
-        feedback = self._feedback() if self._in_world else None
+        state, sender = super().state_dict(), self._sender
+        feedback = sender.feedback() if sender is not None and sender.context.usable else None
         kept = None if feedback is None else feedback.of_this_rank()
         return {**state, "compression": kept} if kept else state
 
@@ -541,13 +543,10 @@ class _OneStepLate(_Distributed):
             self._delayed.load(self, state_dict.get("delayed"))
         super().load_state_dict(state_dict)
 
-    def _feedback(self) -> Feedback | None:
-        """What compression has lost of the gradients; None if nothing is kept of them."""
-        return None if self._delayed is None else self._delayed.feedback()
-
     @property
-    def _in_world(self) -> bool:
-        return self._delayed is not None and self._delayed.context.usable
+    def _sender(self) -> Reducer | Delayed | None:
+        """In place of the reducer."""
+        return self._delayed
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
