@@ -7,6 +7,7 @@ backward pass of its own within a node of the one that the user started; only th
 import sys
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import FrameType
 
@@ -122,6 +123,13 @@ def take_turns(steps: Iterator[Operation]) -> None:
             return
         except RingtrainError:
             pass  # the iterator looks at each operation itself
+
+
+def wait_for(steps: Iterator[Operation]) -> None:
+    """The same at once, where nothing else ends meanwhile."""
+    for operation in steps:
+        with suppress(RingtrainError):  # the iterator looks at each operation itself
+            operation.wait()
 
 
 class OneByOne:

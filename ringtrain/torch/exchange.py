@@ -15,7 +15,6 @@ reduced part, which an average leaves as it is.
 
 import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import suppress
 
 import torch
 
@@ -29,7 +28,7 @@ from ringtrain.gradients.presence import DENSE, MISSING, SETTLED, SPARSE_64, aft
 from ringtrain.gradients.rounds import Rounds, Said, Stage
 from ringtrain.numbering import next_number
 from ringtrain.pending import Operation
-from ringtrain.torch.backward import OneByOne, PassPart, take_turns
+from ringtrain.torch.backward import OneByOne, PassPart, take_turns, wait_for
 from ringtrain.torch.bucketing import Bucketing, growth_of_groups
 from ringtrain.torch.bursts import Bursts
 from ringtrain.torch.gradients import Group, Member, ReductionSettings
@@ -94,7 +93,10 @@ class Exchange:
 
     def catch_up(self) -> None:
         """Before anything is asked of the gradients: goes on in the present world, and looks at all that has come."""
-        self._end_interrupted_round()
+        if (
+            self._under_way is not None
+        ):  # an exception of this rank alone, as Ctrl-C in a wait, has left it: the others are in it
+            wait_for(self._under_way)
         self.follow_world()
         self.passes.look_at_all()
 
@@ -225,7 +227,10 @@ class Exchange:
     def begin_part(self) -> PassPart:
         """For the hooks: the first gradient has come in a part of a backward pass."""
         if self._under_way is not None:
-            raise InvalidArgumentError(self._interrupted())
+            raise InvalidArgumentError(
+                f"backward '{self.prefix}': expected zero_grad() or step() of this optimizer after a backward pass in whose end an "
+                "exception was raised, but found another pass. The gradients of all ranks are on their way; call one of them first."
+            )
         self.passes.look_at_all()  # in their order: what came in a pass that has failed, or around this one
         with self._lock:
             if not self._session.context.usable:
@@ -357,12 +362,7 @@ class Exchange:
             self._under_way = None
 
     def _hold_round(self, stage: Stage) -> None:
-        _wait_for(self._begin_round(stage))
-
-    def _end_interrupted_round(self) -> None:
-        """Ends a round that an exception of this rank alone has left, as Ctrl-C in a wait: the others are in it."""
-        if self._under_way is not None:
-            _wait_for(self._under_way)
+        wait_for(self._begin_round(stage))
 
     def _attempt(self, stage: Stage) -> Generator[Operation, None, Said]:
         """Agrees and reduces; returns what was agreed on. In a transaction nothing but ``_release`` changes a gradient."""
@@ -506,12 +506,6 @@ class Exchange:
         self._rounds.succeed()
         self._bucketing.note(agreed.codes, self.step.closed)
 
-    def _interrupted(self) -> str:
-        return (
-            f"backward '{self.prefix}': expected zero_grad() or step() of this optimizer after a backward pass in whose end an "
-            "exception was raised, but found another pass. The gradients of all ranks are on their way; call one of them first."
-        )
-
     # ---- steps ----
 
     def begin_step(self, reopened: bool = False) -> None:
@@ -586,9 +580,3 @@ class Exchange:
             if code != SETTLED and self.passes.left_changed(member.index, member.parameter.grad):
                 return member.name
         return None
-
-
-def _wait_for(steps: Iterator[Operation]) -> None:
-    for operation in steps:
-        with suppress(RingtrainError):  # the round looks at it itself
-            operation.wait()
