@@ -1,12 +1,11 @@
 """Names of ``horovod.tensorflow.util`` that programs and Horovod's own tests import, private though they are there."""
 
-import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-_cache = functools.cache
+from ringtrain.common.util import _cache as _cache
 
 
 def _executing_eagerly() -> bool:
@@ -26,4 +25,4 @@ def vars_to_refs(vars: Any) -> Any:
 
 def refs_to_vars(refs: Any) -> Any:
     """The variables of ``vars_to_refs`` again, in lists."""
-    return list(map(refs_to_vars, refs)) if isinstance(refs, Iterable) else refs.deref()
+    return list(map(refs_to_vars, refs)) if isinstance(refs, (list, tuple)) else refs.deref()

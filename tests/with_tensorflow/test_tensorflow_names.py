@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 import ringtrain.tensorflow as hvd
-from ringtrain.tensorflow import names
+from ringtrain.tensorflow import names, util
 from ringtrain.testing import World
 
 
@@ -247,3 +247,23 @@ def test_a_name_without_its_scope_has_no_counter(two):
         return [re.sub(r"_\d", "", each) for each in identities(step, tf.constant(1.0))]
 
     two.run(body)
+
+
+def test_names_of_horovods_utilities():
+    """As Horovod's own tests and programs after it use them."""
+    assert util._executing_eagerly()
+    seen = []
+
+    @util._make_subgraph
+    def graph():
+        seen.append(util._executing_eagerly())
+        return tf.constant(3)
+
+    assert graph() == 3 and seen == [False]
+    variables = [tf.Variable(1.0), [tf.Variable(2.0)]]
+    references = util.vars_to_refs(variables)
+    found = util.refs_to_vars(references)
+    assert hash(references) and found[0] is variables[0] and found[1][0] is variables[1][0]
+    calls = []
+    cached = util._cache(lambda value: calls.append(value) or 2 * value)
+    assert cached(4) == cached(4) == 8 and calls == [4]
