@@ -30,6 +30,14 @@ def model_and_optimizer(compression=INT4, **arguments):
     return model, hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression=compression, **arguments)
 
 
+def take_steps(rank: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer, numbers: range) -> None:
+    for step in numbers:
+        x = batch(rank, step)
+        optimizer.zero_grad()
+        (model(x) - x).square().mean().backward()
+        optimizer.step()
+
+
 def bits(model: torch.nn.Module) -> bytes:
     return b"".join(each.detach().numpy().tobytes() for each in model.parameters())
 
@@ -139,11 +147,7 @@ def test_what_is_kept_can_be_saved_and_goes_on_in_another_world(layouts):
 
     def begin(rank):
         model, optimizer = model_and_optimizer()
-        for step in range(3):
-            x = batch(rank, step)
-            optimizer.zero_grad()
-            (model(x) - x).square().mean().backward()
-            optimizer.step()
+        take_steps(rank, model, optimizer, range(3))
         return optimizer.compression_state()
 
     def go_on(rank, state):
@@ -276,11 +280,7 @@ def test_ranks_that_save_their_state_go_on_with_the_same_bits(mode, layout):
     """Each its own file, in another world, and back to a state before; nothing else is called."""
 
     def steps(rank, model, optimizer, numbers):
-        for step in numbers:
-            x = batch(rank, step)
-            optimizer.zero_grad()
-            (model(x) - x).square().mean().backward()
-            optimizer.step()
+        take_steps(rank, model, optimizer, numbers)
         return bits(model)
 
     def whole(rank):
@@ -312,11 +312,7 @@ def test_ranks_that_save_their_state_go_on_with_the_same_bits(mode, layout):
 def test_a_state_of_another_rank_or_world_is_said(caplog):
     def save(rank):
         model, optimizer = model_and_optimizer()
-        for step in range(3):
-            x = batch(rank, step)
-            optimizer.zero_grad()
-            (model(x) - x).square().mean().backward()
-            optimizer.step()
+        take_steps(rank, model, optimizer, range(3))
         return optimizer.state_dict()
 
     def load(rank, state):

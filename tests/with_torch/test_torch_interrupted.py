@@ -49,6 +49,12 @@ def sgd(trained):
     return torch.optim.SGD(trained, lr=0.1)
 
 
+def model_and_batch(rank):
+    model = network()
+    optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters())
+    return model, optimizer, *share(batches(2)[0], rank, 2)
+
+
 MODES = {
     "plain": {},
     "predivided": {"gradient_predivide_factor": 2.0},
@@ -90,9 +96,7 @@ def test_a_step_goes_on_after_an_interrupted_backward(interrupted, mode):
 
 def test_a_step_that_only_the_interrupted_rank_gives_up_is_told(interrupted):
     def on_rank(rank):
-        model = network()
-        optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters())
-        (x, y), *_ = [share(batch, rank, 2) for batch in batches(2)]
+        model, optimizer, x, y = model_and_batch(rank)
         kept = interrupted(rank, mean_square(model(x), y).backward)
         if kept is None:
             optimizer.step()
@@ -109,9 +113,7 @@ def test_another_pass_behind_an_interrupted_one_is_refused(interrupted):
     """Its gradients would be added to what is on its way."""
 
     def on_rank(rank):
-        model = network()
-        optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters())
-        (x, y), *_ = [share(batch, rank, 2) for batch in batches(2)]
+        model, optimizer, x, y = model_and_batch(rank)
         kept = interrupted(rank, mean_square(model(x), y).backward)
         if kept is not None:
             with pytest.raises(
