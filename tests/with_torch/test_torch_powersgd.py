@@ -374,7 +374,8 @@ def test_what_cannot_go_with_it_is_refused(arguments, words):
 
 def test_sparse_gradients_that_travel_dense_are_approximated_too():
     """They stay sparse, with the bits of dense ones, in exact steps and in the others."""
-    start = torch.randn(24, 16, generator=torch.Generator().manual_seed(3))  # the ranks are threads, which share torch's
+    own = torch.Generator().manual_seed(3)  # the ranks are threads, which share torch's
+    start = torch.randn(24, 16, generator=own)
 
     def train(sparse):
         table = torch.nn.Embedding.from_pretrained(start.clone(), freeze=False, sparse=sparse)
