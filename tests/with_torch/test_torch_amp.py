@@ -1,6 +1,7 @@
 """Loss scaling: an overflow on one rank skips the step on all, leaves no trace, and needs no recipe of its own."""
 
 import copy
+import threading
 
 import apex_standin
 import pytest
@@ -124,9 +125,30 @@ def test_the_test_would_see_a_step_that_only_some_skip(world, monkeypatch):
         exchange, "overlap_pays", lambda session, parameters: True
     )  # else a rank waits, and is not wrong
     monkeypatch.delattr(hvd.optimizer._Distributed, "_step_supports_amp_scaling")
+    looked = threading.Semaphore(0)
 
     def on_rank(rank):
-        scaled_training(network(), batches(world.size), plain, rank, world.size, overflow)
+        last = world.size - 1
+        in_bad_step = False
+
+        def late_overflow(weight, rank, size):
+            """The last rank's gradients leave when the other ranks have looked at theirs."""
+            nonlocal in_bad_step
+            in_bad_step = True
+            if rank == last:
+                for _ in range(last):
+                    assert looked.acquire(timeout=60)
+            return overflow(weight, rank, size)
+
+        def with_a_word(optimizer, scaler, model):
+            nonlocal in_bad_step
+            scaler.unscale_(optimizer)
+            if in_bad_step and rank != last:
+                looked.release()
+            in_bad_step = False
+            scaler.step(optimizer)
+
+        scaled_training(network(), batches(world.size), with_a_word, rank, world.size, late_overflow)
 
     with pytest.raises((AssertionError, rt.RingtrainError)):
         world.run(on_rank)
