@@ -275,10 +275,10 @@ class KerasReducer:
         return results
 
     def _combined(self, gradients: Sequence[Any], variables: Sequence[Any], how: Settings | None) -> list[Any]:
-        """The gradients in their places; None leaves them as they are."""
-        results = list(gradients)
+        """The gradients in their places, of sparse ones each index once; None leaves them to this rank."""
         if how is None:
-            return results
+            return _each(gradients, backend.each_index_once)
+        results = list(gradients)
         for variable in variables:
             self._name_of(variable)  # each has its place, also one without a gradient on this rank
         places: dict[str, list[int]] = {kind: [] for kind in _KINDS}
@@ -375,9 +375,10 @@ class KerasReducer:
         return backend.maxima(gradients, names, variables, how)
 
     def _keep(self, gradients: list[Any], variables: list[Any], how: Settings) -> list[Any]:
+        own = _each(gradients, backend.each_index_once)
         if not self.settings.scale_local_gradients:
-            return gradients
-        return [backend.divided_by_size(gradient, self.settings.process_set) for gradient in gradients]
+            return own
+        return [backend.divided_by_size(gradient, self.settings.process_set) for gradient in own]
 
     def named(self, variables: Sequence[Any]) -> dict[str, Any]:
         """Variables by the names of their gradients, without the prefix; in an order that all ranks share."""

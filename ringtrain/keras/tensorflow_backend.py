@@ -15,6 +15,7 @@ from ringtrain.gradients.watch import Watch
 from ringtrain.keras.stepping import CALLED
 from ringtrain.tensorflow.gradients import GradientReduction
 from ringtrain.tensorflow.presence import complete, settle
+from ringtrain.tensorflow.sparse import sum_duplicates
 from ringtrain.tensorflow.surviving import reduced
 from ringtrain.tensorflow.watching import FORMS
 from ringtrain.tensorflow.watching import watched as watched
@@ -79,6 +80,15 @@ def wire_of(compression: Any) -> str | None:
 def dense(gradient: Any) -> tf.Tensor:
     """The gradient with all its rows."""
     return tf.convert_to_tensor(gradient)
+
+
+def each_index_once(gradient: Any) -> Any:
+    """The gradient; of ``tf.IndexedSlices`` the rows of an index that comes twice are added up, as those of several ranks are.
+
+    Keras' optimizers add up what they make of each row: Adam, Adagrad and RMSprop add up squares, where a dense gradient
+    has the square of the sum.
+    """
+    return sum_duplicates(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
 def scopes() -> list[Any]:

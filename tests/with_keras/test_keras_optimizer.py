@@ -184,6 +184,52 @@ def test_sparse_gradients(two, mode, settings):
     assert two.run(body) == [expected, expected]
 
 
+BATCH = np.array([[1, 1, 2], [1, 0, 0]])  # of ids; a row for each rank
+
+
+def table():
+    return variables(np.ones((4, 2)))[0]
+
+
+def with_two_updates(rows, optimizer, ids, as_it_comes=lambda gradient: gradient):
+    """The table, whose gradient is sparse and has an id more than once."""
+    optimizer.build([rows])
+    for _ in range(2):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.gather(rows.value, ids.reshape(-1)) ** 2)
+        gradient = tape.gradient(loss, rows.value)
+        assert isinstance(gradient, tf.IndexedSlices)
+        optimizer.apply([as_it_comes(gradient)], [rows])
+    return rows.numpy()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("kind", ["Adam", "Adagrad", "RMSprop"])
+def test_an_id_that_comes_twice_counts_as_in_a_dense_gradient(kind, ranks):
+    """Keras alone squares each of its rows, and adds the squares up."""
+    make = getattr(keras.optimizers, kind)
+    expected = with_two_updates(table(), make(0.1), BATCH, tf.convert_to_tensor)
+    assert np.abs(with_two_updates(table(), make(0.1), BATCH) - expected).max() > 1e-3
+
+    def body(rank):
+        return with_two_updates(table(), hvd.DistributedOptimizer(make(0.1)), np.split(BATCH, ranks)[rank])
+
+    with World(ranks) as world:
+        for found in world.run(body):
+            np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_an_id_that_comes_twice_in_a_gradient_that_stays_on_its_rank(two):
+    def body(rank):
+        expected = with_two_updates(table(), keras.optimizers.Adagrad(0.1), BATCH[rank], tf.convert_to_tensor)
+        optimizer, own = hvd.DistributedOptimizer(keras.optimizers.Adagrad(0.1), scale_local_gradients=False), table()
+        optimizer.register_local_var(own)
+        return expected, with_two_updates(own, optimizer, BATCH[rank])
+
+    for expected, found in two.run(body):
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
 def test_gradients_that_no_rank_has_stay_none(two):
     def body(rank):
