@@ -3,6 +3,8 @@
 Its argument is the part that is run.
 """
 
+import contextlib
+import os
 import pathlib
 import subprocess
 import sys
@@ -284,6 +286,31 @@ def resumes(rank, folder):
     return model.get_weights() + [variable.numpy() for variable in model.optimizer.variables]
 
 
+def writes_and_goes_on(rank, folder):
+    """Two fits of which the first ends after an epoch; the files are given on all ranks."""
+
+    class Interrupts(tf_keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 1:
+                raise KeyboardInterrupt
+
+    trained = []
+    for ends in ([Interrupts()], []):
+        model = model_of(rank)
+        model.compile(hvd.DistributedOptimizer(tf_keras.optimizers.SGD(0.05)), "mse", run_eagerly=True)
+        writes = [
+            tf_keras.callbacks.BackupAndRestore(f"{folder}/backup"),
+            tf_keras.callbacks.CSVLogger(f"{folder}/log.csv", append=True),
+            tf_keras.callbacks.ModelCheckpoint(f"{folder}/last.h5"),
+        ]
+        start = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+        with contextlib.suppress(KeyboardInterrupt):
+            history = model.fit(X[rows_of(rank)], Y[rows_of(rank)], 6, 3, 0, [start, *writes, *ends], shuffle=False)
+            trained.append(len(history.history["loss"]))
+    assert trained == [2], trained  # the first epoch is not trained again
+    return model.get_weights()
+
+
 def same(ranks):
     for others in ranks[1:]:
         for mine, theirs in zip(ranks[0], others, strict=True):
@@ -348,6 +375,10 @@ def check_files(world):
             ):  # here: in a thread tf_keras writes HDF5 for .keras once it has written a file
                 model.save(f"{folder}/{place}{ending}")
         same(world.run(resumes, folder))
+        same(world.run(writes_and_goes_on, folder))
+        with open(f"{folder}/log.csv") as log:
+            assert len(log.readlines()) == 1 + 3
+        assert not [name for _, _, names in os.walk(f"{folder}/backup") for name in names]
         load = [sys.executable, str(pathlib.Path(__file__).with_name("legacy_keras_load.py")), folder]
         subprocess.run(load, check=True, timeout=240)
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import ringtrain as rt
 import ringtrain.keras as hvd
+from ringtrain.keras.fitting import arranged
 from ringtrain.keras.replicas import fingerprint, first_difference
 from ringtrain.testing import World
 
@@ -43,6 +44,77 @@ def on_each(two, body):
     texts = two.run(catching)
     assert len(set(texts)) == 1, texts
     return texts[0]
+
+
+# ---- fit: one writer of each file, one decision to stop ----
+
+
+class Interrupted(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 1:
+            raise KeyboardInterrupt
+
+
+def test_one_rank_writes_each_file_and_all_resume(two, tmp_path):
+    def body(rank):
+        model, ends = compiled(rank), [Interrupted()]
+        writes = [
+            keras.callbacks.BackupAndRestore(tmp_path / "backup"),
+            keras.callbacks.CSVLogger(tmp_path / "log.csv", append=True),
+            keras.callbacks.ModelCheckpoint(tmp_path / "best.keras", "loss", save_best_only=True),
+            keras.callbacks.ModelCheckpoint(tmp_path / f"own{rank}.weights.h5", save_weights_only=True),
+        ]
+        with pytest.raises(KeyboardInterrupt):
+            runs.fit(model, rank, 2, callbacks=[*runs.start_callbacks(), *writes, *ends], epochs=3)
+        again = compiled(rank)
+        trained = runs.fit(again, rank, 2, callbacks=[*runs.start_callbacks(), *writes], epochs=3)
+        assert len(trained.history["loss"]) == 2  # the first epoch is not trained again
+        return trained
+
+    runs.assert_same_bits(two.run(body))
+    assert len((tmp_path / "log.csv").read_text().splitlines()) == 1 + 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "best.keras", "log.csv", "own0.weights.h5", "own1.weights.h5"
+    ]  # fmt: skip
+    keras.models.load_model(tmp_path / "best.keras")
+
+
+def test_what_is_of_other_places_or_classes_writes_on_every_rank(two, tmp_path):
+    """A class of the user's own may have operations of all ranks within."""
+
+    class Mine(keras.callbacks.ModelCheckpoint):
+        def on_epoch_end(self, epoch, logs=None):
+            hvd.allreduce(np.ones(1), name="mine")
+
+    def body(rank):
+        given = [Mine(tmp_path / "a.keras"), keras.callbacks.TensorBoard(tmp_path), keras.callbacks.EarlyStopping()]
+        return [type(each).__name__ for each in arranged(given, keras.callbacks.Callback, rt.global_process_set)]
+
+    expected = ["Mine", "TensorBoard", "EarlyStopping", "StoppingHooks"]
+    assert two.run(body) == [expected, [each for each in expected if each != "TensorBoard"]]
+    two.run(
+        lambda rank: runs.fit(compiled(rank), rank, 2, callbacks=[*runs.start_callbacks(), Mine(tmp_path / "a.keras")])
+    )
+
+
+def test_what_decides_before_metrics_are_averaged_is_refused(two):
+    def body(rank):
+        early = [keras.callbacks.ReduceLROnPlateau("loss")] if rank == 1 else []
+        runs.fit(compiled(rank), rank, 2, callbacks=[*early, *runs.start_callbacks()])
+
+    assert on_each(two, body).startswith(
+        "fit 'ReduceLROnPlateau': expected MetricAverageCallback before it in callbacks, but found it behind on rank 1"
+    )
+
+
+def test_ranks_that_stop_at_different_epochs_are_told_at_once(two):
+    class Stops(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = hvd.rank() == 1
+
+    assert on_each(two, lambda rank: runs.fit(compiled(rank), rank, 2, callbacks=[Stops()], epochs=2)).startswith(
+        "fit 'stop_training': it must be the same on all ranks at the end of epoch 1, but is false on rank 0 and true on rank 1."
+    )
 
 
 # ---- BroadcastGlobalVariablesCallback ----

@@ -7,6 +7,8 @@ from ringtrain.keras.callbacks.learning_rate import ScheduleHooks, WarmupHooks
 from ringtrain.keras.callbacks.metrics import MetricHooks
 from ringtrain.keras.callbacks.start import StartHooks
 from ringtrain.keras.callbacks.statistics import StatisticsHooks
+from ringtrain.keras.fitting import look_at_fits
+from ringtrain.keras.optimizer import communicates_on
 
 
 class BestModelCheckpoint(BestModelHooks, keras.callbacks.ModelCheckpoint):
@@ -43,6 +45,8 @@ class LearningRateScheduleCallback(ScheduleHooks, keras.callbacks.Callback):
 class LearningRateWarmupCallback(WarmupHooks, keras.callbacks.Callback):
     __doc__ = WarmupHooks.__doc__
 
+
+look_at_fits(keras.Model, keras.callbacks.Callback, communicates_on)
 
 __all__ = [
     "BestModelCheckpoint",

@@ -18,6 +18,7 @@ from ringtrain.errors import UnsupportedError
 from ringtrain.keras.averaging import AveragingMethods, require_none
 from ringtrain.keras.classes import likened, user_class
 from ringtrain.keras.compilation import look_at_models
+from ringtrain.keras.fitting import look_at_fits
 from ringtrain.keras.on_host import HostMethods
 from ringtrain.keras.optimizer import communicates_on, distribute, take_over
 from ringtrain.keras.reduction import KerasReducer, when
@@ -361,3 +362,4 @@ def _make_distributed(optimizer: Any, reduction: KerasReducer) -> None:
 
 take_over((tf_keras.optimizers.Optimizer, tf_keras.optimizers.legacy.Optimizer), _make_distributed)
 look_at_models(tf_keras.Model, communicates_on)
+look_at_fits(tf_keras.Model, tf_keras.callbacks.Callback, communicates_on)

@@ -1,0 +1,170 @@
+"""``fit`` on several ranks: each file has one writer, and all ranks stop in the same epoch.
+
+Keras' callbacks know one process. Given the same path on all ranks they write one file at once, and what decides by a rank's
+own loss decides for that rank. ``look_at_fits`` puts itself before ``fit``, where the list of callbacks is at hand.
+"""
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ringtrain.context import current
+from ringtrain.elastic.transparent import followed
+from ringtrain.errors import InvalidArgumentError, MismatchError
+from ringtrain.gradients.terms import difference
+from ringtrain.keras.callbacks.metrics import MetricHooks
+from ringtrain.objects import allgather_object
+from ringtrain.process_sets import ProcessSet, is_alone, members_of
+
+# Callbacks that write, and the attribute with the place. Classes of a user's own write as they say.
+PLACES = {
+    "BackupAndRestore": "backup_dir",
+    "CSVLogger": "filename",
+    "ModelCheckpoint": "filepath",
+    "OrbaxCheckpoint": "directory",
+    "TensorBoard": "log_dir",
+}
+DECIDING = ("EarlyStopping", "ReduceLROnPlateau")  # by the metrics of an epoch
+
+
+def look_at_fits(model_class: Any, callback_class: Any, communicates_on: Callable[[Any], ProcessSet | None]) -> None:
+    """Puts ``arranged`` before the ``fit`` of a class of models, once.
+
+    Args:
+        model_class: ``keras.Model``, or that of tf_keras.
+        callback_class: ``Callback`` of the same Keras.
+        communicates_on: the process set on which an optimizer reduces gradients; None if it does not.
+    """
+    original = model_class.fit
+    parameters = inspect.signature(original)
+
+    @functools.wraps(original)
+    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        process_set = communicates_on(getattr(self, "optimizer", None))
+        if process_set is None or is_alone(process_set) or not process_set.included() or followed() is not None:
+            return original(self, *args, **kwargs)
+        bound = parameters.bind(self, *args, **kwargs)
+        given: Any = bound.arguments.get("callbacks")
+        if hasattr(given, "callbacks"):  # a CallbackList, which Keras takes as it is
+            given.callbacks = arranged(given.callbacks, callback_class, process_set)
+        else:
+            bound.arguments["callbacks"] = arranged(_listed(given), callback_class, process_set)
+        return original(*bound.args, **bound.kwargs)
+
+    model_class.fit = fit
+
+
+def arranged(callbacks: Sequence[Any], callback_class: Any, process_set: ProcessSet) -> list[Any]:
+    """The callbacks of this rank, without those whose files another rank writes. Collective.
+
+    Args:
+        callbacks: as given to ``fit``.
+        callback_class: what callbacks are made of.
+        process_set: the ranks that train together.
+
+    Raises:
+        InvalidArgumentError: on all ranks: one follows its own metrics.
+    """
+    own = {"places": [place_of(each) for each in callbacks], "too_early": decides_too_early(callbacks)}
+    members = members_of(process_set)
+    everyone = dict(zip(members, allgather_object(own, "fit.callbacks", process_set), strict=True))
+    for rank, theirs in everyone.items():
+        if theirs["too_early"]:
+            raise InvalidArgumentError(
+                f"fit '{theirs['too_early']}': expected MetricAverageCallback before it in callbacks, but found it behind on rank "
+                f"{rank}: each rank would decide by its own metrics. Put MetricAverageCallback first."
+            )
+    rank = current().rank
+    before = {place for lower in members[: members.index(rank)] for place in everyone[lower]["places"]} - {None}
+    kept = [_that_reads(each, callback_class) if place_of(each) in before else each for each in callbacks]
+    return [*(each for each in kept if each is not None), _made(StoppingHooks, callback_class)(process_set)]
+
+
+def place_of(callback: Any) -> tuple[str, str] | None:
+    """What a callback of Keras is, and where it writes; None for one that does not, or is a class of the user's own."""
+    kind = type(callback)
+    if kind.__name__ not in PLACES or kind.__module__.partition(".")[0] not in ("keras", "tf_keras"):
+        return None
+    path = str(getattr(callback, PLACES[kind.__name__]))
+    return kind.__name__, path if "://" in path else os.path.abspath(path)
+
+
+def decides_too_early(callbacks: Sequence[Any]) -> str:
+    """The first callback that decides by metrics which a MetricAverageCallback behind it averages; "" if there is none."""
+    averaging = [place for place, each in enumerate(callbacks) if isinstance(each, MetricHooks)]
+    for each in callbacks[: averaging[0] if averaging else 0]:
+        for kind in type(each).__mro__:
+            if kind.__name__ in DECIDING:
+                return kind.__name__
+    return ""
+
+
+class RestoringHooks:
+    """Restores what another rank has backed up, and writes nothing.
+
+    Args:
+        callback: a BackupAndRestore.
+    """
+
+    def __init__(self, callback: Any):
+        super().__init__()
+        self._callback = callback
+        callback.delete_checkpoint = False
+
+    def set_model(self, model: Any) -> None:
+        """Hands the model on."""
+        self._callback.set_model(model)
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Reads, as on every rank."""
+        self._callback.on_train_begin(logs)
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Lets go of what it has read."""
+        self._callback.on_train_end(logs)
+
+
+class StoppingHooks:
+    """Refuses ranks of which some stop at the end of an epoch, where the others would wait for them.
+
+    Args:
+        process_set: the ranks that train together.
+
+    Raises:
+        MismatchError: at the end of an epoch, on all ranks.
+    """
+
+    _supports_tf_logs = True  # it needs no metrics
+    model: Any  # Keras sets it
+
+    def __init__(self, process_set: ProcessSet):
+        super().__init__()
+        self._process_set = process_set
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Compares, behind all callbacks that may have stopped the training."""
+        own = {"stop_training": bool(self.model.stop_training)}
+        everyone = allgather_object(own, "fit.stops", self._process_set)
+        found = difference(list(zip(members_of(self._process_set), everyone, strict=True)))
+        if found is not None:
+            raise MismatchError(
+                f"fit 'stop_training': it must be the same on all ranks at the end of epoch {epoch + 1}, but is {found[1]}. Put "
+                "MetricAverageCallback before what decides by a metric, such as EarlyStopping."
+            )
+
+
+def _that_reads(callback: Any, callback_class: Any) -> Any:
+    """What is left of a callback whose files another rank writes; None if nothing is."""
+    return _made(RestoringHooks, callback_class)(callback) if type(callback).__name__ == "BackupAndRestore" else None
+
+
+def _made(hooks: type, callback_class: Any) -> Any:
+    return type(hooks.__name__, (hooks, callback_class), {})
+
+
+def _listed(callbacks: Any) -> list[Any]:
+    if callbacks is None:
+        return []
+    return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
