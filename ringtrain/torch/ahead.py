@@ -229,7 +229,7 @@ class Ahead:
     def _too_many(self, index: int) -> str:
         return (
             f"backward '{self._names[index]}': expected {self.passes.per_step} backward passes in a step but found another "
-            "one. Call step() or zero_grad(), raise backward_passes_per_step, or use no_sync()."
+            f"one. {self.passes.instead_of_another()}."
         )
 
     def _take(self, index: int) -> None:

@@ -312,7 +312,7 @@ class Exchange:
             log.logger.warning(
                 f"backward '{member.name}': a pass has added to gradients that were reduced already, and all that it reaches "
                 "travels again, as often in each step. The result is right. To send them once, set backward_passes_per_step, "
-                "or run all passes but the last one within no_sync()"
+                f"or run all passes but the last one within no_sync(){self.passes.at_an_epochs_end()}"
             )
 
     @property
@@ -323,8 +323,8 @@ class Exchange:
     def _too_many(self, member: Member) -> str:
         return (
             f"backward '{member.name}': expected {self.passes.per_step} backward passes in a step but found another "
-            "one, whose gradient was added to the reduced one. Call step() or zero_grad(), raise backward_passes_per_step, or "
-            "use no_sync(); op=Average alone would reduce it once more."
+            f"one, whose gradient was added to the reduced one. {self.passes.instead_of_another()}. op=Average alone would reduce it "
+            "once more."
         )
 
     def _again(self, member: Member) -> str:

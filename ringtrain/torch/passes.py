@@ -49,6 +49,16 @@ class Passes:
         self.per_step = passes
         self.divisor = passes if self.averages else 1
 
+    def instead_of_another(self) -> str:
+        """What to do where a pass comes after the last one of a step."""
+        return f"Call step() or zero_grad(), raise backward_passes_per_step, or use no_sync(){self.at_an_epochs_end()}"
+
+    def at_an_epochs_end(self) -> str:
+        """And what to do there, where its batches may be no multiple of the passes in a step."""
+        return (
+            "; behind the last batch of an epoch, call step(), which sends what there is" if self.per_step > 1 else ""
+        )
+
     def add(self, count: int) -> None:
         """Counts for so many further parameters."""
         for values in (self._counts, self._last, self._versions):

@@ -326,6 +326,36 @@ def test_a_group_added_between_backward_and_step(world):
 
 
 @pytest.mark.least_ranks(2)
+def test_a_step_that_an_epoch_left_half_done(world):
+    """Two passes make a step, and an epoch has three: averages go on as one process does, sums are told what to do."""
+    epochs = [torch.randn(3, 4, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1)]
+
+    def trained(rank, **arguments):
+        model = network()
+        optimizer = sgd(model.parameters())
+        if arguments:
+            optimizer = hvd.DistributedOptimizer(
+                optimizer, model.named_parameters(), backward_passes_per_step=2, **arguments
+            )
+        for epoch in epochs:
+            for number, x in enumerate(epoch):
+                model(x[None]).sum().backward()
+                if number % 2:
+                    optimizer.step()
+                    optimizer.zero_grad()
+        return parameters(model)
+
+    def on_rank(rank):
+        assert_all_close(trained(rank, op=hvd.Average), trained(rank))
+        with pytest.raises(
+            ValueError, match=r"behind the last batch of an epoch, call step\(\), which sends what there is"
+        ):
+            trained(rank, op=hvd.Sum)
+
+    world.run(on_rank)
+
+
+@pytest.mark.least_ranks(2)
 def test_too_many_backward_passes(world):
     """An average of what is reduced is that again (``test_torch_gan``); a sum would count it once for each rank."""
 
