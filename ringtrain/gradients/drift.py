@@ -142,8 +142,13 @@ class Replica:
             self._digested = settings, words.digest(repr(settings).encode())
         return self._digested[1]
 
+    @property
+    def costs_little(self) -> bool:
+        """Whether a look at the parameters takes less than its share of the time since the last one."""
+        return self._clock() - self._compared_at >= self._cost / SHARE
+
     def _is_due(self) -> bool:
-        return self.compares and self._clock() - self._compared_at >= max(PERIOD, self._cost / SHARE)
+        return self.compares and self.costs_little and self._clock() - self._compared_at >= PERIOD
 
     def _measured_digests(self) -> np.ndarray:
         began = self._clock()

@@ -76,6 +76,7 @@ class Watch:
         self._settings: Settings = {}
         self._parameters: Named = ()
         self._muted = False
+        self._asks = False
         self._begin()
 
     def mute(self, muted: bool) -> None:
@@ -83,6 +84,10 @@ class Watch:
         self._muted = muted
         self._first_look = self._first_look if muted else 1
         self._begin()
+
+    def ask(self, always: bool) -> None:
+        """Has the next step look at the parameters; if not ``always``, only where that takes little of the time."""
+        self._asks = always or self._replica.costs_little
 
     # ---- in each step ----
 
@@ -96,7 +101,8 @@ class Watch:
             self._begin()
         self._settings, self._parameters = settings, ()  # which may be a copy of the whole model
         told = self._replica.tell(comes_alike=True)
-        asks = not self._muted and (told.asks or self._steps == self._first_look)
+        asks = not self._muted and (told.asks or self._asks or self._steps == self._first_look)
+        self._asks = False
         own = _with_complement(np.array([told.settings], np.uint64))
         if self._muted or not self._steps:  # they may be broadcast after the first step
             own = np.zeros_like(own)

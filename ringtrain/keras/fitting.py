@@ -1,4 +1,4 @@
-"""``fit`` on several ranks: each file has one writer, and all ranks stop in the same epoch.
+"""``fit`` on several ranks: each file has one writer, and epochs end alike.
 
 Keras' callbacks know one process. Given the same path on all ranks they write one file at once, and what decides by a rank's
 own loss decides for that rank. ``look_at_fits`` puts itself before ``fit``, where the list of callbacks is at hand.
@@ -7,7 +7,7 @@ own loss decides for that rank. ``look_at_fits`` puts itself before ``fit``, whe
 import functools
 import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ringtrain.context import current
@@ -15,6 +15,7 @@ from ringtrain.elastic.transparent import followed
 from ringtrain.errors import InvalidArgumentError, MismatchError
 from ringtrain.gradients.terms import difference
 from ringtrain.keras.callbacks.metrics import MetricHooks
+from ringtrain.keras.optimizer import communicates_on, reduction_within
 from ringtrain.objects import allgather_object
 from ringtrain.process_sets import ProcessSet, is_alone, members_of
 
@@ -29,13 +30,12 @@ PLACES = {
 DECIDING = ("EarlyStopping", "ReduceLROnPlateau")  # by the metrics of an epoch
 
 
-def look_at_fits(model_class: Any, callback_class: Any, communicates_on: Callable[[Any], ProcessSet | None]) -> None:
+def look_at_fits(model_class: Any, callback_class: Any) -> None:
     """Puts ``arranged`` before the ``fit`` of a class of models, once.
 
     Args:
         model_class: ``keras.Model``, or that of tf_keras.
         callback_class: ``Callback`` of the same Keras.
-        communicates_on: the process set on which an optimizer reduces gradients; None if it does not.
     """
     original = model_class.fit
     parameters = inspect.signature(original)
@@ -79,7 +79,7 @@ def arranged(callbacks: Sequence[Any], callback_class: Any, process_set: Process
     rank = current().rank
     before = {place for lower in members[: members.index(rank)] for place in everyone[lower]["places"]} - {None}
     kept = [_that_reads(each, callback_class) if place_of(each) in before else each for each in callbacks]
-    return [*(each for each in kept if each is not None), _made(StoppingHooks, callback_class)(process_set)]
+    return [*(each for each in kept if each is not None), _made(EpochEndHooks, callback_class)(process_set)]
 
 
 def place_of(callback: Any) -> tuple[str, str] | None:
@@ -126,8 +126,8 @@ class RestoringHooks:
         self._callback.on_train_end(logs)
 
 
-class StoppingHooks:
-    """Refuses ranks of which some stop at the end of an epoch, where the others would wait for them.
+class EpochEndHooks:
+    """At the end of an epoch, behind all other callbacks: ranks stop together, and have one model.
 
     Args:
         process_set: the ranks that train together.
@@ -137,22 +137,36 @@ class StoppingHooks:
     """
 
     _supports_tf_logs = True  # it needs no metrics
-    model: Any  # Keras sets it
+    model: Any  # Keras sets these two
+    params: dict[str, Any] | None
 
     def __init__(self, process_set: ProcessSet):
         super().__init__()
         self._process_set = process_set
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Compares, behind all callbacks that may have stopped the training."""
-        own = {"stop_training": bool(self.model.stop_training)}
-        everyone = allgather_object(own, "fit.stops", self._process_set)
-        found = difference(list(zip(members_of(self._process_set), everyone, strict=True)))
-        if found is not None:
-            raise MismatchError(
-                f"fit 'stop_training': it must be the same on all ranks at the end of epoch {epoch + 1}, but is {found[1]}. Put "
-                "MetricAverageCallback before what decides by a metric, such as EarlyStopping."
-            )
+        """Compares; variables at the end of the last epoch, and of others where it takes little of the time."""
+        stops = bool(self.model.stop_training)
+        _require_equal_stops(stops, epoch, self._process_set)
+        compare_replicas(self.model, always=stops or epoch + 1 == (self.params or {}).get("epochs"))
+
+
+def _require_equal_stops(stops: bool, epoch: int, process_set: ProcessSet) -> None:
+    """A rank that goes on would wait for those that do not."""
+    everyone = allgather_object({"stop_training": stops}, "fit.stops", process_set)
+    found = difference(list(zip(members_of(process_set), everyone, strict=True)))
+    if found is not None:
+        raise MismatchError(
+            f"fit 'stop_training': it must be the same on all ranks at the end of epoch {epoch + 1}, but is {found[1]}. Put "
+            "MetricAverageCallback before what decides by a metric, such as EarlyStopping."
+        )
+
+
+def compare_replicas(model: Any, always: bool) -> None:
+    """``KerasReducer.compare_now`` for a model with a distributed optimizer."""
+    reduction = reduction_within(model.optimizer)
+    if reduction is not None:
+        reduction.compare_now(model.trainable_variables, always)
 
 
 def _that_reads(callback: Any, callback_class: Any) -> Any:

@@ -384,9 +384,14 @@ _adapters: list[tuple[tuple[type, ...], Callable[[Any, KerasReducer], None]]] = 
 ]
 
 
+def reduction_within(optimizer: Any) -> KerasReducer | None:
+    """That of a distributed optimizer, or of the one within a LossScaleOptimizer; None for any other."""
+    return reduction_of(optimizer) or reduction_of(getattr(optimizer, "inner_optimizer", None))
+
+
 def communicates_on(optimizer: Any) -> ProcessSet | None:
     """The ranks that an optimizer, or the one within a LossScaleOptimizer, reduces with; None if there are none."""
-    reduction = reduction_of(optimizer) or reduction_of(getattr(optimizer, "inner_optimizer", None))
+    reduction = reduction_within(optimizer)
     return reduction.settings.process_set if reduction is not None and reduction.settings.travels else None
 
 

@@ -142,11 +142,9 @@ class KerasReducer:
 
     @property
     def watch(self) -> Watch | None:
-        """Compares the ranks' steps with each other; None where they may differ, or have nobody to differ from."""
+        """Compares what the ranks have; None where they may differ, or have nobody to differ from."""
         settings = self.settings
-        if settings.replicas == "differ" or settings.local is not None or settings.alone or followed() is not None:
-            return None
-        return self._watch
+        return None if settings.replicas == "differ" or settings.local is not None or settings.alone else self._watch
 
     @functools.cached_property
     def _watch(self) -> Watch:
@@ -302,7 +300,10 @@ class KerasReducer:
         return results
 
     def _watched(self, variables: Sequence[Any], combine: Callable[[], list[Any]]) -> list[Any]:
-        """What ``combine`` returns, once ranks have found that they step alike, where they are to."""
+        """What ``combine`` returns, once ranks have found that they step alike, where each step compares that."""
+        return combine() if followed() is not None else self._compared(variables, combine)
+
+    def _compared(self, variables: Sequence[Any], combine: Callable[[], list[Any]]) -> list[Any]:
         watch, stepping = self.watch, self._stepping
         if watch is None or stepping is None:
             return combine()
@@ -310,6 +311,20 @@ class KerasReducer:
         parameters = [(path_of(each), each) for each in variables if _kind_of(each, local) == "averaged"]
         settings, rate = stepping.settings(), stepping.rate()
         return backend.watched(watch, self.settings.process_set, settings, rate, parameters, combine)
+
+    def compare_now(self, variables: Sequence[Any], always: bool) -> None:
+        """Compares the ranks' settings and variables between two steps. Collective.
+
+        Args:
+            variables: those that training changes.
+            always: the variables too, whatever it takes; else where that is a small part of the time since the last look.
+
+        Raises:
+            MismatchError: they differ; the same on all ranks.
+        """
+        if self.watch is not None and not backend.is_traced():
+            self.watch.ask(always)
+            self._compared(variables, list)
 
     def averaged_after_local_steps(self, variables: Sequence[Any]) -> list[Any]:
         """Those of the variables that workers average: not those that each rank keeps to itself."""

@@ -90,7 +90,7 @@ def test_what_is_of_other_places_or_classes_writes_on_every_rank(two, tmp_path):
         given = [Mine(tmp_path / "a.keras"), keras.callbacks.TensorBoard(tmp_path), keras.callbacks.EarlyStopping()]
         return [type(each).__name__ for each in arranged(given, keras.callbacks.Callback, rt.global_process_set)]
 
-    expected = ["Mine", "TensorBoard", "EarlyStopping", "StoppingHooks"]
+    expected = ["Mine", "TensorBoard", "EarlyStopping", "EpochEndHooks"]
     assert two.run(body) == [expected, [each for each in expected if each != "TensorBoard"]]
     two.run(
         lambda rank: runs.fit(compiled(rank), rank, 2, callbacks=[*runs.start_callbacks(), Mine(tmp_path / "a.keras")])

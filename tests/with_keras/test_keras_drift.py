@@ -122,6 +122,24 @@ def test_fit_is_told(two):
     assert "learning_rate must be the same on all ranks, but is 0.1 on rank 0 and 0.05 on rank 1" in refused(two, body)
 
 
+@pytest.mark.parametrize("how", ["plain", "elastic"])
+def test_the_end_of_fit_is_compared(two, how):
+    """What one rank does after the last step, or between two looks, whatever time has passed."""
+
+    def body(rank):
+        model = network()
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+        drifts = keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda epoch, logs: (
+                planted.CAUSES["assignment"].act(model, None) if rank and epoch == 1 else None
+            )
+        )
+        entry = [hvd.elastic.Elastic(model)] if how == "elastic" else []
+        model.fit(*planted.data(rank), epochs=2, batch_size=2, verbose=0, callbacks=[drifts, *entry])
+
+    assert planted.CAUSES["assignment"].words in refused(two, body)
+
+
 @pytest.mark.parametrize("steps_per_execution", [1, 3])
 def test_a_model_that_its_first_batch_makes_is_no_false_alarm(two, compared_always, steps_per_execution):
     def body(rank):

@@ -8,7 +8,6 @@ from ringtrain.keras.callbacks.metrics import MetricHooks
 from ringtrain.keras.callbacks.start import StartHooks
 from ringtrain.keras.callbacks.statistics import StatisticsHooks
 from ringtrain.keras.fitting import look_at_fits
-from ringtrain.keras.optimizer import communicates_on
 
 
 class BestModelCheckpoint(BestModelHooks, keras.callbacks.ModelCheckpoint):
@@ -46,7 +45,7 @@ class LearningRateWarmupCallback(WarmupHooks, keras.callbacks.Callback):
     __doc__ = WarmupHooks.__doc__
 
 
-look_at_fits(keras.Model, keras.callbacks.Callback, communicates_on)
+look_at_fits(keras.Model, keras.callbacks.Callback)
 
 __all__ = [
     "BestModelCheckpoint",

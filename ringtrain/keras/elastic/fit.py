@@ -17,7 +17,8 @@ from ringtrain.errors import InvalidArgumentError, MismatchError, UnsupportedErr
 from ringtrain.keras.backends import backend
 from ringtrain.keras.compilation import switch_off
 from ringtrain.keras.elastic.hooks import END_OF_EPOCH
-from ringtrain.keras.optimizer import hoist, reduction_of
+from ringtrain.keras.fitting import compare_replicas
+from ringtrain.keras.optimizer import hoist, reduction_within
 from ringtrain.keras.reduction import KerasReducer
 from ringtrain.keras.variables import broadcast_variables
 from ringtrain.operations import Max
@@ -227,7 +228,7 @@ class ElasticHooks:
             raise InvalidArgumentError(_OTHER_DATA)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Goes on with the next one."""
+        """Compares the replicas, and goes on with the next epoch."""
         state = self.state
         if self.model.stop_training is END_OF_EPOCH:
             self.model.stop_training = False
@@ -236,6 +237,8 @@ class ElasticHooks:
                 f"fit: each epoch must have {state.batches} batches on all ranks, but the data of this one have ended after "
                 f"{state.batch}. Repeat them, and pass steps_per_epoch={state.batches}."
             )
+        ends = self.model.stop_training or epoch + 1 == (self.params or {}).get("epochs")
+        state.survive(lambda: compare_replicas(self.model, always=bool(ends)))
         state.epoch += 1
         state.batch = 0
         state.set_epoch()
@@ -307,7 +310,7 @@ class _Values:
     def enter_world(self, values: Sequence[Any]) -> None:
         """Has optimizers go on under their names, with what they have begun to add up."""
         for value in values:
-            if (reduction := _reduction_of(value)) is not None:
+            if (reduction := reduction_within(value)) is not None:
                 reduction.go_on_in_world()
 
 
@@ -321,17 +324,12 @@ def _check_sampler(sampler: Any) -> None:
         )
 
 
-def _reduction_of(optimizer: Any) -> KerasReducer | None:
-    """That of the distributed optimizer, which may be within a LossScaleOptimizer."""
-    return reduction_of(optimizer) or reduction_of(getattr(optimizer, "inner_optimizer", None))
-
-
 def _checked(model: Any) -> KerasReducer:
     if any(kind.__module__.startswith("tf_keras") for kind in type(model).__mro__):
         raise UnsupportedError(
             "elastic.Elastic: the model must be one of Keras 3, but is one of tf_keras. Use KerasState and elastic.run."
         )
-    reduction = _reduction_of(getattr(model, "optimizer", None))
+    reduction = reduction_within(getattr(model, "optimizer", None))
     if not getattr(model, "built", False) or reduction is None:
         raise InvalidArgumentError(
             "elastic.Elastic: the model must be built, and compiled with a DistributedOptimizer of Keras 3, but is not. Call "

@@ -362,4 +362,4 @@ def _make_distributed(optimizer: Any, reduction: KerasReducer) -> None:
 
 take_over((tf_keras.optimizers.Optimizer, tf_keras.optimizers.legacy.Optimizer), _make_distributed)
 look_at_models(tf_keras.Model, communicates_on)
-look_at_fits(tf_keras.Model, tf_keras.callbacks.Callback, communicates_on)
+look_at_fits(tf_keras.Model, tf_keras.callbacks.Callback)
