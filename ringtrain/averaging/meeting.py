@@ -35,6 +35,7 @@ class Said(NamedTuple):
         samples: what they weigh.
         counted: whether that is a number of samples, and not of steps.
         part: which part of the tensors it comes to average; what a rank without data says counts only among such.
+        settings: digest of what its optimizer steps with; 0 where that is not compared.
         weights: how many numbers follow the row: of a rank that is to learn which part is averaged, the weight of each.
     """
 
@@ -48,6 +49,7 @@ class Said(NamedTuple):
     samples: int
     counted: int
     part: int = 0
+    settings: int = 0
     weights: int = 0
 
 
@@ -91,6 +93,11 @@ def decoded(numbers: Sequence[int]) -> list[Said]:
 def terms_differ(rows: Sequence[Said]) -> bool:
     """Whether the ranks must tell each other their terms, to say what differs."""
     return len({row.terms for row in rows}) > 1
+
+
+def settings_differ(rows: Sequence[Said]) -> bool:
+    """Whether the ranks that train step with other settings."""
+    return len({row.settings for row in rows if row.settings}) > 1
 
 
 def agreed(rows: Sequence[Said], members: Sequence[int], name: str) -> Agreed:

@@ -9,7 +9,7 @@ All parameters are averaged at once, or in ``fragments``: then each part has its
 travel for some steps. Meetings are waited for in any case, so that all ranks know what a change weighs when it is sent.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,13 +20,15 @@ from ringtrain import tables
 from ringtrain.averaging.exchange import gathered, refuse_terms
 from ringtrain.averaging.flights import Flight, Leg
 from ringtrain.averaging.fragments import Fragments, merged
-from ringtrain.averaging.meeting import Agreed, Said, Stage, agreed, decoded, terms_differ
+from ringtrain.averaging.meeting import Agreed, Said, Stage, agreed, decoded, settings_differ, terms_differ
 from ringtrain.averaging.outer import Outer, advance
 from ringtrain.averaging.period import Period, factor_of
 from ringtrain.averaging.shared import Copy, Role, Shared
 from ringtrain.buffers import as_buffer
 from ringtrain.errors import InvalidArgumentError, RingtrainError
 from ringtrain.gradients import residuals, terms
+from ringtrain.gradients.differences import Differences, waited
+from ringtrain.gradients.drift import Settings, Words
 from ringtrain.gradients.session import Session
 from ringtrain.log import logger
 from ringtrain.numbering import next_number
@@ -47,6 +49,19 @@ class Plan:
     within_host: str | None = None
 
 
+@dataclass(frozen=True)
+class ComparedSettings:
+    """What a worker's steps are made with.
+
+    Attributes:
+        read: reads it, by name.
+        called: what things are called in the framework.
+    """
+
+    read: Callable[[], Settings]
+    called: Words
+
+
 class Worker:
     """One rank among those that average.
 
@@ -55,13 +70,17 @@ class Worker:
         period: which steps average.
         plan: how.
         kind: the word that begins its names; those of one kind are numbered in the order in which they are made.
+        compared: what local steps are made with, compared where ranks average; None where that may differ.
     """
 
-    def __init__(self, session: Session, period: Period, plan: Plan, kind: str):
+    def __init__(
+        self, session: Session, period: Period, plan: Plan, kind: str, compared: ComparedSettings | None = None
+    ):
         self.period = period
         self.plan = plan
         self._session = session
         self._kind = kind
+        self._compared = compared
         self._copies: dict[str, Copy] = {}
         self._flights: list[Flight] = []
         self._loaded: dict[str, tuple[np.ndarray, np.ndarray | None]] = {}
@@ -305,6 +324,7 @@ class Worker:
             "outer": None if outer is None else [outer.rate, outer.momentum],
             "within_host": self.plan.within_host,
             "compression": self.plan.compression,
+            "replicas": "differ" if self._compared is None else "equal",
         }
 
     def _tensor_terms(self) -> dict[str, Any]:
@@ -332,6 +352,7 @@ class Worker:
         own_terms = self._terms() | ({} if stage is Stage.TERMS else self._tensor_terms())
         content, period, context = terms.encoded(own_terms), self.period, self._session.context
         weights = period.weights if stage is Stage.JOIN and self._fragments.streams else []
+        own_settings = None if self._compared is None or stage is not Stage.STEP else self._compared.read()
         said = Said(
             rank=context.rank,
             stage=stage,
@@ -343,12 +364,16 @@ class Worker:
             samples=period.samples_of(part),
             counted=int(period.counted),
             part=part,
+            settings=0 if own_settings is None else terms.digest(terms.encoded(own_settings)),
             weights=len(weights),
         )
         name = f"{self._prefix}.used"  # where an optimizer of exact steps says what it has: so that one is found out
         rows = decoded(gathered(self._session, name, np.array([*said, *weights], np.int64)).tolist())
         if terms_differ(rows):
             refuse_terms(self._session, self._prefix, name, rows, content)
+        if self._compared is not None and settings_differ(rows):
+            told = Differences(self._session, name, self._prefix)
+            waited(told.refuse_settings(own_settings or {}, "is", self._compared.called))
         return agreed(rows, self._members(), self._prefix)
 
     # ---- averaging ----

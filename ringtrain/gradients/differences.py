@@ -6,7 +6,7 @@ that a thread may see to something else meanwhile.
 
 import math
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
@@ -21,6 +21,18 @@ from ringtrain.log import logger
 from ringtrain.pending import Operation
 
 ROUNDING = 1e-3  # of the largest element: processors that round differently stay far below after an update, other data far above
+
+Result = TypeVar("Result")
+
+
+def waited(steps: Generator[Operation, None, Result]) -> Result:
+    """What the steps return, each of whose operations is waited for."""
+    try:
+        while True:
+            next(steps).wait()
+    except StopIteration as end:
+        result: Result = end.value
+        return result
 
 
 class Differences:

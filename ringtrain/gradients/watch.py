@@ -7,17 +7,16 @@ the others what this rank has, and raises.
 """
 
 import time
-from collections.abc import Callable, Generator
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ringtrain import checks
 from ringtrain.gradients.agreement import Agreement
-from ringtrain.gradients.differences import Differences
+from ringtrain.gradients.differences import Differences, waited
 from ringtrain.gradients.drift import Named, Replica, Settings, Words
 from ringtrain.gradients.session import Session
-from ringtrain.pending import Operation
 from ringtrain.processors import kind_of_processor
 
 _DIGEST = 8  # bytes
@@ -27,8 +26,6 @@ _WHO_IS_MISSING = (
     "With it the ranks agree that they step alike: the missing ones have not come to this step. "
     "Take the same steps on every rank."
 )
-
-Result = TypeVar("Result")
 
 
 class Forms(NamedTuple):
@@ -121,7 +118,7 @@ class Watch:
             MismatchError: ranks have other settings; the same on all of them.
         """
         if not are_equal(most[:-1]):
-            self._done(self._differences.refuse_settings(self._settings, "is", self._called))
+            waited(self._differences.refuse_settings(self._settings, "is", self._called))
         self._parameters = parameters
         self._replica.hear(any_asks=True)
         self._replica.note_step()
@@ -136,7 +133,7 @@ class Watch:
         Raises:
             MismatchError: by more than the rounding of processors; the same on all ranks.
         """
-        self._replica.compares = self._done(self._differences.judge_parameters(self._replica))
+        self._replica.compares = waited(self._differences.judge_parameters(self._replica))
         self._parameters = ()
 
     # ---- for steps that run on the host ----
@@ -170,15 +167,6 @@ class Watch:
             lambda: self._settings, lambda: self._parameters, self._forms.digest, self._forms.on_host, self._called,
             self._forms.processor, self._clock,
         )  # fmt: skip
-
-    @staticmethod
-    def _done(steps: Generator[Operation, None, Result]) -> Result:
-        try:
-            while True:
-                next(steps).wait()
-        except StopIteration as end:
-            result: Result = end.value
-            return result
 
 
 def are_equal(most: np.ndarray) -> bool:

@@ -17,7 +17,7 @@ from ringtrain.averaging.neighbours import set_of_this_host
 from ringtrain.averaging.outer import Outer
 from ringtrain.averaging.period import Period
 from ringtrain.averaging.shared import Role
-from ringtrain.averaging.worker import Plan, Worker, require_local
+from ringtrain.averaging.worker import ComparedSettings, Plan, Worker, require_local
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.gradients.session import Session
 from ringtrain.keras.backends import backend
@@ -83,10 +83,12 @@ class LocalSteps:
     Args:
         plan: how workers average, the same on all ranks.
         process_set: the ranks that do.
+        compared: what they step with, compared where they average; None where that may differ.
     """
 
-    def __init__(self, plan: LocalPlan, process_set: ProcessSet):
+    def __init__(self, plan: LocalPlan, process_set: ProcessSet, compared: ComparedSettings | None = None):
         self.plan = plan
+        self._compared = compared
         self._process_set = process_set
         self._period = Period(plan.every, plan.warmup, plan.fragments, plan.overlap, plan.merge)
         self._known: dict[int, _Staged] = {}
@@ -113,7 +115,7 @@ class LocalSteps:
         """Makes it at the optimizer's first use, on all ranks together, and compares what they have set."""
         if self._made is None:
             plan = Plan(self.plan.outer, self.plan.compression, self.plan.within_host)
-            worker = Worker(Session(self._process_set), self._period, plan, "optimizer")
+            worker = Worker(Session(self._process_set), self._period, plan, "optimizer", self._compared)
             worker.compare_terms()
             self._neighbours = set_of_this_host() if self.plan.within_host is not None else None
             self._made = worker

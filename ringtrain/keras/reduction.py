@@ -12,9 +12,11 @@ from typing import Any
 import keras
 import numpy as np
 
+from ringtrain.averaging.worker import ComparedSettings
 from ringtrain.context import current
 from ringtrain.elastic.transparent import followed
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
+from ringtrain.gradients.drift import Settings as NamedSettings
 from ringtrain.gradients.on_host import HostReducer, HostSettings
 from ringtrain.gradients.powersgd import PowerSGD
 from ringtrain.gradients.session import Session
@@ -23,7 +25,7 @@ from ringtrain.keras.accumulation import Accumulation
 from ringtrain.keras.backends import backend
 from ringtrain.keras.local_steps import LocalPlan, LocalSteps
 from ringtrain.keras.pairing import Pairing
-from ringtrain.keras.stepping import Stepping
+from ringtrain.keras.stepping import CALLED, Stepping
 from ringtrain.keras.variables import own_name, path_of
 from ringtrain.numbering import keep_number, next_number
 from ringtrain.operations import Average
@@ -104,7 +106,7 @@ class KerasReducer:
             and settings.process_set.included()
             and (not is_alone(settings.process_set) or settings.local.outer is not None)
         )
-        self.local_steps = LocalSteps(settings.local, settings.process_set) if averages and settings.local else None
+        self.local_steps = self._local_steps(settings.local) if averages and settings.local else None
         self._surrounded = False  # whether a LossScaleOptimizer was put around the distributed optimizer
         self._name = name
         self._local: list[Any] = []
@@ -139,6 +141,16 @@ class KerasReducer:
     def pairing(self) -> Pairing:
         """Remembers explicit ``synchronize()`` calls for the ``apply`` that follows."""
         return Pairing(self.prefix)
+
+    def _local_steps(self, plan: LocalPlan) -> LocalSteps:
+        compares = self.settings.replicas == "equal"
+        return LocalSteps(
+            plan, self.settings.process_set, ComparedSettings(self._stepping_with, CALLED) if compares else None
+        )
+
+    def _stepping_with(self) -> NamedSettings:
+        stepping = self._stepping
+        return {} if stepping is None else stepping.all_settings()
 
     @property
     def watch(self) -> Watch | None:

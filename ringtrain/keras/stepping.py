@@ -5,9 +5,11 @@ from collections.abc import Callable
 from numbers import Real
 from typing import Any
 
+import keras
 import numpy as np
 
 from ringtrain.gradients.drift import Settings, Words
+from ringtrain.gradients.watch import with_rate
 
 CALLED = Words("broadcast_variables() or BroadcastGlobalVariablesCallback")
 # The rate is read in each step; how an update is computed is a rank's own.
@@ -45,6 +47,11 @@ class Stepping:
         optimizer = self._refer()
         rate = getattr(optimizer, "learning_rate", None)
         return rate(optimizer.iterations) if callable(rate) else rate
+
+    def all_settings(self) -> Settings:
+        """All numbers, outside of a graph."""
+        rate = self.rate()
+        return with_rate(self.settings(), None if rate is None else keras.ops.convert_to_numpy(rate))
 
 
 def _number(value: Any) -> bool | float | None:

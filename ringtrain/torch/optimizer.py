@@ -18,7 +18,7 @@ from ringtrain.averaging.arrays import checked_outer
 from ringtrain.averaging.fragments import Streaming
 from ringtrain.averaging.neighbours import set_of_this_host
 from ringtrain.averaging.outer import Outer
-from ringtrain.averaging.worker import Plan, Worker
+from ringtrain.averaging.worker import ComparedSettings, Plan, Worker
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.gradients.arguments import check_compressor, check_delay, check_kept_equal, check_passes, check_scaling
 from ringtrain.gradients.powersgd import PowerSGD, check_powersgd
@@ -36,7 +36,7 @@ from ringtrain.torch.feedback import Feedback
 from ringtrain.torch.gradients import ReductionSettings
 from ringtrain.torch.periodic import Periodic, check_settings, checked_period
 from ringtrain.torch.reducer import Reducer
-from ringtrain.torch.replica import replicas_of
+from ringtrain.torch.replica import CALLED, replicas_of, settings_of
 from ringtrain.torch.shards import check_shards, replicated
 from ringtrain.torch.tensors import buffer_of
 
@@ -246,7 +246,8 @@ def DistributedOptimizer(
     if local is None:
         optimizer._reducer = reducer_over(process_set, by_core, None if by_core else compressor)
         return optimizer
-    worker = Worker(Session(process_set), local, Plan(outer, by_core or "none", within_host), "optimizer")
+    compared = ComparedSettings(settings_of(optimizer), CALLED) if replicas == "equal" else None
+    worker = Worker(Session(process_set), local, Plan(outer, by_core or "none", within_host), "optimizer", compared)
     worker.compare_terms()  # before a rank waits for what others of other terms never do
     neighbours = set_of_this_host() if within_host is not None else None
 

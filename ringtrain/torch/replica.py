@@ -19,13 +19,26 @@ from ringtrain.torch import parameters
 from ringtrain.torch.shards import replicated
 from ringtrain.torch.tensors import DTYPE_IDS
 
-_CALLED = Words("broadcast_parameters() and broadcast_optimizer_state()")
+CALLED = Words("broadcast_parameters() and broadcast_optimizer_state()")
 _BARE = {int, float, bool}
 _HOW = {"params", "foreach", "fused", "capturable", "differentiable"}  # how an update is computed, not what comes of it
 
 
 def replicas_of(optimizer: torch.optim.Optimizer) -> Callable[[], Replica]:
     """Makes one for each world that the optimizer comes into. It does not keep the optimizer alive."""
+    refer, settings = weakref.ref(optimizer), settings_of(optimizer)
+
+    def compared() -> list[tuple[str, torch.Tensor]]:
+        return [] if (found := refer()) is None else _compared(found)
+
+    def processor() -> str:
+        return processor_of(tensor for _, tensor in compared())
+
+    return lambda: Replica(settings, compared, digest_of, on_host, CALLED, processor)
+
+
+def settings_of(optimizer: torch.optim.Optimizer) -> Callable[[], Settings]:
+    """Reads what the optimizer steps with, which it does not keep alive."""
     refer = weakref.ref(optimizer)
     seen: tuple[list[list[Any]], Settings] = [], {}  # most steps have the settings of the one before
 
@@ -42,13 +55,7 @@ def replicas_of(optimizer: torch.optim.Optimizer) -> Callable[[], Replica]:
             seen = numbers, flat_settings(named)
         return seen[1]
 
-    def compared() -> list[tuple[str, torch.Tensor]]:
-        return [] if (found := refer()) is None else _compared(found)
-
-    def processor() -> str:
-        return processor_of(tensor for _, tensor in compared())
-
-    return lambda: Replica(settings, compared, digest_of, on_host, _CALLED, processor)
+    return settings
 
 
 def processor_of(tensors: Iterable[torch.Tensor]) -> str:

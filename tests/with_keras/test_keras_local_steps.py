@@ -301,6 +301,23 @@ def test_other_arguments_on_a_rank_are_one_error_on_all():
         assert first == second and "fit 'every': it must be the same in DistributedOptimizer on all ranks" in first
 
 
+@pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
+def test_ranks_that_step_with_other_settings_are_told_where_they_average(graph):
+    words = "learning_rate must be the same on all ranks, but is 0.05 on rank 0 and 0.1 on rank 1"
+
+    def other_rate(rank, **arguments):
+        return train(rank, 2, graph, lambda rate: keras.optimizers.SGD(rate * (1 + rank)), every=2, **arguments)
+
+    def on_rank(rank):
+        with pytest.raises((MismatchError, tf.errors.OpError)) as told:  # a graph raises the text of one
+            other_rate(rank)
+        assert words in str(told.value)
+
+    with World(2, stall_abort_seconds=30) as world:
+        world.run(on_rank)
+        world.run(lambda rank: other_rate(rank, replicas="differ"))
+
+
 @pytest.mark.parametrize("arguments, text", [
     ({"every": 0}, "local steps: every must be at least 1"),
     ({"outer": hvd.Outer()}, "outer needs every"),

@@ -591,6 +591,29 @@ def test_other_arguments_on_a_rank_are_one_error_on_all(of_ranks, text):
         raise MismatchError(first)
 
 
+def test_ranks_that_step_with_other_settings_are_told_where_they_average():
+    """In exact steps at the beginning, by their rounds; then by the meeting. Who means it says so."""
+    start, data = network(), batches(2, steps=3)
+
+    def on_rank(rank, warmup, **arguments):
+        mine, optimizer = local(start, every=3, warmup=warmup, **arguments)
+        optimizer.param_groups[0]["lr"] = 0.5 ** (1 + rank)
+        train(mine, optimizer, [share(batch, rank, 2) for batch in data])
+
+    def caught(rank, warmup):
+        with pytest.raises(
+            MismatchError, match="lr must be the same on all ranks, but is 0.5 on rank 0 and 0.25 on"
+        ) as told:
+            on_rank(rank, warmup)
+        return str(told.value)
+
+    with World(2, stall_abort_seconds=20) as world:
+        for warmup in (0, 2):
+            first, second = world.run(caught, warmup)
+            assert first == second
+        world.run(lambda rank: on_rank(rank, 0, replicas="differ"))
+
+
 @pytest.mark.parametrize("difference, text", [
     ("values", "digest of parameters and outer momentum at the beginning must be the same on all ranks"),
     ("shape", r"tensor '0.bias' must be the same on all ranks, but is float32 of 8 on rank 0 and float32 of 9 on rank 1"),
