@@ -33,6 +33,7 @@ from ringtrain.torch.backward import OneByOne
 from ringtrain.torch.compilation import eager
 from ringtrain.torch.compression import Compressor, compressed, compression_in_the_core
 from ringtrain.torch.hooks import enlist
+from ringtrain.torch.replica import StepComparison
 from ringtrain.torch.scaling import HeededScaler
 from ringtrain.torch.tensors import writable
 
@@ -42,7 +43,7 @@ _Combined = list[tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]]  # param
 
 
 def distribute(
-    optimizer: torch.optim.Optimizer, compression: type[Compressor], process_set: ProcessSet
+    optimizer: torch.optim.Optimizer, compression: type[Compressor], process_set: ProcessSet, compares: bool
 ) -> torch.optim.Optimizer:
     """Makes an optimizer combine its steps with those of the other ranks, and returns it.
 
@@ -50,6 +51,7 @@ def distribute(
         optimizer: a plain one; its class is exchanged.
         compression: as for ``DistributedOptimizer``, of the changes.
         process_set: the ranks that train together.
+        compares: whether settings and parameters must be the same on all ranks.
     """
     plain = type(optimizer)
     described = {"__module__": plain.__module__, "__qualname__": plain.__qualname__, "__doc__": plain.__doc__}
@@ -58,6 +60,8 @@ def distribute(
     if not process_set.included() or stays_alone:
         return optimizer
     optimizer._deltas = Deltas(compression, process_set)
+    if compares:
+        optimizer._deltas.compare(optimizer)
     before = optimizer.register_step_pre_hook(_before_step)
     optimizer._optimizer_step_pre_hooks.move_to_end(
         before.id, last=True
@@ -167,7 +171,12 @@ class Deltas:
         self._parameters: list[torch.Tensor] = []
         self._starts: dict[torch.Tensor, torch.Tensor] = {}  # kept from step to step, to save allocating them
         self._scaler = HeededScaler()
+        self._comparison: StepComparison | None = None
         enlist(self)
+
+    def compare(self, optimizer: torch.optim.Optimizer) -> None:
+        """From now on compares what ranks have of the optimizer; not in steps that survive a change of the world."""
+        self._comparison = StepComparison(optimizer, self._session, self.prefix)
 
     @property
     def prefix(self) -> str:
@@ -228,7 +237,9 @@ class Deltas:
     def combine(self) -> None:
         """Replaces this rank's changes by the Adasum of all ranks'. On an error the step is undone."""
         self._scaler.after_step()
+        comparison = self._comparison if self._transaction is None else None
         try:
+            ends = None if comparison is None else comparison.begin()
             for parameter in self._parameters:
                 parameter.sub_(self._starts[parameter])
             for parameters, results in self._survived():
@@ -237,6 +248,8 @@ class Deltas:
                         parameter.copy_(result)
             for parameter in self._parameters:
                 parameter.add_(self._starts[parameter])
+            if ends is not None:
+                ends()
         except BaseException:
             for parameter in self._parameters:
                 parameter.copy_(self._starts[parameter])

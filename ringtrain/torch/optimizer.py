@@ -189,7 +189,7 @@ def DistributedOptimizer(
         check_settings(op, process_set, within_host, by_core, average_aggregated_gradients)
     if op == Adasum:
         _check_adasum(optimizer, average_aggregated_gradients)
-        optimizer = distribute(optimizer, compressor, process_set)
+        optimizer = distribute(optimizer, compressor, process_set, compares=replicas == "equal")
     else:
         late = _OneStepLate if delay else _OverlapForward if overlap_forward else _Distributed
         _make_distributed(optimizer, _Local if local is not None else late)

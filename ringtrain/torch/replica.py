@@ -13,7 +13,9 @@ import numpy as np
 import torch
 
 from ringtrain import checks
-from ringtrain.gradients.drift import Replica, Settings, Words, flat_settings
+from ringtrain.gradients.drift import Named, Replica, Settings, Words, flat_settings
+from ringtrain.gradients.session import Session
+from ringtrain.gradients.watch import Forms, Watch
 from ringtrain.processors import kind_of_processor
 from ringtrain.torch import parameters
 from ringtrain.torch.shards import replicated
@@ -26,15 +28,38 @@ _HOW = {"params", "foreach", "fused", "capturable", "differentiable"}  # how an 
 
 def replicas_of(optimizer: torch.optim.Optimizer) -> Callable[[], Replica]:
     """Makes one for each world that the optimizer comes into. It does not keep the optimizer alive."""
-    refer, settings = weakref.ref(optimizer), settings_of(optimizer)
+    settings, parameters = settings_of(optimizer), parameters_of(optimizer)
+    forms = _forms_of(parameters)
+    return lambda: Replica(settings, parameters, forms.digest, forms.on_host, CALLED, forms.processor)
 
-    def compared() -> list[tuple[str, torch.Tensor]]:
-        return [] if (found := refer()) is None else _compared(found)
 
-    def processor() -> str:
-        return processor_of(tensor for _, tensor in compared())
+class StepComparison:
+    """Compares what ranks step with, and the parameters, in steps that have no rounds. It does not keep the optimizer alive.
 
-    return lambda: Replica(settings, compared, digest_of, on_host, CALLED, processor)
+    Args:
+        optimizer: of this rank.
+        session: the rank that it acts for.
+        name: of its operations.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, session: Session, name: str):
+        self._settings, self._parameters = settings_of(optimizer), parameters_of(optimizer)
+        self._watch = Watch(session, name, CALLED, _forms_of(self._parameters), first_look=1)
+
+    def begin(self) -> Callable[[], None]:
+        """Sends what this step is made with; returns what ends the step, and raises MismatchError on all ranks."""
+        row = self._watch.begin(self._settings())
+        return lambda: self._watch.end(row, self._parameters)
+
+
+def _forms_of(parameters: Callable[[], Named]) -> Forms:
+    return Forms(digest_of, on_host, lambda: processor_of(tensor for _, tensor in parameters()))
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> Callable[[], Named]:
+    """Lists those that are compared, with their names. It does not keep the optimizer alive."""
+    refer = weakref.ref(optimizer)
+    return lambda: [] if (found := refer()) is None else _compared(found)
 
 
 def settings_of(optimizer: torch.optim.Optimizer) -> Callable[[], Settings]:

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.least_ranks(2)]
 
 MODES = [
     {}, {"compression": hvd.Compression.int8}, {"compression": hvd.Compression.powersgd(rank=1)},
-    {"groups": 2}, {"gradient_as_bucket_view": True}, {"delay": 1}, {"overlap_forward": True},
+    {"groups": 2}, {"gradient_as_bucket_view": True}, {"delay": 1}, {"overlap_forward": True}, {"op": hvd.Adasum},
 ]  # fmt: skip
 
 
@@ -165,7 +165,8 @@ def test_a_rate_in_a_tensor(world):
 # ---- parameters ----
 
 
-OTHERS = MODES[:-1]  # overlap_forward hands on the values of one rank in each step
+# With overlap_forward each step hands on the values of one rank.
+OTHERS = [mode for mode in MODES if "overlap_forward" not in mode]
 
 
 @pytest.mark.parametrize("arguments", OTHERS, ids=str)
