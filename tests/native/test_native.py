@@ -93,6 +93,12 @@ def test_a_missing_wait_between_streams_is_a_data_race(plane: str, built) -> Non
     assert done.returncode != 0 and "ThreadSanitizer: data race" in done.stdout, done.stdout[-20000:]
 
 
+@pytest.mark.plain
+@pytest.mark.long
+def test_thousands_of_ranks_come_in_from_far_away_and_beside_strangers(built) -> None:
+    run([str(built("plain") / "door_test"), "at_scale"], dict(os.environ))
+
+
 @EACH_MPI
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_mpi_transport_on_ranks(mpi: str, ranks: int, built) -> None:

@@ -4,6 +4,7 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -25,6 +26,27 @@ Nonce DrawNonce() {
   if (getrandom(nonce.data(), nonce.size(), 0) != static_cast<ssize_t>(nonce.size()))
     std::abort();  // as without memory
   return nonce;
+}
+
+size_t DrawBelow(size_t end) {
+  const Nonce nonce = DrawNonce();
+  uint64_t number = 0;
+  std::copy_n(nonce.begin(), sizeof number, reinterpret_cast<uint8_t*>(&number));
+  return static_cast<size_t>(number % end);
+}
+
+// For so many at once that have not proven themselves; most of a process's descriptors are its own.
+size_t RoomFor(int ranks) {
+  rlimit limit{};
+  const size_t descriptors = getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur : 0;
+  return std::min(std::max(Door::kVisitors, static_cast<size_t>(ranks)), std::max<size_t>(descriptors / 4, 64));
+}
+
+// Closes a connection so that the other end learns that it was cut short, and not refused.
+void Reset(Socket* socket) {
+  const linger at_once = {1, 0};
+  setsockopt(socket->fd(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+  socket->Close();
 }
 
 // Reads what the hello wants and sends what it says. False if the connection has ended; *error tells how.
@@ -57,7 +79,9 @@ struct Door::Visitor {
   Socket socket;
   std::string from;
   HelloAnswerer hello;
-  Nanoseconds deadline;
+  Nanoseconds came;
+
+  Nanoseconds deadline() const { return came + static_cast<Nanoseconds>(kVisitSeconds * kSecond); }
 };
 
 // A rank that is called.
@@ -76,6 +100,7 @@ Door::Door(const TcpPlan& plan, std::vector<Socket> listeners, Owner* owner)
 Door::~Door() = default;
 
 Status Door::Open() {
+  room_ = RoomFor(plan_.size());
   events_ = Socket::Made([] { return epoll_create1(EPOLL_CLOEXEC); });
   wake_ = Socket::Made([] { return eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); });
   bool open = events_.open() && wake_.open() && Register(wake_.fd(), EPOLLIN, Source::kWake, 0, EPOLL_CTL_ADD);
@@ -149,7 +174,7 @@ bool Door::Wait(bool* watched) {
 // Milliseconds until something is to be done without an event; -1: never.
 int Door::NextTimeout() const {
   Nanoseconds next = std::min(listen_again_, strangers_.due());
-  if (!visitors_.empty()) next = std::min(next, visitors_.front().deadline);
+  if (!visitors_.empty()) next = std::min(next, visitors_.front().deadline());
   for (const Outgoing& call : calls_)
     next = std::min(next, call.socket.open() ? call.give_up : std::min(call.next_try, call.give_up));
   if (next == kNever) return -1;
@@ -158,34 +183,30 @@ int Door::NextTimeout() const {
 
 void Door::ServeDeadlines() {
   const Nanoseconds now = Now();
-  while (!visitors_.empty() && visitors_.front().deadline <= now)
-    TurnAway(visitors_.begin(), "did not prove itself in time");
+  while (!visitors_.empty() && visitors_.front().deadline() <= now) TooLate(visitors_.begin());
   TellOfStrangers(false);
-  if (listen_again_ <= now) Listen(true);
+  if (listen_again_ <= now) Listen();
   std::vector<Outgoing*> due;
   for (Outgoing& call : calls_)
     if (now >= call.give_up || (!call.socket.open() && now >= call.next_try)) due.push_back(&call);
   for (Outgoing* call : due) {
-    if (now < call->give_up) {
+    if (now < call->give_up)
       Try(call);
-    } else {
-      call->refused_since = 1;  // longer ago than any patience
-      TryLater(call, call->cause.empty() ? "no answer from" : call->cause);
-    }
+    else
+      GiveUp(call);
   }
 }
 
 // ---- those who come ----
 
 void Door::Accept(const Socket& listener) {
-  for (int count = 0; count < kAcceptsInTurn; ++count) {
+  for (int count = 0; count < kAcceptsInTurn && !is_full_; ++count) {
     Socket socket =
         Socket::Made([&] { return accept4(listener.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC); });
     if (!socket.open()) {
       if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) Rest(errno);
       return;
     }
-    if (visitors_.size() == kVisitors) TurnAway(visitors_.begin(), "did not prove itself before others came");
     const uint32_t number = next_number_++;
     if (!Register(socket.fd(), EPOLLIN, Source::kVisitor, number, EPOLL_CTL_ADD)) return;
     const std::string from = PeerOf(socket).Text();
@@ -193,13 +214,39 @@ void Door::Accept(const Socket& listener) {
         {number, std::move(socket), from,
          HelloAnswerer(plan_.hello_key, static_cast<uint32_t>(plan_.rank), static_cast<uint32_t>(plan_.size()),
                        plan_.epoch, plan_.lanes(plan_.rank), DrawNonce()),
-         DeadlineAfter(kVisitSeconds)});
+         Now()});
+    if (visitors_.size() > room_) MakeRoom();
   }
+}
+
+// Where all who are there are too young to go, nobody else is let in meanwhile: the ranks of a large world come all at
+// once, and each that lost its place would come again and take that of another.
+void Door::MakeRoom() {
+  const Nanoseconds now = Now();
+  const auto young = std::find_if(visitors_.begin(), visitors_.end(),
+                                  [&](const Visitor& each) { return now - each.came < kLeastVisit; });
+  const auto old = static_cast<size_t>(std::distance(visitors_.begin(), young));
+  if (old > 0) return CutShort(std::next(visitors_.begin(), static_cast<ptrdiff_t>(DrawBelow(old))));
+  is_full_ = true;
+  StopListening(visitors_.front().came + kLeastVisit);
+}
+
+// Whoever has greeted as a rank does is slow, and comes again; it is no stranger that one tells of.
+void Door::TooLate(std::list<Visitor>::iterator visitor) {
+  if (visitor->hello.has_greeted())
+    CutShort(visitor);
+  else
+    TurnAway(visitor, "did not prove itself in time");
+}
+
+void Door::CutShort(std::list<Visitor>::iterator visitor) {
+  Reset(&visitor->socket);
+  SeeOff(visitor);
 }
 
 // Of what it lacks it says so once.
 void Door::Rest(int error) {
-  Listen(false);
+  StopListening(Now() + kRest);
   if (std::exchange(has_rested_, true)) return;
   owner_->Notice("rank " + std::to_string(plan_.rank) +
                  ": whoever connects must find a free descriptor in this process, but: " + ErrorText(error) +
@@ -207,11 +254,17 @@ void Door::Rest(int error) {
 }
 
 // Those who cannot be let in would wake the thread again and again.
-void Door::Listen(bool listen) {
-  listen_again_ = listen ? kNever : Now() + kRest;
+void Door::StopListening(Nanoseconds until) {
+  listen_again_ = until;
   for (size_t i = 0; i < listeners_.size(); ++i)
-    Register(listeners_[i].fd(), listen ? uint32_t{EPOLLIN} : 0, Source::kListener, static_cast<uint32_t>(i),
-             EPOLL_CTL_MOD);
+    Register(listeners_[i].fd(), 0, Source::kListener, static_cast<uint32_t>(i), EPOLL_CTL_MOD);
+}
+
+void Door::Listen() {
+  listen_again_ = kNever;
+  is_full_ = false;
+  for (size_t i = 0; i < listeners_.size(); ++i)
+    Register(listeners_[i].fd(), EPOLLIN, Source::kListener, static_cast<uint32_t>(i), EPOLL_CTL_MOD);
 }
 
 void Door::ServeVisitor(uint32_t number) {
@@ -226,14 +279,19 @@ void Door::ServeVisitor(uint32_t number) {
   epoll_ctl(events_.fd(), EPOLL_CTL_DEL, visitor->socket.fd(), nullptr);
   SetUp(visitor->socket, plan_.dead_after_seconds);
   Connection connection = {std::move(visitor->socket), visitor->hello.claim(), visitor->hello.record_key()};
-  visitors_.erase(visitor);
+  SeeOff(visitor);
   owner_->Opened(std::move(connection));
 }
 
 void Door::TurnAway(std::list<Visitor>::iterator visitor, const char* reason) {
   strangers_.TurnedAway(std::move(visitor->from), reason);
-  visitors_.erase(visitor);
+  SeeOff(visitor);
   TellOfStrangers(false);
+}
+
+void Door::SeeOff(std::list<Visitor>::iterator visitor) {
+  visitors_.erase(visitor);
+  if (is_full_) Listen();
 }
 
 void Door::TellOfStrangers(bool last) {
@@ -264,18 +322,17 @@ void Door::Try(Outgoing* call) {
   const size_t link = plan_.link(call->peer, call->lane);
   const Address& to = plan_.peers[static_cast<size_t>(call->peer)][link];
   Socket socket = NewSocket(to);
-  if (!socket.open()) return TryLater(call, ErrorText(errno));
+  if (!socket.open()) return Refused(call, ErrorText(errno));
   const auto& own = plan_.peers[static_cast<size_t>(plan_.rank)];
   if (link < own.size() && own[link].family() == to.family()) {  // by the interface of this link
     Address from = own[link];
     from.SetPort(0);
     [[maybe_unused]] const int bound = bind(socket.fd(), from.get(), from.length);  // else the kernel chooses
   }
-  SetUp(socket, plan_.dead_after_seconds);
-  if (connect(socket.fd(), to.get(), to.length) != 0 && errno != EINPROGRESS) return TryLater(call, ErrorText(errno));
+  if (connect(socket.fd(), to.get(), to.length) != 0 && errno != EINPROGRESS) return Failed(call, errno);
   call->socket = std::move(socket);
   if (!Register(call->socket.fd(), EPOLLOUT, Source::kCall, call->number, EPOLL_CTL_ADD))
-    TryLater(call, ErrorText(errno));
+    Refused(call, ErrorText(errno));
 }
 
 void Door::ServeCall(uint32_t number) {
@@ -286,7 +343,7 @@ void Door::ServeCall(uint32_t number) {
   int error = 0;
   socklen_t length = sizeof error;
   getsockopt(call->socket.fd(), SOL_SOCKET, SO_ERROR, &error, &length);
-  if (error != 0) return TryLater(&*call, ErrorText(error));
+  if (error != 0) return Failed(&*call, error);
   const Claim claim = {static_cast<uint32_t>(plan_.rank), static_cast<uint32_t>(call->peer), plan_.epoch,
                        static_cast<uint8_t>(call->lane)};
   call->hello.emplace(plan_.hello_key, claim, DrawNonce());
@@ -297,28 +354,44 @@ void Door::ServeCall(uint32_t number) {
 void Door::HearAnswer(Outgoing* call) {
   int error = 0;
   const bool lives = Converse(call->socket, &*call->hello, &error);
-  if (call->hello->state() == Hello::State::kRefused) return TryLater(call, "no proof of this job's secret from");
-  if (!lives) return TryLater(call, error == 0 ? std::string("no proof of this job's secret from") : ErrorText(error));
+  if (call->hello->state() == Hello::State::kRefused || (!lives && error == 0))
+    return Refused(call, "no proof of this job's secret from");
+  if (!lives) return Failed(call, error);
   if (call->hello->state() == Hello::State::kTalking) return;
   epoll_ctl(events_.fd(), EPOLL_CTL_DEL, call->socket.fd(), nullptr);
+  SetUp(call->socket, plan_.dead_after_seconds);  // not before: the kernel would end a call that nobody answers
   Connection connection = {std::move(call->socket), call->hello->claim(), call->hello->record_key()};
   Forget(call->number);
   owner_->Opened(std::move(connection));
 }
 
-// The call has failed: it is made again, or given up.
+// A call has ended with an error. A reset is what MakeRoom sends, and nobody answers where a host or a path is not up
+// yet.
+void Door::Failed(Outgoing* call, int error) {
+  if (error != ECONNRESET && error != EPIPE && error != ETIMEDOUT) return Refused(call, ErrorText(error));
+  call->refused_since = 0;
+  TryLater(call, ErrorText(error));
+}
+
+void Door::Refused(Outgoing* call, std::string cause) {
+  if (call->refused_since == 0) call->refused_since = Now();
+  TryLater(call, std::move(cause));
+  if (Now() - call->refused_since >= kPatience) GiveUp(call);
+}
+
 void Door::TryLater(Outgoing* call, std::string cause) {
-  const Nanoseconds now = Now();
   call->socket.Close();
   call->hello.reset();
-  if (call->refused_since == 0) call->refused_since = now;
-  call->cause = cause;
-  call->next_try = now + call->pause;
+  call->cause = std::move(cause);
+  call->next_try = Now() + call->pause;
   call->pause = std::min(call->pause * 2, kLongestPause);
-  if (now - call->refused_since < kPatience) return;
+}
+
+void Door::GiveUp(Outgoing* call) {
   const int peer = call->peer;
-  const std::string name = plan_.Name(peer, call->lane);
+  std::string cause = call->cause.empty() ? "no answer from" : call->cause;
   if (cause.find("from") == std::string::npos) cause += " at";
+  const std::string name = plan_.Name(peer, call->lane);
   Forget(call->number);
   owner_->Unreachable(peer, "no connection: " + cause + " " + name);
 }

@@ -2,11 +2,13 @@
 // connections that are proven. Nothing that a stranger sends gets further than this file.
 //
 // A thread of the transport sleeps in Wait; everything here but Call, Watch, Wake and Stop is that thread's alone. It
-// has room for kVisitors that have not proven themselves, for two seconds each and a few dozen bytes; one more takes
-// the place of whoever has been there longest. While the process has no descriptor left, those who come wait in the
-// kernel's queue. A call that fails is tried again, since the other end may have had no
-// room; refused or closed for kPatience, or silent for as long as a world may take to start, it is given up, and the
-// rank lost.
+// has room for some hundred that have not proven themselves, or all ranks if they are more, for five seconds each and a
+// few dozen bytes. Where there is none, those who come wait in the kernel's queue until somebody has gone, or has been
+// there for kLeastVisit: of these one loses its place, any of them, so that a flood of strangers leaves a rank a chance
+// in each try. Without descriptors they wait there, too.
+//
+// A call that fails is tried again. Refused for kPatience it is given up, and the rank lost; silent, or cut short as
+// for want of room, it is tried for as long as a world may take to start.
 #ifndef RINGTRAIN_TRANSPORT_TCP_DOOR_H_
 #define RINGTRAIN_TRANSPORT_TCP_DOOR_H_
 
@@ -54,8 +56,9 @@ struct Connection {
 
 class Door {
  public:
-  static constexpr size_t kVisitors = 64;
-  static constexpr double kVisitSeconds = 2.0;
+  static constexpr size_t kVisitors = 512;  // there is room for, and no less than one of 64
+  static constexpr double kVisitSeconds = 5.0;
+  static constexpr Nanoseconds kLeastVisit = INT64_C(100000000);
 
   // Who is told; on the thread.
   class Owner {
@@ -93,16 +96,24 @@ class Door {
   void TakeCalls();
 
   void Accept(const Socket& listener);
+  void MakeRoom();
   void Rest(int error);
-  void Listen(bool listen);
+  void Listen();
+  void StopListening(Nanoseconds until);
   void ServeVisitor(uint32_t number);
   void TurnAway(std::list<Visitor>::iterator visitor, const char* reason);
+  void TooLate(std::list<Visitor>::iterator visitor);
+  void CutShort(std::list<Visitor>::iterator visitor);
+  void SeeOff(std::list<Visitor>::iterator visitor);
   void TellOfStrangers(bool last);
 
   void Try(Outgoing* call);
   void ServeCall(uint32_t number);
   void HearAnswer(Outgoing* call);
+  void Failed(Outgoing* call, int error);
+  void Refused(Outgoing* call, std::string cause);
   void TryLater(Outgoing* call, std::string cause);
+  void GiveUp(Outgoing* call);
   void Forget(uint32_t number);
 
   const TcpPlan& plan_;
@@ -112,10 +123,11 @@ class Door {
   std::atomic<bool> stop_{false};
 
   std::list<Visitor> visitors_;  // oldest first
+  size_t room_ = kVisitors;
   std::list<Outgoing> calls_;
   uint32_t next_number_ = 0;
-  Nanoseconds listen_again_ = kNever;  // without descriptors, or memory, nobody is let in
-  bool has_rested_ = false;
+  Nanoseconds listen_again_ = kNever;  // without room, descriptors or memory nobody is let in
+  bool is_full_ = false, has_rested_ = false;
   Strangers strangers_;
 
   Mutex mutex_;

@@ -98,6 +98,9 @@ class HelloAnswerer final : public Hello {
  public:
   HelloAnswerer(const HmacKey& key, uint32_t rank, uint32_t size, uint64_t epoch, int lanes, const Nonce& nonce);
 
+  // Whether it has heard a greeting of this world.
+  bool has_greeted() const { return !greeting_.empty(); }
+
  private:
   void HeardAll(const std::string& part) override;
   // Why the greeting is refused; nullptr if it is not.
