@@ -2,8 +2,9 @@
 
 #include <cctype>
 #include <cmath>
-#include <cstdlib>
 #include <sstream>
+
+#include "base/decimal.h"
 
 namespace ringtrain {
 namespace {
@@ -22,10 +23,10 @@ Status Refuse(const OptionRow& row, const std::string& expected, const std::stri
 }
 
 Status ParseNumber(const OptionRow& row, const std::string& text, double* value) {
-  char* end = nullptr;
-  *value = std::strtod(text.c_str(), &end);
-  bool complete = !text.empty() && *end == '\0' && std::isfinite(*value);
-  if (!complete || *value < std::atof(row.lowest) || *value > std::atof(row.highest))
+  double lowest = 0, highest = 0;
+  ReadDecimal(row.lowest, &lowest);
+  ReadDecimal(row.highest, &highest);
+  if (!ReadDecimal(text, value) || *value < lowest || *value > highest)
     return Refuse(row, std::string("a number in [") + row.lowest + ", " + row.highest + "]", text);
   return {};
 }
@@ -51,10 +52,8 @@ Status Assign(const OptionRow& row, const std::string& text, std::string* value)
 }
 
 std::string ValueText(const std::string& value) { return value; }
-template <typename Number>
-std::string ValueText(Number value) {
-  return std::to_string(value);
-}
+std::string ValueText(int64_t value) { return std::to_string(value); }
+std::string ValueText(double value) { return Decimal("%f", value); }
 
 std::string VariableOf(std::string name) {
   for (char& letter : name) letter = static_cast<char>(std::toupper(static_cast<unsigned char>(letter)));

@@ -3,22 +3,16 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
-#include <cstdio>
 #include <numeric>
 #include <optional>
 #include <utility>
 
+#include "base/decimal.h"
 #include "collectives/rows.h"
 #include "core/output_memory.h"
 
 namespace ringtrain {
 namespace {
-
-std::string NumberText(double value) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.9g", value);
-  return text;
-}
 
 std::string InCapitals(std::string text) {
   for (char& letter : text) letter = static_cast<char>(std::toupper(static_cast<unsigned char>(letter)));
@@ -183,7 +177,7 @@ Status Execution::CheckTime(Nanoseconds begin) const {
   const double limit = books_.options.gpu_timeout_seconds;
   if (limit == 0 || static_cast<double>(Now() - begin) / 1e9 < limit) return {};
   return Status::Timeout(
-      OnDevice("expected the GPU to be done within " + NumberText(limit) +
+      OnDevice("expected the GPU to be done within " + Decimal("%.9g", limit) +
                " s but it is not. What its stream holds before the operation may hang, or a rank's GPU; "
                "gpu_timeout_seconds sets the limit."));
 }

@@ -4,12 +4,12 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <memory>
 #include <system_error>
 
+#include "base/decimal.h"
 #include "base/json_text.h"
 #include "base/patient_files.h"
 
@@ -30,9 +30,7 @@ class WallClock {
   }
   std::string Text(Nanoseconds time) const {
     if (time == 0) return "null";
-    char text[40];
-    std::snprintf(text, sizeof text, "%.6f", static_cast<double>(time + offset_) / 1e9);
-    return text;
+    return Decimal("%.6f", static_cast<double>(time + offset_) / 1e9);
   }
 
  private:

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "base/decimal.h"
 #include "base/ranks.h"
 
 namespace ringtrain {
@@ -12,11 +13,7 @@ constexpr Nanoseconds kLongestPeriod = 500 * INT64_C(1000000);
 // A bound of silence spans so many looks of a rank that waits for nobody and sleeps twice as long.
 constexpr int kPeriodsInBound = 10;
 
-std::string SecondsText(double seconds) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%g s", seconds);
-  return text;
-}
+std::string SecondsText(double seconds) { return Decimal("%g s", seconds); }
 
 uint64_t SignOf(const std::vector<int>& ranks, const SignsOfLife& seen) {
   uint64_t count = 0;  // between hosts of tensors too: on a slow wire a beat waits its turn behind them

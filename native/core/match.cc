@@ -1,21 +1,15 @@
 #include "core/match.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <functional>
 #include <type_traits>
 
+#include "base/decimal.h"
 #include "base/ranks.h"
 #include "collectives/rows.h"
 
 namespace ringtrain {
 namespace {
-
-std::string NumberText(double value) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.9g", value);
-  return text;
-}
 
 std::string ShapesText(const Request& request, bool without_rows) {
   std::string text;
@@ -45,7 +39,7 @@ template <typename Enum, typename = std::enable_if_t<std::is_enum_v<Enum>>>
 std::string AttributeText(const char*, Enum value) {
   return Text(value);
 }
-std::string AttributeText(const char*, double value) { return NumberText(value); }
+std::string AttributeText(const char*, double value) { return Decimal("%.9g", value); }
 std::string AttributeText(const char*, int value) { return std::to_string(value); }
 // Of a member's own only whether there is one must agree: "by" the attribute's name, in the plural.
 std::string AttributeText(const char* name, int64_t value) {

@@ -1,8 +1,8 @@
 #include "core/stall_watch.h"
 
 #include <algorithm>
-#include <cstdio>
 
+#include "base/decimal.h"
 #include "base/ranks.h"
 
 namespace ringtrain {
@@ -11,10 +11,8 @@ namespace {
 constexpr char kWhatExtends[] = " (RINGTRAIN_STALL_ABORT_SECONDS; long_phase() on the busy rank extends it).";
 
 std::string SecondsText(Nanoseconds duration) {
-  char text[32];
   const double seconds = static_cast<double>(duration) / 1e9;
-  std::snprintf(text, sizeof text, seconds < 1 ? "%.2g" : "%.1f", seconds);
-  std::string trimmed = text;
+  std::string trimmed = Decimal(seconds < 1 ? "%.2g" : "%.1f", seconds);
   if (trimmed.size() > 2 && trimmed.compare(trimmed.size() - 2, 2, ".0") == 0) trimmed.resize(trimmed.size() - 2);
   return trimmed;
 }

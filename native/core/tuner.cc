@@ -1,7 +1,6 @@
 #include "core/tuner.h"
 
-#include <cstdio>
-
+#include "base/decimal.h"
 #include "base/patient_files.h"
 #include "core/version.h"
 
@@ -41,9 +40,7 @@ std::string LogHead() {
 std::string LogLine(const TuningSearch::Sample& sample) {
   std::string line;
   for (int64_t value : sample.settings) line += std::to_string(value) + ",";
-  char step[32];
-  std::snprintf(step, sizeof step, "%.3f", static_cast<double>(sample.step) / 1e6);
-  return line + step + "," + sample.verdict + "\n";
+  return line + Decimal("%.3f", static_cast<double>(sample.step) / 1e6) + "," + sample.verdict + "\n";
 }
 
 }  // namespace

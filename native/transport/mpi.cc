@@ -8,13 +8,13 @@
 #include "transport/mpi.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 #include <deque>
 #include <utility>
 #include <vector>
 
 #include "base/clock.h"
+#include "base/decimal.h"
 #include "transport/lost_peers.h"
 #include "transport/mpi_abi.h"
 #include "transport/mpi_library.h"
@@ -38,11 +38,7 @@ void SleepBriefly() {
   nanosleep(&pause, nullptr);
 }
 
-std::string SecondsText(double seconds) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%g", seconds);
-  return text;
-}
+std::string SecondsText(double seconds) { return Decimal("%g", seconds); }
 
 // An MPI library with one ABI: its functions, and its errors as Status.
 template <typename Abi>

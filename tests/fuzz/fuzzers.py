@@ -21,6 +21,7 @@ NAMES = sorted(path.stem for path in HERE.glob("*_fuzz.cc"))
 DECODERS = [
     "base/doorbell.cc",
     "base/options.cc",
+    "base/decimal.cc",
     "base/tuned.cc",
     "core/authority.cc",
     "core/control.cc",
