@@ -8,6 +8,10 @@
 // operation's tensors, which are the same on every rank, also on one that has joined.
 // When it comes with another number of elements it is another tensor: it begins with zeros.
 //
+// Names that came once and never again, as those with a number of a step in them, are forgotten when there are many: of
+// these kMostOnce bytes are kept, the latest. So the first loss of a large tensor may be forgotten, too; when its name
+// comes again it is known as one that stays.
+//
 // What was lost before the last time is kept beside what the last time has lost. A step whose results are not used,
 // since an overflow was found in them, is taken back with it: all are as they were before that step.
 //
@@ -22,11 +26,14 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <new>
 #include <string>
 #include <tuple>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -55,6 +62,10 @@ class Residual {
         finished_{{Elements(count), Elements(count)}, nullptr} {}
 
   size_t elements() const { return elements_; }
+  size_t bytes() const { return 4 * elements_ * sizeof(float); }
+  // An operation has begun with it, and not been turned: it must stay.
+  void Begin() { under_way_ = true; }
+  bool under_way() const { return under_way_; }
   // Of elements that this rank rounds.
   Feedback Sent(size_t first, size_t count) { return At(&sent_, first, count); }
   Feedback Finished(size_t first, size_t count) { return At(&finished_, first, count); }
@@ -65,6 +76,7 @@ class Residual {
   // The operation is over: what it has lost is what the next one makes up for.
   // divisor: of its sum; paid: whether the debt was in its input; number: rises from operation to operation.
   void Turn(double divisor = 1.0, bool paid = true, int64_t number = 0) {
+    under_way_ = false;
     sent_.loaded.reset();
     finished_.loaded.reset();
     debts_[1 - newest_] = paid ? nullptr : debts_[newest_];
@@ -148,18 +160,35 @@ class Residual {
   double divisors_[2] = {1.0, 1.0};           // of the sums in which a version was lost
   int newest_ = 0;
   int64_t number_ = 0;
-  bool can_take_back_ = false;
+  bool can_take_back_ = false, under_way_ = false;
 };
 
 // Any thread; but what concerns an operation only while none of its name is under way.
 class Residuals {
  public:
-  // Of tensor `place` of the operation; stays valid until it comes with another number of elements.
+  static constexpr size_t kMostOnce = 256 << 20;  // bytes
+
+  explicit Residuals(size_t most_once = kMostOnce) : most_once_(most_once) {}
+
+  // Of tensor `place` of the operation, for which it is turned at its end; stays valid until then.
   Residual* Of(int process_set, const std::string& operation, size_t place, size_t elements) {
     MutexLock lock(mutex_);
-    std::unique_ptr<Residual>& known = of_[{process_set, operation, place}];
-    if (known == nullptr || known->elements() != elements) known = std::make_unique<Residual>(elements);
+    const Key key = {process_set, operation, place};
+    std::unique_ptr<Residual>& known = of_[key];
+    if (known == nullptr) {
+      known = std::make_unique<Residual>(elements);
+      NoteFirst(key, known->bytes());
+    } else {
+      came_again_.insert(HashOf(key));
+      if (known->elements() != elements) known = std::make_unique<Residual>(elements);
+    }
+    known->Begin();
     return known.get();
+  }
+  // Whether some were forgotten; true once.
+  bool HasForgotten() {
+    MutexLock lock(mutex_);
+    return std::exchange(has_news_, false);
   }
   // The results of the last operation of each name that begins with the prefix were used.
   void Keep(int process_set, const std::string& prefix) {
@@ -194,7 +223,10 @@ class Residuals {
                    [&](const Key& key, const Residual& residual) { handed.emplace_back(key, residual.HandedOn()); });
     const int64_t turns = former.turns();
     MutexLock lock(mutex_);
-    for (auto& [key, residual] : handed) of_[key] = std::move(residual);
+    for (auto& [key, residual] : handed) {
+      came_again_.insert(HashOf(key));
+      of_[key] = std::move(residual);
+    }
     turns_ = turns;
   }
   // The process set is gone.
@@ -217,8 +249,41 @@ class Residuals {
   }
 
  private:
+  static uint64_t HashOf(const Key& key) {
+    return std::hash<std::string>()(std::get<1>(key)) * 31 + std::get<2>(key) * 64 +
+           static_cast<uint64_t>(std::get<0>(key));
+  }
+
+  // A name has come; forgets others that came once, the oldest first.
+  void NoteFirst(const Key& key, size_t bytes) RT_REQUIRES(mutex_) {
+    if (!seen_.insert(HashOf(key)).second) came_again_.insert(HashOf(key));
+    if (seen_.size() > kMostSeen) seen_.clear();
+    once_.emplace_back(key, bytes);
+    once_bytes_ += bytes;
+    for (size_t left = once_.size(); once_bytes_ > most_once_ && left > 1; --left) {
+      const auto [oldest, its_bytes] = once_.front();
+      once_.pop_front();
+      const auto at = of_.find(oldest);
+      if (at != of_.end() && at->second->under_way()) {
+        once_.emplace_back(oldest, its_bytes);
+        continue;
+      }
+      once_bytes_ -= its_bytes;
+      if (at == of_.end() || came_again_.count(HashOf(oldest)) > 0) continue;
+      of_.erase(at);
+      has_news_ |= !std::exchange(has_forgotten_, true);
+    }
+  }
+
+  static constexpr size_t kMostSeen = 1 << 20;
+  const size_t most_once_;
   Mutex mutex_;
   std::map<Key, std::unique_ptr<Residual>> of_ RT_GUARDED_BY(mutex_);
+  std::deque<std::pair<Key, size_t>> once_ RT_GUARDED_BY(mutex_);  // keys in the order in which they came first
+  size_t once_bytes_ RT_GUARDED_BY(mutex_) = 0;                    // of these
+  std::unordered_set<uint64_t> seen_ RT_GUARDED_BY(mutex_);        // hashes of keys, also of those forgotten
+  std::unordered_set<uint64_t> came_again_ RT_GUARDED_BY(mutex_);  // hashes of those that stay
+  bool has_forgotten_ RT_GUARDED_BY(mutex_) = false, has_news_ RT_GUARDED_BY(mutex_) = false;
   int64_t turns_ RT_GUARDED_BY(mutex_) = 0;
 };
 

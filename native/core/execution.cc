@@ -235,6 +235,12 @@ void Execution::AddResidual(const Request& request, size_t place, const Batch& b
                                  ? books_.residuals->Of(group_->process_set, request.name, place, elements)
                                  : books_.residuals->Find(group_->process_set, request.name, place, elements);
   if (residual == nullptr) return;
+  if (books_.residuals->HasForgotten())
+    books_.log->Warning(
+        request.Subject() +
+        ": compressed operations must have names that come again, since what rounding "
+        "loses is kept for each, but so many came once that the oldest were forgotten. Leave numbers of "
+        "steps out of the names.");
   tensor->residual = residual;
   residuals_.push_back({residual, batch.scaling.divisor, PayDebt(batch, *residual, tensor)});
 }

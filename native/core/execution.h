@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/counters.h"
+#include "base/log.h"
 #include "base/options.h"
 #include "collectives/group.h"
 #include "core/negotiator.h"
@@ -24,6 +25,7 @@ struct Books {
   const Options& options;
   SubmissionTable* const table;
   Residuals* const residuals;
+  Log* const log;
   Counters* const counters;
   Timeline* const timeline;
   TrafficTable* const traffic;

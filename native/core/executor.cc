@@ -33,7 +33,7 @@ Executor::Executor(const World& world, const Options& options, Wire& wire, HostM
       memory_(memory),
       counters_(counters),
       log_(log),
-      books_{options, table, residuals, counters, timeline, traffic, world} {}
+      books_{options, table, residuals, log, counters, timeline, traffic, world} {}
 
 Executor::~Executor() = default;
 

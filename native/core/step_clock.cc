@@ -1,5 +1,6 @@
 #include "core/step_clock.h"
 
+#include <iterator>
 #include <utility>
 
 namespace ringtrain {
@@ -33,7 +34,14 @@ std::optional<Nanoseconds> StepClock::Saw(Nanoseconds now, const Response& respo
   return took;
 }
 
+// Names that never come again, as those with a number of a step in them, would add up.
+void StepClock::ForgetThoseThatCameOnce() {
+  step_.clear();
+  for (auto at = known_.begin(); at != known_.end();) at = at->second.times == 1 ? known_.erase(at) : std::next(at);
+}
+
 void StepClock::Learn(const Request& request) {
+  if (step_.size() >= kMostNames || known_.size() >= 2 * kMostNames) ForgetThoseThatCameOnce();
   step_[request.name] = Described(request);
   Known& known = known_[request.name];
   known.bytes = request.bytes();

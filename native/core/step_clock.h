@@ -38,7 +38,9 @@ class StepClock {
     int times = 0;
     size_t bytes = 0;
   };
+  static constexpr size_t kMostNames = 50000;  // of a step
   void Learn(const Request& request);
+  void ForgetThoseThatCameOnce();
   bool GoesBy(const Request& request) const { return request.name == mark_ && !mark_.empty(); }
 
   bool learns_ = true;

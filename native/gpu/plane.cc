@@ -192,7 +192,7 @@ Status Plane::Advance(bool* moved) {
 // ---- opening beside tasks ----
 
 bool Plane::Admits() {
-  if (state_ == State::kReady && beside_ && until_asked_ == 0) {
+  if (state_ == State::kReady && beside_ && until_asked_ <= 0) {
     Meet(std::string(1, OpeningIs()));
     state_ = State::kAsking;
   }

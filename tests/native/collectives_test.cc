@@ -474,6 +474,33 @@ RT_TEST(residuals_belong_to_a_name_a_place_and_a_size) {
   RT_CHECK_EQ(kept(1, "fc1.weight", 0, 8), 3.5f);
 }
 
+RT_TEST(residuals_of_names_that_came_once_are_forgotten_when_they_are_many) {
+  Residuals residuals(1000);  // bytes, of seven residuals of eight elements
+  const auto name = [](int step) { return "loss." + std::to_string(step); };
+  Residual* const under_way = residuals.Of(0, "under way", 0, 8);
+  for (int step = 0; step < 100; ++step) {
+    for (const std::string& each : {std::string("fc1.weight"), name(step)}) {
+      Residual* residual = residuals.Of(0, each, 0, 8);
+      if (each == "fc1.weight") RT_CHECK_EQ(residual->Sent(0, 1).before[0], static_cast<float>(step));
+      residual->Sent(0, 1).after[0] = static_cast<float>(step + 1);
+      residuals.Turn(residual, 1.0, true);
+    }
+    RT_CHECK_EQ(residuals.HasForgotten(), step == 6);
+  }
+  int kept = 0;
+  for (int step = 0; step < 100; ++step) kept += residuals.Find(0, name(step), 0, 8) != nullptr ? 1 : 0;
+  RT_CHECK(kept > 4 && kept < 8);
+  RT_CHECK(residuals.Find(0, name(99), 0, 8) != nullptr);
+  RT_CHECK(residuals.Find(0, "under way", 0, 8) == under_way);
+  for (int turn = 0; turn < 2; ++turn) {  // one that was forgotten, and comes again, stays
+    Residual* residual = residuals.Of(0, name(3), 0, 8);
+    RT_CHECK_EQ(residual->Sent(0, 1).before[0], static_cast<float>(turn));
+    residual->Sent(0, 1).after[0] = 1;
+    residuals.Turn(residual, 1.0, true);
+    for (int step = 100; step < 200; ++step) residuals.Turn(residuals.Of(0, name(step), turn, 8), 1.0, true);
+  }
+}
+
 RT_TEST(what_the_last_operation_of_a_name_has_lost_can_be_taken_back_once) {
   Residuals residuals;
   const auto lose = [&](const char* name, float value) {
