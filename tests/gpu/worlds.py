@@ -702,6 +702,23 @@ def nccl_is_opened_beside_what_goes_through_the_host():
     assert change % 16 == 0 and launched == [0] * change + [*range(2, 2 * (80 - change) + 2, 2)], launched
 
 
+@check(FAKE_DEVICES=2)
+def nccl_is_opened_beside_operations_of_several_dtypes():
+    """Each of which is two tasks of the device: a counter of tasks steps over the number at which ranks ask each other."""
+
+    def on_rank(rank: int) -> int:
+        summed(rank, "alone")
+        for index in range(60):
+            arrays = [FakeDeviceArray(np.ones(5, dtype), rank) for dtype in ("f4", "f8")]
+            rt.grouped_allreduce_(arrays, f"group.{index}", rt.Sum)
+            assert all((array.numpy() == 2).all() for array in arrays)
+        rt.barrier()
+        return nccl.calls("ncclAllReduce")
+
+    with World(2, nccl_opening="beside") as world:
+        assert min(world.run(on_rank)) > 0
+
+
 @check(FAKE_DEVICES=2, FAKE_NCCL_FAIL="ncclCommInitRankConfig:1=3", FAKE_NCCL_RANK=1)
 def what_cannot_be_opened_beside_is_done_without():
     assert sums_beside() == ([0] * 80, ["", ""])
