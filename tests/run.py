@@ -36,10 +36,10 @@ TRAINERS_ENVIRONMENT = ENVIRONMENT.with_name(ENVIRONMENT.name + "-trainers")
 COMPILES = "import torch._dynamo, tensorflow, keras, jax, pytorch_lightning"
 TRAINERS = ["pytorch-ignite", "ray[train]", "pyspark"]
 CONSTRAINTS = ROOT / "tests" / "constraints.txt"
-# Of a whole run: one more than there are cores, since two of them mostly wait (workers.py). More would disturb each
+# Of a whole run: two more than there are cores, since two of them mostly wait (workers.py). More would disturb each
 # other: most tests are of worlds of several ranks. For a worker that crashed xdist starts another one, and then waits
 # for ever: so a crash ends the run.
-WORKERS = ["-p", "workers", "--numprocesses", str(1 + min(4, len(os.sched_getaffinity(0)))), "--no-loadscope-reorder"]
+WORKERS = ["-p", "workers", "--numprocesses", str(2 + min(4, len(os.sched_getaffinity(0)))), "--no-loadscope-reorder"]
 WORKERS += ["--max-worker-restart", "0"]
 # Debian's, of compilers that look into the cache first, and how they find what another checkout has compiled.
 CCACHE = Path("/usr/lib/ccache")

@@ -28,7 +28,8 @@ def last(pattern: str, said: str) -> float:
     return float(re.findall(pattern, said)[-1])
 
 
-@pytest.mark.parametrize("dtype", ["float16", pytest.param("bfloat16", marks=pytest.mark.long)])
+@pytest.mark.long  # its steps are those of test_torch_amp
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_digits_in_mixed_precision(dtype):
     said = run("digits_amp", "--dtype", dtype, "--epochs", 5)
     assert last(r"test accuracy ([\d.]+)", said) > 0.9

@@ -32,8 +32,8 @@ def run(*arguments: str) -> str:
 
 
 def test_quickstart_trains_on_two_ranks_as_one_process_would() -> None:
-    said = run("-np", "2")
-    assert float(re.search(r"test accuracy: ([\d.]+)", said)[1]) >= 0.97
+    said = run("-np", "2", "--epochs", "8")  # of 30
+    assert float(re.search(r"test accuracy: ([\d.]+)", said)[1]) >= 0.95
     assert all(float(rate) > 0 for rate in re.search(r"samples/s: (\d+) on 1 rank, (\d+) on 2 ranks", said).groups())
     assert "parameters of 2 ranks: equal bit for bit" in said
     assert float(re.search(r"relative difference ([\d.e+-]+)", said)[1]) < 1e-4

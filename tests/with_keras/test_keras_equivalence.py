@@ -86,7 +86,7 @@ MATRIX = [(optimizer, setting) for setting in SETTINGS for optimizer in OPTIMIZE
 
 def case(number, size):
     optimizer, setting = MATRIX[number]
-    in_ci = optimizer in CHOSEN[setting] and size == 2 + number % 2
+    in_ci = optimizer in CHOSEN[setting] and size == (3 if number % 5 == 0 else 2)
     return pytest.param(size, optimizer, setting, marks=[] if in_ci else pytest.mark.long)
 
 

@@ -14,8 +14,12 @@ import pytest
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("tf_keras") is None, reason="needs tf_keras")
 
 
-# Two in each process, which needs longer to import TensorFlow than for most of them.
-@pytest.mark.parametrize("parts", [("fit", "files"), ("steps", "older steps")], ids=" and ".join)
+# Several in each process, which needs longer to import TensorFlow than for most of them.
+@pytest.mark.parametrize(
+    "parts",
+    [("fit", "files", "steps"), pytest.param(("further fits", "older steps"), marks=pytest.mark.long)],
+    ids=" and ".join,
+)
 def test_tf_keras_trains_as_one_process_does(parts):
     script = pathlib.Path(__file__).with_name("legacy_keras_run.py")
     environment = dict(os.environ, TF_USE_LEGACY_KERAS="1", TF_CPP_MIN_LOG_LEVEL="2")

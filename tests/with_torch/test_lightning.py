@@ -186,7 +186,8 @@ def test_ddp_over_the_backend(tmp_path: Path) -> None:
     assert_equal(both, one)
 
 
-@pytest.mark.parametrize("argument", ["every", *(pytest.param(each, marks=pytest.mark.long) for each in REFUSED)])
+@pytest.mark.long  # words of one function, which needs Lightning's own processes to be said
+@pytest.mark.parametrize("argument", ["every", *REFUSED])
 def test_what_lightning_must_be_given_elsewhere_is_refused(argument: str) -> None:
     program = f"""
         from ringtrain.errors import InvalidArgumentError
