@@ -369,9 +369,11 @@ class ElasticJob(Job):
                 )
             self._have_it_serve(agent, networks, time.monotonic() + self.plan.start_seconds)
             self._tell(Trial(host, agent, networks))
-        except (LaunchError, HostError, OSError) as error:
+        except Exception as error:  # whatever it is: or no host would be tried any more
             hang_up_on([agent] if agent else [])
-            self._tell(Trial(host, None, None, str(error)))
+            known = isinstance(error, (LaunchError, HostError, OSError))
+            text = str(error) if known else f"host '{host.name}': it could not be tried: {error!r}."
+            self._tell(Trial(host, None, None, text))
 
     def _take_trial(self, trial: Trial, now: float) -> None:
         name, agent = trial.host.name, trial.agent

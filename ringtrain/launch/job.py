@@ -367,6 +367,8 @@ class Job:
 
     def _lose(self, agent: Agent) -> None:
         """An agent has gone, and with it what is known of its host's ranks."""
+        if agent.fault:
+            self.terminal.say(f"host '{agent.host.name}': the agent there failed: {agent.last_words()}")
         left = [rank for rank in self.ranks.values() if rank.is_connected and rank.listed_as == agent.host.name]
         if left or self.kill_at == float("inf"):
             self.lost_hosts.append(agent.host.name)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ringtrain.agent_protocol import Request
-from ringtrain.launch.agent.link import START_MARK
+from ringtrain.launch.agent.link import MARK
 from ringtrain.launch.agent.processes import kill_group
 from ringtrain.launch.clocks import HostClock
 from ringtrain.launch.hosts import Host
@@ -35,13 +35,19 @@ AGENT_FILES = (
     "main",
 )  # each after those it imports
 # Makes modules of the files without a folder to import them from, under their own names, by which they find each other.
-AGENT_LOADER = """\
-import sys, types
+# What goes wrong is told as it is, also by a Python that cannot read the files.
+AGENT_LOADER = f"""\
+import json, os, sys, traceback, types
 def load(files):
-    for name, text in files.items():
-        module = sys.modules[name] = types.ModuleType(name)
-        exec(compile(text, name, "exec"), vars(module))
-    module.run()
+    try:
+        for name, text in files.items():
+            module = sys.modules[name] = types.ModuleType(name)
+            exec(compile(text, name, "exec"), vars(module))
+        module.run()
+    except Exception:
+        fault = {{"fault": traceback.format_exc(), "python": sys.version.split()[0]}}
+        os.write(1, {MARK!r} + json.dumps(fault).encode() + b"\\n")
+        sys.exit(1)
 """
 SECONDS_TO_LEAVE = 2.0  # for agents whose job does not start
 # What ssh mentions and is no reason: a host that it meets for the first time, and a banner of its own.
@@ -112,6 +118,7 @@ class Agent:
             os.set_blocking(pipe.fileno(), False)
         self.login_shell = ""  # of the user there, once that is known
         self.words = b""  # of ssh or of Python, on stderr
+        self.fault = ""  # of the agent itself: its traceback, and that of its Python
         self.is_open = True
         self._pending = bytearray()
         self._unsent = bytearray()  # what the pipe has had no room for
@@ -160,19 +167,37 @@ class Agent:
         self._read()
         data, at = self._pending, 0
         try:
-            while (end := data.find(b"\n", at)) >= 0:
-                if not self._has_started:
-                    self._has_started = data[at:end].endswith(START_MARK[:-1])
-                    at = end + 1
-                    continue
-                facts = json.loads(data[at:end])
+            while True:
+                begin = data.find(MARK, at)
+                if begin < 0:
+                    at = max(at, len(data) - len(MARK) + 1)  # its end may hold the beginning of one
+                    return
+                at, end = begin, data.find(b"\n", begin)
+                if end < 0:
+                    return
+                facts = self._facts_of(bytes(data[begin + len(MARK) : end]))
                 size = facts.get("bytes", 0)
                 if len(data) < end + 1 + size:
                     return
                 at = end + 1 + size
-                yield facts, bytes(data[end + 1 : at])
+                self._has_started = True
+                if facts and not self.fault:
+                    yield facts, bytes(data[end + 1 : at])
         finally:
             del data[:at]
+
+    def _facts_of(self, line: bytes) -> dict[str, Any]:
+        """Those of a line, of which the agent's own fault is taken."""
+        try:
+            facts: dict[str, Any] = json.loads(line)
+        except ValueError:  # a line of another program has come within it, and what it told is lost
+            self.fault = "another program has written into what the agent there tells the launcher"
+            self.give_up()
+            return {}
+        if "fault" in facts:
+            self.fault = f"{facts['fault'].strip()} (Python {facts['python']})"
+            return {}
+        return facts
 
     def hear_words(self) -> None:
         """Takes what ssh or the agent's Python says."""
@@ -182,9 +207,9 @@ class Agent:
             pass
 
     def last_words(self) -> str:
-        """The last line of what it has said until now; empty if nothing."""
+        """The last line of what it has said until now, or of its fault; empty if nothing."""
         self.hear_words()
-        return "".join(self.words.decode(errors="replace").strip().splitlines()[-1:])
+        return "".join((self.fault or self.words.decode(errors="replace")).strip().splitlines()[-1:])
 
     def close(self) -> None:
         """Hangs up: the agent ends its ranks, if there are any left, and leaves."""
@@ -230,12 +255,20 @@ class Agent:
     def _failure(self) -> HostError:
         self.process.wait()
         self.hear_words()
+        if self.fault:
+            return HostError(
+                self._text(
+                    "the agent there failed",
+                    "Each host needs the same Python with the same packages. Please report what is not your host's fault",
+                    self.last_words(),
+                )
+            )
         said = [
             line
             for line in self.words.decode(errors="replace").splitlines()
             if line.strip() and not SSH_NOTICE.match(line)
         ]
-        for pattern, reason, advice in SSH_REASONS:
+        for pattern, reason, advice in SSH_REASONS if not self._has_started else ():
             if meant := [line for line in said if re.search(pattern, line)]:
                 kind = HostNotThereError if reason in NOT_THERE else HostError
                 return kind(self._text(reason, advice.format(host=self.host.name), meant[-1].strip()))

@@ -39,7 +39,9 @@ def launch(network: Network, mpi: str, *arguments: str, **options) -> subprocess
 
 @EACH_MPI
 def test_a_start_up_file_may_print(mpi: str, three_hosts: Network) -> None:
-    text = "echo welcome; echo '{\"rank\": 0}'; /usr/bin/yes | /usr/bin/head -c 200000; /usr/bin/yes | /usr/bin/head -c 200000 >&2\n"
+    """At the beginning, in the midst of the job from what it has left running, and at the end."""
+    text = "trap 'echo bye' EXIT; (for i in 1 2 3 4 5 6 7 8; do /bin/sleep 0.2; echo mail; done) &\n"
+    text += "echo welcome; echo '{\"rank\": 0}'; /usr/bin/yes | /usr/bin/head -c 200000; /usr/bin/yes | /usr/bin/head -c 200000 >&2\n"
     with three_hosts["node-b"].replaced(START_UP_FILE, text):
         done = launch(three_hosts, mpi, "python", "-c", SUM)
     assert done.returncode == 0 and {"[0] [2. 2.]", "[1] [2. 2.]"} <= set(done.stdout.splitlines()), done.stderr[-2000:]

@@ -10,7 +10,7 @@ TYPE_CHECKING = False  # as typing has it, which takes milliseconds to import
 if TYPE_CHECKING:
     from ringtrain.agent_protocol import Answer, RankNews, Request
 
-START_MARK = b"\x1eringtrain-agent\n"  # what a login shell prints stands before it
+MARK = b"\x1eringtrain-agent "  # before each line: what has none is of a login shell, or of what it has left running
 SECONDS_TO_FINISH = 5.0  # in which the launcher must take something of what is left for it
 
 
@@ -26,7 +26,7 @@ class Launcher:
         self.is_outlived = self.is_gone = False
         self.pending = bytearray()
         self.unsent = bytearray()  # what the launcher has not taken yet
-        os.write(1, START_MARK)
+        os.write(1, framed({}))
 
     def requests(self) -> list[Request]:
         """The requests that have arrived by now; waits for one before the job. Raises EOFError if the launcher is gone."""
@@ -47,7 +47,7 @@ class Launcher:
         if self.is_gone:
             return
         sized = facts if data is None else {**facts, "bytes": len(data)}
-        self.unsent += json.dumps(sized).encode() + b"\n" + (data or b"")
+        self.unsent += framed(sized) + (data or b"")
         self.flush()
 
     def flush(self) -> None:
@@ -85,6 +85,11 @@ class Launcher:
             if not waiting.poll(SECONDS_TO_FINISH * 1000):
                 raise TimeoutError
             self.flush()
+
+
+def framed(facts: object) -> bytes:
+    """A line for the launcher."""
+    return MARK + json.dumps(facts).encode() + b"\n"
 
 
 def has_hung_up() -> bool:

@@ -1,0 +1,87 @@
+"""What an agent tells the launcher, among what others write to the same connection, and how its own faults are told."""
+
+import os
+import time
+
+import pytest
+
+from ringtrain.launch import reach
+from ringtrain.launch.agent.link import framed
+from ringtrain.launch.hosts import Host
+from ringtrain.launch.reach import AGENT_LOADER, MARK, Agent, HostError
+from ringtrain.launch.shells import Ssh
+
+SECONDS = 30.0
+
+
+@pytest.fixture
+def agent_of(monkeypatch):
+    """Starts an agent whose only file has this text."""
+    started = []
+
+    def start(text):
+        monkeypatch.setattr(reach, "agent_program", lambda: f"{AGENT_LOADER}load({{'agent': {text!r}}})\n".encode())
+        started.append(Agent(Host("node-b", 1, is_here=True), Ssh()))
+        return started[-1]
+
+    yield start
+    for agent in started:
+        agent.give_up()
+        agent.process.wait()
+
+
+def heard(agent):
+    """All that it tells until it ends."""
+    deadline, facts = time.monotonic() + SECONDS, []
+    while agent.is_open:
+        assert time.monotonic() < deadline
+        facts += agent.news()
+        time.sleep(0.01)
+    return facts + [*agent.news()]
+
+
+def test_lines_of_others_are_no_facts(agent_of):
+    """Of a login shell, of what its start-up files have left running, and at the end, before, between and behind lines."""
+    words = [b'welcome\n{"rank": 0}\n', b"You have mail\n", b"\x1eringtrain", b"bye\n"]
+    sent = [
+        words[0],
+        framed({"rank": 1, "bytes": 5}) + b"ab\ncd",
+        words[1],
+        framed({"rank": 2}),
+        words[2],
+        framed({}),
+        words[3],
+    ]
+    agent = agent_of(f"import os\ndef run():\n    for each in {sent!r}: os.write(1, each)")
+    assert heard(agent) == [({"rank": 1, "bytes": 5}, b"ab\ncd"), ({"rank": 2}, b"")] and not agent.fault
+
+
+def test_a_line_within_another_is_the_end_of_a_host(agent_of):
+    agent = agent_of(
+        f"import os, time\ndef run():\n    os.write(1, {MARK + b'{mail' + bytes([10])!r})\n    time.sleep(60)"
+    )
+    assert heard(agent) == []
+    assert agent.last_words() == "another program has written into what the agent there tells the launcher"
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("def run(): raise OSError(24, 'Too many open files')", "OSError: [Errno 24] Too many open files (Python 3."),
+        ("def run(): 1 +", "SyntaxError: invalid syntax (Python 3."),  # as of a Python that is too old
+        ("def run(): raise FileNotFoundError(2, 'No such file or directory')", "FileNotFoundError"),
+    ],
+)
+def test_a_fault_of_the_agent_is_told_as_that(text, words, agent_of):
+    with pytest.raises(HostError) as told:
+        agent_of(text).ask(time.monotonic() + SECONDS, {"do": "tell time"})
+    assert "host 'node-b': it must run a command without a prompt, but the agent there failed (" in str(told.value)
+    assert words in str(told.value) and "start-up" not in str(told.value)
+
+
+def test_an_agent_answers(agent_of, monkeypatch):
+    agent = Agent(Host("here", 1, is_here=True), Ssh())
+    asked = agent.ask(time.monotonic() + SECONDS, {"do": "tell time"})
+    assert abs(asked["clock"] - time.monotonic()) < SECONDS
+    agent.close()
+    assert agent.has_left(time.monotonic() + SECONDS) and os.WEXITSTATUS(agent.process.returncode) == 0
