@@ -256,7 +256,7 @@ class _Callers:
 def _listening(address: Address, secret: bytes) -> Iterator[socket.socket]:
     try:
         if secret:
-            family, where = _resolved(address)[0]
+            family, where = _place_to_listen(address)
         else:
             family, where = socket.AF_UNIX, _unix_name(address)
         with socket.socket(family, socket.SOCK_STREAM) as listener:
@@ -303,10 +303,7 @@ def _ask(address: Address, call: Call, secret: bytes) -> Answer:
 
 
 def _call_once(address: Address, call: Call, secret: bytes, deadline: float) -> Answer:
-    family, where = _resolved(address)[0] if secret else (socket.AF_UNIX, _unix_name(address))
-    with socket.socket(family, socket.SOCK_STREAM) as connection:
-        connection.settimeout(max(0.01, min(SECONDS_TO_PROVE, deadline - time.monotonic())))
-        connection.connect(where)
+    with _connected(address, secret, deadline) as connection:
         if not secret and user_of(connection) != os.getuid():
             raise PermissionError("it belongs to another user")
         nonce, said = secrets.token_bytes(NONCE_BYTES), _with_time_left(call, deadline)
@@ -330,6 +327,21 @@ def _call_once(address: Address, call: Call, secret: bytes, deadline: float) -> 
             raise ConnectionError("it is no rank of this job")
         told: Answer = json.loads(answer)
         return told
+
+
+def _connected(address: Address, secret: bytes, deadline: float) -> socket.socket:
+    """A connection with rank 0, at the first of the name's addresses where somebody listens. Raises OSError."""
+    refused: OSError = ConnectionError("its name has no address")
+    for family, where in _resolved(address) if secret else [(socket.AF_UNIX, _unix_name(address))]:
+        connection = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            connection.settimeout(max(0.01, min(SECONDS_TO_PROVE, deadline - time.monotonic())))
+            connection.connect(where)
+            return connection
+        except OSError as error:
+            connection.close()
+            refused = error
+    raise refused
 
 
 def _with_time_left(call: Call, deadline: float) -> bytes:
@@ -357,6 +369,14 @@ def _proof(secret: bytes, role: bytes, one: bytes, other: bytes, said: bytes) ->
 def _resolved(address: Address) -> list[tuple[socket.AddressFamily, Any]]:
     found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     return [(family, where) for family, _, _, _, where in found]
+
+
+def _place_to_listen(address: Address) -> tuple[socket.AddressFamily, Any]:
+    """Where rank 0 waits. Debian gives a host's own name to 127.0.1.1, which no other host can call: then on every interface."""
+    family, where = _resolved(address)[0]
+    if is_loopback(address) and not names_this_host(address):
+        return family, ("::" if family == socket.AF_INET6 else "0.0.0.0", *where[1:])
+    return family, where
 
 
 def _other_place(address: Address, secret: bytes) -> tuple[socket.AddressFamily, Any]:

@@ -11,12 +11,14 @@ import secrets
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 _PREFIX = "ringtrain-top"  # then user, process, and something that nobody can take before
 _NAME = re.compile(rf"@({_PREFIX}-(\d+)-(\d+)-[0-9a-f]+)$", re.MULTILINE)
 _SECONDS_TO_TAKE_IT = 2.0
+_LONGEST_ANSWER = 1 << 28  # bytes
 _CREDENTIALS = "3i"  # process, user, group
 _listening: set[int] = set()  # processes, since a fork's child has no thread
 
@@ -43,7 +45,11 @@ def those_who_answer() -> dict[int, str]:
         OSError: the kernel does not say.
     """
     found = _NAME.findall(Path("/proc/net/unix").read_text())
-    return {int(process): name for name, user, process in found if os.getuid() in (0, int(user))}
+    return {
+        int(process): name
+        for name, user, process in found
+        if os.getuid() in (0, int(user)) and _is_of(name, int(user))  # whoever it names: anybody may take a name
+    }
 
 
 def ask(name: str, seconds: float) -> bytes:
@@ -57,10 +63,24 @@ def ask(name: str, seconds: float) -> bytes:
         asking.connect(f"\0{name}")
         if os.getuid() not in (0, _user_of(asking)):
             raise PermissionError("it belongs to another user")
-        answer = bytearray()
+        answer, deadline = bytearray(), time.monotonic() + seconds
         while part := asking.recv(1 << 16):
             answer += part
+            if len(answer) > _LONGEST_ANSWER or time.monotonic() > deadline:
+                raise OSError("its answer has no end")
         return bytes(answer)
+
+
+def _is_of(name: str, user: int) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        asking.setblocking(False)
+        try:
+            asking.connect(f"\0{name}")
+        except BlockingIOError:  # busy with others who ask
+            return True
+        except OSError:  # it has ended
+            return False
+        return _user_of(asking) == user
 
 
 def _serve(listener: socket.socket, answer: Callable[[], bytes]) -> None:

@@ -66,6 +66,7 @@ EXAMPLE = "Write for example: ringtrainrun -np 2 python train.py"
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs `ringtrainrun` with these arguments (the process's own by default) and returns its exit code."""
+    signals.end_by_them()
     return with_its_output("ringtrainrun", lambda: _main(arguments), LAUNCH_FAILED)
 
 

@@ -6,6 +6,8 @@ leave; `elastic` carries that out.
 
 from __future__ import annotations
 
+import os
+import selectors
 import subprocess
 import threading
 import time
@@ -17,6 +19,8 @@ from ringtrain.launch.hosts import Host, HostsError, find_here, parse_hostfile
 
 SECONDS_BETWEEN_RUNS = 1.0
 SECONDS_OF_A_RUN = 10.0
+SECONDS_BETWEEN_LOOKS = 0.05
+MOST_BYTES = 1 << 20
 
 
 class ScriptError(RuntimeError):
@@ -41,14 +45,10 @@ class HostScript:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
             start_new_session=True,
         )
         try:
-            said, complaints = process.communicate(timeout=SECONDS_OF_A_RUN)
-        except subprocess.TimeoutExpired:
-            raise self._failed(f"end within {SECONDS_OF_A_RUN:g} s, but has not") from None
+            said, complaints = self._read(process)
         finally:
             kill_group(process.pid)
             process.wait()
@@ -59,6 +59,31 @@ class HostScript:
             return find_here(parse_hostfile(said, self.command, self.slots))
         except HostsError as error:
             raise self._failed(f"print hosts, but: {error}") from None
+
+    def _read(self, process: subprocess.Popen[bytes]) -> tuple[str, str]:
+        """What it prints until it ends, whoever of those that it has started still holds its pipes."""
+        assert process.stdout and process.stderr
+        said = {process.stdout: bytearray(), process.stderr: bytearray()}
+        deadline = time.monotonic() + SECONDS_OF_A_RUN
+        with selectors.DefaultSelector() as selector:
+            for pipe in said:
+                os.set_blocking(pipe.fileno(), False)
+                selector.register(pipe, selectors.EVENT_READ)
+            while True:
+                has_ended = process.poll() is not None
+                for key, _ in selector.select(0.0 if has_ended else SECONDS_BETWEEN_LOOKS):
+                    data = os.read(key.fd, 1 << 16)
+                    said[key.fileobj] += data  # type: ignore[index]
+                    if not data:
+                        selector.unregister(key.fileobj)
+                    has_ended = has_ended and not data
+                if any(len(each) > MOST_BYTES for each in said.values()):
+                    raise self._failed(f"print {MOST_BYTES >> 20} MB at most, but prints more")
+                if has_ended:
+                    out, err = (bytes(each).decode(errors="replace") for each in said.values())
+                    return out, err
+                if time.monotonic() >= deadline:
+                    raise self._failed(f"end within {SECONDS_OF_A_RUN:g} s, but has not")
 
     def wait_for(self, slots: int, seconds: float, say: Callable[[str], None]) -> list[Host]:
         """Runs it until it names hosts with so many slots; says once why it must wait. Raises HostsError with the last reason."""

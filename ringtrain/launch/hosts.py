@@ -10,6 +10,9 @@ from dataclasses import dataclass, replace
 MOST_CHARACTERS, MOST_OF_A_PART = 253, 63  # of a host's name (RFC 1035)
 
 
+ANY_PORT = 9
+
+
 class HostsError(ValueError):
     """A host list that cannot be read, or has too few slots."""
 
@@ -84,15 +87,15 @@ def find_here(hosts: list[Host]) -> list[Host]:
 
 
 def is_this_host(name: str) -> bool:
-    """Whether a name means the machine that the launcher runs on: nobody else can listen on its address."""
+    """Whether a name means the machine that the launcher runs on."""
     own = socket.gethostname()
     if name in ("localhost", own, own.split(".")[0]) or name.startswith("127.") or _is_own_long_name(name, own):
         return True
     try:
-        family, kind, _, _, address = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)[0]
+        family, kind, _, _, address = socket.getaddrinfo(name, ANY_PORT, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
-            probe.bind(address)
-            return True
+            probe.connect(address)  # sends nothing; to an address of its own this machine speaks from that
+            return probe.getsockname()[0] == address[0]
     except (OSError, UnicodeError):  # it is another's address, or none: then reaching it says what is wrong
         return False
 

@@ -50,6 +50,7 @@ from ringtrain.launch.writing import Loss, Patience
 
 SECONDS_TO_REPORT = 2.0  # for the other ranks, after a failure, to say what they saw
 SECONDS_BETWEEN_BEATS = 5.0
+SECONDS_OF_ONE_SIGNAL = 0.3  # that comes twice: `timeout` sends it to the launcher, and to its group
 SECONDS_OF_SILENCE = 30.0  # until the agent of another host takes the launcher for dead
 # For whoever reads the last lines, after the job. One that ended well has no other use of the time.
 PATIENCE: dict[str, Patience] = {"ended well": (600.0, 3600.0), "failed": (10.0, 60.0), "stopped": (2.0, 5.0)}
@@ -96,7 +97,7 @@ class Job:
         )
         self.unread = dict.fromkeys(agents, 0)  # bytes of each agent that it has no leave to replace yet
         self.results_lost = Loss("results")
-        self.interrupted_by = 0
+        self.interrupted_by, self.interrupted_at = 0, 0.0
         self.end_at = float("inf")
         self.kill_at = float("inf")
 
@@ -266,10 +267,13 @@ class Job:
         return [loss for writes in self._writing() for loss in writes.losses if loss.lines]
 
     def _on_signal(self, number: int, _frame: object) -> None:
+        now = time.monotonic()
+        if number == self.interrupted_by and now - self.interrupted_at < SECONDS_OF_ONE_SIGNAL:
+            return
         if self.interrupted_by:
-            self.kill_at = time.monotonic()
-        self.interrupted_by = self.interrupted_by or number
-        self.end_at = time.monotonic()
+            self.kill_at = now
+        self.interrupted_by, self.interrupted_at = self.interrupted_by or number, now
+        self.end_at = now
 
     def _hear(self, agent: Agent) -> None:
         self._take_all(agent)
@@ -435,7 +439,7 @@ class Job:
                     if not key.data.is_open:
                         selector.unregister(key.fileobj)
         for agent in self.agents:
-            if agent.is_open:
+            if agent.is_open or not agent.has_left(deadline):  # an ssh may stay for the sake of other sessions
                 kill_group(agent.process.pid)
             agent.process.wait()
         self.engine.finish()

@@ -5,6 +5,7 @@ Nothing here waits for whoever reads: see `writing`. What is kept is bounded in 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import stat
@@ -222,15 +223,18 @@ class RankFile(Sink):
 
 
 def private_folder(path: str | Path) -> None:
-    """Makes a folder that only this user can look into. Raises PermissionError if it is another's, or a link."""
-    os.makedirs(path, mode=0o700, exist_ok=True)
+    """Makes a folder that only this user can look into; one that is there stays as it is.
+
+    Raises PermissionError if it is another's, or a link.
+    """
+    with contextlib.suppress(FileExistsError):
+        os.makedirs(path, mode=0o700)
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         raise PermissionError(
             f"output folder '{path}': it must be a folder of this user, but is a link or another's. "
             "Name another one with --output-filename."
         )
-    os.chmod(path, 0o700)
 
 
 class LastLines:

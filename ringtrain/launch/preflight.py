@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
+import random
 import secrets
 import shutil
 import time
@@ -22,7 +23,7 @@ from ringtrain.launch import mpich, progress, srun
 from ringtrain.launch.mpi import Installation, LaunchError
 from ringtrain.launch.networks import Address, Chosen, choose, names_loopback
 from ringtrain.launch.plan import Plan
-from ringtrain.launch.reach import Agent, HostError, HostNotThereError, hang_up_on
+from ringtrain.launch.reach import Agent, HostBusyError, HostError, HostNotThereError, hang_up_on
 from ringtrain.launch.shells import SrunShell
 
 Told = TypeVar("Told")
@@ -140,14 +141,15 @@ def _machines_named_twice(facts: Mapping[str, HostFacts]) -> list[str]:
 def _describe_when_it_is_there(
     agent: Agent, plan: Plan, installation: Installation, environment: Mapping[str, str], deadline: float
 ) -> HostFacts:
-    """`_describe`, again and again where hosts come late: an operator starts the launcher beside them."""
+    """`_describe`, again and again where hosts come late, as an operator starts the launcher beside them, or logins are too many."""
     while True:
         try:
             return _describe(agent, plan, installation, environment, deadline)
-        except HostNotThereError:
-            if not plan.hosts_come_late or time.monotonic() + SECONDS_TO_TRY_AGAIN >= deadline:
+        except (HostNotThereError, HostBusyError) as error:
+            may_come = plan.hosts_come_late or isinstance(error, HostBusyError)
+            if not may_come or time.monotonic() + SECONDS_TO_TRY_AGAIN >= deadline:
                 raise
-        time.sleep(SECONDS_TO_TRY_AGAIN)
+        time.sleep(SECONDS_TO_TRY_AGAIN * random.uniform(0.5, 1.0))  # not all at once again
         agent.open()
 
 

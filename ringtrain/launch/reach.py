@@ -62,6 +62,8 @@ SSH_REASONS = (
      "Make a key once with ssh-keygen and take it there: ssh-copy-id {host}"),
     (r"Could not resolve hostname|Name or service not known", "its name cannot be resolved",
      "Check the spelling, or add it to /etc/hosts"),
+    (r"(kex|ssh)_exchange_identification|banner exchange|Connection (reset|closed) by",
+     "its sshd, or that of a host on the way, takes no more logins at a time", "Raise MaxStartups in its sshd_config"),
     (r"Connection refused", "nothing listens on its ssh port", "Start sshd there, or name its port: --ssh-port"),
     (r"Connection timed out|No route to host|Network is unreachable|Operation timed out", "it does not answer",
      "Check that it is up and that no firewall is between"),
@@ -75,6 +77,7 @@ SSH_REASONS = (
 
 # Of those, what a host says that is not up yet.
 NOT_THERE = ("its name cannot be resolved", "nothing listens on its ssh port", "it does not answer")
+BUSY = ("its sshd, or that of a host on the way, takes no more logins at a time",)
 
 
 class HostError(RuntimeError):
@@ -83,6 +86,10 @@ class HostError(RuntimeError):
 
 class HostNotThereError(HostError):
     """One that may come yet."""
+
+
+class HostBusyError(HostError):
+    """One that takes no more logins at the moment."""
 
 
 def agent_program() -> bytes:
@@ -270,7 +277,7 @@ class Agent:
         ]
         for pattern, reason, advice in SSH_REASONS if not self._has_started else ():
             if meant := [line for line in said if re.search(pattern, line)]:
-                kind = HostNotThereError if reason in NOT_THERE else HostError
+                kind = HostNotThereError if reason in NOT_THERE else HostBusyError if reason in BUSY else HostError
                 return kind(self._text(reason, advice.format(host=self.host.name), meant[-1].strip()))
         if (
             not said and not self._has_started and self.process.returncode != 255

@@ -33,7 +33,9 @@ class Ssh:
         """The options, for the agents and for the engine's own daemons alike."""
         line = ["-x", "-T", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=accept-new",
                 "-o", f"ConnectTimeout={SECONDS_TO_CONNECT}",
-                "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"]  # fmt: skip
+                "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3",
+                # Of this user's configuration: no other session hangs on an agent's, nor is another command run.
+                "-o", "ControlMaster=no", "-o", "ClearAllForwardings=yes", "-o", "RemoteCommand=none"]  # fmt: skip
         line += ["-p", str(self.port)] if self.port else []
         return line + (["-i", self.identity_file] if self.identity_file else [])
 

@@ -24,6 +24,17 @@ def prepare() -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
+def end_by_them() -> None:
+    """Until `watch`: the signals that end a process end this one, also as the first of a container, which none ends by default."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _end)
+
+
+def _end(number: int, _frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
 def ignored() -> list[int]:
     """Numbers of the signals that whoever started this process wants ignored."""
     return [

@@ -28,7 +28,13 @@ def find_program(environment: Mapping[str, str]) -> str:
 def find_hosts(environment: Mapping[str, str]) -> list[Host]:
     """The hosts of the allocation, with as many slots as it has tasks for them. Raises HostsError."""
     listed = environment.get("SLURM_JOB_NODELIST", "")
-    shown = subprocess.run(["scontrol", "show", "hostnames", listed], capture_output=True, text=True)
+    try:
+        shown = subprocess.run(["scontrol", "show", "hostnames", listed], capture_output=True, text=True)
+    except OSError as error:  # a container that has srun alone
+        raise HostsError(
+            f"SLURM_JOB_NODELIST '{listed}': scontrol must be there to list its hosts, but: {error.strerror}. "
+            "Name the hosts with -H."
+        ) from None
     if shown.returncode or not shown.stdout.split():
         raise HostsError(
             f"SLURM_JOB_NODELIST '{listed}': scontrol must be able to list its hosts, but says: "

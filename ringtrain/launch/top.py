@@ -87,7 +87,8 @@ def top(once: bool, interval: float, job: int | None) -> int:
             if once or not isinstance(problem, _NoWorld):
                 raise
             continue  # its world has ended: soon the process does, or another world begins
-        click.echo((CLEAR if sys.stdout.isatty() and not once else "") + "\n".join(describe(before, now, process)))
+        lines = map(printable, describe(before, now, process))
+        click.echo((CLEAR if sys.stdout.isatty() and not once else "") + "\n".join(lines))
         if once:
             return 0
         before = now
@@ -125,6 +126,11 @@ def _ask(process: int, name: str) -> Answer:
 
 
 # ---- pure ----
+
+
+def printable(line: str) -> str:
+    """A line without what a terminal would obey: names and programs are another process's, perhaps another user's."""
+    return "".join(letter if letter.isprintable() else "?" for letter in line)
 
 
 def answer_of(text: bytes, at: float) -> Answer:

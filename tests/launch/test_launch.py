@@ -632,7 +632,8 @@ def test_news_of_an_agent_are_understood_however_they_arrive(tmp_path) -> None:
     """A login shell may print before the agent starts; frames may be cut anywhere."""
     script = r"""
 import os, sys, time
-said = b"Welcome!\n\x1eringtrain-agent\n" + b'{"rank": 3, "stream": 1, "bytes": 5}\n{"a"}' + b'{"rank": 4}\n'
+mark = b"\x1eringtrain-agent "
+said = b"Welcome!\n" + mark + b'{"rank": 3, "stream": 1, "bytes": 5}\n{"a"}' + mark + b'{"rank": 4}\n'
 for byte in range(0, len(said), 7):
     os.write(1, said[byte:byte + 7])
     time.sleep(0.002)
@@ -745,6 +746,10 @@ def test_progress_of_other_ranks_is_not_drawn() -> None:
 def test_a_folder_for_output_must_be_ones_own(tmp_path) -> None:
     private_folder(tmp_path / "mine" / "rank.0")
     assert (tmp_path / "mine" / "rank.0").stat().st_mode & 0o777 == 0o700
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project").chmod(0o775)  # as with --output-filename .
+    private_folder(tmp_path / "project")
+    assert (tmp_path / "project").stat().st_mode & 0o777 == 0o775
     (tmp_path / "link").symlink_to(tmp_path / "mine")
     with pytest.raises(PermissionError, match="is a link or another's"):
         private_folder(tmp_path / "link")

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from ringtrain.launch.agent.link import Launcher
 
 SECONDS_TO_KILL = 5.0  # from the request to end until what is left is killed; the ranks' supervisors take 3
+SECONDS_BETWEEN_LOOKS_AT_GROUPS = 1.0
 DAEMONS = {"prted", "orted", "hydra_pmi_proxy"}  # by which engines start ranks on a host; srun's is Slurm's own to end
 MAX_UNSENT = 256 << 10  # bytes that wait for the launcher; beyond them the ranks wait
 LEAST_READ = 4096
@@ -80,6 +81,7 @@ class RankListener:
         self.ranks: dict[socket.socket, Rank] = {}
         # Numbers of the ranks whose command has not ended, by its process group, which is its session's too.
         self.groups: dict[int, int] = {}
+        self.look_at_groups = float("inf")
         self.segments: set[tuple[str, int]] = set()  # (path, inode) of shared memory that the ranks' MPI has made
         self.looks = 0  # still to be taken, the next one at look_at
         self.look_at = float("inf")
@@ -200,6 +202,13 @@ class RankListener:
         if rank.group and not rank.has_ended:
             self.groups[rank.group] = -1 if rank.number is None else rank.number
             kill_once(processes_of({rank.group}, None), spare=TIDIERS)
+            self.look_at_groups = time.monotonic() + SECONDS_BETWEEN_LOOKS_AT_GROUPS
+
+    def _let_go_of_empty_groups(self) -> None:
+        """One in which nobody is left must not be killed later: its number may be that of a stranger by then."""
+        for group in [group for group in self.groups if not processes_of({group}, None)]:
+            del self.groups[group]
+        self.look_at_groups = time.monotonic() + SECONDS_BETWEEN_LOOKS_AT_GROUPS if self.groups else float("inf")
 
     def _note_daemon(self, connection: socket.socket) -> None:
         """The engine's daemon is whoever has started the rank's supervisor. A descriptor tells it from later processes."""
@@ -252,7 +261,7 @@ class RankListener:
 
     def _step(self) -> None:
         silent = self.heard_at + (self.grace if self.launcher.is_gone else self.patience)
-        deadline = min(silent if self.kill_at is None else self.kill_at, self.look_at)
+        deadline = min(silent if self.kill_at is None else self.kill_at, self.look_at, self.look_at_groups)
         timeout = None if deadline == float("inf") else max(0.0, deadline - time.monotonic())
         self._listen()
         call_ready(self.selector, timeout)
@@ -260,6 +269,8 @@ class RankListener:
             self._take_notice(self.notices.pop(0))
         if time.monotonic() >= self.look_at:
             self._look_again()
+        if time.monotonic() >= self.look_at_groups:
+            self._let_go_of_empty_groups()
         if time.monotonic() > silent:
             self.end()
             self.is_cut_off = True

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ringtrain.agent_protocol import Listening, Target
 
 SECONDS_TO_CONNECT = 3.0
+AT_ONCE = 256  # connections of one process, which may have 1024 descriptors
 NONCE_BYTES = 16
 
 
@@ -171,7 +172,14 @@ def first_port_chosen_by_system() -> int:
 
 
 def connect_all(targets: Sequence[Target]) -> list[str]:
-    """Tries to connect to each (address, port, nonce) at once; for each "" if the right host answered, else why not."""
+    """Tries to connect to each (address, port, nonce), many at once; for each "" if the right host answered, else why not."""
+    return [
+        answer for first in range(0, len(targets), AT_ONCE) for answer in connect_some(targets[first : first + AT_ONCE])
+    ]
+
+
+def connect_some(targets: Sequence[Target]) -> list[str]:
+    """``connect_all`` for no more than there are descriptors."""
     selector, results = selectors.DefaultSelector(), ["no answer"] * len(targets)
     for index, (address, port, _) in enumerate(targets):
         attempt = new_socket(address)

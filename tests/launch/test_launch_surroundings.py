@@ -1,0 +1,229 @@
+"""What a launcher meets on other people's machines: limits, names, users, signals, scripts."""
+
+import os
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from environments import rank_environment, ringtrainrun
+
+from ringtrain import by_address, inquiries
+from ringtrain.launch import discovery, preflight, srun
+from ringtrain.launch.agent import networks
+from ringtrain.launch.agent.listener import RankListener
+from ringtrain.launch.discovery import HostScript, ScriptError
+from ringtrain.launch.hosts import HostsError, is_this_host
+from ringtrain.launch.reach import HostBusyError
+from ringtrain.launch.shells import Ssh
+from ringtrain.launch.top import printable
+
+ROOT = Path(__file__).parents[2]
+PATIENCE = 60.0
+as_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root")
+
+
+def await_true(condition):
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+# ---- processes ----
+
+
+def test_a_group_in_which_nobody_is_left_is_let_go():
+    """Its number may be that of a stranger's processes by then."""
+    ended, living = (subprocess.Popen(["sleep", "60"], start_new_session=True) for _ in range(2))
+    ended.kill()
+    ended.wait()
+    listener = RankListener.__new__(RankListener)
+    listener.groups = {ended.pid: 0, living.pid: 1}
+    listener._let_go_of_empty_groups()
+    assert listener.groups == {living.pid: 1} and listener.look_at_groups < time.monotonic() + PATIENCE
+    living.kill()
+    living.wait()
+    listener._let_go_of_empty_groups()
+    assert listener.groups == {} and listener.look_at_groups == float("inf")
+
+
+SAVES = textwrap.dedent("""
+    import os, signal, sys, time
+    def save(number, frame):
+        time.sleep(0.5)
+        print("saved", flush=True)
+        sys.exit(0)
+    signal.signal(signal.SIGTERM, save)
+    print("ready", flush=True)
+    time.sleep(60)
+""")
+
+
+def test_a_signal_that_comes_twice_at_once_is_one(tmp_path):
+    """`timeout` sends it to its child, and then to the group; a second one would kill ranks that save."""
+    launcher = subprocess.Popen(
+        ringtrainrun("tcp", 1, sys.executable, "-c", SAVES),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=rank_environment(),
+    )  # fmt: skip
+    assert launcher.stdout.readline() == "[0] ready\n"
+    for _ in range(2):
+        launcher.send_signal(signal.SIGTERM)
+        time.sleep(0.05)
+    said, complaints = launcher.communicate(timeout=PATIENCE)
+    assert said == "[0] saved\n" and launcher.returncode == 143, complaints
+
+
+@as_root
+@pytest.mark.skipif(not shutil.which("unshare"), reason="needs unshare")
+def test_the_first_process_of_a_container_ends_by_a_signal(tmp_path):
+    """Before the job runs, too: nothing ends such a process by default."""
+    mark = tmp_path / "asked"
+    command = ["-m", "ringtrain.launch", "--elastic", "-np", "2:4", "--host-discovery-script", f"touch {mark}", "true"]
+    outer = subprocess.Popen(
+        ["unshare", "--pid", "--fork", sys.executable, *command], env=dict(os.environ, PYTHONPATH=str(ROOT)),
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    await_true(mark.exists)
+    (inner,) = Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text().split()
+    os.kill(int(inner), signal.SIGTERM)
+    assert outer.wait(PATIENCE) == 128 + signal.SIGTERM
+
+
+# ---- hosts ----
+
+
+def test_more_targets_than_descriptors(monkeypatch):
+    """Of hosts that do not say who they are; each is told as that."""
+    monkeypatch.setattr(networks, "SECONDS_TO_CONNECT", 0.05)
+    with socket.create_server(("127.0.0.1", 0), backlog=2000) as listener:
+        targets = [("127.0.0.1", listener.getsockname()[1], "00")] * (2 * networks.AT_ONCE + 10)
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        taken = max(map(int, os.listdir("/proc/self/fd")))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (taken + networks.AT_ONCE + 20, before[1]))
+        try:
+            assert networks.connect_all(targets) == ["no answer"] * len(targets)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_hosts_that_take_no_more_logins_are_asked_again(monkeypatch):
+    answers = [HostBusyError("MaxStartups"), HostBusyError("MaxStartups"), {"name": "node-b"}]
+    opened = []
+
+    def describe(*_):
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(preflight, "_describe", describe)
+    monkeypatch.setattr(preflight, "SECONDS_TO_TRY_AGAIN", 0.01)
+    agent, plan = SimpleNamespace(open=lambda: opened.append(1)), SimpleNamespace(hosts_come_late=False)
+    found = preflight._describe_when_it_is_there(agent, plan, None, {}, time.monotonic() + PATIENCE)
+    assert found == {"name": "node-b"} and len(opened) == 2
+
+
+@pytest.mark.skipif(not shutil.which("ssh"), reason="needs ssh")
+def test_nothing_of_a_users_configuration_hangs_on_an_agents_ssh(tmp_path):
+    settings = tmp_path / "config"
+    settings.write_text("Host *\n ControlMaster auto\n RemoteCommand top\n LocalForward 8000 localhost:8000\n")
+    line = ["ssh", "-G", "-F", str(settings), *Ssh().options, "node-b"]
+    said = subprocess.run(line, capture_output=True, text=True, check=True).stdout
+    assert "controlmaster false" in said and "remotecommand top" not in said and "clearallforwardings yes" in said
+
+
+@as_root
+@pytest.mark.skipif(not shutil.which("unshare"), reason="needs unshare")
+def test_an_address_that_one_may_bind_to_is_not_therefore_here():
+    """With net.ipv4.ip_nonlocal_bind, as keepalived sets it, each address of the world may be bound to."""
+    told = "from ringtrain.launch.hosts import is_this_host as is_; print(is_('10.9.9.77'), is_('127.0.0.1'), is_('10.9.9.1'))"
+    steps = f"""
+        ip link set lo up && ip address add 10.9.9.1/24 dev lo && sysctl -q -w net.ipv4.ip_nonlocal_bind=1
+        {sys.executable} -c "{told}"
+    """
+    done = subprocess.run(
+        ["unshare", "--net", "sh", "-c", steps], env=dict(os.environ, PYTHONPATH=str(ROOT)), capture_output=True, text=True
+    )  # fmt: skip
+    assert done.stdout.split() == ["False", "True", "True"], done.stderr
+    assert is_this_host("localhost") and is_this_host(socket.gethostname())
+
+
+def test_an_allocation_without_scontrol_is_told(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(
+        HostsError, match="SLURM_JOB_NODELIST 'n\\[1-2\\]': scontrol must be there to list its hosts, but: No such"
+    ):
+        srun.find_hosts({"SLURM_JOB_NODELIST": "n[1-2]"})
+
+
+NAME = by_address.Address("node-a", 29600)
+
+
+def test_rank_0_of_a_name_that_is_a_loopback_here_waits_on_every_interface(monkeypatch):
+    """Debian gives a host's own name to 127.0.1.1, where no other host can call."""
+    monkeypatch.setattr(by_address, "_resolved", lambda address: [(socket.AF_INET, ("127.0.1.1", 29600))])
+    assert by_address._place_to_listen(NAME) == (socket.AF_INET, ("0.0.0.0", 29600))
+    assert by_address._place_to_listen(by_address.Address("localhost", 29600))[1] == ("127.0.1.1", 29600)
+
+
+def test_each_address_of_a_name_is_called(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_server(("127.0.0.1", 0)) as closed:
+        places = [closed.getsockname(), listener.getsockname()]
+        closed.close()
+        monkeypatch.setattr(by_address, "_resolved", lambda address: [(socket.AF_INET, place) for place in places])
+        with by_address._connected(NAME, b"secret", time.monotonic() + PATIENCE) as connection:
+            assert connection.getpeername() == places[1]
+
+
+# ---- scripts, and other users ----
+
+
+@pytest.mark.parametrize(
+    "command, words",
+    [("yes", "must print 1 MB at most"), ("sleep 60", "must end within")],
+)
+def test_a_discovery_script_without_an_end(command, words, monkeypatch):
+    monkeypatch.setattr(discovery, "SECONDS_OF_A_RUN", 2.0)
+    began = time.monotonic()
+    with pytest.raises(ScriptError, match=words):
+        HostScript(command, 1).hosts()
+    assert time.monotonic() - began < PATIENCE / 2
+
+
+def test_a_discovery_script_may_leave_something_running():
+    """Which keeps its pipes open: it has said what it has said when it ends itself."""
+    hosts = HostScript("(sleep 60 &) ; echo localhost:2", 1).hosts()
+    assert [(host.name, host.slots) for host in hosts] == [("localhost", 2)]
+
+
+def test_a_terminal_obeys_nothing_of_another_process():
+    assert printable("2 ranks \x1b]0;owned\x07 é") == "2 ranks ?]0;owned? é"
+
+
+@as_root
+def test_a_name_that_a_stranger_has_taken_is_no_job():
+    name = f"ringtrain-top-0-{os.getpid()}-abcdef0123456789"
+    ready, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setuid(65534)
+        taken = socket.socket(socket.AF_UNIX)
+        taken.bind(f"\0{name}")
+        taken.listen(4)
+        os.write(tell, b"1")
+        time.sleep(PATIENCE)
+        os._exit(0)
+    try:
+        assert os.read(ready, 1) == b"1" and name in Path("/proc/net/unix").read_text()
+        assert name not in inquiries.those_who_answer().values()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
