@@ -410,7 +410,8 @@ def make_plan(given: Mapping[str, Any], environment: Mapping[str, str]) -> Plan:
     script = script_of(given)
     named = given["hosts"] or given["hostfile"] or script
     uses_allocation = not named and bool(srun.find_program(environment))
-    by_srun = uses_allocation and not given["by_mpirun"]
+    by_mpirun = wants_mpirun(given)
+    by_srun = uses_allocation and not by_mpirun
     operator = None if named or uses_allocation else operators.named_hosts(environment, given["slots"], _read)
     if operator is not None:
         hosts = find_here(operator.hosts)
@@ -442,7 +443,7 @@ def make_plan(given: Mapping[str, Any], environment: Mapping[str, str]) -> Plan:
         folder=os.path.abspath(given["output_filename"]) if given["output_filename"] else "",
         shows_time=given["shows_time"], function_folder=given["function_folder"],
         engine_arguments=words_of("--mpi-args", given["mpi_args"]),
-        binding_arguments=words_of("--binding-args", given["binding_args"]), by_srun=by_srun, by_mpirun=bool(given["by_mpirun"]),
+        binding_arguments=words_of("--binding-args", given["binding_args"]), by_srun=by_srun, by_mpirun=by_mpirun,
         shares_gpus=given["shares_gpus"], hosts_come_late=come_late, elastic=rules, script=script)  # fmt: skip
 
 
@@ -494,8 +495,9 @@ def find_hosts(given: Mapping[str, Any], environment: Mapping[str, str], uses_al
 
 def chosen_settings(given: Mapping[str, Any]) -> dict[str, str]:
     """Environment variables that the configuration file and flags stand for; flags win. Raises ConfigError, HostsError."""
-    values, _ = read_config(given["config_file"])
-    values |= {setting.name: given[setting.name] for setting in settings.SETTINGS if given[setting.name] is not None}
+    values = read_config(given["config_file"]).values | {
+        setting.name: given[setting.name] for setting in settings.SETTINGS if given[setting.name] is not None
+    }
     return {
         name: text
         for setting in settings.SETTINGS
@@ -504,9 +506,16 @@ def chosen_settings(given: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def read_config(path: str | None) -> tuple[dict[str, Any], list[str]]:
-    """What the configuration file sets, and what in it has no meaning here; nothing without one. Raises ConfigError, HostsError."""
-    return settings.read_config(_read("--config-file", path), path) if path else ({}, [])
+def wants_mpirun(given: Mapping[str, Any]) -> bool:
+    """Whether --mpi is given, or the configuration file has the controller of that name and no flag says otherwise."""
+    if given["by_mpirun"] or given["gloo"] or given["transport"] or given["elastic"]:
+        return bool(given["by_mpirun"])
+    return read_config(given["config_file"]).controller == "mpi"
+
+
+def read_config(path: str | None) -> settings.Config:
+    """What the configuration file says; nothing without one. Raises ConfigError, HostsError."""
+    return settings.read_config(_read("--config-file", path) if path else "", path or "")
 
 
 @functools.cache  # it may be a pipe, as a shell's <(...) is
@@ -595,8 +604,7 @@ def idle_flags(given: Mapping[str, Any]) -> list[str]:
         if given[flag.split("/")[0].lstrip("-").replace("-", "_")] is not None
         and not (given["elastic"] and flag in settings.OF_ELASTIC_JOBS)
     ]
-    _, keys = read_config(given["config_file"])
-    return lines + [f"{key} in {given['config_file']} is accepted, but has no effect." for key in keys]
+    return lines + settings.lines_of(read_config(given["config_file"]), given["config_file"] or "")
 
 
 def warnings(given: Mapping[str, Any]) -> list[str]:

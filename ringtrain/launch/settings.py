@@ -5,10 +5,11 @@ They are Horovod's, so that its job scripts keep working, as is the YAML of --co
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -175,15 +176,74 @@ KEYS_WITHOUT_MEANING = {
     ("params", "cycle_time_ms"), ("params", "hierarchical_allgather"), ("params", "torus_allreduce"),
     ("autotune", "gaussian_process_noise"),
     ("library_options", "mpi_threads_disable"),
-    ("library_options", "thread_affinity"), ("library_options", "gloo_timeout_seconds"), ("logging", "with_timestamp"),
+    ("library_options", "thread_affinity"), ("library_options", "ccl_bgt_affinity"),
+    ("library_options", "gloo_timeout_seconds"), ("logging", "with_timestamp"),
 }  # fmt: skip
 
 
-def read_config(text: str, path: str) -> tuple[dict[str, Any], list[str]]:
-    """Reads a configuration file: values of settings by name, and the keys in it that have no meaning here.
+class Config(NamedTuple):
+    """What a configuration file says.
 
-    Raises ConfigError for what is not YAML, a key that nobody knows, and a value outside of its range.
+    Attributes:
+        values: of settings, by name.
+        idle: keys of Horovod's that have no meaning here.
+        unknown: keys that neither Horovod nor ringtrain knows, which Horovod passes over.
+        controller: "mpi", "gloo", or "" if it names none.
     """
+
+    values: dict[str, Any]
+    idle: list[str]
+    unknown: list[str]
+    controller: str
+
+
+def read_config(text: str, path: str) -> Config:
+    """Reads a configuration file.
+
+    Raises ConfigError for what is not YAML, a section without keys, a controller that nobody knows, and a value outside of its
+    range.
+    """
+    sections = _sections(text, path)
+    by_place = {setting.place: setting for setting in SETTINGS}
+    known_sections = {section for section, _ in (*by_place, *KEYS_WITHOUT_MEANING)}
+    config = Config({}, [], [], _controller(sections, path))
+    for section, keys in sections.items():
+        if section == "controller" or not keys:
+            continue
+        if section not in known_sections:
+            config.unknown.append(str(section))
+            continue
+        if not isinstance(keys, Mapping):
+            raise ConfigError(
+                f"config file '{path}': {section}: expected keys and values below it, but found {keys!r}."
+            )
+        for key, value in keys.items():
+            if (section, key) in KEYS_WITHOUT_MEANING:
+                config.idle.append(f"{section}.{key}")
+            elif (section, key) not in by_place:
+                config.unknown.append(f"{section}.{key}")
+            elif value is not None:
+                setting = by_place[section, key]
+                config.values[setting.name] = _converted(setting, value, path)
+    return config
+
+
+def lines_of(config: Config, path: str) -> list[str]:
+    """What is said of the keys of a configuration file that do nothing; pure."""
+    lines = []
+    if config.controller == "gloo":
+        lines.append(f"controller gloo in {path} is accepted, but has no effect: {SWITCHES_WITHOUT_MEANING['--gloo']}.")
+    if config.idle:
+        lines.append(f"{', '.join(config.idle)} in {path}: accepted, but without effect here.")
+    if config.unknown:
+        known = [".".join(setting.place) for setting in SETTINGS]
+        near = [like for key in config.unknown for like in difflib.get_close_matches(key, known, 1, 0.85)]
+        meant = f" Nearest to them: {', '.join(near)}." if near else ""
+        lines.append(f"{', '.join(config.unknown)} in {path}: ignored, because no setting has such a name.{meant}")
+    return lines
+
+
+def _sections(text: str, path: str) -> dict[Any, Any]:
     import yaml  # takes 15 ms, and few jobs have such a file
 
     try:
@@ -196,25 +256,15 @@ def read_config(text: str, path: str) -> tuple[dict[str, Any], list[str]]:
         raise ConfigError(f"config file '{path}': it must be YAML, but {' '.join(str(error).split())}.") from None
     if not isinstance(sections, dict):
         raise ConfigError(f"config file '{path}': expected sections such as 'params:', but found {sections!r}.")
-    by_place = {setting.place: setting for setting in SETTINGS}
-    values: dict[str, Any] = {}
-    idle = []
-    for section, keys in sections.items():
-        if section == "controller":
-            continue  # MPI, always
-        pairs: Mapping[Any, Any] = keys if isinstance(keys, Mapping) else {None: keys}
-        for key, value in pairs.items():
-            if (section, key) in KEYS_WITHOUT_MEANING:
-                idle.append(f"{section}.{key}")
-            elif (section, key) in by_place:
-                setting = by_place[section, key]
-                values[setting.name] = _converted(setting, value, path)
-            else:
-                raise ConfigError(
-                    f"config file '{path}': '{section if key is None else f'{section}.{key}'}' is no setting. Those with a meaning are "
-                    f"{', '.join(map('.'.join, by_place))}."
-                )
-    return values, idle
+    return sections
+
+
+def _controller(sections: Mapping[Any, Any], path: str) -> str:
+    named = sections.get("controller") or ""
+    controller = named.lower() if isinstance(named, str) else named
+    if controller not in ("", "mpi", "gloo"):
+        raise ConfigError(f"config file '{path}': controller: expected mpi or gloo, but found {named!r}.")
+    return controller
 
 
 def _converted(setting: Setting, value: object, path: str) -> object:

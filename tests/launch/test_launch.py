@@ -407,9 +407,7 @@ def test_tuning_flags_become_options_of_the_ranks() -> None:
 
 def test_flags_win_over_the_configuration_file_and_x_over_all(tmp_path) -> None:
     config = tmp_path / "run.yaml"
-    config.write_text(
-        "controller: {mpi: true}\nparams: {cache_capacity: 5, cycle_time_ms: 2}\ntimeline: {filename: a}\n"
-    )
+    config.write_text("controller: mpi\nparams: {cache_capacity: 5, cycle_time_ms: 2}\ntimeline: {filename: a}\n")
     arguments = ("-np", "1", "--config-file", str(config), "--cache-capacity", "6")
     made = planned(*arguments, "-x", "RINGTRAIN_TIMELINE=b", "-x", "FROM_HERE", "true", FROM_HERE="1")
     assert made.settings == {"RINGTRAIN_CACHE_CAPACITY": "6", "RINGTRAIN_TIMELINE": "a"}
@@ -427,10 +425,11 @@ def test_flags_win_over_the_configuration_file_and_x_over_all(tmp_path) -> None:
     "text, words",
     [
         ("params: {cache_capacity: -1}", "-1 is not in the range"),
-        ("params: {cache: 1}", "'params.cache' is no setting. .* params.cache_capacity,"),
+        ("params: 5", "params: expected keys and values below it, but found 5"),
         ("- a\n- b", "expected sections"),
         ("a: [", "it must be YAML"),
-        ("no_such: 3", "'no_such' is no setting"),
+        ("controller: nccl", "controller: expected mpi or gloo, but found 'nccl'"),
+        ("controller: {mpi: true}", "controller: expected mpi or gloo"),
     ],
 )
 def test_a_configuration_file_that_cannot_be_used_is_refused(text: str, words: str, tmp_path) -> None:
@@ -438,6 +437,51 @@ def test_a_configuration_file_that_cannot_be_used_is_refused(text: str, words: s
     with pytest.raises(ConfigError, match=words) as refusal:
         planned("-np", "1", "--config-file", f"{tmp_path}/run.yaml", "true")
     assert "run.yaml" in str(refusal.value)
+
+
+def test_keys_that_horovod_passes_over_are_named_in_one_line(tmp_path) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text(
+        "params: {cache_capacity: 5, cache_capazity: 6, cycle_time_ms: null}\nautotune:\nno_such: 3\n"
+        "library_options: {mlsl_bgt_affinity: 1, mpi_threads_disable: true, num_nccl_streams: null}\n"
+    )
+    arguments = ("-np", "1", "--config-file", str(config), "true")
+    assert planned(*arguments).settings == {"RINGTRAIN_CACHE_CAPACITY": "5"}
+    idle, unknown = cli.idle_flags(parsed(*arguments))
+    assert idle.startswith("params.cycle_time_ms, library_options.mpi_threads_disable in ")
+    assert unknown.startswith("params.cache_capazity, no_such, library_options.mlsl_bgt_affinity in ")
+    assert "ignored" in unknown and unknown.endswith(" Nearest to them: params.cache_capacity.")
+
+
+@pytest.mark.parametrize("controller, asks", [("mpi", True), ("MPI", True), ("gloo", False)])
+def test_the_controller_of_a_configuration_file_is_that_of_the_flag(controller: str, asks: bool, tmp_path) -> None:
+    (tmp_path / "run.yaml").write_text(f"controller: {controller}\n")
+    arguments = ("-np", "1", "--config-file", f"{tmp_path}/run.yaml")
+    assert planned(*arguments, "true").by_mpirun is asks
+    for flags in (("--gloo",), ("--transport", "tcp"), ("--elastic",)):
+        assert not planned(*arguments, *flags, "true").by_mpirun, flags
+    said = cli.idle_flags(parsed(*arguments, "true"))
+    assert said == [] if asks else "controller gloo in" in said[0] and "--transport tcp" in said[0]
+
+
+HOROVODS_SECTIONS = """
+controller: gloo
+params: {fusion_threshold_mb: 16, cycle_time_ms: 5, cache_capacity: 512, hierarchical_allreduce: true, hierarchical_allgather: true}
+autotune: {enabled: true, log_file: LOG, warmup_samples: 2, steps_per_sample: 5, bayes_opt_max_samples: 9, gaussian_process_noise: 0.5}
+timeline: {filename: TIMELINE, mark_cycles: true}
+stall_check: {enabled: true, warning_time_seconds: 50, shutdown_time_seconds: 90}
+library_options: {mpi_threads_disable: true, num_nccl_streams: 2, mlsl_bgt_affinity: 1}
+logging: {level: INFO, with_timestamp: true}
+"""
+
+
+def test_a_configuration_file_with_all_sections_of_horovod_starts_a_job(tmp_path) -> None:
+    text = HOROVODS_SECTIONS.replace("LOG", str(tmp_path / "log.csv")).replace("TIMELINE", str(tmp_path / "trace.json"))
+    (tmp_path / "run.yaml").write_text(text)
+    sums = "import ringtrain as rt, numpy as np; rt.init(); print('sum', rt.allreduce(np.ones(3), op=rt.Sum)[0])"
+    done = launch("-np", "2", "--config-file", f"{tmp_path}/run.yaml", sys.executable, "-c", sums)
+    assert done.returncode == 0 and done.stdout.count("sum 2.0") == 2, done.stderr
+    assert "library_options.mlsl_bgt_affinity in" in done.stderr and (tmp_path / "trace.json").exists()
 
 
 def test_flags_without_meaning_are_accepted_with_a_line() -> None:
