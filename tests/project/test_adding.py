@@ -171,7 +171,7 @@ def test_one_row_makes_an_attribute_travel_match_and_fuse(tmp_path):
     undef = "#undef RT_OWN_ATTRIBUTE"
     table.write_text(table.read_text().replace(undef, row + own + undef))
     (tmp_path / "main.cc").write_text(PROGRAM)
-    sources = ["core/request.cc", "core/match.cc", "core/fusion.cc", "collectives/rows.cc"]
+    sources = ["base/decimal.cc", "core/request.cc", "core/match.cc", "core/fusion.cc", "collectives/rows.cc"]
     subprocess.run(
         [
             compiler, "-std=c++17", "-O0", f"-I{tmp_path}", f"-I{ROOT / 'native'}", tmp_path / "main.cc",
