@@ -3,6 +3,7 @@
 A store of torch's (`stores`), an address at which rank 0 listens (`by_address`), or a folder (`by_files`).
 """
 
+import hashlib
 import importlib
 import ipaddress
 import os
@@ -23,6 +24,7 @@ from ringtrain.launcher import Launcher
 from ringtrain.meeting import SECRET_BYTES, Introduction, endpoint
 
 SECRET = "RINGTRAIN_SECRET"
+_LEAST_SECRET = 16  # bytes
 LISTEN = "RINGTRAIN_LISTEN"
 INTERFACES = "RINGTRAIN_NETWORK_INTERFACES"
 PORTS = "RINGTRAIN_PORT_RANGE"
@@ -98,14 +100,20 @@ def _place_of(rendezvous: object) -> Any:
 
 
 def secret_of(environ: Mapping[str, str]) -> bytes:
-    """What RINGTRAIN_SECRET has, b"" without it. Raises InvalidArgumentError if it is no secret."""
+    """The secret that RINGTRAIN_SECRET says, b"" without it: 64 hexadecimal digits are its bytes, other text is hashed.
+
+    Raises InvalidArgumentError if it could be guessed.
+    """
     text = environ.get(SECRET, "")
-    if text and not re.fullmatch(r"[0-9a-fA-F]{64}", text):
+    if re.fullmatch(r"[0-9a-fA-F]{64}", text):
+        return bytes.fromhex(text)
+    said = text.encode(errors="surrogateescape")
+    if text and len(said) < _LEAST_SECRET:
         raise InvalidArgumentError(
-            f"RINGTRAIN_SECRET: it must be {2 * SECRET_BYTES} hexadecimal digits, but is something else. "
-            "Draw them with: openssl rand -hex 32"
+            f"RINGTRAIN_SECRET: it must have {_LEAST_SECRET} bytes at least, but has {len(said)}, and could be guessed. Draw one, the "
+            "same for all ranks: export RINGTRAIN_SECRET=$(openssl rand -hex 32)"
         )
-    return bytes.fromhex(text)
+    return hashlib.sha256(b"ringtrain secret " + said).digest() if text else b""
 
 
 def of_torchrun(environ: Mapping[str, str]) -> Place | None:

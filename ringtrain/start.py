@@ -140,8 +140,8 @@ def init(
             ``"host:port"`` of rank 0's, which listens there; ``"file:///folder"``, which all see and this user alone;
             or a ``torch.distributed.Store``. TCP connects the ranks then. Each listens at its address towards that host
             or MASTER_ADDR, else on this host alone; RINGTRAIN_NETWORK_INTERFACES names other networks.
-        secret: 32 bytes that all ranks know, by which connections are proven; RINGTRAIN_SECRET has it in hexadecimal. It
-            must be given for ``"host:port"`` but on the loopback; else rank 0 draws one.
+        secret: 32 bytes that all ranks know, by which connections are proven; RINGTRAIN_SECRET has it in hexadecimal, or
+            as a text of 16 bytes at least. It must be given for ``"host:port"`` but on the loopback; else rank 0 draws one.
         arguments: options by name; ``docs/options.md`` lists them.
 
     Raises:

@@ -115,7 +115,10 @@ def check_build() -> list[str]:
         f"ringtrain {ringtrain.__version__}, Python {sys.version.split()[0]}",
         f"  library: {ringtrain.build_info()}",
         f"  MPI: {mpi}",
-        *(f"  {name}: {version_of(name)}" for name in ("mpi4py", "numpy", "torch", "tensorflow")),
+        *(
+            f"  {name}: {version_of(name)}"
+            for name in ("mpi4py", "numpy", "torch", "tensorflow", "keras", "tf_keras", "jax")
+        ),
         *_gpu_lines(ringtrain.gpu_libraries()),
     ]
 

@@ -431,7 +431,12 @@ def test_places_are_read() -> None:
     ]:
         assert rendezvous.checked(0, 2, text, None).store == place
     assert rendezvous.checked(0, 2, "a:1", None, {"RINGTRAIN_SECRET": "0a" * 32}).secret == b"\n" * 32
-    with pytest.raises(InvalidArgumentError, match="RINGTRAIN_SECRET: it must be 64 hexadecimal digits"):
+    texts = ["a text that is long enough", "a text that is long enough.", "0a" * 31, "schlüssel-des-teams", "0a" * 33]
+    secrets = {rendezvous.checked(0, 2, "a:1", None, {"RINGTRAIN_SECRET": text}).secret for text in texts}
+    assert len(secrets) == len(texts) and {len(each) for each in secrets} == {32}
+    with pytest.raises(
+        InvalidArgumentError, match="RINGTRAIN_SECRET: it must have 16 bytes at least, but has 5, .* openssl rand"
+    ):
         rendezvous.checked(0, 2, "a:1", None, {"RINGTRAIN_SECRET": "guess"})
 
 

@@ -279,7 +279,7 @@ def test_an_authority_that_is_not_there_is_named() -> None:
         ({"RINGTRAIN_AUTHORITY": "127.0.0.1:9"}, "RINGTRAIN_SECRET: it must have the secret of the job"),
         (
             {"RINGTRAIN_AUTHORITY": "127.0.0.1:9", "RINGTRAIN_SECRET": "abc"},
-            "it must be 64 hexadecimal digits",
+            "it must have 16 bytes at least, but has 3",
         ),
     ],
 )
