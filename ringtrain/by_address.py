@@ -80,7 +80,8 @@ def meet(address: Address, call: Call, secret: bytes) -> Introduction:
     if not secret and not is_loopback(address):
         raise InvalidArgumentError(
             f"init: secret must be given where ranks meet at '{address}', but is not, and whoever reaches that port could "
-            "join. Give all ranks the same 32 bytes (secrets.token_bytes), or a text in RINGTRAIN_SECRET: export RINGTRAIN_SECRET=$(openssl rand -hex 32)"
+            "join. Give all ranks the same 32 bytes (secrets.token_bytes), or a text in RINGTRAIN_SECRET, such as that of: "
+            "openssl rand -hex 32"
         )
     answer = _serve(address, call, secret) if call["rank"] == 0 else _ask(address, call, secret)
     if "late" in answer:

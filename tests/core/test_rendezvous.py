@@ -435,7 +435,7 @@ def test_places_are_read() -> None:
     secrets = {rendezvous.checked(0, 2, "a:1", None, {"RINGTRAIN_SECRET": text}).secret for text in texts}
     assert len(secrets) == len(texts) and {len(each) for each in secrets} == {32}
     with pytest.raises(
-        InvalidArgumentError, match="RINGTRAIN_SECRET: it must have 16 bytes at least, but has 5, .* openssl rand"
+        InvalidArgumentError, match="RINGTRAIN_SECRET: it must have 16 bytes at least, but has 5, .*openssl rand"
     ):
         rendezvous.checked(0, 2, "a:1", None, {"RINGTRAIN_SECRET": "guess"})
 
