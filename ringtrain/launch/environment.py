@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from ringtrain.launch import mpich, openmpi
+from ringtrain.launch.hosts import Host
 from ringtrain.launch.mpi import Installation
 from ringtrain.launch.networks import Chosen
 from ringtrain.launch.plan import OF_THE_ENGINE, Plan
@@ -52,6 +53,15 @@ def of_rank_0(address: str, port: int, environment: Mapping[str, str]) -> dict[s
     """Where torch.distributed meets, in scripts that were written for torchrun; unless the user has said so. port: 0 for none."""
     ours = {"MASTER_ADDR": address, "MASTER_PORT": str(port)} if port else {}
     return {name: value for name, value in ours.items() if name not in environment}
+
+
+def for_horovod(host: Host, hosts: Sequence[Host]) -> dict[str, str]:
+    """Where a host is among those of the job, for programs that read Horovod's variables; each rank adds its own place."""
+    return {
+        "HOROVOD_HOSTNAME": host.name,
+        "HOROVOD_CROSS_RANK": str(hosts.index(host) if host in hosts else len(hosts)),
+        "HOROVOD_CROSS_SIZE": str(max(len(hosts), 1)),
+    }
 
 
 def listening(addresses: Sequence[str], ports: tuple[int, int]) -> str:

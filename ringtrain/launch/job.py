@@ -27,7 +27,7 @@ from ringtrain.launch.agent.listener import SECONDS_TO_KILL
 from ringtrain.launch.agent.processes import kill_group
 from ringtrain.launch.agents import Agents
 from ringtrain.launch.engine import Engine, Program
-from ringtrain.launch.environment import listening, of_host, of_rank_0
+from ringtrain.launch.environment import for_horovod, listening, of_host, of_rank_0
 from ringtrain.launch.hosts import Host
 from ringtrain.launch.meeting import LET_ALL_COME, Answer, Meetings
 from ringtrain.launch.mpi import Installation, LaunchError
@@ -36,6 +36,7 @@ from ringtrain.launch.openmpi import HARMLESS_WORDS, LOST_DAEMON, STUMBLED
 from ringtrain.launch.output import EngineStream, Limits, RankFiles, RankStream, Terminal
 from ringtrain.launch.plan import Plan
 from ringtrain.launch.preflight import RANK_PROGRAM
+from ringtrain.launch.rank import OF_HOROVODRUN
 from ringtrain.launch.ranks import (
     LOST,
     Rank,
@@ -176,6 +177,8 @@ class Job:
         environment |= of_host(host.name, networks, self.installation, self.environment)
         environment |= self._of_rank_0
         environment["RINGTRAIN_SLOTS"] = str(host.slots)
+        if OF_HOROVODRUN in environment or OF_HOROVODRUN in self.environment:
+            environment |= for_horovod(host, [each.host for each in self.agents])
         if not self.installation.has_mpi:
             environment["RINGTRAIN_LISTEN"] = listening(addresses_of(host, networks), self.plan.ports)
         asked = time.monotonic()

@@ -42,6 +42,9 @@ FORWARDED = (
 PLACE = ("RINGTRAIN_RANK", "RINGTRAIN_SIZE", "RINGTRAIN_LOCAL_RANK", "RINGTRAIN_LOCAL_SIZE")
 # The same under torchrun's names, for scripts that were written for it.
 PLACE_FOR_TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+# And under Horovod's, in jobs of horovodrun, which sets this variable.
+OF_HOROVODRUN = "HOROVOD_CONTROLLER"
+PLACE_FOR_HOROVOD = ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE")
 NOTICES = "RINGTRAIN_ELASTIC_NOTICE"  # see ringtrain.leading
 SECONDS_TO_END = 3.0  # from a request to end until the child is killed
 SECONDS_BETWEEN_KILLS = 0.05
@@ -71,6 +74,8 @@ def main(arguments: Sequence[str]) -> int:
     place = [environment[name] for name in names]
     environment.update(zip(PLACE, place, strict=True))
     environment = {**dict(zip(PLACE_FOR_TORCH, place, strict=True)), **environment}
+    if OF_HOROVODRUN in environment:
+        environment.update(zip(PLACE_FOR_HOROVOD, place, strict=True))
     environment.setdefault("PYTHONUNBUFFERED", "1")
     threads = threads_per_rank(int(environment["RINGTRAIN_LOCAL_SIZE"]))
     if "OMP_NUM_THREADS" not in environment:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from ringtrain.launch import horovodrun
+
 ROOT = Path(__file__).parents[2]
 TRAIN = """
 import torch
@@ -88,7 +90,47 @@ def test_a_program_for_horovod_trains_under_horovodrun(installed: Path) -> None:
 
 def test_the_launcher_is_run_as_a_module_too(installed: Path) -> None:
     done = start(installed, sys.executable, "-m", "horovod.runner.launch", "--version")
-    assert done.returncode == 0 and done.stdout.startswith("ringtrainrun "), done.stderr
+    assert done.returncode == 0 and done.stdout == "0.28.1\n", done.stderr
+
+
+def test_its_build_is_told_in_horovods_layout() -> None:
+    said = horovodrun.check_build().splitlines()
+    assert said[:3] == ["Horovod v0.28.1:", "", "Available Frameworks:"] and "    [X] PyTorch" in said
+    assert "    [ ] MXNet" in said and "    [X] Gloo" in said and "Available Tensor Operations:" in said
+
+
+@pytest.mark.parametrize(
+    "given, own, is_elastic",
+    [
+        (["-np", "2", "python", "train.py", "-v", "--min-np", "3"], ["-np", "2"], False),
+        (["--verbose", "python", "-v"], ["--verbose"], False),
+        (
+            ["--min-np", "2", "--host-discovery-script", "d", "python", "x"],
+            ["--min-np", "2", "--host-discovery-script", "d"],
+            True,
+        ),
+        (["--max-np=4", "-np", "2", "x"], ["--max-np=4", "-np", "2"], True),
+        (["--elastic", "--min-np", "2", "x"], ["--elastic", "--min-np", "2"], False),
+        (["--version"], ["--version"], False),
+    ],
+)
+def test_what_is_horovodruns_own(given: list[str], own: list[str], is_elastic: bool) -> None:
+    assert horovodrun.own_arguments(given) == own
+    assert horovodrun.with_elastic(given, own) == ["--elastic"] * is_elastic + given
+
+
+PLACE = """
+import os
+names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+print(*(os.environ["HOROVOD_" + name] for name in names), bool(os.environ["HOROVOD_HOSTNAME"]))
+"""
+
+
+def test_ranks_know_their_place_under_horovods_names(installed: Path) -> None:
+    done = start(installed, sys.executable, str(installed / "bin/horovodrun"), "-np", "2", sys.executable, "-c", PLACE)
+    assert sorted(done.stdout.splitlines()) == ["[0] 0 2 0 2 0 1 True", "[1] 1 2 1 2 0 1 True"], (
+        done.stdout + done.stderr
+    )
 
 
 def test_horovod_itself_beside_it_is_refused(installed: Path, tmp_path: Path) -> None:
