@@ -5,7 +5,6 @@ Nothing here waits for whoever reads: see `writing`. What is kept is bounded in 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import stat
@@ -227,8 +226,7 @@ def private_folder(path: str | Path) -> None:
 
     Raises PermissionError if it is another's, or a link.
     """
-    with contextlib.suppress(FileExistsError):
-        os.makedirs(path, mode=0o700)
+    os.makedirs(path, mode=0o700, exist_ok=True)
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         raise PermissionError(
