@@ -20,6 +20,7 @@ import atexit
 import contextlib
 import ctypes
 import functools
+import logging
 import math
 import opcode
 import os
@@ -35,6 +36,7 @@ from ringtrain.errors import ClosedError, ForkedError, PeerLostError, RingtrainE
 
 SECONDS_AFTER_A_FAILURE = 5.0  # until a rank that failed, or learnt that its world did, has ended
 SECONDS_TO_LEAVE = 2.0  # of these, for the others to end their part of the world
+_PACKAGE = os.path.join(os.path.dirname(__file__), "")
 CODE_OF_AN_INTERRUPT = 128 + signal.SIGINT  # with which Python ends after Ctrl-C
 
 
@@ -131,6 +133,12 @@ def _watch_exceptions(abort: Callable[[str, bool], None]) -> None:
             because = "" if of_a_peer is None else words_of(of_a_peer)
             announce_failure(_ending.code, follows=of_a_peer is not None, because=because)
             _ending.is_announced = True
+        if (
+            of_a_peer is problem
+            and earlier is sys.__excepthook__
+            and not logging.getLogger("ringtrain").isEnabledFor(logging.DEBUG)
+        ):
+            problem.__traceback__ = of_the_program(traceback)  # the cause is on the other rank, and nothing of it here
         earlier(kind, problem, traceback)  # first of all: once the peers know, the launcher may end this rank
         if ours:
             flush()
@@ -139,6 +147,20 @@ def _watch_exceptions(abort: Callable[[str, bool], None]) -> None:
             abort(text.strip().split("\n")[0], in_its_words)
 
     sys.excepthook = hook
+
+
+def of_the_program(traceback: TracebackType | None) -> TracebackType | None:
+    """A traceback without the frames of this package, which say how it waited; all of it if it has no others."""
+    entries = []
+    entry = traceback
+    while entry is not None:
+        entries.append(entry)
+        entry = entry.tb_next
+    made = None
+    for each in reversed(entries):
+        if not each.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+            made = TracebackType(made, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return made or traceback
 
 
 def error_of_a_peer(problem: BaseException | None) -> BaseException | None:

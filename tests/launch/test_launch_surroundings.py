@@ -227,3 +227,34 @@ def test_a_name_that_a_stranger_has_taken_is_no_job():
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+# ---- what the other ranks print ----
+
+RAISES = textwrap.dedent("""
+    import numpy, ringtrain as rt
+    rt.init()
+
+    def train():
+        rt.allreduce(numpy.ones(3), "a")
+
+    if rt.rank() == 1:
+        raise ValueError("no batch")
+    train()
+""")
+
+
+@pytest.mark.parametrize("level", ["", "debug"])
+def test_ranks_that_lose_another_show_the_frames_of_the_program(level, tmp_path):
+    """How this package waited says nothing of the cause, which is on the other rank; who debugs it sees all."""
+    program = tmp_path / "train.py"
+    program.write_text(RAISES)
+    done = subprocess.run(
+        ringtrainrun("tcp", 2, sys.executable, str(program)),
+        env=rank_environment(**({"RINGTRAIN_LOG_LEVEL": level} if level else {})),
+        capture_output=True, text=True, timeout=PATIENCE,
+    )  # fmt: skip
+    said = [line.removeprefix("[0] ") for line in done.stderr.splitlines() if line.startswith("[0] ")]
+    shown = [line.partition(", in ")[2] for line in said if line.startswith('  File "')]
+    assert shown[:2] == ["<module>", "train"] and (len(shown) > 2) == (level == "debug"), done.stderr
+    assert any("PeerLostError: rank 1 ended with an uncaught exception: ValueError: no batch" in line for line in said)
