@@ -11,6 +11,7 @@ import threading
 import zlib
 
 import pytest
+import turns
 import worlds
 from hypothesis import settings
 
@@ -110,21 +111,7 @@ def ranks_take_turns_often(request):
 
 @pytest.fixture(autouse=True)
 def ranks_take_turns_in_tensorflows_dispatcher(monkeypatch):
-    """TensorFlow's dispatcher of eager operations keeps a call's arguments in itself while it asks Python for their types.
-
-    Another thread that calls the same operation meanwhile puts its own there, and the process may crash.
-    """
-    if "tensorflow" not in sys.modules:
-        return
-    from tensorflow.python.util.dispatch import _api_dispatcher
-
-    dispatch, turn = _api_dispatcher.PythonAPIDispatcher.Dispatch, threading.RLock()
-
-    def dispatch_in_turn(self, *arguments):
-        with turn:
-            return dispatch(self, *arguments)
-
-    monkeypatch.setattr(_api_dispatcher.PythonAPIDispatcher, "Dispatch", dispatch_in_turn)
+    turns.take_turns_in_tensorflows_dispatcher(monkeypatch)
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""Drawn training scripts of PyTorch end on several ranks as in one process; `python -m training` in this folder goes on."""
+"""Drawn training scripts of PyTorch end on several ranks as in one process; `python -m training torch` in this folder goes on."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from worlds import LAUNCHED
 
 pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent))
-from training import perform, script
-from training.__main__ import kind
-from training.perform import shrunk, verdict
-from training.script import Pass, Script, Turn, drawn, smaller, why_illegal
+from training import torch_script, with_torch
+from training.shrinking import shrunk
+from training.torch_script import Pass, Script, Turn, drawn, smaller, why_illegal
+from training.with_torch import FUZZER, verdict
 
 from ringtrain.torch.gradients import Member, ReductionSettings
 from ringtrain.torch.passes import Passes
@@ -27,25 +27,16 @@ SEEDS, LONG_SEEDS = 200, 20000
 PARTS = 4
 
 
-def hold(seeds: range) -> None:
-    """Fails with the scripts that do, made small, and their seeds."""
-    failures = {seed: told for seed in seeds if (told := verdict(drawn(seed)))}
-    for seed, told in list(failures.items())[:3]:
-        small, said = shrunk(drawn(seed), kind)
-        failures[seed] = f"{told}\n  shrunk: {said}\n  {small}"
-    assert not failures, "\n".join(f"seed {seed}: {told}" for seed, told in failures.items())
-
-
 @pytest.mark.parametrize("part", range(PARTS))
 def test_scripts_end_as_in_one_process(part: int) -> None:
-    hold(range(part, SEEDS, PARTS))
+    FUZZER.hold(range(part, SEEDS, PARTS))
 
 
 @pytest.mark.long
 @pytest.mark.timeout(6 * 3600)
 def test_many_scripts_end_as_in_one_process() -> None:
     first = random.SystemRandom().randrange(1 << 31)
-    hold(range(first, first + LONG_SEEDS))
+    FUZZER.hold(range(first, first + LONG_SEEDS))
 
 
 # Each is a fault that was there once, or might be.
@@ -61,29 +52,29 @@ PLANTS = {
 def test_a_planted_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, name, instead = PLANTS[fault]
     monkeypatch.setattr(owner, name, instead)
-    monkeypatch.setattr(perform, "STALL_SECONDS", 2.0)
+    monkeypatch.setattr(with_torch, "STALL_SECONDS", 2.0)
     assert any(verdict(drawn(seed)) for seed in range(SEEDS))
 
 
 def test_a_script_is_made_as_small_as_its_fault_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a sum that is taken for an average, one turn with one pass is left."""
-    monkeypatch.setattr(perform.Loop, "divisor", 1.0)
+    monkeypatch.setattr(with_torch.Loop, "divisor", 1.0)
     seed = next(seed for seed in range(SEEDS) if drawn(seed).op == "average" and verdict(drawn(seed)))
-    small, told = shrunk(drawn(seed), kind)
+    small, told = shrunk(drawn(seed), verdict, smaller)
     assert told.startswith("wrong") and len(small.turns) == len(small.turns[0].passes) == 1
     assert small == Script(turns=(Turn(passes=(Pass(used=small.turns[0].passes[0].used),)),), ranks=small.ranks)
 
 
 def test_a_script_is_read_as_it_is_written_and_drawn_again() -> None:
     for seed in range(50):
-        assert eval(repr(drawn(seed)), vars(script)) == drawn(seed) and not why_illegal(drawn(seed))
+        assert eval(repr(drawn(seed)), vars(torch_script)) == drawn(seed) and not why_illegal(drawn(seed))
         assert all(not why_illegal(each) and each != drawn(seed) for each in smaller(drawn(seed)))
 
 
 def test_each_value_is_drawn_soon() -> None:
     scripts = [drawn(seed) for seed in range(SEEDS)]
-    assert {each.mode for each in scripts} == set(script.MODES)
-    assert {each.optimizer for each in scripts} == set(perform.OPTIMIZERS)
+    assert {each.mode for each in scripts} == set(torch_script.MODES)
+    assert {each.optimizer for each in scripts} == set(with_torch.OPTIMIZERS)
     turns = [turn for each in scripts for turn in each.turns]
     assert {turn.ends for turn in turns} == {"step", "closure", "discard", "go on"}
     assert {turn.clips for turn in turns} == {"", "norm", "synchronized"}

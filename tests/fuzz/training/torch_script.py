@@ -1,6 +1,6 @@
 """A training script of PyTorch as data: drawn from a seed, legal, and written so that it can be read again; pure.
 
-``perform`` runs it, on ranks and in one process. What a script may not do is in ``ILLEGAL``, with the reason that the
+``with_torch`` runs it, on ranks and in one process. What a script may not do is in ``ILLEGAL``, with the reason that the
 docs give; all else must end with the parameters of one process.
 """
 
@@ -9,8 +9,10 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
+
+from training.shrinking import exchanged, first_broken, first_legal, one_fewer, plainer
 
 LAYERS = 4
 ADDED = LAYERS - 1  # the layer whose parameters a script may add to the optimizer later
@@ -64,7 +66,7 @@ class Script:
         mode: further arguments of DistributedOptimizer, by a name of ``MODES``.
         passes_per_step: backward_passes_per_step.
         averages_passes: average_aggregated_gradients.
-        optimizer: a name of ``perform.OPTIMIZERS``.
+        optimizer: a name of ``with_torch.OPTIMIZERS``.
         zeroes: who sets gradients to zero, and when: "before" each batch or "after" each step, by the optimizer; "module",
             before; "zeros", before and not to None; "never".
         named: whether the optimizer gets names.
@@ -198,16 +200,12 @@ ILLEGAL = {
 
 def why_illegal(script: Script) -> str:
     """Why a script may not do what it does; "" if it may."""
-    return next((reason for reason, forbids in ILLEGAL.items() if forbids(script)), "")
+    return first_broken(script, ILLEGAL)
 
 
 def drawn(seed: int) -> Script:
     """The legal script of a seed."""
-    source = random.Random(seed)
-    while True:
-        script = _drawn(source)
-        if not why_illegal(script):
-            return script
+    return first_legal(seed, _drawn, ILLEGAL)
 
 
 def _drawn(source: random.Random) -> Script:
@@ -255,32 +253,25 @@ def _drawn_pass(source: random.Random, ranks: int) -> Pass:
 
 def smaller(script: Script) -> Iterator[Script]:
     """Legal scripts that do less than this one, in one thing."""
+    return (each for each in _smaller(script) if not why_illegal(each))
+
+
+def _smaller(script: Script) -> Iterator[Script]:
     turns = script.turns
+    for fewer in one_fewer(turns):
+        yield replace(script, turns=fewer)
     for place, turn in enumerate(turns):
-        rest = turns[:place], turns[place + 1 :]
-        if len(turns) > 1:
-            yield from _legal(replace(script, turns=(*rest[0], *rest[1])))
-        for index in range(len(turn.passes) if len(turn.passes) > 1 else 0):
-            fewer = replace(turn, passes=(*turn.passes[:index], *turn.passes[index + 1 :]))
-            yield from _legal(replace(script, turns=(*rest[0], fewer, *rest[1])))
-        for plainer in _plainer(turn, without={"passes"}):
-            yield from _legal(replace(script, turns=(*rest[0], plainer, *rest[1])))
-        for index, each in enumerate(turn.passes):
-            alike = {replace(each, used=(used,) * script.ranks) for used in each.used if used}
-            for plainer_pass in [*alike, *_plainer(each, without={"used"})]:
-                if plainer_pass != each:
-                    passes = (*turn.passes[:index], plainer_pass, *turn.passes[index + 1 :])
-                    yield from _legal(replace(script, turns=(*rest[0], replace(turn, passes=passes), *rest[1])))
-    for plainer_script in _plainer(script, without={"turns", "ranks"}):
-        yield from _legal(plainer_script)
+        for other in exchanged(turns, place, _smaller_turn(turn)):
+            yield replace(script, turns=other)
+    yield from plainer(script, without={"turns", "ranks"})
 
 
-def _plainer(thing: Any, without: set[str]) -> Iterator[Any]:
-    for field in fields(thing):
-        if field.name not in without and getattr(thing, field.name) != field.default:
-            yield replace(thing, **{field.name: field.default})
-
-
-def _legal(script: Script) -> Iterator[Script]:
-    if not why_illegal(script):
-        yield script
+def _smaller_turn(turn: Turn) -> Iterator[Turn]:
+    for fewer in one_fewer(turn.passes):
+        yield replace(turn, passes=fewer)
+    yield from plainer(turn, without={"passes"})
+    for index, each in enumerate(turn.passes):
+        alike = (replace(each, used=(used,) * len(each.used)) for used in dict.fromkeys(each.used) if used)
+        others = [other for other in (*alike, *plainer(each, without={"used"})) if other != each]
+        for passes in exchanged(turn.passes, index, others):
+            yield replace(turn, passes=passes)

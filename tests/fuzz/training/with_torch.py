@@ -6,11 +6,12 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 
+import numpy as np
 import torch
 
 import ringtrain.torch as hvd
-from ringtrain.testing import World
-from training.script import ADDED, LAYERS, MODES, Pass, Script, Turn, smaller
+from training.fuzzing import Fuzzer, difference, on_ranks
+from training.torch_script import ADDED, LAYERS, MODES, Pass, Script, Turn, drawn, smaller
 
 WIDTH, SAMPLES = 3, 2
 STALL_SECONDS = 20.0
@@ -79,14 +80,14 @@ class Loop:
         ranks = script.ranks if script.op == "average" else 1
         return ranks * (script.passes_per_step if script.averages_passes else 1)
 
-    def run(self) -> list[torch.Tensor]:
+    def run(self) -> list[np.ndarray]:
         """The parameters after each turn, one after the other."""
         seen = []
         for number, turn in enumerate(self.script.turns):
             self.turn(number, turn)
             if self.wraps and self.script.mode == "ahead":
                 self.optimizer.synchronize()
-            seen.append(torch.cat([p.detach().flatten() for p in self.model.parameters()]).clone())
+            seen.append(torch.cat([p.detach().flatten() for p in self.model.parameters()]).numpy())
         return seen
 
     def freeze(self, turn: Turn) -> None:
@@ -163,29 +164,14 @@ class Loop:
 def verdict(script: Script) -> str:
     """What is wrong with a script's parameters on ranks; "" if they are those of one process."""
     expected = Loop(script, range(script.ranks), wraps=False).run()
-    try:
-        with World(script.ranks, script.layout or None, stall_abort_seconds=STALL_SECONDS) as world:
-            found = world.run(lambda rank: Loop(script, range(rank, rank + 1), wraps=True).run())
-    except Exception as problem:
-        return f"{type(problem).__name__}: {problem}"
-    for number, theirs in enumerate(expected):
-        for rank, seen in enumerate(found):
-            if not torch.equal(seen[number], found[0][number]):
-                return f"replicas differ: ranks 0 and {rank} after turn {number}"
-            error = (seen[number] - theirs).abs().max().item()
-            if not error <= TOLERANCE:
-                return f"wrong: rank {rank} is off by {error:.2g} after turn {number}"
-    return ""
+
+    def found() -> list[list[np.ndarray]]:
+        def run(rank: int) -> list[np.ndarray]:
+            return Loop(script, range(rank, rank + 1), wraps=True).run()
+
+        return on_ranks(script.ranks, script.layout, STALL_SECONDS, run)
+
+    return difference(found, [expected] * script.ranks, TOLERANCE)
 
 
-def shrunk(script: Script, kind: Callable[[str], str]) -> tuple[Script, str]:
-    """The smallest script found that fails in the same way."""
-    found = verdict(script)
-    while True:
-        for each in smaller(script):
-            told = verdict(each)
-            if told and kind(told) == kind(found):
-                script, found = each, told
-                break
-        else:
-            return script, found
+FUZZER = Fuzzer(drawn, smaller, verdict)

@@ -1,0 +1,77 @@
+"""Runs scripts of many seeds, and tells those that fail in as few words as they allow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ringtrain.testing import World
+from training.shrinking import shrunk
+
+
+@dataclass(frozen=True)
+class Fuzzer:
+    """The scripts of a framework.
+
+    Attributes:
+        drawn: the legal script of a seed.
+        smaller: legal scripts that do less, in one thing.
+        verdict: what is wrong with a script; "" if nothing is.
+    """
+
+    drawn: Callable[[int], Any]
+    smaller: Callable[[Any], Iterator[Any]]
+    verdict: Callable[[Any], str]
+
+    def failures(self, seeds: Iterable[int], most_shrunk: int = 3) -> Iterator[str]:
+        """What fails, with its seed; the first ones made small."""
+        for seed in seeds:
+            if told := self.verdict(self.drawn(seed)):
+                if most_shrunk > 0:
+                    small, said = shrunk(self.drawn(seed), self.verdict, self.smaller)
+                    told = f"{told}\n  shrunk: {said}\n  {small}"
+                    most_shrunk -= 1
+                yield f"seed {seed}: {told}"
+
+    def hold(self, seeds: Iterable[int]) -> None:
+        """Fails with the scripts that do."""
+        failures = list(self.failures(seeds))
+        assert not failures, "\n".join(failures)
+
+
+def on_ranks(ranks: int, layout: str, stall_seconds: float, run: Callable[[int], Any]) -> list[Any]:
+    """What a function returns on each rank of a world of threads."""
+    with World(ranks, layout or None, stall_abort_seconds=stall_seconds) as world:
+        return world.run(run)
+
+
+def difference(
+    found: Callable[[], Sequence[Sequence[np.ndarray]]],
+    expected: Sequence[Sequence[np.ndarray]],
+    tolerance: float,
+    shared: int | None = None,
+) -> str:
+    """What is wrong with the parameters of ranks; "" if nothing is.
+
+    Args:
+        found: runs the ranks; returns each one's parameters after each turn.
+        expected: the same, of one process.
+        tolerance: of each number.
+        shared: how many numbers, from the first on, are the same on all ranks, bit by bit; None: all.
+    """
+    try:
+        seen = found()
+    except Exception as problem:
+        return f"{type(problem).__name__}: {problem}"
+    for turn, theirs in enumerate(zip(*expected, strict=True)):
+        for rank, wanted in enumerate(theirs):
+            own = seen[rank][turn]
+            if not np.array_equal(own[:shared], seen[0][turn][:shared]):
+                return f"replicas differ: ranks 0 and {rank} after turn {turn}"
+            error = np.abs(own - wanted).max()
+            if not error <= tolerance:
+                return f"wrong: rank {rank} is off by {error:.2g} after turn {turn}"
+    return ""
