@@ -25,7 +25,21 @@ class _AnyState(type):
 
 
 class State(elastic.State, metaclass=_AnyState):
-    """With a model or an optimizer a ``TransparentState``; without, and for classes derived from it, Horovod's base."""
+    """What a training consists of, so that it goes on when ranks die and when others come: no step is lost.
+
+    Give it the model, the distributed optimizer, the sampler, and whatever else all ranks must have alike.
+
+    Example:
+        >>> state = hvd.elastic.State(model, optimizer, sampler=sampler)
+        >>> for epoch in state.epochs(90):
+        ...     for x, y in loader:  # whose sampler is that one
+        ...         optimizer.zero_grad()
+        ...         loss_of(model(x), y).backward()
+        ...         optimizer.step()
+
+    With a model or an optimizer it is a ``TransparentState``, which has the arguments; without, and for classes derived from
+    it, Horovod's base, for ``elastic.run``.
+    """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """The arguments are those of ``TransparentState``."""
