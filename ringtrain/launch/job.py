@@ -271,7 +271,7 @@ class Job:
 
     def _on_signal(self, number: int, _frame: object) -> None:
         now = time.monotonic()
-        if number == self.interrupted_by and now - self.interrupted_at < SECONDS_OF_ONE_SIGNAL:
+        if number == self.interrupted_by == signal.SIGTERM and now - self.interrupted_at < SECONDS_OF_ONE_SIGNAL:
             return
         if self.interrupted_by:
             self.kill_at = now
