@@ -63,9 +63,12 @@ class Residual {
 
   size_t elements() const { return elements_; }
   size_t bytes() const { return 4 * elements_ * sizeof(float); }
-  // An operation has begun with it, and not been turned: it must stay.
+  // An operation has begun with it, or it was loaded, and not been turned: it must not go meanwhile.
   void Begin() { under_way_ = true; }
   bool under_way() const { return under_way_; }
+  // Its name has come again.
+  void Stay() { stays_ = true; }
+  bool stays() const { return stays_; }
   // Of elements that this rank rounds.
   Feedback Sent(size_t first, size_t count) { return At(&sent_, first, count); }
   Feedback Finished(size_t first, size_t count) { return At(&finished_, first, count); }
@@ -97,7 +100,10 @@ class Residual {
   }
   // Of all elements: the next operation takes those that this rank rounds.
   void Load(const float* sent, const float* finished) {
+    const bool stays = stays_, under_way = under_way_;
     *this = Residual(elements_);
+    stays_ = stays;
+    under_way_ = under_way;
     for (const auto& [kept, from] : {std::pair(&sent_, sent), std::pair(&finished_, finished)}) {
       kept->loaded = std::make_unique<Elements>(elements_);
       std::memcpy(kept->loaded->data(), from, elements_ * sizeof(float));
@@ -160,7 +166,7 @@ class Residual {
   double divisors_[2] = {1.0, 1.0};           // of the sums in which a version was lost
   int newest_ = 0;
   int64_t number_ = 0;
-  bool can_take_back_ = false, under_way_ = false;
+  bool can_take_back_ = false, under_way_ = false, stays_ = false;
 };
 
 // Any thread; but what concerns an operation only while none of its name is under way.
@@ -175,14 +181,13 @@ class Residuals {
     MutexLock lock(mutex_);
     const Key key = {process_set, operation, place};
     std::unique_ptr<Residual>& known = of_[key];
-    if (known == nullptr) {
-      known = std::make_unique<Residual>(elements);
-      NoteFirst(key, known->bytes());
-    } else {
-      came_again_.insert(HashOf(key));
-      if (known->elements() != elements) known = std::make_unique<Residual>(elements);
-    }
+    const bool is_first = known == nullptr && seen_.insert(HashOf(key)).second;
+    if (known == nullptr || known->elements() != elements) known = std::make_unique<Residual>(elements);
     known->Begin();
+    if (is_first)
+      NoteFirst(key, known->bytes());
+    else
+      known->Stay();
     return known.get();
   }
   // Whether some were forgotten; true once.
@@ -224,7 +229,7 @@ class Residuals {
     const int64_t turns = former.turns();
     MutexLock lock(mutex_);
     for (auto& [key, residual] : handed) {
-      came_again_.insert(HashOf(key));
+      residual->Stay();
       of_[key] = std::move(residual);
     }
     turns_ = turns;
@@ -254,9 +259,8 @@ class Residuals {
            static_cast<uint64_t>(std::get<0>(key));
   }
 
-  // A name has come; forgets others that came once, the oldest first.
+  // A name has come for the first time; forgets others that came once, the oldest first.
   void NoteFirst(const Key& key, size_t bytes) RT_REQUIRES(mutex_) {
-    if (!seen_.insert(HashOf(key)).second) came_again_.insert(HashOf(key));
     if (seen_.size() > kMostSeen) seen_.clear();
     once_.emplace_back(key, bytes);
     once_bytes_ += bytes;
@@ -269,7 +273,7 @@ class Residuals {
         continue;
       }
       once_bytes_ -= its_bytes;
-      if (at == of_.end() || came_again_.count(HashOf(oldest)) > 0) continue;
+      if (at == of_.end() || at->second->stays()) continue;
       of_.erase(at);
       has_news_ |= !std::exchange(has_forgotten_, true);
     }
@@ -282,7 +286,6 @@ class Residuals {
   std::deque<std::pair<Key, size_t>> once_ RT_GUARDED_BY(mutex_);  // keys in the order in which they came first
   size_t once_bytes_ RT_GUARDED_BY(mutex_) = 0;                    // of these
   std::unordered_set<uint64_t> seen_ RT_GUARDED_BY(mutex_);        // hashes of keys, also of those forgotten
-  std::unordered_set<uint64_t> came_again_ RT_GUARDED_BY(mutex_);  // hashes of those that stay
   bool has_forgotten_ RT_GUARDED_BY(mutex_) = false, has_news_ RT_GUARDED_BY(mutex_) = false;
   int64_t turns_ RT_GUARDED_BY(mutex_) = 0;
 };

@@ -492,6 +492,10 @@ RT_TEST(residuals_of_names_that_came_once_are_forgotten_when_they_are_many) {
   RT_CHECK(kept > 4 && kept < 8);
   RT_CHECK(residuals.Find(0, name(99), 0, 8) != nullptr);
   RT_CHECK(residuals.Find(0, "under way", 0, 8) == under_way);
+  const float loaded[8] = {7, 7, 7, 7, 7, 7, 7, 7};
+  residuals.Of(0, "loaded", 0, 8)->Load(loaded, loaded);  // and not taken so far
+  for (int step = 0; step < 20; ++step) residuals.Turn(residuals.Of(1, name(step), 0, 8), 1.0, true);
+  RT_CHECK_EQ(residuals.Of(0, "loaded", 0, 8)->Sent(0, 1).before[0], 7.0f);
   for (int turn = 0; turn < 2; ++turn) {  // one that was forgotten, and comes again, stays
     Residual* residual = residuals.Of(0, name(3), 0, 8);
     RT_CHECK_EQ(residual->Sent(0, 1).before[0], static_cast<float>(turn));

@@ -256,15 +256,18 @@ void Door::Rest(int error) {
 // Those who cannot be let in would wake the thread again and again.
 void Door::StopListening(Nanoseconds until) {
   listen_again_ = until;
-  for (size_t i = 0; i < listeners_.size(); ++i)
-    Register(listeners_[i].fd(), 0, Source::kListener, static_cast<uint32_t>(i), EPOLL_CTL_MOD);
+  WatchListeners(0);
 }
 
 void Door::Listen() {
   listen_again_ = kNever;
   is_full_ = false;
+  WatchListeners(EPOLLIN);
+}
+
+void Door::WatchListeners(uint32_t events) {
   for (size_t i = 0; i < listeners_.size(); ++i)
-    Register(listeners_[i].fd(), EPOLLIN, Source::kListener, static_cast<uint32_t>(i), EPOLL_CTL_MOD);
+    Register(listeners_[i].fd(), events, Source::kListener, static_cast<uint32_t>(i), EPOLL_CTL_MOD);
 }
 
 void Door::ServeVisitor(uint32_t number) {

@@ -56,7 +56,7 @@ struct Connection {
 
 class Door {
  public:
-  static constexpr size_t kVisitors = 512;  // there is room for, and no less than one of 64
+  static constexpr size_t kVisitors = 512;  // that there is room for, if the world has no more ranks
   static constexpr double kVisitSeconds = 5.0;
   static constexpr Nanoseconds kLeastVisit = INT64_C(100000000);
 
@@ -100,6 +100,7 @@ class Door {
   void Rest(int error);
   void Listen();
   void StopListening(Nanoseconds until);
+  void WatchListeners(uint32_t events);
   void ServeVisitor(uint32_t number);
   void TurnAway(std::list<Visitor>::iterator visitor, const char* reason);
   void TooLate(std::list<Visitor>::iterator visitor);
