@@ -12,9 +12,7 @@ from worlds import LAUNCHED
 pytest.importorskip("tensorflow")
 sys.path.insert(0, str(Path(__file__).parent))
 from training import tape_script, with_tensorflow
-from training.shrinking import shrunk
-from training.tape_script import drawn, smaller, why_illegal
-from training.with_tensorflow import FUZZER, verdict
+from training.with_tensorflow import FUZZER
 
 from ringtrain.gradients.agreement import Agreement
 from ringtrain.tensorflow import gradients
@@ -48,17 +46,14 @@ def test_a_planted_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -
     owner, name, instead = PLANTS[fault]
     monkeypatch.setattr(owner, name, instead)
     monkeypatch.setattr(with_tensorflow, "STALL_SECONDS", 2.0)
-    assert any(verdict(drawn(seed)) for seed in range(SEEDS))
+    assert FUZZER.finds_something(range(SEEDS))
 
 
 def test_a_script_is_made_as_small_as_its_fault_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(with_tensorflow.Loop, "divisor", 1.0)
-    seed = next(seed for seed in range(SEEDS) if drawn(seed).op == "average" and verdict(drawn(seed)))
-    small, told = shrunk(drawn(seed), verdict, smaller)
+    small, told = FUZZER.shrunk(FUZZER.first_failing_average(range(SEEDS)))
     assert told.startswith("wrong") and len(small.turns) == len(small.turns[0].passes) == 1
 
 
 def test_a_script_is_read_as_it_is_written_and_drawn_again() -> None:
-    for seed in range(50):
-        assert eval(repr(drawn(seed)), vars(tape_script)) == drawn(seed) and not why_illegal(drawn(seed))
-        assert all(not why_illegal(each) and each != drawn(seed) for each in smaller(drawn(seed)))
+    FUZZER.require_readable(range(50), vars(tape_script))

@@ -13,9 +13,8 @@ from worlds import LAUNCHED
 pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent))
 from training import torch_script, with_torch
-from training.shrinking import shrunk
-from training.torch_script import Pass, Script, Turn, drawn, smaller, why_illegal
-from training.with_torch import FUZZER, verdict
+from training.torch_script import SCRIPTS, Pass, Script, Turn
+from training.with_torch import FUZZER
 
 from ringtrain.torch.gradients import Member, ReductionSettings
 from ringtrain.torch.passes import Passes
@@ -53,26 +52,23 @@ def test_a_planted_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -
     owner, name, instead = PLANTS[fault]
     monkeypatch.setattr(owner, name, instead)
     monkeypatch.setattr(with_torch, "STALL_SECONDS", 2.0)
-    assert any(verdict(drawn(seed)) for seed in range(SEEDS))
+    assert FUZZER.finds_something(range(SEEDS))
 
 
 def test_a_script_is_made_as_small_as_its_fault_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a sum that is taken for an average, one turn with one pass is left."""
     monkeypatch.setattr(with_torch.Loop, "divisor", 1.0)
-    seed = next(seed for seed in range(SEEDS) if drawn(seed).op == "average" and verdict(drawn(seed)))
-    small, told = shrunk(drawn(seed), verdict, smaller)
+    small, told = FUZZER.shrunk(FUZZER.first_failing_average(range(SEEDS)))
     assert told.startswith("wrong") and len(small.turns) == len(small.turns[0].passes) == 1
     assert small == Script(turns=(Turn(passes=(Pass(used=small.turns[0].passes[0].used),)),), ranks=small.ranks)
 
 
 def test_a_script_is_read_as_it_is_written_and_drawn_again() -> None:
-    for seed in range(50):
-        assert eval(repr(drawn(seed)), vars(torch_script)) == drawn(seed) and not why_illegal(drawn(seed))
-        assert all(not why_illegal(each) and each != drawn(seed) for each in smaller(drawn(seed)))
+    FUZZER.require_readable(range(50), vars(torch_script))
 
 
 def test_each_value_is_drawn_soon() -> None:
-    scripts = [drawn(seed) for seed in range(SEEDS)]
+    scripts = [SCRIPTS.drawn(seed) for seed in range(SEEDS)]
     assert {each.mode for each in scripts} == set(torch_script.MODES)
     assert {each.optimizer for each in scripts} == set(with_torch.OPTIMIZERS)
     turns = [turn for each in scripts for turn in each.turns]

@@ -2,39 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ringtrain.testing import World
-from training.shrinking import shrunk
+from training.shrinking import Language, shrunk
 
 
 @dataclass(frozen=True)
 class Fuzzer:
-    """The scripts of a framework.
+    """Runs the scripts of a framework.
 
     Attributes:
-        drawn: the legal script of a seed.
-        smaller: legal scripts that do less, in one thing.
+        scripts: which there are.
         verdict: what is wrong with a script; "" if nothing is.
     """
 
-    drawn: Callable[[int], Any]
-    smaller: Callable[[Any], Iterator[Any]]
+    scripts: Language
     verdict: Callable[[Any], str]
 
     def failures(self, seeds: Iterable[int], most_shrunk: int = 3) -> Iterator[str]:
         """What fails, with its seed; the first ones made small."""
         for seed in seeds:
-            if told := self.verdict(self.drawn(seed)):
+            if told := self.verdict(self.scripts.drawn(seed)):
                 if most_shrunk > 0:
-                    small, said = shrunk(self.drawn(seed), self.verdict, self.smaller)
+                    small, said = self.shrunk(seed)
                     told = f"{told}\n  shrunk: {said}\n  {small}"
                     most_shrunk -= 1
                 yield f"seed {seed}: {told}"
+
+    def shrunk(self, seed: int) -> tuple[Any, str]:
+        """The smallest script found that fails as that of a seed does, and how it does."""
+        return shrunk(self.scripts.drawn(seed), self.verdict, self.scripts.smaller)
+
+    def first_failing_average(self, seeds: Iterable[int]) -> int:
+        """The first seed whose script averages, and fails."""
+        drawn = self.scripts.drawn
+        return next(seed for seed in seeds if drawn(seed).op == "average" and self.verdict(drawn(seed)))
+
+    def finds_something(self, seeds: Iterable[int]) -> bool:
+        """Whether a script of these fails, as one must with a planted fault."""
+        return any(self.verdict(self.scripts.drawn(seed)) for seed in seeds)
+
+    def require_readable(self, seeds: Iterable[int], names: Mapping[str, Any]) -> None:
+        """Each script is read as it is written and drawn again, and what is smaller is legal, and another one.
+
+        Args:
+            seeds: whose scripts.
+            names: of the module that has their classes.
+        """
+        for seed in seeds:
+            script = self.scripts.drawn(seed)
+            assert eval(repr(script), dict(names)) == self.scripts.drawn(seed) and not self.scripts.why_illegal(script)
+            assert all(not self.scripts.why_illegal(each) and each != script for each in self.scripts.smaller(script))
 
     def hold(self, seeds: Iterable[int]) -> None:
         """Fails with the scripts that do."""

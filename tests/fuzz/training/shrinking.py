@@ -4,24 +4,50 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 Script = TypeVar("Script")
 Rules = Mapping[str, Callable[[Any], bool]]  # why something may not be, and whether a script does it
 
 
-def first_broken(script: Any, rules: Rules) -> str:
-    """Why a script may not do what it does; "" if it may."""
-    return next((reason for reason, forbids in rules.items() if forbids(script)), "")
+@dataclass(frozen=True)
+class Language:
+    """The scripts of a framework.
 
+    Attributes:
+        draw: any script.
+        smaller_turns: what a turn may be replaced by that does less.
+        rules: why a script may not be, and whether one is so.
+    """
 
-def first_legal(seed: int, draw: Callable[[random.Random], Script], rules: Rules) -> Script:
-    """The first script of a seed that breaks no rule."""
-    source = random.Random(seed)
-    while first_broken(script := draw(source), rules):
-        pass
-    return script
+    draw: Callable[[random.Random], Any]
+    smaller_turns: Callable[[Any], Iterator[Any]]
+    rules: Rules
+
+    def why_illegal(self, script: Any) -> str:
+        """Why a script may not do what it does; "" if it may."""
+        return next((reason for reason, forbids in self.rules.items() if forbids(script)), "")
+
+    def drawn(self, seed: int) -> Any:
+        """The first script of a seed that is legal."""
+        source = random.Random(seed)
+        while self.why_illegal(script := self.draw(source)):
+            pass
+        return script
+
+    def smaller(self, script: Any) -> Iterator[Any]:
+        """Legal scripts that do less than this one, in one thing."""
+        return (each for each in self._smaller(script) if not self.why_illegal(each))
+
+    def _smaller(self, script: Any) -> Iterator[Any]:
+        turns = script.turns
+        for fewer in one_fewer(turns):
+            yield replace(script, turns=fewer)
+        for place, turn in enumerate(turns):
+            for other in exchanged(turns, place, self.smaller_turns(turn)):
+                yield replace(script, turns=other)
+        yield from plainer(script, without={"turns", "ranks"})
 
 
 def plainer(thing: Any, without: Iterable[str] = ()) -> Iterator[Any]:

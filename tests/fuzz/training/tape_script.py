@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from training.shrinking import exchanged, first_broken, first_legal, one_fewer, plainer
+from training.shrinking import Language, exchanged, one_fewer, plainer
 
 LAYERS = 3
 LOCAL = LAYERS - 1  # the layer that a script may leave to each rank
@@ -65,16 +65,6 @@ ILLEGAL = {
 }
 
 
-def why_illegal(script: Script) -> str:
-    """Why a script may not do what it does; "" if it may."""
-    return first_broken(script, ILLEGAL)
-
-
-def drawn(seed: int) -> Script:
-    """The legal script of a seed."""
-    return first_legal(seed, _drawn, ILLEGAL)
-
-
 def _drawn(source: random.Random) -> Script:
     ranks = source.choice([2, 2, 3])
     return Script(
@@ -103,20 +93,6 @@ def _drawn_turn(source: random.Random, ranks: int) -> Turn:
     return Turn(tuple(used() for _ in range(source.choice([1, 1, 2]))), source.random() < 0.15, frozen)
 
 
-def smaller(script: Script) -> Iterator[Script]:
-    """Legal scripts that do less than this one, in one thing."""
-    return (each for each in _smaller(script) if not why_illegal(each))
-
-
-def _smaller(script: Script) -> Iterator[Script]:
-    for fewer in one_fewer(script.turns):
-        yield replace(script, turns=fewer)
-    for place, turn in enumerate(script.turns):
-        for other in exchanged(script.turns, place, _smaller_turn(turn)):
-            yield replace(script, turns=other)
-    yield from plainer(script, without={"turns", "ranks"})
-
-
 def _smaller_turn(turn: Turn) -> Iterator[Turn]:
     for fewer in one_fewer(turn.passes):
         yield replace(turn, passes=fewer)
@@ -125,3 +101,6 @@ def _smaller_turn(turn: Turn) -> Iterator[Turn]:
         alike = [(used,) * len(each) for used in dict.fromkeys(each) if used and (used,) * len(each) != each]
         for passes in exchanged(turn.passes, place, alike):
             yield replace(turn, passes=passes)
+
+
+SCRIPTS = Language(_drawn, _smaller_turn, ILLEGAL)

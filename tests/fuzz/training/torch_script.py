@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from training.shrinking import exchanged, first_broken, first_legal, one_fewer, plainer
+from training.shrinking import Language, exchanged, one_fewer, plainer
 
 LAYERS = 4
 ADDED = LAYERS - 1  # the layer whose parameters a script may add to the optimizer later
@@ -198,16 +198,6 @@ ILLEGAL = {
 }
 
 
-def why_illegal(script: Script) -> str:
-    """Why a script may not do what it does; "" if it may."""
-    return first_broken(script, ILLEGAL)
-
-
-def drawn(seed: int) -> Script:
-    """The legal script of a seed."""
-    return first_legal(seed, _drawn, ILLEGAL)
-
-
 def _drawn(source: random.Random) -> Script:
     ranks = source.choice([2, 2, 3])
     script = Script(
@@ -251,21 +241,6 @@ def _drawn_pass(source: random.Random, ranks: int) -> Pass:
     return Pass(used, silent=source.random() < 0.3)
 
 
-def smaller(script: Script) -> Iterator[Script]:
-    """Legal scripts that do less than this one, in one thing."""
-    return (each for each in _smaller(script) if not why_illegal(each))
-
-
-def _smaller(script: Script) -> Iterator[Script]:
-    turns = script.turns
-    for fewer in one_fewer(turns):
-        yield replace(script, turns=fewer)
-    for place, turn in enumerate(turns):
-        for other in exchanged(turns, place, _smaller_turn(turn)):
-            yield replace(script, turns=other)
-    yield from plainer(script, without={"turns", "ranks"})
-
-
 def _smaller_turn(turn: Turn) -> Iterator[Turn]:
     for fewer in one_fewer(turn.passes):
         yield replace(turn, passes=fewer)
@@ -275,3 +250,6 @@ def _smaller_turn(turn: Turn) -> Iterator[Turn]:
         others = [other for other in (*alike, *plainer(each, without={"used"})) if other != each]
         for passes in exchanged(turn.passes, index, others):
             yield replace(turn, passes=passes)
+
+
+SCRIPTS = Language(_drawn, _smaller_turn, ILLEGAL)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import ringtrain.tensorflow as hvd
 from training.fuzzing import Fuzzer, difference, on_ranks
-from training.tape_script import LAYERS, LOCAL, Script, Turn, drawn, smaller
+from training.tape_script import LAYERS, LOCAL, SCRIPTS, Script, Turn
 
 WIDTH, SAMPLES, ROWS, RATE = 3, 2, 8, 0.1
 STALL_SECONDS = 20.0
@@ -122,4 +122,4 @@ def verdict(script: Script) -> str:
     return difference(found, expected, TOLERANCES[script.compression], shared)
 
 
-FUZZER = Fuzzer(drawn, smaller, verdict)
+FUZZER = Fuzzer(SCRIPTS, verdict)

@@ -11,7 +11,7 @@ import torch
 
 import ringtrain.torch as hvd
 from training.fuzzing import Fuzzer, difference, on_ranks
-from training.torch_script import ADDED, LAYERS, MODES, Pass, Script, Turn, drawn, smaller
+from training.torch_script import ADDED, LAYERS, MODES, SCRIPTS, Pass, Script, Turn
 
 WIDTH, SAMPLES = 3, 2
 STALL_SECONDS = 20.0
@@ -174,4 +174,4 @@ def verdict(script: Script) -> str:
     return difference(found, [expected] * script.ranks, TOLERANCE)
 
 
-FUZZER = Fuzzer(drawn, smaller, verdict)
+FUZZER = Fuzzer(SCRIPTS, verdict)
