@@ -13,9 +13,9 @@ from typing import Any
 from ringtrain.context import current
 from ringtrain.elastic.transparent import followed
 from ringtrain.errors import InvalidArgumentError, MismatchError
-from ringtrain.gradients.terms import difference
 from ringtrain.keras.callbacks.metrics import MetricHooks
 from ringtrain.keras.optimizer import communicates_on, reduction_within
+from ringtrain.keras.replicas import unequal
 from ringtrain.objects import allgather_object
 from ringtrain.process_sets import ProcessSet, is_alone, members_of
 
@@ -153,8 +153,7 @@ class EpochEndHooks:
 
 def _require_equal_stops(stops: bool, epoch: int, process_set: ProcessSet) -> None:
     """A rank that goes on would wait for those that do not."""
-    everyone = allgather_object({"stop_training": stops}, "fit.stops", process_set)
-    found = difference(list(zip(members_of(process_set), everyone, strict=True)))
+    found = unequal({"stop_training": stops}, "fit.stops", process_set)
     if found is not None:
         raise MismatchError(
             f"fit 'stop_training': it must be the same on all ranks at the end of epoch {epoch + 1}, but is {found[1]}. Put "

@@ -11,12 +11,22 @@ from typing import Any
 import numpy as np
 
 from ringtrain.errors import MismatchError
+from ringtrain.gradients.terms import difference
 from ringtrain.keras.variables import path_of
 from ringtrain.objects import allgather_object
 from ringtrain.process_sets import ProcessSet, members_of
 
 _TOLERANCE = 1e-3  # of the update's size; processors that round differently stay far below, other data far above
 _PART = 1 << 20  # elements
+
+
+def unequal(own: dict[str, Any], operation: str, process_set: ProcessSet) -> tuple[str, str] | None:
+    """The first of some values that is not the same on all ranks, by its name, with what they have; None if all are.
+
+    Collective, under the operation's name.
+    """
+    everyone = allgather_object(own, operation, process_set)
+    return difference(list(zip(members_of(process_set), everyone, strict=True)))
 
 
 class ReplicaGuard:

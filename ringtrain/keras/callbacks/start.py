@@ -6,10 +6,9 @@ from typing import Any
 from ringtrain.context import current
 from ringtrain.elastic.transparent import followed
 from ringtrain.errors import InvalidArgumentError, MismatchError
-from ringtrain.gradients.terms import difference
 from ringtrain.keras.compilation import switch_off
 from ringtrain.keras.optimizer import communicates_on, reduction_of
-from ringtrain.keras.replicas import ReplicaGuard
+from ringtrain.keras.replicas import ReplicaGuard, unequal
 from ringtrain.keras.variables import broadcast_variables, build_optimizer, variables_of_optimizer
 from ringtrain.log import logger
 from ringtrain.objects import allgather_object
@@ -168,8 +167,7 @@ def _require_equal_plans(optimizer: Any, process_set: ProcessSet) -> None:
     """A rank of local steps would wait for others of exact ones, and they for it."""
     reduction = reduction_of(optimizer)
     own = {"every": None} if reduction is None else reduction.settings.terms()
-    everyone = allgather_object(own, "fit.local_steps", process_set)
-    found = difference(list(zip(members_of(process_set), everyone, strict=True)))
+    found = unequal(own, "fit.local_steps", process_set)
     if found is not None:
         name, values = found
         raise MismatchError(
@@ -180,9 +178,7 @@ def _require_equal_plans(optimizer: Any, process_set: ProcessSet) -> None:
 
 def _require_equal_beginnings(epoch: int, process_set: ProcessSet) -> None:
     """Ranks that began later would take fewer steps, and the schedules of others."""
-    found = difference(
-        list(zip(members_of(process_set), allgather_object({"epoch": epoch}, "fit.begins", process_set), strict=True))
-    )
+    found = unequal({"epoch": epoch}, "fit.begins", process_set)
     if found is not None:
         raise MismatchError(
             f"fit 'initial_epoch': the first epoch must be the same on all ranks, but is {found[1]}. Pass one initial_epoch "
