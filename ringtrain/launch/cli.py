@@ -513,6 +513,7 @@ def wants_mpirun(given: Mapping[str, Any]) -> bool:
     return read_config(given["config_file"]).controller == "mpi"
 
 
+@functools.cache
 def read_config(path: str | None) -> settings.Config:
     """What the configuration file says; nothing without one. Raises ConfigError, HostsError."""
     return settings.read_config(_read("--config-file", path) if path else "", path or "")

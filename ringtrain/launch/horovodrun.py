@@ -10,13 +10,14 @@ from collections.abc import Sequence
 
 import click
 
+from ringtrain import probes
 from ringtrain.launch.cli import main, ringtrainrun
 from ringtrain.launch.rank import OF_HOROVODRUN
 from ringtrain.launch.versions import version_of
 
 VERSION = "0.28.1"  # the release of Horovod whose names ringtrain has
 FRAMEWORKS = {"TensorFlow": "tensorflow", "PyTorch": "torch", "MXNet": "mxnet"}
-OF_ELASTIC_JOBS = ("--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--host-discovery-script")
+MAKES_IT_ELASTIC = {"--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--host-discovery-script"}
 
 
 def run_commandline() -> None:
@@ -48,7 +49,7 @@ def own_arguments(arguments: Sequence[str]) -> Sequence[str]:
 def with_elastic(arguments: Sequence[str], own: Sequence[str]) -> list[str]:
     """The arguments, with ``--elastic`` where Horovod's flags say so without it."""
     flags = {argument.partition("=")[0] for argument in own}
-    is_elastic = bool(flags & set(OF_ELASTIC_JOBS)) and "--elastic" not in flags
+    is_elastic = bool(flags & MAKES_IT_ELASTIC) and "--elastic" not in flags
     return [*(["--elastic"] if is_elastic else []), *arguments]
 
 
@@ -60,12 +61,15 @@ def check_build() -> str:
             [f"{title}:", *(f"    [{'X' if is_there else ' '}] {name}" for name, is_there in found.items())]
         )
 
-    has_mpi = version_of("mpi4py") != "not installed"
+    operations = {
+        "NCCL": bool(probes.nccl_built()), "DDL": probes.ddl_built(), "CCL": probes.ccl_built(), "MPI": probes.mpi_built(),
+        "Gloo": probes.gloo_built(),
+    }  # fmt: skip
     there = {name: version_of(module) != "not installed" for name, module in FRAMEWORKS.items()}
     parts = [
         f"Horovod v{VERSION}:",
         lines("Available Frameworks", there),
-        lines("Available Controllers", {"MPI": has_mpi, "Gloo": True}),
-        lines("Available Tensor Operations", {"NCCL": True, "DDL": False, "CCL": False, "MPI": has_mpi, "Gloo": True}),
+        lines("Available Controllers", {name: operations[name] for name in ("MPI", "Gloo")}),
+        lines("Available Tensor Operations", operations),
     ]
     return "\n\n".join(parts)

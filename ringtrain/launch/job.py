@@ -177,7 +177,7 @@ class Job:
         environment |= of_host(host.name, networks, self.installation, self.environment)
         environment |= self._of_rank_0
         environment["RINGTRAIN_SLOTS"] = str(host.slots)
-        if OF_HOROVODRUN in environment or OF_HOROVODRUN in self.environment:
+        if OF_HOROVODRUN in self.environment:
             environment |= for_horovod(host, [each.host for each in self.agents])
         if not self.installation.has_mpi:
             environment["RINGTRAIN_LISTEN"] = listening(addresses_of(host, networks), self.plan.ports)
