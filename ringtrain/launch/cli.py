@@ -30,7 +30,7 @@ from ringtrain.errors import InvalidArgumentError
 from ringtrain.launch import elastic_flags, openmpi, operators, resume, settings, signals, srun, transport
 from ringtrain.launch.agent.facts import login_shell
 from ringtrain.launch.commands import check_build
-from ringtrain.launch.discovery import HostScript
+from ringtrain.launch.discovery import HostScript, ScriptError
 from ringtrain.launch.elastic import ElasticJob
 from ringtrain.launch.environment import given_environment, job_environment
 from ringtrain.launch.hosts import Host, HostsError, find_here, parse_hostfile, parse_hosts, place
@@ -279,7 +279,7 @@ def ringtrainrun(**given: Any) -> int:
             return launch(plan, terminal, is_dry=given["dry_run"])
         except (HostsError, settings.ConfigError, InvalidArgumentError) as error:
             raise click.UsageError(str(error)) from None
-        except LaunchError as error:
+        except (LaunchError, ScriptError) as error:
             terminal.say(str(error))
             return LAUNCH_FAILED
 
@@ -302,7 +302,8 @@ def launch(plan: Plan, terminal: Terminal, is_dry: bool = False) -> int:
         return 0
     if plan.folder:
         make_folder(plan.folder)
-    agents, networks = check_hosts(plan, installation, environment)
+    least = plan.elastic.minimum if plan.elastic and not plan.by_srun else None  # in an allocation no host comes later
+    agents, networks, absent = check_hosts(plan, installation, environment, least)
     confirmed = choice.confirmed(networks)
     if confirmed is not choice:
         plan, installation = prepare(asked, confirmed.installation, given)
@@ -319,7 +320,9 @@ def launch(plan: Plan, terminal: Terminal, is_dry: bool = False) -> int:
     except LaunchError:
         hang_up_on(agents)
         raise
-    return ElasticJob(plan, installation, terminal, agents, environment, networks, plan.elastic, folder).run()
+    return ElasticJob(
+        plan, installation, terminal, agents, environment, networks, plan.elastic, folder, absent=absent
+    ).run()
 
 
 def take_up(name: str, terminal: Terminal) -> int:
@@ -404,7 +407,7 @@ def make_folder(path: str) -> None:
 
 
 def make_plan(given: Mapping[str, Any], environment: Mapping[str, str]) -> Plan:
-    """Decides what runs where. Raises HostsError, ConfigError, InvalidArgumentError."""
+    """Decides what runs where. Raises HostsError, ConfigError, InvalidArgumentError, and ScriptError."""
     if not given["command"]:
         raise HostsError(f"command: expected what each rank has to run, but found nothing. {EXAMPLE}")
     script = script_of(given)

@@ -21,10 +21,16 @@ SECONDS_BETWEEN_RUNS = 1.0
 SECONDS_OF_A_RUN = 10.0
 SECONDS_BETWEEN_LOOKS = 0.05
 MOST_BYTES = 1 << 20
+CANNOT_RUN = (126, 127)  # by which a shell says that a program is not executable, or is not there
 
 
 class ScriptError(RuntimeError):
-    """A script that has not said which hosts there are; the job goes on with those that it has."""
+    """A script that has not said which hosts there are; a job that runs goes on with those that it has.
+
+    cannot_run: no shell will run it, as one that is misspelt.
+    """
+
+    cannot_run = False
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,10 @@ class HostScript:
             process.wait()
         if process.returncode:
             last = " ".join(complaints.strip().splitlines()[-1:])
-            raise self._failed(f"end with code 0, but has ended with {process.returncode}" + (last and f" ({last})"))
+            raise self._failed(
+                f"end with code 0, but has ended with {process.returncode}" + (last and f" ({last})"),
+                cannot_run=process.returncode in CANNOT_RUN,
+            )
         try:
             return find_here(parse_hostfile(said, self.command, self.slots))
         except HostsError as error:
@@ -86,7 +95,7 @@ class HostScript:
                     raise self._failed(f"end within {SECONDS_OF_A_RUN:g} s, but has not")
 
     def wait_for(self, slots: int, seconds: float, say: Callable[[str], None]) -> list[Host]:
-        """Runs it until it names hosts with so many slots; says once why it must wait. Raises HostsError with the last reason."""
+        """Runs it until it names hosts with so many slots; says once why it must wait. Raises ScriptError with the last reason."""
         deadline, has_said = time.monotonic() + seconds, False
         while True:
             try:
@@ -96,6 +105,8 @@ class HostScript:
                     f"--host-discovery-script '{self.command}': it must name {slots} slots at least, but names {found}."
                 )
             except ScriptError as error:
+                if error.cannot_run:
+                    raise ScriptError(f"{error} Check its spelling and its permissions.") from None
                 hosts, found, why = [], 0, str(error)
             if found >= slots:
                 return hosts
@@ -103,7 +114,7 @@ class HostScript:
                 say(f"{why} That is waited for, {seconds:g} s at most (--elastic-timeout).")
                 has_said = True
             if time.monotonic() >= deadline:
-                raise HostsError(f"{why} That was waited for during {seconds:g} s (--elastic-timeout).")
+                raise ScriptError(f"{why} That was waited for during {seconds:g} s (--elastic-timeout).")
             time.sleep(SECONDS_BETWEEN_RUNS)
 
     def watch(self, tell: Callable[[list[Host] | ScriptError], None]) -> Callable[[], None]:
@@ -122,8 +133,10 @@ class HostScript:
         threading.Thread(target=run, name="ringtrainrun-hosts", daemon=True).start()
         return stopped.set
 
-    def _failed(self, what: str) -> ScriptError:
-        return ScriptError(f"--host-discovery-script '{self.command}': it must {what}.")
+    def _failed(self, what: str, cannot_run: bool = False) -> ScriptError:
+        error = ScriptError(f"--host-discovery-script '{self.command}': it must {what}.")
+        error.cannot_run = cannot_run
+        return error
 
 
 class Supply:

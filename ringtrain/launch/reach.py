@@ -156,7 +156,7 @@ class Agent:
                     raise self._failure()
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    raise HostError(
+                    raise HostNotThereError(
                         self._text(
                             "it gave no answer within the start timeout",
                             "Raise --start-timeout if it is slow; "

