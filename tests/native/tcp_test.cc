@@ -372,6 +372,36 @@ RT_TEST(frames_that_nobody_had_looked_for_come_before_the_loss) {
   transport->Close(false, 1.0);
 }
 
+// Of a rank to which nothing was ever sent: the one connection that there is has its last frame and its end together.
+RT_TEST(an_end_that_comes_with_the_last_bytes_is_seen) {
+  Listeners listeners(2);
+  int life_line[2];  // of the child, which a byte from here lets go on
+  RT_REQUIRE_EQ(pipe(life_line), 0);
+  const pid_t child = listeners.Fork(1, [&] {
+    const std::unique_ptr<Transport> transport = listeners.Open(1);
+    for (const char* frame : {"first", "last"}) {
+      char byte;
+      RT_REQUIRE_EQ(read(life_line[0], &byte, 1), ssize_t{1});
+      RT_REQUIRE_OK(transport->SendFrame(0, frame));
+      Await([&] { return transport->Drive().ok() && !transport->Busy(); });
+    }
+    Die();
+  });
+  const std::unique_ptr<Transport> transport = listeners.Open(0);
+  Doorbell doorbell;  // nobody sleeps on it, so the watcher leaves the looking to us
+  transport->SetDoorbell(&doorbell);
+  RT_REQUIRE_EQ(write(life_line[1], "1", 1), ssize_t{1});
+  RT_CHECK_EQ(Conformance(*transport).AwaitFrame(1), std::string("first"));
+  RT_REQUIRE_EQ(write(life_line[1], "2", 1), ssize_t{1});
+  RT_CHECK_EQ(waitpid(child, nullptr, 0), child);
+  std::vector<std::string> frames;
+  AwaitLoss(*transport, 1, &frames);
+  RT_CHECK_EQ(frames.size(), size_t{1});
+  transport->Close(false, 1.0);
+  close(life_line[0]);
+  close(life_line[1]);
+}
+
 RT_TEST(a_connection_that_comes_after_the_end_of_messages_is_no_loss) {
   Listeners listeners(2);
   check::RunRanks(2, [&](int rank) {

@@ -148,11 +148,7 @@ void Connections::LookForEvents() {
 
 void Connections::Signal(Peer* peer, bool sends, size_t lane, uint32_t events) {
   if (peer->lost) return;
-  if (!sends) {
-    if (!peer->readable[lane]) readable_.emplace_back(peer, lane);
-    peer->readable[lane] = true;
-    return;
-  }
+  if (!sends) return SignalIn(peer, lane, (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0);
   const bool control = lane == 0;
   if (control ? peer->control_out == nullptr : peer->data_out[lane - 1] == nullptr) return;  // silent, or it has left
   if ((events & ~uint32_t{EPOLLOUT}) != 0) {
@@ -161,6 +157,15 @@ void Connections::Signal(Peer* peer, bool sends, size_t lane, uint32_t events) {
   }
   (control ? peer->control_out->writable : peer->data_out[lane - 1]->writable) = true;
   MarkDirty(peer);
+}
+
+// The end of a connection may be told together with its last bytes, and is not told again.
+void Connections::SignalIn(Peer* peer, size_t lane, bool ended) {
+  if (!peer->readable[lane]) readable_.emplace_back(peer, lane);
+  peer->readable[lane] = true;
+  if (!ended) return;
+  if (lane == 0 && peer->control_in != nullptr) peer->control_in->ended = true;
+  if (lane > 0 && peer->data_in[lane - 1] != nullptr) peer->data_in[lane - 1]->ended = true;
 }
 
 bool Connections::Receive() {

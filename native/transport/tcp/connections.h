@@ -89,6 +89,7 @@ class Connections final : private Door::Owner {
   const char* TakeControl(Peer* peer, const RecordHeader& header, const std::string& payload) RT_REQUIRES(mutex_);
   LaneMove MoveIn(Peer* peer, size_t lane) RT_REQUIRES(mutex_);
   void Signal(Peer* peer, bool sends, size_t lane, uint32_t events) RT_REQUIRES(mutex_);
+  void SignalIn(Peer* peer, size_t lane, bool ended) RT_REQUIRES(mutex_);
   void Release();
   void Leave(Nanoseconds deadline);
   void Lose(Peer* peer, const std::string& cause) RT_REQUIRES(mutex_);

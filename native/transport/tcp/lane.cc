@@ -61,7 +61,7 @@ LaneMove ControlReceiver::Move(std::vector<Record>* records) {
       records->push_back(std::move(record));
     }
     if (opener_.fault() != nullptr) return LaneMove::Fault(opener_.fault());
-    if (static_cast<size_t>(got) < buffer.size()) return {};  // there was no more
+    if (static_cast<size_t>(got) < buffer.size() && !ended) return {};  // there was no more
   }
   return {true, false, ""};
 }
@@ -107,7 +107,7 @@ LaneMove PieceReceiver::Move() {
     moved += static_cast<size_t>(got);
     const char* fault = reader_.Took(static_cast<size_t>(got));
     if (fault != nullptr) return LaneMove::Fault(fault);
-    if (static_cast<size_t>(got) < room) return {};  // there was no more
+    if (static_cast<size_t>(got) < room && !ended) return {};  // there was no more
   }
   return {true, false, ""};
 }

@@ -65,6 +65,7 @@ class ControlReceiver {
   LaneMove Move(std::vector<Record>* records);
   // Tells the peer that this rank leaves.
   void SayLeave() const;
+  bool ended = false;  // the kernel says so: there is an end to be read behind what has come
 
  private:
   Socket socket_;
@@ -96,6 +97,7 @@ class PieceReceiver {
   PieceReceiver(Socket socket, Exchange* exchange) : socket_(std::move(socket)), reader_(exchange) {}
   Socket& socket() { return socket_; }
   LaneMove Move();
+  bool ended = false;  // as above
 
  private:
   Socket socket_;
