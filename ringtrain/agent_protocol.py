@@ -211,7 +211,7 @@ class HostFacts(VisibleGpus, total=False):
     mpi: str  # what MPI says of its version
 
 
-Listening = tuple[str, str, int, int]  # interface, address, prefix length, port
+Listening = tuple[str, str, int, int, int]  # interface, address, prefix length, port, MTU
 
 
 class Addresses(TypedDict):
@@ -222,7 +222,7 @@ class Addresses(TypedDict):
 
 
 class Reached(TypedDict):
-    """For each target "" if the right host answered, else why not."""
+    """For each target "" if the right host answered, in small and in large packets, else why not."""
 
     reached: list[str]
 

@@ -30,6 +30,7 @@ FURTHER_NETWORK = "10.78.{link}"  # of a host's second interface and those after
 START_SECONDS = 20.0
 # What a link may hold back: enough for 1 ms at 1 Gbit/s, so that the shaper reaches its rate, and a switch's buffer.
 BURST_BYTES, BUFFER_BYTES = 128 << 10, 512 << 10
+GSO_SEGMENTS = 65535  # that a virtual interface takes at once
 # Runs as init of a host: reaps what others leave to it, and goes with whoever made the host.
 HOLDER = "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN); print(flush=True)\nwhile True: signal.pause()"
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -76,6 +77,11 @@ class Host:
     pid: int  # of its init
     further: list[str] = field(default_factory=list)  # addresses of its second interface and of those after it
     cores: Sequence[int] = ()  # of this machine; () for all
+
+    @property
+    def interfaces(self) -> list[str]:
+        """One for each of its links."""
+        return [self.interface, *(f"{self.interface}-{link}" for link in range(2, 2 + len(self.further)))]
 
     @property
     def addresses(self) -> list[str]:
@@ -216,8 +222,47 @@ class Network:
         """Puts a host back on the network."""
         self._set_port(name, "up")
 
+    @contextmanager
+    def losing_large(self, name: str, link: int = 1, mtu: int = 1200) -> Iterator[None]:
+        """Has packets that are larger vanish between a host and all others, without a word, as in a tunnel behind a
+        firewall that drops ICMP."""
+        port, switch = self._port(name, link), f"switch-{link}"
+        for line in (["add", "apart", "type", "bridge"], ["set", "apart", "up"],
+                     ["add", "narrow", "mtu", str(mtu), "type", "veth", "peer", "name", "narrows", "mtu", str(mtu)],
+                     ["set", "narrow", "master", switch, "up"], ["set", "narrows", "master", "apart", "up"],
+                     ["set", port, "master", "apart"]):  # fmt: skip
+            _check(self._in_switch("ip", "link", *line))
+        self._cut_at_once(link, segments=1)
+        try:
+            yield
+        finally:
+            for line in (["set", port, "master", switch], ["delete", "narrow"], ["delete", "apart"]):
+                _check(self._in_switch("ip", "link", *line))
+            self._cut_at_once(link, GSO_SEGMENTS)
+
+    def _cut_at_once(self, link: int, segments: int) -> None:
+        """How many packets' bytes a host hands over in one piece: a switch lets pieces pass whatever its MTU is."""
+        for host in self.hosts.values():
+            host.check("ip", "link", "set", host.interfaces[link - 1], "gso_max_segs", str(segments))
+
+    def slow_down(self, name: str, rate: str, to: str | None = None) -> None:
+        """Limits what a host sends, in tc's words; or what it sends to one other host, on their first link."""
+        host = self[name]
+        if to is None:
+            return host.check("tc", "qdisc", "replace", "dev", host.interface, "root", *_shape(rate))
+        at = ["dev", host.interface]
+        host.check("tc", "qdisc", "replace", *at, "root", "handle", "1:", "htb", "default", "1")
+        for number, limit in (("1:1", "100gbit"), ("1:2", rate)):
+            host.check("tc", "class", "add", *at, "parent", "1:", "classid", number, "htb", "rate", limit,
+                       "burst", str(BURST_BYTES), "cburst", str(BURST_BYTES))  # fmt: skip
+        host.check("tc", "filter", "add", *at, "parent", "1:", "protocol", "ip", "u32",
+                   "match", "ip", "dst", f"{self[to].address}/32", "flowid", "1:2")  # fmt: skip
+
+    def _port(self, name: str, link: int = 1) -> str:
+        return f"to-{list(self.hosts).index(name) + 1}" + (f"-{link}" if link > 1 else "")
+
     def _set_port(self, name: str, *state: str) -> None:
-        _check(self._in_switch("ip", "link", "set", f"to-{list(self.hosts).index(name) + 1}", *state))
+        _check(self._in_switch("ip", "link", "set", self._port(name), *state))
 
     # ---- making ----
 
@@ -283,9 +328,8 @@ class Network:
         )
         host.check("ip", "link", "set", interface, "up")
         if rate:
-            shape = ["root", "tbf", "rate", rate, "burst", str(BURST_BYTES), "limit", str(BUFFER_BYTES)]
-            host.check("tc", "qdisc", "add", "dev", interface, *shape)
-            _check(self._in_switch("tc", "qdisc", "add", "dev", port, *shape))
+            host.check("tc", "qdisc", "add", "dev", interface, "root", *_shape(rate))
+            _check(self._in_switch("tc", "qdisc", "add", "dev", port, "root", *_shape(rate)))
 
     def _write_files(self) -> None:
         """What all hosts share: names, and one user key that opens each of them."""
@@ -322,6 +366,10 @@ class Network:
 def find_program(program: str) -> str:
     """The program's path, also where root's PATH lacks /usr/sbin; "" if there is none."""
     return shutil.which(program, path=os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin") or ""
+
+
+def _shape(rate: str) -> list[str]:
+    return ["tbf", "rate", rate, "burst", str(BURST_BYTES), "limit", str(BUFFER_BYTES)]
 
 
 def _check(line: Sequence[str]) -> None:

@@ -309,6 +309,8 @@ def launch(plan: Plan, terminal: Terminal, is_dry: bool = False) -> int:
         plan, installation = prepare(asked, confirmed.installation, given)
     if confirmed.line and not (plan.verbose and confirmed is choice):
         terminal.say(confirmed.line)
+    for line in networks.left_out if networks else ():
+        terminal.say(line)
     if networks and plan.verbose:
         terminal.say(f"networks: {', '.join(networks.networks)}")
     settings_of_shells = openmpi.for_login_shells([login_shell(), *(agent.login_shell for agent in agents)])

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+from ringtrain.launch.agent.networks import LOSES_LARGE
 
 
 @dataclass(frozen=True)
 class Address:
-    """An address of one host, on which its agent listens."""
+    """An address of one host, on which its agent listens. mtu: of its interface."""
 
     interface: str
     address: str
     prefix: int
     port: int
+    mtu: int = 1500
 
     @property
     def version(self) -> int:
@@ -36,12 +39,14 @@ class Chosen:
     """What carries the tensors: networks, and each host's interfaces to them, by its name.
 
     addresses: those of each host in these networks, in their order. rdma_ports: each host's ports of InfiniBand.
+    left_out: sentences on networks that would serve if large packets arrived.
     """
 
     networks: tuple[str, ...]
     interfaces: Mapping[str, tuple[str, ...]]
     addresses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     rdma_ports: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
 
     @property
     def is_ipv6(self) -> bool:
@@ -63,6 +68,7 @@ def names_loopback(interfaces: Sequence[str]) -> bool:
 
 # (from, to, address) -> "" if the host `from` reached the host `to` at the address, else why not
 Reached = Mapping[tuple[str, str, str], str]
+Way = tuple[str, str, Address]  # who calls, who is called, and where
 
 
 def choose(addresses: Mapping[str, Sequence[Address]], reached: Reached) -> Chosen | str:
@@ -79,9 +85,14 @@ def choose(addresses: Mapping[str, Sequence[Address]], reached: Reached) -> Chos
     for version in (4, 6):
         of_version = {host: [address for address in own if address.version == version] for host, own in useful.items()}
         if all(of_version.values()):
-            return _shared(of_version)
-    lonely = next((host for host, own in useful.items() if not own), None)
-    return _explain(lonely, addresses, reached) if lonely else _explain_versions(useful)
+            shared = _shared(of_version)
+            return replace(shared, left_out=_lossy(addresses, reached, shared.networks))
+    lonely = [host for host, own in useful.items() if not own]
+    if not lonely:
+        return _explain_versions(useful)
+    host = max(lonely, key=lambda host: _ways_lost(host, addresses, reached))  # the first of equals
+    losing = [each for each in _losing(addresses, reached) if host in each[:2]]
+    return _explain_large(losing) if losing else _explain(host, addresses, reached)
 
 
 def _shared(useful: Mapping[str, Sequence[Address]]) -> Chosen:
@@ -105,6 +116,63 @@ def _shared(useful: Mapping[str, Sequence[Address]]) -> Chosen:
 
 def _is_reached_by_all(host: str, address: Address, addresses: Mapping[str, object], reached: Reached) -> bool:
     return all(reached[other, host, address.address] == "" for other in addresses if other != host)
+
+
+def _ways_lost(host: str, addresses: Mapping[str, Sequence[Address]], reached: Reached) -> int:
+    """How many ways between this host and another there are none of, each direction counted."""
+
+    def is_lost(one: str, other: str) -> bool:
+        return not any(reached[one, other, address.address] == "" for address in addresses[other])
+
+    return sum(is_lost(one, other) for pair in addresses if pair != host for one, other in ((pair, host), (host, pair)))
+
+
+# ---- large packets ----
+
+
+def _losing(addresses: Mapping[str, Sequence[Address]], reached: Reached) -> list[Way]:
+    """Wherever small packets pass and large ones do not."""
+    return [
+        (one, other, address)
+        for other, own in addresses.items()
+        for address in own
+        for one in addresses
+        if one != other and reached[one, other, address.address] == LOSES_LARGE
+    ]
+
+
+def _subject(losing: Sequence[Way]) -> str:
+    """The host that has part in all of it, or else all that have a part."""
+    pairs = [{one, other} for one, other, _ in losing]
+    common = set.intersection(*pairs)
+    hosts = common if len(common) == 1 else set.union(*pairs)
+    return f"host '{common.pop()}'" if len(common) == 1 else f"hosts '{','.join(sorted(hosts))}'"
+
+
+def _lossy(addresses: Mapping[str, Sequence[Address]], reached: Reached, networks: Sequence[str]) -> tuple[str, ...]:
+    """A sentence for each network that is not among those chosen because large packets are lost there."""
+    losing = _losing(addresses, reached)
+    lossy = sorted({address.network for *_, address in losing} - set(networks))
+    return tuple(
+        f"network {network} is left out, because of {_subject([each for each in losing if each[2].network == network])}: "
+        f"{LOSES_LARGE}."
+        for network in lossy
+    )
+
+
+# ---- what is said ----
+
+
+def _explain_large(losing: Sequence[Way]) -> str:
+    caller, called, address = losing[0]
+    size = address.mtu - (28 if address.version == 4 else 48)  # without the headers of ping's packets
+    return (
+        f"{_subject(losing)}: packets of {address.mtu} bytes, as its interface allows, must pass to and from every other "
+        f"host, but {LOSES_LARGE} (from {called} at {address.address} ({address.interface}) to {caller}). What is between, "
+        "such as a tunnel or a VPN, carries smaller ones, and its ICMP message that says so is lost. Lower the MTU of "
+        f"the interfaces (ip link set dev {address.interface} mtu 1400, or less), or let ICMP through. "
+        f"To see it: ssh {caller} ping -c 1 -M do -s {size} {address.address}"
+    )
 
 
 def _explain(host: str, addresses: Mapping[str, Sequence[Address]], reached: Reached) -> str:

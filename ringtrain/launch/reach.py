@@ -65,6 +65,9 @@ SSH_REASONS = (
     (r"(kex|ssh)_exchange_identification|banner exchange|Connection (reset|closed) by",
      "its sshd, or that of a host on the way, takes no more logins at a time", "Raise MaxStartups in its sshd_config"),
     (r"Connection refused", "nothing listens on its ssh port", "Start sshd there, or name its port: --ssh-port"),
+    (r"Connection to \S+ port \d+ timed out",
+     "it answers, but the login stops where packets become large", "See whether the path loses those, as with an MTU that "
+     "nobody is told of: ping -c 1 -M do -s 1472 {host}"),
     (r"Connection timed out|No route to host|Network is unreachable|Operation timed out", "it does not answer",
      "Check that it is up and that no firewall is between"),
     (r"Identity file \S+ not accessible", "the identity file cannot be read", "Check --ssh-identity-file"),

@@ -708,6 +708,10 @@ for byte in range(0, len(said), 7):
             "accepts no key of this user, and a launcher cannot type a password (Permission denied (publickey).)",
         ),
         (
+            "Connection to 10.0.0.2 port 22 timed out",
+            "the login stops where packets become large (Connection to 10.0.0.2 port 22 timed out). See whether",
+        ),
+        (
             "Warning: Permanently added 'b' to the list\nkex_exchange: lost",
             "the connection ended with code 255 (kex_exchange: lost)",
         ),

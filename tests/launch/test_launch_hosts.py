@@ -456,6 +456,32 @@ def test_interfaces_that_lead_nowhere_are_refused(network: Network) -> None:
     assert "host 'node-b': it must have a network interface" in said
 
 
+@pytest.mark.long
+@pytest.mark.tcp
+def test_a_path_that_loses_large_packets_is_told_before_the_start() -> None:
+    """That of the tensors; ssh goes by another one. Where there is a choice, the job goes another way."""
+    program = "import numpy as np, ringtrain as rt; rt.init(); print(rt.allreduce(np.ones(9**6), op=rt.Sum)[0])"
+    job = ("--transport", "tcp", "-np", "3", "-H", "node-a:1,node-b:1,node-c:1")
+    with Network({"node-a": "eth0", "node-b": "ens5", "node-c": "enp3s0"}, links=2) as network:
+        with network.losing_large("node-b", link=2):
+            named = launch(
+                network["node-a"],
+                sys.executable,
+                *job,
+                "--network-interfaces",
+                "10.78.2.0/24",
+                "python",
+                "-c",
+                program,
+            )
+            free = launch(network["node-a"], sys.executable, *job, "python", "-c", program)
+    (said,) = named.stderr.splitlines()
+    assert named.returncode == 125 and "host 'node-b': packets of 1500 bytes" in said, named
+    assert "small packets pass, large ones do not: MTU" in said
+    assert free.returncode == 0 and free.stdout.count("3.0") == 3, free
+    assert "network 10.78.2.0/24 is left out, because of host 'node-b'" in free.stderr
+
+
 def test_gpus_named_by_x_are_those_of_every_host(network: Network) -> None:
     """The variable of the launcher's own host does not travel, but that of -x does."""
     said = refused(network, "node-a:1,node-b:2", "-x", "CUDA_VISIBLE_DEVICES=0", "-np", "3")

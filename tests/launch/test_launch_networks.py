@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from ringtrain.bench import hosts
+from ringtrain.bench.hosts import Network
 from ringtrain.launch import mpich, openmpi
-from ringtrain.launch.agent.networks import Networks, free_port, ipv4_addresses, ipv6_addresses, is_allowed, rdma_ports
+from ringtrain.launch.agent import networks
+from ringtrain.launch.agent.networks import (
+    LOSES_LARGE,
+    Networks,
+    free_port,
+    greet,
+    ipv4_addresses,
+    ipv6_addresses,
+    is_allowed,
+    rdma_ports,
+)
 from ringtrain.launch.environment import of_host
 from ringtrain.launch.hosts import Host
 from ringtrain.launch.mpi import Installation
@@ -24,10 +41,10 @@ def address(interface: str, text: str, prefix: int = 24) -> Address:
     return Address(interface, text, prefix, 20000)
 
 
-def reach(addresses: dict[str, list[Address]], *blocked: tuple[str, str]) -> dict:
+def reach(addresses: dict[str, list[Address]], *blocked: tuple[str, str], why: str = "refused") -> dict:
     """Every host reaches every address of the others, but for those blocked: (from, address); docker0 never is."""
     return {
-        (one, other, each.address): "refused" if each.interface == "docker0" or (one, each.address) in blocked else ""
+        (one, other, each.address): "refused" if each.interface == "docker0" else why * ((one, each.address) in blocked)
         for one in addresses
         for other in addresses
         if one != other
@@ -64,6 +81,112 @@ def test_who_cannot_reach_whom_is_said() -> None:
     assert "host 'b'" in choose(alone, reach(alone)) and "has none" in choose(alone, reach(alone))
 
 
+def test_the_host_that_most_others_cannot_reach_is_named() -> None:
+    """Not the first that cannot reach it."""
+    three = {host: [address("eth0", f"10.0.0.{number}")] for number, host in enumerate("abc", start=1)}
+    cut_off = [("a", "10.0.0.2"), ("c", "10.0.0.2"), ("b", "10.0.0.1"), ("b", "10.0.0.3")]
+    assert choose(three, reach(three, *cut_off)).startswith("host 'b': every other host must reach it")
+
+
+# ---- large packets ----
+
+THREE = {
+    host: [address("eth0", f"10.0.0.{number}"), replace(address("tun0", f"10.9.0.{number}"), mtu=9000)]
+    for number, host in enumerate("abc", start=1)
+}
+AROUND_B = [("a", "10.9.0.2"), ("c", "10.9.0.2"), ("b", "10.9.0.1"), ("b", "10.9.0.3")]
+
+
+def test_a_network_that_loses_large_packets_is_left_out_and_named() -> None:
+    chosen = choose(THREE, reach(THREE, *AROUND_B, why=LOSES_LARGE))
+    assert chosen.networks == ("10.0.0.0/24",)
+    assert chosen.left_out == (
+        "network 10.9.0.0/24 is left out, because of host 'b': small packets pass, large ones do not: MTU.",
+    )
+    assert choose(THREE, reach(THREE, *AROUND_B)).left_out == (), "a firewall is nothing new"
+
+
+def test_without_another_network_the_host_and_its_mtu_are_told() -> None:
+    alone = {host: own[1:] for host, own in THREE.items()}
+    said = choose(alone, reach(alone, *AROUND_B, why=LOSES_LARGE))
+    assert said.startswith("host 'b': packets of 9000 bytes") and "small packets pass, large ones do not: MTU" in said
+    assert "(from a at 10.9.0.1 (tun0) to b)" in said
+    assert said.endswith("To see it: ssh b ping -c 1 -M do -s 8972 10.9.0.1")
+    between = choose(alone, reach(alone, *AROUND_B[::2], why=LOSES_LARGE))
+    assert between.startswith("hosts 'a,b': packets of 9000 bytes"), "c is well"
+
+
+@contextmanager
+def saying(*what: bytes) -> Iterator[socket.socket]:
+    """A connection from somebody who has said this, one packet after the other, and no more."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as caller:
+        connection, _ = server.accept()
+        with connection:
+            for each in what:
+                caller.sendall(each)
+            yield connection
+
+
+def test_who_sends_nothing_behind_the_nonce_loses_large_packets() -> None:
+    nonce = bytes(range(16))
+    with saying(nonce) as connection:
+        assert networks.answer_of(connection, nonce, "no answer") == LOSES_LARGE
+    with saying(nonce, bytes(1000)) as connection:
+        assert networks.answer_of(connection, nonce, "no answer") == LOSES_LARGE
+        assert networks.answer_of(connection, nonce, LOSES_LARGE) == ""
+    with saying(nonce[::-1]) as connection:
+        assert networks.answer_of(connection, nonce, "no answer") == "another host answered"
+
+
+def test_a_caller_that_takes_nothing_keeps_nobody_waiting() -> None:
+    """Not even where all that is sent stays in the kernel."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as caller:
+        caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        caller.connect(server.getsockname())
+        connection, _ = server.accept()
+        with connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1024)
+            greet(connection, bytes(16))  # returns
+
+
+LISTEN = """
+import json, sys
+from ringtrain.launch.agent.networks import Networks
+print(json.dumps(Networks().listen("ab" * 16, (0, 0), [])), flush=True)
+sys.stdin.read()
+"""
+CONNECT = """
+import json, sys
+from ringtrain.launch.agent import networks
+networks.SECONDS_FOR_LARGE = 1.5
+print(json.dumps(networks.connect_all(json.loads(sys.argv[1]))))
+"""
+
+
+def reached(network: Network, caller: str, called: str) -> dict[str, str]:
+    """What the agent of one host finds at each address of another one, by interface."""
+    path = {"env": {"PYTHONPATH": str(Path(__file__).parents[2])}, "text": True}
+    listener = network[called].start(
+        sys.executable, "-c", LISTEN, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **path
+    )
+    listening = json.loads(listener.stdout.readline())
+    targets = json.dumps([(where, port, "ab" * 16) for _, where, _, port, _ in listening])
+    done = network[caller].run(sys.executable, "-c", CONNECT, targets, **path)
+    listener.communicate("")
+    return dict(zip([interface for interface, *_ in listening], json.loads(done.stdout), strict=True))
+
+
+@pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())
+def test_agents_see_that_a_path_loses_large_packets(three_hosts: Network) -> None:
+    with three_hosts.losing_large("node-b"):
+        assert reached(three_hosts, "node-a", "node-b")["ens5"] == LOSES_LARGE
+        assert reached(three_hosts, "node-b", "node-a")["eth0"] == LOSES_LARGE
+    assert reached(three_hosts, "node-a", "node-b")["ens5"] == ""
+
+
+# ---- what is allowed, what MPI is told ----
+
+
 @pytest.mark.parametrize(
     "names, found",
     [(["ens5"], True), (["10.0.0.0/16"], True), (["eth0", "10.1.0.0/16"], False), ([], True), (["fd00::/16"], False)],
@@ -73,14 +196,14 @@ def test_interfaces_are_named_by_name_or_network(names: list[str], found: bool) 
 
 
 def test_nothing_listens_where_it_may_not() -> None:
-    networks, interfaces = Networks(), {name for name, _, _ in ipv4_addresses()}
+    own, interfaces = Networks(), {name for name, _, _ in ipv4_addresses()}
     if not interfaces:
         pytest.skip("this machine has no network interface but the loopback")
     allowed = min(interfaces)
-    found = networks.listen(nonce="00", ports=(0, 0), interfaces=[allowed])
-    networks.close()
+    found = own.listen(nonce="00", ports=(0, 0), interfaces=[allowed])
+    own.close()
     assert {interface for interface, *_ in found} == {allowed}
-    assert networks.listen(nonce="00", ports=(0, 0), interfaces=["no-such-interface"]) == []
+    assert own.listen(nonce="00", ports=(0, 0), interfaces=["no-such-interface"]) == []
 
 
 def test_ucx_gets_the_interfaces_that_lead_somewhere_and_all_of_infiniband(tmp_path) -> None:

@@ -16,8 +16,13 @@ if TYPE_CHECKING:
     from ringtrain.agent_protocol import Listening, Target
 
 SECONDS_TO_CONNECT = 3.0
+# For packets as large as the interface allows. A kernel that looks for the size that passes (tcp_mtu_probing) begins after
+# 3 s, and needs 7 s in all.
+SECONDS_FOR_LARGE = 10.0
 AT_ONCE = 256  # connections of one process, which may have 1024 descriptors
 NONCE_BYTES = 16
+LOSES_LARGE = "small packets pass, large ones do not: MTU"
+LARGE_BYTES = 32 << 10  # some packets of an Ethernet with jumbo frames, and few enough for the first flight of TCP
 
 
 class Networks:
@@ -27,13 +32,13 @@ class Networks:
         self.listeners: list[socket.socket] = []
 
     def listen(self, nonce: str, ports: Sequence[int], interfaces: Sequence[str]) -> list[Listening]:
-        """Listens on every address that --network-interfaces allows; returns (interface, address, prefix length, port) of each."""
+        """Listens on every address that --network-interfaces allows; returns Listening of each."""
         found: list[Listening] = []
         for interface, address, prefix in ipv4_addresses() + ipv6_addresses():
             listener = bind_within(address, ports) if is_allowed(interface, address, interfaces) else None
             if listener is not None:
                 self.listeners.append(listener)
-                found.append((interface, address, prefix, listener.getsockname()[1]))
+                found.append((interface, address, prefix, listener.getsockname()[1], mtu_of(interface)))
         selector = selectors.DefaultSelector()
         for listener in self.listeners:
             listener.setblocking(False)
@@ -48,15 +53,23 @@ class Networks:
         self.listeners = []
 
     def _answer(self, selector: selectors.BaseSelector, nonce: bytes) -> None:
-        """Sends the nonce to whoever connects, and reads nothing."""
+        """Sends the nonce and what fills large packets to whoever connects, and reads nothing."""
         while self.listeners:
             for key, _ in selector.select(1.0):
                 try:
                     connection, _ = key.data.accept()
                     with connection:
-                        connection.send(nonce)
+                        greet(connection, nonce)
                 except OSError:  # whoever it was has gone, or the test is over
                     pass
+
+
+def greet(connection: socket.socket, nonce: bytes) -> None:
+    """Sends a nonce in a small packet, and behind it large ones, which the kernel delivers after the socket is closed."""
+    connection.setblocking(False)  # or one path that loses packets would keep all others waiting
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.send(nonce)
+    connection.send(bytes(LARGE_BYTES))
 
 
 def is_allowed(interface: str, address: str, wanted: Sequence[str]) -> bool:
@@ -89,6 +102,18 @@ def ipv4_addresses() -> list[tuple[str, str, int]]:
             if flags & 1 and not flags & 8:  # up, and not the loopback
                 found.append((name, socket.inet_ntoa(address), bin(int.from_bytes(mask, "big")).count("1")))
     return found
+
+
+def mtu_of(interface: str) -> int:
+    """Bytes of the largest packet that an interface takes; those of Ethernet where it does not say."""
+    import fcntl
+
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+            answer = fcntl.ioctl(asked, 0x8921, struct.pack("256s", interface.encode()))  # SIOCGIFMTU
+    except OSError:
+        return 1500
+    return struct.unpack("i", answer[16:20])[0]
 
 
 def ipv6_addresses(table: str | os.PathLike[str] = "/proc/net/if_inet6") -> list[tuple[str, str, int]]:
@@ -190,22 +215,31 @@ def connect_some(targets: Sequence[Target]) -> list[str]:
         else:
             results[index] = os.strerror(error)
             attempt.close()
-    deadline = time.monotonic() + SECONDS_TO_CONNECT
-    while selector.get_map() and time.monotonic() < deadline:
-        for key, _ in selector.select(max(0.0, deadline - time.monotonic())):
+    heard, awaits_large = time.monotonic(), 0  # of the connections that are left
+    while selector.get_map():
+        left = heard + (SECONDS_FOR_LARGE if awaits_large else SECONDS_TO_CONNECT) - time.monotonic()
+        if left <= 0:
+            break
+        for key, _ in selector.select(left):
             index, attempt = key.data
-            results[index] = answer_of(attempt, bytes.fromhex(targets[index][2]))
-            selector.unregister(attempt)
-            attempt.close()
+            heard, before = time.monotonic(), results[index]
+            results[index] = answer_of(attempt, bytes.fromhex(targets[index][2]), before)
+            awaits_large += (results[index] == LOSES_LARGE) - (before == LOSES_LARGE)
+            if results[index] != LOSES_LARGE:
+                selector.unregister(attempt)
+                attempt.close()
     for key in list(selector.get_map().values()):
         key.data[1].close()
     return results
 
 
-def answer_of(connection: socket.socket, nonce: bytes) -> str:
-    """ "" if the peer sent this nonce, else what happened instead."""
+def answer_of(connection: socket.socket, nonce: bytes, before: str) -> str:
+    """What has come of a connection, after `before`: "" once the peer has sent this nonce and what was large behind it."""
+    is_known = before == LOSES_LARGE
     try:
-        answer = connection.recv(NONCE_BYTES)
+        answer = connection.recv(1 if is_known else NONCE_BYTES)
     except OSError as error:
         return os.strerror(error.errno or 0)
-    return "" if answer == nonce else "another host answered"
+    if is_known:
+        return ""
+    return LOSES_LARGE if answer == nonce else "another host answered"
