@@ -24,8 +24,10 @@ import logging
 import math
 import opcode
 import os
+import re
 import signal
 import sys
+import sysconfig
 import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
@@ -150,17 +152,30 @@ def _watch_exceptions(abort: Callable[[str, bool], None]) -> None:
 
 
 def of_the_program(traceback: TracebackType | None) -> TracebackType | None:
-    """A traceback without the frames of this package, which say how it waited; all of it if it has no others."""
+    """A traceback without the frames of this package, and down to the last one that is of no library: what follows waited.
+
+    Where all frames are of libraries, as those of a trainer that is installed, without those of this package alone; all of it
+    if it has no others.
+    """
     entries = []
     entry = traceback
     while entry is not None:
-        entries.append(entry)
+        if not entry.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+            entries.append(entry)
         entry = entry.tb_next
+    while any(map(_is_of_the_program, entries)) and not _is_of_the_program(entries[-1]):
+        entries.pop()
     made = None
     for each in reversed(entries):
-        if not each.tb_frame.f_code.co_filename.startswith(_PACKAGE):
-            made = TracebackType(made, each.tb_frame, each.tb_lasti, each.tb_lineno)
+        made = TracebackType(made, each.tb_frame, each.tb_lasti, each.tb_lineno)
     return made or traceback
+
+
+def _is_of_the_program(entry: TracebackType) -> bool:
+    file = entry.tb_frame.f_code.co_filename
+    return not (
+        file.startswith(("<frozen ", sysconfig.get_path("stdlib"))) or re.search("/(site|dist)-packages/", file)
+    )
 
 
 def error_of_a_peer(problem: BaseException | None) -> BaseException | None:

@@ -1,5 +1,6 @@
 """What a launcher meets on other people's machines: limits, names, users, signals, scripts."""
 
+import json
 import os
 import resource
 import shutil
@@ -9,13 +10,14 @@ import subprocess
 import sys
 import textwrap
 import time
+import traceback
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from environments import rank_environment, ringtrainrun
 
-from ringtrain import by_address, inquiries
+from ringtrain import by_address, exits, inquiries
 from ringtrain.launch import discovery, preflight, srun
 from ringtrain.launch.agent import networks
 from ringtrain.launch.agent.listener import RankListener
@@ -258,3 +260,23 @@ def test_ranks_that_lose_another_show_the_frames_of_the_program(level, tmp_path)
     shown = [line.partition(", in ")[2] for line in said if line.startswith('  File "')]
     assert shown[:2] == ["<module>", "train"] and (len(shown) > 2) == (level == "debug"), done.stderr
     assert any("PeerLostError: rank 1 ended with an uncaught exception: ValueError: no batch" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    "called, shown",
+    [
+        (["train.py", "/x/site-packages/trainer.py", "train.py", json.__file__, exits.__file__], [0, 1, 2]),
+        (["<frozen runpy>", "/x/site-packages/trainer.py", exits.__file__], [0, 1]),
+        ([exits.__file__, exits.__file__], [0, 1]),
+    ],
+)
+def test_a_traceback_ends_with_the_programs_last_frame(called, shown):
+    call, text = None, "def f(): raise ValueError"
+    for file in reversed(called):
+        names = {"call": call}
+        exec(compile(text, file, "exec"), names)
+        call, text = names["f"], "def f(): call()"
+    with pytest.raises(ValueError) as met:
+        call()
+    made = exits.of_the_program(met.tb.tb_next)  # but for this frame
+    assert [each.filename for each in traceback.extract_tb(made)] == [called[each] for each in shown]
