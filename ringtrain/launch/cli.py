@@ -1,7 +1,8 @@
 """The command line of ringtrainrun: reads it, makes a plan, finds the MPI, checks the hosts, runs the job.
 
 Exit codes: 0 if every rank returned 0, else that of the first rank that failed, 128 + n if signal n ended it; 2 for a
-wrong command line, 125 if nothing could be started, or for a fault of the launcher's own, 130 after Ctrl-C.
+wrong command line, 125 if nothing could be started, or for a fault of the launcher's own, 130 after Ctrl-C, 128 + n after
+another signal n to the launcher.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from ringtrain.launch.hosts import Host, HostsError, find_here, parse_hostfile, 
 from ringtrain.launch.job import PATIENCE, Job, command_line
 from ringtrain.launch.job_folder import JobFolder
 from ringtrain.launch.mpi import Installation, LaunchError
-from ringtrain.launch.output import Terminal, private_folder
+from ringtrain.launch.output import Terminal, keep_earlier, private_folder
 from ringtrain.launch.plan import Plan
 from ringtrain.launch.preflight import check_hosts
 from ringtrain.launch.reach import hang_up_on
@@ -271,7 +272,8 @@ def ringtrainrun(**given: Any) -> int:
             if given["resume"] is not None:
                 elastic_flags.refuse_beside_resume(click.get_current_context())
                 return take_up(given["resume"], terminal)
-            plan = make_plan(given, os.environ)
+            terminal.shows_time = given["shows_time"]
+            plan = make_plan(given, os.environ, terminal.say)
             misspelt = ranks_options.misspelt({**os.environ, **plan.exported})
             for line in [*idle_flags(given), *warnings(given), *misspelt]:
                 terminal.say(line)
@@ -303,7 +305,7 @@ def launch(plan: Plan, terminal: Terminal, is_dry: bool = False) -> int:
     if plan.folder:
         make_folder(plan.folder)
     least = plan.elastic.minimum if plan.elastic and not plan.by_srun else None  # in an allocation no host comes later
-    agents, networks, absent = check_hosts(plan, installation, environment, least)
+    agents, networks, absent = check_hosts(plan, installation, environment, terminal.say, least)
     confirmed = choice.confirmed(networks)
     if confirmed is not choice:
         plan, installation = prepare(asked, confirmed.installation, given)
@@ -313,6 +315,8 @@ def launch(plan: Plan, terminal: Terminal, is_dry: bool = False) -> int:
         terminal.say(line)
     if networks and plan.verbose:
         terminal.say(f"networks: {', '.join(networks.networks)}")
+    if plan.folder and (kept := earlier_output(plan.folder)):
+        terminal.say(kept)
     settings_of_shells = openmpi.for_login_shells([login_shell(), *(agent.login_shell for agent in agents)])
     environment = settings_of_shells | job_environment(given, plan, installation, networks, terminal.live)
     if plan.elastic is None:
@@ -332,6 +336,7 @@ def take_up(name: str, terminal: Terminal) -> int:
     folder = JobFolder.find(name)
     outline = folder.read()
     plan, rules = outline.plan, outline.plan.elastic
+    terminal.shows_time = plan.shows_time
     assert rules is not None  # no other job has a record
     resume.enter(outline)
     signals.prepare()
@@ -408,8 +413,19 @@ def make_folder(path: str) -> None:
         raise LaunchError(unusable_folder(path, error) if error.strerror else str(error)) from None
 
 
-def make_plan(given: Mapping[str, Any], environment: Mapping[str, str]) -> Plan:
-    """Decides what runs where. Raises HostsError, ConfigError, InvalidArgumentError, and ScriptError."""
+def earlier_output(path: str) -> str:
+    """Keeps what an earlier job has left in the folder of --output-filename; says where, or "" if there is nothing."""
+    try:
+        number = keep_earlier(path)
+    except OSError:  # what cannot be renamed gets the new lines behind the old ones
+        return ""
+    if not number:
+        return ""
+    return f"output folder '{path}': what an earlier job has written is kept as stdout.{number} and stderr.{number}."
+
+
+def make_plan(given: Mapping[str, Any], environment: Mapping[str, str], say: Callable[[str], None] = print) -> Plan:
+    """Decides what runs where; says what it waits for. Raises HostsError, ConfigError, InvalidArgumentError, and ScriptError."""
     if not given["command"]:
         raise HostsError(f"command: expected what each rank has to run, but found nothing. {EXAMPLE}")
     script = script_of(given)
@@ -426,7 +442,7 @@ def make_plan(given: Mapping[str, Any], environment: Mapping[str, str]) -> Plan:
         hosts = script.wait_for(
             elastic_flags.range_of_ranks(given, 1)[0],
             elastic_flags.seconds_below_the_minimum(given),
-            lambda why: print(f"ringtrainrun: {why}", file=sys.stderr, flush=True),
+            say,
         )
     slots = sum(host.slots for host in hosts)
     minimum, ranks = elastic_flags.range_of_ranks(given, slots)

@@ -80,7 +80,7 @@ class Job:
         self.environment = environment
         self.networks = networks
         self.limits = Limits.of(plan.ranks, len(plan.hosts))
-        self.files = RankFiles(plan.folder, plan.ranks, goes_on=bool(taken_up)) if plan.folder else None
+        self.files = RankFiles(plan.folder, plan.ranks) if plan.folder else None
         self.socket = taken_up or f"ringtrainrun-{secrets.token_hex(16)}"  # of each agent, on its host
         self.ranks: dict[int, Rank] = {}
         self.strays: dict[int, str] = {}  # processes that could not be ended and belong to no rank, with their names
@@ -310,7 +310,7 @@ class Job:
         if "starts" in facts:
             rank.is_connected = True
             rank.host = facts["host"]
-            for stream in (1, 2) if self.plan.folder else ():  # its files, so that none of an earlier job stays
+            for stream in (1, 2) if self.plan.folder else ():  # its files, even if it writes nothing
                 self._stream(rank, stream)
         if "failing" in facts:
             rank.announced, rank.follows, rank.because = facts["failing"], facts["follows"], facts.get("because", "")
@@ -350,9 +350,7 @@ class Job:
     def _stream(self, rank: Rank, stream: int) -> RankStream:
         if stream not in rank.streams:
             target = self.files.file(rank.number, stream) if self.files else None
-            rank.streams[stream] = RankStream(
-                self.terminal, stream, rank.number, self.plan.shows_time, target, self.limits
-            )
+            rank.streams[stream] = RankStream(self.terminal, stream, rank.number, target, self.limits)
         return rank.streams[stream]
 
     def _keep(self, name: str, data: bytes) -> None:

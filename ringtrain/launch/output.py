@@ -6,6 +6,7 @@ Nothing here waits for whoever reads: see `writing`. What is kept is bounded in 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 import time
@@ -17,6 +18,8 @@ from typing import BinaryIO
 
 from ringtrain.launch.writing import PIECE_OF_FILE_BYTES, AtOnce, Loss, ObjectSink, Patience, Sink, Writer
 
+NAMES = ("stdout", "stderr")  # of a rank's files
+OF_A_RANK = re.compile(r"rank\.\d+")
 LOG_LINES = 50
 LONGEST_OF_THE_ENGINE = 64 << 10  # bytes after which a line of the engine is cut
 LEAST_LINES = 8  # that have room among what is kept: a longer one is cut
@@ -56,7 +59,12 @@ class Terminal:
 
     A progress bar, that is text between carriage returns, is drawn below the lines if stderr is a terminal. Into a
     file or a pipe only its last state goes, when the program ends the line.
+
+    Attributes:
+        shows_time: whether date and time are before each line.
     """
+
+    shows_time = False
 
     def __init__(self, stdout: BinaryIO, stderr: BinaryIO):
         self.live = stderr.isatty()
@@ -97,9 +105,13 @@ class Terminal:
     def write_line(self, stream: int, text: bytes) -> None:
         """Writes one line to stdout (1) or stderr (2), above the progress bar if there is one."""
         self._erase_progress()
-        self._put(stream, text + b"\n")
+        self._put(stream, self.stamp() + text + b"\n")
         self.lines += 1
         self._draw_progress()
+
+    def stamp(self) -> bytes:
+        """What is before a line that is written now."""
+        return time.strftime("%Y-%m-%d %H:%M:%S ").encode() if self.shows_time else b""
 
     def say(self, text: str) -> None:
         """Writes what the launcher itself has to say, each of its lines marked so; to stderr, or where that takes nothing to stdout."""
@@ -148,13 +160,9 @@ def _is_same(one: Sink, other: Sink) -> bool:
 
 
 class RankFiles:
-    """The folder of --output-filename: a file for each stream of each rank, all written by one thread.
+    """The folder of --output-filename: a file for each stream of each rank, all written by one thread."""
 
-    goes_on: the files are those of a job that is taken up, and keep what they have.
-    """
-
-    def __init__(self, folder: str, ranks: int, goes_on: bool = False):
-        self.goes_on = goes_on
+    def __init__(self, folder: str, ranks: int):
         self.folder = folder
         self.ranks = ranks
         self.loss = Loss(f"output folder '{folder}'")
@@ -179,9 +187,9 @@ class RankFiles:
         self.writer.finish(patience)
 
     def file(self, rank: int, stream: int) -> RankFile:
-        """The file of one stream; made, and emptied if an earlier job has left it."""
+        """The file of one stream; made if it is not there."""
         place = Path(self.folder) / f"rank.{rank:0{len(str(self.ranks - 1))}d}"
-        file = RankFile(self.loss, place / ("stdout" if stream == 1 else "stderr"), self.writer, self.goes_on)
+        file = RankFile(self.loss, place / NAMES[stream - 1], self.writer)
         file.put(b"")
         return file
 
@@ -189,9 +197,8 @@ class RankFiles:
 class RankFile(Sink):
     """The file that has one stream of a rank: FOLDER/rank.3/stderr, numbers padded, for the user's eyes alone."""
 
-    def __init__(self, loss: Loss, path: Path, writer: Writer, goes_on: bool = False):
+    def __init__(self, loss: Loss, path: Path, writer: Writer):
         super().__init__(loss)
-        self._start = os.O_APPEND if goes_on else os.O_TRUNC
         self.path = path
         self.piece_bytes = PIECE_OF_FILE_BYTES
         self._writer = writer
@@ -209,7 +216,8 @@ class RankFile(Sink):
         if self.descriptor < 0:
             for folder in (self.path.parents[1], self.path.parent):
                 private_folder(folder)
-            flags = os.O_WRONLY | os.O_CREAT | self._start | os.O_NOFOLLOW | os.O_NONBLOCK
+            # At its end: a job that is taken up goes on in its files, and logrotate may empty them meanwhile.
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
             self.descriptor = os.open(self.path, flags, 0o600)
             os.fchmod(self.descriptor, 0o600)
         return self.descriptor
@@ -219,6 +227,23 @@ class RankFile(Sink):
         if self.descriptor >= 0:
             descriptor, self.descriptor = self.descriptor, -1
             os.close(descriptor)
+
+
+def keep_earlier(folder: str) -> int:
+    """Renames what an earlier job has left of all its ranks to stdout.N and stderr.N; returns N, 0 if there is nothing.
+
+    Of all ranks, so that a job of fewer ones leaves no file that looks like its own. Raises OSError.
+    """
+    found = [
+        path for name in NAMES for path in Path(folder).glob(f"rank.*/{name}*") if OF_A_RANK.fullmatch(path.parent.name)
+    ]
+    left = [path for path in found if path.name in NAMES]
+    if not left:
+        return 0
+    number = 1 + max(int(path.suffix[1:]) if path.suffix[1:].isdecimal() else 0 for path in found)
+    for path in left:
+        path.rename(path.with_name(f"{path.name}.{number}"))
+    return number
 
 
 def private_folder(path: str | Path) -> None:
@@ -261,9 +286,10 @@ class LastLines:
 
 
 class RankStream:
-    """Stdout (1) or stderr (2) of one rank, cut into lines and tagged with the rank, and with the time if asked to.
+    """Stdout (1) or stderr (2) of one rank, cut into lines and tagged with the rank.
 
-    With a file, all bytes go there as they come. The last lines of stderr are kept.
+    With a file, all bytes go there as they come, but for the time at the beginning of each line if the terminal shows it. The
+    last lines of stderr are kept.
     """
 
     def __init__(
@@ -271,15 +297,14 @@ class RankStream:
         terminal: Terminal,
         stream: int,
         rank: int,
-        shows_time: bool = False,
         target: RankFile | None = None,
         limits: Limits = Limits(),
     ):
         self.terminal = terminal
         self.stream = stream
         self.tag = b"[%d] " % rank
-        self.shows_time = shows_time
         self.target = target
+        self._is_within_line = False  # of the file
         self.shows_progress = rank == 0 and target is None
         self.kept = LastLines(limits.kept if stream == 2 else 0)
         self.last_line = -1  # terminal.lines when this stream wrote to it last
@@ -289,7 +314,7 @@ class RankStream:
     def feed(self, data: bytes) -> None:
         """Takes bytes as they come and writes the lines that they complete."""
         if self.target is not None:
-            self.target.put(data)
+            self.target.put(self._stamped(data))
         head, newline, rest = data.rpartition(b"\n")
         if newline:
             for line in (self._partial + head).split(b"\n"):
@@ -314,13 +339,21 @@ class RankStream:
         if self.target is not None:
             self.target.end()
 
+    def _stamped(self, data: bytes) -> bytes:
+        """Bytes for the file, with the time where a line begins."""
+        stamp = self.terminal.stamp()
+        if not stamp or not data:
+            return data
+        begins = b"" if self._is_within_line else stamp
+        self._is_within_line = not data.endswith(b"\n")
+        return begins + data[:-1].replace(b"\n", b"\n" + stamp) + data[-1:]
+
     def _write(self, line: bytes) -> None:
         text = last_state(line)
         if self.shows_progress and b"\r" in line:
             self.terminal.show_progress(b"")
         if self.target is None:
-            stamp = time.strftime("%Y-%m-%d %H:%M:%S ").encode() if self.shows_time else b""
-            self.terminal.write_line(self.stream, stamp + self.tag + text)
+            self.terminal.write_line(self.stream, self.tag + text)
             self.last_line = self.terminal.lines
         if self.kept.most_bytes:
             self.kept.append(text)

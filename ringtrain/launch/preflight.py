@@ -31,6 +31,8 @@ Told = TypeVar("Told")
 
 SECONDS_TO_TRY_AGAIN = 1.0
 SECONDS_BETWEEN_NEWS = 0.5  # for who looks at a terminal
+SECONDS_UNTIL_MORE, SECONDS_BETWEEN_MORE = 5.0, 60.0  # for who reads a log: which hosts are waited for
+MOST_NAMES = 5
 RANK_PROGRAM = Path(__file__).with_name("rank.py")
 
 
@@ -49,11 +51,16 @@ class Checked(NamedTuple):
 
 
 def check_hosts(
-    plan: Plan, installation: Installation, environment: Mapping[str, str], least: int | None = None
+    plan: Plan,
+    installation: Installation,
+    environment: Mapping[str, str],
+    say: Callable[[str], None] = lambda text: None,
+    least: int | None = None,
 ) -> Checked:
     """Starts an agent on every host of the plan.
 
     Args:
+        say: is told which hosts are waited for, if that lasts.
         least: slots with which the job starts if other hosts are down; None if all hosts must be there.
 
     Raises LaunchError, after it has hung up on all, if a host cannot take part.
@@ -67,7 +74,9 @@ def check_hosts(
     deadline = time.monotonic() + plan.start_seconds
     try:
         told = _ask_each(
-            agents, lambda agent: _describe_when_it_is_there(agent, plan, installation, environment, deadline)
+            agents,
+            lambda agent: _describe_when_it_is_there(agent, plan, installation, environment, deadline),
+            lambda: _say_who_is_awaited(agents, plan, say),
         )
         absent = _absent(told, plan.hosts, least) if least is not None else {}
         hang_up_on([agent for agent in agents if agent.host in absent])
@@ -180,13 +189,27 @@ def _describe_when_it_is_there(
     """`_describe`, again and again where hosts come late, as an operator starts the launcher beside them, or logins are too many."""
     while True:
         try:
-            return _describe(agent, plan, installation, environment, deadline)
+            facts = _describe(agent, plan, installation, environment, deadline)
+            agent.awaited_for = ""
+            return facts
         except (HostNotThereError, HostBusyError) as error:
             may_come = plan.hosts_come_late or isinstance(error, HostBusyError)
             if not may_come or time.monotonic() + SECONDS_TO_TRY_AGAIN >= deadline:
                 raise
+            agent.awaited_for = error.reason
         time.sleep(SECONDS_TO_TRY_AGAIN * random.uniform(0.5, 1.0))  # not all at once again
         agent.open()
+
+
+def _say_who_is_awaited(agents: Sequence[Agent], plan: Plan, say: Callable[[str], None]) -> None:
+    awaited = {agent.host.name: agent.awaited_for for agent in agents if agent.awaited_for}
+    if awaited:
+        names, reason = list(awaited), next(iter(awaited.values()))
+        further = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+        say(
+            f"waiting for {', '.join(map(repr, names[:MOST_NAMES]))}{further}, {plan.start_seconds:g} s in all "
+            f"(--start-timeout). Why {names[0]!r} is not there: {reason}."
+        )
 
 
 def _describe(
@@ -238,12 +261,14 @@ def _of_each(agents: list[Agent], ask: Callable[[Agent], Told]) -> dict[str, Tol
     return _answers(_ask_each(agents, ask))
 
 
-def _ask_each(agents: list[Agent], ask: Callable[[Agent], Told]) -> dict[str, Told | HostError]:
-    """Asks all agents at once; by host the answer, or why there is none."""
+def _ask_each(
+    agents: list[Agent], ask: Callable[[Agent], Told], say_more: Callable[[], None] = lambda: None
+) -> dict[str, Told | HostError]:
+    """Asks all agents at once; by host the answer, or why there is none. say_more: is called now and then while that lasts."""
     with ThreadPoolExecutor(len(agents)) as pool:
         asked = {agent.host.name: pool.submit(ask, agent) for agent in agents}
         try:
-            _wait_for_all(list(asked.values()))
+            _wait_for_all(list(asked.values()), say_more)
         except KeyboardInterrupt:
             for agent in agents:
                 agent.give_up()
@@ -263,12 +288,17 @@ def _answers(told: Mapping[str, Told | HostError]) -> dict[str, Told]:
     return {host: each for host, each in told.items() if not isinstance(each, HostError)}
 
 
-def _wait_for_all(asked: Sequence[Future[Told]]) -> None:
+def _wait_for_all(asked: Sequence[Future[Told]], say_more: Callable[[], None]) -> None:
     """Says on a terminal how many have answered, if that takes long."""
     shown = progress.on_stderr()
     left: set[Future[Told]] = set(asked)
+    say_at = time.monotonic() + SECONDS_UNTIL_MORE
     while left:
         _, left = wait(left, SECONDS_BETWEEN_NEWS)
+        if left and time.monotonic() >= say_at:
+            shown.clear()
+            say_more()
+            say_at = time.monotonic() + SECONDS_BETWEEN_MORE
         shown.show(f"hosts: {len(asked) - len(left)} of {len(asked)} have answered")
     shown.clear()
 

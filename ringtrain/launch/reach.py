@@ -84,7 +84,14 @@ BUSY = ("its sshd, or that of a host on the way, takes no more logins at a time"
 
 
 class HostError(RuntimeError):
-    """A host that cannot be used: its name, the reason, and what to do."""
+    """A host that cannot be used: its name, the reason, and what to do.
+
+    reason: that alone, if it is a known one.
+    """
+
+    def __init__(self, text: str, reason: str = ""):
+        super().__init__(text)
+        self.reason = reason
 
 
 class HostNotThereError(HostError):
@@ -108,6 +115,7 @@ class Agent:
         self.host = host
         self.shell = shell
         self.clock = HostClock()
+        self.awaited_for = ""  # why it was not there at the last try, if it is tried again
         self.open()
 
     def open(self) -> None:
@@ -281,7 +289,7 @@ class Agent:
         for pattern, reason, advice in SSH_REASONS if not self._has_started else ():
             if meant := [line for line in said if re.search(pattern, line)]:
                 kind = HostNotThereError if reason in NOT_THERE else HostBusyError if reason in BUSY else HostError
-                return kind(self._text(reason, advice.format(host=self.host.name), meant[-1].strip()))
+                return kind(self._text(reason, advice.format(host=self.host.name), meant[-1].strip()), reason)
         if (
             not said and not self._has_started and self.process.returncode != 255
         ):  # which is ssh's own, when it is cut off

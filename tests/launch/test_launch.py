@@ -31,7 +31,7 @@ from ringtrain.launch.hosts import (
 )
 from ringtrain.launch.job import command_line
 from ringtrain.launch.mpi import Installation, LaunchError, find_program
-from ringtrain.launch.output import RankStream, Terminal, last_state, last_traceback, private_folder
+from ringtrain.launch.output import RankFiles, RankStream, Terminal, last_state, last_traceback, private_folder
 from ringtrain.launch.plan import Plan, forwarded
 from ringtrain.launch.preflight import problems_of
 from ringtrain.launch.rank import threads_per_rank
@@ -803,10 +803,22 @@ def test_a_folder_for_output_must_be_ones_own(tmp_path) -> None:
         private_folder(tmp_path / "link")
 
 
-def test_time_stands_before_the_rank() -> None:
-    screen = Screen(False)
-    RankStream(Terminal(screen, screen), 1, 3, shows_time=True).feed(b"line\n")
-    assert re.fullmatch(rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \[3\] line\n", screen.getvalue())
+def test_time_is_before_each_line(tmp_path) -> None:
+    """Also before the launcher's own, and in the files of ranks, however their lines arrive."""
+    screen, files = Screen(False), RankFiles(str(tmp_path), 4)
+    terminal = Terminal(screen, screen)
+    terminal.shows_time = True
+    RankStream(terminal, 1, 3).feed(b"line\n")
+    terminal.say("said\nmore")
+    stream = RankStream(terminal, 1, 3, files.file(3, 1))
+    for piece in (b"on", b"e\ntwo\n", b"", b"th", b"ree"):
+        stream.feed(piece)
+    stream.close()
+    files.finish(lambda: (10.0, 10.0))
+    time = rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d "
+    shown, written = screen.getvalue(), (tmp_path / "rank.3" / "stdout").read_bytes()
+    assert re.fullmatch(rb"T\[3\] line\nTringtrainrun: said\nTringtrainrun: more\n".replace(b"T", time), shown)
+    assert re.fullmatch(rb"Tone\nTtwo\nTthree".replace(b"T", time), written)
 
 
 def test_a_terminal_is_recognised() -> None:

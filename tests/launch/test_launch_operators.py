@@ -11,13 +11,18 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from environments import python_with, transport_of
 
 from ringtrain.bench.hosts import find_program
+from ringtrain.launch import preflight
 from ringtrain.launch.hosts import Host, HostsError
+from ringtrain.launch.mpi import Installation
 from ringtrain.launch.operators import HOSTFILE_VARIABLES, named_hosts
+from ringtrain.launch.plan import Plan
+from ringtrain.launch.reach import HostNotThereError
 
 SECONDS = 60
 
@@ -113,6 +118,32 @@ def test_a_host_of_the_user_is_there_or_misspelt(tmp_path: Path) -> None:
     done = launch(tmp_path, "-np", "2", "-H", "late-worker:2")
     assert done.returncode == 125 and "its name cannot be resolved" in done.stderr
     assert (tmp_path / "asked").read_text().count("asked") == 1
+
+
+def test_whom_the_start_waits_for_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the log of a pod, which is no terminal; and each time only those who are still not there."""
+    said: list[str] = []
+
+    def describe(agent, *_):
+        if len(said) < {"here": 0, "late": 1, "later": 2}[agent.host.name]:
+            raise HostNotThereError("", "its name cannot be resolved")
+        return {"machine": [agent.host.name], "gpus": 0}
+
+    class FakeAgent(SimpleNamespace):
+        def open(self) -> None:
+            pass
+
+    hosts = [Host("here", 1, is_here=True), Host("late", 1), Host("later", 1)]
+    monkeypatch.setattr(preflight, "Agent", lambda host, _: FakeAgent(host=host, awaited_for=""))
+    monkeypatch.setattr(preflight, "_describe", describe)
+    monkeypatch.setattr(preflight, "_test_networks", lambda *_: None)
+    for name in ("SECONDS_TO_TRY_AGAIN", "SECONDS_BETWEEN_NEWS", "SECONDS_UNTIL_MORE", "SECONDS_BETWEEN_MORE"):
+        monkeypatch.setattr(preflight, name, 0.05)
+    plan = Plan(["true"], 3, hosts, hosts_come_late=True, start_seconds=60.0)
+    preflight.check_hosts(plan, Installation("", "", None, "", ""), {}, said.append)
+    first, *_, last = said
+    assert first.startswith("waiting for 'late', 'later', 60 s in all (--start-timeout).")
+    assert last.startswith("waiting for 'later', ") and "Why 'later' is not there: its name cannot be resolved." in last
 
 
 # ---- a worker of Kubeflow's, with the files of the image ----

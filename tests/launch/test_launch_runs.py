@@ -143,6 +143,9 @@ def test_output_goes_to_private_files(mpi: str, tmp_path: Path) -> None:
     folder = tmp_path / "logs"
     (folder / "rank.0").mkdir(parents=True)
     (folder / "rank.0" / "stderr").write_text("of an earlier job")
+    (folder / "rank.0" / "stdout.7").write_text("of a job before that")
+    (folder / "rank.9").mkdir()
+    (folder / "rank.9" / "stdout").write_text("of a larger job")
     done = run(
         mpi,
         2,
@@ -163,6 +166,9 @@ def test_output_goes_to_private_files(mpi: str, tmp_path: Path) -> None:
         folder / "rank.1"
     ).stat().st_mode & 0o777 == 0o700  # rank.0 and the folder were there, and are left as they are
     assert "[1] no end" in done.stderr.splitlines()[-1]
+    assert (folder / "rank.0" / "stderr.8").read_text() == "of an earlier job"
+    assert (folder / "rank.9" / "stdout.8").exists() and not (folder / "rank.9" / "stdout").exists()
+    assert f"output folder '{folder}': what an earlier job has written is kept as stdout.8 and stderr.8." in done.stderr
 
 
 # ---- exit codes ----
