@@ -509,6 +509,7 @@ def find_hosts(given: Mapping[str, Any], environment: Mapping[str, str], uses_al
         return parse_hostfile(_read("-hostfile", given["hostfile"]), given["hostfile"], given["slots"])
     if uses_allocation:
         return srun.find_hosts(environment)
+    srun.refuse_other_hosts(environment)
     if given["ranks"] is None:
         raise HostsError(f"-np: expected the number of ranks, but found nothing. {EXAMPLE}")
     return [Host("localhost", elastic_flags.range_of_ranks(given, given["ranks"][1])[1])]

@@ -25,6 +25,18 @@ def find_program(environment: Mapping[str, str]) -> str:
     return shutil.which("srun", path=environment.get("PATH")) or "" if "SLURM_JOB_ID" in environment else ""
 
 
+def refuse_other_hosts(environment: Mapping[str, str]) -> None:
+    """Raises HostsError in an allocation of several hosts whose srun is not here, as in most containers: nothing reaches them."""
+    hosts = environment.get("SLURM_JOB_NUM_NODES") or environment.get("SLURM_NNODES", "")
+    if "SLURM_JOB_ID" in environment and hosts.isdecimal() and int(hosts) > 1:
+        raise HostsError(
+            f"SLURM_JOB_NODELIST '{environment.get('SLURM_JOB_NODELIST', '')}': srun must be on PATH to start ranks on the "
+            f"{hosts} hosts of this allocation, but is not, as in most containers. Let srun start the ranks, each in a container: "
+            "srun --mpi=none --kill-on-bad-exit=1 apptainer exec IMAGE python train.py. Or name the hosts with -H, for ssh, or "
+            "this one alone: -H localhost:N."
+        )
+
+
 def find_hosts(environment: Mapping[str, str]) -> list[Host]:
     """The hosts of the allocation, with as many slots as it has tasks for them. Raises HostsError."""
     listed = environment.get("SLURM_JOB_NODELIST", "")

@@ -18,7 +18,7 @@ import pytest
 from environments import rank_environment, ringtrainrun
 
 from ringtrain import by_address, exits, inquiries
-from ringtrain.launch import discovery, preflight, srun
+from ringtrain.launch import cli, discovery, preflight, srun
 from ringtrain.launch.agent import networks
 from ringtrain.launch.agent.listener import RankListener
 from ringtrain.launch.discovery import HostScript, ScriptError
@@ -164,6 +164,26 @@ def test_an_allocation_without_scontrol_is_told(monkeypatch, tmp_path):
         HostsError, match="SLURM_JOB_NODELIST 'n\\[1-2\\]': scontrol must be there to list its hosts, but: No such"
     ):
         srun.find_hosts({"SLURM_JOB_NODELIST": "n[1-2]"})
+
+
+def test_an_allocation_of_several_hosts_without_srun_is_refused(monkeypatch, tmp_path):
+    """All ranks started on this host, and the exit code was 0. One host needs no srun, nor do hosts that are named."""
+    allocation = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "n[1-2]",
+        "SLURM_JOB_NUM_NODES": "2",
+        "PATH": str(tmp_path),
+    }
+
+    def hosts_of(*flags, **variables):
+        given = cli.ringtrainrun.make_context("ringtrainrun", ["-np", "2", *flags, "true"]).params
+        return [str(host) for host in cli.make_plan(given, {**allocation, **variables}).hosts]
+
+    with pytest.raises(
+        HostsError, match="'n\\[1-2\\]': srun must be on PATH to start ranks on the 2 hosts of this allocation"
+    ):
+        hosts_of()
+    assert hosts_of(SLURM_JOB_NUM_NODES="1") == ["localhost:2"] and hosts_of("-H", "n1:2") == ["n1:2"]
 
 
 NAME = by_address.Address("node-a", 29600)
