@@ -74,7 +74,7 @@ def on_host(function: Callable[..., list[np.ndarray]], inputs: Sequence[Any], dt
 
 def wire_of(compression: Any) -> str | None:
     """The core's name for what a compression does; None for a class of the user's own."""
-    return "none" if compression is None else getattr(compression, "wire", None)
+    return "none" if compression in (None, hvd.Compression.none) else getattr(compression, "wire", None)
 
 
 def dense(gradient: Any) -> tf.Tensor:

@@ -182,6 +182,22 @@ def test_what_does_not_go_together_is_refused(arguments, found):
         hvd.DistributedOptimizer(keras.optimizers.SGD(), **arguments)
 
 
+@pytest.mark.parametrize("compression", [hvd.Compression.none, hvd.Compression.fp16])
+@pytest.mark.parametrize("way", [{"delay": 1}, {"every": 2}], ids=str)
+def test_compressions_of_the_package_are_taken(way, compression):
+    with World(1) as world:
+        world.run(lambda _: hvd.DistributedOptimizer(keras.optimizers.SGD(), compression=compression, **way))
+
+
+@pytest.mark.parametrize("way, found", [({"delay": 1}, "a compression of your own"), ({"every": 2}, "every needs")])
+def test_a_compression_of_ones_own_is_not(way, found):
+    class Own(hvd.Compression.none):
+        pass
+
+    with World(1), pytest.raises(InvalidArgumentError, match=found):
+        hvd.DistributedOptimizer(keras.optimizers.SGD(), compression=Own, **way)
+
+
 # ---- PowerSGD ----
 
 SHAPE = (24, 40)
