@@ -11,8 +11,12 @@ import importlib.util
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+# PYTHONPATH of what tests start: ringtrain, and beside this module what spares TensorFlow some of its imports.
+PATHS = os.pathsep.join(map(str, (Path(__file__).parents[1], Path(__file__).parent)))
 
 EACH_MPI = pytest.mark.parametrize(
     "mpi", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("openmpi", "mpich")]

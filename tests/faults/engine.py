@@ -11,7 +11,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from environments import python_with, rank_environment
+from environments import PATHS, python_with, rank_environment
 
 from ringtrain.bench.jobs import Job
 
@@ -46,11 +46,10 @@ class Engine:
 
     def environment(self, **variables: str) -> dict[str, str]:
         """What an engine gives to all that it starts."""
-        paths = f"{ROOT}:{ROOT / 'tests'}"
         given = {
             "RINGTRAIN_SECRET": self.secret,
             "RINGTRAIN_AUTHORITY": self.address,
-            "PYTHONPATH": paths,
+            "PYTHONPATH": PATHS,
             "RINGTRAIN_TRANSPORT": "auto",
         }
         return rank_environment(PYTHONUNBUFFERED="1", **given, **variables)

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 import pytest
-from environments import python_with, rank_environment, transport_of
+from environments import PATHS, python_with, rank_environment, transport_of
 from worlds import LAUNCHED
 
 from ringtrain.bench import hosts
@@ -541,7 +541,7 @@ def test_three_hosts(loss: str, network: Network, tmp_path: Path) -> None:
     python = python_with("tcp")
     program = tmp_path / "train.py"
     program.write_text(textwrap.dedent(PROGRAM))
-    variables = {"STEPS": "150", "PAUSE": "0.1", "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    variables = {"STEPS": "150", "PAUSE": "0.1", "TMPDIR": str(tmp_path), "PYTHONPATH": PATHS}
     command = [
         *(python, "-m", "ringtrain.launch", *transport_of("tcp"), "--elastic", "-np", "2:6"),
         *(
@@ -596,7 +596,7 @@ def test_hosts_come_and_go_as_a_script_names_them(network: Network, tmp_path: Pa
     program, named = tmp_path / "train.py", tmp_path / "hosts"
     program.write_text(textwrap.dedent(PROGRAM))
     named.write_text("node-a:2\n")
-    variables = {"STEPS": "100000", "PAUSE": "0.05", "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    variables = {"STEPS": "100000", "PAUSE": "0.05", "TMPDIR": str(tmp_path), "PYTHONPATH": PATHS}
     command = [
         *(python, "-m", "ringtrain.launch", *transport_of("tcp"), "--elastic", "-np", "1:4", "--slots-per-host", "2"),
         *(

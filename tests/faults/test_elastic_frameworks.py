@@ -16,7 +16,7 @@ from pathlib import Path
 
 import fakes
 import pytest
-from environments import python_with, rank_environment, transport_of
+from environments import PATHS, python_with, rank_environment, transport_of
 from worlds import LAUNCHED
 
 from ringtrain.bench.jobs import Job
@@ -130,8 +130,7 @@ IN_FLIGHT = {"1/4/begun": "import threading; threading.Timer(1.0, os.kill, (os.g
 )
 def test_a_death_costs_arrays_on_gpus_no_step(job: Job, tmp_path: Path, faults: dict, hangs: dict) -> None:
     """The others go on through the host until NCCL is open for them, and then by NCCL again."""
-    tests = Path(__file__).parents[1]
-    gpus = {"FAKE_DEVICES": "3", "CUDA_VISIBLE_DEVICES": "0,1,2", "PYTHONPATH": f"{tests.parent}:{tests}",
+    gpus = {"FAKE_DEVICES": "3", "CUDA_VISIBLE_DEVICES": "0,1,2", "PYTHONPATH": PATHS,
             "RINGTRAIN_NCCL_ALGORITHM": "ordered", "RINGTRAIN_LOG_LEVEL": "info"}  # fmt: skip
     libraries = ("RINGTRAIN_CUDA_LIB", "RINGTRAIN_NCCL_LIB")
     gpus |= {name: value for name, value in fakes.environment().items() if name in libraries}

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from environments import python_with, rank_environment, transport_of
+from environments import PATHS, python_with, rank_environment, transport_of
 from worlds import LAUNCHED
 
 from ringtrain.bench.hosts import Network
@@ -222,7 +222,7 @@ class OnTwoHosts(Job):
     def run(self, *command: str | Path, seconds: float, **options: Any) -> subprocess.CompletedProcess:
         python, *rest = map(str, command)
         line = [python, *rest[:2], "-H", "node-a:2,node-b:2", *rest[2:]]
-        environment = {"PYTHONPATH": str(ROOT), **options["env"], "FOLDER": self.temporary}
+        environment = {"PYTHONPATH": PATHS, **options["env"], "FOLDER": self.temporary}
         return self._host.run(*line, env=environment, timeout=seconds)
 
 

@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 
 import pytest
-from environments import python_with, rank_environment, transport_of
-from test_elastic import PROGRAM, ROOT, await_line, command
+from environments import PATHS, python_with, rank_environment, transport_of
+from test_elastic import PROGRAM, await_line, command
 from worlds import LAUNCHED
 
 from ringtrain.bench import hosts
@@ -72,7 +72,7 @@ def begin(job: Job, *flags: str, program: str = UNTIL_TOLD, **variables: str) ->
 def resume(job: Job, name: str, **variables: str) -> Output:
     """From another folder and environment: the job has its own."""
     line = [python_with("tcp"), "-m", "ringtrain.launch", "--resume", name]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    environment = {**os.environ, "PYTHONPATH": PATHS, **variables}
     launcher = job.start(
         *line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, cwd=job.temporary
     )
@@ -208,7 +208,7 @@ def begin_on_hosts(network: Network, folder: Path, *flags: str) -> Output:
     python = python_with("tcp")
     program = folder / "train.py"
     program.write_text(textwrap.dedent(UNTIL_TOLD).replace("folder / 'stop'", f"Path({str(folder / 'stop')!r})"))
-    variables = {"STEPS": "0", "PAUSE": "0.1", "TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
+    variables = {"STEPS": "0", "PAUSE": "0.1", "TMPDIR": str(folder), "PYTHONPATH": PATHS}
     line = [
         *(python, "-m", "ringtrain.launch", *transport_of("tcp"), "--elastic", "-np", "2:6", *flags),
         *("--blacklist-cooldown-range", "1", "1", "-H", "node-a:2,node-b:2,node-c:2", python, str(program)),
@@ -236,7 +236,7 @@ def test_a_launcher_reaches_the_agents_of_other_hosts(network: Network, tmp_path
     node.run("kill", "-9", str(leader))
     first.end()
     line = [python_with("tcp"), "-m", "ringtrain.launch", "--resume", name]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": PATHS}
     second = Output(node.start(*line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment))
     second.after("taken up, with 6 ranks on 'node-a', 'node-b', 'node-c'.")
     for slot in range(6):

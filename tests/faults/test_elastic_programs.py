@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from environments import python_with, rank_environment, transport_of
+from environments import PATHS, python_with, rank_environment, transport_of
 from worlds import LAUNCHED
 
 from ringtrain import sharding
@@ -86,7 +86,7 @@ def run(
 def run_on_hosts(network: Network, folder: Path, kind: str, **variables: str) -> subprocess.CompletedProcess:
     """Runs it with each of three ranks on a host of its own."""
     python = python_with("tcp")
-    variables |= {"TMPDIR": str(folder), "PYTHONPATH": str(ROOT), "KIND": kind, "SAMPLES": "120"}
+    variables |= {"TMPDIR": str(folder), "PYTHONPATH": PATHS, "KIND": kind, "SAMPLES": "120"}
     line = [python, "-m", "ringtrain.launch", *transport_of("tcp"), "--elastic", "-np", "1:3"]
     line += ["--blacklist-cooldown-range", "60", "60", "-H", "node-a:1,node-b:1,node-c:1", python, str(SCRIPT)]
     done = network["node-a"].run(*line, env=rank_environment(**variables), timeout=SECONDS)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from environments import rank_environment, ringtrainrun
+from environments import PATHS, rank_environment, ringtrainrun
 from worlds import LAUNCHED
 
 from ringtrain.bench import hosts
@@ -79,7 +79,7 @@ def start(mpi: str, network: Network, tmp_path: Path) -> Iterator:
         started.append(network["node-a"].start(
             *ringtrainrun(mpi, 2, "-H", "node-a:1,node-b:1", "python", "-c", textwrap.dedent(STEPS), str(tmp_path)),
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-            env=rank_environment(PYTHONPATH=str(ROOT), RINGTRAIN_DEAD_AFTER_SECONDS=str(dead_after))))  # fmt: skip
+            env=rank_environment(PYTHONPATH=PATHS, RINGTRAIN_DEAD_AFTER_SECONDS=str(dead_after))))  # fmt: skip
         await_files(tmp_path, "at-work-0", "at-work-1")
         return started[0]
 
@@ -137,7 +137,7 @@ def test_a_rank_killed_alone_on_its_host_is_named_at_once_and_alike(network: Net
     hosts_of_ranks = ",".join(f"{name}:1" for name in network.hosts)
     done = network["node-a"].run(
         *ringtrainrun("tcp", 3, "-H", hosts_of_ranks, "python", "-c", textwrap.dedent(DIES), str(tmp_path)),
-        env=rank_environment(PYTHONPATH=str(ROOT), RINGTRAIN_DEAD_AFTER_SECONDS="60"),
+        env=rank_environment(PYTHONPATH=PATHS, RINGTRAIN_DEAD_AFTER_SECONDS="60"),
     )
     killed = float((tmp_path / "killed").read_text())
     times, told = zip(*((tmp_path / f"heard-{rank}").read_text().split(" ", 1) for rank in (0, 2)), strict=True)

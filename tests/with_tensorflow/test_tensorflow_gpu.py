@@ -15,6 +15,7 @@ from pathlib import Path
 
 import fakes
 import pytest
+from environments import PATHS
 from test_tensorflow_library import python_with_release
 
 from ringtrain.errors import InvalidArgumentError
@@ -53,7 +54,7 @@ def run(release: tuple[str, Path], plane: str, **settings: object) -> subprocess
     python, library = release
     environment = fakes.environment(
         FAKE_DEVICES=2, FAKE_DELAY_US=200, GPU_DEVICE_LATE=20, NCCL_MULTI_RANK_GPU_ENABLE=1,
-        RINGTRAIN_TENSORFLOW_GPU="device", TF_CPP_MIN_LOG_LEVEL=2, PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}", **settings,
+        RINGTRAIN_TENSORFLOW_GPU="device", TF_CPP_MIN_LOG_LEVEL=2, PYTHONPATH=PATHS, **settings,
     )  # fmt: skip
     return subprocess.run(
         [python, HERE / "tensorflow_on_gpus.py", library, plane], env=environment, capture_output=True, text=True, timeout=200

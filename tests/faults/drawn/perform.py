@@ -22,7 +22,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from environments import python_with, transport_of
+from environments import PATHS, python_with, transport_of
 
 from drawn.expectation import expect, sizes
 from drawn.known import may_leave_something
@@ -411,7 +411,7 @@ def environment(plan: Plan) -> dict[str, str]:
     late = plan.moment in ("before", "init") and plan.fault in ("stop", "stall")
     variables = {
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": PATHS,
         "RINGTRAIN_DEAD_AFTER_SECONDS": f"{DEAD_AFTER:g}",
         "TORCHINDUCTOR_CACHE_DIR": tempfile.gettempdir(),
     }  # else torch makes a folder in the job's own
