@@ -90,10 +90,12 @@ def main(arguments: list[str]) -> int:
         if "--long" in split(arguments)[0]:
             install_for_long()
         build()
+        whole = not arguments or arguments[0] == "--"
+        if whole:
+            build_fakes()
     except subprocess.CalledProcessError as error:
         print(f"bin/test: '{' '.join(map(str, error.cmd))}' failed; see above.", file=sys.stderr)
         return error.returncode
-    whole = not arguments or arguments[0] == "--"
     if base := comparison(arguments):
         files, said = changed.selected(base.partition("=")[2])
         print(said, flush=True)
@@ -184,6 +186,14 @@ def build() -> None:
     """Builds the native library into the source tree, which the environments import."""
     with step("build", "builds the native library"):
         command([sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"])
+
+
+def build_fakes() -> None:
+    """Builds the fakes of CUDA and NCCL before the tests: the first that needs them would wait for all native tests."""
+    with step("build", "builds the fakes of CUDA and NCCL"):
+        line = [sys.executable, "tests/native/build.py", "fakes"]
+        folder = subprocess.run(line, cwd=ROOT, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    os.environ["RINGTRAIN_TEST_FAKES"] = str(Path(folder.stdout.splitlines()[-1]) / "fakes")
 
 
 def command(line: list[str], **environment: str) -> None:

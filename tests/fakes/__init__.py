@@ -14,16 +14,17 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "native"))
 
 
 @functools.cache
-def folder(variant: str = "plain") -> Path:
+def folder() -> Path:
     """Builds the fakes, if anything changed, and returns the folder with libcuda.so.1, libnccl.so.2 and old/libnccl.so.2.
 
-    RINGTRAIN_TEST_FAKES names the folder for processes that have a deadline: another build may hold this one up.
+    RINGTRAIN_TEST_FAKES names the folder where they are built already, as in a whole run, and for processes that have a
+    deadline: another build may hold this one up.
     """
     if built := os.environ.get("RINGTRAIN_TEST_FAKES"):
         return Path(built)
     import build  # which needs cffi: what has a real GPU does without
 
-    return build.build(variant, ["fakes"]) / "fakes"
+    return build.build("plain", ["fakes"]) / "fakes"
 
 
 def environment(**settings: object) -> dict[str, str]:

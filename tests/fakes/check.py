@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import fakes
 
-SECONDS = 300  # longer than any check that does not hang
+SECONDS = 240  # longer than any check that does not hang; less than pytest gives, so that what it printed is told
 
 
 class Check(NamedTuple):
@@ -42,14 +42,17 @@ def run(module: str, name: str) -> str:
     wanted = CHECKS[module][name]
     tests = Path(__file__).parents[1]
     environment = fakes.environment(**wanted.settings, PYTHONPATH=f"{tests.parent}:{tests}")
-    done = subprocess.run(
-        [sys.executable, "-m", module, name],
-        env=environment,
-        timeout=SECONDS,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", module, name],
+            env=environment,
+            timeout=SECONDS,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+    except subprocess.TimeoutExpired as late:
+        return f"it did not end within {SECONDS} s:\n{(late.stdout or b'').decode()[-20000:]}"
     if wanted.dies is None:
         as_it_should = done.returncode == 0 and "passed" in done.stdout
     else:
