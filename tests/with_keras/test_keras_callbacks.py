@@ -443,18 +443,20 @@ def test_schedules_multiply_between_their_epochs():
 
 
 def test_momentum_is_corrected_when_the_rate_changes():
-    def velocity(corrects):
+    def velocity(corrects, kind=keras.optimizers.SGD):
         with World(1) as world:
-            return world.run(lambda rank: _velocity_after_two_steps(corrects))[0]
+            return world.run(lambda rank: _velocity_after_two_steps(corrects, kind))[0]
 
     # Two updates of gradient 1 with momentum 0.5 and rates 1 and 0.1: v = -1; then v = 0.5 v (rate ratio 0.1) - 0.1.
     assert velocity(True) == pytest.approx(0.5 * -0.1 - 0.1)
     assert velocity(False) == pytest.approx(0.5 * -1.0 - 0.1)
+    # Muon's has no rate in it: v = 1, then v = 0.5 v + 1.
+    assert velocity(True, keras.optimizers.Muon) == pytest.approx(1.5)
 
 
-def _velocity_after_two_steps(corrects):
+def _velocity_after_two_steps(corrects, kind):
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
-    optimizer = keras.optimizers.SGD(1.0, momentum=0.5)
+    optimizer = kind(1.0, momentum=0.5)
     model.compile(optimizer, loss=lambda y, prediction: prediction, run_eagerly=True)
     schedule = hvd.callbacks.LearningRateScheduleCallback(1.0, 0.1, momentum_correction=corrects)
     model.fit(np.ones((1, 1)), np.ones((1, 1)), epochs=2, verbose=0, callbacks=[schedule])

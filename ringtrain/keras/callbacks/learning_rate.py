@@ -138,8 +138,9 @@ class WarmupHooks(ScheduleHooks):
 
 
 def _velocities(optimizer: Any) -> list[Any]:
-    """The velocities of optimizers that have a momentum: SGD and RMSprop."""
+    """The velocities that contain the rate: those of SGD and RMSprop, and not what Muon calls momentum."""
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-    if not getattr(optimizer, "momentum", None):
+    of_the_two = any(kind.__name__ in ("SGD", "RMSprop") for kind in type(optimizer).__mro__)
+    if not of_the_two or not getattr(optimizer, "momentum", None):
         return []
     return getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", [])
