@@ -178,15 +178,16 @@ def _job(environ: Mapping[str, str]) -> str:
 
 
 def refuse_announced(environ: Mapping[str, str]) -> None:
-    """Raises UnsupportedError if torchrun's variables alone announce several ranks: nothing says how they are to meet."""
+    """Raises UnsupportedError if torchrun's variables alone announce several ranks, and no secret keeps others out where they meet."""
     if "RINGTRAIN_LAUNCHER" in environ and environ.get("RINGTRAIN_SIZE") == environ.get("WORLD_SIZE"):
         return  # ringtrainrun has set them, for scripts that were written for torchrun
     size = environ.get("WORLD_SIZE", "")
     if not is_alone(environ) and size.isdigit() and int(size) > 1 and "RANK" in environ and "MASTER_ADDR" in environ:
         raise UnsupportedError(
-            f"init: the ranks must meet somewhere, but RANK and WORLD_SIZE={size} alone do not say where. "
-            f"Start the script with ringtrainrun -np {size} or torchrun, give all ranks the same RINGTRAIN_SECRET (openssl "
-            "rand -hex 32), by which they meet at MASTER_ADDR, or give init rank, size and a rendezvous."
+            f"init: the ranks of WORLD_SIZE={size} must meet where no other process can join, but MASTER_ADDR="
+            f"{environ['MASTER_ADDR']} is open to all and there is no secret. Start the script with ringtrainrun -np {size} or "
+            "torchrun, give all ranks the same RINGTRAIN_SECRET (openssl rand -hex 32), let MASTER_ADDR be 127.0.0.1 if they "
+            "are processes of one host and user, or give init rank, size and a rendezvous."
         )
 
 

@@ -132,17 +132,19 @@ def of_torchrun(environ: Mapping[str, str]) -> Place | None:
 def of_variables(environ: Mapping[str, str]) -> Place | None:
     """The place that RANK, WORLD_SIZE and MASTER_ADDR name, with which AzureML, Kubeflow and others start processes for torch.
 
-    It is a port of that host's beside MASTER_PORT, which is torch.distributed's. None without RINGTRAIN_SECRET, since
-    whoever reaches the port could join; without the variables; and in a job of ringtrainrun, which sets them too.
+    It is a port of that host's beside MASTER_PORT, which is torch.distributed's. None without the variables, and in a job
+    of ringtrainrun, which sets them too; and without RINGTRAIN_SECRET, since any process that reaches the port could join,
+    unless the host is written as the loopback, where the kernel says whose process it is.
     """
     rank, size, host = (environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"))
     if "RINGTRAIN_LAUNCHER" in environ or not (rank.isdigit() and size.isdigit() and host) or int(size) < 2:
         return None
     secret = secret_of(environ)
-    if not secret:
-        return None
     address = Address(host, _port_of(environ.get("MASTER_PORT", ""), _ports(environ)))
-    hosts = 0 if by_address.names_this_host(address) else _SEVERAL
+    is_here = by_address.names_this_host(address)
+    if not secret and not is_here:
+        return None
+    hosts = 0 if is_here else _SEVERAL
     return Place(int(rank), int(size), address, secret, host, hosts)
 
 

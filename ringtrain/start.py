@@ -129,9 +129,9 @@ def init(
 ) -> None:
     """Joins the world: all ranks that the launcher started, or a world of one without it. A second call does nothing.
 
-    A launcher is ringtrainrun, an MPI's, Slurm's, or torchrun; RANK, WORLD_SIZE, MASTER_ADDR and RINGTRAIN_SECRET in the
-    environment serve as well. Whatever else has started the ranks gives each its `rank`, their number, and a place where
-    they find each other.
+    A launcher is ringtrainrun, an MPI's, Slurm's, or torchrun; RANK, WORLD_SIZE and MASTER_ADDR in the environment serve
+    as well, with RINGTRAIN_SECRET unless MASTER_ADDR is 127.0.0.1. Whatever else has started the ranks gives each its
+    `rank`, their number, and a place where they find each other.
 
     Args:
         comm: None or [] for all ranks; a list of ranks; or an mpi4py communicator, which is duplicated.

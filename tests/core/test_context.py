@@ -451,7 +451,7 @@ def test_exit_code_is_kept(ending, code):
 @own_world
 def test_ranks_that_are_announced_without_a_place_to_meet_are_refused():
     done = script(
-        "import ringtrain as rt; rt.init()", RANK="1", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="1"
+        "import ringtrain as rt; rt.init()", RANK="1", WORLD_SIZE="2", MASTER_ADDR="10.0.0.9", MASTER_PORT="1"
     )
     assert "ringtrainrun -np 2" in done.stderr and "torchrun" in done.stderr and done.returncode == 1, done
 

@@ -477,15 +477,19 @@ def test_where_ranks_meet_that_a_platform_has_numbered() -> None:
     assert rendezvous.of_variables({**VARIABLES, "RANK": "0"}).store == place.store, "the same for all"
     assert rendezvous.of_variables({**VARIABLES, "RINGTRAIN_PORT_RANGE": "21000-21999"}).store.port == 21999
     assert rendezvous.of_variables({**VARIABLES, "MASTER_ADDR": "127.0.0.1"}).hosts == 0
+    for here in ("127.0.0.1", "localhost", "::1"):  # no other user can join there
+        assert rendezvous.of_variables({**VARIABLES, "MASTER_ADDR": here, "RINGTRAIN_SECRET": ""}).secret == b""
     for missing in VARIABLES.keys() - {"MASTER_PORT"}:
         assert rendezvous.of_variables({**VARIABLES, missing: ""}) is None, missing
     for other in ({"WORLD_SIZE": "1", "RANK": "0"}, {"RINGTRAIN_LAUNCHER": "ringtrainrun-1"}):
         assert rendezvous.of_variables({**VARIABLES, **other}) is None
 
 
-def test_ranks_that_a_platform_has_numbered_meet() -> None:
+@pytest.mark.parametrize("secret", [VARIABLES["RINGTRAIN_SECRET"], ""], ids=["secret", "one user"])
+def test_ranks_that_a_platform_has_numbered_meet(secret: str) -> None:
     program = "import numpy as np, ringtrain as rt; rt.init(); print(rt.rank(), rt.allreduce(np.ones(1), op=rt.Sum)[0])"
-    shared = {**VARIABLES, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    here = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "RINGTRAIN_SECRET": secret}
+    shared = VARIABLES | here
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", program],
