@@ -26,6 +26,7 @@ class Describe(TypedDict):
     directory: str  # where the ranks will run
     ranks: int  # how many
     files: list[str]  # which must exist
+    command: str  # which they will run, found as by a shell
     environment: dict[str, str]  # over the agent's own
     uses_mpi: bool  # so that HOME must be set
     probe: str | None  # a program that says which ringtrain and MPI load there; None on the launcher's host

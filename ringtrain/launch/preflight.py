@@ -222,6 +222,7 @@ def _describe(
         "directory": os.getcwd(),
         "ranks": agent.host.slots,
         "files": files,
+        "command": plan.command[0],
         "environment": plan.given_to(agent.host, environment),
         "uses_mpi": installation.has_mpi,
         "probe": None if agent.host.is_here else installation.probe,

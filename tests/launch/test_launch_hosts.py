@@ -437,6 +437,21 @@ def test_hosts_that_are_not_like_this_one_are_refused(network: Network, tmp_path
     assert "host 'node-c': ringtrain must be the same as here, but is 9.9.9" in said and f"{here} (native" in said
 
 
+def test_a_command_that_is_on_no_path_there_is_refused(network: Network, tmp_path: Path) -> None:
+    """It was started, and the job ended with 127."""
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    flags = *transport_of("tcp"), "-np", "2", "-H", "node-a:1,node-b:1"
+    for command in "pyhton", str(program):
+        with network["node-b"].replaced(program, "no program"):
+            done = launch(network["node-a"], python_with("tcp"), *flags, command)
+        named = [line.split("'")[1] for line in done.stderr.splitlines() if f"command '{command}': it must be" in line]
+        assert done.returncode == 125 and named == (["node-a", "node-b"] if command == "pyhton" else ["node-b"]), (
+            done.stderr
+        )
+
+
 def test_a_host_without_the_launchers_python_is_refused(network: Network) -> None:
     with network["node-b"].hidden(sys.prefix):
         said = refused(network, "node-b:1")

@@ -42,12 +42,13 @@ def describe(request: Describe) -> HostFacts:
         **visible_gpus(dict(os.environ, **request["environment"])),
         "machine": [boot_id(), os.stat("/proc/self/ns/net").st_ino],
     }
-    if problem := obstacle(directory, request["files"], request["uses_mpi"]):
+    environment = dict(os.environ, **request["environment"])
+    problem = obstacle(directory, request["files"], request["uses_mpi"])
+    if problem := problem or lack_of_command(request["command"], directory, environment):
         facts["problem"] = problem
         return facts
     if request["probe"] is None:
         return facts
-    environment = dict(os.environ, **request["environment"])
     told = run_probe(request["probe"], has_hung_up, cwd=directory, env=environment)
     if "problem" in told:
         text = f"ringtrain{' and MPI' if request['uses_mpi'] else ''} must load there, but it says: {told['problem']}"
@@ -68,6 +69,16 @@ def obstacle(directory: str, files: list[str], uses_mpi: bool) -> list[str]:
         if not os.path.exists(path):
             return ["file", path, "it must exist there as here, but does not"]
     return []
+
+
+def lack_of_command(command: str, directory: str, environment: Mapping[str, str]) -> list[str]:
+    """What is wrong with the command that ranks are to run in this directory; see `obstacle`."""
+    folders = [""] if "/" in command else environment.get("PATH", os.defpath).split(os.pathsep)
+    paths = [os.path.join(directory, folder, command) for folder in folders]
+    if any(os.path.isfile(path) and os.access(path, os.X_OK) for path in paths):
+        return []
+    text = "it must be a program on PATH, or the path of one, there too, but there is none. Check its spelling, and that host"
+    return ["command", command, text]
 
 
 def run_probe(text: str, is_over: Callable[[], bool] = lambda: False, **options: Any) -> dict[str, Any]:
