@@ -30,6 +30,9 @@ _CHECKED_BYTES = 1 << 20  # at a time, so that a large tensor needs no large roo
 def check_replicas(tensors: Named, every: int = 1, process_set: ProcessSet = global_process_set) -> None:
     """Compares the tensors of all ranks bit by bit and names those that differ, and the odd ranks.
 
+    Example:
+        >>> rt.check_replicas(model.named_parameters(), every=100)
+
     Args:
         tensors: by name, such as ``model.named_parameters()``; the same names and order on all ranks. None stands for a
             tensor that there is not. Those on a GPU are copied to the host one by one, which waits for their stream.
@@ -39,9 +42,6 @@ def check_replicas(tensors: Named, every: int = 1, process_set: ProcessSet = glo
     Raises:
         MismatchError: on every rank, if a tensor is not equal on all of them, or names differ. The odd ranks are those
             outside of the largest group of equals; where no group is the largest, nobody is blamed.
-
-    Example:
-        >>> rt.check_replicas(model.named_parameters(), every=100)
     """
     name = "check_replicas"
     with preparing("allreduce", f"{name}.names", process_set):
@@ -67,15 +67,15 @@ def check_replicas(tensors: Named, every: int = 1, process_set: ProcessSet = glo
 def check_finite(tensors: Named, process_set: ProcessSet = global_process_set) -> None:
     """Looks for infinities and NaNs, and names the first tensor that has one and the lowest rank that has it there.
 
+    Example:
+        >>> rt.check_finite((name, p.grad) for name, p in model.named_parameters())
+
     Args:
         tensors: by name; the same names and order on all ranks. Integers and None, a missing gradient, are finite.
         process_set: the ranks that take part.
 
     Raises:
         MismatchError: on every rank, if an element on any rank is not finite, or names differ.
-
-    Example:
-        >>> rt.check_finite((name, p.grad) for name, p in model.named_parameters())
     """
     names, finite = _examined("check_finite", tensors, process_set, _is_finite)
     world = current().size

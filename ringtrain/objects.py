@@ -16,6 +16,9 @@ def broadcast_object(
 ) -> Any:
     """Returns the root's object on every rank.
 
+    Example:
+        >>> config = rt.broadcast_object(load_config() if rt.rank() == 0 else None)
+
     Args:
         obj: anything that pickles; read on the root only.
         root_rank: global rank of the root.
@@ -25,9 +28,6 @@ def broadcast_object(
     Raises:
         InvalidArgumentError: on every rank, if the root's object does not pickle; the pickler's exception is the cause
             there.
-
-    Example:
-        >>> config = rt.broadcast_object(load_config() if rt.rank() == 0 else None)
     """
     name = name or "broadcast_object"
     size_name, payload_name = f"{name}.size", f"{name}.payload"

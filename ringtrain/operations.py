@@ -148,6 +148,10 @@ def allreduce(
 ) -> Any:
     """Combines a tensor of one shape over all ranks: ``postscale * op(prescale * tensor)``, the same bits on every rank.
 
+    Example:
+        >>> rt.allreduce(np.array([1.0, 2.0]), name="loss", op=rt.Sum)
+        array([1., 2.])
+
     Args:
         tensor: any shape, the same on all ranks; not changed.
         name: identity among the ranks; unnamed operations are matched in the order of submission.
@@ -164,10 +168,6 @@ def allreduce(
             as do operations without a name.
         weight: with ``Average``, what this rank's tensor counts, such as its number of samples: the result is
             ``sum(weight * tensor) / sum(weight)``. A rank whose weight is 0 contributes nothing. All ranks or none.
-
-    Example:
-        >>> rt.allreduce(np.array([1.0, 2.0]), name="loss", op=rt.Sum)
-        array([1., 2.])
     """
     return _reduce_now(tensor, name, process_set, (op, prescale_factor, postscale_factor, compression, weight))
 

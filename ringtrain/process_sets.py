@@ -23,6 +23,11 @@ __all__ = [
 class ProcessSet:
     """A set of ranks for ``process_set=``; usable once ``init`` or ``add_process_set`` has registered it.
 
+    Example:
+        >>> even = rt.add_process_set(rt.ProcessSet(range(0, rt.size(), 2)))
+        >>> if even.included():
+        ...     rt.allreduce(loss, name="loss", process_set=even)
+
     Args:
         ranks_or_comm: the members' global ranks; or, for ``init(comm=...)``, an mpi4py communicator of them, of which
             other ranks may pass another one at the same place, such as the parts of a ``Split``.
@@ -36,11 +41,6 @@ class ProcessSet:
         origin: in an elastic job, what names the set among all ranks: the world in which it was added, and its id there.
         peers: in an elastic job, who the members are, in the order of their ranks.
         world: in an elastic job, the number of the world in which it is registered.
-
-    Example:
-        >>> even = rt.add_process_set(rt.ProcessSet(range(0, rt.size(), 2)))
-        >>> if even.included():
-        ...     rt.allreduce(loss, name="loss", process_set=even)
     """
 
     def __init__(self, ranks_or_comm: Sequence[int] | Any):

@@ -50,6 +50,10 @@ def shard(
 ) -> Any:
     """This rank's share of an epoch: indices for a number of samples, a ``Shard`` for a data set. Sends nothing.
 
+    Example:
+        >>> for index in rt.shard(len(images), seed=1, epoch=epoch):
+        ...     train_on(images[index], labels[index])
+
     Args:
         data: number of samples, a data set with ``len()`` and ``[index]``, or a ``tf.data.Dataset`` of single samples,
             before ``batch``; of the same length on all ranks. A ``tf.data.Dataset`` keeps its order, which must be the
@@ -69,10 +73,6 @@ def shard(
     Raises:
         InvalidArgumentError: no such policy, a negative number, a data set without length or indices, or fewer samples
             than ranks with ``"truncate"``. A ``tf.data.Dataset`` of unknown length says so.
-
-    Example:
-        >>> for index in rt.shard(len(images), seed=1, epoch=epoch):
-        ...     train_on(images[index], labels[index])
     """
     if hasattr(data, "cardinality") and hasattr(data, "shard"):
         return _stream_share(data, place_in(process_set), size_of(process_set), policy, start)

@@ -11,16 +11,16 @@ from ringtrain.errors import InvalidArgumentError
 def long_phase(seconds: float) -> Iterator[None]:
     """Tells all ranks that this one will submit nothing for a while: a validation, a checkpoint, a download.
 
+    Example:
+        >>> with rt.long_phase(3600):
+        ...     if rt.rank() == 0:
+        ...         prepare_dataset()
+
     What waits for this rank is neither reported nor given up until ``seconds`` have passed or the block has ended; then
     the usual times begin anew. Death is still noticed at once.
 
     Args:
         seconds: how long it may take, at most.
-
-    Example:
-        >>> with rt.long_phase(3600):
-        ...     if rt.rank() == 0:
-        ...         prepare_dataset()
     """
     if not 0 <= seconds < 1e9:
         raise InvalidArgumentError(f"long_phase: seconds must be in [0, 1e9), but is {seconds!r}.")

@@ -129,6 +129,12 @@ def init(
 ) -> None:
     """Joins the world: all ranks that the launcher started, or a world of one without it. A second call does nothing.
 
+    Example:
+        >>> import ringtrain as rt
+        >>> rt.init()
+        >>> rt.rank(), rt.size()
+        (0, 1)
+
     A launcher is ringtrainrun, an MPI's, Slurm's, or torchrun; RANK, WORLD_SIZE and MASTER_ADDR in the environment serve
     as well, with RINGTRAIN_SECRET unless MASTER_ADDR is 127.0.0.1. Whatever else has started the ranks gives each its
     `rank`, their number, and a place where they find each other.
@@ -150,12 +156,6 @@ def init(
         UnsupportedError: the launcher's MPI is not the one that was found, or there is none; or the launcher, which
             introduces the ranks to each other where there is no MPI, has gone.
         TimeoutError: not all ranks came within ``start_timeout_seconds``.
-
-    Example:
-        >>> import ringtrain as rt
-        >>> rt.init()
-        >>> rt.rank(), rt.size()
-        (0, 1)
     """
     with _start_lock:
         if is_initialized():

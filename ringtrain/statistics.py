@@ -115,13 +115,13 @@ class Stats(NamedTuple):
 def stats() -> Stats:
     """Who is slow, and what this rank has done since ``init``.
 
-    It is always counted, and costs a few additions for each operation. ``Stats.since`` gives what lies between two calls.
-
     Example:
         >>> if rt.rank() == 0:
         ...     print(rt.stats())
         ...     for late in rt.stats().late[:3]:
         ...         print(f"rank {late.rank} was last {late.times} times, {late.seconds:.1f} s, most in {late.name}")
+
+    It is always counted, and costs a few additions for each operation. ``Stats.since`` gives what lies between two calls.
     """
     context = current()
     return from_lines(context.lateness(), context.counters(), context.traffic())

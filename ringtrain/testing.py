@@ -18,15 +18,15 @@ _STARTING = {threading.__file__, stacks.__file__, __file__}
 class World:
     """N ranks in this process. Within ``run`` the functions of ``ringtrain`` act for the rank of their thread.
 
-    Args:
-        size: number of ranks.
-        layout: ranks per simulated host in rank order, such as ``"2+2"``; None for one host.
-        chosen: options by name, as for ``init``.
-
     Example:
         >>> with World(4) as world:
         ...     world.run(lambda rank: int(rt.allreduce(rank, op=rt.Sum)))
         [6, 6, 6, 6]
+
+    Args:
+        size: number of ranks.
+        layout: ranks per simulated host in rank order, such as ``"2+2"``; None for one host.
+        chosen: options by name, as for ``init``.
     """
 
     def __init__(self, size: int, layout: str | None = None, **chosen: object):

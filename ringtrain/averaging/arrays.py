@@ -19,6 +19,13 @@ from ringtrain.tables import COMPRESSIONS
 class PeriodicAverage:
     """Averages arrays over the ranks after every so many steps; in between each rank trains alone.
 
+    Example:
+        >>> average = rt.PeriodicAverage([weights, bias], every=32)
+        >>> for x, y in batches:
+        ...     update(weights, bias, x, y)
+        ...     average.step(samples=len(x))
+        >>> average.join()
+
     Local SGD (Stich, arXiv:1805.09767), or DiLoCo (arXiv:2311.08105) with ``outer``. Floating-point arrays become the
     average, integers the maximum; all of it in place, and right after it they have the same bits on every rank. What a
     rank has changed weighs as much as it has samples since the last time.
@@ -38,13 +45,6 @@ class PeriodicAverage:
     Raises:
         InvalidArgumentError: something else than such arrays, or a number that cannot be.
         MismatchError: when ranks meet: they have different arguments, or started from different values.
-
-    Example:
-        >>> average = rt.PeriodicAverage([weights, bias], every=32)
-        >>> for x, y in batches:
-        ...     update(weights, bias, x, y)
-        ...     average.step(samples=len(x))
-        >>> average.join()
     """
 
     def __init__(

@@ -16,12 +16,12 @@ class Place(NamedTuple):
 def ranks_by_host(places: Sequence[Place]) -> list[list[int]]:
     """The ranks of each host, ascending.
 
-    A host's number is the cross rank of its local rank 0. The cross rank of another rank counts those hosts alone that
-    have its local rank.
-
     Example:
         >>> ranks_by_host([Place(0, 0, 2, 0), Place(1, 0, 1, 1), Place(2, 1, 2, 0)])
         [[0, 2], [1]]
+
+    A host's number is the cross rank of its local rank 0. The cross rank of another rank counts those hosts alone that
+    have its local rank.
     """
     sizes = {place.cross_rank: place.local_size for place in places if place.local_rank == 0}
     hosts: dict[int, list[int]] = {host: [] for host in sorted(sizes)}

@@ -13,6 +13,10 @@ from ringtrain.errors import HostsUpdatedInterrupt, UnsupportedError
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """Makes a training function elastic: its first argument is the state, and it goes on from what that has.
 
+    Example:
+        >>> @rt.elastic.run
+        ... def train(state, batches): ...
+
     Each time a world begins, all ranks get the state of rank 0, which has been in the job for longest; then the function is
     called. It is called again, in the next world, when this one ends: after a failure from the last ``commit``, and when
     ranks come or leave from where it was. What it returns is returned.
@@ -25,10 +29,6 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
     Raises:
         UnsupportedError: by the function, in a job with ``--batch constant``.
-
-    Example:
-        >>> @rt.elastic.run
-        ... def train(state, batches): ...
     """
     return run_fn(func, next_world)
 

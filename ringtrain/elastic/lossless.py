@@ -65,6 +65,12 @@ class LosslessState(State):
     def survive(self, function: Callable[[], Result]) -> Result:
         """Calls a function that uses operations between ranks; again, in another world, if not all come to its end.
 
+        Example:
+            >>> for epoch in state.epochs(90):
+            ...     for x, y in loader:
+            ...         train_on(x, y)
+            ...     accuracy = state.survive(lambda: hvd.allreduce(right / seen, name="accuracy"))
+
         All ranks do so in one order, one at a time. What it returns is used by all of them, or by none. A rank that joins
         begins with the inner loop, so what is done once an epoch, such as the average of a metric, stands behind that.
 
@@ -75,12 +81,6 @@ class LosslessState(State):
             InvalidArgumentError: in an elastic job, before the loop has begun.
             ProcessSetLostError: the function has used a process set that has lost a member.
             RingtrainError: what another world would meet again.
-
-        Example:
-            >>> for epoch in state.epochs(90):
-            ...     for x, y in loader:
-            ...         train_on(x, y)
-            ...     accuracy = state.survive(lambda: hvd.allreduce(right / seen, name="accuracy"))
         """
         if self._transaction is None:
             return function()

@@ -36,6 +36,13 @@ class Follower(Protocol):
 class BatchSampler:
     """This rank's samples of each batch, as indices: ``for indices in sampler``, in the loop over ``state.epochs()``.
 
+    Example:
+        >>> sampler = rt.elastic.BatchSampler(len(x), batch_size=32)
+        >>> state = rt.elastic.State(weights=weights, sampler=sampler)
+        >>> for epoch in state.epochs(90):
+        ...     for indices in sampler:
+        ...         state.weights -= 0.1 * state.allreduce(gradient(state.weights, x[indices]))
+
     An epoch has an order, and all ranks together take its batches one by one, each rank a share of about equal size. A
     rank's share of a whole batch has ``batch_size`` samples; with ``--batch constant`` a batch has that times the planned number
     of ranks, and shares are larger the fewer ranks there are. The state weighs averages of gradients by shares. In a batch
@@ -59,13 +66,6 @@ class BatchSampler:
     Raises:
         TypeError: an argument of another type.
         InvalidArgumentError: no sample, a batch size below 1, or not one whole batch with ``drop_last``.
-
-    Example:
-        >>> sampler = rt.elastic.BatchSampler(len(x), batch_size=32)
-        >>> state = rt.elastic.State(weights=weights, sampler=sampler)
-        >>> for epoch in state.epochs(90):
-        ...     for indices in sampler:
-        ...         state.weights -= 0.1 * state.allreduce(gradient(state.weights, x[indices]))
     """
 
     def __init__(

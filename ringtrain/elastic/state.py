@@ -82,14 +82,14 @@ class State:
 class ObjectState(State):
     """Python objects and NumPy arrays, each an attribute.
 
-    Args:
-        bcast_object, get_rank: accepted for Horovod's sake.
-        kwargs: their names and values; whatever pickles. They are copied at each commit.
-
     Example:
         >>> state = rt.elastic.ObjectState(weights=np.zeros(10), epoch=0)
         >>> state.epoch += 1
         >>> state.commit()
+
+    Args:
+        bcast_object, get_rank: accepted for Horovod's sake.
+        kwargs: their names and values; whatever pickles. They are copied at each commit.
     """
 
     def __init__(self, bcast_object: Any = None, get_rank: Any = None, **kwargs: Any):

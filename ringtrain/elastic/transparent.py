@@ -30,6 +30,12 @@ _OBJECTS = "ringtrain.elastic.objects"
 class TransparentState(LosslessState):
     """A training whose steps survive a change of the world; ``rt.elastic.State(weights=...)`` makes one.
 
+    Example:
+        >>> state = rt.elastic.State(weights=weights)
+        >>> for epoch in state.epochs(90):
+        ...     for batch in state.steps(100):
+        ...         state.weights -= 0.1 * state.allreduce(gradient(state.weights, batch))
+
     Values become attributes. In a job without ``--elastic``, and alone, it gives all ranks the state of rank 0, and counts.
 
     Args:
@@ -49,12 +55,6 @@ class TransparentState(LosslessState):
         InvalidArgumentError: a name that is taken, process sets that are no such function, or several samplers; in a job with
             ``--batch constant`` also none.
         TypeError: ``epoch``, ``batch`` or ``step`` is no whole number.
-
-    Example:
-        >>> state = rt.elastic.State(weights=weights)
-        >>> for epoch in state.epochs(90):
-        ...     for batch in state.steps(100):
-        ...         state.weights -= 0.1 * state.allreduce(gradient(state.weights, batch))
     """
 
     epoch: int

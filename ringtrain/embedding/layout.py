@@ -73,6 +73,10 @@ class Layout:
 def laid_out(dealing: Dealing, hosts: Sequence[Sequence[int]], replicas: int) -> Layout:
     """The layout over the ranks of some hosts.
 
+    Example:
+        >>> laid_out(Dealing(8, 4), [[0, 1], [2, 3]], 2).keepers
+        ((0, 2), (1, 3), (2, 1), (3, 0))
+
     A second copy goes to the next rank on another host, in an order that takes the hosts in turn, so that equal hosts keep
     equally much; to the next rank if there is one host; to nobody if there is one rank.
 
@@ -80,10 +84,6 @@ def laid_out(dealing: Dealing, hosts: Sequence[Sequence[int]], replicas: int) ->
         dealing: over all these ranks.
         hosts: the ranks of each.
         replicas: 1, or 2 for second copies.
-
-    Example:
-        >>> laid_out(Dealing(8, 4), [[0, 1], [2, 3]], 2).keepers
-        ((0, 2), (1, 3), (2, 1), (3, 0))
     """
     if replicas == 1 or dealing.ranks == 1:
         return Layout(dealing, tuple((rank,) for rank in range(dealing.ranks)))

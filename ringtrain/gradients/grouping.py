@@ -14,15 +14,15 @@ Groups = int | list[list[Any]] | None
 def grouped(members: Sequence[Any], groups: Groups) -> list[list[int]]:
     """Places of the members that travel together, for each operation.
 
-    Args:
-        members: what gradients are taken of, in an order that is the same on all ranks.
-        groups: None: each travels alone. A number: that many runs. Lists: each list is one operation, whatever its
-            order, without members that there are not; those in no list travel alone, behind the others.
-
     Example:
         >>> a, b, c, d = "abcd"
         >>> grouped([a, b, c, d], [[c, a]])
         [[0, 2], [1], [3]]
+
+    Args:
+        members: what gradients are taken of, in an order that is the same on all ranks.
+        groups: None: each travels alone. A number: that many runs. Lists: each list is one operation, whatever its
+            order, without members that there are not; those in no list travel alone, behind the others.
     """
     if isinstance(groups, int):
         return runs_of(len(members), groups)

@@ -25,6 +25,11 @@ _REFUSED = {
 class Accelerator(accelerate.Accelerator):
     """An ``accelerate.Accelerator`` that averages gradients by ``ringtrain.torch.DistributedOptimizer``.
 
+    Example:
+        >>> torch.distributed.init_process_group("ringtrain")
+        >>> accelerator = Accelerator(cpu=True, distributed_optimizer={"compression": hvd.Compression.int8})
+        >>> model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+
     ``prepare`` gives all ranks the parameters of rank 0, wraps no model, and makes optimizers distributed. Parameters
     without a gradient on some ranks need no flag. Hand it the model before the optimizer, so that errors have the
     parameters' names.
@@ -37,11 +42,6 @@ class Accelerator(accelerate.Accelerator):
         InvalidArgumentError: an argument that must be given elsewhere; no world of ringtrain's is open; or Accelerate does
             not see its ranks.
         UnsupportedError: Accelerate is to shard the model, as by FSDP.
-
-    Example:
-        >>> torch.distributed.init_process_group("ringtrain")
-        >>> accelerator = Accelerator(cpu=True, distributed_optimizer={"compression": hvd.Compression.int8})
-        >>> model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     """
 
     def __init__(self, *arguments: Any, distributed_optimizer: Mapping[str, Any] | None = None, **named: Any):

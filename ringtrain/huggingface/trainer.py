@@ -14,6 +14,9 @@ else:
 class TrainerMixin(_Trainer):
     """A Trainer that averages gradients by ``ringtrain.torch.DistributedOptimizer``; the model is not wrapped.
 
+    Example:
+        >>> trainer = Trainer(model, arguments, train_dataset=data, distributed_optimizer={"compression": hvd.Compression.int8})
+
     It stands before the Trainer that is to be changed: ``class Mine(TrainerMixin, Seq2SeqTrainer): pass``.
 
     Args:
@@ -22,9 +25,6 @@ class TrainerMixin(_Trainer):
 
     Raises:
         InvalidArgumentError, UnsupportedError: as ``Accelerator``.
-
-    Example:
-        >>> trainer = Trainer(model, arguments, train_dataset=data, distributed_optimizer={"compression": hvd.Compression.int8})
     """
 
     accelerator: Any

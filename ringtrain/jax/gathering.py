@@ -14,6 +14,9 @@ def gather_with_gradient(
 ) -> jax.Array:
     """``allgather`` whose gradient is the sum over the ranks; see ``ringtrain.torch.gather_with_gradient``.
 
+    Example:
+        >>> images, texts = hvd.gather_with_gradient(images), hvd.gather_with_gradient(texts)
+
     Derivatives go backwards alone, as by ``jax.grad``.
 
     Args:
@@ -23,9 +26,6 @@ def gather_with_gradient(
 
     Returns:
         The rows of all ranks, in rank order.
-
-    Example:
-        >>> images, texts = hvd.gather_with_gradient(images), hvd.gather_with_gradient(texts)
     """
     return allgather(_with_multiplied_gradient(tensor, size_of(process_set)), name=name, process_set=process_set)
 

@@ -41,6 +41,9 @@ def allreduce(
 ) -> jax.Array:
     """Combines an array of one shape over all ranks; see ``ringtrain.allreduce``.
 
+    Example:
+        >>> jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum))(jnp.ones(2))
+
     Args:
         tensor: an array of any shape, the same on all ranks, or a number.
         name: identity among the ranks; without one, operations are matched by the function that is traced and their
@@ -50,9 +53,6 @@ def allreduce(
         postscale_factor: factor on the result.
         process_set: the ranks that take part.
         compression: how float32 and float64 travel between hosts.
-
-    Example:
-        >>> jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum))(jnp.ones(2))
     """
     given = {"op": op, "prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
     return run("allreduce", tensor, name, process_set, compression=compression, **given)

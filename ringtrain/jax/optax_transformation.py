@@ -22,6 +22,10 @@ def DistributedGradientTransformation(
 ) -> Any:
     """An optax transformation whose ``update`` gets the gradients of all ranks; needs optax.
 
+    Example:
+        >>> optimizer = hvd.DistributedGradientTransformation(optax.adamw(1e-3))
+        >>> updates, state = optimizer.update(gradients, state, parameters)
+
     Args:
         transformation: any of optax's, such as ``optax.adamw(1e-3)`` or a chain. Put ``optax.MultiSteps`` around the
             result to accumulate gradients, so that only the sums travel.
@@ -41,10 +45,6 @@ def DistributedGradientTransformation(
 
     Raises:
         InvalidArgumentError: what was given is no transformation of optax's.
-
-    Example:
-        >>> optimizer = hvd.DistributedGradientTransformation(optax.adamw(1e-3))
-        >>> updates, state = optimizer.update(gradients, state, parameters)
     """
     try:
         import optax

@@ -27,6 +27,10 @@ def allreduce_gradients(
 ) -> Any:
     """The average over all ranks of each array of a tree, inside ``jax.jit`` or outside.
 
+    Example:
+        >>> loss, gradients = jax.value_and_grad(loss_of)(parameters, batch)
+        >>> updates, state = optimizer.update(hvd.allreduce_gradients(gradients), state)
+
     Args:
         gradients: a tree of arrays, of the same structure, shapes and dtypes on all ranks.
         op: ``Average`` (default) or ``Sum``.
@@ -35,10 +39,6 @@ def allreduce_gradients(
         postscale_factor: factor on the result.
         process_set: the ranks that take part.
         compression: how float32 and float64 travel between hosts.
-
-    Example:
-        >>> loss, gradients = jax.value_and_grad(loss_of)(parameters, batch)
-        >>> updates, state = optimizer.update(hvd.allreduce_gradients(gradients), state)
     """
     given = {"op": op, "prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
     return _each_leaf("allreduce", gradients, name, process_set, compression=compression, **given)
@@ -49,14 +49,14 @@ def broadcast_parameters(
 ) -> Any:
     """The root's arrays on every rank: of parameters, of an optimizer's state, or of random keys.
 
+    Example:
+        >>> parameters, state = hvd.broadcast_parameters((parameters, optimizer.init(parameters)))
+
     Args:
         parameters: a tree of arrays, keys and numbers, of the same structure and shapes on all ranks; not changed.
         root_rank: global rank of the root.
         name: what the names of the leaves' operations begin with.
         process_set: the ranks that take part.
-
-    Example:
-        >>> parameters, state = hvd.broadcast_parameters((parameters, optimizer.init(parameters)))
     """
     return _each_leaf("broadcast", parameters, name, process_set, root_rank=root_rank)
 

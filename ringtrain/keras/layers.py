@@ -24,6 +24,9 @@ __all__ = ["SGD", "Adagrad", "RowWiseAdagrad", "ShardedEmbedding", "SparseAdam"]
 class ShardedEmbedding(keras.layers.Layer):
     """``keras.layers.Embedding`` for tables too large for a rank: the rows are dealt over the ranks of a process set.
 
+    Example:
+        >>> model = keras.Sequential([hvd.layers.ShardedEmbedding(10**8, 64, optimizer="adagrad"), keras.layers.Dense(1)])
+
     A call is collective, as is the gradient: all ranks call the same layers in the same order, each with ids of its own.
     The rows are changed where they live, by an optimizer of their own, in the step of the model's: with it their gradients
     are scaled, clipped and accumulated, and with it they skip a step. ``DistributedOptimizer`` trains the rest, with any
@@ -54,9 +57,6 @@ class ShardedEmbedding(keras.layers.Layer):
         UnsupportedError: when a model is trained, an optimizer that scales the loss or clips by the norm of all gradients
             where these differ from rank to rank, or that does more to gradients than to delay them. In an elastic job a
             process set, and a call that is neither in ``fit`` with ``elastic.Elastic`` nor in the loop of an ``elastic.State``.
-
-    Example:
-        >>> model = keras.Sequential([hvd.layers.ShardedEmbedding(10**8, 64, optimizer="adagrad"), keras.layers.Dense(1)])
     """
 
     def __init__(

@@ -60,6 +60,10 @@ def DistributedOptimizer(
 ) -> keras.optimizers.Optimizer:
     """Makes a Keras optimizer update with the gradients of all ranks, and returns it.
 
+    Example:
+        >>> model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.001 * hvd.size())), "mse")
+        >>> model.fit(x, y, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+
     N ranks with equal batches and a mean loss then train as one process does with the N batches in one: gradients are
     averaged before they are clipped. In a world of one only ``backward_passes_per_step`` has an effect.
 
@@ -110,10 +114,6 @@ def DistributedOptimizer(
         InvalidArgumentError: not a Keras optimizer, or groups, ``op`` or a number that cannot be.
         UnsupportedError: when it is applied, to a model with a ``ShardedEmbedding``: with ``every`` or local layers, it scales
             the loss or clips by the norm of all gradients; with ``delay``, it scales, clips or accumulates.
-
-    Example:
-        >>> model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.001 * hvd.size())), "mse")
-        >>> model.fit(x, y, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
     """
     settings = Settings(
         compression=compression,

@@ -33,6 +33,9 @@ def allreduce(
 ) -> Any:
     """Combines a value of one shape over all ranks; the same on every rank.
 
+    Example:
+        >>> accuracy = float(hvd.allreduce(model.evaluate(x, y)[1], name="accuracy"))
+
     Args:
         value: a number, an array or a tensor.
         name: identity among the ranks; without one, calls are matched in their order.
@@ -48,9 +51,6 @@ def allreduce(
 
     Raises:
         InvalidArgumentError: both ``average`` and ``op`` were given.
-
-    Example:
-        >>> accuracy = float(hvd.allreduce(model.evaluate(x, y)[1], name="accuracy"))
     """
     if average is not None and op is not None:
         raise InvalidArgumentError("allreduce: either average or op may be given, but both are. Use op.")

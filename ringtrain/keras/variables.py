@@ -22,6 +22,9 @@ _SEED_STRIDE = 1_000_003  # between the seeds of neighbouring ranks
 def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set) -> None:
     """Puts the root's values into the variables of all ranks.
 
+    Example:
+        >>> hvd.broadcast_variables(model.variables + model.optimizer.variables, root_rank=0)
+
     The seeds of dropout and of other random layers follow from the root's too, but differ from rank to rank, so that
     ranks do not drop the same units.
 
@@ -32,9 +35,6 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: P
 
     Raises:
         MismatchError: ranks hold different numbers of variables, or different shapes or dtypes.
-
-    Example:
-        >>> hvd.broadcast_variables(model.variables + model.optimizer.variables, root_rank=0)
     """
     chosen = _numeric(variables)
     if process_set.size() == 1:

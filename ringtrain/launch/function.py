@@ -57,6 +57,9 @@ def run(
 ) -> list[Any]:  # fmt: skip
     """Calls a function on `num_proc` ranks and returns what it returned, in rank order. The arguments are `horovod.run`'s.
 
+    Example:
+        >>> ringtrain.run(train, args=(0.01,), num_proc=2)
+
     The function calls `ringtrain.init()` itself if it wants a world. It, its arguments and its results are pickled by
     cloudpickle; functions of notebooks, of the main script and lambdas will do.
 
@@ -82,9 +85,6 @@ def run(
         UnsupportedError: a NotImplementedError; `host_discovery_script`.
         RunError: a RuntimeError; the ranks could not be started, or one was killed; see the launcher's output on
             stderr.
-
-    Example:
-        >>> ringtrain.run(train, args=(0.01,), num_proc=2)
     """
     import cloudpickle
 

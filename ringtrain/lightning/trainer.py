@@ -19,6 +19,10 @@ _OF_LIGHTNING = {"accelerator", "parallel_devices", "cluster_environment", "chec
 class Optimizers(Placed, _Strategy):
     """Trains with ``ringtrain.torch.DistributedOptimizer`` around the optimizers of the module.
 
+    Example:
+        >>> strategy = RingtrainStrategy(compression=hvd.Compression.int8)
+        >>> Trainer(strategy=strategy, accelerator="cpu", accumulate_grad_batches=4)
+
     The module is not wrapped: parameters without a gradient on some ranks need no flag. Metrics, samplers and barriers use
     torch.distributed over the backend "ringtrain".
 
@@ -29,10 +33,6 @@ class Optimizers(Placed, _Strategy):
 
     Raises:
         InvalidArgumentError: an argument that must be given elsewhere.
-
-    Example:
-        >>> strategy = RingtrainStrategy(compression=hvd.Compression.int8)
-        >>> Trainer(strategy=strategy, accelerator="cpu", accumulate_grad_batches=4)
     """
 
     optimizers: list[Any]

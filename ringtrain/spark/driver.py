@@ -36,6 +36,9 @@ def run(
 ) -> list[Any]:  # fmt: skip
     """Calls a function on `num_proc` ranks in Spark's executors and returns what it returned, in rank order.
 
+    Example:
+        >>> ringtrain.spark.run(train, args=(0.01,), num_proc=2)
+
     The arguments are `horovod.spark.run`'s. Each rank is a process beside a task of one barrier stage, so all start
     together or none does. ringtrain's world is open when the function begins; `init()` in it does nothing, and torchrun's
     variables are set. ringtrain, and cloudpickle, must be installed where the executors run.
@@ -56,9 +59,6 @@ def run(
         UnsupportedError: a NotImplementedError; an argument that is refused.
         TimeoutError: Spark had no slots for all ranks within `start_timeout`.
         RunError: a RuntimeError; a rank was killed, or an executor was lost.
-
-    Example:
-        >>> ringtrain.spark.run(train, args=(0.01,), num_proc=2)
     """
     refused = {"use_mpi": use_mpi, "stdout": stdout, "stderr": stderr}
     if given := [name for name, value in refused.items() if value]:

@@ -89,6 +89,9 @@ def _ends_world(problem: Exception) -> bool:
 class TensorFlowState(ObjectState):
     """Variables, and plain objects, each an attribute.
 
+    Example:
+        >>> state = hvd.elastic.TensorFlowState(model.variables + optimizer.variables, epoch=0, batch=0)
+
     Args:
         variables: in an order that all ranks share; in a graph of TensorFlow 1 by default its global variables.
         session: of such a graph; by default the one that is entered.
@@ -96,9 +99,6 @@ class TensorFlowState(ObjectState):
 
     Raises:
         InvalidArgumentError: no variables where there is no graph of TensorFlow 1, or no session where there is one.
-
-    Example:
-        >>> state = hvd.elastic.TensorFlowState(model.variables + optimizer.variables, epoch=0, batch=0)
     """
 
     variables: Sequence[Any]

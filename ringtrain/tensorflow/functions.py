@@ -22,6 +22,9 @@ def broadcast_variables(
 ) -> tf.Operation | None:  # fmt: skip
     """Puts the root's values into the variables of all ranks.
 
+    Example:
+        >>> hvd.broadcast_variables(model.variables + optimizer.variables, root_rank=0)
+
     Args:
         variables: ``tf.Variable`` or Keras variables, in an order that all ranks share; text variables are left alone.
         root_rank: global rank of the root.
@@ -36,9 +39,6 @@ def broadcast_variables(
     Raises:
         InvalidArgumentError: something else than variables.
         tf.errors.FailedPreconditionError: ranks disagree about the number, a shape or a dtype.
-
-    Example:
-        >>> hvd.broadcast_variables(model.variables + optimizer.variables, root_rank=0)
     """
     stem = claim_in_function("broadcast_variables")
     values: list[Any] = []

@@ -15,6 +15,9 @@ def gather_with_gradient(
 ) -> tf.Tensor:
     """``allgather`` whose gradient is the sum over the ranks; see ``ringtrain.torch.gather_with_gradient``.
 
+    Example:
+        >>> images, texts = hvd.gather_with_gradient(images), hvd.gather_with_gradient(texts)
+
     Args:
         tensor: rows of this rank, of any number and one shape; floating point.
         name: identity among the ranks.
@@ -22,9 +25,6 @@ def gather_with_gradient(
 
     Returns:
         The rows of all ranks, in rank order.
-
-    Example:
-        >>> images, texts = hvd.gather_with_gradient(images), hvd.gather_with_gradient(texts)
     """
     size = size_of(process_set)
 

@@ -57,14 +57,14 @@ def reduced(
 def late_gradients(variables: Sequence[Any]) -> list[tf.Tensor | None]:
     """The gradients of the last step of tapes with ``delay=1``, which are left to be applied; None where there are none.
 
+    Example:
+        >>> optimizer.apply_gradients(zip(hvd.late_gradients(model.trainable_variables), model.trainable_variables))
+
     On all ranks, outside of a ``tf.function``, before the model is evaluated and at the end. The next step then begins
     with zeros again.
 
     Args:
         variables: what the tapes were asked about.
-
-    Example:
-        >>> optimizer.apply_gradients(zip(hvd.late_gradients(model.trainable_variables), model.trainable_variables))
     """
     places = {id(variable): place for place, variable in enumerate(variables)}
     found: list[tf.Tensor | None] = [None] * len(places)

@@ -58,6 +58,9 @@ def allreduce(
 ) -> tf.Tensor | tf.IndexedSlices:
     """Combines a tensor of one shape over all ranks; see ``ringtrain.allreduce``.
 
+    Example:
+        >>> loss = hvd.allreduce(loss, name="loss")
+
     Args:
         tensor: the same shape and dtype on all ranks; or ``tf.IndexedSlices``, of which the rows of all ranks are
             gathered and those of one index summed.
@@ -71,9 +74,6 @@ def allreduce(
         name: identity among the ranks; without one, operations are matched in their order, in a graph by what goes in.
         process_set: the ranks that take part.
         ignore_name_scope: leave the scope out of a name that is made from the tensor's.
-
-    Example:
-        >>> loss = hvd.allreduce(loss, name="loss")
     """
     return _allreduce_all(
         [tensor], average, device_dense, device_sparse, compression, op, prescale_factor, postscale_factor, name,

@@ -92,6 +92,9 @@ def DistributedOptimizer(
 ) -> Any:
     """Makes an optimizer average its gradients over the ranks, and returns it.
 
+    Example:
+        >>> optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.AdagradOptimizer(0.01 * hvd.size()))
+
     Args:
         optimizer: one of Keras, for which ``ringtrain.tensorflow.keras.DistributedOptimizer`` says more, or of
             ``tf.compat.v1.train``.

@@ -106,6 +106,12 @@ def DistributedGradientTape(
 ) -> tf.GradientTape:
     """Makes ``gradtape.gradient`` reduce the gradients over the ranks, and returns the tape.
 
+    Example:
+        >>> with tf.GradientTape() as tape:
+        ...     loss = loss_of(model(images), labels)
+        >>> tape = hvd.DistributedGradientTape(tape)
+        >>> optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+
     Args:
         gradtape: the tape; it stays the same object.
         device_dense: accepted for Horovod's sake; TensorFlow places the operations.
@@ -124,12 +130,6 @@ def DistributedGradientTape(
         replicas: ``"equal"`` compares the variables that ``gradient`` is asked about, as they are then, in its twentieth call and once
             a minute, or so seldom that it takes a thousandth of the time; where they differ it raises a MismatchError, in a graph
             a ``tf.errors.InvalidArgumentError`` with its text. ``"differ"`` compares nothing.
-
-    Example:
-        >>> with tf.GradientTape() as tape:
-        ...     loss = loss_of(model(images), labels)
-        >>> tape = hvd.DistributedGradientTape(tape)
-        >>> optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
     """
     if not isinstance(gradtape, tf.GradientTape) or isinstance(gradtape, _DistributedTape):
         found = "one that is distributed already" if isinstance(gradtape, tf.GradientTape) else type(gradtape).__name__

@@ -25,6 +25,9 @@ def broadcast_buffers(
 ) -> RemovableHandle | None:
     """Puts the root's buffers into the model of all ranks, at once and, if asked for, before every forward pass too.
 
+    Example:
+        >>> hvd.broadcast_buffers(model)  # before evaluation on all ranks
+
     Args:
         model: of the same structure on all ranks; buffers of its submodules count.
         root_rank: global rank of the root.
@@ -39,9 +42,6 @@ def broadcast_buffers(
 
     Raises:
         MismatchError: ranks disagree about a buffer's shape or dtype.
-
-    Example:
-        >>> hvd.broadcast_buffers(model)  # before evaluation on all ranks
     """
     identity = id_of(process_set)
     name = f"broadcast_buffers.{next_number(current(), identity, 'broadcast_buffers')}"

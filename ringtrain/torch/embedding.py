@@ -346,6 +346,12 @@ class _Sharded(torch.nn.Module):
 class ShardedEmbedding(_Sharded):
     """``torch.nn.Embedding`` for tables too large for a rank: the rows are dealt over the ranks of a process set.
 
+    Example:
+        >>> table = hvd.ShardedEmbedding(100_000_000, 64)
+        >>> optimizer = torch.optim.SparseAdam(table.parameters())
+        >>> table(ids).sum().backward()
+        >>> optimizer.step()
+
     A call is collective: all ranks call the same tables in the same order, each with ids of its own, also none, and all
     or none go backward. N ranks with equal batches and a mean loss train as one process with ``nn.Embedding`` and all
     the batches. Any torch optimizer that takes sparse gradients trains ``weight``, distributed or not:
@@ -381,12 +387,6 @@ class ShardedEmbedding(_Sharded):
             gone; the same text on all.
         UnsupportedError: ``max_norm``, ``scale_grad_by_freq``, another dtype; in an elastic job a process set, and a call
             that is neither in the loop of an ``hvd.elastic.State`` nor in ``elastic.run`` with a ``TorchState``.
-
-    Example:
-        >>> table = hvd.ShardedEmbedding(100_000_000, 64)
-        >>> optimizer = torch.optim.SparseAdam(table.parameters())
-        >>> table(ids).sum().backward()
-        >>> optimizer.step()
     """
 
     @eager
@@ -439,15 +439,15 @@ class ShardedEmbeddingBag(_Sharded):
 class ShardedEmbeddingCollection(torch.nn.ModuleDict):
     """Several tables, looked up together: one exchange of ids, one of rows, one of gradients, however many there are.
 
+    Example:
+        >>> tables = hvd.ShardedEmbeddingCollection({"user": hvd.ShardedEmbedding(10**8, 64), "tags": hvd.ShardedEmbeddingBag(10**6, 16)})
+        >>> found = tables({"user": users, "tags": (tags, offsets)})
+
     Args:
         tables: by name, ``ShardedEmbedding`` and ``ShardedEmbeddingBag`` of one dtype and one process set.
 
     Raises:
         InvalidArgumentError: other modules, or tables that cannot travel together.
-
-    Example:
-        >>> tables = hvd.ShardedEmbeddingCollection({"user": hvd.ShardedEmbedding(10**8, 64), "tags": hvd.ShardedEmbeddingBag(10**6, 16)})
-        >>> found = tables({"user": users, "tags": (tags, offsets)})
     """
 
     def __init__(self, tables: Mapping[str, _Sharded]):

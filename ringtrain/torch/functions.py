@@ -28,6 +28,9 @@ def broadcast_parameters(
 ) -> None:
     """Puts the root's values into the tensors of all ranks; rows of sharded embeddings stay each rank's own.
 
+    Example:
+        >>> hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+
     Args:
         params: ``model.state_dict()``, ``model.named_parameters()``, or tensors in an order that all ranks share;
             of any dtype and layout, the same names and shapes on all ranks. Or the model itself: then its modules take over,
@@ -39,9 +42,6 @@ def broadcast_parameters(
         InvalidArgumentError: something else than tensors, or a root that is no member.
         MismatchError: ranks disagree about a shape or a dtype; or what modules add to a ``state_dict`` differs from the
             root's; or, on the ranks where it is so, elements that share memory there have several values on the root.
-
-    Example:
-        >>> hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     """
     if isinstance(params, torch.nn.Module):
         return give_model(params, root_rank, process_set, "broadcast_parameters")

@@ -13,6 +13,10 @@ def gather_with_gradient(
 ) -> torch.Tensor:
     """``allgather`` whose gradient is the sum over the ranks, as that of ``torch.distributed.nn.all_gather``.
 
+    Example:
+        >>> images, texts = hvd.gather_with_gradient(images), hvd.gather_with_gradient(texts)
+        >>> loss = clip_loss(images @ texts.T)
+
     The gradient of ``allgather`` is the average, as in Horovod. With a loss of all ranks' rows on every rank, whose parameters'
     gradients ``DistributedOptimizer`` averages, the sum gives what one process has for the mean of the ranks' losses.
 
@@ -23,10 +27,6 @@ def gather_with_gradient(
 
     Returns:
         The rows of all ranks, in rank order.
-
-    Example:
-        >>> images, texts = hvd.gather_with_gradient(images), hvd.gather_with_gradient(texts)
-        >>> loss = clip_loss(images @ texts.T)
     """
     multiplied: Any = _MultipliedGradient.apply
     return allgather(multiplied(tensor, size_of(process_set)), name, process_set)

@@ -73,6 +73,12 @@ def DistributedOptimizer(
 ) -> torch.optim.Optimizer:
     """Makes an optimizer step with the gradients of all ranks, and returns it.
 
+    Example:
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+        >>> loss(model(x), y).backward()
+        >>> optimizer.step()
+
     Each gradient starts to travel when ``backward()`` has computed it, and ``backward()`` returns when those of this
     pass have arrived: what clips or unscales them then has those of all ranks. N ranks with equal batches and a mean
     loss train as one process does with the N batches in one. A parameter that no rank used keeps the gradient ``None``;
@@ -145,12 +151,6 @@ def DistributedOptimizer(
             job cannot have ``overlap_forward``.
         MismatchError: with ``every``, ranks have different arguments; the same text on all. ``backward()`` and ``step()``
             raise it where ranks have other settings, or replicas differ.
-
-    Example:
-        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
-        >>> loss(model(x), y).backward()
-        >>> optimizer.step()
     """
     refuse_wrapped_optimizer(optimizer)
     refuse_adasum(optimizer)

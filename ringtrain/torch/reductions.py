@@ -53,6 +53,9 @@ def allreduce(
 ) -> torch.Tensor:
     """Combines a tensor of one shape over all ranks; see ``ringtrain.allreduce``.
 
+    Example:
+        >>> accuracy = hvd.allreduce(torch.tensor(correct / total), name="accuracy")
+
     Args:
         tensor: the same shape and dtype on all ranks; not changed. A sparse one gives a coalesced sparse result.
         average: deprecated; True is ``op=Average``, False ``op=Sum``.
@@ -63,9 +66,6 @@ def allreduce(
         postscale_factor: factor on the result.
         process_set: the ranks that take part.
         weight: with ``Average``, what this rank's tensor counts, such as its number of samples; all ranks or none.
-
-    Example:
-        >>> accuracy = hvd.allreduce(torch.tensor(correct / total), name="accuracy")
     """
     before = preparing("allreduce", name, process_set)
     with before:

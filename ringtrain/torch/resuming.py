@@ -19,6 +19,14 @@ from ringtrain.torch.functions import broadcast_optimizer_state, give_model
 def resume_together(*parts: Any, root_rank: int | None = None, process_set: ProcessSet = global_process_set) -> int:
     """Gives all ranks the states of the rank that went furthest, and returns its number; on all ranks together.
 
+    Example:
+        >>> for x, y in loader:  # more batches on some ranks than on others
+        ...     optimizer.zero_grad()
+        ...     loss(model(x), y).backward()
+        ...     optimizer.step()
+        ...     schedule.step()
+        >>> hvd.resume_together(model, optimizer, schedule)
+
     For the end of an epoch in which ranks take different numbers of steps: without a ``root_rank`` it joins first
     (``hvd.join()``), so call it when this rank has no more data. A schedule belongs among the parts: what is stepped with
     the optimizer has fallen behind on a rank that ended sooner.
@@ -33,14 +41,6 @@ def resume_together(*parts: Any, root_rank: int | None = None, process_set: Proc
     Raises:
         InvalidArgumentError: a part has no state to load; or a process set without a ``root_rank``.
         MismatchError: the parts have other tensors on some ranks.
-
-    Example:
-        >>> for x, y in loader:  # more batches on some ranks than on others
-        ...     optimizer.zero_grad()
-        ...     loss(model(x), y).backward()
-        ...     optimizer.step()
-        ...     schedule.step()
-        >>> hvd.resume_together(model, optimizer, schedule)
     """
     _check(parts, root_rank, process_set)
     root = operations.join() if root_rank is None else root_rank

@@ -18,6 +18,14 @@ from ringtrain.process_sets import ProcessSet, global_process_set, place_in, siz
 class DistributedSampler(torch.utils.data.Sampler[int]):
     """This rank's indices of each epoch, for ``DataLoader(dataset, batch_size, sampler=sampler)``.
 
+    Example:
+        >>> sampler = hvd.DistributedSampler(dataset, seed=1)
+        >>> loader = torch.utils.data.DataLoader(dataset, batch_size=32, sampler=sampler)
+        >>> for epoch in range(sampler.epoch, 10):
+        ...     sampler.set_epoch(epoch)
+        ...     for x, y in loader:
+        ...         train_on(x, y)
+
     Its arguments are those of ``torch.utils.data.DistributedSampler``, in that order, and two more by name.
 
     Args:
@@ -32,14 +40,6 @@ class DistributedSampler(torch.utils.data.Sampler[int]):
 
     Raises:
         InvalidArgumentError: as ``ringtrain.shard``; or there is no such rank among ``num_replicas``.
-
-    Example:
-        >>> sampler = hvd.DistributedSampler(dataset, seed=1)
-        >>> loader = torch.utils.data.DataLoader(dataset, batch_size=32, sampler=sampler)
-        >>> for epoch in range(sampler.epoch, 10):
-        ...     sampler.set_epoch(epoch)
-        ...     for x, y in loader:
-        ...         train_on(x, y)
     """
 
     def __init__(

@@ -14,6 +14,10 @@ def until_all_are_done(
 ) -> Iterator[Any]:
     """This rank's batches, and then empty ones until every rank has had all of its own. All ranks go through it.
 
+    Example:
+        >>> for ids, labels in hvd.until_all_are_done(loader, empty=(ids[:0], labels[:0])):
+        ...     loss = loss_of_each(model(ids), labels).sum() / usual_batch
+
     ``join()`` does not serve a model with sharded embeddings: a rank that has left serves its rows to nobody. Ranks
     that go on with empty batches do. Their loss must be a sum over the samples, not a mean, which is NaN of none.
 
@@ -21,10 +25,6 @@ def until_all_are_done(
         batches: of this rank; any number, also none.
         empty: what is given when they are used up, of the same shape but for 0 samples.
         process_set: the ranks that train together.
-
-    Example:
-        >>> for ids, labels in hvd.until_all_are_done(loader, empty=(ids[:0], labels[:0])):
-        ...     loss = loss_of_each(model(ids), labels).sum() / usual_batch
     """
     own = iter(batches)
     has_more = True

@@ -18,6 +18,9 @@ from ringtrain.process_sets import ProcessSet, global_process_set, members_of
 class StartHooks:
     """Gives all ranks the root's model and optimizer when ``fit`` begins, and looks after what would go wrong later.
 
+    Example:
+        >>> model.fit(x, y, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+
     It builds the optimizer if need be, so that its state is broadcast too; switches XLA off, which cannot compile the operations between
     ranks, where a training step of the user's own has them; refuses ranks that would take different numbers of steps;
     and compares the replicas after the first update. A model that only its first batch builds, as one without
@@ -32,9 +35,6 @@ class StartHooks:
     Raises:
         InvalidArgumentError: something else than variables.
         MismatchError: in ``fit``, on all ranks: they differ in their variables, in their steps, or after the update.
-
-    Example:
-        >>> model.fit(x, y, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
     """
 
     model: Any  # Keras sets these two

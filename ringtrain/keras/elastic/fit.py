@@ -109,6 +109,15 @@ class FitState(TransparentState):
 class ElasticHooks:
     """Has ``fit`` go on when ranks die and when others come: no step is lost, and nothing is computed again.
 
+    Example:
+        >>> elastic = hvd.elastic.Elastic(model)
+        >>> model.fit(x, y, epochs=90, initial_epoch=elastic.epoch, callbacks=[elastic])
+
+        >>> sampler = hvd.elastic.BatchSampler(len(x), batch_size=32)
+        >>> elastic = hvd.elastic.Elastic(model, sampler=sampler)
+        >>> data = hvd.elastic.batches(sampler, lambda indices: (x[indices], y[indices]))
+        >>> model.fit(data, epochs=90, initial_epoch=elastic.epoch, callbacks=[elastic])
+
     At first all ranks get the model and the optimizer of rank 0. A rank that joins gets them between two batches, and takes
     the rest of the epoch's batches with the others. With a ``sampler`` each sample of an epoch is in one step. Without, an epoch
     has the number of batches that it had at first, whatever the number of ranks: the data must have so many on each rank.
@@ -129,15 +138,6 @@ class ElasticHooks:
         TypeError: a sampler of another kind; ``epoch``, ``batch`` or ``step`` is no whole number.
         MismatchError: in ``fit``, on all ranks: they would take different numbers of batches or epochs.
         UnsupportedError: local steps (``every``), ``delay``, PowerSGD, a process set, or a model of tf_keras.
-
-    Example:
-        >>> elastic = hvd.elastic.Elastic(model)
-        >>> model.fit(x, y, epochs=90, initial_epoch=elastic.epoch, callbacks=[elastic])
-
-        >>> sampler = hvd.elastic.BatchSampler(len(x), batch_size=32)
-        >>> elastic = hvd.elastic.Elastic(model, sampler=sampler)
-        >>> data = hvd.elastic.batches(sampler, lambda indices: (x[indices], y[indices]))
-        >>> model.fit(data, epochs=90, initial_epoch=elastic.epoch, callbacks=[elastic])
     """
 
     _supports_tf_logs = True  # Keras need not fetch the metrics of each batch for it
@@ -268,6 +268,9 @@ class ElasticHooks:
 def batches(sampler: BatchSampler, load: Callable[[np.ndarray], Any], workers: int = 0) -> Any:
     """Data for ``fit`` whose samples a sampler deals: a ``tf.data.Dataset``, or a ``DataLoader`` on PyTorch.
 
+    Example:
+        >>> data = hvd.elastic.batches(sampler, lambda indices: (x[indices], y[indices]), workers=4)
+
     Each batch is drawn when its step begins, so that ``fit`` never has batches of samples that others read by then; with
     ``workers`` it is made ahead, and dropped if ranks come or go.
 
@@ -281,9 +284,6 @@ def batches(sampler: BatchSampler, load: Callable[[np.ndarray], Any], workers: i
     Raises:
         TypeError: a sampler of another kind.
         whatever ``load`` raises: it is called once for the shapes.
-
-    Example:
-        >>> data = hvd.elastic.batches(sampler, lambda indices: (x[indices], y[indices]), workers=4)
     """
     _check_sampler(sampler)
     return backend.dataset(lambda: sampler.loading(load, workers), load(sampler.look()))

@@ -133,6 +133,9 @@ class UpdateBatchHooks:
 class UpdateEpochHooks:
     """Keeps ``state.epoch``: how many epochs are done.
 
+    Example:
+        >>> model.fit(data, initial_epoch=state.epoch, epochs=90, callbacks=[hvd.elastic.UpdateEpochStateCallback(state)])
+
     Args:
         state: with an attribute ``epoch``.
 
@@ -141,9 +144,6 @@ class UpdateEpochHooks:
 
     Raises:
         InvalidArgumentError: it has none.
-
-    Example:
-        >>> model.fit(data, initial_epoch=state.epoch, epochs=90, callbacks=[hvd.elastic.UpdateEpochStateCallback(state)])
     """
 
     _supports_tf_logs = True

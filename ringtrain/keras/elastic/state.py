@@ -16,6 +16,10 @@ from ringtrain.keras.variables import broadcast_variables, build_optimizer, vari
 class KerasState(ObjectState):
     """A built model, its optimizer, and plain objects, each an attribute.
 
+    Example:
+        >>> state = hvd.elastic.KerasState(model, epoch=0, batch=0)
+        >>> state.register_reset_callbacks([lambda: model.optimizer.learning_rate.assign(0.001 * hvd.size())])
+
     The optimizer's variables are made here if they are not there yet, so that a rank that joins has the same ones.
 
     Args:
@@ -26,10 +30,6 @@ class KerasState(ObjectState):
     Raises:
         InvalidArgumentError: a model without variables yet; it is a ValueError.
         UnsupportedError: an optimizer with local steps (``every``) or ``delay``.
-
-    Example:
-        >>> state = hvd.elastic.KerasState(model, epoch=0, batch=0)
-        >>> state.register_reset_callbacks([lambda: model.optimizer.learning_rate.assign(0.001 * hvd.size())])
     """
 
     def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any):

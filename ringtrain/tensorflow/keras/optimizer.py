@@ -37,6 +37,10 @@ def DistributedOptimizer(
 ) -> Any:
     """Makes an optimizer of ``tf.keras`` update with the gradients of all ranks, and returns it.
 
+    Example:
+        >>> model.compile(hvd.DistributedOptimizer(tf.keras.optimizers.Adam(0.001 * hvd.size())), loss="mse")
+        >>> model.fit(x, y, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+
     The arguments mean what they do for ``ringtrain.keras.DistributedOptimizer``, in another order. An optimizer of the
     legacy Keras 2 has the same methods with ``every``, ``delay`` and PowerSGD; a LossScaleOptimizer around it is refused.
 

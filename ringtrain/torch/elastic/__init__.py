@@ -27,8 +27,6 @@ class _AnyState(type):
 class State(elastic.State, metaclass=_AnyState):
     """What a training consists of, so that it goes on when ranks die and when others come: no step is lost.
 
-    Give it the model, the distributed optimizer, the sampler, and whatever else all ranks must have alike.
-
     Example:
         >>> state = hvd.elastic.State(model, optimizer, sampler=sampler)
         >>> for epoch in state.epochs(90):
@@ -36,6 +34,8 @@ class State(elastic.State, metaclass=_AnyState):
         ...         optimizer.zero_grad()
         ...         loss_of(model(x), y).backward()
         ...         optimizer.step()
+
+    Give it the model, the distributed optimizer, the sampler, and whatever else all ranks must have alike.
 
     With a model or an optimizer it is a ``TransparentState``, which has the arguments; without, and for classes derived from
     it, Horovod's base, for ``elastic.run``.

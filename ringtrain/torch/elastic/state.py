@@ -141,12 +141,6 @@ def set_handler_registry(registry: Registry) -> None:
 class TorchState(ObjectState):
     """What a training consists of: modules, optimizers, samplers, schedules, and plain objects, each an attribute.
 
-    Args:
-        model: a module, or None.
-        optimizer: of it, distributed or not, or None.
-        kwargs: further ones, and plain objects, by name. What has ``state_dict`` and ``load_state_dict`` keeps its
-            identity; other objects are copied.
-
     Example:
         >>> state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0, batch=0)
         >>> @hvd.elastic.run
@@ -160,6 +154,12 @@ class TorchState(ObjectState):
         ...         state.batch = 0
         ...         state.sampler.set_epoch(state.epoch + 1)
         >>> train(state)
+
+    Args:
+        model: a module, or None.
+        optimizer: of it, distributed or not, or None.
+        kwargs: further ones, and plain objects, by name. What has ``state_dict`` and ``load_state_dict`` keeps its
+            identity; other objects are copied.
     """
 
     _handlers: dict[str, StateHandler]

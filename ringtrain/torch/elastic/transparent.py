@@ -44,6 +44,14 @@ _GIVEN = ["_size", "_refusal", "_rows_from", "_saved_behind"]  # beside the valu
 class TransparentState(LosslessState):
     """A training whose steps survive a change of the world; ``hvd.elastic.State(model=..., optimizer=...)`` makes one.
 
+    Example:
+        >>> state = hvd.elastic.State(model=model, optimizer=optimizer, sampler=sampler)
+        >>> for epoch in state.epochs(90):
+        ...     for x, y in loader:
+        ...         optimizer.zero_grad()
+        ...         loss(model(x), y).backward()
+        ...         optimizer.step()
+
     Values become attributes. In a job without ``--elastic``, and alone, it gives all ranks the state of rank 0, and counts.
 
     Args:
@@ -67,14 +75,6 @@ class TransparentState(LosslessState):
             optimizer or a model that is not given.
         UnsupportedError: in an elastic job, an optimizer that does not send in each step (``every``, ``delay``), or among the
             ranks of a process set; several with different ``backward_passes_per_step``.
-
-    Example:
-        >>> state = hvd.elastic.State(model=model, optimizer=optimizer, sampler=sampler)
-        >>> for epoch in state.epochs(90):
-        ...     for x, y in loader:
-        ...         optimizer.zero_grad()
-        ...         loss(model(x), y).backward()
-        ...         optimizer.step()
     """
 
     epoch: int
