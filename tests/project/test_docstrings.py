@@ -17,7 +17,7 @@ ASKED_FIRST = [
     ("operations.py", "allreduce"),
     ("torch/optimizer.py", "DistributedOptimizer"),
     ("torch/reductions.py", "allreduce"),
-    ("", "State"),
+    ("torch/elastic/__init__.py", "State"),
     ("tensorflow/optimizer.py", "DistributedOptimizer"),
     ("tensorflow/operations.py", "allreduce"),
     ("tensorflow/tape.py", "DistributedGradientTape"),
