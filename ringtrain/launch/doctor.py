@@ -164,12 +164,22 @@ def advise(found: Mapping[str, Any]) -> list[Advice]:
         )
     nominal = min(max(host["interface_mbit"].values(), default=0) for host in found["hosts"])
     if nominal * 1e6 / 8 > 2 * link["one_way_rate"]:
+        fastest = {host["name"]: _fastest_interface(host) for host in found["hosts"]}
+        listed = ", ".join(f"{name} of {host}" for host, name in fastest.items())
+        is_used = all(fastest[host["name"]] in host.get("interfaces_in_use", ()) for host in found["hosts"])
         advice.append(
             Advice(
-                "use the faster interface (--network-interfaces)",
+                f"find out what slows the interfaces down ({listed})"
+                if is_used
+                else f"use the faster interface (--network-interfaces): {listed}",
                 seconds,
                 seconds * link["one_way_rate"] / (nominal * 1e6 / 8),
-                f"every host has one of {nominal} Mbit/s, but only {_mbit(link['one_way_rate'])} were measured",
+                f"every host has one of {nominal} Mbit/s, but only {_mbit(link['one_way_rate'])} were measured"
+                + (
+                    ": a switch, a cable, other traffic, or a virtual interface, which names any rate"
+                    if is_used
+                    else ""
+                ),
             )
         )
     alone = now.get("one_rank_a_host")
@@ -180,6 +190,12 @@ def advise(found: Mapping[str, Any]) -> list[Advice]:
             )
         )
     return sorted(advice, key=lambda each: each.after)
+
+
+def _fastest_interface(host: Mapping[str, Any]) -> str:
+    """One in use, if several have that rate."""
+    used, rates = host.get("interfaces_in_use", ()), host["interface_mbit"]
+    return max(rates, key=lambda name: (rates[name], name in used))
 
 
 def modes(found: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -84,7 +84,8 @@ def facts_of_host() -> dict[str, Any]:
             "mpi": mpi_version(), "torch": version_of("torch"), "tensorflow": version_of("tensorflow"),
             "cuda_devices_of_torch": gpus_of_torch(has_gpu), "gpu_libraries": rt.gpu_libraries() if has_gpu else {},
             "mpi_is_cuda_aware": has_gpu and mpi_is_cuda_aware(),
-            "cores": len(os.sched_getaffinity(0)), "interface_mbit": nominal_rates()}  # fmt: skip
+            "cores": len(os.sched_getaffinity(0)), "interface_mbit": nominal_rates(),
+            "interfaces_in_use": interfaces_in_use(os.environ)}  # fmt: skip
 
 
 def gpus_of_torch(has_gpu: bool) -> int | None:
@@ -116,6 +117,12 @@ def mpi_is_cuda_aware() -> bool:
     from mpi4py import MPI
 
     return bool(cuda_aware.claim(MPI))
+
+
+def interfaces_in_use(environment: Mapping[str, str]) -> list[str]:
+    """Those that lead to the networks which the launcher has found, as it has told NCCL; [] on one host."""
+    names = environment.get("NCCL_SOCKET_IFNAME", "")
+    return names[1:].split(",") if names.startswith("=") else []
 
 
 def nominal_rates() -> dict[str, int]:

@@ -12,7 +12,7 @@ from environments import python_with
 
 from ringtrain.bench import hosts
 from ringtrain.launch.doctor import advise, floor_seconds, modes, report
-from ringtrain.launch.examine import part_to_measure
+from ringtrain.launch.examine import interfaces_in_use, part_to_measure
 from ringtrain.launch.modes import MODES, Mode, streaming_batch_seconds
 
 ROOT = Path(__file__).parents[2]
@@ -117,6 +117,21 @@ def test_a_good_link_leaves_fewer_bytes_as_the_only_gain() -> None:
 def test_each_fault_has_its_advice(found: dict, words: str) -> None:
     assert words in changes(found)
     assert words in "\n".join(report(found))
+
+
+@pytest.mark.parametrize(
+    "used, words",
+    [
+        (["eth0"], "use the faster interface (--network-interfaces): ens5 of node-a, ens5 of node-b"),
+        (["eth0", "ens5"], "find out what slows the interfaces down (ens5 of node-a, ens5 of node-b)"),
+    ],
+)
+def test_an_interface_that_is_in_use_is_not_advised(used: list[str], words: str) -> None:
+    found = findings()
+    for host in found["hosts"]:
+        host |= {"interface_mbit": {"eth0": 1000, "ens5": 10_000, "ens6": 10_000 if "ens5" in used else 100}}
+        host["interfaces_in_use"] = interfaces_in_use({"NCCL_SOCKET_IFNAME": f"={','.join(used)}"})
+    assert words in [each.change for each in advise(found)]
 
 
 def test_a_wire_that_is_not_filled_is_said() -> None:
