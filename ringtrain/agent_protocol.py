@@ -219,6 +219,7 @@ class Addresses(TypedDict):
     """Where a host listens."""
 
     addresses: list[Listening]
+    left_out: list[str]  # where it does not, since --network-interfaces or --port-range allow none: interface (address)
     rdma_ports: list[str]  # as UCX calls them
 
 

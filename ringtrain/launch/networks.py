@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from ringtrain.launch.agent.networks import LOSES_LARGE
 
@@ -71,8 +72,14 @@ Reached = Mapping[tuple[str, str, str], str]
 Way = tuple[str, str, Address]  # who calls, who is called, and where
 
 
-def choose(addresses: Mapping[str, Sequence[Address]], reached: Reached) -> Chosen | str:
+def choose(
+    addresses: Mapping[str, Sequence[Address]],
+    reached: Reached,
+    others: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> Chosen | str:
     """The networks over which every host reaches every other, or a sentence that says who cannot reach whom.
+
+    others: addresses of each host that may not be used, for people.
 
     Those of IPv4 if there are any, else those of IPv6. Networks in which all hosts have an address come first, all of
     them, so that several links are used; without one, all addresses that are reached from everywhere, as between routed
@@ -92,6 +99,8 @@ def choose(addresses: Mapping[str, Sequence[Address]], reached: Reached) -> Chos
         return _explain_versions(useful)
     host = max(lonely, key=lambda host: _ways_lost(host, addresses, reached))  # the first of equals
     losing = [each for each in _losing(addresses, reached) if host in each[:2]]
+    if not addresses[host]:
+        return _explain_none(host, others.get(host, ()))
     return _explain_large(losing) if losing else _explain(host, addresses, reached)
 
 
@@ -175,26 +184,40 @@ def _explain_large(losing: Sequence[Way]) -> str:
     )
 
 
+def _explain_none(host: str, others: Sequence[str]) -> str:
+    return (
+        f"host '{host}': it must have a network interface with an address that --network-interfaces allows, and a free port, "
+        f"but has {', '.join(others) or 'no interface that is up'}. Name one that all hosts have, or a network: "
+        "--network-interfaces 10.0.0.0/24."
+    )
+
+
 def _explain(host: str, addresses: Mapping[str, Sequence[Address]], reached: Reached) -> str:
-    if not addresses[host]:
-        return (
-            f"host '{host}': it must have a network interface with an address that --network-interfaces allows, "
-            "but has none."
-        )
-    tried = []
-    for address in addresses[host]:
-        other, why = next(
-            (other, reached[other, host, address.address])
-            for other in addresses
-            if other != host and reached[other, host, address.address]
-        )
-        tried.append(f"from {other} at {address.address} ({address.interface}): {why}")
-        blocked = other, address.address
+    failed = [
+        next((other, address) for other in addresses if other != host and reached[other, host, address.address])
+        for address in addresses[host]
+    ]
+    # An address that the caller has itself, as each host has that of docker0, leads nowhere and says nothing.
+    failed = [way for way in failed if not _has(addresses[way[0]], way[1])] or failed
+    tried = [
+        f"from {other} at {address.address} ({address.interface}): {reached[other, host, address.address]}"
+        for other, address in failed
+    ]
+    caller, called = next((way for way in failed if _is_near(addresses[way[0]], way[1])), failed[0])
     return (
         f"host '{host}': every other host must reach it, but none of its addresses answers to all: "
         f"{'; '.join(tried)}. Open the firewall between them (--port-range names the ports), or name the right "
-        f"interface with --network-interfaces. To see it: ssh {blocked[0]} ping -c 1 {blocked[1]}"
+        f"interface with --network-interfaces. To see it: ssh {caller} ping -c 1 {called.address}"
     )
+
+
+def _has(own: Sequence[Address], address: Address) -> bool:
+    return any(each.address == address.address for each in own)
+
+
+def _is_near(own: Sequence[Address], address: Address) -> bool:
+    """Whether one of these addresses is in the network of the other."""
+    return any(each.network == address.network for each in own)
 
 
 def _explain_versions(useful: Mapping[str, Sequence[Address]]) -> str:

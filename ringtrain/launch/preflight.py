@@ -251,7 +251,7 @@ def _test_networks(agents: list[Agent], plan: Plan, deadline: float) -> Chosen:
         }
 
     reached = {key: why for results in _of_each(agents, connect).values() for key, why in results.items()}
-    chosen = choose(addresses, reached)
+    chosen = choose(addresses, reached, {host: known["left_out"] for host, known in listening.items()})
     if isinstance(chosen, str):
         raise LaunchError(chosen)
     return replace(chosen, rdma_ports={host: known["rdma_ports"] for host, known in listening.items()})

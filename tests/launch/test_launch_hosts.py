@@ -469,6 +469,7 @@ def test_interfaces_that_lead_nowhere_are_refused(network: Network) -> None:
     assert "every other host must reach it" in said and "at 172.17.0.1 (docker0): " in said
     said = refused(network, "node-a:1,node-b:1", "--network-interfaces", "eth0")
     assert "host 'node-b': it must have a network interface" in said
+    assert "but has ens5 (10.77.0.2/24), docker0 (172.17.0.1/16). Name one that all hosts have" in said
 
 
 @pytest.mark.long

@@ -78,7 +78,22 @@ def test_who_cannot_reach_whom_is_said() -> None:
     said = choose(PAIR, reach(PAIR, ("a", "10.0.0.2")))
     assert "host 'b'" in said and "from a at 10.0.0.2 (ens5): refused" in said and "ssh a ping -c 1 10.0.0.2" in said
     alone = {"a": PAIR["a"], "b": []}
-    assert "host 'b'" in choose(alone, reach(alone)) and "has none" in choose(alone, reach(alone))
+    said = choose(alone, reach(alone), {"b": ["ens5 (10.0.0.2/24)", "docker0 (172.17.0.1/16)"]})
+    assert (
+        said.startswith("host 'b': it must have")
+        and "but has ens5 (10.0.0.2/24), docker0 (172.17.0.1/16). Name" in said
+    )
+    assert "but has no interface that is up" in choose(alone, reach(alone))
+
+
+def test_the_callers_own_address_is_not_to_be_pinged() -> None:
+    """Nor named, unless there is no other: what it answers says nothing about the network."""
+    said = choose(PAIR, reach(PAIR, ("b", "10.0.0.1")))
+    assert "docker0" not in said and said.endswith("To see it: ssh b ping -c 1 10.0.0.1")
+    further = {**PAIR, "a": [address("far", "10.5.0.1"), *PAIR["a"]]}
+    assert choose(further, reach(further, ("b", "10.0.0.1"), ("b", "10.5.0.1"))).endswith("ssh b ping -c 1 10.0.0.1")
+    only = {"a": [DOCKER], "b": [DOCKER]}
+    assert "from b at 172.17.0.1 (docker0): refused" in choose(only, reach(only))
 
 
 def test_the_host_that_most_others_cannot_reach_is_named() -> None:

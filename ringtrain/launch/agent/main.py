@@ -37,7 +37,8 @@ def main() -> None:
         if request["do"] == "describe":
             launcher.tell(describe(request))
         elif request["do"] == "listen":
-            launcher.tell({"addresses": networks.listen(**request["listener"]), "rdma_ports": rdma_ports()})
+            addresses = networks.listen(**request["listener"])
+            launcher.tell({"addresses": addresses, "left_out": networks.left_out, "rdma_ports": rdma_ports()})
         elif request["do"] == "connect":
             launcher.tell({"reached": connect_all(request["targets"])})
         elif request["do"] == "find port":

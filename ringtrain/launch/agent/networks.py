@@ -30,13 +30,18 @@ class Networks:
 
     def __init__(self) -> None:
         self.listeners: list[socket.socket] = []
+        self.left_out: list[str] = []  # addresses on which nobody listens, for people
 
     def listen(self, nonce: str, ports: Sequence[int], interfaces: Sequence[str]) -> list[Listening]:
         """Listens on every address that --network-interfaces allows; returns Listening of each."""
         found: list[Listening] = []
         for interface, address, prefix in ipv4_addresses() + ipv6_addresses():
-            listener = bind_within(address, ports) if is_allowed(interface, address, interfaces) else None
-            if listener is not None:
+            is_wanted = is_allowed(interface, address, interfaces)
+            listener = bind_within(address, ports) if is_wanted else None
+            if listener is None:
+                why = f", without a free port within {ports[0]}-{ports[1]}" if is_wanted else ""
+                self.left_out.append(f"{interface} ({address}/{prefix}{why})")
+            else:
                 self.listeners.append(listener)
                 found.append((interface, address, prefix, listener.getsockname()[1], mtu_of(interface)))
         selector = selectors.DefaultSelector()
