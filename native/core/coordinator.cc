@@ -127,7 +127,7 @@ bool Coordinator::ReceiveMail(bool* moved) {
   LostPeer lost;
   while (wire_.TakeLostPeer(&lost)) {
     all = TakeMail(moved);  // a rank of this host may have put its last frame into the mailbox since
-    protocol_.ConnectionLost(lost.rank, lost.cause, &effects_);
+    protocol_.ConnectionLost(lost, &effects_);
     CarryOut();
   }
   return all;

@@ -84,16 +84,22 @@ Status Liveness::Judge(Nanoseconds now, const SignsOfLife& seen, Peer* peer) con
       "; to compute for long is no cause. RINGTRAIN_DEAD_AFTER_SECONDS sets the bound, 0 lifts it.");
 }
 
-Status Liveness::ConnectionLost(int rank, const std::string& cause) const {
+Status Liveness::ConnectionLost(const LostPeer& lost) const {
+  const std::string text =
+      Subject({lost.rank}) + ": the connection to it must last until shutdown(), but was lost: " + lost.cause + ". ";
+  if (lost.loses_large)
+    return Status::PeerLost(
+        text + "Small packets pass between host '" + world_.host_names[world_.rank] +
+        "' and it, large ones do not: MTU. Lower that of the interfaces on these hosts (ip link set "
+        "dev ... mtu 1400), or let ICMP through.");
   // Within a host no network can break it.
-  const bool here = world_.host_of[rank] == world_.host_of[world_.rank];
+  const bool here = world_.host_of[lost.rank] == world_.host_of[world_.rank];
   const char* const advice =
       here ? "It runs on this host, so its process has ended: look for its own last words, and for its exit code or "
              "signal in what the launcher prints; after signal 9 look at the memory of this host (dmesg)."
            : "It has ended, or the network to its host is cut: look for its own last words, and for its exit code or "
              "signal in what the launcher prints; if there are none, look at that host and at the network to it.";
-  return Status::PeerLost(Subject({rank}) +
-                          ": the connection to it must last until shutdown(), but was lost: " + cause + ". " + advice);
+  return Status::PeerLost(text + advice);
 }
 
 std::string Liveness::Subject(const std::vector<int>& ranks) const {

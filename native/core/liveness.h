@@ -14,6 +14,7 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "transport/wire.h"
 #include "transport/world.h"
 
 namespace ringtrain {
@@ -43,8 +44,8 @@ class Liveness {
   // itself has not looked.
   std::vector<int> Silent(Nanoseconds now, Nanoseconds time) const;
 
-  // The wire has lost its connection with a rank that had not left; cause: its own words. How the error says that.
-  Status ConnectionLost(int rank, const std::string& cause) const;
+  // The wire has lost its connection with a rank that had not left. How the error says that.
+  Status ConnectionLost(const LostPeer& lost) const;
 
   // The lowest ranks of the hosts that listen to this one; empty unless this rank beats for its host.
   const std::vector<int>& listeners() const { return listeners_; }

@@ -88,11 +88,11 @@ void Protocol::Seen(Nanoseconds now, int process_set, std::vector<PromiseSign> s
 }
 
 // A rank that has left is no loss, nor is any once all have said goodbye and nothing of this rank is under way.
-void Protocol::ConnectionLost(int rank, const std::string& cause, RankEffects* effects) {
-  silent_.insert(rank);
+void Protocol::ConnectionLost(const LostPeer& lost, RankEffects* effects) {
+  silent_.insert(lost.rank);
   const bool needs_nobody = clean() && !pending() && batches_under_way_ == 0;
-  if (left_.count(rank) > 0 || needs_nobody) return;
-  HearEnd(liveness_.ConnectionLost(rank, cause), effects);
+  if (left_.count(lost.rank) > 0 || needs_nobody) return;
+  HearEnd(liveness_.ConnectionLost(lost), effects);
 }
 
 // A frame of its own, behind the verdicts that were sent before and before those that come later.

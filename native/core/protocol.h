@@ -108,8 +108,8 @@ class Protocol {
       if (negotiators_.at(process_set).watches()) what(process_set, watched);
   }
   void ProcessSetRemoved(Nanoseconds now, int process_set, RankEffects* effects);
-  // The wire has lost its connection with this rank, for the cause that its words tell.
-  void ConnectionLost(int rank, const std::string& cause, RankEffects* effects);
+  // The wire has lost its connection with a rank.
+  void ConnectionLost(const LostPeer& lost, RankEffects* effects);
   // Nobody shall expect this rank for that long.
   void LongPhase(Nanoseconds now, Nanoseconds duration, RankEffects* effects);
   // Of rank 0: from here on these settings hold, on all ranks behind the same operation.

@@ -18,7 +18,7 @@ class LostPeers {
   bool Has(int rank) const { return any() && Find(rank); }
   // The first cause of a rank counts.
   void Add(int rank, std::string cause) {
-    if (!Has(rank)) lost_.push_back({rank, std::move(cause)});
+    if (!Has(rank)) lost_.push_back({rank, std::move(cause), false});
   }
   // No frame is left that had arrived: the peers that are lost by now may be told of.
   void FramesAreTaken() {

@@ -75,7 +75,7 @@ class TcpTransport : public Transport {
                             std::to_string(message.found) + " bytes. Run the same ringtrain on all ranks.");
   }
 
-  bool TakeLostPeer(LostPeer* lost) override { return connections_.TakeLost(&lost->rank, &lost->cause); }
+  bool TakeLostPeer(LostPeer* lost) override { return connections_.TakeLost(lost); }
 
   void Abandon() override {
     connections_.Abandon();

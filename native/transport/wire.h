@@ -18,9 +18,11 @@
 namespace ringtrain {
 
 // A peer whose connection has gone. cause: the wire's own words, without a full stop at their end, for the error.
+// loses_large: the peer is there, but large packets to it are lost on the way.
 struct LostPeer {
   int rank;
   std::string cause;
+  bool loses_large = false;
 };
 
 // A function returns a bad Status only for what is not one peer's loss: a bug, wrong sizes, a library that is broken as

@@ -12,6 +12,9 @@ from ringtrain.launch.openmpi import CODE_OF_A_LOST_PEER
 from ringtrain.launch.output import RankStream
 
 SECONDS_TOGETHER = 0.5  # between deaths that have one reason
+# In what victims say of the rank that they lost, as Connections has it: one that waits in vain closes its connections,
+# and the kernel resets what was still under way on them. Whatever else they say comes before both.
+CONSEQUENCES = ("connection reset by", "connection closed by")
 LOST = -signal.SIGKILL  # outcome of a rank whose supervisor vanished without a report: the engine killed it
 
 
@@ -90,9 +93,18 @@ class Rank:
 
 
 def first_cause(ranks: Iterable[Rank]) -> Rank | None:
-    """The rank that is to blame: the first of those that failed by themselves, and not because of a peer; pure."""
-    failed = [rank for rank in ranks if rank.failure]
-    return min(failed, key=lambda rank: (rank.is_a_victim, rank.clock.here(rank.failed_at), rank.number), default=None)
+    """The rank that is to blame: the first of those that failed by themselves, and not because of a peer; pure.
+
+    If all failed because of a peer, who says that one was silent comes before whose connection was reset, and this one
+    before whose connection was closed.
+    """
+
+    def order(rank: Rank) -> tuple[bool, int, float, int]:
+        kinds = [number for number, words in enumerate(CONSEQUENCES, start=1) if words in rank.because]
+        kind = max(kinds, default=0) if rank.follows else 0
+        return rank.is_a_victim, kind, rank.clock.here(rank.failed_at), rank.number
+
+    return min((rank for rank in ranks if rank.failure), key=order, default=None)
 
 
 def blame_survived(ranks: Iterable[Rank]) -> None:

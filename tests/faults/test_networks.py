@@ -108,6 +108,19 @@ def test_both_sides_of_a_cut_end_by_themselves(start, network: Network, tmp_path
     assert launcher.wait(SECONDS) != 0
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("mpi", [pytest.param("tcp", marks=pytest.mark.tcp)])
+def test_large_packets_that_are_lost_from_now_on_are_told_as_that(start, network: Network, tmp_path: Path) -> None:
+    """By the first that waits in vain; the other one sees at least that its peer has gone."""
+    launcher = start(dead_after=5)
+    with network.losing_large("node-b"):
+        await_files(tmp_path, "heard-0", "heard-1")
+    told = [(tmp_path / f"heard-{rank}").read_text() for rank in (0, 1)]
+    assert any("Small packets pass between host 'node-" in each and "MTU" in each for each in told), told
+    _, said = launcher.communicate(timeout=SECONDS)
+    assert launcher.returncode != 0 and "Small packets pass between host 'node-" in said.splitlines()[-1], said
+
+
 @OPENMPI_OR_TCP
 def test_a_cut_that_heals_in_time_is_survived(start, network: Network, tmp_path: Path) -> None:
     launcher = start(dead_after=60)

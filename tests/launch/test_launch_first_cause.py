@@ -124,6 +124,25 @@ def test_a_victim_says_of_which_rank_it_failed() -> None:
     assert victim.describe_failure().endswith("exit code 1, because of another rank: rank 1 on host 'a': it is stopped")
 
 
+def test_of_victims_those_that_waited_in_vain_come_before_those_that_they_left() -> None:
+    """Each kind follows from the one before it, even if it is seen first: who times out closes its connections."""
+    clock = host_clock(0.0)
+    text = "rank 1 on host 'b': the connection to it must last until shutdown(), but was lost: "
+    kinds = [
+        "Connection timed out on the connection with 10.0.0.2:4711 (rank 1). Small packets pass between host 'a' and it",
+        "connection reset by 10.0.0.1:4711 (rank 0)",
+        "connection closed by 10.0.0.1:4711 (rank 0)",
+    ]
+    ranks = [failing(number, clock, 10.3 - number / 10, follows=True) for number in range(3)]
+    for rank, kind in zip(ranks, kinds, strict=True):
+        rank.because = f"{text}{kind}. It has ended, or the network to its host is cut."
+    assert [first_cause(ranks[left:]).number for left in range(3)] == [0, 1, 2]
+    assert [first_cause(order).number for order in (ranks[::-1], ranks[1::-1])] == [0, 0]
+    assert first_cause([*ranks, failing(3, clock, 11.0)]).number == 3, "one that failed by itself"
+    ranks[2].because = "rank 1 on host 'b': expected a sign of life every second but heard none for 5 s"
+    assert first_cause(ranks).number == 2, "the first of those that waited"
+
+
 def survived(rank: Rank) -> Rank:
     """A rank of an elastic job whose failure another world has followed."""
     rank.is_survived = True

@@ -211,17 +211,25 @@ RT_TEST(whoever_has_died_is_named_at_once_unless_it_had_left) {
 
 RT_TEST(a_lost_connection_is_told_with_rank_host_and_the_words_of_the_wire) {
   Ranks ranks({2, 1});
-  const Status there = ranks.liveness[0].ConnectionLost(2, "connection reset by peer");
+  const Status there = ranks.liveness[0].ConnectionLost({2, "connection reset by peer"});
   RT_CHECK_EQ(there.code(), StatusCode::kPeerLost);
   RT_CHECK_EQ(there.message(),
               "rank 2 on host 'host1': the connection to it must last until shutdown(), but was lost: connection reset "
               "by peer. It has ended, or the network to its host is cut: look for its own last words, and for its exit "
               "code or signal in what the launcher prints; if there are none, look at that host and at the network to "
               "it.");
-  RT_CHECK_EQ(ranks.liveness[0].ConnectionLost(1, "connection reset by peer").message(),
+  RT_CHECK_EQ(ranks.liveness[0].ConnectionLost({1, "connection reset by peer"}).message(),
               "rank 1 on host 'host0': the connection to it must last until shutdown(), but was lost: connection reset "
               "by peer. It runs on this host, so its process has ended: look for its own last words, and for its exit "
               "code or signal in what the launcher prints; after signal 9 look at the memory of this host (dmesg).");
+}
+
+RT_TEST(a_path_that_loses_large_packets_is_told_with_both_its_ends) {
+  Ranks ranks({2, 1});
+  const std::string said = ranks.liveness[0].ConnectionLost({2, "timed out", true}).message();
+  RT_CHECK_EQ(said.find("rank 2 on host 'host1': "), size_t{0});
+  RT_CHECK(said.find("was lost: timed out. Small packets pass between host 'host0' and it, large ones do not: MTU.") !=
+           std::string::npos);
 }
 
 RT_TEST(a_host_that_has_left_is_not_listened_to) {

@@ -104,7 +104,7 @@ struct DistantRank {
   // Whether the loss of the other ends the world.
   bool LosesTheOther() {
     effects.clear();
-    protocol.ConnectionLost(1, "connection reset by peer", &effects);
+    protocol.ConnectionLost({1, "connection reset by peer"}, &effects);
     return protocol.aborted();
   }
 
@@ -211,7 +211,7 @@ RT_TEST(nobody_waits_for_last_words_that_cannot_come) {
   WaitingRank told, lost, died, leaves, raises, idle(false);
   told.Hear(FrameType::kAbort);
   RT_CHECK(told.HasEnded());
-  lost.protocol.ConnectionLost(0, "reset", &lost.effects);
+  lost.protocol.ConnectionLost({0, "reset"}, &lost.effects);
   RT_CHECK(lost.HasEnded());
   RT_CHECK_EQ(died.protocol.next_look(), Nanoseconds{0});
   SignsOfLife signs(2);

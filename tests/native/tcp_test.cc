@@ -14,10 +14,12 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <limits>
 
 #include "base/doorbell.h"
 #include "base/log.h"
 #include "check.h"
+#include "transport/tcp/socket.h"
 #include "transport_conformance.h"
 
 using namespace ringtrain;
@@ -101,7 +103,8 @@ void Await(Done done, double seconds = kPatienceSeconds) {
 }
 
 // Frames that have come from any rank before the loss of one; its cause.
-std::string AwaitLoss(Transport& transport, int rank, std::vector<std::string>* frames = nullptr) {
+std::string AwaitLoss(Transport& transport, int rank, std::vector<std::string>* frames = nullptr,
+                      bool* loses_large = nullptr) {
   LostPeer lost;
   Await([&] {
     int from = -1;
@@ -112,6 +115,7 @@ std::string AwaitLoss(Transport& transport, int rank, std::vector<std::string>* 
     return transport.TakeLostPeer(&lost);
   });
   RT_CHECK_EQ(lost.rank, rank);
+  if (loses_large != nullptr) *loses_large = lost.loses_large;
   return lost.cause;
 }
 
@@ -853,8 +857,10 @@ RT_TEST(connections_that_fall_silent_are_a_loss_while_something_is_sent) {
       const std::string frame(16 << 20, 'x');  // more than buffers take
       RT_REQUIRE_OK(transport.SendFrame(1, frame));
       const Nanoseconds begin = Now();
-      const std::string cause = AwaitLoss(transport, 1);
+      bool loses_large = true;
+      const std::string cause = AwaitLoss(transport, 1, nullptr, &loses_large);
       RT_CHECK(Now() - begin > INT64_C(1000000000));
+      RT_CHECK(!loses_large);  // nobody reads, but the kernel of the relay answers
       if (!Contains(cause, "timed out on the connection with 127.0.0.1:"))
         RT_CHECK_EQ(cause, std::string("… timed out on the connection with 127.0.0.1:…"));
     } else {
@@ -863,6 +869,15 @@ RT_TEST(connections_that_fall_silent_are_a_loss_while_something_is_sent) {
     transport.Abandon();
     transport.Close(false, 1.0);
   });
+}
+
+RT_TEST(large_packets_are_lost_where_only_the_connection_that_sent_them_has_no_answer) {
+  RT_CHECK(LosesLarge(15.1, 0.5, 15));
+  RT_CHECK(!LosesLarge(7, 0.5, 15));      // the peer does not read, and its kernel says so
+  RT_CHECK(!LosesLarge(15.1, 15.3, 15));  // nothing comes from there at all
+  RT_CHECK(!LosesLarge(15.1, 0.5, 0));
+  const double never = std::numeric_limits<double>::infinity();
+  RT_CHECK(!LosesLarge(15.1, never, 15));  // there is no other connection on this link
 }
 
 // ---- strangers ----

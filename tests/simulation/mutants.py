@@ -240,9 +240,7 @@ MUTANTS = [
     Mutant("no host beats for the others", PROTOCOL, "  SendBeats(false, effects);", ";"),
     Mutant("nobody beats within a host", PROTOCOL, "  effects->push_back(rank_effect::Beat{});", ";"),
     # Lost connections
-    Mutant(
-        "a lost connection is no death", PROTOCOL, "  HearEnd(liveness_.ConnectionLost(rank, cause), effects);", ";"
-    ),
+    Mutant("a lost connection is no death", PROTOCOL, "  HearEnd(liveness_.ConnectionLost(lost), effects);", ";"),
     Mutant("whoever said that it leaves is lost", PROTOCOL, "left_.count(rank) > 0", "false"),
     Mutant("a host that says that it leaves is lost", PROTOCOL, "      left_.insert(from);", ";"),
     Mutant("a lost connection is named by this rank", LIVENESS, "Subject({rank})", "Subject({world_.rank})"),

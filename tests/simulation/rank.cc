@@ -301,7 +301,7 @@ std::vector<PromiseSign> SimulatedRank::SignsOf(int set, const std::vector<int>&
 
 void SimulatedRank::TakeLostPeers() {
   for (; !lost_.empty() && !ended(); lost_.pop_front()) {
-    protocol_.ConnectionLost(lost_.front().first, lost_.front().second, &effects_);
+    protocol_.ConnectionLost({lost_.front().first, lost_.front().second}, &effects_);
     CarryOut();
   }
 }

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 namespace ringtrain {
 namespace {
@@ -153,7 +154,7 @@ void Connections::Signal(Peer* peer, bool sends, size_t lane, uint32_t events) {
   if (control ? peer->control_out == nullptr : peer->data_out[lane - 1] == nullptr) return;  // silent, or it has left
   if ((events & ~uint32_t{EPOLLOUT}) != 0) {
     const LaneMove move = control ? peer->control_out->Listen(&peer->left) : peer->data_out[lane - 1]->Listen();
-    if (move.lost) return Lose(peer, move.cause + " " + plan_.Name(peer->rank, static_cast<int>(lane)));
+    if (move.lost) return LoseSending(peer, lane, move);
   }
   (control ? peer->control_out->writable : peer->data_out[lane - 1]->writable) = true;
   MarkDirty(peer);
@@ -247,7 +248,7 @@ bool Connections::Flush(Peer* peer) {
   for (size_t lane = 1; lane <= peer->data_out.size() && !peer->lost; ++lane) {
     PieceSender* const sender = peer->data_out[lane - 1].get();
     const LaneMove move = sender != nullptr ? sender->Move(lane <= in_use) : LaneMove();
-    if (move.lost) Lose(peer, move.cause + " " + plan_.Name(peer->rank, static_cast<int>(lane)));
+    if (move.lost) LoseSending(peer, lane, move);
     more |= move.more;
   }
   return more && !peer->lost;
@@ -267,7 +268,7 @@ bool Connections::FlushControl(Peer* peer) {
   peer->frames.clear();
   const LaneMove move = sender.Move();
   if (move.lost) {
-    Lose(peer, move.cause + " " + plan_.Name(peer->rank));
+    LoseSending(peer, 0, move);
     return false;
   }
   if (sender.empty()) unsent_.fetch_sub(std::exchange(peer->unsent, 0));
@@ -426,15 +427,14 @@ bool Connections::TakeFrame(int* from, std::string* frame) {
 }
 
 // After the last of its frames.
-bool Connections::TakeLost(int* peer, std::string* cause) {
+bool Connections::TakeLost(LostPeer* told) {
   if (!any_lost_.load(std::memory_order_acquire)) return false;
   MutexLock lock(arrived_mutex_);
   for (auto lost = lost_.begin(); lost != lost_.end(); ++lost) {
     bool heard = true;
-    for (const auto& frame : frames_) heard &= frame.first != lost->first;
+    for (const auto& frame : frames_) heard &= frame.first != lost->rank;
     if (!heard) continue;
-    *peer = lost->first;
-    *cause = std::move(lost->second);
+    *told = std::move(*lost);
     lost_.erase(lost);
     any_lost_.store(!lost_.empty());
     return true;
@@ -446,9 +446,9 @@ bool Connections::TakeLost(int* peer, std::string* cause) {
 
 // What it sent before is taken first. If it has left, some of that may be on its way still, on other connections, which
 // end behind it.
-void Connections::Lose(Peer* peer, const std::string& cause) {
+void Connections::Lose(Peer* peer, const std::string& cause, bool loses_large) {
   if (peer->lost) return;
-  for (LaneMove move = {true, false, ""}; peer->control_in != nullptr && move.more;) {
+  for (LaneMove move = {true, false, "", false}; peer->control_in != nullptr && move.more;) {
     move = MoveIn(peer, 0);
     if (move.lost) peer->control_in.reset();
   }
@@ -466,8 +466,36 @@ void Connections::Lose(Peer* peer, const std::string& cause) {
   MarkDirty(peer);  // to be counted
   if (peer->left) return;
   MutexLock lock(arrived_mutex_);
-  lost_.emplace_back(peer->rank, cause);
+  lost_.push_back({peer->rank, cause, loses_large});
   any_lost_.store(true, std::memory_order_release);
+}
+
+// A lane on which this rank sends.
+void Connections::LoseSending(Peer* peer, size_t lane, const LaneMove& move) {
+  const bool loses_large =
+      move.timed_out && LosesLarge(SinceAnswer(*peer, lane), SinceAnswerBeside(*peer, lane), plan_.dead_after_seconds);
+  Lose(peer, move.cause + " " + plan_.Name(peer->rank, static_cast<int>(lane)), loses_large);
+}
+
+double Connections::SinceAnswer(const Peer& peer, size_t lane) {
+  return SecondsSinceAnswer(lane == 0 ? peer.control_out->socket() : peer.data_out[lane - 1]->socket());
+}
+
+// Over the same link: another one's packets have a way of their own.
+double Connections::SinceAnswerBeside(const Peer& peer, size_t lane) const {
+  const int rank = peer.rank;
+  const Address& address = plan_.peers[static_cast<size_t>(rank)][plan_.link(rank, static_cast<int>(lane))];
+  double seconds = std::numeric_limits<double>::infinity();
+  const auto hear = [&](const auto& other) {
+    if (other != nullptr && PeerOf(other->socket()).IsSameHost(address))
+      seconds = std::min(seconds, SecondsSinceAnswer(other->socket()));
+  };
+  if (lane > 0) hear(peer.control_out);
+  hear(peer.control_in);
+  for (size_t other = 1; other <= peer.data_out.size(); ++other)
+    if (other != lane) hear(peer.data_out[other - 1]);
+  for (const auto& other : peer.data_in) hear(other);
+  return seconds;
 }
 
 void Connections::StopSending(Peer* peer) {

@@ -26,6 +26,7 @@
 #include "base/tuned.h"
 #include "transport/tcp/door.h"
 #include "transport/tcp/lane.h"
+#include "transport/wire.h"
 
 namespace ringtrain {
 
@@ -42,7 +43,7 @@ class Connections final : private Door::Owner {
   // Moves what there is to move.
   void Attend() { Attend(false); }
   bool TakeFrame(int* from, std::string* frame);
-  bool TakeLost(int* peer, std::string* cause);
+  bool TakeLost(LostPeer* lost);
   // Whether frames wait to be given to the kernel.
   bool unsent() const { return unsent_.load(std::memory_order_relaxed) > 0; }
   // Lets go of all messages; none is sent or received any more, frames are.
@@ -92,7 +93,11 @@ class Connections final : private Door::Owner {
   void SignalIn(Peer* peer, size_t lane, bool ended) RT_REQUIRES(mutex_);
   void Release();
   void Leave(Nanoseconds deadline);
-  void Lose(Peer* peer, const std::string& cause) RT_REQUIRES(mutex_);
+  void Lose(Peer* peer, const std::string& cause, bool loses_large = false) RT_REQUIRES(mutex_);
+  void LoseSending(Peer* peer, size_t lane, const LaneMove& move) RT_REQUIRES(mutex_);
+  // Seconds since the peer's kernel was heard of on a lane to it, and on any other connection with it.
+  static double SinceAnswer(const Peer& peer, size_t lane);
+  double SinceAnswerBeside(const Peer& peer, size_t lane) const;
   void StopSending(Peer* peer) RT_REQUIRES(mutex_);
   void PutFrame(int from, std::string frame);
   void Arm() RT_REQUIRES(mutex_);
@@ -122,8 +127,8 @@ class Connections final : private Door::Owner {
 
   Mutex arrived_mutex_;
   std::deque<std::pair<int, std::string>> frames_ RT_GUARDED_BY(arrived_mutex_);
-  std::deque<std::pair<int, std::string>> lost_ RT_GUARDED_BY(arrived_mutex_);  // peer and cause
-  std::atomic<int> arrived_{0};                                                 // how many frames there are
+  std::deque<LostPeer> lost_ RT_GUARDED_BY(arrived_mutex_);
+  std::atomic<int> arrived_{0};  // how many frames there are
   std::atomic<bool> any_lost_{false};
 };
 

@@ -63,7 +63,7 @@ LaneMove ControlReceiver::Move(std::vector<Record>* records) {
     if (opener_.fault() != nullptr) return LaneMove::Fault(opener_.fault());
     if (static_cast<size_t>(got) < buffer.size() && !ended) return {};  // there was no more
   }
-  return {true, false, ""};
+  return {true, false, "", false};
 }
 
 LaneMove PieceSender::Move(bool takes) {
@@ -82,7 +82,7 @@ LaneMove PieceSender::Move(bool takes) {
       writer_.Wrote(static_cast<size_t>(sent));
     }
   }
-  return {true, false, ""};
+  return {true, false, "", false};
 }
 
 LaneMove PieceSender::Listen() const {
@@ -109,7 +109,7 @@ LaneMove PieceReceiver::Move() {
     if (fault != nullptr) return LaneMove::Fault(fault);
     if (static_cast<size_t>(got) < room && !ended) return {};  // there was no more
   }
-  return {true, false, ""};
+  return {true, false, "", false};
 }
 
 }  // namespace ringtrain

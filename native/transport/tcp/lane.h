@@ -8,6 +8,8 @@
 #ifndef RINGTRAIN_TRANSPORT_TCP_LANE_H_
 #define RINGTRAIN_TRANSPORT_TCP_LANE_H_
 
+#include <errno.h>
+
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,10 +24,13 @@ struct LaneMove {
   bool more = false;  // it could go on at once: it stopped so that others have their turn
   bool lost = false;  // the connection has ended, for this cause ("connection reset by")
   std::string cause;
+  bool timed_out = false;  // what was sent has found no answer
 
-  static LaneMove Lost(int error) { return {false, true, ConnectionCause(error)}; }
+  static LaneMove Lost(int error) { return {false, true, ConnectionCause(error), error == ETIMEDOUT}; }
   // The peer does not keep to the protocol.
-  static LaneMove Fault(const char* fault) { return {false, true, std::string("a record that ") + fault + ", from"}; }
+  static LaneMove Fault(const char* fault) {
+    return {false, true, std::string("a record that ") + fault + ", from", false};
+  }
 };
 
 // Sends control records.

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <limits>
 #include <sstream>
 #include <unordered_set>
 #include <utility>
@@ -173,6 +174,15 @@ bool Address::any() const {
   return IN6_IS_ADDR_UNSPECIFIED(&six) != 0;
 }
 
+bool Address::IsSameHost(const Address& other) const {
+  if (family() != other.family()) return false;
+  if (family() == AF_INET)
+    return reinterpret_cast<const sockaddr_in*>(&storage)->sin_addr.s_addr ==
+           reinterpret_cast<const sockaddr_in*>(&other.storage)->sin_addr.s_addr;
+  return family() == AF_INET6 && IN6_ARE_ADDR_EQUAL(&reinterpret_cast<const sockaddr_in6*>(&storage)->sin6_addr,
+                                                    &reinterpret_cast<const sockaddr_in6*>(&other.storage)->sin6_addr);
+}
+
 std::string Address::Text() const {
   char host[NI_MAXHOST] = "", port[NI_MAXSERV] = "";
   if (getnameinfo(get(), length, host, sizeof host, port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV) != 0)
@@ -224,6 +234,18 @@ void SetUp(const Socket& socket, double dead_after_seconds) {
 }
 
 void KeepLittleUnsent(const Socket& socket, int bytes) { SetOption(socket, IPPROTO_TCP, TCP_NOTSENT_LOWAT, bytes); }
+
+double SecondsSinceAnswer(const Socket& socket) {
+  tcp_info info{};
+  socklen_t length = sizeof info;
+  if (getsockopt(socket.fd(), IPPROTO_TCP, TCP_INFO, &info, &length) != 0)
+    return std::numeric_limits<double>::infinity();
+  return info.tcpi_last_ack_recv * 1e-3;
+}
+
+bool LosesLarge(double on_lost, double on_others, double dead_after_seconds) {
+  return dead_after_seconds > 0 && on_lost > 0.75 * dead_after_seconds && on_others < 0.5 * dead_after_seconds;
+}
 
 std::string ConnectionCause(int error) {
   if (error == 0) return "connection closed by";

@@ -50,8 +50,9 @@ struct Address {
 
   const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
   int family() const { return storage.ss_family; }
-  bool any() const;          // stands for every interface
-  std::string Text() const;  // "10.0.0.2:4711", "[fd00::2]:4711"
+  bool any() const;                             // stands for every interface
+  bool IsSameHost(const Address& other) const;  // whatever the ports are
+  std::string Text() const;                     // "10.0.0.2:4711", "[fd00::2]:4711"
   void SetPort(uint16_t port);
 };
 
@@ -71,6 +72,13 @@ Address PeerOf(const Socket& socket);
 void SetUp(const Socket& socket, double dead_after_seconds);
 // Bounds what has been written and not been sent, so that of several lanes each takes what its link can carry.
 void KeepLittleUnsent(const Socket& socket, int bytes);
+
+// Since the peer's kernel was last heard of on a connection, which may have ended since.
+double SecondsSinceAnswer(const Socket& socket);
+// Whether a connection that the kernel has given up lost its packets for their size: the seconds since an answer on it,
+// and on any other connection between the two. Where a peer does not read, its kernel answers on this one, too, within
+// at most half of the bound. 0: there is no bound.
+bool LosesLarge(double on_lost, double on_others, double dead_after_seconds);
 
 std::string ErrorText(int error);
 // What an errno says of a connection, as the beginning of "… 10.0.0.2:4711 (rank 3)".
