@@ -47,14 +47,13 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):
         stem = names.claim_in_function(self._stem)
         identities = names.of_gradients(stem, variables)
 
-        def reduce_only(gradients: list[Gradient]) -> list[Gradient]:
-            return self._reduction.reduce_but_local(gradients, identities, variables, self._local, self._scales_local)
+        reduction, local = self._reduction, self._local
 
         def reduce(gradients: list[Gradient]) -> list[Gradient]:
-            if not self._compares:
-                return reduce_only(gradients)
-            process_set = self._reduction.process_set
-            return watched_by_names(stem, variables, self._local, process_set, lambda: reduce_only(gradients))
+            return watched_by_names(
+                self._compares, stem, variables, local, reduction.process_set,
+                lambda: reduction.reduce_but_local(gradients, identities, variables, local, self._scales_local),
+            )  # fmt: skip
 
         gradients = [gradient for gradient, _ in pairs]
         if self._accumulation is None:

@@ -69,10 +69,8 @@ class _DistributedTape(tf.GradientTape):
         def reduce() -> list[Any]:
             return self._reduction.reduce_but_local(flat, identities, flat_sources, self._local, self._scales_local)
 
-        if self._compares:
-            reduced = watched_by_names(stem, flat_sources, self._local, self._reduction.process_set, reduce)
-        else:
-            reduced = reduce()
+        process_set = self._reduction.process_set
+        reduced = watched_by_names(self._compares, stem, flat_sources, self._local, process_set, reduce)
         return tf.nest.pack_sequence_as(gradients, reduced)
 
     @as_it_is

@@ -38,6 +38,7 @@ FORMS = Forms(*ARRAYS[:2], _processor)
 
 
 def watched_by_names(
+    compares: bool,
     stem: str,
     sources: Sequence[Any],
     local: Container[int],
@@ -47,6 +48,7 @@ def watched_by_names(
     """``watched`` for gradients whose optimizer is not known: their variables are compared.
 
     Args:
+        compares: whether replicas are to be equal; if not, nothing is done but to reduce.
         stem: of the gradients' names.
         sources: what the gradients belong to.
         local: those that differ on purpose, by identity.
@@ -54,7 +56,7 @@ def watched_by_names(
         reduce: as for ``watched``.
     """
     variables = [each for each in sources if naming.is_variable(each) and id(each) not in local]
-    if not variables or is_alone(process_set) or not process_set.included() or followed() is not None:
+    if not compares or not variables or is_alone(process_set) or not process_set.included() or followed() is not None:
         return reduce()
 
     def make() -> Watch:

@@ -173,12 +173,13 @@ def test_installed_as_readme_says_it_runs_in_the_folder_of_the_checkout(wheel: P
         "import numpy, ringtrain as rt\nrt.init()\nprint(rt.allreduce(numpy.ones(2), op=rt.Sum))\n"
     )
     sums = ["[0] [2. 2.]", "[1] [2. 2.]"]
-    for program in (["train.py"], ["-m", "train"], ["-c", (checkout / "train.py").read_text()]):
-        for launcher in ([programs / "ringtrainrun"], [programs / "python", "-m", "ringtrain.launch"]):
-            said = run(*launcher, "-np", "2", "python", *program, cwd=checkout, OMP_NUM_THREADS="1")
-            chosen, *printed = said.splitlines()
-            assert "transport tcp, because there is one host" in chosen, "there is an MPI to choose"
-            assert sorted(printed) == sums, said
+    command, module = [programs / "ringtrainrun"], [programs / "python", "-m", "ringtrain.launch"]
+    text = (checkout / "train.py").read_text()
+    for launcher, program in ((command, ["train.py"]), (module, ["-m", "train"]), (command, ["-c", text])):
+        said = run(*launcher, "-np", "2", "python", *program, cwd=checkout, OMP_NUM_THREADS="1")
+        chosen, *printed = said.splitlines()
+        assert "transport tcp, because there is one host" in chosen, "there is an MPI to choose"
+        assert sorted(printed) == sums, said
     assert run(programs / "python", "train.py", cwd=checkout) == "[1. 1.]\n"
     called = "import ringtrain, operator; print(ringtrain.run(operator.add, (1, 2), np=2))"
     assert run(programs / "python", "-c", called, cwd=checkout, OMP_NUM_THREADS="1").endswith("\n[3, 3]\n")
