@@ -11,6 +11,8 @@
 #include <thread>
 #include <utility>
 
+#include "base/writer.h"
+
 namespace ringtrain {
 namespace {
 
@@ -32,24 +34,8 @@ Outcome WithPatience(Action action) {
   return {"the file system has not done so for " + std::to_string(static_cast<int>(kFilePatience)) + " s", ""};
 }
 
-Outcome Replace(const std::string& path, const std::string& text) {
-  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
-  std::error_code error;
-  if (!folder.empty()) std::filesystem::create_directories(folder, error);
-  if (error) return {error.message(), ""};
-  const std::string growing = path + ".growing";
-  std::FILE* const file = std::fopen(growing.c_str(), "w");
-  if (file == nullptr) return {std::strerror(errno), ""};
-  const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
-  const bool closed = std::fclose(file) == 0;
-  if (written && closed && std::rename(growing.c_str(), path.c_str()) == 0) return {};
-  const Outcome failed = {std::strerror(errno), ""};
-  std::remove(growing.c_str());
-  return failed;
-}
-
 Outcome Read(const std::string& path, size_t most_bytes) {
-  std::FILE* const file = std::fopen(path.c_str(), "r");
+  std::FILE* const file = std::fopen(path.c_str(), "re");
   if (file == nullptr) return {errno == ENOENT ? "" : std::strerror(errno), ""};
   Outcome outcome;
   outcome.text.resize(most_bytes);
@@ -62,7 +48,19 @@ Outcome Read(const std::string& path, size_t most_bytes) {
 }  // namespace
 
 std::string ReplaceFile(const std::string& path, const std::string& text) {
-  return WithPatience([path, text] { return Replace(path, text); }).problem;
+  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
+  std::error_code error;
+  if (!folder.empty()) std::filesystem::create_directories(folder, error);
+  if (error) return error.message();
+  const std::string growing = path + ".growing";
+  std::FILE* const file = std::fopen(growing.c_str(), "we");
+  if (file == nullptr) return std::strerror(errno);
+  const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
+  const bool closed = std::fclose(file) == 0;
+  if (written && closed && std::rename(growing.c_str(), path.c_str()) == 0) return "";
+  const std::string problem = std::strerror(errno);
+  std::remove(growing.c_str());
+  return problem;
 }
 
 std::string ReadFile(const std::string& path, size_t most_bytes, std::string* text) {

@@ -1,13 +1,11 @@
-// Files of a driver, small and whole: a file system that hangs must not keep a rank from what it has to do, so a thread
-// of its own reads or writes, and is left behind after a while.
+// Files, small and whole. A file system may hang: a writer (writer.h) replaces them, and a thread of its own reads,
+// which is left behind after kFilePatience.
 #ifndef RINGTRAIN_BASE_PATIENT_FILES_H_
 #define RINGTRAIN_BASE_PATIENT_FILES_H_
 
 #include <string>
 
 namespace ringtrain {
-
-constexpr double kFilePatience = 2;  // seconds
 
 // All of it goes into a file beside, which then takes the place of what was there; the folder is made if need be.
 // Returns why it has not been done; "" if it has.

@@ -33,7 +33,7 @@ Context::Context(const Options& options, Meeting meeting)
       table_(static_cast<size_t>(options.flight_operations)),
       transport_(std::move(meeting.transport)),
       epoch_(std::move(meeting.world), std::move(meeting.memory), options_, *transport_, *transport_, &table_,
-             &counters_, &lateness_, &timeline_, &traffic_, &log_, &tuned_),
+             &counters_, &lateness_, &timeline_, &traffic_, &log_, &tuned_, &writer_),
       driver_(options_, tuned_, *transport_, &epoch_, &table_, &counters_, &timeline_) {
   for (const std::string& warning : meeting.warnings) log_.Warning(warning);
   transport_->SetLog(&log_);
@@ -108,6 +108,11 @@ Status Context::Close(double seconds) {
         Status::Closed("rank " + std::to_string(world().rank) + " has called shutdown(); call init() to start again."));
     timeline_.Stop();
   });
+  const std::string unwritten = writer_.Await(kFilePatience);
+  if (!unwritten.empty())
+    log_.Warning("shutdown: " + unwritten + " must be written by now, but is not after " +
+                 std::to_string(static_cast<int>(kFilePatience)) +
+                 " s. Look whether its file system hangs, or who reads this process's stderr.");
   return ended.code() == StatusCode::kClosed ? Status() : ended;
 }
 

@@ -13,6 +13,7 @@
 #include "base/mutex.h"
 #include "base/options.h"
 #include "base/tuned.h"
+#include "base/writer.h"
 #include "core/driver.h"
 #include "core/epoch.h"
 #include "core/submission.h"
@@ -71,7 +72,8 @@ class Context {
   Counters counters_;
   LatenessTable lateness_;
   Log log_;
-  Timeline timeline_;
+  Writer writer_;
+  Timeline timeline_{&writer_};
   TrafficTable traffic_;
   DeviceTable devices_;
   SubmissionTable table_;

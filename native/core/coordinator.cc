@@ -26,7 +26,7 @@ constexpr Nanoseconds kStallPeriod = INT64_C(500000000);
 Coordinator::Coordinator(const World& world, const Options& options, Wire& wire, const Progress& progress,
                          HostMemory* memory, SubmissionTable* table, Residuals* residuals,
                          ProcessSetTable* process_sets, Counters* counters, LatenessTable* lateness, Timeline* timeline,
-                         TrafficTable* traffic, Log* log, Tuned* tuned)
+                         TrafficTable* traffic, Log* log, Tuned* tuned, Writer* writer)
     : world_(world),
       options_(options),
       wire_(wire),
@@ -38,13 +38,14 @@ Coordinator::Coordinator(const World& world, const Options& options, Wire& wire,
       lateness_(lateness),
       log_(log),
       tuned_(tuned),
+      writer_(writer),
       flight_file_(options, world.rank),
       mail_(wire, memory, world.my_host()),
       board_(world, memory),
       executor_(world, options, wire, memory, table, residuals, counters, timeline, traffic, log),
       protocol_(world, options) {
   if (options.autotune != 0 && world.rank == 0)
-    tuner_.emplace(options, world, wire.Describe(), wire.HasStreams(), tuned, log);
+    tuner_.emplace(options, world, wire.Describe(), wire.HasStreams(), tuned, log, writer);
   protocol_.Begin(Now(), &effects_);
   CarryOut();
 }
@@ -294,11 +295,11 @@ void Coordinator::CarryOut(rank_effect::AddProcessSet& added) {
 }
 
 void Coordinator::CarryOut(rank_effect::End& end) {
-  const std::string record = FlightRecord(end.cause.message());  // while what is pending is so
+  std::string record = FlightRecord(end.cause.message());  // while what is pending is so
   wire_.Abandon();
   executor_.Abandon(end.cause);
   table_->Close(end.cause);
-  LeaveFlightRecord(record);
+  LeaveFlightRecord(std::move(record));
 }
 
 void Coordinator::CarryOut(rank_effect::ShowStacks& show) {
@@ -318,10 +319,8 @@ std::string Coordinator::FlightRecord(const std::string& because) const {
   }
 }
 
-void Coordinator::LeaveFlightRecord(const std::string& record) {
-  if (record.empty()) return;
-  const Status written = flight_file_.Write(record);
-  if (!written.ok()) log_->Warning(written.message());
+void Coordinator::LeaveFlightRecord(std::string record) {
+  if (!record.empty()) flight_file_.Write(std::move(record), writer_, log_);
 }
 
 // Each rank that waits does so by its own clock: the coordinator tells those alone that are waited for.
@@ -399,24 +398,26 @@ void Coordinator::RequestAbort(const std::string& cause) {
   abort_requested_.store(true, std::memory_order_release);
 }
 
-bool Coordinator::AskForStacks() {
-  const int pipe = requests_pipe_.load();
-  return pipe >= 0 && write(pipe, "s", 1) == 1;
-}
-
+// Whoever reads stderr may have stopped reading.
 void Coordinator::ShowStacks(const std::string& awaited) {
-  if (requests_pipe_.load() < 0 || options_.stack_signal == 0) return;
+  const int pipe = requests_pipe_.load();
+  if (pipe < 0 || options_.stack_signal == 0) return;
   const std::string text = "ringtrain: the other ranks wait for " + awaited + ", which rank " +
                            std::to_string(world_.rank) + " has not submitted. Its Python is here:\n";
-  if (write(STDERR_FILENO, text.data(), text.size()) < 0) return;
-  if (AskForStacks()) insist_on_stacks_at_ = Now() + kPatience;
+  const auto show = [text, pipe, insist_at = insist_on_stacks_at_] {
+    if (write(STDERR_FILENO, text.data(), text.size()) >= 0 && write(pipe, "s", 1) == 1)
+      insist_at->store(Now() + kPatience);
+    return std::string();
+  };
+  writer_->Do("stacks for " + awaited, show, [](const std::string&) {});
 }
 
 // A signal's handler needs no lock of the interpreter, which a busy thread may keep. Without a handler it would end the
 // process.
 void Coordinator::InsistOnStacks() {
-  if (insist_on_stacks_at_ == kNever || Now() < insist_on_stacks_at_) return;
-  insist_on_stacks_at_ = kNever;
+  const Nanoseconds at = insist_on_stacks_at_->load(std::memory_order_relaxed);
+  if (at == kNever || Now() < at) return;
+  insist_on_stacks_at_->store(kNever);
   int unread = 0;
   if (ioctl(requests_pipe_.load(), FIONREAD, &unread) != 0 || unread == 0) return;
   struct sigaction action;

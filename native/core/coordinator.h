@@ -7,6 +7,7 @@
 #define RINGTRAIN_CORE_COORDINATOR_H_
 
 #include <atomic>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "base/log.h"
 #include "base/mutex.h"
 #include "base/tuned.h"
+#include "base/writer.h"
 #include "core/executor.h"
 #include "core/flight_record.h"
 #include "core/process_sets.h"
@@ -31,7 +33,8 @@ class Coordinator {
  public:
   Coordinator(const World& world, const Options& options, Wire& wire, const Progress& progress, HostMemory* memory,
               SubmissionTable* table, Residuals* residuals, ProcessSetTable* process_sets, Counters* counters,
-              LatenessTable* lateness, Timeline* timeline, TrafficTable* traffic, Log* log, Tuned* tuned);
+              LatenessTable* lateness, Timeline* timeline, TrafficTable* traffic, Log* log, Tuned* tuned,
+              Writer* writer);
   ~Coordinator();
 
   // Does what can be done without waiting. True if anything moved.
@@ -80,7 +83,6 @@ class Coordinator {
   void AwaitLastWords();
   void AdvanceBatches(bool* moved);
   void CheckLongPhase();
-  bool AskForStacks();
   void InsistOnStacks();
   std::string RequestedCause();
 
@@ -92,7 +94,7 @@ class Coordinator {
   void RemoveProcessSets();
   void RecordStall();
   std::string FlightRecord(const std::string& because) const;
-  void LeaveFlightRecord(const std::string& record);
+  void LeaveFlightRecord(std::string record);
   void SendFrame(int rank, Frame frame);
   Status NoteCause(const Status& cause);
   void ShowStacks(const std::string& awaited);
@@ -129,6 +131,7 @@ class Coordinator {
   LatenessTable* const lateness_;
   Log* const log_;
   Tuned* const tuned_;
+  Writer* const writer_;
 
   const FlightFile flight_file_;
   Nanoseconds looks_for_stalls_ = 0;  // next
@@ -149,7 +152,8 @@ class Coordinator {
   std::vector<int> silent_ RT_GUARDED_BY(request_mutex_);
   std::atomic<Nanoseconds> long_phase_{-1};  // asked for and not passed on yet
   std::atomic<int> requests_pipe_{-1};
-  Nanoseconds insist_on_stacks_at_ = kNever;
+  using Time = std::atomic<Nanoseconds>;
+  const std::shared_ptr<Time> insist_on_stacks_at_ = std::make_shared<Time>(kNever);  // the writer's, too
 };
 
 }  // namespace ringtrain

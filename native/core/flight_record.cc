@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <memory>
 #include <system_error>
+#include <utility>
 
 #include "base/decimal.h"
 #include "base/json_text.h"
@@ -114,9 +115,10 @@ Status FlightFile::Prepare() const {
   return {};
 }
 
-Status FlightFile::Write(const std::string& text) const {
-  const std::string problem = ReplaceFile(path_, text);
-  return problem.empty() ? Status() : Failure(path_, problem);
+void FlightFile::Write(std::string text, Writer* writer, Log* log) const {
+  writer->Do(
+      "flight record '" + path_ + "'", [path = path_, text = std::move(text)] { return ReplaceFile(path, text); },
+      [path = path_, log](const std::string& why) { log->Warning(Failure(path, why).message()); });
 }
 
 }  // namespace ringtrain

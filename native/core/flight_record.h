@@ -5,8 +5,10 @@
 
 #include <string>
 
+#include "base/log.h"
 #include "base/options.h"
 #include "base/status.h"
+#include "base/writer.h"
 #include "core/process_sets.h"
 #include "core/submission.h"
 #include "transport/world.h"
@@ -25,8 +27,8 @@ class FlightFile {
   bool wanted() const { return !path_.empty(); }
   // Makes the folder, and says if files cannot be written there.
   Status Prepare() const;
-  // Returns after kFilePatience at the latest, whatever the file system does.
-  Status Write(const std::string& text) const;
+  // Has it written; a failure is a warning. One that still waits is replaced.
+  void Write(std::string text, Writer* writer, Log* log) const;
 
  private:
   std::string folder_, path_;

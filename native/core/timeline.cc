@@ -1,30 +1,24 @@
 #include "core/timeline.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <sys/stat.h>
 #include <time.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cinttypes>
 #include <cstdio>
-#include <cstring>
+#include <new>
+#include <utility>
 
 #include "base/json_text.h"
 
 namespace ringtrain {
 namespace {
 
-constexpr size_t kBufferBytes = 256 << 10;
-constexpr int64_t kPageBytes = 4096;  // or a part of a page, where they are larger
-constexpr int64_t kFirstCapacity = 64 << 10;
+constexpr size_t kBufferBytes = 256 << 10;      // that may wait for a flush
 constexpr size_t kLongestText = 1500;           // of a quoted name, so that an event fits into a page
 constexpr size_t kMaxNames = 10000;             // later names share one set of tracks
 constexpr size_t kMaxTracks = 8;                // of one tensor
 constexpr int64_t kOriginSeconds = 1704067200;  // 2024-01-01 00:00 UTC
-constexpr char kClosing[] = "\n]\n";
-constexpr int64_t kClosingBytes = sizeof kClosing - 1;
 
 std::string Quoted(const std::string& text) { return ringtrain::Quoted(text, kLongestText); }
 
@@ -34,41 +28,6 @@ std::string Microseconds(Nanoseconds duration) {
   char text[40];
   std::snprintf(text, sizeof text, "%" PRId64 ".%03d", duration / 1000, static_cast<int>(duration % 1000));
   return text;
-}
-
-// All of it, whatever interrupts; false with errno otherwise.
-bool WriteAll(int file, const char* data, size_t size, int64_t at) {
-  while (size > 0) {
-    const ssize_t written = pwrite(file, data, size, at);
-    if (written < 0 && errno == EINTR) continue;
-    if (written == 0) errno = ENOSPC;
-    if (written <= 0) return false;
-    data += written;
-    size -= static_cast<size_t>(written);
-    at += written;
-  }
-  return true;
-}
-
-bool Copy(int from, int to, int64_t size) {
-  std::vector<char> block(kBufferBytes);
-  for (int64_t at = 0; at < size;) {
-    const ssize_t read = pread(from, block.data(), std::min<size_t>(block.size(), static_cast<size_t>(size - at)), at);
-    if (read < 0 && errno == EINTR) continue;
-    if (read == 0) errno = EIO;
-    if (read <= 0 || !WriteAll(to, block.data(), static_cast<size_t>(read), at)) return false;
-    at += read;
-  }
-  return true;
-}
-
-// Spaces from `begin` on and the closing bracket, up to `end`.
-bool WriteRoom(int file, int64_t begin, int64_t end) {
-  const std::string spaces(kBufferBytes, ' ');
-  for (const int64_t closing = end - kClosingBytes; begin < closing; begin += static_cast<int64_t>(spaces.size()))
-    if (!WriteAll(file, spaces.data(), std::min<size_t>(spaces.size(), static_cast<size_t>(closing - begin)), begin))
-      return false;
-  return WriteAll(file, kClosing, kClosingBytes, end - kClosingBytes);
 }
 
 bool IsNoFile(const std::string& path) {
@@ -94,51 +53,56 @@ Nanoseconds TraceOrigin() {
 Timeline::~Timeline() { Stop(); }
 
 Status Timeline::Start(const std::string& path, int rank, int64_t max_events, bool mark_cycles) {
-  MutexLock lock(mutex_);
-  if (file_ >= 0)
-    return Status::InvalidArgument("start of timeline '" + path + "': expected none open but '" + path_ +
-                                   "' is, on rank " + std::to_string(rank) + ". Stop it first.");
+  MutexLock control(control_mutex_);
+  {
+    MutexLock lock(mutex_);
+    if (file_ != nullptr)
+      return Status::InvalidArgument("start of timeline '" + path + "': expected none open but '" + file_->path() +
+                                     "' is, on rank " + std::to_string(rank) + ". Stop it first.");
+  }
   if (IsNoFile(path))
     return Status::InvalidArgument("start of timeline '" + path +
                                    "': expected a file but it is a folder or a device, on rank " +
                                    std::to_string(rank) + ". Name a file.");
-  path_ = path;
-  rank_ = rank;
-  used_ = 0;
-  const Status created = Resize(kFirstCapacity);
+  auto file = std::make_shared<TraceFile>(
+      path, rank, Metadata("process_name", rank, 0, "\"name\":\"rank " + std::to_string(rank) + "\""));
+  const Status created = file->Create();
   if (!created.ok()) return Status::InvalidArgument(created.message());
+  file->Add(Metadata("process_sort_index", rank, 0, "\"sort_index\":" + std::to_string(rank)));
+  RT_TRY(file->Write());
+
+  MutexLock lock(mutex_);
+  file_ = std::move(file);
+  rank_ = rank;
   origin_ = TraceOrigin();
   events_ = dropped_ = 0;
   max_events_ = max_events;
   mark_cycles_ = mark_cycles;
   next_track_ = 1;
   tracks_.clear();
-  failure_ = Status();
-  Append(Metadata("process_sort_index", rank, 0, "\"sort_index\":" + std::to_string(rank)));
-  WriteBuffer();
-  enabled_.store(failure_.ok(), std::memory_order_relaxed);
-  if (!failure_.ok()) CloseFile();
-  return failure_;
+  enabled_.store(true, std::memory_order_relaxed);
+  return {};
 }
 
 Status Timeline::Stop() {
-  MutexLock lock(mutex_);
-  enabled_.store(false, std::memory_order_relaxed);
-  if (file_ < 0) return {};
-  if (dropped_ > 0)
-    Append("{\"ph\":\"i\",\"s\":\"g\",\"name\":\"" + std::to_string(dropped_) + " spans dropped\",\"pid\":" +
-           std::to_string(rank_) + ",\"tid\":0,\"ts\":" + Microseconds(Now() - origin_) + "}");
-  WriteBuffer();
-  if (failure_.ok()) failure_ = Resize(used_ + kClosingBytes);
-  CloseFile();
-  return failure_;
-}
-
-void Timeline::CloseFile() {
-  close(file_);
-  file_ = -1;
-  tracks_.clear();
-  std::string().swap(buffer_);
+  MutexLock control(control_mutex_);
+  std::shared_ptr<TraceFile> file;
+  {
+    MutexLock lock(mutex_);
+    enabled_.store(false, std::memory_order_relaxed);
+    if (file_ == nullptr) return {};
+    if (dropped_ > 0)
+      file_->Add("{\"ph\":\"i\",\"s\":\"g\",\"name\":\"" + std::to_string(dropped_) + " spans dropped\",\"pid\":" +
+                     std::to_string(rank_) + ",\"tid\":0,\"ts\":" + Microseconds(Now() - origin_) + "}",
+                 true);
+    file = std::move(file_);
+    tracks_.clear();
+  }
+  writer_->Do(
+      file->name(), [file] { return file->Finish().message(); }, [file](const std::string& why) { file->GiveUp(why); });
+  if (!writer_->Await(kPatience).empty())
+    return file->Failure("the file system has not done so for " + std::to_string(static_cast<int>(kPatience)) + " s");
+  return file->failure();
 }
 
 void Timeline::Span(const std::string& tensor, const std::string& name, Nanoseconds begin, Nanoseconds end,
@@ -173,7 +137,11 @@ void Timeline::Cycle() {
 void Timeline::Flush() {
   if (!enabled()) return;
   MutexLock lock(mutex_);
-  WriteBuffer();
+  if (!enabled()) return;
+  if (!file_->failure().ok())
+    enabled_.store(false, std::memory_order_relaxed);
+  else if (file_->waiting() > 0)
+    HandOver();
 }
 
 // Takes the span in if it follows what the track shows, or lies within it.
@@ -201,71 +169,24 @@ Timeline::Track* Timeline::TrackFor(const std::string& tensor, const Interval& s
   Place(&track, span);
   tracks.push_back(std::move(track));
   const std::string number = tracks.size() > 1 ? " (" + std::to_string(tracks.size()) + ")" : "";
-  Append(Metadata("thread_name", rank_, tracks.back().id, "\"name\":" + Quoted(name + number)));
+  Append(Metadata("thread_name", rank_, tracks.back().id, "\"name\":" + Quoted(name + number)), true);
   return &tracks.back();
 }
 
-// Events are lines; a comma ends the line before.
-void Timeline::Append(const std::string& event) {
-  if (!failure_.ok()) return;
-  buffer_ += ",\n";
-  buffer_ += event;
-  if (buffer_.size() >= kBufferBytes) WriteBuffer();
+// What does not fit is counted.
+void Timeline::Append(const std::string& event, bool whatever_waits) {
+  const size_t waiting = file_->Add(event, whatever_waits);
+  if (waiting == 0) ++dropped_;
+  if (waiting >= kBufferBytes) HandOver();
 }
 
-void Timeline::WriteBuffer() {
-  for (size_t begin = 0; begin < buffer_.size() && failure_.ok();) {
-    // As many whole events as the page has room for, at least one; in an event's text there is no line break.
-    const auto room = static_cast<size_t>(kPageBytes - used_ % kPageBytes);
-    size_t end = buffer_.size();
-    if (end - begin > room) end = buffer_.rfind(",\n", begin + room);
-    if (end <= begin) end = std::min(buffer_.find(",\n", begin + 1), buffer_.size());
-    failure_ = WriteEvents(buffer_.data() + begin, end - begin);
-    begin = end;
+void Timeline::HandOver() {
+  try {
+    writer_->Do(
+        file_->name(), [file = file_] { return file->Write().message(); },
+        [file = file_](const std::string& why) { file->GiveUp(why); });
+  } catch (const std::bad_alloc&) {  // the next time, perhaps
   }
-  buffer_.clear();
-  if (!failure_.ok()) enabled_.store(false, std::memory_order_relaxed);
-}
-
-// In one write, within one page.
-Status Timeline::WriteEvents(const char* events, size_t size) {
-  const auto bytes = static_cast<int64_t>(size);
-  const int64_t left = kPageBytes - used_ % kPageBytes;
-  const int64_t at = bytes <= left ? used_ : used_ + left;
-  while (at + bytes + kClosingBytes > capacity_) RT_TRY(Resize(2 * capacity_));
-  if (!WriteAll(file_, events, size, at)) return Failure(std::strerror(errno));
-  used_ = at + bytes;
-  return {};
-}
-
-// Puts a file of that size, with what there is so far, into the place of the present one.
-Status Timeline::Resize(int64_t capacity) {
-  const std::string growing = path_ + ".growing";
-  const int file = open(growing.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (file < 0) return Failure(std::strerror(errno));
-  const bool first = file_ < 0;
-  const std::string opening =
-      "[\n" + Metadata("process_name", rank_, 0, "\"name\":\"rank " + std::to_string(rank_) + "\"");
-  const int64_t kept = first ? static_cast<int64_t>(opening.size()) : used_;
-  const bool written = (first ? WriteAll(file, opening.data(), opening.size(), 0) : Copy(file_, file, used_)) &&
-                       WriteRoom(file, kept, capacity) && rename(growing.c_str(), path_.c_str()) == 0;
-  if (!written) {
-    const std::string cause = std::strerror(errno);
-    close(file);
-    unlink(growing.c_str());
-    return Failure(cause);
-  }
-  if (!first) close(file_);
-  file_ = file;
-  capacity_ = capacity;
-  used_ = kept;
-  return {};
-}
-
-Status Timeline::Failure(const std::string& cause) const {
-  return Status::Internal("timeline '" + path_ + "': expected to write it but found: " + cause + ", on rank " +
-                          std::to_string(rank_) +
-                          ". The trace ends here; name a file in an existing folder with room for it.");
 }
 
 }  // namespace ringtrain

@@ -1,13 +1,8 @@
 // Timeline: one rank's trace in the Chrome/Perfetto JSON array format.
 //
 // The coordinator's thread reports spans and flushes when it goes idle, and threads of the program report how long they
-// waited; Start and Stop may come from any thread.
-// Memory is bounded, by a buffer and by a limit of names; so is the file.
-//
-// The file is valid JSON at every moment, also when the process is killed in a write, which the kernel cuts at the
-// boundaries of pages. So the closing bracket stands far ahead of the last event, with spaces between; an event
-// replaces spaces and lies within one page; and when the spaces are used up, a copy with twice the room is renamed into
-// the file's place.
+// waited; Start and Stop may come from any thread. These two wait for the file (trace_file.h), the others never.
+// Memory is bounded, by what may wait to be written and by a limit of names; so is the file.
 //
 // One process is a rank, one track ("thread") a tensor. The stages of a chunk pipeline overlap, and the format has no
 // place for spans of one track that overlap without nesting; such a span goes to a further track of the same tensor,
@@ -19,6 +14,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -26,20 +22,24 @@
 #include "base/clock.h"
 #include "base/mutex.h"
 #include "base/status.h"
+#include "base/writer.h"
+#include "core/trace_file.h"
 
 namespace ringtrain {
 
 class Timeline {
  public:
-  Timeline() = default;
+  // The writer lives longer.
+  explicit Timeline(Writer* writer) : writer_(writer) {}
   ~Timeline();
   Timeline(const Timeline&) = delete;
   Timeline& operator=(const Timeline&) = delete;
 
-  // Begins a new file; refused while another one is open. At most `max_events` spans are written, later ones counted.
-  // mark_cycles: whether Cycle writes anything.
+  // Begins a new file; refused while another one is open. At most `max_events` spans are written, later ones counted,
+  // as are those that come while too much waits to be written. mark_cycles: whether Cycle writes anything.
   Status Start(const std::string& path, int rank, int64_t max_events, bool mark_cycles = false);
-  // Writes what is left, and how many spans were dropped. Says if a write failed since Start. Ok if there is no file.
+  // Writes what is left, and how many spans were dropped. Says if a write failed since Start, or is not done after
+  // kPatience. Ok if there is no file.
   Status Stop();
   // Whether spans are wanted now.
   bool enabled() const { return enabled_.load(std::memory_order_relaxed); }
@@ -50,7 +50,7 @@ class Timeline {
             const char* category = "");
   // Now a batch begins that the ranks have agreed on.
   void Cycle();
-  // Writes the buffer to the file.
+  // Has what waits written to the file.
   void Flush();
 
  private:
@@ -67,20 +67,18 @@ class Timeline {
 
   static bool Place(Track* track, const Interval& span);
   Track* TrackFor(const std::string& tensor, const Interval& span) RT_REQUIRES(mutex_);
-  void Append(const std::string& event) RT_REQUIRES(mutex_);
-  void WriteBuffer() RT_REQUIRES(mutex_);
-  Status WriteEvents(const char* events, size_t size) RT_REQUIRES(mutex_);
-  Status Resize(int64_t capacity) RT_REQUIRES(mutex_);
-  Status Failure(const std::string& cause) const RT_REQUIRES(mutex_);
-  void CloseFile() RT_REQUIRES(mutex_);
+  void Append(const std::string& event, bool whatever_waits = false) RT_REQUIRES(mutex_);
+  void HandOver() RT_REQUIRES(mutex_);
 
+  static constexpr double kPatience = 60;  // seconds, with a file system
+
+  Writer* const writer_;
   std::atomic<bool> enabled_{false};
 
+  Mutex control_mutex_;  // held by whoever starts or stops, and waits for the file
+
   Mutex mutex_;
-  std::string path_ RT_GUARDED_BY(mutex_);
-  int file_ RT_GUARDED_BY(mutex_) = -1;
-  int64_t capacity_ RT_GUARDED_BY(mutex_) = 0;  // the file's size; it ends with the closing bracket
-  int64_t used_ RT_GUARDED_BY(mutex_) = 0;      // where the next event goes; spaces from here to the bracket
+  std::shared_ptr<TraceFile> file_ RT_GUARDED_BY(mutex_);  // the writer's, too
   int rank_ RT_GUARDED_BY(mutex_) = 0;
   Nanoseconds origin_ RT_GUARDED_BY(mutex_) = 0;  // the trace's time 0 by base/clock.h
   int64_t events_ RT_GUARDED_BY(mutex_) = 0;
@@ -89,8 +87,6 @@ class Timeline {
   int64_t dropped_ RT_GUARDED_BY(mutex_) = 0;
   int next_track_ RT_GUARDED_BY(mutex_) = 1;
   std::unordered_map<std::string, Tracks> tracks_ RT_GUARDED_BY(mutex_);
-  std::string buffer_ RT_GUARDED_BY(mutex_);
-  Status failure_ RT_GUARDED_BY(mutex_);
 };
 
 }  // namespace ringtrain

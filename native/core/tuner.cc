@@ -46,11 +46,12 @@ std::string LogLine(const TuningSearch::Sample& sample) {
 }  // namespace
 
 Tuner::Tuner(const Options& options, const World& world, const std::string& wire, bool has_streams, Tuned* tuned,
-             Log* log)
+             Log* log, Writer* writer)
     : options_(options),
       facts_{kVersion, wire, HostsText(world), TextOf(SettingsOf(options))},
       tuned_(tuned),
       log_(log),
+      writer_(writer),
       search_(PlanFor(options, has_streams)),
       held_(SettingsOf(options)),
       log_text_(LogHead()) {
@@ -58,9 +59,9 @@ Tuner::Tuner(const Options& options, const World& world, const std::string& wire
   if (options_.autotune_cache.empty()) return;
   std::string text;
   const std::string problem = ReadFile(options_.autotune_cache, kMostMemory, &text);
-  if (!problem.empty()) Warn("autotune_cache", options_.autotune_cache, "read", problem);
+  if (!problem.empty()) Warn(log_, "autotune_cache", options_.autotune_cache, "read", problem);
   if (problem.empty() && !memory_.Read(text))
-    Warn("autotune_cache", options_.autotune_cache, "one of this release", "it is not; it will be written anew");
+    Warn(log_, "autotune_cache", options_.autotune_cache, "one of this release", "it is not; it will be written anew");
 }
 
 std::optional<Settings> Tuner::Began(Nanoseconds now, const std::vector<Response>& responses) {
@@ -103,8 +104,12 @@ void Tuner::Remember() {
   End("tuned");
   memory_.Keep(key_, search_.best());
   if (options_.autotune_cache.empty()) return;
-  const std::string problem = ReplaceFile(options_.autotune_cache, memory_.Text());
-  if (!problem.empty()) Warn("autotune_cache", options_.autotune_cache, "written", problem);
+  writer_->Do(
+      "file '" + options_.autotune_cache + "' of autotune_cache",
+      [path = options_.autotune_cache, text = memory_.Text()] { return ReplaceFile(path, text); },
+      [log = log_, path = options_.autotune_cache](const std::string& why) {
+        Warn(log, "autotune_cache", path, "written", why);
+      });
 }
 
 void Tuner::End(const char* state) {
@@ -116,14 +121,18 @@ void Tuner::End(const char* state) {
 void Tuner::Write(const TuningSearch::Sample& sample) {
   log_text_ += LogLine(sample);
   if (options_.autotune_log.empty()) return;
-  const std::string problem = ReplaceFile(options_.autotune_log, log_text_);
-  if (problem.empty() || std::exchange(log_fails_, true)) return;
-  Warn("autotune_log", options_.autotune_log, "written", problem);
+  writer_->Do(
+      "file '" + options_.autotune_log + "' of autotune_log",
+      [path = options_.autotune_log, text = log_text_] { return ReplaceFile(path, text); },
+      [log = log_, path = options_.autotune_log, told = log_fails_](const std::string& why) {
+        if (!std::exchange(*told, true)) Warn(log, "autotune_log", path, "written", why);
+      });
 }
 
-void Tuner::Warn(const char* option, const std::string& path, const char* expected, const std::string& found) {
-  log_->Warning("autotune: the file '" + path + "' of " + option + " must be " + expected + ", but " + found +
-                ". Training goes on without it.");
+void Tuner::Warn(Log* log, const char* option, const std::string& path, const char* expected,
+                 const std::string& found) {
+  log->Warning("autotune: the file '" + path + "' of " + option + " must be " + expected + ", but " + found +
+               ". Training goes on without it.");
 }
 
 }  // namespace ringtrain

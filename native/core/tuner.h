@@ -7,6 +7,7 @@
 #ifndef RINGTRAIN_CORE_TUNER_H_
 #define RINGTRAIN_CORE_TUNER_H_
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -16,6 +17,7 @@
 #include "base/log.h"
 #include "base/options.h"
 #include "base/tuned.h"
+#include "base/writer.h"
 #include "core/request.h"
 #include "core/step_clock.h"
 #include "core/tuning_memory.h"
@@ -27,7 +29,8 @@ namespace ringtrain {
 class Tuner {
  public:
   // wire: what carries tensors between hosts. has_streams: whether it heeds tcp_streams.
-  Tuner(const Options& options, const World& world, const std::string& wire, bool has_streams, Tuned* tuned, Log* log);
+  Tuner(const Options& options, const World& world, const std::string& wire, bool has_streams, Tuned* tuned, Log* log,
+        Writer* writer);
 
   // The world has agreed on these, in this order. Returns settings that shall hold from here on, if they are others.
   std::optional<Settings> Began(Nanoseconds now, const std::vector<Response>& responses);
@@ -43,12 +46,14 @@ class Tuner {
   void Remember();
   void End(const char* state);
   void Write(const TuningSearch::Sample& sample);
-  void Warn(const char* option, const std::string& path, const char* expected, const std::string& found);
+  static void Warn(Log* log, const char* option, const std::string& path, const char* expected,
+                   const std::string& found);
 
   const Options& options_;
   const std::vector<std::string> facts_;  // that a finding holds for, beside the model
   Tuned* const tuned_;
   Log* const log_;
+  Writer* const writer_;
   StepClock clock_;
   TuningMemory memory_;
   TuningSearch search_;
@@ -56,7 +61,7 @@ class Tuner {
   Settings held_;  // by all ranks
   std::string key_;
   std::string log_text_;
-  bool log_fails_ = false;
+  const std::shared_ptr<bool> log_fails_ = std::make_shared<bool>(false);  // the writer's
 };
 
 }  // namespace ringtrain

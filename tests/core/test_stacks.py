@@ -1,11 +1,19 @@
 """Stacks of threads are taken while those run."""
 
+import contextlib
 import os
 import subprocess
 import sys
 import threading
 
-from ringtrain import reports, stacks
+import numpy as np
+import pytest
+from eventually import eventually
+from worlds import LAUNCHED, World
+
+import ringtrain as rt
+from ringtrain import context, reports, stacks
+from ringtrain._native import lib
 
 WHILE_OTHERS_RUN = """
 import gc, sys, threading, time
@@ -77,3 +85,47 @@ def test_what_several_operations_ask_for_at_once_is_answered_once():
 
     reports._answer(asked, {ord("s"): fails, ord("l"): lambda: answered.append("lines")})
     assert answered == ["stacks", "lines"]
+
+
+@contextlib.contextmanager
+def full_stderr():
+    """File descriptor 2 is a pipe in which there is no room; the descriptor to read it by."""
+    reads, writes = os.pipe()
+    os.set_blocking(writes, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writes, bytes(65536))
+    os.set_blocking(writes, True)
+    former = os.dup(2)
+    os.dup2(writes, 2)
+    try:
+        yield reads
+    finally:
+        os.dup2(former, 2)
+        for each in (reads, writes, former):
+            os.close(each)
+
+
+@pytest.mark.skipif(LAUNCHED, reason="the ranks' stderr is the launcher's")
+@pytest.mark.timeout(60)
+def test_a_rank_goes_on_while_nobody_reads_its_stderr(tmp_path):
+    """As where the launcher has lost its network: a rank whose driver is blocked is taken for dead."""
+    asked, ask = os.pipe()
+
+    def on_rank(rank):
+        if rank == 1:
+            lib.rt_ask_through(context.current().native, ask)
+            told = tmp_path / "flight.1.json"  # the same step of the driver shows the stacks
+            eventually(
+                lambda: told.exists() and "wait for allreduce" in told.read_text(), "rank 1 is told to show its stacks"
+            )
+        return rt.allreduce(np.ones(3), "late", op=rt.Sum).tolist()
+
+    with World(2, flight_record=str(tmp_path), stall_warning_seconds=0.1) as world, full_stderr() as reads:
+        assert world.run(on_rank) == [[2.0] * 3] * 2
+        with open(reads, "rb", closefd=False) as stderr:
+            said = stderr.readline().lstrip(b"\0")
+        assert said.startswith(b"ringtrain: the other ranks wait for allreduce 'late', which rank 1 has not submitted.")
+        assert [os.read(asked, 1) for _ in "ls"] == [b"l", b"s"]  # the log's lines, and then the stacks
+    os.close(asked)
+    os.close(ask)

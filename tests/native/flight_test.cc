@@ -130,11 +130,32 @@ RT_TEST(the_file_is_replaced_as_a_whole) {
   options.flight_record = root + "/of/some/depth";
   const FlightFile file(options, 3);
   RT_REQUIRE(file.Prepare().ok());
-  RT_CHECK(file.Write("the first one\n").ok());
-  RT_CHECK(file.Write("next\n").ok());
+  Log log;
+  Writer writer;
+  for (const char* text : {"the first one\n", "next\n"}) {
+    file.Write(text, &writer, &log);
+    RT_CHECK_EQ(writer.Await(60), std::string());
+  }
+  std::string line;
+  RT_CHECK(!log.Next(&line));
   RT_CHECK_EQ(ContentOf(options.flight_record + "/flight.3.json"), "next\n");
   RT_CHECK(ContentOf(options.flight_record + "/flight.3.json.growing").empty());
   std::system(("rm -r " + root).c_str());
+}
+
+RT_TEST(a_file_that_cannot_be_written_is_a_warning) {
+  Options options;
+  RT_REQUIRE(Options::Parse("", &options).ok());
+  options.flight_record = NewFolder();
+  RT_REQUIRE(mkdir((options.flight_record + "/flight.0.json").c_str(), 0700) == 0);
+  Log log;
+  Writer writer;
+  FlightFile(options, 0).Write("x", &writer, &log);
+  RT_CHECK_EQ(writer.Await(60), std::string());
+  std::string line;
+  RT_REQUIRE(log.Next(&line));
+  RT_CHECK(line.find("warning|flight record '" + options.flight_record + "/flight.0.json': it must be") == 0);
+  std::system(("rm -r " + options.flight_record).c_str());
 }
 
 // A pipe that nobody reads stands for a file system that hangs: opening it for writing does not return.
@@ -146,9 +167,12 @@ RT_TEST(a_file_system_that_hangs_keeps_nobody) {
   RT_REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
   const FlightFile file(options, 0);
   RT_REQUIRE(file.Prepare().ok());
-  const Status written = file.Write("x");
-  RT_CHECK(written.message().find("has not done so for 2 s") != std::string::npos);
-  std::ifstream(pipe).get();  // lets the thread go
+  Log log;
+  Writer writer;
+  file.Write("x", &writer, &log);
+  RT_CHECK_EQ(writer.Await(0), "flight record '" + options.flight_record + "/flight.0.json'");
+  RT_CHECK_EQ(ContentOf(pipe), "x");  // which lets the thread go on
+  RT_CHECK_EQ(writer.Await(60), std::string());
   std::system(("rm -r " + options.flight_record).c_str());
 }
 

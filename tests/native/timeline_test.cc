@@ -9,6 +9,7 @@
 
 #include <cstdio>
 #include <fstream>
+#include <future>
 #include <map>
 #include <random>
 #include <vector>
@@ -126,14 +127,14 @@ int64_t NanosecondsOf(const std::string& text) {
 
 // ---- a file that goes away with the test ----
 
-class TraceFile {
+class File {
  public:
-  TraceFile() {
+  File() {
     const int file = mkstemp(path_);
     RT_REQUIRE(file >= 0);
     close(file);
   }
-  ~TraceFile() {
+  ~File() {
     unlink(path_);
     unlink((path() + ".growing").c_str());  // left where a process was killed
   }
@@ -141,6 +142,19 @@ class TraceFile {
 
  private:
   char path_[40] = "/tmp/ringtrain-timeline-XXXXXX";
+};
+
+// With the thread that writes.
+struct Written {
+  Writer writer;
+};
+class Timed : public Written, public Timeline {
+ public:
+  Timed() : Timeline(&writer) {}
+  void FlushNow() {
+    Flush();
+    RT_REQUIRE_EQ(writer.Await(60), std::string());
+  }
 };
 
 void CheckTracksNest(const std::vector<Event>& events) {
@@ -160,8 +174,8 @@ void CheckTracksNest(const std::vector<Event>& events) {
 }  // namespace
 
 RT_TEST(a_tensors_stages_are_named_timed_and_sized) {
-  TraceFile file;
-  Timeline timeline;
+  File file;
+  Timed timeline;
   RT_CHECK(!timeline.enabled());
   RT_REQUIRE_OK(timeline.Start(file.path(), 3, 1000));
   RT_CHECK(timeline.enabled());
@@ -190,8 +204,8 @@ RT_TEST(a_tensors_stages_are_named_timed_and_sized) {
 }
 
 RT_TEST(spans_that_overlap_go_to_further_tracks) {
-  TraceFile file;
-  Timeline timeline;
+  File file;
+  Timed timeline;
   RT_REQUIRE_OK(timeline.Start(file.path(), 0, 1000));
   const Nanoseconds now = Now();
   for (int step = 0; step < 3; ++step) {
@@ -213,8 +227,8 @@ RT_TEST(spans_that_overlap_go_to_further_tracks) {
 }
 
 RT_TEST(any_name_is_valid_json) {
-  TraceFile file;
-  Timeline timeline;
+  File file;
+  Timed timeline;
   RT_REQUIRE_OK(timeline.Start(file.path(), 0, 1000));
   const std::string names[] = {
       "\"quoted\"", "back\\slash",        "line\nbreak\ttab", std::string("nul\0byte", 8), "größe/µ",
@@ -235,8 +249,8 @@ RT_TEST(any_name_is_valid_json) {
 }
 
 RT_TEST(spans_beyond_the_limit_are_counted) {
-  TraceFile file;
-  Timeline timeline;
+  File file;
+  Timed timeline;
   RT_REQUIRE_OK(timeline.Start(file.path(), 0, 5));
   for (int i = 0; i < 12; ++i) timeline.Span("w", "wire", Now(), Now(), 0);
   RT_REQUIRE_OK(timeline.Stop());
@@ -247,8 +261,8 @@ RT_TEST(spans_beyond_the_limit_are_counted) {
 }
 
 RT_TEST(names_beyond_the_limit_share_tracks) {
-  TraceFile file;
-  Timeline timeline;
+  File file;
+  Timed timeline;
   RT_REQUIRE_OK(timeline.Start(file.path(), 0, 1000000));
   const Nanoseconds now = Now();
   for (int i = 0; i < 10050; ++i)
@@ -260,8 +274,8 @@ RT_TEST(names_beyond_the_limit_share_tracks) {
 }
 
 RT_TEST(start_is_refused_while_open_and_where_nothing_can_be_written) {
-  TraceFile file, other;
-  Timeline timeline;
+  File file, other;
+  Timed timeline;
   for (const char* path : {"/no/such/folder/trace.json", "/dev/null", "/tmp"})
     RT_CHECK_EQ(timeline.Start(path, 0, 10).code(), StatusCode::kInvalidArgument);
   RT_CHECK(!timeline.enabled());
@@ -276,31 +290,32 @@ RT_TEST(start_is_refused_while_open_and_where_nothing_can_be_written) {
 }
 
 RT_TEST(flush_makes_the_spans_so_far_readable) {
-  TraceFile file;
-  Timeline timeline;
+  File file;
+  Timed timeline;
   RT_REQUIRE_OK(timeline.Start(file.path(), 0, 1000000));
   RT_CHECK_EQ(Only(EventsOf(file.path()), "X").size(), size_t{0});
   size_t spans = 0;
   for (size_t burst : {1, 2, 40, 3000, 0, 1}) {
     for (size_t i = 0; i < burst; ++i) timeline.Span("w", "wire", Now(), Now(), 1);
     spans += burst;
-    timeline.Flush();
+    timeline.FlushNow();
     RT_CHECK_EQ(Only(EventsOf(file.path()), "X").size(), spans);
   }
   RT_REQUIRE_OK(timeline.Stop());
 }
 
 RT_TEST(full_disk_ends_the_trace_with_an_error_and_a_valid_file) {
-  TraceFile file;
+  File file;
   const pid_t child = fork();
   RT_REQUIRE(child >= 0);
   if (child == 0) {  // a file-size limit stands for the full disk
     signal(SIGXFSZ, SIG_IGN);
     const rlimit limit = {100000, 100000};
     setrlimit(RLIMIT_FSIZE, &limit);
-    Timeline timeline;
+    Timed timeline;
     bool right = timeline.Start(file.path(), 0, 1000000).ok();
     for (int i = 0; i < 20000; ++i) timeline.Span("w", "wire", Now(), Now(), 1);
+    timeline.FlushNow();
     timeline.Flush();
     right = right && !timeline.enabled() && timeline.Stop().code() == StatusCode::kInternal;
     _exit(right ? 0 : 1);
@@ -314,11 +329,11 @@ RT_TEST(full_disk_ends_the_trace_with_an_error_and_a_valid_file) {
 RT_TEST(a_killed_process_leaves_valid_json) {
   std::mt19937 random(5);
   for (int round = 0; round < 60; ++round) {
-    TraceFile file;
+    File file;
     const pid_t child = fork();
     RT_REQUIRE(child >= 0);
     if (child == 0) {
-      Timeline timeline;
+      Timed timeline;
       if (!timeline.Start(file.path(), 0, 100000000).ok()) _exit(1);
       for (int i = 0;; ++i) {
         timeline.Span("tensor." + std::to_string(i % 50), "allreduce", Now(), Now(), i);
@@ -335,8 +350,8 @@ RT_TEST(a_killed_process_leaves_valid_json) {
 }
 
 RT_TEST(started_and_stopped_while_spans_come) {
-  TraceFile file;
-  Timeline timeline;
+  File file;
+  Timed timeline;
   std::atomic<bool> done{false};
   std::thread coordinator([&] {
     while (!done) {
@@ -351,4 +366,27 @@ RT_TEST(started_and_stopped_while_spans_come) {
   }
   done = true;
   coordinator.join();
+}
+
+// The file system hangs: spans go on coming at once, those for which there is no room are counted, and the rest is
+// written once it goes on.
+RT_TEST(a_file_system_that_hangs_keeps_nobody) {
+  File file;
+  Timed timeline;
+  RT_REQUIRE_OK(timeline.Start(file.path(), 0, 1000000));
+  std::promise<void> goes_on;
+  timeline.writer.Do(
+      "hangs", [end = goes_on.get_future().share()] { return end.wait(), std::string(); }, [](const std::string&) {});
+  const std::string name(1000, 'n');
+  const size_t more = ringtrain::TraceFile::kMostWaiting / name.size();
+  for (size_t i = 0; i < more; ++i) timeline.Span("w", name, Now(), Now(), 1);
+  timeline.Flush();
+  RT_CHECK(timeline.enabled());
+  goes_on.set_value();
+  RT_REQUIRE_OK(timeline.Stop());
+  const std::vector<Event> events = EventsOf(file.path());
+  const size_t written = Only(events, "X").size();
+  RT_CHECK(written > more / 2 && written < more);
+  RT_REQUIRE_EQ(Only(events, "i").size(), size_t{1});
+  RT_CHECK_EQ(Only(events, "i")[0].at("name"), std::to_string(more - written) + " spans dropped");
 }
