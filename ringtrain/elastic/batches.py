@@ -44,6 +44,12 @@ class BatchOrder(Order):
         """Positions that this rank draws in them."""
         return sum(len(self._share(self.taken + number)) for number in range(self.draws_left))
 
+    def take(self, count: int) -> int:
+        """So many more of the draws that were made ahead are in the open window; how many positions of this rank they have."""
+        first = self.taken
+        super().take(count)
+        return sum(len(self._share(number)) for number in range(first, self.taken))
+
     def draw(self) -> list[int] | None:
         """This rank's positions of the next batch, for the open window; None if there is none left."""
         positions = self.draw_ahead()

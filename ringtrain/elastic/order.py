@@ -61,9 +61,10 @@ class Order(ABC):
         """Gives up what was drawn for later windows, which will be drawn again."""
         self.drawn = self.taken
 
-    def take(self, count: int) -> None:
-        """So many more of the draws that were made ahead are in the open window, the earliest first."""
+    def take(self, count: int) -> int:
+        """So many more of the draws that were made ahead are in the open window, the earliest first; how many positions they have."""
         self.taken += count
+        return count
 
     def release(self, contributors: Collection[int] | None = None) -> None:
         """The window is released: what was dealt in it is done.

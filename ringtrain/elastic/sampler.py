@@ -80,6 +80,7 @@ class BatchSampler:
         self._is_looked_at = False  # draws count nothing
         self._keeps_rest = False  # the follower ends an epoch before what `drop_last` leaves out
         self._has_given_all = False  # of the epoch, to an iteration
+        self._batches_given = 0  # of the epoch, to the present iteration
         self._weight = 1  # of the last window that had a batch
         if self._count < 1 or self.batch_size < 1:
             raise InvalidArgumentError(
@@ -121,11 +122,12 @@ class BatchSampler:
                 f"BatchSampler: expected one pass over the samples of epoch {self.epoch} but found another one, for which none are "
                 "left. Have State.epochs count each pass as an epoch, and read other data with another sampler."
             )
+        self._batches_given = 0
         return Reader(self, load, workers)
 
     def __len__(self) -> int:
-        """Batches of the epoch that are left, for each rank, if none comes or goes."""
-        return self.batches_left
+        """Batches of an iteration: those that it has given to this rank, and those that are left if no rank comes or goes."""
+        return self._batches_given + self.batches_left
 
     def __bool__(self) -> bool:
         """There is a sampler, also when nothing is left."""
@@ -133,13 +135,13 @@ class BatchSampler:
 
     @property
     def batches_left(self) -> int:
-        """As ``len``."""
+        """Batches of the epoch that are left, for each rank, if none comes or goes."""
         return max(0, batches_in(self._open.left, self._open.batch, self.drop_last) - self._open.taken)
 
     def set_epoch(self, epoch: int) -> None:
         """Begins an epoch, unless it is the one that has begun. ``State.epochs`` and ``fit`` do it."""
         if epoch != self.epoch:
-            self.epoch, self.processed_num = epoch, 0
+            self.epoch, self.processed_num, self._batches_given = epoch, 0, 0
             self._reset()
 
     def state_dict(self) -> dict[str, Any]:
@@ -147,7 +149,9 @@ class BatchSampler:
         return {"epoch": self.epoch, "processed_num": self.processed_num, "given_back": list(self._open.given_back)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on there, in the present world."""
+        """Goes on there, in the present world; an iteration over the same epoch goes on, too."""
+        if state_dict["epoch"] != self.epoch:
+            self._batches_given = 0
         self.epoch, self.processed_num = state_dict["epoch"], state_dict["processed_num"]
         self._reset(state_dict["given_back"])
 
@@ -229,6 +233,7 @@ class BatchSampler:
         assert self._follower is not None
         self._follower.note_draw()
         self._open.take(1)
+        self._batches_given += 1
 
     def begin_ahead(self) -> int:
         """Begins to draw for later steps; what was drawn so before is given up. Returns the number of this dealing."""

@@ -30,10 +30,10 @@ def test_each_sample_of_an_epoch_is_in_one_step_and_weighs_the_same():
         means, drawn = [], []
         for _ in state.epochs(2):
             for indices in sampler:
-                assert len(sampler) + state.batch + 1 == 2 and indices.dtype == np.int64
+                assert len(sampler) == sampler.batches_left + state.batch + 1 == 2 and indices.dtype == np.int64
                 means.append(float(state.allreduce(values[indices].mean(), "mean")))
                 drawn.append(indices.tolist())
-            assert len(sampler) == 0 and state.batch == 2
+            assert len(sampler) == state.batch == 2 and sampler.batches_left == 0
         return means, drawn, (state.epoch, state.batch, state.step)
 
     with World(3) as world:

@@ -283,7 +283,7 @@ def test_fit_reads_what_its_sampler_deals_and_nothing_ahead(eager, alone):
         data = hvd.elastic.batches(sampler, load)
         ends = []
         at_end = keras.callbacks.LambdaCallback(
-            on_train_batch_end=lambda batch, logs: ends.append((elastic.state.step, len(sampler), seen[-1][0]))
+            on_train_batch_end=lambda batch, logs: ends.append((elastic.state.step, sampler.batches_left, seen[-1][0]))
         )
         history = model.fit(data, epochs=2, initial_epoch=elastic.epoch, callbacks=[elastic, at_end], verbose=0)
         assert ends == [(step + 1, 3 - step % 4, 2 * (step % 4)) for step in range(8)]

@@ -265,7 +265,7 @@ class Follower:
 def followed(**options):
     sampler, follower = hvd.elastic.ElasticSampler(range(40), shuffle=False), Follower()
     sampler.follow(follower)
-    loader = torch.utils.data.DataLoader(range(40), batch_size=2, sampler=sampler, num_workers=2, **options)
+    loader = torch.utils.data.DataLoader(range(40), batch_size=2, sampler=sampler, **{"num_workers": 2, **options})
     return sampler, follower, loader
 
 
@@ -279,7 +279,7 @@ def test_batches_of_workers_count_when_they_are_taken(options, alone):
         for _ in range(3):
             seen.append(next(batches).tolist())
             sampler.finish_window(None)
-        assert (seen, sampler.processed_num, len(loader)) == ([[0, 1], [2, 3], [4, 5]], 6, 17)
+        assert (seen, sampler.processed_num, len(loader)) == ([[0, 1], [2, 3], [4, 5]], 6, 20)
         assert next(batches).tolist() == [6, 7]
         follower.changes.append(lambda: sampler.deal(2, 1))  # between two steps, when the next batch is asked for
         sampler.finish_window(None)
@@ -290,6 +290,31 @@ def test_batches_of_workers_count_when_they_are_taken(options, alone):
         assert seen == [[8, 10], *([first, first + 1] for first in range(12, 40, 2))]
         assert sampler.state_dict() == {"epoch": epoch, "processed_num": 40}
     del batches, loader
+
+
+@pytest.mark.parametrize(
+    "options", [{"num_workers": 0}, {}, {"persistent_workers": True}], ids=["none", "", "persistent"]
+)
+def test_the_length_of_a_loader_is_that_of_its_pass(options, alone):
+    """So that the last batch is known by it, and so is what a sum over all of them is divided by."""
+    sampler, follower, loader = followed(**options)
+    for epoch, last in enumerate((19, 13)):
+        sampler.set_epoch(epoch)
+        lengths, steps = [], []
+        for number, _ in enumerate(loader):
+            sampler.finish_window(None)
+            lengths.append(len(loader))
+            if number + 1 == len(loader) or (number + 1) % 8 == 0:
+                steps.append(number)
+            if number == 4:
+                sampler.load_state_dict(sampler.state_dict())  # as all take rank 0's when ranks join
+            if number == 7 and epoch == 1:
+                follower.changes.append(lambda: sampler.deal(2, 1))
+        assert len(loader) == last + 1 == len(lengths)
+        assert steps == ([7, 15, 19] if epoch == 0 else [7, 13])
+        assert lengths == [20] * (20 if epoch == 0 else 8) + [14] * (6 * epoch)
+    with pytest.raises(InvalidArgumentError, match="one pass over"):
+        next(iter(loader))
 
 
 def test_a_rank_that_gives_its_batches_up_draws_them_again(alone):

@@ -24,8 +24,8 @@ class MakesBatches(Protocol):
     def batches(self, batch_size: int, drops_last: bool) -> Iterator[list[int]]:
         """Indices of this rank, batch by batch."""
 
-    def batches_left(self, batch_size: int, drops_last: bool) -> int:
-        """How many there are."""
+    def batch_count(self, batch_size: int, drops_last: bool) -> int:
+        """How many an iteration has."""
 
 
 def serve_loaders() -> None:
@@ -38,7 +38,7 @@ def serve_loaders() -> None:
         return self.sampler.batches(self.batch_size, self.drop_last) if _is_served(self) else cut(self)
 
     def length(self: Any) -> int:
-        return self.sampler.batches_left(self.batch_size, self.drop_last) if _is_served(self) else count(self)
+        return self.sampler.batch_count(self.batch_size, self.drop_last) if _is_served(self) else count(self)
 
     iterate.asks_samplers = True  # type: ignore[attr-defined]
     BatchSampler.__iter__, BatchSampler.__len__ = iterate, length

@@ -32,6 +32,8 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
     In a ``State(model=..., optimizer=...)`` it counts by itself: what was drawn for a step is processed once that is
     released, and what a rank has drawn that was lost before is dealt again. ``record_batch`` does nothing then. An epoch
     is one pass: a second one raises ``InvalidArgumentError``, while one behind a ``break`` goes on where that has left it.
+    ``len(loader)`` is the number of batches of the pass, those that it has given and those that are left: it changes only
+    when ranks come or go, and at the end it is the number that there were.
 
     In a job with ``--batch constant`` a loader's batch of ``batch_size`` times the planned number of ranks is dealt over
     those that there are: each has a share of it, which is larger the fewer they are. Then also ``len(loader)`` is the
@@ -64,6 +66,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.dealing = 0
         self._follower: Follower | None = None
         self._has_given_all = False  # of the epoch, to an iteration
+        self._draws_given = self._samples_given = 0  # of the epoch, to the present iteration
         self._planned = membership.planned()
         # Samples that a loader's batch has on all ranks together, and whether it drops a smaller one. No loader has asked yet.
         self._cut = max(1, len(dataset)), False
@@ -81,6 +84,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
             return
         self.epoch = epoch
         self.processed_num = 0
+        self._begin_counting()
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
@@ -132,7 +136,10 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
     def draw(self) -> Any:
         """This rank's next index, or its indices of the next batch, for the step that comes next; None if none are left."""
         self.before_draw()
-        return self._drawn(self._open.draw())
+        drawn = self.draw_ahead()
+        if drawn is not None:
+            self.take(1)
+        return drawn
 
     # ---- for a loader with worker processes ----
 
@@ -147,12 +154,13 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self._open.forget_ahead()
 
     def draw_ahead(self) -> Any:
-        """What ``draw`` returns, for whatever step."""
+        """This rank's next index, or its indices of the next batch, for whatever step; None if none are left."""
         return self._drawn(self._open.draw_ahead())
 
     def take(self, count: int) -> None:
         """So many of the draws that were made ahead are used in the step that comes next, the earliest first."""
-        self._open.take(count)
+        self._samples_given += self._open.take(count)
+        self._draws_given += count
 
     # ---- batches of one size whatever the number of ranks ----
 
@@ -174,10 +182,10 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         else:
             yield from self._iterator()
 
-    def batches_left(self, batch_size: int, drops_last: bool) -> int:
-        """Batches of the epoch that are still to come."""
-        taken = self._open.taken if self._follower is not None else 0
-        return batches_in(self._open.left, batch_size * self._planned, drops_last) - taken
+    def batch_count(self, batch_size: int, drops_last: bool) -> int:
+        """Batches of an iteration: those that it has given to this rank, and those that are left."""
+        left = batches_in(self._open.left, batch_size * self._planned, drops_last)
+        return left if self._follower is None else self._draws_given + left - self._open.taken
 
     def _cut_into(self, batch: int, drops_last: bool) -> None:
         if self._cut == (batch, drops_last):
@@ -203,6 +211,9 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
             self._has_given_all = True
             return None
         return self._order[position].tolist()
+
+    def _begin_counting(self) -> None:
+        self._draws_given = self._samples_given = 0
 
     def _refuse_second_pass(self) -> None:
         if self._has_given_all and self._open.draws_left == 0:
@@ -255,7 +266,9 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         return {**state, "given_back": list(self._open.given_back)} if self._open.given_back else state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on there, in the present world."""
+        """Goes on there, in the present world; an iteration over the same epoch goes on, too."""
+        if state_dict["epoch"] != self.epoch:
+            self._begin_counting()
         self.epoch = state_dict["epoch"]
         self.processed_num = state_dict["processed_num"]
         self.reset()
@@ -276,16 +289,18 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
 
     def _iterator(self) -> Iterator[Any]:
         loader = loader_with_workers()
-        if loader is None or not loader.is_followed:
+        if loader is None or loader.begins_pass:
             self._refuse_second_pass()
+            self._begin_counting()
         return _Draws(self) if loader is None else follow_loader(loader, self)
 
     def __len__(self) -> int:
-        """Samples that an iteration gives this rank."""
+        """Samples of an iteration: those that it has given to this rank, and those that are left if no rank comes or goes."""
         self._follow_world()
         if self._follower is None:
             return self.num_samples
-        return self._open.shares_left if isinstance(self._open, BatchOrder) else self._open.draws_left
+        left = self._open.shares_left if isinstance(self._open, BatchOrder) else self._open.draws_left
+        return self._samples_given + left
 
 
 class _Draws(Iterator[Any]):

@@ -48,9 +48,9 @@ class LoaderWithWorkers(NamedTuple):
     iterator: _MultiProcessingDataLoaderIter
 
     @property
-    def is_followed(self) -> bool:
-        """Whether its iterator has asked before, and does so again within one pass or, if its workers stay, in the next."""
-        return isinstance(self.iterator, FollowedIterator)
+    def begins_pass(self) -> bool:
+        """Whether its iterator asks for the first time in a pass, and not since the samples are dealt in another way."""
+        return not (isinstance(self.iterator, FollowedIterator) and self.iterator._restarts)
 
 
 class DrawsAhead(Iterator[Any]):
@@ -98,12 +98,15 @@ class FollowedIterator(_MultiProcessingDataLoaderIter):
 
     _loader: torch.utils.data.DataLoader
     _draws: DrawsAhead
+    _restarts = False
 
     def __next__(self) -> Any:
         self._draws.before_batch()
         if self._draws.is_over:
             self._withdraw()
+            self._restarts = True
             self._reset(self._loader)  # the sampler is asked for an iterator, and gives this one new draws
+            self._restarts = False
         try:
             return super().__next__()
         finally:  # a batch that could not be made is taken, too
