@@ -166,7 +166,8 @@ def pace_of(record: FlightRecord) -> Pace | None:
     ended = np.array([each.finished or 0.0 for each in own])
     started = np.array([each.submitted if each.started is None else each.started for each in own])
     before = np.maximum.accumulate(ended)
-    step = numbered(tensor, submitted - np.concatenate(([0.0], before[:-1])))
+    size_bytes = np.array([each.bytes for each in own], float)
+    step = numbered(tensor, submitted - np.concatenate(([0.0], before[:-1])), size_bytes)
     begins = np.flatnonzero(np.diff(step)) + 1  # of the steps after the first, of which the record may lack a part
     if len(begins) < 2:
         return None

@@ -14,6 +14,7 @@ MOST_STEPS = 40  # of which averages are made
 COUNTS = 0.02  # a share of a step below which nobody is called late
 RARE, MOST_OF_IT = 0.1, 0.6  # late in so many steps, which have so much of all lateness
 TWICE = 2.0
+SMALL = 0.2  # a part of a step beside the other, of which no factor tells anything
 # What a thread that waits for sums is held up by: of what happens at the same time, the first counts.
 CAUSES = ("wire", "reduce", "unpack", "pack", "queue", "negotiate", "late ranks")
 COMPUTING = ("before the first gradient", "from the first gradient to the last", "after the last gradient")
@@ -54,7 +55,7 @@ class LateRank:
     Attributes:
         rank: which one.
         last_in: number of steps in which it was the last of all to submit its last gradient.
-        late: how much later it submitted its last gradient.
+        late: how much later it submitted its last gradient; with ``BEHIND`` what comes in few steps, as a metric, after it.
         before_first: how much longer it took until its first gradient: input, forward pass, the update before.
         in_backward: how much longer it took from there to its last one.
         before_ratio, backward_ratio: its times, divided by those of the middle one of the others.
@@ -319,26 +320,32 @@ def late_ranks(steps: Steps) -> list[LateRank]:
         return []
     chosen = slice(1 if steps.count > 1 else 0, None)
     begun, first, last = steps.begun[:, chosen], steps.first[:, chosen], steps.last[:, chosen]
-    was_last = np.bincount(np.argmax(np.nan_to_num(last, nan=-np.inf), axis=0), minlength=count)
+    usual, behind = steps.usual[:, chosen], np.fmax(steps.last - steps.summed, 0.0)[:, chosen]
+    was_last = np.bincount(np.argmax(np.nan_to_num(usual, nan=-np.inf), axis=0), minlength=count)
     found = [
-        _late_rank(rank, steps.traces[rank].rank, int(was_last[rank]), begun, first, last) for rank in range(count)
+        _late_rank(rank, steps.traces[rank].rank, int(was_last[rank]), begun, first, usual, behind)
+        for rank in range(count)
     ]
     return sorted(found, key=lambda each: -each.late)
 
 
-def _late_rank(row: int, rank: int, last_in: int, begun: np.ndarray, first: np.ndarray, last: np.ndarray) -> LateRank:
+def _late_rank(
+    row: int, rank: int, last_in: int, begun: np.ndarray, first: np.ndarray, usual: np.ndarray, behind: np.ndarray
+) -> LateRank:
     others = np.arange(len(first)) != row
 
     def middle(times: np.ndarray) -> np.ndarray:
         return np.nanmedian(times[others], axis=0)
 
-    late = last[row] - middle(last)
+    late, late_behind = usual[row] - middle(usual), behind[row] - middle(behind)
+    is_behind = _mean(late_behind) > max(_mean(late), 0.0)
+    late = late_behind if is_behind else late
     counted = ~np.isnan(late)
     rare = _rare_steps(np.where(counted, late, 0.0))
     if len(rare):
         counted = np.isin(np.arange(len(late)), rare)
     before, usual_before = _mean((first - begun)[row, counted]), _mean(middle(first - begun)[counted])
-    backward, usual_backward = _mean((last - first)[row, counted]), _mean(middle(last - first)[counted])
+    backward, usual_backward = _mean((usual - first)[row, counted]), _mean(middle(usual - first)[counted])
     return LateRank(
         rank,
         last_in,
@@ -348,7 +355,9 @@ def _late_rank(row: int, rank: int, last_in: int, begun: np.ndarray, first: np.n
         before / max(usual_before, 1e-3),
         backward / max(usual_backward, 1e-3),
         len(rare),
-        where_late(before - usual_before, backward - usual_backward, usual_before, usual_backward),
+        BEHIND
+        if is_behind
+        else where_late(before - usual_before, backward - usual_backward, usual_before, usual_backward),
     )
 
 
@@ -370,22 +379,26 @@ def _rare_steps(late: np.ndarray) -> np.ndarray:
 def where_late(before: float, backward: float, usual_before: float, usual_backward: float) -> str:
     """Where a rank loses its time: it takes so much longer in two parts of a step, which usually take so long.
 
-    One that is slow in all that it does is slower by the same factor in both. One that is late, but longer in neither, has
-    had the sums of the step before later than the others.
+    One that is slow in all that it does is slower by the same factor in both; else it is where the factor is the larger, unless
+    the time is in the other: a part that hardly takes time has any factor. One that is late, but longer in neither, has had the
+    sums of the step before later than the others.
     """
     if before <= 0 and backward <= 0:
         return "with the sums of the step before"
-    if backward <= 0 or usual_backward < 0.05 * usual_before:
+    if backward <= 0 or (usual_backward < SMALL * usual_before and before >= backward):
         return "before its first gradient"
     if before <= 0 or usual_before <= 0:
         return "in its backward pass"
     ratio = (before / usual_before) / (backward / usual_backward)
-    if ratio > TWICE:
-        return "before its first gradient"
-    return "in its backward pass" if ratio < 1 / TWICE else "evenly"
+    if 1 / TWICE <= ratio <= TWICE:
+        return "evenly"
+    is_before = before >= backward / TWICE if ratio > TWICE else before > backward * TWICE
+    return "before its first gradient" if is_before else "in its backward pass"
 
 
+BEHIND = "behind its last gradient"
 REASONS = {
+    BEHIND: "look at what only this rank does between two steps, as to save a file, before an operation of all",
     "before its first gradient": "look at its input, at what only this rank does, and at its forward pass",
     "with the sums of the step before": "it has them later than others: look at what shares its cores, and at its clock",
     "in its backward pass": "look at what shares its cores, and at what else it computes there",

@@ -13,6 +13,8 @@ import numpy as np
 
 from ringtrain.traces.reading import RankTrace
 
+REMNANT = 0.1  # of a step's bytes: less is none
+
 
 @dataclass
 class Steps:
@@ -25,8 +27,9 @@ class Steps:
         tensor: int64, the tensor of each operation of the world.
         step: int64, the step of each operation of the world; they are sorted by it.
         place: int64 of shape (ranks, operations), the number of the operation in that rank's trace; -1 if it has none.
-        begun, first, last, ended: float64 of shape (ranks, steps): when the rank had the sums of the step before, its first
-            and last submission in this one, and when it had all sums; NaN where there is none.
+        begun, first, usual, summed, last, ended: float64 of shape (ranks, steps): when the rank had the sums of the step before,
+            its first submission in this one, its last one of a tensor that comes in most steps, when it had the sums of those, its
+            last submission, and when it had all sums; NaN where there is none.
         is_whole: whether there is but one step, which has all, since no name comes twice.
     """
 
@@ -38,6 +41,8 @@ class Steps:
     place: np.ndarray
     begun: np.ndarray
     first: np.ndarray
+    usual: np.ndarray
+    summed: np.ndarray
     last: np.ndarray
     ended: np.ndarray
     is_whole: bool
@@ -75,17 +80,24 @@ def steps_of(traces: Sequence[RankTrace]) -> Steps:
     tensor, place = tensor[order], place[:, order]
     ended = ended[:, order] - (clocks[:, None] + origin)
     before = np.maximum.accumulate(np.fmax.reduce(ended, axis=0))
-    step = numbered(tensor, _earliest(submitted[:, order]) - np.concatenate(([0.0], before[:-1])))
+    size_bytes = np.fmax.reduce(_by_operation(traces, place, "size_bytes"), axis=0)
+    step = numbered(tensor, _earliest(submitted[:, order]) - np.concatenate(([0.0], before[:-1])), size_bytes)
     is_whole = step[-1] == 0
-    order = np.argsort(step, kind="stable")
+    recurs = recurring(tensor, size_bytes)
+    step = without_remnants(step, np.where(np.bincount(tensor)[tensor] > 1, size_bytes, 0.0))
+    order = np.argsort(step, kind="stable")[np.count_nonzero(step < 0) :]
     tensor, place, step = tensor[order], place[:, order], step[order]
     starts = np.searchsorted(step, np.arange(step[-1] + 1))
     submitted, ended = _by_operation(moved, place, "submitted"), _by_operation(moved, place, "ended")
     first = np.fmin.reduceat(submitted, starts, axis=1)
     last = np.fmax.reduceat(submitted, starts, axis=1)
+    usual, summed = (
+        np.fmax.reduceat(np.where(recurs[tensor], each, np.nan), starts, axis=1) for each in (submitted, ended)
+    )
     end = np.fmax.reduceat(ended, starts, axis=1)
     begun = np.concatenate([first[:, :1], end[:, :-1]], axis=1)
-    return Steps(moved, clocks, names, tensor, step, place, begun, first, last, end, bool(is_whole))
+    usual, summed = np.where(np.isnan(usual), last, usual), np.where(np.isnan(summed), end, summed)
+    return Steps(moved, clocks, names, tensor, step, place, begun, first, usual, summed, last, end, bool(is_whole))
 
 
 def clocks_of(submitted: np.ndarray, ended: np.ndarray) -> np.ndarray:
@@ -106,19 +118,18 @@ def clocks_of(submitted: np.ndarray, ended: np.ndarray) -> np.ndarray:
     return clocks
 
 
-def numbered(tensor: np.ndarray, gaps: np.ndarray) -> np.ndarray:
+def numbered(tensor: np.ndarray, gaps: np.ndarray, size_bytes: np.ndarray) -> np.ndarray:
     """The step of each operation, from 0, by the order in which tensors come: int64.
 
-    When a tensor comes again that comes about as often as most, a step has ended since it last came: where the longest
-    time lies in which no operation was pending on any rank. Tensors that come more or less often belong to where they stand.
+    When a recurring tensor comes again, a step has ended since it last came: where the longest time lies in which no operation was
+    pending on any rank. Tensors that come more or less often belong to where they stand.
 
     Args:
         tensor: of each operation.
         gaps: float64, from the end of all operations before it until it was submitted; less than 0 if others were pending.
+        size_bytes: of each operation.
     """
-    count = np.bincount(tensor)
-    usual = np.median(count[tensor])  # of operations, so that what comes once does not count
-    recurs = (count >= max(2, 0.5 * usual)) & (count <= 1.5 * usual)
+    recurs = recurring(tensor, size_bytes)
     begins = np.zeros(len(tensor), np.int64)
     latest: dict[int, int] = {}  # where each tensor of the present step came
     begun = 0
@@ -130,6 +141,45 @@ def numbered(tensor: np.ndarray, gaps: np.ndarray) -> np.ndarray:
             begins[begun] = 1
         latest[each] = at
     return np.cumsum(begins)
+
+
+def recurring(tensor: np.ndarray, size_bytes: np.ndarray) -> np.ndarray:
+    """By tensor whether it comes about as often as most bytes do that come again: bool.
+
+    Of bytes, not of tensors: gradients travel one by one at first, and as a few buckets in all later steps.
+    """
+    count = np.bincount(tensor)
+    again = count[tensor] > 1
+    usual = _weighted_median(count[tensor][again], size_bytes[again] + 1.0)
+    return (count >= max(2, 0.5 * usual)) & (count <= 1.5 * usual)
+
+
+def without_remnants(step: np.ndarray, size_bytes: np.ndarray) -> np.ndarray:
+    """Steps without what is none at the ends of a trace: an agreement before the first, a metric behind the last.
+
+    What is there has a small part of the bytes of a step. It becomes part of the first step, or has -1.
+
+    Args:
+        step: of each operation, ascending.
+        size_bytes: of those that come again; 0 for others.
+    """
+    of_steps = np.bincount(step, size_bytes)
+    least = REMNANT * np.median(of_steps)
+    first, last = 0, len(of_steps) - 1
+    while first < last and of_steps[first] < least:
+        first += 1
+    while first < last and of_steps[last] < least:
+        last -= 1
+    return np.where(step > last, -1, np.maximum(step - first, 0))
+
+
+def _weighted_median(values: np.ndarray, weights: np.ndarray) -> float:
+    """The value at half of the weight; 0 of none."""
+    if not len(values):
+        return 0.0
+    order = np.argsort(values, kind="stable")
+    reached = np.cumsum(weights[order])
+    return float(values[order[np.searchsorted(reached, reached[-1] / 2)]])
 
 
 def _matched(traces: Sequence[RankTrace]) -> tuple[list[str], np.ndarray, np.ndarray]:

@@ -20,7 +20,7 @@ from worlds import World
 
 import ringtrain as rt
 from ringtrain import timelines
-from ringtrain.traces.findings import COMPUTING, Findings, Link, find, where_late
+from ringtrain.traces.findings import BEHIND, COMPUTING, Findings, Link, find, where_late
 from ringtrain.traces.page import page
 from ringtrain.traces.reading import parse, read
 from ringtrain.traces.steps import Steps, clocks_of, numbered, steps_of, union
@@ -156,12 +156,12 @@ def test_steps_are_cut_where_nothing_was_pending():
     used, a, b, metric = 0, 1, 2, 3
     order = [used, *([a, b, used] * 6), metric, *([b, a, used] * 5)]
     gaps = [50.0, *([40.0, -5, -5] * 6), -1, *([40.0, -5, -5] * 5)]
-    steps = numbered(np.array(order), np.array(gaps))
+    steps = numbered(np.array(order), np.array(gaps), np.ones(len(order)))
     assert steps.tolist() == [0, *np.repeat(np.arange(1, 7), 3), 6, *np.repeat(np.arange(7, 12), 3)]
 
 
 def test_names_that_never_come_again_are_one_step():
-    assert numbered(np.arange(5), np.ones(5)).tolist() == [0] * 5
+    assert numbered(np.arange(5), np.ones(5), np.ones(5)).tolist() == [0] * 5
     spans = [span(0, track, "ALLREDUCE", "allreduce", 10 * track, 10 * track + 5, 4) for track in range(1, 4)]
     found = findings_in([trace_of(0, spans, ["allreduce.noname.1", "allreduce.noname.2", "allreduce.noname.3"])])
     assert found.steps == 1 and "stands here as one step" in found.verdicts[0]
@@ -310,6 +310,45 @@ def test_nobody_is_called_late_without_reason():
 )
 def test_where_a_rank_loses_its_time(before, backward, where):
     assert where_late(before, backward, usual_before=10, usual_backward=20) == where
+
+
+def test_a_file_that_a_rank_saves_is_not_in_its_backward_pass():
+    """There buckets come one behind the other, so that a moment of noise is several times the others' time."""
+    for usual_before, usual_backward in (7.0, 0.15), (15.0, 0.9), (15.0, 2.0), (4.0, 3.5):
+        assert where_late(20.0, 1.0, usual_before, usual_backward) == "before its first gradient"
+    assert where_late(1.0, 3.0, usual_before=10.0, usual_backward=1.5) == "in its backward pass"
+
+
+def test_a_file_that_is_saved_before_a_metric_is_behind_the_gradients():
+    """The metric is an operation of the step, and was taken for a gradient of its backward pass."""
+    spans: list[list[str]] = [[], []]
+    for step in range(40):
+        at = ORIGIN + 100_000 * step
+        for rank in range(2):
+            spans[rank].append(span(rank, 1, "ALLREDUCE", "allreduce", at, at + 500, 1 << 20))
+            spans[rank].append(span(rank, 2, "ALLREDUCE", "allreduce", at + 9_000, at + 9_500, 1 << 20))
+            if step % 20 == 19:
+                submitted = at + (50_000 if rank == 0 else 10_000)
+                spans[rank].append(span(rank, 3, "ALLREDUCE", "allreduce", submitted, at + 51_000, 4))
+    names = ["allreduce.b", "allreduce.a", "allreduce.loss"]
+    found = findings_in([trace_of(rank, own, names) for rank, own in enumerate(spans)])
+    assert (found.late[0].rank, found.late[0].where, found.late[0].rare_steps) == (0, BEHIND, 2)
+    assert "Rank 0 is late in 2 of 40 steps, by 40 ms: behind its last gradient" in " ".join(found.verdicts)
+
+
+def test_steps_are_those_of_most_bytes_and_remnants_are_none():
+    """As PyTorch's: each gradient alone in three steps, then one bucket; an agreement before the first, and behind the last."""
+    gradients, names = [f"allreduce.{letter}" for letter in "abcdefghijklmn"], ["allreduce.bucket", "allreduce.used"]
+    named = [*names, *gradients]
+    order = [["allreduce.used"], *[[*gradients, "allreduce.used"]] * 3, *[names] * 17, ["allreduce.used"]]
+    spans = []
+    for step, submitted in enumerate(order):
+        for place, name in enumerate(submitted):
+            at = ORIGIN + 10_000 * step + 10 * place
+            size_bytes = {"allreduce.used": 24, "allreduce.bucket": 6 << 20}.get(name, 1 << 20)
+            spans.append(span(0, 1 + named.index(name), "ALLREDUCE", "allreduce", at, at + 500, size_bytes))
+    steps = steps_in([trace_of(0, spans, named)])
+    assert steps.count == 20 and np.bincount(steps.step).tolist() == [16, 15, 15, *[2] * 17]
 
 
 # ---- the command and the page ----
