@@ -1,6 +1,7 @@
 """``hvd.elastic.State``: which class it is, what it refuses, what it counts, and how results take their gradients' place."""
 
 import os
+import resource
 
 import pytest
 
@@ -173,6 +174,7 @@ def test_a_training_goes_on_bit_for_bit_from_its_newest_file(alone, tmp_path):
     assert sorted(os.listdir(tmp_path / "cut")) == ["step-000000000006.pt", "step-000000000008.pt"]
     (tmp_path / "cut" / ".step-10-1").write_bytes(b"of a process that was killed while it wrote")
     assert training(tmp_path / "cut") == (True, *whole[1:]) and whole[0] is False
+    assert len(os.listdir(tmp_path / "cut")) == 2, "what a killed process has left is removed"
     with pytest.raises(InvalidArgumentError, match="expected a file with epoch, extra, .* but found epoch, model"):
         training(tmp_path / "cut", extra=1)
 
@@ -181,6 +183,18 @@ def test_a_folder_that_takes_no_file_is_said_and_the_training_goes_on(alone, tmp
     (tmp_path / "file").write_text("a file stands where the folder above would")
     assert training(tmp_path / "file" / "folder")[0] is False
     assert [each.split(":")[0] for each in caplog.messages] == ["save_every"] * 6
+
+
+def test_a_disk_that_becomes_full_is_said_and_the_training_goes_on(alone, tmp_path, caplog):
+    """Within a file: torch's archive says something else then than the disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (700, hard))
+    try:
+        assert training(tmp_path)[0] is False
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert len(caplog.messages) == 6 and all("could not be written: [Errno 27]" in each for each in caplog.messages)
+    assert os.listdir(tmp_path) == []
 
 
 def test_what_cannot_be_gone_on_from_is_said(alone, tmp_path):

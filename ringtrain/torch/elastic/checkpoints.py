@@ -5,13 +5,14 @@ import pickle
 import re
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
 from ringtrain.errors import InvalidArgumentError
 
 _FILE = re.compile(r"step-(\d{12})\.pt")
+_UNFINISHED = re.compile(r"\.step-\d+-\d+")
 _ROWS = re.compile(r"step-(\d{12})-[0-9a-f]+")
 ROWS = "sharded embeddings"  # in a file: the name of the folder beside it with their rows; no value of a state is called so
 
@@ -80,7 +81,8 @@ class Folder:
     def write(self, step: int, values: dict[str, Any], keep: int) -> None:
         """Writes a file, and removes all but the newest ones. Who looks meanwhile sees the whole file, or none.
 
-        Folders of rows go with their files, and with them what is left of those that no file came to name.
+        Folders of rows go with their files, and with them what is left of those that no file came to name. So does what
+        a process has left that was killed while it wrote.
 
         Raises:
             OSError: the folder takes no file.
@@ -89,12 +91,14 @@ class Folder:
         unfinished = self._path / f".step-{step}-{os.getpid()}"
         try:
             with unfinished.open("wb") as file:
-                torch.save(values, file)
+                _save(values, file)
                 file.flush()
                 os.fsync(file.fileno())
             unfinished.replace(self._path_of(step))
+            self._keep_names()
         finally:
-            unfinished.unlink(missing_ok=True)
+            for left in [each for each in self._path.iterdir() if _UNFINISHED.fullmatch(each.name)]:
+                left.unlink(missing_ok=True)
         for old in [each for each in self.steps() if each <= step][:-keep]:
             self._path_of(old).unlink(missing_ok=True)
         self._remove_rows(step, values.get(ROWS))
@@ -131,6 +135,14 @@ class Folder:
                 ) from problem
         return None
 
+    def _keep_names(self) -> None:
+        """A file that was renamed has its new name when the machine comes back, too."""
+        folder = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
     def _remove_rows(self, step: int, named: str | None) -> None:
         kept = set(self.steps()) - {step}
         for each in self._path.iterdir():
@@ -140,6 +152,16 @@ class Folder:
 
     def _path_of(self, step: int) -> Path:
         return self._path / f"step-{step:012}.pt"
+
+
+def _save(values: dict[str, Any], file: IO[bytes]) -> None:
+    """``torch.save``. Where the disk is full that raises an error of its archive's, and has what the disk said as its context."""
+    try:
+        torch.save(values, file)
+    except RuntimeError as error:
+        if isinstance(said := error.__context__, OSError):
+            raise said from error
+        raise
 
 
 def on_devices(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
