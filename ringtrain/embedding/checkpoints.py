@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from ringtrain.durable import replaced
 from ringtrain.embedding.dealing import Dealing
 from ringtrain.errors import InvalidArgumentError
 
@@ -65,16 +66,10 @@ def _writing(folder: str | os.PathLike, name: str) -> Iterator[None]:
 def _write(base: pathlib.Path, arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> None:
     """The arrays' files, and then that which says what they are."""
     for each, array in arrays.items():
-        with open(f"{base}.{each}.npy.part", "wb") as file:
+        with replaced(f"{base}.{each}.npy", f"{base}.{each}.npy.part") as file:
             np.save(file, array)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(f"{base}.{each}.npy.part", f"{base}.{each}.npy")
-    with open(f"{base}.json.part", "w") as text:
-        text.write(json.dumps(about))
-        text.flush()
-        os.fsync(text.fileno())
-    os.replace(f"{base}.json.part", f"{base}.json")
+    with replaced(f"{base}.json", f"{base}.json.part") as file:
+        file.write(json.dumps(about).encode())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from ringtrain.durable import replaced
 from ringtrain.launch.authority import Rules
 from ringtrain.launch.discovery import HostScript
 from ringtrain.launch.hosts import Host
@@ -184,11 +185,8 @@ class JobFolder:
 
 def replace_durably(path: str, data: bytes) -> None:
     """Puts data in the place of a file, whole or not at all; they are on the disk when this returns."""
-    with os.fdopen(os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+    with replaced(path, f"{path}.new", 0o600) as file:
         file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(f"{path}.new", path)
 
 
 def folder_of_jobs() -> str:

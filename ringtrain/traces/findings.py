@@ -319,7 +319,7 @@ def late_ranks(steps: Steps) -> list[LateRank]:
     if count < 2:
         return []
     chosen = slice(1 if steps.count > 1 else 0, None)
-    begun, first, last = steps.begun[:, chosen], steps.first[:, chosen], steps.last[:, chosen]
+    begun, first = steps.begun[:, chosen], steps.first[:, chosen]
     usual, behind = steps.usual[:, chosen], np.fmax(steps.last - steps.summed, 0.0)[:, chosen]
     was_last = np.bincount(np.argmax(np.nan_to_num(usual, nan=-np.inf), axis=0), minlength=count)
     found = [

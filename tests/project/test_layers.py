@@ -24,6 +24,7 @@ PYTHON_LAYERS = [
         "dlpack",
         "cuda_arrays",
         "descriptors",
+        "durable",
         "nccl",
         "launcher",
         "announce",

@@ -9,6 +9,7 @@ from typing import IO, Any
 
 import torch
 
+from ringtrain.durable import replaced
 from ringtrain.errors import InvalidArgumentError
 
 _FILE = re.compile(r"step-(\d{12})\.pt")
@@ -88,17 +89,10 @@ class Folder:
             OSError: the folder takes no file.
         """
         self._path.mkdir(parents=True, exist_ok=True)
-        unfinished = self._path / f".step-{step}-{os.getpid()}"
-        try:
-            with unfinished.open("wb") as file:
-                _save(values, file)
-                file.flush()
-                os.fsync(file.fileno())
-            unfinished.replace(self._path_of(step))
-            self._keep_names()
-        finally:
-            for left in [each for each in self._path.iterdir() if _UNFINISHED.fullmatch(each.name)]:
-                left.unlink(missing_ok=True)
+        for left in [each for each in self._path.iterdir() if _UNFINISHED.fullmatch(each.name)]:
+            left.unlink(missing_ok=True)
+        with replaced(self._path_of(step), self._path / f".step-{step}-{os.getpid()}") as file:
+            _save(values, file)
         for old in [each for each in self.steps() if each <= step][:-keep]:
             self._path_of(old).unlink(missing_ok=True)
         self._remove_rows(step, values.get(ROWS))
@@ -134,14 +128,6 @@ class Folder:
                     f"{problem}). Remove it to {instead}."
                 ) from problem
         return None
-
-    def _keep_names(self) -> None:
-        """A file that was renamed has its new name when the machine comes back, too."""
-        folder = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
     def _remove_rows(self, step: int, named: str | None) -> None:
         kept = set(self.steps()) - {step}
