@@ -20,7 +20,7 @@ from ringtrain.testing import World
 @pytest.fixture
 def two():
     """Ranks as threads of this process."""
-    with World(2) as opened:
+    with World(2, stall_abort_seconds=60) as opened:
         yield opened
 
 
@@ -120,14 +120,14 @@ def test_ranks_that_stop_at_different_epochs_are_told_at_once(two):
 # ---- BroadcastGlobalVariablesCallback ----
 
 
-@pytest.mark.parametrize("how", ["initial_epoch", "BackupAndRestore"])
-def test_ranks_that_begin_at_different_epochs_are_refused(two, how, tmp_path):
+@pytest.mark.parametrize("how, first", [("initial_epoch", 2), ("BackupAndRestore", 2)])
+def test_ranks_that_begin_at_different_epochs_are_refused(two, how, first, tmp_path):
     """Also where a callback behind ours moves the beginning: rank 0 alone resumes."""
 
     def body(rank):
         model = compiled(rank)
         start = runs.start_callbacks()
-        given = {"initial_epoch": 2 * (rank == 0)} if how == "initial_epoch" else {}
+        given = {"initial_epoch": first * (rank == 0)} if how == "initial_epoch" else {}
         if how == "BackupAndRestore" and rank == 0:
             keeps = keras.callbacks.BackupAndRestore(tmp_path, delete_checkpoint=False)
             alone = runs.dense_model(seed=0)
@@ -137,7 +137,27 @@ def test_ranks_that_begin_at_different_epochs_are_refused(two, how, tmp_path):
         hvd.barrier()
         model.fit(runs.X, runs.Y, batch_size=24, epochs=4, verbose=0, callbacks=start, **given)
 
-    assert "fit 'initial_epoch': the first epoch must be the same on all ranks, but is 2" in on_each(two, body)
+    assert f"fit 'initial_epoch': the first epoch must be the same on all ranks, but is {first}" in on_each(two, body)
+
+
+def test_callbacks_leave_a_rank_alone_that_is_outside_of_the_process_set():
+    """All ranks pass the same ones; two train together, and the third as it does without."""
+
+    def body(rank):
+        pair = rt.add_process_set([1, 2])
+        model = runs.dense_model(seed=rank)
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05), process_set=pair), "mse", run_eagerly=True)
+        callbacks = [
+            hvd.callbacks.BroadcastGlobalVariablesCallback(1), hvd.callbacks.MetricAverageCallback(process_set=pair),
+            hvd.callbacks.MovingStatisticsAverageCallback(process_set=pair),
+        ]  # fmt: skip
+        return runs.fit(model, max(rank - 1, 0), 2, callbacks=callbacks)
+
+    with World(3, stall_abort_seconds=30) as world:
+        alone, one, other = world.run(body)
+    runs.assert_same_bits([one, other])
+    model = compiled(0, distribute=False)
+    runs.assert_same_bits([alone, runs.fit(model, 0, 2)])
 
 
 def test_weights_and_optimizer_state_come_from_the_root(two):

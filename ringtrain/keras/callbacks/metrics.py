@@ -20,7 +20,7 @@ class MetricHooks:
 
     Args:
         device: accepted for Horovod's sake.
-        process_set: the ranks whose metrics are averaged.
+        process_set: the ranks whose metrics are averaged; another one keeps its own.
         samples: how many this rank trains on in an epoch; on all ranks or none.
         validation_samples: how many it validates on, for the metrics whose names begin with ``val_``; on all ranks or
             none. A rank with 0 contributes nothing.
@@ -42,7 +42,7 @@ class MetricHooks:
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Replaces the numbers in ``logs``, which later callbacks and the history see."""
-        if logs is not None and size_of(self._averaged_over) > 1:
+        if logs is not None and size_of(self._averaged_over) > 1 and self._averaged_over.included():
             logs.update(surviving(lambda: averaged(logs, self._averaged_over, self._samples)))
 
 

@@ -7,7 +7,7 @@ from ringtrain.context import current
 from ringtrain.elastic.transparent import followed
 from ringtrain.errors import InvalidArgumentError, MismatchError
 from ringtrain.keras.compilation import switch_off
-from ringtrain.keras.optimizer import communicates_on, reduction_of
+from ringtrain.keras.optimizer import reduction_of, reduction_within
 from ringtrain.keras.replicas import ReplicaGuard, unequal
 from ringtrain.keras.variables import broadcast_variables, build_optimizer, variables_of_optimizer
 from ringtrain.log import logger
@@ -24,7 +24,8 @@ class StartHooks:
     It builds the optimizer if need be, so that its state is broadcast too; switches XLA off, which cannot compile the operations between
     ranks, where a training step of the user's own has them; refuses ranks that would take different numbers of steps;
     and compares the replicas after the first update. A model that only its first batch builds, as one without
-    ``keras.Input``, has no variables before, and gets the root's after that batch.
+    ``keras.Input``, has no variables before, and gets the root's after that batch. The ranks are those of the optimizer's process
+    set; on another rank it does nothing.
 
     Args:
         root_rank: global rank of the root.
@@ -74,7 +75,7 @@ class StartHooks:
                 "but does: ranks that join would be alone in it. Leave it out."
             )
         model, process_set = self.model, self._process_set()
-        if process_set.size() == 1:
+        if process_set.size() == 1 or not process_set.included():
             return
         self._begins = True
         self._prepare(model, process_set)
@@ -129,7 +130,8 @@ class StartHooks:
             self._guard = ReplicaGuard(self._shared(model.trainable_variables), process_set)
 
     def _process_set(self) -> ProcessSet:
-        return communicates_on(self.model.optimizer) or global_process_set
+        reduction = reduction_within(self.model.optimizer)
+        return global_process_set if reduction is None else reduction.settings.process_set
 
     def _shared(self, variables: Sequence[Any]) -> list[Any]:
         return [variable for variable in variables if id(variable) not in self._local]

@@ -15,7 +15,7 @@ class StatisticsHooks:
     Put it before callbacks that save.
 
     Args:
-        process_set: the ranks that are averaged over.
+        process_set: the ranks that are averaged over; another one keeps its own.
     """
 
     model: Any  # Keras sets it
@@ -26,11 +26,15 @@ class StatisticsHooks:
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Before ``evaluate``, and validation within ``fit``."""
-        average_variables(moving_statistics(self.model), self._averaged_over)
+        self._average()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Before checkpoints."""
-        average_variables(moving_statistics(self.model), self._averaged_over)
+        self._average()
+
+    def _average(self) -> None:
+        if self._averaged_over.included():
+            average_variables(moving_statistics(self.model), self._averaged_over)
 
 
 def moving_statistics(model: Any) -> list[Any]:
