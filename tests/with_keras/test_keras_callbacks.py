@@ -120,9 +120,9 @@ def test_ranks_that_stop_at_different_epochs_are_told_at_once(two):
 # ---- BroadcastGlobalVariablesCallback ----
 
 
-@pytest.mark.parametrize("how, first", [("initial_epoch", 2), ("BackupAndRestore", 2)])
+@pytest.mark.parametrize("how, first", [("initial_epoch", 2), ("initial_epoch", 4), ("BackupAndRestore", 2)])
 def test_ranks_that_begin_at_different_epochs_are_refused(two, how, first, tmp_path):
-    """Also where a callback behind ours moves the beginning: rank 0 alone resumes."""
+    """Also where a callback behind ours moves the beginning, as rank 0 alone resumes; or where no epoch is left to it."""
 
     def body(rank):
         model = compiled(rank)

@@ -106,7 +106,10 @@ class StartHooks:
         self._synchronize()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """With ``delay=1``, applies the last gradients."""
+        """Says so where no epoch was left to train; with ``delay=1``, applies the last gradients."""
+        if self._begins:  # others have begun one, and wait
+            self._begins = False
+            _require_equal_beginnings((self.params or {}).get("epochs"), self._process_set())
         if _is_late(self.model.optimizer):
             self.model.optimizer.flush()
 
@@ -178,7 +181,7 @@ def _require_equal_plans(optimizer: Any, process_set: ProcessSet) -> None:
         )
 
 
-def _require_equal_beginnings(epoch: int, process_set: ProcessSet) -> None:
+def _require_equal_beginnings(epoch: int | None, process_set: ProcessSet) -> None:
     """Ranks that began later would take fewer steps, and the schedules of others."""
     found = unequal({"epoch": epoch}, "fit.begins", process_set)
     if found is not None:
