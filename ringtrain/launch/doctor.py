@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,15 +16,18 @@ from typing import Any
 
 import click
 
-from ringtrain.launch import progress
-from ringtrain.launch.examine import examine
+from ringtrain.launch import links, progress
+from ringtrain.launch.examine import examine, ring_rate
 from ringtrain.launch.function import RunError, run
 from ringtrain.launch.hosts import HostsError, parse_hostfile, parse_hosts
+from ringtrain.launch.links import Finding, Way
 from ringtrain.launch.modes import LITTLE, STREAMING, Expected, expect, first_that_pays, streaming_batch_seconds
 from ringtrain.launch.settings import once
 
 ACCUMULATED = 4  # micro-batches of the example
 SHARE_OF_FLOOR = 0.9  # below it, something is wrong
+MOST_NAMED = 3  # hosts in a sentence on all of them
+MOST_LINKS_SHOWN = 16  # the slowest; of the others how fast they are
 
 
 @dataclass(frozen=True)
@@ -102,9 +106,13 @@ def doctor(
 # ---- judging, pure ----
 
 
-def slowest_link(found: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The link that a ring has to wait for; None on one host."""
-    return min(found["links"], key=lambda link: link["both_ways_rate"], default=None)
+def rates_of(found: Mapping[str, Any], which: str) -> dict[Way, float]:
+    """Bytes per second of each way between neighbours; which: "alone_rates" or "at_once_rates"."""
+    return {
+        way: rate
+        for link in found["links"]
+        for way, rate in zip((tuple(link["between"]), tuple(link["between"][::-1])), link[which], strict=True)
+    }
 
 
 def floor_seconds(found: Mapping[str, Any]) -> float:
@@ -114,21 +122,20 @@ def floor_seconds(found: Mapping[str, Any]) -> float:
     busy.
     """
     count, model = len(found["hosts"]), found["model_bytes"]
-    link = slowest_link(found)
-    if link is None:
+    if not found["links"]:
         return model / found["hosts"][0]["copy_rate"]
     reached = [
         seconds for name, seconds in found["allreduce_seconds"].items() if name != "fp16"
     ]  # which sends half of it
-    return min(2 * (count - 1) / count * model / link["both_ways_rate"], *reached)
+    return min(2 * (count - 1) / count * model / ring_rate(found["links"]), *reached)
 
 
 def advise(found: Mapping[str, Any]) -> list[Advice]:
     """What would shorten the communication of a step, the largest gain first."""
-    link, now = slowest_link(found), found["allreduce_seconds"]
-    if link is None:
+    now = found["allreduce_seconds"]
+    if not found["links"]:
         return []
-    seconds, floor = now["float32"], floor_seconds(found)
+    seconds = now["float32"]
     advice = [
         Advice(
             f"accumulate {ACCUMULATED} micro-batches (backward_passes_per_step={ACCUMULATED})",
@@ -141,31 +148,13 @@ def advise(found: Mapping[str, Any]) -> list[Advice]:
         advice.append(
             Advice("send 16 bits between hosts (compression=Compression.fp16)", seconds, now["fp16"], "measured")
         )
-    if link["both_ways_rate"] < 0.75 * link["one_way_rate"]:
-        better = floor * link["both_ways_rate"] / link["one_way_rate"]
-        advice.append(
-            Advice(
-                f"make the link between {_names(found, link)} carry both directions at once",
-                seconds,
-                better * seconds / floor,
-                f"it carries {_mbit(link['one_way_rate'])} one way, but only "
-                f"{_mbit(link['both_ways_rate'])} each way at once: half duplex, a hub, or a busy core",
-            )
-        )
-    best = max(other["both_ways_rate"] for other in found["links"])
-    if link["both_ways_rate"] < 0.6 * best:
-        advice.append(
-            Advice(
-                f"check the link between {_names(found, link)}",
-                seconds,
-                seconds * link["both_ways_rate"] / best,
-                f"{_mbit(link['both_ways_rate'])}, another link {_mbit(best)}: a ring is as fast as its slowest link",
-            )
-        )
+    advice += _advise_of_slow_ways(found, seconds) + _advise_of_all_at_once(found, seconds)
+    fastest_way = max(rates_of(found, "alone_rates").values())
     nominal = min(max(host["interface_mbit"].values(), default=0) for host in found["hosts"])
-    if nominal * 1e6 / 8 > 2 * link["one_way_rate"]:
+    if nominal * 1e6 / 8 > 2 * fastest_way:
         fastest = {host["name"]: _fastest_interface(host) for host in found["hosts"]}
-        listed = ", ".join(f"{name} of {host}" for host, name in fastest.items())
+        listed = ", ".join(f"{name} of {host}" for host, name in list(fastest.items())[:MOST_NAMED])
+        listed += f" and {len(fastest) - MOST_NAMED} others" if len(fastest) > MOST_NAMED else ""
         is_used = all(fastest[host["name"]] in host.get("interfaces_in_use", ()) for host in found["hosts"])
         advice.append(
             Advice(
@@ -173,8 +162,8 @@ def advise(found: Mapping[str, Any]) -> list[Advice]:
                 if is_used
                 else f"use the faster interface (--network-interfaces): {listed}",
                 seconds,
-                seconds * link["one_way_rate"] / (nominal * 1e6 / 8),
-                f"every host has one of {nominal} Mbit/s, but only {_mbit(link['one_way_rate'])} were measured"
+                seconds * fastest_way / (nominal * 1e6 / 8),
+                f"every host has one of {nominal} Mbit/s, but only {_mbit(fastest_way)} were measured"
                 + (
                     ": a switch, a cable, other traffic, or a virtual interface, which names any rate"
                     if is_used
@@ -192,6 +181,54 @@ def advise(found: Mapping[str, Any]) -> list[Advice]:
     return sorted(advice, key=lambda each: each.after)
 
 
+def _advise_of_slow_ways(found: Mapping[str, Any], seconds: float) -> list[Advice]:
+    """What carries much less than other links do, each with nothing beside it."""
+    alone = rates_of(found, "alone_rates")
+    fastest = max(alone.values())
+    return [
+        Advice(
+            _change(found, finding),
+            seconds,
+            _seconds_without(found, finding.ways, fastest, seconds),
+            _why(found, finding),
+        )
+        for finding in links.explain(links.slow_ways(alone), alone)
+    ]
+
+
+def _seconds_without(found: Mapping[str, Any], ways: Sequence[Way], rate: float, seconds: float) -> float:
+    """Of an allreduce if these ways carried so much, and the others back what they carry alone: while what confirms their
+    bytes waits behind other bytes on a slow way, they are slow, too."""
+    alone, at_once = rates_of(found, "alone_rates"), rates_of(found, "at_once_rates")
+    better = at_once | {way[::-1]: max(alone[way[::-1]], at_once[way[::-1]]) for way in ways}
+    better |= {way: max(rate, at_once[way]) for way in ways}
+    ring = min(better[way] for way in links.forward(len(found["hosts"])))
+    return seconds * ring_rate(found["links"]) / ring
+
+
+def _advise_of_all_at_once(found: Mapping[str, Any], seconds: float) -> list[Advice]:
+    """What carries less once all hosts send, as in an allreduce."""
+    alone, at_once = rates_of(found, "alone_rates"), rates_of(found, "at_once_rates")
+    hosts = len(found["hosts"])
+    held = links.held_back(alone, at_once, links.slow_ways(alone))
+    if not held:
+        return []
+    slowest = min(held, key=lambda way: at_once[way])
+    rates = f"{_mbit(alone[slowest])} one way, but only {_mbit(at_once[slowest])} each way at once"
+    half_duplex = links.half_duplex(held, hosts)
+    after = _seconds_without(found, held, alone[slowest], seconds)
+    if hosts == 2 or half_duplex:
+        where = _names(found, (0, 1)) if hosts == 2 else _listed(found, half_duplex)
+        change = f"make the link {'between' if hosts == 2 else 'of'} {where} carry both directions at once"
+        return [Advice(change, seconds, after, f"it carries {rates}: half duplex, a hub, or a busy core")]
+    rates = f"{_mbit(alone[slowest])} alone, but only {_mbit(at_once[slowest])} while all hosts send"
+    if len(held) > hosts // 2:
+        shared = "they share a switch, an uplink or, on one machine, its cores"
+        return [Advice("find out what the links share", seconds, after, f"one carries {rates}: {shared}")]
+    listed = ", ".join(_from_to(found, way) for way in held)
+    return [Advice(f"find out what shares the way {listed}", seconds, after, f"it carries {rates}")]
+
+
 def _fastest_interface(host: Mapping[str, Any]) -> str:
     """One in use, if several have that rate."""
     used, rates = host.get("interfaces_in_use", ()), host["interface_mbit"]
@@ -200,15 +237,15 @@ def _fastest_interface(host: Mapping[str, Any]) -> str:
 
 def modes(found: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What to expect of each mode of sending, for batches of ``computing_seconds``; one of them ``pays_first``."""
-    link, computing = slowest_link(found), found["computing_seconds"]
-    if link is None:
+    computing = found["computing_seconds"]
+    if not found["links"]:
         return []
     expected = expect(
         found["model_bytes"],
         len(found["hosts"]),
         computing,
         found["allreduce_seconds"]["float32"],
-        link["latency_seconds"],
+        statistics.median(link["latency_seconds"] for link in found["links"]),
         {name: each * found["model_bytes"] for name, each in found["codec_seconds_per_byte"].items()},
     )
     best = first_that_pays(expected, computing)
@@ -235,19 +272,7 @@ def report(found: Mapping[str, Any]) -> list[str]:
         [_host_row(host) for host in hosts],
     )
     if found["links"]:
-        lines += ["", f"links, measured through {'MPI' if found['transport'] == 'mpi' else 'TCP'}"]
-        lines += table(
-            ["between", "latency", "one way", "both ways at once"],
-            [
-                [
-                    _names(found, link),
-                    f"{link['latency_seconds'] * 1e6:.0f} us",
-                    _mbit(link["one_way_rate"]),
-                    f"{_mbit(link['both_ways_rate'])} each",
-                ]
-                for link in found["links"]
-            ],
-        )
+        lines += ["", *_report_of_links(found)]
     floor, now = found["floor_seconds"], found["allreduce_seconds"]
     lines += [
         "",
@@ -255,9 +280,11 @@ def report(found: Mapping[str, Any]) -> list[str]:
         f"({'the slowest link' if found['links'] else 'one copy of them'})",
     ]
     if found["measured_bytes"] < found["model_bytes"]:
-        lines.append(f"(measured with {found['measured_bytes'] / 1e6:.0f} MB of them)")
+        part = found["measured_bytes"] / 1e6
+        lines.append(f"(measured with {part:.{0 if part >= 1 else 2}f} MB of them)")
     labels = {"float32": "as it is", "fp16": "16 bits between hosts", "one_rank_a_host": "one rank on each host"}
-    floors = {"fp16": floor / 2}  # half the bytes
+    # Half of the bytes, and not all of them go around the ring.
+    floors = {"fp16": min(floor / 2, now["fp16"])} if "fp16" in now else {}
     lines += table(
         ["", "time", "of its floor"],
         [[labels[name], _ms(taken), f"{100 * floors.get(name, floor) / taken:.0f} %"] for name, taken in now.items()],
@@ -274,6 +301,32 @@ def report(found: Mapping[str, Any]) -> list[str]:
     if not found["advice"]:
         return [*lines, "Nothing to change for the network: one host uses none."]
     return [*lines, "", *_report_of_modes(found)]
+
+
+def _report_of_links(found: Mapping[str, Any]) -> list[str]:
+    by = "MPI" if found["transport"] == "mpi" else "TCP"
+    shown = sorted(found["links"], key=lambda link: min(link["at_once_rates"] + link["alone_rates"]))
+    shown = [link for link in found["links"] if link in shown[:MOST_LINKS_SHOWN]]
+    lines = [f"links of the ring, measured through {by}; in an allreduce all hosts send at once, to the next one"]
+    lines += table(
+        ["from, to", "latency", "alone", "back", "all at once", "back"],
+        [
+            [
+                _names(found, link["between"], ", "),
+                f"{link['latency_seconds'] * 1e6:.0f} us",
+                *(_mbit(rate) for rate in link["alone_rates"] + link["at_once_rates"]),
+            ]
+            for link in shown
+        ],
+    )
+    if 2 * len(found["links"]) > links.MOST_ALONE:
+        lines.append("(alone: ways between different hosts at a time, the slowest once more by themselves)")
+    if len(shown) < len(found["links"]):
+        others = [rate for link in found["links"] if link not in shown for rate in link["at_once_rates"]]
+        lines.append(
+            f"{len(found['links']) - len(shown)} others: {_mbit(min(others))} to {_mbit(max(others))} all at once"
+        )
+    return lines
 
 
 _POWERSGD = (
@@ -345,8 +398,42 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def _names(found: Mapping[str, Any], link: Mapping[str, Any]) -> str:
-    return " and ".join(found["hosts"][number]["name"] for number in link["between"])
+def _change(found: Mapping[str, Any], finding: Finding) -> str:
+    """What to look at."""
+    if finding.what == "link":
+        return f"check the link between {_names(found, finding.hosts)}"
+    if finding.what == "way":
+        return f"check the way {_from_to(found, finding.hosts)}"
+    host = f"host {_names(found, finding.hosts)}"
+    if finding.what == "host":
+        return f"find out what slows {host} down, in both directions"
+    return f"find out what slows down what {host} {finding.what}"
+
+
+def _why(found: Mapping[str, Any], finding: Finding) -> str:
+    """What was measured, and of what that may come."""
+    alone, name = rates_of(found, "alone_rates"), lambda place: found["hosts"][place]["name"]
+    fastest = _mbit(max(alone.values()))
+    if finding.what in ("link", "way"):
+        back = f", the other way {_mbit(alone[finding.ways[0][::-1]])}" if finding.what == "way" else ""
+        others = "" if len(found["hosts"]) == 2 else f", another link {fastest}: a ring is as fast as its slowest link"
+        return f"{_mbit(min(alone[way] for way in finding.ways))}{back}{others}"
+    host = finding.hosts[0]
+    sent = ", ".join(f"{_mbit(rate)} to {name(end)}" for (start, end), rate in alone.items() if start == host)
+    received = ", ".join(f"{_mbit(rate)} from {name(start)}" for (start, end), rate in alone.items() if end == host)
+    return f"{sent}; {received}; another link {fastest}: its port, its cable, a limit on its traffic, or a busy core"
+
+
+def _names(found: Mapping[str, Any], places: Sequence[int], between: str = " and ") -> str:
+    return between.join(found["hosts"][place]["name"] for place in places)
+
+
+def _listed(found: Mapping[str, Any], places: Sequence[int]) -> str:
+    return f"host{'s' if len(places) > 1 else ''} {_names(found, places, ', ')}"
+
+
+def _from_to(found: Mapping[str, Any], way: Sequence[int]) -> str:
+    return "from {} to {}".format(*(found["hosts"][place]["name"] for place in way))
 
 
 def _mbit(bytes_per_second: float) -> str:

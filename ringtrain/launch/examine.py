@@ -1,37 +1,48 @@
 """What `ringtrain doctor` measures, on the ranks: each host by itself, each link between neighbours, and an allreduce.
 
-Links are measured by messages of MPI where it connects the ranks, else by ringtrain's own alltoall. `doctor` hands
-`examine` to `ringtrain.run` and turns what rank 0 returns into a report.
-All of it takes some seconds, on slow links too.
+Links are those of the ring of hosts, each way by itself and all at once, as `links` has it; `throughput` sends the bytes.
+`doctor` hands `examine` to `ringtrain.run` and turns what rank 0 returns into a report.
+All of it takes some seconds, on slow links and with many hosts too.
 """
 
 from __future__ import annotations
 
 import glob
-import itertools
 import os
 import platform
+import secrets
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 import ringtrain as rt
 from ringtrain import context as contexts
-from ringtrain.launch import cuda_aware, progress
+from ringtrain.errors import RingtrainError
+from ringtrain.errors import TimeoutError as RanksLateError
+from ringtrain.launch import cuda_aware, links, progress
 from ringtrain.launch.interpreter import program
+from ringtrain.launch.links import Way
 from ringtrain.launch.modes import MODES
+from ringtrain.launch.throughput import (
+    SECONDS_OF_SILENCE,
+    TOKEN_BYTES,
+    Listeners,
+    MpiThroughput,
+    TcpThroughput,
+    Throughput,
+)
 from ringtrain.launch.versions import version_of
 from ringtrain.mpi import version_text
 
 COPY_BYTES = 64 << 20
-MESSAGE_BYTES = 1 << 20
-SECONDS_FOR_A_RATE = 0.15
-FEWEST_MESSAGES = 4
-TURNS = 2  # of each way on a link, of which the faster counts: other work on the hosts only slows it down
-MOST_LINKS = 8  # more would take longer than a person waits
+FEWEST_BYTES = 64 << 10  # of an allreduce that is measured
+SECONDS_FOR_A_RATE, MOST_SECONDS_FOR_A_RATE = 0.2, 1.0
+ROUND_TRIPS = 20  # in which TCP finds out what a way carries
+SECONDS_FOR_LINKS = 6.0  # after which no round is done again
 REPETITIONS = 3
 CODEC_BYTES = 8 << 20  # of gradients by which codecs are measured
 SECONDS_FOR_AN_ALLREDUCE = 0.4  # a model that takes longer is measured by a part of it
@@ -46,14 +57,21 @@ print(torch.cuda.device_count())
 
 def examine(model_bytes: int) -> dict[str, Any] | None:
     """Measures; returns everything on rank 0 and None elsewhere. Called on all ranks."""
+    try:
+        return _examine(model_bytes)
+    except (RingtrainError, OSError) as problem:  # its text says all; where it came about here tells nothing more
+        sys.exit(str(problem))
+
+
+def _examine(model_bytes: int) -> dict[str, Any] | None:
     rt.init()
     leads = rt.local_rank() == 0
     shown = progress.of_starter(os.environ if rt.rank() == 0 else {})
     facts = rt.allgather_object(facts_of_host() if leads else None)
     speeds = rt.allgather_object(speeds_of_memory() if leads else None)
     leaders = [rank for rank, fact in enumerate(facts) if fact]
-    links = measure_links(leaders[: MOST_LINKS + 1], shown)
-    part = part_to_measure(model_bytes, links)
+    measured = measure_links(leaders, [facts[rank]["name"] for rank in leaders], shown)
+    part = part_to_measure(model_bytes, ring_rate(measured))
     shown.show(f"allreduce of {part / 1e6:.0f} MB")
     allreduce = {name: seconds * model_bytes / part for name, seconds in measure_allreduce(part, leaders).items()}
     shown.show("codecs")
@@ -64,7 +82,7 @@ def examine(model_bytes: int) -> dict[str, Any] | None:
     hosts = [
         {**facts[rank], **speeds[rank], "ranks": ranks} for rank, ranks in zip(leaders, _counts(leaders), strict=True)
     ]
-    return {"model_bytes": model_bytes, "ranks": rt.size(), "transport": transport(), "hosts": hosts, "links": links,
+    return {"model_bytes": model_bytes, "ranks": rt.size(), "transport": transport(), "hosts": hosts, "links": measured,
             "allreduce_seconds": allreduce, "measured_bytes": part,
             "codec_seconds_per_byte": codecs}  # fmt: skip
 
@@ -156,22 +174,112 @@ def _fastest(work: Callable[[], object]) -> float:
 # ---- links ----
 
 
-def measure_links(leaders: list[int], shown: progress.Progress) -> list[dict[str, Any]]:
-    """One link after the other: latency, and bytes per second one way and both ways at once; on every rank."""
-    pairs = list(itertools.pairwise(leaders))
-    kind = MpiLink if transport() == "mpi" else OwnLink
-    opened = [kind(first, second) for first, second in pairs]  # on all ranks
-    links = []
-    for number, link in enumerate(opened, 1):
-        shown.show(f"links: {number} of {len(opened)}")
+def measure_links(leaders: Sequence[int], names: Sequence[str], shown: progress.Progress) -> list[dict[str, Any]]:
+    """Of each pair of neighbours in the ring of hosts: latency, and bytes per second each way, alone and all at once.
+
+    Called on all ranks, and the same on all. leaders: the rank that measures on each host; names: of the hosts.
+    """
+    if len(leaders) < 2:
+        return []
+    measuring = Measuring(leaders, names, shown)
+    measuring.run()
+    return measuring.found()
+
+
+class Measuring:
+    """The rounds in which links are measured: one rank of each host takes part, the others sleep."""
+
+    def __init__(self, leaders: Sequence[int], names: Sequence[str], shown: progress.Progress):
+        self.hosts, self.names, self.shown = len(leaders), names, shown
+        self.place = leaders.index(rt.rank()) if rt.rank() in leaders else None
+        self.throughput = open_throughput(leaders, self.place)
+        self.begin, self.rounds = time.monotonic(), 0
+        self.seconds = SECONDS_FOR_A_RATE
+        self.latency: dict[Way, float] = {}
+        self.alone: dict[Way, float] = {}
+        self.at_once: dict[Way, float] = {}
+
+    def run(self) -> None:
+        """Every round once; then again while there is time, and the faster turn counts: other work only slows down."""
+        for pairs in links.apart(links.pairs(self.hosts)):
+            self._swap(pairs)
+        self.seconds = seconds_for_a_rate(max(self.latency.values()))
+        rounds = [(ways, self.at_once) for ways in (links.forward(self.hosts), links.backward(self.hosts)) if ways]
+        rounds += [(ways, self.alone) for ways in links.one_by_one(self.hosts)]
+        for ways, rates in rounds:
+            self._carry(ways, rates)
+        rounds += [(ways, self.alone) for ways in links.suspects(self.alone)]
+        for ways, rates in rounds:
+            if self._has_time():
+                self._carry(ways, rates)
+        if self.throughput is not None:
+            self.throughput.close()
+
+    def found(self) -> list[dict[str, Any]]:
+        """What was measured."""
+        return [
+            {
+                "between": list(pair),
+                "latency_seconds": self.latency[pair],
+                "alone_rates": [self.alone[pair], self.alone[pair[::-1]]],
+                "at_once_rates": [self.at_once[pair], self.at_once[pair[::-1]]],
+            }
+            for pair in links.pairs(self.hosts)
+        ]
+
+    def _swap(self, pairs: Sequence[Way]) -> None:
+        pair = next((each for each in pairs if self.place in each), None)
+        taken = 0.0
+        if pair is not None and self.throughput is not None:
+            leads = self.place == pair[0]
+            taken = self.throughput.latency(pair[leads], leads)
+        for each, seconds in self._gather(pair, taken):
+            self.latency[each] = max(seconds, self.latency.get(each, 0.0))  # only who leads knows it
+
+    def _carry(self, ways: Sequence[Way], rates: dict[Way, float]) -> None:
+        self.rounds += 1
+        self.shown.show(f"links: round {self.rounds}")
+        to = next((end for start, end in ways if start == self.place), None)
+        source = next((start for start, end in ways if end == self.place), None)
+        rate = 0.0
+        if self.throughput is not None and (to is not None or source is not None):
+            rate = self.throughput.carry(to, source, self.seconds)
+        way = None if source is None or self.place is None else (source, self.place)
+        for each, carried in self._gather(way, rate):
+            if carried <= 0:  # the same on all ranks
+                sender, receiver = (self.names[place] for place in each)
+                raise RanksLateError(
+                    f"link from host '{sender}' to host '{receiver}': it must carry bytes, but carried none within "
+                    f"{SECONDS_OF_SILENCE:.0f} s. Look at the network between the two."
+                )
+            rates[each] = max(carried, rates.get(each, 0.0))
+
+    @staticmethod
+    def _gather(way: Way | None, value: float) -> list[tuple[Way, float]]:
+        """What all hosts have measured."""
         wait_asleep()
-        if rt.rank() in link.ends:
-            links.append({"between": list(link.ends), **measure_link(link)})
-    wait_asleep()
-    gathered = rt.allgather_object(links)
-    # Hosts by their place, from 0, instead of the ranks that stood for them.
-    return [{**link, "between": [leaders.index(rank) for rank in link["between"]]}
-            for first, _ in pairs for link in gathered[first] if link["between"][0] == first]  # fmt: skip
+        return [each for each in rt.allgather_object(None if way is None else (way, value)) if each is not None]
+
+    def _has_time(self) -> bool:
+        return bool(rt.broadcast_object(time.monotonic() - self.begin < SECONDS_FOR_LINKS, root_rank=0))
+
+
+def open_throughput(leaders: Sequence[int], place: int | None) -> Throughput | None:
+    """What carries bytes between hosts; None on ranks that do not measure. Called on all."""
+    if transport() == "mpi":
+        return None if place is None else MpiThroughput(leaders)
+    token = rt.broadcast_object(secrets.token_bytes(TOKEN_BYTES), root_rank=0)
+    listeners = None if place is None else Listeners(os.environ["RINGTRAIN_LISTEN"])
+    told = rt.allgather_object(listeners.addresses if listeners is not None else None)
+    if place is None or listeners is None:
+        return None
+    streams = int(os.environ.get("RINGTRAIN_TCP_STREAMS", "1"))
+    return TcpThroughput(place, listeners, [told[rank] for rank in leaders], token, streams)
+
+
+def seconds_for_a_rate(latency: float) -> float:
+    """For how long hosts send: TCP needs some round trips to find out what a way carries. Pure."""
+    return min(max(SECONDS_FOR_A_RATE, ROUND_TRIPS * 2 * latency), MOST_SECONDS_FOR_A_RATE)
 
 
 def wait_asleep() -> None:
@@ -186,107 +294,18 @@ def wait_asleep() -> None:
         time.sleep(0.001)
 
 
-class Link(Protocol):
-    """Two ranks, and how they send to each other; made on all ranks, used on these."""
-
-    ends: tuple[int, int]
-
-    def swap(self) -> None:
-        """Sends a byte each way, or a number; this is what latency is measured by."""
-
-    def exchange(self, sends: bool, receives: bool, count: int) -> float:
-        """Seconds that `count` messages take, several under way; both ranks end together."""
-
-    def larger(self, count: int) -> int:
-        """The larger of both ranks' numbers."""
-
-
-class MpiLink:
-    """By messages of MPI."""
-
-    def __init__(self, first: int, second: int):
-        from mpi4py import MPI
-
-        self.ends = (first, second)
-        self._world = MPI.COMM_WORLD
-        self._peer = second if rt.rank() == first else first
-
-    def swap(self) -> None:
-        self._swap(np.zeros(1, np.uint8))
-
-    def exchange(self, sends: bool, receives: bool, count: int) -> float:
-        messages = np.zeros((count, MESSAGE_BYTES), np.uint8)
-        arrived = np.zeros((count, MESSAGE_BYTES), np.uint8)
-        self.swap()
-        start = time.perf_counter()
-        requests = [self._world.Irecv(row, self._peer, 3) for row in arrived] if receives else []
-        requests += [self._world.Isend(row, self._peer, 3) for row in messages] if sends else []
-        for request in requests:
-            request.Wait()
-        self.swap()
-        return time.perf_counter() - start
-
-    def larger(self, count: int) -> int:
-        return max(count, int(self._swap(np.array([count]))[0]))
-
-    def _swap(self, mine: np.ndarray) -> np.ndarray:
-        theirs = np.zeros_like(mine)
-        self._world.Sendrecv(mine, self._peer, 0, theirs, self._peer, 0)
-        return theirs
-
-
-class OwnLink:
-    """By ringtrain's alltoall between the two: rows of one go straight to the other, over all links that they share."""
-
-    def __init__(self, first: int, second: int):
-        self.ends = (first, second)
-        self._pair = rt.add_process_set([first, second])
-
-    def swap(self) -> None:
-        rt.allreduce_(np.zeros(1, np.uint8), name="doctor.swap", op=rt.Sum, process_set=self._pair)
-
-    def exchange(self, sends: bool, receives: bool, count: int) -> float:
-        is_first = rt.rank() == self.ends[0]
-        rows = np.zeros((count if sends else 0, MESSAGE_BYTES), np.uint8)
-        splits = [0, len(rows)] if is_first else [len(rows), 0]
-        self.swap()
-        start = time.perf_counter()
-        rt.alltoall(rows, np.array(splits, np.int32), name="doctor.exchange", process_set=self._pair)
-        self.swap()
-        return time.perf_counter() - start
-
-    def larger(self, count: int) -> int:
-        return int(rt.allreduce(np.array([count]), name="doctor.count", op=rt.Max, process_set=self._pair)[0])
-
-
-def measure_link(link: Link) -> dict[str, float]:
-    """Latency in seconds and rates in bytes per second between two ranks; called on both."""
-    is_first = rt.rank() == link.ends[0]
-    link.exchange(True, True, 1)  # connects
-    latencies = []
-    for _ in range(50):
-        start = time.perf_counter()
-        link.swap()
-        latencies.append(time.perf_counter() - start)
-    count = link.larger(messages_for(link.exchange(True, True, FEWEST_MESSAGES) / FEWEST_MESSAGES))
-    turns = [(link.exchange(is_first, not is_first, count), link.exchange(True, True, count))
-             for _ in range(TURNS if count > FEWEST_MESSAGES else 1)]  # fmt: skip
-    one_way, both = (count * MESSAGE_BYTES / min(seconds) for seconds in zip(*turns, strict=True))
-    return {"latency_seconds": float(np.median(latencies)), "one_way_rate": one_way, "both_ways_rate": both}
-
-
-def messages_for(seconds_each: float) -> int:
-    """Messages that keep a link busy long enough for a rate, within 64 MB."""
-    return int(np.clip(SECONDS_FOR_A_RATE / seconds_each, FEWEST_MESSAGES, 64))
-
-
 # ---- the job ----
 
 
-def part_to_measure(model_bytes: int, links: list[dict[str, Any]]) -> int:
-    """Bytes of the model whose allreduce stays short on the slowest link; all of them on a fast one. Pure."""
-    rate = min((link["both_ways_rate"] for link in links), default=float("inf"))
-    return int(min(model_bytes, max(MESSAGE_BYTES, rate * SECONDS_FOR_AN_ALLREDUCE)))
+def ring_rate(measured: Sequence[Mapping[str, Any]]) -> float:
+    """Bytes per second on the slowest way of the ring while all hosts send, as in an allreduce; infinite on one host. Pure."""
+    ways = [rate for link in measured for rate in link["at_once_rates"][: 1 if len(measured) > 1 else 2]]
+    return min(ways, default=float("inf"))
+
+
+def part_to_measure(model_bytes: int, rate: float) -> int:
+    """Bytes of the model whose allreduce stays short at this rate; all of them on a fast network. Pure."""
+    return int(min(model_bytes, max(FEWEST_BYTES, rate * SECONDS_FOR_AN_ALLREDUCE)))
 
 
 def measure_allreduce(model_bytes: int, leaders: list[int]) -> dict[str, float]:

@@ -17,6 +17,32 @@ from ringtrain.launch.modes import MODES, Mode, streaming_batch_seconds
 
 ROOT = Path(__file__).parents[2]
 GIGABIT = 119e6  # bytes per second
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def link(one: int, other: int, alone: float, at_once: float, latency: float = 5e-5) -> dict:
+    """Between two hosts, the same both ways."""
+    return {
+        "between": [one, other],
+        "latency_seconds": latency,
+        "alone_rates": [alone, alone],
+        "at_once_rates": [at_once, at_once],
+    }
+
+
+def ring(count: int, rate: float = GIGABIT, slow: tuple[tuple[int, int], ...] = ()) -> dict:
+    """Findings on so many hosts; the slow ways carry a tenth of the rate."""
+    found = findings()
+    found["hosts"] = [{**found["hosts"][0], "name": f"node-{letter}"} for letter in LETTERS[:count]]
+    found["links"] = [link(one, (one + 1) % count, rate, rate) for one in range(count)]
+    for each in found["links"]:
+        for number, way in enumerate((tuple(each["between"]), tuple(each["between"][::-1]))):
+            if way in slow:
+                each["alone_rates"][number] = each["at_once_rates"][number] = rate / 10
+    found["allreduce_seconds"] = {"float32": 20.0, "fp16": 10.0}
+    found["floor_seconds"] = floor_seconds(found)
+    found["advice"] = [vars(each) for each in advise(found)]
+    return found
 
 
 def findings(
@@ -50,7 +76,7 @@ def findings(
         "ranks": 4,
         "transport": "mpi",
         "hosts": [host, {**host, "name": "node-b"}],
-        "links": [{"between": [0, 1], "latency_seconds": latency, "one_way_rate": one_way, "both_ways_rate": both}],
+        "links": [link(0, 1, one_way, both, latency)],
         "codec_seconds_per_byte": {"bf16": 1e-10, "fp16": 1e-10, "int8": 2.5e-10, "int4": 2e-10},
         "allreduce_seconds": {"float32": 0.85, "fp16": 0.43, "one_rank_a_host": 0.845, **seconds},
     }
@@ -80,11 +106,10 @@ def test_gpus_are_told_with_the_versions_of_their_libraries() -> None:
 
 def test_floor_is_that_of_the_slowest_link() -> None:
     assert findings()["floor_seconds"] == pytest.approx(100e6 / GIGABIT)
-    three = findings()
-    three["hosts"].append(three["hosts"][0])
-    three["links"].append({"between": [1, 2], "latency_seconds": 5e-5, "one_way_rate": 50e6, "both_ways_rate": 50e6})
-    three["allreduce_seconds"] = dict.fromkeys(three["allreduce_seconds"], 4.0)
-    assert floor_seconds(three) == pytest.approx(4 / 3 * 100e6 / 50e6)
+    assert floor_seconds(ring(3)) == pytest.approx(4 / 3 * 100e6 / GIGABIT)
+    closing = ring(3, slow=((2, 0),))
+    assert floor_seconds(closing) == pytest.approx(4 / 3 * 100e6 / (GIGABIT / 10))
+    assert floor_seconds(ring(3, slow=((0, 2),))) == floor_seconds(ring(3)), "an allreduce goes around one way"
 
 
 def test_an_allreduce_below_the_floor_lowers_it() -> None:
@@ -134,6 +159,60 @@ def test_an_interface_that_is_in_use_is_not_advised(used: list[str], words: str)
     assert words in [each.change for each in advise(found)]
 
 
+@pytest.mark.parametrize(
+    "count, slow, change, why",
+    [
+        (3, ((2, 0),), "check the way from node-c to node-a", "95 Mbit/s, the other way 952 Mbit/s, another link 952"),
+        (3, ((2, 0), (0, 2)), "check the link between node-a and node-c", "95 Mbit/s, another link 952 Mbit/s"),
+        (
+            3,
+            ((1, 2), (1, 0)),
+            "find out what slows down what host node-b sends",
+            "95 Mbit/s to node-a, 95 Mbit/s to node-c; 952 Mbit/s from node-a",
+        ),
+        (12, ((9, 10), (11, 10)), "find out what slows down what host node-k receives", "95 Mbit/s from node-l"),
+        (12, ((9, 10), (11, 10), (10, 11), (10, 9)), "find out what slows host node-k down, in both directions", ""),
+        (2, ((1, 0),), "check the way from node-b to node-a", "95 Mbit/s, the other way 952 Mbit/s"),
+    ],
+)
+def test_what_is_slow_is_named_where_it_is(count: int, slow: tuple, change: str, why: str) -> None:
+    """And nothing else is: not its healthy neighbour, nor other jobs, nor half duplex."""
+    found = findings() if count == 2 else ring(count, slow=slow)
+    if count == 2:
+        found["links"][0] |= {"alone_rates": [GIGABIT, GIGABIT / 10], "at_once_rates": [0.6 * GIGABIT, GIGABIT / 10]}
+        found["advice"] = [vars(each) for each in advise(found)]
+    (said,) = (each for each in found["advice"] if "95 Mbit/s" in each["why"])
+    assert said["change"] == change and why in said["why"]
+    assert len(found["advice"]) == 3, "beside accumulation and 16 bits"
+    forward = any((end - start) % count == 1 for start, end in slow)
+    assert (said["after"] < 0.5 * said["before"]) == forward, "of the allreduce, which uses one direction"
+    assert f"- {change}: " in "\n".join(report(found))
+
+
+def test_what_is_slow_only_while_all_send_is_named() -> None:
+    duplex = ring(4)
+    for place in (0, 1):  # to node-b, and from there
+        duplex["links"][place]["at_once_rates"][0] = 0.5 * GIGABIT
+    assert "make the link of host node-b carry both directions at once" in "\n".join(
+        each.change for each in advise(duplex)
+    )
+    for each in duplex["links"]:
+        each["at_once_rates"] = [0.5 * GIGABIT] * 2
+    assert "find out what the links share" in [each.change for each in advise(duplex)]
+    shared = ring(4)
+    shared["links"][3]["at_once_rates"][0] = 0.5 * GIGABIT
+    assert "find out what shares the way from node-d to node-a" in [each.change for each in advise(shared)]
+
+
+def test_of_many_links_the_slowest_are_shown_and_the_others_counted() -> None:
+    said = report(ring(20, slow=((19, 0),)))
+    rows = [line for line in said if re.match(r"node-., node-", line)]
+    assert len(rows) == 16 and any(row.startswith("node-t, node-a ") for row in rows)
+    assert "4 others: 952 Mbit/s to 952 Mbit/s all at once" in said
+    assert any("the slowest once more by themselves" in line for line in said)
+    assert not any("others" in line or "by themselves" in line for line in report(ring(4)))
+
+
 def test_a_wire_that_is_not_filled_is_said() -> None:
     assert "% of the slowest link" in "\n".join(report(findings(float32=2.0)))
     assert "% of the slowest link" not in "\n".join(report(findings()))
@@ -146,10 +225,10 @@ def test_one_host_has_no_network_to_change() -> None:
 
 
 @pytest.mark.parametrize(
-    "rates, measured", [([], 100_000_000), ([1e9, 2e9], 100_000_000), ([1e9, 25e6], 10_000_000), ([1e3], 1 << 20)]
+    "rate, measured", [(float("inf"), 100_000_000), (1e9, 100_000_000), (25e6, 10_000_000), (1e3, 64 << 10)]
 )
-def test_a_model_that_takes_long_is_measured_by_a_part(rates: list[float], measured: int) -> None:
-    assert part_to_measure(100_000_000, [{"both_ways_rate": rate} for rate in rates]) == measured
+def test_a_model_that_takes_long_is_measured_by_a_part(rate: float, measured: int) -> None:
+    assert part_to_measure(100_000_000, rate) == measured
     assert "measured with 10 MB of them" in "\n".join(report({**findings(), "measured_bytes": 10_000_000}))
 
 
@@ -219,15 +298,20 @@ def test_what_does_not_overlap_follows_the_last_batch() -> None:
     "mpi", [pytest.param("openmpi", marks=pytest.mark.openmpi), pytest.param("tcp", marks=pytest.mark.tcp)]
 )
 def test_it_finds_what_the_links_carry(mpi: str, tmp_path: Path) -> None:
+    """Over TCP of three hosts, of which the last sends slowly to the first: the link that closes the ring."""
     written = tmp_path / "found.json"
-    with hosts.Network({"node-a": "eth0", "node-b": "ens5"}, rate="200mbit") as network:
+    ranks = {"node-a": 1, "node-b": 2} | ({"node-c": 1} if mpi == "tcp" else {})
+    interfaces = {"node-a": "eth0", "node-b": "ens5", "node-c": "enp3s0"}
+    with hosts.Network({name: interfaces[name] for name in ranks}, rate="200mbit") as network:
+        if mpi == "tcp":
+            network.slow_down("node-c", "40mbit", to="node-a")
         done = network["node-a"].run(
             python_with(mpi),
             "-m",
             "ringtrain.launch.commands",
             "doctor",
             "-H",
-            "node-a:1,node-b:2",
+            ",".join(f"{name}:{slots}" for name, slots in ranks.items()),
             "--model-mb",
             "15",
             "--step-ms",
@@ -239,10 +323,11 @@ def test_it_finds_what_the_links_carry(mpi: str, tmp_path: Path) -> None:
         )
     assert done.returncode == 0, done.stderr
     found = json.loads(written.read_text())
-    assert [(host["name"], host["ranks"]) for host in found["hosts"]] == [("node-a", 1), ("node-b", 2)]
+    assert {host["name"]: host["ranks"] for host in found["hosts"]} == ranks
     assert found["transport"] == ("tcp" if mpi == "tcp" else "mpi")
-    rate = found["links"][0]["both_ways_rate"]
-    assert rate < 50e6, "faster than the link"
+    assert [each["between"] for each in found["links"]] == ([[0, 1], [1, 2], [2, 0]] if mpi == "tcp" else [[0, 1]])
+    rate = min(each["at_once_rates"][0] for each in found["links"])
+    assert 0 < rate < (10e6 if mpi == "tcp" else 50e6), "faster than the link"
     assert found["measured_bytes"] < found["model_bytes"] == 15_000_000
     assert found["allreduce_seconds"]["float32"] > 0.5 * found["model_bytes"] / rate, "the part was taken for the whole"
     assert set(found["allreduce_seconds"]) == {"float32", "fp16", "one_rank_a_host"}
@@ -251,5 +336,6 @@ def test_it_finds_what_the_links_carry(mpi: str, tmp_path: Path) -> None:
     assert all(1e-11 < each < 1e-7 for each in codecs.values()), codecs
     int8 = next(each for each in found["modes"] if each["mode"] == "int8")
     assert int8["batch_seconds"] < found["modes"][0]["batch_seconds"], "on 200 Mbit/s bytes decide"
-    assert "int4 is the fastest" in done.stdout or "pays first" in done.stdout
-    assert "node-a and node-b" in done.stdout and "16 bits between hosts" in done.stdout
+    assert "is the fastest" in done.stdout or "pays first" in done.stdout
+    assert "node-a, node-b" in done.stdout and "16 bits between hosts" in done.stdout
+    assert ("check the way from node-c to node-a" in done.stdout) == (mpi == "tcp")
