@@ -26,26 +26,23 @@ Alltoall::Alltoall(Batch batch, Group* group, StageObserver* observer)
       packed_(begin_),
       consumed_(begin_),
       exchange_(group->next_exchange++),
-      own_bytes_(RowsOf(me_, me_) * tensor_.row_bytes),
+      own_bytes_(BytesTo(me_)),
       pairs_(members_ - 1) {
   group->next_chunk = end_;
-}
-
-size_t Alltoall::InputOffset(int to) const { return RowsBefore(tensor_.rows, members_, me_, to) * tensor_.row_bytes; }
-
-size_t Alltoall::OutputOffset(int from) const {
-  return RowsReceivedBefore(tensor_.rows, members_, from, me_) * tensor_.row_bytes;
+  size_t sent = 0, received = 0;
+  for (int member = 0; member < members_; ++member) {
+    input_offsets_.push_back(sent);
+    output_offsets_.push_back(received);
+    sent += BytesTo(member);
+    received += BytesFrom(member);
+  }
 }
 
 // Enough for the largest exchange of any two members that share a host, this one or another: every member counts the
 // same chunks, since all number them alike.
 uint64_t Alltoall::LocalChunks() const {
-  int64_t most = 0;
-  for (const std::vector<int>& host : group_->topology.hosts)
-    for (int from : host)
-      for (int to : host)
-        if (from != to) most = std::max(most, RowsOf(from, to));
-  return (most * tensor_.row_bytes + step_bytes_ - 1) / step_bytes_;
+  if (group_->topology.most_locals == 1) return 0;  // also where each rank is taken for a host
+  return (tensor_.most_within_host * tensor_.row_bytes + step_bytes_ - 1) / step_bytes_;
 }
 
 Status Alltoall::Advance(bool* moved) {
@@ -66,7 +63,8 @@ bool Alltoall::TryCopyOwn() {
   if (own_copied_ == own_bytes_) return false;
   const size_t step = std::min(step_bytes_, own_bytes_ - own_copied_);
   if (tensor_.output != nullptr)
-    std::memcpy(tensor_.output + OutputOffset(me_) + own_copied_, tensor_.input + InputOffset(me_) + own_copied_, step);
+    std::memcpy(tensor_.output + output_offsets_[me_] + own_copied_, tensor_.input + input_offsets_[me_] + own_copied_,
+                step);
   own_copied_ += step;
   return true;
 }
@@ -83,10 +81,10 @@ bool Alltoall::TryPack() {
   size_t written = 0;
   for (int local = 0; local < locals_; ++local) {
     const int to = group_->topology.locals()[local];
-    const size_t bytes = RowsOf(me_, to) * tensor_.row_bytes;
+    const size_t bytes = BytesTo(to);
     if (local == local_ || bytes <= offset) continue;
     const size_t step = std::min(step_bytes_, bytes - offset);
-    group_->handover.Copy(slot + local * step_bytes_, tensor_.input + InputOffset(to) + offset, step);
+    group_->handover.Copy(slot + local * step_bytes_, tensor_.input + input_offsets_[to] + offset, step);
     written += step;
   }
   group_->counters->Add(Counter::kSharedBytes, static_cast<int64_t>(written));
@@ -110,11 +108,11 @@ bool Alltoall::TryFetch() {
   size_t read = 0;
   for (int local = 0; local < locals_; ++local) {
     const int from = group_->topology.locals()[local];
-    const size_t bytes = RowsOf(from, me_) * tensor_.row_bytes;
+    const size_t bytes = BytesFrom(from);
     if (local == local_ || bytes <= offset) continue;
     const size_t step = std::min(step_bytes_, bytes - offset);
     if (tensor_.output == nullptr) continue;  // no memory: what comes is dropped
-    std::memcpy(tensor_.output + OutputOffset(from) + offset,
+    std::memcpy(tensor_.output + output_offsets_[from] + offset,
                 group_->window.contribution(local, consumed_) + local_ * step_bytes_, step);
     read += step;
   }
@@ -135,16 +133,16 @@ Status Alltoall::StartPair() {
   const int tag = group_->ExchangeTag(exchange_);
   if (wire_begin_ == 0) wire_begin_ = Now();
   if (topology.host_of[from] != topology.my_host()) {
-    char* output = tensor_.output + OutputOffset(from);
-    for (size_t left = RowsOf(from, me_) * tensor_.row_bytes, bytes; left > 0; left -= bytes, output += bytes) {
+    char* output = tensor_.output + output_offsets_[from];
+    for (size_t left = BytesFrom(from), bytes; left > 0; left -= bytes, output += bytes) {
       bytes = std::min(left, kMessageBytes);
       messages_.emplace_back();
       RT_TRY(group_->wire->StartReceive(group_->RankOf(from), tag, output, bytes, &messages_.back()));
     }
   }
   if (topology.host_of[to] != topology.my_host()) {
-    const char* input = tensor_.input + InputOffset(to);
-    for (size_t left = RowsOf(me_, to) * tensor_.row_bytes, bytes; left > 0; left -= bytes, input += bytes) {
+    const char* input = tensor_.input + input_offsets_[to];
+    for (size_t left = BytesTo(to), bytes; left > 0; left -= bytes, input += bytes) {
       bytes = std::min(left, kMessageBytes);
       messages_.emplace_back();
       RT_TRY(group_->wire->StartSend(group_->RankOf(to), tag, input, bytes, &messages_.back()));

@@ -21,9 +21,8 @@ class Alltoall : public Task {
   }
 
  private:
-  int64_t RowsOf(int from, int to) const { return ExchangedRows(tensor_.rows, members_, from, to); }
-  size_t InputOffset(int to) const;     // of my rows for `to`
-  size_t OutputOffset(int from) const;  // of the rows that I receive from `from`
+  size_t BytesTo(int to) const { return RowsTo(tensor_.rows, to) * tensor_.row_bytes; }
+  size_t BytesFrom(int from) const { return RowsFrom(tensor_.rows, members_, from) * tensor_.row_bytes; }
   uint64_t LocalChunks() const;
 
   bool TryPack();
@@ -40,8 +39,9 @@ class Alltoall : public Task {
   const size_t step_bytes_;  // of each pair on this host in one chunk
   const uint64_t begin_, end_;
   uint64_t packed_, consumed_;
-  const uint64_t exchange_;  // number of this alltoall
-  const size_t own_bytes_;   // that stay on this member
+  const uint64_t exchange_;                             // number of this alltoall
+  const size_t own_bytes_;                              // that stay on this member
+  std::vector<size_t> input_offsets_, output_offsets_;  // by member: of what it gets, and gives
   size_t own_copied_ = 0;
   int pairs_done_ = 0;  // distances to members on other hosts that were started
   int pairs_;

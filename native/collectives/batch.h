@@ -20,9 +20,10 @@ struct BatchTensor {
   char* output = nullptr;       // nullptr on a rank that has joined, or has no memory: it wants nothing
   size_t bytes = 0;             // of the input, where all have the same shape
   size_t row_bytes = 0;         // of one row of the first dimension, where the layout has rows
-  // As rows.h says for the layout of the operation: by member, or [from * members + to]; else empty.
+  // As rows.h says for the layout of the operation; else empty.
   std::vector<int64_t> rows;
-  int operation = 0;  // of those that share the batch: what an observer is told
+  int64_t most_within_host = 0;  // kExchange: rows that any two members of one host have for each other, at most
+  int operation = 0;             // of those that share the batch: what an observer is told
   // What the codec has lost of the tensor so far, if it keeps that; of this one the elements from the offset on.
   Residual* residual = nullptr;
   size_t residual_offset = 0;

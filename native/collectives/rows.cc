@@ -23,7 +23,6 @@ bool ReceivesAll(Layout layout) { return layout == Layout::kWhole || layout == L
 
 std::vector<int64_t> RowsOfTensor(Layout layout, const std::vector<int64_t>& said, size_t index, size_t tensors,
                                   int64_t extent, int members) {
-  if (layout == Layout::kExchange) return said;
   if (layout == Layout::kScatter) return EvenShares(extent, members);
   std::vector<int64_t> rows;
   if (layout == Layout::kGather)
@@ -33,28 +32,12 @@ std::vector<int64_t> RowsOfTensor(Layout layout, const std::vector<int64_t>& sai
 
 int64_t ContributedRows(Layout layout, const std::vector<int64_t>& rows, int members, int member) {
   if (layout == Layout::kGather) return rows[member];
-  return layout == Layout::kExchange ? RowsBefore(rows, members, member, members) : Sum(rows);
+  return layout == Layout::kExchange ? std::accumulate(rows.begin(), rows.begin() + members, int64_t{0}) : Sum(rows);
 }
 
 int64_t ReceivedRows(Layout layout, const std::vector<int64_t>& rows, int members, int member) {
   if (layout == Layout::kScatter) return rows[member];
-  return layout == Layout::kExchange ? RowsReceivedBefore(rows, members, members, member) : Sum(rows);
-}
-
-int64_t ExchangedRows(const std::vector<int64_t>& rows, int members, int from, int to) {
-  return rows[static_cast<size_t>(from) * members + to];
-}
-
-int64_t RowsBefore(const std::vector<int64_t>& rows, int members, int from, int to) {
-  int64_t before = 0;
-  for (int member = 0; member < to; ++member) before += ExchangedRows(rows, members, from, member);
-  return before;
-}
-
-int64_t RowsReceivedBefore(const std::vector<int64_t>& rows, int members, int from, int to) {
-  int64_t before = 0;
-  for (int member = 0; member < from; ++member) before += ExchangedRows(rows, members, member, to);
-  return before;
+  return layout == Layout::kExchange ? std::accumulate(rows.begin() + members, rows.end(), int64_t{0}) : Sum(rows);
 }
 
 size_t InputBytes(const Batch& batch, const BatchTensor& tensor, const Topology& topology) {

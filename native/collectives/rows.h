@@ -6,8 +6,8 @@
 //                root alone
 //     kGather    rows of its own          all rows, in member order    [member]: what it contributes
 //     kScatter   all rows                 its share of them            [member]: what it receives
-//     kExchange  rows for each member     what each has for it, in     [from * members + to]
-//                                         member order
+//     kExchange  rows for each member     what each has for it, in     this member's alone: [member] what it
+//                                         member order                 contributes, [members + member] receives
 //
 // The rows of kScatter follow from the shape; those of kGather and kExchange each member says for itself (`Ragged`),
 // and the coordinator puts them together (core/match.cc).
@@ -28,18 +28,17 @@ bool Ragged(Layout layout);
 // Whether every member receives the same; else each something of its own.
 bool ReceivesAll(Layout layout);
 
-// The rows of tensor `index` of a group. said: for kGather, by member and tensor, [member * tensors + index]; for
-// kExchange, of the group's one tensor. extent: the tensor's first dimension, on any member.
+// The rows of tensor `index` of a group, but for kExchange. said: for kGather, by member and tensor, [member * tensors
+// + index]. extent: the tensor's first dimension, on any member.
 std::vector<int64_t> RowsOfTensor(Layout layout, const std::vector<int64_t>& said, size_t index, size_t tensors,
                                   int64_t extent, int members);
 
-// Of a tensor whose layout has rows. kExchange: what `from` sends to `to`, and where it lies in either's memory.
+// Of a tensor whose layout has rows. kExchange: `member` is this one.
 int64_t ContributedRows(Layout layout, const std::vector<int64_t>& rows, int members, int member);
 int64_t ReceivedRows(Layout layout, const std::vector<int64_t>& rows, int members, int member);
-int64_t ExchangedRows(const std::vector<int64_t>& rows, int members, int from, int to);
-int64_t RowsBefore(const std::vector<int64_t>& rows, int members, int from, int to);  // in the sender's input
-int64_t RowsReceivedBefore(const std::vector<int64_t>& rows, int members, int from,
-                           int to);  // in the receiver's output
+// kExchange: what this member sends to that one, and receives from it.
+inline int64_t RowsTo(const std::vector<int64_t>& rows, int to) { return rows[to]; }
+inline int64_t RowsFrom(const std::vector<int64_t>& rows, int members, int from) { return rows[members + from]; }
 
 // Bytes of this member's input and output of a tensor of the batch.
 size_t InputBytes(const Batch& batch, const BatchTensor& tensor, const Topology& topology);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
+#include <iterator>
 #include <numeric>
 #include <optional>
 #include <utility>
@@ -223,8 +224,7 @@ Status Execution::AddOperation(size_t index) {
     batch.tensors.push_back(std::move(tensor));
   }
   if (submission != nullptr && Exchanges(request))
-    for (int from = 0; from < members(); ++from)
-      submission->handle->received_splits.push_back(ExchangedRows(response.rows, members(), from, me()));
+    for (int from = 0; from < members(); ++from) submission->handle->received_splits.push_back(response.rows[from]);
   return {};
 }
 
@@ -309,8 +309,14 @@ BatchTensor Execution::Describe(const Response& response, size_t index) const {
   tensor.bytes = tensors[index].bytes();
   if (operation.output != Output::kRows) return tensor;
   tensor.row_bytes = tensors[index].row_bytes();
-  tensor.rows =
-      RowsOfTensor(operation.layout, response.rows, index, tensors.size(), tensors[index].shape[0], members());
+  if (operation.layout == Layout::kExchange) {
+    tensor.rows = response.request.splits;
+    tensor.rows.insert(tensor.rows.end(), response.rows.begin(), std::prev(response.rows.end()));
+    tensor.most_within_host = response.rows.back();
+  } else {
+    tensor.rows =
+        RowsOfTensor(operation.layout, response.rows, index, tensors.size(), tensors[index].shape[0], members());
+  }
   return tensor;
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <map>
 #include <type_traits>
 
 #include "base/decimal.h"
@@ -111,10 +112,13 @@ Status CheckJoined(const std::vector<const Request*>& requests, const std::vecto
 
 std::vector<int64_t> RowsOf(const std::vector<const Request*>& requests, const Request& first) {
   std::vector<int64_t> rows;
-  const std::vector<int64_t> of_joined(first.own_rows().size(), 0);
-  if (of_joined.empty()) return rows;
+  const size_t count = first.own_rows().size();
+  if (count == 0) return rows;
+  rows.reserve(count * requests.size());
   for (const Request* request : requests) {
-    const std::vector<int64_t> own = request == nullptr ? of_joined : request->own_rows();
+    std::vector<int64_t> own;
+    if (request != nullptr) own = request->own_rows();
+    own.resize(count);  // none of a member that has joined
     rows.insert(rows.end(), own.begin(), own.end());
   }
   return rows;
@@ -136,16 +140,38 @@ std::vector<int64_t> DevicesOf(const std::vector<const Request*>& requests, cons
   return devices;
 }
 
+// What any two members of one host have for each other, at most.
+int64_t MostWithinHosts(const std::vector<int64_t>& rows, const std::vector<int>& hosts, size_t members) {
+  std::map<int, std::vector<size_t>> members_of;
+  for (size_t member = 0; member < members; ++member) members_of[hosts.empty() ? 0 : hosts[member]].push_back(member);
+  int64_t most = 0;
+  for (const auto& host : members_of)
+    for (size_t from : host.second)
+      for (size_t to : host.second)
+        if (from != to) most = std::max(most, rows[from * members + to]);
+  return most;
+}
+
+// The coordinator's share of what members have for each other, which it keeps beside it.
+void ShareOut(std::vector<int64_t> rows, const std::vector<int>& hosts, size_t members, Response* response) {
+  const int64_t most = MostWithinHosts(rows, hosts, members);
+  response->exchanged = std::make_shared<const std::vector<int64_t>>(std::move(rows));
+  response->rows.assign(members + 1, most);
+  auto exchanged = response->exchanged;
+  *response = response->For(0, static_cast<int>(members));
+  response->exchanged = std::move(exchanged);
+}
+
 // The result of an allgather, or of an alltoall on any member, has no more rows than all have together.
-Status CheckRows(const Response& response) {
+Status CheckRows(const std::vector<int64_t>& all, const Response& response) {
   int64_t rows = 0;
-  bool many = std::any_of(response.rows.begin(), response.rows.end(),
-                          [&](int64_t own) { return __builtin_add_overflow(rows, own, &rows); });
+  bool many =
+      std::any_of(all.begin(), all.end(), [&](int64_t own) { return __builtin_add_overflow(rows, own, &rows); });
   for (const TensorSpec& tensor : response.request.tensors) {
     int64_t bytes;
     many = many || __builtin_mul_overflow(rows, std::max<int64_t>(1, static_cast<int64_t>(tensor.row_bytes())), &bytes);
   }
-  if (!many || response.rows.empty()) return {};
+  if (!many || all.empty()) return {};
   return Status::Mismatch(response.request.Subject() +
                           ": the rows of all ranks must have fewer than 2^63 bytes together, but have more. "
                           "Send them in parts.");
@@ -153,7 +179,8 @@ Status CheckRows(const Response& response) {
 
 }  // namespace
 
-Status Match(const std::vector<const Request*>& requests, const std::vector<int>& members, Response* response) {
+Status Match(const std::vector<const Request*>& requests, const std::vector<int>& members,
+             const std::vector<int>& hosts, Response* response) {
   const Request* first = nullptr;
   for (const Request* request : requests)
     if (first == nullptr) first = request;
@@ -169,8 +196,12 @@ Status Match(const std::vector<const Request*>& requests, const std::vector<int>
   RT_TRY(CheckJoined(requests, members, *first));
 
   response->request = *first;
-  response->rows = RowsOf(requests, *first);
-  RT_TRY(CheckRows(*response));
+  std::vector<int64_t> rows = RowsOf(requests, *first);
+  RT_TRY(CheckRows(rows, *response));
+  if (Find(first->operation)->layout == Layout::kExchange)
+    ShareOut(std::move(rows), hosts, requests.size(), response);
+  else
+    response->rows = std::move(rows);
 #define RT_ATTRIBUTE(name, kind, initial, scope, label, advice)
 #define RT_OWN_ATTRIBUTE(name, kind, initial, scope, label, advice) \
   response->name##s = OwnOf(requests, *first, &Request::name);

@@ -513,7 +513,7 @@ void Negotiator::Complete(Entry entry, Effects* effects) {
   std::deque<Request> made;
   const std::vector<const Request*> requests = RequestsOf(entry, &made);
   Response& response = ready.agreed.response;
-  Status status = Match(requests, options_.members, &response);
+  Status status = Match(requests, options_.members, options_.hosts, &response);
   if (!status.ok()) {
     FailEntry(entry, {entry.name, status.code(), status.message()}, effects);
     return;
@@ -607,9 +607,25 @@ void Negotiator::Broadcast(const Frame& frame, Effects* effects) {
 }
 
 void Negotiator::SendToOthers(const Frame& frame, Effects* effects) const {
-  if (options_.by_tree && member_count() > 1) effects->push_back(effect::Send{effect::kOthers, frame});
-  for (int member = 0; member < member_count() && !options_.by_tree; ++member)
-    if (member != options_.me) effects->push_back(effect::Send{member, frame});
+  const bool differs = DiffersByMember(frame);
+  const bool by_tree = options_.by_tree && !differs;
+  if (by_tree && member_count() > 1) effects->push_back(effect::Send{effect::kOthers, frame});
+  for (int member = 0; member < member_count() && !by_tree; ++member)
+    if (member != options_.me) effects->push_back(effect::Send{member, differs ? FrameFor(member, frame) : frame});
+}
+
+bool Negotiator::DiffersByMember(const Frame& frame) {
+  for (const Verdict& verdict : frame.verdicts)
+    for (const Agreed& agreed : verdict.batch)
+      if (!agreed.cached && agreed.response.exchanged != nullptr) return true;
+  return false;
+}
+
+Frame Negotiator::FrameFor(int member, Frame frame) const {
+  for (Verdict& verdict : frame.verdicts)
+    for (Agreed& agreed : verdict.batch)
+      if (!agreed.cached) agreed.response = agreed.response.For(member, member_count());
+  return frame;
 }
 
 // ---- stalls ----

@@ -251,6 +251,8 @@ class Negotiator {
   void Start(const std::vector<int>& batch, Effects* effects);
   void Broadcast(const Frame& frame, Effects* effects);
   void SendToOthers(const Frame& frame, Effects* effects) const;
+  static bool DiffersByMember(const Frame& frame);
+  Frame FrameFor(int member, Frame frame) const;
   void CheckStalls(Nanoseconds now, Effects* effects);
   void Report(const Entry& entry, const std::string& text, Effects* effects);
   Nanoseconds DueAt(const Entry& entry) const;

@@ -267,6 +267,16 @@ void Request::set_own_rows(const int64_t* rows) {
     for (TensorSpec& tensor : tensors) tensor.shape[0] = *rows++;
 }
 
+Response Response::For(int member, int members) const {
+  Response told = *this;
+  if (exchanged == nullptr) return told;
+  told.request = RequestOf(member, members);
+  for (int from = 0; from < members; ++from)
+    told.rows[from] = (*exchanged)[static_cast<size_t>(from) * members + member];
+  told.exchanged.reset();
+  return told;
+}
+
 Request Response::RequestOf(int member, int members) const {
   Request mine = request;
 #define RT_ATTRIBUTE(name, kind, initial, scope, label, advice)
@@ -275,7 +285,9 @@ Request Response::RequestOf(int member, int members) const {
 #include "tables/attributes.def"
 #undef RT_ATTRIBUTE
   if (!devices.empty()) mine.device = static_cast<int>(devices[member]);
-  mine.set_own_rows(rows.data() + rows.size() / members * member);
+  if (Find(request.operation)->layout == Layout::kGather)
+    mine.set_own_rows(rows.data() + rows.size() / members * member);
+  if (exchanged != nullptr) mine.set_own_rows(exchanged->data() + static_cast<size_t>(members) * member);
   return mine;
 }
 

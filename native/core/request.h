@@ -3,6 +3,7 @@
 #define RINGTRAIN_CORE_REQUEST_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -58,9 +59,13 @@ struct Request {
 };
 
 struct Response {
-  Request request;  // the members'; where something may differ, the lists below have it
-  // What each member says of its rows, one after the other: [member * tensors + tensor] or [from * members + to].
+  Request request;  // the members'; where something may differ, the lists below have it. kExchange: this member's own
+  // What members say of their rows (collectives/rows.h). kGather: [member * tensors + tensor]. kExchange: what each has
+  // for this member, and at the end the most that any two of one host have for each other.
   std::vector<int64_t> rows;
+  // kExchange, on the coordinator alone: [from * members + to]. All of it to each member would be a number for each
+  // triple of members.
+  std::shared_ptr<const std::vector<int64_t>> exchanged;
   int result = -1;  // join: the last rank; add_process_set: the id
   // Members' own attributes, named in the plural: by member, 0 for one that has joined; else empty.
 #define RT_ATTRIBUTE(name, kind, initial, scope, label, advice)
@@ -69,7 +74,9 @@ struct Response {
 #undef RT_ATTRIBUTE
   std::vector<int64_t> devices;  // tensors on GPUs: by member, -1 for one that has joined; else empty
 
-  // The request that this member must have sent for the response to fit.
+  // On the coordinator: what this member is told.
+  Response For(int member, int members) const;
+  // The request that this member must have sent for the response to fit. kExchange: this rank's, unless it coordinates.
   Request RequestOf(int member, int members) const;
   // Whether it is this one; without making it where all members' are the same.
   bool IsOf(int member, int members, const Request& request) const;

@@ -145,14 +145,14 @@ NcclPlan PlanGather(const Batch& batch, const Topology& topology) {
 }
 
 NcclPlan PlanExchange(const Batch& batch, const Topology& topology) {
-  const int members = topology.member_count(), me = topology.me;
+  const int members = topology.member_count();
   std::vector<NcclCall> calls;
   for (const BatchTensor& tensor : batch.tensors) {
     const char* from = tensor.input;
     char* to = tensor.output;
     for (int peer = 0; peer < members; ++peer) {
-      const size_t sent = ExchangedRows(tensor.rows, members, me, peer) * tensor.row_bytes;
-      const size_t received = ExchangedRows(tensor.rows, members, peer, me) * tensor.row_bytes;
+      const size_t sent = RowsTo(tensor.rows, peer) * tensor.row_bytes;
+      const size_t received = RowsFrom(tensor.rows, members, peer) * tensor.row_bytes;
       calls.push_back({Kind::kSend, from, nullptr, sent, DType::kUInt8, peer});
       calls.push_back({Kind::kReceive, nullptr, to, received, DType::kUInt8, peer});
       from += sent;

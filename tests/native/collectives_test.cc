@@ -225,8 +225,23 @@ Exchange RandomExchange(Random* random, int members, Operation operation, DType 
   return exchange;
 }
 
-Batch BatchOf(Exchange* exchange, int member, Residuals* residuals) {
+// Of the rows that each has for each what concerns this member.
+void TakeOwnRows(const Topology& topology, int member, BatchTensor* tensor) {
+  const std::vector<int64_t> all = tensor->rows;
+  const int members = topology.member_count();
+  const auto rows = [&](int from, int to) { return all[from * members + to]; };
+  tensor->rows.clear();
+  for (int to = 0; to < members; ++to) tensor->rows.push_back(rows(member, to));
+  for (int from = 0; from < members; ++from) tensor->rows.push_back(rows(from, member));
+  for (const std::vector<int>& host : topology.hosts)
+    for (int from : host)
+      for (int to : host)
+        if (from != to) tensor->most_within_host = std::max(tensor->most_within_host, rows(from, to));
+}
+
+Batch BatchOf(Exchange* exchange, int member, const Topology& topology, Residuals* residuals) {
   Batch batch = exchange->batch;
+  if (batch.operation == Operation::kAlltoall) TakeOwnRows(topology, member, &batch.tensors[0]);
   for (size_t tensor = 0; tensor < batch.tensors.size() && batch.codec->form().feedback; ++tensor)
     batch.tensors[tensor].residual =
         residuals->Of(0, Text(batch.operation), tensor, batch.tensors[tensor].bytes / Bytes(batch.dtype));
@@ -246,8 +261,9 @@ void Perform(Members& members, std::vector<Exchange>* exchanges, Random* random)
     const int member = static_cast<int>(Pick(random, members.size()));
     std::vector<std::unique_ptr<Task>>& mine = tasks[member];
     if (mine.size() < 2 && begun[member] < exchanges->size())
-      mine.push_back(MakeTask(BatchOf(&(*exchanges)[begun[member]++], member, &members[member].residuals),
-                              &members[member].group, nullptr));
+      mine.push_back(MakeTask(
+          BatchOf(&(*exchanges)[begun[member]++], member, members[member].group.topology, &members[member].residuals),
+          &members[member].group, nullptr));
     bool moved = false;
     for (const std::unique_ptr<Task>& task : mine)
       if (!task->done()) RT_REQUIRE_OK(task->Advance(&moved));
@@ -585,8 +601,8 @@ RT_TEST(an_observer_is_told_of_the_operation_that_a_tensor_belongs_to) {
     std::vector<Observer> observers(2);
     std::vector<std::unique_ptr<Task>> tasks;
     for (int member = 0; member < 2; ++member)
-      tasks.push_back(
-          MakeTask(BatchOf(&exchange, member, &members[member].residuals), &members[member].group, &observers[member]));
+      tasks.push_back(MakeTask(BatchOf(&exchange, member, members[member].group.topology, &members[member].residuals),
+                               &members[member].group, &observers[member]));
     bool moved;
     while (!tasks[0]->done() || !tasks[1]->done())
       for (auto& task : tasks)

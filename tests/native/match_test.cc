@@ -25,13 +25,13 @@ std::vector<const Request*> Pointers(const std::vector<Request>& requests) {
 
 std::string TextOf(const std::vector<Request>& requests) {
   Response response;
-  return Match(Pointers(requests), kMembers, &response).message();
+  return Match(Pointers(requests), kMembers, {}, &response).message();
 }
 
 RT_TEST(equal_requests_are_the_response) {
   const Request request = Tensor(Operation::kAllreduce, {2, 3});
   Response response;
-  RT_CHECK_OK(Match(Pointers({request, request, request}), kMembers, &response));
+  RT_CHECK_OK(Match(Pointers({request, request, request}), kMembers, {}, &response));
   RT_CHECK(response.request == request);
   RT_CHECK(response.rows.empty());
 }
@@ -41,7 +41,7 @@ RT_TEST(rows_of_a_gather_may_differ) {
                                    Tensor(Operation::kAllgather, {9, 3})};
   for (Request& request : requests) request.tensors.push_back({DType::kInt8, {request.tensors[0].shape[0] + 1}});
   Response response;
-  RT_CHECK_OK(Match(Pointers(requests), kMembers, &response));
+  RT_CHECK_OK(Match(Pointers(requests), kMembers, {}, &response));
   RT_CHECK(response.rows == (std::vector<int64_t>{4, 5, 0, 1, 9, 10}));
   for (int member = 0; member < 3; ++member) RT_CHECK(response.RequestOf(member, 3) == requests[member]);
 }
@@ -49,7 +49,7 @@ RT_TEST(rows_of_a_gather_may_differ) {
 RT_TEST(joined_members_gather_no_rows) {
   const Request request = Tensor(Operation::kAllgather, {4, 3});
   Response response;
-  RT_CHECK_OK(Match({nullptr, &request, nullptr}, kMembers, &response));
+  RT_CHECK_OK(Match({nullptr, &request, nullptr}, kMembers, {}, &response));
   RT_CHECK(response.rows == (std::vector<int64_t>{0, 4, 0}));
 }
 
@@ -57,9 +57,9 @@ RT_TEST(weights_may_differ_and_a_joined_member_has_none) {
   std::vector<Request> requests(3, Tensor(Operation::kAllreduce, {4}));
   for (size_t member = 0; member < 3; ++member) requests[member].weight = 7 - static_cast<int64_t>(member);
   Response response;
-  RT_CHECK_OK(Match({&requests[0], nullptr, &requests[2]}, kMembers, &response));
+  RT_CHECK_OK(Match({&requests[0], nullptr, &requests[2]}, kMembers, {}, &response));
   RT_CHECK(response.weights == (std::vector<int64_t>{7, 0, 5}));
-  RT_CHECK_OK(Match(Pointers(requests), kMembers, &response));
+  RT_CHECK_OK(Match(Pointers(requests), kMembers, {}, &response));
   for (int member = 0; member < 3; ++member) RT_CHECK(response.RequestOf(member, 3) == requests[member]);
   requests[1].weight = Request::kNoCount;
   RT_CHECK_EQ(TextOf(requests),
@@ -78,9 +78,41 @@ RT_TEST(splits_of_an_alltoall_may_differ) {
   requests[2].splits = {0, 0, 2};
   requests[2].tensors[0].shape = {2};
   Response response;
-  RT_CHECK_OK(Match(Pointers(requests), kMembers, &response));
-  RT_CHECK(response.rows == (std::vector<int64_t>{1, 2, 3, 6, 0, 0, 0, 0, 2}));
-  for (int member = 0; member < 3; ++member) RT_CHECK(response.RequestOf(member, 3) == requests[member]);
+  RT_CHECK_OK(Match(Pointers(requests), kMembers, {}, &response));
+  RT_CHECK(*response.exchanged == (std::vector<int64_t>{1, 2, 3, 6, 0, 0, 0, 0, 2}));
+  RT_CHECK(response.rows == (std::vector<int64_t>{1, 6, 0, 6}));
+  for (int member = 0; member < 3; ++member) {
+    RT_CHECK(response.RequestOf(member, 3) == requests[member]);
+    const Response told = response.For(member, 3);
+    RT_CHECK(told.exchanged == nullptr);
+    RT_CHECK(told.request == requests[member]);
+    RT_CHECK(told.IsOf(member, 3, requests[member]));
+    for (int from = 0; from < 3; ++from) RT_CHECK_EQ(told.rows[from], requests[from].splits[member]);
+    RT_CHECK_EQ(told.rows.back(), 6);
+  }
+}
+
+RT_TEST(the_most_of_an_alltoall_counts_within_hosts) {
+  std::vector<Request> requests(3, Tensor(Operation::kAlltoall, {9}));
+  requests[0].splits = {9, 0, 0};
+  requests[1].splits = {7, 0, 2};
+  requests[2].splits = {8, 1, 0};
+  for (const auto& [hosts, most] : std::vector<std::pair<std::vector<int>, int64_t>>{
+           {{}, 8}, {{0, 0, 1}, 7}, {{4, 3, 3}, 2}, {{1, 0, 1}, 8}, {{0, 1, 2}, 0}}) {
+    Response response;
+    RT_CHECK_OK(Match(Pointers(requests), kMembers, hosts, &response));
+    RT_CHECK_EQ(response.rows.back(), most);
+  }
+}
+
+RT_TEST(joined_members_exchange_no_rows) {
+  Request request = Tensor(Operation::kAlltoall, {6});
+  request.splits = {1, 2, 3};
+  Response response;
+  RT_CHECK_OK(Match({nullptr, &request, nullptr}, kMembers, {}, &response));
+  RT_CHECK(response.For(1, 3).request == request);
+  RT_CHECK(response.For(2, 3).request.splits == (std::vector<int64_t>{0, 0, 0}));
+  RT_CHECK(response.For(2, 3).rows == (std::vector<int64_t>{0, 3, 0, 3}));
 }
 
 RT_TEST(reduction_and_root_matter_only_where_they_are_used) {

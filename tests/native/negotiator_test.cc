@@ -5,6 +5,7 @@
 
 #include <deque>
 #include <map>
+#include <numeric>
 #include <random>
 #include <set>
 
@@ -130,6 +131,7 @@ class Simulation {
   Nanoseconds now = kSecond;
   int64_t frames_sent = 0, resends = 0, hits = 0, misses = 0, rings = 0, scheduled = 0;
   size_t largest_batch = 0;  // operations
+  size_t largest_frame = 0;  // bytes
 
  private:
   struct Node {
@@ -165,6 +167,7 @@ class Simulation {
     ++frames_sent;
     if (send.frame.type == FrameType::kResend) ++resends;
     Queue(rank, send.member).push_back(send.frame.Encode());
+    largest_frame = std::max(largest_frame, Queue(rank, send.member).back().size());
   }
   void On(int rank, effect::Promise& promise) {
     promises_[rank] = promise.sign;
@@ -403,6 +406,38 @@ RT_TEST(changed_request_is_matched_again) {
       std::string(
           "allreduce 'x': shape must be the same on all ranks, but is [5] on rank 10 and [6] on rank 11. Pad or slice "
           "to one shape; allgather and alltoall take rows of any number, but of one shape."));
+}
+
+// What others have for each other would make frames grow with the square of the ranks.
+RT_TEST(each_hears_of_an_alltoall_what_concerns_itself) {
+  constexpr int kRanks = 24;
+  for (uint64_t seed = 1; seed < 4; ++seed) {
+    Simulation simulation(kRanks, seed);
+    // Rank 3 has the same in the last two rounds, and says so by an id where the others have something new.
+    const auto rows = [](int round, int from, int to) {
+      return int64_t{(from == 3 ? std::min(round, 1) : round) * 7 + from * 5 + to} % 30;
+    };
+    for (int round = 0; round < 3; ++round) {
+      for (int rank = 0; rank < kRanks; ++rank) {
+        Request request = Named(Operation::kAlltoall, "x");
+        for (int to = 0; to < kRanks; ++to) request.splits.push_back(rows(round, rank, to));
+        request.tensors = {{DType::kInt8, {std::accumulate(request.splits.begin(), request.splits.end(), int64_t{0})}}};
+        simulation.Submit(rank, request);
+      }
+      simulation.Settle();
+      for (int rank = 0; rank < kRanks; ++rank) {
+        RT_REQUIRE_EQ(simulation.outcomes(rank).size(), static_cast<size_t>(round) + 1);
+        const Response& response = simulation.outcomes(rank).back().response;
+        RT_REQUIRE_EQ(response.rows.size(), size_t{kRanks + 1});
+        for (int other = 0; other < kRanks; ++other) {
+          RT_CHECK_EQ(response.request.splits[other], rows(round, rank, other));
+          RT_CHECK_EQ(response.rows[other], rows(round, other, rank));
+        }
+      }
+    }
+    RT_CHECK_EQ(simulation.hits, int64_t{1});
+    RT_CHECK(simulation.largest_frame < 4 * kRanks);
+  }
 }
 
 // With room for two names, a batch may hold a new name, which evicts, and the cached one that it evicts.

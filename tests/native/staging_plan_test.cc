@@ -70,7 +70,7 @@ RT_TEST(operations_with_rows_are_one_piece_with_room_for_both) {
   batch.operation = Operation::kAlltoall;
   BatchTensor tensor;
   tensor.row_bytes = 8;
-  tensor.rows = {1, 2, 0, 3, 4, 5, 6, 7, 8};  // [from * 3 + to]
+  tensor.rows = {3, 4, 5, 2, 4, 7};  // to each, and from each
   batch.tensors.push_back(tensor);
   const Topology topology = Members(3, 1);
   RT_CHECK_EQ(InputBytes(batch, tensor, topology), size_t{(3 + 4 + 5) * 8});

@@ -145,16 +145,16 @@ int main() {
   Decoder decoder(bytes);
   std::printf("%g %d\\n", DecodeRequest(&decoder).urgency, one == other);
   Response agreed;
-  std::puts(Match({&one, &other}, {0, 1}, &agreed).message().c_str());
+  std::puts(Match({&one, &other}, {0, 1}, {}, &agreed).message().c_str());
   Response first, second;
   first.request = one, second.request = other;
   std::printf("%d %d\\n", CanFuse(first, first), CanFuse(first, second));
   other.urgency = 0, one.share = 2, other.share = 5;
   Response both;
-  const bool matches = Match({&one, &other}, {0, 1}, &both).ok();
+  const bool matches = Match({&one, &other}, {0, 1}, {}, &both).ok();
   std::printf("%d %zu %d\\n", matches, both.shares.size(), both.RequestOf(1, 2) == other);
   other.share = Request::kNoCount;
-  std::puts(Match({&one, &other}, {0, 1}, &both).message().c_str());
+  std::puts(Match({&one, &other}, {0, 1}, {}, &both).message().c_str());
   std::puts(TableText("attributes"));
 }
 """

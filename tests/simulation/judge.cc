@@ -14,11 +14,24 @@ constexpr int kMaxBatches =
 
 std::string RankText(int rank) { return "rank " + std::to_string(rank); }
 
+bool Exchanges(const Response& response) {
+  return ringtrain::Find(response.request.operation)->layout == Layout::kExchange;
+}
+
+// What is the same for all members.
+Response Common(Response response) {
+  if (!Exchanges(response)) return response;
+  response.request.splits.clear();
+  response.request.tensors[0].shape[0] = 0;
+  response.rows = {response.rows.back()};
+  return response;
+}
+
 uint64_t Digest(const effect::Execute& execute) {
   uint64_t digest = 1;
   for (const Response& response : execute.responses) {
     Encoder encoder;
-    Encode(response, &encoder);
+    Encode(Common(response), &encoder);
     for (char byte : encoder.Take()) digest = digest * 0x100000001b3 ^ static_cast<uint8_t>(byte);
     digest = Mix(digest);
   }
@@ -120,6 +133,8 @@ void Judge::Executed(int rank, int set, const effect::Execute& execute, const st
       return Violate(RankText(rank) + " runs " + response.request.Subject() + " without having submitted that turn");
     if (std::exchange(submission->second.executed, true))
       return Violate(RankText(rank) + " is told to run " + response.request.Subject() + " twice");
+    if (Exchanges(response))
+      CheckExchange(rank, static_cast<size_t>(place), response, batch->exchanged.at(response.request.name));
   }
   if (place == 0 && ++member.under_way > kMaxBatches && !execute.scheduled)
     Violate(std::to_string(member.under_way) + " batches of set " + std::to_string(set) + " are under way");
@@ -171,7 +186,16 @@ void Judge::CheckContributions(int set, const Response& response, const std::vec
     if (turn != submission->second.turn)
       return Violate(response.request.Subject() + " pairs turn " + std::to_string(turn->number) + " with turn " +
                      std::to_string(submission->second.turn->number) + " of " + RankText(rank));
-    if (!(response.RequestOf(static_cast<int>(place), static_cast<int>(members.size())) == submission->second.request))
+    const Request& own = submission->second.request;
+    Request theirs = response.RequestOf(static_cast<int>(place), static_cast<int>(members.size()));
+    if (Exchanges(response)) {
+      theirs.splits = own.splits;
+      theirs.tensors[0].shape[0] = own.tensors[0].shape[0];
+      std::vector<int64_t>& rows = batch->exchanged[name];
+      rows.resize(members.size() * members.size(), 0);
+      std::copy(own.splits.begin(), own.splits.end(), rows.begin() + static_cast<ptrdiff_t>(place * members.size()));
+    }
+    if (!(theirs == own))
       return Violate(response.request.Subject() + " runs otherwise than " + RankText(rank) + " has submitted it");
   }
   if (turn == nullptr) return Violate(response.request.Subject() + " runs though all have joined");
@@ -185,6 +209,17 @@ void Judge::CheckContributions(int set, const Response& response, const std::vec
     Violate("turn " + std::to_string(turn->number) + " was reported as stalled " +
             std::to_string(warnings_[turn->number]) + " times, expected " + std::to_string(verdict.warnings));
   batch->turns.emplace_back(turn, name);
+}
+
+// rows: [from * members + to]
+void Judge::CheckExchange(int rank, size_t place, const Response& response, const std::vector<int64_t>& rows) {
+  const size_t members = response.request.splits.size();
+  bool right = response.rows.size() == members + 1 && rows.size() == members * members;
+  for (size_t other = 0; right && other < members; ++other)
+    right = response.request.splits[other] == rows[place * members + other] &&
+            response.rows[other] == rows[other * members + place];
+  if (!right)
+    Violate(RankText(rank) + " exchanges other rows in " + response.request.Subject() + " than were submitted");
 }
 
 void Judge::Remember(const Response& response, const effect::Execute& execute, Member* member) {

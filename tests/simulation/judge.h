@@ -58,6 +58,7 @@ class Judge {
   struct Batch {
     uint64_t digest = 0;  // of what everyone must be told in the same bytes
     std::vector<std::pair<const Turn*, std::string>> turns;
+    std::map<std::string, std::vector<int64_t>> exchanged;  // by name: rows that were submitted, [from * members + to]
   };
   // A rank's side of a process set.
   struct Member {
@@ -74,6 +75,7 @@ class Judge {
   void CheckFusion(const effect::Execute& execute);
   void CheckContributions(int set, const Response& response, const std::vector<bool>& joined,
                           const std::vector<int>& members, Batch* batch);
+  void CheckExchange(int rank, size_t place, const Response& response, const std::vector<int64_t>& rows);
   void Finish(int rank, const std::string& name, Member* member);
   void CheckToldBefore(int rank);
   void CheckSameTold(int rank, const Turn& turn, const std::string& text);

@@ -162,6 +162,7 @@ MUTANTS = [
         ";",
     ),
     Mutant("rows of another member", REQUEST, "rows.data() + rows.size() / members * member", "rows.data()"),
+    Mutant("all are told of one member's exchange", NEGOTIATOR, "differs ? FrameFor(member, frame) : frame", "frame"),
     # Batches
     Mutant(
         "a finished batch frees no place",
