@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 from ringtrain.context import current
 from ringtrain.errors import InvalidArgumentError
 
-FORMAT = 1  # that of flight_record.cc
+FORMAT = 2  # that of flight_record.cc
 PENDING, OK, REFUSED = "pending", "ok", "invalid_argument"
 ROWS_MAY_DIFFER = ("allgather", "alltoall")  # in the first dimension
+MOST_HOSTS = 4  # that are named beside ranks
 MOST_FINDINGS = 20  # of one kind that are told; the others are counted
 _FILE = re.compile(r"flight\.(\d+)\.json")
 
@@ -93,6 +94,7 @@ class FlightRecord(NamedTuple):
     Attributes:
         world: drawn for each world, so that files of another one are told apart.
         rank, size, host, process: whose it is.
+        hosts: the ranks of each host of the world, by its name.
         written: seconds since 1970.
         because: why it was written; "" if the program asked for it.
         process_sets: the members of each, by id.
@@ -103,6 +105,7 @@ class FlightRecord(NamedTuple):
     rank: int
     size: int
     host: str
+    hosts: dict[str, tuple[int, ...]]
     process: int
     written: float
     because: str
@@ -143,7 +146,8 @@ def parse(text: str, source: str) -> FlightRecord:
             raise ValueError(f"its format is {format_}")
         sets = {int(number): tuple(members) for number, members in content["process_sets"].items()}
         operations = tuple(_flown(each) for each in content["operations"])
-        return FlightRecord(**{**content, "process_sets": sets, "operations": operations})
+        hosts = {name: tuple(ranks) for name, ranks in content["hosts"].items()}
+        return FlightRecord(**{**content, "hosts": hosts, "process_sets": sets, "operations": operations})
     except (ValueError, KeyError, TypeError, AttributeError) as problem:
         raise InvalidArgumentError(
             f"{source}: it must be a flight record of format {FORMAT}, but is not: {problem}. Name the folder that "
@@ -207,8 +211,8 @@ def _silent(records: Sequence[FlightRecord], silent: Sequence[int]) -> list[str]
     if not silent:
         return []
     return [
-        f"{_capital(ranks_text(silent))} left no record: killed, stopped, or cut off before it could write one, or on a host "
-        "whose files are not here. Look there first."
+        f"{_capital(placed(silent, records[0].hosts))} left no record: killed, stopped, or cut off before it could write one, or "
+        "on a host whose files are not here. Look there first."
     ]
 
 
@@ -221,7 +225,7 @@ def _of_set(records: Sequence[FlightRecord], number: int, silent: Sequence[int])
     members = _sets(records)[number]
     here = {record.rank: record for record in records if record.rank in members}
     own = {rank: [each for each in record.operations if each.process_set == number] for rank, record in here.items()}
-    lines = [*_different(own), *_awaited(here, own, members, silent), *_behind(own), *_under_way(here, own)]
+    lines = [*_different(own), *_awaited(here, own, members, silent), *_behind(here, own), *_under_way(here, own)]
     return lines if number == 0 else [f"Process set {number} ({ranks_text(members)}): {line}" for line in lines]
 
 
@@ -272,8 +276,9 @@ def _awaited(
         if not missing and not unknown:
             continue
         waited = max(here[rank].written - each.submitted for rank, each in by_rank.items())
-        who = [f"{ranks_text(missing)} {_have(missing)} not"] if missing else []
-        who += [f"of {ranks_text(unknown)} nothing is known"] if unknown else []
+        hosts = next(iter(here.values())).hosts
+        who = [f"{placed(missing, hosts)} {_have(missing)} not"] if missing else []
+        who += [f"of {placed(unknown, hosts)} nothing is known"] if unknown else []
         line = f"{one.subject}: {ranks_text(by_rank)} submitted it, {waited:.1f} s before the record, but {', and '.join(who)}."
         if any(each.status == REFUSED for each in by_rank.values()):
             line += " It was refused there, before it could be submitted."
@@ -294,7 +299,7 @@ def _instead(rank: int, record: FlightRecord, operations: Sequence[Flown]) -> st
     )
 
 
-def _behind(own: Mapping[int, Sequence[Flown]]) -> list[str]:
+def _behind(here: Mapping[int, FlightRecord], own: Mapping[int, Sequence[Flown]]) -> list[str]:
     """Ranks that have heard of fewer agreed operations than others."""
     newest = {rank: max((each for each in each_of if each.agreed), key=lambda each: each.agreed, default=None)
               for rank, each_of in own.items()}  # fmt: skip
@@ -308,8 +313,9 @@ def _behind(own: Mapping[int, Sequence[Flown]]) -> list[str]:
             continue
         last = newest[rank]
         at = "none" if last is None else f"#{place}, {last.subject}"
+        who = _capital(placed([rank], here[rank].hosts))
         lines.append(
-            f"Rank {rank} is behind: its last operation of those that all had agreed on is {at}; others have come to #{most}, "
+            f"{who} is behind: its last operation of those that all had agreed on is {at}; others have come to #{most}, "
             f"{front.subject}."
         )
     return _first(lines)
@@ -350,6 +356,20 @@ def ranks_text(ranks: Iterable[int]) -> str:
             runs.append([rank])
     texts = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
     return ("rank " if len(ascending) == 1 else "ranks ") + ", ".join(texts)
+
+
+def ranks_of(text: str) -> list[int]:
+    """The ranks in what ``ranks_text`` has made."""
+    runs = [each.split("-") for each in text.split(" ", 1)[1].split(", ")]
+    return [rank for run in runs for rank in range(int(run[0]), int(run[-1]) + 1)]
+
+
+def placed(ranks: Sequence[int], hosts: Mapping[str, Sequence[int]]) -> str:
+    """``ranks 1, 4 (hosts node-b, node-c)``; without hosts if all ranks of the world are on one, or these on many."""
+    found = [name for name, own in hosts.items() if not set(own).isdisjoint(ranks)]
+    if len(hosts) < 2 or not 0 < len(found) <= MOST_HOSTS:
+        return ranks_text(ranks)
+    return f"{ranks_text(ranks)} ({'host' if len(found) == 1 else 'hosts'} {', '.join(found)})"
 
 
 def _capital(text: str) -> str:

@@ -209,7 +209,7 @@ def _state() -> bytes:
         told = {
             "rank": context.rank, "size": context.size, "hosts": context.process_set_hosts(0), "program": " ".join(sys.orig_argv),
             "lateness": context.lateness(), "counters": context.counters(), "traffic": context.traffic(),
-            "flight_record": context.flight_record(),
+            "flight_record": context.flight_record(), "stall": log.newest_stall(),
         }  # fmt: skip
     except RingtrainError:  # it has just been closed
         return b"{}"

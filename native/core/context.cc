@@ -128,7 +128,8 @@ Status Context::StartTimeline(const std::string& path, bool mark_cycles) {
     file.replace(place, 6, rank);
   else if (world().rank > 0)
     file += "." + rank;
-  return timeline_.Start(file, world().rank, options_.timeline_events, mark_cycles);
+  return timeline_.Start(file, world().rank, options_.timeline_events, mark_cycles,
+                         world().host_names[static_cast<size_t>(world().rank)]);
 }
 
 std::string Context::FlightRecord() const { return FlightRecordText(world(), epoch_.process_sets(), table_, ""); }

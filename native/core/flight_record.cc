@@ -6,6 +6,7 @@
 
 #include <cstring>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <system_error>
 #include <utility>
@@ -17,7 +18,7 @@
 namespace ringtrain {
 namespace {
 
-constexpr int kFormat = 1;  // flights.py refuses another one
+constexpr int kFormat = 2;  // flights.py refuses another one
 constexpr size_t kLongestCause = 4000;
 constexpr size_t kLongestName = 1000;
 
@@ -73,6 +74,16 @@ std::string RanksList(const std::vector<int>& ranks) {
   return text + "]";
 }
 
+// Of all ranks, so that a record tells where those are that have left none.
+std::string HostsText(const std::vector<std::string>& names) {
+  std::map<std::string, std::vector<int>> ranks;
+  for (size_t rank = 0; rank < names.size(); ++rank) ranks[names[rank]].push_back(static_cast<int>(rank));
+  std::string text;
+  for (const auto& [name, own] : ranks)
+    text += (text.empty() ? "" : ",") + Quoted(name, kLongestName) + ":" + RanksList(own);
+  return "{" + text + "}";
+}
+
 Status Failure(const std::string& path, const std::string& why) {
   return Status::InvalidArgument("flight record '" + path + "': it must be written there, but " + why +
                                  ". Let flight_record name a folder that this rank may write to.");
@@ -86,8 +97,9 @@ std::string FlightRecordText(const World& world, const ProcessSetTable& process_
   std::string text = "{" + Member("format", kFormat) + "," + Member("world", world.epoch) + "," +
                      Member("rank", world.rank) + "," + Member("size", world.size) + ",\n" +
                      Member("host", Quoted(world.host_names[static_cast<size_t>(world.rank)], kLongestName)) + "," +
-                     Member("process", getpid()) + "," + Member("written", clock.Text(Now())) + ",\n" +
-                     Member("because", Quoted(because, kLongestCause)) + ",\n\"process_sets\":{";
+                     Member("hosts", HostsText(world.host_names)) + "," + Member("process", getpid()) + "," +
+                     Member("written", clock.Text(Now())) + ",\n" + Member("because", Quoted(because, kLongestCause)) +
+                     ",\n\"process_sets\":{";
   const char* separator = "";
   for (const auto& [process_set, members] : process_sets.All()) {
     text += separator + InQuotes(std::to_string(process_set).c_str()) + ":" + RanksList(members);

@@ -52,7 +52,8 @@ Nanoseconds TraceOrigin() {
 
 Timeline::~Timeline() { Stop(); }
 
-Status Timeline::Start(const std::string& path, int rank, int64_t max_events, bool mark_cycles) {
+Status Timeline::Start(const std::string& path, int rank, int64_t max_events, bool mark_cycles,
+                       const std::string& host) {
   MutexLock control(control_mutex_);
   {
     MutexLock lock(mutex_);
@@ -69,6 +70,7 @@ Status Timeline::Start(const std::string& path, int rank, int64_t max_events, bo
   const Status created = file->Create();
   if (!created.ok()) return Status::InvalidArgument(created.message());
   file->Add(Metadata("process_sort_index", rank, 0, "\"sort_index\":" + std::to_string(rank)));
+  if (!host.empty()) file->Add(Metadata("process_labels", rank, 0, "\"labels\":" + Quoted("host " + host)));
   RT_TRY(file->Write());
 
   MutexLock lock(mutex_);

@@ -36,8 +36,10 @@ class Timeline {
   Timeline& operator=(const Timeline&) = delete;
 
   // Begins a new file; refused while another one is open. At most `max_events` spans are written, later ones counted,
-  // as are those that come while too much waits to be written. mark_cycles: whether Cycle writes anything.
-  Status Start(const std::string& path, int rank, int64_t max_events, bool mark_cycles = false);
+  // as are those that come while too much waits to be written. mark_cycles: whether Cycle writes anything. host: its
+  // name, for people to read; "" if nobody wants it.
+  Status Start(const std::string& path, int rank, int64_t max_events, bool mark_cycles = false,
+               const std::string& host = "");
   // Writes what is left, and how many spans were dropped. Says if a write failed since Start, or is not done after
   // kPatience. Ok if there is no file.
   Status Stop();

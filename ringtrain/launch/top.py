@@ -17,12 +17,15 @@ import numpy as np
 
 from ringtrain import flights, inquiries, statistics
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.flights import FlightRecord
+from ringtrain.flights import FlightRecord, placed
+from ringtrain.log import Stall
 from ringtrain.statistics import Stats, bytes_text
-from ringtrain.traces.findings import time_text
+from ringtrain.traces.findings import number_text, time_text
 from ringtrain.traces.steps import length, numbered, union
 
 SECONDS_TO_ANSWER = 5.0  # a program that keeps the GIL to itself answers late
+SECONDS_TO_SAY_WHAT = 1.0  # of several jobs each
+STEPS_OF_A_HANG = 3.0  # in which nothing has begun or ended
 LONGEST_PROGRAM = 80  # letters of its command line
 CLEAR = "\x1b[H\x1b[2J"
 
@@ -38,6 +41,7 @@ class Answer:
     program: str
     stats: Stats
     record: FlightRecord
+    stall: Stall | None = None
 
 
 @dataclass
@@ -102,8 +106,9 @@ def _chosen(job: int | None) -> tuple[int, str]:
             "For one on another host: ssh HOST ringtrain top"
         )
     if job is None and len(found) > 1:
+        listed = [f"{process} ({_what_it_is(found[process])})" for process in sorted(found)]
         raise click.ClickException(
-            f"--job must name one of {len(found)} jobs, by the process of its rank 0: {', '.join(map(str, sorted(found)))}."
+            f"--job must name one of {len(found)} jobs, by the process of its rank 0:\n" + "\n".join(listed)
         )
     process = next(iter(found)) if job is None else job
     if process not in found:
@@ -111,6 +116,15 @@ def _chosen(job: int | None) -> tuple[int, str]:
             f"--job {process}: it must be the process of a rank 0, but these are {', '.join(map(str, sorted(found)))}."
         )
     return process, found[process]
+
+
+def _what_it_is(name: str) -> str:
+    """A job among several, in a few words."""
+    try:
+        answer = answer_of(inquiries.ask(name, SECONDS_TO_SAY_WHAT), time.monotonic())
+    except (OSError, ValueError, InvalidArgumentError):
+        return "it does not answer"
+    return printable(f"{_size_of(answer)}: {_program_of(answer)}")
 
 
 def _ask(process: int, name: str) -> Answer:
@@ -151,6 +165,7 @@ def answer_of(text: bytes, at: float) -> Answer:
         told["program"],
         statistics.from_lines(told["lateness"], told["counters"], told["traffic"]),
         flights.parse(told["flight_record"], "rank 0"),
+        Stall(*told["stall"]) if told.get("stall") else None,
     )
 
 
@@ -184,35 +199,70 @@ def describe(before: Answer, now: Answer, process: int) -> list[str]:
     """The lines that are shown of two answers, one after the other."""
     seconds = max(now.at - before.at, 1e-9)
     since = now.stats.since(before.stats)
-    on = f"{now.size} ranks on {now.hosts} host{'s' if now.hosts > 1 else ''}"
-    program = " ".join(now.program.split())  # a program of -c has lines
-    lines = [f"{on}, process {process}: {program[:LONGEST_PROGRAM]}"]
-    pace = pace_of(now.record)
+    pace, still = pace_of(now.record), _stands_still_for(now.record, since)
+    hangs = still is not None and still > STEPS_OF_A_HANG * (pace.step if pace else 0.0)
+    lines = [f"{_size_of(now)}, process {process}: {_program_of(now)}"]
     if pace is None:
         lines.append("steps      none yet: no operation has come again under its name")
     else:
-        share = pace.fastest / pace.under_way if pace.under_way else 1.0
+        each = f"{number_text(1 / pace.step)} a second, {time_text(pace.step * 1e6)} each"
         lines.append(
-            f"steps      {1 / pace.step:.3g} a second, {time_text(pace.step * 1e6)} each (the last {pace.steps})"
+            f"steps      none for {time_text((still or 0.0) * 1e6)}; before that {each}"
+            if hangs
+            else f"steps      {each} (the last {pace.steps})"
         )
+    if pace is not None and not hangs:
+        share = pace.fastest / pace.under_way if pace.under_way else 1.0
         lines.append(f"floor      {share:.0%}: sums under way for {time_text(pace.under_way * 1e6)} of a step, "
                      f"{time_text(pace.fastest * 1e6)} in the fastest")  # fmt: skip
-    lines.append(_last_rank(since))
+    lines.append(f"last rank  {_awaited(now) if hangs else _last_rank(since, now.record)}")
     moved = {name: since.counters[name] / seconds for name in ("wire_bytes_sent", "shared_bytes")}
     lines.append(f"bytes      {bytes_text(moved['wire_bytes_sent'])}/s between hosts, "
                  f"{bytes_text(moved['shared_bytes'])}/s within them; "
-                 f"{since.counters['operations'] / seconds:.3g} operations a second")  # fmt: skip
+                 f"{number_text(since.counters['operations'] / seconds)} operations a second")  # fmt: skip
     lines.append(f"waiting    {min(since.waiting_seconds / seconds, 1.0):.0%} of the time, on rank 0")
-    newest = max((each.submitted for each in now.record.operations), default=None)
-    if newest is not None and since.counters["operations"] == 0:
-        lines.append(
-            f"nothing has ended since; the newest operation was submitted {now.record.written - newest:.1f} s ago"
-        )
+    if still is not None:
+        newest = now.record.written - max(each.submitted for each in now.record.operations)
+        lines.append(f"nothing has ended since; the newest operation was submitted {newest:.1f} s ago")
     return lines
 
 
-def _last_rank(since: Stats) -> str:
+def _size_of(answer: Answer) -> str:
+    return f"{answer.size} ranks on {answer.hosts} host{'s' if answer.hosts > 1 else ''}"
+
+
+def _program_of(answer: Answer) -> str:
+    return " ".join(answer.program.split())[:LONGEST_PROGRAM]  # a program of -c has lines
+
+
+def _stands_still_for(record: FlightRecord, since: Stats) -> float | None:
+    """Seconds in which no operation has begun or ended; None if some has ended since the answer before, or there is none."""
+    if since.counters["operations"] or not record.operations:
+        return None
+    return record.written - max(max(each.submitted, each.finished or 0.0) for each in record.operations)
+
+
+def _last_rank(since: Stats, record: FlightRecord) -> str:
     if not since.late:
-        return "last rank  none waited for"
+        return "none waited for"
     late = since.late[0]
-    return f"last rank  rank {late.rank}, {late.times} times, for {time_text(late.seconds * 1e6)} in all; the longest in '{late.name}'"
+    return (
+        f"{placed([late.rank], record.hosts)}, {late.times} times, for {time_text(late.seconds * 1e6)} in all; "
+        f"the longest in '{late.name}'"
+    )
+
+
+def _awaited(now: Answer) -> str:
+    """Whom a job waits for that stands still, as far as rank 0 knows."""
+    record, stall = now.record, now.stall
+    ended = max((each.finished or 0.0 for each in record.operations), default=0.0)
+    if stall is not None and stall.at > ended:
+        missing = placed(flights.ranks_of(stall.missing), record.hosts)
+        return f"{missing}: missing in {stall.operation}, which {stall.submitters} submitted"
+    waiting = [each for each in record.operations if each.is_open and each.finished is None]
+    if not waiting:
+        return f"rank 0 has submitted nothing for {time_text((record.written - ended) * 1e6)}; others may wait for it"
+    return (
+        f"not known yet: rank 0 waits in {waiting[0].subject}, for {time_text((record.written - waiting[0].submitted) * 1e6)}; "
+        "who is missing is reported after stall_warning_seconds"
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -61,6 +61,7 @@ class LateRank:
         before_ratio, backward_ratio: its times, divided by those of the middle one of the others.
         rare_steps: the number of steps in which it was late, if they are few; else 0.
         where: one of ``REASONS``.
+        host: its name; "" if all ranks are on one, or the traces do not say.
     """
 
     rank: int
@@ -72,6 +73,12 @@ class LateRank:
     backward_ratio: float
     rare_steps: int
     where: str
+    host: str = ""
+
+    @property
+    def place(self) -> str:
+        """For people: ``3``, or ``3 (host node-b)``."""
+        return f"{self.rank} (host {self.host})" if self.host else f"{self.rank}"
 
 
 @dataclass(frozen=True)
@@ -326,6 +333,8 @@ def late_ranks(steps: Steps) -> list[LateRank]:
         _late_rank(rank, steps.traces[rank].rank, int(was_last[rank]), begun, first, usual, behind)
         for rank in range(count)
     ]
+    if len({trace.host for trace in steps.traces}) > 1:
+        found = [replace(each, host=trace.host) for each, trace in zip(found, steps.traces, strict=True)]
     return sorted(found, key=lambda each: -each.late)
 
 
@@ -446,12 +455,12 @@ def _floor_in_words(found: Findings) -> str:
 def _late_in_words(found: Findings) -> str:
     latest = found.late[0]
     if latest.late * (latest.rare_steps / found.steps if latest.rare_steps else 1) < COUNTS * found.step:
-        return (f"No rank stands out: rank {latest.rank} was last in {latest.last_in} of {found.steps} steps, "
+        return (f"No rank stands out: rank {latest.place} was last in {latest.last_in} of {found.steps} steps, "
                 f"{time_text(max(latest.late, 0.0))} behind the others.")  # fmt: skip
     often = (f"in {latest.rare_steps} of {found.steps} steps, by {time_text(latest.late)}" if latest.rare_steps else
              f"by {time_text(latest.late)} on average, and the last in {latest.last_in} of {found.steps} steps")  # fmt: skip
     at = {"evenly": "evenly, before its first gradient and after it"}.get(latest.where, latest.where)
-    return (f"Rank {latest.rank} is late {often}: {at} "
+    return (f"Rank {latest.place} is late {often}: {at} "
             f"({_more(latest.before_ratio)} before its first gradient, {_more(latest.backward_ratio)} from there on); "
             f"{REASONS[latest.where]}.")  # fmt: skip
 
@@ -466,6 +475,12 @@ def _percent(share: float) -> str:
 
 def time_text(microseconds: float) -> str:
     """``12.3 ms``."""
-    if microseconds < 1e3:
-        return f"{microseconds:.3g} µs"
-    return f"{microseconds / 1e3:.3g} ms" if microseconds < 1e6 else f"{microseconds / 1e6:.3g} s"
+    for unit, size in (("µs", 1.0), ("ms", 1e3)):
+        if microseconds < 999.5 * size:
+            return f"{microseconds / size:.3g} {unit}"
+    return f"{number_text(microseconds / 1e6)} s"
+
+
+def number_text(number: float) -> str:
+    """Three digits, or all of a whole number that has more: ``0.0123``, ``12.3``, ``1512``."""
+    return f"{number:.3g}" if number < 999.5 else f"{number:.0f}"

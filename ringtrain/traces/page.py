@@ -92,7 +92,7 @@ def _late(found: Findings) -> str:
         return '<p class="quiet">One rank has nobody to wait for.</p>'
     heads = ("rank", "last in", "behind the others", "before its first gradient", "from there on", "where")
     rows = [
-        (f"rank {each.rank}", f"{each.last_in} steps", _signed(each.late),
+        (f"rank {each.place}", f"{each.last_in} steps", _signed(each.late),
          f"{_signed(each.before_first)} (x {each.before_ratio:.2f})",
          f"{_signed(each.in_backward)} (x {each.backward_ratio:.2f})", each.where if each.late > 0 else "")
         for each in found.late[:MOST_LATE]

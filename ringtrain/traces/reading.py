@@ -49,6 +49,7 @@ class RankTrace:
         size_bytes: int64, of this rank's contribution.
         waits: float64 of shape (waits, 2), when a thread of the program waited for an operation.
         dropped: spans that the trace had no room for.
+        host: its name; "" if the trace does not say.
     """
 
     rank: int
@@ -62,6 +63,7 @@ class RankTrace:
     size_bytes: np.ndarray
     waits: np.ndarray
     dropped: int
+    host: str = ""
 
     def moved(self, microseconds: float) -> RankTrace:
         """The same by a clock that shows so much less."""
@@ -111,11 +113,13 @@ def parse(text: bytes) -> list[RankTrace]:
     """
     letters, starts, others = _lines(text)
     kinds, numbers = _kinds(letters, starts), _numbers(letters, starts)
-    tracks, dropped = _described(others)
+    tracks, dropped, hosts = _described(others)
     found = []
     for rank in sorted({rank for rank, _ in tracks} | set(np.unique(numbers[:, 0]).tolist())):
         mine = numbers[:, 0] == rank
-        found.append(_of_rank(rank, kinds[mine], numbers[mine], _tensors(tracks, rank), dropped.get(rank, 0)))
+        trace = _of_rank(rank, kinds[mine], numbers[mine], _tensors(tracks, rank), dropped.get(rank, 0))
+        trace.host = hosts.get(rank, "")
+        found.append(trace)
     return found
 
 
@@ -179,10 +183,11 @@ def _ends(letters: np.ndarray, starts: np.ndarray) -> np.ndarray:
     return breaks[np.searchsorted(breaks, starts)]
 
 
-def _described(others: Iterable[bytes]) -> tuple[dict[tuple[int, int], str], dict[int, int]]:
-    """The names of tracks by rank and track, and how many spans were dropped by rank."""
+def _described(others: Iterable[bytes]) -> tuple[dict[tuple[int, int], str], dict[int, int], dict[int, str]]:
+    """The names of tracks by rank and track, how many spans were dropped by rank, and the host of each rank."""
     tracks: dict[tuple[int, int], str] = {}
     dropped: dict[int, int] = {}
+    hosts: dict[int, str] = {}
     for line in others:
         event = json.loads(line)
         if event.get("name") == "thread_name":
@@ -191,7 +196,9 @@ def _described(others: Iterable[bytes]) -> tuple[dict[tuple[int, int], str], dic
             tracks.setdefault((event["pid"], 0), "")
         elif str(event.get("name", "")).endswith(" spans dropped"):
             dropped[event["pid"]] = int(event["name"].split()[0])
-    return tracks, dropped
+        elif event.get("name") == "process_labels":
+            hosts[event["pid"]] = event["args"]["labels"].removeprefix("host ")
+    return tracks, dropped, hosts
 
 
 def _tensors(tracks: dict[tuple[int, int], str], rank: int) -> dict[int, str]:

@@ -11,7 +11,7 @@ import pytest
 from worlds import LAUNCHED, World, sizes
 
 import ringtrain as rt
-from ringtrain import context, flights
+from ringtrain import context, flights, log
 from ringtrain.launch import commands
 
 pytestmark = pytest.mark.timeout(180)
@@ -28,6 +28,7 @@ def test_what_is_remembered(world):
         first, second, third, fourth = record.operations
         assert (record.rank, record.size, record.because) == (rank, rt.size(), "")
         assert record.process_sets == {0: tuple(range(rt.size()))}
+        assert rank in record.hosts[record.host] and sorted(sum(record.hosts.values(), ())) == list(range(rt.size()))
         assert first[1:11] == (0, 1, "allreduce", "sum", "float32", (2, 3), 1, 24, "sum", None)
         assert (second.agreed, second.root, second.reduction, second.shape) == (2, rt.size() - 1, None, (5,))
         assert (third.tensors, third.bytes, third.dtype) == (2, 40, "float64")
@@ -211,7 +212,7 @@ def test_the_command(tmp_path, capfd):
     assert code == 1 and "rank 2 must have left a record" in said.err
     (tmp_path / "flight.0.json").write_text("{}")
     code, said = command(tmp_path)
-    assert code == 1 and "flight.0.json: it must be a flight record of format 1" in said.err
+    assert code == 1 and "flight.0.json: it must be a flight record of format 2" in said.err
     assert command("--help")[0] == 0
 
 
@@ -226,8 +227,9 @@ def flown(number, name, **changes):
 
 def record(rank, operations, size=2, **changes):
     plain = flights.FlightRecord(
-        7, rank, size, f"host-{rank}", 1, 200.0 + rank, "rank 1 died.", {0: tuple(range(size))}, tuple(operations)
-    )
+        7, rank, size, f"host-{rank}", {"host": tuple(range(size))}, 1, 200.0 + rank, "rank 1 died.",
+        {0: tuple(range(size))}, tuple(operations),
+    )  # fmt: skip
     return plain._replace(**changes)
 
 
@@ -267,6 +269,19 @@ def test_a_silent_rank_is_named_and_nothing_is_said_for_it():
     assert "but of rank 1 nothing is known." in find(lines, "allreduce 'a': rank 0 submitted it")
 
 
+def test_ranks_are_named_with_their_hosts_if_there_are_several():
+    """Of a rank without a record, too: there one has to look."""
+    hosts = {"node-a": (0, 2), "node-b": (1,)}
+    own = [flown(1, "a"), flown(2, "b", **PENDING)]
+    lines = flights.compare([record(0, own, 3, hosts=hosts), record(2, [], 3, hosts=hosts)])
+    find(lines, "Rank 1 (host node-b) left no record")
+    find(lines, "rank 2 (host node-a) has not, and of rank 1 (host node-b) nothing is known")
+    find(lines, "Rank 2 (host node-a) is behind")
+    assert flights.placed([0, 1], hosts) == "ranks 0, 1 (hosts node-a, node-b)"
+    many = {f"node-{each}": (each,) for each in range(9)}
+    assert flights.placed(range(9), many) == "ranks 0-8" and flights.ranks_of("ranks 0-2, 5") == [0, 1, 2, 5]
+
+
 def test_a_rank_that_has_joined_is_missing_nowhere():
     joined = flown(
         2, "join.noname.1", operation="join", dtype=None, shape=(), tensors=0, bytes=0, reduction=None, **PENDING
@@ -304,3 +319,4 @@ def test_a_stall_leaves_records_while_the_job_goes_on(tmp_path):
     find(lines, "allreduce 'late': rank 0 submitted it", "rank 1 has not")
     find(lines, "Rank 0: allreduce 'late' has waited for stall_warning_seconds.")
     find(lines, "Rank 1: the other ranks wait for allreduce 'late'.")
+    assert log.newest_stall()[:3] == ("allreduce 'late'", "rank 0", "rank 1")

@@ -292,6 +292,20 @@ def test_a_rank_that_has_its_sums_later_is_not_said_to_compute_longer():
     assert latest.late > 0 >= max(latest.before_first, latest.in_backward)
 
 
+def test_a_late_rank_is_named_with_its_host():
+    def on(hosts: list[str]) -> str:
+        traces = job(3, 20, lambda rank, step: (3000.0, 0.0) if rank == 2 else (0.0, 0.0))
+        labels = [
+            f',\n{{"ph":"M","name":"process_labels","pid":{rank},"tid":0,"args":{{"labels":"host {host}"}}}}'.encode()
+            for rank, host in enumerate(hosts)
+        ]
+        labelled = [trace.replace(b"      \n]", label + b"\n]") for trace, label in zip(traces, labels, strict=True)]
+        return " ".join(findings_in(labelled).verdicts)
+
+    assert "Rank 2 (host node-b) is late by 3 ms" in on(["node-a", "node-a", "node-b"])
+    assert "Rank 2 is late by 3 ms" in on(["node-a"] * 3)
+
+
 def test_nobody_is_called_late_without_reason():
     found = findings_in(job(4, 20, lambda rank, step: (10.0 * (rank == step % 4), 0.0)))
     assert any(each.startswith("No rank stands out") for each in found.verdicts)

@@ -11,11 +11,14 @@ import sys
 import time
 
 import pytest
+from click.testing import CliRunner
 from environments import rank_environment, ringtrainrun
 
 from ringtrain import inquiries
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.launch.top import Answer, answer_of, describe, pace_of
+from ringtrain.launch.top import top as top_command
+from ringtrain.traces.findings import number_text, time_text
 
 NOW = 1_700_000_000.0
 COUNTERS = {
@@ -35,12 +38,20 @@ def flown(number: int, name: str, submitted: float, started: float, finished: fl
             "status": "ok" if finished else "pending"}  # fmt: skip
 
 
-def answer(at: float, remembered: list[dict], lateness: tuple[str, ...] = (), **counters: int) -> Answer:
-    record = {"format": 1, "world": 7, "rank": 0, "size": 4, "host": "node", "process": 9, "written": NOW + at, "because": "",
-              "process_sets": {"0": [0, 1, 2, 3]}, "operations": remembered}  # fmt: skip
-    told = {"rank": 0, "size": 4, "hosts": 2, "program": "python train.py", "lateness": lateness, "traffic": [],
-            "counters": {**COUNTERS, **counters}, "flight_record": json.dumps(record)}  # fmt: skip
+def answer(
+    at: float, remembered: list[dict], lateness: tuple[str, ...] = (), stall: list | None = None, **counters: int
+) -> Answer:
+    told = told_of(remembered, at, lateness=lateness, stall=stall, counters={**COUNTERS, **counters})
     return answer_of(json.dumps(told).encode(), at)
+
+
+def told_of(remembered: list[dict], at: float, **told: object) -> dict:
+    """What a process says at a time."""
+    record = {"format": 2, "world": 7, "rank": 0, "size": 4, "host": "node-a", "process": 9,
+              "hosts": {"node-a": [0, 1], "node-b": [2, 3]}, "written": NOW + at, "because": "",
+              "process_sets": {"0": [0, 1, 2, 3]}, "operations": remembered}  # fmt: skip
+    return {"rank": 0, "size": 4, "hosts": 2, "program": "python train.py", "lateness": (), "traffic": [], "stall": None,
+            "counters": COUNTERS, "flight_record": json.dumps(record), **told}  # fmt: skip
 
 
 def steps(count: int, length: float, under_way: float) -> list[dict]:
@@ -74,16 +85,73 @@ def test_what_is_shown():
         "4 ranks on 2 hosts, process 9: python train.py",
         "steps      2 a second, 500 ms each (the last 8)",
         "floor      50%: sums under way for 100 ms of a step, 50 ms in the fastest",
-        "last rank  rank 3, 7 times, for 350 ms in all; the longest in 'layer.1'",
+        "last rank  rank 3 (host node-b), 7 times, for 350 ms in all; the longest in 'layer.1'",
         "bytes      2 MiB/s between hosts, 1 KiB/s within them; 10 operations a second",
         "waiting    25% of the time, on rank 0",
     ]
 
 
-def test_a_job_that_stands_still_says_since_when():
-    before = answer(0.0, steps(10, 0.5, 0.1), operations=20)
-    now = answer(34.75, steps(10, 0.5, 0.1), operations=20)
-    assert describe(before, now, 9)[-1] == "nothing has ended since; the newest operation was submitted 30.1 s ago"
+AFTER_A_HANG = [
+    "4 ranks on 2 hosts, process 9: python train.py",
+    "steps      none for 30.1 s; before that 2 a second, 500 ms each",
+    "last rank  {}",
+    "bytes      0 B/s between hosts, 0 B/s within them; 0 operations a second",
+    "waiting    0% of the time, on rank 0",
+    "nothing has ended since; the newest operation was submitted 30.1 s ago",
+]
+
+
+REPORTED = ("allreduce 'a'", "ranks 0-2", "rank 3")
+
+
+@pytest.mark.parametrize(
+    "awaits, stall, words",
+    [
+        (True, [*REPORTED, NOW + 30], "rank 3 (host node-b): missing in allreduce 'a', which ranks 0-2 submitted"),
+        (
+            True,
+            [*REPORTED, NOW],  # before the newest operation ended
+            "not known yet: rank 0 waits in allreduce 'b', for 30.1 s; who is missing is reported after stall_warning_seconds",
+        ),
+        (False, None, "rank 0 has submitted nothing for 30.1 s; others may wait for it"),
+    ],
+    ids=["reported", "not reported", "rank 0 is missing"],
+)
+def test_a_job_that_stands_still_says_since_when_and_for_whom(awaits, stall, words):
+    """No steps of before are shown as if they went on, and it is not said that nobody is waited for."""
+    own = steps(10, 0.5, 0.1)
+    if awaits:
+        own[-1] |= {"agreed": 0, "started": None, "finished": None, "status": "pending"}
+    before, now = answer(0.0, own, operations=20), answer(34.75, own, stall=stall, operations=20)
+    assert describe(before, now, 9) == [line.format(words) for line in AFTER_A_HANG]
+
+
+def test_a_step_that_is_longer_than_the_look_is_no_hang():
+    own = steps(10, 5.0, 0.1)
+    shown = describe(answer(46.0, own, operations=20), answer(48.0, own, operations=20), 9)
+    assert shown[1].startswith("steps      0.2 a second") and shown[3] == "last rank  none waited for"
+
+
+def test_numbers_are_written_out():
+    assert [number_text(each) for each in (0.01234, 12.34, 999.4, 999.6, 1512.0)] == [
+        "0.0123",
+        "12.3",
+        "999",
+        "1000",
+        "1512",
+    ]
+    assert [time_text(each) for each in (999.7, 999_700.0, 1.51e9)] == ["1 ms", "1 s", "1510 s"]
+
+
+def test_several_jobs_are_listed_with_their_programs(monkeypatch):
+    monkeypatch.setattr(inquiries, "those_who_answer", lambda: {12: "a", 7: "b"})
+    told = json.dumps(told_of([], 0.0, program="python  train.py\n\x1b[2J")).encode()
+    monkeypatch.setattr(inquiries, "ask", lambda name, seconds: told if name == "a" else b"{}")
+    done = CliRunner().invoke(top_command, ["--once"])
+    assert done.exit_code == 1 and done.output.splitlines()[-2:] == [
+        "7 (it does not answer)",
+        "12 (4 ranks on 2 hosts: python train.py ?[2J)",
+    ]
 
 
 @pytest.mark.parametrize("text", [b"", b"{}", b"hello", b'{"flight_record": 1}'])

@@ -177,7 +177,7 @@ RT_TEST(a_tensors_stages_are_named_timed_and_sized) {
   File file;
   Timed timeline;
   RT_CHECK(!timeline.enabled());
-  RT_REQUIRE_OK(timeline.Start(file.path(), 3, 1000));
+  RT_REQUIRE_OK(timeline.Start(file.path(), 3, 1000, false, "node-\"b\""));
   RT_CHECK(timeline.enabled());
   const Nanoseconds now = Now();
   timeline.Span("fc1.weight", "allreduce", now, now + 9001, 4096);
@@ -189,6 +189,8 @@ RT_TEST(a_tensors_stages_are_named_timed_and_sized) {
   const std::vector<Event> events = EventsOf(file.path());
   RT_REQUIRE_EQ(Only(events, "M", "process_name").size(), size_t{1});
   RT_CHECK_EQ(Only(events, "M", "process_name")[0].at("args.name"), "rank 3");
+  RT_REQUIRE_EQ(Only(events, "M", "process_labels").size(), size_t{1});
+  RT_CHECK_EQ(Only(events, "M", "process_labels")[0].at("args.labels"), "host node-\"b\"");
   const std::vector<Event> tracks = Only(events, "M", "thread_name"), spans = Only(events, "X");
   RT_REQUIRE_EQ(tracks.size(), size_t{2});
   RT_REQUIRE_EQ(spans.size(), size_t{3});
