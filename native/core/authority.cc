@@ -41,11 +41,11 @@ Authority::Authority(AuthorityOptions options)
     for (int slot = 0; slot < slots; ++slot) hosts_[name].taken[slot] = false;
 }
 
-void Authority::Begin(Nanoseconds now) { since_ = now; }
+void Authority::Begin(Nanoseconds now) { since_ = awake_ = now; }
 
 void Authority::Resume(Nanoseconds now, const std::string& record) {
   phase_ = Phase::kResuming;
-  since_ = now;
+  since_ = awake_ = now;
   ControlFrame form;
   if (record.empty() || !ControlFrame::Decode(record, &form)) return;
   epoch_ = form.epoch;
@@ -62,6 +62,7 @@ void Authority::Resume(Nanoseconds now, const std::string& record) {
 
 void Authority::ProcessCame(Nanoseconds now, const Process& process, AuthorityActions* actions) {
   if (phase_ == Phase::kEnded) return;
+  SkipStandstill(now);
   Host& host = hosts_[process.host];
   host.presence = Host::kPresent;
   host.heard = now;
@@ -73,6 +74,7 @@ void Authority::ProcessGone(Nanoseconds now, const Process& process, const std::
                             AuthorityActions* actions) {
   const auto host = hosts_.find(process.host);
   if (phase_ == Phase::kEnded || host == hosts_.end()) return;
+  SkipStandstill(now);
   host->second.unheard.erase(process.uid);
   host->second.taken.erase(process.slot);
   host->second.closed.erase(process.slot);
@@ -89,6 +91,7 @@ void Authority::ProcessGone(Nanoseconds now, const Process& process, const std::
 // ---- hosts ----
 
 void Authority::HostCame(Nanoseconds now, const std::string& name, AuthorityActions* actions) {
+  SkipStandstill(now);
   Host& host = hosts_[name];
   host.presence = Host::kAsked;
   host.heard = now;
@@ -97,6 +100,7 @@ void Authority::HostCame(Nanoseconds now, const std::string& name, AuthorityActi
 
 void Authority::HostLost(Nanoseconds now, const std::string& name, const std::string& cause,
                          AuthorityActions* actions) {
+  SkipStandstill(now);
   if (std::exchange(hosts_[name].presence, Host::kAway) == Host::kAway) return;
   Uids lost;
   for (const auto& [uid, rank] : ranks_)
@@ -116,6 +120,7 @@ void Authority::HostLeaves(Nanoseconds now, const std::string& name, const std::
                            AuthorityActions* actions) {
   const auto host = hosts_.find(name);
   if (phase_ == Phase::kEnded || host == hosts_.end() || std::exchange(host->second.leaves, true)) return;
+  SkipStandstill(now);
   actions->push_back(authority_action::Say{"Host '" + name + "' leaves on notice: " + cause});
   for (auto& [uid, rank] : ranks_)
     if (rank.process.host == name) rank.leaves = true;
@@ -126,6 +131,14 @@ void Authority::Hear(Nanoseconds now, const std::string& name, AuthorityActions*
   Host& host = hosts_[name];
   host.heard = now;
   if (host.presence == Host::kAway) HostCame(now, name, actions);
+}
+
+// The time in which this process was stopped counts for nobody: what others have said meanwhile is still to be read.
+void Authority::SkipStandstill(Nanoseconds now) {
+  const Nanoseconds missed = now - std::exchange(awake_, now);
+  if (missed <= options_.silence / 2) return;
+  since_ += missed;
+  for (auto& entry : hosts_) entry.second.heard += missed;
 }
 
 // If no host is heard that has a rank of this world it is the launcher that is cut off: the world goes on without it,
@@ -151,6 +164,7 @@ bool Authority::SomebodyIsHeard(Nanoseconds now) const {
 void Authority::Arrived(Nanoseconds now, const std::string& host, const ControlFrame& frame,
                         AuthorityActions* actions) {
   if (phase_ == Phase::kEnded || hosts_.count(host) == 0) return;
+  SkipStandstill(now);
   Hear(now, host, actions);
   // An agent speaks for the slots of its host alone.
   const bool names_a_process = frame.type != ControlType::kPresent && frame.type != ControlType::kBeat;
@@ -297,6 +311,7 @@ void Authority::Present(const std::string& name, const ControlFrame& frame) {
 
 void Authority::Tick(Nanoseconds now, AuthorityActions* actions) {
   if (phase_ == Phase::kEnded) return;
+  SkipStandstill(now);
   if (now >= next_beat_) {
     next_beat_ = now + kSecond;
     for (const auto& [name, host] : hosts_)

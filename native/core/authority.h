@@ -135,6 +135,7 @@ class Authority {
   void Leave(const ControlFrame& frame, AuthorityActions* actions);
   void Present(const std::string& host, const ControlFrame& frame);
   void Hear(Nanoseconds now, const std::string& host, AuthorityActions* actions);
+  void SkipStandstill(Nanoseconds now);
   void LoseSilentHosts(Nanoseconds now, AuthorityActions* actions);
   void Lose(Nanoseconds now, const Uid& uid, AuthorityActions* actions);
 
@@ -185,6 +186,7 @@ class Authority {
   std::set<Uid> noticed_;               // processes that are to leave, and have not said yet that they are there
   std::set<std::pair<Uid, Uid>> cuts_;  // who does not hear whom
   Nanoseconds since_ = 0;               // when the phase began
+  Nanoseconds awake_ = 0;               // when it was last told of anything; a timer is, each second
   Nanoseconds next_beat_ = 0;
   int resets_ = 0;
 };

@@ -149,6 +149,51 @@ RT_TEST(a_member_that_dies_before_it_has_answered_the_next_launcher_is_told_of) 
            std::vector<std::string>{"The rank in slot 1 of host 'a' has ended with exit code 1."});
 }
 
+RT_TEST(a_host_is_not_lost_for_the_time_in_which_the_authority_was_stopped) {
+  AuthorityOptions options;
+  options.hosts = {{"a", 1}, {"b", 1}};
+  options.minimum = 1;
+  options.silence = 5 * kSecond;
+  options.grace = options.wait = 60 * kSecond;
+  options.random = [drawn = std::make_shared<uint64_t>(0)] { return ++*drawn; };
+  Authority authority(options);
+  AuthorityActions actions;
+  authority.Begin(0);
+  ControlFrame beat;
+  beat.type = ControlType::kBeat;
+  const std::vector<std::string> hosts = {"a", "b"};
+  for (const std::string& host : hosts) authority.HostCame(0, host, &actions);
+  for (ControlType type : {ControlType::kPresent, ControlType::kReady, ControlType::kFormed})
+    for (const std::string& host : hosts) {
+      ControlFrame frame;
+      frame.type = type;
+      frame.epoch = authority.epoch();
+      frame.process = {{1, host == "a" ? 1u : 2u}, host, 0, host + ":0"};
+      authority.Arrived(0, host, frame, &actions);
+    }
+  RT_CHECK(authority.phase() == Authority::Phase::kRunning);
+  const auto lost = [&](const std::string& host) {
+    return std::any_of(actions.begin(), actions.end(), [&](const AuthorityAction& action) {
+      const auto* say = std::get_if<authority_action::Say>(&action);
+      return say != nullptr && say->text.find("Host '" + host + "' is lost") != std::string::npos;
+    });
+  };
+  Nanoseconds now = 0;
+  const auto tick = [&](int seconds) {
+    for (int second = 0; second < seconds; ++second) {
+      now += kSecond;
+      authority.Arrived(now, "a", beat, &actions);
+      authority.Tick(now, &actions);
+    }
+  };
+  tick(2);
+  now += 6 * kSecond;  // stopped; what it reads first is of one host
+  tick(3);
+  RT_CHECK(!lost("a") && !lost("b"));
+  tick(1);  // the fifth second in which it could have heard the other one: two before
+  RT_CHECK(!lost("a") && lost("b"));
+}
+
 RT_TEST(a_slot_in_which_a_rank_has_failed_is_tried_again_after_a_pause) {
   Job job(0);
   job.Die(3, {0, 1, 2});
