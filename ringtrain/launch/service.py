@@ -53,7 +53,7 @@ class Service:
         self._terms, self._callers, self._file, self._say = terms, callers, file, say
         self._began = self._next_beat = time.monotonic()
         self._goes_on = record is not None and bool(record.world)
-        self._record = record if record is not None and record.world else Record(secrets.token_hex(8))
+        self._record = record or Record(secrets.token_hex(8))
         self._seats = Seats(terms.rules.minimum, terms.maximum, terms.gather, PATIENCE, self._goes_on)
         self._caller_of: dict[str, Caller] = {}
         self._told_to_wait: set[str] = set()
@@ -68,6 +68,7 @@ class Service:
     def run(self) -> int:
         """Leads the job to its end. Returns 0 if the training has come to its end, 1 if not, 128 + n after signal n."""
         try:
+            self._file.write(self._record)  # ranks that wait for the first world are of this job, too
             while self._code is None:
                 self._step()
         except LaunchError as error:

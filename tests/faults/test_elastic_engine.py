@@ -148,6 +148,20 @@ def test_an_authority_that_is_killed_is_followed_by_another(job: Job, tmp_path: 
 
 
 @pytest.mark.long
+def test_an_authority_that_is_killed_before_the_first_world_is_followed_by_another(job: Job, tmp_path: Path) -> None:
+    """Who has waited for the others calls again, and they train."""
+    engine = Engine(job, tmp_path, "-np", "2:2", "--state", str(tmp_path / "state"))
+    engine.start(0, ARRAYS)
+    engine.await_that(lambda: "A process has come" in engine.said.read_text())
+    engine.authority.kill()
+    engine.authority.wait()
+    engine.start_authority()
+    engine.await_that(lambda: "has called again." in engine.said.read_text())
+    engine.start(1, ARRAYS)
+    assert_planned(engine, 2)
+
+
+@pytest.mark.long
 def test_ranks_that_finish_without_an_authority_wait_for_the_next_one(job: Job, tmp_path: Path) -> None:
     """It ends well, though it has led no step."""
     engine = Engine(job, tmp_path, "-np", "2", "--state", str(tmp_path / "state"))

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from eventually import eventually
 
 from ringtrain import leading, start
 from ringtrain.by_address import Address
@@ -198,23 +199,31 @@ def test_a_record_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def service() -> Iterator[SimpleNamespace]:
+def service(tmp_path: Path) -> Iterator[SimpleNamespace]:
     """One in a thread, which waits for two ranks."""
+    state = tmp_path / "state"
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     said: list[str] = []
     rules = Rules(2, wait=100.0, first_pause=1.0, longest_pause=60.0, reset_limit=0)
     called = Callers(listener, SECRET)
-    made = Service(Terms(rules, 2, 100.0, 0), called, RecordFile(""), None, said.append)
+    made = Service(Terms(rules, 2, 100.0, 0), called, RecordFile(str(state)), None, said.append)
     codes: list[int] = []
     thread = threading.Thread(target=lambda: codes.append(made.run()))
     thread.start()
-    yield SimpleNamespace(port=port, said=said, codes=codes, address=Address("127.0.0.1", port))
+    yield SimpleNamespace(port=port, said=said, codes=codes, state=state, address=Address("127.0.0.1", port))
     made.interrupt(2)
     socket.create_connection(("127.0.0.1", port)).close()  # so that it looks
     thread.join()
     called.close()
     assert codes == [130]
+
+
+def test_the_job_is_on_the_disk_before_its_first_rank_comes(service: SimpleNamespace) -> None:
+    """So that the next authority knows those that wait for the first world."""
+    eventually(service.state.exists, "the record is there")
+    record = json.loads(service.state.read_text())
+    assert record["job"] and record["world"] == "" and record["seats"] == {}
 
 
 def strangers_get(port: int, data: bytes) -> bytes:
