@@ -51,7 +51,10 @@ def rate_of(marks: Sequence[tuple[float, int]], seconds: float) -> float:
 
 
 class Throughput(Protocol):
-    """One host's part; the hosts are named by their places in the ring."""
+    """One host's part; the hosts are named by their places in the ring.
+
+    All hosts meet between two calls: what is sent for the next one must not arrive behind the end of the last.
+    """
 
     def latency(self, peer: int, leads: bool) -> float:
         """Seconds that a byte takes to a neighbour; called by both, of which one leads."""

@@ -139,15 +139,20 @@ def on_ring(count: int, body: Callable[[int, TcpThroughput], object], listens: s
 @pytest.mark.parametrize("count, listens", [(2, "127.0.0.1:0"), (3, "127.0.0.1:0,127.0.0.1:0")])
 def test_bytes_go_to_whom_they_are_for(count: int, listens: str) -> None:
     """All at once, one way alone, the other way, and again; over all networks."""
+    all_meet = threading.Barrier(count)
 
     def body(place: int, measured: TcpThroughput) -> list[float]:
         after, before = (place + 1) % count, (place - 1) % count
-        return [
-            measured.carry(after, before, 0.05),
-            measured.carry(1 if place == 0 else None, 0 if place == 1 else None, 0.05),
-            measured.carry(0 if place == 1 else None, 1 if place == 0 else None, 0.05),
-            measured.carry(before, after, 0.05),
-        ]
+        rates = []
+        for to, source in (
+            (after, before),
+            (1 if place == 0 else None, 0 if place == 1 else None),
+            (0 if place == 1 else None, 1 if place == 0 else None),
+            (before, after),
+        ):
+            rates.append(measured.carry(to, source, 0.05))
+            all_meet.wait(60)
+        return rates
 
     results = on_ring(count, body, listens)
     assert [[rate > 0 for rate in each] for each in results] == [
