@@ -308,6 +308,8 @@ class RankNews(TypedDict, total=False):
     was_told_to: bool  # the agent had asked for its end
     noticed: int  # the signal by which it is asked to leave an elastic job; from its program and the agent too
     engine_lost_at: float | None  # when the engine's program beside it was gone, unasked
+    remains: int  # a process that could not be killed; with `name`; from the agent, too
+    name: str
 
     # from its own program (see `ringtrain.announce`)
     failing: int  # exit code that it is about to return; with `at` and `follows`
@@ -327,5 +329,3 @@ class RankNews(TypedDict, total=False):
     bytes: int  # so many
     left: str  # a file for `ringtrain.run` follows: "result" or "failure"
     lost: Literal[True]  # its supervisor has vanished without `ended`; with `at`
-    remains: int  # a process that could not be killed; with `name`
-    name: str

@@ -29,7 +29,7 @@ from ringtrain.launch.networks import Chosen
 from ringtrain.launch.output import EngineStream, Terminal
 from ringtrain.launch.plan import Plan
 from ringtrain.launch.preflight import check_hosts
-from ringtrain.launch.ranks import LOST, Rank, blame_survived
+from ringtrain.launch.ranks import LOST, Rank, blame_survived, describe_remains
 from ringtrain.launch.reach import Agent, HostError, hang_up_on
 from ringtrain.launch.resume import TakenUp
 from ringtrain.launch.slots import Slots
@@ -534,6 +534,8 @@ class ElasticJob(Job):
         if well:
             for loss in self._losses():
                 self.terminal.say(f"{loss.place}: {loss}.")
+            if left := describe_remains(self.ranks.values(), self.strays):
+                self.terminal.say(left)
             return 0
         self.terminal.say(text)
         blame_survived([*self.ranks.values(), *self._failures])

@@ -92,7 +92,8 @@ def main(arguments: Sequence[str]) -> int:
             "engine_lost_at": child.engine_lost_at(),
         }
     )
-    child.clear()
+    for process, name in child.clear().items():
+        agent.tell({"remains": process, "name": name})
     return status if status >= 0 else 128 - status
 
 
@@ -215,16 +216,22 @@ class Child:
             return time.monotonic()
         return self.lost_at
 
-    def clear(self) -> None:
-        """Kills what the command has left behind, wherever it hides, and removes the sockets of these processes."""
+    def clear(self) -> dict[int, str]:
+        """Kills what the command has left behind, wherever it hides, and removes the sockets of these processes.
+
+        Returns the names of those that have not ended, by their ids.
+        """
+        left: dict[int, str] = {}
         tidy_until = time.monotonic() + SECONDS_TO_TIDY
         while self._has_children():
             now = time.monotonic()
             self._kill_all(spare=TIDIERS if now < tidy_until else ())
             if now > tidy_until + 1:  # what does not end now waits in the kernel
-                return
+                left = {process: name_of(process) for process in descendants_of(os.getpid())}
+                break
             time.sleep(0.01)
         remove_listeners(self.listeners)
+        return left
 
     def _kill_all(self, spare: Sequence[bytes]) -> None:
         self.listeners |= listeners_of(descendants_of(os.getpid()))
@@ -281,8 +288,10 @@ def kill_descendants(spare: Sequence[bytes] = ()) -> None:
     """Kills every process that descends from this one, but those whose command line has one of these words."""
     for process in descendants_of(os.getpid()):
         try:
-            with open(f"/proc/{process}/cmdline", "rb") as file:
-                line = file.read()
+            line = b""
+            if not is_waiting(process):  # else it may make wait whoever reads of its memory
+                with open(f"/proc/{process}/cmdline", "rb") as file:
+                    line = file.read()
             if not any(word in line for word in spare):
                 os.kill(process, signal.SIGKILL)
         except OSError:  # it has ended, or has changed its user
@@ -304,6 +313,25 @@ def descendants_of(ancestor: int) -> list[int]:
     for process in found:  # which grows
         found += children.get(process, ())
     return found[1:]
+
+
+def is_waiting(process: int) -> bool:
+    """Whether a process waits in the kernel, where no signal reaches it."""
+    return status_of(process).rpartition(b")")[2].split(None, 1)[0] == b"D"
+
+
+def name_of(process: int) -> str:
+    """The name of a process's program; "?" if it has ended."""
+    try:
+        return status_of(process).partition(b"(")[2].rpartition(b")")[0].decode(errors="replace")
+    except OSError:
+        return "?"
+
+
+def status_of(process: int) -> bytes:
+    """Id, name in brackets, state and so on."""
+    with open(f"/proc/{process}/stat", "rb") as file:
+        return file.read()
 
 
 def listeners_of(processes: Iterable[int]) -> set[str]:

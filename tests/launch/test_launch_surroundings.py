@@ -1,16 +1,21 @@
 """What a launcher meets on other people's machines: limits, names, users, signals, scripts."""
 
+import ctypes
 import json
 import os
+import re
 import resource
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import traceback
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -40,6 +45,60 @@ def await_true(condition):
 
 
 # ---- processes ----
+
+
+@contextmanager
+def file_server_that_hangs(folder):
+    """Mounts a file system in user space that answers nothing; yields what is set once somebody asks it."""
+    asked = threading.Event()
+    libc = ctypes.CDLL(None, use_errno=True)
+    folder.mkdir()
+    server = os.open("/dev/fuse", os.O_RDWR)
+    options = f"fd={server},rootmode=40000,user_id=0,group_id=0".encode()
+    if libc.mount(b"hangs", os.fsencode(folder), b"fuse", 0, options):
+        os.close(server)
+        pytest.skip(f"no file system in user space: {os.strerror(ctypes.get_errno())}")
+
+    def serve():
+        with suppress(OSError):
+            while True:
+                _, kind, number = struct.unpack("IIQ", os.read(server, 1 << 17)[:16])
+                if kind == 26:  # FUSE_INIT, in the form of version 7.22
+                    head, limits = struct.pack("IiQ", 40, 0, number), struct.pack("HHI", 0, 0, 4096)
+                    os.write(server, head + struct.pack("IIII", 7, 22, 0, 0) + limits)
+                else:
+                    asked.set()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield asked
+    finally:
+        libc.umount2(os.fsencode(folder), 1 | 2)  # MNT_FORCE, MNT_DETACH: whoever waits gets an error
+        thread.join()
+        os.close(server)
+
+
+@as_root
+@pytest.mark.skipif(not os.path.exists("/dev/fuse"), reason="needs file systems in user space")
+def test_a_child_that_waits_in_the_kernel_is_named(tmp_path):
+    """No signal ends it. The job ends without it, well as it did, and says where to look."""
+    program = f"""
+        import os, pathlib, time
+        if os.fork() == 0:
+            os.stat({str(tmp_path / "mounted" / "file")!r})
+        elif not print("ready", flush=True):
+            while not pathlib.Path({str(tmp_path / "asked")!r}).exists():
+                time.sleep(0.01)
+    """
+    line = ringtrainrun("tcp", 1, sys.executable, "-c", textwrap.dedent(program))
+    with file_server_that_hangs(tmp_path / "mounted") as asked:
+        job = subprocess.Popen(line, env=rank_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert asked.wait(PATIENCE)
+        (tmp_path / "asked").touch()
+        said, complaints = job.communicate(timeout=PATIENCE)
+    assert job.returncode == 0 and said == "[0] ready\n", complaints
+    assert re.search(r"not ended: process \d+ \(python.*\) of rank 0 \(host ", complaints), complaints
 
 
 def test_a_group_in_which_nobody_is_left_is_let_go():
