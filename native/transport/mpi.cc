@@ -15,6 +15,7 @@
 
 #include "base/clock.h"
 #include "base/decimal.h"
+#include "base/log.h"
 #include "transport/lost_peers.h"
 #include "transport/mpi_abi.h"
 #include "transport/mpi_library.h"
@@ -192,14 +193,21 @@ class MpiTransport : public Transport {
     return CheckSize(message, status);
   }
 
-  // A send cannot be withdrawn: it gets a moment to leave.
+  // A send cannot be withdrawn: it gets a moment to leave. Nor can a receive that has found its message: a peer that
+  // was stopped and goes on may write it.
   void Abandon() override {
     const Nanoseconds deadline = DeadlineAfter(kCancelSeconds);
     std::vector<Request*> receives;
     for (Message& message : messages_)
       if (message.receives && message.request != mpi_.no_request) receives.push_back(&message.request);
-    Withdraw(receives, deadline);
+    const size_t held = Withdraw(receives, deadline);
     while (!MessagesLeft() && Now() < deadline) SleepBriefly();
+    if (held > 0 && log_ != nullptr)
+      log_->Warning("rank " + std::to_string(rank_) +
+                    ": MPI must give back the memory of a world that has ended, but holds it for " +
+                    std::to_string(held) +
+                    " messages that others had begun to send. If one of these goes on, it may still write there. Use "
+                    "none of the tensors that were under way, or end this process.");
   }
 
   bool TakeLostPeer(LostPeer* lost) override { return lost_.Take(lost); }
@@ -221,13 +229,14 @@ class MpiTransport : public Transport {
   bool Busy() const override { return !leaving_.empty() || messages_.size() != free_tickets_.size(); }
   bool RingsDoorbell() const override { return false; }
   void SetDoorbell(Doorbell*) override {}  // MPI has nothing to ring it with
+  void SetLog(Log* log) override { log_ = log; }
 
   void Close(bool clean, double timeout_seconds) override {
     if (!std::exchange(open_, false) || mpi_.library().finalized()) return;
     const Nanoseconds deadline = DeadlineAfter(timeout_seconds);
     const bool emptied = clean && TakeLastPieces(deadline);
     while (!SendsFinished() && Now() < deadline) SleepBriefly();
-    const bool silent = WithdrawReceives(DeadlineAfter(kCancelSeconds));
+    const bool silent = WithdrawReceives(DeadlineAfter(kCancelSeconds)) == 0;
     if (!silent || !leaving_.empty()) LeaveBuffersToMpi();
     if (emptied && silent) mpi_.Comm_free(&comm_);
   }
@@ -433,8 +442,8 @@ class MpiTransport : public Transport {
     return {};
   }
 
-  // Cancels the receives that are still posted; whether MPI has let go of all their memory.
-  bool WithdrawReceives(Nanoseconds deadline) {
+  // Cancels the receives that are still posted; of how many MPI has not let go.
+  size_t WithdrawReceives(Nanoseconds deadline) {
     std::vector<Request*> requests;
     for (Piece& piece : posted_) requests.push_back(&piece.request);
     for (Message& message : messages_)
@@ -442,16 +451,17 @@ class MpiTransport : public Transport {
     return Withdraw(requests, deadline);
   }
 
-  bool Withdraw(const std::vector<Request*>& requests, Nanoseconds deadline) {
+  size_t Withdraw(const std::vector<Request*>& requests, Nanoseconds deadline) {
     for (Request* request : requests) mpi_.Cancel(request);
+    size_t held = 0;
     for (Request* request : requests) {
       bool complete = false;
       MessageStatus status;
       while (TestRequest(request, &complete, &status, "withdraw a receive").ok() && !complete && Now() < deadline)
         SleepBriefly();
-      if (!complete) return false;
+      held += complete ? 0 : 1;
     }
-    return true;
+    return held;
   }
 
   void LeaveBuffersToMpi() {
@@ -484,6 +494,7 @@ class MpiTransport : public Transport {
   std::vector<Message> messages_;      // by ticket
   std::vector<Ticket> free_tickets_;
   LostPeers lost_;
+  Log* log_ = nullptr;
 };
 
 template <typename Abi>

@@ -129,7 +129,12 @@ rule link_library
 """
 
 # The fakes: library, folder of its sources, the one that it leaves out. The old NCCL has what 2.18 had.
-FAKE_LIBRARIES = [("libcuda.so.1", "cuda", ""), ("libnccl.so.2", "nccl", ""), ("old/libnccl.so.2", "nccl", "newer")]
+FAKE_LIBRARIES = [
+    ("libcuda.so.1", "cuda", ""),
+    ("libnccl.so.2", "nccl", ""),
+    ("old/libnccl.so.2", "nccl", "newer"),
+    ("libmpi-of-tests.so", "mpi", ""),
+]
 FAKE_FLAGS = f"-fPIC -fvisibility=hidden -I{FAKES}"
 # Threads' own variables lie beside their stacks: what dlopen would allocate for them is freed by whichever thread comes
 # next, a race to ThreadSanitizer. Elsewhere they must not: beside PyTorch there is no room for them.
@@ -214,7 +219,7 @@ def describe_simulation(name: str, simulator: Simulator, variant: str, folder: P
 
 
 def describe_fakes(variant: str) -> list[str]:
-    """The lines for `fakes`: fakes/libcuda.so.1, fakes/libnccl.so.2 and fakes/old/libnccl.so.2."""
+    """The lines for `fakes`: those of CUDA and NCCL, fakes/old/libnccl.so.2, and an MPI that gives nothing back."""
     lines = []
     for source in sorted(FAKES.glob("*/*.cc")):
         sanitized = variant != "plain" and str(source.relative_to(FAKES)) not in UNSANITIZED
