@@ -1,8 +1,10 @@
 // PeerProcess: whether the process of another rank of this host has ended, as the kernel tells by a descriptor of it.
 //
-// Beside the life sign: it also tells of a process that ended before its rank's life sign began. It takes the process
-// id, which each rank writes into its place in the shared memory, and a common PID namespace; without one, or with a
-// kernel that has no such descriptors (before 5.3, or forbidden in a container), nothing is told.
+// Beside the life sign, which an older kernel that ends a process for want of memory may leave locked (before 5.18 it
+// takes the list of locks away first), and which tells nothing of a process that ended before its rank's life sign
+// began. It takes the process id, which each rank writes into its place in the shared memory, and a common PID
+// namespace; without one, or with a kernel that has no such descriptors (before 5.3, or forbidden in a container),
+// nothing is told.
 #ifndef RINGTRAIN_TRANSPORT_PEER_PROCESS_H_
 #define RINGTRAIN_TRANSPORT_PEER_PROCESS_H_
 
@@ -18,26 +20,33 @@ class ProcessName {
   void Write();
   // The id of the named process for the calling one; 0 if it has none here, or is the calling one itself.
   int32_t Here() const;
+  // What a descriptor of the named process shows and none of another; 0 if it is not known.
+  uint64_t identity() const { return identity_.load(std::memory_order_relaxed); }
 
  private:
   std::atomic<uint64_t> pid_namespace_;  // its inode
+  std::atomic<uint64_t> identity_;
   std::atomic<int32_t> pid_;
 };
 
 class PeerProcess {
  public:
-  // Should the process have ended before and another one have got its id, then the end of that one is taken for its
-  // own, which is late and not wrong.
-  explicit PeerProcess(const ProcessName& name);
+  explicit PeerProcess(const ProcessName& name) : name_(name) {}
   ~PeerProcess();
   PeerProcess(const PeerProcess&) = delete;
   PeerProcess& operator=(const PeerProcess&) = delete;
 
-  bool HasEnded() const;
+  // By one thread at a time. The first question opens the descriptor: should the process have ended before and another
+  // one have got its id, a kernel that shows no identity (before 6.9) tells of that one's end.
+  bool HasEnded();
 
  private:
-  bool gone_ = false;    // there was none when it was opened
-  int descriptor_ = -1;  // -1: nothing will be told
+  void Open();
+
+  const ProcessName& name_;
+  bool opens_ = true;  // it has not been tried yet, or can be tried again
+  bool gone_ = false;  // there was none when it was to be opened
+  int descriptor_ = -1;
 };
 
 }  // namespace ringtrain

@@ -4,6 +4,7 @@ import os
 import signal
 import textwrap
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,26 @@ def test_survivors_of_a_killed_rank_are_told_which(victim: int, job: Job, tmp_pa
     assert set(told) == {0, 1, 2} - {victim}, done
     for text in told.values():
         assert f"rank {victim} on host '" in text and "its process has ended" in text, text
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_a_killed_rank_is_never_taken_for_a_stopped_one(watch: Callable[..., Job], tmp_path: Path) -> None:
+    """Again and again, beside processes that never rest: whoever asks first or last, and however soon it dies."""
+    others = watch()
+    for _ in range(4):
+        others.start("sh", "-c", "while :; do :; done")
+    for turn in range(25):
+        folder, victim = tmp_path / str(turn), turn % 4
+        folder.mkdir()
+        done = watch().run(
+            *without_cleanup(4, RANK, "SIGKILL", victim, folder), seconds=SECONDS, env=rank_environment()
+        )
+        told = heard(folder)
+        assert set(told) == {0, 1, 2, 3} - {victim}, done
+        assert all("its process has ended" in text for text in told.values()), told
+    for busy in others.started:
+        busy.kill()
 
 
 @pytest.mark.parametrize("victim, layout", [pytest.param(0, "", marks=pytest.mark.long), (2, "1+1+1")])

@@ -3,14 +3,21 @@
 #include "transport/host_memory.h"
 
 #include <dirent.h>
+#include <sched.h>
 #include <signal.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstring>
+#include <functional>
 #include <set>
+#include <vector>
 
+#include "base/clock.h"
 #include "check.h"
 
 namespace ringtrain {
@@ -120,30 +127,204 @@ RT_TEST(wrong_file_is_not_opened) {
   RT_CHECK(member == nullptr);
 }
 
+// The process of another rank of a host, which does something in the memory, says that it is there, and waits for its
+// end.
+class Member {
+ public:
+  using Body = std::function<void(PosixMemory*)>;
+
+  Member(const PosixMemory& host, int local_rank, const Body& body) {
+    int here[2];
+    if (pipe(here) != 0) return;
+    process_ = fork();
+    if (process_ == 0) {
+      std::unique_ptr<PosixMemory> memory;
+      const Status opened = PosixMemory::Open(host.name(), host.nonce(), local_rank, host.local_size(), &memory);
+      if (!opened.ok()) _exit(1);
+      body(memory.get());
+      if (write(here[1], "", 1) != 1) _exit(1);
+      for (;;) pause();
+    }
+    close(here[1]);
+    char byte;
+    is_there_ = read(here[0], &byte, 1) == 1;
+    close(here[0]);
+  }
+  ~Member() { Kill(); }
+  Member(const Member&) = delete;
+  Member& operator=(const Member&) = delete;
+
+  bool is_there() const { return is_there_; }
+  pid_t process() const { return process_; }
+  void Kill() {
+    if (process_ <= 0) return;
+    kill(process_, SIGKILL);
+    waitpid(process_, nullptr, 0);
+    process_ = 0;
+  }
+
+ private:
+  pid_t process_ = 0;
+  bool is_there_ = false;
+};
+
 // Of a rank of another process that never came so far as to begin its life sign.
 RT_TEST(a_process_that_is_killed_is_seen_to_have_ended) {
   std::unique_ptr<PosixMemory> creator;
   RT_REQUIRE_OK(PosixMemory::Create(3, kBytes, &creator));
-  int here[2];
-  RT_REQUIRE_EQ(pipe(here), 0);
-  const pid_t process = fork();
-  if (process == 0) {
-    std::unique_ptr<PosixMemory> member;
-    const Status opened = PosixMemory::Open(creator->name(), creator->nonce(), 1, 3, &member);
-    if (!opened.ok() || write(here[1], "", 1) != 1) _exit(1);
-    for (;;) pause();
-  }
-  char byte;
-  RT_REQUIRE_EQ(read(here[0], &byte, 1), ssize_t{1});
+  Member member(*creator, 1, [](PosixMemory*) {});
+  RT_REQUIRE(member.is_there());
   for (int local : {0, 1, 2}) RT_CHECK(!creator->HasEnded(local));  // this process, a living one, and none
-  kill(process, SIGKILL);
-  RT_REQUIRE_EQ(waitpid(process, nullptr, 0), process);
+  member.Kill();
   RT_CHECK(creator->HasEnded(1));
   RT_CHECK(!creator->HasEnded(0) && !creator->HasEnded(2));
   std::unique_ptr<PosixMemory> late;  // it opens when the process has gone
   RT_REQUIRE_OK(PosixMemory::Open(creator->name(), creator->nonce(), 2, 3, &late));
   RT_CHECK(late->HasEnded(1));
   RT_CHECK(!late->HasEnded(0));
+}
+
+// Each of the two signs by itself, to all who ask all the time, and of nobody else.
+RT_TEST(all_who_ask_are_told_of_a_killed_process_by_both_signs) {
+  constexpr int kRanks = 5, kVictim = 1;
+  std::unique_ptr<PosixMemory> creator;
+  for (int round = 0; round < check::Rounds(30); ++round) {
+    RT_REQUIRE_OK(PosixMemory::Create(kRanks, kBytes, &creator));
+    const auto begin = [](PosixMemory* memory) { memory->control().place(memory->local_rank()).life.Begin(); };
+    Member victim(*creator, kVictim, begin);
+    RT_REQUIRE(victim.is_there());
+    std::vector<pid_t> watchers;
+    for (int rank = 2; rank < kRanks; ++rank) {
+      watchers.push_back(fork());
+      if (watchers.back() != 0) continue;
+      std::unique_ptr<PosixMemory> memory;
+      if (!PosixMemory::Open(creator->name(), creator->nonce(), rank, kRanks, &memory).ok()) _exit(1);
+      begin(memory.get());
+      LifeSign& life = memory->control().place(kVictim).life;
+      const Nanoseconds deadline = DeadlineAfter(20);
+      for (bool died = false, ended = false; !died || !ended;) {
+        died |= life.Died();
+        ended |= memory->HasEnded(kVictim);
+        if (Now() > deadline) _exit(2);
+      }
+      const bool again = life.Died() && memory->HasEnded(kVictim);
+      _exit(again && !memory->HasEnded(0) ? 0 : 3);
+    }
+    usleep(static_cast<useconds_t>(round * 50));  // it dies before the others ask, or while they do
+    victim.Kill();
+    int failed = 0;
+    for (pid_t watcher : watchers) {
+      int code = -1;
+      RT_CHECK_EQ(waitpid(watcher, &code, 0), watcher);
+      failed += int{code != 0};
+    }
+    RT_REQUIRE_EQ(failed, 0);
+  }
+}
+
+// A child of this process under an id that another one had; -1 where that cannot be chosen.
+pid_t ForkUnder(pid_t id) {
+#ifdef SYS_clone3
+  struct {
+    uint64_t flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid, set_tid_size, cgroup;
+  } arguments = {};
+  arguments.exit_signal = SIGCHLD;
+  arguments.set_tid = reinterpret_cast<uint64_t>(&id);
+  arguments.set_tid_size = 1;
+  return static_cast<pid_t>(syscall(SYS_clone3, &arguments, sizeof arguments));
+#else
+  return id > 0 ? -1 : 0;
+#endif
+}
+
+RT_TEST(another_process_under_the_same_id_is_not_taken_for_the_one_that_ended) {
+  std::unique_ptr<PosixMemory> creator;
+  RT_REQUIRE_OK(PosixMemory::Create(2, kBytes, &creator));
+  Member member(*creator, 1, [](PosixMemory*) {});
+  RT_REQUIRE(member.is_there());
+  const pid_t id = member.process();
+  member.Kill();
+  const pid_t other = ForkUnder(id);
+  if (other == 0)
+    for (;;) pause();
+  if (other < 0 || creator->control().place(1).process.identity() == 0) return;  // not root, or an older kernel
+  RT_CHECK_EQ(other, id);
+  RT_CHECK(creator->HasEnded(1));
+  kill(other, SIGKILL);
+  RT_REQUIRE_EQ(waitpid(other, nullptr, 0), other);
+}
+
+// Its id means another process here, or none.
+RT_TEST(a_process_of_another_pid_namespace_is_left_to_its_life_sign) {
+  std::unique_ptr<PosixMemory> creator;
+  RT_REQUIRE_OK(PosixMemory::Create(2, kBytes, &creator));
+  int here[2];
+  RT_REQUIRE_EQ(pipe(here), 0);
+  const pid_t outer = fork();
+  if (outer == 0) {
+    if (unshare(CLONE_NEWPID) != 0) _exit(write(here[1], "-", 1) == 1 ? 0 : 1);
+    const pid_t inner = fork();
+    if (inner != 0) {
+      waitpid(inner, nullptr, 0);
+      _exit(0);
+    }
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    std::unique_ptr<PosixMemory> memory;
+    if (!PosixMemory::Open(creator->name(), creator->nonce(), 1, 2, &memory).ok()) _exit(1);
+    memory->control().place(1).life.Begin();
+    if (write(here[1], "+", 1) != 1) _exit(1);
+    for (;;) pause();
+  }
+  char byte = '-';
+  RT_REQUIRE_EQ(read(here[0], &byte, 1), ssize_t{1});
+  if (byte == '+') {
+    RT_CHECK(!creator->HasEnded(1));
+    RT_CHECK(!creator->control().place(1).life.Died());
+  }
+  kill(outer, SIGKILL);
+  RT_REQUIRE_EQ(waitpid(outer, nullptr, 0), outer);
+  const Nanoseconds deadline = DeadlineAfter(60);
+  while (byte == '+' && !creator->control().place(1).life.Died() && Now() < deadline) sched_yield();
+  if (byte == '+') RT_CHECK(creator->control().place(1).life.Died());
+  RT_CHECK(!creator->HasEnded(1));
+}
+
+// A thread's rank beside another of its process; and what a rank has forked, which has both signs in its memory.
+RT_TEST(ranks_of_one_process_and_children_of_a_rank_are_not_told_by_their_process) {
+  std::unique_ptr<PosixMemory> creator, beside;
+  RT_REQUIRE_OK(PosixMemory::Create(3, kBytes, &creator));
+  RT_REQUIRE_OK(PosixMemory::Open(creator->name(), creator->nonce(), 1, 3, &beside));
+  RT_CHECK(!creator->HasEnded(1) && !beside->HasEnded(0));
+  Member rank(*creator, 2, [](PosixMemory* memory) {
+    memory->control().place(2).life.Begin();
+    const pid_t worker = fork();
+    if (worker == 0)
+      for (prctl(PR_SET_PDEATHSIG, SIGKILL);;) pause();
+    const pid_t brief = fork();
+    if (brief == 0) _exit(0);
+    waitpid(brief, nullptr, 0);
+  });
+  RT_REQUIRE(rank.is_there());
+  RT_CHECK(!creator->HasEnded(2) && !creator->control().place(2).life.Died());
+  rank.Kill();
+  RT_CHECK(creator->HasEnded(2) && creator->control().place(2).life.Died());
+}
+
+// Without a free descriptor the process cannot be watched; it is, once there is one.
+RT_TEST(a_process_is_watched_once_there_is_a_descriptor) {
+  std::unique_ptr<PosixMemory> creator;
+  RT_REQUIRE_OK(PosixMemory::Create(2, kBytes, &creator));
+  Member member(*creator, 1, [](PosixMemory*) {});
+  RT_REQUIRE(member.is_there());
+  rlimit limit{};
+  RT_REQUIRE_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  const rlimit none = {0, limit.rlim_max};
+  RT_REQUIRE_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  RT_CHECK(!creator->HasEnded(1));
+  RT_REQUIRE_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+  RT_CHECK(!creator->HasEnded(1));
+  member.Kill();
+  RT_CHECK(creator->HasEnded(1));
 }
 
 RT_TEST(windows_of_several_sets_do_not_touch) {
