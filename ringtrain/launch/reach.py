@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import selectors
+import shlex
 import subprocess
 import sys
 import threading
@@ -50,6 +52,19 @@ def load(files):
         sys.exit(1)
 """
 SECONDS_TO_LEAVE = 2.0  # for agents whose job does not start
+SECONDS_TO_END_SHELLS, SECONDS_BETWEEN_QUITS = 4.0, 0.1
+# Kills the process group of each process whose command line has the two arguments as one.
+END_BY_TOKEN = """\
+import os, sys
+for process in filter(str.isdigit, os.listdir("/proc")):
+    try:
+        with open(f"/proc/{process}/cmdline", "rb") as file:
+            if "".join(sys.argv[1:]).encode() in file.read():
+                os.killpg(os.getpgid(int(process)), 9)
+    except OSError:
+        pass
+"""
+QUIT = b"\x1c"  # the key of a terminal
 # What ssh mentions and is no reason: a host that it meets for the first time, and a banner of its own.
 SSH_NOTICE = re.compile(r"(Warning: Permanently added|Warning: No xauth data|\*\* |debug\d: |Connection to \S+ closed)")
 # What ssh says -> the reason in our words, and what to do.
@@ -122,7 +137,8 @@ class Agent:
         """Begins, or begins anew with a host that was not there."""
         source = agent_program()
         # Read through a buffer of one byte, so that no request behind the source is swallowed.
-        load = f"import io;exec(io.BufferedReader(io.FileIO(0,closefd=False),1).read({len(source)}))"
+        self._token = secrets.token_hex(16)  # by which its shell is found if that comes to nothing
+        load = f"import io;exec(io.BufferedReader(io.FileIO(0,closefd=False),1).read({len(source)}))#{self._token}"
         line = [sys.executable, "-I", "-S", "-c", load]
         if not self.host.is_here:
             line = self.shell.command_line(self.host.name, *line)
@@ -227,7 +243,8 @@ class Agent:
     def last_words(self) -> str:
         """The last line of what it has said until now, or of its fault; empty if nothing."""
         self.hear_words()
-        return "".join((self.fault or self.words.decode(errors="replace")).strip().splitlines()[-1:])
+        said = (self.fault or self.words.decode(errors="replace")).strip().splitlines()
+        return "".join([line for line in said if not SSH_NOTICE.match(line)][-1:])
 
     def close(self) -> None:
         """Hangs up: the agent ends its ranks, if there are any left, and leaves."""
@@ -243,6 +260,20 @@ class Agent:
             return True
         except subprocess.TimeoutExpired:
             return False
+
+    def end_shell(self) -> subprocess.Popen[bytes] | None:
+        """Begins to end the shell there in whose start-up file this agent is stuck; None if it cannot be.
+
+        Another shell on a terminal reads the same file. The terminal's quit key ends the program in which the file waits, and
+        not the shell, which comes to its command then.
+        """
+        half = len(self._token) // 2
+        kill = shlex.join([sys.executable, "-I", "-S", "-c", END_BY_TOKEN, self._token[:half], self._token[half:]])
+        line = self.shell.on_terminal(self.host.name, f"trap '' QUIT; exec {kill}")
+        if self._has_started or self.host.is_here or not line:
+            return None
+        null = subprocess.DEVNULL
+        return subprocess.Popen(line, stdin=subprocess.PIPE, stdout=null, stderr=null, start_new_session=True)
 
     def give_up(self) -> None:
         """Ends ssh, so that whoever waits for an answer waits no longer."""
@@ -320,7 +351,24 @@ def hang_up_on(agents: list[Agent]) -> None:
     for agent in agents:
         agent.close()
     deadline = time.monotonic() + SECONDS_TO_LEAVE
-    for agent in agents:
-        if not agent.has_left(deadline):
-            kill_group(agent.process.pid)
-            agent.process.wait()
+    stuck = [agent for agent in agents if not agent.has_left(deadline)]
+    for agent in stuck:
+        kill_group(agent.process.pid)
+        agent.process.wait()
+    end_shells(stuck)
+
+
+def end_shells(agents: list[Agent]) -> None:
+    """Ends the shells of agents that have not come to their program: sshd leaves them where they wait."""
+    enders = [ender for agent in agents if (ender := agent.end_shell())]
+    deadline = time.monotonic() + SECONDS_TO_END_SHELLS
+    while any(ender.poll() is None for ender in enders) and time.monotonic() < deadline:
+        time.sleep(SECONDS_BETWEEN_QUITS)
+        for ender in enders:
+            try:
+                os.write(ender.stdin.fileno(), QUIT)  # type: ignore[union-attr]  # as was asked for
+            except OSError:  # it has just ended
+                pass
+    for ender in enders:
+        kill_group(ender.pid)
+        ender.communicate()

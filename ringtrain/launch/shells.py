@@ -16,6 +16,10 @@ class Shell(Protocol):
         """Runs a command on a host."""
         ...
 
+    def on_terminal(self, host: str, command: str) -> list[str]:
+        """Runs a line of the shell there, on a terminal of its own; [] if start-up files do not matter there."""
+        ...
+
     def reproduce(self, host: str) -> str:
         """What a person types to see the same failure."""
         ...
@@ -43,6 +47,10 @@ class Ssh:
         """Runs a command on a host, by way of the shell there."""
         return ["ssh", *self.options, "--", host, shlex.join(command)]
 
+    def on_terminal(self, host: str, command: str) -> list[str]:
+        """Runs a line of the shell there, on a terminal of its own; [] if start-up files do not matter there."""
+        return ["ssh", *(each if each != "-T" else "-tt" for each in self.options), "--", host, command]
+
     def reproduce(self, host: str) -> str:
         """What a person types to see the same failure."""
         return shlex.join(["ssh", *self.options, host, "true"])
@@ -57,6 +65,10 @@ class SrunShell:
     def command_line(self, host: str, *command: str) -> list[str]:
         """Runs a command on a host of the allocation."""
         return [self.program, "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={host}", "--cpu-bind=none", *command]
+
+    def on_terminal(self, host: str, command: str) -> list[str]:
+        """Runs a line of the shell there, on a terminal of its own; [] if start-up files do not matter there."""
+        return []
 
     def reproduce(self, host: str) -> str:
         """What a person types to see the same failure."""

@@ -69,6 +69,15 @@ def test_what_a_start_up_file_must_not_do_is_told(text: str, words: str, three_h
     assert SAYS in done.stderr and words in done.stderr and "Traceback (" not in done.stderr, done.stderr
 
 
+def test_a_shell_whose_start_up_file_waits_for_ever_is_ended(three_hosts: Network) -> None:
+    """sshd leaves it where it waits, and it would have run the agent once it went on."""
+    before = three_hosts["node-b"].processes()  # what an earlier start-up file has become
+    with three_hosts["node-b"].replaced(START_UP_FILE, "/bin/sleep 5000\n/bin/sleep 5001\n"):
+        done = launch(three_hosts, "tcp", "--transport", "tcp", "--start-timeout", "2", "true")
+        assert done.returncode == 125 and "it gave no answer within the start timeout. Raise" in done.stderr
+        assert three_hosts["node-b"].processes().keys() <= before.keys()
+
+
 @EACH_MPI
 @pytest.mark.skipif(not shutil.which("tcsh"), reason="there is no tcsh here: apt install tcsh")
 def test_csh_may_be_the_login_shell(mpi: str, three_hosts: Network) -> None:
