@@ -88,6 +88,23 @@ def variables_of_optimizer(optimizer: Any) -> list[Any]:
     return list(optimizer.variables() if callable(optimizer.variables) else optimizer.variables)
 
 
+def slots_of(optimizer: Any, variables: Sequence[Any]) -> list[Any]:
+    """What an optimizer keeps for some of the variables that it trains, such as their momentum; Keras has a list of each kind."""
+    optimizer = getattr(optimizer, "inner_optimizer", None) or optimizer
+    if hasattr(optimizer, "get_slot_names"):  # tf_keras' optimizers.legacy
+        made = [(variable, name) for name in optimizer.get_slot_names() for variable in variables if variable.trainable]
+        return [optimizer.get_slot(*each) for each in made]
+    places = getattr(optimizer, "_trainable_variables_indices", None) or getattr(optimizer, "_index_dict", {})
+    chosen = [places[key] for key in map(optimizer._var_key, variables) if key in places]
+    own = {id(variable) for variable in variables_of_optimizer(optimizer)}
+    kinds = [
+        kind
+        for name, kind in vars(optimizer).items()
+        if isinstance(kind, list) and len(kind) == len(places) and name != "_variables"  # that has those of all kinds
+    ]
+    return [kind[place] for kind in kinds for place in chosen if id(kind[place]) in own]
+
+
 def _numeric(variables: Iterable[Any]) -> list[Any]:
     unique = {id(variable): variable for variable in variables}
     return [variable for variable in unique.values() if "string" not in str(variable.dtype)]

@@ -20,6 +20,7 @@ import ringtrain as rt
 import ringtrain.tensorflow as rt_tensorflow
 import ringtrain.tensorflow.keras as hvd
 from ringtrain.keras.optimizer import reduction_of
+from ringtrain.keras.variables import build_optimizer, slots_of, variables_of_optimizer
 from ringtrain.tensorflow.keras.callbacks import MetricAverageCallback
 from ringtrain.testing import World
 
@@ -162,6 +163,9 @@ def keeps_local(rank, make, eager):
         unscaled.apply_gradients([(gradient, other)])
 
     (step if eager else tf.function(step))()
+    kept = make(0.1, momentum=0.5)
+    build_optimizer(kept, [shared, own])
+    assert [each.name for each in slots_of(kept, [own])] == [each.name for each in variables_of_optimizer(kept)[-1:]]
     return [float(variable.numpy().item()) for variable in (shared, own, layer.kernel, other)]
 
 

@@ -14,6 +14,7 @@ import ringtrain as rt
 import ringtrain.keras as hvd
 from ringtrain.keras.fitting import arranged
 from ringtrain.keras.replicas import fingerprint, first_difference
+from ringtrain.keras.variables import slots_of
 from ringtrain.testing import World
 
 
@@ -324,17 +325,36 @@ def test_fingerprints_tell_other_data_from_other_rounding():
 
 
 def test_local_variables_stay_local(two):
+    """With their momentum, also where fit begins again."""
+
     def body(rank):
         model = runs.dense_model(seed=rank)
         own = model.layers[-1]
-        optimizer = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.05), local_layers=[own])
+        optimizer = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.05, momentum=0.9), local_layers=[own])
         model.compile(optimizer, "mse", run_eagerly=True)
         start = hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=own.trainable_variables)
         runs.fit(model, rank, 2, callbacks=[start])
-        return model.get_weights()
+        before = [np.array(each.numpy()) for each in optimizer.momentums]
+        begun = []
+        look = keras.callbacks.LambdaCallback(
+            on_train_begin=lambda logs: begun.extend(np.array(each.numpy()) for each in optimizer.momentums)
+        )
+        runs.fit(model, rank, 2, callbacks=[start, look])
+        assert all(np.array_equal(*pair) for pair in zip(before, begun, strict=True))
+        return [*model.get_weights(), *begun]
 
     one, other = two.run(body)
-    assert [np.array_equal(*pair) for pair in zip(one, other, strict=True)] == [True, True, False, False]
+    assert [np.array_equal(*pair) for pair in zip(one, other, strict=True)] == [True, True, False, False] * 2
+
+
+@pytest.mark.parametrize("name", ["SGD", "RMSprop", "Adam", "Adafactor", "Muon", "Ftrl", "ScheduleFreeAdamW"])
+def test_what_an_optimizer_keeps_for_a_variable_is_found(name):
+    variables = [keras.Variable(np.ones((2, 3)), name=each) for each in ("one", "other")]
+    optimizer = getattr(keras.optimizers, name)(use_ema=True)
+    optimizer.build(variables)
+    found = {variable.path for variable in slots_of(optimizer, variables[1:])}
+    assert found == {each.path for each in optimizer.variables if "other" in each.path} != set()
+    assert slots_of(keras.optimizers.LossScaleOptimizer(optimizer), variables[1:])
 
 
 def test_dropout_draws_differently_on_each_rank_and_the_same_in_each_run(two):

@@ -9,7 +9,7 @@ from ringtrain.errors import InvalidArgumentError, MismatchError
 from ringtrain.keras.compilation import switch_off
 from ringtrain.keras.optimizer import reduction_of, reduction_within
 from ringtrain.keras.replicas import ReplicaGuard, unequal
-from ringtrain.keras.variables import broadcast_variables, build_optimizer, variables_of_optimizer
+from ringtrain.keras.variables import broadcast_variables, build_optimizer, slots_of, variables_of_optimizer
 from ringtrain.log import logger
 from ringtrain.objects import allgather_object
 from ringtrain.process_sets import ProcessSet, global_process_set, members_of
@@ -30,7 +30,7 @@ class StartHooks:
     Args:
         root_rank: global rank of the root.
         device: accepted for Horovod's sake.
-        local_variables: a variable, or several, that each rank keeps to itself.
+        local_variables: a variable, or several, that each rank keeps to itself, with what the optimizer keeps for them.
         check_replicas: whether the first update must be the same on all ranks.
 
     Raises:
@@ -124,7 +124,9 @@ class StartHooks:
     def _make_alike(self, model: Any, process_set: ProcessSet) -> None:
         if not getattr(model.optimizer, "built", False):
             build_optimizer(model.optimizer, model.trainable_variables)
-        shared = self._shared([*model.variables, *variables_of_optimizer(model.optimizer)])
+        kept = {id(each) for each in slots_of(model.optimizer, list(self._local.values()))} if self._local else set()
+        of_optimizer = [each for each in variables_of_optimizer(model.optimizer) if id(each) not in kept]
+        shared = self._shared([*model.variables, *of_optimizer])
         broadcast_variables(shared, self._root_rank, process_set)
         _ask_for_no_look(model.optimizer, False)
         if _local_steps_of(model.optimizer) is not None:
