@@ -213,6 +213,8 @@ class KerasReducer:
         Returns:
             Whether they are to be applied (True or a boolean tensor), and the gradients: reduced if so, else this rank's own.
         """
+        if scale is not None:
+            gradients = self.with_overflows(gradients, variables)
         if not self.settings.delay or self.host is None:
             return self._collected(gradients, variables)
         self._skips = scale is not None  # a graph is traced for one kind of optimizer
@@ -227,6 +229,23 @@ class KerasReducer:
         applies = backend.on_host(lambda: [np.array(host.applies)], [], ["bool"])[0]
         applies = keras.ops.reshape(applies, ())
         return (applies if full is True else keras.ops.logical_and(full, applies)), gradients
+
+    def with_overflows(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """The gradients, of which one that travels is not finite where one is that stays: all ranks skip a step, or none."""
+        local = {id(variable) for variable in self._local_variables()}
+        kinds = [_kind_of(variable, local) for variable in variables]
+        travelling = [
+            place for place, gradient in enumerate(gradients) if gradient is not None and kinds[place] == "averaged"
+        ]
+        results = list(gradients)
+        if self.settings.alone or not travelling:
+            return results
+        for gradient, kind in zip(gradients, kinds, strict=True):
+            if gradient is not None and kind == "local":
+                carrier = backend.dense(results[travelling[0]])
+                zero = keras.ops.sum(backend.dense(gradient) * 0)  # or not a number
+                results[travelling[0]] = carrier + keras.ops.cast(zero, carrier.dtype)
+        return results
 
     def _collected(self, gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[Any, list[Any]]:
         if self.accumulation.passes == 1:

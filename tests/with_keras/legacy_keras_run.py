@@ -169,6 +169,15 @@ def keeps_local(rank, make, eager):
     return [float(variable.numpy().item()) for variable in (shared, own, layer.kernel, other)]
 
 
+def skips_together(rank, make):
+    shared, own = tf.Variable([1.0]), tf.Variable([1.0])
+    optimizer = tf_keras.mixed_precision.LossScaleOptimizer(make(1.0), initial_scale=4.0)
+    optimizer = hvd.DistributedOptimizer(optimizer)
+    optimizer.register_local_var(own)
+    optimizer.apply_gradients([(tf.constant([4.0]), shared), (tf.constant([np.inf if rank else 4.0]), own)])
+    return float(shared.numpy().item()), float(own.numpy().item()), float(optimizer.loss_scale)
+
+
 def lacks_gradients(rank, make, scaled, eager):
     variables = [tf.Variable([1.0]) for _ in range(4)]
     optimizer = make(1.0)
@@ -348,6 +357,7 @@ def check_steps(world, make):
     expected = [(0.0, False), (0.0, False), (-4.5, True), (-4.5, False), (-4.5, False), (-9.0, True)]
     assert world.run(accumulates_before_it_sends, make) == [expected] * 2
     for eager in (False, True):
+        assert world.run(skips_together, make) == [(1.0, 1.0, 2.0)] * 2
         assert world.run(keeps_local, make, eager) == [[-3.0, -1.0, -1.0, -2.0], [-3.0, -2.0, -2.0, -4.0]]
         for scaled in (False, True):
             assert world.run(lacks_gradients, make, scaled, eager) == [[-3.0, -3.0, -3.0, 1.0]] * 2

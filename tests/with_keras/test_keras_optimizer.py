@@ -291,6 +291,26 @@ def test_local_layers_keep_their_gradients(two, mode):
     assert two.run(body) == [(-3.0, -1.0), (-3.0, -2.0)]
 
 
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+def test_an_overflow_of_a_local_gradient_skips_the_step_on_all_ranks(two, mode):
+    def body(rank):
+        shared, own = variables([1.0], [1.0])
+        optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=4.0)
+        optimizer = hvd.DistributedOptimizer(optimizer)
+        optimizer.register_local_var(own)
+        optimizer.build([shared, own])
+        gradients = tf.Variable([4.0, 4.0])
+        step = both_modes(lambda: optimizer.apply([gradients[:1], gradients[1:]], [shared, own]))[mode]
+        gradients.assign([4.0, np.inf if rank else 4.0])
+        step()
+        skipped = float(shared.numpy().item()), float(own.numpy().item()), float(optimizer.dynamic_scale)
+        gradients.assign([4.0, 4.0])
+        step()
+        return skipped, float(shared.numpy().item()), float(own.numpy().item())
+
+    assert two.run(body) == [((1.0, 1.0, 2.0), -1.0, 0.0)] * 2
+
+
 def test_several_optimizers_in_one(two):
     def body(rank):
         model = runs.dense_model(seed=rank)

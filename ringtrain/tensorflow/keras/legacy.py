@@ -214,6 +214,8 @@ class _Methods(AveragingMethods, HostMethods, _Optimizer):
         variables = list(self._step.variables)
         with tf.init_scope():
             reduction.accumulation.build(variables)
+        if getattr(self, "_is_wrapped_by_loss_scale_optimizer", False):
+            gradients = reduction.with_overflows(gradients, variables)
         full, gradients = reduction.collect(gradients, variables)
         if full is not True and getattr(self, "_is_wrapped_by_loss_scale_optimizer", False):
             # An overflow must be seen by all ranks at a time: in the sums of a whole update.
