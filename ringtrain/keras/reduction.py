@@ -321,6 +321,8 @@ class KerasReducer:
                 f"apply '{self.prefix}': delay must be 0 with variables whose gradients stay on their rank, and with float8 layers, "
                 "but is 1. Leave one of them out."
             )
+        if places["local"] and how.replicas == "equal":
+            self._require_no_norm_of_all()
         for kind, combine in _KINDS.items():
             chosen = places[kind]
             combined = combine(
@@ -329,6 +331,15 @@ class KerasReducer:
             for place, gradient in zip(chosen, combined, strict=True):
                 results[place] = gradient
         return results
+
+    def _require_no_norm_of_all(self) -> None:
+        """Refuses to clip by a norm that each rank has another one of, since gradients of its own are within."""
+        norm = None if self._stepping is None else self._stepping.settings().get("global_clipnorm")
+        if norm:
+            raise UnsupportedError(
+                f"apply '{self.prefix}': global_clipnorm must be None with variables whose gradients stay on their rank, but is "
+                f"{norm}: each rank would clip the gradients of all by a norm of its own, and train apart. Use clipnorm or clipvalue."
+            )
 
     def _watched(self, variables: Sequence[Any], combine: Callable[[], list[Any]]) -> list[Any]:
         """What ``combine`` returns, once ranks have found that they step alike, where each step compares that."""

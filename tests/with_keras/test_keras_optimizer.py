@@ -16,6 +16,7 @@ import tensorflow as tf
 
 import ringtrain as rt
 import ringtrain.keras as hvd
+from ringtrain.errors import UnsupportedError
 from ringtrain.keras.optimizer import hoist, reduction_of
 from ringtrain.testing import World
 
@@ -309,6 +310,17 @@ def test_an_overflow_of_a_local_gradient_skips_the_step_on_all_ranks(two, mode):
         return skipped, float(shared.numpy().item()), float(own.numpy().item())
 
     assert two.run(body) == [((1.0, 1.0, 2.0), -1.0, 0.0)] * 2
+
+
+def test_the_norm_of_all_gradients_is_refused_where_some_are_a_ranks_own(two):
+    def body(rank):
+        shared, own = variables([1.0], [1.0])
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0, global_clipnorm=0.5))
+        optimizer.register_local_var(own)
+        with pytest.raises(UnsupportedError, match="global_clipnorm must be None with variables whose gradients stay"):
+            optimizer.apply([tf.ones([1]), tf.ones([1])], [shared, own])
+
+    two.run(body)
 
 
 def test_several_optimizers_in_one(two):
