@@ -44,7 +44,7 @@ def those_who_answer() -> dict[int, str]:
     Raises:
         OSError: the kernel does not say.
     """
-    found = _NAME.findall(Path("/proc/net/unix").read_text())
+    found = _NAME.findall(Path("/proc/self/net/unix").read_text())
     return {
         int(process): name
         for name, user, process in found

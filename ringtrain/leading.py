@@ -339,8 +339,12 @@ class AuthorityLink:
 
 def _machine() -> list[str | int]:
     """What no other machine, or container, has."""
-    with open("/proc/sys/kernel/random/boot_id") as file:
-        return [file.read().strip(), os.stat("/proc/self/ns/net").st_ino]
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            boot = file.read().strip()
+    except OSError:  # a container may have processes alone in /proc
+        boot = socket.gethostname()
+    return [boot, os.stat("/proc/self/ns/net").st_ino]
 
 
 def _read_some(connection: socket.socket) -> bytes:

@@ -21,6 +21,7 @@ from typing import Any
 
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.launch.interpreter import module
+from ringtrain.launch.temporary import temporary_folder
 
 SECONDS_TO_STOP = 15.0  # for the launcher, which gives the ranks some seconds to end
 
@@ -111,7 +112,7 @@ def run(
     ]
     line += [switch for switch, is_on in switches.items() if is_on]
     line += ["--blacklist-cooldown-range", *map(str, cooldown_range)] if cooldown_range else []
-    with tempfile.TemporaryDirectory(prefix="ringtrain-run-") as name:
+    with tempfile.TemporaryDirectory(prefix="ringtrain-run-", dir=temporary_folder()) as name:
         folder = Path(name)
         call = cloudpickle.dumps((func, tuple(args), dict(kwargs or {})))
         with os.fdopen(os.open(folder / "function", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

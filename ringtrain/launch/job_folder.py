@@ -14,7 +14,6 @@ import re
 import secrets
 import shutil
 import stat
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -27,6 +26,7 @@ from ringtrain.launch.mpi import LaunchError
 from ringtrain.launch.networks import Chosen
 from ringtrain.launch.plan import Plan
 from ringtrain.launch.shells import Ssh
+from ringtrain.launch.temporary import temporary_folder
 from ringtrain.version import __version__
 
 NAME = re.compile("[0-9a-f]{8}")
@@ -191,7 +191,7 @@ def replace_durably(path: str, data: bytes) -> None:
 
 def folder_of_jobs() -> str:
     """Where this user's jobs have theirs, on this host."""
-    return os.path.join(tempfile.gettempdir(), f"ringtrainrun-{os.getuid()}")
+    return os.path.join(temporary_folder(), f"ringtrainrun-{os.getuid()}")
 
 
 def refuse_others(path: str) -> None:

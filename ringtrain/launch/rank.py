@@ -340,7 +340,7 @@ def listeners_of(processes: Iterable[int]) -> set[str]:
     for process in processes:
         held |= open_in(process)
     try:
-        with open("/proc/net/unix", encoding="utf-8", errors="surrogateescape") as table:
+        with open("/proc/self/net/unix", encoding="utf-8", errors="surrogateescape") as table:
             for line in table:  # number users protocol flags type state inode path
                 columns = line.rstrip("\n").split(None, 7)
                 if len(columns) == 8 and f"socket:[{columns[6]}]" in held and LISTENER.fullmatch(columns[7]):

@@ -55,6 +55,7 @@ def test_hosts_are_read_in_order() -> None:
     assert parse_hosts("a:4,b:2, c") == [Host("a", 4), Host("b", 2), Host("c", 1)]
     assert parse_hosts("10.0.0.1:3") == [Host("10.0.0.1", 3)]
     assert parse_hosts("a:4,b", slots=2) == [Host("a", 4), Host("b", 2)]
+    assert parse_hosts(f"{'a' * 64}:2") == [Host("a" * 64, 2)], "the longest that Linux has"
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,12 @@
 
 import os
 import socket
+import tempfile
 from dataclasses import replace
 
 import pytest
 
-from ringtrain.launch import cli, job_folder
+from ringtrain.launch import cli
 from ringtrain.launch.agent.succession import Backlog, Succession, make_way
 from ringtrain.launch.authority import Rules
 from ringtrain.launch.discovery import HostScript
@@ -46,7 +47,7 @@ OUTLINE = Outline(
 @pytest.fixture(autouse=True)
 def apart(tmp_path, monkeypatch):
     """Jobs of this test alone."""
-    monkeypatch.setattr(job_folder.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import resource
+import shlex
 import shutil
 import signal
 import socket
@@ -45,6 +46,39 @@ def await_true(condition):
 
 
 # ---- processes ----
+
+
+# Steps that make a shell of root's namespaces such a container.
+CONTAINERS = {
+    "only processes in /proc": "mount -t proc -o subset=pid proc /proc || exit 77; cd /; exec",
+    "no folder to write, no user, no home": """
+        mount --bind /tmp /tmp; mount --bind /var/tmp /var/tmp
+        for folder in / /tmp /var/tmp; do mount -o remount,ro,bind $folder; done
+        cd /; exec unshare --user --map-user=54321 --map-group=54321 env -u HOME
+    """.strip(),
+}
+
+
+@as_root
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_containers_that_lack_something(container):
+    """An elastic job, which keeps a record of its own; and one that a function is run in, which has a folder for it."""
+    program = "import ringtrain as rt; rt.init(); print('sum', rt.allreduce(1.0, 'x', op=rt.Sum))"
+    run = "import os, ringtrain; print(ringtrain.run(os.getuid, num_proc=1))"
+    lines = [
+        ringtrainrun("tcp", 2, "--elastic", "python", "-c", program),
+        [sys.executable, "-c", run],
+    ]
+    for line in lines:
+        steps = f"{CONTAINERS[container]} {shlex.join(line)}"
+        apart = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "sh", "-c", steps]
+        done = subprocess.run(apart, env=rank_environment(PYTHONPATH=str(ROOT), RINGTRAIN_TRANSPORT="tcp"),
+                              capture_output=True, text=True, timeout=PATIENCE)  # fmt: skip
+        if done.returncode == 77:
+            pytest.skip(f"an older kernel: {done.stderr}")
+        user = 54321 if "user" in container else 0
+        said = [f"[{user}]"] if line is lines[1] else ["[0] sum 2.0", "[1] sum 2.0"]
+        assert done.returncode == 0 and sorted(done.stdout.splitlines()) == said, done.stderr
 
 
 @contextmanager

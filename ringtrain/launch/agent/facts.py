@@ -25,6 +25,7 @@ DESCRIPTORS, DESCRIPTORS_OF_A_RANK = (
     13,
     4,
 )  # of an agent: its pipes, and two for the output of each rank beside its sockets
+LEAST_PID_MAX = 32768  # that Linux has by default
 BYTES_OF_A_SUPERVISOR = 4 << 20  # that it shares with no other
 
 
@@ -117,8 +118,11 @@ def login_shell() -> str:
 
 def most_ranks() -> int:
     """How many ranks can be started here: each takes two processes, its own and its supervisor, and the latter's memory."""
-    with open("/proc/sys/kernel/pid_max") as file:
-        processes = int(file.read())
+    try:
+        with open("/proc/sys/kernel/pid_max") as file:
+            processes = int(file.read())
+    except OSError:  # a container may have processes alone in /proc
+        processes = LEAST_PID_MAX
     allowed = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     if allowed != resource.RLIM_INFINITY and os.geteuid() != 0:
         processes = min(processes, allowed)
@@ -141,9 +145,12 @@ def lack_of_descriptors(ranks: int) -> list[str]:
 
 
 def boot_id() -> str:
-    """What no other running machine has."""
-    with open("/proc/sys/kernel/random/boot_id") as file:
-        return file.read().strip()
+    """What no other running machine has; its name in a container that has processes alone in /proc."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return socket.gethostname()
 
 
 def visible_gpus(environment: Mapping[str, str], devices: str | os.PathLike[str] = "/dev") -> VisibleGpus:

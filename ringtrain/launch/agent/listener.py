@@ -558,7 +558,10 @@ class RankListener:
 
 def private_folder_with(function: str) -> str:
     """Makes a folder for this user alone, with the function that `ringtrain.run` wants called in it."""
-    folder = tempfile.mkdtemp(prefix="ringtrain-run-")
+    try:
+        folder = tempfile.mkdtemp(prefix="ringtrain-run-")
+    except FileNotFoundError:  # none can be written, as in a container with a read-only root
+        folder = tempfile.mkdtemp(prefix="ringtrain-run-", dir="/dev/shm")
     path = os.path.join(folder, "function")
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(base64.b64decode(function))

@@ -121,7 +121,7 @@ def mtu_of(interface: str) -> int:
     return struct.unpack("i", answer[16:20])[0]
 
 
-def ipv6_addresses(table: str | os.PathLike[str] = "/proc/net/if_inet6") -> list[tuple[str, str, int]]:
+def ipv6_addresses(table: str | os.PathLike[str] = "/proc/self/net/if_inet6") -> list[tuple[str, str, int]]:
     """(interface, address, prefix length) of each IPv6 address that is good for more than one cable or this host."""
     try:
         with open(table) as file:  # address, number of the interface, prefix length, scope, flags, interface
