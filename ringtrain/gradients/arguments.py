@@ -71,12 +71,10 @@ def check_compressor(compression: Any) -> None:
         )
 
 
-def check_passes(passes: Any) -> None:
+def check_passes(passes: Any, owner: str = "DistributedOptimizer") -> None:
     """Raises InvalidArgumentError unless ``backward_passes_per_step`` is a whole number of at least 1."""
     if not isinstance(passes, int) or passes < 1:
-        raise InvalidArgumentError(
-            f"DistributedOptimizer: backward_passes_per_step must be at least 1, but is {passes!r}."
-        )
+        raise InvalidArgumentError(f"{owner}: backward_passes_per_step must be at least 1, but is {passes!r}.")
 
 
 def check_delay(delay: Any, conflicts: Mapping[str, bool], owner: str = "DistributedOptimizer") -> None:

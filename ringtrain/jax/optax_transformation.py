@@ -3,7 +3,8 @@
 from typing import Any
 
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.gradients.arguments import check_kept_equal
+from ringtrain.gradients.arguments import check_kept_equal, check_passes
+from ringtrain.jax.accumulation import Accumulation
 from ringtrain.jax.trees import allreduce_gradients
 from ringtrain.jax.watching import Watching
 from ringtrain.operations import Compression
@@ -19,6 +20,8 @@ def DistributedGradientTransformation(
     process_set: ProcessSet = global_process_set,
     compression: str = Compression.none,
     replicas: str = "equal",
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
 ) -> Any:
     """An optax transformation whose ``update`` gets the gradients of all ranks; needs optax.
 
@@ -27,8 +30,7 @@ def DistributedGradientTransformation(
         >>> updates, state = optimizer.update(gradients, state, parameters)
 
     Args:
-        transformation: any of optax's, such as ``optax.adamw(1e-3)`` or a chain. Put ``optax.MultiSteps`` around the
-            result to accumulate gradients, so that only the sums travel.
+        transformation: any of optax's, such as ``optax.adamw(1e-3)`` or a chain.
         op: ``Average`` (default) or ``Sum``.
         name: what the names of the gradients' operations begin with.
         prescale_factor: factor on each contribution.
@@ -39,12 +41,16 @@ def DistributedGradientTransformation(
             ``update`` gets them, else the state, after the first update and then once a minute, or so seldom that it takes a
             thousandth of the time. Where they differ it raises a MismatchError, in a program a ``jax.errors.JaxRuntimeError``
             with its text. ``"differ"`` compares nothing; nor do updates under ``jax.vmap``.
+        backward_passes_per_step: calls of ``update`` whose gradients are added up on each rank; only the sums travel, and the
+            updates of all calls but the last are zeros. With ``optax.MultiSteps`` around the result each call's would travel.
+        average_aggregated_gradients: divides the sums by ``backward_passes_per_step``.
 
     Returns:
-        An ``optax.GradientTransformationExtraArgs`` with the state of the given one.
+        An ``optax.GradientTransformationExtraArgs`` with the state of the given one; with ``backward_passes_per_step`` that
+        is ``inner`` of the state, beside ``sums``, which are this rank's own between two steps.
 
     Raises:
-        InvalidArgumentError: what was given is no transformation of optax's.
+        InvalidArgumentError: what was given is no transformation of optax's; a wrong setting.
     """
     try:
         import optax
@@ -58,6 +64,7 @@ def DistributedGradientTransformation(
     inner = optax.with_extra_args_support(transformation)
 
     check_kept_equal(replicas, "DistributedGradientTransformation")
+    check_passes(backward_passes_per_step, "DistributedGradientTransformation")
     watching = Watching(name, process_set) if replicas == "equal" else None
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:  # optax's names
@@ -67,4 +74,7 @@ def DistributedGradientTransformation(
         reduced = reduce() if watching is None else watching.watched(params, state, reduce)
         return inner.update(reduced, state, params, **extra)
 
-    return optax.GradientTransformationExtraArgs(inner.init, update)
+    if backward_passes_per_step == 1:
+        return optax.GradientTransformationExtraArgs(inner.init, update)
+    accumulation = Accumulation(inner, update, backward_passes_per_step, average_aggregated_gradients)
+    return optax.GradientTransformationExtraArgs(accumulation.init, accumulation.update)

@@ -495,3 +495,46 @@ def test_what_is_traced_once_may_be_used_twice():
     (names, wanted), other = on_ranks(on_rank)
     assert len(names) == len(set(names)) > 6 and {"named", "named.2"} < set(names)
     assert names == other[0] and wanted[:2] == [93.0, 180.0]
+
+
+# ---- passes of one step ----
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["at once", "in a program"])
+@pytest.mark.parametrize("averages", [False, True], ids=["sums", "averages"])
+def test_only_the_sums_of_several_passes_travel(compiled, averages):
+    def on_rank(rank):
+        inner = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(0.1))
+        optimizer = hvd.DistributedGradientTransformation(
+            inner, replicas="differ", backward_passes_per_step=3, average_aggregated_gradients=averages
+        )
+        parameters = {"w": jnp.ones(300), "half": jnp.ones((2,), jnp.bfloat16)}
+        state = optimizer.init(parameters)
+        update = jax.jit(optimizer.update) if compiled else optimizer.update
+        sent, seen = [], []
+        for number in range(6):
+            gradients = jax.tree.map(lambda leaf, n=number: leaf * 0.02 * (rank + n), parameters)
+            updates, state = update(gradients, state, parameters)
+            parameters = jax.block_until_ready(optax.apply_updates(parameters, updates))
+            seen.append(np.asarray(parameters["w"]))
+            sent.append(sum(row.operations for row in rt.stats().traffic))
+        return sent, seen
+
+    alone = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(0.1))
+    parameters = {"w": jnp.ones(300), "half": jnp.ones((2,), jnp.bfloat16)}
+    state, wanted = alone.init(parameters), [np.ones(300)] * 2
+    for numbers in ((0, 1, 2), (3, 4, 5)):
+        total = [jax.tree.map(lambda leaf, n=n: leaf * 0.02 * (n + 0.5), parameters) for n in numbers]
+        divisor = 3 if averages else 1
+        updates, state = alone.update(jax.tree.map(lambda *each: sum(each) / divisor, *total), state, parameters)
+        parameters = optax.apply_updates(parameters, updates)
+        wanted += [np.asarray(parameters["w"])] * (3 if len(wanted) == 2 else 1)
+    for sent, seen in on_ranks(on_rank):
+        assert sent == [0, 0, 2, 2, 2, 4]
+        for found, one in zip(seen, wanted, strict=True):
+            np.testing.assert_allclose(found, one, atol=2e-3)
+
+
+def test_passes_that_cannot_be_are_refused():
+    with pytest.raises(InvalidArgumentError, match="DistributedGradientTransformation: backward_passes_per_step must"):
+        hvd.DistributedGradientTransformation(optax.sgd(0.1), backward_passes_per_step=0)
