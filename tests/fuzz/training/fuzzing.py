@@ -76,6 +76,7 @@ def difference(
     expected: Sequence[Sequence[np.ndarray]],
     tolerance: float,
     shared: int | None = None,
+    twins: Sequence[int] | None = None,
 ) -> str:
     """What is wrong with the parameters of ranks; "" if nothing is.
 
@@ -84,6 +85,7 @@ def difference(
         expected: the same, of one process.
         tolerance: of each number.
         shared: how many numbers, from the first on, are the same on all ranks, bit by bit; None: all.
+        twins: of each rank the one whose numbers it has; None: rank 0's.
     """
     try:
         seen = found()
@@ -91,9 +93,9 @@ def difference(
         return f"{type(problem).__name__}: {problem}"
     for turn, theirs in enumerate(zip(*expected, strict=True)):
         for rank, wanted in enumerate(theirs):
-            own = seen[rank][turn]
-            if not np.array_equal(own[:shared], seen[0][turn][:shared]):
-                return f"replicas differ: ranks 0 and {rank} after turn {turn}"
+            own, twin = seen[rank][turn], 0 if twins is None else twins[rank]
+            if not np.array_equal(own[:shared], seen[twin][turn][:shared]):
+                return f"replicas differ: ranks {twin} and {rank} after turn {turn}"
             error = np.abs(own - wanted).max()
             if not error <= tolerance:
                 return f"wrong: rank {rank} is off by {error:.2g} after turn {turn}"
