@@ -29,6 +29,7 @@ class Describe(TypedDict):
     command: str  # which they will run, found as by a shell
     environment: dict[str, str]  # over the agent's own
     uses_mpi: bool  # so that HOME must be set
+    is_elastic: bool  # so that ranks come in the place of others
     probe: str | None  # a program that says which ringtrain and MPI load there; None on the launcher's host
 
 

@@ -310,6 +310,9 @@ class ElasticJob(Job):
         cause = "the connection to its agent has ended."
         if said:
             cause = f"the connection to its agent has ended, which said: {said}"
+        agent.let_go()
+        self.agents.remove(agent)
+        del self.unread[agent]
         self._carry_out(self.authority.host_lost(time.monotonic(), agent.host.name, cause))
         self._note_hosts()
 

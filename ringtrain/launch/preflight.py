@@ -225,6 +225,7 @@ def _describe(
         "command": plan.command[0],
         "environment": plan.given_to(agent.host, environment),
         "uses_mpi": installation.has_mpi,
+        "is_elastic": plan.elastic is not None,
         "probe": None if agent.host.is_here else installation.probe,
     }
     return agent.ask(deadline, request)

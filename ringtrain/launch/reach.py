@@ -275,6 +275,14 @@ class Agent:
         null = subprocess.DEVNULL
         return subprocess.Popen(line, stdin=subprocess.PIPE, stdout=null, stderr=null, start_new_session=True)
 
+    def let_go(self) -> None:
+        """Keeps nothing of one that is lost: neither its pipes nor its process."""
+        self.close()
+        self.stdout.close()
+        self.stderr.close()
+        self.process.kill()
+        self.process.wait()
+
     def give_up(self) -> None:
         """Ends ssh, so that whoever waits for an answer waits no longer."""
         self.process.kill()

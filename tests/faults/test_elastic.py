@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 from environments import PATHS, python_with, rank_environment, transport_of
+from eventually import eventually
 from worlds import LAUNCHED
 
 from ringtrain.bench import hosts
@@ -624,9 +625,14 @@ def test_hosts_come_and_go_as_a_script_names_them(network: Network, tmp_path: Pa
         os.replace(f"{named}.new", named)
         assert await_line(lines, seen, words, 40.0), "".join(lines[-20:]) + complaints.read_text()
 
+    def kept() -> int:
+        return len(os.listdir(f"/proc/{launcher.pid}/fd"))
+
     assert await_line(lines, 0, "world of 2"), complaints.read_text()
+    before = kept()
     name("node-a:2\nnobody:2\nnode-b\n", "world of 4")
     name("node-b:2\n", "world of 2: rank 0")  # those who stay have the state
+    eventually(lambda: kept() <= before, "nothing is kept of a host that has left")
     name("node-b:2\nnode-c:1\n", "world of 3")
     named.unlink()
     failed = "--host-discovery-script"

@@ -2,11 +2,14 @@
 
 import os
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from ringtrain.launch import reach
-from ringtrain.launch.agent.link import framed
+from ringtrain.launch.agent import listener
+from ringtrain.launch.agent.link import LauncherGoneError, framed
+from ringtrain.launch.agent.starting import Supervisors
 from ringtrain.launch.hosts import Host
 from ringtrain.launch.reach import AGENT_LOADER, MARK, Agent, HostError
 from ringtrain.launch.shells import Ssh
@@ -85,3 +88,49 @@ def test_an_agent_answers(agent_of, monkeypatch):
     assert abs(asked["clock"] - time.monotonic()) < SECONDS
     agent.close()
     assert agent.has_left(time.monotonic() + SECONDS) and os.WEXITSTATUS(agent.process.returncode) == 0
+
+
+def test_of_one_that_is_lost_nothing_is_kept(agent_of):
+    before = len(os.listdir("/proc/self/fd"))
+    agent = agent_of("def run():\n    pass")
+    assert heard(agent) == [] and len(os.listdir("/proc/self/fd")) == before + 3
+    agent.let_go()
+    assert len(os.listdir("/proc/self/fd")) == before and agent.process.returncode is not None
+
+
+def test_what_the_system_refuses_to_an_agent_is_told_once_and_tried_again(monkeypatch):
+    """And ends neither the agent nor the ranks of its host."""
+    told, steps = (
+        [],
+        iter([OSError(24, "Too many open files"), OSError(24, "Too many open files"), LauncherGoneError("gone")]),
+    )
+
+    class Stub(listener.RankListener):
+        def __init__(self):
+            self.launcher = SimpleNamespace(tell=told.append)
+            self.kill_at, self.refusals = None, set()
+
+        def _step(self):
+            raise next(steps)
+
+        def end(self):
+            raise EOFError  # by the last one alone
+
+    monkeypatch.setattr(listener, "SECONDS_AFTER_A_REFUSAL", 0.0)
+    with pytest.raises(EOFError):
+        Stub().run()
+    (words,) = told
+    assert words["rank"] == -1 and "tries again: [Errno 24] Too many open files. Raise its limits" in words["words"]
+
+
+def test_an_agent_that_can_open_no_pipe_starts_no_rank_and_says_so(monkeypatch):
+    told = []
+    supervisors = Supervisors(SimpleNamespace(tell=told.append), None, None)
+
+    def refuse():
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(os, "pipe", refuse)
+    supervisors.start({"first": 4, "count": 2, "size": 8, "without": [], "line": ["true"], "only": [1]})
+    assert told[0]["words"].startswith("ringtrainrun: cannot start rank 5: Too many open files.")
+    assert told[1:] == [{"rank": 5, "supervisor": 125}]

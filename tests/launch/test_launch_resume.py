@@ -2,6 +2,8 @@
 
 import os
 import socket
+import subprocess
+import sys
 import tempfile
 from dataclasses import replace
 
@@ -124,6 +126,22 @@ def test_the_newest_output_is_kept_and_the_rest_counted():
     assert list(backlog.take()) == [(1, 1, b"second"), (2, 1, b"3rd")] and not list(backlog.take())
     backlog.add(0, 2, b"x" * 11)
     assert backlog.dropped == 11 and not list(backlog.take())
+
+
+def test_another_user_takes_nothing_of_the_agents():
+    """The name of its socket can be seen by all: many silent connections would use its descriptors up."""
+    if os.getuid() != 0:
+        pytest.skip("only root can be another user")
+    name = f"ringtrain-test-{os.getpid()}"
+    succession = Succession(name, "secret")
+    program = "import os, socket, sys; os.setuid(65534); s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); "
+    program += f"s.connect('\\0{name}-launcher'); sys.exit(s.recv(100) != b'')"
+    with subprocess.Popen([sys.executable, "-c", program]) as stranger:
+        before = len(os.listdir("/proc/self/fd"))
+        assert succession.accept() is None
+        assert len(os.listdir("/proc/self/fd")) == before
+    succession.listener.close()
+    assert stranger.returncode == 0
 
 
 def test_who_does_not_know_the_key_gets_nothing():

@@ -21,10 +21,9 @@ if TYPE_CHECKING:
 
     from ringtrain.agent_protocol import Describe, HostFacts, VisibleGpus
 
-DESCRIPTORS, DESCRIPTORS_OF_A_RANK = (
-    13,
-    4,
-)  # of an agent: its pipes, and two for the output of each rank beside its sockets
+# Of an agent: its pipes, and for each rank two for its output beside its sockets. In an elastic job each rank has words of its
+# supervisor's to be read, and there may be one more for a moment.
+DESCRIPTORS, DESCRIPTORS_OF_A_RANK, DESCRIPTORS_OF_AN_ELASTIC_RANK = 13, 4, 6
 LEAST_PID_MAX = 32768  # that Linux has by default
 BYTES_OF_A_SUPERVISOR = 4 << 20  # that it shares with no other
 
@@ -32,7 +31,7 @@ BYTES_OF_A_SUPERVISOR = 4 << 20  # that it shares with no other
 def describe(request: Describe) -> HostFacts:
     """Facts about this host, or "problem": what keeps a rank from running here."""
     directory = request["directory"]
-    if request["ranks"] <= most_ranks() and (lack := lack_of_descriptors(request["ranks"])):
+    if request["ranks"] <= most_ranks() and (lack := lack_of_descriptors(request["ranks"], request["is_elastic"])):
         return {"problem": lack}  # type: ignore[typeddict-item]  # nothing else is read then
     facts: HostFacts = {
         "name": socket.gethostname(),
@@ -130,9 +129,9 @@ def most_ranks() -> int:
     return min(processes // 2, memory // BYTES_OF_A_SUPERVISOR)
 
 
-def lack_of_descriptors(ranks: int) -> list[str]:
+def lack_of_descriptors(ranks: int, is_elastic: bool) -> list[str]:
     """What is wrong with the limit of open files for an agent of so many ranks, which is raised as far as need be; see `obstacle`."""
-    needed = DESCRIPTORS + DESCRIPTORS_OF_A_RANK * ranks
+    needed = DESCRIPTORS + (DESCRIPTORS_OF_AN_ELASTIC_RANK if is_elastic else DESCRIPTORS_OF_A_RANK) * ranks
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return []

@@ -14,6 +14,10 @@ MARK = b"\x1eringtrain-agent "  # before each line: what has none is of a login 
 SECONDS_TO_FINISH = 5.0  # in which the launcher must take something of what is left for it
 
 
+class LauncherGoneError(OSError):
+    """It takes nothing any more."""
+
+
 class Launcher:
     """The launcher's end, over stdin and stdout.
 
@@ -51,15 +55,15 @@ class Launcher:
         self.flush()
 
     def flush(self) -> None:
-        """Sends what there is, as far as the launcher takes it now. Raises OSError if it is gone, unless it is outlived."""
+        """Sends what there is, as far as the launcher takes it now. Raises LauncherGoneError, unless it is outlived."""
         try:
             while self.unsent:
                 del self.unsent[: os.write(1, self.unsent[: 1 << 16])]
         except BlockingIOError:
             pass
-        except OSError:
+        except OSError as error:
             if not self.is_outlived:
-                raise
+                raise LauncherGoneError(str(error)) from error
             self.lose()
 
     def lose(self) -> None:
@@ -78,12 +82,12 @@ class Launcher:
         self.is_gone = False
 
     def finish(self) -> None:
-        """Sends the rest, as long as the launcher takes something. Raises OSError if it is gone, or takes nothing."""
+        """Sends the rest, as long as the launcher takes something. Raises LauncherGoneError if it is gone, or takes nothing."""
         waiting = select.poll()
         waiting.register(1, select.POLLOUT)
         while self.unsent:
             if not waiting.poll(SECONDS_TO_FINISH * 1000):
-                raise TimeoutError
+                raise LauncherGoneError("it takes nothing")
             self.flush()
 
 

@@ -16,6 +16,7 @@ import tempfile
 import time
 
 from ringtrain.launch.agent.events import call_ready
+from ringtrain.launch.agent.link import LauncherGoneError
 from ringtrain.launch.agent.processes import (
     SECONDS_TO_DIE,
     TIDIERS,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 SECONDS_TO_KILL = 5.0  # from the request to end until what is left is killed; the ranks' supervisors take 3
 SECONDS_BETWEEN_LOOKS_AT_GROUPS = 1.0
+SECONDS_AFTER_A_REFUSAL = 0.1  # of the system, until the agent tries again
 DAEMONS = {"prted", "orted", "hydra_pmi_proxy"}  # by which engines start ranks on a host; srun's is Slurm's own to end
 MAX_UNSENT = 256 << 10  # bytes that wait for the launcher; beyond them the ranks wait
 LEAST_READ = 4096
@@ -96,6 +98,7 @@ class RankListener:
         self.noticed: set[int] = set()  # ranks that are asked to leave
         self.backlog = Backlog()
         self.is_cut_off = False  # the launcher may live, but cannot be heard
+        self.refusals: set[str] = set()  # of the system, which the launcher was told of
         self.kill_at: float | None = None
         self.selector = selectors.DefaultSelector()
         launcher.is_outlived = self.grace > 0
@@ -134,8 +137,13 @@ class RankListener:
         """Returns when the job is over here: asked to end, and no rank is left."""
         try:
             while self.kill_at is None or (self.ranks and time.monotonic() < self.kill_at):
-                self._step()
-        except OSError:  # stdout broke: the launcher is gone
+                try:
+                    self._step()
+                except LauncherGoneError:
+                    raise
+                except OSError as error:
+                    self._note_refusal(str(error))
+        except LauncherGoneError:
             self.end()
             self._wait_without_launcher()
         for connection in list(self.ranks):
@@ -163,6 +171,15 @@ class RankListener:
             pass
         if self.function_folder:
             shutil.rmtree(self.function_folder, ignore_errors=True)
+
+    def _note_refusal(self, text: str) -> None:
+        """The system has refused something, such as another descriptor: it is tried again, and told once."""
+        if text not in self.refusals:
+            self.refusals.add(text)
+            host = socket.gethostname()
+            why = f"the agent on {host} needs more than it may have there, and tries again: {text}. Raise its limits (ulimit -n)."
+            self.launcher.tell({"rank": -1, "words": f"ringtrainrun: {why}\n"})
+        time.sleep(SECONDS_AFTER_A_REFUSAL)
 
     def end(self) -> None:
         """Asks every rank to end: its supervisor does so when its socket closes."""
@@ -346,6 +363,8 @@ class RankListener:
     def _accept_claim(self) -> None:
         assert self.succession is not None
         connection = self.succession.accept()
+        if connection is None:
+            return
         self.selector.register(connection, selectors.EVENT_READ, lambda: self._hear_claim(connection))
 
     def _hear_claim(self, connection: socket.socket) -> None:

@@ -41,15 +41,20 @@ class Supervisors:
 
     def start(self, request: Start) -> None:
         """Starts the ranks of a request: all of the host, or one that follows another in its slot."""
-        self._watch_ends()
-        words, write_end = os.pipe()
+        ranks = {request["first"] + place: place for place in request.get("only", range(request["count"]))}
+        try:
+            self._watch_ends()
+            words, write_end = os.pipe()
+        except OSError as error:
+            for rank in ranks:
+                self._tell_why_not(rank, error)
+            return
         os.set_blocking(words, False)
         self.words.add(words)
         self.selector.register(words, selectors.EVENT_READ, self.pass_words_on)
         without = tuple(request["without"])
         environment = {name: value for name, value in os.environ.items() if not name.startswith(without)}
-        for place in request.get("only", range(request["count"])):
-            rank = request["first"] + place
+        for rank, place in ranks.items():
             variables = {"RANK": rank, "SIZE": request["size"], "LOCAL_RANK": place, "LOCAL_SIZE": request["count"]}
             named = {f"RINGTRAIN_{name}": str(value) for name, value in variables.items()} | request.get(
                 "variables", {}
@@ -64,10 +69,13 @@ class Supervisors:
                 )
                 self.uids[rank] = request.get("uid", "")
             except OSError as error:
-                why = f"cannot start rank {rank}: {error.strerror}. Give its host fewer slots, or raise its limits (ulimit -u)."
-                self.launcher.tell({"rank": -1, "words": f"ringtrainrun: {why}\n"})
-                self.launcher.tell({"rank": rank, "supervisor": CANNOT_START})
+                self._tell_why_not(rank, error)
         os.close(write_end)
+
+    def _tell_why_not(self, rank: int, error: OSError) -> None:
+        why = f"cannot start rank {rank}: {error.strerror}. Give its host fewer slots, or raise its limits (ulimit -u, ulimit -n)."
+        self.launcher.tell({"rank": -1, "words": f"ringtrainrun: {why}\n"})
+        self.launcher.tell({"rank": rank, "supervisor": CANNOT_START})
 
     def reap(self) -> None:
         """Tells of supervisors that have ended."""
@@ -108,8 +116,8 @@ class Supervisors:
         """Has the selector wake up when a child has ended."""
         if self.is_watching:
             return
-        self.is_watching = True
         wakeup, wakeup_write = os.pipe()
+        self.is_watching = True
         for descriptor in (wakeup, wakeup_write):
             os.set_blocking(descriptor, False)
         signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)

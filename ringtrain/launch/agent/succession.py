@@ -71,9 +71,13 @@ class Succession:
         self.listener.listen(16)
         self.holder: socket.socket | None = None  # whose descriptors are the launcher's; its process waits for the end
 
-    def accept(self) -> socket.socket:
-        """A connection on which a claim is about to come."""
-        return self.listener.accept()[0]
+    def accept(self) -> socket.socket | None:
+        """A connection on which a claim is about to come; None if it was another user's, to whom the name can be seen."""
+        connection = self.listener.accept()[0]
+        if peer_of(connection)[1] == os.getuid():
+            return connection
+        connection.close()
+        return None
 
     def hear(self, connection: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
         """The claim and the descriptors behind it; None if it is none, and then the connection is closed.
@@ -87,7 +91,7 @@ class Succession:
             claim = json.loads(text) if text else {}
         except (OSError, ValueError):
             claim, descriptors = {}, []
-        knows = peer_of(connection)[1] == os.getuid() and hmac.compare_digest(str(claim.get("key", "")), self._key)
+        knows = hmac.compare_digest(str(claim.get("key", "")), self._key)
         if knows and (len(descriptors) == 3 or claim.get("do") == "kill"):
             return claim, descriptors
         for descriptor in descriptors:
