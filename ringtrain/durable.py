@@ -21,7 +21,11 @@ def replaced(
         OSError: the folder takes no file.
     """
     try:
-        with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+        with contextlib.suppress(
+            FileNotFoundError
+        ):  # of a process that was killed; in a folder of others a link of theirs
+            os.unlink(unfinished)
+        with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

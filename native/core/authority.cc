@@ -138,6 +138,7 @@ void Authority::SkipStandstill(Nanoseconds now) {
   const Nanoseconds missed = now - std::exchange(awake_, now);
   if (missed <= options_.silence / 2) return;
   since_ += missed;
+  if (short_since_ != kNever) short_since_ += missed;
   for (auto& entry : hosts_) entry.second.heard += missed;
 }
 
@@ -479,14 +480,16 @@ void Authority::FormNext(Nanoseconds now, AuthorityActions* actions) {
   Grant(voters, newcomers, settlement, now, actions);
 }
 
-// Ranks that hold state stand still and keep it.
+// Ranks that hold state stand still and keep it. One that comes and goes again begins no other wait.
 void Authority::Wait(Nanoseconds now, AuthorityActions* actions) {
   if (phase_ == Phase::kStopping) {
     phase_ = Phase::kWaiting;
     since_ = now;
-    actions->push_back(authority_action::Say{WaitText(Voters().size(), options_.minimum, options_.wait)});
+    if (short_since_ == kNever)
+      actions->push_back(authority_action::Say{WaitText(Voters().size(), options_.minimum, options_.wait)});
+    short_since_ = std::min(short_since_, now);
   }
-  if (now - since_ >= options_.wait)
+  if (now - std::min(since_, short_since_) >= options_.wait)
     End(false,
         "A world must have " + std::to_string(options_.minimum) + " ranks, but has fewer. Look at the hosts, " +
             "or give a smaller minimum with -np MIN:MAX.",
@@ -496,7 +499,7 @@ void Authority::Wait(Nanoseconds now, AuthorityActions* actions) {
 // Old members first, in their old order.
 void Authority::Grant(const Uids& voters, const Uids& newcomers, const Settlement& settlement, Nanoseconds now,
                       AuthorityActions* actions) {
-  if (options_.reset_limit > 0 && begun_ && ++resets_ > options_.reset_limit)
+  if (options_.reset_limit > 0 && begun_ && resets_ >= options_.reset_limit)
     return End(false, "The reset limit of " + std::to_string(options_.reset_limit) + " worlds is reached.", actions);
   epoch_ = {epoch_.count + 1, options_.random()};
   world_.clear();
@@ -524,7 +527,8 @@ void Authority::Go(AuthorityActions* actions) {
   const Uids living = Living();
   if (!std::all_of(living.begin(), living.end(), [&](const Uid& uid) { return ranks_.at(uid).formed; })) return;
   phase_ = Phase::kRunning;
-  begun_ = true;
+  if (std::exchange(begun_, true)) ++resets_;
+  short_since_ = kNever;
   ControlFrame go = Of(ControlType::kGo);
   go.epoch = epoch_;
   for (const Uid& uid : living) ranks_.at(uid).holds_state = true;

@@ -137,7 +137,8 @@ def listening(text: str) -> socket.socket:
     try:
         found = socket.getaddrinfo(matched[1] or matched[2], int(matched[3]), type=socket.SOCK_STREAM)
         family, _, _, _, where = found[0]
-        return socket.create_server(where[:2], family=family, backlog=1024)
+        is_all = where[0] == "::" and socket.has_dualstack_ipv6()  # those of IPv4, too
+        return socket.create_server(where[:2], family=family, backlog=1024, dualstack_ipv6=is_all)
     except OSError as error:
         raise LaunchError(
             f"--listen '{text}': it must be an address of this host with a free port, but: {error.strerror or error}. Name "

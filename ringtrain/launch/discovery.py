@@ -152,9 +152,15 @@ class Supply:
         self._pauses: dict[str, tuple[float, float]] = {}  # length, end
 
     def named(self, hosts: Iterable[Host]) -> None:
-        """These may be used from now on, and no others. One that is named anew begins anew."""
+        """These may be used from now on, and no others. One that is named anew begins anew, but is not tried again at once."""
         self._named = {host.name: host for host in hosts}
-        self._pauses = {name: pause for name, pause in self._pauses.items() if name in self._named}
+        for name, (length, end) in list(self._pauses.items()):
+            if name in self._named:
+                continue
+            if end == float("inf"):  # it was to leave
+                del self._pauses[name]
+            elif length:  # a script that names it now and then would have all hosts checked each second
+                self._pauses[name] = 0.0, end - length + self._first_pause
 
     def failed(self, now: float, name: str) -> None:
         """A host was lost, or cannot be used."""
@@ -181,5 +187,7 @@ class Supply:
 
     def next_try(self, present: Collection[str], room: int) -> float:
         """When `to_try` may say something that it does not say now; infinite if only news can change that."""
-        waiting = [end for name, (_, end) in self._pauses.items() if name not in present and room > 0]
+        waiting = [
+            end for name, (_, end) in self._pauses.items() if name in self._named and name not in present and room > 0
+        ]
         return min(waiting, default=float("inf"))

@@ -208,13 +208,18 @@ def held(path: str) -> int:
 
 def locked(path: str) -> int:
     """A descriptor of this lock, made if it is not there, which ends with the process. Raises BlockingIOError if another one has it."""
-    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    while True:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(lock), os.lstat(path)):
+                return lock
+        except FileNotFoundError:  # who had it has just removed it, and the next one makes another
+            pass
+        except OSError:
+            os.close(lock)
+            raise
         os.close(lock)
-        raise
-    return lock
 
 
 def listing(parent: str) -> str:

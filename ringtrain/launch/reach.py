@@ -248,10 +248,11 @@ class Agent:
 
     def close(self) -> None:
         """Hangs up: the agent ends its ranks, if there are any left, and leaves."""
-        try:
-            self.stdin.close()
-        except OSError:
-            pass
+        with self._sending:  # by a thread that would write into whatever has the descriptor's number next
+            try:
+                self.stdin.close()
+            except OSError:
+                pass
 
     def has_left(self, deadline: float) -> bool:
         """Whether it leaves until the deadline, after it was closed."""

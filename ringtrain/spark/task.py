@@ -18,6 +18,7 @@ from pyspark import BarrierTaskContext
 
 from ringtrain import options
 from ringtrain.errors import HorovodInternalError
+from ringtrain.launch.agent.networks import free_port
 from ringtrain.launch.interpreter import module
 
 PR_SET_PDEATHSIG = 1
@@ -117,10 +118,11 @@ def _host_of(address: str) -> str:
 
 
 def _free_ports() -> list[int]:
-    with socket.socket() as one, socket.socket() as other:
-        for each in (one, other):
-            each.bind(("", 0))
-        return [each.getsockname()[1] for each in (one, other)]
+    """Two that the system gives to no socket by itself, since they are used only once all tasks know them."""
+    one = other = free_port("0.0.0.0", (0, 0))
+    while other == one:
+        other = free_port("0.0.0.0", (0, 0))
+    return [one, other]
 
 
 def _ended(job: Job, place: Place) -> Outcome:

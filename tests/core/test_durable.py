@@ -27,6 +27,17 @@ def test_a_block_that_raises_leaves_the_file_and_nothing_else(tmp_path):
     assert path.read_bytes() == b"before" and os.listdir(tmp_path) == ["record"]
 
 
+def test_a_link_at_the_place_of_the_unfinished_file_is_not_followed(tmp_path):
+    """In a folder that others may write, it is theirs; a file that a killed process has left is replaced."""
+    other, unfinished = tmp_path / "other", tmp_path / "record.new"
+    other.write_bytes(b"kept")
+    for leave in (lambda: unfinished.symlink_to(other), lambda: unfinished.write_bytes(b"a longer one than that")):
+        leave()
+        with replaced(tmp_path / "record", unfinished) as file:
+            file.write(b"after")
+        assert (tmp_path / "record").read_bytes() == b"after" and other.read_bytes() == b"kept"
+
+
 def test_the_name_is_on_the_disk_before_the_block_is_over(tmp_path, monkeypatch):
     """The file's bytes first, then its name, then the folder that has the name."""
     calls = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -22,7 +23,9 @@ from ringtrain.errors import InvalidArgumentError, TimeoutError, UnsupportedErro
 from ringtrain.launch import callers, commands
 from ringtrain.launch.authority import Rules
 from ringtrain.launch.authority_command import authority as command_of_authority
+from ringtrain.launch.authority_command import listening
 from ringtrain.launch.callers import ANOTHER_SECRET, MOST_STRANGERS, Callers
+from ringtrain.launch.job_folder import locked
 from ringtrain.launch.mpi import LaunchError
 from ringtrain.launch.record import Record, RecordFile
 from ringtrain.launch.seats import Seats
@@ -182,6 +185,21 @@ def test_a_record_is_held_read_and_removed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_lock_that_was_removed_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who had it has removed it between another one's open and its lock: a third one would have made a second lock."""
+    path, opened = tmp_path / "lock", []
+
+    def remove_at_first(*given: object) -> None:
+        opened.append(given)
+        if len(opened) == 1:
+            path.unlink()
+
+    monkeypatch.setattr(fcntl, "flock", remove_at_first)
+    lock = locked(str(path))
+    assert len(opened) == 2 and os.path.samestat(os.fstat(lock), path.stat())
+    os.close(lock)
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"version": "0.0.0", "job": "a"}', '{"seats": {"a": 1}}'])
 def test_a_damaged_record_is_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "state"
@@ -319,6 +337,12 @@ def test_wrong_flags_are_named(
     monkeypatch.setenv("RINGTRAIN_SECRET", SECRET.hex())
     assert commands.main(["authority", *arguments]) in (1, 2)
     assert text in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6")
+def test_all_addresses_are_those_of_ipv4_too() -> None:
+    with listening("[::]:0") as listener, socket.create_connection(("127.0.0.1", listener.getsockname()[1])) as caller:
+        assert caller.getpeername()[0] == "127.0.0.1"
 
 
 def test_without_a_secret_nothing_listens(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -76,7 +76,12 @@ def test_a_host_that_fails_is_tried_again_after_pauses_that_double():
         now += length
         assert supply.to_try(now, present, 4) == B
     supply.named([A])
-    supply.named([A, B])  # anew
+    assert supply.next_try(present, 4) == float("inf")
+    supply.named([A, B])  # anew, but not at once: a script may name it now and then
+    supply.failed(now, "b")
+    supply.named([A])
+    supply.named([A, B])
+    assert supply.to_try(now + 9.9, present, 4) is None and supply.to_try(now + 10.0, present, 4) == B
     supply.failed(now, "b")
     assert supply.next_try(present, 4) == now + 10.0
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from ringtrain.launch import cli
-from ringtrain.launch.agent.succession import Backlog, Succession, make_way
+from ringtrain.launch.agent.succession import Backlog, Succession, make_way, name_beside
 from ringtrain.launch.authority import Rules
 from ringtrain.launch.discovery import HostScript
 from ringtrain.launch.hosts import Host, HostsError
@@ -167,6 +167,28 @@ def test_who_does_not_know_the_key_gets_nothing():
     succession.listener.close()
     with pytest.raises(OSError):
         make_way(name, "secret")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs another user")
+def test_the_key_is_for_this_user_alone():
+    """The socket's name is known to all, and another user may have taken it."""
+    name = f"ringtrainrun-test-{os.getpid()}"
+    ready, told = os.pipe(), os.pipe()
+    if not (child := os.fork()):
+        os.setuid(65534)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind("\0" + name_beside(name))
+            listener.listen()
+            os.write(ready[1], b"x")
+            os.write(told[1], b"got " + listener.accept()[0].recv(4096))
+        os._exit(0)
+    os.read(ready[0], 1)
+    with pytest.raises(PermissionError, match="its socket belongs to another user"):
+        make_way(name, "the key")
+    assert os.read(told[0], 4096) == b"got "
+    os.waitpid(child, 0)
+    for descriptor in (*ready, *told):
+        os.close(descriptor)
 
 
 def test_a_plan_of_the_command_line_outlives_its_launcher():

@@ -119,6 +119,36 @@ RT_TEST(the_world_changes_as_often_as_the_reset_limit_says) {
   }
 }
 
+RT_TEST(a_world_that_never_ran_is_no_reset) {
+  Job job(1);
+  job.Hear(0, ControlType::kDead, 3);
+  for (int slot : {0, 1, 2}) job.Hear(0, ControlType::kReport, slot);
+  RT_CHECK(job.authority->phase() == Authority::Phase::kForming);
+  job.Die(2, {0, 1});  // before that world has formed
+  RT_CHECK(job.runs());
+  RT_CHECK_EQ(job.authority->epoch().count, 3u);
+  job.Die(1, {0});
+  RT_CHECK_EQ(job.end(), "The reset limit of 1 worlds is reached.");
+}
+
+RT_TEST(a_process_that_comes_and_goes_again_does_not_prolong_the_wait_below_the_minimum) {
+  Job job(0, 4);
+  job.Die(3, {0, 1, 2});
+  Nanoseconds now = 0;
+  for (uint64_t life = 2; life < 20; ++life) {
+    RT_CHECK(job.authority->phase() == Authority::Phase::kWaiting);
+    RT_CHECK_EQ(job.TakeSaid("A world must have").size(), size_t{life == 2});
+    now += 20000 * kSecond;
+    job.authority->Tick(now, &job.actions);
+    if (!job.end().empty()) break;
+    job.Hear(now, ControlType::kReady, 3, life);
+    RT_CHECK(job.authority->phase() == Authority::Phase::kForming);
+    job.Hear(now, ControlType::kDead, 3, life);
+    for (int slot : {0, 1, 2}) job.Hear(now, ControlType::kReport, slot);
+  }
+  RT_CHECK_EQ(now, 100000 * kSecond);
+}
+
 RT_TEST(a_job_below_its_minimum_says_once_that_it_waits_and_goes_on_when_enough_are_there) {
   Job job(0, 3);
   const std::string words = "A world must have";

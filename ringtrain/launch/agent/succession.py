@@ -139,6 +139,8 @@ def make_way(name: str, key: str) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.settimeout(SECONDS_TO_MAKE_WAY)
         connection.connect("\0" + name_beside(name))
+        if peer_of(connection)[1] != os.getuid():
+            raise PermissionError("its socket belongs to another user")
         connection.send(json.dumps({"key": key, "do": "kill"}).encode())
         if refusal := connection.recv(MOST_OF_A_CLAIM):
             raise PermissionError(refusal.decode(errors="replace"))
