@@ -103,7 +103,7 @@ def _chosen(job: int | None) -> tuple[int, str]:
     if not found:
         raise click.ClickException(
             "there must be a job of yours whose rank 0 runs on this host and has called init(), but there is none. "
-            "For one on another host: ssh HOST ringtrain top"
+            "For one on another host or in a container: ssh HOST ringtrain top, or call it within the container."
         )
     if job is None and len(found) > 1:
         listed = [f"{process} ({_what_it_is(found[process])})" for process in sorted(found)]

@@ -242,3 +242,11 @@ def test_only_its_user_and_root_are_answered(monkeypatch):
     if own:
         pytest.skip("whoever asks would refuse first; as root it does not")
     assert inquiries.ask(name, 5.0) == b""
+
+
+def test_where_the_kernel_lists_no_sockets_nobody_answers(monkeypatch):
+    def unreadable(path):
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(inquiries.Path, "read_text", unreadable)
+    assert inquiries.those_who_answer() == {}
