@@ -206,6 +206,7 @@ void Authority::Ready(Nanoseconds now, const ControlFrame& frame, AuthorityActio
   if (ranks_.count(uid) > 0) return;
   Rank& rank = ranks_[uid];
   rank.leaves = noticed_.erase(uid) > 0 || host.leaves;
+  rank.finished = finished_.erase(uid) > 0;
   rank.process = frame.process;
   rank.program = frame.program;
   rank.holds_state = frame.epoch.count > 0;
@@ -230,7 +231,7 @@ void Authority::Dead(Nanoseconds now, const ControlFrame& frame, AuthorityAction
   host.taken[frame.process.slot] = false;
   noticed_.erase(frame.process.uid);
   const bool known = found != ranks_.end();
-  const bool expected = known && found->second.finished;
+  const bool expected = finished_.erase(frame.process.uid) > 0 || (known && found->second.finished);
   // A member that dies before it has answered the next launcher is told of like any other.
   const bool told = known || (phase_ == Phase::kResuming && InWorld(frame.process.uid));
   if (!expected) cooldown_.Failed(now, frame.process.host, frame.process.slot);
@@ -281,7 +282,12 @@ void Authority::Report(Nanoseconds now, const ControlFrame& frame) {
 void Authority::Leave(const ControlFrame& frame, AuthorityActions* actions) {
   const auto found = ranks_.find(frame.process.uid);
   if (frame.finished) {
-    if (found != ranks_.end() && !std::exchange(found->second.finished, true)) ending_ = true;
+    if (found != ranks_.end()) {
+      if (!std::exchange(found->second.finished, true)) ending_ = true;
+    } else if (phase_ == Phase::kResuming && InWorld(frame.process.uid)) {
+      finished_.insert(frame.process.uid);
+      ending_ = true;
+    }
     return;
   }
   hosts_[frame.process.host].closed.insert(frame.process.slot);

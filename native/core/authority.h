@@ -184,6 +184,7 @@ class Authority {
   std::map<std::string, Host> hosts_;
   std::map<Uid, Rank> ranks_;
   std::set<Uid> noticed_;               // processes that are to leave, and have not said yet that they are there
+  std::set<Uid> finished_;              // members that came to their end before they had answered the next launcher
   std::set<std::pair<Uid, Uid>> cuts_;  // who does not hear whom
   Nanoseconds since_ = 0;               // when the phase began
   Nanoseconds awake_ = 0;               // when it was last told of anything; a timer is, each second

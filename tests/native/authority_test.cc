@@ -179,6 +179,23 @@ RT_TEST(a_member_that_dies_before_it_has_answered_the_next_launcher_is_told_of) 
            std::vector<std::string>{"The rank in slot 1 of host 'a' has ended with exit code 1."});
 }
 
+RT_TEST(members_that_finish_before_they_have_answered_the_next_launcher_end_the_job_well) {
+  Job job(0);
+  job.ChangeLauncher(kSecond);
+  job.actions.clear();
+  ControlFrame leave;
+  leave.type = ControlType::kLeave;
+  leave.finished = true;
+  for (int slot = 0; slot < 4; ++slot) {
+    leave.process = {{1, static_cast<uint64_t>(slot)}, "a", slot, "a:" + std::to_string(slot)};
+    job.authority->Arrived(kSecond, "a", leave, &job.actions);
+  }
+  job.Hear(kSecond, ControlType::kReady, 0);  // as an answer that was on its way
+  for (int slot = 0; slot < 4; ++slot) job.Hear(kSecond, ControlType::kDead, slot);
+  RT_CHECK(job.end() == "well: All ranks have come to their end.");
+  RT_CHECK(job.TakeSaid("slot").empty());
+}
+
 RT_TEST(a_host_is_not_lost_for_the_time_in_which_the_authority_was_stopped) {
   AuthorityOptions options;
   options.hosts = {{"a", 1}, {"b", 1}};
