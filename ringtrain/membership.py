@@ -26,6 +26,8 @@ SECONDS_TO_CONNECT = 6.0  # all members have said that they are there; the launc
 # For the cause of a world's end: the launcher knows it as soon as the kernel does, and has to say it.
 SECONDS_FOR_THE_CAUSE = 1.0
 MOST_FAILURES = 3  # to connect, one after the other, until this rank gives up
+SECONDS_TO_LISTEN = 30.0  # until a port must be free, while other ranks let theirs go
+SECONDS_BETWEEN_PORTS = 0.1
 LEFT = "this rank has left on notice; the others go on from here."
 _SLICE_SECONDS = 0.5  # how long a wait may keep Ctrl-C waiting
 
@@ -82,6 +84,7 @@ class Member:
         self._noticed = False
         self._has_finished = False
         self._failures = 0
+        self._lacks_port = False
 
     def begin(self) -> None:
         """Tells the launcher that this process is there, and listens to it from now on. Raises UnsupportedError."""
@@ -241,14 +244,30 @@ class Member:
 
     def _listen_at(self, addresses: str) -> None:
         self._opener.listen_at(addresses)
-        self._listener, address = self._opener.listen()
+        self._listener, address = self._listener_of_next_world()
         with self._changed:
             lib.rt_membership_listens_at(self._native, as_text(address))
+
+    def _listener_of_next_world(self) -> tuple[CData, str]:
+        """Where no port of a range is free it is tried again: other ranks let theirs go once their world is connected."""
+        until = time.monotonic() + SECONDS_TO_LISTEN
+        while True:
+            try:
+                return self._opener.listen()
+            except RingtrainError as problem:
+                if time.monotonic() >= until:
+                    raise
+                if not self._lacks_port:
+                    self._lacks_port = True
+                    logger.warning(
+                        "elastic: no port to listen on for the next world, which is tried again: %s", problem
+                    )
+                time.sleep(SECONDS_BETWEEN_PORTS)
 
     def _connect(self, form: "_Form") -> None:
         """Has a thread open the world that has been formed: this one must hear if the launcher gives it up meanwhile."""
         listener, self._form = self._listener, None
-        self._listener, address = self._opener.listen()
+        self._listener, address = self._listener_of_next_world()
         with self._changed:
             lib.rt_membership_listens_at(self._native, as_text(address))  # in the world after it
             self._opening = form

@@ -189,8 +189,8 @@ class Authority {
   Nanoseconds since_ = 0;               // when the phase began
   Nanoseconds awake_ = 0;               // when it was last told of anything; a timer is, each second
   Nanoseconds next_beat_ = 0;
-  Nanoseconds short_since_ = kNever;    // when ranks were first too few since a world ran
-  int resets_ = 0;                      // worlds that ran after the first
+  Nanoseconds short_since_ = kNever;  // when ranks were first too few since a world ran
+  int resets_ = 0;                    // worlds that ran after the first
 };
 
 }  // namespace ringtrain

@@ -51,6 +51,7 @@ INTERRUPTED = 130
 MOST_TEXT = 4 << 20  # characters of a host file or a configuration file
 DESCRIPTORS, DESCRIPTORS_OF_A_HOST = 12, 4  # of the launcher
 LEAST_PORTS = 8  # two for the engine's daemon, the others for the ranks of a host
+PORTS_OF_AN_ELASTIC_RANK = 4  # which listens for the next world while the last one is left: more than were ever taken
 TORCHRUN_OPTIONS = {  # and what stands for them here
     "--nproc-per-node": "-np N for all ranks, or -H HOST:N,HOST:N",
     "--nnodes": "-H HOST:N,HOST:N, with N ranks on each; one command starts them all",
@@ -456,11 +457,12 @@ def make_plan(given: Mapping[str, Any], environment: Mapping[str, str], say: Cal
         chosen |= elastic_flags.variables({**environment, **chosen, **exported})
     check_options({**environment, **chosen, **exported}, ranks)
     placed = place(hosts, min(ranks, slots) if script else ranks)  # others may come
+    least = LEAST_PORTS + PORTS_OF_AN_ELASTIC_RANK * max(host.slots for host in placed) if rules else LEAST_PORTS
     come_late = operator is not None or operators.comes_late(environment)
     return Plan(
         list(given["command"]), ranks, placed, verbose=given["verbose"], settings=chosen, exported=exported,
         ssh=Ssh(given["ssh_port"], given["ssh_identity_file"]), start_seconds=given["start_timeout"],
-        interfaces=parse_interfaces(given["network_interfaces"], given["each_interface"]), ports=parse_ports(given["port_range"]),
+        interfaces=parse_interfaces(given["network_interfaces"], given["each_interface"]), ports=parse_ports(given["port_range"], least),
         folder=os.path.abspath(given["output_filename"]) if given["output_filename"] else "",
         shows_time=given["shows_time"], function_folder=given["function_folder"],
         engine_arguments=words_of("--mpi-args", given["mpi_args"]),
@@ -604,16 +606,16 @@ def parse_interfaces(listed: str | None, each: Sequence[str]) -> tuple[str, ...]
     return interfaces
 
 
-def parse_ports(text: str | None) -> tuple[int, int]:
-    """Reads --port-range; (0, 0) without one. Raises HostsError."""
+def parse_ports(text: str | None, least: int) -> tuple[int, int]:
+    """Reads --port-range, which must have so many ports; (0, 0) without one. Raises HostsError."""
     if text is None:
         return 0, 0
     matched = re.fullmatch(r"([0-9]{1,5})[-:]([0-9]{1,5})", text)
     first, last = (int(matched[1]), int(matched[2])) if matched else (0, 0)
-    if not 1024 <= first < last <= 65535 or last - first < LEAST_PORTS - 1:
+    if not 1024 <= first < last <= 65535 or last - first < least - 1:
         raise HostsError(
-            f"--port-range '{text}': expected FIRST-LAST within 1024-65535, at least {LEAST_PORTS} ports. "
-            "Write for example 20000-20999."
+            f"--port-range '{text}': expected FIRST-LAST within 1024-65535, at least {least} ports for the ranks that a host "
+            "has here. Write for example 20000-20999."
         )
     return first, last
 

@@ -327,6 +327,10 @@ def test_networks_and_ports_may_stand_in_the_environment(monkeypatch) -> None:
     made = planned("-np", "1", "true")
     assert (made.ports, made.interfaces) == ((20000, 20999), ("eth1", "10.0.0.0/24"))
     assert planned("-np", "1", "--port-range", "21000-21999", "true").ports == (21000, 21999)
+    elastic = ("--elastic", "-np", "1:8", "-H", "localhost:8", "true")
+    assert planned("--port-range", "21000-21039", *elastic).ports == (21000, 21039)
+    with pytest.raises(HostsError, match="at least 40 ports for the ranks that a host has here"):
+        planned("--port-range", "21000-21038", *elastic)
 
 
 def test_horovods_spellings_are_understood(tmp_path) -> None:

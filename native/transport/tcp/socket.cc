@@ -80,11 +80,13 @@ Status ParseRange(const std::string& text, Address* address, long* first, long* 
   return {};
 }
 
-// The errno, or 0.
-int Listen(const Address& address, Socket* socket) {
+// The errno, or 0. is_chosen: the port, and not any that is free.
+int Listen(const Address& address, bool is_chosen, Socket* socket) {
   Socket made = NewSocket(address);
   if (!made.open()) return errno;
   if (address.family() == AF_INET6) SetOption(made, IPPROTO_IPV6, IPV6_V6ONLY, 1);
+  // Where nobody listens, connections of an earlier world, or of an earlier job, may linger.
+  if (is_chosen) SetOption(made, SOL_SOCKET, SO_REUSEADDR, 1);
   if (bind(made.fd(), address.get(), address.length) != 0 || listen(made.fd(), kBacklog) != 0) return errno;
   *socket = std::move(made);
   return 0;
@@ -101,7 +103,7 @@ Status ListenWithin(const std::string& text, Socket* socket) {
   int error = 0;
   for (long port = first; port <= last; ++port) {
     address.SetPort(static_cast<uint16_t>(port));
-    error = Listen(address, socket);
+    error = Listen(address, port != 0, socket);
     if (error == 0) return {};
     if (error != EADDRINUSE && error != EACCES) break;
   }
