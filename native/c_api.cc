@@ -1,4 +1,5 @@
-// The C ABI: translation only. Exceptions (out of memory, mostly) end here as statuses.
+// The C ABI: translation only. Exceptions (out of memory, mostly) end here, as statuses or as what a function returns
+// where there is no memory: whatever can allocate is within Guard or Or.
 #include <sys/random.h>
 
 #include <algorithm>
@@ -76,31 +77,65 @@ int32_t Report(const Status& status, char** error) {
   return static_cast<int32_t>(status.code());
 }
 
+// Its text needs no memory.
+Status NoMemory() { return Status::Internal("no memory left."); }
+
+template <typename Body>
+Status Guard(Body body) {
+  try {
+    try {
+      return body();
+    } catch (const std::runtime_error& error) {
+      return Status::Internal(error.what());
+    }
+  } catch (const std::exception&) {
+    return NoMemory();
+  }
+}
+
+// What body() returns, or `without` where there is no memory for it.
+template <typename Result, typename Body>
+Result Or(Result without, Body body) {
+  try {
+    return body();
+  } catch (const std::exception&) {
+    return without;
+  }
+}
+
+// The text that body() makes; nullptr where there is no memory for it.
+template <typename Body>
+char* TextBy(Body body) {
+  return Or<char*>(nullptr, [&] { return CopyText(body()); });
+}
+
+// 1, or 0 where there is no memory for it.
+template <typename Body>
+int32_t Done(Body body) {
+  return Or<int32_t>(0, [&] { return body(), 1; });
+}
+
 // What `act(&actions)` has an authority do.
 template <typename Act>
 char* ActionsOf(Act act) {
-  try {
+  return TextBy([&] {
     ringtrain::AuthorityActions actions;
     act(&actions);
-    return CopyText(ringtrain::Lines(actions));
-  } catch (const std::exception&) {
-    return nullptr;
-  }
+    return ringtrain::Lines(actions);
+  });
 }
 
 // The same of a rank's membership, then `behind`.
 template <typename Act>
 char* ActionsOf(rt_membership* membership, Act act, const char* behind = "") {
-  try {
+  return TextBy([&] {
     ringtrain::MembershipActions actions;
     act(&actions);
     for (const ringtrain::MembershipAction& action : actions)
       if (const auto* connect = std::get_if<ringtrain::membership_action::Connect>(&action))
         membership->form = connect->form;
-    return CopyText(ringtrain::Lines(actions, membership->uid) + behind);
-  } catch (const std::exception&) {
-    return nullptr;
-  }
+    return ringtrain::Lines(actions, membership->uid) + behind;
+  });
 }
 
 ringtrain::Nanoseconds InNanoseconds(double seconds) {
@@ -127,15 +162,6 @@ bool ProcessIn(const char* host, int32_t slot, const char* uid, ringtrain::Proce
   process->host = host;
   process->slot = slot;
   return ringtrain::FromHex(uid, &process->uid);
-}
-
-template <typename Body>
-Status Guard(Body body) {
-  try {
-    return body();
-  } catch (const std::exception& exception) {
-    return Status::Internal(exception.what());
-  }
 }
 
 std::string TextOf(const char* text) { return text == nullptr ? "" : text; }
@@ -298,7 +324,7 @@ void rt_free(void* memory) { ringtrain::Outputs().Free(memory); }  // a result's
 void rt_trim() { ringtrain::Outputs().Trim(); }
 
 void rt_suggest_nccl(const char* path, const char* interfaces) {
-  ringtrain::Nccl::Suggest(TextOf(path), TextOf(interfaces));
+  Done([&] { ringtrain::Nccl::Suggest(TextOf(path), TextOf(interfaces)); });
 }
 
 char* rt_gpu_libraries(const char* cuda_lib, const char* nccl_lib) {
@@ -306,9 +332,12 @@ char* rt_gpu_libraries(const char* cuda_lib, const char* nccl_lib) {
   const ringtrain::Nccl* nccl = nullptr;
   const Status has_driver = Guard([&] { return ringtrain::Driver::Open(TextOf(cuda_lib), &driver); });
   const Status has_nccl = Guard([&] { return ringtrain::Nccl::Open(TextOf(nccl_lib), &nccl); });
-  const std::string cuda = driver != nullptr ? driver->VersionText() + "|" + driver->path : "|" + has_driver.message();
-  return CopyText("cuda|" + cuda + "\nnccl|" +
-                  (nccl != nullptr ? nccl->VersionText() + "|" + nccl->path : "|" + has_nccl.message()));
+  return TextBy([&] {
+    const std::string cuda =
+        driver != nullptr ? driver->VersionText() + "|" + driver->path : "|" + has_driver.message();
+    return "cuda|" + cuda + "\nnccl|" +
+           (nccl != nullptr ? nccl->VersionText() + "|" + nccl->path : "|" + has_nccl.message());
+  });
 }
 
 int32_t rt_hub_open(int32_t size, const char* layout, rt_hub** hub, char** error) {
@@ -349,7 +378,9 @@ int32_t rt_listen(const char* addresses, rt_listener** listener, char** error) {
                 error);
 }
 
-char* rt_listener_addresses(rt_listener* listener) { return CopyText(listener->listener->addresses()); }
+char* rt_listener_addresses(rt_listener* listener) {
+  return TextBy([&] { return listener->listener->addresses(); });
+}
 
 void rt_listener_close(rt_listener* listener) { delete listener; }
 
@@ -388,12 +419,17 @@ rt_alarm* rt_alarm_set(double seconds, const char* text) {
 
 void rt_alarm_cancel(rt_alarm* alarm) { delete alarm; }
 
-void rt_abort(rt_context* context, const char* cause) { context->context->Abort(TextOf(cause)); }
+void rt_abort(rt_context* context, const char* cause) {
+  if (Done([&] { context->context->Abort(TextOf(cause)); }) == 0)
+    Done([&] { context->context->Abort("no memory"); });  // which needs none
+}
 
 char* rt_silent_ranks(rt_context* context) {
-  std::string text;
-  for (const int rank : context->context->Silent()) text += (text.empty() ? "" : " ") + std::to_string(rank);
-  return CopyText(text);
+  return TextBy([&] {
+    std::string text;
+    for (const int rank : context->context->Silent()) text += (text.empty() ? "" : " ") + std::to_string(rank);
+    return text;
+  });
 }
 
 void rt_ask_through(rt_context* context, int32_t pipe) { context->context->AskThrough(pipe); }
@@ -407,10 +443,12 @@ void rt_world_of(rt_context* context, rt_world* world) {
 }
 
 int32_t rt_process_set_ranks(rt_context* context, int32_t process_set, int32_t* ranks, int32_t capacity) {
-  const std::vector<int> members = context->context->ProcessSetRanks(process_set);
-  if (members.empty()) return -1;
-  std::copy_n(members.begin(), std::min<size_t>(members.size(), static_cast<size_t>(std::max(capacity, 0))), ranks);
-  return static_cast<int32_t>(members.size());
+  return Or<int32_t>(-2, [&] {
+    const std::vector<int> members = context->context->ProcessSetRanks(process_set);
+    if (members.empty()) return -1;
+    std::copy_n(members.begin(), std::min<size_t>(members.size(), static_cast<size_t>(std::max(capacity, 0))), ranks);
+    return static_cast<int32_t>(members.size());
+  });
 }
 
 int32_t rt_counters(rt_context* context, int64_t* values, int32_t capacity) {
@@ -420,82 +458,86 @@ int32_t rt_counters(rt_context* context, int64_t* values, int32_t capacity) {
 }
 
 char* rt_lateness(rt_context* context) {
-  std::string text;
-  for (const ringtrain::Late& late : context->context->lateness().All())
-    text += std::to_string(late.rank) + "|" + std::to_string(late.times) + "|" + std::to_string(late.total) + "|" +
-            std::to_string(late.longest) + "|" + OnOneLine(late.longest_name) + "\n";
-  return CopyText(text);
+  return TextBy([&] {
+    std::string text;
+    for (const ringtrain::Late& late : context->context->lateness().All())
+      text += std::to_string(late.rank) + "|" + std::to_string(late.times) + "|" + std::to_string(late.total) + "|" +
+              std::to_string(late.longest) + "|" + OnOneLine(late.longest_name) + "\n";
+    return text;
+  });
 }
 
 char* rt_traffic(rt_context* context) {
-  std::string lines;
-  for (const ringtrain::Traffic& each : context->context->traffic().All())
-    lines += std::string(ringtrain::Text(each.operation)) + "|" + std::to_string(each.size_class) + "|" +
-             std::to_string(each.count) + "|" + std::to_string(each.bytes) + "|" + std::to_string(each.link_bytes) +
-             "|" + std::to_string(each.time) + "|" + std::to_string(each.waiting) + "\n";
-  return CopyText(lines);
+  return TextBy([&] {
+    std::string lines;
+    for (const ringtrain::Traffic& each : context->context->traffic().All())
+      lines += std::string(ringtrain::Text(each.operation)) + "|" + std::to_string(each.size_class) + "|" +
+               std::to_string(each.count) + "|" + std::to_string(each.bytes) + "|" + std::to_string(each.link_bytes) +
+               "|" + std::to_string(each.time) + "|" + std::to_string(each.waiting) + "\n";
+    return lines;
+  });
 }
 
 char* rt_tuned(rt_context* context) {
-  const ringtrain::Tuned& tuned = context->context->tuned();
-  std::string lines = std::string(tuned.state()) + "|" + ringtrain::TextOf(tuned.All()) + "\n";
-  for (const ringtrain::Tuned::Change& change : tuned.Changes())
-    lines += std::to_string(change.operations) + "|" + ringtrain::TextOf(change.settings) + "\n";
-  return CopyText(lines);
+  return TextBy([&] {
+    const ringtrain::Tuned& tuned = context->context->tuned();
+    std::string lines = std::string(tuned.state()) + "|" + ringtrain::TextOf(tuned.All()) + "\n";
+    for (const ringtrain::Tuned::Change& change : tuned.Changes())
+      lines += std::to_string(change.operations) + "|" + ringtrain::TextOf(change.settings) + "\n";
+    return lines;
+  });
 }
 
 int64_t rt_burst_bytes(rt_context* context) { return context->context->tuned().Get(ringtrain::Tunable::burst_bytes); }
 
 char* rt_flight_record(rt_context* context) {
-  char* text = nullptr;
-  Guard([&]() -> Status {
-    text = CopyText(context->context->FlightRecord());
-    return {};
-  });
-  return text;
+  return TextBy([&] { return context->context->FlightRecord(); });
 }
 
 int32_t rt_process_set_hosts(rt_context* context, int32_t process_set) {
-  return context->context->ProcessSetHosts(process_set);
+  return Or<int32_t>(-1, [&] { return context->context->ProcessSetHosts(process_set); });
 }
 
-void rt_residuals_keep(rt_context* context, int32_t process_set, const char* prefix) {
-  context->context->residuals().Keep(process_set, TextOf(prefix));
+int32_t rt_residuals_keep(rt_context* context, int32_t process_set, const char* prefix) {
+  return Done([&] { context->context->residuals().Keep(process_set, TextOf(prefix)); });
 }
 
-void rt_residuals_take_back(rt_context* context, int32_t process_set, const char* prefix, int64_t after) {
-  context->context->residuals().TakeBack(process_set, TextOf(prefix), after);
+int32_t rt_residuals_take_back(rt_context* context, int32_t process_set, const char* prefix, int64_t after) {
+  return Done([&] { context->context->residuals().TakeBack(process_set, TextOf(prefix), after); });
 }
 
 int64_t rt_residuals_turns(rt_context* context) { return context->context->residuals().turns(); }
 
-void rt_residuals_inherit(rt_context* context, rt_context* former) {
-  context->context->residuals().Inherit(former->context->residuals());
+int32_t rt_residuals_inherit(rt_context* context, rt_context* former) {
+  return Done([&] { context->context->residuals().Inherit(former->context->residuals()); });
 }
 
 char* rt_residuals(rt_context* context, int32_t process_set, const char* prefix) {
-  std::string text;
-  context->context->residuals().ForEach(process_set, TextOf(prefix), [&](const auto& key, const auto& residual) {
-    const auto& [set, operation, place] = key;
-    if (operation.find('\n') == std::string::npos)
-      text += std::to_string(residual.elements()) + "|" + std::to_string(place) + "|" + operation + "\n";
+  return TextBy([&] {
+    std::string text;
+    context->context->residuals().ForEach(process_set, TextOf(prefix), [&](const auto& key, const auto& residual) {
+      const auto& [set, operation, place] = key;
+      if (operation.find('\n') == std::string::npos)
+        text += std::to_string(residual.elements()) + "|" + std::to_string(place) + "|" + operation + "\n";
+    });
+    return text;
   });
-  return CopyText(text);
 }
 
 int32_t rt_residual_save(rt_context* context, int32_t process_set, const char* name, int32_t place, int64_t elements,
                          float* sent, float* finished) {
-  return ResidualOf(context, process_set, name, place, elements).Save(sent, finished) ? 1 : 0;
+  return Or<int32_t>(
+      -1, [&] { return ResidualOf(context, process_set, name, place, elements).Save(sent, finished) ? 1 : 0; });
 }
 
-void rt_residual_load(rt_context* context, int32_t process_set, const char* name, int32_t place, int64_t elements,
-                      const float* sent, const float* finished) {
-  ResidualOf(context, process_set, name, place, elements).Load(sent, finished);
+int32_t rt_residual_load(rt_context* context, int32_t process_set, const char* name, int32_t place, int64_t elements,
+                         const float* sent, const float* finished) {
+  return Done([&] { ResidualOf(context, process_set, name, place, elements).Load(sent, finished); });
 }
 
 char* rt_log_next(rt_context* context) {
   std::string line;
-  return context->context->log().Next(&line) ? CopyText(line) : nullptr;
+  return context->context->log().Next(&line) ? CopyText(line) : nullptr;  // without an allocation of C++'s
 }
 
 int32_t rt_timeline_start(rt_context* context, const char* path, int32_t mark_cycles, char** error) {
@@ -554,15 +596,18 @@ int32_t rt_poll(rt_handle* handle) {
 }
 
 int32_t rt_output(rt_handle* handle, int32_t tensor, void** data, int32_t* ndim, int64_t* shape, char** error) {
-  Handle& from = *handle->handle;
-  if (!from.done() || tensor < 0 || static_cast<size_t>(tensor) >= from.outputs.size())
-    return Report(Status::InvalidArgument("output " + std::to_string(tensor) + " does not exist, or is not ready."),
-                  error);
-  const Handle::Output& output = from.outputs[tensor];
-  *data = output.data;
-  *ndim = static_cast<int32_t>(output.shape.size());
-  std::copy_n(output.shape.begin(), *ndim, shape);
-  return 0;
+  return Report(
+      Guard([&]() -> Status {
+        Handle& from = *handle->handle;
+        if (!from.done() || tensor < 0 || static_cast<size_t>(tensor) >= from.outputs.size())
+          return Status::InvalidArgument("output " + std::to_string(tensor) + " does not exist, or is not ready.");
+        const Handle::Output& output = from.outputs[tensor];
+        *data = output.data;
+        *ndim = static_cast<int32_t>(output.shape.size());
+        std::copy_n(output.shape.begin(), *ndim, shape);
+        return {};
+      }),
+      error);
 }
 
 void* rt_take_output(rt_handle* handle, int32_t tensor) {
@@ -587,7 +632,7 @@ int32_t rt_device_read(rt_context* context, int32_t device, void* stream, const 
 }
 
 int32_t rt_device_of(const char* cuda_lib, const void* memory) {
-  return ringtrain::Device::Of(TextOf(cuda_lib), memory);
+  return Or<int32_t>(-1, [&] { return ringtrain::Device::Of(TextOf(cuda_lib), memory); });
 }
 
 int32_t rt_received_splits(rt_handle* handle, int64_t* splits, int32_t capacity) {
@@ -643,11 +688,8 @@ char* rt_authority_host_heard(rt_authority* authority, double now, const char* h
   return ActionsOf([&](auto* actions) { authority->authority.Arrived(InNanoseconds(now), host, {}, actions); });
 }
 
-void rt_authority_host_added(rt_authority* authority, const char* host, int32_t slots) {
-  Guard([&] {
-    authority->authority.HostAdded(host, slots);
-    return Status();
-  });
+int32_t rt_authority_host_added(rt_authority* authority, const char* host, int32_t slots) {
+  return Done([&] { authority->authority.HostAdded(host, slots); });
 }
 
 char* rt_authority_host_leaves(rt_authority* authority, double now, const char* host, const char* cause) {
@@ -735,8 +777,8 @@ rt_membership* rt_membership_open(const char* uid, const char* host, int32_t slo
 
 void rt_membership_free(rt_membership* membership) { delete membership; }
 
-void rt_membership_listens_at(rt_membership* membership, const char* address) {
-  membership->membership.ListensAt(address);
+int32_t rt_membership_listens_at(rt_membership* membership, const char* address) {
+  return Done([&] { membership->membership.ListensAt(address); });
 }
 
 char* rt_membership_begin(rt_membership* membership, double now) {
@@ -744,13 +786,15 @@ char* rt_membership_begin(rt_membership* membership, double now) {
 }
 
 char* rt_membership_arrived(rt_membership* membership, double now, const char* frame) {
-  ringtrain::ControlFrame decoded;
-  if (!FrameIn(frame, &decoded)) return CopyText("");
-  const bool pauses = decoded.at_release &&
-                      (decoded.type == ringtrain::ControlType::kStop || decoded.type == ringtrain::ControlType::kGo);
-  return ActionsOf(
-      membership, [&](auto* actions) { membership->membership.Arrived(InNanoseconds(now), decoded, actions); },
-      pauses ? "pause\n" : "");
+  return Or<char*>(nullptr, [&] {
+    ringtrain::ControlFrame decoded;
+    if (!FrameIn(frame, &decoded)) return CopyText("");
+    const bool pauses = decoded.at_release &&
+                        (decoded.type == ringtrain::ControlType::kStop || decoded.type == ringtrain::ControlType::kGo);
+    return ActionsOf(
+        membership, [&](auto* actions) { membership->membership.Arrived(InNanoseconds(now), decoded, actions); },
+        pauses ? "pause\n" : "");
+  });
 }
 
 char* rt_membership_connected(rt_membership* membership, uint64_t count, int32_t well) {
@@ -782,22 +826,26 @@ char* rt_membership_finished(rt_membership* membership) {
   return ActionsOf(membership, [&](auto* actions) { membership->membership.Finished(actions); });
 }
 
-void rt_membership_got_state(rt_membership* membership) { membership->membership.GotState(); }
+int32_t rt_membership_got_state(rt_membership* membership) {
+  return Done([&] { membership->membership.GotState(); });
+}
 
 void rt_membership_admits(rt_membership* membership, int32_t admits) { membership->membership.Admits(admits != 0); }
 
 int32_t rt_settle(const int64_t* standings, int32_t survivors, int64_t* released, int32_t* fresh) {
-  std::vector<ringtrain::Standing> reported;
-  for (int32_t i = 0; i < survivors; ++i) {
-    const int64_t step = standings[2 * i], stage = standings[2 * i + 1];
-    if (step < 0 || stage < 0 || stage > static_cast<int64_t>(ringtrain::WindowStage::kWhole)) return 0;
-    reported.push_back({static_cast<ringtrain::Step>(step), static_cast<ringtrain::WindowStage>(stage)});
-  }
-  if (reported.empty()) return 0;
-  const ringtrain::Settlement settlement = ringtrain::Settle(reported);
-  *released = static_cast<int64_t>(settlement.released);
-  *fresh = settlement.fresh;
-  return 1;
+  return Or<int32_t>(-1, [&] {
+    std::vector<ringtrain::Standing> reported;
+    for (int32_t i = 0; i < survivors; ++i) {
+      const int64_t step = standings[2 * i], stage = standings[2 * i + 1];
+      if (step < 0 || stage < 0 || stage > static_cast<int64_t>(ringtrain::WindowStage::kWhole)) return 0;
+      reported.push_back({static_cast<ringtrain::Step>(step), static_cast<ringtrain::WindowStage>(stage)});
+    }
+    if (reported.empty()) return 0;
+    const ringtrain::Settlement settlement = ringtrain::Settle(reported);
+    *released = static_cast<int64_t>(settlement.released);
+    *fresh = settlement.fresh;
+    return 1;
+  });
 }
 
 const rt_functions* rt_functions_for(int32_t abi_version) {

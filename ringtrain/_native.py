@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from ringtrain import _core, errors
 from ringtrain._core import ffi, lib
 
-ABI_VERSION = 13  # RT_ABI_VERSION of the ringtrain.h that the package's Python is written for
+ABI_VERSION = 14  # RT_ABI_VERSION of the ringtrain.h that the package's Python is written for
 CData: TypeAlias = Any  # what ``ffi`` makes: pointers, structs and arrays of C, of which a type checker knows nothing
 OK = 0
 PENDING = 1
@@ -37,6 +37,23 @@ def take_text(pointer: CData) -> str:
     text = ffi.string(pointer).decode("utf-8", "replace")
     lib.rt_free(pointer)
     return text
+
+
+def take_answer(pointer: CData) -> str:
+    """The same of a function that always has an answer.
+
+    Raises:
+        MemoryError: it had no memory for it.
+    """
+    if not pointer:
+        raise MemoryError
+    return take_text(pointer)
+
+
+def require(done: int) -> None:
+    """Raises MemoryError if a function says that it had no memory for what it does: 0, or a number below."""
+    if done <= 0:
+        raise MemoryError
 
 
 def as_text(text: str, longest: int = 1 << 20) -> CData:

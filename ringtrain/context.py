@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from ringtrain import buffers, exits, log, ranges, tables
-from ringtrain._native import OK, PENDING, CData, as_path, as_text, check, ffi, lib, take_text
+from ringtrain._native import OK, PENDING, CData, as_path, as_text, check, ffi, lib, require, take_answer, take_text
 from ringtrain.buffers import Buffer
 from ringtrain.errors import (
     ClosedError,
@@ -326,15 +326,15 @@ class Context:
 
     def lateness(self) -> list[str]:
         """The lines of ``rt_lateness``."""
-        return take_text(lib.rt_lateness(self.native)).split("\n")[:-1]  # other line ends may stand in a name
+        return take_answer(lib.rt_lateness(self.native)).split("\n")[:-1]  # other line ends may stand in a name
 
     def traffic(self) -> list[str]:
         """The lines of ``rt_traffic``."""
-        return take_text(lib.rt_traffic(self.native)).splitlines()
+        return take_answer(lib.rt_traffic(self.native)).splitlines()
 
     def tuned(self) -> list[str]:
         """The lines of ``rt_tuned``."""
-        return take_text(lib.rt_tuned(self.native)).splitlines()
+        return take_answer(lib.rt_tuned(self.native)).splitlines()
 
     def burst_bytes(self) -> int:
         """Option ``burst_bytes``, as it is now."""
@@ -342,17 +342,22 @@ class Context:
 
     def flight_record(self) -> str:
         """The text of ``rt_flight_record``."""
-        return take_text(lib.rt_flight_record(self.native))
+        return take_answer(lib.rt_flight_record(self.native))
 
     def process_set_ranks(self, process_set: int) -> list[int] | None:
         """Members of a process set, ascending; None if there is no such set."""
         ranks = ffi.new("int32_t[]", self.size)
         count = lib.rt_process_set_ranks(self.native, process_set, ranks, self.size)
+        if count < -1:
+            raise MemoryError
         return None if count < 0 else list(ranks[0:count])
 
     def process_set_hosts(self, process_set: int) -> int:
         """How many hosts the set's tensors travel between."""
-        return lib.rt_process_set_hosts(self.native, process_set)
+        hosts = lib.rt_process_set_hosts(self.native, process_set)
+        if hosts < 0:
+            raise MemoryError
+        return hosts
 
     def start_timeline(self, path: str, mark_cycles: bool = False) -> None:
         """Starts to write a trace to ``path``; see ``ringtrain.start_timeline``."""
@@ -372,12 +377,12 @@ class Context:
     def keep_residuals(self, process_set: int, prefix: str) -> None:
         """The results of the operations whose names begin so were used: what rounding has lost of them stays lost."""
         if self.usable:
-            lib.rt_residuals_keep(self.native, process_set, prefix.encode())
+            require(lib.rt_residuals_keep(self.native, process_set, prefix.encode()))
 
     def take_back_residuals(self, process_set: int, prefix: str, after: int = -1) -> None:
         """They were not used: the next ones make up for what was lost before them; but for those up to a number."""
         if self.usable:
-            lib.rt_residuals_take_back(self.native, process_set, prefix.encode(), after)
+            require(lib.rt_residuals_take_back(self.native, process_set, prefix.encode(), after))
 
     @property
     def residual_turns(self) -> int:
@@ -386,11 +391,11 @@ class Context:
 
     def inherit_residuals(self, former: "Context") -> None:
         """Goes on with what this rank has lost in the world before, which is closed: the next operations make up for it."""
-        lib.rt_residuals_inherit(self.native, former.native)
+        require(lib.rt_residuals_inherit(self.native, former.native))
 
     def residuals(self, process_set: int, prefix: str) -> dict[tuple[str, int], int]:
         """What the core keeps rounding errors of: elements by (name, place in the operation)."""
-        lines = take_text(lib.rt_residuals(self.native, process_set, prefix.encode())).split("\n")[:-1]
+        lines = take_answer(lib.rt_residuals(self.native, process_set, prefix.encode())).split("\n")[:-1]
         rows = [line.split("|", 2) for line in lines]
         return {(name, int(place)): int(elements) for elements, place, name in rows}
 
@@ -398,12 +403,14 @@ class Context:
         """Whether it is what was loaded, whole; and what is kept of a tensor, as float32: of sums sent, of sums finished."""
         sent, finished = ffi.new("float[]", elements), ffi.new("float[]", elements)
         whole = lib.rt_residual_save(self.native, process_set, name.encode(), place, elements, sent, finished)
+        if whole < 0:
+            raise MemoryError
         return bool(whole), sent, finished
 
     def load_residual(self, process_set: int, name: str, place: int, sent: Any, finished: Any) -> None:
         """Has the next operation make up for this, from contiguous memory of float32; the same on all ranks."""
         given, done = ffi.from_buffer("float[]", sent), ffi.from_buffer("float[]", finished)
-        lib.rt_residual_load(self.native, process_set, name.encode(), place, len(given), given, done)
+        require(lib.rt_residual_load(self.native, process_set, name.encode(), place, len(given), given, done))
 
     def count_call(self, what: str) -> int:
         """How often this was called before with ``what``: for things that are done at every n-th call, on all ranks alike."""

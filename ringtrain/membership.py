@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from ringtrain import exits
-from ringtrain._native import CData, as_text, ffi, lib, take_text
+from ringtrain._native import CData, as_text, ffi, lib, require, take_answer, take_text
 from ringtrain.context import Context, Peer
 from ringtrain.errors import InternalError, RingtrainError, UnsupportedError, WorldChangedError
 from ringtrain.launcher import ElasticPlace
@@ -121,7 +121,7 @@ class Member:
     def got_state(self) -> None:
         """This rank has what the others have: it may give it to who joins from now on."""
         with self._changed:
-            lib.rt_membership_got_state(self._native)
+            require(lib.rt_membership_got_state(self._native))
             if self._present is not None:
                 self._present.takes_over = False
 
@@ -151,7 +151,7 @@ class Member:
 
     def explain(self, context: Context, problem: RingtrainError) -> RingtrainError:
         """The error of a world that has ended: in the launcher's words, the same on all ranks, if it says why."""
-        silent = take_text(lib.rt_silent_ranks(context.native))
+        silent = take_answer(lib.rt_silent_ranks(context.native))
         with self._changed:
             if (
                 silent and context is self._present and self._present_goes_on
@@ -246,7 +246,7 @@ class Member:
         self._opener.listen_at(addresses)
         self._listener, address = self._listener_of_next_world()
         with self._changed:
-            lib.rt_membership_listens_at(self._native, as_text(address))
+            require(lib.rt_membership_listens_at(self._native, as_text(address)))
 
     def _listener_of_next_world(self) -> tuple[CData, str]:
         """Where no port of a range is free it is tried again: other ranks let theirs go once their world is connected."""
@@ -269,7 +269,7 @@ class Member:
         listener, self._form = self._listener, None
         self._listener, address = self._listener_of_next_world()
         with self._changed:
-            lib.rt_membership_listens_at(self._native, as_text(address))  # in the world after it
+            require(lib.rt_membership_listens_at(self._native, as_text(address)))  # in the world after it
             self._opening = form
         threading.Thread(target=self._open, args=(form, listener), name="ringtrain-connect", daemon=True).start()
 

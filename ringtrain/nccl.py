@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 
 from ringtrain import options
-from ringtrain._native import lib, take_text
+from ringtrain._native import lib, take_answer
 
 _LIBRARY = "libnccl.so.2"
 
@@ -41,7 +41,7 @@ def libraries(chosen: dict[str, str]) -> dict[str, tuple[str, str]]:
     """
     suggest(options.environment())
     paths = (os.fsencode(chosen.get(name, "")) for name in ("cuda_lib", "nccl_lib"))
-    lines = take_text(lib.rt_gpu_libraries(*paths)).splitlines()
+    lines = take_answer(lib.rt_gpu_libraries(*paths)).splitlines()
     return {name: (version, path) for name, version, path in (line.split("|", 2) for line in lines)}
 
 

@@ -30,7 +30,7 @@ from ringtrain import (
     tables,
 )
 from ringtrain import rendezvous as places
-from ringtrain._native import CData, as_text, check, ffi, lib, take_text
+from ringtrain._native import CData, as_text, check, ffi, lib, take_answer
 from ringtrain.announce import announce_segments
 from ringtrain.context import Context, default, is_initialized, make_default, of_thread, raise_unusable
 from ringtrain.errors import InvalidArgumentError, RingtrainError, UnsupportedError
@@ -93,7 +93,7 @@ def listen(addresses: str) -> tuple[CData, str]:
     listener, error = ffi.new("rt_listener **"), ffi.new(_ERROR_OUT)
     check(lib.rt_listen(as_text(addresses), listener, error), error)
     owned = ffi.gc(listener[0], lib.rt_listener_close)
-    return owned, take_text(lib.rt_listener_addresses(owned))
+    return owned, take_answer(lib.rt_listener_addresses(owned))
 
 
 def open_tcp(

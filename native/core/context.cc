@@ -1,6 +1,7 @@
 #include "core/context.h"
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "core/admission.h"
@@ -40,7 +41,12 @@ Context::Context(const Options& options, Meeting meeting)
   transport_->HeedTuned(&tuned_);
 }
 
-Context::~Context() { Close(); }
+Context::~Context() {
+  try {
+    Close();
+  } catch (const std::bad_alloc&) {  // what its members do at their end is left
+  }
+}
 
 // ---- operations ----
 
@@ -96,7 +102,10 @@ void Context::LongPhase(double seconds) {
 
 Status Context::Close(double seconds) {
   MutexLock once(close_mutex_);
-  if (std::exchange(closed_, true)) return {};
+  if (closed_) return {};
+  const Status last =
+      Status::Closed("rank " + std::to_string(world().rank) + " has called shutdown(); call init() to start again.");
+  closed_ = true;  // from here on it cannot be tried again
   const Nanoseconds deadline = driver_.Leave(DeadlineAfter(seconds));
   Status ended;
   driver_.WhileNobodyDrives([&](const Coordinator& coordinator) {
@@ -104,8 +113,7 @@ Status Context::Close(double seconds) {
     transport_->Close(coordinator.closed_cleanly(), remaining);
     ended = table_.closed();
     // Only now may the tensors go back to their owners: nothing moves any more.
-    table_.Close(
-        Status::Closed("rank " + std::to_string(world().rank) + " has called shutdown(); call init() to start again."));
+    table_.Close(last);
     timeline_.Stop();
   });
   const std::string unwritten = writer_.Await(kFilePatience);

@@ -51,6 +51,11 @@ ContextDriver::ContextDriver(const Options& options, const Tuned& tuned, Progres
       of_thread_(SpinningFor(options, epoch->world(), false)),
       coordinator_(&epoch->coordinator()) {}
 
+ContextDriver::~ContextDriver() {
+  stop_.store(true);
+  EndThread();
+}
+
 void ContextDriver::Start() {
   progress_.SetDoorbell(&doorbell_);
   std::promise<void> begun;
@@ -218,10 +223,14 @@ Nanoseconds ContextDriver::Leave(Nanoseconds deadline) {
   stop_.store(true);
   Call();
   Serve(&deadline);
+  EndThread();
+  return deadline;
+}
+
+void ContextDriver::EndThread() {
   left_.store(true);
   WakeThread(true);
   if (thread_.joinable()) thread_.join();
-  return deadline;
 }
 
 // Serves the others until all have said goodbye or the deadline has passed, then lowers the deadline and delivers the

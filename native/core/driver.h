@@ -37,6 +37,7 @@ class ContextDriver {
  public:
   ContextDriver(const Options& options, const Tuned& tuned, Progress& progress, Epoch* epoch, SubmissionTable* table,
                 Counters* counters, Timeline* timeline);
+  ~ContextDriver();
   // Lets the wire ring, starts the context's thread, and returns when the rank's life sign has begun in it: a waiting
   // thread may drive from then on, and whatever it begins others must be able to see end.
   void Start();
@@ -64,6 +65,7 @@ class ContextDriver {
   void Drive(Finished finished, Nanoseconds deadline, Spinning* spinning) RT_REQUIRES(drive_mutex_);
   Coordinator& driven() RT_REQUIRES(drive_mutex_) { return *coordinator_; }
   void Serve(Nanoseconds* deadline);
+  void EndThread();
   void CoalesceSubmissions();
   Nanoseconds gather() const;
   void CancelPollPromise();

@@ -6,12 +6,12 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <new>
 
 namespace ringtrain {
 namespace {
 
 constexpr size_t kPage = 4096, kHugePage = size_t{2} << 20;
-constexpr size_t kMostBlocks = 64;
 
 // Advises on the whole pages of this size within a block.
 void Advise(void* memory, size_t bytes, size_t page, int advice) {
@@ -30,7 +30,7 @@ void* AllocateFresh(size_t bytes) {
 
 void OutputMemory::Trim() {
   if (!mutex_.TryLock()) return;
-  while (!kept_.empty()) ForgetOldest();
+  while (blocks_ > 0) ForgetOldest();
   mutex_.Unlock();
 }
 
@@ -60,11 +60,10 @@ void* OutputMemory::TakeKept(size_t bytes) {
 
 // Of those that fit, the newest: the caches may still hold of it. A much larger one waits for a result of its own size.
 void* OutputMemory::TakeFitting(size_t bytes) {
-  for (size_t index = kept_.size(); index-- > 0;) {
+  for (size_t index = blocks_; index-- > 0;) {
     const Block block = kept_[index];
     if (block.bytes < bytes || block.bytes > bytes + bytes / 4 + kPage) continue;
-    kept_.erase(kept_.begin() + static_cast<std::ptrdiff_t>(index));
-    kept_bytes_ -= block.bytes;
+    Forget(index);
     return block.memory;
   }
   return nullptr;
@@ -72,18 +71,23 @@ void* OutputMemory::TakeFitting(size_t bytes) {
 
 bool OutputMemory::Keep(const Block& block) {
   if (block.bytes > kMostKept || !mutex_.TryLock()) return false;
-  while (kept_.size() == kMostBlocks || kept_bytes_ + block.bytes > kMostKept) ForgetOldest();
+  while (blocks_ == kMostBlocks || kept_bytes_ + block.bytes > kMostKept) ForgetOldest();
   Advise(block.memory, block.bytes, kPage, MADV_FREE);
-  kept_.push_back(block);
+  kept_[blocks_++] = block;
   kept_bytes_ += block.bytes;
   mutex_.Unlock();
   return true;
 }
 
 void OutputMemory::ForgetOldest() {
-  kept_bytes_ -= kept_.front().bytes;
-  std::free(kept_.front().memory);
-  kept_.erase(kept_.begin());
+  std::free(kept_[0].memory);
+  Forget(0);
+}
+
+void OutputMemory::Forget(size_t index) {
+  kept_bytes_ -= kept_[index].bytes;
+  std::copy(kept_.begin() + index + 1, kept_.begin() + blocks_, kept_.begin() + index);
+  --blocks_;
 }
 
 size_t OutputMemory::kept_bytes() const {
@@ -92,7 +96,8 @@ size_t OutputMemory::kept_bytes() const {
 }
 
 OutputMemory& Outputs() {
-  static OutputMemory* const outputs = new OutputMemory;
+  alignas(OutputMemory) static char place[sizeof(OutputMemory)];
+  static OutputMemory* const outputs = new (place) OutputMemory;
   return *outputs;
 }
 

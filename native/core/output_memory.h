@@ -6,14 +6,14 @@
 #ifndef RINGTRAIN_CORE_OUTPUT_MEMORY_H_
 #define RINGTRAIN_CORE_OUTPUT_MEMORY_H_
 
+#include <array>
 #include <cstddef>
-#include <vector>
 
 #include "base/mutex.h"
 
 namespace ringtrain {
 
-// Any thread; in the child of a fork too, where a lock that another thread held stays locked.
+// Any thread; in the child of a fork too, where a lock that another thread held stays locked. Nothing here throws.
 class OutputMemory {
  public:
   static constexpr size_t kAlignment = 64;
@@ -41,8 +41,13 @@ class OutputMemory {
   bool Keep(const Block& block);
   void ForgetOldest() RT_REQUIRES(mutex_);
 
+  static constexpr size_t kMostBlocks = 64;
+
+  void Forget(size_t index) RT_REQUIRES(mutex_);
+
   mutable Mutex mutex_;
-  std::vector<Block> kept_ RT_GUARDED_BY(mutex_);  // the oldest first
+  std::array<Block, kMostBlocks> kept_ RT_GUARDED_BY(mutex_);  // the first `blocks_`; the oldest first
+  size_t blocks_ RT_GUARDED_BY(mutex_) = 0;
   size_t kept_bytes_ RT_GUARDED_BY(mutex_) = 0;
 };
 

@@ -1,6 +1,7 @@
 #include "core/submission.h"
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 namespace ringtrain {
@@ -60,13 +61,25 @@ Status SubmissionTable::Add(std::shared_ptr<Submission> submission) {
   if (removes ? PendingIn(set) : leaving_.count(set) > 0)
     return Status::InvalidArgument(request.Subject() + ": process set " + std::to_string(set) +
                                    " must not be used while it is removed. Wait for what is pending in it.");
-  if (!pending_[submission->process_set].emplace(request.name, submission).second)
-    return Status::InvalidArgument(request.Subject() +
+  Names& names = pending_[submission->process_set];
+  news_.submissions.push_back(submission);
+  bool added = false;
+  try {
+    added = names.emplace(request.name, std::move(submission)).second;
+    if (added && removes) leaving_.insert(set);
+  } catch (const std::bad_alloc&) {  // a name without news would be in flight for ever
+    if (added) names.erase(request.name);
+    news_.submissions.pop_back();
+    throw;
+  }
+  if (!added) {
+    const std::shared_ptr<Submission> refused = std::move(news_.submissions.back());
+    news_.submissions.pop_back();
+    return Status::InvalidArgument(refused->request.Subject() +
                                    ": the name must not be in flight, but it has been submitted already and is not "
                                    "done on this rank. Wait for it, or use another name.");
-  submission->number = ++submissions_;
-  if (removes) leaving_.insert(set);
-  news_.submissions.push_back(std::move(submission));
+  }
+  news_.submissions.back()->number = ++submissions_;
   has_news_.store(true, std::memory_order_seq_cst);
   return {};
 }

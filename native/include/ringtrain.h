@@ -28,7 +28,7 @@ typedef struct rt_membership rt_membership; /* a rank's side of that */
 
 /* Version of everything between the CFFI marks. Raised with each change to it: test_abi.py compares. Python
  * (ringtrain/_native.py) and the library for TensorFlow refuse a core of another version. */
-#define RT_ABI_VERSION 13
+#define RT_ABI_VERSION 14
 
 #define RT_MAX_DIMENSIONS 64            /* of a tensor */
 #define RT_MAX_DTYPES 32                /* rows of tables/dtypes.def, with room for more */
@@ -78,6 +78,8 @@ typedef struct {
   void* callback_context;
 } rt_request;
 
+/* No function throws. A text that the caller frees with rt_free is NULL where there is no memory for it; a function of
+ * which nothing else is said returns 1, or 0 where there is no memory for what it does. */
 /* RT_ABI_VERSION as the library was built with it; a caller compiled with another one must not go on. */
 int32_t rt_abi_version(void);
 /* Text: compiler, processor kernels in use, build type. Static. */
@@ -148,10 +150,10 @@ typedef struct {
   uint32_t epoch;
 } rt_world;
 void rt_world_of(rt_context* context, rt_world* world);
-/* Members of a process set, ascending; returns their number, or -1 if there is no such set. */
+/* Members of a process set, ascending; returns their number, -1 if there is no such set, or -2 without memory. */
 int32_t rt_process_set_ranks(rt_context* context, int32_t process_set, int32_t* ranks, int32_t capacity);
 /* How many hosts its tensors travel between: where the algorithm is "ring" each rank counts as one. 0 if there is no
- * such set. */
+ * such set, -1 without memory. */
 int32_t rt_process_set_hosts(rt_context* context, int32_t process_set);
 /* Counters in the order of tables/counters.def; returns how many there are. */
 int32_t rt_counters(rt_context* context, int64_t* values, int32_t capacity);
@@ -181,25 +183,26 @@ char* rt_flight_record(rt_context* context);
 /* Compressions with feedback keep what rounding has lost of each tensor of a named operation, and make up for it when
  * the operation comes again. While none of those named is under way: */
 /* The results of the last operation of each name that begins with the prefix were used. */
-void rt_residuals_keep(rt_context* context, int32_t process_set, const char* prefix);
+int32_t rt_residuals_keep(rt_context* context, int32_t process_set, const char* prefix);
 /* They were not: what the operation has lost is taken back, unless it was kept before, or has a number up to `after`;
  * -1: whatever it is. */
-void rt_residuals_take_back(rt_context* context, int32_t process_set, const char* prefix, int64_t after);
+int32_t rt_residuals_take_back(rt_context* context, int32_t process_set, const char* prefix, int64_t after);
 /* The number of the last operation that has lost anything; it goes on in the next world. */
 int64_t rt_residuals_turns(rt_context* context);
 /* The world of `former` has ended, and this one is the next of the same elastic job: what this rank has lost in the set
  * of all ranks is added, under the same names, to what it contributes next. */
-void rt_residuals_inherit(rt_context* context, rt_context* former);
+int32_t rt_residuals_inherit(rt_context* context, rt_context* former);
 /* Those of the names that begin with the prefix, as lines "elements|place in the operation|name of the operation"; the
  * caller frees it with rt_free. Names with line ends are left out. */
 char* rt_residuals(rt_context* context, int32_t process_set, const char* prefix);
 /* What is kept of one of them, or zeros: of what this rank's host sends, and of the sums that it finishes, both zero
- * where another rank rounds the element. Returns 1 if it is what was loaded, whole, since no operation came. */
+ * where another rank rounds the element. Returns 1 if it is what was loaded, whole, since no operation came; else 0, or
+ * -1 without memory. */
 int32_t rt_residual_save(rt_context* context, int32_t process_set, const char* name, int32_t place, int64_t elements,
                          float* sent, float* finished);
 /* Of all elements: the next operation takes those that this rank rounds. */
-void rt_residual_load(rt_context* context, int32_t process_set, const char* name, int32_t place, int64_t elements,
-                      const float* sent, const float* finished);
+int32_t rt_residual_load(rt_context* context, int32_t process_set, const char* name, int32_t place, int64_t elements,
+                         const float* sent, const float* finished);
 
 /* ---- operations ---- */
 /* Where an object that describes memory has its fields, such as an array of NumPy: offsets in bytes. */
@@ -277,7 +280,7 @@ char* rt_authority_host_present(rt_authority* authority, double now, const char*
 char* rt_authority_host_lost(rt_authority* authority, double now, const char* host, const char* cause);
 char* rt_authority_host_heard(rt_authority* authority, double now, const char* host);
 /* A host may have ranks from now on, once it has come; also one that has left, when all of it is gone. */
-void rt_authority_host_added(rt_authority* authority, const char* host, int32_t slots);
+int32_t rt_authority_host_added(rt_authority* authority, const char* host, int32_t slots);
 /* All ranks of a host leave on notice, because of this; the process with this uid alone does. */
 char* rt_authority_host_leaves(rt_authority* authority, double now, const char* host, const char* cause);
 char* rt_authority_process_leaves(rt_authority* authority, double now, const char* host, int32_t slot, const char* uid);
@@ -300,7 +303,7 @@ rt_membership* rt_membership_open(const char* uid, const char* host, int32_t slo
                                   const char* program);
 void rt_membership_free(rt_membership* membership);
 /* Where it listens from now on: each world has a listener of its own. */
-void rt_membership_listens_at(rt_membership* membership, const char* address);
+int32_t rt_membership_listens_at(rt_membership* membership, const char* address);
 char* rt_membership_begin(rt_membership* membership, double now);
 /* What the authority has sent; what is no frame has no effect. "pause" comes beside membership's own actions: the world
  * is to be left by all members together, as soon as they agree on a moment. */
@@ -314,12 +317,12 @@ char* rt_membership_silent(rt_membership* membership, const char* ranks);
 /* Its program has come to its end. */
 char* rt_membership_finished(rt_membership* membership);
 /* A rank that has joined has got the state. */
-void rt_membership_got_state(rt_membership* membership);
+int32_t rt_membership_got_state(rt_membership* membership);
 /* Whether somebody new may be in the next world: 1, as it is at first, but within a step that is to be done again. */
 void rt_membership_admits(rt_membership* membership, int32_t admits);
 /* core/transaction.h: what follows from the survivors' standings, pairs of the last step released and of how far the
  * one after it is (0 nothing drawn, 1 begun, 2 whole). released: by all; fresh: whether nobody has begun the step after
- * it. 0 for what are no standings. */
+ * it. Returns 1; 0 for what are no standings, -1 without memory. */
 int32_t rt_settle(const int64_t* standings, int32_t survivors, int64_t* released, int32_t* fresh);
 
 /* ---- other native libraries ---- */

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <new>
 
 #include "jax/attributes.h"
 #include "jax/completions.h"
@@ -72,9 +73,10 @@ class LastAbort {
     std::lock_guard<std::mutex> lock(mutex_);
     text_ = text;
   }
-  std::string Read() {
+  int64_t Copy(char* text, int64_t capacity) {
     std::lock_guard<std::mutex> lock(mutex_);
-    return text_;
+    if (capacity > 0) text[text_.copy(text, static_cast<size_t>(capacity) - 1)] = 0;
+    return static_cast<int64_t>(text_.size());
   }
 
  private:
@@ -118,10 +120,16 @@ void Complete(const Api& api, Future* future, Error* error) {
 Error* Execution::Start(CallFrame* frame) {
   auto execution = std::unique_ptr<Execution>(new Execution(*frame));
   if (!execution->ReadAttributes(frame->attributes) || !execution->TakeInput(*Only(frame->arguments)) ||
-      !execution->MakeFuture())
+      !execution->HasCompletions() || !execution->MakeFuture())
     return execution->NewError();
   frame->future = execution->future_;  // XLA's from now on: nothing but the result of a call frees it
-  if (!execution->Submit()) execution->parts_left_.store(1);  // nobody will call back
+  bool submitted = false;
+  try {
+    submitted = execution->Submit();
+  } catch (const std::bad_alloc&) {
+    execution->FailForMemory();
+  }
+  if (!submitted) execution->parts_left_.store(1);  // nobody will call back
   execution.release()->EndPart();
   return nullptr;
 }
@@ -157,6 +165,12 @@ bool Execution::TakeInput(const Buffer& input) {
   tensor_.ndim = static_cast<int32_t>(input.rank);
   tensor_.shape = input.dimensions;
   return true;
+}
+
+bool Execution::HasCompletions() {
+  if (Completions::Get().Ready()) return true;
+  return Fail(StatusCode::kInternal, Subject() + ": this process must have room for one more thread, but has none. " +
+                                         "Raise its limit (ulimit -u), or that of its container.");
 }
 
 bool Execution::MakeFuture() {
@@ -200,12 +214,22 @@ void* Execution::Allocate(int32_t ndim, const int64_t* shape) {
 }
 
 void* Execution::OnAllocate(void* execution, int32_t, int32_t ndim, const int64_t* shape) {
-  return static_cast<Execution*>(execution)->Allocate(ndim, shape);
+  auto* self = static_cast<Execution*>(execution);
+  try {
+    return self->Allocate(ndim, shape);
+  } catch (const std::bad_alloc&) {
+    self->FailForMemory();
+    return nullptr;
+  }
 }
 
 void Execution::OnDone(void* execution, int32_t status, const char* error) {
   auto* self = static_cast<Execution*>(execution);
-  if (status != 0) self->Fail(static_cast<StatusCode>(status), error == nullptr ? "" : error);
+  try {
+    if (status != 0) self->Fail(static_cast<StatusCode>(status), error == nullptr ? "" : error);
+  } catch (const std::bad_alloc&) {
+    self->FailForMemory();
+  }
   self->EndPart();
 }
 
@@ -217,9 +241,12 @@ void Execution::EndPart() {
 void Execution::Finish() {
   if (handle_ != nullptr) Worlds::Get().functions().handle_free(handle_);
   if (keeps_ == 0 && code_ == StatusCode::kOk) Clear(output_);
-  Completions::Get().Add([&api = api_, future = future_, error = code_ == StatusCode::kOk ? nullptr : NewError()] {
-    Complete(api, future, error);
-  });
+  Error* const error = code_ == StatusCode::kOk ? nullptr : NewError();
+  try {
+    Completions::Get().Add([&api = api_, future = future_, error] { Complete(api, future, error); });
+  } catch (const std::bad_alloc&) {  // here, rather than never
+    Complete(api_, future_, error);
+  }
   delete this;
 }
 
@@ -230,6 +257,12 @@ bool Execution::Fail(StatusCode code, const std::string& text) {
   error_ = text;
   if (CodeFor(code) == Code::kAborted) LastAbort::Get().Note(text);
   return false;
+}
+
+// Unless it has failed before. The text needs no memory.
+void Execution::FailForMemory() {
+  if (code_ == StatusCode::kOk) code_ = StatusCode::kInternal;
+  if (error_.empty()) error_ = "no memory left.";
 }
 
 Error* Execution::NewError() const {
@@ -249,15 +282,16 @@ Error* rt_jax_collective(CallFrame* frame) {
     metadata->api_version.minor = kApiMinor;
     return nullptr;
   }
-  return Execution::Start(frame);
+  try {
+    return Execution::Start(frame);
+  } catch (const std::bad_alloc&) {
+    ErrorCreate create{sizeof create, nullptr, "no memory left.", CodeFor(StatusCode::kInternal)};
+    return frame->api->error_create(&create);
+  }
 }
 
 // Copies the text of the last abort, cut to `capacity` with its 0; returns its bytes.
-int64_t rt_jax_last_abort(char* text, int64_t capacity) {
-  const std::string last = LastAbort::Get().Read();
-  if (capacity > 0) text[last.copy(text, static_cast<size_t>(capacity) - 1)] = 0;
-  return static_cast<int64_t>(last.size());
-}
+int64_t rt_jax_last_abort(char* text, int64_t capacity) { return LastAbort::Get().Copy(text, capacity); }
 
 }  // extern "C"
 #pragma GCC visibility pop

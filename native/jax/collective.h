@@ -30,12 +30,14 @@ class Execution {
 
   bool ReadAttributes(const Attributes& attributes);
   bool TakeInput(const Buffer& input);
+  bool HasCompletions();
   bool MakeFuture();
   bool Submit();
   void EndPart();
   void Finish();
   void* Allocate(int32_t ndim, const int64_t* shape);
   bool Fail(StatusCode code, const std::string& text);
+  void FailForMemory();
   Error* NewError() const;
   std::string Subject() const { return std::string(Text(operation())) + " '" + name_ + "'"; }
   Operation operation() const { return static_cast<Operation>(request_.operation); }

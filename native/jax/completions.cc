@@ -2,7 +2,7 @@
 
 #include <pthread.h>
 
-#include <system_error>
+#include <exception>
 #include <thread>
 #include <utility>
 
@@ -13,18 +13,28 @@ Completions& Completions::Get() {
   return *completions;
 }
 
-// A thread for each completion that waits, beyond those that are free.
+// Some stay for ever once there have been any.
+bool Completions::Ready() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return threads_ > 0 || StartThread();
+}
+
+bool Completions::StartThread() {
+  try {
+    std::thread(&Completions::Work, this).detach();
+  } catch (const std::exception&) {  // none is to be had, or no memory
+    return false;
+  }
+  ++threads_;
+  ++idle_;
+  return true;
+}
+
+// A thread for each completion that waits, beyond those that are free; without one those that there are come to it.
 void Completions::Add(std::function<void()> completion) {
   std::unique_lock<std::mutex> lock(mutex_);
   queue_.push_back(std::move(completion));
-  if (static_cast<int>(queue_.size()) > idle_) {
-    try {
-      std::thread(&Completions::Work, this).detach();
-      ++idle_;
-    } catch (const std::system_error&) {
-      // The threads that there are come to it.
-    }
-  }
+  if (static_cast<int>(queue_.size()) > idle_) StartThread();
   lock.unlock();
   added_.notify_one();
 }
@@ -40,9 +50,10 @@ void Completions::Work() {
     lock.unlock();
     completion();
     lock.lock();
-    if (idle_ >= kIdle && queue_.empty()) return;
+    if (idle_ >= kIdle && queue_.empty()) break;
     ++idle_;
   }
+  --threads_;
 }
 
 }  // namespace ringtrain::jax

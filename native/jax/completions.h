@@ -16,18 +16,22 @@ class Completions {
   // One in each process. Never destroyed: XLA's threads outlive static objects.
   static Completions& Get();
 
+  // Whether there is a thread, which one must ask before anything is to be completed.
+  bool Ready();
   // Runs it soon, beside all others: one that waits for another never keeps that from running.
   void Add(std::function<void()> completion);
 
  private:
   static constexpr int kIdle = 2;  // threads that wait for more; others end
 
+  bool StartThread();
   void Work();
 
   std::mutex mutex_;
   std::condition_variable added_;
   std::deque<std::function<void()>> queue_;  // guarded by mutex_, like the next
   int idle_ = 0;                             // threads that wait, or are about to look at the queue
+  int threads_ = 0;
 };
 
 }  // namespace ringtrain::jax

@@ -1,6 +1,7 @@
 #include "tensorflow/collective.h"
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "tensorflow/core_link.h"
@@ -65,14 +66,28 @@ TF_Code CodeFor(int32_t status) {
   return TF_INTERNAL;
 }
 
+void EndWithoutMemory(TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done) {
+  StatusPointer status = NewStatus();
+  tf().TF_SetStatus(status.get(), TF_RESOURCE_EXHAUSTED, "no memory left.");
+  tf().TF_OpKernelContext_Failure(context, status.get());
+  tf().TF_RunAsyncOpKernelDoneCallback(done);
+}
+
 bool IsEmpty(const rt_tensor& tensor) { return std::count(tensor.shape, tensor.shape + tensor.ndim, 0) > 0; }
 
 }  // namespace
 
 void Execution::Start(const Collective& collective, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done) {
-  auto* execution = new Execution(collective, context, done);
-  // Without a submission nobody will call back.
-  if (!execution->TakeInputs() || execution->Submit() != 0) execution->parts_left_.store(1);
+  Execution* execution = nullptr;
+  bool submitted = false;
+  try {
+    execution = new Execution(collective, context, done);
+    submitted = execution->TakeInputs() && execution->Submit() == 0;
+  } catch (const std::bad_alloc&) {
+    if (execution == nullptr) return EndWithoutMemory(context, done);
+    execution->FailForMemory();
+  }
+  if (!submitted) execution->parts_left_.store(1);  // nobody will call back
   execution->EndPart();
 }
 
@@ -241,7 +256,12 @@ int32_t Execution::Submit() {
 
 void* Execution::OnAllocate(void* execution, int32_t tensor, int32_t ndim, const int64_t* shape) {
   auto* self = static_cast<Execution*>(execution);
-  return self->Allocate(tensor, self->dtypes_[tensor], ndim, shape);
+  try {
+    return self->Allocate(tensor, self->dtypes_[tensor], ndim, shape);
+  } catch (const std::bad_alloc&) {
+    self->FailForMemory();
+    return nullptr;
+  }
 }
 
 void Execution::OnDone(void* execution, int32_t status, const char* error) {
@@ -258,8 +278,12 @@ void Execution::EndPart() {
 }
 
 void Execution::Finish() {
-  if (code_ == TF_OK && collective_.operation == Operation::kAlltoall) SetReceivedSplits();
-  if (code_ == TF_OK && collective_.operation == Operation::kJoin) SetResult();
+  try {
+    if (code_ == TF_OK && collective_.operation == Operation::kAlltoall) SetReceivedSplits();
+    if (code_ == TF_OK && collective_.operation == Operation::kJoin) SetResult();
+  } catch (const std::bad_alloc&) {
+    FailForMemory();
+  }
   if (handle_ != nullptr) CoreLink::Get().functions().handle_free(handle_);
   if (code_ != TF_OK) {
     StatusPointer status = NewStatus();
@@ -302,7 +326,17 @@ std::string Execution::Subject(const std::string& name) const {
 void Execution::Fail(int32_t status, const char* error) {
   if (code_ != TF_OK) return;
   code_ = CodeFor(status);
-  error_ = error == nullptr ? "" : error;
+  try {
+    error_ = error == nullptr ? "" : error;
+  } catch (const std::bad_alloc&) {
+    FailForMemory();
+  }
+}
+
+// Unless it has failed before. The text needs no memory.
+void Execution::FailForMemory() {
+  if (code_ == TF_OK) code_ = TF_RESOURCE_EXHAUSTED;
+  if (error_.empty()) error_ = "no memory left.";
 }
 
 bool Execution::Check(const StatusPointer& status) {

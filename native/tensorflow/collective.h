@@ -56,6 +56,7 @@ class Execution {
   bool SetResult();
   void* Allocate(int32_t index, TF_DataType dtype, int32_t ndim, const int64_t* shape);
   void Fail(int32_t status, const char* error);
+  void FailForMemory();
   bool Check(const StatusPointer& status);
 
   static void* OnAllocate(void* execution, int32_t tensor, int32_t ndim, const int64_t* shape);

@@ -68,7 +68,10 @@ def settle(standings: Sequence[Standing]) -> Settlement:
         return Settlement(0, None, True, renews_sets)
     released, fresh = ffi.new("int64_t *"), ffi.new("int32_t *")
     numbers = [number for each in holders for number in (each.released, each.stage)]
-    if not lib.rt_settle(numbers, len(holders), released, fresh):
+    settled = lib.rt_settle(numbers, len(holders), released, fresh)
+    if settled < 0:
+        raise MemoryError
+    if not settled:
         raise InternalError(f"elastic: no standings: {standings}.")
     behind = [each for each in holders if each.released < released[0]]
     if any(each.released + 1 != released[0] or each.stage is not Stage.WHOLE for each in behind):

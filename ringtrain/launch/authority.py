@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ringtrain._native import as_text, ffi, lib, take_text
+from ringtrain._native import as_text, ffi, lib, require, take_text
 from ringtrain.launch.hosts import Host
 
 SILENCE = 5.0  # seconds, of an agent that is another host's
@@ -90,7 +90,7 @@ class Authority:
 
     def host_added(self, host: Host) -> None:
         """A host may have ranks from now on, once it has come; also one that has left, when all of it is gone."""
-        lib.rt_authority_host_added(self._native, as_text(host.name), host.slots)
+        require(lib.rt_authority_host_added(self._native, as_text(host.name), host.slots))
 
     def host_leaves(self, now: float, host: str, cause: str) -> list[Action]:
         """All its ranks are to leave, between two steps."""

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <new>
 #include <limits>
 #include <sstream>
 #include <unordered_set>
@@ -157,15 +158,22 @@ Mutex& Socket::ForkMutex() { return OpenOnes::Get().mutex; }
 Socket Socket::Own(int number) {
   Socket socket;
   if (number < 0) return socket;
-  socket.descriptor_.reset(new Descriptor{number});
-  OpenOnes::Get().all.insert(socket.descriptor_.get());
+  try {
+    auto descriptor = std::make_unique<Descriptor>(Descriptor{number});
+    OpenOnes::Get().all.insert(descriptor.get());
+    socket.descriptor_.reset(descriptor.release());
+  } catch (const std::bad_alloc&) {
+    close(number);
+    throw;
+  }
   return socket;
 }
 
-Socket::Descriptor::~Descriptor() {
+void Socket::Closer::operator()(Descriptor* descriptor) const {
+  const std::unique_ptr<Descriptor> closed(descriptor);
   MutexLock lock(ForkMutex());
-  OpenOnes::Get().all.erase(this);
-  if (number >= 0) close(number);
+  OpenOnes::Get().all.erase(descriptor);
+  if (descriptor->number >= 0) close(descriptor->number);
 }
 
 // ---- addresses ----

@@ -33,14 +33,16 @@ class Socket {
  private:
   struct Descriptor {  // stays where it is when the socket is moved
     int number;
-    ~Descriptor();
+  };
+  struct Closer {
+    void operator()(Descriptor* descriptor) const;
   };
   struct OpenOnes;
 
   static Mutex& ForkMutex();
   static Socket Own(int number);
 
-  std::unique_ptr<Descriptor> descriptor_;
+  std::unique_ptr<Descriptor, Closer> descriptor_;
 };
 
 // An IPv4 or IPv6 address with its port.
