@@ -121,7 +121,8 @@ def collective(array: Any, call: Call) -> Any:
 
 def in_reach(array: jax.Array) -> Any:
     """The array as ``ringtrain.operations`` takes it: from the host's memory as NumPy's, whose results JAX takes silently."""
-    return np.asarray(array) if all(device.platform == "cpu" for device in array.devices()) else array
+    is_on_host = not hasattr(array, "devices") or all(device.platform == "cpu" for device in array.devices())
+    return np.asarray(array) if is_on_host else array
 
 
 def _perform(array: Any, *, call: Call) -> jax.Array:

@@ -3,6 +3,7 @@
 All are under way together; small ones travel together, as the core does with whatever is ready.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -25,7 +26,7 @@ def allreduce_gradients(
     process_set: ProcessSet = global_process_set,
     compression: str = Compression.none,
 ) -> Any:
-    """The average over all ranks of each array of a tree, inside ``jax.jit`` or outside.
+    """The average over all ranks of each array of a tree, inside ``jax.jit`` or outside. What is of float0 stays as it is.
 
     Example:
         >>> loss, gradients = jax.value_and_grad(loss_of)(parameters, batch)
@@ -63,8 +64,11 @@ def broadcast_parameters(
 
 def _each_leaf(operation: str, tree: Any, name: str, process_set: ProcessSet, **given: Any) -> Any:
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
-    started = []
+    started: list[tuple[Callable[[], Any], Any]] = []
     for path, leaf in leaves:
+        if getattr(leaf, "dtype", None) == jax.dtypes.float0:  # the gradient of a whole number, which holds nothing
+            started.append((lambda leaf=leaf: leaf, None))
+            continue
         label = f"{name}{jax.tree_util.keystr(path)}"
         label = names.claim(label) or label
         with preparing(operation, label, process_set):

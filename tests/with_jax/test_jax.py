@@ -497,6 +497,24 @@ def test_what_is_traced_once_may_be_used_twice():
     assert names == other[0] and wanted[:2] == [93.0, 180.0]
 
 
+@pytest.mark.parametrize("compiled", [False, True], ids=["at once", "in a program"])
+def test_gradients_of_whole_numbers_stay_as_they_are(compiled):
+    """Of float0: ``jax.grad`` gives them with ``allow_int``, and they hold nothing."""
+
+    def on_rank(rank):
+        def gradients(parameters):
+            found = jax.grad(lambda p: jnp.sum(p["weights"] * p["count"]), allow_int=True)(parameters)
+            return hvd.allreduce_gradients(found)
+
+        given = {"weights": jnp.ones(3), "count": jnp.array(rank)}
+        found = (jax.jit(gradients) if compiled else gradients)(given)
+        with pytest.raises(rt.RingtrainError, match=r"allreduce 'count': .*float0"):
+            hvd.allreduce(found["count"], "count")
+        return found["weights"].tolist(), found["count"].dtype == jax.dtypes.float0
+
+    assert on_ranks(on_rank) == [([0.5] * 3, True)] * 2
+
+
 # ---- passes of one step ----
 
 
