@@ -66,7 +66,9 @@ class Script:
         optimized: whether XLA compiles as it does by default, which takes long.
         maps: vmap over "" nothing, "samples" in the loss, "models" around the step.
         dtypes: of each layer.
-        coupled: what the loss needs of other ranks: "", "centered" by their mean, "gathered" rows, "dealt" rows.
+        coupled: what the loss needs of other ranks: "", "centered" by their mean, and so in each pass of a "loop", "gathered"
+            rows, "dealt" rows.
+        remakes: whether jax.checkpoint has the backward pass compute the loss again.
         form: of the derivative: "grad", "value_and_grad", or "aux", with has_aux.
         reduces: "transformation" or, before a plain one, "gradients": allreduce_gradients.
         gives: whether update gets the parameters.
@@ -98,6 +100,7 @@ class Script:
     maps: str = ""
     dtypes: tuple[str, ...] = ("float64",) * LAYERS
     coupled: str = ""
+    remakes: bool = False
     form: str = "grad"
     reduces: str = "transformation"
     gives: bool = True
@@ -236,7 +239,8 @@ def _drawn(source: random.Random) -> Script:
         optimized=bool(compiled) and source.random() < 0.03,
         maps=source.choice(["", "", "", "samples", "models"]),
         dtypes=_drawn_dtypes(source) if source.random() < (0.4 if compiled else 0.1) else ("float64",) * LAYERS,
-        coupled=source.choice(["", "", "", "centered", "gathered", "dealt"]),
+        coupled=source.choice(["", "", "", "centered", "gathered", "dealt", *(["loop"] if compiled else [])]),
+        remakes=source.random() < (0.2 if compiled else 0.05),
         form=source.choice(["grad", "value_and_grad", "aux"]),
         reduces=source.choice(["transformation"] * 4 + ["gradients"]),
         gives=source.random() < 0.85,

@@ -396,6 +396,8 @@ class Loop:
         def total(copies: list[Any]) -> jax.Array:
             return self.total_loss([self.completed(each, parameters) for each in copies], batch, used)
 
+        total = jax.checkpoint(total) if self.script.remakes else total
+
         def with_aux(copies: list[Any]) -> tuple[jax.Array, dict[str, Any]]:
             loss = total(copies)
             return loss, {"loss": loss, "samples": SAMPLES}
@@ -414,14 +416,19 @@ class Loop:
         each = zip(copies, batch[0], batch[1], used or [None] * len(copies), strict=True)
         rows = [self.forward(*given) for given in each]
         if self.script.coupled == "centered":
-            means = self.others.average([each.mean(0) for each in rows])
-            rows = [each - mean for each, mean in zip(rows, means, strict=True)]
+            rows = self.centered(rows)
+        elif self.script.coupled == "loop":
+            rows = jax.lax.scan(lambda rows, _: (self.centered(jax.tree.map(jnp.sin, rows)), None), rows, length=2)[0]
         elif self.script.coupled == "gathered":
             rows = [jax.nn.softmax(each @ each.T) for each in self.others.gather(rows)]
         elif self.script.coupled == "dealt":
             rows = self.others.deal(rows)
         losses = [jnp.mean(jnp.square(each - 0.3)) * factor for each, factor in zip(rows, batch[2], strict=True)]
         return sum(losses[1:], losses[0])
+
+    def centered(self, rows: list[jax.Array]) -> list[jax.Array]:
+        means = self.others.average([each.mean(0) for each in rows])
+        return [each - mean for each, mean in zip(rows, means, strict=True)]
 
     def forward(self, parameters: Any, samples: jax.Array, mask: jax.Array, used: tuple[int, ...] | None) -> jax.Array:
         def of_rows(x: jax.Array) -> jax.Array:
