@@ -457,6 +457,7 @@ def make_plan(given: Mapping[str, Any], environment: Mapping[str, str], say: Cal
         chosen |= elastic_flags.variables({**environment, **chosen, **exported})
     check_options({**environment, **chosen, **exported}, ranks)
     placed = place(hosts, min(ranks, slots) if script else ranks)  # others may come
+    spare = tuple(hosts[len(placed) :]) if rules is not None and script is None else ()
     least = LEAST_PORTS + PORTS_OF_AN_ELASTIC_RANK * max(host.slots for host in placed) if rules else LEAST_PORTS
     come_late = operator is not None or operators.comes_late(environment)
     return Plan(
@@ -467,7 +468,7 @@ def make_plan(given: Mapping[str, Any], environment: Mapping[str, str], say: Cal
         shows_time=given["shows_time"], function_folder=given["function_folder"],
         engine_arguments=words_of("--mpi-args", given["mpi_args"]),
         binding_arguments=words_of("--binding-args", given["binding_args"]), by_srun=by_srun, by_mpirun=by_mpirun,
-        shares_gpus=given["shares_gpus"], hosts_come_late=come_late, elastic=rules, script=script)  # fmt: skip
+        shares_gpus=given["shares_gpus"], hosts_come_late=come_late, elastic=rules, script=script, spare=spare)  # fmt: skip
 
 
 def script_of(given: Mapping[str, Any]) -> HostScript | None:

@@ -115,7 +115,7 @@ class ElasticJob(Job):
         for agent in self.agents:
             self._first[agent.host.name] = first
             first += agent.host.slots
-        self._supply = Supply(self.plan.hosts, self.rules.first_pause, self.rules.longest_pause)
+        self._supply = Supply([*self.plan.hosts, *self.plan.spare], self.rules.first_pause, self.rules.longest_pause)
         hosts = [agent.host for agent in self.agents]
         now = time.monotonic()
         self.authority = Authority(hosts, self.rules, self._grace() or SECONDS_OF_SILENCE, now)
@@ -134,9 +134,8 @@ class ElasticJob(Job):
     def _go_on(self, taken_up: TakenUp) -> None:
         hosts = [host for host, _ in taken_up.outline.hosts]
         self._first = {host.name: first for host, first in taken_up.outline.hosts}
-        self._supply = Supply(
-            self.plan.hosts if self.plan.script is None else hosts, self.rules.first_pause, self.rules.longest_pause
-        )
+        named = [*self.plan.hosts, *self.plan.spare] if self.plan.script is None else hosts
+        self._supply = Supply(named, self.rules.first_pause, self.rules.longest_pause)
         now, record = time.monotonic(), self.folder.world
         self._has_begun = bool(record) or any(found["record"] for found in taken_up.found.values())
         self.authority = Authority(hosts, self.rules, self._grace() or SECONDS_OF_SILENCE, now, record)

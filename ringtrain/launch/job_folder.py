@@ -74,6 +74,7 @@ def plan_of(told: Mapping[str, Any]) -> Plan:
     given = with_tuples(told)
     given["command"] = list(told["command"])
     given["hosts"] = [Host(**host) for host in told["hosts"]]
+    given["spare"] = tuple(Host(**host) for host in told["spare"])
     given["ssh"] = Ssh(**told["ssh"])
     rules: list[Any] = [tuple(each) if isinstance(each, list) else each for each in told["elastic"]]
     given["elastic"] = Rules(*rules)  # a named tuple, which is a list in JSON

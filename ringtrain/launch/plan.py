@@ -34,6 +34,7 @@ class Plan:
         shares_gpus: whether a host may have more ranks than GPUs that they see.
         engine_arguments: of --mpi-args and --binding-args, for the engine's command line.
         elastic: the rules of a job whose number of ranks may change, `ranks` at most; None for a fixed one.
+        spare: further hosts that were named, beyond the `hosts` that the ranks need; an elastic job takes them for lost ones.
         hosts_come_late: whether some may not be up yet, as where an operator has named them, or in a pod; they are tried again.
         script: what names the hosts that such a job may use, again and again; None if they are named once.
         by_srun: whether srun starts what runs on the hosts. by_mpirun: whether --mpi asks for mpirun there.
@@ -60,6 +61,7 @@ class Plan:
     hosts_come_late: bool = False
     elastic: Rules | None = None
     script: HostScript | None = None
+    spare: tuple[Host, ...] = ()
     cores: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
     as_root: bool = field(default_factory=lambda: os.geteuid() == 0)
 

@@ -94,7 +94,7 @@ def check_hosts(
             ]
         )
         _refuse(_machines_named_twice(facts))
-        several = len(plan.hosts) > 1 or plan.script is not None  # others may come
+        several = len(plan.hosts) + len(plan.spare) > 1 or plan.script is not None  # others may come
         # One host needs no network, but a name that it does not have is a mistake there as well.
         loopback = names_loopback(plan.interfaces)
         asks = len(agents) > 1 or ((several or plan.interfaces) and not loopback)

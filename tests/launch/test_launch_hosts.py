@@ -388,6 +388,13 @@ def test_an_elastic_job_starts_without_a_host_that_is_down(network: Network) -> 
     assert "host 'late' has come, with 1 slots." in said and said.count("world of 2") == 2
 
 
+def test_an_elastic_job_takes_a_spare_host_for_one_that_is_down(network: Network) -> None:
+    flags = [*transport_of("tcp"), "--elastic", "-np", "1:2", "-H", "nobody:1,node-a:1,node-c:2"]
+    done = launch(network["node-a"], python_with("tcp"), *flags, "python", "-c", UNTIL_TWO)
+    assert done.returncode == 0 and "host 'node-c' has come, with 1 slots." in done.stderr, done.stderr
+    assert done.stdout.count("world of 2") == 2 and done.stderr.count("host 'nobody'") == 1
+
+
 def test_an_elastic_job_does_not_start_below_its_minimum(network: Network) -> None:
     done = launch(
         network["node-a"],

@@ -32,6 +32,7 @@ PLAN = Plan(
     folder="/somewhere",
     elastic=Rules(2, 60.0, 10.0, 600.0, 0, 5.0, ("SIGTERM", "SIGUSR1"), 7.0),
     script=HostScript("cat hosts", 2),
+    spare=(Host("c", 4),),
 )
 NETWORKS = Chosen(("10.0.0.0/24",), {"a": ("eth0",)}, {"a": ("10.0.0.1",)}, {"a": ()})
 OUTLINE = Outline(
