@@ -161,7 +161,7 @@ class Worker:
             self._synchronise(Stage.STEP)
 
     def synchronize(self) -> None:
-        """Averages now; all ranks call it after the same step.
+        """Averages now; all ranks call it after the same step. Where nobody has made one, what was assigned since is averaged.
 
         Raises:
             MismatchError: they do not, or disagree otherwise; the same on all ranks.
@@ -397,8 +397,44 @@ class Worker:
             self._land(self._flights)
             if self._fragments.streams:
                 self._write_common()
+            elif not known.samples and not known.is_last:
+                self._take_assigned()
         self.period.forget()
         return known
+
+    def _take_assigned(self) -> None:
+        """After no step of anybody: what was assigned since the last average is common now, averaged where ranks differ.
+
+        Nothing of it is a change for the outer optimizer. A moving average that has replaced the parameters is such a case, and
+        the best ones of an earlier epoch.
+        """
+        copies = {name: copy for name, copy in sorted(self._copies.items()) if copy.shared.role is not Role.COUNTER}
+        values = {name: _owned(copy.shared.read(), copy.common.dtype) for name, copy in copies.items()}
+        own = terms.digest(*(array.view(np.uint8).data for array in values.values()))
+        if len(set(gathered(self._session, f"{self._prefix}.assigned", np.array([own], np.int64)).tolist())) > 1:
+            self._average_plainly(values)
+            for name, copy in copies.items():
+                copy.shared.write(values[name])
+        for name, copy in copies.items():
+            if not np.array_equal(copy.shared.held(copy.common), copy.shared.held(values[name])):
+                copy.common = values[name]
+
+    def _average_plainly(self, values: Mapping[str, np.ndarray]) -> None:
+        """Puts the average over the ranks into arrays."""
+        session, pending = self._session, []
+        for name, array in values.items():
+            buffer = [as_buffer(array)]
+            operation = session.context.submit(
+                "allreduce",
+                f"{self._prefix}.assigned.{name}",
+                buffer,
+                buffer,
+                process_set=session.process_set_id,
+                reduction="average",
+            )
+            pending.append(operation)
+        for operation in pending:
+            operation.wait()
 
     def _stream(self) -> None:
         """After a step: merges the fragments that must be back, and sends the one whose turn it is."""

@@ -72,6 +72,36 @@ def test_float32_ranks_have_equal_bits_and_are_near_the_oracle():
     assert {np.array(seen).tobytes() for seen in found} == {np.array(found[0]).tobytes()}
 
 
+@pytest.mark.parametrize("outer", [None, rt.Outer(0.7, 0.9)], ids=["plain", "diloco"])
+@pytest.mark.parametrize("differ", [True, False])
+def test_what_is_assigned_without_a_step_is_averaged_as_it_is(outer, differ):
+    """It is no change for the outer optimizer: training goes on from it, as from a start."""
+
+    def on_rank(rank):
+        x = start(np.float64)
+        average = rt.PeriodicAverage([x], 2, outer=outer)
+        x -= 0.1 * gradient(x, 0, 0)
+        average.step()
+        average.synchronize()
+        x[:] = 4.0 + differ * rank
+        average.synchronize()
+        assigned = x.copy()
+        x -= 1.0 + rank
+        average.step()
+        average.synchronize()
+        return assigned, x.copy()
+
+    with World(3) as world:
+        found = world.run(on_rank)
+    (assigned, after), expected = found[0], 4.0 + differ
+    assert all(np.array_equal(each, assigned) and np.array_equal(then, after) for each, then in found)
+    np.testing.assert_allclose(assigned, expected)
+    first = start(np.float64) - 0.1 * gradient(start(np.float64), 0, 0)
+    change, m = 2.0, 0.9 * (start(np.float64) - first)  # what the outer momentum has of the first step
+    step = change if outer is None else 0.7 * (change + 0.9 * (m + change))
+    np.testing.assert_allclose(after, expected - step)
+
+
 def test_changes_weigh_as_much_as_their_samples():
     def samples(rank, step):
         return (3, 5, 0)[rank] + step % 2

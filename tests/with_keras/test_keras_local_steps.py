@@ -210,6 +210,25 @@ def test_fit_evaluates_the_same_model_on_all_ranks():
     assert counters["synchronisations"] == 6
 
 
+def test_fit_averages_what_keras_puts_into_the_model_at_its_end():
+    """Moving averages, which are a worker's own; after one update they are the weights."""
+
+    def on_rank(rank, size, **arguments):
+        model = dense_model(seed=rank)
+        optimizer = keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.5)
+        model.compile(hvd.DistributedOptimizer(optimizer, **arguments), "mse", run_eagerly=True)
+        rows = slice(rank, None, 2) if size == 2 else slice(None)
+        model.fit(X[rows], Y[rows], batch_size=len(X[rows]), epochs=1, verbose=0, callbacks=start_callbacks()[:1])
+        return np.concatenate([np.array(each).ravel() for each in model.get_weights()])
+
+    with World(2, stall_abort_seconds=30) as world:
+        one, other = world.run(lambda rank: on_rank(rank, 2, every=4))
+    assert one.tobytes() == other.tobytes()
+    with World(1) as world:
+        (exact,) = world.run(on_rank, 1)
+    np.testing.assert_allclose(one, exact, rtol=1e-5, atol=1e-6)
+
+
 def test_fit_averages_moving_statistics():
     def with_norm(seed):
         model = keras.Sequential(

@@ -106,10 +106,12 @@ class StartHooks:
         self._synchronize()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Says so where no epoch was left to train; with ``delay=1``, applies the last gradients."""
+        """Says so where no epoch was left to train; after local steps, averages; with ``delay=1``, applies the last gradients."""
         if self._begins:  # others have begun one, and wait
             self._begins = False
             _require_equal_beginnings((self.params or {}).get("epochs"), self._process_set())
+        if getattr(getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer), "use_ema", False):
+            self._synchronize()  # Keras has put moving averages into the model, which are a worker's own
         if _is_late(self.model.optimizer):
             self.model.optimizer.flush()
 
