@@ -4,6 +4,7 @@ All are under way together; small ones travel together, as the core does with wh
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -67,7 +68,7 @@ def _each_leaf(operation: str, tree: Any, name: str, process_set: ProcessSet, **
     started: list[tuple[Callable[[], Any], Any]] = []
     for path, leaf in leaves:
         if getattr(leaf, "dtype", None) == jax.dtypes.float0:  # the gradient of a whole number, which holds nothing
-            started.append((lambda leaf=leaf: leaf, None))
+            started.append((partial(_unchanged, leaf), None))
             continue
         label = f"{name}{jax.tree_util.keystr(path)}"
         label = names.claim(label) or label
@@ -75,6 +76,10 @@ def _each_leaf(operation: str, tree: Any, name: str, process_set: ProcessSet, **
             array, key = _without_key(leaf, label)
         started.append((start(operation, array, label, process_set, **given), key))
     return structure.unflatten([finish() if key is None else _key(finish(), key) for finish, key in started])
+
+
+def _unchanged(leaf: Any) -> Any:
+    return leaf
 
 
 def _without_key(leaf: Any, label: str) -> tuple[Any, Any]:
