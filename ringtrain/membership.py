@@ -299,7 +299,10 @@ class Member:
 
     def _note_opened(self, form: "_Form", context: Context | None, problem: RingtrainError | None) -> None:
         self._opening, self._opened = None, context
-        self._failures = 0 if context else self._failures + 1
+        if context is not None:
+            self._failures = 0
+        elif not form.has_joiners or form.takes_over:  # else it is formed again without them
+            self._failures += 1
         if problem is not None:
             logger.warning("elastic: world %d could not be connected: %s", form.count, problem)
         self._carry_out(lib.rt_membership_connected(self._native, form.count, context is not None))
@@ -385,6 +388,11 @@ class _Form:
         self.peers.append(peer)
         self._joining.append(joins)
         self.addresses.append(address)
+
+    @property
+    def has_joiners(self) -> bool:
+        """Whether some ranks join the others."""
+        return any(self._joining)
 
     @property
     def takes_over(self) -> bool:

@@ -252,6 +252,7 @@ void Authority::Lose(Nanoseconds now, const Uid& uid, AuthorityActions* actions)
 void Authority::Suspect(Nanoseconds now, const ControlFrame& frame, AuthorityActions* actions) {
   if (frame.epoch != epoch_ || ranks_.count(frame.process.uid) == 0) return;
   bool any = frame.uids.empty();  // it cannot connect, and does not know because of whom: the reports will tell
+  unconnected_ |= any && phase_ == Phase::kForming;
   for (const Uid& uid : frame.uids) {
     const auto found = ranks_.find(uid);
     const bool known = found != ranks_.end();
@@ -429,6 +430,20 @@ void Authority::KeepTheLargerSide(Nanoseconds now, AuthorityActions* actions) {
   cuts_.clear();
 }
 
+// A world that has lost no member and cannot be connected has its joiners to blame: it is formed again without them.
+// One may have another option than the others, or no way to them; the slots of all pause, as after a failure.
+void Authority::GiveUpJoiners(Nanoseconds now, AuthorityActions* actions) {
+  if (!std::exchange(unconnected_, false)) return;
+  const auto is_lost = [&](const Member& member) { return !member.joins && ranks_.count(member.process.uid) == 0; };
+  if (std::any_of(world_.begin(), world_.end(), is_lost)) return;
+  for (const Member& member : world_)
+    if (member.joins && ranks_.count(member.process.uid) > 0)
+      Evict(now, member.process.uid,
+            "the others could not be connected with it, and go on without it. Look for its error, and at the network "
+            "of its host.",
+            actions);
+}
+
 // How many do not hear a rank, or are not heard by it. Those who hold the state count more than all who do not, and the
 // lowest rank a little more, so that of two halves it is its that stays. A rank that is not heard from another host
 // speaks for all of its own, unless it does not live: then it is silent, and not cut off.
@@ -462,6 +477,7 @@ std::map<Uid, size_t> Authority::Unheard() const {
 void Authority::FormNext(Nanoseconds now, AuthorityActions* actions) {
   if (AnyAwaited()) return;
   KeepTheLargerSide(now, actions);
+  GiveUpJoiners(now, actions);
   Uids voters = Voters(), newcomers = ending_ ? Uids() : Newcomers();
   if (begun_ && voters.empty()) {
     if (!ending_) End(false, "All ranks that held the state of the training are gone.", actions);
@@ -522,6 +538,7 @@ void Authority::Grant(const Uids& voters, const Uids& newcomers, const Settlemen
   }
   phase_ = Phase::kForming;
   since_ = now;
+  unconnected_ = false;
   for (const Uid& uid : Living()) {
     Rank& rank = ranks_.at(uid);
     rank.formed = rank.reported = rank.suspected = false;

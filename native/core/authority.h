@@ -146,6 +146,7 @@ class Authority {
   void Stop(Nanoseconds now, AuthorityActions* actions);
   void EvictTheLate(Nanoseconds now, AuthorityActions* actions);
   void KeepTheLargerSide(Nanoseconds now, AuthorityActions* actions);
+  void GiveUpJoiners(Nanoseconds now, AuthorityActions* actions);
   std::map<Uid, size_t> Unheard() const;
   void FormNext(Nanoseconds now, AuthorityActions* actions);
   void Wait(Nanoseconds now, AuthorityActions* actions);
@@ -180,6 +181,8 @@ class Authority {
   bool begun_ = false;         // some world has run, so that there is state to lose
   bool ending_ = false;        // some program has come to its end
   bool pausing_ = false;       // the world was asked to stop at a release
+  bool unconnected_ =
+      false;  // the world that forms, or formed last: a member cannot connect, and does not know with whom
   std::string program_;
   std::map<std::string, Host> hosts_;
   std::map<Uid, Rank> ranks_;

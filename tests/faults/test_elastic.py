@@ -535,6 +535,26 @@ def await_line(lines: list[str], first: int, words: str, seconds: float = SECOND
 
 
 @pytest.mark.long
+def test_a_joiner_with_another_option_is_given_up_until_it_has_the_same(job: Job) -> None:
+    """The others go on without it, however often it comes; and with it, once it can be connected."""
+    differs = "slot == 1 and (folder / 'struck-1').exists() and not (folder / 'come-1-1').exists()"
+    program = PROGRAM.replace(
+        "    rt.init()",
+        f"""    lives = len(list(folder.glob(f"come-{{slot}}-*")))
+    (folder / f"come-{{slot}}-{{lives - 1}}").touch()
+    rt.init(**({{"cache_capacity": 2048}} if {differs} else {{}}))""",
+        1,
+    )
+    done = run(job, "--elastic", "-np", "1:3", program=program, SLOTS="1", AT="10", FAULT=KILL, JOINED="3")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(re.findall(rf"returned {STEPS} {RESULT}.0 {RESULT}.0", done.stdout)) == 3, done.stdout
+    given_up = (
+        "ringtrainrun: The rank in slot 1 of host 'localhost' was evicted: the others could not be connected with it"
+    )
+    assert done.stderr.count(given_up) == 1, done.stderr
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("loss", ["a rank is killed", "an agent is killed", "the network is cut"])
 @pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())
 def test_three_hosts(loss: str, network: Network, tmp_path: Path) -> None:

@@ -196,6 +196,48 @@ RT_TEST(members_that_finish_before_they_have_answered_the_next_launcher_end_the_
   RT_CHECK(job.TakeSaid("slot").empty());
 }
 
+RT_TEST(joiners_with_whom_a_world_cannot_be_connected_are_given_up_and_the_others_go_on) {
+  Job job(0);
+  const auto report = [&] {
+    for (int slot : {0, 1, 2}) job.Hear(0, ControlType::kReport, slot);
+    job.Hear(0, ControlType::kReport, 3, /*life=*/2);
+  };
+  job.Die(3, {0, 1, 2});
+  job.Hear(0, ControlType::kReady, 3, /*life=*/2);
+  report();
+  RT_CHECK(job.authority->phase() == Authority::Phase::kForming);
+  job.actions.clear();
+  ControlFrame suspect;
+  suspect.type = ControlType::kSuspect;
+  suspect.epoch = job.authority->epoch();
+  suspect.process = {{1, 0}, "a", 0, "a:0"};
+  job.authority->Arrived(0, "a", suspect, &job.actions);
+  report();
+  RT_CHECK(job.TakeSaid("could not be connected with it").size() == 1);
+  job.Form({0, 1, 2});
+  RT_CHECK(job.runs());
+}
+
+RT_TEST(a_world_that_has_lost_a_member_and_cannot_be_connected_keeps_its_joiners) {
+  Job job(0);
+  job.Die(3, {0, 1, 2});
+  job.Hear(0, ControlType::kReady, 3, /*life=*/2);
+  for (int slot : {0, 1, 2}) job.Hear(0, ControlType::kReport, slot);
+  job.actions.clear();
+  ControlFrame suspect;
+  suspect.type = ControlType::kSuspect;
+  suspect.epoch = job.authority->epoch();
+  suspect.process = {{1, 0}, "a", 0, "a:0"};
+  job.authority->Arrived(0, "a", suspect, &job.actions);
+  job.Hear(0, ControlType::kDead, 2);
+  for (int slot : {0, 1}) job.Hear(0, ControlType::kReport, slot);
+  job.Hear(0, ControlType::kReport, 3, /*life=*/2);
+  RT_CHECK(job.TakeSaid("could not be connected").empty());
+  job.Form({0, 1});
+  job.Hear(0, ControlType::kFormed, 3, /*life=*/2);
+  RT_CHECK(job.runs());
+}
+
 RT_TEST(a_host_is_not_lost_for_the_time_in_which_the_authority_was_stopped) {
   AuthorityOptions options;
   options.hosts = {{"a", 1}, {"b", 1}};
