@@ -35,7 +35,7 @@ from ringtrain.launch.discovery import HostScript, ScriptError
 from ringtrain.launch.elastic import ElasticJob
 from ringtrain.launch.environment import given_environment, job_environment
 from ringtrain.launch.hosts import Host, HostsError, find_here, parse_hostfile, parse_hosts, place
-from ringtrain.launch.job import PATIENCE, Job, command_line
+from ringtrain.launch.job import PATIENCE, Job, LeftJobError, command_line
 from ringtrain.launch.job_folder import JobFolder
 from ringtrain.launch.mpi import Installation, LaunchError
 from ringtrain.launch.output import Terminal, keep_earlier, private_folder
@@ -103,6 +103,9 @@ def speaking() -> Iterator[Terminal]:
 
 def account_of_fault(fault: Exception) -> str:
     """One line for an exception that nobody expected; its traceback goes to a file."""
+    what_now = str(fault) if isinstance(fault, LeftJobError) else "The job has been ended."
+    if isinstance(fault, LeftJobError) and isinstance(fault.__cause__, Exception):
+        fault = fault.__cause__
     text = "".join(traceback.format_exception(fault))
     summary = " ".join(traceback.format_exception_only(fault)[-1].split())
     try:
@@ -110,11 +113,8 @@ def account_of_fault(fault: Exception) -> str:
         with os.fdopen(descriptor, "w", errors="backslashreplace") as file:
             file.write(text)
     except OSError:
-        return f"{text}This is a fault of ringtrainrun itself, and not of the command. The job has been ended. Please report it."
-    return (
-        f"a fault of ringtrainrun itself, and not of the command: {summary}. The job has been ended. "
-        f"Please report it, with the file '{path}'."
-    )
+        return f"{text}This is a fault of ringtrainrun itself, and not of the command. {what_now} Please report it."
+    return f"a fault of ringtrainrun itself, and not of the command: {summary}. Please report it, with the file '{path}'. {what_now}"
 
 
 def _with_tables(command: click.Command) -> click.Command:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -35,6 +36,7 @@ from ringtrain.launch.resume import TakenUp
 from ringtrain.launch.slots import Slots
 
 _ENDS = {"failing", "ended", "lost", "supervisor"}  # news that a rank is no more, or soon will be
+SECONDS_BETWEEN_TOUCHES = 3600.0  # of the record, which a cleaner of /tmp would take for forgotten
 TOO_FEW = "A world must have"  # as the authority's reason begins, if there are too few ranks
 
 
@@ -71,6 +73,8 @@ class ElasticJob(Job):
     ):
         self.absent = absent
         self.rules, self.folder, self.taken_up = rules, folder, taken_up
+        self._lacks_record = self._is_left = False
+        self._touch_at = time.monotonic() + SECONDS_BETWEEN_TOUCHES
         self.key = taken_up.outline.key if taken_up else secrets.token_hex(32)
         self._stop_watching: Callable[[], None] = lambda: None
         socket = taken_up.outline.socket if taken_up else ""
@@ -176,15 +180,38 @@ class ElasticJob(Job):
         outline = Outline(
             self.plan, dict(os.environ), os.getcwd(), self.socket, self.key, dict(self._of_rank_0), self.networks, hosts
         )
-        self.folder.write(outline)
+        self._record(lambda: self.folder.write(outline))
+
+    def _record(self, write: Callable[[], None]) -> None:
+        """Keeps what the next launcher must know. Training does not need it, so it goes on where that cannot be written."""
+        try:
+            write()
+            self._lacks_record = False
+        except OSError as error:
+            if not self._lacks_record:
+                self.terminal.say(
+                    f"record '{self.folder.path}': it must be written anew when hosts or ranks change, but: {error.strerror or error}. "
+                    "The job goes on; should this launcher be lost meanwhile, no other one can take the job up."
+                )
+            self._lacks_record = True
 
     def run(self) -> int:
-        """As `Job.run`; removes what it has written."""
+        """As `Job.run`; removes what it has written, unless the job is left to the next launcher."""
         try:
             return super().run()
         finally:
             self._stop_watching()
-            self.folder.remove()
+            if not self._is_left:
+                self.folder.remove()
+
+    def _left_to_next(self) -> str:
+        self._is_left = self._has_begun and bool(self._grace()) and not (self._is_over() or self.interrupted_by)
+        if not self._is_left:
+            return ""
+        return (
+            f"The ranks go on. To have the job led again, type within {self._grace():g} s, on this host: "
+            f"ringtrainrun --resume {self.folder.name}"
+        )
 
     # ---- events ----
 
@@ -202,6 +229,9 @@ class ElasticJob(Job):
             self._carry_out(self.authority.tick(now))
         if not self._is_over():
             self._end_those_who_stay(now)
+        if now >= self._touch_at:
+            self.folder.touch()
+            self._touch_at = now + SECONDS_BETWEEN_TOUCHES
         self._take_news(now)
 
     def _take_all(self, agent: Agent) -> None:
@@ -447,7 +477,7 @@ class ElasticJob(Job):
                 self.terminal.say(columns[0])
             elif kind == "write":
                 self._has_begun = True
-                self.folder.world = columns[0]
+                self._record(partial(setattr, self.folder, "world", columns[0]))
                 self._note_survived()
             elif kind in ("send", "evict"):
                 host, uid, frame = columns

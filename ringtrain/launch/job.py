@@ -57,6 +57,10 @@ SECONDS_OF_SILENCE = 30.0  # until the agent of another host takes the launcher 
 PATIENCE: dict[str, Patience] = {"ended well": (600.0, 3600.0), "failed": (10.0, 60.0), "stopped": (2.0, 5.0)}
 
 
+class LeftJobError(Exception):
+    """Something has failed in this launcher, which is the cause, and the ranks go on; says how they are led again."""
+
+
 class Job:
     """A plan being carried out, once its hosts have been checked.
 
@@ -123,11 +127,17 @@ class Job:
             self._hang_up(stop_beating)
             self._drain()
             return self._conclude()
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, Exception) and (what_now := self._left_to_next()):
+                raise LeftJobError(what_now) from error
             self._kill()
             self._hang_up(stop_beating)
             hang_up_on(self.agents)
             raise
+
+    def _left_to_next(self) -> str:
+        """How the job is led again, if it goes on without this launcher, in which something has failed; "" if it ends."""
+        return ""
 
     # ---- start ----
 

@@ -100,6 +100,7 @@ class JobFolder:
         self.name = name
         self.path = os.path.join(folder_of_jobs(), name)
         self._lock = lock
+        self._kept: dict[str, bytes] = {}  # what this launcher has written, by the file's name
 
     @staticmethod
     def make() -> JobFolder:
@@ -180,8 +181,28 @@ class JobFolder:
         with open(os.path.join(self.path, name), "rb") as file:
             return file.read()
 
+    def touch(self) -> None:
+        """Keeps the files from those who remove what is old in a folder for temporary ones."""
+        for name in (*self._kept, "lock", ""):
+            with contextlib.suppress(OSError):
+                os.utime(os.path.join(self.path, name))
+
     def _write(self, name: str, data: bytes) -> None:
-        replace_durably(os.path.join(self.path, name), data)
+        """Raises OSError, and writes all again with the next one if somebody has removed the folder."""
+        self._kept[name] = data
+        if os.path.exists(os.path.join(self.path, "lock")):
+            replace_durably(os.path.join(self.path, name), data)
+            return
+        parent = os.path.dirname(self.path)
+        os.makedirs(parent, mode=0o700, exist_ok=True)
+        refuse_others(parent)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(self.path, 0o700)
+        lock = held(self.path)
+        self.close()
+        self._lock = lock
+        for each, kept in self._kept.items():
+            replace_durably(os.path.join(self.path, each), kept)
 
 
 def replace_durably(path: str, data: bytes) -> None:

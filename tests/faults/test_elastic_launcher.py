@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import shutil
 import signal
 import subprocess
 import textwrap
@@ -201,6 +202,60 @@ def test_what_has_no_room_is_counted_and_nobody_waits(job: Job) -> None:
     assert second.end() == 0, second.text()[-2000:]
     times = [float(at) for at in re.findall(r"step \d+ ([\d.]+)", second.text())]
     assert times[0] > begun and 900_000 < second.text().count("x") < 1 << 22
+
+
+FAILS_WHEN_TOLD = """
+import os, pathlib
+from ringtrain.launch import elastic
+step, told = elastic.ElasticJob._step, pathlib.Path(os.environ["TMPDIR"], "fail")
+
+def failing(self):
+    step(self)
+    if told.exists():
+        raise RuntimeError("planted")
+
+elastic.ElasticJob._step = failing
+from ringtrain.launch import __main__
+"""
+
+
+@pytest.mark.long
+def test_a_launcher_that_fails_leaves_the_job_to_the_next_one(job: Job) -> None:
+    """As if it had been killed: no rank is ended by what is wrong in the launcher."""
+    line = command("--elastic", "-np", "2:2", program=UNTIL_TOLD)
+    line[1:3] = ["-c", FAILS_WHEN_TOLD]
+    variables = rank_environment(STEPS="0")
+    first = Output(job.start(*line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=variables))
+    name = name_of(first)
+    first.after("step 3")
+    told = Path(job.temporary, "fail")
+    told.touch()
+    assert first.end() == 125, first.text()
+    told.unlink()
+    assert re.search(rf"RuntimeError: planted\. .* The ranks go on\. .* ringtrainrun --resume {name}$", first.text()), (
+        first.text()
+    )
+    second = resume(job, name)
+    second.after("taken up, with 2 ranks")
+    Path(job.temporary, "stop").touch()
+    assert second.end() == 0, second.text()
+    assert second.text().count("returned") == 2
+
+
+@pytest.mark.long
+def test_a_record_that_cannot_be_written_costs_the_next_launcher_and_no_rank(job: Job) -> None:
+    output = begin(job, "-np", "1:2", SLOTS="1", AT="20", FAULT="import signal; os.kill(os.getpid(), signal.SIGKILL)")
+    name = name_of(output)
+    output.after("step 3")
+    (folder,) = Path(job.temporary).glob(f"ringtrainrun-*/{name}")
+    shutil.rmtree(folder)
+    folder.write_text("in its place")
+    output.after("world of 2: rank 1", first=len(output.lines))
+    Path(job.temporary, "stop").touch()
+    assert output.end() == 0, output.text()
+    assert output.text().count(f"record '{folder}': it must be written anew") == 1, output.text()
+    assert output.text().count("returned") == 2
+    folder.unlink()
 
 
 def begin_on_hosts(network: Network, folder: Path, *flags: str) -> Output:

@@ -1,6 +1,7 @@
 """What a launcher leaves to the next one, and what an agent keeps; tests/faults/test_elastic_launcher.py kills launchers."""
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -72,6 +73,20 @@ def test_a_folder_is_for_its_user_alone_and_has_both_records():
     assert found.read() == OUTLINE and found.world == "06ff"
     found.remove()
     assert not os.path.exists(os.path.dirname(folder.path))
+
+
+def test_a_folder_that_was_removed_is_made_again_with_all_that_it_had():
+    """And is held as before."""
+    folder = JobFolder.make()
+    folder.write(OUTLINE)
+    shutil.rmtree(os.path.dirname(folder.path))
+    folder.touch()
+    folder.world = "06ff"
+    assert folder.read() == OUTLINE and folder.world == "06ff"
+    assert os.stat(folder.path).st_mode & 0o077 == os.stat(os.path.dirname(folder.path)).st_mode & 0o077 == 0
+    with pytest.raises(LaunchError, match="is led by one that runs"):
+        JobFolder.find(folder.name)
+    folder.remove()
 
 
 def test_a_job_that_is_led_is_refused():
