@@ -114,7 +114,7 @@ def test_hosts_that_answer_late_are_counted(at_once, monkeypatch):
     asked[0].set_result("facts")
     for later in asked[1:]:
         Timer(0.2, later.set_result, ["facts"]).start()
-    preflight._wait_for_all(asked)
+    preflight._wait_for_all(asked, list)
     assert "hosts: 1 of 3 have answered" in terminal.getvalue() and terminal.getvalue().endswith(progress.ERASE)
 
 
