@@ -161,6 +161,23 @@ Verdict DecodeVerdict(Decoder* decoder) {
 
 }  // namespace
 
+bool Frame::Fits(const std::vector<int>& process_set_members) const {
+  const auto size = static_cast<int>(process_set_members.size());
+  const auto is_right = [&](const Request& request) { return ringtrain::Fits(request, process_set_members); };
+  const auto is_member = [&](int member) { return member >= 0 && member < size; };
+  bool fits = std::all_of(requests.begin(), requests.end(), is_right);
+  for (const Verdict& verdict : verdicts) {
+    fits = fits && std::all_of(verdict.joined.begin(), verdict.joined.end(), is_member);
+    for (const Agreed& agreed : verdict.batch)
+      fits = fits && (agreed.cached || ringtrain::Fits(agreed.response, process_set_members));
+  }
+  if (type == FrameType::kGathered) fits = fits && members == size;
+  for (const ReadyShare& share : shares)
+    fits = fits && std::all_of(share.requests.begin(), share.requests.end(), is_right);
+  for (const SpreadCopy& copy : copies) fits = fits && std::all_of(copy.members.begin(), copy.members.end(), is_member);
+  return fits;
+}
+
 std::string Frame::Encode() const {
   Encoder encoder;
   encoder.Byte(static_cast<uint8_t>(type));

@@ -93,6 +93,10 @@ struct Frame {
   Nanoseconds gap = 0;                                // kPromise
   Settings settings{};                                // kTune
 
+  // Whether it can be of one member of this process set to another: what it has of members are members, and its lists
+  // have their lengths. Frames of the same ringtrain always do.
+  bool Fits(const std::vector<int>& members) const;
+
   std::string Encode() const;
   // False for bytes that are no frame.
   static bool Decode(const std::string& bytes, Frame* frame);

@@ -241,13 +241,29 @@ void Negotiator::ApplyBatch(const Verdict& verdict, Effects* effects) {
                                        " that its coordinator named: the response caches differ."});
       return;
     }
-    mine_.erase(response->request.name);
+    const auto mine = mine_.find(response->request.name);
+    if (!execute.joined[options_.me] && !IsAnswer(*response, agreed.cached ? agreed.id : ResponseCache::kNone, mine)) {
+      effects->push_back(effect::Abort{"rank " + std::to_string(options_.members[options_.me]) + " is to run " +
+                                       response->request.Subject() + " otherwise than it has submitted it."});
+      return;
+    }
+    if (mine != mine_.end()) mine_.erase(mine);
     execute.responses.push_back(*response);
     if (agreed.cached) cache_.Touch(agreed.id);
   }
   for (const Agreed& agreed : verdict.batch)
     if (!agreed.cached && agreed.id != ResponseCache::kNone) cache_.Insert(agreed.id, agreed.response);
   effects->push_back(std::move(execute));
+}
+
+// Whether it is what this rank has memory for. Of one that it has announced by the id nothing else can be meant.
+bool Negotiator::IsAnswer(const Response& response, ResponseCache::Id cached, Mines::const_iterator mine) const {
+  if (ringtrain::Find(response.request.operation)->output == Output::kNone) return true;
+  if (mine == mine_.end()) return false;
+  if (cached != ResponseCache::kNone && mine->second.id == cached) return true;
+  const Request& own = mine->second.request;
+  const Request agreed = response.RequestOf(options_.me, member_count());
+  return agreed.operation == own.operation && agreed.tensors == own.tensors && agreed.splits == own.splits;
 }
 
 // ---- coordinator ----

@@ -157,6 +157,7 @@ class Negotiator {
     ResponseCache::Id id;  // under which it was announced, or kNone
     bool counted = false;  // among hits_ or misses_
   };
+  using Mines = std::unordered_map<std::string, Mine>;
   void On(Nanoseconds now, const event::Submitted& event, Effects* effects);
   void On(Nanoseconds now, const event::Refused& event, Effects* effects);
   void On(Nanoseconds now, const event::Arrived& event, Effects* effects);
@@ -172,6 +173,7 @@ class Negotiator {
   void Resend(const std::vector<ResponseCache::Id>& unknown);
   void Apply(const Frame& verdicts, Effects* effects);
   void ApplyBatch(const Verdict& verdict, Effects* effects);
+  bool IsAnswer(const Response& response, ResponseCache::Id cached, Mines::const_iterator mine) const;
   std::string Subject(const Request& request) const;
   Status CoordinatorGone(const Request& request) const;
   std::vector<std::string> NamesOfMine() const;
@@ -268,9 +270,9 @@ class Negotiator {
   ResponseCache cache_;
   bool coordinator_gone_ = false;
 
-  std::unordered_map<std::string, Mine> mine_;  // submitted here, no verdict yet
-  Frame ready_;                                 // gathers until the next Tick
-  int hits_ = 0, misses_ = 0;                   // not told yet
+  Mines mine_;                 // submitted here, no verdict yet
+  Frame ready_;                // gathers until the next Tick
+  int hits_ = 0, misses_ = 0;  // not told yet
 
   std::optional<BatchSchedule> schedule_;  // while one is under way
   Promises promises_;

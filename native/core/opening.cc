@@ -6,7 +6,9 @@
 #include <map>
 #include <string>
 
+#include "base/digest.h"
 #include "base/ranks.h"
+#include "base/tuned.h"
 #include "core/executor.h"
 #include "core/version.h"
 
@@ -18,22 +20,45 @@ std::string HostName() {
   return gethostname(name, sizeof name - 1) == 0 ? name : "unknown";
 }
 
-// What must be equal on all ranks before they can work together, as name and value.
-std::vector<std::pair<std::string, std::string>> StartFacts(const Options& options) {
-  std::vector<std::pair<std::string, std::string>> facts = options.Agreed();
-  facts.insert(facts.begin(), {"ringtrain version", kVersion});
+// Of the tables that frames follow: two builds of one version, such as checkouts, may differ in a row, and would read
+// each other's frames wrongly. Words for people do not count.
+std::string TablesDigest(const Options& options) {
+  std::string text;
+  for (const char* table : {"dtypes", "operations", "attributes", "reductions", "compressions", "status"})
+    text += TableText(table);
+  for (int tunable = 0; tunable < kTunables; ++tunable)
+    text += std::string(NameOf(static_cast<Tunable>(tunable))) + "\n";
+  for (const auto& agreed : options.Agreed()) text += agreed.first + "\n";
+  uint64_t digest = DigestOf(text.data(), text.size(), 0);
+  std::string digits;
+  for (; digits.size() < 16; digest /= 16) digits += "0123456789abcdef"[digest % 16];
+  return digits;
+}
+
+struct Fact {
+  std::string name, value;
+  bool of_build;  // which no option changes
+};
+
+// What must be equal on all ranks before they can work together. Those of the build first: in another one there may be
+// more or fewer of the others.
+std::vector<Fact> StartFacts(const Options& options) {
+  std::vector<Fact> facts = {{"ringtrain version", kVersion, true},
+                             {"digest of ringtrain's tables", TablesDigest(options), true}};
+  for (auto& [name, value] : options.Agreed()) facts.push_back({name, value, false});
   return facts;
 }
 
-Status CompareFact(const std::string& name, const std::vector<std::string>& by_rank) {
+Status CompareFact(const Fact& fact, const std::vector<std::string>& by_rank) {
   std::map<std::string, std::vector<int>> ranks_of;
   for (size_t rank = 0; rank < by_rank.size(); ++rank) ranks_of[by_rank[rank]].push_back(static_cast<int>(rank));
   if (ranks_of.size() == 1) return {};
-  std::string text = "init: " + name + " must be the same on all ranks, but is ";
+  std::string text = "init: " + fact.name + " must be the same on all ranks, but is ";
   for (auto group = ranks_of.begin(); group != ranks_of.end(); ++group)
     text +=
         std::string(group == ranks_of.begin() ? "" : " and ") + "'" + group->first + "' on " + RanksText(group->second);
-  return Status::Mismatch(text + ". Set it alike everywhere.");
+  return Status::Mismatch(text +
+                          (fact.of_build ? ". Install the same ringtrain everywhere." : ". Set it alike everywhere."));
 }
 
 // Every rank compares the same facts in the same order, so all raise the same text or none does.
@@ -44,7 +69,7 @@ Status AgreeOnStart(Rendezvous& rendezvous, const Options& options, Nanoseconds 
   encoder.Unsigned(epoch);
   encoder.Text(HostName());
   const auto facts = StartFacts(options);
-  for (const auto& fact : facts) encoder.Text(fact.second);
+  for (const Fact& fact : facts) encoder.Text(fact.value);
   std::vector<std::string> texts;
   RT_TRY(rendezvous.Allgather(encoder.Take(), deadline, &texts));
 
@@ -55,10 +80,10 @@ Status AgreeOnStart(Rendezvous& rendezvous, const Options& options, Nanoseconds 
     if (rank == 0) world->epoch = theirs;
     world->host_names.push_back(decoders[rank].Text());
   }
-  for (const auto& fact : facts) {
+  for (const Fact& fact : facts) {
     std::vector<std::string> by_rank;
     for (Decoder& decoder : decoders) by_rank.push_back(decoder.Text());
-    RT_TRY(CompareFact(fact.first, by_rank));
+    RT_TRY(CompareFact(fact, by_rank));
   }
   return {};
 }

@@ -74,8 +74,19 @@ void Protocol::Arrived(Nanoseconds now, int from, Frame frame, RankEffects* effe
 }
 
 void Protocol::ArrivedIn(Nanoseconds now, int process_set, int from, Frame frame, RankEffects* effects) {
+  if (!Fits(process_set, from, frame, effects)) return;
   if (RelayOf(process_set) != nullptr) return ArrivedByTree(now, from, std::move(frame), effects);
   Feed(now, process_set, event::Arrived{MemberOf(process_set, from), std::move(frame)}, effects);
+}
+
+// One that does not comes of another build, or of damaged memory: what it names lies outside of what there is here.
+bool Protocol::Fits(int process_set, int from, const Frame& frame, RankEffects* effects) {
+  const std::vector<int>& members = negotiators_.at(process_set).members();
+  if (std::binary_search(members.begin(), members.end(), from) && frame.Fits(members)) return true;
+  Abort(Status::Internal("a frame from rank " + std::to_string(from) + " must fit process set " +
+                         std::to_string(process_set) + ", but does not. Run the same ringtrain on all ranks."),
+        effects);
+  return false;
 }
 
 void Protocol::BatchFinished(Nanoseconds now, int process_set, RankEffects* effects) {
@@ -505,8 +516,8 @@ bool Protocol::PassUpwards(Nanoseconds now, int process_set, RankEffects* effect
 void Protocol::Decide(Nanoseconds now, int process_set, ReadyShare share, RankEffects* effects) {
   if (share.frame.empty()) return Feed(now, process_set, event::Gathered{std::move(share)}, effects);
   Frame frame;
-  if (!Frame::Decode(share.frame, &frame)) return;
   const int member = share.last;
+  if (!Frame::Decode(share.frame, &frame) || !Fits(process_set, RankOf(process_set, member), frame, effects)) return;
   if (frame.type == FrameType::kGoodbye)
     return HearGoodbyeByTree(now, process_set, RankOf(process_set, member), frame.flag, effects);
   Feed(now, process_set, event::Arrived{member, std::move(frame)}, effects);
@@ -534,6 +545,7 @@ void Protocol::TakeDownwards(Nanoseconds now, int process_set, const Frame& spre
 
 void Protocol::FromCoordinator(Nanoseconds now, int process_set, Frame frame, RankEffects* effects) {
   const int coordinator = RankOf(process_set, 0);
+  if (!Fits(process_set, coordinator, frame, effects)) return;
   if (frame.type == FrameType::kGoodbye)
     HearGoodbyeByTree(now, process_set, coordinator, frame.flag, effects);
   else if (frame.type == FrameType::kAllGoodbye || frame.type == FrameType::kStalled || frame.type == FrameType::kTune)

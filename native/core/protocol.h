@@ -176,6 +176,7 @@ class Protocol {
   bool SpeaksTo(int rank) const;
   int RankOf(int process_set, int member) const;
   void ArrivedIn(Nanoseconds now, int process_set, int from, Frame frame, RankEffects* effects);
+  bool Fits(int process_set, int from, const Frame& frame, RankEffects* effects);
   // Turns what follows for a negotiator into what follows for this rank.
   void Follow(Nanoseconds now, int process_set, Effects* from, RankEffects* effects);
   void Follow(Nanoseconds now, int process_set, effect::Send& send, RankEffects* effects);

@@ -326,6 +326,34 @@ Status Check(const Response& response) {
                           "Skip the operation on all ranks.");
 }
 
+bool Fits(const Request& request, const std::vector<int>& members) {
+  const OperationRow& row = *Find(request.operation);
+  if (!CheckTensors(request).ok() || (row.rooted && !CheckRoot(request, members).ok())) return false;
+  if (row.layout == Layout::kExchange) return request.tensors.size() == 1 && CheckSplits(request, members).ok();
+  if (request.operation == Operation::kAddProcessSet || request.operation == Operation::kRemoveProcessSet)
+    return CheckProcessSet(request, members).ok();
+  return true;
+}
+
+bool Fits(const Response& response, const std::vector<int>& members) {
+  if (!Fits(response.request, members)) return false;
+  const Layout layout = Find(response.request.operation)->layout;
+  size_t rows = 0;
+  if (layout == Layout::kGather) rows = members.size() * response.request.tensors.size();
+  if (layout == Layout::kExchange) rows = members.size() + 1;
+  const auto one_each = [&](const std::vector<int64_t>& list) { return list.empty() || list.size() == members.size(); };
+  const auto counts = [](const std::vector<int64_t>& list) {
+    return std::all_of(list.begin(), list.end(), [](int64_t count) { return count >= 0; });
+  };
+  bool fits = response.rows.size() == rows && counts(response.rows) && one_each(response.devices);
+#define RT_ATTRIBUTE(name, kind, initial, scope, label, advice)
+#define RT_OWN_ATTRIBUTE(name, kind, initial, scope, label, advice) \
+  fits = fits && one_each(response.name##s) && counts(response.name##s);
+#include "tables/attributes.def"
+#undef RT_ATTRIBUTE
+  return fits;
+}
+
 void Encode(const Request& request, Encoder* encoder) {
   encoder->Text(request.name);
   encoder->Byte(static_cast<uint8_t>(request.operation));

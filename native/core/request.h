@@ -63,9 +63,6 @@ struct Response {
   // What members say of their rows (collectives/rows.h). kGather: [member * tensors + tensor]. kExchange: what each has
   // for this member, and at the end the most that any two of one host have for each other.
   std::vector<int64_t> rows;
-  // kExchange, on the coordinator alone: [from * members + to]. All of it to each member would be a number for each
-  // triple of members.
-  std::shared_ptr<const std::vector<int64_t>> exchanged;
   int result = -1;  // join: the last rank; add_process_set: the id
   // Members' own attributes, named in the plural: by member, 0 for one that has joined; else empty.
 #define RT_ATTRIBUTE(name, kind, initial, scope, label, advice)
@@ -73,6 +70,9 @@ struct Response {
 #include "tables/attributes.def"
 #undef RT_ATTRIBUTE
   std::vector<int64_t> devices;  // tensors on GPUs: by member, -1 for one that has joined; else empty
+  // kExchange, on the coordinator alone: [from * members + to]. All of it to each member would be a number for each
+  // triple of members.
+  std::shared_ptr<const std::vector<int64_t>> exchanged;
 
   // On the coordinator: what this member is told.
   Response For(int member, int members) const;
@@ -84,6 +84,10 @@ struct Response {
 
 // What no member can see alone to be wrong with what they have agreed on.
 Status Check(const Response& response);
+// Whether what has come from another rank can be used in this process set: the lists have their lengths, and what is
+// named is there.
+bool Fits(const Request& request, const std::vector<int>& members);
+bool Fits(const Response& response, const std::vector<int>& members);
 
 // What this rank can see alone to be wrong with a request of its own. members: global ranks of the process set.
 Status Check(const Request& request, const std::vector<int>& members);

@@ -237,6 +237,147 @@ RT_TEST(last_words_are_waited_for_a_quarter_of_a_second) {
   RT_CHECK(rank.HasEnded(250001000));
 }
 
+// Rank 0 of three, of which two are in process set 1.
+struct DecidingRank {
+  DecidingRank() {
+    protocol.Begin(0, &effects);
+    Request add;
+    add.name = "add";
+    add.operation = Operation::kAddProcessSet;
+    add.splits = {0, 2};
+    Hear(1, Ready(add));
+    Hear(2, Ready(add));
+    protocol.Submitted(0, 0, add, &effects);
+    protocol.Tick(0, &effects);
+    RT_REQUIRE(protocol.Knows(1));
+    effects.clear();
+  }
+
+  static Frame Ready(Request request) {
+    Frame frame;
+    frame.requests = {std::move(request)};
+    return frame;
+  }
+  void Hear(int from, Frame frame) { protocol.Arrived(0, from, std::move(frame), &effects); }
+  // The cause of the world's end, "" if it goes on.
+  std::string CauseAfter(int from, Frame frame) {
+    Hear(from, std::move(frame));
+    for (const RankEffect& effect : effects)
+      if (const auto* end = std::get_if<rank_effect::NoteCause>(&effect)) return end->cause.message();
+    return "";
+  }
+
+  const World world = WorldOf(3);
+  const Options options = Defaults();
+  Protocol protocol{world, options};
+  RankEffects effects;
+};
+
+Request RequestOf(Operation operation, std::vector<int64_t> shape, std::vector<int64_t> splits = {}) {
+  Request request;
+  request.name = "x";
+  request.operation = operation;
+  request.tensors = {{DType::kFloat32, std::move(shape)}};
+  request.splits = std::move(splits);
+  return request;
+}
+
+Frame Verdicts(Response response, std::vector<int> joined = {}) {
+  Frame frame;
+  frame.type = FrameType::kVerdicts;
+  frame.verdicts.resize(1);
+  frame.verdicts[0].batch = {{7, false, std::move(response)}};
+  frame.verdicts[0].joined = std::move(joined);
+  return frame;
+}
+
+// The second of two ranks of one host.
+struct WorldOfTwo {
+  WorldOfTwo() { protocol.Begin(0, &effects); }
+
+  const World world = [] {
+    World made = WorldOf(2);
+    made.rank = 1;
+    return made;
+  }();
+  const Options options = Defaults();
+  Protocol protocol{world, options};
+  RankEffects effects;
+};
+
+// As of a build with other tables: what they name would lie outside of what there is here.
+RT_TEST(frames_that_do_not_fit_end_the_world) {
+  constexpr char kText[] =
+      "a frame from rank 1 must fit process set 0, but does not. Run the same ringtrain on all ranks.";
+  Request no_member = RequestOf(Operation::kBroadcast, {4}), strange_set = RequestOf(Operation::kAddProcessSet, {});
+  no_member.root = 3;
+  strange_set.tensors.clear();
+  strange_set.splits = {0, 3};
+  Request two = RequestOf(Operation::kAlltoall, {3}, {1, 1, 1});
+  two.tensors.push_back(two.tensors[0]);
+  for (const Request& request : {no_member, strange_set, two, RequestOf(Operation::kAlltoall, {3}, {1, 2}),
+                                 RequestOf(Operation::kAlltoall, {4}, {1, 1, 1}), RequestOf(Operation::kAllgather, {}),
+                                 RequestOf(Operation::kAllreduce, {-1})}) {
+    DecidingRank rank;
+    RT_CHECK_EQ(rank.CauseAfter(1, DecidingRank::Ready(request)), std::string(kText));
+  }
+  Response gathered, exchanged, weighted, placed, plain;
+  gathered.request = RequestOf(Operation::kAllgather, {4});
+  gathered.rows = {4, 4};
+  exchanged.request = RequestOf(Operation::kAlltoall, {3}, {1, 1, 1});
+  exchanged.rows = {1, 1, 1};  // and the most of a host
+  weighted.request = placed.request = plain.request = RequestOf(Operation::kAllreduce, {4});
+  weighted.weights = {1, 2};
+  placed.devices = {0, 0, 0, 0};
+  plain.rows = {1};
+  for (const Response& response : {gathered, exchanged, weighted, placed, plain}) {
+    DecidingRank rank;
+    RT_CHECK_EQ(rank.CauseAfter(1, Verdicts(response)), std::string(kText));
+  }
+  plain.rows.clear();
+  for (int joined : {-1, 3}) {
+    DecidingRank rank;
+    RT_CHECK_EQ(rank.CauseAfter(1, Verdicts(plain, {joined})), std::string(kText));
+  }
+  DecidingRank rank;
+  Frame of_a_stranger = DecidingRank::Ready(plain.request);
+  of_a_stranger.process_set = 1;
+  RT_CHECK_EQ(
+      rank.CauseAfter(1, of_a_stranger),
+      std::string("a frame from rank 1 must fit process set 1, but does not. Run the same ringtrain on all ranks."));
+}
+
+RT_TEST(what_fits_is_heard) {
+  DecidingRank rank;
+  for (const Request& request :
+       {RequestOf(Operation::kAlltoall, {3}, {1, 1, 1}), RequestOf(Operation::kAllgather, {0, 7})}) {
+    Request named = request;
+    named.name = Text(request.operation);
+    RT_CHECK_EQ(rank.CauseAfter(1, DecidingRank::Ready(named)), std::string());
+  }
+  Request broadcast = RequestOf(Operation::kBroadcast, {4});
+  broadcast.root = 2;
+  Frame frame = DecidingRank::Ready(broadcast);
+  frame.process_set = 1;
+  RT_CHECK_EQ(rank.CauseAfter(2, frame), std::string());
+}
+
+// It has memory for what it has submitted, and for nothing else.
+RT_TEST(a_verdict_that_a_rank_has_not_asked_for_ends_the_world) {
+  for (int64_t elements : {4, 5, -1}) {
+    WorldOfTwo rank;
+    if (elements > 0) rank.protocol.Submitted(0, 0, RequestOf(Operation::kAllreduce, {elements}), &rank.effects);
+    Response response;
+    response.request = RequestOf(Operation::kAllreduce, {4});
+    rank.effects.clear();
+    rank.protocol.Arrived(0, 0, Verdicts(response), &rank.effects);
+    RT_REQUIRE(!rank.effects.empty());
+    const auto* end = std::get_if<rank_effect::NoteCause>(&rank.effects.back());
+    RT_CHECK_EQ(end == nullptr ? "" : end->cause.message(),
+                std::string(elements == 4 ? "" : "rank 1 is to run allreduce 'x' otherwise than it has submitted it."));
+  }
+}
+
 // A rank alone decides for itself: what it submits is agreed on at its next tick.
 struct LonelyRank {
   LonelyRank() { protocol.Begin(0, &effects); }
