@@ -57,8 +57,8 @@ Status CompareFact(const Fact& fact, const std::vector<std::string>& by_rank) {
   for (auto group = ranks_of.begin(); group != ranks_of.end(); ++group)
     text +=
         std::string(group == ranks_of.begin() ? "" : " and ") + "'" + group->first + "' on " + RanksText(group->second);
-  return Status::Mismatch(text +
-                          (fact.of_build ? ". Install the same ringtrain everywhere." : ". Set it alike everywhere."));
+  if (fact.of_build) return Status::Mismatch(text + ". Install the same ringtrain everywhere.");
+  return Status::Mismatch(text + ". Set it alike everywhere.");
 }
 
 // Every rank compares the same facts in the same order, so all raise the same text or none does.
