@@ -1,0 +1,149 @@
+"""Drawn scripts of Keras end on ranks as in one process; `python -m training keras` in this folder goes on.
+
+Keras has one backend in each process: here that of the other tests, and in long runs all of this file once more on PyTorch, where
+a script takes a fifth of the time.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worlds import LAUNCHED
+
+keras = pytest.importorskip("keras")
+sys.path.insert(0, str(Path(__file__).parent))
+from training import keras_script, with_keras
+from training.keras_script import SCRIPTS, Script, Turn
+from training.shrinking import shrunk
+from training.with_keras import FUZZER, ON_TENSORFLOW
+
+from ringtrain.gradients.agreement import Agreement
+from ringtrain.keras import optimizer
+from ringtrain.keras.backends import backend
+from ringtrain.keras.callbacks.metrics import MetricHooks
+from ringtrain.keras.callbacks.start import StartHooks
+from ringtrain.keras.reduction import KerasReducer
+from ringtrain.keras.stepping import Stepping
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.skipif(LAUNCHED, reason="makes worlds of its own")]
+
+# 20 seconds of a core in all: a script takes some 0.6 on PyTorch, and 3 on TensorFlow.
+SEEDS, LONG_SEEDS = (2, 1000) if ON_TENSORFLOW else (15, 5000)
+once = pytest.mark.skipif(ON_TENSORFLOW, reason="run on PyTorch")
+
+
+def test_scripts_end_as_in_one_process() -> None:
+    FUZZER.hold(range(SEEDS))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(6 * 3600)
+def test_many_scripts_end_as_in_one_process() -> None:
+    first = random.SystemRandom().randrange(1 << 31)
+    FUZZER.hold(range(first, first + LONG_SEEDS))
+
+
+@pytest.mark.skipif(not ON_TENSORFLOW, reason="this is it")
+@pytest.mark.timeout(6 * 3600)
+@pytest.mark.parametrize("which", ["not long", "long"])
+@pytest.mark.long
+def test_pytorch_below_keras(which: str) -> None:
+    pytest.importorskip("torch")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", which, __file__]
+    done = subprocess.run(command, env=dict(os.environ, KERAS_BACKEND="torch"), capture_output=True, text=True)
+    assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-20000:] + done.stderr
+
+
+def seeds_of(needs: Callable[[Script], Any], count: int = 3) -> list[int]:
+    """The first seeds of short scripts that have what a fault needs."""
+    short = (seed for seed in range(3000) if len((script := SCRIPTS.drawn(seed)).turns) < 3 and needs(script))
+    return [next(short) for _ in range(count)]
+
+
+def fits(script: Script) -> bool:
+    """A script of which a fault can be seen, and that does not take long."""
+    quick = script.ranks == 2 and script.optimizer in ("sgd", "momentum", "nesterov") and script.scales != "mixed"
+    return quick and script.turns[0].does == "fit" and not script.mistake
+
+
+# Each is a fault that might be, and the scripts that can show it.
+PLANTS = {
+    "a gradient that only other ranks have stays None": (
+        Agreement, "complete", lambda self, own, *_: list(own), lambda s: any(len(set(t.routes)) > 1 for t in s.turns),
+    ),
+    "an average is a sum": (with_keras.hvd, "Average", with_keras.hvd.Sum, lambda s: s.op == "average" and fits(s)),
+    "local gradients are not scaled": (
+        backend, "divided_by_size", lambda gradient, _: gradient, lambda s: s.method == "partial" and fits(s),
+    ),
+    "each rank begins with its own": (StartHooks, "_make_alike", lambda *_: None, fits),
+    "metrics stay a rank's own": (MetricHooks, "on_epoch_end", lambda *_: None, lambda s: s.turns[0].averages and fits(s)),
+    "the last gradients are lost": (StartHooks, "on_train_end", lambda *_: None, lambda s: s.method == "late" and fits(s)),
+    "LossScaleOptimizer stays outside": (
+        optimizer, "reduction_of", lambda _: None, lambda s: s.scales == "around" and fits(s),
+    ),
+    "rates are not compared": (Stepping, "rate", lambda _: None, lambda s: s.mistake == "rate"),
+    "weights are not compared": (KerasReducer, "compare_now", lambda *_, **__: None, lambda s: s.mistake == "weights"),
+}  # fmt: skip
+
+
+@once
+@pytest.mark.long
+@pytest.mark.parametrize("fault", PLANTS)
+def test_a_planted_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, name, instead, needs = PLANTS[fault]
+    seeds = seeds_of(needs)
+    assert not FUZZER.verdict(SCRIPTS.drawn(seeds[0]))
+    monkeypatch.setattr(owner, name, instead)
+    monkeypatch.setattr(with_keras, "STALL_SECONDS", 2.0)
+    assert FUZZER.finds_something(seeds)
+
+
+@once
+@pytest.mark.long
+def test_a_script_is_made_as_small_as_its_fault_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a sum that is taken for an average one turn is left."""
+    monkeypatch.setattr(with_keras.Loop, "factor", 1.0)
+    large = Script(
+        turns=(Turn(steps=2, weights="sample"), Turn(does="batches")), op="sum", model="sequential", regularizes=True
+    )
+    small, told = shrunk(large, FUZZER.verdict, SCRIPTS.smaller)
+    assert told.startswith("wrong") and small == Script(turns=(Turn(),), op="sum")
+
+
+@once
+def test_a_script_is_read_as_it_is_written_and_drawn_again() -> None:
+    FUZZER.require_readable(range(50), vars(keras_script))
+
+
+@once
+def test_each_value_is_drawn_soon() -> None:
+    scripts = [SCRIPTS.drawn(seed) for seed in range(1500)]
+    values: dict[str, set] = {name: {getattr(each, name) for each in scripts} for name in vars(scripts[0])}
+    assert values["optimizer"] == set(with_keras.OPTIMIZERS) and values["mistake"] == {"", *keras_script.MISTAKES}
+    wanted = {
+        "model": 3, "table": 3, "step": 4, "runs": 3, "clips": 4, "moving": 3, "keras_passes": 2, "scales": 4, "op": 2,
+        "passes_per_step": 3, "groups": 4, "predivide": 2, "compression": 3, "method": 4, "members": 4,
+    }  # fmt: skip
+    assert {name: len(values[name]) for name in wanted} == wanted
+    turns = [turn for each in scripts for turn in each.turns]
+    of_turns = {
+        "does": 3,
+        "begins": 5,
+        "rate": 6,
+        "weights": 3,
+        "validates": 2,
+        "stops": 2,
+        "averages": 2,
+        "broadcasts": 2,
+    }
+    assert {name: len({getattr(turn, name) for turn in turns}) for name in of_turns} == of_turns
+    assert (
+        any(turn.routes for turn in turns) and any(turn.overflow >= 0 for turn in turns) and any(t.first for t in turns)
+    )
