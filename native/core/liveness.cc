@@ -10,6 +10,8 @@ namespace ringtrain {
 namespace {
 
 constexpr Nanoseconds kLongestPeriod = 500 * INT64_C(1000000);
+// Between two looks of a process that runs, however many others want its cores.
+constexpr Nanoseconds kLongestGap = 7500 * INT64_C(1000000);
 // A bound of silence spans so many looks of a rank that waits for nobody and sleeps twice as long.
 constexpr int kPeriodsInBound = 10;
 
@@ -41,6 +43,7 @@ Liveness::Liveness(const World& world, double dead_after_seconds)
 Status Liveness::Look(Nanoseconds now, const SignsOfLife& seen) {
   // Whoever was stopped itself, as by Ctrl-Z of the whole job, has not listened: the others get the time once more.
   const bool listened = last_look_ != 0 && now - last_look_ < bound_ / 2;
+  stood_still_ = last_look_ != 0 && now - last_look_ >= kLongestGap;
   Status verdict;
   for (Peer& peer : peers_) {
     if (!listened) peer.changed = now;

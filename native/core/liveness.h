@@ -40,6 +40,9 @@ class Liveness {
   // Not ok: who is dead.
   Status Look(Nanoseconds now, const SignsOfLife& seen);
 
+  // Whether this process was stopped before the last Look, as by Ctrl-Z of the whole job.
+  bool stood_still() const { return stood_still_; }
+
   // Of whom nothing was heard for that long, another host by its lowest rank, which speaks for it; nobody if this rank
   // itself has not looked.
   std::vector<int> Silent(Nanoseconds now, Nanoseconds time) const;
@@ -68,6 +71,7 @@ class Liveness {
   Nanoseconds bound_;   // of silence
   Nanoseconds period_;  // between two looks
   Nanoseconds next_look_ = 0, last_look_ = 0;
+  bool stood_still_ = false;
   std::vector<Peer> peers_;
   std::vector<int> listeners_;
 };

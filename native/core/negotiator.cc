@@ -177,6 +177,8 @@ void Negotiator::On(Nanoseconds now, const event::LongPhase& event, Effects* eff
   effects->push_back(effect::Send{0, std::move(frame)});
 }
 
+void Negotiator::On(Nanoseconds now, const event::StoodStill&, Effects*) { stalls_.StoodStill(now); }
+
 void Negotiator::On(Nanoseconds now, const event::Tick&, Effects* effects) {
   if (schedule_)
     KeepSchedule(now, effects);

@@ -66,6 +66,7 @@ struct Left {             // a member shuts down and will submit no more
 struct LongPhase {       // this rank will submit nothing for that long, and wants nobody to complain
   Nanoseconds duration;  // from now; 0: it is back
 };
+struct StoodStill {};  // this process was stopped, and runs again
 struct Seen {  // what the members of this host have promised, in the order of members_here(); watches() asks for it
   std::vector<PromiseSign> signs;
 };
@@ -73,7 +74,7 @@ struct GivesUp {};  // this rank is about to serve the others no longer, and has
 struct Tick {};     // time has passed; sends what has gathered. Due after every group of events and at next_timer().
 }  // namespace event
 using Event = std::variant<event::Submitted, event::Refused, event::Arrived, event::Gathered, event::BatchFinished,
-                           event::Left, event::LongPhase, event::Seen, event::GivesUp, event::Tick>;
+                           event::Left, event::LongPhase, event::StoodStill, event::Seen, event::GivesUp, event::Tick>;
 
 namespace effect {
 constexpr int kOthers = -1;  // all members but this one
@@ -165,6 +166,7 @@ class Negotiator {
   void On(Nanoseconds now, const event::BatchFinished& event, Effects* effects);
   void On(Nanoseconds now, const event::Left& event, Effects* effects);
   void On(Nanoseconds now, const event::LongPhase& event, Effects* effects);
+  void On(Nanoseconds now, const event::StoodStill& event, Effects* effects);
   void On(Nanoseconds now, const event::Seen& event, Effects* effects);
   void On(Nanoseconds now, const event::GivesUp& event, Effects* effects);
   void On(Nanoseconds now, const event::Tick& event, Effects* effects);

@@ -141,6 +141,8 @@ void Protocol::Look(Nanoseconds now, const SignsOfLife& seen, RankEffects* effec
   effects->push_back(rank_effect::Beat{});
   SendBeats(false, effects);
   const Status verdict = liveness_.Look(now, seen);
+  if (liveness_.stood_still())
+    for (int process_set : ProcessSets()) Feed(now, process_set, event::StoodStill{}, effects);
   if (!verdict.ok()) HearEnd(verdict, effects);
 }
 

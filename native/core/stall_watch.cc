@@ -29,9 +29,9 @@ Nanoseconds StallWatch::DueAt(const Clock& clock, const Missing& missing) const 
   return std::min(WarnAt(clock, missing), AbortAt(clock, missing));
 }
 
-// When the last of the missing members is, or was, back from its long phase.
+// When the last of the missing members is, or was, back from its long phase, and this process had stood still.
 Nanoseconds StallWatch::BusyUntil(const Missing& missing) const {
-  Nanoseconds until = 0;
+  Nanoseconds until = stood_still_until_;
   for (const auto& busy : busy_until_)
     if (missing(busy.first)) until = std::max(until, busy.second);
   return until;

@@ -37,6 +37,8 @@ class StallWatch {
 
   Clock Start(Nanoseconds now) const { return {now, now + warning_, warning_}; }
   void LongPhase(int member, Nanoseconds until) { busy_until_[member] = until; }
+  // This process runs again: it was stopped, as the others may have been, so what waits gets the time once more.
+  void StoodStill(Nanoseconds now) { stood_still_until_ = now; }
 
   // When Judge is due. missing: the members that the operation waits for.
   Nanoseconds DueAt(const Clock& clock, const Missing& missing) const;
@@ -53,6 +55,7 @@ class StallWatch {
   Nanoseconds AbortAt(const Clock& clock, const Missing& missing) const;
 
   const Nanoseconds warning_, abort_;
+  Nanoseconds stood_still_until_ = 0;
   std::map<int, Nanoseconds> busy_until_;  // members that are, or of late were, in a long phase
 };
 

@@ -120,6 +120,32 @@ struct DistantRank {
   RankEffects effects;
 };
 
+// As by Ctrl-Z of the whole job, and fg: the other rank was stopped before it could submit.
+RT_TEST(time_in_which_this_process_was_stopped_makes_no_operation_stall) {
+  constexpr Nanoseconds kSecond = INT64_C(1000000000);
+  DistantRank rank;
+  SignsOfLife signs(2);
+  Request request;
+  request.name = "x";
+  request.operation = Operation::kBarrier;
+  Nanoseconds now = kSecond;
+  rank.protocol.Submitted(now, 0, request, &rank.effects);
+  const auto stalled = [&](int seconds) {  // as the driver steps
+    rank.effects.clear();
+    for (const Nanoseconds end = now + seconds * kSecond; now < end; now += kSecond) {
+      ++signs[1].count;
+      rank.protocol.Look(now, signs, &rank.effects);
+      rank.protocol.Tick(now, &rank.effects);
+    }
+    return std::any_of(rank.effects.begin(), rank.effects.end(),
+                       [](const RankEffect& effect) { return std::holds_alternative<rank_effect::Fail>(effect); });
+  };
+  RT_CHECK(!stalled(10));
+  now += 5000 * kSecond;
+  RT_CHECK(!stalled(599));
+  RT_CHECK(stalled(2));
+}
+
 RT_TEST(a_lost_connection_ends_the_world_with_the_name_of_the_rank) {
   DistantRank rank;
   RT_CHECK(rank.LosesTheOther());

@@ -75,6 +75,15 @@ RT_TEST(a_long_phase_of_a_missing_member_puts_report_and_end_off) {
   RT_CHECK(stalled.JudgeAt(600 * kSecond).give_up);
 }
 
+RT_TEST(whoever_was_stopped_itself_gives_the_missing_the_time_once_more) {
+  Stalled stalled(30 * kSecond, 40 * kSecond);
+  stalled.watch.StoodStill(900 * kSecond);
+  RT_CHECK_EQ(stalled.due(), 930 * kSecond);
+  RT_CHECK(!stalled.JudgeAt(930 * kSecond).give_up);
+  RT_CHECK(!stalled.JudgeAt(940 * kSecond - 1).give_up);
+  RT_CHECK(stalled.JudgeAt(940 * kSecond).give_up);
+}
+
 RT_TEST(a_long_phase_of_another_member_changes_nothing) {
   Stalled stalled(30 * kSecond, 100 * kSecond);
   stalled.watch.LongPhase(0, 500 * kSecond);
