@@ -19,6 +19,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import budget
 import changed
 import pytest
 from priority import give_way
@@ -27,10 +28,10 @@ from xdist.scheduler import LoadScopeScheduling
 # The files of each lane; both take equally long.
 LANES = [
     re.compile(
-        r"tests/(faults/(?!test_(drawn|jobs|dead_ranks))|bench/test_bench_wire|launch/test_(hosts|launch_doctor))"
+        r"tests/(faults/(?!test_(drawn|jobs))|bench/test_bench_wire|launch/test_(hosts|launch_(doctor|networks)))"
     ),
     re.compile(
-        r"tests/(faults/test_(drawn|jobs|dead_ranks)|launch/test_launch_(control|function|hosts|networks|shells)|core/test_mpi_world)"
+        r"tests/(faults/test_(drawn|jobs)|launch/test_launch_(control|function|hosts|shells)|core/test_mpi_world)"
     ),
 ]
 # What the other workers may take beside the lanes: ranks there are threads.
@@ -39,7 +40,7 @@ BESIDE = re.compile(r"tests/(core|gradients|averaging|with_\w+|gpu|fakes)/")
 NICENESS = 5
 # Long files whose tests share nothing: what their names have in common here is a piece of its own.
 PIECES = re.compile(
-    r"tests/native/test_native.py::test_native\[\w+(-\w+)\]|tests/launch/test_under_launcher.py::test_files_on_ranks(\[.*)"
+    r"tests/native/test_native.py::test_native(\[.*)|tests/launch/test_under_launcher.py::test_files_on_ranks(\[.*)"
 )
 # Between the workers, by locks of files. Of each lane: exclusive for its own tests, shared by those that wait until it is
 # done. And of all that is not calm: shared by every worker that has such tests, exclusive for those that are. And of the
@@ -83,19 +84,19 @@ def piece_of(nodeid: str) -> str:
 
 
 def place_of(nodeid: str) -> tuple[int, float]:
-    """Where a test is in the order of the run: lanes, then what may run beside them, then the rest, then the calm.
+    """Where a test is in the order of the run: lanes, what may run beside them, the rest, the native tests, the calm.
 
-    Of the rest the longest files come first, but for the native tests, which are being built meanwhile.
+    The native tests are being built meanwhile. Of them and of the rest the longest come first.
     """
     if is_calm(nodeid):
-        return len(LANES) + 2, 0.0
+        return len(LANES) + 3, 0.0
     lane = lane_of(nodeid)
     if lane is not None:
         return lane, 0.0
     if BESIDE.match(nodeid):
         return len(LANES), 0.0
-    file = nodeid.split("::")[0]
-    return len(LANES) + 1, 0.0 if "/native/" in file else -seconds().get(file, 0.0)
+    file = budget.file_of(nodeid)
+    return len(LANES) + 1 + ("/native/" in file), -seconds().get(file, 0.0)
 
 
 def number_of(worker: str) -> int:

@@ -139,7 +139,7 @@ FAKE_FLAGS = f"-fPIC -fvisibility=hidden -I{FAKES}"
 # Threads' own variables lie beside their stacks: what dlopen would allocate for them is freed by whichever thread comes
 # next, a race to ThreadSanitizer. Elsewhere they must not: beside PyTorch there is no room for them.
 TLS_FLAGS = {"tsan": " -ftls-model=initial-exec"}
-STARTS_THREADS = re.compile(r"std::thread|RunRanks|Ranks ranks|pthread|fork\(\)|Writer writer")
+STARTS_THREADS = re.compile(r"std::thread|RunRanks|Ranks ranks|pthread|fork\(\)|\bWriter writer")
 UNSANITIZED = ["cuda/memory.cc"]  # its lock would order what CUDA does not order
 
 

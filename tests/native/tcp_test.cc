@@ -601,7 +601,7 @@ RT_TEST(a_rank_of_another_job_or_epoch_is_not_heard) {
 }
 
 RT_TEST(abandoned_memory_is_left_alone_and_frames_go_on) {
-  constexpr size_t kBytes = 32 << 20;
+  constexpr size_t kBytes = check::Rounds(24) << 20;
   Listeners listeners(2);
   check::RunRanks(2, [&](int rank) {
     const std::unique_ptr<Transport> transport = listeners.Open(rank);
@@ -826,7 +826,7 @@ RT_TEST(connections_that_end_are_a_loss_to_both_ends) {
     world.Run([&](int rank, Transport& transport) {
       Conformance conformance(transport);
       world.Meet(rank, transport, &conformance);
-      constexpr size_t kBytes = 32 << 20;
+      constexpr size_t kBytes = check::Rounds(24) << 20;
       const std::string sent(kBytes, 'x');
       std::string received(kBytes, '\0');
       Wire::Ticket send, receive;

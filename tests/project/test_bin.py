@@ -97,13 +97,15 @@ def test_each_worker_takes_what_may_run_beside_the_others() -> None:
     assert workers.lane_of("tests/core/test_mpi_world.py::test_x[mpich]") == 1
     assert workers.lane_of("tests/core/test_join.py::test_x") is None
     order = ["tests/faults/test_resources.py::a", "tests/launch/test_hosts.py::a", "tests/launch/test_launch_hosts.py::a",
-             "tests/with_torch/test_training.py::a", "tests/launch/test_launch.py::a"]  # fmt: skip
-    assert [workers.place_of(name)[0] for name in order] == [0, 0, 1, 2, 3]
+             "tests/with_torch/test_training.py::a", "tests/launch/test_launch.py::a",
+             "tests/native/test_native.py::test_native[tcp_test-tsan]"]  # fmt: skip
+    assert [workers.place_of(name)[0] for name in order] == [0, 0, 1, 2, 3, 4]
+    assert order == sorted(order, key=workers.place_of)
 
 
 def test_long_files_are_taken_in_pieces() -> None:
     pieces = {
-        "tests/native/test_native.py::test_native[frame_test-asan]": "tests/native/test_native.py-asan",
+        "tests/native/test_native.py::test_native[frame_test-asan]": "tests/native/test_native.py[frame_test-asan]",
         "tests/native/test_native.py::test_mpi_transport_on_ranks[1-openmpi]": "tests/native/test_native.py",
         "tests/launch/test_under_launcher.py::test_files_on_ranks[a-mpich-4]": "tests/launch/test_under_launcher.py[a-mpich-4]",
         "tests/faults/test_resources.py::test_x[1]": "lane 0",
