@@ -11,7 +11,7 @@ bool Handle::finished() const {
   if (completion == nullptr || !status().ok()) return true;
   InContext current(*completion->device());
   bool passed = false;
-  return !completion->Passed(&passed).ok() || passed;
+  return completion->Passed(&passed).ok() && passed;  // of a GPU that has failed the driver hears, and ends the world
 }
 
 Status HoldBack(const Handle& handle, CUstream stream) {
