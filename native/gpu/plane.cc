@@ -6,6 +6,8 @@ namespace {
 // NCCL asks for few of a GPU's processors where ranks share it: each waits for the others' kernels.
 constexpr int kSharedCtas = 4;
 
+constexpr int kOldestCapability = 75;  // that of the oldest PTX
+
 std::vector<int> Ranks(const std::vector<int>& members, const std::vector<int>& rank_of) {
   std::vector<int> ranks;
   for (int member : members) ranks.push_back(rank_of[member]);
@@ -34,7 +36,7 @@ Plane::Plane(const Options& options, Group* group, const std::vector<int64_t>& d
     case Opening::kStaged:
       break;
     case Opening::kAlone:
-      way_ = Way::kNccl;
+      way_ = HasKernels().ok() ? Way::kNccl : Way::kStaged;
       break;
     case Opening::kMeet:
       Meet(Facts().Encode());
@@ -63,7 +65,8 @@ GpuFacts Plane::Facts() {
   facts.buffer_bytes = FusionBufferBytes(options_);
   facts.bus = device_->bus();
   const Nccl* nccl = nullptr;
-  Status status = Nccl::Open(options_.nccl_lib, &nccl);
+  Status status = HasKernels();
+  if (status.ok()) status = Nccl::Open(options_.nccl_lib, &nccl);
   if (status.ok()) {
     facts.nccl_version = nccl->version;
     if (FirstOfRanks() == group_->topology.me) status = MakeUniqueId(*nccl, &facts.unique_id);
@@ -71,6 +74,15 @@ GpuFacts Plane::Facts() {
   if (!status.ok()) facts.nccl_version = 0;
   facts.problem = status.message();
   return facts;
+}
+
+// Whether those that are packed into the library run on this GPU.
+Status Plane::HasKernels() const {
+  const int capability = device_->compute_capability();
+  if (capability >= kOldestCapability) return {};
+  const auto text = [](int number) { return std::to_string(number / 10) + "." + std::to_string(number % 10); };
+  return Status::Unsupported("beside NCCL a GPU must have compute capability " + text(kOldestCapability) +
+                             " or newer, but " + device_->Text() + " has " + text(capability) + ".");
 }
 
 void Plane::Meet(std::string told) {

@@ -51,6 +51,7 @@ class Plane {
   static constexpr int kBatchesToAsk = 16;
 
   GpuFacts Facts();
+  Status HasKernels() const;
   void Meet(std::string told);
   Status Choose();
   Status OpenNccl(const std::vector<GpuFacts>& facts);

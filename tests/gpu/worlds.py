@@ -490,6 +490,16 @@ def an_old_nccl_is_not_used():
     assert "2.18.0" in text and "2.17.0" in text, text
 
 
+@check(FAKE_DEVICES=2, FAKE_CAPABILITY=70)
+def gpus_that_are_too_old_for_the_kernels_go_through_the_host():
+    for size in (1, 2):
+        with World(size) as world:
+            assert all((found == size).all() for found in world.run(lambda rank: summed(rank, "old")))
+    with World(2, gpu_plane="nccl") as world:
+        text = same_on_all(world.run(lambda rank: error_of(lambda: summed(rank, "nccl"))))
+    assert "compute capability 7.5 or newer, but cuda:0 has 7.0" in text, text
+
+
 @check(FAKE_DEVICES=2)
 def a_stream_under_capture_is_refused():
     def on_rank(rank: int) -> str:
