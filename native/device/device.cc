@@ -6,15 +6,22 @@
 namespace ringtrain {
 namespace {
 
-// Pinned memory is asked for in powers of two, so that what one batch gave back fits the next.
+// Pinned memory is asked for in few sizes, so that what one batch gave back fits the next: eight for each power of two.
 constexpr size_t kLeastPinned = 64 << 10;
+constexpr size_t kSizesForEach = 8;
+// What nobody has taken during so many takes, some ten steps, goes back to the driver; but for a little.
+constexpr uint64_t kLongestUnused = 4096, kTakesBetweenLooks = 256;
+constexpr size_t kKeptUnused = size_t{64} << 20;
 
 constexpr size_t kLeastAllocated = 256;
 
+constexpr int kMemoryOfDevice = 2;  // of kCudaPointerMemoryType
+
 size_t RoundUp(size_t bytes) {
-  size_t granted = kLeastPinned;
-  while (granted < bytes) granted *= 2;
-  return granted;
+  size_t power = kLeastPinned;
+  while (power < bytes) power *= 2;
+  const size_t step = std::max(kLeastPinned, power / 2 / kSizesForEach);
+  return std::max(kLeastPinned, (bytes + step - 1) / step * step);
 }
 
 }  // namespace
@@ -59,7 +66,7 @@ Device::~Device() {
   {
     InContext current(*this);
     for (CUevent event : events_) driver_.EventDestroy(event);
-    for (const auto& pinned : pinned_) driver_.MemFreeHost(pinned.second);
+    for (const auto& pinned : pinned_) driver_.MemFreeHost(pinned.second.memory);
   }
   driver_.DevicePrimaryCtxRelease(device_);
 }
@@ -121,30 +128,48 @@ int Device::Of(const std::string& library, const void* memory) {
   const Driver* driver;
   int index = -1;
   if (!Driver::Open(library, &driver).ok()) return -1;
-  const CUresult result = driver->PointerGetAttribute(&index, kCudaPointerDeviceOrdinal, AddressOf(memory));
-  return result == kCudaSuccess ? index : -1;
+  const auto ask = [&](int attribute, int* value) {
+    return driver->PointerGetAttribute(value, attribute, AddressOf(memory)) == kCudaSuccess;
+  };
+  int type = 0, is_managed = 0;
+  if (!ask(kCudaPointerMemoryType, &type) || type != kMemoryOfDevice) return -1;  // pinned memory has a device, too
+  if (ask(kCudaPointerIsManaged, &is_managed) && is_managed != 0) return -1;
+  return ask(kCudaPointerDeviceOrdinal, &index) ? index : -1;
 }
 
 Status Device::TakePinned(size_t bytes, void** memory, size_t* granted) {
   const size_t wanted = RoundUp(bytes);
+  *granted = wanted;
   {
     MutexLock lock(mutex_);
+    if (++pinned_takes_ % kTakesBetweenLooks == 0) FreeUnused();
     auto found = pinned_.find(wanted);
     if (found != pinned_.end()) {
-      *memory = found->second;
-      *granted = wanted;
+      *memory = found->second.memory;
       pinned_.erase(found);
       return {};
     }
   }
-  *granted = wanted;
   return Check(driver_.MemHostAlloc(memory, wanted, kCudaHostPortable),
                "cuMemHostAlloc of " + std::to_string(wanted) + " bytes");
 }
 
 void Device::GivePinned(void* memory, size_t granted) {
   MutexLock lock(mutex_);
-  pinned_.emplace(granted, memory);
+  pinned_.emplace(granted, FreePinned{memory, pinned_takes_});
+}
+
+// The largest first.
+void Device::FreeUnused() {
+  size_t unused = 0;
+  for (const auto& [bytes, pinned] : pinned_) unused += pinned_takes_ - pinned.since > kLongestUnused ? bytes : 0;
+  for (auto next = pinned_.end(); unused > kKeptUnused && next != pinned_.begin();) {
+    --next;
+    if (pinned_takes_ - next->second.since <= kLongestUnused) continue;
+    unused -= next->first;
+    driver_.MemFreeHost(next->second.memory);
+    next = pinned_.erase(next);
+  }
 }
 
 // ---- what lives on it ----

@@ -53,16 +53,23 @@ class Device {
   }
   // Whether a CUDA graph is captured from a stream; the context must be current.
   Status IsCapturing(CUstream stream, bool* capturing) const;
-  // Index of the device on which memory lies, or -1. library: as Driver::Open takes it.
+  // Index of the device on which memory lies, or -1: also of memory that the host shares with it. library: as
+  // Driver::Open takes it.
   static int Of(const std::string& library, const void* memory);
 
-  // Pinned host memory of at least that size, to use again. The context must be current.
+  // Pinned host memory of at least that size, to use again: what is given back is kept for as long as its size is in
+  // use. The context must be current.
   Status TakePinned(size_t bytes, void** memory, size_t* granted);
   void GivePinned(void* memory, size_t granted);
 
  private:
   Device(const Driver& driver, int index) : driver_(driver), index_(index) {}
+  struct FreePinned {
+    void* memory;
+    uint64_t since;  // as many takes
+  };
   Status Describe();
+  void FreeUnused() RT_REQUIRES(mutex_);
 
   const Driver& driver_;
   const int index_;
@@ -71,8 +78,9 @@ class Device {
   int compute_capability_ = 0;
   std::string bus_;
   Mutex mutex_;
-  std::vector<CUevent> events_ RT_GUARDED_BY(mutex_);          // free ones
-  std::multimap<size_t, void*> pinned_ RT_GUARDED_BY(mutex_);  // free ones by size
+  std::vector<CUevent> events_ RT_GUARDED_BY(mutex_);               // free ones
+  std::multimap<size_t, FreePinned> pinned_ RT_GUARDED_BY(mutex_);  // by size
+  uint64_t pinned_takes_ RT_GUARDED_BY(mutex_) = 0;
 };
 
 // Makes a device's context that of this thread for as long as it lives, and lets it look at events and take memory

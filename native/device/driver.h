@@ -29,7 +29,7 @@ constexpr unsigned kCudaHostPortable = 1;
 constexpr int kCudaCaptureModeRelaxed = 2;
 constexpr int kCudaAttributeComputeMajor = 75, kCudaAttributeComputeMinor = 76;
 constexpr int kCudaAttributePciBus = 33, kCudaAttributePciDevice = 34, kCudaAttributePciDomain = 50;
-constexpr int kCudaPointerDeviceOrdinal = 9;
+constexpr int kCudaPointerMemoryType = 2, kCudaPointerIsManaged = 8, kCudaPointerDeviceOrdinal = 9;
 
 inline CUdeviceptr AddressOf(const void* memory) { return reinterpret_cast<CUdeviceptr>(memory); }
 
