@@ -35,7 +35,7 @@ Executor::Executor(const World& world, const Options& options, Wire& wire, HostM
       log_(log),
       books_{options, table, residuals, log, counters, timeline, traffic, world} {}
 
-Executor::~Executor() = default;
+Executor::~Executor() { Plane::AbortCommunicators(Planes()); }
 
 void Executor::AddGroup(int process_set, int lane_number, const std::vector<int>& members) {
   Lane& lane = lanes_[process_set];
@@ -161,10 +161,18 @@ Status Executor::AdvanceDevices(Lane* lane, bool* moved) {
   return {};
 }
 
+std::vector<Plane*> Executor::Planes() const {
+  std::vector<Plane*> planes;
+  for (const auto& lane : lanes_)
+    for (const auto& plane : lane.second.planes) planes.push_back(plane.second.get());
+  return planes;
+}
+
 // Nothing may be written any more when owners hear that they have their memory back.
 void Executor::Abandon(const Status& cause) {
-  for (auto& lane : lanes_)
-    for (auto& plane : lane.second.planes) plane.second->Abandon();
+  const std::vector<Plane*> planes = Planes();
+  Plane::AbortCommunicators(planes);
+  for (Plane* plane : planes) plane->Abandon();
   for (auto& lane : lanes_)
     for (const auto& execution : lane.second.enqueued) execution->Lose(cause);
 }

@@ -59,6 +59,7 @@ class Executor {
 
   Status MapWindow(Lane* lane);
   Plane* PlaneOf(const Execution& execution, Lane* lane);
+  std::vector<Plane*> Planes() const;
   Status PrepareInOrder(Lane* lane);
   void Retire(Lane* lane);
   void Forget(const Execution& execution);

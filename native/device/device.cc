@@ -62,7 +62,7 @@ Status Device::Describe() {
 }
 
 Device::~Device() {
-  if (context_ == nullptr) return;
+  if (context_ == nullptr || hangs_.load()) return;
   {
     InContext current(*this);
     for (CUevent event : events_) driver_.EventDestroy(event);

@@ -4,6 +4,7 @@
 #ifndef RINGTRAIN_DEVICE_DEVICE_H_
 #define RINGTRAIN_DEVICE_DEVICE_H_
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <string>
@@ -31,6 +32,9 @@ class Device {
   const std::string& bus() const { return bus_; }
   std::string Text() const { return "cuda:" + std::to_string(index_); }
   Status Check(CUresult result, const std::string& what) const { return driver_.Check(result, what + " on " + Text()); }
+
+  // Its work does not end: from now on nothing is given back that would wait for that.
+  void Hangs() { hangs_.store(true); }
 
   // Events without timing, to use again; any thread. The context must be current where a new one is made.
   Status TakeEvent(CUevent* event);
@@ -77,6 +81,7 @@ class Device {
   CUcontext context_ = nullptr;
   int compute_capability_ = 0;
   std::string bus_;
+  std::atomic<bool> hangs_{false};
   Mutex mutex_;
   std::vector<CUevent> events_ RT_GUARDED_BY(mutex_);               // free ones
   std::multimap<size_t, FreePinned> pinned_ RT_GUARDED_BY(mutex_);  // by size

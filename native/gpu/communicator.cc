@@ -1,9 +1,18 @@
 #include "gpu/communicator.h"
 
 #include <cstring>
+#include <exception>
+#include <thread>
 #include <utility>
 
+#include "device/device.h"
+
 namespace ringtrain {
+namespace {
+
+constexpr int kAbortsInGroup = 22200;  // NCCL's version from which on a group may abort
+
+}  // namespace
 
 Status MakeUniqueId(const Nccl& nccl, std::string* unique_id) {
   ncclUniqueId id;
@@ -69,8 +78,52 @@ Status Communicator::Poll(bool* idle) const {
   return nccl_.Check(state, "NCCL's work", comm_);
 }
 
+// ---- the end ----
+
 void Communicator::Abort() {
   if (ncclComm_t comm = std::exchange(comm_, nullptr)) nccl_.CommAbort(comm);
+}
+
+// A split that was in progress may be there once its parent has been aborted, which waits for it.
+void Communicator::Abort(const std::vector<Communicator*>& communicators) {
+  for (;;) {
+    std::vector<Communicator*> open;
+    for (Communicator* each : communicators)
+      if (each != nullptr && each->comm_ != nullptr) open.push_back(each);
+    if (open.empty()) return;
+    if (open.size() == 1)
+      open[0]->Abort();
+    else if (open[0]->nccl_.version >= kAbortsInGroup)
+      AbortInGroup(open);
+    else
+      AbortInThreads(open);
+  }
+}
+
+void Communicator::AbortInGroup(const std::vector<Communicator*>& communicators) {
+  const Nccl& nccl = communicators[0]->nccl_;
+  nccl.GroupStart();
+  for (Communicator* each : communicators) each->Abort();
+  nccl.GroupEnd();
+}
+
+// The context is that of this thread.
+void Communicator::AbortInThreads(const std::vector<Communicator*>& communicators) {
+  const Driver& driver = *Driver::Opened();
+  CUcontext context = nullptr;
+  driver.CtxGetCurrent(&context);
+  std::vector<std::thread> threads;
+  for (Communicator* each : communicators) {
+    try {
+      threads.emplace_back([&driver, context, each] {
+        InContext current(driver, context);
+        each->Abort();
+      });
+    } catch (const std::exception&) {  // no thread, or no memory
+      each->Abort();
+    }
+  }
+  for (std::thread& thread : threads) thread.join();
 }
 
 }  // namespace ringtrain

@@ -6,6 +6,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/status.h"
 #include "device/nccl.h"
@@ -54,11 +55,15 @@ class Communicator {
   Status BeginWindow(const NcclMemory& memory);
   bool has_window() const { return window_ != nullptr; }
   Status Register(const NcclMemory& memory);
-  // Ends what is under way on the GPU.
-  void Abort();
+  // Ends what is under way of these on the GPU, all at once: to end one takes memory back, for which the device may
+  // wait for the others' kernels, and those for ranks that are no more. nullptr: none.
+  static void Abort(const std::vector<Communicator*>& communicators);
 
  private:
   explicit Communicator(const Nccl& nccl) : nccl_(nccl) {}
+  void Abort();
+  static void AbortInGroup(const std::vector<Communicator*>& communicators);
+  static void AbortInThreads(const std::vector<Communicator*>& communicators);
 
   const Nccl& nccl_;
   ncclComm_t comm_ = nullptr;

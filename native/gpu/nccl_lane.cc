@@ -11,21 +11,25 @@ namespace {
 // For what is on a stream when its communicator is aborted, and ends with it. A GPU that hangs does not.
 constexpr double kSecondsToLeave = 1.0;
 
-void AwaitEnd(const std::shared_ptr<Device>& device, const Stream& stream, Nanoseconds deadline) {
+// A device that cannot be asked does nothing any more.
+bool AwaitEnd(const std::shared_ptr<Device>& device, const Stream& stream, Nanoseconds deadline) {
   std::shared_ptr<DeviceEvent> end;
-  if (!DeviceEvent::Record(device, stream.get(), &end).ok()) return;
-  for (bool passed = false; end->Passed(&passed).ok() && !passed && Now() < deadline;) {
+  if (!DeviceEvent::Record(device, stream.get(), &end).ok()) return true;
+  for (bool passed = false; end->Passed(&passed).ok() && !passed;) {
+    if (Now() >= deadline) return false;
     const timespec pause = {0, 100000};
     nanosleep(&pause, nullptr);
   }
+  return true;
 }
 
 }  // namespace
 
-void AwaitEnds(const std::shared_ptr<Device>& device, const std::vector<const Stream*>& streams) {
+bool AwaitEnds(const std::shared_ptr<Device>& device, const std::vector<const Stream*>& streams) {
   const Nanoseconds deadline = DeadlineAfter(kSecondsToLeave);
-  for (const Stream* stream : streams)
-    if (stream != nullptr) AwaitEnd(device, *stream, deadline);
+  bool ended = true;
+  for (const Stream* stream : streams) ended = (stream == nullptr || AwaitEnd(device, *stream, deadline)) && ended;
+  return ended;
 }
 
 std::vector<const Stream*> NcclLane::Streams() const {
@@ -45,10 +49,15 @@ Status NcclLane::Poll(bool* idle) const {
   return {};
 }
 
-void NcclLane::Abort() {
-  for (const Channel& channel : channels)
-    if (channel.communicator != nullptr) channel.communicator->Abort();
-  AwaitEnds(device, Streams());
+void NcclLane::AddCommunicators(std::vector<Communicator*>* all) const {
+  for (const Channel& channel : channels) all->push_back(channel.communicator.get());
+}
+
+bool NcclLane::Abort() {
+  std::vector<Communicator*> communicators;
+  AddCommunicators(&communicators);
+  Communicator::Abort(communicators);
+  return AwaitEnds(device, Streams());
 }
 
 }  // namespace ringtrain

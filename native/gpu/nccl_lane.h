@@ -27,8 +27,8 @@ struct LaunchOrder {
 };
 
 // Waits until the GPU has done what is on these streams, and so lets go of the memory of operations; a second at most.
-// nullptr: no stream.
-void AwaitEnds(const std::shared_ptr<Device>& device, const std::vector<const Stream*>& streams);
+// False if it has not. nullptr: no stream.
+bool AwaitEnds(const std::shared_ptr<Device>& device, const std::vector<const Stream*>& streams);
 
 struct NcclLane {
   struct Channel {
@@ -50,9 +50,11 @@ struct NcclLane {
   std::vector<const Stream*> Streams() const;
   // Whether no communicator has anything in progress. Not ok if anything that was asked of one has failed.
   Status Poll(bool* idle) const;
+  // Appends them to *all.
+  void AddCommunicators(std::vector<Communicator*>* all) const;
   // Ends what is under way on the GPU, and waits until it has let go of the memory of operations, which goes back to
-  // their owners now; a second at most.
-  void Abort();
+  // their owners now; a second at most. False if it has not.
+  bool Abort();
 
   std::shared_ptr<Device> device;
   std::string algorithm;  // option nccl_algorithm

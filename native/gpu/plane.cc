@@ -45,17 +45,21 @@ Plane::Plane(const Options& options, Group* group, const std::vector<int64_t>& d
   }
 }
 
+// What a stream still holds uses memory that goes now.
 Plane::~Plane() {
   if (device_ == nullptr) return;
+  if (!Abandon()) LeaveToDevice();
   InContext current(*device_);
-  lane_.Abort();
-  // What a stream still holds uses memory that goes now.
-  std::vector<const Stream*> streams = lane_.Streams();
-  streams.insert(streams.end(), {copies_.to_host.get(), copies_.to_device.get()});
-  for (const Stream* stream : streams)
-    if (stream != nullptr) device_->driver().StreamSynchronize(stream->get());
+  opening_ = nullptr;
   copies_ = {};
   lane_ = {};
+}
+
+// The GPU hangs, and to give anything of it back would wait for it.
+void Plane::LeaveToDevice() {
+  device_->Hangs();
+  [[maybe_unused]] const auto* const copies = new CopyStreams(std::move(copies_));
+  [[maybe_unused]] const auto* const lane = new NcclLane(std::move(lane_));
 }
 
 // ---- meeting ----
@@ -249,11 +253,24 @@ void Plane::GiveUpNccl() {
   lane_.Abort();
 }
 
-void Plane::Abandon() {
-  if (device_ == nullptr) return;
+void Plane::AbortCommunicators(const std::vector<Plane*>& planes) {
+  const Device* device = nullptr;
+  std::vector<Communicator*> all;
+  for (const Plane* plane : planes) {
+    if (plane->device_ == nullptr) continue;
+    device = plane->device_.get();
+    plane->lane_.AddCommunicators(&all);
+  }
+  if (all.empty()) return;
+  InContext current(*device);  // NCCL knows where each is
+  Communicator::Abort(all);
+}
+
+bool Plane::Abandon() {
+  if (device_ == nullptr) return true;
   InContext current(*device_);
-  lane_.Abort();
-  AwaitEnds(device_, {copies_.to_host.get(), copies_.to_device.get()});
+  const bool ended = lane_.Abort();
+  return AwaitEnds(device_, {copies_.to_host.get(), copies_.to_device.get()}) && ended;
 }
 
 Status Plane::Explain(const Status& status) const {

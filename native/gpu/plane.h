@@ -42,8 +42,11 @@ class Plane {
 
   // Not ok where what is under way cannot end any more.
   Status Advance(bool* moved);
-  // The world has failed: lets go of what the GPU waits for.
-  void Abandon();
+  // Aborts the communicators of all of these at once.
+  static void AbortCommunicators(const std::vector<Plane*>& planes);
+  // The world has failed, and communicators are aborted: waits until the GPU has let go of tensors, a second at most.
+  // False if it has not.
+  bool Abandon();
 
  private:
   enum class State { kMeeting, kOpening, kAsking, kReady };
@@ -66,6 +69,7 @@ class Plane {
   Status AdvanceOpening(bool* moved);
   void AdvanceBeside(bool* moved);
   Status Explain(const Status& status) const;
+  void LeaveToDevice();
 
   const Options& options_;
   Group* const group_;

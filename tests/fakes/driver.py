@@ -90,6 +90,13 @@ class Stream:
     def synchronize(self) -> None:
         call("cuStreamSynchronize", self.handle)
 
+    def busy(self) -> bool:
+        """Whether it has work that is not done."""
+        code = function("cuStreamQuery")(self.handle)
+        if code not in (0, 600):
+            raise CudaError("cuStreamQuery", code)
+        return code == 600
+
     def busy_for(self, milliseconds: float) -> None:
         """Work that does nothing for so long, as a kernel that spins."""
         library().fake_cuda_spin(self.handle, ctypes.c_double(milliseconds))

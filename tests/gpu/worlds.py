@@ -5,10 +5,13 @@ tests/gpu/test_gpu_worlds.py runs them all.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import re
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -652,6 +655,78 @@ def a_hanging_gpu_ends_the_world():
 def a_communicator_that_does_not_come_about_ends_the_world():
     texts = failing_world(gpu_plane="nccl", gpu_timeout_seconds=2)
     assert all(texts), texts
+
+
+def until_the_end() -> str:
+    """What the rank is told when its world ends."""
+
+    def goes_on() -> None:
+        while True:
+            rt.allreduce(np.ones(1), "on the host")
+
+    return error_of(goes_on)
+
+
+def kernels_of_several_communicators_hang() -> None:
+    """Two of the world and two of a process set. To end one of them alone waits for the others' kernels."""
+
+    def on_rank(rank: int) -> str:
+        everyone = rt.add_process_set([0, 1])
+        handles = [
+            rt.allreduce_async(
+                FakeDeviceArray(np.ones(5000, "f4"), rank), f"{each.process_set_id}.{index}", rt.Sum, process_set=each
+            )
+            for each in (rt.global_process_set, everyone)
+            for index in range(2)
+        ]
+        for handle in handles:
+            handle.wait()  # all is on the GPU's queue
+        return until_the_end()
+
+    world = World(2, gpu_plane="nccl", nccl_communicators=2, gpu_timeout_seconds=8, fusion_threshold_bytes=16384)
+    assert "gpu_timeout_seconds" in same_on_all(world.run(on_rank))
+    with contextlib.suppress(errors.RingtrainError):
+        world.close()  # it has failed, and says so once more
+    assert nccl.calls("ncclCommAbort") == 8
+
+
+@check(FAKE_DEVICES=2, FAKE_NCCL_HANG="ncclAllReduce:1+=1")
+def communicators_are_aborted_as_a_group():
+    kernels_of_several_communicators_hang()
+
+
+@check(FAKE_DEVICES=2, FAKE_NCCL_HANG="ncclAllReduce:1+=1", FAKE_NCCL_VERSION=22100)
+def an_older_nccl_aborts_communicators_side_by_side():
+    kernels_of_several_communicators_hang()
+
+
+@check(FAKE_DEVICES=2)
+def a_world_ends_though_its_gpu_does_not():
+    """What the program has given to its stream, and the operation waits for, never ends: nor may shutdown wait for it."""
+    hangs = {}
+
+    def on_rank(rank: int) -> str:
+        array = Interfaced(np.ones(5000, "f4"), rank)
+        assert (summed(rank, "before") == 2).all()
+        hangs[rank] = stream = driver.Stream()
+        array.stream = stream.ptr
+        stream.busy_for(60_000)
+        rt.allreduce(array, "sum", rt.Sum)
+        return until_the_end()
+
+    world = World(2, gpu_plane="nccl", gpu_timeout_seconds=8)
+    assert "gpu_timeout_seconds" in same_on_all(world.run(on_rank))
+    with contextlib.suppress(errors.RingtrainError):
+        world.close()  # it has failed, and says so once more
+    contexts = [weakref.ref(each) for each in world.contexts]
+    del world
+    gc.collect()
+    assert [each() for each in contexts] == [None, None]  # what they had on the GPU is given back
+    for rank, stream in hangs.items():
+        driver.use_device(rank)
+        assert stream.busy(), "shutdown has waited for the GPU"
+    print("passed", flush=True)
+    os._exit(0)  # the streams' threads still run
 
 
 @check(FAKE_DEVICES=2, FAKE_DELAY_US=20000)

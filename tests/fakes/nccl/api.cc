@@ -67,11 +67,13 @@ FAKE_EXPORT int ncclCommDestroy(Communicator* comm) {
 }
 
 FAKE_EXPORT int ncclCommAbort(Communicator* comm) {
-  const Call call(comm, "ncclCommAbort");
-  comm->aborted = true;
-  comm->unfinished = nullptr;
-  Leave(comm);
-  return kNcclSuccess;
+  {
+    const Call call(comm, "ncclCommAbort", false);
+    Enter("ncclCommAbort", comm->rank);
+    comm->aborted = true;
+    comm->unfinished = nullptr;
+  }
+  return Reclaim(comm);
 }
 
 FAKE_EXPORT int ncclCommGetAsyncError(Communicator* comm, int* error) {

@@ -81,6 +81,9 @@ struct Asked {
   std::vector<Operation> operations;
 };
 
+constexpr int kAbortsInGroup = 22200;
+thread_local std::vector<Communicator*> aborted;  // in the group
+
 thread_local int group_depth = 0;
 thread_local std::vector<Asked> group;
 
@@ -128,16 +131,16 @@ long CallsOf(const std::string& name, int rank) {
   return calls;
 }
 
-Call::Call(Communicator* comm, const char* name) : comm_(comm) {
+Call::Call(Communicator* comm, const char* name, bool alone) : comm_(comm), alone_(alone && !RanksMayShareDevices()) {
   if (!comm->alive) Violation("%s on a communicator that was destroyed or aborted", name);
   if (comm->entered.exchange(true, std::memory_order_relaxed))
     Violation("%s while another thread is in a call on the communicator", name);
-  if (!RanksMayShareDevices() && InDevice(comm->device).exchange(true, std::memory_order_relaxed))
+  if (alone_ && InDevice(comm->device).exchange(true, std::memory_order_relaxed))
     Violation("%s while another thread is in a call on a communicator of device %d", name, comm->device);
 }
 
 Call::~Call() {
-  InDevice(comm_->device).store(false, std::memory_order_relaxed);
+  if (alone_) InDevice(comm_->device).store(false, std::memory_order_relaxed);
   comm_->entered.store(false, std::memory_order_relaxed);
 }
 
@@ -233,7 +236,20 @@ int OpenGroup() {
 
 int CloseGroup() {
   if (group_depth == 0) return Refuse(nullptr, kNcclInvalidUsage, "ncclGroupEnd without ncclGroupStart");
-  return --group_depth > 0 ? kNcclSuccess : LaunchGroup(std::exchange(group, {}));
+  if (--group_depth > 0) return kNcclSuccess;
+  for (Communicator* comm : std::exchange(aborted, {})) Reclaim(comm);
+  return LaunchGroup(std::exchange(group, {}));
+}
+
+int Reclaim(Communicator* comm) {
+  if (group_depth > 0) {
+    if (NcclVersion() < kAbortsInGroup) Violation("ncclCommAbort in a group, which came with NCCL 2.22");
+    aborted.push_back(comm);
+    return kNcclSuccess;
+  }
+  if (!RanksMayShareDevices()) AwaitOthers(comm);
+  Leave(comm);
+  return kNcclSuccess;
 }
 
 }  // namespace fakes

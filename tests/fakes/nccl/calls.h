@@ -38,14 +38,19 @@ long CallsOf(const std::string& name, int rank);
 // device.
 class Call {
  public:
-  Call(Communicator* comm, const char* name);
+  // alone: with those of its device; communicators are aborted side by side.
+  Call(Communicator* comm, const char* name, bool alone = true);
   ~Call();
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
 
  private:
   Communicator* const comm_;
+  const bool alone_;
 };
+
+// Takes the memory of an aborted communicator back, at the end of the group if the thread has one open.
+int Reclaim(Communicator* comm);
 
 // Lets `unfinished` happen: at once, or, of a nonblocking communicator now and then, while it is polled.
 int Begin(Communicator* comm, std::function<int()> unfinished, bool takes_time = false);

@@ -1,6 +1,7 @@
 #include "nccl/communicator.h"
 
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdarg>
@@ -138,6 +139,20 @@ void Leave(Communicator* comm) {
   comm->segment.Forget();
   std::lock_guard<std::mutex> lock(live_mutex);
   Live().erase(std::remove(Live().begin(), Live().end(), comm), Live().end());
+}
+
+void AwaitOthers(const Communicator* comm) {
+  constexpr int kPatience = 10000;  // milliseconds
+  std::vector<Communicator*> others;
+  {
+    std::lock_guard<std::mutex> lock(live_mutex);
+    for (Communicator* other : Live())
+      if (other != comm && other->device == comm->device) others.push_back(other);
+  }
+  for (const Communicator* other : others)
+    for (int waited = 0; other->last != nullptr && !other->last->passed() && !other->aborted; ++waited, usleep(1000))
+      if (waited == kPatience)
+        Violation("ncclCommAbort waits for a kernel of another communicator, which nobody aborts");
 }
 
 void CountOthers(const Communicator* comm, Announcement* announcement) {

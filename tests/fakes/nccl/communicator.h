@@ -90,6 +90,9 @@ int Derive(Communicator* parent, const std::string& suffix, int rank, int ranks,
 int Poll(Communicator* comm);
 // The rank leaves without the others.
 void Leave(Communicator* comm);
+// Waits for the kernels of the other communicators on the device, as it does to take memory back. It is a violation if
+// they do not end: nobody has aborted them.
+void AwaitOthers(const Communicator* comm);
 
 // Operations that this rank launched on its other communicators on the device, for the announcement.
 void CountOthers(const Communicator* comm, Announcement* announcement);
