@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from worlds import LAUNCHED
 
-pytest.importorskip("jax")
+jax = pytest.importorskip("jax")
 pytest.importorskip("optax")
 sys.path.insert(0, str(Path(__file__).parent))
 from training import jax_script, with_jax
@@ -24,6 +24,13 @@ from ringtrain.jax.accumulation import Accumulation
 pytestmark = [pytest.mark.timeout(600), pytest.mark.skipif(LAUNCHED, reason="makes worlds of its own")]
 
 SEEDS, LONG_SEEDS = 20, 3000
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _forgets_programs() -> Iterator[None]:
+    """They take a gigabyte."""
+    yield
+    jax.clear_caches()
 
 
 def test_scripts_end_as_in_one_process() -> None:

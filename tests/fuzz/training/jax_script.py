@@ -265,11 +265,12 @@ def _drawn_turn(source: random.Random, script: Script, passes: int) -> Turn:
         return tuple(layers() if source.random() < 0.3 else same for _ in range(script.ranks))
 
     number = passes if script.compiled == "loop" else source.choice([1, 1, 2])
+    overflows = script.finite and not (script.updates_each_pass or script.coupled) and source.random() < 0.4
     quiet = script.compiled == "loop" or bool(script.mistake)
     return Turn(
         passes=tuple(used() for _ in range(number)),
         discards=not quiet and source.random() < 0.15,
-        overflow=source.choice([*range(script.ranks), ALL]) if script.finite and source.random() < 0.3 else -1,
+        overflow=source.choice([ALL, *(range(script.ranks) if script.finite == "within" else ())]) if overflows else -1,
         reloads=source.choice(["own", "broadcast", "world"]) if not quiet and source.random() < 0.15 else "",
         rate=0.5 if not quiet and script.rate == "hyperparameter" and source.random() < 0.3 else 1.0,
     )

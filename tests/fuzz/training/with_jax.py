@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from training.jax_script import ALL, FROZEN, LAYERS, SCRIPTS, Script, Turn, segm
 
 NARROW, WIDE, SAMPLES, MODELS = 3, 17, 6, 2  # samples are dealt over 2 ranks or 3
 STALL_SECONDS = 60.0
+KEPT_PROGRAMS = 200  # of so many scripts, which take 2 GB
 CLIP, RATE = 0.5, 0.1
 FACTOR = 1.5
 TOLERANCES = {"float64": 1e-7, "complex128": 1e-7, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2, "none": 1e-7}
@@ -52,6 +54,8 @@ MISTAKES = {
     "shape": "shape must be the same on all ranks, but is",
 }
 
+
+_scripts = itertools.count()
 
 # Ranks in one process share XLA's threads, and a program that waits for another rank holds one: each rank runs its own.
 jax.config.update("jax_cpu_enable_async_dispatch", False)
@@ -544,6 +548,8 @@ def numbers_of(parameters: Any, loss: jax.Array) -> np.ndarray:
 
 def verdict(script: Script) -> str:
     """What is wrong with a script's parameters on ranks, or with what they are told; "" if nothing is."""
+    if next(_scripts) % KEPT_PROGRAMS == KEPT_PROGRAMS - 1:
+        jax.clear_caches()
     with configured(script.looks):
         return verdict_of_mistake(script) if script.mistake else verdict_of_numbers(script)
 
