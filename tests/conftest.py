@@ -104,7 +104,7 @@ def ranks_take_turns_often(request):
     then.
     """
     before = sys.getswitchinterval()
-    sys.setswitchinterval(before if re.match("test_(tensorflow|keras)", request.module.__name__) else 1e-5)
+    sys.setswitchinterval(before if re.match("test_(tensorflow|keras|fuzz_keras)", request.module.__name__) else 1e-5)
     yield
     sys.setswitchinterval(before)
 

@@ -1,7 +1,7 @@
 """Drawn scripts of Keras end on ranks as in one process; `python -m training keras` in this folder goes on.
 
-Keras has one backend in each process: here that of the other tests, and in long runs all of this file once more on PyTorch, where
-a script takes a fifth of the time.
+Keras has one backend in each process: here that of the other tests. On PyTorch, where a script takes a fifth of the time, each run has
+some in torch_keras_run.py, and a long one all of this file.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ from ringtrain.keras.stepping import Stepping
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.skipif(LAUNCHED, reason="makes worlds of its own")]
 
-# 20 seconds of a core in all: a script takes some 0.6 on PyTorch, and 3 on TensorFlow.
-SEEDS, LONG_SEEDS = (2, 1000) if ON_TENSORFLOW else (15, 5000)
+# A turn takes some 2 seconds of a core on TensorFlow.
+SEEDS, LONG_SEEDS = (3, 1000) if ON_TENSORFLOW else (20, 5000)
 once = pytest.mark.skipif(ON_TENSORFLOW, reason="run on PyTorch")
 
 
 def test_scripts_end_as_in_one_process() -> None:
-    FUZZER.hold(range(SEEDS))
+    seeds = [seed for seed in range(100) if not ON_TENSORFLOW or len(SCRIPTS.drawn(seed).turns) == 1]
+    FUZZER.hold(seeds[:SEEDS])
 
 
 @pytest.mark.long
@@ -128,7 +129,7 @@ def test_each_value_is_drawn_soon() -> None:
     values: dict[str, set] = {name: {getattr(each, name) for each in scripts} for name in vars(scripts[0])}
     assert values["optimizer"] == set(with_keras.OPTIMIZERS) and values["mistake"] == {"", *keras_script.MISTAKES}
     wanted = {
-        "model": 3, "table": 3, "step": 4, "runs": 3, "clips": 4, "moving": 3, "keras_passes": 2, "scales": 4, "op": 2,
+        "model": 3, "table": 4, "step": 4, "runs": 3, "clips": 4, "moving": 3, "keras_passes": 2, "scales": 4, "op": 2,
         "passes_per_step": 3, "groups": 4, "predivide": 2, "compression": 3, "method": 4, "members": 4,
     }  # fmt: skip
     assert {name: len(values[name]) for name in wanted} == wanted

@@ -201,6 +201,9 @@ ILLEGAL = {
     ),
     "only fit has epochs": lambda s: any(turn.does != "fit" and follows(turn) for turn in s.turns),
     "Keras: a rate that is a schedule cannot be set": lambda s: s.schedules and any(turn.rate for turn in s.turns),
+    "Keras: the rate of a schedule has 32 bits, which Muon does not cast": lambda s: (
+        s.optimizer == "muon" and s.schedules
+    ),
     "what decides by metrics needs those of all ranks (docs/training.md), and exact ones here": lambda s: any(
         (turn.stops or turn.rate == "plateau") and (not turn.averages or is_rounded(s)) for turn in s.turns
     ),
