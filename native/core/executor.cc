@@ -55,8 +55,7 @@ void Executor::RemoveGroup(int process_set) {
   auto lane = lanes_.find(process_set);
   if (lane == lanes_.end()) return;
   const Topology& topology = lane->second.group.topology;
-  if (lane->second.group.window.mapped() && topology.local_count() > 1)
-    memory_->UnmapWindow(process_set, topology.my_local() == 0);
+  if (lane->second.group.window.mapped() && topology.local_count() > 1) memory_->UnmapWindow(process_set);
   lanes_.erase(lane);
   books_.residuals->Forget(process_set);
 }

@@ -19,6 +19,8 @@ namespace {
 // agree on it.
 constexpr size_t kWindowSpacing = size_t{1} << 31;
 
+constexpr size_t kCounterBytes = 64;  // behind a window
+
 constexpr size_t kPage = 4096;
 size_t RoundToPages(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
@@ -89,7 +91,7 @@ class ProcessMemory : public HostMemory {
     *memory = host_->Map(process_set, participants, bytes);
     return {};
   }
-  void UnmapWindow(int process_set, bool) override { host_->Unmap(process_set); }
+  void UnmapWindow(int process_set) override { host_->Unmap(process_set); }
 
  private:
   const std::shared_ptr<ProcessHost> host_;
@@ -116,7 +118,7 @@ Status PosixMemory::Create(int local_size, size_t world_window_bytes, std::uniqu
   if (made->file_ < 0) return SystemError(std::string("shared memory ") + name + " cannot be created");
   made->linked_ = true;
   RT_TRY(made->Reserve(0, HostControl::Bytes(local_size)));
-  if (local_size > 1) RT_TRY(made->Reserve(WindowOffset(0), world_window_bytes));
+  if (local_size > 1) RT_TRY(made->Reserve(WindowOffset(0), world_window_bytes + kCounterBytes));
   RT_TRY(made->MapControl());
   made->control_->nonce.store(random[1]);
   made->control_->place(0).process.Write();
@@ -180,22 +182,27 @@ Status PosixMemory::Reserve(size_t offset, size_t bytes) {
                           "). Enlarge /dev/shm, lower RINGTRAIN_SHARED_MEMORY_BYTES, or set RINGTRAIN_ALGORITHM=ring.");
 }
 
-Status PosixMemory::MapWindow(int process_set, int, size_t bytes, char** memory) {
-  RT_TRY(Reserve(WindowOffset(process_set), bytes));
-  size_t length = RoundToPages(bytes);
+std::atomic<uint32_t>& PosixMemory::Window::done() const {
+  return *reinterpret_cast<std::atomic<uint32_t>*>(memory + bytes - kCounterBytes);
+}
+
+Status PosixMemory::MapWindow(int process_set, int participants, size_t bytes, char** memory) {
+  const size_t length = RoundToPages(bytes + kCounterBytes);
+  RT_TRY(Reserve(WindowOffset(process_set), length));
   void* mapped =
       mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED, file_, static_cast<off_t>(WindowOffset(process_set)));
   if (mapped == MAP_FAILED) return SystemError("mmap of shared memory");
-  windows_[process_set] = {static_cast<char*>(mapped), length};
+  windows_[process_set] = {static_cast<char*>(mapped), length, static_cast<uint32_t>(participants)};
   *memory = static_cast<char*>(mapped);
   return {};
 }
 
-void PosixMemory::UnmapWindow(int process_set, bool discard) {
+void PosixMemory::UnmapWindow(int process_set) {
   auto window = windows_.find(process_set);
   if (window == windows_.end()) return;
+  const bool last = window->second.done().fetch_add(1) + 1 == window->second.participants;
   munmap(window->second.memory, window->second.bytes);
-  if (discard)
+  if (last)
     fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(WindowOffset(process_set)),
               static_cast<off_t>(window->second.bytes));
   windows_.erase(window);

@@ -81,8 +81,9 @@ class HostMemory {
   // Maps the window of a process set: the same zeroed memory for its `participants` on this host, of `bytes` equal for
   // all.
   virtual Status MapWindow(int process_set, int participants, size_t bytes, char** memory) = 0;
-  // This rank is done with the window, for good. discard: no participant will touch it again, so its pages may go.
-  virtual void UnmapWindow(int process_set, bool discard) = 0;
+  // This rank is done with the window, for good. Its pages go with the last participant: one that has joined may still
+  // wait for the others in it.
+  virtual void UnmapWindow(int process_set) = 0;
 
  protected:
   HostControl* control_ = nullptr;
@@ -112,12 +113,15 @@ class PosixMemory : public HostMemory {
 
   bool HasEnded(int local_rank) override;
   Status MapWindow(int process_set, int participants, size_t bytes, char** memory) override;
-  void UnmapWindow(int process_set, bool discard) override;
+  void UnmapWindow(int process_set) override;
 
  private:
   struct Window {
     char* memory;
     size_t bytes;
+    uint32_t participants;
+    // Those that are done with it; in its last bytes.
+    std::atomic<uint32_t>& done() const;
   };
 
   PosixMemory(int local_rank, int local_size) : HostMemory(local_rank, local_size) {}

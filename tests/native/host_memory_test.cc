@@ -65,10 +65,10 @@ RT_TEST(windows_of_a_process_are_shared_until_the_last_has_left) {
   std::memset(a, 7, kBytes);
   RT_REQUIRE_OK(first->MapWindow(1, 2, kBytes, &other));
   RT_CHECK(other != a);
-  first->UnmapWindow(0, true);
+  first->UnmapWindow(0);
   RT_REQUIRE_OK(second->MapWindow(0, 2, kBytes, &b));  // comes late, finds what was written
   RT_CHECK_EQ(int{b[kBytes - 1]}, 7);
-  second->UnmapWindow(0, true);
+  second->UnmapWindow(0);
   RT_REQUIRE_OK(second->MapWindow(0, 2, kBytes, &b));
   RT_CHECK(Zero(b, kBytes));  // all had left, so this is a new one
 }
@@ -337,14 +337,17 @@ RT_TEST(windows_of_several_sets_do_not_touch) {
     RT_CHECK(Zero(window, kBytes));
     std::memset(window, set + 1, kBytes);
   }
-  for (int set : {100, 0, 2, 1}) {
-    char* window;
+  char* window = nullptr;
+  for (int set : {100, 0, 1, 2}) {
     RT_REQUIRE_OK(member->MapWindow(set, 2, kBytes, &window));
     for (size_t byte : {size_t{0}, kBytes / 2, kBytes - 1}) RT_CHECK_EQ(int{window[byte]}, set + 1);
   }
-  member->UnmapWindow(2, false);
-  creator->UnmapWindow(2, true);
-  member->UnmapWindow(77, false);  // never mapped
+  creator->UnmapWindow(2);
+  RT_CHECK_EQ(int{window[0]}, 3);  // the other one may still look
+  member->UnmapWindow(2);
+  RT_REQUIRE_OK(creator->MapWindow(2, 2, kBytes, &window));
+  RT_CHECK(Zero(window, kBytes));  // its pages have gone
+  member->UnmapWindow(77);         // never mapped
 }
 
 RT_TEST(processes_ring_each_other) {
