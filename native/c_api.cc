@@ -77,9 +77,6 @@ int32_t Report(const Status& status, char** error) {
   return static_cast<int32_t>(status.code());
 }
 
-// Its text needs no memory.
-Status NoMemory() { return Status::Internal("no memory left."); }
-
 template <typename Body>
 Status Guard(Body body) {
   try {
@@ -89,7 +86,7 @@ Status Guard(Body body) {
       return Status::Internal(error.what());
     }
   } catch (const std::exception&) {
-    return NoMemory();
+    return Status::NoMemory();
   }
 }
 
@@ -421,7 +418,7 @@ void rt_alarm_cancel(rt_alarm* alarm) { delete alarm; }
 
 void rt_abort(rt_context* context, const char* cause) {
   if (Done([&] { context->context->Abort(TextOf(cause)); }) == 0)
-    Done([&] { context->context->Abort("no memory"); });  // which needs none
+    Done([&] { context->context->Abort(""); });  // which needs none
 }
 
 char* rt_silent_ranks(rt_context* context) {

@@ -14,6 +14,10 @@ ABI_VERSION = 14  # RT_ABI_VERSION of the ringtrain.h that the package's Python 
 CData: TypeAlias = Any  # what ``ffi`` makes: pointers, structs and arrays of C, of which a type checker knows nothing
 OK = 0
 PENDING = 1
+# As status.h has it.
+OUT_OF_MEMORY = (
+    "the memory of this process must suffice, but has run out. Start fewer ranks on its host, or send less at a time."
+)
 
 
 def _check_abi() -> None:
@@ -31,7 +35,7 @@ _check_abi()
 
 
 def take_text(pointer: CData) -> str:
-    """The text behind a ``char *`` that the library handed out; frees it."""
+    """The text behind a ``char *`` that the library handed out, "" for NULL; frees it."""
     if not pointer:
         return ""
     text = ffi.string(pointer).decode("utf-8", "replace")
@@ -48,6 +52,11 @@ def take_answer(pointer: CData) -> str:
     if not pointer:
         raise MemoryError
     return take_text(pointer)
+
+
+def take_error(error: CData) -> str:
+    """The text of a failed call, behind the ``char **`` that it was given; without memory the library has none."""
+    return take_text(error[0]) or OUT_OF_MEMORY
 
 
 def require(done: int) -> None:
@@ -85,7 +94,7 @@ def as_path(subject: str, path: str | os.PathLike) -> bytes:
 def check(status: int, error: CData) -> None:
     """Raises the exception of a failed call. ``error`` is the ``char **`` that the call was given."""
     if status != OK:
-        raise errors.of_status(status)(take_text(error[0]))
+        raise errors.of_status(status)(take_error(error))
 
 
 def table(name: str) -> list[list[str]]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from ringtrain import buffers, exits, log, ranges, tables
-from ringtrain._native import OK, PENDING, CData, as_path, as_text, check, ffi, lib, require, take_answer, take_text
+from ringtrain._native import OK, PENDING, CData, as_path, as_text, check, ffi, lib, require, take_answer, take_error
 from ringtrain.buffers import Buffer
 from ringtrain.errors import (
     ClosedError,
@@ -233,7 +233,7 @@ class Context:
             status = lib.rt_submit(self.native, request, slot.handle, slot.error)
         if status != OK:
             log.drain(self.native)
-            self.raise_failure(status, take_text(slot.error[0]))
+            self.raise_failure(status, take_error(slot.error))
         handle = slot.handle[0]
         if len(self._requests) >= _MOST_REQUESTS:
             self._requests.clear()
@@ -266,9 +266,9 @@ class Context:
         status = lib.rt_submit(self.native, request, handle, error)
         log.drain(self.native)
         if ours and status == _INVALID_ARGUMENT:
-            raise type(problem)(take_text(error[0])) from problem
+            raise type(problem)(take_error(error)) from problem
         try:
-            self.raise_failure(status, take_text(error[0]))
+            self.raise_failure(status, take_error(error))
         except RingtrainError as announced:
             raise announced from problem
 
@@ -447,7 +447,7 @@ class Context:
         if status == OK:
             return ""
         exits.note_failed_world()  # what is left is not to wait for the dead
-        cause = take_text(error[0])
+        cause = take_error(error)
         return "" if self._failure_was_raised else cause
 
     def raise_failure(self, status: int, text: str) -> NoReturn:

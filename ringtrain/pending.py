@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn, Protocol
 
 from ringtrain import buffers, log, ranges, tables
-from ringtrain._native import OK, PENDING, CData, check, ffi, lib, take_text
+from ringtrain._native import OK, PENDING, CData, check, ffi, lib, take_error
 from ringtrain.array_groups import ArrayGroup
 from ringtrain.buffers import Buffer, HostBuffers
 from ringtrain.cuda_arrays import CudaArray
@@ -336,7 +336,7 @@ class Operation:
         log.drain(self._context.native)
         error = ffi.new(_ERROR_OUT)
         lib.rt_wait(self._handle, 0.0, error)
-        self._context.raise_failure(status, take_text(error[0]))
+        self._context.raise_failure(status, take_error(error))
 
     def __del__(self) -> None:
         context = getattr(self, "_context", None)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ringtrain import buffers, log, ranges, tables
-from ringtrain._native import OK, CData, ffi, lib, take_text
+from ringtrain._native import OK, CData, ffi, lib, take_error
 from ringtrain.buffers import Buffer
 from ringtrain.context import Context, current
 from ringtrain.pending import Operation, Request
@@ -81,7 +81,7 @@ def again(tensor: Any, name: Any, terms: tuple, in_place: bool) -> np.ndarray | 
     status = lib.rt_submit(context.native, repeat.request, repeat.handle, repeat.error)
     if status != OK:
         log.drain(context.native)
-        context.raise_failure(status, take_text(repeat.error[0]))
+        context.raise_failure(status, take_error(repeat.error))
     handle = repeat.handle[0]
     try:
         status = lib.rt_wait(handle, _SLICE_SECONDS, _NULL)

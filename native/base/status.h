@@ -3,6 +3,8 @@
 #ifndef RINGTRAIN_BASE_STATUS_H_
 #define RINGTRAIN_BASE_STATUS_H_
 
+#include <memory>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -10,10 +12,21 @@
 
 namespace ringtrain {
 
+inline const std::string kNoText;
+// What there is to say without memory for other words.
+inline const std::string kNoMemoryText =
+    "the memory of this process must suffice, but has run out. Start fewer ranks on its host, or send less at a time.";
+
 class Status {
  public:
   Status() = default;
-  Status(StatusCode code, std::string message) : code_(code), message_(std::move(message)) {}
+  Status(StatusCode code, std::string message) : code_(code) {
+    if (message.empty()) return;
+    try {
+      message_ = std::make_shared<const std::string>(std::move(message));
+    } catch (const std::bad_alloc&) {  // it says that memory has run out, which is the first thing to know
+    }
+  }
 
   static Status InvalidArgument(std::string message) { return {StatusCode::kInvalidArgument, std::move(message)}; }
   static Status Mismatch(std::string message) { return {StatusCode::kMismatch, std::move(message)}; }
@@ -22,14 +35,16 @@ class Status {
   static Status PeerLost(std::string message) { return {StatusCode::kPeerLost, std::move(message)}; }
   static Status Closed(std::string message) { return {StatusCode::kClosed, std::move(message)}; }
   static Status Internal(std::string message) { return {StatusCode::kInternal, std::move(message)}; }
+  // Memory has run out, of which this takes none.
+  static Status NoMemory() { return {StatusCode::kInternal, std::string()}; }
 
   bool ok() const { return code_ == StatusCode::kOk; }
   StatusCode code() const { return code_; }
-  const std::string& message() const { return message_; }
+  const std::string& message() const { return message_ != nullptr ? *message_ : ok() ? kNoText : kNoMemoryText; }
 
  private:
   StatusCode code_ = StatusCode::kOk;
-  std::string message_;
+  std::shared_ptr<const std::string> message_;  // so that a copy takes no memory; nullptr: none, or none was found
 };
 
 #define RT_TRY(expression)                        \
