@@ -20,11 +20,22 @@ Status Context::Open(Rendezvous& rendezvous, const Options& options, std::shared
 
 Status Context::Open(const Options& options, Meeting meeting, std::shared_ptr<Context>* opened) {
   std::shared_ptr<Context> context(new Context(options, std::move(meeting)));
-  if (!options.timeline.empty()) RT_TRY(context->StartTimeline(options.timeline, options.timeline_mark_cycles != 0));
-  RT_TRY(FlightFile(options, context->world().rank).Prepare());
-  context->driver_.Start();
-  *opened = std::move(context);
-  return {};
+  const Status begun = context->Begin();
+  if (begun.ok())
+    *opened = std::move(context);
+  else
+    context->Abort(begun.message());  // the others may be in it by now: they hear why it ends
+  return begun;
+}
+
+Status Context::Begin() {
+  try {
+    if (!options_.timeline.empty()) RT_TRY(StartTimeline(options_.timeline, options_.timeline_mark_cycles != 0));
+    RT_TRY(FlightFile(options_, world().rank).Prepare());
+    return driver_.Start(world().rank);
+  } catch (const std::bad_alloc&) {
+    return epoch_.coordinator().no_memory();
+  }
 }
 
 Context::Context(const Options& options, Meeting meeting)
@@ -107,6 +118,15 @@ Status Context::Close(double seconds) {
       Status::Closed("rank " + std::to_string(world().rank) + " has called shutdown(); call init() to start again.");
   closed_ = true;  // from here on it cannot be tried again
   const Nanoseconds deadline = driver_.Leave(DeadlineAfter(seconds));
+  try {
+    return CloseBehindDriver(deadline, last);
+  } catch (const std::bad_alloc&) {
+    table_.Close(last);
+    return Status::NoMemory();
+  }
+}
+
+Status Context::CloseBehindDriver(Nanoseconds deadline, const Status& last) {
   Status ended;
   driver_.WhileNobodyDrives([&](const Coordinator& coordinator) {
     const double remaining = std::max<double>(0, static_cast<double>(deadline - Now()) / 1e9);

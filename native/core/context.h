@@ -66,6 +66,8 @@ class Context {
 
  private:
   Context(const Options& options, Meeting meeting);
+  Status Begin();
+  Status CloseBehindDriver(Nanoseconds deadline, const Status& last);
 
   const Options options_;
   Tuned tuned_;

@@ -43,7 +43,11 @@ Coordinator::Coordinator(const World& world, const Options& options, Wire& wire,
       mail_(wire, memory, world.my_host()),
       board_(world, memory),
       executor_(world, options, wire, memory, table, residuals, counters, timeline, traffic, log),
-      protocol_(world, options) {
+      protocol_(world, options),
+      no_memory_(Status::Internal(
+          "rank " + std::to_string(world.rank) +
+          ": its memory must suffice for the operations under way, but has run out. Start fewer ranks on its "
+          "host, or send less at a time.")) {
   if (options.autotune != 0 && world.rank == 0)
     tuner_.emplace(options, world, wire.Describe(), wire.HasStreams(), tuned, log, writer);
   protocol_.Begin(Now(), &effects_);
@@ -53,29 +57,55 @@ Coordinator::Coordinator(const World& world, const Options& options, Wire& wire,
 Coordinator::~Coordinator() = default;
 
 // Nobody above a driver could take an exception: it would end the process without a word.
-bool Coordinator::Step() {
+template <typename Action>
+void Coordinator::Guarded(Action action) {
   try {
-    return TryStep();
+    action();
   } catch (const std::bad_alloc&) {
     EndForLackOfMemory();
-    return true;
   }
 }
 
+bool Coordinator::Step() {
+  bool moved = true;
+  Guarded([&] { moved = TryStep(); });
+  return moved;
+}
+
 void Coordinator::EndForLackOfMemory() {
+  effects_.clear();
+  carried_out_.clear();  // one of them has thrown
+  bool told = false;
   try {
+    Abort(no_memory_);
+    told = true;
+  } catch (const std::bad_alloc&) {
     effects_.clear();
-    carried_out_.clear();  // one of them has thrown
-    Abort(Status::Internal(
-        "rank " + std::to_string(world_.rank) +
-        ": its memory must suffice for the operations under way, but has run out. Start fewer ranks on its host, or "
-        "send less at a time."));
-  } catch (const std::bad_alloc&) {  // not even for these words: the others find out that this process has ended
+    carried_out_.clear();
+  }
+  const bool goes_on = told && protocol_.awaits_last_words();
+  if (!goes_on && table_->closed().ok()) EndHere();
+}
+
+// What takes no memory: the ranks of this host read why, and this rank's operations fail. Those of other hosts lose a
+// rank that does not beat any more.
+void Coordinator::EndHere() {
+  try {
+    protocol_.Abort(no_memory_, &effects_);
+  } catch (const std::bad_alloc&) {  // it knows already
+  }
+  effects_.clear();
+  WriteNotice(no_memory_.message().c_str());
+  try {
+    wire_.Abandon();
+    executor_.Abandon(no_memory_);
+  } catch (const std::bad_alloc&) {  // tensors may be written that belong to their owners
     constexpr char kText[] =
         "ringtrain: no memory is left to end the world in an orderly way; this process ends here.\n";
     [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, kText, sizeof kText - 1);
     std::abort();
   }
+  table_->Close(no_memory_);
 }
 
 bool Coordinator::TryStep() {
@@ -363,13 +393,19 @@ bool Coordinator::MustPoll() const {
 // ---- the end ----
 
 void Coordinator::SayGoodbye() {
-  bool moved = false;
-  TakeSubmissions(&moved);
-  protocol_.SayGoodbye(Now(), &effects_);
-  CarryOut();
+  Guarded([&] {
+    bool moved = false;
+    TakeSubmissions(&moved);
+    protocol_.SayGoodbye(Now(), &effects_);
+    CarryOut();
+  });
 }
 
 void Coordinator::GiveUpWaiting() {
+  Guarded([&] { LeaveOthers(); });
+}
+
+void Coordinator::LeaveOthers() {
   if (closed_cleanly() && !executor_.busy()) return;
   if (executor_.busy())
     return Abort(
@@ -394,7 +430,10 @@ std::string Coordinator::RequestedCause() {
 void Coordinator::RequestAbort(const std::string& cause) {
   MutexLock lock(request_mutex_);
   if (abort_requested_.load(std::memory_order_relaxed)) return;
-  requested_cause_ = cause;
+  try {
+    requested_cause_ = cause;
+  } catch (const std::bad_alloc&) {  // it ends without
+  }
   abort_requested_.store(true, std::memory_order_release);
 }
 
@@ -427,6 +466,10 @@ void Coordinator::InsistOnStacks() {
 }
 
 void Coordinator::HeedAbort() {
+  Guarded([&] { HeedWhatAsksForAnEnd(); });
+}
+
+void Coordinator::HeedWhatAsksForAnEnd() {
   if (protocol_.aborted() && !protocol_.awaits_last_words()) return;
   AbortNotice& notice = memory_->control().abort;
   if (notice.state.load(std::memory_order_acquire) == AbortNotice::kSet) {
@@ -437,15 +480,20 @@ void Coordinator::HeedAbort() {
 }
 
 Status Coordinator::NoteCause(const Status& cause) {
-  AbortNotice& notice = memory_->control().abort;
-  uint32_t state = AbortNotice::kNone;
-  if (notice.state.compare_exchange_strong(state, AbortNotice::kWriting)) {
-    std::strncpy(notice.text, cause.message().c_str(), sizeof notice.text - 1);
-    notice.state.store(AbortNotice::kSet, std::memory_order_release);
-    return cause;
-  }
+  if (WriteNotice(cause.message().c_str())) return cause;
+  const AbortNotice& notice = memory_->control().abort;
   // Who was writing may have died of it.
   return notice.state.load(std::memory_order_acquire) == AbortNotice::kSet ? Status::PeerLost(notice.text) : cause;
+}
+
+// False if another one was there before.
+bool Coordinator::WriteNotice(const char* words) {
+  AbortNotice& notice = memory_->control().abort;
+  uint32_t state = AbortNotice::kNone;
+  if (!notice.state.compare_exchange_strong(state, AbortNotice::kWriting)) return false;
+  std::strncpy(notice.text, words, sizeof notice.text - 1);
+  notice.state.store(AbortNotice::kSet, std::memory_order_release);
+  return true;
 }
 
 }  // namespace ringtrain

@@ -66,6 +66,9 @@ class Coordinator {
   // first.
   void HeedAbort();
 
+  // How the world ends if this rank's memory runs out.
+  const Status& no_memory() const { return no_memory_; }
+
   // Where to ask for what a stall needs of this process's Python (rt_ask_through); any thread.
   void AskThrough(int pipe) { requests_pipe_.store(pipe); }
   // The ranks by whose silence this rank found the world to have ended, as Protocol has them; any thread.
@@ -75,7 +78,13 @@ class Coordinator {
 
  private:
   bool TryStep();
+  template <typename Action>
+  void Guarded(Action action);
   void EndForLackOfMemory();
+  void EndHere();
+  void HeedWhatAsksForAnEnd();
+  void LeaveOthers();
+  bool WriteNotice(const char* words);
   void TakeSubmissions(bool* moved);
   void LookAtPromises(bool* moved);
   bool ReceiveMail(bool* moved);
@@ -140,6 +149,7 @@ class Coordinator {
   PromiseBoard board_;
   Executor executor_;
   Protocol protocol_;
+  const Status no_memory_;      // made while there is memory for its words
   std::optional<Tuner> tuner_;  // rank 0's, with option autotune
   RankEffects effects_;         // decided and not carried out yet; empty between two steps
   RankEffects carried_out_;     // at the moment

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/scheduling.h"
+#include "base/threads.h"
 
 namespace ringtrain {
 namespace {
@@ -56,12 +57,11 @@ ContextDriver::~ContextDriver() {
   EndThread();
 }
 
-void ContextDriver::Start() {
+Status ContextDriver::Start(int rank) {
   progress_.SetDoorbell(&doorbell_);
-  std::promise<void> begun;
-  std::future<void> lives = begun.get_future();
-  thread_ = std::thread(&ContextDriver::RunThread, this, std::move(begun));
-  lives.wait();
+  RT_TRY(StartThread(rank, &thread_, &ContextDriver::RunThread, this));
+  while (lives_.load(std::memory_order_acquire) == 0) FutexWait(&lives_, 0, kNever);
+  return {};
 }
 
 // ---- submitting and waiting ----
@@ -164,11 +164,12 @@ void ContextDriver::Drive(Finished finished, Nanoseconds deadline, Spinning* spi
   driven_.store(false, std::memory_order_seq_cst);
 }
 
-void ContextDriver::RunThread(std::promise<void> begun) {
+void ContextDriver::RunThread() {
   pthread_setname_np(pthread_self(), "ringtrain");
   RunPromptly();
   life_.Begin();
-  begun.set_value();
+  lives_.store(1, std::memory_order_release);
+  FutexWake(&lives_, 1);
   while (!stop_.load()) {
     const uint32_t ticket = parked_.load(std::memory_order_acquire);
     Nanoseconds idle_period = 0;
@@ -251,11 +252,6 @@ void ContextDriver::Serve(Nanoseconds* deadline) {
     Drive([&] { return !coordinator.HasWork() || !coordinator.MustPoll() || !table_->closed().ok(); }, *deadline,
           &of_waiters_);
   progress_.SetDoorbell(nullptr);
-}
-
-void ContextDriver::WhileNobodyDrives(const std::function<void(Coordinator&)>& action) {
-  MutexLock lock(drive_mutex_);
-  action(*coordinator_);
 }
 
 }  // namespace ringtrain

@@ -16,8 +16,6 @@
 #define RINGTRAIN_CORE_DRIVER_H_
 
 #include <atomic>
-#include <functional>
-#include <future>
 #include <thread>
 
 #include "base/clock.h"
@@ -40,7 +38,7 @@ class ContextDriver {
   ~ContextDriver();
   // Lets the wire ring, starts the context's thread, and returns when the rank's life sign has begun in it: a waiting
   // thread may drive from then on, and whatever it begins others must be able to see end.
-  void Start();
+  Status Start(int rank);
 
   // News of `bytes` is in the submission table: has it taken, at once or by whoever has promised to poll soon.
   // urgent: it shall not wait for others to come along. caller_waits: Wait follows at once.
@@ -55,10 +53,14 @@ class ContextDriver {
   // wait was long. Once only.
   Nanoseconds Leave(Nanoseconds deadline);
   // Runs it while nobody drives.
-  void WhileNobodyDrives(const std::function<void(Coordinator&)>& action);
+  template <typename Action>
+  void WhileNobodyDrives(const Action& action) {
+    MutexLock lock(drive_mutex_);
+    action(*coordinator_);
+  }
 
  private:
-  void RunThread(std::promise<void> begun);
+  void RunThread();
   void WaitOn(Handle& handle, Nanoseconds deadline);
   // Drives until `finished()` or the deadline.
   template <typename Finished>
@@ -89,6 +91,7 @@ class ContextDriver {
   std::atomic<bool> urgent_{false};         // the thread was woken for something that must not wait
   std::atomic<Nanoseconds> polls_by_{0};    // poll promise: a thread will have looked for news by then
   std::atomic<int64_t> gathered_bytes_{0};  // submitted since a driver was last called
+  std::atomic<uint32_t> lives_{0};          // futex; 1 once the life sign has begun
   std::atomic<bool> stop_{false};           // only the thread in Leave drives from now on
   std::atomic<bool> left_{false};           // this rank serves nobody any more
   std::thread thread_;

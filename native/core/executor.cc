@@ -69,7 +69,9 @@ Status Executor::MapWindow(Lane* lane) {
     memory = lane->alone.get();
   }
   char* window;
-  RT_TRY(memory->MapWindow(group.process_set, participants, group.geometry.Bytes(participants), &window));
+  const Status mapped = memory->MapWindow(group.process_set, participants, group.geometry.Bytes(participants), &window);
+  if (!mapped.ok())  // which all ranks are told
+    return {mapped.code(), "rank " + std::to_string(world_.rank) + ": " + mapped.message()};
   group.window = Window(window, group.geometry, participants);
   return {};
 }

@@ -191,7 +191,11 @@ Status PosixMemory::MapWindow(int process_set, int participants, size_t bytes, c
   RT_TRY(Reserve(WindowOffset(process_set), length));
   void* mapped =
       mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED, file_, static_cast<off_t>(WindowOffset(process_set)));
-  if (mapped == MAP_FAILED) return SystemError("mmap of shared memory");
+  if (mapped == MAP_FAILED)
+    return Status::Internal("shared memory: " + std::to_string(length >> 10) + " KiB cannot be mapped (" +
+                            strerror(errno) +
+                            "). Raise the limits of the address space (ulimit -v) and of mappings (vm.max_map_count), "
+                            "or set RINGTRAIN_ALGORITHM=ring.");
   windows_[process_set] = {static_cast<char*>(mapped), length, static_cast<uint32_t>(participants)};
   *memory = static_cast<char*>(mapped);
   return {};
