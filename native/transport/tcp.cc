@@ -1,9 +1,11 @@
 #include "transport/tcp.h"
 
+#include <errno.h>
 #include <time.h>
 
 #include <algorithm>
 #include <deque>
+#include <new>
 #include <utility>
 
 #include "base/clock.h"
@@ -13,7 +15,7 @@ namespace ringtrain {
 namespace {
 
 constexpr size_t kMaxMessageBytes = size_t{1} << 30;
-constexpr double kLeaveSeconds = 0.5;  // for the word that a failed world's rank leaves
+constexpr double kLeaveSeconds = 0.5;  // for the last words of a rank whose world has failed
 
 void SleepBriefly() {
   const timespec pause = {0, 100000};
@@ -29,7 +31,8 @@ class TcpTransport : public Transport {
  public:
   TcpTransport(const TcpPlan& plan, std::vector<Socket> listeners)
       : rank_(plan.rank), size_(plan.size()), connections_(plan, std::move(listeners)) {}
-  ~TcpTransport() override { Close(false, 0); }
+  // Of a world that has not come to be: the others lose this rank, and have what it has told them before.
+  ~TcpTransport() override { End(false, false, kLeaveSeconds); }
   Status Open() { return connections_.Open(); }
 
   int rank() const override { return rank_; }
@@ -45,6 +48,13 @@ class TcpTransport : public Transport {
   }
 
   Status ReceiveFrame(int* from, std::string* frame, bool* arrived) override {
+    const int lack = connections_.TakeLack();  // of the other thread, too, which nobody hears
+    if (lack == Connections::kMemory) throw std::bad_alloc();
+    if (lack != 0)
+      return Status::Internal("rank " + std::to_string(rank_) +
+                              ": its host must have what connections take, but: " + ErrorText(lack) +
+                              ". Free memory there, or raise its limits (net.ipv4.tcp_mem, "
+                              "fs.epoll.max_user_watches, ulimit -n).");
     *arrived = connections_.TakeFrame(from, frame);
     if (!*arrived) {
       connections_.Attend();
@@ -95,19 +105,20 @@ class TcpTransport : public Transport {
   bool HasStreams() const override { return true; }
 
   // The others close too, each when it has what it waits for; what the kernel has been given still travels.
-  void Close(bool clean, double timeout_seconds) override {
+  void Close(bool clean, double timeout_seconds) override { End(clean, true, timeout_seconds); }
+  std::string Describe() const override { return "TCP, " + std::to_string(size_) + " ranks"; }
+
+ private:
+  void End(bool clean, bool leaves, double timeout_seconds) {
     if (!std::exchange(open_, false)) return;
     const Nanoseconds deadline = DeadlineAfter(timeout_seconds);
     while ((connections_.unsent() || (clean && SendsLeft())) && Now() < deadline) {
       connections_.Attend();
       SleepBriefly();
     }
-    connections_.Close(clean ? deadline : std::min(deadline, DeadlineAfter(kLeaveSeconds)));
+    connections_.Close(leaves, clean ? deadline : std::min(deadline, DeadlineAfter(kLeaveSeconds)));
   }
 
-  std::string Describe() const override { return "TCP, " + std::to_string(size_) + " ranks"; }
-
- private:
   Status Start(int peer, int tag, void* data, size_t bytes, bool receives, Ticket* ticket) {
     if (bytes > kMaxMessageBytes)
       return Status::InvalidArgument(TextOf(receives ? "receive" : "send", peer, tag, bytes) +
@@ -164,14 +175,15 @@ Status MakePlan(const TcpWorld& world, TcpPlan* plan) {
 Status TcpListener::Open(const std::string& addresses, std::unique_ptr<TcpListener>* listener) {
   auto opened = std::make_unique<TcpListener>();
   RT_TRY(ListenOn(addresses, &opened->sockets_));
+  for (const Socket& socket : opened->sockets_) {
+    const Address bound = BoundTo(socket);
+    if (bound.length == 0)
+      return Status::Internal("address '" + addresses + "': the kernel must say where this process listens, but: " +
+                              ErrorText(errno) + ". Free memory on this host.");
+    opened->addresses_ += (opened->addresses_.empty() ? "" : ",") + bound.Text();
+  }
   *listener = std::move(opened);
   return {};
-}
-
-std::string TcpListener::addresses() const {
-  std::string text;
-  for (const Socket& socket : sockets_) text += (text.empty() ? "" : ",") + BoundTo(socket).Text();
-  return text;
 }
 
 Status OpenTcpTransport(TcpListener* listener, const TcpWorld& world, std::unique_ptr<Transport>* transport) {

@@ -26,11 +26,12 @@ class TcpListener {
   // 4711-4720 (the first that is free).
   static Status Open(const std::string& addresses, std::unique_ptr<TcpListener>* listener);
   // As others must be told, with the ports that it has: "10.0.0.2:4711,10.1.0.2:4712".
-  std::string addresses() const;
+  const std::string& addresses() const { return addresses_; }
 
  private:
   friend Status OpenTcpTransport(TcpListener*, const TcpWorld&, std::unique_ptr<Transport>*);
   std::vector<Socket> sockets_;
+  std::string addresses_;
 };
 
 // What a rank must know of its world before it can meet the others.

@@ -12,6 +12,9 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <new>
+
+#include "base/threads.h"
 
 namespace ringtrain {
 namespace {
@@ -53,7 +56,9 @@ void Silence(std::vector<std::unique_ptr<Lane>>* lanes, std::vector<Socket>* soc
 // Another rank, or this one: what travels between the two, and the lanes for it.
 struct Connections::Peer {
   Peer(int number, uint64_t epoch, size_t lanes_out, size_t lanes_in)
-      : rank(number), exchange(epoch), data_out(lanes_out), data_in(lanes_in), readable(lanes_in + 1) {}
+      : rank(number), exchange(epoch), data_out(lanes_out), data_in(lanes_in), readable(lanes_in + 1) {
+    silent.reserve(lanes_out + lanes_in + 2);
+  }
 
   const int rank;
   Exchange exchange;
@@ -75,29 +80,43 @@ struct Connections::Peer {
 };
 
 Connections::Connections(const TcpPlan& plan, std::vector<Socket> listeners)
-    : plan_(plan),
-      door_(plan_, std::move(listeners), this),
-      events_(Socket::Made([] { return epoll_create1(EPOLL_CLOEXEC); })) {
+    : plan_(plan), door_(plan_, std::move(listeners), this) {
   for (int rank = 0; rank < plan_.size(); ++rank)
     peers_.push_back(std::make_unique<Peer>(rank, plan_.epoch, static_cast<size_t>(plan_.lanes(rank)),
                                             static_cast<size_t>(plan_.lanes(plan_.rank))));
+  dirty_.reserve(peers_.size());
+  flushed_.reserve(peers_.size());
 }
 
-Connections::~Connections() { Close(0); }
+Connections::~Connections() { Close(false, 0); }
 
 Status Connections::Open() {
-  RT_TRY(door_.Open());
-  watcher_ = std::thread(&Connections::Watch, this);
-  return {};
+  {
+    MutexLock lock(mutex_);
+    events_ = Socket::Made([] { return epoll_create1(EPOLL_CLOEXEC); });
+    RT_TRY(door_.Open(events_));
+  }
+  return StartThread(plan_.rank, &watcher_, &Connections::Watch, this);
 }
 
 // ---- whoever moves bytes ----
 
 void Connections::Watch() {
   pthread_setname_np(pthread_self(), "ringtrain wire");
-  for (bool watched; door_.Wait(&watched);) {
+  for (bool watched, open = true; open;) {
+    watched = false;
+    try {
+      open = door_.Wait(&watched);
+    } catch (const std::bad_alloc&) {
+      {
+        MutexLock lock(mutex_);
+        NoteLackOfMemory();
+      }
+      SleepBriefly();
+      door_.Wake();  // what it has not come to waits
+    }
     if (watched) fired_.store(true);
-    Attend(true);
+    if (open) Attend(true);
   }
 }
 
@@ -116,7 +135,35 @@ void Connections::Attend(bool watches) {
   }
 }
 
+// Nobody above could take an exception: the watcher's thread has nobody, and the other thread would never get the lock.
 bool Connections::MoveAll() {
+  try {
+    return MoveWhatThereIs();
+  } catch (const std::bad_alloc&) {
+    NoteLackOfMemory();
+    return false;
+  }
+}
+
+// The driver ends the world, and tells the others why: what is to be sent must still go.
+void Connections::NoteLackOfMemory() {
+  lack_.store(kMemory);
+  dirty_.clear();
+  for (const auto& peer : peers_) {
+    peer->dirty = true;
+    dirty_.push_back(peer.get());  // for which there is room
+  }
+  if (doorbell_ != nullptr) doorbell_->Ring();
+}
+
+// Likewise, while a connection goes on.
+void Connections::NoteLack(Peer* peer, int error) {
+  lack_.store(error);
+  MarkDirty(peer);
+  if (doorbell_ != nullptr) doorbell_->Ring();
+}
+
+bool Connections::MoveWhatThereIs() {
   TakeOrders();
   bool more = FlushDirty();
   LookForEvents();
@@ -131,7 +178,7 @@ bool Connections::MoveAll() {
 void Connections::Arm() {
   if (fired_.exchange(false)) armed_ = false;
   const bool wanted = doorbell_ == nullptr || doorbell_->owner_sleeps() || engaged_ > 0;
-  if (wanted && !std::exchange(armed_, true)) door_.Watch(events_.fd());
+  if (wanted && !std::exchange(armed_, true)) door_.Watch();
 }
 
 void Connections::LookForEvents() {
@@ -177,6 +224,10 @@ bool Connections::Receive() {
     peer->readable[lane] = false;
     if (peer->lost) continue;
     const LaneMove move = MoveIn(peer, lane);
+    if (move.lack != 0) {
+      NoteLack(peer, move.lack);
+      continue;
+    }
     if (move.lost) {
       if (lane > 0) peer->data_in[lane - 1].reset();
       Lose(peer, move.cause + " " + plan_.Name(peer->rank));
@@ -223,9 +274,9 @@ void Connections::MarkDirty(Peer* peer) {
 
 bool Connections::FlushDirty() {
   bool more = false;
-  std::vector<Peer*> peers;
-  peers.swap(dirty_);
-  for (Peer* peer : peers) {
+  flushed_.clear();
+  flushed_.swap(dirty_);
+  for (Peer* peer : flushed_) {
     peer->dirty = false;
     const bool stopped = !peer->lost && Flush(peer);
     if (stopped) MarkDirty(peer);
@@ -263,9 +314,9 @@ bool Connections::FlushControl(Peer* peer) {
   }
   ControlSender& sender = *peer->control_out;
   for (RecordHeader header; peer->exchange.NextControl(&header);) sender.Add(header, "");
-  for (const std::string& frame : peer->frames)
-    CutFrame(frame, plan_.epoch, [&](const RecordHeader& header, const char* payload) { sender.Add(header, payload); });
-  peer->frames.clear();
+  for (; !peer->frames.empty(); peer->frames.pop_front())
+    CutFrame(peer->frames.front(), plan_.epoch,
+             [&](const RecordHeader& header, const char* payload) { sender.Add(header, payload); });
   const LaneMove move = sender.Move();
   if (move.lost) {
     LoseSending(peer, 0, move);
@@ -391,8 +442,10 @@ void Connections::AddLane(Connection connection) {
   event.events = sends ? EPOLLOUT | EPOLLIN | EPOLLRDHUP | EPOLLET : EPOLLIN | EPOLLRDHUP | EPOLLET;
   event.data.u64 = IdOf(peer->rank, sends, lane);
   Socket& socket = connection.socket;
-  if (epoll_ctl(events_.fd(), EPOLL_CTL_ADD, socket.fd(), &event) != 0)
-    return Lose(peer, ConnectionCause(errno) + " " + plan_.Name(peer->rank));
+  if (epoll_ctl(events_.fd(), EPOLL_CTL_ADD, socket.fd(), &event) != 0) {
+    NoteLack(peer, errno);
+    return peer->silent.push_back(std::move(socket));  // its end would be told as that of this process
+  }
   const bool several = LanesInUse(peer->rank) > 1;
   if (sends && lane > 0 && several) KeepLittleUnsent(socket, kUnsentOfSeveral);
   if (lane == 0 && sends)
@@ -448,7 +501,7 @@ bool Connections::TakeLost(LostPeer* told) {
 // end behind it.
 void Connections::Lose(Peer* peer, const std::string& cause, bool loses_large) {
   if (peer->lost) return;
-  for (LaneMove move = {true, false, "", false}; peer->control_in != nullptr && move.more;) {
+  for (LaneMove move = {true, false, "", false, 0}; peer->control_in != nullptr && move.more;) {
     move = MoveIn(peer, 0);
     if (move.lost) peer->control_in.reset();
   }
@@ -472,6 +525,7 @@ void Connections::Lose(Peer* peer, const std::string& cause, bool loses_large) {
 
 // A lane on which this rank sends.
 void Connections::LoseSending(Peer* peer, size_t lane, const LaneMove& move) {
+  if (move.lack != 0) return NoteLack(peer, move.lack);
   const bool loses_large =
       move.timed_out && LosesLarge(SinceAnswer(*peer, lane), SinceAnswerBeside(*peer, lane), plan_.dead_after_seconds);
   Lose(peer, move.cause + " " + plan_.Name(peer->rank, static_cast<int>(lane)), loses_large);
@@ -515,7 +569,6 @@ void Connections::Release() {
 void Connections::Abandon() {
   {
     MutexLock lock(mutex_);
-    TakeOrders();
     abandoned_ = true;
     for (const auto& peer : peers_) {
       peer->exchange.Abandon();
@@ -523,6 +576,7 @@ void Connections::Abandon() {
       Silence(&peer->data_in, &peer->silent);
       Count(peer.get());
     }
+    TakeOrders();
   }
   Release();
 }
@@ -535,32 +589,39 @@ void Connections::SetDoorbell(Doorbell* doorbell) {
   Release();
 }
 
-// Says so to all, and waits until their kernels know: another connection's end must not overtake it.
-void Connections::Leave(Nanoseconds deadline) {
-  MutexLock lock(mutex_);
-  std::vector<int> told;
+// Says so to all, on connections of which some may end before others.
+void Connections::Leave() {
   for (const auto& peer : peers_) {
-    if (peer->control_in != nullptr) {
-      peer->control_in->SayLeave();
-      told.push_back(peer->control_in->socket().fd());
-    }
+    if (peer->control_in != nullptr) peer->control_in->SayLeave();
     if (peer->control_out == nullptr || !peer->control_out->empty()) continue;
     RecordHeader header;
     header.type = RecordType::kLeave;
     header.epoch = plan_.epoch;
     peer->control_out->Add(header, "");
     peer->control_out->Move();
-    told.push_back(peer->control_out->socket().fd());
   }
-  for (int descriptor : told)
-    while (BytesUnderWay(descriptor) > 0 && Now() < deadline) SleepBriefly();
 }
 
-void Connections::Close(Nanoseconds deadline) {
+// Until the others' kernels have what was said: another connection's end must not overtake it.
+void Connections::AwaitKernels(Nanoseconds deadline) {
+  const auto await = [&](const Socket& socket) {
+    while (BytesUnderWay(socket.fd()) > 0 && Now() < deadline) SleepBriefly();
+  };
+  for (const auto& peer : peers_) {
+    if (peer->control_in != nullptr) await(peer->control_in->socket());
+    if (peer->control_out != nullptr && peer->control_out->empty()) await(peer->control_out->socket());
+  }
+}
+
+void Connections::Close(bool leaves, Nanoseconds deadline) {
   door_.Stop();
   if (watcher_.joinable()) watcher_.join();
-  Leave(deadline);
   MutexLock lock(mutex_);
+  try {
+    if (leaves) Leave();
+  } catch (const std::bad_alloc&) {  // to whom it has not said so it is lost
+  }
+  AwaitKernels(deadline);
   doorbell_ = nullptr;
   peers_.clear();
   dirty_.clear();

@@ -46,13 +46,18 @@ class Connections final : private Door::Owner {
   bool TakeLost(LostPeer* lost);
   // Whether frames wait to be given to the kernel.
   bool unsent() const { return unsent_.load(std::memory_order_relaxed) > 0; }
+  // What whoever moved bytes has lacked since this was asked last, so that of what has come some may be lost: an errno,
+  // kMemory, or 0.
+  static constexpr int kMemory = -1;
+  int TakeLack() { return lack_.load() == 0 ? 0 : lack_.exchange(0); }
   // Lets go of all messages; none is sent or received any more, frames are.
   void Abandon();
   void SetDoorbell(Doorbell* doorbell);
   void SetLog(Log* log) { log_.store(log); }
   void HeedTuned(const Tuned* tuned) { tuned_.store(tuned); }
-  // Ends the watcher and all connections. Tells the others, who know it by the deadline if they can be reached.
-  void Close(Nanoseconds deadline);
+  // Ends the watcher and all connections. `leaves`: tells the others before, who know it by the deadline if they can be
+  // reached; else they lose this rank.
+  void Close(bool leaves, Nanoseconds deadline);
 
  private:
   struct Peer;
@@ -73,6 +78,9 @@ class Connections final : private Door::Owner {
   void Give(Order order);
   // All return whether there is more to do at once.
   bool MoveAll() RT_REQUIRES(mutex_);
+  bool MoveWhatThereIs() RT_REQUIRES(mutex_);
+  void NoteLackOfMemory() RT_REQUIRES(mutex_);
+  void NoteLack(Peer* peer, int error) RT_REQUIRES(mutex_);
   bool Receive() RT_REQUIRES(mutex_);
   bool FlushDirty() RT_REQUIRES(mutex_);
 
@@ -92,7 +100,8 @@ class Connections final : private Door::Owner {
   void Signal(Peer* peer, bool sends, size_t lane, uint32_t events) RT_REQUIRES(mutex_);
   void SignalIn(Peer* peer, size_t lane, bool ended) RT_REQUIRES(mutex_);
   void Release();
-  void Leave(Nanoseconds deadline);
+  void Leave() RT_REQUIRES(mutex_);
+  void AwaitKernels(Nanoseconds deadline) RT_REQUIRES(mutex_);
   void Lose(Peer* peer, const std::string& cause, bool loses_large = false) RT_REQUIRES(mutex_);
   void LoseSending(Peer* peer, size_t lane, const LaneMove& move) RT_REQUIRES(mutex_);
   // Seconds since the peer's kernel was heard of on a lane to it, and on any other connection with it.
@@ -117,6 +126,7 @@ class Connections final : private Door::Owner {
   Socket events_ RT_GUARDED_BY(mutex_);
   std::vector<std::unique_ptr<Peer>> peers_ RT_GUARDED_BY(mutex_);        // by rank
   std::vector<Peer*> dirty_ RT_GUARDED_BY(mutex_);                        // with something to send, perhaps
+  std::vector<Peer*> flushed_ RT_GUARDED_BY(mutex_);                      // those that FlushDirty has taken
   std::vector<std::pair<Peer*, size_t>> readable_ RT_GUARDED_BY(mutex_);  // lanes with something to receive, perhaps
   int engaged_ RT_GUARDED_BY(mutex_) = 0;  // peers to whom something waits to be sent, or with large messages
   bool armed_ RT_GUARDED_BY(mutex_) = false;
@@ -124,6 +134,7 @@ class Connections final : private Door::Owner {
   bool abandoned_ RT_GUARDED_BY(mutex_) = false;
   Doorbell* doorbell_ RT_GUARDED_BY(mutex_) = nullptr;
   std::atomic<int> unsent_{0};  // peers to whom frames wait to be sent
+  std::atomic<int> lack_{0};
 
   Mutex arrived_mutex_;
   std::deque<std::pair<int, std::string>> frames_ RT_GUARDED_BY(arrived_mutex_);

@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <optional>
 #include <utility>
 
@@ -21,15 +20,12 @@ constexpr Nanoseconds kFirstPause = kSecond / 50, kLongestPause = kSecond / 2;
 constexpr Nanoseconds kRest = kSecond / 5;  // until it is tried again to let somebody in
 constexpr int kAcceptsInTurn = 16;          // so that in a flood those who have come are served too
 
-Nonce DrawNonce() {
-  Nonce nonce;
-  if (getrandom(nonce.data(), nonce.size(), 0) != static_cast<ssize_t>(nonce.size()))
-    std::abort();  // as without memory
-  return nonce;
-}
+// False, with errno, if the kernel gives none.
+bool Draw(Nonce* nonce) { return getrandom(nonce->data(), nonce->size(), 0) == static_cast<ssize_t>(nonce->size()); }
 
 size_t DrawBelow(size_t end) {
-  const Nonce nonce = DrawNonce();
+  Nonce nonce{};
+  if (!Draw(&nonce)) return 0;
   uint64_t number = 0;
   std::copy_n(nonce.begin(), sizeof number, reinterpret_cast<uint8_t*>(&number));
   return static_cast<size_t>(number % end);
@@ -54,13 +50,14 @@ bool Converse(const Socket& socket, Hello* hello, int* error) {
   *error = 0;
   for (;;) {
     const std::string said = hello->Say();  // some dozen bytes into an empty socket: they fit
-    if (!said.empty() && send(socket.fd(), said.data(), said.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(said.size()))
-      return *error = errno, false;
+    const ssize_t sent =
+        said.empty() ? 0 : Uninterrupted([&] { return send(socket.fd(), said.data(), said.size(), MSG_NOSIGNAL); });
+    if (sent != static_cast<ssize_t>(said.size())) return *error = errno, false;
     uint8_t heard[Hello::kMostBytes];
     const size_t wanted = std::min(hello->wanted(), sizeof heard);
     if (wanted == 0) return true;
-    const ssize_t got = recv(socket.fd(), heard, wanted, 0);
-    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return true;
+    const ssize_t got = Uninterrupted([&] { return recv(socket.fd(), heard, wanted, 0); });
+    if (got < 0 && errno == EAGAIN) return true;
     if (got <= 0) return *error = got < 0 ? errno : 0, false;
     hello->Hear(heard, static_cast<size_t>(got));
   }
@@ -99,16 +96,20 @@ Door::Door(const TcpPlan& plan, std::vector<Socket> listeners, Owner* owner)
     : plan_(plan), listeners_(std::move(listeners)), owner_(owner) {}
 Door::~Door() = default;
 
-Status Door::Open() {
+Status Door::Open(const Socket& watched) {
   room_ = RoomFor(plan_.size());
+  watched_ = watched.fd();
   events_ = Socket::Made([] { return epoll_create1(EPOLL_CLOEXEC); });
   wake_ = Socket::Made([] { return eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); });
-  bool open = events_.open() && wake_.open() && Register(wake_.fd(), EPOLLIN, Source::kWake, 0, EPOLL_CTL_ADD);
+  bool open = watched.open() && events_.open() && wake_.open() &&
+              Register(wake_.fd(), EPOLLIN, Source::kWake, 0, EPOLL_CTL_ADD) &&
+              Register(watched_, EPOLLONESHOT, Source::kWatched, 0, EPOLL_CTL_ADD);
   for (size_t i = 0; i < listeners_.size(); ++i)
     open = open && Register(listeners_[i].fd(), EPOLLIN, Source::kListener, static_cast<uint32_t>(i), EPOLL_CTL_ADD);
   if (open) return {};
-  return Status::Internal("init over TCP: this process must be able to wait for its connections, but cannot: " +
-                          ErrorText(errno) + ". Raise its limit of open files.");
+  return Status::Internal(
+      "init over TCP: this process must be able to wait for its connections, but cannot: " + ErrorText(errno) +
+      ". Raise its limits of open files (ulimit -n) and watches (fs.epoll.max_user_watches).");
 }
 
 bool Door::Register(int descriptor, uint32_t events, Source source, uint32_t number, int operation) {
@@ -128,14 +129,11 @@ void Door::Call(int peer, int lane) {
   Wake();
 }
 
-void Door::Watch(int descriptor) {
-  if (!Register(descriptor, EPOLLIN | EPOLLONESHOT, Source::kWatched, 0, EPOLL_CTL_MOD))
-    Register(descriptor, EPOLLIN | EPOLLONESHOT, Source::kWatched, 0, EPOLL_CTL_ADD);
-}
+void Door::Watch() { Register(watched_, EPOLLIN | EPOLLONESHOT, Source::kWatched, 0, EPOLL_CTL_MOD); }
 
 void Door::Wake() {
   const uint64_t one = 1;
-  [[maybe_unused]] const ssize_t written = write(wake_.fd(), &one, sizeof one);  // full: it is awake
+  Uninterrupted([&] { return write(wake_.fd(), &one, sizeof one); });  // full: it is awake
 }
 
 void Door::Stop() {
@@ -152,13 +150,16 @@ bool Door::Wait(bool* watched) {
     const int count = epoll_wait(events_.fd(), events, 32, NextTimeout());
     for (int i = 0; i < count; ++i) {
       const auto source = static_cast<Source>(events[i].data.u64 >> 32);
+      *watched |= source == Source::kWatched;  // which is told once, whatever the others throw
+    }
+    for (int i = 0; i < count; ++i) {
+      const auto source = static_cast<Source>(events[i].data.u64 >> 32);
       const auto number = static_cast<uint32_t>(events[i].data.u64);
       if (source == Source::kWake) {
         uint64_t times = 0;
         [[maybe_unused]] const ssize_t taken = read(wake_.fd(), &times, sizeof times);
         TakeCalls();
       }
-      *watched |= source == Source::kWatched;
       due |= source == Source::kWake || source == Source::kWatched;
       if (source == Source::kListener) Accept(listeners_[number]);
       if (source == Source::kVisitor) ServeVisitor(number);
@@ -203,17 +204,17 @@ void Door::Accept(const Socket& listener) {
   for (int count = 0; count < kAcceptsInTurn && !is_full_; ++count) {
     Socket socket =
         Socket::Made([&] { return accept4(listener.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC); });
-    if (!socket.open()) {
-      if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) Rest(errno);
-      return;
-    }
+    if (!socket.open() && (errno == EINTR || errno == ECONNABORTED)) continue;
+    if (!socket.open() && errno == EAGAIN) return;
+    Nonce nonce;
     const uint32_t number = next_number_++;
-    if (!Register(socket.fd(), EPOLLIN, Source::kVisitor, number, EPOLL_CTL_ADD)) return;
+    if (!socket.open() || !Draw(&nonce) || !Register(socket.fd(), EPOLLIN, Source::kVisitor, number, EPOLL_CTL_ADD))
+      return Rest(errno);
     const std::string from = PeerOf(socket).Text();
     visitors_.push_back(
         {number, std::move(socket), from,
          HelloAnswerer(plan_.hello_key, static_cast<uint32_t>(plan_.rank), static_cast<uint32_t>(plan_.size()),
-                       plan_.epoch, plan_.lanes(plan_.rank), DrawNonce()),
+                       plan_.epoch, plan_.lanes(plan_.rank), nonce),
          Now()});
     if (visitors_.size() > room_) MakeRoom();
   }
@@ -305,20 +306,23 @@ void Door::TellOfStrangers(bool last) {
 // ---- those who are called ----
 
 void Door::TakeCalls() {
-  std::vector<std::pair<int, int>> wanted;
+  std::list<Outgoing> taken;
   {
     MutexLock lock(mutex_);
-    wanted.swap(wanted_);
+    for (const auto& each : wanted_) {
+      taken.emplace_back();
+      Outgoing& call = taken.back();
+      call.number = next_number_++;
+      call.peer = each.first;
+      call.lane = each.second;
+      call.give_up = DeadlineAfter(plan_.connect_seconds);
+    }
+    wanted_.clear();
   }
-  for (const auto& each : wanted) {
-    calls_.emplace_back();
-    Outgoing& call = calls_.back();
-    call.number = next_number_++;
-    call.peer = each.first;
-    call.lane = each.second;
-    call.give_up = DeadlineAfter(plan_.connect_seconds);
-    Try(&call);
-  }
+  if (taken.empty()) return;
+  const auto first = taken.begin();
+  calls_.splice(calls_.end(), taken);
+  for (auto call = first; call != calls_.end();) Try(&*call++);  // which may forget it
 }
 
 void Door::Try(Outgoing* call) {
@@ -349,7 +353,9 @@ void Door::ServeCall(uint32_t number) {
   if (error != 0) return Failed(&*call, error);
   const Claim claim = {static_cast<uint32_t>(plan_.rank), static_cast<uint32_t>(call->peer), plan_.epoch,
                        static_cast<uint8_t>(call->lane)};
-  call->hello.emplace(plan_.hello_key, claim, DrawNonce());
+  Nonce nonce;
+  if (!Draw(&nonce)) return Refused(&*call, ErrorText(errno));
+  call->hello.emplace(plan_.hello_key, claim, nonce);
   Register(call->socket.fd(), EPOLLIN, Source::kCall, number, EPOLL_CTL_MOD);
   HearAnswer(&*call);
 }
@@ -394,9 +400,8 @@ void Door::GiveUp(Outgoing* call) {
   const int peer = call->peer;
   std::string cause = call->cause.empty() ? "no answer from" : call->cause;
   if (cause.find("from") == std::string::npos) cause += " at";
-  const std::string name = plan_.Name(peer, call->lane);
-  Forget(call->number);
-  owner_->Unreachable(peer, "no connection: " + cause + " " + name);
+  owner_->Unreachable(peer, "no connection: " + cause + " " + plan_.Name(peer, call->lane));
+  Forget(call->number);  // not before: without memory it is called again, and not forgotten
 }
 
 void Door::Forget(uint32_t number) {

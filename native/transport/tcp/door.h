@@ -73,12 +73,13 @@ class Door {
 
   Door(const TcpPlan& plan, std::vector<Socket> listeners, Owner* owner);
   ~Door();
-  Status Open();
+  // watched: the descriptor for Watch.
+  Status Open(const Socket& watched);
 
   // Any thread: opens a lane to a rank; Opened or Unreachable follows.
   void Call(int peer, int lane);
-  // Any thread: Wait returns once this descriptor is readable; once for each call.
-  void Watch(int descriptor);
+  // Any thread: Wait returns once that descriptor is readable; once for each call.
+  void Watch();
   void Wake();
   void Stop();
 
@@ -121,6 +122,7 @@ class Door {
   const std::vector<Socket> listeners_;
   Owner* const owner_;
   Socket events_, wake_;  // epoll, eventfd
+  int watched_ = -1;
   std::atomic<bool> stop_{false};
 
   std::list<Visitor> visitors_;  // oldest first

@@ -11,14 +11,13 @@ namespace {
 
 constexpr size_t kBytesInTurn = 2 << 20;
 
-bool TryAgain(int error) { return error == EAGAIN || error == EINTR; }
-
 }  // namespace
 
 LaneMove ControlSender::Move() {
   while (sent_ < bytes_.size() && writable) {
-    const ssize_t sent = send(socket_.fd(), bytes_.data() + sent_, bytes_.size() - sent_, MSG_NOSIGNAL);
-    if (sent < 0 && !TryAgain(errno)) return LaneMove::Lost(errno);
+    const ssize_t sent =
+        Uninterrupted([&] { return send(socket_.fd(), bytes_.data() + sent_, bytes_.size() - sent_, MSG_NOSIGNAL); });
+    if (sent < 0 && errno != EAGAIN) return LaneMove::Lost(errno);
     if (sent < 0) writable = false;
     if (sent > 0) sent_ += static_cast<size_t>(sent);
   }
@@ -32,8 +31,8 @@ LaneMove ControlSender::Move() {
 LaneMove ControlSender::Listen(bool* left) {
   for (;;) {
     char heard[RecordOpener::kSealBytes];
-    const ssize_t got = recv(socket_.fd(), heard, sizeof heard, 0);
-    if (got < 0 && TryAgain(errno)) return {};
+    const ssize_t got = Uninterrupted([&] { return recv(socket_.fd(), heard, sizeof heard, 0); });
+    if (got < 0 && errno == EAGAIN) return {};
     if (got <= 0) return LaneMove::Lost(got < 0 ? errno : 0);
     heard_.append(heard, static_cast<size_t>(got));
     if (heard_.size() > sizeof heard || !EqualInConstantTime(heard_.data(), leave_.data(), heard_.size()))
@@ -43,15 +42,15 @@ LaneMove ControlSender::Listen(bool* left) {
 }
 
 void ControlReceiver::SayLeave() const {
-  [[maybe_unused]] const ssize_t sent =
-      send(socket_.fd(), leave_.data(), RecordOpener::kSealBytes, MSG_NOSIGNAL);  // into an empty buffer
+  // Into an empty buffer.
+  Uninterrupted([&] { return send(socket_.fd(), leave_.data(), RecordOpener::kSealBytes, MSG_NOSIGNAL); });
 }
 
 LaneMove ControlReceiver::Move(std::vector<Record>* records) {
   std::array<char, 16 << 10> buffer;
   for (size_t moved = 0; moved < kBytesInTurn;) {
-    const ssize_t got = recv(socket_.fd(), buffer.data(), buffer.size(), 0);
-    if (got < 0 && TryAgain(errno)) return {};
+    const ssize_t got = Uninterrupted([&] { return recv(socket_.fd(), buffer.data(), buffer.size(), 0); });
+    if (got < 0 && errno == EAGAIN) return {};
     if (got <= 0) return LaneMove::Lost(got < 0 ? errno : 0);
     moved += static_cast<size_t>(got);
     opener_.Feed(buffer.data(), static_cast<size_t>(got));
@@ -63,7 +62,7 @@ LaneMove ControlReceiver::Move(std::vector<Record>* records) {
     if (opener_.fault() != nullptr) return LaneMove::Fault(opener_.fault());
     if (static_cast<size_t>(got) < buffer.size() && !ended) return {};  // there was no more
   }
-  return {true, false, "", false};
+  return {true, false, "", false, 0};
 }
 
 LaneMove PieceSender::Move(bool takes) {
@@ -74,21 +73,21 @@ LaneMove PieceSender::Move(bool takes) {
     msghdr message{};
     message.msg_iov = spans;
     message.msg_iovlen = static_cast<size_t>(count);
-    const ssize_t sent = sendmsg(socket_.fd(), &message, MSG_NOSIGNAL);
-    if (sent < 0 && !TryAgain(errno)) return LaneMove::Lost(errno);
+    const ssize_t sent = Uninterrupted([&] { return sendmsg(socket_.fd(), &message, MSG_NOSIGNAL); });
+    if (sent < 0 && errno != EAGAIN) return LaneMove::Lost(errno);
     if (sent < 0) writable = false;
     if (sent > 0) {
       moved += static_cast<size_t>(sent);
       writer_.Wrote(static_cast<size_t>(sent));
     }
   }
-  return {true, false, "", false};
+  return {true, false, "", false, 0};
 }
 
 LaneMove PieceSender::Listen() const {
   char byte;
-  const ssize_t got = recv(socket_.fd(), &byte, 1, 0);
-  if (got < 0 && TryAgain(errno)) return {};
+  const ssize_t got = Uninterrupted([&] { return recv(socket_.fd(), &byte, 1, 0); });
+  if (got < 0 && errno == EAGAIN) return {};
   return got > 0 ? LaneMove::Fault("goes the wrong way") : LaneMove::Lost(got < 0 ? errno : 0);
 }
 
@@ -101,15 +100,15 @@ LaneMove PieceReceiver::Move() {
     msghdr message{};
     message.msg_iov = spans;
     message.msg_iovlen = static_cast<size_t>(count);
-    const ssize_t got = recvmsg(socket_.fd(), &message, 0);
-    if (got < 0 && TryAgain(errno)) return {};
+    const ssize_t got = Uninterrupted([&] { return recvmsg(socket_.fd(), &message, 0); });
+    if (got < 0 && errno == EAGAIN) return {};
     if (got <= 0) return LaneMove::Lost(got < 0 ? errno : 0);
     moved += static_cast<size_t>(got);
     const char* fault = reader_.Took(static_cast<size_t>(got));
     if (fault != nullptr) return LaneMove::Fault(fault);
     if (static_cast<size_t>(got) < room && !ended) return {};  // there was no more
   }
-  return {true, false, "", false};
+  return {true, false, "", false, 0};
 }
 
 }  // namespace ringtrain

@@ -25,11 +25,15 @@ struct LaneMove {
   bool lost = false;  // the connection has ended, for this cause ("connection reset by")
   std::string cause;
   bool timed_out = false;  // what was sent has found no answer
+  int lack = 0;            // the errno of what this host or process lacks; the connection is as it was
 
-  static LaneMove Lost(int error) { return {false, true, ConnectionCause(error), error == ETIMEDOUT}; }
+  static LaneMove Lost(int error) {
+    if (IsLack(error)) return {false, true, "", false, error};
+    return {false, true, ConnectionCause(error), error == ETIMEDOUT, 0};
+  }
   // The peer does not keep to the protocol.
   static LaneMove Fault(const char* fault) {
-    return {false, true, std::string("a record that ") + fault + ", from", false};
+    return {false, true, std::string("a record that ") + fault + ", from", false, 0};
   }
 };
 

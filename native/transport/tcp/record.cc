@@ -1,5 +1,6 @@
 #include "transport/tcp/record.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "transport/tcp/little_endian.h"
@@ -44,7 +45,9 @@ Digest SealOf(const HmacKey& key, uint64_t count, const char* record, size_t byt
 }  // namespace
 
 void RecordSealer::Seal(const RecordHeader& header, const char* payload, std::string* to) {
-  const size_t begin = to->size();
+  const size_t begin = to->size(), added = RecordHeader::kBytes + header.length + RecordOpener::kSealBytes;
+  if (to->capacity() < begin + added)
+    to->reserve(std::max(2 * to->capacity(), begin + added));  // all of it, or nothing
   char encoded[RecordHeader::kBytes];
   header.Encode(encoded);
   to->append(encoded, sizeof encoded);

@@ -2,7 +2,7 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
-#include <netdb.h>
+#include <net/if.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <pthread.h>
@@ -11,10 +11,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <new>
+#include <cstdlib>
 #include <limits>
 #include <sstream>
-#include <unordered_set>
 #include <utility>
 
 namespace ringtrain {
@@ -50,15 +49,27 @@ bool ReadPort(const std::string& text, long* port) {
   return *port <= kHighestPort;
 }
 
+// The number of an interface, "eth0" or "2"; 0 if there is none.
+uint32_t ScopeOf(const std::string& interface) {
+  const bool digits = !interface.empty() && interface.find_first_not_of("0123456789") == std::string::npos;
+  return digits ? static_cast<uint32_t>(std::strtoul(interface.c_str(), nullptr, 10))
+                : if_nametoindex(interface.c_str());
+}
+
+// Without the C library's resolver, which wants memory and files.
 bool ReadHost(const std::string& host, Address* address) {
-  addrinfo hints{};
-  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  if (getaddrinfo(host.c_str(), "0", &hints, &found) != 0) return false;
-  memcpy(&address->storage, found->ai_addr, found->ai_addrlen);
-  address->length = found->ai_addrlen;
-  freeaddrinfo(found);
+  auto& four = *reinterpret_cast<sockaddr_in*>(&address->storage);
+  if (inet_pton(AF_INET, host.c_str(), &four.sin_addr) == 1) {
+    four.sin_family = AF_INET;
+    address->length = sizeof four;
+    return true;
+  }
+  auto& six = *reinterpret_cast<sockaddr_in6*>(&address->storage);
+  const size_t percent = host.find('%');
+  if (inet_pton(AF_INET6, host.substr(0, percent).c_str(), &six.sin6_addr) != 1) return false;
+  if (percent != std::string::npos && (six.sin6_scope_id = ScopeOf(host.substr(percent + 1))) == 0) return false;
+  six.sin6_family = AF_INET6;
+  address->length = sizeof six;
   return true;
 }
 
@@ -132,48 +143,42 @@ std::string ErrorText(int error) {
 // ---- descriptors ----
 
 // Those of this process. Never destroyed: a socket may be closed as late as it likes.
-struct Socket::OpenOnes {
+struct Socket::All {
   Mutex mutex;  // held over a fork
-  std::unordered_set<Descriptor*> all;
+  Descriptor* first = nullptr;
 
-  static OpenOnes& Get() {
-    static OpenOnes* const open_ones = [] {
+  static All& Get() {
+    static All* const all = [] {
+      All* made = new All;
       pthread_atfork(Hold, LetGo, CloseInChild);
-      return new OpenOnes;
+      return made;
     }();
-    return *open_ones;
+    return *all;
   }
 
  private:
   static void Hold() RT_NO_THREAD_SAFETY { Get().mutex.Lock(); }
   static void LetGo() RT_NO_THREAD_SAFETY { Get().mutex.Unlock(); }
   static void CloseInChild() RT_NO_THREAD_SAFETY {
-    for (Descriptor* each : Get().all) close(std::exchange(each->number, -1));
+    for (Descriptor* each = Get().first; each != nullptr; each = each->next)
+      if (each->number >= 0) close(std::exchange(each->number, -1));
     LetGo();
   }
 };
 
-Mutex& Socket::ForkMutex() { return OpenOnes::Get().mutex; }
+Mutex& Socket::ForkMutex() { return All::Get().mutex; }
 
-Socket Socket::Own(int number) {
-  Socket socket;
-  if (number < 0) return socket;
-  try {
-    auto descriptor = std::make_unique<Descriptor>(Descriptor{number});
-    OpenOnes::Get().all.insert(descriptor.get());
-    socket.descriptor_.reset(descriptor.release());
-  } catch (const std::bad_alloc&) {
-    close(number);
-    throw;
-  }
-  return socket;
+Socket::Descriptor::Descriptor() {
+  MutexLock lock(ForkMutex());
+  next = std::exchange(All::Get().first, this);
+  if (next != nullptr) next->previous = this;
 }
 
-void Socket::Closer::operator()(Descriptor* descriptor) const {
-  const std::unique_ptr<Descriptor> closed(descriptor);
+Socket::Descriptor::~Descriptor() {
   MutexLock lock(ForkMutex());
-  OpenOnes::Get().all.erase(descriptor);
-  if (descriptor->number >= 0) close(descriptor->number);
+  (previous != nullptr ? previous->next : All::Get().first) = next;
+  if (next != nullptr) next->previous = previous;
+  if (number >= 0) close(number);
 }
 
 // ---- addresses ----
@@ -194,10 +199,20 @@ bool Address::IsSameHost(const Address& other) const {
 }
 
 std::string Address::Text() const {
-  char host[NI_MAXHOST] = "", port[NI_MAXSERV] = "";
-  if (getnameinfo(get(), length, host, sizeof host, port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV) != 0)
-    return "an unknown address";
-  return (family() == AF_INET6 ? "[" + std::string(host) + "]" : std::string(host)) + ":" + port;
+  char host[INET6_ADDRSTRLEN] = "", interface[IF_NAMESIZE] = "";
+  if (length == 0) return "an unknown address";
+  if (family() == AF_INET) {
+    const auto& four = *reinterpret_cast<const sockaddr_in*>(&storage);
+    inet_ntop(AF_INET, &four.sin_addr, host, sizeof host);
+    return std::string(host) + ":" + std::to_string(ntohs(four.sin_port));
+  }
+  const auto& six = *reinterpret_cast<const sockaddr_in6*>(&storage);
+  inet_ntop(AF_INET6, &six.sin6_addr, host, sizeof host);
+  std::string text = "[" + std::string(host);
+  if (six.sin6_scope_id != 0)
+    text += "%" + (if_indextoname(six.sin6_scope_id, interface) != nullptr ? std::string(interface)
+                                                                           : std::to_string(six.sin6_scope_id));
+  return text + "]:" + std::to_string(ntohs(six.sin6_port));
 }
 
 void Address::SetPort(uint16_t port) {  // both kinds have it at the same place
@@ -255,6 +270,10 @@ double SecondsSinceAnswer(const Socket& socket) {
 
 bool LosesLarge(double on_lost, double on_others, double dead_after_seconds) {
   return dead_after_seconds > 0 && on_lost > 0.75 * dead_after_seconds && on_others < 0.5 * dead_after_seconds;
+}
+
+bool IsLack(int error) {
+  return error == ENOMEM || error == ENOBUFS || error == ENOSPC || error == EMFILE || error == ENFILE;
 }
 
 std::string ConnectionCause(int error) {

@@ -2,6 +2,7 @@
 #ifndef RINGTRAIN_TRANSPORT_TCP_SOCKET_H_
 #define RINGTRAIN_TRANSPORT_TCP_SOCKET_H_
 
+#include <errno.h>
 #include <sys/socket.h>
 
 #include <memory>
@@ -19,11 +20,14 @@ namespace ringtrain {
 class Socket {
  public:
   Socket() = default;
-  // Owns what make() returns: a descriptor that exec closes, or -1. No fork comes in between.
+  // Owns what make() returns: a descriptor that exec closes, or -1. No fork comes in between, nor does an exception.
   template <typename Make>
   static Socket Made(const Make& make) {
+    Socket socket;
+    socket.descriptor_.reset(new Descriptor);
     MutexLock lock(ForkMutex());
-    return Own(make());
+    socket.descriptor_->number = make();
+    return socket;
   }
 
   int fd() const { return descriptor_ != nullptr ? descriptor_->number : -1; }
@@ -32,18 +36,29 @@ class Socket {
 
  private:
   struct Descriptor {  // stays where it is when the socket is moved
-    int number;
+    Descriptor();
+    ~Descriptor();
+    Descriptor(const Descriptor&) = delete;
+    Descriptor& operator=(const Descriptor&) = delete;
+
+    int number = -1;
+    Descriptor *previous = nullptr, *next = nullptr;  // in the list of all
   };
-  struct Closer {
-    void operator()(Descriptor* descriptor) const;
-  };
-  struct OpenOnes;
+  struct All;
 
   static Mutex& ForkMutex();
-  static Socket Own(int number);
 
-  std::unique_ptr<Descriptor, Closer> descriptor_;
+  std::unique_ptr<Descriptor> descriptor_;
 };
+
+// Calls again what a signal has interrupted: without an error to see, nobody would.
+template <typename Call>
+ssize_t Uninterrupted(const Call& call) {
+  for (;;) {
+    const ssize_t result = call();
+    if (result >= 0 || errno != EINTR) return result;
+  }
+}
 
 // An IPv4 or IPv6 address with its port.
 struct Address {
@@ -83,6 +98,8 @@ double SecondsSinceAnswer(const Socket& socket);
 bool LosesLarge(double on_lost, double on_others, double dead_after_seconds);
 
 std::string ErrorText(int error);
+// Whether an errno says that this host or process lacks something, and nothing of another one.
+bool IsLack(int error);
 // What an errno says of a connection, as the beginning of "… 10.0.0.2:4711 (rank 3)".
 std::string ConnectionCause(int error);
 
