@@ -139,7 +139,7 @@ class Replica:
 
     def _digest_of(self, settings: Settings) -> int:
         if settings is not self._digested[0] and settings != self._digested[0]:
-            self._digested = settings, words.digest(repr(settings).encode())
+            self._digested = settings, words.digest(repr(sorted(settings.items())).encode())
         return self._digested[1]
 
     @property

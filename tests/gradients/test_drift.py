@@ -99,6 +99,13 @@ def test_each_setting_and_each_parameter_makes_another_digest():
     assert third.settings == second.settings and third.parameters != second.parameters
 
 
+def test_the_order_of_settings_is_nobodys_difference():
+    """A schedule that is made later has put its own behind the others."""
+    one, other = Rank(), Rank()
+    other.settings = dict(reversed(other.settings.items()))
+    assert one.round().settings == other.round().settings
+
+
 def test_settings_of_the_last_update_are_told():
     rank = Rank()
     assert rank.round().last_settings is None
