@@ -1,8 +1,10 @@
 """``hvd.elastic.State``: which class it is, what it refuses, what it counts, and how results take their gradients' place."""
 
 import os
+import random
 import resource
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -11,6 +13,7 @@ import ringtrain.torch as hvd
 from ringtrain import elastic
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.torch.elastic.checkpoints import Folder, Plan
+from ringtrain.torch.elastic.schedules import schedules_of
 from ringtrain.torch.twins import take_place
 
 
@@ -177,6 +180,63 @@ def test_a_training_goes_on_bit_for_bit_from_its_newest_file(alone, tmp_path):
     assert len(os.listdir(tmp_path / "cut")) == 2, "what a killed process has left is removed"
     with pytest.raises(InvalidArgumentError, match="expected a file with epoch, extra, .* but found epoch, model"):
         training(tmp_path / "cut", extra=1)
+
+
+def undeclared(folder, stop=None):
+    """What a training has drawn and stepped with whose schedule nobody has given, of a model with dropout and a later group."""
+    torch.manual_seed(0)
+    data = torch.randn(12, 3)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Dropout(0.5), torch.nn.Linear(4, 1))
+    later = list(model[2].parameters())
+    for parameter in later:
+        parameter.requires_grad_(False)
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1, momentum=0.5)
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, 20, cycle_momentum=False)
+    sampler = hvd.elastic.ElasticSampler(data)
+    loader = torch.utils.data.DataLoader(data, 2, sampler=sampler)
+    state = hvd.elastic.State(model=model, optimizer=optimizer, sampler=sampler, seen=[])
+    state.resume(folder)
+    state.save_every(folder, steps=2)
+    for epoch in state.epochs(2):
+        for batch in loader:
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+            schedule.step()
+            state.seen.append([random.random(), np.random.random(), *schedule.get_last_lr()])
+            if state.step == 3:
+                optimizer.add_param_group(
+                    {"params": later, "lr": 0.01, "initial_lr": 0.01, "max_lr": 0.01, "min_lr": 0.001}
+                )
+                [parameter.requires_grad_(True) for parameter in later]
+            if state.step == stop:
+                return None
+    return state.seen, [parameter.tolist() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("stop", [5, 9])
+def test_what_was_not_given_goes_on_too(stop, alone, tmp_path):
+    """A schedule, layers that were unfrozen into a group of their own, and random numbers, as dropout draws them."""
+    random.seed(1), np.random.seed(1)
+    whole = undeclared(tmp_path / "whole")
+    random.seed(1), np.random.seed(1)
+    assert undeclared(tmp_path / "cut", stop=stop) is None
+    random.seed(2), np.random.seed(2)
+    assert undeclared(tmp_path / "cut") == whole
+
+
+def test_two_schedules_of_a_kind_must_be_given(alone):
+    model = torch.nn.Linear(1, 1)
+    optimizer = distributed(model)
+    schedules = [torch.optim.lr_scheduler.StepLR(optimizer, each) for each in (5, 7)]
+    state = hvd.elastic.State(model=model, optimizer=optimizer)
+    with pytest.raises(InvalidArgumentError, match="there are 2 without one that are StepLR of optimizer. Give them"):
+        next(state.epochs(1))
+    next(hvd.elastic.State(model=model, optimizer=optimizer, one=schedules[0], other=schedules[1]).epochs(1))
+    together = torch.optim.lr_scheduler.SequentialLR(optimizer, schedules, [9])
+    found = schedules_of({"optimizer": optimizer}, [])
+    assert found == {"SequentialLR of optimizer": together}
 
 
 def test_a_folder_that_takes_no_file_is_said_and_the_training_goes_on(alone, tmp_path, caplog):

@@ -6,7 +6,8 @@ that means for PyTorch: gradients, samples, and the state for ranks that join.
 
 import gc
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -28,6 +29,7 @@ from ringtrain.process_sets import global_process_set, id_of
 from ringtrain.torch.adasum import Deltas
 from ringtrain.torch.backward import OneByOne
 from ringtrain.torch.elastic.batches import check_state
+from ringtrain.torch.elastic.belongings import Belongings
 from ringtrain.torch.elastic.checkpoints import ROWS, Folder, Plan, on_devices
 from ringtrain.torch.elastic.sampler import ElasticSampler
 from ringtrain.torch.elastic.transfer import keeps_identity, outline_of, take_over
@@ -38,6 +40,7 @@ from ringtrain.torch.tables import Part, dense_state_dict, load_dense_state_dict
 
 _OBJECTS = "ringtrain.elastic.objects"
 _ROWS = "ringtrain.elastic.rows"
+_BELONGINGS = "what was not given"  # in a file, beside the values
 _GIVEN = ["_size", "_refusal", "_rows_from", "_saved_behind"]  # beside the values
 
 
@@ -58,7 +61,8 @@ class TransparentState(LosslessState):
         model: a module.
         optimizer: of it, from ``DistributedOptimizer``. Others are given as ``objects``, all that the process has.
         sampler: an ``ElasticSampler``, which counts by itself from now on.
-        schedule: of learning rates; whatever has ``state_dict`` and ``load_state_dict``.
+        schedule: of learning rates; whatever has ``state_dict`` and ``load_state_dict``. Those of ``torch.optim`` are found by their
+            optimizer where they are not given.
         process_sets: a function of the number of ranks, the same on all, that returns the ranks of each process set which
             a world of so many is to have, such as ``lambda size: [range(0, size, 2), range(1, size, 2)]``. One without
             ranks is not there in that world. They are attributes, by place: ``even, odd = state.process_sets``.
@@ -72,7 +76,7 @@ class TransparentState(LosslessState):
     Raises:
         TypeError: ``epoch`` or ``step`` is no whole number, or the schedule has no ``state_dict``.
         InvalidArgumentError: no distributed optimizer; process sets that are no such function; in an elastic job also an
-            optimizer or a model that is not given.
+            optimizer or a model that is not given. By ``epochs``: two schedules of a kind that are not given.
         UnsupportedError: in an elastic job, an optimizer that does not send in each step (``every``, ``delay``), or among the
             ranks of a process set; several with different ``backward_passes_per_step``.
     """
@@ -110,6 +114,7 @@ class TransparentState(LosslessState):
             setattr(self, name, value)
         self._stateful = sorted(name for name, value in given.items() if keeps_identity(value))
         self._plain = sorted(given.keys() - set(self._stateful))
+        self._belongings = Belongings({name: getattr(self, name) for name in self._stateful})
         self._saves: tuple[Folder, Plan, int] | None = None  # where, when, and how many files are kept
         self._has_stepped = False  # and nothing was drawn since
         self._refusal = ""  # why this rank cannot begin
@@ -146,6 +151,7 @@ class TransparentState(LosslessState):
             raise InvalidArgumentError(f"elastic.State.epochs: expected a number of epochs but found {count!r}.")
         self._training.refuse_others()
         self._begin_loop()
+        self._belongings.begin()
         if self._transaction is None:
             self._sets.make()
             self._training.take_state()
@@ -157,6 +163,8 @@ class TransparentState(LosslessState):
             raise InvalidArgumentError(self._refusal)
         while self.epoch < count:
             self._training.set_epoch(self.epoch)
+            if not self._training.is_in_epoch:
+                self._belongings.draw_on()
             yield self.epoch
             self.epoch += 1
             self._training.set_epoch(self.epoch)
@@ -196,7 +204,8 @@ class TransparentState(LosslessState):
         """Takes the values of the newest file that ``save_every`` has written; returns whether there is one.
 
         To be called before ``epochs``, which gives all ranks what rank 0 has found. The training goes on bit for bit, with
-        as many ranks as before; but for what ``Compression.int8`` and ``int4`` keep. Plain objects must be numbers,
+        as many ranks as before, random numbers included where files were written by ``steps``; but for what ``Compression.int8`` and
+        ``int4`` keep, and for what a loader's worker processes draw. Plain objects must be numbers,
         texts, or containers of these and of tensors: nothing in the file is run. Rows of sharded embeddings go to any number
         of ranks; ``epochs`` reads them, from where rank 0 has found them.
 
@@ -212,25 +221,37 @@ class TransparentState(LosslessState):
         path, kept = found
         rows, tables = Folder(folder).rows_of(kept), self._tables()
         self._resumed = None if rows is None else os.fspath(rows)
+        belongings = kept.pop(_BELONGINGS, None)
         expected = {*self._stateful, *self._plain, *([ROWS] if tables else [])}
         if kept.keys() != expected:
             raise InvalidArgumentError(
                 f"resume: expected a file with {', '.join(sorted(expected))} but found {', '.join(sorted(kept))} in {path}. Make the "
                 "State with the values that it was saved with, or use another folder."
             )
+        if belongings is not None:
+            self._take_from_file(partial(self._belongings.load_structure, belongings), "the models", "Module", path)
+            self._belongings.load(belongings)
         for name in self._stateful:
-            try:
-                self._load(getattr(self, name), kept[name], has_tables=bool(tables))
-            except (RuntimeError, ValueError, TypeError, KeyError, IndexError) as problem:
-                kind, said = type(getattr(self, name)).__name__, " ".join(str(problem).split())
-                raise InvalidArgumentError(
-                    f"resume: expected the values of '{name}' in {path} to be those of a {kind} like this State's but they are not "
-                    f"({type(problem).__name__}: {said}). Make the State as it was when the file was written, or use another "
-                    "folder."
-                ) from problem
+            value = getattr(self, name)
+            self._take_from_file(
+                partial(self._load, value, kept[name], has_tables=bool(tables)),
+                f"'{name}'", type(value).__name__, path,
+            )  # fmt: skip
         for name in self._plain:
             setattr(self, name, kept[name])
         return True
+
+    @staticmethod
+    def _take_from_file(take: Callable[[], None], what: str, kind: str, path: Path) -> None:
+        try:
+            take()
+        except (RuntimeError, ValueError, TypeError, KeyError, IndexError) as problem:
+            said = " ".join(str(problem).split())
+            raise InvalidArgumentError(
+                f"resume: expected the values of {what} in {path} to be those of a {kind} like this State's but they are not "
+                f"({type(problem).__name__}: {said}). Make the State as it was when the file was written, or use another "
+                "folder."
+            ) from problem
 
     @staticmethod
     def _load(value: Any, kept: Any, has_tables: bool) -> None:
@@ -298,6 +319,7 @@ class TransparentState(LosslessState):
         due = plan.is_due(self.step, monotonic())
         if not due and not plan.counts_minutes:
             return
+        random = None if plan.counts_minutes else self._belongings.gathered()  # of a step that all ranks agree on
         tables = self._tables()
         if tables and plan.counts_minutes:
             due = _any_rank(due)
@@ -307,7 +329,7 @@ class TransparentState(LosslessState):
         try:
             rows = save_parts(tables, lambda token: folder.for_rows(self.step, token)) if tables else None
             if current().rank == 0:
-                folder.write(self.step, self._values(rows), keep)
+                folder.write(self.step, {**self._values(rows), _BELONGINGS: self._belongings.in_file(random)}, keep)
         except RowsLostError:
             logger.warning(
                 "save_every: the state behind step %d could not be written: rows are lost, as their next use says",
@@ -357,13 +379,15 @@ class _Training:
         found = dict.fromkeys(state._plain, "a plain value")
         for name in state._stateful:
             found |= outline_of(name, getattr(state, name))
-        return found
+        return found | state._belongings.outline()
 
     def take_state(self) -> None:
         """Takes the values of rank 0."""
         state = self._state
+        state._belongings.take_structure(self._has_state)
         for name in state._stateful:
             take_over(getattr(state, name), has_it=self._has_state)
+        state._belongings.take_over(self._has_state)
         if not self._has_state:
             state._refusal = state._refuse_later_files()
         values = broadcast_object({name: getattr(state, name) for name in _GIVEN + state._plain}, 0, _OBJECTS)
@@ -422,8 +446,14 @@ class _Training:
     def before_draw(self) -> None:
         """Lets ranks join if all have agreed on it, and begins the next window."""
         self._state._between_steps()
+        self._state._belongings.draw_on()
         if self._state._transaction is not None:
             self._state._transaction.begin()
+
+    @property
+    def is_in_epoch(self) -> bool:
+        """Whether some of its samples are done."""
+        return any(sampler.processed_num for sampler in self._samplers)
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the samplers to an epoch, which begins if they are not in it."""

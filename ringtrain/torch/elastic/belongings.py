@@ -1,0 +1,104 @@
+"""What goes with the values of a state without being given: schedules, what is frozen, later groups, random states."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ringtrain.context import current
+from ringtrain.embedding.kept_rows import surviving
+from ringtrain.log import logger
+from ringtrain.objects import allgather_object, broadcast_object
+from ringtrain.torch.elastic.randomness import random_states, set_random_states
+from ringtrain.torch.elastic.schedules import is_plain, schedules_of
+from ringtrain.torch.elastic.structure import structure_of, take_structure
+
+_NAME = "ringtrain.elastic.belongings"
+_RANDOM = "ringtrain.elastic.random_states"
+
+
+class Belongings:
+    """Those of one state.
+
+    Args:
+        values: what the state was given that has a state of its own, by name.
+    """
+
+    def __init__(self, values: Mapping[str, Any]):
+        self._values = values
+        self._modules = {name: each for name, each in values.items() if isinstance(each, torch.nn.Module)}
+        self._optimizers = {name: each for name, each in values.items() if isinstance(each, torch.optim.Optimizer)}
+        self._counts = {name: len(each.param_groups) for name, each in self._optimizers.items()}
+        self._schedules: dict[str, Any] = {}
+        self._kept: dict[str, Any] = {}  # states of schedules, as a file has them
+        self._random: list[dict[str, Any]] | None = None  # of all ranks, from which they are to go on
+
+    def begin(self) -> None:
+        """The loop begins: what sets the learning rates is there by now."""
+        found = schedules_of(self._optimizers, list(self._values.values()))
+        self._schedules = {name: each for name, each in found.items() if is_plain(each.state_dict())}
+        for name in sorted(found.keys() - self._schedules.keys()):
+            logger.warning(
+                "elastic.State: ranks that join do not take the %s over, whose state_dict has objects of other kinds. Give what "
+                "it counts to the State under a name",
+                name,
+            )
+        for name in self._schedules.keys() & self._kept.keys():
+            self._schedules[name].load_state_dict(self._kept[name])
+
+    def outline(self) -> dict[str, str]:
+        """What ranks must have alike; groups that came later are handed over."""
+        sizes = {
+            name: " + ".join(str(len(group["params"])) for group in each.param_groups[: self._counts[name]])
+            for name, each in self._optimizers.items()
+        }
+        optimizers = {
+            name: f"{type(each).__name__} of {sizes[name]} parameters" for name, each in self._optimizers.items()
+        }
+        return {**optimizers, **dict.fromkeys(self._schedules, "a schedule that was not given")}
+
+    def take_structure(self, has_it: bool) -> None:
+        """Takes over from rank 0 what is trained, before the state of models and optimizers."""
+        theirs = broadcast_object(self._structure(), 0, f"{_NAME}.structure")
+        if not has_it:
+            take_structure(theirs, self._modules, self._optimizers, self._counts)
+
+    def take_over(self, has_it: bool) -> None:
+        """Takes over from rank 0 the rest, behind the state of the optimizers."""
+        told = broadcast_object((self._states(), self._random), 0, _NAME)
+        if has_it:
+            return
+        states, self._random = told
+        for name, each in self._schedules.items():
+            each.load_state_dict(states[name])
+
+    def draw_on(self) -> None:
+        """Goes on with the random numbers behind those of the saved training, on as many ranks."""
+        random, self._random = self._random, None
+        if random is not None and len(random) == current().size:
+            set_random_states(random[current().rank])
+
+    # ---- files ----
+
+    def gathered(self) -> list[dict[str, Any]]:
+        """The random states of all ranks, which call this together."""
+        return surviving(lambda: allgather_object(random_states(), _RANDOM))
+
+    def in_file(self, random: list[dict[str, Any]] | None) -> dict[str, Any]:
+        """What a file keeps, with the random states of all ranks if they are there."""
+        kept = {"structure": list(self._structure()), "schedules": self._states()}
+        return kept if random is None else {**kept, "random": random}
+
+    def load_structure(self, kept: dict[str, Any]) -> None:
+        """Takes what is trained from a file, before the state of models and optimizers."""
+        take_structure(kept["structure"], self._modules, self._optimizers, self._counts)
+
+    def load(self, kept: dict[str, Any]) -> None:
+        """Takes the rest; schedules when the loop begins."""
+        self._kept, self._random = kept["schedules"], kept.get("random")
+
+    def _structure(self) -> Any:
+        return structure_of(self._modules, self._optimizers, self._counts)
+
+    def _states(self) -> dict[str, Any]:
+        return {name: each.state_dict() for name, each in self._schedules.items()}

@@ -1,0 +1,64 @@
+"""Schedules of learning rates that a script has not given to its state: each is known by the optimizer that it sets."""
+
+import gc
+from collections import Counter
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+
+from ringtrain.errors import InvalidArgumentError
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Tensor, torch.dtype, torch.device)
+
+
+def schedules_of(optimizers: Mapping[str, torch.optim.Optimizer], given: Collection[Any]) -> dict[str, Any]:
+    """The schedules of some optimizers, under names that are the same on all ranks.
+
+    Those that are part of another one, as of a ``SequentialLR``, go with that.
+
+    Args:
+        optimizers: by their names.
+        given: schedules that have names already.
+
+    Raises:
+        InvalidArgumentError: one optimizer has two of a kind, which nothing tells apart.
+    """
+    found = _named(optimizers, given)
+    if len(dict(found)) < len(found):
+        gc.collect()  # one may be in use no more
+        found = _named(optimizers, given)
+    counts = Counter(name for name, _ in found)
+    for name, count in sorted(counts.items()):
+        if count > 1:
+            raise InvalidArgumentError(
+                f"elastic.State: each schedule must have a name under which ranks that join take it over, but there are {count} "
+                f"without one that are {name}. Give them: State(..., schedule=one, other=another)."
+            )
+    return dict(found)
+
+
+def _named(optimizers: Mapping[str, torch.optim.Optimizer], given: Collection[Any]) -> list[tuple[str, Any]]:
+    names = {id(optimizer): name for name, optimizer in optimizers.items()}
+    there = [each for each in gc.get_objects() if _is_schedule(each) and id(each.__dict__.get("optimizer")) in names]
+    parts = {id(part) for each in (*there, *given) for part in _held_by(each)} | {id(each) for each in given}
+    alone = [each for each in there if id(each) not in parts]
+    return [(f"{type(each).__name__} of {names[id(each.__dict__['optimizer'])]}", each) for each in alone]
+
+
+def _is_schedule(value: Any) -> bool:
+    return issubclass(type(value), torch.optim.lr_scheduler.LRScheduler)  # an instance may be a proxy, which would act
+
+
+def _held_by(schedule: Any) -> list[Any]:
+    values = list(getattr(schedule, "__dict__", {}).values())
+    return [part for value in values for part in (value if isinstance(value, (list, tuple)) else [value])]
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a state has values alone, which another process may take over, and no objects of the script's."""
+    if isinstance(value, Mapping):
+        return all(is_plain(key) and is_plain(each) for key, each in value.items())
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return all(map(is_plain, value))
+    return isinstance(value, _PLAIN)

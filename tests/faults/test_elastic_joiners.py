@@ -1,0 +1,60 @@
+"""What a rank that joins gets beside the values of the state: schedules that were not given, what is frozen, later groups.
+
+And in Keras what callbacks remember. Ranks that lack it would step otherwise than the others, in silence.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from test_elastic_steps import KILL, ends, run
+from worlds import LAUNCHED
+
+from ringtrain.bench.jobs import Job
+
+pytestmark = [
+    pytest.mark.tcp,
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(LAUNCHED, reason="starts jobs of its own"),
+]
+GROWING = """
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=3)
+    model.append(torch.nn.Linear(1, 1))  # which the optimizer does not train yet
+    body, head = list(model[0].parameters()), list(model[3].parameters())
+    for parameter in body:
+        parameter.requires_grad_(False)
+    sampler = hvd.elastic.ElasticSampler(Data())
+    loader = torch.utils.data.DataLoader(Data(), BATCH, sampler=sampler)
+    state = hvd.elastic.State(model=model, optimizer=optimizer, sampler=sampler)  # and neither of the schedules
+    for epoch in state.epochs(EPOCHS):
+        for indices, x, y in loader:
+            while state.step == 9 and hvd.size() < 3 and not membership.current().wants_pause:
+                time.sleep(0.02)
+            if state.step == 2:
+                for parameter in body:
+                    parameter.requires_grad_(True)
+            optimizer.zero_grad()
+            (model(x) - y).square().mean().backward()
+            fault("released")
+            optimizer.step()
+            schedule.step()
+            plateau.step(1.0)
+            if state.step == 4:
+                optimizer.add_param_group({"params": head, "lr": 0.01, "initial_lr": 0.01})
+                schedule.base_lrs.append(0.01)
+                plateau.min_lrs.append(0)
+    frozen = [name for name, each in model.named_parameters() if not each.requires_grad]
+    groups = [len(group["params"]) for group in optimizer.param_groups]
+    print("has", frozen, groups, schedule.last_epoch, plateau.num_bad_epochs, flush=True)
+    end()
+"""
+
+
+def test_a_rank_that_joins_gets_what_the_state_was_not_given(job: Job) -> None:
+    """Two schedules, layers that were unfrozen, and a group of parameters that was added meanwhile."""
+    done = run(job, "--elastic", "-np", "2:3", program=GROWING, FAULTS=json.dumps({"1/6/released": KILL}))
+    assert len(ends(done)) == 3 and len(set(ends(done))) == 1, done.stdout + done.stderr
+    found = re.findall(r"^\[\d\] has (.*)$", done.stdout, re.M)
+    assert len(found) == 3 and len(set(found)) == 1 and found[0].startswith("[] [4, 2] "), found
