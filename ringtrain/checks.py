@@ -104,7 +104,7 @@ def _examined(
         pairs = list(tensors.items() if isinstance(tensors, Mapping) else tensors)
         names = [str(name) for name, _ in pairs]
         found = np.array([_look_at(name, tensor, look) for name, tensor in pairs], np.int64)
-    digest = _digest_of("\0".join(names).encode("utf-8", "surrogatepass"))
+    digest = hashed("\0".join(names).encode("utf-8", "surrogatepass"))
     extremes = allreduce(np.array([digest, -digest]), agreement, Max, process_set=process_set)
     if extremes.sum():  # the largest is not the smallest
         difference = _name_difference(allgather_object(names, agreement, process_set), members_of(process_set))
@@ -157,13 +157,17 @@ def _content(tensor: object) -> _Content:
 def digest(tensor: object) -> int:
     """63 bits that depend on element type, shape, and every byte and its place."""
     content = _content(tensor)
-    kind = _digest_of(f"{content.dtype}{content.shape}".encode())
+    kind = hashed(f"{content.dtype}{content.shape}".encode())
     memory = ffi.from_buffer(content.bytes)
     return lib.rt_digest(memory, len(content.bytes), kind) >> 1
 
 
-def _digest_of(text: bytes) -> int:
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
+def hashed(*parts: bytes | memoryview) -> int:
+    """63 bits of some content; slower than ``digest``, and such as nobody makes alike on purpose."""
+    found = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        found.update(part)
+    return int.from_bytes(found.digest(), "little") >> 1
 
 
 def _is_finite(tensor: object) -> bool:

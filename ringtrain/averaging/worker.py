@@ -25,6 +25,7 @@ from ringtrain.averaging.outer import Outer, advance
 from ringtrain.averaging.period import Period, factor_of
 from ringtrain.averaging.shared import Copy, Role, Shared
 from ringtrain.buffers import as_buffer
+from ringtrain.checks import hashed
 from ringtrain.errors import InvalidArgumentError, RingtrainError
 from ringtrain.gradients import residuals, terms
 from ringtrain.gradients.differences import Differences, waited
@@ -340,7 +341,7 @@ class Worker:
         """A digest of X and m."""
         compared = [copy for _, copy in sorted(self._copies.items()) if copy.shared.role is Role.PARAMETER]
         arrays = [array for copy in compared for array in (copy.common, copy.velocity) if array is not None]
-        return terms.digest(*(array.view(np.uint8).data for array in arrays))
+        return hashed(*(array.view(np.uint8).data for array in arrays))
 
     def _meet(self, stage: Stage, part: int = 0) -> Agreed:
         """Says this rank's row, and returns what all ranks know.
@@ -356,7 +357,7 @@ class Worker:
         said = Said(
             rank=context.rank,
             stage=stage,
-            terms=terms.digest(content),
+            terms=hashed(content),
             terms_bytes=len(content),
             start=self._start() if stage is Stage.BEGIN else 0,
             round=period.round + len(self._flights),
@@ -364,7 +365,7 @@ class Worker:
             samples=period.samples_of(part),
             counted=int(period.counted),
             part=part,
-            settings=0 if own_settings is None else terms.digest(terms.encoded(own_settings)),
+            settings=0 if own_settings is None else hashed(terms.encoded(own_settings)),
             weights=len(weights),
         )
         name = f"{self._prefix}.used"  # where an optimizer of exact steps says what it has: so that one is found out
@@ -410,7 +411,7 @@ class Worker:
         """
         copies = {name: copy for name, copy in sorted(self._copies.items()) if copy.shared.role is not Role.COUNTER}
         values = {name: _owned(copy.shared.read(), copy.common.dtype) for name, copy in copies.items()}
-        own = terms.digest(*(array.view(np.uint8).data for array in values.values()))
+        own = hashed(*(array.view(np.uint8).data for array in values.values()))
         if len(set(gathered(self._session, f"{self._prefix}.assigned", np.array([own], np.int64)).tolist())) > 1:
             self._average_plainly(values)
             for name, copy in copies.items():

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ringtrain.gradients import terms as words
+from ringtrain.checks import hashed
 from ringtrain.processors import kind_of_processor
 
 Settings = Mapping[str, Any]
@@ -107,7 +107,7 @@ class Replica:
         return Told(
             None if settings is None else self._digest_of(settings),
             None if last is None else self._digest_of(last),
-            None if digests is None else words.digest(digests.tobytes()),
+            None if digests is None else hashed(digests.tobytes()),
             self._is_due(),
         )
 
@@ -139,7 +139,7 @@ class Replica:
 
     def _digest_of(self, settings: Settings) -> int:
         if settings is not self._digested[0] and settings != self._digested[0]:
-            self._digested = settings, words.digest(repr(sorted(settings.items())).encode())
+            self._digested = settings, hashed(repr(sorted(settings.items())).encode())
         return self._digested[1]
 
     @property

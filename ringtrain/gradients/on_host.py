@@ -15,6 +15,7 @@ from ringtrain import tables
 from ringtrain.buffers import as_buffer
 from ringtrain.errors import InvalidArgumentError, RingtrainError
 from ringtrain.gradients import powersgd, residuals
+from ringtrain.gradients.differences import waited
 from ringtrain.gradients.powersgd import FACTOR, OF_ALL, RESIDUAL, STEPS, TINY, Beginning, PowerSGD
 from ringtrain.gradients.presence import DENSE
 from ringtrain.gradients.rounds import Rounds, Stage
@@ -372,8 +373,7 @@ class HostReducer:
 def _agreed(rounds: Rounds) -> bool:
     """Whether any rank says that the next step compresses; raises MismatchError if ranks have other settings."""
     said = rounds.wait_for_answer()
-    for operation in rounds.require_equal():
-        operation.wait()
+    waited(rounds.require_equal())
     return said.compresses_next
 
 

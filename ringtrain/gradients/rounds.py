@@ -8,10 +8,11 @@ of the terms that all must have set alike, and with those of the ``drift.Replica
 """
 
 import enum
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+from ringtrain.checks import hashed
 from ringtrain.gradients import terms as words
 from ringtrain.gradients.agreement import Agreement
 from ringtrain.gradients.differences import Differences
@@ -133,7 +134,7 @@ class Rounds:
         assert self._agreement is not None, "announce() begins a round"
         return self._agreement
 
-    def require_equal(self) -> Iterator[Operation]:
+    def require_equal(self) -> Generator[Operation, None, None]:
         """After ``answer``, when all that was agreed on has travelled: no rank waits for what another one refuses to send.
 
         Raises:
@@ -187,7 +188,7 @@ def encoded(said: Said, steps: int | None, terms: bytes = b"", told: Told = NOTH
     byte only if all are equal.
     """
     count = None if steps is None else steps % _LARGEST
-    values = (count, words.digest(terms), told.settings, told.last_settings, told.parameters)
+    values = (count, hashed(terms), told.settings, told.last_settings, told.parameters)
     compared = map(_with_complement, values, _COMPARED.values())
     return b"%b%c%c%c%c%b" % (said.codes, *said[1:], b"".join(compared))
 

@@ -1,6 +1,5 @@
 """What all ranks must have set alike for one optimizer, and the words in which they hear that they have not. Pure."""
 
-import hashlib
 import json
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
@@ -18,14 +17,6 @@ def encoded(terms: Mapping[str, Any]) -> bytes:
 def decoded(content: bytes) -> dict[str, Any]:
     """What ``encoded`` was given, with lists for tuples."""
     return json.loads(content)
-
-
-def digest(*parts: bytes | memoryview) -> int:
-    """63 bits of some content."""
-    hashed = hashlib.blake2b(digest_size=8)
-    for part in parts:
-        hashed.update(part)
-    return int.from_bytes(hashed.digest(), "little") >> 1
 
 
 def difference(terms: Sequence[tuple[int, Mapping[str, Any]]]) -> tuple[str, str] | None:

@@ -23,6 +23,7 @@ from ringtrain import log, membership, ranges
 from ringtrain.buffers import as_buffer
 from ringtrain.context import Context
 from ringtrain.errors import InvalidArgumentError, RingtrainError, UnsupportedError
+from ringtrain.gradients.differences import waited
 from ringtrain.gradients.presence import DENSE, MISSING, SETTLED, is_there
 from ringtrain.gradients.rounds import Rounds, Stage
 from ringtrain.gradients.shares import bucketed, laid_out
@@ -299,8 +300,7 @@ class Ahead:
                 own = bytes(self._code_of(index, stage) for index in range(len(self._parameters)))
                 self._rounds.announce(own, stage)
                 agreed = self._rounds.wait_for_answer().codes
-                for operation in self._rounds.require_equal():
-                    operation.wait()
+                waited(self._rounds.require_equal())
                 self._rounds.succeed()
                 for bucket in self._buckets:
                     if not bucket.is_sent and any(is_there(agreed[place]) for place in bucket.places):

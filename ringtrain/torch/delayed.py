@@ -19,6 +19,7 @@ import torch
 from ringtrain.context import Context
 from ringtrain.errors import InvalidArgumentError, RingtrainError, UnsupportedError
 from ringtrain.gradients import residuals
+from ringtrain.gradients.differences import waited
 from ringtrain.gradients.presence import DENSE, MISSING, is_there
 from ringtrain.gradients.rounds import Rounds, Stage
 from ringtrain.numbering import next_number
@@ -229,8 +230,7 @@ class Delayed:
                 problem = problem or failed
         try:
             self._rounds.wait_for_answer()
-            for operation in self._rounds.require_equal():
-                operation.wait()
+            waited(self._rounds.require_equal())
             if problem is not None:
                 raise problem
         except RingtrainError:
