@@ -68,6 +68,11 @@ def variables_of(values: Sequence[Any]) -> list[Any]:
     return list({id(variable): variable for variables in listed for variable in variables}.values())
 
 
+def is_seed(variable: Any) -> bool:
+    """Whether it is the state of a ``keras.random.SeedGenerator``, a seed and a counter, as dropout has one: a rank's own."""
+    return bool(variable.name.rpartition("/")[2].startswith("seed_generator_state"))
+
+
 def outline_of(variables: Sequence[Any]) -> dict[str, str]:
     """Their shapes and dtypes, by place: names that frameworks give differ from process to process."""
     return {

@@ -18,10 +18,11 @@ from ringtrain.averaging.outer import Outer
 from ringtrain.averaging.period import Period
 from ringtrain.averaging.shared import Role
 from ringtrain.averaging.worker import ComparedSettings, Plan, Worker, require_local
+from ringtrain.elastic.adapters import is_seed
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.gradients.session import Session
 from ringtrain.keras.backends import backend
-from ringtrain.keras.variables import SEED_STATE, own_name
+from ringtrain.keras.variables import own_name
 from ringtrain.operations import Average
 from ringtrain.process_sets import ProcessSet, global_process_set
 
@@ -126,7 +127,7 @@ class LocalSteps:
     def know(self, variables: Iterable[Any], is_trained: bool) -> None:
         """Adds variables that are averaged, in an order that all ranks share; random seeds stay each rank's own."""
         for variable in variables:
-            if id(variable) not in self._known and not variable.name.startswith(SEED_STATE):
+            if id(variable) not in self._known and not is_seed(variable):
                 name = f"{len(self._known)}.{own_name(variable)}"
                 self._known[id(variable)] = _Staged(name, variable, is_trained)
 

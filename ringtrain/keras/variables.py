@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from ringtrain.context import current
+from ringtrain.elastic.adapters import is_seed
 from ringtrain.errors import MismatchError, UnsupportedError
 from ringtrain.objects import allgather_object
 from ringtrain.operations import allreduce_async, broadcast_async_
 from ringtrain.process_sets import ProcessSet, global_process_set, members_of
 
-SEED_STATE = "seed_generator_state"  # the name of a keras.random.SeedGenerator's variable: a seed and a counter
 _SEED_STRIDE = 1_000_003  # between the seeds of neighbouring ranks
 
 
@@ -49,7 +49,7 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: P
         pending.append((handle, variable, value))
     for handle, variable, value in pending:
         handle.wait()
-        if variable.name.startswith(SEED_STATE):
+        if is_seed(variable):
             value = _seed_of_this_rank(value, root_rank)
         variable.assign(value)
 

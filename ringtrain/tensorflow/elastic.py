@@ -30,7 +30,7 @@ import tensorflow as tf
 
 from ringtrain import membership
 from ringtrain.elastic import BatchSampler, ObjectState, State, run_fn
-from ringtrain.elastic.adapters import outline_of, register, variables_of
+from ringtrain.elastic.adapters import is_seed, outline_of, register, variables_of
 from ringtrain.elastic.worlds import register_sign
 from ringtrain.errors import InvalidArgumentError, MismatchError
 from ringtrain.objects import allgather_object, broadcast_object
@@ -38,7 +38,7 @@ from ringtrain.operations import broadcast_async_
 from ringtrain.start import shutdown
 from ringtrain.tensorflow import presence
 from ringtrain.tensorflow.library import current_slot
-from ringtrain.tensorflow.names import in_session_graph, is_seed
+from ringtrain.tensorflow.names import in_session_graph
 from ringtrain.tensorflow.start import init
 
 if TYPE_CHECKING:

@@ -6,9 +6,10 @@ from typing import Any
 import tensorflow as tf
 
 from ringtrain import objects
+from ringtrain.elastic.adapters import is_seed
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.process_sets import ProcessSet, global_process_set
-from ringtrain.tensorflow.names import claim_in_function, in_session_graph, is_seed
+from ringtrain.tensorflow.names import claim_in_function, in_session_graph
 from ringtrain.tensorflow.nodes import as_it_is
 from ringtrain.tensorflow.operations import broadcast_
 

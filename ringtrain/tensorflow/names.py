@@ -82,11 +82,6 @@ def is_variable(source: Any) -> bool:
     return isinstance(source, tf.Variable) or hasattr(source, "path")
 
 
-def is_seed(variable: Any) -> bool:
-    """Whether it is the state of a ``keras.random.SeedGenerator``, as dropout has one: a rank's own."""
-    return bool(variable.name.rpartition("/")[2].startswith("seed_generator_state"))
-
-
 def _function() -> tf.Graph:
     """The graph of the function that is being traced. Branches of conditions and bodies of loops are traced with it."""
     graph = tf.compat.v1.get_default_graph()
