@@ -1,7 +1,7 @@
 """Drawn scripts of Keras end on ranks as in one process; `python -m training keras` in this folder goes on.
 
 Keras has one backend in each process: here that of the other tests. On PyTorch, where a script takes a fifth of the time, each run has
-some in torch_keras_run.py, and a long one all of this file.
+some in torch_keras_run.py, and a long one this file, with planted faults, which no other process collects.
 """
 
 from __future__ import annotations
@@ -36,7 +36,16 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.skipif(LAUNCHED, reason="mak
 
 # A turn takes some 2 seconds of a core on TensorFlow.
 SEEDS, LONG_SEEDS = (3, 1000) if ON_TENSORFLOW else (20, 5000)
-once = pytest.mark.skipif(ON_TENSORFLOW, reason="run on PyTorch")
+
+
+def on_pytorch(test: Callable[..., None]) -> Callable[..., None] | None:
+    """A test of processes with Keras on PyTorch alone; others do not collect it."""
+    return None if ON_TENSORFLOW else test
+
+
+def on_tensorflow(test: Callable[..., None]) -> Callable[..., None] | None:
+    """A test that asks nothing of the backend, or starts a process with the other one."""
+    return test if ON_TENSORFLOW else None
 
 
 def test_scripts_end_as_in_one_process() -> None:
@@ -51,7 +60,7 @@ def test_many_scripts_end_as_in_one_process() -> None:
     FUZZER.hold(range(first, first + LONG_SEEDS))
 
 
-@pytest.mark.skipif(not ON_TENSORFLOW, reason="this is it")
+@on_tensorflow
 @pytest.mark.timeout(6 * 3600)
 @pytest.mark.parametrize("which", ["not long", "long"])
 @pytest.mark.long
@@ -94,7 +103,7 @@ PLANTS = {
 }  # fmt: skip
 
 
-@once
+@on_pytorch
 @pytest.mark.long
 @pytest.mark.parametrize("fault", PLANTS)
 def test_a_planted_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +115,7 @@ def test_a_planted_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -
     assert FUZZER.finds_something(seeds)
 
 
-@once
+@on_pytorch
 @pytest.mark.long
 def test_a_script_is_made_as_small_as_its_fault_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a sum that is taken for an average one turn is left."""
@@ -118,12 +127,12 @@ def test_a_script_is_made_as_small_as_its_fault_allows(monkeypatch: pytest.Monke
     assert told.startswith("wrong") and small == Script(turns=(Turn(),), op="sum")
 
 
-@once
+@on_tensorflow
 def test_a_script_is_read_as_it_is_written_and_drawn_again() -> None:
     FUZZER.require_readable(range(50), vars(keras_script))
 
 
-@once
+@on_tensorflow
 def test_each_value_is_drawn_soon() -> None:
     scripts = [SCRIPTS.drawn(seed) for seed in range(1500)]
     values: dict[str, set] = {name: {getattr(each, name) for each in scripts} for name in vars(scripts[0])}
