@@ -8,6 +8,7 @@ state of their own. With a ``BatchSampler`` a step begins where its samples are 
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,6 +21,7 @@ from ringtrain.elastic.sampler import BatchSampler
 from ringtrain.elastic.sets import Rule
 from ringtrain.elastic.transaction import Part, Transaction
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
+from ringtrain.gradients.watch import Comparison
 from ringtrain.objects import broadcast_object
 from ringtrain.operations import Average, Compression
 
@@ -78,6 +80,7 @@ class TransparentState(LosslessState):
         self._in_epochs = False
         self._sampler = _only_sampler(objects.values())
         self._is_in_step = False  # its samples are drawn, and the loop has not come back for others
+        self._comparison: Comparison | None = None  # of the gradients that are reduced next
         self._training = _Training(self)
         member = membership.current()
         self._transaction = None if member is None else Transaction(member, self._training, sets=self._sets)
@@ -202,6 +205,23 @@ class TransparentState(LosslessState):
         if self._sampler is None or not self._is_in_step or op not in (None, Average):
             return None
         return self._training.weight(None) if self._transaction is None else self._transaction.weight()
+
+    @contextmanager
+    def comparing(self, comparison: Comparison) -> Iterator[None]:
+        """The gradients that are reduced first within this block travel with a comparison of the ranks.
+
+        It belongs into what survives with them: in another world it is made again, as they are sent again.
+        """
+        self._comparison = comparison
+        try:
+            yield
+        finally:
+            self._comparison = None
+
+    def take_comparison(self) -> Comparison | None:
+        """That of the gradients that are reduced now; for those who reduce, at once or in a graph."""
+        taken, self._comparison = self._comparison, None
+        return taken
 
     def check_gradients(self, owner: str, op: int | None) -> None:
         """Refuses gradients that could not be those of one process with the whole batch.

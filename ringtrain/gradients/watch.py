@@ -8,7 +8,7 @@ the others what this rank has, and raises.
 
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from ringtrain.gradients.drift import Named, Replica, Settings, Words
 from ringtrain.gradients.session import Session
 from ringtrain.processors import kind_of_processor
 
+Result = TypeVar("Result")
 _DIGEST = 8  # bytes
 ROW = 2 * _DIGEST + 1  # bytes: a digest of the settings, its complement, and whether a look is asked for
 
@@ -167,6 +168,39 @@ class Watch:
             lambda: self._settings, lambda: self._parameters, self._forms.digest, self._forms.on_host, self._called,
             self._forms.processor, self._clock,
         )  # fmt: skip
+
+
+class Comparison:
+    """What one step compares, for steps that run on the host, or reduce there.
+
+    Args:
+        watch: of the optimizer, or whatever else steps.
+        settings: what it steps with.
+        rate: the learning rate of this step, as the framework has it; None without one.
+        parameters: with their names, as the framework has them.
+        read: makes of such a parameter what the watch's forms take.
+
+    Attributes:
+        watch, settings, rate, parameters: as given.
+    """
+
+    def __init__(self, watch: Watch, settings: Settings, rate: Any, parameters: Named, read: Callable[[Any], Any]):
+        self.watch, self.settings, self.rate, self.parameters, self._read = watch, settings, rate, parameters, read
+
+    def around(self, reduce: Callable[[], Result], rate: Any) -> Result:
+        """What ``reduce`` returns, once ranks have found that they step alike.
+
+        Args:
+            reduce: what travels meanwhile.
+            rate: as a number, or an array of one.
+
+        Raises:
+            MismatchError: ranks have other settings, or other parameters; before the update.
+        """
+        row = self.watch.begin(with_rate(self.settings, rate))
+        result = reduce()
+        self.watch.end(row, lambda: [(name, self._read(each)) for name, each in self.parameters])
+        return result
 
 
 def are_equal(most: np.ndarray) -> bool:

@@ -107,8 +107,8 @@ def DistributedOptimizer(
         replicas: ``"equal"`` compares the learning rate and the other numbers that each rank steps with, in each update, and the
             variables, in the tenth one, or the second with BroadcastGlobalVariablesCallback, and then once a minute, or so seldom
             that it takes a thousandth of the time. Ranks that train apart raise a MismatchError then, in a graph a
-            ``tf.errors.InvalidArgumentError`` with its text. ``"differ"`` compares nothing. Not compared with ``every``, and in
-            steps of ``elastic.Elastic``.
+            ``tf.errors.InvalidArgumentError`` with its text. ``"differ"`` compares nothing. With ``every`` settings
+            alone are compared, where ranks average.
 
     Raises:
         InvalidArgumentError: not a Keras optimizer, or groups, ``op`` or a number that cannot be.

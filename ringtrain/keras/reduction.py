@@ -14,13 +14,12 @@ import numpy as np
 
 from ringtrain.averaging.worker import ComparedSettings
 from ringtrain.context import current
-from ringtrain.elastic.transparent import followed
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.gradients.drift import Settings as NamedSettings
 from ringtrain.gradients.on_host import HostReducer, HostSettings
 from ringtrain.gradients.powersgd import PowerSGD
 from ringtrain.gradients.session import Session
-from ringtrain.gradients.watch import Watch
+from ringtrain.gradients.watch import Comparison, Watch
 from ringtrain.keras.accumulation import Accumulation
 from ringtrain.keras.backends import backend
 from ringtrain.keras.local_steps import LocalPlan, LocalSteps
@@ -342,17 +341,17 @@ class KerasReducer:
             )
 
     def _watched(self, variables: Sequence[Any], combine: Callable[[], list[Any]]) -> list[Any]:
-        """What ``combine`` returns, once ranks have found that they step alike, where each step compares that."""
-        return combine() if followed() is not None else self._compared(variables, combine)
+        """What ``combine`` returns, once ranks have found that they step alike, where they must."""
+        compared = self._comparison(variables)
+        return combine() if compared is None else backend.watched(compared, self.settings.process_set, combine)
 
-    def _compared(self, variables: Sequence[Any], combine: Callable[[], list[Any]]) -> list[Any]:
+    def _comparison(self, variables: Sequence[Any]) -> Comparison | None:
         watch, stepping = self.watch, self._stepping
         if watch is None or stepping is None:
-            return combine()
+            return None
         local = {id(variable) for variable in self._local_variables()}
         parameters = [(path_of(each), each) for each in variables if _kind_of(each, local) == "averaged"]
-        settings, rate = stepping.settings(), stepping.rate()
-        return backend.watched(watch, self.settings.process_set, settings, rate, parameters, combine)
+        return backend.comparison(watch, stepping.settings(), stepping.rate(), parameters)
 
     def compare_now(self, variables: Sequence[Any], always: bool) -> None:
         """Compares the ranks' settings and variables between two steps. Collective.
@@ -364,9 +363,10 @@ class KerasReducer:
         Raises:
             MismatchError: they differ; the same on all ranks.
         """
-        if self.watch is not None and not backend.is_traced():
-            self.watch.ask(always)
-            self._compared(variables, list)
+        compared = None if backend.is_traced() else self._comparison(variables)
+        if compared is not None:
+            compared.watch.ask(always)
+            compared.around(lambda: None, compared.rate)
 
     def averaged_after_local_steps(self, variables: Sequence[Any]) -> list[Any]:
         """Those of the variables that workers average: not those that each rank keeps to itself."""

@@ -18,6 +18,7 @@ from ringtrain.tensorflow.presence import complete, settle
 from ringtrain.tensorflow.sparse import sum_duplicates
 from ringtrain.tensorflow.surviving import reduced
 from ringtrain.tensorflow.watching import FORMS
+from ringtrain.tensorflow.watching import comparison as comparison
 from ringtrain.tensorflow.watching import watched as watched
 from ringtrain.tensorflow.world import divided_by_size as divided_by_size
 

@@ -18,7 +18,7 @@ from ringtrain.gradients.drift import Settings
 from ringtrain.gradients.grouping import Groups, grouped
 from ringtrain.gradients.presence import DENSE, MISSING
 from ringtrain.gradients.session import Session
-from ringtrain.gradients.watch import Forms, Watch, with_rate
+from ringtrain.gradients.watch import Comparison, Forms, Watch
 from ringtrain.keras.stepping import CALLED
 from ringtrain.process_sets import ProcessSet, id_of, size_of
 from ringtrain.torch.compression import compression_in_the_core
@@ -119,9 +119,13 @@ def reduce(
         return hvd.grouped_allreduce(sent, name=names[places[0]], weight=weight, **arguments)
 
     groups = 1 if settings.groups is None else settings.groups
-    return with_rows(
-        state, variables, settings.op, lambda: _reduce_present(gradients, names, variables, settings, groups, combine)
-    )
+
+    def add_up() -> list[torch.Tensor | None]:
+        return _reduce_present(gradients, names, variables, settings, groups, combine)
+
+    if state is None or not gradients or (compared := state.take_comparison()) is None:
+        return with_rows(state, variables, settings.op, add_up)
+    return with_rows(state, variables, settings.op, lambda: compared.around(add_up, compared.rate))
 
 
 def watch(session: Session, name: str, parameters: Sequence[Any]) -> Watch:
@@ -130,18 +134,23 @@ def watch(session: Session, name: str, parameters: Sequence[Any]) -> Watch:
     return Watch(session, name, CALLED, forms)
 
 
-def watched(
-    watch: Watch, process_set: ProcessSet, settings: Settings, rate: Any,
-    parameters: Sequence[tuple[str, Any]], reduce: Callable[[], list[torch.Tensor | None]],
-) -> list[torch.Tensor | None]:  # fmt: skip
-    """What ``reduce`` returns, once ranks have found that they step alike; as ``tensorflow.watching.watched`` has it."""
+def comparison(watch: Watch, settings: Settings, rate: Any, parameters: Sequence[tuple[str, Any]]) -> Comparison:
+    """What a step compares, as ``tensorflow.watching.comparison`` has it."""
     number = None if rate is None else keras.ops.convert_to_tensor(rate)
     if number is not None and number.is_cuda:  # no step waits for the GPU
         number = None
-    row = watch.begin(with_rate(settings, None if number is None else _as_numpy(number)))
-    reduced = reduce()
-    watch.end(row, lambda: [(name, variable.value.detach()) for name, variable in parameters])
-    return reduced
+    found = None if number is None else _as_numpy(number)
+    return Comparison(watch, settings, found, parameters, lambda variable: variable.value.detach())
+
+
+def watched(
+    compared: Comparison, process_set: ProcessSet, reduce: Callable[[], list[torch.Tensor | None]]
+) -> list[torch.Tensor | None]:
+    """What ``reduce`` returns, once ranks have found that they step alike; as ``tensorflow.watching.watched`` has it."""
+    if (state := followed()) is not None:
+        with state.comparing(compared):
+            return reduce()
+    return compared.around(reduce, compared.rate)
 
 
 def _as_numpy(number: torch.Tensor) -> np.ndarray:

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from ringtrain.tensorflow import names
 from ringtrain.tensorflow.gradients import GradientReduction
+from ringtrain.tensorflow.watching import watched_by_names
 
 
 class AdasumOptimizer(tf.compat.v1.train.Optimizer):
@@ -18,9 +19,13 @@ class AdasumOptimizer(tf.compat.v1.train.Optimizer):
 
     _reduction: GradientReduction
     _stem: str  # of the names of the changes
+    _compares: bool  # the variables of all ranks
 
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
-        """As in TensorFlow; what it returns is done when the variables have the values that all ranks agree on."""
+        """As in TensorFlow; what it returns is done when the variables have the values that all ranks agree on.
+
+        On an error an eager step is undone; one of a graph leaves this rank's own step.
+        """
         pairs = list(grads_and_vars)
         variables = [variable for _, variable in pairs]  # all: another rank may have a gradient where this one has none
         # Copied in any case: where variables are references, what is read of one changes with it.
@@ -29,10 +34,24 @@ class AdasumOptimizer(tf.compat.v1.train.Optimizer):
             applied = super().apply_gradients(pairs, global_step, name)
         with tf.control_dependencies(_dependencies(applied)):
             deltas = [variable.read_value() - start for variable, start in zip(variables, starts, strict=True)]
-        identities = names.of_gradients(names.claim_in_function(f"{self._stem}.delta"), variables)
-        combined = self._reduction.reduce(deltas, identities, variables)
-        values = [start + delta for start, delta in zip(starts, combined, strict=True)]
-        return tf.group(*[variable.assign(value) for variable, value in zip(variables, values, strict=True)])
+        try:
+            combined = self._combined(deltas, variables, starts)
+        except Exception:
+            _assign(variables, starts)
+            raise
+        return _assign(variables, [start + delta for start, delta in zip(starts, combined, strict=True)])
+
+    def _combined(self, deltas: list[Any], variables: list[Any], starts: list[Any]) -> list[Any]:
+        stem, reduction = names.claim_in_function(f"{self._stem}.delta"), self._reduction
+        identities = names.of_gradients(stem, variables)
+        return watched_by_names(
+            self._compares, stem, variables, {}, reduction.process_set,
+            lambda: reduction.reduce(deltas, identities, variables), starts,
+        )  # fmt: skip
+
+
+def _assign(variables: list[Any], values: list[Any]) -> Any:
+    return tf.group(*[variable.assign(value) for variable, value in zip(variables, values, strict=True)])
 
 
 def _dependencies(applied: Any) -> list[Any]:

@@ -115,7 +115,7 @@ def DistributedOptimizer(
         scale_local_gradients: divide the gradients of local variables by the number of ranks.
         delay: 1, for an optimizer of Keras: each update applies the gradients of the one before.
         replicas: ``"equal"`` has ranks that train apart raise an error, ``"differ"`` compares nothing; for an optimizer of Keras what
-            it steps with, too, and not with ``Adasum``.
+            it steps with, too.
 
     Raises:
         InvalidArgumentError: something else than an optimizer, or a wrong argument.

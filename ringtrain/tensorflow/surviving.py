@@ -2,9 +2,10 @@
 
 An operation of a graph is over when it has failed. So a graph calls a function on the host here, with all gradients at once;
 it returns when all ranks hold the results. Averages are weighed by the samples of the state's sampler, if it has one.
-TensorFlow's tensors do not change, and are kept for nothing.
+TensorFlow's tensors do not change, and are kept for nothing. With the gradients travels what ranks compare of the step.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ import tensorflow as tf
 from ringtrain.elastic import TransparentState
 from ringtrain.embedding.table import with_rows
 from ringtrain.errors import UnsupportedError
+from ringtrain.gradients.watch import Comparison
 from ringtrain.operations import Adasum, Average, Sum
 from ringtrain.process_sets import ProcessSet, global_process_set
 from ringtrain.tensorflow.compression import Compressor
@@ -53,25 +55,41 @@ def reduced(
     present = [place for place, tensor in enumerate(tensors) if tensor is not None]
     dense = [tf.convert_to_tensor(tensors[place]) for place in present]
 
-    def on_host(*arrays: Any) -> list[np.ndarray]:
+    if not dense:
+        return list(tensors)
+    comparison = state.take_comparison()
+
+    def on_host(rate: Any, *arrays: Any) -> list[np.ndarray]:
         given = [np.asarray(array) for array in arrays]
-        return with_rows(
-            state, variables, op, lambda: state.grouped_allreduce(given, name, op, 1.0 / predivide, predivide, wire)
-        )
+
+        def reduce() -> list[np.ndarray]:
+            return state.grouped_allreduce(given, name, op, 1.0 / predivide, predivide, wire)
+
+        add_up = reduce if comparison is None else functools.partial(comparison.around, reduce, rate)
+        return with_rows(state, variables, op, add_up)
 
     results = list(tensors)
-    for place, tensor, result in zip(present, dense, _called(on_host, dense), strict=True):
+    for place, tensor, result in zip(present, dense, _called(on_host, comparison, dense), strict=True):
         results[place] = tf.ensure_shape(result, tensor.shape)
     return results
 
 
-def _called(on_host: Callable[..., list[np.ndarray]], tensors: list[tf.Tensor]) -> list[Any]:
-    """What it returns for tensors, of the same dtypes, when they are there."""
-    if not tensors:
-        return []
+def _called(
+    on_host: Callable[..., list[np.ndarray]], comparison: Comparison | None, tensors: list[tf.Tensor]
+) -> list[Any]:
+    """What it returns for the learning rate of a comparison and for tensors, of whose dtypes it is, when they are there."""
+    rate = None if comparison is None else comparison.rate
     if tf.executing_eagerly():
-        return on_host(*tensors)
-    return tf.numpy_function(on_host, tensors, [tensor.dtype for tensor in tensors])
+        return on_host(rate, *tensors)
+    dtypes = [tensor.dtype for tensor in tensors]
+    if rate is None:
+        on_host = functools.partial(on_host, None)
+    else:
+        tensors = [tf.convert_to_tensor(rate), *tensors]
+    # In a graph behind the update before, since the host reads the variables where it must.
+    compared = [] if comparison is None else [tf.convert_to_tensor(each) for _, each in comparison.parameters]
+    with tf.control_dependencies(compared):
+        return tf.numpy_function(on_host, tensors, dtypes)
 
 
 def _checked(owner: str, process_set: ProcessSet, compression: type[Compressor]) -> str:

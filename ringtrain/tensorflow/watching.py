@@ -13,7 +13,7 @@ import tensorflow as tf
 from ringtrain.elastic.transparent import followed
 from ringtrain.gradients.drift import Settings, Words
 from ringtrain.gradients.session import Session
-from ringtrain.gradients.watch import ARRAYS, ROW, Forms, Watch, with_rate
+from ringtrain.gradients.watch import ARRAYS, ROW, Comparison, Forms, Watch, with_rate
 from ringtrain.operations import Max
 from ringtrain.process_sets import ProcessSet, id_of, is_alone
 from ringtrain.processors import kind_with_cores
@@ -44,6 +44,7 @@ def watched_by_names(
     local: Container[int],
     process_set: ProcessSet,
     reduce: Callable[[], Gradients],
+    values: Sequence[Any] | None = None,
 ) -> Gradients:
     """``watched`` for gradients whose optimizer is not known: their variables are compared.
 
@@ -54,9 +55,11 @@ def watched_by_names(
         local: those that differ on purpose, by identity.
         process_set: the ranks that step alike.
         reduce: as for ``watched``.
+        values: that the variables had before the step, and which are compared; None for those that they have. Then all
+            sources are variables, and none is local.
     """
     variables = [each for each in sources if naming.is_variable(each) and id(each) not in local]
-    if not compares or not variables or is_alone(process_set) or not process_set.included() or followed() is not None:
+    if not compares or not variables or is_alone(process_set) or not process_set.included():
         return reduce()
 
     def make() -> Watch:
@@ -64,36 +67,40 @@ def watched_by_names(
 
     watch = _watches.find(stem, variables, process_set, make)
     paths = [getattr(each, "path", None) or each.name for each in variables]
-    return watched(watch, process_set, {}, None, list(zip(paths, variables, strict=True)), reduce)
+    compared = list(zip(paths, variables if values is None else values, strict=True))
+    return watched(comparison(watch, {}, None, compared), process_set, reduce)
 
 
-@nodes.as_it_is
-def watched(
-    watch: Watch,
-    process_set: ProcessSet,
-    settings: Settings,
-    rate: Any,
-    parameters: Sequence[tuple[str, Any]],
-    reduce: Callable[[], Gradients],
-) -> Gradients:
-    """What ``reduce`` returns, once ranks have found that they step alike.
+def comparison(watch: Watch, settings: Settings, rate: Any, parameters: Sequence[tuple[str, Any]]) -> Comparison:
+    """What a step compares.
 
     Args:
         watch: of the optimizer, or whatever else steps.
-        process_set: the ranks that do.
-        settings: what they step with.
+        settings: what it steps with.
         rate: the learning rate, which is among the settings when the step runs: a number, a tensor, or None.
         parameters: variables with their names.
+    """
+    return Comparison(watch, settings, rate, parameters, lambda each: _values(each).numpy())
+
+
+@nodes.as_it_is
+def watched(compared: Comparison, process_set: ProcessSet, reduce: Callable[[], Gradients]) -> Gradients:
+    """What ``reduce`` returns, once ranks have found that they step alike.
+
+    Args:
+        compared: of this step.
+        process_set: the ranks that take it.
         reduce: the gradients of all ranks, None for those that nobody has.
 
     Raises:
         MismatchError: in an eager step. A graph raises a ``tf.errors.InvalidArgumentError`` with its text.
     """
+    if (state := followed()) is not None:
+        with state.comparing(compared):
+            return reduce()
+    watch, settings, rate, parameters = compared.watch, compared.settings, compared.rate, compared.parameters
     if tf.executing_eagerly():
-        row = watch.begin(with_rate(settings, rate))
-        reduced = reduce()
-        watch.end(row, lambda: [(name, _values(each).numpy()) for name, each in parameters])
-        return reduced
+        return compared.around(reduce, rate)
     # Behind a look at the variables, and so in a loop of steps behind the update before: its row has the same name.
     read = [_values(variable) for _, variable in parameters]
     with tf.device("CPU:0"), tf.control_dependencies(read):  # there calls of the host are

@@ -3,7 +3,8 @@
 ``test_keras_drift`` has the cases of Keras 3 on TensorFlow; processes with another Keras ``check`` the same in ``fit``.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,28 +49,49 @@ def is_last() -> bool:
 # ---- for any Keras ----
 
 
-def check(keras: Any, hvd: Any) -> None:
-    """Each cause is told in ``fit``, in one text on both ranks, and ranks that are alike are let be."""
+def check_steps_that_survive(keras: Any, hvd: Any) -> None:
+    """As ``check``, in a ``fit`` with ``elastic.Elastic``."""
+    with compared_always(), World(2) as world:
+        one, other = world.run(lambda rank: fits(keras, hvd, rank, survives=True))
+        assert all((mine == theirs).all() for mine, theirs in zip(one, other, strict=True))
+        for cause in CAUSES.values():
+            told = world.run(lambda rank, act=cause.act: _told(lambda: fits(keras, hvd, rank, act, survives=True)))
+            assert told[0] == told[1] and cause.words in told[0], told
+
+
+@contextmanager
+def compared_always() -> Iterator[None]:
+    """Parameters are compared in each step."""
     before, drift.PERIOD, drift.SHARE = (drift.PERIOD, drift.SHARE), 0.0, float("inf")
     try:
-        with World(2) as world:
-            one, other = world.run(lambda rank: fits(keras, hvd, rank))
-            assert all((mine == theirs).all() for mine, theirs in zip(one, other, strict=True))
-            world.run(lambda rank: fits(keras, hvd, rank, CAUSES["assignment"].act, replicas="differ"))
-            for cause in CAUSES.values():
-                told = world.run(lambda rank, act=cause.act: _told(lambda: fits(keras, hvd, rank, act)))
-                assert told[0] == told[1] and cause.words in told[0], told
+        yield
     finally:
         drift.PERIOD, drift.SHARE = before
 
 
+def check(keras: Any, hvd: Any) -> None:
+    """Each cause is told in ``fit``, in one text on both ranks, and ranks that are alike are let be."""
+    with compared_always(), World(2) as world:
+        one, other = world.run(lambda rank: fits(keras, hvd, rank))
+        assert all((mine == theirs).all() for mine, theirs in zip(one, other, strict=True))
+        world.run(lambda rank: fits(keras, hvd, rank, CAUSES["assignment"].act, replicas="differ"))
+        for cause in CAUSES.values():
+            told = world.run(lambda rank, act=cause.act: _told(lambda: fits(keras, hvd, rank, act)))
+            assert told[0] == told[1] and cause.words in told[0], told
+
+
 def fits(
-    keras: Any, hvd: Any, rank: int, act: Callable[[Any, Any], None] | None = None, **arguments: Any
+    keras: Any,
+    hvd: Any,
+    rank: int,
+    act: Callable[[Any, Any], None] | None = None,
+    survives: bool = False,
+    **arguments: Any,
 ) -> list[np.ndarray]:
-    """The weights after four steps; the last rank acts before its third one."""
+    """The weights after four steps, which may be such that survive; the last rank acts before its third one."""
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(1)])
-    drawn = np.random.default_rng(7)  # ranks are threads, which share the seed of Keras
-    model.set_weights([drawn.normal(size=each.shape) for each in model.get_weights()])
+    weights = np.random.default_rng(7)  # ranks are threads, which share the seed of Keras
+    model.set_weights([weights.normal(size=each.shape) for each in model.get_weights()])
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9), **arguments), "mse")
 
     def begins(batch: int, logs: Any = None) -> None:
@@ -77,7 +99,14 @@ def fits(
             act(model, model.optimizer)
 
     callback = keras.callbacks.LambdaCallback(on_train_batch_begin=begins)
-    model.fit(*data(rank), batch_size=1, shuffle=False, verbose=0, callbacks=[callback])
+    x, y = data(rank)
+    if survives:
+        sampler = hvd.elastic.BatchSampler(range(2 * len(x)), batch_size=1)
+        elastic = hvd.elastic.Elastic(model, sampler=sampler)
+        drawn = hvd.elastic.batches(sampler, lambda indices: (x[indices % len(x)], y[indices % len(x)]))
+        model.fit(drawn, verbose=0, callbacks=[elastic, callback])
+    else:
+        model.fit(x, y, batch_size=1, shuffle=False, verbose=0, callbacks=[callback])
     return model.get_weights()
 
 

@@ -1,5 +1,9 @@
 """Ranks that train apart with Keras are told so, eager and in graphs; what only looks like it is let be."""
 
+import pathlib
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -7,8 +11,11 @@ keras = pytest.importorskip("keras")
 
 import keras_drift as planted
 import tensorflow as tf
+from environments import rank_environment, ringtrainrun
+from worlds import LAUNCHED
 
 import ringtrain.keras as hvd
+from ringtrain.elastic import BatchSampler, State
 from ringtrain.errors import InvalidArgumentError, MismatchError
 from ringtrain.gradients import drift
 from ringtrain.testing import World
@@ -49,6 +56,20 @@ def step_of(model, optimizer, traced):
     return tf.function(step) if traced else step
 
 
+def elastic_trains(rank, traced, act=None):
+    """As ``trains``, in steps that survive."""
+    model = network()
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9))
+    optimizer.build(model.trainable_variables)
+    step, sampler = step_of(model, optimizer, traced), BatchSampler(8, batch_size=1)
+    for _ in State(model=model, optimizer=optimizer, sampler=sampler).epochs(1):
+        for number, _ in enumerate(sampler):
+            if act is not None and number == 2 and planted.is_last():
+                act(model, optimizer)
+            step(*planted.data(rank))
+    return [value.numpy() for value in model.trainable_variables]
+
+
 def trains(rank, traced, make=lambda: keras.optimizers.SGD(0.1, momentum=0.9), act=None, seed=1, steps=4, **arguments):
     model = network(seed)
     optimizer = hvd.DistributedOptimizer(make(), **arguments)
@@ -79,6 +100,23 @@ def refused(two, body):
 @pytest.mark.parametrize("cause", planted.CAUSES.values(), ids=planted.CAUSES)
 def test_a_planted_cause_is_told(two, compared_always, traced, cause):
     assert cause.words in refused(two, lambda rank: trains(rank, traced, act=cause.act))
+
+
+@pytest.mark.parametrize("cause", planted.CAUSES.values(), ids=planted.CAUSES)
+def test_steps_of_an_elastic_state_are_told(two, compared_always, cause):
+    one, other = two.run(lambda rank: elastic_trains(rank, False))
+    assert all((mine == theirs).all() for mine, theirs in zip(one, other, strict=True))
+    assert cause.words in refused(two, lambda rank: elastic_trains(rank, False, cause.act))
+
+
+@pytest.mark.tcp
+@pytest.mark.skipif(LAUNCHED, reason="starts a job of its own")
+def test_steps_of_an_elastic_state_are_told_in_graphs():
+    """Which call the host in a thread of TensorFlow's, where a rank must be a process."""
+    script = pathlib.Path(__file__).with_name("keras_surviving_drift.py")
+    line = ringtrainrun("tcp", 2, sys.executable, str(script))
+    done = subprocess.run(line, env=rank_environment(), capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0 and done.stdout.count("all told") == 2, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("traced", [False, True], ids=["eager", "graph"])

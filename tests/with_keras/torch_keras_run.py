@@ -149,6 +149,7 @@ gap, lost = np.linalg.norm(-one.astype(np.float64) + kept - exact), np.linalg.no
 assert gap < 1e-6 * np.linalg.norm(exact) < 1e-3 * lost, (gap, lost)
 elastic_checks.check_all(keras, hvd)
 keras_drift.check(keras, hvd)
+keras_drift.check_steps_that_survive(keras, hvd)
 rows.test_what_befalls_all_gradients_befalls_those_of_rows("accumulated and clipped", True)
 rows.test_gradients_of_a_rank_that_are_not_finite_skip_the_step_on_all(True, 1)
 FUZZER.hold(range(10))

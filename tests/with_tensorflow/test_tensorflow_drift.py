@@ -205,3 +205,60 @@ def test_several_updates_before_the_broadcast_are_no_false_alarm(two):
 
     first, second = two.run(body)
     assert first == second
+
+
+def adasum_steps(rank, traced, begins_at, steps=5):
+    """Those of an optimizer of TensorFlow 1, by an optimizer of each rank's own gradients."""
+    weights = tf.Variable([begins_at, 1.0], name="weights")
+    optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.1), op=hvd.Adasum)
+
+    def step():
+        optimizer.apply_gradients([(tf.constant([1.0 + rank, 0.5]), weights)])
+
+    run = tf.function(step) if traced else step
+    for number in range(steps):
+        if number == 3 and begins_at == 1.0 and rank:
+            weights.assign_add([0.25, 0.0])
+        before = weights.numpy().tolist()
+        try:
+            run()
+        except TOLD:
+            assert traced or weights.numpy().tolist() == before
+            raise
+    return before
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "graph"])
+def test_adasum_of_an_optimizer_of_tensorflow_1_is_told(two, compared_always, traced):
+    first, second = two.run(lambda rank: adasum_steps(rank, traced, 2.0))
+    assert first == second
+    text = refused(two, lambda rank: adasum_steps(rank, traced, 1.0))
+    assert "parameter 'weights:0'" in text and "by up to 0.25" in text
+
+
+@pytest.mark.parametrize("drifts", [False, True], ids=["alike", "apart"])
+def test_steps_of_an_elastic_state_are_told(two, compared_always, drifts):
+    """In graphs ``test_keras_drift`` has them."""
+
+    def body(rank):
+        weights = tf.Variable([1.0, 2.0], name="weights")
+
+        def step(x):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(weights * x)
+            weights.assign_sub(0.1 * hvd.DistributedGradientTape(tape).gradient(loss, [weights])[0])
+
+        sampler = hvd.elastic.BatchSampler(12, batch_size=1)
+        for _ in hvd.elastic.State(weights=weights, sampler=sampler).epochs(1):
+            for place, _ in enumerate(sampler):
+                if drifts and rank and place == 2:
+                    weights.assign_add([0.0, 0.25])
+                step(tf.constant([1.0, float(rank)]))
+        return weights.numpy().tolist()
+
+    if drifts:
+        text = refused(two, body)
+        assert "parameter 'weights:0'" in text and "by up to 0.25" in text
+    else:
+        first, second = two.run(body)
+        assert first == second
