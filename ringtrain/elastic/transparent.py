@@ -69,6 +69,7 @@ class TransparentState(LosslessState):
     )
 
     _SURVIVED = Part.LAST  # each operation is a window of its own
+    _GIVEN: Sequence[str] = ("_size",)  # that ranks that join take over, beside the values
 
     def __init__(self, *, process_sets: Rule | None = None, **objects: Any):
         super().__init__(objects, process_sets)
@@ -333,7 +334,7 @@ class _Training:
         """Takes the values of rank 0."""
         state = self._state
         fitting = {name: adapter_of(getattr(state, name)) for name in state._names}
-        plain = [*(name for name, adapter in fitting.items() if adapter is None), "_size"]
+        plain = [*(name for name, adapter in fitting.items() if adapter is None), *state._GIVEN]
         theirs = broadcast_object({name: getattr(state, name) for name in plain}, 0, _OBJECTS)
         for name, value in theirs.items():
             if not _copied_into(getattr(state, name, None), value):

@@ -8,7 +8,7 @@ import functools
 import inspect
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from ringtrain.context import current
 from ringtrain.elastic.transparent import followed
@@ -30,6 +30,14 @@ PLACES = {
 DECIDING = ("EarlyStopping", "ReduceLROnPlateau")  # by the metrics of an epoch
 
 
+@runtime_checkable
+class ArrangesCallbacks(Protocol):
+    """A state that says which callbacks a ``fit`` of its model has."""
+
+    def arranged(self, callbacks: Sequence[Any], callback_class: Any) -> list[Any]:
+        """As ``arranged`` here, without asking the other ranks."""
+
+
 def look_at_fits(model_class: Any, callback_class: Any) -> None:
     """Puts ``arranged`` before the ``fit`` of a class of models, once.
 
@@ -42,15 +50,23 @@ def look_at_fits(model_class: Any, callback_class: Any) -> None:
 
     @functools.wraps(original)
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        process_set = communicates_on(getattr(self, "optimizer", None))
-        if process_set is None or is_alone(process_set) or not process_set.included() or followed() is not None:
+        process_set, state = communicates_on(getattr(self, "optimizer", None)), followed()
+
+        def of_this_rank(callbacks: Sequence[Any]) -> list[Any]:
+            if isinstance(state, ArrangesCallbacks):
+                return state.arranged(callbacks, callback_class)
+            assert process_set is not None
+            return arranged(callbacks, callback_class, process_set)
+
+        goes_together = process_set is not None and not is_alone(process_set) and process_set.included()
+        if not isinstance(state, ArrangesCallbacks) and (state is not None or not goes_together):
             return original(self, *args, **kwargs)
         bound = parameters.bind(self, *args, **kwargs)
         given: Any = bound.arguments.get("callbacks")
         if hasattr(given, "callbacks"):  # a CallbackList, which Keras takes as it is
-            given.callbacks = arranged(given.callbacks, callback_class, process_set)
+            given.callbacks = of_this_rank(given.callbacks)
         else:
-            bound.arguments["callbacks"] = arranged(_listed(given), callback_class, process_set)
+            bound.arguments["callbacks"] = of_this_rank(_listed(given))
         return original(*bound.args, **bound.kwargs)
 
     model_class.fit = fit
@@ -71,15 +87,11 @@ def arranged(callbacks: Sequence[Any], callback_class: Any, process_set: Process
     members = members_of(process_set)
     everyone = dict(zip(members, allgather_object(own, "fit.callbacks", process_set), strict=True))
     for rank, theirs in everyone.items():
-        if theirs["too_early"]:
-            raise InvalidArgumentError(
-                f"fit '{theirs['too_early']}': expected MetricAverageCallback before it in callbacks, but found it behind on rank "
-                f"{rank}: each rank would decide by its own metrics. Put MetricAverageCallback first."
-            )
+        refuse_too_early(theirs["too_early"], rank)
     rank = current().rank
     before = {place for lower in members[: members.index(rank)] for place in everyone[lower]["places"]} - {None}
     kept = [_that_reads(each, callback_class) if place_of(each) in before else each for each in callbacks]
-    return [*(each for each in kept if each is not None), _made(EpochEndHooks, callback_class)(process_set)]
+    return [*(each for each in kept if each is not None), made(EpochEndHooks, callback_class)(process_set)]
 
 
 def place_of(callback: Any) -> tuple[str, str] | None:
@@ -99,6 +111,15 @@ def decides_too_early(callbacks: Sequence[Any]) -> str:
             if kind.__name__ in DECIDING:
                 return kind.__name__
     return ""
+
+
+def refuse_too_early(kind: str, rank: int) -> None:
+    """Raises InvalidArgumentError where ``decides_too_early`` has found a callback."""
+    if kind:
+        raise InvalidArgumentError(
+            f"fit '{kind}': expected MetricAverageCallback before it in callbacks, but found it behind on rank "
+            f"{rank}: each rank would decide by its own metrics. Put MetricAverageCallback first."
+        )
 
 
 class RestoringHooks:
@@ -170,10 +191,11 @@ def compare_replicas(model: Any, always: bool) -> None:
 
 def _that_reads(callback: Any, callback_class: Any) -> Any:
     """What is left of a callback whose files another rank writes; None if nothing is."""
-    return _made(RestoringHooks, callback_class)(callback) if type(callback).__name__ == "BackupAndRestore" else None
+    return made(RestoringHooks, callback_class)(callback) if type(callback).__name__ == "BackupAndRestore" else None
 
 
-def _made(hooks: type, callback_class: Any) -> Any:
+def made(hooks: type, callback_class: Any) -> Any:
+    """A class of callbacks with these hooks."""
     return type(hooks.__name__, (hooks, callback_class), {})
 
 

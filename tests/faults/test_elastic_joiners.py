@@ -5,10 +5,12 @@ And in Keras what callbacks remember. Ranks that lack it would step otherwise th
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 
 import pytest
+import test_elastic_frameworks as frameworks
 from test_elastic_steps import KILL, ends, run
 from worlds import LAUNCHED
 
@@ -19,6 +21,7 @@ pytestmark = [
     pytest.mark.timeout(180),
     pytest.mark.skipif(LAUNCHED, reason="starts jobs of its own"),
 ]
+needs_keras = pytest.mark.skipif(importlib.util.find_spec("keras") is None, reason="needs keras")
 GROWING = """
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=3)
     model.append(torch.nn.Linear(1, 1))  # which the optimizer does not train yet
@@ -58,3 +61,37 @@ def test_a_rank_that_joins_gets_what_the_state_was_not_given(job: Job) -> None:
     assert len(ends(done)) == 3 and len(set(ends(done))) == 1, done.stdout + done.stderr
     found = re.findall(r"^\[\d\] has (.*)$", done.stdout, re.M)
     assert len(found) == 3 and len(set(found)) == 1 and found[0].startswith("[] [4, 2] "), found
+
+
+def rates(text: str) -> dict[int, set[str]]:
+    """Of each step, on whichever rank."""
+    found: dict[int, set[str]] = {}
+    for step, rate in re.findall(r"^\[\d+\] rate (\d+) (\S+)$", text, re.M):
+        found.setdefault(int(step), set()).add(rate)
+    return found
+
+
+@needs_keras
+@pytest.mark.parametrize("backend", ["torch", pytest.param("tensorflow", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "warmup", [{}, pytest.param({"WARMUP": "1"}, marks=pytest.mark.long)], ids=["plateau", "warmup"]
+)
+def test_callbacks_of_a_rank_that_joins_remember_what_others_do(warmup: dict[str, str], backend: str, job: Job) -> None:
+    """A scheduler, a plateau that halves the rate, early stopping, which all do together, and a checkpoint, of rank 0 alone."""
+    frame = "elastic_callbacks.py", {"KERAS_BACKEND": backend}
+    done = frameworks.run(
+        job,
+        frame,
+        "--elastic",
+        "-np",
+        "2:3",
+        FAULTS=json.dumps({"0/12/begun": KILL}),
+        JOINED="3",
+        AWAITED_AT="[13]",
+        **warmup,
+    )
+    assert all(len(each) == 1 for each in rates(done.stdout).values()), done.stdout
+    assert len(rates(done.stdout)) == 4 * 8  # it stops behind the fourth of five epochs
+    assert len(ends(done)) == 3 and len(set(ends(done))) == 1, done.stdout + done.stderr
+    assert ends(done)[0].startswith("4 32 4 3 ")
+    assert all(f"epoch-{epoch}.weights.h5" in ends(done)[0] for epoch in (1, 2, 3, 4)), ends(done)

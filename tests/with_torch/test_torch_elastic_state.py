@@ -198,7 +198,7 @@ def undeclared(folder, stop=None):
     state = hvd.elastic.State(model=model, optimizer=optimizer, sampler=sampler, seen=[])
     state.resume(folder)
     state.save_every(folder, steps=2)
-    for epoch in state.epochs(2):
+    for _ in state.epochs(2):
         for batch in loader:
             optimizer.zero_grad()
             model(batch).square().mean().backward()

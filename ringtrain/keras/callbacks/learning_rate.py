@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ringtrain.context import current
+from ringtrain.elastic.transparent import followed
 from ringtrain.errors import InvalidArgumentError
 
 
@@ -77,7 +78,8 @@ class ScheduleHooks:
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Everything but a staircase moves here."""
         if not self._staircase:
-            self._set_rate(self._epoch + batch / self._known_steps())
+            done = getattr(followed(), "batch", batch)  # ``fit`` of a rank that joins counts from 0
+            self._set_rate(self._epoch + done / self._known_steps())
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Puts the rate into the metrics, as ``lr``."""

@@ -10,14 +10,23 @@ from typing import Any
 
 import numpy as np
 
+from ringtrain.context import current
 from ringtrain.elastic import BatchSampler, TransparentState
 from ringtrain.elastic.adapters import outline_of, register, variables_of
 from ringtrain.elastic.sets import Rule
 from ringtrain.errors import InvalidArgumentError, MismatchError, UnsupportedError
 from ringtrain.keras.backends import backend
 from ringtrain.keras.compilation import switch_off
+from ringtrain.keras.elastic.callbacks import (
+    Memories,
+    Memory,
+    TogetherHooks,
+    is_checkpoint,
+    rate_of,
+    write_on_first_rank,
+)
 from ringtrain.keras.elastic.hooks import END_OF_EPOCH
-from ringtrain.keras.fitting import compare_replicas
+from ringtrain.keras.fitting import decides_too_early, made, refuse_too_early
 from ringtrain.keras.optimizer import hoist, reduction_within
 from ringtrain.keras.reduction import KerasReducer
 from ringtrain.keras.variables import broadcast_variables
@@ -41,12 +50,20 @@ class FitState(TransparentState):
 
     Attributes:
         batches: of each epoch; 0 until ``fit`` begins, or BY_SAMPLER from then on.
+        taken: of a rank that has joined and not begun an epoch, what the callbacks of rank 0 remember, and the learning rate.
+        goes_on: whether ``fit`` has begun, so that ranks that join are told this.
     """
 
     batches: int
+    optimizer: Any
+
+    _GIVEN = (*TransparentState._GIVEN, "_remembered")
 
     def __init__(self, may_pause: Callable[[], bool], **arguments: Any):
         self._may_pause = may_pause
+        self._memories: Memories | None = None  # of the callbacks of ``fit``, while that runs
+        self.taken: tuple[Memory, Any] | None = None
+        self.goes_on = False
         self._has_begun_batch = self._is_read_ahead = False
         super().__init__(**arguments)
 
@@ -54,6 +71,35 @@ class FitState(TransparentState):
     def fit_sampler(self) -> BatchSampler | None:
         """That deals the samples; None where the data do."""
         return self._sampler
+
+    def arranged(self, callbacks: Sequence[Any], callback_class: Any) -> list[Any]:
+        """The callbacks of a ``fit`` with this state's ``Elastic``, which comes first: it lets ranks join before others see a batch.
+
+        Raises:
+            InvalidArgumentError: one follows its own metrics.
+        """
+        own = [each for each in callbacks if isinstance(each, ElasticHooks) and each.state is self]
+        if not own:
+            return list(callbacks)
+        refuse_too_early(decides_too_early(callbacks), current().rank)
+        others = [each for each in callbacks if each not in own]
+        self._memories = Memories(others)
+        for each in filter(is_checkpoint, others):
+            write_on_first_rank(each)
+        return [*own, *others, made(TogetherHooks, callback_class)(self, self._memories)]
+
+    @property
+    def _remembered(self) -> tuple[Memory, Any] | None:
+        """What a rank that joins takes over beside the values; None before ``fit`` has begun."""
+        if self._memories is None or not self.goes_on:
+            return None
+        rate = rate_of(self.optimizer)
+        return self._memories.told(), None if rate is None else np.array(rate.numpy())
+
+    @_remembered.setter
+    def _remembered(self, told: tuple[Memory, Any] | None) -> None:
+        if not self.goes_on:  # else others take it over
+            self.taken = told
 
     def begin_fit(self) -> None:
         """As ``enter``. Raises InvalidArgumentError if there was a ``fit`` that has come to its end."""
@@ -228,7 +274,7 @@ class ElasticHooks:
             raise InvalidArgumentError(_OTHER_DATA)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Compares the replicas, and goes on with the next epoch."""
+        """Goes on with the next epoch."""
         state = self.state
         if self.model.stop_training is END_OF_EPOCH:
             self.model.stop_training = False
@@ -237,8 +283,6 @@ class ElasticHooks:
                 f"fit: each epoch must have {state.batches} batches on all ranks, but the data of this one have ended after "
                 f"{state.batch}. Repeat them, and pass steps_per_epoch={state.batches}."
             )
-        ends = self.model.stop_training or epoch + 1 == (self.params or {}).get("epochs")
-        state.survive(lambda: compare_replicas(self.model, always=bool(ends)))
         state.epoch += 1
         state.batch = 0
         state.set_epoch()
