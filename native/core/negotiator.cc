@@ -63,6 +63,7 @@ void Negotiator::On(Nanoseconds now, const event::Submitted& event, Effects* eff
 
 void Negotiator::AddToReady(Mine* mine) {
   const bool cached = mine->id != ResponseCache::kNone;
+  mine->frame = ready_frames_ + 1;
   if (cached)
     ready_.ids.push_back(mine->id);
   else
@@ -73,6 +74,7 @@ void Negotiator::AddToReady(Mine* mine) {
 void Negotiator::On(Nanoseconds now, const event::Refused& event, Effects* effects) {
   ready_.refusals.push_back(event.refusal);
   has_refused_ = true;
+  refused_in_ = ready_frames_ + 1;
   if (schedule_) Deviate(now, effects);
 }
 
@@ -201,6 +203,7 @@ void Negotiator::Announce(Nanoseconds now, Effects* effects) {
   std::sort(ready_.ids.begin(), ready_.ids.end());
   Frame frame = std::exchange(ready_, MakeFrame(FrameType::kReady));
   frame.schedule = newest_schedule_;
+  ++ready_frames_;
   effects->push_back(effect::Count{std::exchange(hits_, 0), std::exchange(misses_, 0), {}});
   if (coordinates() && !options_.by_tree)
     Receive(now, options_.me, frame, effects);
@@ -249,13 +252,22 @@ void Negotiator::ApplyBatch(const Verdict& verdict, Effects* effects) {
                                        response->request.Subject() + " otherwise than it has submitted it."});
       return;
     }
-    if (mine != mine_.end()) mine_.erase(mine);
+    if (mine != mine_.end()) {
+      NoteHeard(mine->second);
+      mine_.erase(mine);
+    }
     execute.responses.push_back(*response);
     if (agreed.cached) cache_.Touch(agreed.id);
   }
   for (const Agreed& agreed : verdict.batch)
     if (!agreed.cached && agreed.id != ResponseCache::kNone) cache_.Insert(agreed.id, agreed.response);
   effects->push_back(std::move(execute));
+}
+
+// The coordinator has decided on it, so it has heard what was announced with it and before. Relays may change the
+// order.
+void Negotiator::NoteHeard(const Mine& mine) {
+  if (!options_.by_tree && mine.frame >= refused_in_) has_refused_ = false;
 }
 
 // Whether it is what this rank has memory for. Of one that it has announced by the id nothing else can be meant.

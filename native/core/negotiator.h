@@ -157,6 +157,7 @@ class Negotiator {
     Request request;
     ResponseCache::Id id;  // under which it was announced, or kNone
     bool counted = false;  // among hits_ or misses_
+    uint64_t frame = 0;    // number of the ready frame that announced it first
   };
   using Mines = std::unordered_map<std::string, Mine>;
   void On(Nanoseconds now, const event::Submitted& event, Effects* effects);
@@ -175,6 +176,7 @@ class Negotiator {
   void Resend(const std::vector<ResponseCache::Id>& unknown);
   void Apply(const Frame& verdicts, Effects* effects);
   void ApplyBatch(const Verdict& verdict, Effects* effects);
+  void NoteHeard(const Mine& mine);
   bool IsAnswer(const Response& response, ResponseCache::Id cached, Mines::const_iterator mine) const;
   std::string Subject(const Request& request) const;
   Status CoordinatorGone(const Request& request) const;
@@ -281,6 +283,8 @@ class Negotiator {
   uint32_t newest_schedule_ = 0;      // that this member has begun
   std::optional<uint64_t> rings_at_;  // once the least counter here has risen above, the others are rung
   bool has_refused_ = false;          // and the coordinator may not have heard of it when a schedule begins
+  uint64_t refused_in_ = 0;           // number of the ready frame that said so
+  uint64_t ready_frames_ = 0;         // sent
 
   Repetition repetition_;                        // what follows is the coordinator's
   std::vector<std::optional<uint64_t>> halted_;  // by member: what it has promised, once it promises no more; empty

@@ -127,6 +127,11 @@ class Simulation {
     }
   }
 
+  void PassTime(Nanoseconds time) {
+    now += time;
+    Settle();
+  }
+
   std::mt19937_64 random;
   Nanoseconds now = kSecond;
   int64_t frames_sent = 0, resends = 0, hits = 0, misses = 0, rings = 0, scheduled = 0;
@@ -253,12 +258,13 @@ struct Action {
 
 // Runs each rank's actions in its order, as early as names allow, mixed at random with what else happens.
 void RunPrograms(Simulation* simulation, std::vector<std::deque<Action>> programs) {
-  for (;;) {
+  for (bool waited = false;;) {
     std::vector<int> able;
     for (int rank = 0; rank < simulation->size(); ++rank)
       if (!programs[rank].empty() && !simulation->InFlight(rank, programs[rank].front().request.name))
         able.push_back(rank);
     if (!able.empty() && simulation->Below(2) == 0) {
+      waited = false;
       const int rank = able[simulation->Below(able.size())];
       const Action action = std::move(programs[rank].front());
       programs[rank].pop_front();
@@ -269,10 +275,12 @@ void RunPrograms(Simulation* simulation, std::vector<std::deque<Action>> program
       if (simulation->Below(3) == 0) simulation->Tick(rank);
     } else if (!simulation->Move()) {
       for (int rank = 0; rank < simulation->size(); ++rank) simulation->Tick(rank);
-      if (able.empty() && !simulation->Move()) break;
+      if (!able.empty() || simulation->Move()) continue;
+      if (waited) break;
+      waited = true;
+      simulation->PassTime(kSecond);  // a schedule that does not fit what is submitted ends
     }
   }
-  simulation->Settle();
   for (int rank = 0; rank < simulation->size(); ++rank) {
     RT_CHECK_EQ(programs[rank].size(), size_t{0});
     RT_CHECK(simulation->Idle(rank));
@@ -706,6 +714,29 @@ RT_TEST(a_loop_comes_to_run_without_frames) {
   for (int rank = 0; rank < 4; ++rank) RT_CHECK_EQ(Executions(simulation, rank, "b"), 16);
   RT_CHECK_EQ(simulation.hits + simulation.misses, int64_t{16 * 2 * 4});
   CheckSameOrder(simulation);
+}
+
+// A schedule that ends at once is tried again after twice the steps.
+RT_TEST(a_refusal_that_was_heard_ends_no_schedule) {
+  const auto steps_by_verdicts = [](bool refuses) {
+    NegotiatorOptions options;
+    options.schedules = true;
+    Simulation simulation(3, 5, options);
+    if (refuses) {
+      simulation.Submit(0, Allreduce("odd"));
+      simulation.Submit(2, Allreduce("odd"));
+      simulation.Refuse(1, "odd", "not this one");
+      simulation.Settle();
+    }
+    int steps = 0;
+    for (; simulation.scheduled < 3 * 20 && steps < 200; ++steps) {
+      for (const char* name : {"a", "b"})
+        for (int rank = 0; rank < 3; ++rank) simulation.Submit(rank, Allreduce(name));
+      simulation.Settle();
+    }
+    return steps;
+  };
+  RT_CHECK_EQ(steps_by_verdicts(true), steps_by_verdicts(false));
 }
 
 RT_TEST(what_a_schedule_ends_with_is_what_all_have_promised) {
