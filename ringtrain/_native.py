@@ -50,7 +50,7 @@ def take_answer(pointer: CData) -> str:
         MemoryError: it had no memory for it.
     """
     if not pointer:
-        raise MemoryError
+        raise MemoryError(OUT_OF_MEMORY)
     return take_text(pointer)
 
 
@@ -62,7 +62,7 @@ def take_error(error: CData) -> str:
 def require(done: int) -> None:
     """Raises MemoryError if a function says that it had no memory for what it does: 0, or a number below."""
     if done <= 0:
-        raise MemoryError
+        raise MemoryError(OUT_OF_MEMORY)
 
 
 def as_text(text: str, longest: int = 1 << 20) -> CData:

@@ -13,7 +13,20 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from ringtrain import buffers, exits, log, ranges, tables
-from ringtrain._native import OK, PENDING, CData, as_path, as_text, check, ffi, lib, require, take_answer, take_error
+from ringtrain._native import (
+    OK,
+    OUT_OF_MEMORY,
+    PENDING,
+    CData,
+    as_path,
+    as_text,
+    check,
+    ffi,
+    lib,
+    require,
+    take_answer,
+    take_error,
+)
 from ringtrain.buffers import Buffer
 from ringtrain.errors import (
     ClosedError,
@@ -349,14 +362,14 @@ class Context:
         ranks = ffi.new("int32_t[]", self.size)
         count = lib.rt_process_set_ranks(self.native, process_set, ranks, self.size)
         if count < -1:
-            raise MemoryError
+            raise MemoryError(OUT_OF_MEMORY)
         return None if count < 0 else list(ranks[0:count])
 
     def process_set_hosts(self, process_set: int) -> int:
         """How many hosts the set's tensors travel between."""
         hosts = lib.rt_process_set_hosts(self.native, process_set)
         if hosts < 0:
-            raise MemoryError
+            raise MemoryError(OUT_OF_MEMORY)
         return hosts
 
     def start_timeline(self, path: str, mark_cycles: bool = False) -> None:
@@ -404,7 +417,7 @@ class Context:
         sent, finished = ffi.new("float[]", elements), ffi.new("float[]", elements)
         whole = lib.rt_residual_save(self.native, process_set, name.encode(), place, elements, sent, finished)
         if whole < 0:
-            raise MemoryError
+            raise MemoryError(OUT_OF_MEMORY)
         return bool(whole), sent, finished
 
     def load_residual(self, process_set: int, name: str, place: int, sent: Any, finished: Any) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
-from ringtrain._native import ffi, lib
+from ringtrain._native import OUT_OF_MEMORY, ffi, lib
 from ringtrain.errors import InternalError
 
 
@@ -70,7 +70,7 @@ def settle(standings: Sequence[Standing]) -> Settlement:
     numbers = [number for each in holders for number in (each.released, each.stage)]
     settled = lib.rt_settle(numbers, len(holders), released, fresh)
     if settled < 0:
-        raise MemoryError
+        raise MemoryError(OUT_OF_MEMORY)
     if not settled:
         raise InternalError(f"elastic: no standings: {standings}.")
     behind = [each for each in holders if each.released < released[0]]

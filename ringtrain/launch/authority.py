@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ringtrain._native import as_text, ffi, lib, require, take_text
+from ringtrain._native import OUT_OF_MEMORY, as_text, ffi, lib, require, take_text
 from ringtrain.launch.hosts import Host
 
 SILENCE = 5.0  # seconds, of an agent that is another host's
@@ -63,7 +63,7 @@ class Authority:
         else:
             made = lib.rt_authority_resume(as_text(lines), options, as_text(record), now)
         if not made:
-            raise MemoryError
+            raise MemoryError(OUT_OF_MEMORY)
         self._native = ffi.gc(made, lib.rt_authority_free)
 
     def host_came(self, now: float, host: str) -> list[Action]:
@@ -129,7 +129,7 @@ class Authority:
 
     def _taken(self, lines: object) -> list[Action]:
         if lines == ffi.NULL:
-            raise MemoryError
+            raise MemoryError(OUT_OF_MEMORY)
         return [
             Action(kind, columns) for kind, *columns in (line.split("\t") for line in take_text(lines).splitlines())
         ]
