@@ -6,6 +6,7 @@ are compared after the first update in a world, and then once a minute, or so se
 time. Any rank asks for that, and all ranks tell in the round after the next update.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -91,7 +92,7 @@ class Replica:
         self._digests: np.ndarray | None = None  # of the parameters as it has left them, if they are compared now
         self._read_settings, self._read_parameters = read_settings, read_parameters
         self._digest, self._on_host, self._clock = digest, on_host, clock
-        self._digested: tuple[Settings, int] = {}, 0  # most steps have the settings of the one before
+        self._digested: tuple[Settings, int] = {}, digest_of({})  # most steps have the settings of the one before
         self._wanted = True  # after the first update
         self._compared_at, self._cost = clock(), 0.0
 
@@ -139,7 +140,7 @@ class Replica:
 
     def _digest_of(self, settings: Settings) -> int:
         if settings is not self._digested[0] and settings != self._digested[0]:
-            self._digested = settings, hashed(repr(sorted(settings.items())).encode())
+            self._digested = settings, digest_of(settings)
         return self._digested[1]
 
     @property
@@ -147,8 +148,15 @@ class Replica:
         """Whether a look at the parameters takes less than its share of the time since the last one."""
         return self._clock() - self._compared_at >= self._cost / SHARE
 
+    @property
+    def seconds_left(self) -> float:
+        """Until the parameters are to be compared again; none are left when they are."""
+        if not self.compares:
+            return math.inf
+        return max(PERIOD, self._cost / SHARE) - (self._clock() - self._compared_at)
+
     def _is_due(self) -> bool:
-        return self.compares and self.costs_little and self._clock() - self._compared_at >= PERIOD
+        return self.seconds_left <= 0
 
     def _measured_digests(self) -> np.ndarray:
         began = self._clock()
@@ -156,6 +164,11 @@ class Replica:
         self._compared_at = self._clock()
         self._cost = self._compared_at - began
         return digests
+
+
+def digest_of(settings: Settings) -> int:
+    """63 bits of settings, in whatever order they come."""
+    return hashed(repr(sorted(settings.items())).encode())
 
 
 def flat_settings(groups: Sequence[Mapping[str, Any]]) -> Settings:

@@ -3,7 +3,8 @@
 In each step the ranks take the maximum of their rows, beside the gradients. It tells whether any rank steps with other
 settings, and whether any asks for a look. Then all take the maximum of the digests of their parameters. Both are operations
 of the framework, which wait for no other rank on the host: only where ranks differ does a call of the host, which tells
-the others what this rank has, and raises.
+the others what this rank has, and raises. The row of a step that asks for nothing follows from the settings alone, so a
+graph may make it by itself, and call the host seldom (``rest``).
 """
 
 import time
@@ -15,13 +16,14 @@ import numpy as np
 from ringtrain import checks
 from ringtrain.gradients.agreement import Agreement
 from ringtrain.gradients.differences import Differences, waited
-from ringtrain.gradients.drift import Named, Replica, Settings, Words
+from ringtrain.gradients.drift import Named, Replica, Settings, Words, digest_of
 from ringtrain.gradients.session import Session
 from ringtrain.processors import kind_of_processor
 
 Result = TypeVar("Result")
-_DIGEST = 8  # bytes
-ROW = 2 * _DIGEST + 1  # bytes: a digest of the settings, its complement, and whether a look is asked for
+SAID = 16  # bytes: a digest of the settings, and the learning rate as float64
+ROW = 2 * SAID + 1  # bytes: what is said, its complement, and whether a look is asked for
+_REST = 0.25  # seconds, about, after which a graph calls the host again
 
 _WHO_IS_MISSING = (
     "With it the ranks agree that they step alike: the missing ones have not come to this step. "
@@ -72,9 +74,14 @@ class Watch:
         self._differences = Differences(session, self.name, name)
         self._first_look = first_look
         self._settings: Settings = {}
+        self._rate: Any = None
+        self._wake: Callable[[], None] = lambda: None
         self._parameters: Named = ()
         self._muted = False
         self._asks = False
+        self._replica: Replica
+        self._steps = self._rests = 0
+        self._rested_at: float | None = None
         self._begin()
 
     def mute(self, muted: bool) -> None:
@@ -82,6 +89,7 @@ class Watch:
         self._muted = muted
         self._first_look = self._first_look if muted else 1
         self._begin()
+        self._wake()
 
     def ask(self, always: bool) -> None:
         """Has the next step look at the parameters; if not ``always``, only where that takes little of the time."""
@@ -89,37 +97,73 @@ class Watch:
 
     # ---- in each step ----
 
-    def row(self, settings: Settings) -> np.ndarray:
+    def row(self, settings: Settings, rate: Any = None) -> np.ndarray:
         """What this rank says in a step, as ``ROW`` bytes; ranks take the maximum.
 
         Args:
             settings: what it steps with; the same objects where nothing has changed are told sooner.
+            rate: the learning rate, if it is not among them: a number, or an array of one.
         """
         if self._session.has_moved():
             self._begin()
-        self._settings, self._parameters = settings, ()  # which may be a copy of the whole model
+        self._settings, self._rate, self._parameters = settings, rate, ()  # which may be a copy of the whole model
         told = self._replica.tell(comes_alike=True)
         asks = not self._muted and (told.asks or self._asks or self._steps == self._first_look)
         self._asks = False
-        own = _with_complement(np.array([told.settings], np.uint64))
+        own = _with_complement(np.array([told.settings, _bits(rate)], np.uint64))
         if self._muted or not self._steps:  # they may be broadcast after the first step
             own = np.zeros_like(own)
         self._steps += 1
         return np.concatenate([own, np.array([asks], np.uint8)])
 
+    def rest(self) -> int:
+        """For a graph, behind ``row``: in how many of the next steps it need not ask for one, as it would say ``quiet_row``.
+
+        So many that about a quarter of a second passes; none while ranks are made alike, and where a look is due.
+        """
+        now, before = self._clock(), self._rested_at
+        steps, self._rested_at = self._rests + 1, now
+        seconds = min(_REST, self._replica.seconds_left)
+        if self._muted or self._steps <= self._first_look or before is None or seconds <= 0:
+            self._rests = 0
+        else:
+            self._rests = int(min(steps * seconds / max(now - before, 1e-9), 2 * steps))
+        return self._rests
+
+    def wakes(self, wake: Callable[[], None]) -> None:
+        """Has a function called that ends the rest of a graph."""
+        self._wake = wake
+
+    def wake(self) -> None:
+        """Has the next step ask for its row, as in another world."""
+        self._wake()
+
     def is_quiet(self, most: np.ndarray) -> bool:
         """Whether a step's maximum says that all is well, and nobody asks for a look."""
         return not most[-1] and are_equal(most[:-1])
 
-    def digests(self, most: np.ndarray, parameters: Named) -> np.ndarray:
+    def digests(
+        self, most: np.ndarray, parameters: Named, settings: Settings | None = None, rate: Any = None
+    ) -> np.ndarray:
         """What this rank says where a step is not quiet, as bytes of which ranks take the maximum: for each parameter a digest
         and its complement.
+
+        Args:
+            most: the maximum of the rows.
+            parameters: with their names.
+            settings: as for ``row``, where the step has not asked for one.
+            rate: likewise.
 
         Raises:
             MismatchError: ranks have other settings; the same on all of them.
         """
+        if settings is not None:
+            if self._session.has_moved():
+                self._begin()
+            self._settings, self._rate = settings, rate
         if not are_equal(most[:-1]):
-            waited(self._differences.refuse_settings(self._settings, "is", self._called))
+            own = with_rate(self._settings, self._rate)
+            waited(self._differences.refuse_settings(own, "is", self._called))
         self._parameters = parameters
         self._replica.hear(any_asks=True)
         self._replica.note_step()
@@ -139,9 +183,9 @@ class Watch:
 
     # ---- for steps that run on the host ----
 
-    def begin(self, settings: Settings) -> Agreement:
+    def begin(self, settings: Settings, rate: Any = None) -> Agreement:
         """Begins a step: sends the row."""
-        return self._maximum("settings", self.row(settings))
+        return self._maximum("settings", self.row(settings, rate))
 
     def end(self, row: Agreement, parameters: Callable[[], Named]) -> None:
         """Ends what ``begin`` has begun, before the update.
@@ -163,7 +207,7 @@ class Watch:
 
     def _begin(self) -> None:
         """In a world, or when ranks have been made alike: the first look comes again."""
-        self._steps = 0
+        self._steps, self._rests, self._rested_at = 0, 0, None
         self._replica = Replica(
             lambda: self._settings, lambda: self._parameters, self._forms.digest, self._forms.on_host, self._called,
             self._forms.processor, self._clock,
@@ -197,10 +241,15 @@ class Comparison:
         Raises:
             MismatchError: ranks have other settings, or other parameters; before the update.
         """
-        row = self.watch.begin(with_rate(self.settings, rate))
+        row = self.watch.begin(self.settings, rate)
         result = reduce()
         self.watch.end(row, lambda: [(name, self._read(each)) for name, each in self.parameters])
         return result
+
+
+def quiet_digest(settings: Settings) -> np.ndarray:
+    """uint8: the first half of what is said of settings, before the learning rate, in a step that asks for nothing."""
+    return np.array([digest_of(settings)], np.uint64).view(np.uint8)
 
 
 def are_equal(most: np.ndarray) -> bool:
@@ -213,6 +262,14 @@ def _with_complement(digests: np.ndarray) -> np.ndarray:
     """uint8: the bytes of digests, and then their complements. Zeros, as of a rank that has joined, are no maximum."""
     own = digests.view(np.uint8)
     return np.concatenate([own, ~own])
+
+
+def _bits(rate: Any) -> int:
+    """Those of a learning rate, which frameworks keep with 32 bits where it is a bare number; 0 without one."""
+    if rate is None:
+        return 0
+    number = np.float32(rate) if type(rate) in (int, float) else np.asarray(rate).reshape(())
+    return int(np.asarray(number, np.float64).view(np.uint64))
 
 
 def with_rate(settings: Settings, rate: Any = None) -> Settings:

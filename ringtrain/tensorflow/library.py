@@ -8,6 +8,7 @@ the slot of the current context.
 import ctypes
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -100,8 +101,19 @@ def next_name(operation: str, process_set_id: int) -> str:
     return name.value.decode()
 
 
+def on_new_world(function: Callable[[], None]) -> None:
+    """Has a function called when ``init`` has opened a world in which graphs of an earlier one may run."""
+    _listeners.append(function)
+
+
 def _bind(slot: int, context: int | None) -> None:
     _library.rt_tensorflow_bind(slot, context, os.fsencode(cuda_arrays.driver()))
+    if slot == Slots.DEFAULT and context is not None:
+        for listener in _listeners:
+            listener()
+
+
+_listeners: list[Callable[[], None]] = []
 
 
 ops, _library = _load()

@@ -1,9 +1,11 @@
 """``ringtrain.gradients.watch`` in steps of TensorFlow: eager, or in a graph, where nothing on the host waits for other ranks.
 
-A call of the host gives a step's row and, where a look is asked for, the digests of the parameters; operations of the graph
-take the maxima. Gradients come out behind all that, so that no update is made before it is known that ranks step alike.
+A graph makes most of its rows by itself; a call of the host gives one now and then and, where a look is asked for, the
+digests of the parameters. Operations of the graph take the maxima. Gradients come out behind all that, so that no update is
+made before it is known that ranks step alike.
 """
 
+import weakref
 from collections.abc import Callable, Container, Sequence
 from typing import Any
 
@@ -13,13 +15,14 @@ import tensorflow as tf
 from ringtrain.elastic.transparent import followed
 from ringtrain.gradients.drift import Settings, Words
 from ringtrain.gradients.session import Session
-from ringtrain.gradients.watch import ARRAYS, ROW, Comparison, Forms, Watch, with_rate
+from ringtrain.gradients.watch import ARRAYS, ROW, Comparison, Forms, Watch, quiet_digest
 from ringtrain.operations import Max
 from ringtrain.process_sets import ProcessSet, id_of, is_alone
 from ringtrain.processors import kind_with_cores
 from ringtrain.tensorflow import names as naming
 from ringtrain.tensorflow import nodes
 from ringtrain.tensorflow.kept import Kept
+from ringtrain.tensorflow.library import on_new_world
 
 Gradients = list[Any]
 
@@ -104,9 +107,8 @@ def watched(compared: Comparison, process_set: ProcessSet, reduce: Callable[[], 
     # Behind a look at the variables, and so in a loop of steps behind the update before: its row has the same name.
     read = [_values(variable) for _, variable in parameters]
     with tf.device("CPU:0"), tf.control_dependencies(read):  # there calls of the host are
-        inputs = [] if rate is None else [tf.convert_to_tensor(rate)]
-        row = _on_host(lambda *numbers: watch.row(with_rate(settings, *numbers)), inputs, ROW)
-        most = _maximum(row, f"{watch.name}.settings", process_set)
+        rates = [] if rate is None else [tf.convert_to_tensor(rate)]
+        most = _maximum(_row(watch, settings, rates), f"{watch.name}.settings", process_set)
     reduced = reduce()
     # Behind the gradients: where ranks differ a call of the host waits for the others, which may wait for a gradient.
     there = [each.values if isinstance(each, tf.IndexedSlices) else each for each in reduced if each is not None]
@@ -114,7 +116,7 @@ def watched(compared: Comparison, process_set: ProcessSet, reduce: Callable[[], 
         alike = tf.cond(
             tf.logical_and(_are_equal(most[:-1]), tf.equal(most[-1], 0)),
             lambda: tf.constant(True),
-            lambda: _looked(watch, process_set, most, parameters),
+            lambda: _looked(compared, rates, process_set, most),
         )
     with tf.control_dependencies([alike]):
         return [
@@ -123,14 +125,65 @@ def watched(compared: Comparison, process_set: ProcessSet, reduce: Callable[[], 
         ]
 
 
-def _looked(watch: Watch, process_set: ProcessSet, most: tf.Tensor, parameters: Sequence[tuple[str, Any]]) -> tf.Tensor:
+def _row(watch: Watch, settings: Settings, rates: list[tf.Tensor]) -> tf.Tensor:
+    """What this rank says in the step: most rows the graph makes by itself, since a call of the host costs more than all else."""
+
+    def on_host(*rate: Any) -> tuple[np.ndarray, np.int64]:
+        return watch.row(settings, *rate), np.int64(watch.rest())
+
+    if naming.in_session_graph():  # whose variables somebody would have to initialise
+        return _on_host(lambda *rate: watch.row(settings, *rate), rates, ROW)
+    resting = _resting(watch)
+
+    def asked() -> tf.Tensor:
+        row, steps = tf.numpy_function(on_host, rates, (tf.uint8, tf.int64))
+        resting.assign(tf.ensure_shape(steps, ()))
+        return tf.ensure_shape(row, (ROW,))
+
+    def quiet() -> tf.Tensor:
+        rate = tf.bitcast(tf.cast(tf.reshape(rates[0], ()), tf.float64), tf.uint8) if rates else tf.zeros([8], tf.uint8)
+        said = tf.concat([tf.constant(quiet_digest(settings)), rate], 0)
+        return tf.concat([said, tf.bitwise.invert(said), tf.zeros([1], tf.uint8)], 0)
+
+    return tf.cond(resting.assign_sub(1, read_value=True) >= 0, quiet, asked)
+
+
+def _resting(watch: Watch) -> tf.Variable:
+    """In how many of the next steps a watch's graphs need not ask for a row."""
+    if (resting := _restings.get(watch)) is None:
+        with tf.init_scope(), tf.device("CPU:0"):
+            resting = _restings[watch] = tf.Variable(0, dtype=tf.int64, trainable=False, name="ringtrain_resting")
+        refer = weakref.ref(resting)
+        watch.wakes(lambda: _wake(refer()))
+    return resting
+
+
+def _wake(resting: tf.Variable | None) -> None:
+    if resting is not None:
+        with tf.init_scope():
+            resting.assign(0)
+
+
+def _wake_all() -> None:
+    for watch in list(_restings):
+        watch.wake()
+
+
+_restings: "weakref.WeakKeyDictionary[Watch, tf.Variable]" = weakref.WeakKeyDictionary()
+on_new_world(_wake_all)
+
+
+def _looked(compared: Comparison, rates: list[tf.Tensor], process_set: ProcessSet, most: tf.Tensor) -> tf.Tensor:
     """Compares settings if they differ, and the parameters; fails where ranks differ."""
+    watch, settings, parameters = compared.watch, compared.settings, compared.parameters
     names = [name for name, _ in parameters]
 
     def digests(most: Any, *arrays: Any) -> np.ndarray:
-        return watch.digests(np.asarray(most), list(zip(names, map(np.asarray, arrays), strict=True)))
+        found = list(map(np.asarray, arrays))
+        rate, values = (found[0], found[1:]) if rates else (None, found)
+        return watch.digests(np.asarray(most), list(zip(names, values, strict=True)), settings, rate)
 
-    own = _on_host(digests, [most, *(_values(variable) for _, variable in parameters)], 16 * len(names))
+    own = _on_host(digests, [most, *rates, *(_values(variable) for _, variable in parameters)], 16 * len(names))
     found = _maximum(own, f"{watch.name}.parameters", process_set)
     return tf.cond(_are_equal(found), lambda: tf.constant(True), lambda: _judged(watch))
 

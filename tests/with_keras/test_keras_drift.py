@@ -17,7 +17,8 @@ from worlds import LAUNCHED
 import ringtrain.keras as hvd
 from ringtrain.elastic import BatchSampler, State
 from ringtrain.errors import InvalidArgumentError, MismatchError
-from ringtrain.gradients import drift
+from ringtrain.gradients import drift, watch
+from ringtrain.gradients.watch import Watch
 from ringtrain.testing import World
 
 pytestmark = pytest.mark.timeout(120)
@@ -56,6 +57,16 @@ def step_of(model, optimizer, traced):
     return tf.function(step) if traced else step
 
 
+@pytest.fixture
+def rests_always(monkeypatch):
+    """Graphs ask the host for a row as seldom as they may: behind the first look in twice as many steps as before."""
+    monkeypatch.setattr(drift, "PERIOD", float("inf"))
+    monkeypatch.setattr(watch, "_REST", float("inf"))
+    asked, row = [], Watch.row
+    monkeypatch.setattr(Watch, "row", lambda self, *said: asked.append(self._session.context.rank) or row(self, *said))
+    return asked
+
+
 def elastic_trains(rank, traced, act=None):
     """As ``trains``, in steps that survive."""
     model = network()
@@ -70,13 +81,15 @@ def elastic_trains(rank, traced, act=None):
     return [value.numpy() for value in model.trainable_variables]
 
 
-def trains(rank, traced, make=lambda: keras.optimizers.SGD(0.1, momentum=0.9), act=None, seed=1, steps=4, **arguments):
+def trains(
+    rank, traced, make=lambda: keras.optimizers.SGD(0.1, momentum=0.9), act=None, seed=1, steps=4, at=2, **arguments
+):
     model = network(seed)
     optimizer = hvd.DistributedOptimizer(make(), **arguments)
     optimizer.build(model.trainable_variables)
     step = step_of(model, optimizer, traced)
     for number in range(steps):
-        if act is not None and number == 2 and planted.is_last():
+        if act is not None and number == at and planted.is_last():
             act(model, optimizer)
         step(*planted.data(rank))
     return [value.numpy() for value in model.trainable_variables]
@@ -107,6 +120,34 @@ def test_steps_of_an_elastic_state_are_told(two, compared_always, cause):
     one, other = two.run(lambda rank: elastic_trains(rank, False))
     assert all((mine == theirs).all() for mine, theirs in zip(one, other, strict=True))
     assert cause.words in refused(two, lambda rank: elastic_trains(rank, False, cause.act))
+
+
+def test_a_graph_makes_most_rows_by_itself(two, rests_always):
+    """Which are those that the host would make, as another rank has it make one in the same step."""
+
+    def wakes(model, optimizer):
+        optimizer._gradient_reduction.watch.wake()
+
+    one, other = two.run(lambda rank: trains(rank, True, act=wakes, at=30, steps=60))
+    assert all((mine == theirs).all() for mine, theirs in zip(one, other, strict=True))
+    # Those up to the first look, then those of the steps 13, 20 and 35 on rank 0, and 13, 20 and 30 on rank 1.
+    assert rests_always.count(0) == rests_always.count(1) == 11 + 3, rests_always
+
+
+@pytest.mark.parametrize("scheduled", [False, True], ids=["a variable", "a schedule"])
+def test_another_rate_is_told_while_a_graph_rests(two, rests_always, scheduled):
+    def changes(model, optimizer):
+        if scheduled:
+            optimizer.iterations.assign_add(8)
+        else:
+            optimizer.learning_rate = 0.05
+
+    def make():
+        rate = keras.optimizers.schedules.ExponentialDecay(0.1, 8, 0.5) if scheduled else 0.1
+        return keras.optimizers.SGD(rate)
+
+    text = refused(two, lambda rank: trains(rank, True, make, changes, at=30, steps=31))
+    assert "learning_rate must be the same on all ranks, but is 0." in text and rests_always.count(0) < 20
 
 
 @pytest.mark.tcp

@@ -12,7 +12,8 @@ tf = pytest.importorskip("tensorflow")
 import ringtrain as rt
 import ringtrain.tensorflow as hvd
 from ringtrain.errors import InvalidArgumentError, MismatchError
-from ringtrain.gradients import drift
+from ringtrain.gradients import drift, watch
+from ringtrain.tensorflow import watching
 from ringtrain.testing import World
 
 pytestmark = pytest.mark.timeout(120)
@@ -126,6 +127,20 @@ def test_a_rank_that_has_joined_is_no_false_alarm(two, compared_always):
         hvd.join()
 
     two.run(body)
+
+
+def test_a_row_of_a_graph_is_that_of_the_host(two, monkeypatch):
+    """In step 50 rank 1 asks its host, and rank 0 does not."""
+    monkeypatch.setattr(drift, "PERIOD", float("inf"))
+    monkeypatch.setattr(watch, "_REST", float("inf"))
+
+    def wakes(step, variables):
+        for each in list(watching._restings) if step == 50 else []:
+            if each._session.context.rank == rt.rank() == 1:
+                each.wake()
+
+    first, second = two.run(lambda rank: trains(True, 1.0, wakes, steps=52))
+    assert first == second
 
 
 def test_an_unknown_word_is_refused():
