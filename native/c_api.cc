@@ -754,6 +754,18 @@ char* rt_authority_tick(rt_authority* authority, double now) {
 
 double rt_authority_next_timer(rt_authority* authority) { return InSeconds(authority->authority.next_timer()); }
 
+namespace {
+// Of ranks of the present world, with spaces between them.
+ringtrain::Uids UidsOf(const rt_membership& membership, const char* ranks) {
+  const std::vector<ringtrain::Member>& members = membership.membership.members();
+  ringtrain::Uids uids;
+  std::istringstream numbers(ranks);
+  for (size_t rank = 0; numbers >> rank;)
+    if (rank < members.size()) uids.push_back(members[rank].process.uid);
+  return uids;
+}
+}  // namespace
+
 rt_membership* rt_membership_open(const char* uid, const char* host, int32_t slot, const char* address,
                                   const char* program) {
   rt_membership* made = nullptr;
@@ -809,14 +821,13 @@ char* rt_membership_world_ended(rt_membership* membership) {
 }
 
 char* rt_membership_silent(rt_membership* membership, const char* ranks) {
-  return ActionsOf(membership, [&](auto* actions) {
-    const std::vector<ringtrain::Member>& members = membership->membership.members();
-    ringtrain::Uids silent;
-    std::istringstream numbers(ranks);
-    for (size_t rank = 0; numbers >> rank;)
-      if (rank < members.size()) silent.push_back(members[rank].process.uid);
-    membership->membership.Look({}, std::move(silent), actions);
-  });
+  return ActionsOf(membership,
+                   [&](auto* actions) { membership->membership.Look({}, UidsOf(*membership, ranks), actions); });
+}
+
+char* rt_membership_missing(rt_membership* membership, const char* ranks) {
+  return ActionsOf(membership,
+                   [&](auto* actions) { membership->membership.Missing(UidsOf(*membership, ranks), actions); });
 }
 
 char* rt_membership_finished(rt_membership* membership) {

@@ -35,6 +35,7 @@ from ringtrain.errors import (
     NotInitializedError,
     PeerLostError,
     RingtrainError,
+    TimeoutError,
     UnsupportedError,
     of_status,
 )
@@ -467,7 +468,7 @@ class Context:
         """Raises the error of a status, with its text."""
         problem = of_status(status)(text)
         self._failure_was_raised |= isinstance(problem, PeerLostError)
-        if self.explain is not None and isinstance(problem, (PeerLostError, ClosedError)):
+        if self.explain is not None and isinstance(problem, (PeerLostError, ClosedError, TimeoutError)):
             self._failure_was_raised = True
             problem = self.explain(self, problem)
         raise problem

@@ -17,10 +17,10 @@ from typing import Any, Protocol
 from ringtrain import exits
 from ringtrain._native import CData, as_text, ffi, lib, require, take_answer, take_text
 from ringtrain.context import Context, Peer
-from ringtrain.errors import InternalError, RingtrainError, UnsupportedError, WorldChangedError
+from ringtrain.errors import InternalError, RingtrainError, TimeoutError, UnsupportedError, WorldChangedError
 from ringtrain.launcher import ElasticPlace
 from ringtrain.leading import Link, LinkLostError
-from ringtrain.log import logger
+from ringtrain.log import logger, missing_in
 
 SECONDS_TO_CONNECT = 6.0  # all members have said that they are there; the launcher waits a second longer
 # For the cause of a world's end: the launcher knows it as soon as the kernel does, and has to say it.
@@ -150,13 +150,20 @@ class Member:
             self._link.finish()
 
     def explain(self, context: Context, problem: RingtrainError) -> RingtrainError:
-        """The error of a world that has ended: in the launcher's words, the same on all ranks, if it says why."""
+        """The error of a world that has ended: in the launcher's words, the same on all ranks, if it says why.
+
+        An operation that has waited for ranks until it was given up ends the world, too: those are evicted.
+        """
         silent = take_answer(lib.rt_silent_ranks(context.native))
+        missing = missing_in(str(problem)) if isinstance(problem, TimeoutError) else []
+        if isinstance(problem, TimeoutError) and not missing:
+            return problem
         with self._changed:
-            if (
-                silent and context is self._present and self._present_goes_on
-            ):  # else its ranks have other numbers by now
-                self._carry_out(lib.rt_membership_silent(self._native, as_text(silent)))
+            if context is self._present and self._present_goes_on:  # else its ranks have other numbers by now
+                if silent:
+                    self._carry_out(lib.rt_membership_silent(self._native, as_text(silent)))
+                if missing:
+                    self._carry_out(lib.rt_membership_missing(self._native, as_text(" ".join(map(str, missing)))))
             self._changed.wait_for(lambda: self._is_explained(context), SECONDS_FOR_THE_CAUSE)
         return WorldChangedError(context.ended_because or str(problem))
 

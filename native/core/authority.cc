@@ -33,6 +33,11 @@ std::string WaitText(size_t left, int minimum, Nanoseconds wait) {
          "joined; the job ends if they have not within " + std::to_string(wait / kSecond) + " s (--elastic-timeout).";
 }
 
+std::string TooFewText(int minimum) {
+  return "A world must have " + std::to_string(minimum) + " ranks, but has fewer. Look at the hosts, " +
+         "or give a smaller minimum with -np MIN:MAX.";
+}
+
 }  // namespace
 
 Authority::Authority(AuthorityOptions options)
@@ -251,6 +256,7 @@ void Authority::Lose(Nanoseconds now, const Uid& uid, AuthorityActions* actions)
 
 void Authority::Suspect(Nanoseconds now, const ControlFrame& frame, AuthorityActions* actions) {
   if (frame.epoch != epoch_ || ranks_.count(frame.process.uid) == 0) return;
+  if (frame.hangs) return EvictMissing(now, frame, actions);
   bool any = frame.uids.empty();  // it cannot connect, and does not know because of whom: the reports will tell
   unconnected_ |= any && phase_ == Phase::kForming;
   for (const Uid& uid : frame.uids) {
@@ -261,6 +267,18 @@ void Authority::Suspect(Nanoseconds now, const ControlFrame& frame, AuthorityAct
     cuts_.insert({frame.process.uid, uid});
   }
   if (any && (phase_ == Phase::kRunning || phase_ == Phase::kForming)) Stop(now, actions);
+}
+
+// Their hosts are well, and so are their threads that speak to the authority: a program waits for what does not come,
+// or takes another way than the others.
+void Authority::EvictMissing(Nanoseconds now, const ControlFrame& frame, AuthorityActions* actions) {
+  for (const Uid& uid : frame.uids)
+    if (IsLiving(uid) && !(uid == frame.process.uid))
+      Evict(
+          now, uid,
+          "the others have waited for it until the stall limit (RINGTRAIN_STALL_ABORT_SECONDS), and do the step again "
+          "without it. Its program hangs, or takes another way than theirs; the log shows where it was.",
+          actions);
 }
 
 void Authority::Report(Nanoseconds now, const ControlFrame& frame) {
@@ -340,7 +358,8 @@ void Authority::Decide(Nanoseconds now, AuthorityActions* actions) {
   if (phase_ == Phase::kRunning) AskForAPause(actions);
   if (phase_ == Phase::kStopping || phase_ == Phase::kForming) EvictTheLate(now, actions);
   if (phase_ == Phase::kGathering || phase_ == Phase::kStopping || phase_ == Phase::kWaiting) FormNext(now, actions);
-  if (phase_ == Phase::kForming) Go(actions);
+  if (phase_ == Phase::kForming) Go(now, actions);
+  EndIfShortForTooLong(now, actions);
   DismissTheUnneeded(actions);
   EndIfAllHaveGone(actions);
   if (phase_ != Phase::kResuming && phase_ != Phase::kEnded && !ending_) StartRanks(now, actions);
@@ -511,11 +530,14 @@ void Authority::Wait(Nanoseconds now, AuthorityActions* actions) {
       actions->push_back(authority_action::Say{WaitText(Voters().size(), options_.minimum, options_.wait)});
     short_since_ = std::min(short_since_, now);
   }
-  if (now - std::min(since_, short_since_) >= options_.wait)
-    End(false,
-        "A world must have " + std::to_string(options_.minimum) + " ranks, but has fewer. Look at the hosts, " +
-            "or give a smaller minimum with -np MIN:MAX.",
-        actions);
+  if (now - std::min(since_, short_since_) >= options_.wait) End(false, TooFewText(options_.minimum), actions);
+}
+
+// Too few may form a world to do a step that was begun, and hang in it.
+void Authority::EndIfShortForTooLong(Nanoseconds now, AuthorityActions* actions) {
+  const bool runs = phase_ == Phase::kRunning || phase_ == Phase::kForming;
+  if (!runs || ending_ || short_since_ == kNever || now - short_since_ < options_.wait) return;
+  if (static_cast<int>(Living().size()) < options_.minimum) End(false, TooFewText(options_.minimum), actions);
 }
 
 // Old members first, in their old order.
@@ -546,12 +568,13 @@ void Authority::Grant(const Uids& voters, const Uids& newcomers, const Settlemen
   }
 }
 
-void Authority::Go(AuthorityActions* actions) {
+void Authority::Go(Nanoseconds now, AuthorityActions* actions) {
   const Uids living = Living();
   if (!std::all_of(living.begin(), living.end(), [&](const Uid& uid) { return ranks_.at(uid).formed; })) return;
   phase_ = Phase::kRunning;
   if (std::exchange(begun_, true)) ++resets_;
-  short_since_ = kNever;
+  const bool enough = static_cast<int>(living.size()) >= options_.minimum;
+  short_since_ = enough ? kNever : std::min(short_since_, now);
   ControlFrame go = Of(ControlType::kGo);
   go.epoch = epoch_;
   for (const Uid& uid : living) ranks_.at(uid).holds_state = true;

@@ -131,6 +131,7 @@ class Authority {
   void Admit(Nanoseconds now, const Uid& uid, bool lost, AuthorityActions* actions);
   void Dead(Nanoseconds now, const ControlFrame& frame, AuthorityActions* actions);
   void Suspect(Nanoseconds now, const ControlFrame& frame, AuthorityActions* actions);
+  void EvictMissing(Nanoseconds now, const ControlFrame& frame, AuthorityActions* actions);
   void Report(Nanoseconds now, const ControlFrame& frame);
   void Leave(const ControlFrame& frame, AuthorityActions* actions);
   void Present(const std::string& host, const ControlFrame& frame);
@@ -150,9 +151,10 @@ class Authority {
   std::map<Uid, size_t> Unheard() const;
   void FormNext(Nanoseconds now, AuthorityActions* actions);
   void Wait(Nanoseconds now, AuthorityActions* actions);
+  void EndIfShortForTooLong(Nanoseconds now, AuthorityActions* actions);
   void Grant(const Uids& voters, const Uids& newcomers, const Settlement& settlement, Nanoseconds now,
              AuthorityActions* actions);
-  void Go(AuthorityActions* actions);
+  void Go(Nanoseconds now, AuthorityActions* actions);
   void StartRanks(Nanoseconds now, AuthorityActions* actions);
   void DismissTheUnneeded(AuthorityActions* actions);
   void EndIfAllHaveGone(AuthorityActions* actions);

@@ -92,7 +92,7 @@ bool Body(Way& way, Frame& frame) {
       way.Small(frame.exit_code);
       return true;
     case ControlType::kSuspect:
-      Of(way, frame.epoch), Of(way, frame.process), Each(way, frame.uids);
+      Of(way, frame.epoch), Of(way, frame.process), Each(way, frame.uids), way.Flag(frame.hangs);
       return true;
     case ControlType::kReport:
       Of(way, frame.epoch), Of(way, frame.process), Each(way, frame.uids);

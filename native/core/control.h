@@ -26,7 +26,7 @@ struct EpochId {
 enum class ControlType : uint8_t {
   kReady = 1,     // rank: here I am. process, program, epoch: the last one that it has been a member of, stopped
   kDead = 2,      // agent: this process has ended. process, exit_code, or -signal
-  kSuspect = 3,   // rank: epoch; uids: of whom it hears nothing; none: it cannot connect, whoever is the reason
+  kSuspect = 3,   // rank: epoch; uids: of whom it hears nothing, or (hangs) who do not come; none: it cannot connect
   kStop = 4,      // authority to ranks: epoch; at_release: pause behind the next release, else at once. Then report
   kReport = 5,    // rank: epoch: which Stop it answers; process, standing, holds_state; uids: silent for half the bound
   kForm = 6,      // authority to ranks: epoch, members in rank order, settlement, key
@@ -57,7 +57,7 @@ struct ControlFrame {
   EpochId epoch;
   Process process;
   std::string program;  // digest of what must be equal on all ranks
-  bool stopped = false, at_release = false, holds_state = false, finished = false;
+  bool stopped = false, at_release = false, holds_state = false, finished = false, hangs = false;
   int exit_code = 0;
   Standing standing;
   Uids uids;

@@ -157,6 +157,15 @@ void Membership::TellSilent(MembershipActions* actions) const {
   Send(std::move(suspect), actions);
 }
 
+void Membership::Missing(Uids uids, MembershipActions* actions) const {
+  if (state_ != State::kMember || uids.empty()) return;
+  ControlFrame suspect = Of(ControlType::kSuspect);
+  suspect.epoch = epoch_;
+  suspect.uids = std::move(uids);
+  suspect.hangs = true;
+  Send(std::move(suspect), actions);
+}
+
 void Membership::Paused(MembershipActions* actions) {
   if (state_ == State::kMember) Halt(epoch_, actions);
 }

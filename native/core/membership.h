@@ -82,6 +82,8 @@ class Membership {
   void TookState(const EpochId& epoch, const Uid& donor, const StepProgress& progress, MembershipActions* actions);
   // Members that were silent for half of the bound, and for all of it or whose connection is lost.
   void Look(Uids quiet, Uids silent, MembershipActions* actions);
+  // Members that have not come to an operation of the present world, which was given up.
+  void Missing(Uids uids, MembershipActions* actions) const;
   // The transaction pauses.
   void Paused(MembershipActions* actions);
   // Whether somebody new may be in the next world; not where the program is within a step that is to be done again.

@@ -28,7 +28,7 @@ typedef struct rt_membership rt_membership; /* a rank's side of that */
 
 /* Version of everything between the CFFI marks. Raised with each change to it: test_abi.py compares. Python
  * (ringtrain/_native.py) and the library for TensorFlow refuse a core of another version. */
-#define RT_ABI_VERSION 14
+#define RT_ABI_VERSION 15
 
 #define RT_MAX_DIMENSIONS 64            /* of a tensor */
 #define RT_MAX_DTYPES 32                /* rows of tables/dtypes.def, with room for more */
@@ -314,6 +314,8 @@ char* rt_membership_connected(rt_membership* membership, uint64_t count, int32_t
 char* rt_membership_world_ended(rt_membership* membership);
 /* What rt_silent_ranks has said of the world of this rank: the launcher asks whether they live. */
 char* rt_membership_silent(rt_membership* membership, const char* ranks);
+/* Ranks, in that form, for which an operation of this world has waited until it was given up. */
+char* rt_membership_missing(rt_membership* membership, const char* ranks);
 /* Its program has come to its end. */
 char* rt_membership_finished(rt_membership* membership);
 /* A rank that has joined has got the state. */

@@ -105,6 +105,7 @@ class ElasticJob(Job):
         self._leave_by: dict[int, tuple[str, float]] = {}  # ranks that have a notice: uid, and when it is ended
         self._failures: list[Rank] = []  # of ranks whose slots may have got another one since
         self._called: set[str] = set()  # uids of processes that have called init()
+        self._evicted: set[str] = set()  # uids of those that were evicted, as was said
         for agent in self.agents:
             self._agent_of[agent.host.name] = agent
         if self.taken_up is None:
@@ -308,6 +309,7 @@ class ElasticJob(Job):
         self.engine.processes[number] = ""  # the slot is free once its supervisor is gone, too
         self._carry_out(ended)
         is_told = any(action.kind == "say" for action in ended)
+        is_told |= uid in self._evicted
         if self._has_begun and not is_told and number in self.ranks and self.ranks[number].failure:
             self.terminal.say(
                 f"{self.ranks[number].describe_failure()} before it had joined the others. Another one is started there after a "
@@ -543,6 +545,7 @@ class ElasticJob(Job):
         return any(rank.announced is not None and rank.is_connected for rank in self.ranks.values())
 
     def _evict(self, host: str, uid: str) -> None:
+        self._evicted.add(uid)
         for number, process in self.engine.processes.items():
             if process == uid:
                 self._agent_of[host].send({"do": "evict", "rank": number})

@@ -238,6 +238,60 @@ RT_TEST(a_world_that_has_lost_a_member_and_cannot_be_connected_keeps_its_joiners
   RT_CHECK(job.runs());
 }
 
+// The others tell of it by name; its thread that speaks to the authority reports, as those of the others do.
+void TellMissing(Job* job, Nanoseconds now, uint64_t reporter, const std::vector<uint64_t>& missing) {
+  ControlFrame suspect;
+  suspect.type = ControlType::kSuspect;
+  suspect.epoch = job->authority->epoch();
+  suspect.process = {{1, reporter}, "a", static_cast<int>(reporter), "a:" + std::to_string(reporter)};
+  suspect.hangs = true;
+  for (uint64_t slot : missing) suspect.uids.push_back({1, slot});
+  job->authority->Arrived(now, "a", suspect, &job->actions);
+}
+
+RT_TEST(a_rank_for_which_the_others_have_waited_in_vain_is_evicted_by_name) {
+  for (uint64_t hung :
+       {uint64_t{0}, uint64_t{2}}) {  // the lowest rank, too, of which each of the others is one that tells
+    Job job(0);
+    job.actions.clear();
+    std::vector<int> others;
+    for (uint64_t slot = 0; slot < 4; ++slot)
+      if (slot != hung) others.push_back(static_cast<int>(slot));
+    for (int slot : others) TellMissing(&job, 0, static_cast<uint64_t>(slot), {hung});
+    RT_CHECK_EQ(job.TakeSaid("was evicted: the others have waited for it").size(), size_t{1});
+    for (int slot : others) job.Hear(0, ControlType::kReport, slot);
+    job.Form(others);
+    RT_CHECK(job.runs());
+  }
+}
+
+RT_TEST(a_world_below_the_minimum_that_hangs_ends_the_job_when_its_time_is_over) {
+  Job job(0, /*minimum=*/3);
+  const Nanoseconds wait = job.options.wait;
+  job.Hear(0, ControlType::kDead, 3);
+  job.Hear(0, ControlType::kReady, 3, /*life=*/2);
+  ControlFrame report;  // they are within a step, in which nobody may join
+  report.type = ControlType::kReport;
+  report.epoch = job.authority->epoch();
+  report.holds_state = true;
+  report.standing.stage = WindowStage::kBegun;
+  job.Hear(0, ControlType::kDead, 2);
+  for (uint64_t slot : {uint64_t{0}, uint64_t{1}}) {
+    report.process = {{1, slot}, "a", static_cast<int>(slot), "a:" + std::to_string(slot)};
+    job.authority->Arrived(0, "a", report, &job.actions);
+  }
+  job.Form({0, 1});
+  RT_REQUIRE(job.runs());
+  for (Nanoseconds now : {wait / 4, wait / 2, 3 * (wait / 4), wait - kSecond}) {  // it has not stood still
+    job.Hear(now, ControlType::kBeat, 0);
+    job.authority->Tick(now, &job.actions);
+  }
+  RT_CHECK_EQ(job.end(), std::string());
+  job.Hear(wait, ControlType::kBeat, 0);
+  job.authority->Tick(wait, &job.actions);
+  RT_CHECK(job.end().find("A world must have 3 ranks, but has fewer.") == 0);
+}
+
 RT_TEST(a_host_is_not_lost_for_the_time_in_which_the_authority_was_stopped) {
   AuthorityOptions options;
   options.hosts = {{"a", 1}, {"b", 1}};

@@ -26,6 +26,7 @@ from ringtrain.log import logger
 from ringtrain.objects import allgather_object, broadcast_object
 from ringtrain.operations import Max, allreduce
 from ringtrain.process_sets import global_process_set, id_of
+from ringtrain.stalls import long_phase
 from ringtrain.torch.adasum import Deltas
 from ringtrain.torch.backward import OneByOne
 from ringtrain.torch.elastic.batches import check_state
@@ -40,6 +41,7 @@ from ringtrain.torch.tables import Part, dense_state_dict, load_dense_state_dict
 
 _OBJECTS = "ringtrain.elastic.objects"
 _ROWS = "ringtrain.elastic.rows"
+_LONGEST_SAVE = 3600.0  # seconds that the others wait for a file before they take this rank for one that hangs
 _BELONGINGS = "what was not given"  # in a file, beside the values
 _GIVEN = ["_size", "_refusal", "_rows_from", "_saved_behind"]  # beside the values
 
@@ -178,8 +180,8 @@ class TransparentState(LosslessState):
         """Has rank 0 write all values into a folder every so many steps or minutes, to go on from with ``resume``.
 
         It does so between two steps: when the next sample is drawn, or without an ``ElasticSampler`` when an epoch begins
-        or ends. The others wait for it in their next step. If the folder takes no file the log says so, and the training
-        goes on. Rows of sharded embeddings are written by all ranks before, each its own, into a folder beside the file;
+        or ends. The others wait for it in their next step, for an hour at most. If the folder takes no file the log says so, and the
+        training goes on. Rows of sharded embeddings are written by all ranks before, each its own, into a folder beside the file;
         with ``minutes`` ranks then ask each other in each step whether it is time.
 
         Args:
@@ -329,7 +331,8 @@ class TransparentState(LosslessState):
         try:
             rows = save_parts(tables, lambda token: folder.for_rows(self.step, token)) if tables else None
             if current().rank == 0:
-                folder.write(self.step, {**self._values(rows), _BELONGINGS: self._belongings.in_file(random)}, keep)
+                with long_phase(_LONGEST_SAVE):
+                    folder.write(self.step, {**self._values(rows), _BELONGINGS: self._belongings.in_file(random)}, keep)
         except RowsLostError:
             logger.warning(
                 "save_every: the state behind step %d could not be written: rows are lost, as their next use says",

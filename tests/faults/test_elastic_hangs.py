@@ -1,0 +1,68 @@
+"""A rank whose program hangs is evicted by name where the others have waited until the stall limit; one that saves is waited for."""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+
+import pytest
+from test_elastic_frameworks import NUMPY, STEPS, applied, ends
+from test_elastic_frameworks import run as run_frame
+from test_elastic_steps import LATER, TRAINING, run
+from test_elastic_steps import ends as ends_of
+from worlds import LAUNCHED
+
+from ringtrain.bench.jobs import Job
+
+pytestmark = [
+    pytest.mark.tcp,
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(LAUNCHED, reason="starts jobs of its own"),
+]
+IMPATIENT = {"RINGTRAIN_STALL_ABORT_SECONDS": "3"}
+
+
+@pytest.mark.parametrize("slot", [1, pytest.param(0, marks=pytest.mark.long)])
+def test_a_rank_that_hangs_is_evicted_and_the_others_do_the_step_again(slot: int, job: Job) -> None:
+    """Its thread that speaks to the launcher is well, and so is its host."""
+    hangs = json.dumps({f"{slot}/4/begun": "time.sleep(600)"})
+    done = run_frame(job, NUMPY, "--elastic", "-np", "2:3", FAULTS=hangs, **IMPATIENT)
+    others = [each for each in range(3) if each != slot]
+    assert applied(done) == [[0, 1, 2]] * 4 + [others] * (STEPS - 4)
+    assert len(ends(done)) == 2 and len(set(ends(done))) == 1, done.stdout + done.stderr
+    evicted = re.findall(
+        r"^ringtrainrun: The rank in slot (\d) of .* was evicted: the others have waited for it", done.stderr, re.M
+    )
+    assert evicted == [str(slot)], done.stderr
+    assert "TimeoutError" not in done.stderr and "before it had joined" not in done.stderr, done.stderr
+
+
+SAVING = """
+    from ringtrain.torch.elastic.checkpoints import Folder
+    from ringtrain.torch.elastic.transparent import TransparentState
+
+    write = Folder.write
+
+    def write_slowly(self, *arguments):
+        time.sleep(float(os.environ["RINGTRAIN_STALL_ABORT_SECONDS"]) + 1.5)
+        write(self, *arguments)
+
+    Folder.write = write_slowly
+    begin = TransparentState.epochs
+
+    def epochs(self, count):
+        self.save_every(folder / "saved", steps=12)
+        return begin(self, count)
+
+    TransparentState.epochs = epochs
+"""
+
+
+def test_a_rank_that_saves_for_longer_than_the_stall_limit_is_waited_for(job: Job) -> None:
+    """The others wait in their next step."""
+    done = run(
+        job, "--elastic", "-np", "2:2", *LATER, program=textwrap.dedent(SAVING) + textwrap.dedent(TRAINING), **IMPATIENT
+    )
+    assert len(ends_of(done)) == 2 and len(set(ends_of(done))) == 1, done.stdout + done.stderr
+    assert "evicted" not in done.stderr and "given up" not in done.stderr, done.stderr
