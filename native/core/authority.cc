@@ -399,8 +399,30 @@ bool Authority::AllHostsHaveAnswered() const {
 
 bool Authority::WantsAPause() const {
   const auto leaves = [](const auto& entry) { return entry.second.leaves && !entry.second.finished; };
-  const bool too_small = static_cast<int>(Living().size()) < options_.minimum;
-  return !ending_ && (too_small || !Newcomers().empty() || std::any_of(ranks_.begin(), ranks_.end(), leaves));
+  const Uids living = Living();
+  const bool too_small = static_cast<int>(living.size()) < options_.minimum;
+  if (ending_ || too_small || !Newcomers().empty()) return !ending_;
+  const bool any_leaves = std::any_of(ranks_.begin(), ranks_.end(), leaves);
+  return any_leaves && !(AllLeave(living) && SomebodyIsOnTheWay());
+}
+
+bool Authority::AllLeave(const Uids& uids) const {
+  return std::all_of(uids.begin(), uids.end(), [&](const Uid& uid) { return ranks_.at(uid).leaves; });
+}
+
+// Whether a rank may still come, to which those that leave can give the state: a slot of a host that stays has none
+// yet.
+bool Authority::SomebodyIsOnTheWay() const {
+  for (const auto& [name, host] : hosts_) {
+    if (host.presence == Host::kAway || host.leaves) continue;
+    for (const auto& entry : host.taken) {
+      const auto is_there = [&, slot = entry.first, name = name](const auto& rank) {
+        return rank.second.process.host == name && rank.second.process.slot == slot;
+      };
+      if (host.closed.count(entry.first) == 0 && std::none_of(ranks_.begin(), ranks_.end(), is_there)) return true;
+    }
+  }
+  return false;
 }
 
 void Authority::AskForAPause(AuthorityActions* actions) {
@@ -512,7 +534,8 @@ void Authority::FormNext(Nanoseconds now, AuthorityActions* actions) {
   Uids stay;
   for (const Uid& uid : voters)
     if (!ranks_.at(uid).leaves) stay.push_back(uid);
-  if (settlement.fresh && stay.size() < voters.size() && (!stay.empty() || newcomers.empty())) {
+  const bool waits = stay.empty() && SomebodyIsOnTheWay();
+  if (settlement.fresh && stay.size() < voters.size() && (!stay.empty() || newcomers.empty()) && !waits) {
     for (const Uid& uid : voters)
       if (ranks_.at(uid).leaves) Dismiss(&ranks_.at(uid), actions);
     if (stay.empty()) return End(false, "All ranks have left on notice, before the training came to its end.", actions);

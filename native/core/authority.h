@@ -164,6 +164,8 @@ class Authority {
   Uids Voters() const;
   Uids Newcomers() const;
   bool WantsAPause() const;
+  bool SomebodyIsOnTheWay() const;
+  bool AllLeave(const Uids& uids) const;
   bool AnyAwaited() const;
   bool AllHostsHaveAnswered() const;
   bool SomebodyIsHeard(Nanoseconds now) const;

@@ -97,6 +97,7 @@ class ElasticJob(Job):
         self._is_trying = False
         self._script_failed = False
         self._leaving: set[str] = set()  # hosts that have a notice
+        self._notices: dict[str, str] = {}  # why, of those of whom the authority is not told yet
         self._first: dict[str, int] = {}  # number of a host's first slot in the job
         self._agent_of: dict[str, Agent] = {}
         self._has_begun = False  # a world has been formed
@@ -344,6 +345,7 @@ class ElasticJob(Job):
         agent.let_go()
         self.agents.remove(agent)
         del self.unread[agent]
+        self._notices.pop(agent.host.name, None)
         self._carry_out(self.authority.host_lost(time.monotonic(), agent.host.name, cause))
         self._note_hosts()
 
@@ -420,6 +422,7 @@ class ElasticJob(Job):
         if agent is None or trial.networks is None or self.networks is None:
             self._supply.failed(now, name)
             self.terminal.say(f"{trial.problem} The job goes on without this host, and tries it again later.")
+            self._pass_notices_on(now)
             return
         if self._is_over():
             hang_up_on([agent])
@@ -438,6 +441,7 @@ class ElasticJob(Job):
         self.authority.host_added(trial.host)
         self._note_hosts()
         self._carry_out(self.authority.host_came(now, name))
+        self._pass_notices_on(now)
 
     def _use(self, networks: Chosen) -> None:
         """Takes the networks that all hosts share, the new one among them; if they are fewer, all listen there alone."""
@@ -460,8 +464,22 @@ class ElasticJob(Job):
         self._leaving.add(name)
         first = self._first[name]
         self._limit_stay(range(first, first + agent.host.slots), now)
-        self._carry_out(self.authority.host_leaves(now, name, cause))
-        self._release(agent)
+        self._notices[name] = cause
+        self._pass_notices_on(now)
+
+    def _pass_notices_on(self, now: float) -> None:
+        """But not where all hosts would leave, and another one is tried, or is to be, which is to take the state over."""
+        present = self._present()
+        stays = any(name not in self._leaving for name in present)
+        if self._notices and not stays and (self._is_trying or self._has_one_to_try(now)):
+            return
+        notices, self._notices = self._notices, {}
+        for name, cause in notices.items():
+            self._carry_out(self.authority.host_leaves(now, name, cause))
+            self._release(self._agent_of[name])
+
+    def _has_one_to_try(self, now: float) -> bool:
+        return self._may_try() and self._supply.to_try(now, self._present(), self._room()) is not None
 
     def _release(self, agent: Agent) -> None:
         """Lets the agent of a host go that leaves, once nobody is left there."""

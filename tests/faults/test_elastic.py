@@ -674,6 +674,53 @@ def test_hosts_come_and_go_as_a_script_names_them(network: Network, tmp_path: Pa
     assert "heard" not in "".join(lines)
 
 
+@pytest.mark.long  # the decisions are tested in authority_test
+@pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())
+def test_the_only_host_waits_for_the_one_that_takes_its_place(network: Network, tmp_path: Path) -> None:
+    """It leaves when that has its state, and not before: its check and its imports take seconds."""
+    python = python_with("tcp")
+    program, named = tmp_path / "train.py", tmp_path / "hosts"
+    program.write_text(textwrap.dedent(PROGRAM))
+    named.write_text("node-b:1\n")
+    variables = {"STEPS": "100000", "PAUSE": "0.05", "TMPDIR": str(tmp_path), "PYTHONPATH": PATHS}
+    line = [
+        python,
+        "-m",
+        "ringtrain.launch",
+        *transport_of("tcp"),
+        "--elastic",
+        "-np",
+        "1:1",
+        "--host-discovery-script",
+        f"cat {named}",
+    ]
+    complaints = tmp_path / "stderr"
+    with complaints.open("w") as stderr:
+        launcher = network["node-a"].start(
+            *line,
+            python,
+            str(program),
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            env=rank_environment(**variables),
+        )
+    lines: list[str] = []
+    reader = threading.Thread(target=lambda: lines.extend(launcher.stdout))
+    reader.start()
+    assert await_line(lines, 0, "world of 1"), complaints.read_text()
+    seen = len(lines)
+    Path(f"{named}.new").write_text("node-c:1\n")
+    os.replace(f"{named}.new", named)
+    assert await_line(lines, seen, "world of 2", 40.0), complaints.read_text()
+    alone = await_line(lines, seen, "world of 1: rank 0", 40.0)
+    assert alone and int(alone.split()[7]) > 0, "".join(lines) + complaints.read_text()
+    network["node-a"].signal_to(launcher, signal.SIGINT)
+    assert launcher.wait(SECONDS) != 0
+    reader.join()
+    assert "have left on notice" not in complaints.read_text() and "heard" not in "".join(lines), complaints.read_text()
+
+
 def test_a_world_of_one_waits_until_it_is_open(job: Job) -> None:
     """The launcher answers before this rank has opened the world; such a rank was once in a world that it had not."""
     program = """

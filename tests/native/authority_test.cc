@@ -292,6 +292,54 @@ RT_TEST(a_world_below_the_minimum_that_hangs_ends_the_job_when_its_time_is_over)
   RT_CHECK(job.end().find("A world must have 3 ranks, but has fewer.") == 0);
 }
 
+RT_TEST(ranks_that_all_leave_wait_for_one_that_is_on_its_way) {
+  AuthorityOptions options;
+  options.hosts = {{"a", 1}};
+  options.minimum = 1;
+  options.silence = options.grace = options.wait = 100000 * kSecond;
+  options.random = [drawn = std::make_shared<uint64_t>(0)] { return ++*drawn; };
+  Authority authority(options);
+  AuthorityActions actions;
+  authority.Begin(0);
+  bool has_got_it = false;  // the rank of b the state
+  const auto hear = [&](const std::string& host, ControlType type) {
+    ControlFrame frame;
+    frame.type = type;
+    frame.epoch = type == ControlType::kReady ? EpochId() : authority.epoch();
+    frame.process = {{1, host == "a" ? 1u : 2u}, host, 0, host + ":0"};
+    frame.holds_state = host == "a" || has_got_it;
+    authority.Arrived(0, host, frame, &actions);
+  };
+  const auto any = [&](auto fits) { return std::any_of(actions.begin(), actions.end(), fits); };
+  const auto dismissed = [&](const AuthorityAction& action) {
+    const auto* send = std::get_if<authority_action::Send>(&action);
+    return send != nullptr && send->frame.type == ControlType::kLeave;
+  };
+  const auto ended = [](const AuthorityAction& action) {
+    return std::holds_alternative<authority_action::End>(action);
+  };
+  authority.HostCame(0, "a", &actions);
+  for (ControlType type : {ControlType::kPresent, ControlType::kReady, ControlType::kFormed}) hear("a", type);
+  RT_REQUIRE(authority.phase() == Authority::Phase::kRunning);
+  authority.HostAdded("b", 1);
+  authority.HostCame(0, "b", &actions);
+  hear("b", ControlType::kPresent);
+  authority.HostLeaves(0, "a", "it is to be taken away.", &actions);
+  RT_CHECK(authority.phase() == Authority::Phase::kRunning && !any(dismissed));  // and is not asked to pause
+  hear("a", ControlType::kReport);                                               // another pause than for that
+  hear("a", ControlType::kFormed);
+  RT_CHECK(authority.phase() == Authority::Phase::kRunning && !any(dismissed) && !any(ended));
+  hear("b", ControlType::kReady);
+  hear("a", ControlType::kReport);
+  for (const std::string host : {"a", "b"}) hear(host, ControlType::kFormed);
+  RT_CHECK(!any(dismissed));
+  has_got_it = true;
+  for (const std::string host : {"a", "b"}) hear(host, ControlType::kReport);
+  RT_CHECK(any(dismissed) && !any(ended));
+  hear("b", ControlType::kFormed);
+  RT_CHECK(authority.phase() == Authority::Phase::kRunning);
+}
+
 RT_TEST(a_host_is_not_lost_for_the_time_in_which_the_authority_was_stopped) {
   AuthorityOptions options;
   options.hosts = {{"a", 1}, {"b", 1}};
