@@ -11,6 +11,7 @@ constexpr Nanoseconds kSecond = INT64_C(1000000000);
 constexpr Nanoseconds kSlack = 2 * kSecond;
 // For a rank that others do not hear: it lives if it can tell the launcher by then.
 constexpr Nanoseconds kSuspectsPatience = kSecond;
+constexpr int kMostLeftOut = 3;  // worlds, of a rank that joins; the next one has the time of any other
 
 ControlFrame Of(ControlType type) {
   ControlFrame frame;
@@ -145,6 +146,8 @@ void Authority::SkipStandstill(Nanoseconds now) {
   since_ += missed;
   if (short_since_ != kNever) short_since_ += missed;
   for (auto& entry : hosts_) entry.second.heard += missed;
+  for (auto& entry : ranks_)
+    if (entry.second.asked != kNever) entry.second.asked += missed;
 }
 
 // If no host is heard that has a rank of this world it is the launcher that is cut off: the world goes on without it,
@@ -175,6 +178,8 @@ void Authority::Arrived(Nanoseconds now, const std::string& host, const ControlF
   // An agent speaks for the slots of its host alone.
   const bool names_a_process = frame.type != ControlType::kPresent && frame.type != ControlType::kBeat;
   if (names_a_process && (frame.process.host != host || hosts_[host].taken.count(frame.process.slot) == 0)) return;
+  const auto found = ranks_.find(frame.process.uid);
+  if (names_a_process && found != ranks_.end()) found->second.asked = kNever;
   switch (frame.type) {
     case ControlType::kReady:
       Ready(now, frame, actions);
@@ -349,14 +354,21 @@ void Authority::Tick(Nanoseconds now, AuthorityActions* actions) {
 
 Nanoseconds Authority::next_timer() const {
   if (phase_ == Phase::kEnded) return kNever;
-  const Nanoseconds patience = since_ + kSuspectsPatience;
-  return phase_ == Phase::kStopping && patience < next_beat_ ? patience : next_beat_;
+  if (phase_ != Phase::kStopping && phase_ != Phase::kForming) return next_beat_;
+  const Nanoseconds due = since_ + (phase_ == Phase::kStopping ? kSuspectsPatience : JoinersPatience());
+  return due > awake_ ? std::min(due, next_beat_) : next_beat_;
+}
+
+Nanoseconds Authority::JoinersPatience() const {
+  return options_.joiners_patience + static_cast<Nanoseconds>(world_.size()) * kSecond / 100;
 }
 
 void Authority::Decide(Nanoseconds now, AuthorityActions* actions) {
   if (phase_ == Phase::kResuming) EndResuming(now, actions);
   if (phase_ == Phase::kRunning) AskForAPause(actions);
   if (phase_ == Phase::kStopping || phase_ == Phase::kForming) EvictTheLate(now, actions);
+  LeaveOutLateJoiners(now, actions);
+  EvictWhoDoNotAnswer(now, actions);
   if (phase_ == Phase::kGathering || phase_ == Phase::kStopping || phase_ == Phase::kWaiting) FormNext(now, actions);
   if (phase_ == Phase::kForming) Go(now, actions);
   EndIfShortForTooLong(now, actions);
@@ -483,6 +495,39 @@ void Authority::GiveUpJoiners(Nanoseconds now, AuthorityActions* actions) {
             "the others could not be connected with it, and go on without it. Look for its error, and at the network "
             "of its host.",
             actions);
+}
+
+// All others stand still while a world forms, and do so for long for nobody who only joins. Which of those that join is
+// late nobody knows: who says that it lives may join again, and is given twice the time.
+void Authority::LeaveOutLateJoiners(Nanoseconds now, AuthorityActions* actions) {
+  if (phase_ != Phase::kForming) return;
+  Uids late;
+  int before = 0;  // how often they were
+  for (const Member& member : world_) {
+    const auto rank = ranks_.find(member.process.uid);
+    if (!member.joins || rank == ranks_.end() || rank->second.formed) continue;
+    late.push_back(member.process.uid);
+    before = std::max(before, rank->second.left_out);
+  }
+  if (late.empty() || before >= kMostLeftOut || now - since_ < JoinersPatience() << before) return;
+  const auto is_late = [&](const Member& member) {
+    return std::find(late.begin(), late.end(), member.process.uid) != late.end();
+  };
+  world_.erase(std::remove_if(world_.begin(), world_.end(), is_late), world_.end());
+  for (const Uid& uid : late) {
+    Rank& rank = ranks_.at(uid);
+    ++rank.left_out;
+    rank.asked = now;
+    Tell(rank.process, Of(ControlType::kAsk), actions);
+  }
+  Stop(now, actions);
+}
+
+void Authority::EvictWhoDoNotAnswer(Nanoseconds now, AuthorityActions* actions) {
+  Uids silent;
+  for (const auto& [uid, rank] : ranks_)
+    if (rank.asked != kNever && now - rank.asked >= options_.silence + kSlack) silent.push_back(uid);
+  for (const Uid& uid : silent) Evict(now, uid, "it has not answered.", actions);
 }
 
 // How many do not hear a rank, or are not heard by it. Those who hold the state count more than all who do not, and the
@@ -664,7 +709,8 @@ Uids Authority::Voters() const {
 Uids Authority::Newcomers() const {
   std::map<std::pair<std::string, int>, Uid> ordered;
   for (const auto& [uid, rank] : ranks_)
-    if (!rank.holds_state && !rank.leaves) ordered[{rank.process.host, rank.process.slot}] = uid;
+    if (!rank.holds_state && !rank.leaves && rank.asked == kNever)
+      ordered[{rank.process.host, rank.process.slot}] = uid;
   Uids newcomers;
   for (const auto& entry : ordered) newcomers.push_back(entry.second);
   return newcomers;

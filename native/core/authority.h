@@ -52,7 +52,8 @@ struct AuthorityOptions {
   Nanoseconds wait = 0;              // below the minimum, or for those that do not come; then the job ends
   Nanoseconds first_pause = 0;       // of a slot after a failure; doubles from one to the next
   Nanoseconds longest_pause = 0;     // which it does not exceed
-  std::function<uint64_t()> random;  // numbers that nobody can guess
+  Nanoseconds joiners_patience = INT64_C(1000000000);  // of a world that forms, with ranks that join it; doubles
+  std::function<uint64_t()> random;                    // numbers that nobody can guess
 };
 
 namespace authority_action {
@@ -121,6 +122,8 @@ class Authority {
     Process process;
     bool holds_state = false, leaves = false, finished = false;
     bool reported = false, formed = false, suspected = false;
+    int left_out = 0;            // how often it has not formed in time with a world that it was to join
+    Nanoseconds asked = kNever;  // when it was asked whether it lives, and has not answered since
     std::string program;
     EpochId runs;  // when a launcher that was started again found it
     Standing standing;
@@ -148,6 +151,8 @@ class Authority {
   void EvictTheLate(Nanoseconds now, AuthorityActions* actions);
   void KeepTheLargerSide(Nanoseconds now, AuthorityActions* actions);
   void GiveUpJoiners(Nanoseconds now, AuthorityActions* actions);
+  void LeaveOutLateJoiners(Nanoseconds now, AuthorityActions* actions);
+  void EvictWhoDoNotAnswer(Nanoseconds now, AuthorityActions* actions);
   std::map<Uid, size_t> Unheard() const;
   void FormNext(Nanoseconds now, AuthorityActions* actions);
   void Wait(Nanoseconds now, AuthorityActions* actions);
@@ -164,6 +169,7 @@ class Authority {
   Uids Voters() const;
   Uids Newcomers() const;
   bool WantsAPause() const;
+  Nanoseconds JoinersPatience() const;
   bool SomebodyIsOnTheWay() const;
   bool AllLeave(const Uids& uids) const;
   bool AnyAwaited() const;

@@ -95,3 +95,26 @@ def test_callbacks_of_a_rank_that_joins_remember_what_others_do(warmup: dict[str
     assert len(ends(done)) == 3 and len(set(ends(done))) == 1, done.stdout + done.stderr
     assert ends(done)[0].startswith("4 32 4 3 ")
     assert all(f"epoch-{epoch}.weights.h5" in ends(done)[0] for epoch in (1, 2, 3, 4)), ends(done)
+
+
+STOPS_AS_IT_JOINS = """
+from ringtrain.membership import Member
+
+def stop_before(self, form, connect=Member._connect):
+    os.kill(os.getpid(), signal.SIGSTOP)
+    connect(self, form)
+
+if slot == 1 and (folder / "struck-1-4-begun").exists():
+    Member._connect = stop_before
+"""
+
+
+def test_a_rank_that_is_stopped_as_it_joins_is_left_out(job: Job) -> None:
+    """The others do not wait until they have failed to connect with it, and it is killed later."""
+    faults = json.dumps({"1/4/begun": KILL})
+    done = frameworks.run(
+        job, frameworks.NUMPY, "--elastic", "-np", "2:3", FAULTS=faults, PLANTED=STOPS_AS_IT_JOINS, JOINED="3"
+    )
+    assert frameworks.applied(done) == [[0, 1, 2]] * 4 + [[0, 2]] * (frameworks.STEPS - 4)
+    assert "slot 1 of host 'localhost' was evicted: it has not answered." in done.stderr, done.stderr
+    assert "could not be connected" not in done.stderr, done.stderr

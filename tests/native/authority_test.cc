@@ -340,6 +340,49 @@ RT_TEST(ranks_that_all_leave_wait_for_one_that_is_on_its_way) {
   RT_CHECK(authority.phase() == Authority::Phase::kRunning);
 }
 
+RT_TEST(a_joiner_that_does_not_form_in_time_is_left_out_until_it_answers) {
+  Job job(0);
+  job.Die(3, {0, 1, 2});
+  const auto join = [&](Nanoseconds now) {
+    for (int slot : {0, 1, 2}) job.Hear(now, ControlType::kReport, slot);
+    RT_REQUIRE(job.authority->phase() == Authority::Phase::kForming);
+  };
+  job.Hear(0, ControlType::kReady, 3, /*life=*/2);
+  join(0);
+  job.authority->Tick(kSecond, &job.actions);
+  RT_CHECK(job.authority->phase() == Authority::Phase::kForming);
+  const Nanoseconds soon = job.authority->next_timer();
+  RT_CHECK(soon > kSecond && soon < kSecond + kSecond / 10);
+  job.authority->Tick(soon, &job.actions);
+  RT_CHECK(job.authority->phase() == Authority::Phase::kStopping);
+  join(soon);  // without it
+  job.Form({0, 1, 2});
+  RT_CHECK(job.runs());
+  RT_CHECK(job.TakeSaid("evicted").empty());
+  job.Hear(soon, ControlType::kReady, 3, /*life=*/2);  // it was stopped, and goes on
+  join(soon);
+  job.Form({0, 1, 2});
+  job.Hear(soon, ControlType::kFormed, 3, /*life=*/2);
+  RT_CHECK(job.runs());
+}
+
+RT_TEST(a_joiner_that_was_left_out_and_never_answers_is_evicted) {
+  Job job(0);
+  job.Die(3, {0, 1, 2});
+  job.Hear(0, ControlType::kReady, 3, /*life=*/2);
+  for (int slot : {0, 1, 2}) job.Hear(0, ControlType::kReport, slot);
+  job.authority->Tick(2 * kSecond, &job.actions);
+  for (int slot : {0, 1, 2}) job.Hear(2 * kSecond, ControlType::kReport, slot);
+  job.Form({0, 1, 2});
+  RT_REQUIRE(job.runs());
+  for (Nanoseconds now = job.options.silence / 4; now < 2 * job.options.silence; now += job.options.silence / 4) {
+    job.Hear(now, ControlType::kBeat, 0);
+    job.authority->Tick(now, &job.actions);
+  }
+  RT_CHECK_EQ(job.TakeSaid("slot 3 of host 'a' was evicted: it has not answered.").size(), size_t{1});
+  RT_CHECK(job.runs());
+}
+
 RT_TEST(a_host_is_not_lost_for_the_time_in_which_the_authority_was_stopped) {
   AuthorityOptions options;
   options.hosts = {{"a", 1}, {"b", 1}};

@@ -103,6 +103,7 @@ void Fleet::StartLauncher() {
   options.wait = 60 * kSecond;
   options.first_pause = plan_.first_pause;
   options.longest_pause = 60 * plan_.first_pause;
+  options.joiners_patience = 3 * kSecond;  // the twin gives the state before a world runs
   options.random = [this] { return random_.Next() | 1; };
   authority_.emplace(std::move(options));
   TraceText("the launcher starts");
