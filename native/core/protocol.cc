@@ -415,11 +415,12 @@ void Protocol::HearEnd(const Status& last, RankEffects* effects) {
 }
 
 void Protocol::CauseNoted(const Status& cause, RankEffects* effects) {
+  const std::set<int> told = ToldOfEnd();
   for (int rank : everyone()) {
     if (rank == world_.rank) continue;
     const bool here = world_.host_of[rank] == world_.host_of[world_.rank];
     if (here) effects->push_back(rank_effect::Wake{rank});
-    if ((here && !Decides(rank)) || SpeaksTo(rank)) continue;
+    if ((here ? !Decides(rank) : told.count(rank) == 0) || SpeaksTo(rank)) continue;
     Frame abort;  // behind the verdicts for that rank
     abort.type = FrameType::kAbort;
     abort.text = cause.message();
@@ -434,6 +435,29 @@ void Protocol::MailTaken(Nanoseconds now, RankEffects* effects) {
   if (!awaits_last_words()) return;
   if (end_by_ == 0) end_by_ = now + kLastWords;
   if (now >= end_by_ || !AwaitsCoordinator()) End(effects);
+}
+
+// Of the ranks of other hosts those whom this one tells: who decides for it, for whom it decides, and a rank of each of
+// the hosts 1, 2, 4, ... further on, so that whoever has died, all others hear of it in few steps. What one rank of a
+// host has heard, the others read.
+std::set<int> Protocol::ToldOfEnd() const {
+  std::set<int> told;
+  for (const auto& [process_set, negotiator] : negotiators_) {
+    const std::vector<int>& members = negotiator.members();
+    const auto relay = relays_.find(process_set);
+    const int speaker = relay == relays_.end() ? 0 : relay->second.parent();
+    if (speaker >= 0) told.insert(members[static_cast<size_t>(speaker)]);
+    if (relay == relays_.end() && members[0] == world_.rank) told.insert(members.begin(), members.end());
+  }
+  const size_t hosts = world_.hosts.size(), mine = static_cast<size_t>(world_.host_of[world_.rank]);
+  for (size_t distance = 1; distance < hosts; distance *= 2) {
+    std::vector<int> ranks = world_.hosts[(mine + distance) % hosts];
+    const size_t first = static_cast<size_t>(world_.local_rank()) % ranks.size();
+    std::rotate(ranks.begin(), ranks.begin() + static_cast<std::ptrdiff_t>(first), ranks.end());
+    const auto lives = std::find_if(ranks.begin(), ranks.end(), [this](int rank) { return silent_.count(rank) == 0; });
+    if (lives != ranks.end()) told.insert(*lives);
+  }
+  return told;
 }
 
 // Something of a rank waits for this one's verdicts.

@@ -198,6 +198,7 @@ class Protocol {
   void TellGoodbyeByTree(Nanoseconds now, int process_set, bool gone, RankEffects* effects);
   void TellAllGoodbye(bool clean, RankEffects* effects);
   void SendBeats(bool last, RankEffects* effects);
+  std::set<int> ToldOfEnd() const;
   bool Decides(int rank) const;
   bool AwaitsCoordinator() const;
   Nanoseconds next_end() const { return awaits_last_words() ? std::min(end_by_, looks_again_) : kNever; }

@@ -48,6 +48,51 @@ struct LeavingRank {
   RankEffects effects;
 };
 
+// Ranks on hosts of that many.
+World WorldOnHosts(int size, int on_each) {
+  World world;
+  world.size = size;
+  for (int rank = 0; rank < size; ++rank) world.host_names.push_back("host " + std::to_string(rank / on_each));
+  GroupByHost(world.host_names, &world);
+  return world;
+}
+
+// Those to whom a rank sends that the world has ended, once it has lost the dead one.
+std::vector<int> ToldBy(int rank, int dead, World world) {
+  world.rank = rank;
+  const Options options = Defaults();
+  Protocol protocol(world, options);
+  RankEffects effects;
+  protocol.Begin(0, &effects);
+  effects.clear();
+  protocol.ConnectionLost({dead, "connection reset by peer"}, &effects);
+  protocol.CauseNoted(Status::PeerLost("it is over"), &effects);
+  std::vector<int> told;
+  for (const RankEffect& effect : effects)
+    if (const auto* send = std::get_if<rank_effect::Send>(&effect)) told.push_back(send->rank);
+  return told;
+}
+
+// How many ranks but the dead one hear of an end that one of them has found. Those of a host read what one has heard.
+int HearOfEnd(int found_by, int dead, const World& world) {
+  std::vector<bool> hears(static_cast<size_t>(world.size));
+  std::vector<int> left;
+  const auto hear = [&](int heard_by) {
+    if (heard_by == dead) return;
+    for (int rank : world.hosts[static_cast<size_t>(world.host_of[static_cast<size_t>(heard_by)])]) {
+      if (rank == dead || hears[static_cast<size_t>(rank)]) continue;
+      hears[static_cast<size_t>(rank)] = true;
+      left.push_back(rank);
+    }
+  };
+  for (hear(found_by); !left.empty();) {
+    const int rank = left.back();
+    left.pop_back();
+    for (int told : ToldBy(rank, dead, world)) hear(told);
+  }
+  return static_cast<int>(std::count(hears.begin(), hears.end(), true));
+}
+
 }  // namespace
 
 RT_TEST(a_world_in_which_all_say_goodbye_ends_clean) {
@@ -261,6 +306,18 @@ RT_TEST(last_words_are_waited_for_a_quarter_of_a_second) {
   RT_CHECK_EQ(rank.protocol.next_timer(), Nanoseconds{250001000});
   RT_CHECK(!rank.HasEnded(250000999));
   RT_CHECK(rank.HasEnded(250001000));
+}
+
+// Between hosts each tells few: with all of them a world of 1,000 ranks would open half a million connections at its
+// end.
+RT_TEST(all_hear_of_an_end_by_few_frames_whoever_has_died) {
+  for (int on_each : {1, 4}) {
+    const World world = WorldOnHosts(64, on_each);
+    for (int dead : {0, 1, 17, 63})
+      for (int found_by : {2, 31, 62}) RT_CHECK_EQ(HearOfEnd(found_by, dead, world), 63);
+    for (int rank = 1; rank < 64; ++rank) RT_CHECK(ToldBy(rank, 0, world).size() <= 7);
+    RT_CHECK_EQ(ToldBy(0, 9, world).size(), size_t{63});  // who waits for its verdicts
+  }
 }
 
 // Rank 0 of three, of which two are in process set 1.
