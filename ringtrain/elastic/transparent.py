@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ringtrain import membership, operations
-from ringtrain.context import Context, current
+from ringtrain.context import Context, current, is_initialized
 from ringtrain.elastic.adapters import adapter_of, enter_world
 from ringtrain.elastic.lossless import LosslessState, checked_progress
 from ringtrain.elastic.sampler import BatchSampler
@@ -366,8 +366,9 @@ class _Training:
 # ---- the state of this process ----
 
 _followed: TransparentState | None = None
-# In a job that is not elastic one with a sampler, which weighs gradients there, too; ranks may be threads of a process.
-_of_worlds: "weakref.WeakKeyDictionary[Context, TransparentState]" = weakref.WeakKeyDictionary()
+# In a job that is not elastic one with a sampler, which weighs gradients there, too; ranks may be threads of a process. A state
+# may lead to its context, by an optimizer of its, so it is not kept alive here.
+_of_worlds: "weakref.WeakKeyDictionary[Context, weakref.ref[TransparentState]]" = weakref.WeakKeyDictionary()
 
 
 def _follow(state: TransparentState, elastic: bool) -> None:
@@ -375,7 +376,7 @@ def _follow(state: TransparentState, elastic: bool) -> None:
     if elastic:
         _followed = state
     else:
-        _of_worlds[current()] = state
+        _of_worlds[current()] = weakref.ref(state)
 
 
 def followed() -> TransparentState | None:
@@ -383,9 +384,10 @@ def followed() -> TransparentState | None:
 
     In a job that is not elastic also None if it has no sampler: its gradients need nothing of it.
     """
-    if _followed is not None or not _of_worlds:
+    if _followed is not None or not _of_worlds or not is_initialized():
         return _followed
-    return _of_worlds.get(current())
+    refer = _of_worlds.get(current())
+    return None if refer is None else refer()
 
 
 def surviving(function: Callable[[], Result]) -> Result:

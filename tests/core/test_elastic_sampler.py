@@ -1,13 +1,17 @@
 """``BatchSampler`` in jobs that are not elastic; tests/faults/test_elastic_samples.py has those that are."""
 
+import gc
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
 
 import ringtrain as rt
 import ringtrain.elastic
+from ringtrain.context import current
+from ringtrain.elastic import transparent
 from ringtrain.errors import InvalidArgumentError, MismatchError
 from ringtrain.testing import World
 
@@ -44,6 +48,24 @@ def test_each_sample_of_an_epoch_is_in_one_step_and_weighs_the_same():
         assert means[2 * epoch : 2 * epoch + 2] == pytest.approx([values[order[:9]].mean(), values[order[9:]].mean()])
     assert sorted(first[0] + second[0] + third[0]) == sorted(rt.sharding.order(COUNT, 5, 0)[:9].tolist())
     assert first[1] == third[1] != second[1]  # two samples are left for three ranks
+
+
+def test_behind_its_world_nobody_follows_a_state():
+    """As a fit of one process does not; and what leads to its context, as a model does, ends with it."""
+
+    def train(_rank):
+        sampler = rt.elastic.BatchSampler(COUNT, batch_size=3)
+        state = rt.elastic.State(sampler=sampler, context=current())
+        assert transparent.followed() is state
+        return state
+
+    with World(1) as world:
+        (state,) = world.run(train)
+    assert transparent.followed() is None
+    refer = weakref.ref(state)
+    del state, world
+    gc.collect()
+    assert refer() is None
 
 
 def test_drop_last_and_the_order_as_it_is():
