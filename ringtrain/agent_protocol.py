@@ -150,6 +150,12 @@ class Evict(TypedDict):
     rank: int
 
 
+class TellStopped(TypedDict):
+    """Say of each rank of the host that has not ended whether it is stopped, as `stopped`."""
+
+    do: Literal["tell stopped"]
+
+
 class Beat(TypedDict):
     """The launcher lives. Answered with Clock."""
 
@@ -182,6 +188,7 @@ Request = (
     | Introduce
     | Lead
     | Evict
+    | TellStopped
     | Beat
     | GoOn
     | End
@@ -330,3 +337,4 @@ class RankNews(TypedDict, total=False):
     bytes: int  # so many
     left: str  # a file for `ringtrain.run` follows: "result" or "failure"
     lost: Literal[True]  # its supervisor has vanished without `ended`; with `at`
+    stopped: bool  # a signal has stopped it, as SIGSTOP does

@@ -52,6 +52,8 @@ from ringtrain.launch.writing import Loss, Patience
 SECONDS_TO_REPORT = 2.0  # for the other ranks, after a failure, to say what they saw
 SECONDS_BETWEEN_BEATS = 5.0
 SECONDS_OF_ONE_SIGNAL = 0.3  # that comes twice: `timeout` sends it to the launcher, and to its group
+SECONDS_TO_STAND_STILL = 10.0  # for ranks that are stopped, when all others have come to their end
+SECONDS_BETWEEN_LOOKS = 2.0  # whether they are
 SECONDS_OF_SILENCE = 30.0  # until the agent of another host takes the launcher for dead
 # For whoever reads the last lines, after the job. One that ended well has no other use of the time.
 PATIENCE: dict[str, Patience] = {"ended well": (600.0, 3600.0), "failed": (10.0, 60.0), "stopped": (2.0, 5.0)}
@@ -105,6 +107,9 @@ class Job:
         self.interrupted_by, self.interrupted_at = 0, 0.0
         self.end_at = float("inf")
         self.kill_at = float("inf")
+        self.look_at = float("inf")  # whether the ranks that are left are stopped
+        self.stopped_since: dict[int, float] = {}  # by rank
+        self.given_up: list[int] = []  # ranks that stood still
 
     def agents_that_start(self, line: Sequence[str], words: Mapping[int, EngineStream]) -> Agents:
         """The agents as the engine, where there is no MPI."""
@@ -240,6 +245,7 @@ class Job:
         if self.engine.code is not None and self._some_are_connected():
             self._end()  # the engine is gone: whoever is still there will not be ended by it
         self._answer(self.meetings.expire(now))
+        self._look_for_stopped(now)
         if now >= self.end_at:
             self._end()
         if now >= self.kill_at:
@@ -247,7 +253,37 @@ class Job:
 
     def _deadline(self) -> float:
         """When there is something to do even if nothing happens."""
-        return min(self.end_at, self.kill_at, self.meetings.deadline)
+        return min(self.end_at, self.kill_at, self.meetings.deadline, self.look_at)
+
+    def _look_for_stopped(self, now: float) -> None:
+        """Has ranks that are stopped killed, if they alone keep the job: nobody of the job will ever have them go on."""
+        left = [rank for rank in self.ranks.values() if rank.is_connected]
+        if not left or self._is_ending() or not any(rank.outcome == 0 for rank in self.ranks.values()):
+            self.look_at = float("inf")
+            return
+        if self.look_at == float("inf"):
+            self.stopped_since.clear()
+        elif now < self.look_at:
+            return
+        since = [self.stopped_since.get(rank.number, now) for rank in left]
+        if now - max(since) >= SECONDS_TO_STAND_STILL:
+            for rank in left:
+                self._give_up(rank)
+        self.look_at = now + SECONDS_BETWEEN_LOOKS
+        for agent in self.agents:
+            agent.send({"do": "tell stopped"})
+
+    def _give_up(self, rank: Rank) -> None:
+        if rank.number in self.given_up:
+            return
+        self.given_up.append(rank.number)
+        self.terminal.say(
+            f"{rank.describe_place()} has been stopped for {SECONDS_TO_STAND_STILL:g} s, as SIGSTOP does, while all others have come to "
+            "their end. It is killed."
+        )
+        for agent in self.agents:
+            if agent.host.name == rank.listed_as:
+                agent.send({"do": "evict", "rank": rank.number})
 
     def _wake(self) -> None:
         """Called by a thread that writes, when there is room again or something went wrong."""
@@ -335,6 +371,10 @@ class Job:
             self.meetings.withdraw(rank.number, facts["withdraws"])
         if "leaving" in facts:
             rank.left_at = facts["at"]
+        if facts.get("stopped"):
+            self.stopped_since.setdefault(rank.number, time.monotonic())
+        elif "stopped" in facts:
+            self.stopped_since.pop(rank.number, None)
         if "remains" in facts:
             rank.remains[facts["remains"]] = facts["name"]
         if "ended" in facts:
@@ -474,6 +514,8 @@ class Job:
             left = describe_remains(self.ranks.values(), self.strays)
             self.terminal.say(f"stopped by {by}; {left}" if left else f"stopped by {by}; all ranks have ended.")
             return 128 + self.interrupted_by
+        if self.given_up:
+            return 1
         for rank in self.ranks.values():
             rank.hear_abort()
         first = first_cause(self.ranks.values())

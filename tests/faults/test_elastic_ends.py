@@ -10,6 +10,7 @@ import textwrap
 
 import pytest
 from environments import python_with, rank_environment, transport_of
+from test_elastic import command
 from worlds import LAUNCHED
 
 from ringtrain.bench.jobs import Job
@@ -144,3 +145,30 @@ def test_a_loaders_worker_is_not_taken_for_another_rank(job: Job) -> None:
     assert re.search(r"rank \d \(host \S+\) failed with exit code 1[.;]", done.stderr), done.stderr
     assert "because of another rank" not in done.stderr
     assert signal.SIGKILL.name not in done.stderr
+
+
+STOPPED_AT_THE_END = """
+    import os, signal
+    import numpy as np
+    import ringtrain as rt
+
+    rt.init()
+    last = rt.rank() == 1
+    rt.allreduce(np.ones(3), name="last")
+    rt.shutdown()
+    if last:
+        os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+@pytest.mark.parametrize(
+    "flags, code", [((), 1), pytest.param(("--elastic",), 0, marks=pytest.mark.long)], ids=["plain", "elastic"]
+)
+def test_a_rank_that_is_stopped_when_the_others_have_ended_is_not_waited_for(flags: tuple, code: int, job: Job) -> None:
+    """Nobody of the job will wake it; an elastic training has come to its end without it."""
+    line = command(*flags, "-np", "2:2" if flags else "2", program=STOPPED_AT_THE_END)
+    done = job.run(*line, seconds=60.0, env=rank_environment())
+    assert done.returncode == code, done.stdout + done.stderr
+    assert re.search(
+        "rank 1 .*has been stopped for 10 s, as SIGSTOP does, while all others have come to their end", done.stderr
+    )

@@ -23,6 +23,7 @@ from ringtrain.launch.agent.processes import (
     JobMark,
     await_ends,
     close_quietly,
+    is_stopped,
     kill_all,
     kill_once,
     name_and_parent_of,
@@ -350,6 +351,8 @@ class RankListener:
                 self._lead(request)
             if request["do"] == "evict":
                 self._evict(request["rank"])
+            if request["do"] == "tell stopped":
+                self._tell_stopped()
             if request["do"] == "go on":
                 self.credit += request["bytes"]
             if request["do"] == "end":
@@ -526,6 +529,11 @@ class RankListener:
         for rank in self.ranks.values():
             if rank.number == number and rank.group and not rank.has_ended:
                 kill_once(processes_of({rank.group}, None), spare=TIDIERS)
+
+    def _tell_stopped(self) -> None:
+        for rank in self.ranks.values():
+            if rank.number is not None and rank.group and not rank.has_ended:
+                self.launcher.tell({"rank": rank.number, "stopped": is_stopped(processes_of({rank.group}, None))})
 
     def _end_again(self, number: int) -> None:
         """Ends a rank that has taken the first signal for a notice."""

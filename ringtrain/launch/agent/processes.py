@@ -84,6 +84,17 @@ def processes_of(groups: Container[int], mark: JobMark | None) -> dict[int, tupl
     return found
 
 
+def is_stopped(processes: Iterable[int]) -> bool:
+    """Whether one of these was stopped by a signal and none of them runs; a debugger's are not meant."""
+    states = set()
+    for process in processes:
+        try:
+            states.add(read_file(f"/proc/{process}/stat").rpartition(b")")[2].split(None, 1)[0])
+        except OSError:  # it has ended
+            pass
+    return b"T" in states and b"R" not in states
+
+
 def name_and_parent_of(process: int) -> tuple[str, int]:
     """The name of a process's program and the id of its parent process."""
     with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:  # id (name) state parent ...
