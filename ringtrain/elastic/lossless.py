@@ -5,7 +5,10 @@ PyTorch has ``ringtrain.torch.elastic.transparent``.
 """
 
 import operator
+import os
+import sys
 import threading
+import time
 from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
@@ -36,6 +39,7 @@ class LosslessState(State):
     """
 
     process_sets: list[ProcessSet]
+    step: int  # of the derived class, as are those that follow
 
     _training: Training  # that goes on
     _transaction: Transaction | None  # None in a job that is not elastic
@@ -128,6 +132,18 @@ class LosslessState(State):
                 "would not be. Count all epochs in one, or make another State for each run of the script."
             )
 
+    def _enter(self, transaction: Transaction) -> None:
+        """Enters the job, and says so on a rank that joins others."""
+        joins = current().takes_over
+        transaction.enter()
+        if joins:
+            print(
+                f"ringtrain: rank {current().rank} has joined after step {self.step}, {seconds_of_process():.1f} s after the start of its "
+                "process.",
+                file=sys.stderr,
+                flush=True,
+            )
+
     def _tell_change(self) -> None:
         """Calls the listeners if the number of ranks is not the one that was told last, which goes with the state."""
         size = current().size
@@ -169,6 +185,13 @@ class LosslessState(State):
                 f"elastic.State: names must not be those of its methods, or private, but {', '.join(taken)} is. "
                 "Choose another one."
             )
+
+
+def seconds_of_process() -> float:
+    """Since this process was started."""
+    with open("/proc/self/stat", "rb") as file:
+        ticks = int(file.read().rpartition(b")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
 def checked_progress(given: dict[str, Any]) -> dict[str, int]:

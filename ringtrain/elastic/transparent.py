@@ -250,7 +250,7 @@ class TransparentState(LosslessState):
             self._sets.make()
             self._training.take_state()
         else:
-            self._transaction.enter()
+            self._enter(self._transaction)
         self._tell_change()
 
     def between_steps(self) -> None:

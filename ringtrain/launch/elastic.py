@@ -554,9 +554,18 @@ class ElasticJob(Job):
             return
         process = self.engine.processes.get(number)
         if process is None:
+            self._tell_start(agent, number, slot)
             self.engine.start_in(agent, slot, self._first[agent.host.name])
         elif not process:  # its rank has ended, and its supervisor not
             self._waiting.add(number)
+
+    def _tell_start(self, agent: Agent, number: int, slot: int) -> None:
+        former = self.ranks.get(number)
+        if former is not None and former.outcome is not None:
+            seconds = former.clock.there(time.monotonic()) - former.ended_at
+            self.terminal.say(
+                f"slot {slot} of host '{agent.host.name}' starts again, {seconds:.1f} s after the end of its last rank."
+            )
 
     def _some_still_speak(self) -> bool:
         """A rank says that it fails before its traceback is written, and the authority may end the job between the two."""

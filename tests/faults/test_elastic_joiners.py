@@ -59,6 +59,14 @@ def test_a_rank_that_joins_gets_what_the_state_was_not_given(job: Job) -> None:
     """Two schedules, layers that were unfrozen, and a group of parameters that was added meanwhile."""
     done = run(job, "--elastic", "-np", "2:3", program=GROWING, FAULTS=json.dumps({"1/6/released": KILL}))
     assert len(ends(done)) == 3 and len(set(ends(done))) == 1, done.stdout + done.stderr
+    assert re.search(
+        r"^ringtrainrun: slot 1 of host 'localhost' starts again, \d+\.\d s after the end of its last rank",
+        done.stderr,
+        re.M,
+    )
+    assert re.search(r"^\[1\] ringtrain: rank 2 has joined after step 10, \d+\.\d s after", done.stderr, re.M), (
+        done.stderr
+    )
     found = re.findall(r"^\[\d\] has (.*)$", done.stdout, re.M)
     assert len(found) == 3 and len(set(found)) == 1 and found[0].startswith("[] [4, 2] "), found
 

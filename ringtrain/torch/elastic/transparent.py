@@ -158,7 +158,7 @@ class TransparentState(LosslessState):
             self._sets.make()
             self._training.take_state()
         else:
-            self._transaction.enter()
+            self._enter(self._transaction)
         self._has_entered = True
         self._tell_change()
         if self._refusal:
