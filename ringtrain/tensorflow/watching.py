@@ -148,11 +148,15 @@ def _row(watch: Watch, settings: Settings, rates: list[tf.Tensor]) -> tf.Tensor:
     return tf.cond(resting.assign_sub(1, read_value=True) >= 0, quiet, asked)
 
 
+with tf.init_scope():
+    _Variable: Any = type(tf.Variable(0))  # the class itself: of a tf.function that makes a tf.Variable there are two tracings
+
+
 def _resting(watch: Watch) -> tf.Variable:
     """In how many of the next steps a watch's graphs need not ask for a row."""
     if (resting := _restings.get(watch)) is None:
         with tf.init_scope(), tf.device("CPU:0"):
-            resting = _restings[watch] = tf.Variable(0, dtype=tf.int64, trainable=False, name="ringtrain_resting")
+            resting = _restings[watch] = _Variable(0, dtype=tf.int64, trainable=False, name="ringtrain_resting")
         refer = weakref.ref(resting)
         watch.wakes(lambda: _wake(refer()))
     return resting

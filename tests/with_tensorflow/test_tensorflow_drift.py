@@ -143,6 +143,26 @@ def test_a_row_of_a_graph_is_that_of_the_host(two, monkeypatch):
     assert first == second
 
 
+def test_a_function_is_traced_once(two):
+    """What counts the steps is a variable, and a tf.function that makes one has a second tracing."""
+
+    def body(rank):
+        weights, traced = tf.Variable([1.0, 2.0]), []
+
+        @tf.function
+        def step():
+            traced.append(rank)
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(weights * weights)
+            weights.assign_sub(0.1 * hvd.DistributedGradientTape(tape).gradient(loss, [weights])[0])
+
+        for _ in range(3):
+            step()
+        return len(traced)
+
+    assert two.run(body) == [1, 1]
+
+
 def test_an_unknown_word_is_refused():
     with pytest.raises(InvalidArgumentError, match="DistributedGradientTape: replicas must be"):
         hvd.DistributedGradientTape(tf.GradientTape(), replicas="same")
