@@ -16,6 +16,7 @@
 
 #include "base/alarm.h"
 #include "base/digest.h"
+#include "base/without_memory.h"
 #include "core/action_text.h"
 #include "core/context.h"
 #include "core/version.h"
@@ -50,12 +51,9 @@ struct rt_authority {
   ringtrain::Authority authority;
 };
 struct rt_membership {
-  rt_membership(const ringtrain::Process& me, const char* program, const ringtrain::MembershipOptions& options)
-      : uid(me.uid), transaction(me.uid, 1), membership(me, program, options, &transaction) {}
+  rt_membership(const ringtrain::Process& me, const char* program) : uid(me.uid), membership(me, program) {}
   const ringtrain::Uid uid;
-  ringtrain::Transaction transaction;  // opens no window: the ranks settle theirs in the next world
   ringtrain::Membership membership;
-  ringtrain::ControlFrame form;  // the last one that was to be connected
 };
 struct rt_handle {
   std::shared_ptr<Context> context;  // a waiter may drive it
@@ -90,26 +88,10 @@ Status Guard(Body body) {
   }
 }
 
-// What body() returns, or `without` where there is no memory for it.
-template <typename Result, typename Body>
-Result Or(Result without, Body body) {
-  try {
-    return body();
-  } catch (const std::exception&) {
-    return without;
-  }
-}
-
 // The text that body() makes; nullptr where there is no memory for it.
 template <typename Body>
 char* TextBy(Body body) {
   return Or<char*>(nullptr, [&] { return CopyText(body()); });
-}
-
-// 1, or 0 where there is no memory for it.
-template <typename Body>
-int32_t Done(Body body) {
-  return Or<int32_t>(0, [&] { return body(), 1; });
 }
 
 // What `act(&actions)` has an authority do.
@@ -124,14 +106,11 @@ char* ActionsOf(Act act) {
 
 // The same of a rank's membership, then `behind`.
 template <typename Act>
-char* ActionsOf(rt_membership* membership, Act act, const char* behind = "") {
+char* ActionsOf(rt_membership* membership, Act act) {
   return TextBy([&] {
     ringtrain::MembershipActions actions;
     act(&actions);
-    for (const ringtrain::MembershipAction& action : actions)
-      if (const auto* connect = std::get_if<ringtrain::membership_action::Connect>(&action))
-        membership->form = connect->form;
-    return ringtrain::Lines(actions, membership->uid) + behind;
+    return ringtrain::Lines(actions, membership->uid);
   });
 }
 
@@ -775,10 +754,7 @@ rt_membership* rt_membership_open(const char* uid, const char* host, int32_t slo
     me.host = host;
     me.slot = slot;
     me.address = address;
-    ringtrain::MembershipOptions options;  // silence and the launcher's end are seen elsewhere, so no time is kept
-    options.silence = options.grace = ringtrain::kNever / 4;
-    options.state_in_world = true;
-    made = new rt_membership(me, program, options);
+    made = new rt_membership(me, program);
     return Status();
   });
   return made;
@@ -790,39 +766,28 @@ int32_t rt_membership_listens_at(rt_membership* membership, const char* address)
   return Done([&] { membership->membership.ListensAt(address); });
 }
 
-char* rt_membership_begin(rt_membership* membership, double now) {
-  return ActionsOf(membership, [&](auto* actions) { membership->membership.Begin(InNanoseconds(now), actions); });
+char* rt_membership_begin(rt_membership* membership) {
+  return ActionsOf(membership, [&](auto* actions) { membership->membership.Begin(actions); });
 }
 
-char* rt_membership_arrived(rt_membership* membership, double now, const char* frame) {
-  return Or<char*>(nullptr, [&] {
+char* rt_membership_arrived(rt_membership* membership, const char* frame) {
+  return ActionsOf(membership, [&](auto* actions) {
     ringtrain::ControlFrame decoded;
-    if (!FrameIn(frame, &decoded)) return CopyText("");
-    const bool pauses = decoded.at_release &&
-                        (decoded.type == ringtrain::ControlType::kStop || decoded.type == ringtrain::ControlType::kGo);
-    return ActionsOf(
-        membership, [&](auto* actions) { membership->membership.Arrived(InNanoseconds(now), decoded, actions); },
-        pauses ? "pause\n" : "");
+    if (FrameIn(frame, &decoded)) membership->membership.Arrived(decoded, actions);
   });
 }
 
 char* rt_membership_connected(rt_membership* membership, uint64_t count, int32_t well) {
-  return ActionsOf(membership, [&](auto* actions) {
-    const ringtrain::ControlFrame& form = membership->form;
-    if (form.epoch.count != count) return;
-    if (!well) return membership->membership.CannotConnect(actions);
-    for (const ringtrain::Member& member : form.members)
-      membership->membership.Reached(form.epoch, member.process.uid, actions);
-  });
+  return ActionsOf(membership, [&](auto* actions) { membership->membership.Connected(count, well != 0, actions); });
 }
 
 char* rt_membership_world_ended(rt_membership* membership) {
-  return ActionsOf(membership, [&](auto* actions) { membership->membership.Paused(actions); });
+  return ActionsOf(membership, [&](auto* actions) { membership->membership.WorldEnded(actions); });
 }
 
 char* rt_membership_silent(rt_membership* membership, const char* ranks) {
   return ActionsOf(membership,
-                   [&](auto* actions) { membership->membership.Look({}, UidsOf(*membership, ranks), actions); });
+                   [&](auto* actions) { membership->membership.Suspect(UidsOf(*membership, ranks), actions); });
 }
 
 char* rt_membership_missing(rt_membership* membership, const char* ranks) {
@@ -839,22 +804,6 @@ int32_t rt_membership_got_state(rt_membership* membership) {
 }
 
 void rt_membership_admits(rt_membership* membership, int32_t admits) { membership->membership.Admits(admits != 0); }
-
-int32_t rt_settle(const int64_t* standings, int32_t survivors, int64_t* released, int32_t* fresh) {
-  return Or<int32_t>(-1, [&] {
-    std::vector<ringtrain::Standing> reported;
-    for (int32_t i = 0; i < survivors; ++i) {
-      const int64_t step = standings[2 * i], stage = standings[2 * i + 1];
-      if (step < 0 || stage < 0 || stage > static_cast<int64_t>(ringtrain::WindowStage::kWhole)) return 0;
-      reported.push_back({static_cast<ringtrain::Step>(step), static_cast<ringtrain::WindowStage>(stage)});
-    }
-    if (reported.empty()) return 0;
-    const ringtrain::Settlement settlement = ringtrain::Settle(reported);
-    *released = static_cast<int64_t>(settlement.released);
-    *fresh = settlement.fresh;
-    return 1;
-  });
-}
 
 const rt_functions* rt_functions_for(int32_t abi_version) {
   static constexpr rt_functions kFunctions = {

@@ -90,7 +90,7 @@ class Member:
         """Tells the launcher that this process is there, and listens to it from now on. Raises UnsupportedError."""
         self._link.open()
         with self._changed:
-            self._carry_out(lib.rt_membership_begin(self._native, time.monotonic()))
+            self._carry_out(lib.rt_membership_begin(self._native))
         threading.Thread(target=self._listen, name="ringtrain-elastic", daemon=True).start()
         self._heed_notices()
 
@@ -244,7 +244,7 @@ class Member:
             return
         with self._changed:
             frame = told["frame"].encode()
-            self._carry_out(lib.rt_membership_arrived(self._native, time.monotonic(), frame), told["because"])
+            self._carry_out(lib.rt_membership_arrived(self._native, frame), told["because"])
             dropped, self._dropped = self._dropped, []
         for context in dropped:
             context.close(0.0)

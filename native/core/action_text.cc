@@ -60,9 +60,7 @@ struct OfMembership {
   std::string operator()(const membership_action::Run&) const { return Line("run"); }
   std::string operator()(const membership_action::Depart&) const { return Line("depart"); }
   std::string operator()(const membership_action::Fence& fence) const { return Line("fence", OneColumn(fence.cause)); }
-  // The driver's own: it hands the state over by operations of the world, and opens no window of the transaction.
-  std::string operator()(const membership_action::GiveState&) const { return ""; }
-  std::string operator()(const TransactionEffect&) const { return ""; }
+  std::string operator()(const membership_action::Pause&) const { return Line("pause"); }
 };
 
 }  // namespace

@@ -4,7 +4,7 @@
 //   authority    write RECORD | send HOST UID FRAME | evict HOST UID FRAME (the frame, and its end) | beat HOST |
 //                start HOST SLOT | say TEXT | end 0|1 TEXT
 //   membership   send FRAME | abandon | connect COUNT RANK KEY, then for each member in rank order
-//                member UID HOST SLOT JOINS ADDRESS | run | depart | fence TEXT
+//                member UID HOST SLOT JOINS ADDRESS | run | pause | depart | fence TEXT
 #ifndef RINGTRAIN_CORE_ACTION_TEXT_H_
 #define RINGTRAIN_CORE_ACTION_TEXT_H_
 

@@ -296,10 +296,9 @@ void Authority::Report(Nanoseconds now, const ControlFrame& frame) {
   if (phase_ != Phase::kStopping) return;
   Rank& rank = found->second;
   rank.reported = true;
-  rank.standing = frame.standing;
+  rank.admits = frame.admits;
   rank.holds_state = frame.holds_state;
   rank.process.address = frame.process.address;  // each world has listeners of its own
-  for (const Uid& uid : frame.uids) cuts_.insert({frame.process.uid, uid});
 }
 
 // The end of a rank that was dismissed is not that of the training.
@@ -565,28 +564,28 @@ void Authority::FormNext(Nanoseconds now, AuthorityActions* actions) {
   KeepTheLargerSide(now, actions);
   GiveUpJoiners(now, actions);
   Uids voters = Voters(), newcomers = ending_ ? Uids() : Newcomers();
+  if (begun_ && voters.empty() && AnyOfTheFirst()) begun_ = false;  // nobody has got the state that the first gives
   if (begun_ && voters.empty()) {
     if (!ending_) End(false, "All ranks that held the state of the training are gone.", actions);
     return;
   }
-  std::vector<Standing> standings;
-  for (const Uid& uid : voters) standings.push_back(ranks_.at(uid).standing);
-  const Settlement settlement = begun_ ? ringtrain::Settle(standings) : Settlement{};
   const int enough = ending_ ? 1 : options_.minimum;
   const bool may_wait = phase_ == Phase::kGathering && StillStarting(now);
   if (static_cast<int>(voters.size() + newcomers.size()) < enough || may_wait) return Wait(now, actions);
-  if (!settlement.fresh) newcomers.clear();
+  const bool between_steps =
+      !begun_ || std::all_of(voters.begin(), voters.end(), [&](const Uid& uid) { return ranks_.at(uid).admits; });
+  if (!between_steps) newcomers.clear();
   Uids stay;
   for (const Uid& uid : voters)
     if (!ranks_.at(uid).leaves) stay.push_back(uid);
   const bool waits = stay.empty() && SomebodyIsOnTheWay();
-  if (settlement.fresh && stay.size() < voters.size() && (!stay.empty() || newcomers.empty()) && !waits) {
+  if (between_steps && stay.size() < voters.size() && (!stay.empty() || newcomers.empty()) && !waits) {
     for (const Uid& uid : voters)
       if (ranks_.at(uid).leaves) Dismiss(&ranks_.at(uid), actions);
     if (stay.empty()) return End(false, "All ranks have left on notice, before the training came to its end.", actions);
     return FormNext(now, actions);
   }
-  Grant(voters, newcomers, settlement, now, actions);
+  Grant(voters, newcomers, now, actions);
 }
 
 // Ranks that hold state stand still and keep it. One that comes and goes again begins no other wait.
@@ -609,8 +608,7 @@ void Authority::EndIfShortForTooLong(Nanoseconds now, AuthorityActions* actions)
 }
 
 // Old members first, in their old order.
-void Authority::Grant(const Uids& voters, const Uids& newcomers, const Settlement& settlement, Nanoseconds now,
-                      AuthorityActions* actions) {
+void Authority::Grant(const Uids& voters, const Uids& newcomers, Nanoseconds now, AuthorityActions* actions) {
   if (options_.reset_limit > 0 && begun_ && resets_ >= options_.reset_limit)
     return End(false, "The reset limit of " + std::to_string(options_.reset_limit) + " worlds is reached.", actions);
   epoch_ = {epoch_.count + 1, options_.random()};
@@ -620,7 +618,6 @@ void Authority::Grant(const Uids& voters, const Uids& newcomers, const Settlemen
   ControlFrame form = Of(ControlType::kForm);
   form.epoch = epoch_;
   form.members = world_;
-  form.settlement = settlement;
   actions->push_back(authority_action::Write{form.Encode()});
   for (int word = 0; word < 4; ++word) {
     const uint64_t drawn = options_.random();
@@ -703,6 +700,12 @@ Uids Authority::Voters() const {
       std::remove_if(voters.begin(), voters.end(), [&](const Uid& uid) { return !ranks_.at(uid).holds_state; }),
       voters.end());
   return voters;
+}
+
+// Whether a member is left that has not joined others.
+bool Authority::AnyOfTheFirst() const {
+  return std::any_of(world_.begin(), world_.end(),
+                     [&](const Member& member) { return !member.joins && IsLiving(member.process.uid); });
 }
 
 // In the order of hosts and slots.

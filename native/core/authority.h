@@ -5,18 +5,18 @@
 //   resuming: a launcher that was started again finds out which world there is
 //
 // Running. A death that an agent attests, or the loss of an agent's connection, stops the world at once; silence that
-// ranks suspect stops it, too, and the reports tell whether it was a cut. Processes that have come anew, and ranks that
-// leave on notice, are only reason to stop at a release; to the slot of one that leaves nobody comes.
+// ranks suspect stops it, too. Processes that have come anew, and ranks that
+// leave on notice, are only reason to stop between two steps; to the slot of one that leaves nobody comes.
 // Stopping. Every rank of the world reports. Who does not in time is evicted. If some cannot hear each other, the
-// larger side stays, or that of the lowest rank. Settle (transaction.h) says from which step they go on. Only those who
-// have been members of a world that ran have a voice: the voters. Forming. The next count is written down before
-// anybody hears of it, and granted once. Who is new is only admitted where no window is open, is named behind the old
-// members, and takes the state over from them. When all have formed, the world goes; if any fails before that, it is
-// stopped and another count is granted.
+// larger side stays, or that of the lowest rank. Only those who have been members of a world that ran have a voice: the
+// voters. Forming. The next count is written down before anybody hears of it, and granted once. Who is new is only
+// admitted where all voters are between two steps, and is named behind them. When all have formed, the world goes; if
+// any fails before that, it is stopped and another count is granted.
 //
-// Why nothing is lost: a world releases nothing without all of its members (transaction.h), so any voter of the newest
-// granted world that stands still keeps that world from going on, and knows enough to settle its open window. Hence the
-// one rule: the next world's voters are voters of the newest granted one. An evicted rank never votes again.
+// Why nothing is lost: a world releases nothing without all of its members (elastic/step.h), so any voter of the newest
+// granted world that stands still keeps that world from going on, and knows enough to settle the open window in the
+// next one. Hence the one rule: the next world's voters are voters of the newest granted one. An evicted rank never
+// votes again.
 //
 // Where an engine of the user's starts processes and starts them again, there are no agents: hosts begin to be known
 // with their first process (ProcessCame), each process speaks for itself, and nobody acts on a Start.
@@ -39,7 +39,6 @@
 #include "base/clock.h"
 #include "core/control.h"
 #include "core/cooldown.h"
-#include "core/transaction.h"
 
 namespace ringtrain {
 
@@ -125,8 +124,8 @@ class Authority {
     int left_out = 0;            // how often it has not formed in time with a world that it was to join
     Nanoseconds asked = kNever;  // when it was asked whether it lives, and has not answered since
     std::string program;
-    EpochId runs;  // when a launcher that was started again found it
-    Standing standing;
+    EpochId runs;        // when a launcher that was started again found it
+    bool admits = true;  // somebody new, as it has reported
   };
 
   // What comes in.
@@ -157,8 +156,7 @@ class Authority {
   void FormNext(Nanoseconds now, AuthorityActions* actions);
   void Wait(Nanoseconds now, AuthorityActions* actions);
   void EndIfShortForTooLong(Nanoseconds now, AuthorityActions* actions);
-  void Grant(const Uids& voters, const Uids& newcomers, const Settlement& settlement, Nanoseconds now,
-             AuthorityActions* actions);
+  void Grant(const Uids& voters, const Uids& newcomers, Nanoseconds now, AuthorityActions* actions);
   void Go(Nanoseconds now, AuthorityActions* actions);
   void StartRanks(Nanoseconds now, AuthorityActions* actions);
   void DismissTheUnneeded(AuthorityActions* actions);
@@ -168,6 +166,7 @@ class Authority {
   Uids Living() const;  // of the newest granted world, those that have not finished
   Uids Voters() const;
   Uids Newcomers() const;
+  bool AnyOfTheFirst() const;
   bool WantsAPause() const;
   Nanoseconds JoinersPatience() const;
   bool SomebodyIsOnTheWay() const;

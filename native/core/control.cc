@@ -16,7 +16,6 @@ struct Writer {
   void Slot(const int& value) { encoder.Unsigned(static_cast<uint64_t>(value)); }
   void Flag(const bool& value) { encoder.Byte(value); }
   void Text(const std::string& value) { encoder.Text(value); }
-  void Of(const WindowStage& stage) { encoder.Byte(static_cast<uint8_t>(stage)); }
   template <typename T>
   size_t Count(const std::vector<T>& values) {
     encoder.Unsigned(values.size());
@@ -32,9 +31,6 @@ struct Reader {
   void Slot(int& value) { value = static_cast<int>(decoder.AtMost(kMaxSlot)); }
   void Flag(bool& value) { value = decoder.Flag(); }
   void Text(std::string& value) { value = decoder.Text(); }
-  void Of(WindowStage& stage) {
-    stage = static_cast<WindowStage>(decoder.AtMost(static_cast<uint64_t>(WindowStage::kWhole)));
-  }
   template <typename T>
   size_t Count(std::vector<T>& values) {
     values.resize(decoder.Count());
@@ -95,12 +91,12 @@ bool Body(Way& way, Frame& frame) {
       Of(way, frame.epoch), Of(way, frame.process), Each(way, frame.uids), way.Flag(frame.hangs);
       return true;
     case ControlType::kReport:
-      Of(way, frame.epoch), Of(way, frame.process), Each(way, frame.uids);
-      way.Number(frame.standing.released), way.Of(frame.standing.stage), way.Flag(frame.holds_state);
+      Of(way, frame.epoch), Of(way, frame.process);
+      way.Flag(frame.admits), way.Flag(frame.holds_state);
       return true;
     case ControlType::kForm:
       Of(way, frame.epoch), Each(way, frame.members);
-      way.Number(frame.settlement.released), way.Flag(frame.settlement.fresh), way.Text(frame.key);
+      way.Text(frame.key);
       return true;
     case ControlType::kFormed:
       Of(way, frame.epoch), Of(way, frame.process);

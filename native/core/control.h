@@ -11,9 +11,16 @@
 #include <tuple>
 #include <vector>
 
-#include "core/transaction.h"
-
 namespace ringtrain {
+
+// Who a process is, for its whole life: random, given by the agent that starts it.
+struct Uid {
+  uint64_t high = 0, low = 0;
+  bool operator==(const Uid& other) const { return high == other.high && low == other.low; }
+  bool operator!=(const Uid& other) const { return !(*this == other); }
+  bool operator<(const Uid& other) const { return std::tie(high, low) < std::tie(other.high, other.low); }
+};
+using Uids = std::vector<Uid>;
 
 // The number of a world: counts rise, and the nonce tells two launchers apart that have granted the same one.
 struct EpochId {
@@ -27,11 +34,11 @@ enum class ControlType : uint8_t {
   kReady = 1,     // rank: here I am. process, program, epoch: the last one that it has been a member of, stopped
   kDead = 2,      // agent: this process has ended. process, exit_code, or -signal
   kSuspect = 3,   // rank: epoch; uids: of whom it hears nothing, or (hangs) who do not come; none: it cannot connect
-  kStop = 4,      // authority to ranks: epoch; at_release: pause behind the next release, else at once. Then report
-  kReport = 5,    // rank: epoch: which Stop it answers; process, standing, holds_state; uids: silent for half the bound
-  kForm = 6,      // authority to ranks: epoch, members in rank order, settlement, key
-  kFormed = 7,    // rank: epoch; process: it has reached all members, and holds the state
-  kGo = 8,        // authority to ranks: epoch; at_release: pause behind its first release
+  kStop = 4,      // authority to ranks: epoch; at_release: pause between two steps, else at once. Then report
+  kReport = 5,    // rank: epoch: which Stop it answers; process, admits, holds_state
+  kForm = 6,      // authority to ranks: epoch, members in rank order, key
+  kFormed = 7,    // rank: epoch; process: it has reached all members
+  kGo = 8,        // authority to ranks: epoch; at_release: pause between its first two steps
   kLeave = 9,     // rank: process wants to leave; finished: its program has come to its end. Authority to it: do
   kEvict = 10,    // authority to agent and rank: process is not wanted any longer, because of text
   kAsk = 11,      // authority to agent and its ranks: who are you?
@@ -58,11 +65,10 @@ struct ControlFrame {
   Process process;
   std::string program;  // digest of what must be equal on all ranks
   bool stopped = false, at_release = false, holds_state = false, finished = false, hangs = false;
+  bool admits = true;  // somebody new, to the next world
   int exit_code = 0;
-  Standing standing;
   Uids uids;
   std::vector<Member> members;
-  Settlement settlement;
   std::string key;  // 32 bytes, of the connections of this epoch
   std::string text;
   std::string record;

@@ -25,10 +25,12 @@ typedef struct rt_handle rt_handle;         /* one submitted operation */
 typedef struct rt_alarm rt_alarm;           /* a deadline of this process */
 typedef struct rt_authority rt_authority;   /* what numbers the worlds of an elastic job */
 typedef struct rt_membership rt_membership; /* a rank's side of that */
+typedef struct rt_steps rt_steps;           /* of its steps */
+typedef struct rt_samples rt_samples;       /* and of its samples */
 
 /* Version of everything between the CFFI marks. Raised with each change to it: test_abi.py compares. Python
  * (ringtrain/_native.py) and the library for TensorFlow refuse a core of another version. */
-#define RT_ABI_VERSION 15
+#define RT_ABI_VERSION 16
 
 #define RT_MAX_DIMENSIONS 64            /* of a tensor */
 #define RT_MAX_DTYPES 32                /* rows of tables/dtypes.def, with room for more */
@@ -304,10 +306,9 @@ rt_membership* rt_membership_open(const char* uid, const char* host, int32_t slo
 void rt_membership_free(rt_membership* membership);
 /* Where it listens from now on: each world has a listener of its own. */
 int32_t rt_membership_listens_at(rt_membership* membership, const char* address);
-char* rt_membership_begin(rt_membership* membership, double now);
-/* What the authority has sent; what is no frame has no effect. "pause" comes beside membership's own actions: the world
- * is to be left by all members together, as soon as they agree on a moment. */
-char* rt_membership_arrived(rt_membership* membership, double now, const char* frame);
+char* rt_membership_begin(rt_membership* membership);
+/* What the authority has sent; what is no frame has no effect. */
+char* rt_membership_arrived(rt_membership* membership, const char* frame);
 /* The connections of the world with this count stand, or cannot be made. */
 char* rt_membership_connected(rt_membership* membership, uint64_t count, int32_t well);
 /* The world of this rank has ended without a word of the authority. */
@@ -322,10 +323,58 @@ char* rt_membership_finished(rt_membership* membership);
 int32_t rt_membership_got_state(rt_membership* membership);
 /* Whether somebody new may be in the next world: 1, as it is at first, but within a step that is to be done again. */
 void rt_membership_admits(rt_membership* membership, int32_t admits);
-/* core/transaction.h: what follows from the survivors' standings, pairs of the last step released and of how far the
- * one after it is (0 nothing drawn, 1 begun, 2 whole). released: by all; fresh: whether nobody has begun the step after
- * it. Returns 1; 0 for what are no standings, -1 without memory. */
-int32_t rt_settle(const int64_t* standings, int32_t survivors, int64_t* released, int32_t* fresh);
+/* ---- steps of an elastic job: elastic/step.h, elastic/samples.h ---- */
+/* Places are those of ranks in a dealing; a count of -1 is of all of them, where no places follow. */
+typedef struct {
+  int32_t kind;          /* StepEffect's: 0 finish, 1 deal, 2 refuse unlike, 3 renew sets, 4 take state */
+  int32_t size, place;   /* of deal */
+  const int32_t* places; /* of finish, until the next call */
+  int32_t count;         /* of them */
+} rt_step_effect;
+/* NULL without memory. */
+rt_steps* rt_steps_open(int32_t several);
+void rt_steps_free(rt_steps* steps);
+void rt_steps_begin(rt_steps* steps);
+void rt_steps_begin_part(rt_steps* steps);
+void rt_steps_hold(rt_steps* steps, int32_t part);
+void rt_steps_drop(rt_steps* steps);
+/* Those that have effects return 1, or 0 without memory; then rt_steps_next gives one after the other, and returns 0
+ * behind the last. */
+int32_t rt_steps_release(rt_steps* steps);
+int32_t rt_steps_settle(rt_steps* steps, const int32_t* places, int32_t count);
+int32_t rt_steps_next(rt_steps* steps, rt_step_effect* effect);
+int32_t rt_steps_has_end_to_come(rt_steps* steps);
+int32_t rt_steps_enter_world(rt_steps* steps, int64_t number, int32_t size, int32_t place);
+/* Five numbers: holds_state, released, stage, dealt_in, has_sets. */
+void rt_steps_standing(rt_steps* steps, int32_t has_sets, int64_t* row);
+/* Of all members. place: of this rank in the dealing that is named, or -1 if none is. Returns 1; 0 for what cannot be,
+ * -1 without memory. */
+int32_t rt_steps_hear(rt_steps* steps, const int64_t* rows, int32_t count, int32_t* place);
+void rt_steps_took_state(rt_steps* steps);
+int64_t rt_steps_released(rt_steps* steps);
+int32_t rt_steps_stage(rt_steps* steps);
+/* Of the open window; returns their count. */
+int32_t rt_steps_contributors(rt_steps* steps, const int32_t** places);
+
+typedef struct {
+  int64_t next, left, draws_left, shares_left, taken, drawn, batch;
+  int32_t size, place;
+  const int64_t* given_back; /* until the next call */
+  int64_t given_back_count;
+} rt_samples_state;
+/* cut: 0 positions, 1 batches, 2 growing batches. NULL without memory. */
+rt_samples* rt_samples_open(int32_t cut, int64_t count, int64_t batch, int32_t drops_last, int64_t next,
+                            const int64_t* given_back, int64_t given_back_count);
+void rt_samples_free(rt_samples* samples);
+void rt_samples_look(rt_samples* samples, rt_samples_state* state);
+void rt_samples_deal(rt_samples* samples, int32_t size, int32_t place);
+void rt_samples_forget_ahead(rt_samples* samples);
+/* positions: until the next call. Returns their number, or -1 without memory. */
+int64_t rt_samples_draw_ahead(rt_samples* samples, const int64_t** positions);
+int64_t rt_samples_take(rt_samples* samples, int64_t draws);
+/* Both return -1 without memory. */
+int32_t rt_samples_release(rt_samples* samples, const int32_t* places, int32_t count);
+int64_t rt_samples_weight(rt_samples* samples, const int32_t* places, int32_t count);
 
 /* ---- other native libraries ---- */
 /* What a library beside this one uses of it, such as the one that TensorFlow loads; it links against neither Python

@@ -1,70 +1,96 @@
 """What is left of an epoch's order of samples, and how it is dealt, window by window. Pure; the same on all ranks.
 
-Position n of what is left goes to rank n modulo the number of ranks (``SampleOrder``), or so within each batch
-(``batches``). A window that is released takes what was dealt in it, but for the shares of ranks that were lost before they
-could contribute: these come back, and are dealt first.
+The core decides, as in the simulation of elastic jobs (``native/elastic/samples.h``, which has the rules). Position n of
+what is left goes to rank n modulo the number of ranks (``SampleOrder``), or so within each batch (``BatchOrder``,
+``GrowingOrder``). A window that is released takes what was dealt in it, but for the shares of ranks that were lost before
+they could contribute: these come back, and are dealt first.
 
 A rank may draw for later windows, as a loader does that has worker processes. That binds nobody: what is in no window is
 given up when another dealing begins, and dealt there. So ranks may have drawn ahead by different amounts.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 
+from ringtrain._native import OUT_OF_MEMORY, CData, ffi, lib, require
 
-class Order(ABC):
-    """The positions 0, 1, … of an epoch, which ranks draw in equal numbers of draws; what a draw has, a subclass says.
+_POSITIONS, _BATCHES, _GROWING_BATCHES = range(3)  # `Cut`
+_ALL = -1
 
-    Args:
-        count: of positions.
-        next_position: the first that was never dealt.
-        given_back: positions before it that are to be dealt again, ascending.
 
-    Attributes:
-        next_position, given_back: as of the last window that was released.
-        size, place: ranks among which the open window is dealt, and this rank's number among them.
-        taken: draws that each of them has in it.
-        drawn: draws of this rank since the last window that was released; more than ``taken`` if it has drawn ahead.
-    """
+def batches_in(count: int, batch: int, drops_last: bool) -> int:
+    """Batches of so many positions; a smaller one at the end is one, too, unless it is dropped."""
+    return count // batch if drops_last else -(-count // batch)
 
-    def __init__(self, count: int, next_position: int = 0, given_back: Sequence[int] = ()):
-        self.next_position = next_position
-        self.given_back = list(given_back)
-        self.size, self.place, self.taken, self.drawn = 1, 0, 0, 0
-        self._count = count
+
+class Order:
+    """The positions 0, 1, … of an epoch, which ranks draw in equal numbers of draws; what a draw has, a subclass says."""
+
+    def __init__(
+        self, cut: int, count: int, batch: int, drops_last: bool, next_position: int, given_back: Sequence[int]
+    ):
+        native = lib.rt_samples_open(cut, count, batch, drops_last, next_position, list(given_back), len(given_back))
+        if native == ffi.NULL:
+            raise MemoryError(OUT_OF_MEMORY)
+        self._native = ffi.gc(native, lib.rt_samples_free)
+        self._positions = ffi.new("int64_t **")
+
+    def _look(self) -> CData:
+        state = ffi.new("rt_samples_state *")
+        lib.rt_samples_look(self._native, state)
+        return state
+
+    @property
+    def next_position(self) -> int:
+        """The first that was never dealt, as of the last window that was released."""
+        return self._look().next
+
+    @property
+    def given_back(self) -> list[int]:
+        """Positions before it that are to be dealt again, ascending."""
+        state = self._look()
+        return ffi.unpack(state.given_back, state.given_back_count) if state.given_back_count else []
+
+    @property
+    def size(self) -> int:
+        """Ranks among which the open window is dealt."""
+        return self._look().size
+
+    @property
+    def place(self) -> int:
+        """This rank's number among them."""
+        return self._look().place
+
+    @property
+    def taken(self) -> int:
+        """Draws that each of them has in the open window."""
+        return self._look().taken
+
+    @property
+    def drawn(self) -> int:
+        """Draws of this rank since the last window that was released; more than ``taken`` if it has drawn ahead."""
+        return self._look().drawn
 
     @property
     def left(self) -> int:
         """Positions that no released window has taken."""
-        return len(self.given_back) + self._count - self.next_position
+        return self._look().left
 
     @property
-    @abstractmethod
     def draws_left(self) -> int:
         """Draws that each rank will still have in a window, if nothing changes."""
-
-    @abstractmethod
-    def _dealt_in(self, draws: int) -> int:
-        """Positions that so many draws have on all ranks together: the first ones of those that are left."""
-
-    @abstractmethod
-    def _is_in(self, index: int, contributors: Collection[int]) -> bool:
-        """Whether one of what was left has been brought by these places."""
+        return self._look().draws_left
 
     def deal(self, size: int, place: int) -> None:
-        """Deals to so many ranks from here on; where nothing is taken."""
-        if (size, place) != (self.size, self.place):
-            self.forget_ahead()
-        self.size, self.place = size, place
+        """Deals to so many ranks from here on, of which this is the one at that place; where nothing is taken."""
+        lib.rt_samples_deal(self._native, size, place)
 
     def forget_ahead(self) -> None:
         """Gives up what was drawn for later windows, which will be drawn again."""
-        self.drawn = self.taken
+        lib.rt_samples_forget_ahead(self._native)
 
     def take(self, count: int) -> int:
-        """So many more of the draws that were made ahead are in the open window, the earliest first; how many positions they have."""
-        self.taken += count
-        return count
+        """So many more of the draws made ahead are in the open window, the earliest first; returns how many positions they have here."""
+        return lib.rt_samples_take(self._native, count)
 
     def release(self, contributors: Collection[int] | None = None) -> None:
         """The window is released: what was dealt in it is done.
@@ -72,32 +98,26 @@ class Order(ABC):
         Args:
             contributors: places whose samples are in it; None for all.
         """
-        taken = self._dealt_in(self.taken)
-        lost = [
-            self._at(index)
-            for index in range(taken)
-            if contributors is not None and not self._is_in(index, contributors)
-        ]
-        again = min(taken, len(self.given_back))
-        self.given_back = sorted([*lost, *self.given_back[again:]])
-        self.next_position += taken - again
-        self.drawn -= self.taken
-        self.taken = 0
-        if lost:  # what is left begins with them now
-            self.forget_ahead()
+        require(lib.rt_samples_release(self._native, *_places(contributors)))
 
-    def _at(self, index: int) -> int:
-        again = len(self.given_back)
-        return self.given_back[index] if index < again else self.next_position + index - again
+    def _draw_ahead(self) -> list[int]:
+        count = lib.rt_samples_draw_ahead(self._native, self._positions)
+        if count < 0:
+            raise MemoryError(OUT_OF_MEMORY)
+        return ffi.unpack(self._positions[0], count) if count else []
 
 
 class SampleOrder(Order):
-    """A draw is one position. All ranks have equally many, so that a few come twice at the end of an epoch."""
+    """A draw is one position. All ranks have equally many, so that a few come twice at the end of an epoch.
 
-    @property
-    def draws_left(self) -> int:
-        """Positions that each rank will still have in a window, if nothing changes."""
-        return max(0, -(-self.left // self.size) - self.taken)
+    Args:
+        count: of positions.
+        next_position: the first that was never dealt.
+        given_back: positions before it that are to be dealt again, ascending.
+    """
+
+    def __init__(self, count: int, next_position: int = 0, given_back: Sequence[int] = ()):
+        super().__init__(_POSITIONS, count, 1, False, next_position, given_back)
 
     def draw(self) -> int | None:
         """The next position of this rank for the open window; None if there is none left. All ranks draw equally often."""
@@ -111,14 +131,73 @@ class SampleOrder(Order):
 
         The first ones are dealt once more where the last ones cannot be divided evenly.
         """
-        first = self.drawn * self.size
-        if first >= self.left:
-            return None
-        self.drawn += 1
-        return self._at((first + self.place) % self.left)
+        positions = self._draw_ahead()
+        return positions[0] if positions else None
 
-    def _dealt_in(self, draws: int) -> int:
-        return min(draws * self.size, self.left)
 
-    def _is_in(self, index: int, contributors: Collection[int]) -> bool:
-        return index % self.size in contributors
+class BatchOrder(Order):
+    """A draw is this rank's share of a batch.
+
+    Args:
+        count, next_position, given_back: as for ``SampleOrder``.
+        batch: positions that a batch has on all ranks together.
+        drops_last: whether what is too little for a batch is left out, at the end of an epoch.
+
+    Attributes:
+        drops_last: as given.
+    """
+
+    _CUT = _BATCHES
+
+    def __init__(
+        self, count: int, batch: int, drops_last: bool = False, next_position: int = 0, given_back: Sequence[int] = ()
+    ):
+        super().__init__(self._CUT, count, batch, drops_last, next_position, given_back)
+        self.drops_last = drops_last
+
+    @property
+    def batch(self) -> int:
+        """Positions that a whole batch has on all ranks together."""
+        return self._look().batch
+
+    @property
+    def shares_left(self) -> int:
+        """Positions that this rank draws in the batches that are still to come in a window, if nothing changes."""
+        return self._look().shares_left
+
+    def draw(self) -> list[int] | None:
+        """This rank's positions of the next batch, for the open window; None if there is none left."""
+        positions = self.draw_ahead()
+        if positions is not None:
+            self.take(1)
+        return positions
+
+    def draw_ahead(self) -> list[int] | None:
+        """This rank's positions of the next batch, for whatever window, one at least; None if there is none left."""
+        return self._draw_ahead() or None
+
+    def weight(self, contributors: Collection[int] | None = None) -> int:
+        """Positions that this rank brings to the open window.
+
+        Args:
+            contributors: places that take part, this one among them; None for all.
+        """
+        weight = lib.rt_samples_weight(self._native, *_places(contributors))
+        if weight < 0:
+            raise MemoryError(OUT_OF_MEMORY)
+        return weight
+
+
+class GrowingOrder(BatchOrder):
+    """Batches of so many positions for each rank: they grow with the number of ranks, and are shared in the same way.
+
+    Args:
+        count, drops_last, next_position, given_back: as for ``BatchOrder``.
+        batch: positions of one rank in a whole batch.
+    """
+
+    _CUT = _GROWING_BATCHES
+
+
+def _places(contributors: Collection[int] | None) -> tuple[CData, int]:
+    return (ffi.NULL, _ALL) if contributors is None else (list(contributors), len(contributors))

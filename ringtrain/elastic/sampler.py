@@ -14,8 +14,8 @@ import numpy as np
 from ringtrain import membership, sharding
 from ringtrain.context import current
 from ringtrain.elastic.adapters import register
-from ringtrain.elastic.batches import BatchOrder, GrowingOrder, batches_in
 from ringtrain.elastic.likeness import refusal, unlike
+from ringtrain.elastic.order import BatchOrder, GrowingOrder, batches_in
 from ringtrain.elastic.reading import Reader
 from ringtrain.errors import InvalidArgumentError, MismatchError
 from ringtrain.objects import allgather_object, broadcast_object

@@ -1,21 +1,14 @@
-"""A step that survives a change of the world: no rank uses the results of a window before every member holds all of them.
+"""A step that survives a change of the world: no rank uses results before every member holds all of them.
 
-A window is the operations between two updates of an optimizer, or a part of them that is waited for at once; of several
-optimizers, those between two draws of samples. Its inputs are kept. When this rank holds every result it is whole, and says
-so in an allreduce of nine bytes; when that returns all members are whole, and the window is released. On the way a world may
-be lost. Then the survivors meet in the next one, tell each other how far they are (``settlement``), and release the window,
-or submit the kept inputs once more.
-
-That the exchange may reach some of them only, and be held again in another world, changes nothing:
-
-- Whoever has released a window did so because all members of a world were whole, or because an exchange has said that.
-  So each survivor is whole, with the same results, and every later exchange says release.
-- Whoever was told to redo it has dropped its results. It becomes whole again only with the inputs of all members of its
-  world, each of which has been told the same. So no two ranks are ever whole by different worlds.
-- Whoever has begun the next window keeps everybody from joining: ranks that join are told the state between two steps.
+The core decides (``native/elastic/step.h``, which has the rules and why they hold); here what it decides is carried out, by
+operations of the present world. A window is the operations between two updates of an optimizer, or a part of them that is
+waited for at once; of several optimizers, those between two draws of samples. Its inputs are kept. When this rank holds
+every result it says so in an allreduce of nine bytes; when that returns, all members hold them. On the way a world may be
+lost. Then the survivors meet in the next one, tell each other how far they are, and release what they hold, or submit the
+kept inputs once more.
 
 Results that are used before the window ends, such as statistics over the batches of all ranks, are released in the same
-way, each as a window of its own that has no samples (``use_within``).
+way, each as a part of its own that has no samples (``use_within``).
 
 What is framework-specific is a ``Training``'s.
 """
@@ -23,18 +16,25 @@ What is framework-specific is a ``Training``'s.
 import zlib
 from collections.abc import Callable, Generator
 from contextlib import suppress
-from enum import Enum
-from typing import Protocol, TypeVar
+from enum import IntEnum
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
+from ringtrain._native import OUT_OF_MEMORY, CData, ffi, lib, require
 from ringtrain.buffers import as_buffer
 from ringtrain.context import Context, current
 from ringtrain.elastic.likeness import Outline, refusal, unlike
 from ringtrain.elastic.sets import Sets
-from ringtrain.elastic.settlement import Settlement, Stage, Standing, settle
 from ringtrain.elastic.worlds import can_go_on, ends_world, next_world
-from ringtrain.errors import InvalidArgumentError, MismatchError, ProcessSetLostError, RingtrainError, WorldChangedError
+from ringtrain.errors import (
+    InternalError,
+    InvalidArgumentError,
+    MismatchError,
+    ProcessSetLostError,
+    RingtrainError,
+    WorldChangedError,
+)
 from ringtrain.log import logger
 from ringtrain.membership import Member
 from ringtrain.objects import allgather_object
@@ -52,13 +52,31 @@ _DRAWN = "ringtrain.elastic.drawn"
 _REFUSED = "ringtrain.elastic.refused"
 
 
-class Part(Enum):
-    """What results are of the open window."""
+class Part(IntEnum):
+    """What results are of the open window; the core's numbers."""
 
-    NOTHING = "they are given up"
-    SOME = "more will come"
-    STEP = "with them an optimizer's step is complete, and so is the window if there is one optimizer"
-    LAST = "with them it is complete"
+    NOTHING = 0  # they are given up
+    SOME = 1  # more will come
+    STEP = 2  # with them an optimizer's step is complete, and so is the window if there is one optimizer
+    LAST = 3  # with them it is complete
+
+
+class _Stage(IntEnum):
+    """How far a rank is with the part behind the last one that it has released; the core's numbers."""
+
+    IDLE = 0
+    BEGUN = 1
+    WHOLE = 2
+
+
+class _Standing(NamedTuple):
+    """What a rank says of itself: a row of whole numbers, as the core has it."""
+
+    holds_state: bool
+    released: int
+    stage: _Stage
+    dealt_in: int
+    has_sets: bool
 
 
 class Training(Protocol):
@@ -104,20 +122,12 @@ class Transaction:
         self._sets = sets or Sets()
         self._training = training
         self.several = several
-        self._holds_state = False
-        self._released = 0
-        self._stage = Stage.IDLE
+        native = lib.rt_steps_open(several)
+        if native == ffi.NULL:
+            raise MemoryError(OUT_OF_MEMORY)
+        self._steps = ffi.gc(native, lib.rt_steps_free)
+        self._places = ffi.new("int32_t **")
         self._pauses = False  # all have agreed to leave this world between two steps
-        self._worlds: dict[int, tuple[int, int]] = {}  # by number: size, and this rank's place in it
-        self._dealt_in = 0  # the world among whose members the open window was dealt, or the next one will be
-        self._contributors: set[int] | None = (
-            None  # places in that dealing whose inputs the present world has; None: all
-        )
-        self._applied: set[int] | None = None  # of the first part of the open window that was released
-        self._has_parts = False  # whether there was one
-        self._has_step = False  # whether an optimizer's step was among them
-        self._is_apart = False  # whether nothing of it but what is given up was drawn or released
-        self._part = Part.NOTHING  # that is held
         self._context: Context | None = None  # of the last world that this rank has entered
         self._survives = False  # while `survive` calls a function
 
@@ -125,12 +135,12 @@ class Transaction:
 
     def begin(self) -> None:
         """Something of a window is drawn, or submitted."""
-        if self._stage is Stage.IDLE:
-            self._stage = Stage.BEGUN
+        lib.rt_steps_begin(self._steps)
 
     def weight(self) -> int | None:
         """What this rank's inputs of the open window count in an average of the present world; None if all count alike."""
-        return self._training.weight(self._contributors)
+        count = lib.rt_steps_contributors(self._steps, self._places)
+        return self._training.weight(_set_of(self._places[0], count))
 
     def run(
         self,
@@ -153,25 +163,23 @@ class Transaction:
                 "elastic.State: what survive() calls must use operations alone, but runs a backward pass, a step or a layer "
                 "whose results are released by themselves. Do that outside of it."
             )
-        self._is_apart |= self._stage is Stage.IDLE
-        self.begin()
+        lib.rt_steps_begin_part(self._steps)
         held: list[Result] = []
-        released = self._released
+        released = lib.rt_steps_released(self._steps)
         while True:
             try:
                 if not held:
                     held.append((yield from attempt()))
-                    self._part = part_of(held[0])
-                    self._stage = Stage.WHOLE
+                    lib.rt_steps_hold(self._steps, part_of(held[0]))
                 yield from self._agree()
                 self._release()
                 return held[0]
             except RingtrainError as problem:
                 if not can_go_on(problem):
-                    self._stage = Stage.BEGUN
+                    lib.rt_steps_drop(self._steps)
                     raise
             self._go_on()
-            if self._released > released:
+            if lib.rt_steps_released(self._steps) > released:
                 return held[0]
             held.clear()
             take_back()
@@ -231,7 +239,7 @@ class Transaction:
         So it is if several optimizers may step in a window, and one has, or if its only results are such as ``survive`` gives
         up. To be called on all ranks alike, where the next window would begin.
         """
-        if not (self._has_step or self._is_apart):
+        if not lib.rt_steps_has_end_to_come(self._steps):
             return False
         awaited(self.run(_nothing, lambda _: Part.LAST, lambda: None))
         return True
@@ -267,18 +275,8 @@ class Transaction:
         )
 
     def _release(self) -> None:
-        if not self._has_parts and self._part is not Part.NOTHING:
-            self._applied, self._has_parts = self._contributors, True
-        self._released += 1
-        self._stage = Stage.BEGUN
-        self._has_step |= self._part is Part.STEP
-        self._is_apart &= self._part is Part.NOTHING
-        if self._part is Part.LAST or (self._has_step and not self.several):
-            self._stage = Stage.IDLE
-            self._training.finish_window(self._applied)
-            self._applied, self._contributors, self._has_parts, self._has_step = None, None, False, False
-            self._is_apart = False
-            self._deal_in(current().world)
+        require(lib.rt_steps_release(self._steps))
+        self._carry_out()
 
     # ---- between two steps ----
 
@@ -290,7 +288,7 @@ class Transaction:
 
     def pause(self) -> bool:
         """Takes the next world between two steps, if all have agreed to; who waits to join is in it. Returns whether it did."""
-        if not self._pauses or self._stage is not Stage.IDLE:
+        if not self._pauses or lib.rt_steps_stage(self._steps) != _Stage.IDLE:
             return False
         try:
             allreduce(np.zeros(1, np.uint8), op=Max, name=_PAUSE)  # nobody is waited for once the first has left
@@ -310,7 +308,7 @@ class Transaction:
                 if not present:
                     next_world()
                 self._enter_world()
-                self._apply(self._settle())
+                self._settle()
                 if self._member.begin_step():
                     return
             except RingtrainError as problem:
@@ -325,47 +323,50 @@ class Transaction:
         if self._context is not None and self._context is not context:
             context.inherit_residuals(self._context)
         self._context = context
-        self._worlds[context.world] = context.size, context.rank
+        require(lib.rt_steps_enter_world(self._steps, context.world, context.size, context.rank))
         self._training.enter_world()
 
-    def _settle(self) -> tuple[Settlement, set[int] | None]:
-        """What follows for all; and, if a window is to go on, whose shares of its samples are still there."""
-        own = Standing(self._holds_state, self._released, self._stage, self._dealt_in, self._sets.are_known())
-        rows = allgather(np.array([own], np.int64), name=_ROW)
-        settlement = settle(
-            [
-                Standing(bool(held), step, Stage(stage), world, bool(has_sets))
-                for held, step, stage, world, has_sets in rows.tolist()
-            ]
-        )
-        if settlement.dealt_in is None:
-            return settlement, None
-        places = allgather(np.array([self._worlds[settlement.dealt_in][1]]), name=_PLACE)
-        return settlement, set(places.tolist())
+    def _settle(self) -> None:
+        """All tell how far they are, and do what follows."""
+        own = ffi.new("int64_t[]", len(_Standing._fields))
+        lib.rt_steps_standing(self._steps, self._sets.are_known(), own)
+        rows = allgather(np.array([list(own)], np.int64), name=_ROW)
+        place = ffi.new("int32_t *")
+        can_be = lib.rt_steps_hear(self._steps, rows.reshape(-1).tolist(), len(rows), place)
+        require(can_be + 1)
+        if not can_be:
+            standings = [_standing_of(row) for row in rows.tolist()]
+            raise InternalError(f"elastic: a window was released that not all ranks held: {standings}.")
+        # Of those whose shares of an open window's samples are still there.
+        places = [] if place[0] < 0 else allgather(np.array([place[0]]), name=_PLACE).tolist()
+        require(lib.rt_steps_settle(self._steps, places, len(places)))
+        self._carry_out()
 
-    def _apply(self, settled: tuple[Settlement, set[int] | None]) -> None:
-        settlement, contributors = settled
-        if self._holds_state and settlement.released > self._released:
-            self._release()
-        elif self._stage is Stage.WHOLE:
-            self._stage = Stage.BEGUN
-        if settlement.dealt_in is not None:
-            self._contributors = contributors
-        if self._stage is Stage.IDLE:
-            self._contributors = contributors
-            self._deal_in(current().world if settlement.dealt_in is None else settlement.dealt_in)
-        if settlement.gives_state:
-            self._refuse_unlike()
-        if settlement.renews_sets:
-            self._sets.renew()
-        if settlement.gives_state:
-            self._training.take_state()
-            self._released, self._holds_state = settlement.released, True
-            self._member.got_state()
+    def _carry_out(self) -> None:
+        """What the core has decided, in its order."""
+        effect = ffi.new("rt_step_effect *")
+        while lib.rt_steps_next(self._steps, effect):
+            _DEEDS[effect.kind](self, effect)
 
-    def _refuse_unlike(self) -> None:
+    def _finish_window(self, effect: CData) -> None:
+        self._training.finish_window(_set_of(effect.places, effect.count))
+
+    def _deal(self, effect: CData) -> None:
+        self._training.deal(effect.size, effect.place)
+
+    def _renew_sets(self, _effect: CData) -> None:
+        self._sets.renew()
+
+    def _take_state(self, _effect: CData) -> None:
+        self._training.take_state()
+        lib.rt_steps_took_state(self._steps)
+        self._member.got_state()
+
+    def _refuse_unlike(self, _effect: CData) -> None:
         """Before the state is given out: ranks that join with other values raise, and the others go on without them."""
-        told = allgather_object((self._holds_state, {**self._training.outline(), **self._sets.outline()}), _OUTLINE)
+        own = ffi.new("int64_t[]", len(_Standing._fields))
+        lib.rt_steps_standing(self._steps, False, own)
+        told = allgather_object((bool(own[0]), {**self._training.outline(), **self._sets.outline()}), _OUTLINE)
         outlines = [outline for _, outline in told]
         different = unlike(outlines)
         if not different:
@@ -379,10 +380,25 @@ class Transaction:
             raise MismatchError(refusal(outlines, different[0] if begins else current().rank))
         allreduce(np.zeros(1, np.uint8), op=Max, name=_REFUSED)  # ends with this world, when those who raise have ended
 
-    def _deal_in(self, world: int) -> None:
-        """The next window is dealt among the members of a world that this rank has been in."""
-        self._dealt_in = world
-        self._training.deal(*self._worlds[world])
+
+# By the place of an effect in `StepEffect`.
+_DEEDS: tuple[Callable[[Transaction, CData], None], ...] = (
+    Transaction._finish_window,
+    Transaction._deal,
+    Transaction._refuse_unlike,
+    Transaction._renew_sets,
+    Transaction._take_state,
+)
+
+
+def _set_of(places: CData, count: int) -> set[int] | None:
+    """Places of contributors; None: all."""
+    return None if count < 0 else set(places[0:count])
+
+
+def _standing_of(row: list[int]) -> _Standing:
+    holds_state, released, stage, dealt_in, has_sets = row
+    return _Standing(bool(holds_state), released, _Stage(stage), dealt_in, bool(has_sets))
 
 
 def under_way() -> Transaction | None:

@@ -11,7 +11,7 @@ from ringtrain import _build, _native
 
 PACKAGE = Path(__file__).parents[2] / "ringtrain"
 # Of the header's declarations, without comments and white space.
-DIGESTS = {15: "c73f89ed99814211"}
+DIGESTS = {16: "e210039548519f68"}
 
 
 def declarations() -> str:

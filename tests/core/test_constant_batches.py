@@ -6,7 +6,7 @@ from fractions import Fraction
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtrain.elastic.batches import BatchOrder, GrowingOrder, batches_in
+from ringtrain.elastic.order import BatchOrder, GrowingOrder, batches_in
 
 COUNTS, BATCHES, SIZES = st.integers(0, 60), st.integers(1, 20), st.integers(1, 7)
 ALL = settings(max_examples=60)

@@ -20,11 +20,18 @@ class Rank:
             lib.rt_membership_free,
         )
         self.did: list[list[str]] = []
+        self.joins = False
+        self.gives = True  # the state of a first world is there at once
 
     def take(self, lines) -> list[str]:
         """Notes actions; returns the frames that it sends."""
         actions = [line.split("\t") for line in take_text(lines).splitlines()]
         self.did += [action for action in actions if action[0] != "send"]
+        for action in actions:
+            if action[0] == "member" and action[1] == self.uid:
+                self.joins = action[4] == "1"
+            if action[0] == "run" and not self.joins and self.gives:
+                lib.rt_membership_got_state(self.native)
         return [action[1] for action in actions if action[0] == "send"]
 
     def kinds(self) -> list[str]:
@@ -35,6 +42,8 @@ class Rank:
 
 class Job:
     """An authority over one host of so many slots, and the ranks that it has started."""
+
+    gives = True
 
     def __init__(self, slots: int, minimum: int = 1, **rules):
         self.now = 100.0
@@ -55,10 +64,11 @@ class Job:
             if kind == "start":
                 slot = int(columns[1])
                 rank = Rank(slot, f"address-{len(self.ranks)}")
+                rank.gives = self.gives
                 self.ranks[rank.uid] = rank
-                self.hear(rank.take(lib.rt_membership_begin(rank.native, self.now)))
+                self.hear(rank.take(lib.rt_membership_begin(rank.native)))
             elif rank is not None and rank.uid not in self.deaf:
-                self.hear(rank.take(lib.rt_membership_arrived(rank.native, self.now, as_text(columns[2]))))
+                self.hear(rank.take(lib.rt_membership_arrived(rank.native, as_text(columns[2]))))
                 for place, action in [each for each in enumerate(rank.did) if each[1][0] == "connect"]:
                     rank.did[place] = ["connected", *action[1:]]
                     well = not self.deaf & {each[1] for each in rank.did[place:] if each[0] == "member"}
@@ -67,11 +77,7 @@ class Job:
     def answer(self, frame: str) -> None:
         """As the launcher's driver: all ranks are asked, and the authority hears which there are."""
         there = [rank for rank in self.ranks.values() if rank.uid not in self.deaf]
-        frames = [
-            each
-            for rank in there
-            for each in rank.take(lib.rt_membership_arrived(rank.native, self.now, as_text(frame)))
-        ]
+        frames = [each for rank in there for each in rank.take(lib.rt_membership_arrived(rank.native, as_text(frame)))]
         self.do(self.authority.host_present(self.now, "a", [rank.uid for rank in there], self.passed_on()))
         self.hear(frames)
 
@@ -102,6 +108,12 @@ class Job:
 
     def said(self, kind: str) -> list[list[str]]:
         return [columns for each, columns in self.did if each == kind]
+
+
+class Stateless(Job):
+    """One whose ranks have got no state yet."""
+
+    gives = False
 
 
 def in_slots(job: Job) -> list[Rank]:
@@ -165,6 +177,28 @@ def test_a_rank_that_has_not_got_the_state_yet_never_gives_its_own():
     joined(job)
     job.kill(in_slots(job)[0])
     assert job.said("end") == [["0", "All ranks that held the state of the training are gone."]]
+
+
+def test_a_first_world_that_is_lost_before_its_state_was_given_is_followed_by_another_first_one():
+    job = Stateless(3)
+    job.kill(in_slots(job)[0])
+    assert job.said("end") == []
+    assert [rank.kinds()[-1] for rank in in_slots(job)] == ["run", "run"] and not any(
+        rank.joins for rank in in_slots(job)
+    )
+
+
+def test_who_has_got_no_state_in_the_first_world_joins_the_others_behind_their_step():
+    job = Stateless(3)
+    killed, begun, late = in_slots(job)
+    lib.rt_membership_got_state(begun.native)
+    lib.rt_membership_admits(begun.native, 0)
+    late.kinds()
+    job.kill(killed)
+    assert begun.kinds()[-2:] == ["run", "pause"] and late.kinds() == ["abandon"]
+    lib.rt_membership_admits(begun.native, 1)
+    job.hear(begun.take(lib.rt_membership_world_ended(begun.native)))
+    assert [rank.kinds()[-1] for rank in (begun, late)] == ["run", "run"] and late.joins and not begun.joins
 
 
 def test_a_rank_that_has_got_the_state_goes_on_alone():
@@ -260,7 +294,7 @@ def test_what_is_no_frame_has_no_effect(frame):
     (rank,) = in_slots(job)
     rank.kinds()
     assert job.authority.arrived(job.now, "a", frame) == []
-    assert rank.take(lib.rt_membership_arrived(rank.native, job.now, as_text(frame))) == [] and rank.kinds() == []
+    assert rank.take(lib.rt_membership_arrived(rank.native, as_text(frame))) == [] and rank.kinds() == []
 
 
 def test_what_is_no_uid_and_no_host_is_refused():
@@ -347,11 +381,11 @@ def test_a_host_that_is_heard_again_gets_ranks_again():
             if kind == "ask":
                 uid, native = ranks[host]
                 do(now, authority.host_present(now, host, [uid] if now else []))
-                frames = frames_of(lib.rt_membership_arrived(native, now, as_text(columns[1]))) if now else []
+                frames = frames_of(lib.rt_membership_arrived(native, as_text(columns[1]))) if now else []
             elif kind == "start" and now == 0.0:
-                frames = frames_of(lib.rt_membership_begin(ranks[host][1], now))
+                frames = frames_of(lib.rt_membership_begin(ranks[host][1]))
             elif kind == "send" and columns[1] == ranks[host][0] and host not in cut:
-                frames = frames_of(lib.rt_membership_arrived(ranks[host][1], now, as_text(columns[2])))
+                frames = frames_of(lib.rt_membership_arrived(ranks[host][1], as_text(columns[2])))
                 for count in (1, 2):  # whichever has been formed
                     frames += frames_of(lib.rt_membership_connected(ranks[host][1], count, True))
             else:
@@ -417,7 +451,7 @@ class Called(Job):
     def come(self, slot: int) -> Rank:
         rank = Rank(slot, f"address-{len(self.ranks)}")
         self.ranks[rank.uid] = rank
-        rank.take(lib.rt_membership_begin(rank.native, self.now))  # what it says before it is let in is not heard
+        rank.take(lib.rt_membership_begin(rank.native))  # what it says before it is let in is not heard
         self.come_again(rank)
         return rank
 

@@ -63,7 +63,7 @@ TRAINING = """
     from pathlib import Path
     import ringtrain.torch as hvd
     from ringtrain import membership
-    from ringtrain.elastic.batches import BatchOrder
+    from ringtrain.elastic.order import BatchOrder
 
     slot, folder = os.environ.get("RINGTRAIN_RANK", "0"), Path(os.environ["TMPDIR"])
     faults = json.loads(os.environ.get("FAULTS", "{}"))  # statement by "slot/step/place"

@@ -17,30 +17,27 @@ ControlFrame Sample(ControlType type) {
   frame.epoch = {3, 4};
   frame.process = kMe;
   frame.program = "digest";
-  frame.standing = {7, WindowStage::kWhole};
+  frame.admits = false;
   frame.uids = {{1, 2}, {5, 6}};
   frame.members = {{kMe, false}, {{{5, 6}, "b", 1, "b:7000"}, true}};
-  frame.settlement = {7, false};
   frame.key = std::string(32, 'k');
   frame.text = "it has not answered";
   return frame;
 }
 
-// A member of a world at step 0, which hears the frame.
+// A member of a world, which hears the frame.
 void Tell(const ControlFrame& frame) {
-  Transaction transaction(kMe.uid, 2);
-  Membership membership(kMe, "digest", {5, 60}, &transaction);
+  Membership membership(kMe, "digest");
   MembershipActions actions;
-  membership.Begin(0, &actions);
+  membership.Begin(&actions);
   ControlFrame form = Sample(ControlType::kForm), go = Sample(ControlType::kGo);
   form.epoch = go.epoch = {1, 1};
   form.members.resize(1);
-  membership.Arrived(0, form, &actions);
-  membership.Reached(form.epoch, kMe.uid, &actions);
-  membership.Arrived(0, go, &actions);
+  membership.Arrived(form, &actions);
+  membership.Connected(form.epoch.count, true, &actions);
+  membership.Arrived(go, &actions);
   Expect(membership.state() == Membership::State::kMember, "a member");
-  membership.Arrived(1, frame, &actions);
-  membership.Tick(2, &actions);
+  membership.Arrived(frame, &actions);
 }
 
 }  // namespace
@@ -61,7 +58,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (!ControlFrame::Decode(bytes, &frame)) return 0;
   Expect(frame.uids.size() <= size && frame.members.size() <= size, "a byte at least for each item");
   Expect(frame.process.slot >= 0 && frame.process.slot <= 1 << 16, "a slot that there may be");
-  Expect(static_cast<int>(frame.standing.stage) <= 2, "a stage that there is");
   const std::string encoded = frame.Encode();
   Expect(ControlFrame::Decode(encoded, &again) && again.Encode() == encoded, "a frame that can be decoded again");
   Tell(frame);

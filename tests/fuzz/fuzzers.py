@@ -28,7 +28,6 @@ DECODERS = [
     "core/frame.cc",
     "core/membership.cc",
     "core/request.cc",
-    "core/transaction.cc",
     "tables/tables.cc",
     "transport/host_memory.cc",
     "transport/in_process.cc",

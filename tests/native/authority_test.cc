@@ -274,7 +274,7 @@ RT_TEST(a_world_below_the_minimum_that_hangs_ends_the_job_when_its_time_is_over)
   report.type = ControlType::kReport;
   report.epoch = job.authority->epoch();
   report.holds_state = true;
-  report.standing.stage = WindowStage::kBegun;
+  report.admits = false;
   job.Hear(0, ControlType::kDead, 2);
   for (uint64_t slot : {uint64_t{0}, uint64_t{1}}) {
     report.process = {{1, slot}, "a", static_cast<int>(slot), "a:" + std::to_string(slot)};

@@ -58,7 +58,7 @@ PROTOCOL = [
     "tables/tables.cc",
 ]
 # What decides in an elastic job.
-ELASTIC = ["core/authority.cc", "core/control.cc", "core/membership.cc", "core/transaction.cc"]
+ELASTIC = ["core/authority.cc", "core/control.cc", "core/membership.cc", "elastic/samples.cc", "elastic/step.cc"]
 
 
 class Simulator(NamedTuple):

@@ -201,12 +201,45 @@ RT_TEST(a_world_of_one) {
   });
 }
 
+RT_TEST(steps_of_an_elastic_job) {
+  Starve("rt_steps_open", [] {
+    rt_steps* const made = rt_steps_open(0);
+    rt_steps_free(made);
+    return made != nullptr;
+  });
+  rt_steps* const steps = rt_steps_open(0);
+  const int64_t rows[] = {1, 3, 2, 1, 0, 1, 3, 1, 1, 0};  // one is whole, the other has begun
+  const int32_t places[] = {1, 0};
+  int32_t place = 0;
+  Starve("rt_steps_enter_world", [&] { return rt_steps_enter_world(steps, 1, 2, 1) == 1; });
+  Starve("rt_steps_hear", [&] { return rt_steps_hear(steps, rows, 2, &place) == 1; });
+  RT_CHECK_EQ(place, 1);
+  Starve("rt_steps_settle", [&] { return rt_steps_settle(steps, places, 2) == 1; });
+  rt_steps_hold(steps, 3);
+  Starve("rt_steps_release", [&] { return rt_steps_release(steps) == 1; });
+  rt_steps_free(steps);
+}
+
+RT_TEST(samples_of_an_elastic_job) {
+  const int64_t given_back[] = {1, 3};
+  Starve("rt_samples_open", [&] {
+    rt_samples* const made = rt_samples_open(0, 100, 1, 0, 4, given_back, 2);
+    rt_samples_free(made);
+    return made != nullptr;
+  });
+  rt_samples* const samples = rt_samples_open(1, 100, 4, 0, 4, given_back, 2);
+  const int64_t* positions = nullptr;
+  const int32_t places[] = {0};
+  rt_samples_deal(samples, 2, 0);
+  Starve("rt_samples_draw_ahead", [&] { return rt_samples_draw_ahead(samples, &positions) == 2; });
+  rt_samples_take(samples, 1);
+  Starve("rt_samples_weight", [&] { return rt_samples_weight(samples, places, 1) == 2; });
+  Starve("rt_samples_release", [&] { return rt_samples_release(samples, places, 1) == 1; });
+  rt_samples_free(samples);
+}
+
 RT_TEST(what_decides_in_an_elastic_job) {
   constexpr char kUid[] = "00112233445566778899aabbccddeeff";
-  const int64_t standings[4] = {3, 1, 3, 2};
-  int64_t released = 0;
-  int32_t fresh = 0;
-  Starve("rt_settle", [&] { return rt_settle(standings, 2, &released, &fresh) == 1; });
   Starve("rt_membership_open", [&] {
     rt_membership* const made = rt_membership_open(kUid, kLongName, 0, kLongName, kLongName);
     rt_membership_free(made);
@@ -215,7 +248,7 @@ RT_TEST(what_decides_in_an_elastic_job) {
   rt_membership* const membership = rt_membership_open(kUid, kLongName, 0, "", kLongName);
   Starve("rt_membership_listens_at", [&] { return rt_membership_listens_at(membership, kLongName) == 1; });
   Starve("rt_membership_got_state", [&] { return rt_membership_got_state(membership) == 1; });
-  Starve("rt_membership_arrived", [&] { return Taken(rt_membership_arrived(membership, 1, "none")); });
+  Starve("rt_membership_arrived", [&] { return Taken(rt_membership_arrived(membership, "none")); });
   rt_membership_free(membership);
   const std::string hosts = std::string(kLongName) + "|2\n";
   const rt_authority_options options = {1, 0, 1, 1, 1, 1, 1};

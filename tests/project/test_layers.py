@@ -81,12 +81,12 @@ STRANGERS = PYTHON_LAYERS[-2] + PYTHON_LAYERS[-1]  # of two in one row none impo
 NATIVE_LAYERS = [
     ["include", "tables"],
     ["base"],
-    ["transport", "kernels"],
+    ["transport", "kernels", "elastic"],
     ["device"],
     ["collectives"],
     ["gpu"],
     ["core"],
-    [""],  # native/c_api.cc
+    [""],  # native/c_api*.cc
     ["tensorflow", "jax"],  # libraries of their own
 ]
 

@@ -1,93 +1,152 @@
 """Faults planted into copies of what decides in an elastic job, to show that its simulation finds such faults.
 
-tests/native/transaction_test.cc has what only a rare meeting of faults would show: to whom a window is dealt that was settled
-twice. Two lie in the simulated driver (tests/simulation/elastic/rank.cc), where a rank's driver thread will have the same lines.
+tests/native/step_test.cc has what only a rare meeting of faults would show.
 """
 
 from __future__ import annotations
 
 from mutants import Mutant
 
-CORE, ELASTIC = "native/core/", "tests/simulation/elastic/"
-TRANSACTION, MEMBERSHIP, AUTHORITY = CORE + "transaction.cc", CORE + "membership.cc", CORE + "authority.cc"
-RANK = ELASTIC + "rank.cc"
+CORE, ELASTIC = "native/core/", "native/elastic/"
+STEP, SAMPLES = ELASTIC + "step.cc", ELASTIC + "samples.cc"
+MEMBERSHIP, AUTHORITY = CORE + "membership.cc", CORE + "authority.cc"
 MUTANTS = [
-    # The transaction
+    # What survivors settle
     Mutant(
-        "released before all are whole",
-        TRANSACTION,
-        "stage_ != WindowStage::kWhole || !std::all_of(members_.begin(), members_.end(), is_whole)",
-        "stage_ != WindowStage::kWhole || (members_.size() > 1 && whole_.size() < 2)",
+        "a part that one rank holds is released",
+        STEP,
+        "all_whole &= !behind && each.stage == Stage::kWhole",
+        "all_whole = each.stage == Stage::kWhole || newest + 1 < 0",
     ),
     Mutant(
-        "whole is counted, not by rank",
-        TRANSACTION,
-        "  whole_[peer] = std::max(whole_[peer], step);",
-        "for (const Uid& other : members_) if (step > whole_[other] && (peer == me_ || other != me_)) { whole_[other] = step; break; }",
+        "what somebody has released is done again",
+        STEP,
+        "newest = std::max(newest, each.released)",
+        "newest = newest == 0 ? each.released : std::min(newest, each.released)",
     ),
-    Mutant("the divisor of the old world", TRANSACTION, "dealt_.size() - gone_.size()", "dealt_.size()"),
+    Mutant("settled with a joiner's vote", STEP, "(each.holds_state)", "(true)"),
     Mutant(
-        "positions are given back twice",
-        TRANSACTION,
-        "unused.push_back(range)",
-        "unused.push_back(range), unused.push_back(range)",
-    ),
-    Mutant("positions are not given back", TRANSACTION, "  order_.GiveBack(unused);", ";"),
-    Mutant(
-        "a kept input is freed at whole",
-        TRANSACTION,
-        "  stage_ = WindowStage::kWhole;",
-        "  stage_ = WindowStage::kWhole; operations_.clear();",
+        "the first world has no state to give",
+        STEP,
+        "settlement->gives_state = holders.size() < standings.size()",
+        "settlement->gives_state = !holders.empty() && holders.size() < standings.size()",
     ),
     Mutant(
-        "a pause is not told to the others",
-        TRANSACTION,
-        "transaction_effect::TellWhole{released_ + 1, asked_to_pause_}",
-        "transaction_effect::TellWhole{released_ + 1, false}",
-    ),
-    # The verdict
-    Mutant(
-        "the verdict of one report",
-        TRANSACTION,
-        "std::all_of(survivors.begin(), survivors.end(), any(WindowStage::kWhole))",
-        "std::any_of(survivors.begin(), survivors.end(), any(WindowStage::kWhole))",
+        "an open window is dealt anew",
+        STEP,
+        "    settlement->dealt_in = std::max(settlement->dealt_in.value_or(each.dealt_in), each.dealt_in);",
+        ";",
     ),
     Mutant(
-        "a step that somebody has released is done again",
-        TRANSACTION,
-        "newest = std::max(newest, survivor.released)",
-        "newest = &survivor == &survivors[0] ? survivor.released : std::min(newest, survivor.released)",
+        "the dealing of whoever has released is that of the open window",
+        STEP,
+        "if (behind || each.stage == Stage::kIdle) continue;",
+        "",
+    ),
+    # A rank's steps
+    Mutant(
+        "released by one rank alone",
+        STEP,
+        "settlement_.released > released_",
+        "(settlement_.released > released_ || stage_ == Stage::kWhole)",
+    ),
+    Mutant(
+        "what a settlement has released is done again",
+        STEP,
+        "    Release(effects);",
+        ";",
+    ),
+    Mutant("results that were given up are held", STEP, "(stage_ == Stage::kWhole)", "(false)"),
+    Mutant(
+        "a part that all hold ends the window",
+        STEP,
+        "settlement_.dealt_in && !has_ended",
+        "settlement_.dealt_in && !settlement_.releases",
+    ),
+    Mutant(
+        "all have contributed, whoever is lost",
+        STEP,
+        "contributors_ = is_open ? Contributors(places) : std::nullopt;",
+        "contributors_ = std::nullopt;",
+    ),
+    Mutant(
+        "the samples of a part that is given up are in the window",
+        STEP,
+        "!has_parts_ && held_ != Part::kNothing",
+        "!has_parts_",
+    ),
+    Mutant(
+        "the samples of the last part are in the window",
+        STEP,
+        "    has_parts_ = true;",
+        "    has_parts_ = false;",
+    ),
+    Mutant(
+        "a window goes on in the world where it ends",
+        STEP,
+        "DealIn(is_open ? *settlement_.dealt_in : world_, effects)",
+        "DealIn(world_, effects)",
+    ),
+    Mutant(
+        "a window that has ended is dealt as before",
+        STEP,
+        "  DealIn(world_, effects);",
+        "  DealIn(dealt_in_, effects);",
+    ),
+    Mutant(
+        "a part within a window ends it",
+        STEP,
+        "held_ != Part::kLast && !(has_step_ && !several_)",
+        "held_ == Part::kNothing && !(has_step_ && !several_)",
+    ),
+    Mutant("a joiner counts from nothing", STEP, "  released_ = settlement_.released;", ";"),
+    # Samples
+    Mutant(
+        "samples are given back twice",
+        SAMPLES,
+        "  std::sort(again.begin(), again.end());",
+        "  if (lost) again.push_back(again.front());\n  std::sort(again.begin(), again.end());",
+    ),
+    Mutant("samples are not given back", SAMPLES, "again.push_back(At(index));", ";"),
+    Mutant(
+        "what was given back is dealt once more",
+        SAMPLES,
+        "given_back_.begin() + were_given_back",
+        "given_back_.begin()",
+    ),
+    Mutant(
+        "what was drawn ahead is kept in another dealing",
+        SAMPLES,
+        "  if (size != size_ || place != place_) ForgetAhead();",
+        ";",
+    ),
+    Mutant(
+        "who computes another one's samples weighs them", SAMPLES, "is_lowest = place_ < count;", "is_lowest = true;"
+    ),
+    Mutant(
+        "nobody weighs the samples of a rank that is lost",
+        SAMPLES,
+        "is_lowest = std::none_of(contributors->begin(), contributors->end(), same);",
+        "is_lowest = place_ < count;",
+    ),
+    Mutant(
+        "samples that another rank has computed too are lost",
+        SAMPLES,
+        "std::min<int64_t>(size_, CountIn(index / batch_))",
+        "size_",
     ),
     # The rank
     Mutant(
-        "release or redo is decided by each rank",
+        "a joiner holds the state before it has taken it",
         MEMBERSHIP,
-        "holds_state() && !transaction_->Settle(form.settlement, UidsOf(form.members), &effects)",
-        "holds_state() && !transaction_->Settle(ringtrain::Settle({transaction_->Stop()}), UidsOf(form.members), &effects)",
+        "report.holds_state = holds_state_;",
+        "report.holds_state = has_begun();",
     ),
     Mutant(
-        "a joiner has formed without the state",
+        "somebody may join within a step",
         MEMBERSHIP,
-        "(joins_ && !donors_.empty())",
-        "false",
-    ),
-    Mutant(
-        "what another rank sends is taken in any epoch",
-        MEMBERSHIP,
-        "state_ == State::kMember && epoch == epoch_",
-        "state_ == State::kMember && epoch.count <= epoch_.count",
-    ),
-    Mutant(
-        "notice ends a rank before release",
-        MEMBERSHIP,
-        "Send(Of(ControlType::kLeave), actions);",
-        "Finished(actions);",
-    ),
-    Mutant(
-        "a rank outlives its launcher",
-        MEMBERSHIP,
-        "now - heard_ >= options_.grace",
-        "false",
+        "report.admits = admits_;",
+        "report.admits = true;",
     ),
     # The authority
     Mutant(
@@ -102,7 +161,6 @@ MUTANTS = [
         "!ControlFrame::Decode(record, &form)",
         "!ControlFrame::Decode(record, &form) || (--form.epoch.count, false)",
     ),
-    Mutant("a joiner counts as a donor", MEMBERSHIP, "peer_joins && !joins_", "peer != me_.uid"),
     Mutant(
         "a joiner is ranked first",
         AUTHORITY,
@@ -112,7 +170,7 @@ MUTANTS = [
     Mutant(
         "a joiner is admitted to an open window",
         AUTHORITY,
-        "  if (!settlement.fresh) newcomers.clear();",
+        "  if (!between_steps) newcomers.clear();",
         ";",
     ),
     Mutant(
@@ -154,18 +212,5 @@ MUTANTS = [
         AUTHORITY,
         "cuts_.empty() && living.size() == world_.size()",
         "false",
-    ),
-    # The driver
-    Mutant(
-        "the response cache survives the epoch",
-        RANK,
-        "  protocol_ = std::make_unique<Protocol>(world_, options_);",
-        "if (!protocol_) protocol_ = std::make_unique<Protocol>(world_, options_);",
-    ),
-    Mutant(
-        "the epoch is checked in frames, not in messages",
-        RANK,
-        "return membership_.WhenToTake(message.epoch);",
-        "return message.kind == Message::kFrame ? membership_.WhenToTake(message.epoch) : Membership::Arrival::kTake;",
     ),
 ]

@@ -184,8 +184,8 @@ MUTANTS = [
     Mutant(
         "the last member hears of no batch",
         NEGOTIATOR,
-        "if (member != options_.me) effects->push_back(effect::Send{member, frame});",
-        "if (member != options_.me && (member + 1 < member_count() || next_id_ % 3 != 0)) effects->push_back(effect::Send{member, frame});",
+        "member < member_count() && !by_tree",
+        "member < member_count() - (next_id_ % 3 == 0 ? 1 : 0) && !by_tree",
     ),
     # Stalls
     Mutant(
@@ -242,9 +242,9 @@ MUTANTS = [
     Mutant("nobody beats within a host", PROTOCOL, "  effects->push_back(rank_effect::Beat{});", ";"),
     # Lost connections
     Mutant("a lost connection is no death", PROTOCOL, "  HearEnd(liveness_.ConnectionLost(lost), effects);", ";"),
-    Mutant("whoever said that it leaves is lost", PROTOCOL, "left_.count(rank) > 0", "false"),
+    Mutant("whoever said that it leaves is lost", PROTOCOL, "left_.count(lost.rank) > 0", "false"),
     Mutant("a host that says that it leaves is lost", PROTOCOL, "      left_.insert(from);", ";"),
-    Mutant("a lost connection is named by this rank", LIVENESS, "Subject({rank})", "Subject({world_.rank})"),
+    Mutant("a lost connection is named by this rank", LIVENESS, "Subject({lost.rank})", "Subject({world_.rank})"),
     # The end
     Mutant(
         "other hosts hear of no end",

@@ -25,7 +25,7 @@ LONG_SECONDS = 3600
 # Ranks: seeds. Where a world of 4096 ranks is aborted they tell each other in 16 million frames, which takes minutes and
 # 10 GB here; seed 6 comes to its end without.
 LARGE_WORLDS = {1024: "1-2", 4096: "6-6"}
-MOST_SEEDS = 2000  # until a mutant must be caught
+MOST_SEEDS, MOST_JOBS = 2000, 12000  # until a mutant must be caught
 pytestmark = pytest.mark.timeout(1200)  # the first test may have to build
 
 
@@ -52,6 +52,13 @@ def check(program: Path, *arguments: object) -> str:
     code, said = simulate(program, *arguments)
     assert code == 0, said
     return said
+
+
+@pytest.mark.parametrize("table", [mutants.MUTANTS, elastic_mutants.MUTANTS], ids=["protocol", "elastic"])
+def test_mutants_are_of_the_sources_as_they_are(table: list[mutants.Mutant]) -> None:
+    """Which only bin/test --long compiles."""
+    for file in mutants.sources(table):
+        assert mutants.mutated(table, file, (build.ROOT / file).read_text()).count(mutants.AWAKE.partition("{")[0]) > 0
 
 
 def test_cases_that_found_something(programs: Path) -> None:
@@ -154,8 +161,8 @@ def test_an_elastic_job_replays_bit_for_bit(programs: Path) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(2400)
 def test_each_elastic_mutant_is_caught(with_mutants: Path) -> None:
-    said = check(with_mutants / "simulate_elastic_mutants", "--mutants", "--seeds", f"1-{MOST_SEEDS}")
-    assert len(re.findall("caught", said)) == len(elastic_mutants.MUTANTS) >= 16
+    said = check(with_mutants / "simulate_elastic_mutants", "--mutants", "--seeds", f"1-{MOST_JOBS}")
+    assert len(re.findall("caught", said)) == len(elastic_mutants.MUTANTS) >= 40
 
 
 @pytest.mark.long

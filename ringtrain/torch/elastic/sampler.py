@@ -7,8 +7,7 @@ import torch
 
 from ringtrain import membership, sharding
 from ringtrain.context import current
-from ringtrain.elastic.batches import BatchOrder, batches_in
-from ringtrain.elastic.order import SampleOrder
+from ringtrain.elastic.order import BatchOrder, SampleOrder, batches_in
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.torch.elastic.batches import serve_loaders
 from ringtrain.torch.elastic.workers import follow_loader, loader_with_workers

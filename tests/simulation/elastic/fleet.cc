@@ -149,9 +149,8 @@ void Fleet::FromAgent(int host, const ControlFrame& frame) {
   if (!authority_) return;
   if (trace_ && frame.type != ControlType::kBeat)
     TraceText("launcher hears type " + std::to_string(static_cast<int>(frame.type)) + " of " + HostName(host) + ":" +
-              std::to_string(frame.process.uid.low) + " epoch " + std::to_string(frame.epoch.count) + " step " +
-              std::to_string(frame.standing.released) + " stage " +
-              std::to_string(static_cast<int>(frame.standing.stage)));
+              std::to_string(frame.process.uid.low) + " epoch " + std::to_string(frame.epoch.count) +
+              (frame.admits ? "" : " within a step"));
   AuthorityActions actions;
   authority_->Arrived(now_, HostName(host), frame, &actions);
   CarryOut(std::move(actions));
@@ -180,8 +179,7 @@ void Fleet::Do(authority_action::Send& send) {
   if (trace_ && send.frame.type != ControlType::kBeat)
     TraceText("launcher sends type " + std::to_string(static_cast<int>(send.frame.type)) + " to " + send.host + ":" +
               std::to_string(send.frame.process.uid.low) + " epoch " + std::to_string(send.frame.epoch.count) +
-              (send.frame.at_release ? " at release" : "") + " step " + std::to_string(send.frame.settlement.released) +
-              (send.frame.settlement.fresh ? " fresh" : "") + " of " + std::to_string(send.frame.members.size()));
+              (send.frame.at_release ? " at release" : "") + " of " + std::to_string(send.frame.members.size()));
   const int host = HostOf(send.host);
   ControlFrame frame;
   if (!ControlFrame::Decode(send.frame.Encode(), &frame)) return judge_.Violate("a control frame cannot be decoded");
@@ -212,6 +210,7 @@ void Fleet::FromLauncher(int host, int launcher, const ControlFrame& frame) {
   if (!agent.there || launcher < agent.launcher) return;
   if (frame.type != ControlType::kAsk && launcher > agent.launcher) return;
   agent.launcher = launcher;
+  agent.heard_at = now_;
   if (frame.type == ControlType::kAsk) Present(host);
   if (frame.type == ControlType::kForm && frame.epoch.count > agent.count) {
     agent.record = frame.Encode();
@@ -253,6 +252,13 @@ void Fleet::ToLauncher(int host, const ControlFrame& frame) {
 
 void Fleet::Beat(int host) {
   if (over_ || !agents_[static_cast<size_t>(host)].there) return;
+  Agent& agent = agents_[static_cast<size_t>(host)];
+  if (now_ - agent.heard_at > plan_.grace) {  // who has no launcher any more
+    const std::map<int, uint64_t> present = agent.processes;
+    for (const auto& entry : present) Die(entry.second, kKilled);
+    agent.there = false;
+    return;
+  }
   ControlFrame beat;
   ToLauncher(host, beat);
   At(now_ + kSecond, host, {host}, [this, host] { Beat(host); });
@@ -278,7 +284,6 @@ void Fleet::StartProcess(int host, int slot) {
 void Fleet::Die(uint64_t number, int exit_code) {
   OneProcess& process = processes_.at(number);
   if (std::exchange(process.dead, true)) return;
-  if (!process.life.left) process.life.died = true;
   const int host = HostOf(process.process.host);
   Agent& agent = agents_[static_cast<size_t>(host)];
   agent.processes.erase(process.process.slot);
@@ -299,7 +304,7 @@ void Fleet::Send(const Uid& from, const Uid& to, Message message) {
   Nanoseconds& last = arrivals_[{{HostOf(sender.process.host), from.low}, {host, to.low}}];
   const bool local = sender.process.host == HostName(host);
   const Nanoseconds delay = local ? kPipe : plan_.link_delay;
-  const Nanoseconds transfer = message.kind == Message::kState ? random_.Between(0, 4 * plan_.window) : 0;
+  const Nanoseconds transfer = message.name == kStateName ? random_.Between(0, 4 * plan_.window) : 0;
   last = std::max(last, now_ + 1 + transfer + random_.Between(delay / 10, delay));
   At(last, HostOf(sender.process.host), {host, to.low},
      [this, to, message] { processes_.at(to.low).rank->Receive(message); });
@@ -367,8 +372,7 @@ void Fleet::Strike(const Fault& fault) {
       if (process != nullptr) process->frozen_until = std::max(process->frozen_until, now_ + fault.duration);
       return;
     case Fault::kNotice:
-      if (process != nullptr)
-        At(now_, fault.host, {fault.host, number}, [this, number] { processes_.at(number).rank->Notice(); });
+      if (process != nullptr) AskForLeave(*process);
       return;
     case Fault::kHostLost:
       return LoseHost(fault.host);
@@ -386,6 +390,14 @@ void Fleet::Strike(const Fault& fault) {
     case Fault::kLauncherCrash:
       return CrashLauncher(fault);
   }
+}
+
+// The agent does so for a rank that has a notice.
+void Fleet::AskForLeave(const OneProcess& process) {
+  ControlFrame leave;
+  leave.type = ControlType::kLeave;
+  leave.process = process.process;
+  ToLauncher(HostOf(process.process.host), leave);
 }
 
 // Without a word.

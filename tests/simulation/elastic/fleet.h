@@ -36,7 +36,8 @@ class Fleet : public Surroundings {
   void Send(const Uid& from, const Uid& to, Message message) override;
   void TellAgent(const Uid& from, const ControlFrame& frame) override;
   void Call(const Uid& process, Nanoseconds delay) override;
-  Life& life(const Uid& process) override { return processes_[process.low].life; }
+  bool has_died(const Uid& process) const override { return processes_.at(process.low).dead; }
+  Life& life(const Uid& process, const EpochId& epoch) override { return lives_[{process, epoch}]; }
   std::string& notice(const std::string& host, const EpochId& epoch) override { return notices_[{host, epoch}]; }
   void Exit(const Uid& process, int exit_code) override;
   void Trace(const Uid& process, const std::string& text) override;
@@ -60,11 +61,11 @@ class Fleet : public Surroundings {
     std::unique_ptr<SimulatedRank> rank;
     Nanoseconds frozen_until = 0;
     bool dead = false;
-    Life life;
   };
   struct Agent {
     bool there = false;
-    int launcher = 0;  // which of them it obeys
+    int launcher = 0;          // which of them it obeys
+    Nanoseconds heard_at = 0;  // of it
     std::string record;
     bool finished = false;               // some rank here
     uint64_t count = 0;                  // of the record
@@ -96,6 +97,7 @@ class Fleet : public Surroundings {
   void StartProcess(int host, int slot);
   void Beat(int host);
   void Die(uint64_t process, int exit_code);
+  void AskForLeave(const OneProcess& process);
 
   void Strike(const Fault& fault);
   void IsAboutToSend(ControlType type);
@@ -114,6 +116,7 @@ class Fleet : public Surroundings {
   std::map<std::pair<std::pair<int, uint64_t>, std::pair<int, uint64_t>>, Nanoseconds> arrivals_;  // of each connection
   std::vector<Agent> agents_;
   std::map<std::pair<std::string, EpochId>, std::string> notices_;
+  std::map<std::pair<Uid, EpochId>, Life> lives_;
   std::map<uint64_t, OneProcess> processes_;
   uint64_t next_process_ = 1;
   std::optional<Authority> authority_;

@@ -51,22 +51,21 @@ void Judge::Evicted(const Uid& uid) {
 // ---- a rank ----
 
 void Judge::Ran(Nanoseconds now, const Uid& uid, const EpochId& epoch, const std::vector<Member>& members,
-                const StepProgress& progress) {
+                const Progress& progress) {
   if (evicted_.count(uid) > 0 && newest_run_ < epoch) Violate("E11: evicted " + Name(uid) + " runs " + Name(epoch));
   members_.insert(uid);
-  step_of_.insert({uid, progress.released});
+  step_of_[uid] = std::max(step_of_[uid], progress.steps);
   const auto [world, is_new] = worlds_.insert({epoch, {progress, members, {}}});
   ++world->second.running;
-  if (world->second.progress.released != progress.released)
-    Violate("E1: members of " + Name(epoch) + " have released steps " + std::to_string(progress.released) + " and " +
-            std::to_string(world->second.progress.released));
-  if (world->second.progress.order.given_back() != progress.order.given_back() ||
-      world->second.progress.order.next() != progress.order.next())
+  if (world->second.progress.steps != progress.steps)
+    Violate("E1: members of " + Name(epoch) + " have released steps " + std::to_string(progress.steps) + " and " +
+            std::to_string(world->second.progress.steps));
+  if (!(world->second.progress == progress))
     Violate("E1: members of " + Name(epoch) + " have different orders of the samples");
   if (!is_new) return;
   if (epoch < newest_run_) Violate("E5: " + Name(epoch) + " runs after " + Name(newest_run_));
   const EpochId old = std::exchange(newest_run_, epoch);
-  if (!applied_.empty() && progress.released < applied_.rbegin()->first)
+  if (!applied_.empty() && progress.steps < applied_.rbegin()->first)
     Violate("E2: " + Name(epoch) + " begins behind step " + std::to_string(applied_.rbegin()->first));
   CheckTime(now);
   CheckSides(now, old, world->second);
@@ -83,62 +82,78 @@ void Judge::Took(const EpochId& message, const EpochId& epoch) {
 }
 
 void Judge::Gave(const Uid& donor) {
-  if (members_.count(donor) == 0) Violate("E7: " + Name(donor) + " gives state before it was a member");
+  if (!applied_.empty() && members_.count(donor) == 0)
+    Violate("E7: " + Name(donor) + " gives state before it was a member");
 }
 
-void Judge::Released(Nanoseconds, const Uid& uid, const EpochId& epoch, bool runs, Step step, size_t divisor,
-                     const Sums& sums) {
+void Judge::Used(const Uid& uid, int64_t done, bool of_step, size_t part, const Sums& sums) {
+  const auto [used, is_first] = used_parts_.insert({{{done, of_step}, part}, sums});
+  if (!is_first && !SameSums(used->second, sums))
+    Violate("E2: part " + std::to_string(part) + " behind step " + std::to_string(done) + " at " + Name(uid) +
+            " is not what others have used");
+  for (const auto& [name, sum] : sums) {
+    if (sum.epoch != sums.begin()->second.epoch) Violate("E3: results of a part are of two epochs");
+    if (sum.parts.size() != worlds_[sum.epoch].members.size())
+      Violate("E3: " + name + " lacks contributions of members");
+    for (const auto& given : sum.parts)
+      if (given.second.step != done + 1) Violate("E3: " + name + " has a contribution to another step");
+  }
+}
+
+void Judge::Released(const Uid& uid, const EpochId& epoch, bool settled, int64_t step,
+                     const std::vector<Uid>& contributors, const Sums& sums) {
   const std::string what = "step " + std::to_string(step) + " at " + Name(uid);
   if (step != ++step_of_[uid]) Violate("E2: " + what + " follows step " + std::to_string(step_of_[uid] - 1));
   // Who was stopped may yet come to what all others have released.
-  if (runs && epoch < newest_run_ && applied_.count(step) == 0)
+  if (epoch < newest_run_ && applied_.count(step) == 0)
     Violate("E5: " + what + " is released in " + Name(epoch) + ", which is over");
-  if (static_cast<int>(sums.size()) != plan_.operations) Violate("E3: " + what + " lacks results");
+  const size_t expected = plan_.has_two_parts(step - 1) ? 1 : static_cast<size_t>(plan_.operations);
+  if (sums.size() != expected) Violate("E3: " + what + " lacks results");
   for (const auto& entry : sums) {
-    const Sum& sum = entry.second;
-    if (sum.epoch != sums.begin()->second.epoch) Violate("E3: results of " + what + " are of two epochs");
-    if (sum.parts.size() != divisor)
-      Violate("E3: " + what + " is divided by " + std::to_string(divisor) + ", but has " +
-              std::to_string(sum.parts.size()) + " contributions");
-    if (sum.parts.size() != worlds_[sum.epoch].members.size())
-      Violate("E3: " + what + " lacks contributions of members");
-    for (const auto& part : sum.parts)
-      if (part.second.step != step) Violate("E3: " + what + " has a contribution to another step");
+    std::vector<Uid> givers, named = contributors;
+    for (const auto& given : entry.second.parts) givers.push_back(given.first);
+    std::sort(named.begin(), named.end());
+    if (givers != named) Violate("E3: " + what + " has contributions of others than it is said to have");
   }
-  const auto [applied, is_first] = applied_.insert({step, {sums, divisor}});
-  if (!SameSums(applied->second.sums, sums) || applied->second.divisor != divisor)
-    Violate("E2: " + what + " is not what others have released");
-  if (is_first) UsePositions(sums);
-  worlds_[epoch].released.insert(step);
-  if (runs && static_cast<int>(worlds_[epoch].members.size()) < plan_.minimum && worlds_[epoch].released.size() > 1 &&
-      finished_.empty())
+  const auto [applied, is_first] = applied_.insert({step, sums});
+  if (!SameSums(applied->second, sums)) Violate("E2: " + what + " is not what others have released");
+  if (is_first && !sums.empty()) UsePositions(sums);
+  if (settled) return;
+  World& world = worlds_[epoch];
+  world.released.insert(step);
+  if (static_cast<int>(world.members.size()) < plan_.minimum && world.released.size() > 1 && finished_.empty())
     Violate("E10: " + Name(epoch) + " goes on below the minimum");
 }
 
 void Judge::UsePositions(const Sums& sums) {
-  for (const auto& part : sums.begin()->second.parts)
-    for (const Positions& range : part.second.samples)
-      for (uint64_t position = range.first; position < range.last; ++position)
-        if (!used_.insert(position).second)
-          Violate("E4: position " + std::to_string(position) + " is in two released steps");
+  int64_t weights = 0, positions = 0;
+  for (const auto& part : sums.begin()->second.parts) {
+    weights += part.second.weight;
+    if (part.second.weight == 0) continue;  // another one's, computed once more
+    for (int64_t position : part.second.samples) {
+      ++positions;
+      if (!used_.insert(position).second)
+        Violate("E4: position " + std::to_string(position) + " is in two released steps");
+    }
+  }
+  if (plan_.cut != Cut::kPositions && weights != positions)
+    Violate("E3: " + std::to_string(positions) + " samples weigh " + std::to_string(weights));
 }
 
-void Judge::Kept(size_t inputs, size_t report_bytes) {
-  if (inputs > static_cast<size_t>(plan_.operations)) Violate("E14: inputs of more than one window are kept");
-  if (report_bytes > 512) Violate("E14: a report has " + std::to_string(report_bytes) + " bytes");
+void Judge::Reported(size_t bytes) {
+  if (bytes > 512) Violate("E14: a report has " + std::to_string(bytes) + " bytes");
 }
 
 // Every position up to the last one dealt is in a released step or was given back, and neither is both.
-void Judge::Finished(const Uid& uid, const StepProgress& progress) {
+void Judge::Finished(const Uid& uid, const Progress& progress) {
   finished_.insert(uid);
-  if (progress.released != plan_.steps) Violate("E2: " + Name(uid) + " finishes at another step");
-  uint64_t given_back = 0;
-  for (const Positions& range : progress.order.given_back())
-    for (uint64_t position = range.first; position < range.last; ++position, ++given_back)
-      if (used_.count(position) > 0) Violate("E4: position " + std::to_string(position) + " is used and given back");
-  if (used_.size() + given_back != progress.order.next())
-    Violate("E4: of " + std::to_string(progress.order.next()) + " positions " +
-            std::to_string(progress.order.next() - used_.size() - given_back) + " are lost");
+  if (progress.steps != plan_.steps) Violate("E2: " + Name(uid) + " finishes at another step");
+  for (int64_t position : progress.given_back)
+    if (used_.count(position) > 0) Violate("E4: position " + std::to_string(position) + " is used and given back");
+  const auto dealt = static_cast<int64_t>(used_.size() + progress.given_back.size());
+  if (dealt != progress.next)
+    Violate("E4: of " + std::to_string(progress.next) + " positions " + std::to_string(progress.next - dealt) +
+            " are lost");
 }
 
 void Judge::Struck(Nanoseconds now, const Fault& fault, bool member) {
@@ -161,7 +176,7 @@ void Judge::CheckTime(Nanoseconds now) {
   const bool attested = fault.kind == Fault::kCrash || fault.kind == Fault::kHostReset;
   const bool suspected = fault.kind == Fault::kFreeze && fault.duration > kSilence + 3 * kSecond;
   if (!attested && !suspected) return;
-  const Nanoseconds bound = (attested ? 0 : kSilence) + 2 * kSecond + 12 * plan_.link_delay;
+  const Nanoseconds bound = (attested ? 0 : kSilence) + 2 * kSecond + 30 * plan_.link_delay + 3 * plan_.window;
   if (now - struck_ > bound && plan_.minimum == 1)
     Violate("E8: the next world runs " + std::to_string((now - struck_) / kMillisecond) + " ms after the fault");
   struck_ = kNever;
@@ -178,7 +193,7 @@ void Judge::CheckSides(Nanoseconds now, const EpochId& old, const World& world) 
   const auto within = static_cast<size_t>(std::count_if(members.begin(), members.end(), is_within));
   const size_t without = members.size() - within;
   if (within == 0 || without == 0) return;
-  if (now - cut_at_ > kSilence + 4 * kSecond) Violate("E8: a cut lasts, and no side goes on");
+  if (now - cut_at_ > kSilence + 4 * kSecond + 3 * plan_.window) Violate("E8: a cut lasts, and no side goes on");
   const bool stays_within = within == without ? is_within(members[0]) : within > without;
   for (const Member& member : world.members)
     if (is_within(member) != stays_within) Violate("of a cut the smaller side goes on, or both do");

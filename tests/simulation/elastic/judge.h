@@ -17,10 +17,22 @@ namespace elastic {
 // What one rank gives to an operation of a window.
 struct Contribution {
   Uid from;
-  Step step = 0;
-  std::vector<Positions> samples;
+  int64_t step = 0;
+  std::vector<int64_t> samples;
+  int64_t weight = 1;  // with batches: samples that count
   bool operator==(const Contribution& other) const {
-    return from == other.from && step == other.step && samples == other.samples;
+    return from == other.from && step == other.step && samples == other.samples && weight == other.weight;
+  }
+};
+// What a rank that joins takes over.
+struct Progress {
+  int64_t steps = 0;
+  bool metric_done = false;  // that comes before the next step
+  int64_t next = 0;
+  std::vector<int64_t> given_back;
+  bool operator==(const Progress& other) const {
+    return steps == other.steps && metric_done == other.metric_done && next == other.next &&
+           given_back == other.given_back;
   }
 };
 // What an operation gave: in which epoch, made of what.
@@ -44,29 +56,30 @@ class Judge {
   void Ended(bool well) { ended_ = true, well_ = well; }
 
   // A rank.
+  // It has settled with the other members, and goes on from there.
   void Ran(Nanoseconds now, const Uid& uid, const EpochId& epoch, const std::vector<Member>& members,
-           const StepProgress& progress);
+           const Progress& progress);
   void HasProgram(const EpochId& epoch, const std::string& program);
   void Took(const EpochId& message, const EpochId& epoch);
   void Gave(const Uid& donor);
-  void Released(Nanoseconds now, const Uid& uid, const EpochId& epoch, bool runs, Step step, size_t divisor,
+  // Of the step behind so many, or of the metric before it: the results of a part are used.
+  void Used(const Uid& uid, int64_t done, bool of_step, size_t part, const Sums& sums);
+  // A step is applied, settled: by what ranks tell each other when the epoch begins. Its results, and whose samples are
+  // in it.
+  void Released(const Uid& uid, const EpochId& epoch, bool settled, int64_t step, const std::vector<Uid>& contributors,
                 const Sums& sums);
-  void Kept(size_t inputs, size_t report_bytes);
-  void Finished(const Uid& uid, const StepProgress& progress);
+  void Reported(size_t bytes);
+  void Finished(const Uid& uid, const Progress& progress);
   void Struck(Nanoseconds now, const Fault& fault, bool member);
   void AllGone(Nanoseconds now);
 
  private:
   struct World {
-    StepProgress progress;
+    Progress progress;
     std::vector<Member> members;
-    std::set<Step> released;
+    std::set<int64_t> released;
     size_t running = 0;  // members
     std::string program = {};
-  };
-  struct Applied {
-    Sums sums;
-    size_t divisor = 0;
   };
   void UsePositions(const Sums& sums);
   void CheckTime(Nanoseconds now);
@@ -75,12 +88,13 @@ class Judge {
   const Plan& plan_;
   std::string violation_;
   EpochId written_, newest_run_;
-  std::map<uint64_t, EpochId> granted_;  // by count
-  std::map<EpochId, World> worlds_;      // that have run somewhere
-  std::map<Step, Applied> applied_;
-  std::map<Uid, Step> step_of_;
+  std::map<uint64_t, EpochId> granted_;                                     // by count
+  std::map<EpochId, World> worlds_;                                         // that have run somewhere
+  std::map<int64_t, Sums> applied_;                                         // by step
+  std::map<std::pair<std::pair<int64_t, bool>, size_t>, Sums> used_parts_;  // as Used has them
+  std::map<Uid, int64_t> step_of_;
   std::set<Uid> members_, evicted_, finished_;  // members: of any world that ran
-  std::set<uint64_t> used_;                     // positions
+  std::set<int64_t> used_;                      // positions
   Nanoseconds struck_ = kNever, launcher_gone_ = kNever;
   Nanoseconds cut_at_ = kNever;
   EpochId struck_in_, cut_in_;

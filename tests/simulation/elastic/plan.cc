@@ -29,14 +29,16 @@ class Drawing {
     if (hosts > 1 && random_.OneIn(8)) plan_.late.insert(hosts - 1);
     plan_.minimum = random_.OneIn(3) ? static_cast<int>(random_.Between(1, plan_.ranks())) : 1;
     plan_.operations = static_cast<int>(random_.Between(1, 3));
-    plan_.share = static_cast<uint64_t>(random_.Between(1, 3));
+    plan_.draws = static_cast<int>(random_.Between(1, 3));
+    plan_.cut = random_.Pick(std::vector<Cut>{Cut::kPositions, Cut::kBatches, Cut::kGrowingBatches});
+    plan_.batch = random_.Between(1, 12);
     plan_.window = random_.Between(20, 400) * kMillisecond;
     plan_.link_delay = random_.OneIn(10) ? kSilence / 4 : random_.Between(1, 10) * kMillisecond;
     plan_.first_pause = random_.Between(1, 8) * kSecond / 2;
     plan_.start_up = random_.Between(50, 3000) * kMillisecond;
     plan_.cache_capacity = random_.Pick(std::vector<int64_t>{0, 2, 1024, 1024});
     plan_.fusion_threshold_bytes = random_.Pick(std::vector<int64_t>{0, 1 << 20});
-    plan_.steps = static_cast<Step>(random_.Between(8, 40));
+    plan_.steps = random_.Between(8, 40);
     const int faults = random_.OneIn(12) ? 0 : static_cast<int>(random_.Between(1, random_.OneIn(2) ? 2 : 6));
     for (int fault = 0; fault < faults; ++fault) plan_.faults.push_back(DrawFault(fault));
     Smooth();
@@ -62,7 +64,7 @@ class Drawing {
       fault.frame = random_.Pick(kMoments);
       fault.nth = static_cast<int>(random_.Between(1, 4 * plan_.ranks()));
     } else {
-      fault.at = plan_.start_up + random_.Between(0, 2 * static_cast<int64_t>(plan_.steps) * plan_.window);
+      fault.at = plan_.start_up + random_.Between(0, 2 * plan_.steps * plan_.window);
     }
     if (fault.kind == Fault::kFreeze) fault.duration = random_.Between(1, 200) * kSecond / 10;
     if (fault.kind == Fault::kLauncherCrash)
@@ -87,7 +89,7 @@ class Drawing {
   // Frames that are late by more than a third of the bound are a fault by themselves; and what is slow needs fewer
   // steps to show everything.
   void Smooth() {
-    if (plan_.link_delay > kSecond) plan_.steps = std::min<Step>(plan_.steps, 10);
+    if (plan_.link_delay > kSecond) plan_.steps = std::min<int64_t>(plan_.steps, 10);
   }
 
   Random random_;
@@ -97,6 +99,10 @@ class Drawing {
 }  // namespace
 
 std::string HostName(int host) { return std::string(1, static_cast<char>('a' + host)); }
+
+bool Plan::OneIn(uint64_t count, int64_t done, uint64_t what) const {
+  return simulation::Mix({seed, static_cast<uint64_t>(done), what}) % count == 0;
+}
 
 int Plan::ranks() const { return std::accumulate(slots.begin(), slots.end(), 0); }
 
@@ -121,14 +127,16 @@ bool Plan::must_succeed() const {
 std::string Plan::Text() const {
   static const char* const kKinds[] = {"crash", "freeze",         "loss",   "reset",
                                        "cut",   "launcher crash", "notice", "other program"};
+  static const char* const kCuts[] = {"positions", "batches", "growing batches"};
   static const char* const kWays[] = {"", " outward", " inward"};
   std::ostringstream text;
   text << "hosts of";
   for (int count : slots) text << " " << count;
   text << " slots, at least " << minimum << " ranks, " << steps << " steps of " << operations << " operations in "
        << window / kMillisecond << " ms, delay " << link_delay / kMillisecond << " ms, pause "
-       << first_pause / kMillisecond << " ms, start " << start_up / kMillisecond << " ms"
-       << (late.empty() ? "" : ", the last host is late") << "\n";
+       << first_pause / kMillisecond << " ms, " << draws << " draws of " << kCuts[static_cast<int>(cut)] << " of "
+       << batch << ", start " << start_up / kMillisecond << " ms" << (late.empty() ? "" : ", the last host is late")
+       << "\n";
   for (const Fault& fault : faults) {
     text << "  fault " << fault.number << ": " << kKinds[fault.kind] << kWays[fault.way];
     if (fault.kind == Fault::kCut) {

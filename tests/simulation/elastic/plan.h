@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "core/control.h"
+#include "elastic/samples.h"
 
 namespace ringtrain {
 namespace elastic {
@@ -39,19 +40,29 @@ struct Plan {
   std::set<int> late;      // hosts that come after some seconds
   int minimum = 1;
   int operations = 1;  // in each window
-  Step steps = 0;
-  uint64_t share = 1;
+  int64_t steps = 0;
+  int draws = 1;  // of samples, in each step
+  Cut cut = Cut::kPositions;
+  int64_t batch = 1, positions = int64_t{1} << 40;
   Nanoseconds window = 0, link_delay = 0, grace = 60 * kSecond, first_pause = kSecond;
   Nanoseconds start_up = 0;  // of a process
   int64_t cache_capacity = 1024, fusion_threshold_bytes = 1 << 20;
   std::vector<Fault> faults;
 
   int ranks() const;
+  // Of the step behind so many: whether a metric comes before it, whether something is summed and used within it, and
+  // whether its gradients are waited for in two parts.
+  bool has_metric(int64_t done) const { return OneIn(5, done, 1); }
+  bool has_statistics(int64_t done) const { return OneIn(4, done, 2); }
+  bool has_two_parts(int64_t done) const { return operations > 1 && OneIn(4, done, 3); }
   bool Has(Fault::Kind kind) const;
   bool only(Fault::Kind kind) const { return faults.size() == 1 && faults[0].kind == kind; }
   // Some rank is struck by nothing, and the launcher comes back: the training must come to its end.
   bool must_succeed() const;
   std::string Text() const;
+
+ private:
+  bool OneIn(uint64_t count, int64_t done, uint64_t what) const;
 };
 
 std::string HostName(int host);

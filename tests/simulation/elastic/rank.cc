@@ -1,40 +1,17 @@
 #include "rank.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace ringtrain {
 namespace elastic {
 namespace {
 
-World WorldOf(const std::vector<Member>& members, const Uid& me, const EpochId& epoch) {
-  World world;
-  world.size = static_cast<int>(members.size());
-  world.epoch = static_cast<uint32_t>(epoch.count);
-  world.local_rank_of.assign(members.size(), 0);
-  std::vector<std::string> keys;
-  for (const Member& member : members) {
-    if (member.process.uid == me) world.rank = static_cast<int>(keys.size());
-    keys.push_back(member.process.host);
-  }
-  world.host_names = keys;
-  std::map<std::string, int> place_of;
-  for (size_t rank = 0; rank < keys.size(); ++rank) {
-    const int host = place_of.emplace(keys[rank], static_cast<int>(world.hosts.size())).first->second;
-    if (host == static_cast<int>(world.hosts.size())) world.hosts.emplace_back();
-    world.host_of.push_back(host);
-    std::vector<int>& local = world.hosts[static_cast<size_t>(host)];
-    world.local_rank_of[rank] = static_cast<int>(local.size());
-    local.push_back(static_cast<int>(rank));
-  }
-  return world;
-}
+constexpr Nanoseconds kToConnect = 6 * kSecond;
+constexpr int kMostFailures = 3;
+constexpr char kStandingsName[] = "standings", kPlacesName[] = "places", kWholeName[] = "whole", kPauseName[] = "pause";
 
-Request RequestOf(const std::string& name) {
-  Request request;
-  request.name = name;
-  request.tensors = {{DType::kFloat32, {4}}};
-  return request;
-}
+SamplePlan SamplesOf(const Plan& plan) { return {plan.cut, plan.positions, plan.batch, false}; }
 
 }  // namespace
 
@@ -46,50 +23,37 @@ SimulatedRank::SimulatedRank(const Plan& plan, Process process, const std::strin
       judge_(judge),
       surroundings_(surroundings),
       random_({plan.seed, 3, process.uid.low}),
-      transaction_(process.uid, plan.share),
-      membership_(process, program, {kSilence, plan.grace}, &transaction_) {
-  options_.dead_after_seconds = static_cast<double>(kSilence) / 1e9;
-  options_.cache_capacity = plan.cache_capacity;
-  options_.fusion_threshold_bytes = plan.fusion_threshold_bytes;
-  options_.stall_warning_seconds = 3000;
-  options_.stall_abort_seconds = 0;
-}
+      membership_(process, program),
+      steps_(false),
+      samples_(SamplesOf(plan), 0, {}) {}
 
 void SimulatedRank::Begin() {
-  membership_.Begin(surroundings_->now(), &actions_);
+  membership_.Begin(&actions_);
   Step();
 }
 
 void SimulatedRank::Hear(const ControlFrame& frame) {
-  membership_.Arrived(surroundings_->now(), frame, &actions_);
-  Step();
-}
-
-void SimulatedRank::Notice() {
-  membership_.Noticed(&actions_);
+  membership_.Arrived(frame, &actions_);
   Step();
 }
 
 void SimulatedRank::Step() {
   if (over_) return;
   if (surroundings_->now() >= armed_) armed_ = kNever;
-  CarryOutMembership();
-  membership_.Tick(surroundings_->now(), &actions_);
-  CarryOutMembership();
-  if (over_) return;
-  HeedNotice();
-  LookForTheDead();
-  Program();
-  for (bool moved = true; moved && !over_ && protocol_ && !broken_;) {
-    moved = protocol_->Tick(surroundings_->now(), &effects_);
-    CarryOutProtocol();
+  CarryOut();
+  LookAtTheConnection();
+  for (bool moves = true; moves && !over_;) {
+    for (SimulatedWorld* world : {present_.get(), opened_.get(), next_.get()})
+      if (world != nullptr) world->Step();
+    moves = Program();
   }
   if (!over_) Arm();
 }
 
 void SimulatedRank::Arm() {
-  Nanoseconds next = std::min(membership_.next_timer(), program_at_);
-  if (protocol_ && !broken_) next = std::min(next, protocol_->next_look());
+  Nanoseconds next = std::min(program_at_, connect_by_);
+  for (SimulatedWorld* world : {present_.get(), opened_.get(), next_.get()})
+    if (world != nullptr) next = std::min(next, world->next_look());
   if (next == kNever || next >= armed_) return;
   armed_ = next;
   surroundings_->Call(process_.uid, std::max<Nanoseconds>(next - surroundings_->now(), 1));
@@ -97,231 +61,392 @@ void SimulatedRank::Arm() {
 
 // ---- the program ----
 
-// Draws its samples, submits in an order of its own, and waits for the release.
-void SimulatedRank::Program() {
-  if (finished_ || surroundings_->now() < program_at_) return;
-  if (!window_) {
-    if (transaction_.released() == plan_.steps && membership_.holds_state() && transaction_.running()) {
-      finished_ = true;
+// Whether it has gone on.
+bool SimulatedRank::Program() {
+  const Wait wait = wait_;
+  const Nanoseconds at = program_at_;
+  Go();
+  return wait != wait_ || at != program_at_;
+}
+
+void SimulatedRank::Go() {
+  const auto result = [&](const char* name) { return present_ ? present_->ResultOf(name) : nullptr; };
+  switch (wait_) {
+    case Wait::kWorld:
+      return next_ ? TakeWorld() : void();
+    case Wait::kStandings:
+      if (Fails(kStandingsName)) return GoOn();
+      if (const Gifts* told = result(kStandingsName)) {
+        std::vector<Standing> standings;
+        for (const Member& member : present_->members()) standings.push_back(told->at(member.process.uid).standing);
+        if (!steps_.Hear(standings)) judge_->Violate("E2: ranks have standings that cannot be");
+        if (!steps_.place_in_dealing()) return Settle({});
+        Gift gift;
+        gift.place = *steps_.place_in_dealing();
+        present_->Submit(kPlacesName, gift);
+        wait_ = Wait::kPlaces;
+      }
+      return;
+    case Wait::kPlaces:
+      if (Fails(kPlacesName)) return GoOn();
+      if (const Gifts* told = result(kPlacesName)) {
+        std::vector<int32_t> places;
+        for (const Member& member : present_->members()) places.push_back(told->at(member.process.uid).place);
+        Settle(places);
+      }
+      return;
+    case Wait::kState:
+      if (Fails(kStateName)) return GoOn();
+      if (const Gifts* told = result(kStateName)) {
+        TakeState(told->at(present_->members()[0].process.uid).progress);
+        CarryOutSteps();
+      }
+      return;
+    case Wait::kTime:
+      if (surroundings_->now() < program_at_) return;
       program_at_ = kNever;
-      judge_->Finished(process_.uid, transaction_.progress());
-      membership_.Finished(&actions_);
-      return CarryOutMembership();
-    }
-    if (!transaction_.may_begin()) return void(program_at_ = kNever);
-    window_.emplace();
-    window_->samples = transaction_.Begin();
-    for (int operation = 0; operation < plan_.operations; ++operation)
-      window_->to_submit.push_back("gradient " + std::to_string(operation));
-  } else if (!window_->to_submit.empty()) {
-    const size_t place = random_.Below(window_->to_submit.size());
-    const std::string name = window_->to_submit[place];
-    window_->to_submit.erase(window_->to_submit.begin() + static_cast<std::ptrdiff_t>(place));
-    window_->inputs[name] = {process_.uid, transaction_.released() + 1, window_->samples};
-    if (transaction_.Submitted(name)) Submit(name);
-  } else if (!window_->closed) {
-    window_->closed = true;
-    transaction_.Closed(&transaction_effects_);
-    program_at_ = kNever;
-    return CarryOutTransaction();
+      return window_ ? Give() : BeginWindow();
+    case Wait::kResults:
+      return Hold();
+    case Wait::kWhole:
+      return Agree();
+    case Wait::kPause:
+      if (!Fails(kPauseName) && result(kPauseName) == nullptr) return;
+      if (result(kPauseName) != nullptr) membership_.Admits(true);
+      return GoOn();
+    case Wait::kNothing:
+      return;
   }
-  program_at_ = surroundings_->now() + 1 + random_.Between(0, 2 * plan_.window / (plan_.operations + 1));
 }
 
-void SimulatedRank::Submit(const std::string& name) {
-  if (!protocol_ || broken_) return;
-  protocol_->Submitted(surroundings_->now(), 0, RequestOf(name), &effects_);
-  CarryOutProtocol();
+bool SimulatedRank::Fails(const std::string& name) { return !present_ || present_->has_failed(name); }
+
+void SimulatedRank::ComputeFor(Nanoseconds longest) {
+  wait_ = Wait::kTime;
+  program_at_ = surroundings_->now() + 1 + random_.Between(0, longest);
 }
 
-// ---- from other ranks ----
+// Between two windows: leaves the world if all have agreed to, or begins the next window.
+void SimulatedRank::BeginWindow() {
+  if (agreed_to_pause_ && steps_.stage() == Stage::kIdle) {
+    present_->Submit(kPauseName, {});
+    wait_ = Wait::kPause;
+    return;
+  }
+  window_.emplace();
+  window_->is_last = done_ == plan_.steps;
+  const std::string step = std::to_string(done_ + 1);
+  if (window_->is_last) {
+    window_->parts.push_back({Part::kLast, {}, {}, {}, {}, false});
+  } else if (plan_.has_metric(done_) && !metric_done_) {
+    window_->parts.push_back({Part::kNothing, {"metric"}, {}, {}, {}, false});
+    window_->parts.push_back({Part::kLast, {}, {}, {}, {}, false});
+  } else {
+    window_->counts = true;
+    if (plan_.has_statistics(done_)) window_->parts.push_back({Part::kNothing, {"statistics"}, {}, {}, {}, false});
+    std::vector<std::string> names;
+    for (int operation = 0; operation < plan_.operations; ++operation)
+      names.push_back("gradient " + std::to_string(operation));
+    if (plan_.has_two_parts(done_)) {
+      window_->parts.push_back({Part::kSome, {names.back()}, {}, {}, {}, false});
+      names.pop_back();
+    }
+    window_->parts.push_back({Part::kStep, names, {}, {}, {}, false});
+    Draw();
+  }
+  for (OpenPart& part : window_->parts) part.to_give = part.names;
+  ComputeFor(plan_.window / 4);
+}
+
+void SimulatedRank::Draw() {
+  steps_.Begin();
+  for (int draw = 0; draw < plan_.draws; ++draw) {
+    while (samples_.drawn() - samples_.taken() < 1 || random_.OneIn(4)) {
+      const int64_t drawn = samples_.drawn();
+      const std::vector<int64_t> positions = samples_.DrawAhead();
+      ahead_.push_back(positions);
+      if (samples_.drawn() == drawn) return judge_->Violate("there are no more samples");
+    }
+    samples_.Take(1);
+  }
+}
+
+// One operation of the part after the other, in an order of its own, as a backward pass does.
+void SimulatedRank::Give() {
+  OpenPart& part = window_->parts.front();
+  if (part.to_give.empty()) return EndPart();
+  const size_t place = random_.Below(part.to_give.size());
+  const std::string name = part.to_give[place];
+  part.to_give.erase(part.to_give.begin() + static_cast<std::ptrdiff_t>(place));
+  part.given[name] = ContributionOf(name);
+  if (present_ && !present_->has_ended()) {
+    Gift gift;
+    gift.contribution = part.given[name];
+    present_->Submit(name, gift);
+  }
+  ComputeFor(2 * plan_.window / (plan_.operations + 1));
+}
+
+void SimulatedRank::EndPart() {
+  OpenPart& part = window_->parts.front();
+  steps_.BeginPart();
+  part.asked = true;
+  wait_ = Wait::kResults;
+}
+
+void SimulatedRank::Hold() {
+  OpenPart& part = window_->parts.front();
+  for (const std::string& name : part.names)
+    if (Fails(name)) return GoOn();
+  if (Fails(kWholeName)) return GoOn();
+  Sums held;
+  for (const std::string& name : part.names) {
+    const Gifts* gifts = present_->ResultOf(name);
+    if (gifts == nullptr) return;
+    Sum& sum = held[name];
+    sum.epoch = present_->epoch();
+    for (const auto& [uid, gift] : *gifts) sum.parts[uid] = gift.contribution;
+  }
+  part.held = std::move(held);
+  steps_.Hold(part.part);
+  Gift gift;
+  gift.pauses = wants_pause_;
+  present_->Submit(kWholeName, gift);
+  wait_ = Wait::kWhole;
+}
+
+void SimulatedRank::Agree() {
+  if (Fails(kWholeName)) return GoOn();
+  const Gifts* told = present_->ResultOf(kWholeName);
+  if (told == nullptr) return;
+  agreed_to_pause_ = std::any_of(told->begin(), told->end(), [](const auto& each) { return each.second.pauses; });
+  for (const std::string& name : window_->parts.front().names) present_->Forget(name);
+  present_->Forget(kWholeName);
+  StepEffects effects;
+  steps_.Release(&effects);
+  deeds_.assign(effects.begin(), effects.end());
+  settles_ = false;
+  PartReleased();
+  CarryOutSteps();
+}
+
+// Its results are used.
+void SimulatedRank::PartReleased() {
+  if (!window_ || window_->parts.empty()) return judge_->Violate("a part is released that nobody has begun");
+  OpenPart part = std::move(window_->parts.front());
+  window_->parts.pop_front();
+  judge_->Used(process_.uid, done_, window_->counts, window_->parts_released++, part.held);
+  if (window_->counts && window_->sums.empty() && part.part != Part::kNothing) window_->sums = part.held;
+}
+
+// ---- from world to world ----
+
+// Leaves the world, if nobody has ended it, and takes the next one.
+void SimulatedRank::GoOn() {
+  if (present_ && goes_on_) membership_.Suspect(present_->Silent(), &actions_);
+  if (present_) present_->Leave();
+  present_.reset();
+  wait_ = Wait::kWorld;
+  deeds_.clear();
+  if (!next_) membership_.WorldEnded(&actions_);
+  CarryOut();
+}
+
+void SimulatedRank::TakeWorld() {
+  present_ = std::move(next_);
+  goes_on_ = true;
+  agreed_to_pause_ = false;
+  const auto number = static_cast<int64_t>(present_->epoch().count);
+  members_in_[number] = present_->members();
+  steps_.EnterWorld(number, static_cast<int32_t>(present_->members().size()), present_->rank());
+  Gift gift;
+  gift.standing = steps_.standing(false);
+  present_->Submit(kStandingsName, gift);
+  wait_ = Wait::kStandings;
+}
+
+void SimulatedRank::Settle(const std::vector<int32_t>& places) {
+  const int64_t released = steps_.released();
+  StepEffects effects;
+  steps_.Settle(places, &effects);
+  deeds_.assign(effects.begin(), effects.end());
+  settles_ = true;
+  if (steps_.released() > released) PartReleased();
+  CarryOutSteps();
+}
+
+// What has been decided, one after the other; goes on where the state has come.
+void SimulatedRank::CarryOutSteps() {
+  while (!deeds_.empty()) {
+    const StepEffect deed = deeds_.front();
+    deeds_.pop_front();
+    if (const auto* finish = std::get_if<step_effect::Finish>(&deed)) {
+      Finish(finish->contributors);
+    } else if (const auto* deal = std::get_if<step_effect::Deal>(&deed)) {
+      if (deal->size != samples_.size() || deal->place != samples_.place()) ahead_.clear();
+      samples_.Deal(deal->size, deal->place);
+      dealt_in_ = steps_.standing(false).dealt_in;
+    } else if (std::holds_alternative<step_effect::TakeState>(deed)) {
+      Gift gift;
+      gift.progress = progress();
+      if (present_->rank() == 0) judge_->Gave(process_.uid);
+      present_->Submit(kStateName, gift);
+      wait_ = Wait::kState;
+      return;
+    }
+  }
+  Resume();
+}
+
+// Behind a settlement, or a release.
+void SimulatedRank::Resume() {
+  if (settles_) {
+    if (!goes_on_) return GoOn();
+    membership_.Admits(false);
+    judge_->Ran(surroundings_->now(), process_.uid, present_->epoch(), present_->members(), progress());
+    judge_->HasProgram(present_->epoch(), program_);
+    surroundings_->Trace(process_.uid, "goes on in epoch " + std::to_string(present_->epoch().count) + " behind step " +
+                                           std::to_string(done_) + " and part " + std::to_string(steps_.released()));
+  }
+  if (!window_ || window_->parts.empty()) {
+    if (window_ && window_->is_last) {
+      wait_ = Wait::kNothing;
+      judge_->Finished(process_.uid, progress());
+      membership_.Finished(&actions_);
+      return CarryOut();
+    }
+    window_.reset();
+    return ComputeFor(plan_.window / 4);
+  }
+  OpenPart& part = window_->parts.front();
+  if (!part.asked) return ComputeFor(plan_.window / 4);
+  // The kept inputs, once more.
+  for (auto& [name, contribution] : part.given) {
+    Gift gift;
+    gift.contribution = contribution = ContributionOf(name);
+    present_->Submit(name, gift);
+  }
+  wait_ = Wait::kResults;
+}
+
+void SimulatedRank::Finish(const Contributors& contributors) {
+  if (!window_) return judge_->Violate("a window ends that nobody has begun");
+  const Window& window = *window_;
+  const int64_t left_ahead = samples_.drawn() - samples_.taken();
+  samples_.Release(contributors);
+  ahead_.erase(ahead_.begin(), ahead_.end() - static_cast<std::ptrdiff_t>(samples_.drawn() - samples_.taken()));
+  if (samples_.drawn() > left_ahead) judge_->Violate("what was drawn ahead is more than was left");
+  if (window.counts) {
+    metric_done_ = false;
+    judge_->Released(process_.uid, present_->epoch(), settles_, ++done_, UidsOf(contributors), window.sums);
+  } else if (!window.is_last) {
+    metric_done_ = true;
+  }
+}
+
+void SimulatedRank::TakeState(const Progress& progress) {
+  done_ = progress.steps;
+  metric_done_ = progress.metric_done;
+  samples_ = Samples(SamplesOf(plan_), progress.next, progress.given_back);
+  ahead_.clear();
+  samples_.Deal(static_cast<int32_t>(present_->members().size()), present_->rank());
+  steps_.TookState();
+  membership_.GotState();
+}
+
+Contribution SimulatedRank::ContributionOf(const std::string& name) const {
+  Contribution contribution{process_.uid, done_ + 1, {}, 1};
+  if (!window_->counts || name == "statistics") return contribution;
+  for (int64_t draw = 0; draw < samples_.taken(); ++draw)
+    for (int64_t position : ahead_[static_cast<size_t>(draw)]) contribution.samples.push_back(position);
+  if (plan_.cut == Cut::kPositions) return contribution;
+  contribution.weight = samples_.Weight(steps_.contributors());
+  return contribution;
+}
+
+Progress SimulatedRank::progress() const { return {done_, metric_done_, samples_.next(), samples_.given_back()}; }
+
+// Of the dealing that the window had.
+std::vector<Uid> SimulatedRank::UidsOf(const Contributors& contributors) const {
+  const std::vector<Member>& members = members_in_.at(dealt_in_);
+  std::vector<Uid> uids;
+  for (size_t place = 0; place < members.size(); ++place)
+    if (!contributors || std::count(contributors->begin(), contributors->end(), static_cast<int32_t>(place)) > 0)
+      uids.push_back(members[place].process.uid);
+  return uids;
+}
+
+// ---- the thread that listens ----
+
+void SimulatedRank::Connect(const ControlFrame& form) {
+  form_ = form;
+  answered_.clear();
+  answered_[process_.uid] = true;
+  connect_by_ = surroundings_->now() + kToConnect;
+  for (const Member& member : form.members)
+    if (member.process.uid != process_.uid)
+      surroundings_->Send(process_.uid, member.process.uid, Of(Message::kHello, form.epoch));
+  if (answered_.size() == form.members.size()) return HaveConnected(true);
+  TakeKept();
+}
+
+void SimulatedRank::Answered(const Message& message) {
+  answered_[message.from] = true;
+  if (answered_.size() == form_->members.size()) HaveConnected(true);
+}
+
+void SimulatedRank::HaveConnected(bool well) {
+  const ControlFrame form = *std::exchange(form_, std::nullopt);
+  connect_by_ = kNever;
+  const bool has_joiners =
+      std::any_of(form.members.begin(), form.members.end(), [](const Member& member) { return member.joins; });
+  if (well) {
+    failures_ = 0;
+    opened_ = std::make_unique<SimulatedWorld>(plan_, process_, form, judge_, surroundings_);
+  } else if (!has_joiners) {
+    ++failures_;
+  }
+  membership_.Connected(form.epoch.count, well, &actions_);
+  CarryOut();
+  if (failures_ >= kMostFailures) return End(1);
+  TakeKept();
+}
+
+void SimulatedRank::LookAtTheConnection() {
+  if (form_ && surroundings_->now() >= connect_by_) HaveConnected(false);
+}
 
 void SimulatedRank::Receive(Message message) {
   if (over_) return;
-  if (message.kind == Message::kHello || message.kind == Message::kHelloAnswer || message.kind == Message::kState) {
-    if (membership_.WhenToTake(message.epoch) == Membership::Arrival::kKeep) kept_.push_back(std::move(message));
-    TakeKept();
-    return Step();
-  }
-  switch (WhenToTake(message)) {
-    case Membership::Arrival::kTake:
-      Take(message);
-      break;
-    case Membership::Arrival::kKeep:
-      if (message.kind == Message::kRuns) membership_.PeerRuns(message.epoch, &actions_);
-      kept_.push_back(std::move(message));
-      break;
-    case Membership::Arrival::kRefuse:
-      return;
-  }
+  kept_.push_back(std::move(message));
+  TakeKept();
   Step();
 }
 
-Membership::Arrival SimulatedRank::WhenToTake(const Message& message) const {
-  return membership_.WhenToTake(message.epoch);
-}
-
-// What was early for the world that forms, or runs.
+// What belongs to a world that is open, or is being connected; the rest waits, unless it is of the past. One that has
+// opened a world may still be asked by those who have not.
 void SimulatedRank::TakeKept() {
   std::deque<Message> kept;
   kept.swap(kept_);
   for (Message& message : kept) {
-    const Membership::Arrival arrival = membership_.WhenToTake(message.epoch);
-    if (arrival == Membership::Arrival::kRefuse) continue;
-    const bool forming = connecting_ == message.epoch;
-    if (message.kind == Message::kHello && forming) {
+    if (over_) return;
+    SimulatedWorld* world = nullptr;
+    for (SimulatedWorld* each : {present_.get(), opened_.get(), next_.get()})
+      if (each != nullptr && each->epoch() == message.epoch) world = each;
+    const bool connecting = form_ && form_->epoch == message.epoch;
+    if (message.kind == Message::kHello && (world != nullptr || connecting)) {
       surroundings_->Send(process_.uid, message.from, Of(Message::kHelloAnswer, message.epoch));
-    } else if (message.kind == Message::kHelloAnswer && forming) {
-      membership_.Reached(message.epoch, message.from, &actions_);
-    } else if (message.kind == Message::kState && forming) {
-      membership_.TookState(message.epoch, message.from, message.progress, &actions_);
-    } else if (arrival == Membership::Arrival::kTake) {
-      Take(message);
-    } else {
+    } else if (message.kind == Message::kHelloAnswer && connecting) {
+      Answered(message);
+    } else if (world != nullptr) {
+      if (message.kind == Message::kFrame || message.kind == Message::kGift) world->Receive(&message);
+    } else if (connecting || newest_ < message.epoch) {
       kept_.push_back(std::move(message));
     }
   }
 }
 
-void SimulatedRank::Take(Message& message) {
-  judge_->Took(message.epoch, membership_.epoch());
-  ++arrivals_[message.from];
-  switch (message.kind) {
-    case Message::kFrame: {
-      Frame frame;
-      if (!Frame::Decode(message.bytes, &frame)) return judge_->Violate("a frame cannot be decoded");
-      if (!protocol_ || broken_) return;
-      const auto from = std::find_if(membership_.members().begin(), membership_.members().end(),
-                                     [&](const Member& member) { return member.process.uid == message.from; });
-      protocol_->Arrived(surroundings_->now(), static_cast<int>(from - membership_.members().begin()), std::move(frame),
-                         &effects_);
-      return CarryOutProtocol();
-    }
-    case Message::kContribution:
-      arrived_[message.name][message.from] = message.contribution;
-      return FinishResults();
-    case Message::kWhole:
-      transaction_.PeerIsWhole(message.from, message.step, message.pauses, &transaction_effects_);
-      return CarryOutTransaction();
-    default:
-      return;
-  }
-}
-
-void SimulatedRank::FinishResults() {
-  while (!batches_.empty() && !broken_) {
-    const effect::Execute& batch = batches_.front();
-    for (const Response& response : batch.responses)
-      if (arrived_[response.request.name].size() < membership_.members().size()) return;
-    std::vector<std::string> names;
-    for (const Response& response : batch.responses) names.push_back(response.request.name);
-    batches_.pop_front();
-    protocol_->BatchFinished(surroundings_->now(), 0, &effects_);
-    for (const std::string& name : names) {
-      sums_[name] = {membership_.epoch(), std::move(arrived_[name])};
-      arrived_.erase(name);
-      transaction_.ResultHeld(name, &transaction_effects_);
-    }
-    CarryOutTransaction();
-    CarryOutProtocol();
-  }
-}
-
-// ---- liveness ----
-
-void SimulatedRank::HeedNotice() {
-  if (!protocol_ || broken_) return;
-  const std::string& notice = surroundings_->notice(process_.host, membership_.epoch());
-  if (!notice.empty()) protocol_->Abort(Status::PeerLost(notice), &effects_);
-  CarryOutProtocol();
-}
-
-void SimulatedRank::LookForTheDead() {
-  if (!protocol_ || broken_ || surroundings_->now() < protocol_->next_look()) return;
-  const Nanoseconds now = surroundings_->now();
-  protocol_->Look(now, Signs(), &effects_);
-  membership_.Look(UidsOfRanks(protocol_->Silent(now, kSilence / 2)), UidsOfRanks(protocol_->Silent(now, kSilence)),
-                   &actions_);
-  CarryOutProtocol();
-  CarryOutMembership();
-}
-
-Uids SimulatedRank::UidsOfRanks(const std::vector<int>& ranks) const {
-  Uids uids;
-  for (int rank : ranks) uids.push_back(membership_.members()[static_cast<size_t>(rank)].process.uid);
-  return uids;
-}
-
-SignsOfLife SimulatedRank::Signs() const {
-  SignsOfLife signs(membership_.members().size());
-  for (size_t rank = 0; rank < signs.size(); ++rank) {
-    const Process& process = membership_.members()[rank].process;
-    const auto arrivals = arrivals_.find(process.uid);
-    if (process.host == process_.host) {
-      const Life& life = surroundings_->life(process.uid);
-      signs[rank] = {life.left, life.died, life.beats};
-    } else if (arrivals != arrivals_.end()) {
-      signs[rank].count = arrivals->second;
-    }
-  }
-  return signs;
-}
-
-// ---- what the protocol decides ----
-
-void SimulatedRank::CarryOutProtocol() {
-  while (!effects_.empty()) {
-    RankEffects effects;
-    effects.swap(effects_);
-    for (RankEffect& effect : effects) std::visit([this](auto& what) { CarryOut(what); }, effect);
-  }
-}
-
-void SimulatedRank::CarryOut(rank_effect::Send& send) {
-  if (broken_) return;
-  Message message = Of(Message::kFrame, membership_.epoch());
-  message.bytes = send.frame.Encode();
-  surroundings_->Send(process_.uid, membership_.members()[static_cast<size_t>(send.rank)].process.uid,
-                      std::move(message));
-}
-
-void SimulatedRank::CarryOut(rank_effect::Start& start) {
-  if (broken_ || protocol_->aborted()) return;
-  batches_.push_back(start.batch);
-  for (const Response& response : start.batch.responses) {
-    const std::string& name = response.request.name;
-    const auto input = window_ ? window_->inputs.find(name) : decltype(window_->inputs.end())();
-    if (!window_ || input == window_->inputs.end())
-      return judge_->Violate("an operation is carried out of which the input is gone");
-    Message message = Of(Message::kContribution, membership_.epoch());
-    message.name = name;
-    message.contribution = input->second;
-    SendToAll(message);
-    arrived_[name][process_.uid] = input->second;
-  }
-  FinishResults();
-}
-
-void SimulatedRank::CarryOut(rank_effect::Fail& fail) {
-  if (!broken_ && !finished_) judge_->Violate("an operation fails: " + fail.status.message());
-}
-
-void SimulatedRank::CarryOut(rank_effect::Beat&) { ++surroundings_->life(process_.uid).beats; }
-
-void SimulatedRank::CarryOut(rank_effect::NoteCause& note) {
-  surroundings_->Trace(process_.uid, "ends the epoch: " + note.cause.message());
-  std::string& notice = surroundings_->notice(process_.host, membership_.epoch());
-  if (notice.empty()) notice = note.cause.message();
-  protocol_->CauseNoted(Status::PeerLost(notice), &effects_);
-}
-
-void SimulatedRank::CarryOut(rank_effect::Wake& wake) {
-  surroundings_->Call(membership_.members()[static_cast<size_t>(wake.rank)].process.uid, kMillisecond / 10);
-}
-
-// ---- what membership and transaction decide ----
-
-void SimulatedRank::CarryOutMembership() {
+void SimulatedRank::CarryOut() {
   while (!actions_.empty() && !over_) {
     MembershipActions actions;
     actions.swap(actions_);
@@ -330,110 +455,42 @@ void SimulatedRank::CarryOutMembership() {
   }
 }
 
-void SimulatedRank::CarryOutTransaction() {
-  while (!transaction_effects_.empty()) {
-    TransactionEffects effects;
-    effects.swap(transaction_effects_);
-    for (TransactionEffect& effect : effects) Do(effect);
-  }
-  CarryOutMembership();
-}
-
 void SimulatedRank::Do(membership_action::Send& send) {
-  if (send.frame.type == ControlType::kReport) {
-    ControlFrame bare = send.frame;
-    bare.uids.clear();
-    judge_->Kept(transaction_.kept(), bare.Encode().size());
-  }
+  if (send.frame.type == ControlType::kReport) judge_->Reported(send.frame.Encode().size());
   surroundings_->TellAgent(process_.uid, send.frame);
 }
 
 void SimulatedRank::Do(membership_action::Abandon&) {
-  broken_ = true;
-  effects_.clear();
-  batches_.clear();
-  arrived_.clear();
-  connecting_ = {};
-}
-
-void SimulatedRank::Do(membership_action::Connect& connect) {
-  connecting_ = connect.form.epoch;
-  membership_.Reached(connecting_, process_.uid, &actions_);
-  for (const Member& member : connect.form.members)
-    if (member.process.uid != process_.uid)
-      surroundings_->Send(process_.uid, member.process.uid, Of(Message::kHello, connecting_));
-  TakeKept();
-}
-
-void SimulatedRank::Do(membership_action::GiveState& give) {
-  judge_->Gave(process_.uid);
-  Message state = Of(Message::kState, connecting_);
-  state.progress = transaction_.progress();
-  surroundings_->Send(process_.uid, give.to, std::move(state));
-}
-
-// A new Epoch object, as context.cc will have it: nothing of the old one is left.
-void SimulatedRank::Do(membership_action::Run&) {
-  surroundings_->Trace(process_.uid, "runs epoch " + std::to_string(membership_.epoch().count) + " at step " +
-                                         std::to_string(transaction_.released()));
-  judge_->Ran(surroundings_->now(), process_.uid, membership_.epoch(), membership_.members(), transaction_.progress());
-  judge_->HasProgram(membership_.epoch(), program_);
-  connecting_ = {};
-  arrivals_.clear();
-  sums_.clear();
-  broken_ = false;
-  world_ = WorldOf(membership_.members(), process_.uid, membership_.epoch());
-  protocol_ = std::make_unique<Protocol>(world_, options_);
-  protocol_->Begin(surroundings_->now(), &effects_);
-  CarryOutProtocol();
-  SendToAll(Of(Message::kRuns, membership_.epoch()));
-  if (program_at_ == kNever && !finished_) program_at_ = surroundings_->now();
-  TakeKept();
-}
-
-void SimulatedRank::Do(membership_action::Depart&) {
-  if (protocol_ && !broken_) {
-    protocol_->GiveUpWaiting(surroundings_->now(), &effects_);
-    CarryOutProtocol();
+  form_.reset();
+  connect_by_ = kNever;
+  goes_on_ = false;
+  for (SimulatedWorld* world : {present_.get(), opened_.get(), next_.get()}) {
+    if (world == nullptr) continue;
+    if (newest_ < world->epoch()) newest_ = world->epoch();
+    world->Abort();
   }
-  over_ = true;
-  surroundings_->life(process_.uid).left = true;
-  surroundings_->Exit(process_.uid, 0);
+  opened_.reset();
+  next_.reset();
 }
+
+void SimulatedRank::Do(membership_action::Run&) {
+  next_ = std::move(opened_);
+  newest_ = next_->epoch();
+  wants_pause_ = false;
+}
+
+void SimulatedRank::Do(membership_action::Depart&) { End(0); }
 
 void SimulatedRank::Do(membership_action::Fence& fence) {
   surroundings_->Trace(process_.uid, "is fenced: " + fence.cause);
-  if (fence.cause.find("step") != std::string::npos) judge_->Violate("E2: a rank is fenced: " + fence.cause);
+  End(1);
+}
+
+void SimulatedRank::End(int exit_code) {
+  for (SimulatedWorld* world : {present_.get(), opened_.get(), next_.get()})
+    if (world != nullptr && exit_code == 0) world->Leave();
   over_ = true;
-  surroundings_->Exit(process_.uid, 1);
-}
-
-// A message whose acknowledgement was lost with a connection is sent again.
-void SimulatedRank::Do(transaction_effect::TellWhole& tell) {
-  Message message = Of(Message::kWhole, membership_.epoch());
-  message.step = tell.step;
-  message.pauses = tell.pauses;
-  SendToAll(message);
-  if (random_.OneIn(4)) SendToAll(message);
-}
-
-void SimulatedRank::Do(transaction_effect::Release& release) {
-  judge_->Released(surroundings_->now(), process_.uid, membership_.epoch(), transaction_.running(), release.step,
-                   release.divisor, sums_);
-  sums_.clear();
-  window_.reset();
-  program_at_ = surroundings_->now() + 1 + random_.Between(0, plan_.window);
-}
-
-void SimulatedRank::Do(transaction_effect::Submit& submit) {
-  for (const std::string& name : submit.names) Submit(name);
-}
-
-void SimulatedRank::Do(transaction_effect::Pause&) { membership_.Paused(&actions_); }
-
-void SimulatedRank::SendToAll(const Message& message) {
-  for (const Member& member : membership_.members())
-    if (member.process.uid != process_.uid) surroundings_->Send(process_.uid, member.process.uid, message);
+  surroundings_->Exit(process_.uid, exit_code);
 }
 
 Message SimulatedRank::Of(Message::Kind kind, const EpochId& epoch) const {

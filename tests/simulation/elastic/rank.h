@@ -1,6 +1,5 @@
-// SimulatedRank: a process of an elastic job: the product's Membership, Transaction and, for each epoch anew, Protocol,
-// driven as a rank's driver thread will drive them; and a program that trains. What is simulated is the data plane:
-// each member sends its contribution to all others, and a result is the set of them.
+// SimulatedRank: a process of an elastic job: the product's Membership, Steps and Samples, and for each epoch a world,
+// driven as ringtrain/membership.py and ringtrain/elastic/transaction.py drive them; and a program that trains.
 #ifndef RINGTRAIN_TESTS_SIMULATION_ELASTIC_RANK_H_
 #define RINGTRAIN_TESTS_SIMULATION_ELASTIC_RANK_H_
 
@@ -9,53 +8,20 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "core/membership.h"
-#include "core/protocol.h"
-#include "core/transaction.h"
+#include "elastic/samples.h"
+#include "elastic/step.h"
 #include "judge.h"
 #include "plan.h"
 #include "random.h"
+#include "world.h"
 
 namespace ringtrain {
 namespace elastic {
 
 constexpr char kProgram[] = "program";  // the digest of what all train
-
-// What ranks send each other. Each names its epoch.
-struct Message {
-  enum Kind { kFrame, kContribution, kWhole, kHello, kHelloAnswer, kState, kRuns } kind = kFrame;
-  EpochId epoch;
-  Uid from;
-  std::string bytes;  // kFrame
-  std::string name;   // kContribution
-  Contribution contribution;
-  Step step = 0;  // kWhole
-  bool pauses = false;
-  StepProgress progress;  // kState
-};
-
-// What the other ranks of a host see of a process.
-struct Life {
-  bool left = false, died = false;
-  uint64_t beats = 0;
-};
-
-class Surroundings {
- public:
-  virtual ~Surroundings() = default;
-  virtual Nanoseconds now() const = 0;
-  virtual void Send(const Uid& from, const Uid& to, Message message) = 0;
-  virtual void TellAgent(const Uid& from, const ControlFrame& frame) = 0;
-  virtual void Call(const Uid& process, Nanoseconds delay) = 0;  // Step of it
-  virtual Life& life(const Uid& process) = 0;
-  // Why the ranks of a host end an epoch; empty until one of them does.
-  virtual std::string& notice(const std::string& host, const EpochId& epoch) = 0;
-  virtual void Exit(const Uid& process, int exit_code) = 0;
-  virtual void Trace(const Uid& process, const std::string& text) = 0;
-};
 
 class SimulatedRank {
  public:
@@ -66,58 +32,68 @@ class SimulatedRank {
   void Hear(const ControlFrame& frame);
   void Receive(Message message);
   void Step();
-  void Notice();
   bool is_member() const { return membership_.state() == Membership::State::kMember; }
 
  private:
-  struct Window {  // of the program, with its inputs
-    std::vector<Positions> samples;
-    std::map<std::string, Contribution> inputs;
-    std::vector<std::string> to_submit;
-    bool closed = false;
+  // What the program waits for.
+  enum class Wait { kWorld, kStandings, kPlaces, kState, kTime, kResults, kWhole, kPause, kNothing };
+
+  // Operations of a window that are waited for at once.
+  struct OpenPart {
+    Part part;
+    std::vector<std::string> names;
+    std::vector<std::string> to_give;  // of them
+    std::map<std::string, Contribution> given;
+    Sums held;
+    bool asked = false;  // for its results
+  };
+  struct Window {
+    std::deque<OpenPart> parts;
+    bool counts = false;  // a step, with samples; else it has none
+    bool is_last = false;
+    std::vector<int64_t> samples;  // that this rank has drawn
+    Sums sums;                     // of its first part that counts
+    size_t parts_released = 0;
   };
 
-  void Program();
-  void Submit(const std::string& name);
-  Membership::Arrival WhenToTake(const Message& message) const;
-  void Take(Message& message);
+  // ---- the program ----
+  bool Program();
+  void Go();
+  void BeginWindow();
+  void Draw();
+  void Give();
+  void EndPart();
+  void Hold();
+  void Agree();
+  void PartReleased();
+  void GoOn();
+  void TakeWorld();
+  void Settle(const std::vector<int32_t>& places);
+  void CarryOutSteps();
+  void Resume();
+  void Finish(const Contributors& contributors);
+  void TakeState(const Progress& progress);
+  bool Fails(const std::string& name);
+  void ComputeFor(Nanoseconds longest);
+  Contribution ContributionOf(const std::string& name) const;
+  Progress progress() const;
+  std::vector<Uid> UidsOf(const Contributors& contributors) const;
+
+  // ---- the thread that listens ----
+  void Connect(const ControlFrame& form);
+  void Answered(const Message& message);
+  void HaveConnected(bool well);
+  void LookAtTheConnection();
   void TakeKept();
-  void Contribute(const std::string& name, const Contribution& contribution);
-  void FinishResults();
-  void HeedNotice();
-  void LookForTheDead();
-  SignsOfLife Signs() const;
-  Uids UidsOfRanks(const std::vector<int>& ranks) const;
-
-  void CarryOutProtocol();
-  void CarryOut(rank_effect::Send& send);
-  void CarryOut(rank_effect::Start& start);
-  void CarryOut(rank_effect::Fail& fail);
-  void CarryOut(rank_effect::Beat&);
-  void CarryOut(rank_effect::NoteCause& note);
-  void CarryOut(rank_effect::Wake& wake);
-  void CarryOut(rank_effect::End&) { broken_ = true; }
-  template <typename Other>
-  void CarryOut(Other&) {}
-
-  void CarryOutMembership();
-  void CarryOutTransaction();
+  void CarryOut();
   void Do(membership_action::Send& send);
   void Do(membership_action::Abandon&);
-  void Do(membership_action::Connect& connect);
-  void Do(membership_action::GiveState& give);
+  void Do(membership_action::Connect& connect) { Connect(connect.form); }
   void Do(membership_action::Run&);
+  void Do(membership_action::Pause&) { wants_pause_ = true; }
   void Do(membership_action::Depart&);
   void Do(membership_action::Fence& fence);
-  void Do(TransactionEffect& effect) {
-    std::visit([this](auto& what) { Do(what); }, effect);
-  }
-  void Do(transaction_effect::TellWhole& tell);
-  void Do(transaction_effect::Release& release);
-  void Do(transaction_effect::Submit& submit);
-  void Do(transaction_effect::Pause&);
-
-  void SendToAll(const Message& message);
+  void End(int exit_code);
   void Arm();
   Message Of(Message::Kind kind, const EpochId& epoch) const;
 
@@ -127,30 +103,36 @@ class SimulatedRank {
   Judge* const judge_;
   Surroundings* const surroundings_;
   simulation::Random random_;
-  Transaction transaction_;
   Membership membership_;
-  bool over_ = false, finished_ = false;
+  MembershipActions actions_;
+  bool over_ = false;  // of the process
+  Nanoseconds armed_ = kNever;
 
   // The program.
+  Wait wait_ = Wait::kWorld;
+  Nanoseconds program_at_ = kNever;
+  Steps steps_;
+  std::deque<StepEffect> deeds_;  // of them that are still to be carried out
+  bool settles_ = false;          // these follow from a settlement
+  Samples samples_;
+  std::deque<std::vector<int64_t>> ahead_;  // drawn since the last release
+  int64_t done_ = 0;                        // steps
+  bool metric_done_ = false;                // of the one that comes
   std::optional<Window> window_;
-  Nanoseconds program_at_ = 0;
+  bool agreed_to_pause_ = false;
+  std::map<int64_t, std::vector<Member>> members_in_;  // by number of a world
+  int64_t dealt_in_ = 0;
 
-  // The present epoch.
-  Options options_;
-  World world_;
-  std::unique_ptr<Protocol> protocol_;
-  bool broken_ = false;  // it has ended for this rank, which waits to be told
-  std::deque<effect::Execute> batches_;
-  std::map<std::string, std::map<Uid, Contribution>> arrived_;  // by name
-  Sums sums_;
-  std::map<Uid, uint64_t> arrivals_;
+  // Worlds.
+  std::unique_ptr<SimulatedWorld> present_, opened_, next_;  // that the program has; that waits to run; that runs
+  bool goes_on_ = false;                                     // nobody has ended the present one
+  bool wants_pause_ = false;
+  std::optional<ControlFrame> form_;  // that is being connected
+  std::map<Uid, bool> answered_;
+  Nanoseconds connect_by_ = kNever;
+  int failures_ = 0;
+  EpochId newest_;            // that this rank has run, or given up
   std::deque<Message> kept_;  // for a later epoch
-  EpochId connecting_;        // the world that forms
-
-  MembershipActions actions_;
-  TransactionEffects transaction_effects_;
-  RankEffects effects_;
-  Nanoseconds armed_ = kNever;
 };
 
 }  // namespace elastic

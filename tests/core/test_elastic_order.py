@@ -1,4 +1,4 @@
-"""What survivors settle, and how samples are dealt and come back: pure, without a world."""
+"""How samples are dealt and come back: pure, without a world."""
 
 import random
 from collections import deque
@@ -6,35 +6,6 @@ from collections import deque
 import pytest
 
 from ringtrain.elastic.order import SampleOrder
-from ringtrain.elastic.settlement import Settlement, Stage, Standing, settle
-from ringtrain.errors import InternalError
-
-
-def standing(released: int, stage: Stage, dealt_in: int = 3, holds_state: bool = True) -> Standing:
-    return Standing(holds_state, released, stage, dealt_in)
-
-
-@pytest.mark.parametrize(
-    "standings, follows",
-    [
-        ([standing(7, Stage.WHOLE)] * 2, Settlement(8, None, False)),  # all hold it
-        ([standing(7, Stage.WHOLE), standing(7, Stage.BEGUN)], Settlement(7, 3, False)),
-        ([standing(7, Stage.WHOLE), standing(7, Stage.IDLE)], Settlement(7, 3, False)),
-        ([standing(7, Stage.WHOLE), standing(8, Stage.IDLE)], Settlement(8, None, False)),  # somebody has released it
-        ([standing(7, Stage.WHOLE), standing(8, Stage.BEGUN, 4)], Settlement(8, 4, False)),
-        ([standing(7, Stage.IDLE, 2), standing(7, Stage.IDLE, 3)], Settlement(7, None, False)),
-        ([standing(7, Stage.IDLE), standing(0, Stage.IDLE, 0, False)], Settlement(7, None, True)),  # it joins
-        ([standing(0, Stage.IDLE, 0, False)] * 3, Settlement(0, None, True)),  # the first world
-    ],
-)
-def test_what_follows(standings, follows):
-    assert settle(standings) == settle(standings[::-1]) == follows
-
-
-@pytest.mark.parametrize("behind", [standing(7, Stage.BEGUN), standing(7, Stage.IDLE), standing(6, Stage.WHOLE)])
-def test_what_cannot_be_is_refused(behind):
-    with pytest.raises(InternalError, match="not all ranks held"):
-        settle([behind, standing(8, Stage.IDLE)])
 
 
 def test_shares_of_the_lost_come_back_first():

@@ -1,0 +1,115 @@
+#include "elastic/samples.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace ringtrain {
+
+Samples::Samples(const SamplePlan& plan, int64_t next, std::vector<int64_t> given_back)
+    : plan_(plan), next_(next), given_back_(std::move(given_back)), batch_(plan.batch) {}
+
+void Samples::Deal(int32_t size, int32_t place) {
+  if (size != size_ || place != place_) ForgetAhead();
+  size_ = size;
+  place_ = place;
+  if (plan_.cut == Cut::kGrowingBatches) batch_ = plan_.batch * size;
+}
+
+std::vector<int64_t> Samples::DrawAhead() {
+  std::vector<int64_t> positions;
+  const int64_t number = drawn_;
+  if (by_position()) {
+    if (number * size_ < left()) positions.push_back(At((number * size_ + place_) % left()));
+  } else if (number < Batches(left())) {
+    const Share share = ShareOf(number);
+    for (int64_t at = share.first; at < share.end; at += size_) positions.push_back(At(number * batch_ + at));
+  }
+  drawn_ += !positions.empty();
+  return positions;
+}
+
+int64_t Samples::Take(int64_t draws) {
+  const int64_t first = std::exchange(taken_, taken_ + draws);
+  return by_position() ? draws : SizeOfShares(first, taken_);
+}
+
+void Samples::Release(const Contributors& contributors) {
+  const int64_t dealt = Dealt(taken_);
+  std::vector<int64_t> again;
+  for (int64_t index = 0; contributors && index < dealt; ++index)
+    if (!IsIn(index, *contributors)) again.push_back(At(index));
+  const bool lost = !again.empty();
+  const int64_t were_given_back = std::min(dealt, static_cast<int64_t>(given_back_.size()));
+  again.insert(again.end(), given_back_.begin() + were_given_back, given_back_.end());
+  std::sort(again.begin(), again.end());
+  given_back_ = std::move(again);
+  next_ += dealt - were_given_back;
+  drawn_ -= std::exchange(taken_, 0);
+  if (lost) ForgetAhead();  // what is left begins with them now
+}
+
+int64_t Samples::Weight(const Contributors& contributors) const {
+  int64_t weight = 0;
+  for (int64_t number = 0; number < taken_; ++number) {
+    const int64_t count = CountIn(number);
+    if (count >= size_) {
+      weight += SizeOf(ShareOf(number));
+      continue;
+    }
+    bool is_lowest = true;
+    const auto same = [&](int32_t other) { return other < place_ && other % count == place_ % count; };
+    if (contributors) {
+      is_lowest = std::none_of(contributors->begin(), contributors->end(), same);
+    } else {
+      is_lowest = place_ < count;
+    }
+    weight += is_lowest;
+  }
+  return weight;
+}
+
+int64_t Samples::draws_left() const {
+  const int64_t draws = by_position() ? (left() + size_ - 1) / size_ : Batches(left());
+  return std::max<int64_t>(0, draws - taken_);
+}
+
+int64_t Samples::shares_left() const {
+  return by_position() ? draws_left() : SizeOfShares(taken_, taken_ + draws_left());
+}
+
+// ----
+
+int64_t Samples::Batches(int64_t positions) const {
+  return plan_.drops_last ? positions / batch_ : (positions + batch_ - 1) / batch_;
+}
+
+int64_t Samples::At(int64_t index) const {
+  const auto again = static_cast<int64_t>(given_back_.size());
+  return index < again ? given_back_[static_cast<size_t>(index)] : next_ + index - again;
+}
+
+int64_t Samples::CountIn(int64_t number) const { return std::min(batch_, left() - number * batch_); }
+
+Samples::Share Samples::ShareOf(int64_t number) const {
+  const int64_t count = CountIn(number);
+  return {count < size_ ? place_ % count : place_, count};
+}
+
+int64_t Samples::SizeOf(const Share& share) const { return (share.end - share.first + size_ - 1) / size_; }
+
+int64_t Samples::SizeOfShares(int64_t first, int64_t end) const {
+  int64_t positions = 0;
+  for (int64_t number = first; number < end; ++number) positions += SizeOf(ShareOf(number));
+  return positions;
+}
+
+int64_t Samples::Dealt(int64_t draws) const { return std::min(draws * (by_position() ? size_ : batch_), left()); }
+
+bool Samples::IsIn(int64_t index, const std::vector<int32_t>& contributors) const {
+  const int64_t in_batch = by_position() ? index : index % batch_;
+  const int64_t among = by_position() ? size_ : std::min<int64_t>(size_, CountIn(index / batch_));
+  return std::any_of(contributors.begin(), contributors.end(),
+                     [&](int32_t each) { return each % among == in_batch % among; });
+}
+
+}  // namespace ringtrain
