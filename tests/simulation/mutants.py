@@ -396,8 +396,8 @@ MUTANTS = [
     Mutant(
         "a refusal ends no schedule",
         NEGOTIATOR,
-        "  has_refused_ = true;\n  if (schedule_) Deviate(now, effects);",
-        "  has_refused_ = true;",
+        "  refused_in_ = ready_frames_ + 1;\n  if (schedule_) Deviate(now, effects);",
+        "  refused_in_ = ready_frames_ + 1;",
     ),
     # Process sets
     Mutant(
