@@ -23,7 +23,7 @@ from ringtrain.jax.accumulation import Accumulation
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.skipif(LAUNCHED, reason="makes worlds of its own")]
 
-SEEDS, LONG_SEEDS = 20, 3000
+SEEDS, LONG_SEEDS = 12, 3000
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -38,6 +38,7 @@ ON_THREADS_IN_EVERY_RUN = {
     "test_adjoints.py",
     "test_bad_arguments.py",
     "test_buffers.py",
+    "test_compression.py",
     "test_options.py",
     "test_torch_adasum.py",
     "test_torch_amp.py",
@@ -51,6 +52,7 @@ ON_THREADS_IN_EVERY_RUN = {
     "test_training.py",
     "test_training_local_steps.py",
     "test_training_parameters.py",
+    "test_tuning.py",
 }
 # A job takes many files, since ranks need seconds to import what they test.
 SUBJECTS = {
