@@ -225,7 +225,9 @@ class KerasReducer:
         if scale is not None:
             gradients = _each(gradients, lambda gradient: gradient * keras.ops.cast(scale, gradient.dtype))
         host = self.host
-        applies = backend.on_host(lambda: [np.array(host.applies)], [], ["bool"])[0]
+        # In a graph behind the exchange, which says it: with something that came of that, as calls of the host have no order.
+        behind = [keras.ops.reshape(each, (-1,))[:1] for each in gradients if each is not None][:1]
+        applies = backend.on_host(lambda *_: [np.array(host.applies)], behind, ["bool"])[0]
         applies = keras.ops.reshape(applies, ())
         return (applies if full is True else keras.ops.logical_and(full, applies)), gradients
 

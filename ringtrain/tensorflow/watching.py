@@ -149,7 +149,9 @@ def _row(watch: Watch, settings: Settings, rates: list[tf.Tensor]) -> tf.Tensor:
 
 
 with tf.init_scope():
-    _Variable: Any = type(tf.Variable(0))  # the class itself: of a tf.function that makes a tf.Variable there are two tracings
+    _Variable: Any = type(
+        tf.Variable(0)
+    )  # the class itself: of a tf.function that makes a tf.Variable there are two tracings
 
 
 def _resting(watch: Watch) -> tf.Variable:

@@ -53,6 +53,14 @@ def test_scripts_end_as_in_one_process() -> None:
     FUZZER.hold(seeds[:SEEDS])
 
 
+@on_tensorflow
+def test_sums_of_passes_that_come_late_are_applied_once() -> None:
+    """Seed 800031, made small: a graph asked whether they apply before it had sent them."""
+    assert not FUZZER.verdict(
+        Script(turns=(Turn(steps=2),), model="functional", runs="graph", method="late", passes_per_step=2)
+    )
+
+
 @pytest.mark.long
 @pytest.mark.timeout(6 * 3600)
 def test_many_scripts_end_as_in_one_process() -> None:
