@@ -13,8 +13,14 @@ from ringtrain.operations import Max, allreduce
 
 
 class State:
-    """With values a ``TransparentState``; without, and for classes derived from it, Horovod's base.
+    """What a training consists of, so that it goes on when ranks die and when others come: no step is lost.
 
+    Example:
+        >>> state = rt.elastic.State(weights=weights)
+        >>> for step in state.steps(1000):
+        ...     state.weights -= 0.1 * state.allreduce(gradient(state.weights, step))
+
+    With values it is a ``TransparentState``, which has the arguments; without, and for classes derived from it, Horovod's base.
     A state of another kind defines ``save``, ``restore`` and ``sync``.
     """
 

@@ -311,10 +311,12 @@ def test_files_of_another_training_are_not_taken_for_its_own(alone, tmp_path):
     assert Folder(tmp_path).steps() == [7, 8]
 
 
-@pytest.mark.parametrize("given", [{}, {"steps": 0}, {"minutes": -1.0}, {"steps": 1, "keep": 0}], ids=str)
+@pytest.mark.parametrize(
+    "given", [{}, {"steps": 0}, {"minutes": -1.0}, {"epochs": 0}, {"steps": 1, "keep": 0}], ids=str
+)
 def test_a_file_that_is_never_due_is_refused(given, alone, tmp_path):
     model = torch.nn.Linear(1, 1)
-    with pytest.raises(InvalidArgumentError, match="save_every: expected (steps= or minutes=|keep=) above 0"):
+    with pytest.raises(InvalidArgumentError, match="save_every: expected (steps=, minutes= or epochs=|keep=) above 0"):
         hvd.elastic.State(model=model, optimizer=distributed(model)).save_every(tmp_path, **given)
 
 
@@ -323,6 +325,27 @@ def test_a_file_is_due_by_steps_or_by_time_and_once_a_step():
     assert [plan.is_due(*at) for at in [(14, 159.0), (15, 101.0), (6, 160.0), (5, 900.0)]] == [False, True, True, False]
     plan.note(6, 160.0)
     assert [plan.is_due(*at) for at in [(6, 900.0), (15, 219.0), (7, 220.0)]] == [False, False, True]
+
+
+def test_files_are_due_at_the_ends_of_epochs(alone, tmp_path):
+    """Of twelve samples in batches of five; and what was due is not again in the midst of one."""
+    data = torch.randn(12, 1)
+    model = torch.nn.Linear(1, 1)
+    optimizer, sampler = distributed(model), hvd.elastic.ElasticSampler(data)
+    loader = torch.utils.data.DataLoader(data, 5, sampler=sampler)
+    state = hvd.elastic.State(model=model, optimizer=optimizer, sampler=sampler)
+    state.save_every(tmp_path, epochs=2, keep=9)
+    for _ in state.epochs(5):
+        for batch in loader:
+            optimizer.zero_grad()
+            model(batch).sum().backward()
+            optimizer.step()
+    assert Folder(tmp_path).steps() == [6, 12]
+
+
+def test_a_sampler_before_init_says_so():
+    with pytest.raises(ValueError, match="ElasticSampler: init.. must be called before"):
+        hvd.elastic.ElasticSampler(range(4))
 
 
 class Follower:

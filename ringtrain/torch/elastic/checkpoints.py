@@ -22,38 +22,58 @@ class Plan:
     """When the next file is due.
 
     Args:
-        steps: between two files; None where the time alone counts.
-        minutes: between two files; None where the steps alone count.
+        steps: between two files; None where others count.
+        minutes: the same.
+        epochs: the same, where an epoch ends.
         step: from which on.
+        epoch: in which that is.
         now: a time in seconds.
 
     Attributes:
         step: behind which the last one was due; ranks that write together take over that of rank 0.
+        epoch: that had come then; the same.
         counts_minutes: whether it depends on the clock of a rank.
 
     Raises:
         InvalidArgumentError: neither is given, or one is not above 0.
     """
 
-    def __init__(self, steps: int | None, minutes: float | None, step: int, now: float):
-        given = [each for each in (steps, minutes) if each is not None]
+    def __init__(
+        self,
+        steps: int | None,
+        minutes: float | None,
+        step: int,
+        now: float,
+        epochs: int | None = None,
+        epoch: int = 0,
+    ):
+        given = [each for each in (steps, minutes, epochs) if each is not None]
         if not given or min(given) <= 0:
             raise InvalidArgumentError(
-                f"save_every: expected steps= or minutes= above 0 but found steps={steps}, minutes={minutes}. Give one of them."
+                f"save_every: expected steps=, minutes= or epochs= above 0 but found steps={steps}, minutes={minutes}, "
+                f"epochs={epochs}. Give one of them."
             )
-        self._steps, self._minutes = steps, minutes
+        self._steps, self._minutes, self._epochs = steps, minutes, epochs
         self.counts_minutes = minutes is not None
-        self.step, self._time = step, now
+        self.step, self.epoch, self._time = step, epoch, now
 
-    def is_due(self, step: int, now: float) -> bool:
-        """Whether a file is to be written behind a step."""
+    def is_due(self, step: int, now: float, epoch: int = 0, is_in_epoch: bool = True) -> bool:
+        """Whether a file is to be written behind a step.
+
+        Args:
+            step: the number of those that are done.
+            now: a time in seconds.
+            epoch: that has come.
+            is_in_epoch: whether some of it is done.
+        """
         by_steps = self._steps is not None and step - self.step >= self._steps
         by_time = self._minutes is not None and now - self._time >= 60.0 * self._minutes
-        return step > self.step and (by_steps or by_time)
+        by_epochs = self._epochs is not None and epoch - self.epoch >= self._epochs and not is_in_epoch
+        return step > self.step and (by_steps or by_time or by_epochs)
 
-    def note(self, step: int, now: float) -> None:
+    def note(self, step: int, now: float, epoch: int = 0) -> None:
         """One was due behind this step."""
-        self.step, self._time = step, now
+        self.step, self.epoch, self._time = step, epoch, now
 
 
 class Folder:

@@ -8,7 +8,7 @@ import torch
 from ringtrain import membership, sharding
 from ringtrain.context import current
 from ringtrain.elastic.order import BatchOrder, SampleOrder, batches_in
-from ringtrain.errors import InvalidArgumentError, UnsupportedError
+from ringtrain.errors import InvalidArgumentError, NotInitializedError, UnsupportedError
 from ringtrain.torch.elastic.batches import serve_loaders
 from ringtrain.torch.elastic.workers import follow_loader, loader_with_workers
 
@@ -57,6 +57,13 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
     _open: SampleOrder | BatchOrder
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0):
+        try:
+            current()
+        except NotInitializedError:
+            raise NotInitializedError(
+                "ElasticSampler: init() must be called before, since samples are dealt to the ranks that there are, but was not. Make "
+                "the sampler behind it."
+            ) from None
         self.dataset = dataset
         self.shuffle = shuffle
         self.seed = seed

@@ -170,14 +170,21 @@ class TransparentState(LosslessState):
             yield self.epoch
             self.epoch += 1
             self._training.set_epoch(self.epoch)
+            self._has_stepped = True  # the draw that has found nothing left was within the epoch
             self._between_steps()
         if self._transaction is not None:
             self._transaction.finish()
 
     def save_every(
-        self, folder: "str | os.PathLike[str]", *, steps: int | None = None, minutes: float | None = None, keep: int = 3
+        self,
+        folder: "str | os.PathLike[str]",
+        *,
+        steps: int | None = None,
+        minutes: float | None = None,
+        epochs: int | None = None,
+        keep: int = 3,
     ) -> None:
-        """Has rank 0 write all values into a folder every so many steps or minutes, to go on from with ``resume``.
+        """Has rank 0 write all values into a folder every so many steps, minutes or epochs, to go on from with ``resume``.
 
         It does so between two steps: when the next sample is drawn, or without an ``ElasticSampler`` when an epoch begins
         or ends. The others wait for it in their next step, for an hour at most. If the folder takes no file the log says so, and the
@@ -189,10 +196,11 @@ class TransparentState(LosslessState):
                 ranks share.
             steps: between two files.
             minutes: between two files.
+            epochs: between two files, each at the end of an epoch.
             keep: files that stay.
 
         Raises:
-            InvalidArgumentError: neither is given, or one is not above 0.
+            InvalidArgumentError: none of the three is given, or one is not above 0.
                 At the beginning of the loop, on all ranks: the folder has files behind the step at which the training
                 begins, since none of its own would stay beside these.
             UnsupportedError: a sharded embedding is shared by a process set.
@@ -200,7 +208,7 @@ class TransparentState(LosslessState):
         self._refuse_tables_of_sets("save_every")
         if keep < 1:
             raise InvalidArgumentError(f"save_every: expected keep= above 0 but found {keep}. Keep one file at least.")
-        self._saves = Folder(folder), Plan(steps, minutes, self.step, monotonic()), keep
+        self._saves = Folder(folder), Plan(steps, minutes, self.step, monotonic(), epochs, self.epoch), keep
 
     def resume(self, folder: "str | os.PathLike[str]") -> bool:
         """Takes the values of the newest file that ``save_every`` has written; returns whether there is one.
@@ -286,14 +294,14 @@ class TransparentState(LosslessState):
         self._resumed = folder
 
     @property
-    def _saved_behind(self) -> int | None:
-        """The step behind which values were last due to be written."""
-        return None if self._saves is None else self._saves[1].step
+    def _saved_behind(self) -> tuple[int, int] | None:
+        """The step behind which values were last due to be written, and the epoch that had come."""
+        return None if self._saves is None else (self._saves[1].step, self._saves[1].epoch)
 
     @_saved_behind.setter
-    def _saved_behind(self, step: int | None) -> None:
-        if self._saves is not None and step is not None:
-            self._saves[1].step = step
+    def _saved_behind(self, behind: tuple[int, int] | None) -> None:
+        if self._saves is not None and behind is not None:
+            self._saves[1].step, self._saves[1].epoch = behind
 
     def _after_update(self, counts: bool) -> None:
         self.step += int(counts)
@@ -318,7 +326,7 @@ class TransparentState(LosslessState):
         if self._saves is None:
             return
         folder, plan, keep = self._saves
-        due = plan.is_due(self.step, monotonic())
+        due = plan.is_due(self.step, monotonic(), self.epoch, self._training.is_in_epoch)
         if not due and not plan.counts_minutes:
             return
         random = None if plan.counts_minutes else self._belongings.gathered()  # of a step that all ranks agree on
@@ -327,7 +335,7 @@ class TransparentState(LosslessState):
             due = _any_rank(due)
         if not due:
             return
-        plan.note(self.step, monotonic())
+        plan.note(self.step, monotonic(), self.epoch)
         try:
             rows = save_parts(tables, lambda token: folder.for_rows(self.step, token)) if tables else None
             if current().rank == 0:
