@@ -54,6 +54,31 @@ def check(program: Path, *arguments: object) -> str:
     return said
 
 
+# Of what decides in an elastic job: what the product calls, and the simulation does not, and why.
+NOT_SIMULATED = {
+    "ListensAt": "an address is a name there",
+    "members": "looks at what is there",
+    "Drop": "an error that no other world mends ends the rank",
+    "has_end_to_come": "of several optimizers, in tests/native/step_test.cc",
+    "ForgetAhead": "a loader that begins anew, in tests/core/test_elastic_order.py",
+    "HostAdded": "in tests/native/authority_test.cc, as those that follow",
+    "HostLeaves": "",
+    "ProcessCame": "",
+    "ProcessGone": "",
+}
+
+
+def test_what_a_job_decides_is_simulated() -> None:
+    """Ranks and simulation call the same, so that nothing ships of which the invariants say nothing."""
+    product = "".join(path.read_text() for path in (build.ROOT / "native").glob("c_api*.cc"))
+    simulated = "".join(path.read_text() for path in (SIMULATION / "elastic").glob("*.[ch]*"))
+    calls = {"membership", "steps", "samples", "authority"}
+    shipped = {call for name in calls for call in re.findall(rf"\b{name}->{name}\.(\w+)\(", product)}
+    shipped |= set(re.findall(r"\bmembership\.membership\.(\w+)\(", product))
+    driven = {call for name in calls for call in re.findall(rf"\b{name}_?(?:\.|->)(\w+)\(", simulated)}
+    assert len(shipped) > 30 and shipped - driven == NOT_SIMULATED.keys()
+
+
 @pytest.mark.parametrize("table", [mutants.MUTANTS, elastic_mutants.MUTANTS], ids=["protocol", "elastic"])
 def test_mutants_are_of_the_sources_as_they_are(table: list[mutants.Mutant]) -> None:
     """Which only bin/test --long compiles."""

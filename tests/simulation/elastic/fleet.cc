@@ -371,6 +371,9 @@ void Fleet::Strike(const Fault& fault) {
     case Fault::kFreeze:
       if (process != nullptr) process->frozen_until = std::max(process->frozen_until, now_ + fault.duration);
       return;
+    case Fault::kHang:
+      if (process != nullptr) process->rank->Hang(now_ + fault.duration);
+      return;
     case Fault::kNotice:
       if (process != nullptr) AskForLeave(*process);
       return;

@@ -48,9 +48,9 @@ class Drawing {
  private:
   Fault DrawFault(int number) {
     static const std::vector<Fault::Kind> kinds = {
-        Fault::kCrash,    Fault::kCrash,     Fault::kCrash,       Fault::kCrash,         Fault::kFreeze,
-        Fault::kHostLost, Fault::kHostReset, Fault::kCut,         Fault::kLauncherCrash, Fault::kLauncherCrash,
-        Fault::kNotice,   Fault::kNotice,    Fault::kOtherProgram};
+        Fault::kCrash,         Fault::kCrash,    Fault::kCrash,     Fault::kCrash,       Fault::kFreeze,
+        Fault::kHang,          Fault::kHostLost, Fault::kHostReset, Fault::kCut,         Fault::kLauncherCrash,
+        Fault::kLauncherCrash, Fault::kNotice,   Fault::kNotice,    Fault::kOtherProgram};
     Fault fault{number, random_.Pick(kinds)};
     fault.host = static_cast<int>(random_.Below(plan_.slots.size()));
     fault.slot = static_cast<int>(random_.Below(static_cast<uint64_t>(plan_.slots[static_cast<size_t>(fault.host)])));
@@ -67,6 +67,7 @@ class Drawing {
       fault.at = plan_.start_up + random_.Between(0, 2 * plan_.steps * plan_.window);
     }
     if (fault.kind == Fault::kFreeze) fault.duration = random_.Between(1, 200) * kSecond / 10;
+    if (fault.kind == Fault::kHang) fault.duration = random_.Between(1, 90) * kSecond;
     if (fault.kind == Fault::kLauncherCrash)
       fault.duration = random_.OneIn(8) ? kNever : random_.Between(1, 200) * kSecond / 10;
     if (fault.kind == Fault::kCut) DrawCut(&fault);
@@ -125,7 +126,7 @@ bool Plan::must_succeed() const {
 }
 
 std::string Plan::Text() const {
-  static const char* const kKinds[] = {"crash", "freeze",         "loss",   "reset",
+  static const char* const kKinds[] = {"crash", "freeze",         "hang",   "loss",         "reset",
                                        "cut",   "launcher crash", "notice", "other program"};
   static const char* const kCuts[] = {"positions", "batches", "growing batches"};
   static const char* const kWays[] = {"", " outward", " inward"};

@@ -16,10 +16,11 @@ namespace elastic {
 
 constexpr Nanoseconds kMillisecond = 1000000, kSecond = 1000 * kMillisecond;
 constexpr Nanoseconds kSilence = 5 * kSecond;  // D
+constexpr Nanoseconds kStall = 30 * kSecond;   // that an operation waits for ranks
 constexpr int kLauncher = -1;                  // where hosts are named by number
 
 struct Fault {
-  enum Kind { kCrash, kFreeze, kHostLost, kHostReset, kCut, kLauncherCrash, kNotice, kOtherProgram };
+  enum Kind { kCrash, kFreeze, kHang, kHostLost, kHostReset, kCut, kLauncherCrash, kNotice, kOtherProgram };
   enum Way { kBoth, kOutward, kInward };
   int number;
   Kind kind;
@@ -28,7 +29,8 @@ struct Fault {
   int nth = 0;
   bool follows = false;  // counted from the moment at which the fault before it strikes
   int host = 0, slot = 0;
-  Nanoseconds duration = 0;   // of a freeze, a cut, the launcher's absence; kNever: for good
+  // Of a freeze, a program that hangs while its process lives, a cut, the launcher's absence; kNever: for good.
+  Nanoseconds duration = 0;
   std::set<int> places = {};  // kCut: hosts, or kLauncher, that are on this side
   Way way = kBoth;
   bool spares_launcher = false;  // a cut between hosts that both reach it

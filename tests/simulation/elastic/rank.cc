@@ -51,7 +51,7 @@ void SimulatedRank::Step() {
 }
 
 void SimulatedRank::Arm() {
-  Nanoseconds next = std::min(program_at_, connect_by_);
+  Nanoseconds next = std::min(std::max(program_at_, hangs_until_), connect_by_);
   for (SimulatedWorld* world : {present_.get(), opened_.get(), next_.get()})
     if (world != nullptr) next = std::min(next, world->next_look());
   if (next == kNever || next >= armed_) return;
@@ -63,6 +63,7 @@ void SimulatedRank::Arm() {
 
 // Whether it has gone on.
 bool SimulatedRank::Program() {
+  if (surroundings_->now() < hangs_until_) return false;
   const Wait wait = wait_;
   const Nanoseconds at = program_at_;
   Go();
@@ -243,7 +244,10 @@ void SimulatedRank::PartReleased() {
 
 // Leaves the world, if nobody has ended it, and takes the next one.
 void SimulatedRank::GoOn() {
-  if (present_ && goes_on_) membership_.Suspect(present_->Silent(), &actions_);
+  if (present_ && goes_on_) {
+    membership_.Suspect(present_->Silent(), &actions_);
+    membership_.Missing(present_->missing(), &actions_);
+  }
   if (present_) present_->Leave();
   present_.reset();
   wait_ = Wait::kWorld;

@@ -32,6 +32,7 @@ class SimulatedRank {
   void Hear(const ControlFrame& frame);
   void Receive(Message message);
   void Step();
+  void Hang(Nanoseconds until) { hangs_until_ = std::max(hangs_until_, until); }
   bool is_member() const { return membership_.state() == Membership::State::kMember; }
 
  private:
@@ -111,6 +112,7 @@ class SimulatedRank {
   // The program.
   Wait wait_ = Wait::kWorld;
   Nanoseconds program_at_ = kNever;
+  Nanoseconds hangs_until_ = 0;
   Steps steps_;
   std::deque<StepEffect> deeds_;  // of them that are still to be carried out
   bool settles_ = false;          // these follow from a settlement

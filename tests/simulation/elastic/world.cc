@@ -1,6 +1,7 @@
 #include "world.h"
 
 #include <algorithm>
+#include <sstream>
 #include <utility>
 
 namespace ringtrain {
@@ -37,6 +38,23 @@ Request RequestOf(const std::string& name) {
   return request;
 }
 
+// Ranks, as an operation that was given up names them (missing_in of ringtrain/log.py): "; missing ranks 1, 3-5."
+std::vector<int> MissingIn(const std::string& text) {
+  static const std::string kMark = "; missing ";
+  std::vector<int> ranks;
+  const size_t mark = text.rfind(kMark);
+  if (mark == std::string::npos) return ranks;
+  std::istringstream words(text.substr(mark + kMark.size(), text.find('.', mark) - mark - kMark.size()));
+  std::string word;
+  words >> word;
+  while (words >> word) {
+    const size_t dash = word.find('-');
+    const int first = std::stoi(word), last = dash == std::string::npos ? first : std::stoi(word.substr(dash + 1));
+    for (int rank = first; rank <= last; ++rank) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
 }  // namespace
 
 SimulatedWorld::SimulatedWorld(const Plan& plan, const Process& process, const ControlFrame& form, Judge* judge,
@@ -50,8 +68,8 @@ SimulatedWorld::SimulatedWorld(const Plan& plan, const Process& process, const C
   options_.dead_after_seconds = static_cast<double>(kSilence) / 1e9;
   options_.cache_capacity = plan.cache_capacity;
   options_.fusion_threshold_bytes = plan.fusion_threshold_bytes;
-  options_.stall_warning_seconds = 3000;
-  options_.stall_abort_seconds = 0;
+  options_.stall_warning_seconds = static_cast<double>(kStall / 2) / 1e9;
+  options_.stall_abort_seconds = static_cast<double>(kStall) / 1e9;
   protocol_ = std::make_unique<Protocol>(world_, options_);
   protocol_->Begin(surroundings_->now(), &effects_);
   CarryOut();
@@ -207,7 +225,11 @@ void SimulatedWorld::Do(rank_effect::Start& start) {
 
 void SimulatedWorld::Do(rank_effect::Fail& fail) {
   const bool is_of_a_peer = fail.status.code() == StatusCode::kPeerLost || fail.status.code() == StatusCode::kClosed;
-  if (!ended_ && !is_of_a_peer) judge_->Violate("an operation fails: " + fail.status.message());
+  const bool waited = fail.status.code() == StatusCode::kTimeout;
+  if (waited)
+    for (int rank : MissingIn(fail.status.message()))
+      missing_.push_back(members_[static_cast<size_t>(rank)].process.uid);
+  if (!ended_ && !is_of_a_peer && !waited) judge_->Violate("an operation fails: " + fail.status.message());
   failed_.insert(fail.name);
 }
 

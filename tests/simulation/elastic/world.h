@@ -81,8 +81,9 @@ class SimulatedWorld {
   // Nothing here will have a result any more, or not that.
   bool has_ended() const { return ended_; }
   bool has_failed(const std::string& name) const { return ended_ || failed_.count(name) > 0; }
-  // Members of whom nothing is heard.
+  // Members of whom nothing is heard; and those that have not come to an operation, which was given up.
   Uids Silent() const;
+  const Uids& missing() const { return missing_; }
   // This rank goes, or was told that the world is over.
   void Leave();
   void Abort();
@@ -124,6 +125,7 @@ class SimulatedWorld {
   std::map<std::string, Gifts> arrived_;  // of operations that have no result yet
   std::map<std::string, Gifts> results_;
   std::set<std::string> failed_;
+  Uids missing_;
   std::deque<effect::Execute> batches_;
   std::map<Uid, uint64_t> arrivals_;
   RankEffects effects_;
