@@ -49,11 +49,11 @@ void Samples::Release(const Contributors& contributors) {
 }
 
 int64_t Samples::Weight(const Contributors& contributors) const {
-  int64_t weight = 0;
+  int64_t counts = 0;
   for (int64_t number = 0; number < taken_; ++number) {
     const int64_t count = CountIn(number);
     if (count >= size_) {
-      weight += SizeOf(ShareOf(number));
+      counts += SizeOf(ShareOf(number));
       continue;
     }
     bool is_lowest = true;
@@ -63,9 +63,9 @@ int64_t Samples::Weight(const Contributors& contributors) const {
     } else {
       is_lowest = place_ < count;
     }
-    weight += is_lowest;
+    counts += is_lowest;
   }
-  return weight;
+  return counts;
 }
 
 int64_t Samples::draws_left() const {

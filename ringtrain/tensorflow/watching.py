@@ -148,10 +148,8 @@ def _row(watch: Watch, settings: Settings, rates: list[tf.Tensor]) -> tf.Tensor:
     return tf.cond(resting.assign_sub(1, read_value=True) >= 0, quiet, asked)
 
 
-with tf.init_scope():
-    _Variable: Any = type(
-        tf.Variable(0)
-    )  # the class itself: of a tf.function that makes a tf.Variable there are two tracings
+with tf.init_scope():  # the class itself: of a tf.function that makes a tf.Variable there are two tracings
+    _Variable: Any = type(tf.Variable(0))
 
 
 def _resting(watch: Watch) -> tf.Variable:
