@@ -303,8 +303,17 @@ class Exchange:
             self._take_back_unused()
         elif not asked:
             self._tell_what_passes_cost(member)
-        self.begin_step(reopened=asked or is_added)
-        self.step.note_end()
+        self._open_again(reopened=asked or is_added)
+
+    def _open_again(self, reopened: bool) -> None:
+        """Opens what is settled; ``discard`` holds a round or none by what all ranks know, also after a pass that sends nothing.
+
+        That the step was closed is known to all ranks, but not that a pass of this rank has reached what is settled.
+        """
+        ended = self.step.closed
+        self.begin_step(reopened)
+        if ended:
+            self.step.note_end()
 
     def _tell_what_passes_cost(self, member: Member) -> None:
         if not self._has_told_cost:
@@ -377,8 +386,7 @@ class Exchange:
             if self._beginning is not None:
                 self._beginning.decide(agreed.is_exact)
             if self.step.is_open_elsewhere(agreed.codes):
-                self.begin_step(reopened=True)
-                self.step.note_end()  # as where it was opened: both hold the next round, or neither
+                self._open_again(reopened=True)
             self._submit_where(agreed.codes, whole_groups_only=False)
         yield from self._take_results()
         if self._transaction is not None:

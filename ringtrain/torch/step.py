@@ -16,7 +16,7 @@ class Step:
         closed: whether every gradient is settled on all ranks.
         asked: whether the user has called ``synchronize()`` in it.
         reopened: whether it follows ``synchronize()``: what was reduced may have been clipped since.
-        unended: whether no step has come since ``zero_grad()``, or at all.
+        unended: whether no step has come since ``zero_grad()``, or at all; the same on all ranks.
         witness: place of a gradient that was reduced; None if there is none.
     """
 

@@ -5,6 +5,7 @@ Data are dyadic: small integers times powers of two, so that every sum is exact 
 
 import copy
 import types
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch_models import assert_replicas_equal, assert_same_bits, parameters
 
 import ringtrain as rt
 import ringtrain.torch as hvd
+from ringtrain.testing import World
 from ringtrain.torch import hooks
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.least_ranks(2)]
@@ -46,6 +48,35 @@ def test_a_step_given_up_while_a_rank_knew_nothing_of_it(world):
             assert_equal(model, expected)
 
     world.run(on_rank)
+
+
+@pytest.mark.parametrize("way", ["no_sync", "no_sync, zeroed by the module", "the first of two passes"])
+def test_a_step_given_up_after_a_pass_that_sends_nothing(way):
+    """It reaches what is reduced on rank 0 alone, and no other rank hears of that: all the same they give it up together."""
+
+    def run(model, rank, weight=1.0):
+        (model(inputs(rank)[0]).sum() * weight).backward()
+
+    expected = alone(2, lambda model, rank: run(model, rank, 0.5))
+    passes = 2 if way == "the first of two passes" else 1
+
+    def on_rank(rank):
+        model = Net()
+        optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), backward_passes_per_step=passes)
+        for _ in range(2):
+            for _ in range(passes):
+                model.heads[0](inputs(rank)[0]).sum().backward()
+            if "zeroed" in way:
+                model.zero_grad()
+            with optimizer.no_sync() if "no_sync" in way else nullcontext():
+                model.heads[rank](inputs(rank)[0]).sum().backward()
+            optimizer.zero_grad()
+        run(model, rank)
+        optimizer.step()
+        assert_equal(model, expected)
+
+    with World(2, stall_abort_seconds=20) as world:
+        world.run(on_rank)
 
 
 def test_a_backward_pass_that_fails(world):
