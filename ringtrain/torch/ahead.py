@@ -84,7 +84,8 @@ class Ahead:
             )
         self._rounds = Rounds(self._session, f"{self.prefix}.used", terms, replica, comes_alike=True)
         self._agreed: bytes | None = None  # which gradients there are; None until this step is closed
-        self._arrived, self._unended = False, True
+        self._arrived = False
+        self._unended = True  # whether a rank may have sent something that no step has used; the same on all ranks
         self._lock = threading.Lock()
         self._arrivals, self._outbox = Arrivals(), Outbox()
         self._spare = torch.nn.Parameter(torch.zeros(1), requires_grad=False)  # brings a scaler the news of all ranks
@@ -206,6 +207,7 @@ class Ahead:
         with self._lock:
             if not self.passes.parts:
                 self._count_open()
+            self._unended |= not self.passes.silent
             return self.passes.enter()
 
     def look(self, part: PassPart) -> None:
@@ -433,7 +435,7 @@ class Ahead:
 
     def discard(self, zeros: bool) -> None:
         """Before gradients are set to zero: a new step begins. Ranks give up one that came to no end together."""
-        if self._agreed is None and (self._unended or any(bucket.is_sent for bucket in self._buckets)):
+        if self._agreed is None and self._unended:
             self._close(Stage.DISCARDING)
         self._each_bucket(SharedBucket.await_all)
         for parameter in self._parameters:

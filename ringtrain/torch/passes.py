@@ -27,6 +27,7 @@ class Passes:
         averages: as given.
         divisor: of the sum of a step's passes.
         parts: of the pass under way, and of one that has failed.
+        silent: whether passes only add to the gradients of this rank.
     """
 
     def __init__(self, look: Callable[[PassPart], None], ended: Callable[[], None], per_step: int, averages: bool):
@@ -37,7 +38,7 @@ class Passes:
         self._pass = BackwardPass(self._end)
         self.parts = self._pass.parts
         self._completes = False  # whether the pass under way is the last one for a gradient
-        self._silent = False
+        self.silent = False
         self._first = 1  # number of the step's first pass
         # by parameter
         self._counts: list[int] = []
@@ -87,14 +88,14 @@ class Passes:
             self._counts[index] += 1
             self._last[index] = number
         self._versions[index] = gradient._version
-        if self._silent or self._counts[index] < self.per_step:
+        if self.silent or self._counts[index] < self.per_step:
             return False
         self._completes = True
         return not nested  # else another part of this pass may add to it; the round at its end sends it
 
     def count_rows(self) -> None:
         """The pass has brought gradients of rows, of an optimizer that has nothing else: the step's last pass has all."""
-        if not self._silent and self.number_in_step + 1 >= self.per_step:
+        if not self.silent and self.number_in_step + 1 >= self.per_step:
             self._completes = True
 
     def has_come(self, index: int) -> bool:
@@ -132,11 +133,11 @@ class Passes:
     @contextmanager
     def silence(self) -> Iterator[None]:
         """A block of passes that only add to the gradients of this rank: none completes one."""
-        before, self._silent = self._silent, True
+        before, self.silent = self.silent, True
         try:
             yield
         finally:
-            self._silent = before
+            self.silent = before
 
     def _end(self) -> None:
         if not self._pass.runs:

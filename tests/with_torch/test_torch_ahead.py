@@ -658,6 +658,26 @@ def test_gradients_are_given_up_and_dropped():
     assert_all_equal([mine, other], expected)
 
 
+def test_a_step_given_up_when_one_rank_alone_has_sent_a_bucket():
+    """It follows a step, behind which nobody but the module has set gradients to zero."""
+
+    def on_rank(rank, overlap):
+        model, optimizer = wrapped(OPTIMIZERS["AdamW"], overlap=overlap)
+        train(rank, model, optimizer, [0])
+        model.zero_grad()
+        if rank == 0:
+            model(batch(rank, 1)).square().mean().backward()
+        else:
+            model[0].bias.square().mean().backward()
+        optimizer.zero_grad()
+        train(rank, model, optimizer, [2])
+        return bits_of(model)
+
+    with World(2, stall_abort_seconds=20) as world:
+        (mine, other), (expected, _) = both_ways(world, on_rank)
+    assert_all_equal([mine, other], expected)
+
+
 # ---- state ----
 
 
