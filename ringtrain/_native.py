@@ -65,6 +65,20 @@ def require(done: int) -> None:
         raise MemoryError(OUT_OF_MEMORY)
 
 
+def made(pointer: CData, free: CData) -> CData:
+    """What a function has made, which is freed when nothing here has it any more. Raises MemoryError for NULL."""
+    if not pointer:
+        raise MemoryError(OUT_OF_MEMORY)
+    return ffi.gc(pointer, free)
+
+
+def counted(number: int) -> int:
+    """A number from 0 on, as a function returns it. Raises MemoryError if it is below: there was no memory for what is counted."""
+    if number < 0:
+        raise MemoryError(OUT_OF_MEMORY)
+    return number
+
+
 def as_text(text: str, longest: int = 1 << 20) -> CData:
     """Words for the library as C text; a NUL, which would end it, and what UTF-8 lacks are written as escapes.
 

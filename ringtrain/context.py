@@ -21,6 +21,7 @@ from ringtrain._native import (
     as_path,
     as_text,
     check,
+    counted,
     ffi,
     lib,
     require,
@@ -368,10 +369,7 @@ class Context:
 
     def process_set_hosts(self, process_set: int) -> int:
         """How many hosts the set's tensors travel between."""
-        hosts = lib.rt_process_set_hosts(self.native, process_set)
-        if hosts < 0:
-            raise MemoryError(OUT_OF_MEMORY)
-        return hosts
+        return counted(lib.rt_process_set_hosts(self.native, process_set))
 
     def start_timeline(self, path: str, mark_cycles: bool = False) -> None:
         """Starts to write a trace to ``path``; see ``ringtrain.start_timeline``."""
@@ -417,9 +415,7 @@ class Context:
         """Whether it is what was loaded, whole; and what is kept of a tensor, as float32: of sums sent, of sums finished."""
         sent, finished = ffi.new("float[]", elements), ffi.new("float[]", elements)
         whole = lib.rt_residual_save(self.native, process_set, name.encode(), place, elements, sent, finished)
-        if whole < 0:
-            raise MemoryError(OUT_OF_MEMORY)
-        return bool(whole), sent, finished
+        return bool(counted(whole)), sent, finished
 
     def load_residual(self, process_set: int, name: str, place: int, sent: Any, finished: Any) -> None:
         """Has the next operation make up for this, from contiguous memory of float32; the same on all ranks."""

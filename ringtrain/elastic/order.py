@@ -11,7 +11,7 @@ given up when another dealing begins, and dealt there. So ranks may have drawn a
 
 from collections.abc import Collection, Sequence
 
-from ringtrain._native import OUT_OF_MEMORY, CData, ffi, lib, require
+from ringtrain._native import CData, counted, ffi, lib, made, require
 
 _POSITIONS, _BATCHES, _GROWING_BATCHES = range(3)  # `Cut`
 _ALL = -1
@@ -29,9 +29,7 @@ class Order:
         self, cut: int, count: int, batch: int, drops_last: bool, next_position: int, given_back: Sequence[int]
     ):
         native = lib.rt_samples_open(cut, count, batch, drops_last, next_position, list(given_back), len(given_back))
-        if native == ffi.NULL:
-            raise MemoryError(OUT_OF_MEMORY)
-        self._native = ffi.gc(native, lib.rt_samples_free)
+        self._native = made(native, lib.rt_samples_free)
         self._positions = ffi.new("int64_t **")
 
     def _look(self) -> CData:
@@ -101,9 +99,7 @@ class Order:
         require(lib.rt_samples_release(self._native, *_places(contributors)))
 
     def _draw_ahead(self) -> list[int]:
-        count = lib.rt_samples_draw_ahead(self._native, self._positions)
-        if count < 0:
-            raise MemoryError(OUT_OF_MEMORY)
+        count = counted(lib.rt_samples_draw_ahead(self._native, self._positions))
         return ffi.unpack(self._positions[0], count) if count else []
 
 
@@ -182,10 +178,7 @@ class BatchOrder(Order):
         Args:
             contributors: places that take part, this one among them; None for all.
         """
-        weight = lib.rt_samples_weight(self._native, *_places(contributors))
-        if weight < 0:
-            raise MemoryError(OUT_OF_MEMORY)
-        return weight
+        return counted(lib.rt_samples_weight(self._native, *_places(contributors)))
 
 
 class GrowingOrder(BatchOrder):

@@ -21,7 +21,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from ringtrain._native import OUT_OF_MEMORY, CData, ffi, lib, require
+from ringtrain._native import CData, counted, ffi, lib, made, require
 from ringtrain.buffers import as_buffer
 from ringtrain.context import Context, current
 from ringtrain.elastic.likeness import Outline, refusal, unlike
@@ -122,10 +122,7 @@ class Transaction:
         self._sets = sets or Sets()
         self._training = training
         self.several = several
-        native = lib.rt_steps_open(several)
-        if native == ffi.NULL:
-            raise MemoryError(OUT_OF_MEMORY)
-        self._steps = ffi.gc(native, lib.rt_steps_free)
+        self._steps = made(lib.rt_steps_open(several), lib.rt_steps_free)
         self._places = ffi.new("int32_t **")
         self._pauses = False  # all have agreed to leave this world between two steps
         self._context: Context | None = None  # of the last world that this rank has entered
@@ -328,19 +325,20 @@ class Transaction:
 
     def _settle(self) -> None:
         """All tell how far they are, and do what follows."""
-        own = ffi.new("int64_t[]", len(_Standing._fields))
-        lib.rt_steps_standing(self._steps, self._sets.are_known(), own)
-        rows = allgather(np.array([list(own)], np.int64), name=_ROW)
+        rows = allgather(np.array([self._standing()], np.int64), name=_ROW)
         place = ffi.new("int32_t *")
-        can_be = lib.rt_steps_hear(self._steps, rows.reshape(-1).tolist(), len(rows), place)
-        require(can_be + 1)
-        if not can_be:
+        if not counted(lib.rt_steps_hear(self._steps, rows.reshape(-1).tolist(), len(rows), place)):
             standings = [_standing_of(row) for row in rows.tolist()]
             raise InternalError(f"elastic: a window was released that not all ranks held: {standings}.")
         # Of those whose shares of an open window's samples are still there.
         places = [] if place[0] < 0 else allgather(np.array([place[0]]), name=_PLACE).tolist()
         require(lib.rt_steps_settle(self._steps, places, len(places)))
         self._carry_out()
+
+    def _standing(self) -> _Standing:
+        own = ffi.new("int64_t[]", len(_Standing._fields))
+        lib.rt_steps_standing(self._steps, self._sets.are_known(), own)
+        return _standing_of(list(own))
 
     def _carry_out(self) -> None:
         """What the core has decided, in its order."""
@@ -364,9 +362,9 @@ class Transaction:
 
     def _refuse_unlike(self, _effect: CData) -> None:
         """Before the state is given out: ranks that join with other values raise, and the others go on without them."""
-        own = ffi.new("int64_t[]", len(_Standing._fields))
-        lib.rt_steps_standing(self._steps, False, own)
-        told = allgather_object((bool(own[0]), {**self._training.outline(), **self._sets.outline()}), _OUTLINE)
+        told = allgather_object(
+            (self._standing().holds_state, {**self._training.outline(), **self._sets.outline()}), _OUTLINE
+        )
         outlines = [outline for _, outline in told]
         different = unlike(outlines)
         if not different:

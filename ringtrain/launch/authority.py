@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ringtrain._native import OUT_OF_MEMORY, as_text, ffi, lib, require, take_text
+from ringtrain._native import as_text, ffi, lib, made, require, take_answer
 from ringtrain.launch.hosts import Host
 
 SILENCE = 5.0  # seconds, of an agent that is another host's
@@ -59,12 +59,10 @@ class Authority:
         options.first_pause, options.longest_pause = rules.first_pause, rules.longest_pause
         lines = "\n".join(f"{host.name}|{host.slots}" for host in hosts)
         if record is None:
-            made = lib.rt_authority_begin(as_text(lines), options, now)
+            native = lib.rt_authority_begin(as_text(lines), options, now)
         else:
-            made = lib.rt_authority_resume(as_text(lines), options, as_text(record), now)
-        if not made:
-            raise MemoryError(OUT_OF_MEMORY)
-        self._native = ffi.gc(made, lib.rt_authority_free)
+            native = lib.rt_authority_resume(as_text(lines), options, as_text(record), now)
+        self._native = made(native, lib.rt_authority_free)
 
     def host_came(self, now: float, host: str) -> list[Action]:
         """Its agent serves."""
@@ -128,8 +126,6 @@ class Authority:
         return float(lib.rt_authority_next_timer(self._native))
 
     def _taken(self, lines: object) -> list[Action]:
-        if lines == ffi.NULL:
-            raise MemoryError(OUT_OF_MEMORY)
         return [
-            Action(kind, columns) for kind, *columns in (line.split("\t") for line in take_text(lines).splitlines())
+            Action(kind, columns) for kind, *columns in (line.split("\t") for line in take_answer(lines).splitlines())
         ]
