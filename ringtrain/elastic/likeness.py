@@ -1,8 +1,18 @@
 """Whether ranks have values of the same names and shapes, so that one can take over what the others have. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 Outline = Mapping[str, str]  # what each part of a state is, by its name
+
+
+def is_made_of(is_value: Callable[[Any], bool], found: Any) -> bool:
+    """Whether something is a value, or containers of values alone: another process may take it over, as it has no objects."""
+    if isinstance(found, Mapping):
+        return all(is_made_of(is_value, each) for item in found.items() for each in item)
+    if isinstance(found, (list, tuple, set, frozenset)):
+        return all(is_made_of(is_value, each) for each in found)
+    return is_value(found)
 
 
 def unlike(outlines: Sequence[Outline]) -> list[int]:

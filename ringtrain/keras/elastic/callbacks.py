@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ringtrain.context import current
+from ringtrain.elastic.likeness import is_made_of
 from ringtrain.keras.fitting import compare_replicas
 from ringtrain.log import logger
 from ringtrain.objects import allgather_object
@@ -205,10 +206,10 @@ def _others_of(callback: Any) -> dict[str, Any]:
 
 
 def _is_plain(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return all(_is_plain(key) and _is_plain(each) for key, each in value.items())
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return all(map(_is_plain, value))
+    return is_made_of(_is_value, value)
+
+
+def _is_value(value: Any) -> bool:
     return isinstance(value, _PLAIN) or (isinstance(value, np.ndarray) and not value.dtype.hasobject)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ringtrain.elastic.likeness import is_made_of
 from ringtrain.errors import InvalidArgumentError
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Tensor, torch.dtype, torch.device)
@@ -57,8 +58,4 @@ def _held_by(schedule: Any) -> list[Any]:
 
 def is_plain(value: Any) -> bool:
     """Whether a state has values alone, which another process may take over, and no objects of the script's."""
-    if isinstance(value, Mapping):
-        return all(is_plain(key) and is_plain(each) for key, each in value.items())
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return all(map(is_plain, value))
-    return isinstance(value, _PLAIN)
+    return is_made_of(lambda each: isinstance(each, _PLAIN), value)
