@@ -281,6 +281,16 @@ rt_authority* AuthorityOf(const char* hosts, const rt_authority_options& options
   return made;
 }
 
+// Of ranks of the present world, with spaces between them.
+ringtrain::Uids UidsOf(const rt_membership& membership, const char* ranks) {
+  const std::vector<ringtrain::Member>& members = membership.membership.members();
+  ringtrain::Uids uids;
+  std::istringstream numbers(ranks);
+  for (size_t rank = 0; numbers >> rank;)
+    if (rank < members.size()) uids.push_back(members[rank].process.uid);
+  return uids;
+}
+
 }  // namespace
 
 extern "C" {
@@ -732,18 +742,6 @@ char* rt_authority_tick(rt_authority* authority, double now) {
 }
 
 double rt_authority_next_timer(rt_authority* authority) { return InSeconds(authority->authority.next_timer()); }
-
-namespace {
-// Of ranks of the present world, with spaces between them.
-ringtrain::Uids UidsOf(const rt_membership& membership, const char* ranks) {
-  const std::vector<ringtrain::Member>& members = membership.membership.members();
-  ringtrain::Uids uids;
-  std::istringstream numbers(ranks);
-  for (size_t rank = 0; numbers >> rank;)
-    if (rank < members.size()) uids.push_back(members[rank].process.uid);
-  return uids;
-}
-}  // namespace
 
 rt_membership* rt_membership_open(const char* uid, const char* host, int32_t slot, const char* address,
                                   const char* program) {

@@ -102,20 +102,16 @@ void Membership::Suspect(Uids silent, MembershipActions* actions) {
   TellSilent(actions);
 }
 
-void Membership::TellSilent(MembershipActions* actions) const {
-  if (state_ != State::kMember || silent_.empty()) return;
-  ControlFrame suspect = Of(ControlType::kSuspect);
-  suspect.epoch = epoch_;
-  suspect.uids = silent_;
-  Send(std::move(suspect), actions);
-}
+void Membership::TellSilent(MembershipActions* actions) const { TellSuspects(silent_, false, actions); }
 
-void Membership::Missing(Uids uids, MembershipActions* actions) const {
+void Membership::Missing(const Uids& uids, MembershipActions* actions) const { TellSuspects(uids, true, actions); }
+
+void Membership::TellSuspects(const Uids& uids, bool hangs, MembershipActions* actions) const {
   if (state_ != State::kMember || uids.empty()) return;
   ControlFrame suspect = Of(ControlType::kSuspect);
   suspect.epoch = epoch_;
-  suspect.uids = std::move(uids);
-  suspect.hangs = true;
+  suspect.uids = uids;
+  suspect.hangs = hangs;
   Send(std::move(suspect), actions);
 }
 

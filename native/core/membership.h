@@ -70,7 +70,7 @@ class Membership {
   // Members whose connection is lost, or that are silent.
   void Suspect(Uids silent, MembershipActions* actions);
   // Members that have not come to an operation of the present world, which was given up.
-  void Missing(Uids uids, MembershipActions* actions) const;
+  void Missing(const Uids& uids, MembershipActions* actions) const;
 
   // ---- the program ----
   // It has left its world, and was not told to.
@@ -95,6 +95,7 @@ class Membership {
   void Halt(const EpochId& epoch, MembershipActions* actions);
   void TellReady(MembershipActions* actions) const;
   void TellSilent(MembershipActions* actions) const;
+  void TellSuspects(const Uids& uids, bool hangs, MembershipActions* actions) const;
   void Fence(std::string cause, MembershipActions* actions);
   void Send(ControlFrame frame, MembershipActions* actions) const;
   bool over() const { return state_ == State::kLeaving || state_ == State::kFenced; }

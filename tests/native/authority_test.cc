@@ -52,6 +52,12 @@ struct Job {
     for (int slot : others) Hear(0, ControlType::kReport, slot);
     Form(others);
   }
+  // The process of the last slot has ended, and another one comes there; the others have reported to let it in.
+  void Rejoins() {
+    Die(3, {0, 1, 2});
+    Hear(0, ControlType::kReady, 3, /*life=*/2);
+    for (int slot : {0, 1, 2}) Hear(0, ControlType::kReport, slot);
+  }
   // Another launcher takes the job up, and its host tells of all four processes.
   void ChangeLauncher(Nanoseconds now) {
     ControlFrame present;
@@ -220,9 +226,7 @@ RT_TEST(joiners_with_whom_a_world_cannot_be_connected_are_given_up_and_the_other
 
 RT_TEST(a_world_that_has_lost_a_member_and_cannot_be_connected_keeps_its_joiners) {
   Job job(0);
-  job.Die(3, {0, 1, 2});
-  job.Hear(0, ControlType::kReady, 3, /*life=*/2);
-  for (int slot : {0, 1, 2}) job.Hear(0, ControlType::kReport, slot);
+  job.Rejoins();
   job.actions.clear();
   ControlFrame suspect;
   suspect.type = ControlType::kSuspect;
@@ -368,9 +372,7 @@ RT_TEST(a_joiner_that_does_not_form_in_time_is_left_out_until_it_answers) {
 
 RT_TEST(a_joiner_that_was_left_out_and_never_answers_is_evicted) {
   Job job(0);
-  job.Die(3, {0, 1, 2});
-  job.Hear(0, ControlType::kReady, 3, /*life=*/2);
-  for (int slot : {0, 1, 2}) job.Hear(0, ControlType::kReport, slot);
+  job.Rejoins();
   job.authority->Tick(2 * kSecond, &job.actions);
   for (int slot : {0, 1, 2}) job.Hear(2 * kSecond, ControlType::kReport, slot);
   job.Form({0, 1, 2});
