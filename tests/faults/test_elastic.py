@@ -609,46 +609,59 @@ def test_three_hosts(loss: str, network: Network, tmp_path: Path) -> None:
     assert "node-c" in complaints
 
 
+class NamedHosts:
+    """A job from node-a whose hosts a script names, which reads a file: its launcher, and what it and its ranks have said."""
+
+    def __init__(self, network: Network, folder: Path, named: str, *flags: str):
+        python = python_with("tcp")
+        program, self.named, self.stderr = folder / "train.py", folder / "hosts", folder / "stderr"
+        program.write_text(textwrap.dedent(PROGRAM))
+        self.named.write_text(named)
+        variables = {"STEPS": "100000", "PAUSE": "0.05", "TMPDIR": str(folder), "PYTHONPATH": PATHS}
+        line = [python, "-m", "ringtrain.launch", *transport_of("tcp"), "--elastic", *flags]
+        line += ["--host-discovery-script", f"cat {self.named}", python, str(program)]
+        with self.stderr.open("w") as stderr:
+            self.launcher = network["node-a"].start(
+                *line, stdout=subprocess.PIPE, stderr=stderr, text=True, env=rank_environment(**variables)
+            )
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=lambda: self.lines.extend(self.launcher.stdout))
+        self._reader.start()
+        self._network = network
+
+    @property
+    def complaints(self) -> str:
+        return self.stderr.read_text()
+
+    def name(self, text: str) -> int:
+        """Names other hosts; returns how many lines there were before."""
+        seen = len(self.lines)
+        Path(f"{self.named}.new").write_text(text)
+        os.replace(f"{self.named}.new", self.named)
+        return seen
+
+    def interrupt(self) -> None:
+        self._network["node-a"].signal_to(self.launcher, signal.SIGINT)
+        assert self.launcher.wait(SECONDS) != 0
+        self._reader.join()
+
+
 @pytest.mark.long
 @pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())
 def test_hosts_come_and_go_as_a_script_names_them(network: Network, tmp_path: Path) -> None:
     """Nobody dies and no step is lost; a host that cannot be used, and a script that fails, are told once."""
-    python = python_with("tcp")
-    program, named = tmp_path / "train.py", tmp_path / "hosts"
-    program.write_text(textwrap.dedent(PROGRAM))
-    named.write_text("node-a:2\n")
-    variables = {"STEPS": "100000", "PAUSE": "0.05", "TMPDIR": str(tmp_path), "PYTHONPATH": PATHS}
-    command = [
-        *(python, "-m", "ringtrain.launch", *transport_of("tcp"), "--elastic", "-np", "1:4", "--slots-per-host", "2"),
-        *(
-            "--blacklist-cooldown-range",
-            "60",
-            "60",
-            "--host-discovery-script",
-            f"cat {named}",
-            python,
-            str(program),
-        ),
-    ]
-    complaints = tmp_path / "stderr"
-    with complaints.open("w") as stderr:
-        launcher = network["node-a"].start(
-            *command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=rank_environment(**variables)
-        )
-    lines: list[str] = []
-    reader = threading.Thread(target=lambda: lines.extend(launcher.stdout))
-    reader.start()
+    job = NamedHosts(
+        network, tmp_path, "node-a:2\n", "-np", "1:4", "--slots-per-host", "2", "--blacklist-cooldown-range", "60", "60"
+    )
+    launcher, lines, named = job.launcher, job.lines, job.named
 
     def name(text: str, words: str) -> None:
-        seen = len(lines)
-        Path(f"{named}.new").write_text(text)
-        os.replace(f"{named}.new", named)
-        assert await_line(lines, seen, words, 40.0), "".join(lines[-20:]) + complaints.read_text()
+        assert await_line(lines, job.name(text), words, 40.0), "".join(lines[-20:]) + job.complaints
 
     def kept() -> int:
         return len(os.listdir(f"/proc/{launcher.pid}/fd"))
 
-    assert await_line(lines, 0, "world of 2"), complaints.read_text()
+    assert await_line(lines, 0, "world of 2"), job.complaints
     before = kept()
     name("node-a:2\nnobody:2\nnode-b\n", "world of 4")
     name("node-b:2\n", "world of 2: rank 0")  # those who stay have the state
@@ -657,15 +670,13 @@ def test_hosts_come_and_go_as_a_script_names_them(network: Network, tmp_path: Pa
     named.unlink()
     failed = "--host-discovery-script"
     deadline = time.monotonic() + SECONDS
-    while failed not in complaints.read_text().split("names it no longer")[-1] and time.monotonic() < deadline:
+    while failed not in job.complaints.split("names it no longer")[-1] and time.monotonic() < deadline:
         time.sleep(0.1)
     seen = len(lines)
     time.sleep(2.5)  # in which the script fails twice more
     assert not await_line(lines, seen, "world of", 0.1)
-    network["node-a"].signal_to(launcher, signal.SIGINT)
-    assert launcher.wait(SECONDS) != 0
-    reader.join()
-    said = complaints.read_text()
+    job.interrupt()
+    said = job.complaints
     assert not re.search("evicted|killed|exit code [1-9]|is lost", said.split("stopped by")[0]), said
     assert said.count("host 'nobody'") == 1 and said.count("leaves on notice: --host-discovery-script names it") == 1, (
         said
@@ -678,47 +689,15 @@ def test_hosts_come_and_go_as_a_script_names_them(network: Network, tmp_path: Pa
 @pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())
 def test_the_only_host_waits_for_the_one_that_takes_its_place(network: Network, tmp_path: Path) -> None:
     """It leaves when that has its state, and not before: its check and its imports take seconds."""
-    python = python_with("tcp")
-    program, named = tmp_path / "train.py", tmp_path / "hosts"
-    program.write_text(textwrap.dedent(PROGRAM))
-    named.write_text("node-b:1\n")
-    variables = {"STEPS": "100000", "PAUSE": "0.05", "TMPDIR": str(tmp_path), "PYTHONPATH": PATHS}
-    line = [
-        python,
-        "-m",
-        "ringtrain.launch",
-        *transport_of("tcp"),
-        "--elastic",
-        "-np",
-        "1:1",
-        "--host-discovery-script",
-        f"cat {named}",
-    ]
-    complaints = tmp_path / "stderr"
-    with complaints.open("w") as stderr:
-        launcher = network["node-a"].start(
-            *line,
-            python,
-            str(program),
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
-            env=rank_environment(**variables),
-        )
-    lines: list[str] = []
-    reader = threading.Thread(target=lambda: lines.extend(launcher.stdout))
-    reader.start()
-    assert await_line(lines, 0, "world of 1"), complaints.read_text()
-    seen = len(lines)
-    Path(f"{named}.new").write_text("node-c:1\n")
-    os.replace(f"{named}.new", named)
-    assert await_line(lines, seen, "world of 2", 40.0), complaints.read_text()
+    job = NamedHosts(network, tmp_path, "node-b:1\n", "-np", "1:1")
+    lines = job.lines
+    assert await_line(lines, 0, "world of 1"), job.complaints
+    seen = job.name("node-c:1\n")
+    assert await_line(lines, seen, "world of 2", 40.0), job.complaints
     alone = await_line(lines, seen, "world of 1: rank 0", 40.0)
-    assert alone and int(alone.split()[7]) > 0, "".join(lines) + complaints.read_text()
-    network["node-a"].signal_to(launcher, signal.SIGINT)
-    assert launcher.wait(SECONDS) != 0
-    reader.join()
-    assert "have left on notice" not in complaints.read_text() and "heard" not in "".join(lines), complaints.read_text()
+    assert alone and int(alone.split()[7]) > 0, "".join(lines) + job.complaints
+    job.interrupt()
+    assert "have left on notice" not in job.complaints and "heard" not in "".join(lines), job.complaints
 
 
 def test_a_world_of_one_waits_until_it_is_open(job: Job) -> None:

@@ -43,17 +43,22 @@ void SimulatedRank::Step() {
   CarryOut();
   LookAtTheConnection();
   for (bool moves = true; moves && !over_;) {
-    for (SimulatedWorld* world : {present_.get(), opened_.get(), next_.get()})
-      if (world != nullptr) world->Step();
+    for (SimulatedWorld* world : Worlds()) world->Step();
     moves = Program();
   }
   if (!over_) Arm();
 }
 
+std::vector<SimulatedWorld*> SimulatedRank::Worlds() const {
+  std::vector<SimulatedWorld*> worlds;
+  for (SimulatedWorld* world : {present_.get(), opened_.get(), next_.get()})
+    if (world != nullptr) worlds.push_back(world);
+  return worlds;
+}
+
 void SimulatedRank::Arm() {
   Nanoseconds next = std::min(std::max(program_at_, hangs_until_), connect_by_);
-  for (SimulatedWorld* world : {present_.get(), opened_.get(), next_.get()})
-    if (world != nullptr) next = std::min(next, world->next_look());
+  for (const SimulatedWorld* world : Worlds()) next = std::min(next, world->next_look());
   if (next == kNever || next >= armed_) return;
   armed_ = next;
   surroundings_->Call(process_.uid, std::max<Nanoseconds>(next - surroundings_->now(), 1));
@@ -435,8 +440,8 @@ void SimulatedRank::TakeKept() {
   for (Message& message : kept) {
     if (over_) return;
     SimulatedWorld* world = nullptr;
-    for (SimulatedWorld* each : {present_.get(), opened_.get(), next_.get()})
-      if (each != nullptr && each->epoch() == message.epoch) world = each;
+    for (SimulatedWorld* each : Worlds())
+      if (each->epoch() == message.epoch) world = each;
     const bool connecting = form_ && form_->epoch == message.epoch;
     if (message.kind == Message::kHello && (world != nullptr || connecting)) {
       surroundings_->Send(process_.uid, message.from, Of(Message::kHelloAnswer, message.epoch));
@@ -468,8 +473,7 @@ void SimulatedRank::Do(membership_action::Abandon&) {
   form_.reset();
   connect_by_ = kNever;
   goes_on_ = false;
-  for (SimulatedWorld* world : {present_.get(), opened_.get(), next_.get()}) {
-    if (world == nullptr) continue;
+  for (SimulatedWorld* world : Worlds()) {
     if (newest_ < world->epoch()) newest_ = world->epoch();
     world->Abort();
   }
@@ -491,18 +495,10 @@ void SimulatedRank::Do(membership_action::Fence& fence) {
 }
 
 void SimulatedRank::End(int exit_code) {
-  for (SimulatedWorld* world : {present_.get(), opened_.get(), next_.get()})
-    if (world != nullptr && exit_code == 0) world->Leave();
+  for (SimulatedWorld* world : Worlds())
+    if (exit_code == 0) world->Leave();
   over_ = true;
   surroundings_->Exit(process_.uid, exit_code);
-}
-
-Message SimulatedRank::Of(Message::Kind kind, const EpochId& epoch) const {
-  Message message;
-  message.kind = kind;
-  message.epoch = epoch;
-  message.from = process_.uid;
-  return message;
 }
 
 }  // namespace elastic

@@ -96,7 +96,8 @@ class SimulatedRank {
   void Do(membership_action::Fence& fence);
   void End(int exit_code);
   void Arm();
-  Message Of(Message::Kind kind, const EpochId& epoch) const;
+  Message Of(Message::Kind kind, const EpochId& epoch) const { return {kind, epoch, process_.uid}; }
+  std::vector<SimulatedWorld*> Worlds() const;  // that there are
 
   const Plan& plan_;
   const Process process_;

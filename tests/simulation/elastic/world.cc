@@ -251,13 +251,5 @@ void SimulatedWorld::SendToAll(const Message& message) {
     if (member.process.uid != process_.uid) surroundings_->Send(process_.uid, member.process.uid, message);
 }
 
-Message SimulatedWorld::Of(Message::Kind kind) const {
-  Message message;
-  message.kind = kind;
-  message.epoch = epoch_;
-  message.from = process_.uid;
-  return message;
-}
-
 }  // namespace elastic
 }  // namespace ringtrain

@@ -34,7 +34,10 @@ using Gifts = std::map<Uid, Gift>;
 
 // What ranks send each other. Each names its epoch.
 struct Message {
-  enum Kind { kFrame, kGift, kHello, kHelloAnswer } kind = kFrame;
+  enum Kind { kFrame, kGift, kHello, kHelloAnswer };
+  Message(Kind its_kind, const EpochId& of, const Uid& sender) : kind(its_kind), epoch(of), from(sender) {}
+
+  Kind kind;
   EpochId epoch;
   Uid from;
   std::string bytes;  // kFrame
@@ -71,7 +74,6 @@ class SimulatedWorld {
   const EpochId& epoch() const { return epoch_; }
   const std::vector<Member>& members() const { return members_; }
   int rank() const { return world_.rank; }
-  bool takes_over() const { return members_[static_cast<size_t>(world_.rank)].joins; }
 
   // ---- the program ----
   void Submit(const std::string& name, const Gift& gift);
@@ -99,7 +101,7 @@ class SimulatedWorld {
   void LookForTheDead();
   SignsOfLife Signs() const;
   void SendToAll(const Message& message);
-  Message Of(Message::Kind kind) const;
+  Message Of(Message::Kind kind) const { return {kind, epoch_, process_.uid}; }
 
   void CarryOut();
   void Do(rank_effect::Send& send);
