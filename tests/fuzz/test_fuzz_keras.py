@@ -61,6 +61,24 @@ def test_sums_of_passes_that_come_late_are_applied_once() -> None:
     )
 
 
+def test_rows_of_a_sharded_table_change_at_once_where_the_rest_is_late() -> None:
+    """Seed 1040015, made small, and one whose last gradients are not applied."""
+    for turn in (Turn(validates=True), Turn(does="batches", steps=2)):
+        assert not FUZZER.verdict(Script(turns=(turn,), table="sharded", method="late"))
+
+
+@on_tensorflow
+def test_turns_that_reach_other_layers_have_no_gradients_that_are_late_between_them() -> None:
+    """Seed 500322: fit without the broadcast callback leaves a step behind, which the next one's gradients must fit."""
+    last = Turn(routes=((1,), ()), broadcasts=False)
+    left, flushed = (
+        Script(turns=(Turn(), Turn(broadcasts=broadcasts), last), model="subclassed", method="late")
+        for broadcasts in (False, True)
+    )
+    assert SCRIPTS.why_illegal(left).startswith("delay: the gradients of a step are of the variables of the one before")
+    assert not SCRIPTS.why_illegal(flushed)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(6 * 3600)
 def test_many_scripts_end_as_in_one_process() -> None:

@@ -174,6 +174,11 @@ def known_to_optimizer(turns: tuple[Turn, ...]) -> Iterator[tuple[set[int], Turn
         yield frozen, turn
 
 
+def reached(turn: Turn) -> set[int]:
+    """The hidden layers that get gradients on any rank."""
+    return set().union(*(turn.routes or (HIDDEN,))) - set(turn.frozen)
+
+
 # What does not go together, and what says so.
 ILLEGAL = {
     "the first turn begins with a model that is made and compiled": lambda s: s.turns[0].begins != "",
@@ -291,6 +296,15 @@ ILLEGAL = {
         s.method == "late"
         and any(
             after.begins not in ("", "fresh") and not (before.does == "fit" and before.broadcasts)
+            for before, after in itertools.pairwise(s.turns)
+        )
+    ),
+    "delay: the gradients of a step are of the variables of the one before (docs/errors.md, 'with delay=1')": lambda s: (
+        s.method == "late"
+        and any(
+            after.begins != "fresh"
+            and not (before.does == "fit" and before.broadcasts)
+            and reached(before) != reached(after)
             for before, after in itertools.pairwise(s.turns)
         )
     ),

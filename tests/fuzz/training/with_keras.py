@@ -565,12 +565,20 @@ class Loop:
             at_once, waiting = optimizer.apply, []
 
             def later(gradients: Any, variables: Any) -> None:
-                waiting.append((list(gradients), list(variables)))
+                gradients = [self.without_rows(*pair) for pair in zip(gradients, variables, strict=True)]
+                waiting.append((gradients, list(variables)))
                 if len(waiting) > 1:
                     at_once(*waiting.pop(0))
 
             optimizer.apply = later
             optimizer.flush = lambda: [at_once(*waiting.pop(0)) for _ in list(waiting)]
+
+    def without_rows(self, gradient: Any, variable: Any) -> Any:
+        """A gradient that is late; zeros for rows of a sharded table, which are changed at once (docs/embeddings.md)."""
+        if self.script.table != "sharded" or f"layer{FIRST}" not in variable.path:
+            return gradient
+        variable.assign(variable - RATE * gradient)
+        return keras.ops.zeros_like(gradient)
 
     @property
     def factor(self) -> float:
