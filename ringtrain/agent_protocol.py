@@ -7,7 +7,7 @@
     agent -> rank                 Introduce, to one that has said `meets`, over the connection on which it did; Lead, to one
                                   that says `control`
 
-All of them are of one release: the launcher sends its own agent, and checks that each host has its own `rank.py`.
+All of them are of one release: an agent says first of which edition it is (see `agent.link`), and the launcher takes its own alone.
 Times are `time.monotonic()` of the host that says them, in seconds. This file has types alone: agent and supervisor
 import it for the type checker only, since they run where the package is not imported.
 """

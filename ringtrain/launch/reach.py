@@ -17,40 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from ringtrain.agent_protocol import Request
-from ringtrain.launch.agent.link import MARK
+from ringtrain.launch.agent.link import MARK, edition
 from ringtrain.launch.agent.processes import kill_group
 from ringtrain.launch.clocks import HostClock
 from ringtrain.launch.hosts import Host
 from ringtrain.launch.shells import Shell
 
-AGENT_FOLDER = Path(__file__).with_name("agent")
-AGENT_FILES = (
-    "events",
-    "processes",
-    "segments",
-    "link",
-    "facts",
-    "networks",
-    "starting",
-    "succession",
-    "listener",
-    "main",
-)  # each after those it imports
-# Makes modules of the files without a folder to import them from, under their own names, by which they find each other.
-# What goes wrong is told as it is, also by a Python that cannot read the files.
-AGENT_LOADER = f"""\
-import json, os, sys, traceback, types
-def load(files):
-    try:
-        for name, text in files.items():
-            module = sys.modules[name] = types.ModuleType(name)
-            exec(compile(text, name, "exec"), vars(module))
-        module.run()
-    except Exception:
-        fault = {{"fault": traceback.format_exc(), "python": sys.version.split()[0]}}
-        os.write(1, {MARK!r} + json.dumps(fault).encode() + b"\\n")
-        sys.exit(1)
-"""
+AGENT_PROGRAM = Path(__file__).with_name("agent") / "__main__.py"
+PACKAGE = AGENT_PROGRAM.parents[2]
+EDITION = edition()
 SECONDS_TO_LEAVE = 2.0  # for agents whose job does not start
 SECONDS_TO_END_SHELLS, SECONDS_BETWEEN_QUITS = 4.0, 0.1
 # Kills the process group of each process whose command line has the two arguments as one.
@@ -69,6 +44,8 @@ QUIT = b"\x1c"  # the key of a terminal
 SSH_NOTICE = re.compile(r"(Warning: Permanently added|Warning: No xauth data|\*\* |debug\d: |Connection to \S+ closed)")
 # What ssh says -> the reason in our words, and what to do.
 SSH_REASONS = (
+    (r"can't open file", f"there is no ringtrain that it may read at {PACKAGE} there",
+     "Install the same environment at the same path on each host, or share it"),
     (r"REMOTE HOST IDENTIFICATION HAS CHANGED",
      "its host key has changed since it was last seen", "If that is expected, forget the old key: ssh-keygen -R {host}"),
     (r"Host key verification failed", "its host key is not the one that is known",
@@ -88,8 +65,6 @@ SSH_REASONS = (
     (r"Identity file \S+ not accessible", "the identity file cannot be read", "Check --ssh-identity-file"),
     (r"(python\S*: (not found|No such file)|No such file or directory)", f"there is no Python at {sys.executable} there",
      "Make the environment at the same path on each host, or share it"),
-    (r'File "<string>", line \d', "a start-up file of the shell there has read what was sent to the command",
-     "Let ~/.bashrc and its like read nothing unless the shell is interactive"),
 )  # fmt: skip
 
 
@@ -117,12 +92,6 @@ class HostBusyError(HostError):
     """One that takes no more logins at the moment."""
 
 
-def agent_program() -> bytes:
-    """The agent's files as one text, which Python runs anywhere."""
-    files = {f"ringtrain.launch.agent.{name}": (AGENT_FOLDER / f"{name}.py").read_text() for name in AGENT_FILES}
-    return f"{AGENT_LOADER}load({files!r})\n".encode()
-
-
 class Agent:
     """The launcher's end of the agent on one host."""
 
@@ -135,11 +104,8 @@ class Agent:
 
     def open(self) -> None:
         """Begins, or begins anew with a host that was not there."""
-        source = agent_program()
-        # Read through a buffer of one byte, so that no request behind the source is swallowed.
         self._token = secrets.token_hex(16)  # by which its shell is found if that comes to nothing
-        load = f"import io;exec(io.BufferedReader(io.FileIO(0,closefd=False),1).read({len(source)}))#{self._token}"
-        line = [sys.executable, "-I", "-S", "-c", load]
+        line = [sys.executable, "-I", "-S", str(AGENT_PROGRAM), self._token]
         if not self.host.is_here:
             line = self.shell.command_line(self.host.name, *line)
         # A session of its own: Ctrl-C reaches the launcher alone.
@@ -153,17 +119,17 @@ class Agent:
         self.login_shell = ""  # of the user there, once that is known
         self.words = b""  # of ssh or of Python, on stderr
         self.fault = ""  # of the agent itself: its traceback, and that of its Python
+        self.edition = EDITION  # of the package there
         self.is_open = True
         self._pending = bytearray()
         self._unsent = bytearray()  # what the pipe has had no room for
         self._sending = threading.Lock()
         self._has_started = False
-        self._write(source)
 
     def send(self, request: Request) -> None:
         """Sends a request, by any thread, and without waiting: what the agent does not take goes with the next one.
 
-        One that has gone gets none.
+        One that has gone gets none. One that has not come to its program yet gets it then: a start-up file might read it.
         """
         self._write(json.dumps(request).encode() + b"\n")
 
@@ -175,7 +141,6 @@ class Agent:
         self.send(request)
         with selectors.DefaultSelector() as selector:
             selector.register(self.stdout, selectors.EVENT_READ)
-            selector.register(self.stdin, selectors.EVENT_WRITE)
             while True:
                 for facts, _ in self.news():
                     return facts
@@ -187,14 +152,17 @@ class Agent:
                         self._text(
                             "it gave no answer within the start timeout",
                             "Raise --start-timeout if it is slow; "
-                            "a start-up file of the shell there may wait, or run another program",
+                            "a start-up file of the shell there may wait, read its input, or run another program",
                             self.last_words(),
                         )
                     )
-                if not self._unsent and self.stdin in selector.get_map():
-                    selector.unregister(self.stdin)
-                selector.select(left)
                 self._write(b"")
+                if (self._has_started and bool(self._unsent)) != (self.stdin in selector.get_map()):
+                    if self._unsent:
+                        selector.register(self.stdin, selectors.EVENT_WRITE)
+                    else:
+                        selector.unregister(self.stdin)
+                selector.select(left)
 
     def news(self) -> Iterator[tuple[Any, bytes]]:
         """What the agent has sent by now: facts, and the bytes behind them. Sets is_open to False at the end."""
@@ -215,7 +183,9 @@ class Agent:
                     return
                 at = end + 1 + size
                 self._has_started = True
-                if facts and not self.fault:
+                if "edition" in facts:
+                    self._note_edition(facts["edition"])
+                elif facts and not self.fault:
                     yield facts, bytes(data[end + 1 : at])
         finally:
             del data[:at]
@@ -232,6 +202,13 @@ class Agent:
             self.fault = f"{facts['fault'].strip()} (Python {facts['python']})"
             return {}
         return facts
+
+    def _note_edition(self, edition: str) -> None:
+        """Of another one's agent no answer can be read."""
+        self.edition = edition
+        if edition != EDITION:
+            self.fault = "another edition"
+            self.give_up()
 
     def hear_words(self) -> None:
         """Takes what ssh or the agent's Python says."""
@@ -303,7 +280,7 @@ class Agent:
         with self._sending:
             self._unsent += data
             try:
-                while self._unsent:
+                while self._unsent and self._has_started:
                     del self._unsent[: os.write(self.stdin.fileno(), self._unsent[: 1 << 16])]
             except BlockingIOError:
                 pass
@@ -313,6 +290,11 @@ class Agent:
     def _failure(self) -> HostError:
         self.process.wait()
         self.hear_words()
+        if self.edition != EDITION:
+            return HostError(
+                f"host '{self.host.name}': ringtrain must be the same as here, but is {self.edition} there and {EDITION} "
+                "here. Install the same environment on every host, or share one."
+            )
         if self.fault:
             return HostError(
                 self._text(

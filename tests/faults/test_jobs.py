@@ -46,7 +46,7 @@ def start(job: Job, mpi: str, ranks: int, program: str = ENDLESS, **variables: s
 KEEPERS = {
     "launcher": r"\S+ -m ringtrain.launch ",
     "mpirun": r"\S+/(prterun|mpiexec.hydra) ",
-    "agent": r"\S+ -I -S -c ",
+    "agent": r"\S+ -I -S \S+/agent/__main__.py ",
     "supervisor": r"\S+ -I -S \S+/rank.py ",
 }
 

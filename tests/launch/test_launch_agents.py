@@ -1,29 +1,35 @@
 """What an agent tells the launcher, among what others write to the same connection, and how its own faults are told."""
 
 import os
+import shutil
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from ringtrain.launch import reach
+from ringtrain.launch.agent import __main__ as program
 from ringtrain.launch.agent import listener
 from ringtrain.launch.agent.link import LauncherGoneError, framed
 from ringtrain.launch.agent.starting import Supervisors
 from ringtrain.launch.hosts import Host
-from ringtrain.launch.reach import AGENT_LOADER, MARK, Agent, HostError
+from ringtrain.launch.reach import EDITION, MARK, Agent, HostError
 from ringtrain.launch.shells import Ssh
 
 SECONDS = 30.0
 
 
 @pytest.fixture
-def agent_of(monkeypatch):
-    """Starts an agent whose only file has this text."""
+def agent_of(monkeypatch, tmp_path):
+    """Starts an agent of a package whose `run` is of this text."""
     started = []
 
     def start(text):
-        monkeypatch.setattr(reach, "agent_program", lambda: f"{AGENT_LOADER}load({{'agent': {text!r}}})\n".encode())
+        folder = tmp_path / "ringtrain" / "launch" / "agent"
+        folder.mkdir(parents=True)
+        monkeypatch.setattr(reach, "AGENT_PROGRAM", Path(shutil.copy(program.__file__, folder)))
+        (folder / "main.py").write_text(text)
         started.append(Agent(Host("node-b", 1, is_here=True), Ssh()))
         return started[-1]
 
@@ -88,6 +94,47 @@ def test_an_agent_answers(agent_of, monkeypatch):
     assert abs(asked["clock"] - time.monotonic()) < SECONDS
     agent.close()
     assert agent.has_left(time.monotonic() + SECONDS) and os.WEXITSTATUS(agent.process.returncode) == 0
+
+
+def test_a_fault_is_told_in_the_frames_that_the_launcher_reads():
+    assert program.MARK == MARK
+
+
+def test_an_agent_of_another_edition_is_refused(agent_of):
+    """Its answers might mean something else; the words are those of any other difference between hosts."""
+    told = framed({"edition": "0.9.9 (12345678)"}) + framed({"clock": 1.0})
+    agent = agent_of(f"import os, sys\ndef run():\n    os.write(1, {told!r}); sys.stdin.read()")
+    with pytest.raises(HostError) as refused:
+        agent.ask(time.monotonic() + SECONDS, {"do": "tell time"})
+    assert str(refused.value) == (
+        f"host 'node-b': ringtrain must be the same as here, but is 0.9.9 (12345678) there and {EDITION} here. "
+        "Install the same environment on every host, or share one."
+    )
+
+
+def test_a_host_without_the_package_is_told_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setattr(reach, "AGENT_PROGRAM", tmp_path / "__main__.py")
+    with pytest.raises(HostError) as told:
+        Agent(Host("node-b", 1, is_here=True), Ssh()).ask(time.monotonic() + SECONDS, {"do": "tell time"})
+    assert (
+        f"host 'node-b': it must run a command without a prompt, but there is no ringtrain that it may read at {reach.PACKAGE} there"
+        in str(told.value)
+    )
+    assert "Install the same environment at the same path on each host, or share it." in str(told.value)
+
+
+def test_nothing_is_sent_before_an_agent_has_come_to_its_program(agent_of, monkeypatch):
+    """A start-up file of the shell there might read it."""
+    agent = agent_of("import time\ndef run():\n    time.sleep(60)")
+    agent.send({"do": "tell time"})
+    written = []
+    monkeypatch.setattr(os, "write", lambda number, data: written.append(data) or len(data))
+    agent.send({"do": "tell time"})
+    assert not written and len(agent._unsent) > 20
+    agent._pending += framed({"edition": EDITION})
+    assert [*agent.news()] == []
+    agent.send({"do": "tell time"})
+    assert len(written) == 1 and not agent._unsent
 
 
 def test_of_one_that_is_lost_nothing_is_kept(agent_of):

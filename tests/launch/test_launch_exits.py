@@ -164,19 +164,22 @@ def test_a_process_that_cannot_be_killed_is_found_and_named(monkeypatch: pytest.
 
 # A launcher whose agents and supervisors kill nobody.
 HARMLESS_LAUNCHER = """
-import pathlib, re, shutil, sys
+import os, pathlib, re, shutil, sys
 from ringtrain.launch import cli, job, reach
+from ringtrain.launch.agent.link import edition
 
 def harmless(program):
     text, changes = re.subn(r"os\\.kill\\(process, signal\\.SIGKILL\\)", "None", program.read_text())
     assert changes == 1, program
+    program.unlink()
     program.write_text(text)
 
-copies = pathlib.Path(sys.argv[1])
-reach.AGENT_FOLDER = shutil.copytree(reach.AGENT_FOLDER, copies / "agent")
-job.RANK_PROGRAM = pathlib.Path(shutil.copy(job.RANK_PROGRAM, copies))
-harmless(reach.AGENT_FOLDER / "processes.py")
+launch = pathlib.Path(sys.argv[1], "ringtrain", "launch")
+shutil.copytree(reach.PACKAGE, launch.parent, copy_function=os.symlink)
+reach.AGENT_PROGRAM, job.RANK_PROGRAM = launch / "agent" / "__main__.py", launch / "rank.py"
+harmless(launch / "agent" / "processes.py")
 harmless(job.RANK_PROGRAM)
+reach.EDITION = edition(launch)
 sys.exit(cli.main(sys.argv[2:]))
 """
 

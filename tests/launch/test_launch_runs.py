@@ -303,19 +303,22 @@ def test_the_launchers_end_is_the_end_of_all(mpi: str, number: signal.Signals, c
 # The launcher with as good as no end to the time that ranks have after they were asked to end: only a kill at once ends
 # them.
 PATIENT_LAUNCHER = """
-import pathlib, re, shutil, sys
+import os, pathlib, re, shutil, sys
 from ringtrain.launch import cli, job, reach
+from ringtrain.launch.agent.link import edition
 
 def patient(program):
     text, changes = re.subn(r"^(SECONDS_TO_(?:KILL|END)) = .*", r"\\1 = 1e6", program.read_text(), flags=re.M)
     assert changes == 1, program
+    program.unlink()
     program.write_text(text)
 
-copies = pathlib.Path(sys.argv[1])
-reach.AGENT_FOLDER = shutil.copytree(reach.AGENT_FOLDER, copies / "agent")
-job.RANK_PROGRAM = pathlib.Path(shutil.copy(job.RANK_PROGRAM, copies))
-patient(reach.AGENT_FOLDER / "listener.py")
+launch = pathlib.Path(sys.argv[1], "ringtrain", "launch")
+shutil.copytree(reach.PACKAGE, launch.parent, copy_function=os.symlink)
+reach.AGENT_PROGRAM, job.RANK_PROGRAM = launch / "agent" / "__main__.py", launch / "rank.py"
+patient(launch / "agent" / "listener.py")
 patient(job.RANK_PROGRAM)
+reach.EDITION = edition(launch)
 job.SECONDS_TO_KILL = 1e6
 sys.exit(cli.main(sys.argv[2:]))
 """

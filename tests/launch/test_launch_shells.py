@@ -56,8 +56,8 @@ def test_a_start_up_file_may_print(mpi: str, three_hosts: Network) -> None:
             "unset HOME\n",
             "variable 'HOME': it must be set there, for MPI, but a start-up file of the shell has removed it.",
         ),
-        ("read line\n", "a start-up file of the shell there has read what was sent to the command"),
-        ("exec /bin/sleep 50\n", "a start-up file of the shell there may wait, or run another program"),
+        ("read line\n", "a start-up file of the shell there may wait, read its input, or run another program"),
+        ("exec /bin/sleep 50\n", "a start-up file of the shell there may wait, read its input, or run another program"),
     ],
     ids=["exits", "unsets HOME", "reads", "waits"],
 )

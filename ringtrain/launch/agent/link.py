@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import select
+import zlib
+
+from ringtrain.version import __version__
 
 TYPE_CHECKING = False  # as typing has it, which takes milliseconds to import
 if TYPE_CHECKING:
@@ -30,7 +33,7 @@ class Launcher:
         self.is_outlived = self.is_gone = False
         self.pending = bytearray()
         self.unsent = bytearray()  # what the launcher has not taken yet
-        os.write(1, framed({}))
+        os.write(1, framed({"edition": edition()}))
 
     def requests(self) -> list[Request]:
         """The requests that have arrived by now; waits for one before the job. Raises EOFError if the launcher is gone."""
@@ -89,6 +92,16 @@ class Launcher:
             if not waiting.poll(SECONDS_TO_FINISH * 1000):
                 raise LauncherGoneError("it takes nothing")
             self.flush()
+
+
+def edition(launch: str = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) -> str:
+    """Which launcher's agent is in this folder `launch`: the version, and a checksum of the files that speak with the launcher."""
+    folder, checksum = os.path.join(launch, "agent"), 0
+    files = [os.path.join(folder, name) for name in sorted(os.listdir(folder)) if name.endswith(".py")]
+    for path in (*files, os.path.join(launch, "rank.py")):
+        with open(path, "rb") as file:
+            checksum = zlib.crc32(file.read(), checksum)
+    return f"{__version__} ({checksum:08x})"
 
 
 def framed(facts: object) -> bytes:

@@ -45,7 +45,7 @@ INHERITED = dict(os.environ)  # now: threads start jobs, and pytest changes it f
 WITH_HOSTS = {name for name, layout in LAYOUTS.items() if layout.has_hosts}
 # How the command lines of those begin that are killed.
 KEEPERS = {"launcher": r"\S+ -m ringtrain.launch ", "engine": r"\S+/(prterun|mpirun|mpiexec|mpiexec.hydra) ",
-           "agent": r"\S+ -I -S -c ", "daemon": r"\S*(prted|hydra_pmi_proxy) "}  # fmt: skip
+           "agent": r"\S+ -I -S \S+/agent/__main__.py ", "daemon": r"\S*(prted|hydra_pmi_proxy) "}  # fmt: skip
 
 
 class NobodyThere(LookupError):
