@@ -17,6 +17,11 @@ def next_number(context: Context, process_set: int, kind: str) -> int:
     return next(counts.setdefault((process_set, kind), itertools.count()))
 
 
+def number_anew(context: Context, process_set: int, kind: str) -> None:
+    """The objects of a kind that come next are numbered from 0: those that had numbers get new ones, or are gone."""
+    _counts.get(context, {}).pop((process_set, kind), None)
+
+
 def keep_number(context: Context, process_set: int, kind: str, number: int) -> None:
     """An object of a world before goes on under its number: those that come get later ones."""
     reached = next_number(context, process_set, kind)

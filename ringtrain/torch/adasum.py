@@ -206,6 +206,11 @@ class Deltas:
         if self._session.has_moved():
             self._enter_world()
 
+    def renumber(self) -> None:
+        """Goes on under the next number, in the present world, in which nothing was sent so far."""
+        self._session.has_moved()
+        self._enter_world()
+
     def note_between_steps(self) -> None:
         """All ranks are between two steps here."""
 

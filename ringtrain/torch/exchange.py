@@ -160,6 +160,11 @@ class Exchange:
             if self._under_way is None:  # else it sees itself to what hooks have submitted
                 self._take_back()
 
+    def renumber(self) -> None:
+        """Goes on under the next number, in the present world, in which nothing was sent so far."""
+        self._session.has_moved()
+        self._enter_world()
+
     # ---- parameters ----
 
     def add_names(self, names: Mapping[torch.Tensor, str]) -> None:

@@ -99,6 +99,10 @@ class Reducer:
         """Goes on in the present world with the step under way, whose gradients are kept."""
         self._exchange.go_on_in_world()
 
+    def renumber(self) -> None:
+        """Goes on under the next number, in the present world, in which nothing was sent so far."""
+        self._exchange.renumber()
+
     def note_between_steps(self) -> None:
         """All ranks are between two steps here, those that have joined too, and none has sent anything in the next one."""
         self._exchange.step.note_end()

@@ -12,8 +12,10 @@ torch = pytest.importorskip("torch")
 import ringtrain.torch as hvd
 from ringtrain import elastic
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
+from ringtrain.testing import World
 from ringtrain.torch.elastic.checkpoints import Folder, Plan
 from ringtrain.torch.elastic.schedules import schedules_of
+from ringtrain.torch.elastic.transparent import number_anew
 from ringtrain.torch.twins import take_place
 
 
@@ -182,7 +184,7 @@ def test_a_training_goes_on_bit_for_bit_from_its_newest_file(alone, tmp_path):
         training(tmp_path / "cut", extra=1)
 
 
-def undeclared(folder, stop=None):
+def undeclared(folder, every, stop=None):
     """What a training has drawn and stepped with whose schedule nobody has given, of a model with dropout and a later group."""
     torch.manual_seed(0)
     data = torch.randn(12, 3)
@@ -197,7 +199,7 @@ def undeclared(folder, stop=None):
     loader = torch.utils.data.DataLoader(data, 2, sampler=sampler)
     state = hvd.elastic.State(model=model, optimizer=optimizer, sampler=sampler, seen=[])
     state.resume(folder)
-    state.save_every(folder, steps=2)
+    state.save_every(folder, **every)
     for _ in state.epochs(2):
         for batch in loader:
             optimizer.zero_grad()
@@ -215,15 +217,32 @@ def undeclared(folder, stop=None):
     return state.seen, [parameter.tolist() for parameter in model.parameters()]
 
 
-@pytest.mark.parametrize("stop", [5, 9])
-def test_what_was_not_given_goes_on_too(stop, alone, tmp_path):
+@pytest.mark.parametrize("every, stop", [({"steps": 2}, 5), ({"steps": 2}, 9), ({"minutes": 1e-9}, 9)])
+def test_what_was_not_given_goes_on_too(every, stop, alone, tmp_path):
     """A schedule, layers that were unfrozen into a group of their own, and random numbers, as dropout draws them."""
     random.seed(1), np.random.seed(1)
-    whole = undeclared(tmp_path / "whole")
+    whole = undeclared(tmp_path / "whole", every)
     random.seed(1), np.random.seed(1)
-    assert undeclared(tmp_path / "cut", stop=stop) is None
+    assert undeclared(tmp_path / "cut", every, stop=stop) is None
     random.seed(2), np.random.seed(2)
-    assert undeclared(tmp_path / "cut") == whole
+    assert undeclared(tmp_path / "cut", every) == whole
+
+
+def test_optimizers_of_a_state_are_numbered_whatever_was_wrapped_before():
+    """As on ranks that join others, which have numbered theirs in another world; here rank 1 has wrapped one more."""
+    with World(2) as world:
+
+        def on_rank(rank):
+            model, critic = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+            dropped = [distributed(torch.nn.Linear(1, 1)) for _ in range(rank)]
+            first, second = distributed(critic), distributed(model)
+            dropped.clear()
+            number_anew([second._reducer, first._reducer])
+            assert second._reducer._exchange.name_of(model.weight) == "optimizer.1.weight"
+            second.zero_grad(), model(torch.ones(1, 1)).backward(), second.step()
+            return model.weight.grad.item()
+
+        assert world.run(on_rank) == [1.0, 1.0]
 
 
 def test_two_schedules_of_a_kind_must_be_given(alone):
@@ -322,9 +341,29 @@ def test_a_file_that_is_never_due_is_refused(given, alone, tmp_path):
 
 def test_a_file_is_due_by_steps_or_by_time_and_once_a_step():
     plan = Plan(10, 1.0, 5, 100.0)
-    assert [plan.is_due(*at) for at in [(14, 159.0), (15, 101.0), (6, 160.0), (5, 900.0)]] == [False, True, True, False]
+    assert [plan.is_due(step) for step in (5, 14, 15)] == [False, False, True]
+    assert [plan.asks_at(step) for step in (5, 6)] == [False, True]
+    assert [plan.answer(*at)[0] for at in [(6, 159.0), (6, 160.0)]] == [0, 1]
     plan.note(6, 160.0)
-    assert [plan.is_due(*at) for at in [(6, 900.0), (15, 219.0), (7, 220.0)]] == [False, False, True]
+    assert not plan.asks_at(6) and [plan.is_due(step) for step in (15, 16)] == [False, True]
+    assert [plan.answer(*at)[0] for at in [(15, 219.0), (7, 220.0)]] == [0, 1]
+
+
+def test_rank_0_is_asked_for_the_time_every_ten_seconds():
+    """At a hundred steps a second, and more often where a file is due soon; whoever joins does so at the same steps."""
+    plan, step, looks = Plan(None, 1.0, 0, 0.0), 0, []
+    while step < 7000:
+        step += 1
+        if plan.asks_at(step):
+            looks.append(step)
+            if plan.hear(step, step / 100, plan.answer(step, step / 100)):
+                break
+    assert step == 6000 and len(looks) < 25 and max(np.diff(looks)) == 1000, looks
+    other = Plan(None, 1.0, 0, 0.0)
+    other.progress = plan.progress
+    assert (
+        [other.asks_at(step) for step in (6000, 6001)] == [plan.asks_at(step) for step in (6000, 6001)] == [False, True]
+    )
 
 
 def test_files_are_due_at_the_ends_of_epochs(alone, tmp_path):

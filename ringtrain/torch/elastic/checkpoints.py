@@ -15,11 +15,14 @@ from ringtrain.errors import InvalidArgumentError
 _FILE = re.compile(r"step-(\d{12})\.pt")
 _UNFINISHED = re.compile(r"\.step-\d+-\d+")
 _ROWS = re.compile(r"step-(\d{12})-[0-9a-f]+")
+LONGEST_LOOK = 10.0  # seconds between two looks at the time, as far as the pace of the steps is known
 ROWS = "sharded embeddings"  # in a file: the name of the folder beside it with their rows; no value of a state is called so
 
 
 class Plan:
-    """When the next file is due.
+    """When the next file is due: all ranks agree on the step, since each adds its random states, and rows of its own.
+
+    Minutes are those of rank 0, which the others ask now and then, at a step that it has named the last time.
 
     Args:
         steps: between two files; None where others count.
@@ -30,9 +33,8 @@ class Plan:
         now: a time in seconds.
 
     Attributes:
-        step: behind which the last one was due; ranks that write together take over that of rank 0.
-        epoch: that had come then; the same.
-        counts_minutes: whether it depends on the clock of a rank.
+        progress: the step behind which the last file was due, the epoch that had come then, and the step at which rank 0 is
+            asked next. Ranks that join take it over.
 
     Raises:
         InvalidArgumentError: neither is given, or one is not above 0.
@@ -54,26 +56,48 @@ class Plan:
                 f"epochs={epochs}. Give one of them."
             )
         self._steps, self._minutes, self._epochs = steps, minutes, epochs
-        self.counts_minutes = minutes is not None
-        self.step, self.epoch, self._time = step, epoch, now
+        self.progress = step, epoch, step
+        self._time = now  # when the last one was due
+        self._looked: tuple[int, float] | None = None  # the step behind which rank 0 was asked last, and when
 
-    def is_due(self, step: int, now: float, epoch: int = 0, is_in_epoch: bool = True) -> bool:
-        """Whether a file is to be written behind a step.
+    def is_due(self, step: int, epoch: int = 0, is_in_epoch: bool = True) -> bool:
+        """Whether a file is to be written behind a step, whatever the time is.
 
         Args:
             step: the number of those that are done.
-            now: a time in seconds.
             epoch: that has come.
             is_in_epoch: whether some of it is done.
         """
-        by_steps = self._steps is not None and step - self.step >= self._steps
-        by_time = self._minutes is not None and now - self._time >= 60.0 * self._minutes
-        by_epochs = self._epochs is not None and epoch - self.epoch >= self._epochs and not is_in_epoch
-        return step > self.step and (by_steps or by_time or by_epochs)
+        last_step, last_epoch, _ = self.progress
+        by_steps = self._steps is not None and step - last_step >= self._steps
+        by_epochs = self._epochs is not None and epoch - last_epoch >= self._epochs and not is_in_epoch
+        return step > last_step and (by_steps or by_epochs)
+
+    def asks_at(self, step: int) -> bool:
+        """Whether rank 0 is to be asked for the time behind this step."""
+        last_step, _, next_look = self.progress
+        return self._minutes is not None and step > last_step and step >= next_look
+
+    def answer(self, step: int, now: float) -> tuple[int, int]:
+        """What this rank says as rank 0: whether a file is due (1) or not (0), and the step at which it is asked next."""
+        assert self._minutes is not None
+        left = self._time + 60.0 * self._minutes - now
+        ahead = 0
+        if self._looked is not None and now > self._looked[1]:
+            before, then = self._looked
+            ahead = int((step - before) / (now - then) * min(left / 2, LONGEST_LOOK))
+        return int(left <= 0), step + max(1, ahead)
+
+    def hear(self, step: int, now: float, answer: tuple[int, int]) -> bool:
+        """Rank 0 has answered; whether a file is due."""
+        due, next_look = answer
+        self.progress = *self.progress[:2], next_look
+        self._looked = step, now
+        return bool(due)
 
     def note(self, step: int, now: float, epoch: int = 0) -> None:
         """One was due behind this step."""
-        self.step, self.epoch, self._time = step, epoch, now
+        self.progress, self._time = (step, epoch, self.progress[2]), now
 
 
 class Folder:

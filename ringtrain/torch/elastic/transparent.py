@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ringtrain import membership
+from ringtrain import membership, numbering
 from ringtrain.context import current
 from ringtrain.elastic.lossless import LosslessState, checked_progress
 from ringtrain.elastic.sets import Rule
@@ -24,7 +24,7 @@ from ringtrain.embedding.kept_rows import surviving
 from ringtrain.errors import InvalidArgumentError, RowsLostError, UnsupportedError
 from ringtrain.log import logger
 from ringtrain.objects import allgather_object, broadcast_object
-from ringtrain.operations import Max, allreduce
+from ringtrain.operations import broadcast
 from ringtrain.process_sets import global_process_set, id_of
 from ringtrain.stalls import long_phase
 from ringtrain.torch.adasum import Deltas
@@ -131,6 +131,7 @@ class TransparentState(LosslessState):
             _refuse_foreign_parameters(distributed, given.values())
             if member.planned:
                 check_state(len(samplers), all(reducer.averages for reducer in reducers))
+            number_anew(reducers)
             several = len(reducers) > 1
             self._transaction = Transaction(member, self._training, several, self._sets)
             one_by_one = OneByOne() if several else None
@@ -188,8 +189,8 @@ class TransparentState(LosslessState):
 
         It does so between two steps: when the next sample is drawn, or without an ``ElasticSampler`` when an epoch begins
         or ends. The others wait for it in their next step, for an hour at most. If the folder takes no file the log says so, and the
-        training goes on. Rows of sharded embeddings are written by all ranks before, each its own, into a folder beside the file;
-        with ``minutes`` ranks then ask each other in each step whether it is time.
+        training goes on. Rows of sharded embeddings are written by all ranks before, each its own, into a folder beside the file.
+        With ``minutes`` rank 0 tells the others whether it is time, about every ten seconds.
 
         Args:
             folder: the same for all ranks, where rank 0 may come to be on any host; with sharded embeddings on a disk that all
@@ -214,7 +215,7 @@ class TransparentState(LosslessState):
         """Takes the values of the newest file that ``save_every`` has written; returns whether there is one.
 
         To be called before ``epochs``, which gives all ranks what rank 0 has found. The training goes on bit for bit, with
-        as many ranks as before, random numbers included where files were written by ``steps``; but for what ``Compression.int8`` and
+        as many ranks as before, random numbers included; but for what ``Compression.int8`` and
         ``int4`` keep, and for what a loader's worker processes draw. Plain objects must be numbers,
         texts, or containers of these and of tensors: nothing in the file is run. Rows of sharded embeddings go to any number
         of ranks; ``epochs`` reads them, from where rank 0 has found them.
@@ -294,14 +295,14 @@ class TransparentState(LosslessState):
         self._resumed = folder
 
     @property
-    def _saved_behind(self) -> tuple[int, int] | None:
-        """The step behind which values were last due to be written, and the epoch that had come."""
-        return None if self._saves is None else (self._saves[1].step, self._saves[1].epoch)
+    def _saved_behind(self) -> tuple[int, int, int] | None:
+        """How far the plan of the files is, which ranks agree on."""
+        return None if self._saves is None else self._saves[1].progress
 
     @_saved_behind.setter
-    def _saved_behind(self, behind: tuple[int, int] | None) -> None:
-        if self._saves is not None and behind is not None:
-            self._saves[1].step, self._saves[1].epoch = behind
+    def _saved_behind(self, progress: tuple[int, int, int] | None) -> None:
+        if self._saves is not None and progress is not None:
+            self._saves[1].progress = progress
 
     def _after_update(self, counts: bool) -> None:
         self.step += int(counts)
@@ -326,16 +327,13 @@ class TransparentState(LosslessState):
         if self._saves is None:
             return
         folder, plan, keep = self._saves
-        due = plan.is_due(self.step, monotonic(), self.epoch, self._training.is_in_epoch)
-        if not due and not plan.counts_minutes:
-            return
-        random = None if plan.counts_minutes else self._belongings.gathered()  # of a step that all ranks agree on
-        tables = self._tables()
-        if tables and plan.counts_minutes:
-            due = _any_rank(due)
+        due = plan.is_due(self.step, self.epoch, self._training.is_in_epoch)
+        if not due and plan.asks_at(self.step):
+            due = plan.hear(self.step, monotonic(), _of_rank_0(plan.answer(self.step, monotonic())))
         if not due:
             return
         plan.note(self.step, monotonic(), self.epoch)
+        random, tables = self._belongings.gathered(), self._tables()
         try:
             rows = save_parts(tables, lambda token: folder.for_rows(self.step, token)) if tables else None
             if current().rank == 0:
@@ -473,10 +471,11 @@ class _Training:
                 sampler.set_epoch(epoch)
 
 
-def _any_rank(own: bool) -> bool:
-    """Whether it is so on any rank; all ask together."""
-    told = np.array([own], np.uint8)
-    return bool(surviving(lambda: allreduce(told, op=Max, name="save_every.due"))[0])
+def _of_rank_0(answer: tuple[int, int]) -> tuple[int, int]:
+    """The answer of rank 0's plan; all ranks ask together."""
+    told = np.array(answer, np.int64)
+    due, next_look = surviving(lambda: broadcast(told, 0, "save_every.due")).tolist()
+    return due, next_look
 
 
 def _state_dict(value: Any) -> dict[str, Any]:
@@ -531,6 +530,13 @@ def _checked_reducers(optimizers: list[Any]) -> list[Reducer | Deltas]:
             f"where ranks join, but is {passes}. Use TorchState and elastic.run."
         )
     return reducers
+
+
+def number_anew(reducers: list[Reducer | Deltas]) -> None:
+    """Numbers optimizers in their order from 0, as in each world that follows: this process may have wrapped others, now gone."""
+    numbering.number_anew(current(), id_of(global_process_set), "optimizer")
+    for reducer in sorted(reducers, key=lambda each: each.number):
+        reducer.renumber()
 
 
 def _let_train(table: Any, optimizers: list[Any]) -> None:
