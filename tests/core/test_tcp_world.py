@@ -12,14 +12,16 @@ import struct
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 
 import pytest
 
-from ringtrain import start
-from ringtrain.errors import InvalidArgumentError
+from ringtrain import handshake, start
+from ringtrain.errors import InvalidArgumentError, RingtrainError
 
 PATIENCE = 120
+TCP = b"rt-tcp-1"  # the core's protocol
 # What each rank runs: it tells its addresses, hears everybody's, and works.
 RANK = """
 import sys, time
@@ -247,7 +249,11 @@ rt.shutdown()
 
 def greeting_of(caller: int, called: int, nonce: bytes, epoch: int = 12345, lane: int = 0) -> bytes:
     """What a rank says first, as native/transport/tcp/hello.h has it."""
-    return b"rt-tcp-1" + nonce + struct.pack("<QII", epoch, caller << 8 | lane, called)
+    return TCP + nonce + claim_of(caller, called, epoch, lane)
+
+
+def claim_of(caller: int, called: int, epoch: int = 12345, lane: int = 0) -> bytes:
+    return struct.pack("<QII", epoch, caller << 8 | lane, called)
 
 
 def talk(address: str, *words: bytes) -> bytes:
@@ -267,10 +273,6 @@ def talk(address: str, *words: bytes) -> bytes:
     return heard
 
 
-def hello_key(secret: bytes) -> bytes:
-    return hmac.digest(secret, b"ringtrain tcp hello", "sha256")
-
-
 def test_strangers_learn_a_random_number_and_disturb_nobody():
     """Neither who knows no secret, nor who repeats or sends back what was said, or claims another epoch, version or rank."""
     with Ranks(2, WORKS) as ranks:
@@ -279,7 +281,7 @@ def test_strangers_learn_a_random_number_and_disturb_nobody():
             other = 1 - rank
             greeting = greeting_of(other, rank, secrets.token_bytes(16))
             wrong = [
-                hmac.digest(hello_key(bytes(32)), b"proof" + greeting, "sha256"),
+                hmac.digest(handshake.key_of(bytes(32)), b"proof" + greeting, "sha256"),
                 bytes(32),
                 secrets.token_bytes(32),
             ]
@@ -331,21 +333,46 @@ def test_the_first_stranger_is_told_of_at_once_and_the_rest_with_their_number():
 
 
 def test_a_rank_proves_itself_to_those_who_know_the_secret():
-    """With a program of its own, so that it is the protocol of native/transport/tcp/hello.h; a proof serves once."""
+    """By the twin of native/transport/tcp/hello.h; a proof serves once."""
     with Ranks(2, WORKS) as ranks:
         for process in ranks.processes:
             assert process.stdout.readline() == "working\n"
-        key = hello_key(ranks.secret)
         host, _, port = ranks.peers[0].rpartition(":")
-        greeting = greeting_of(1, 0, secrets.token_bytes(16), lane=1)
+        caller = handshake.Caller(ranks.secret, claim_of(1, 0, lane=1), TCP)
         with socket.create_connection((host, int(port)), timeout=30) as connection:
+            greeting = caller.take()
             connection.sendall(greeting)
-            challenge = connection.recv(16, socket.MSG_WAITALL)
-            proof = hmac.digest(key, b"proof" + greeting + challenge, "sha256")
+            caller.hear(connection.recv(16, socket.MSG_WAITALL))
+            proof = caller.take()
             connection.sendall(proof)
-            answer = connection.recv(32, socket.MSG_WAITALL)
-        assert answer == hmac.digest(key, b"answer" + greeting + challenge, "sha256")
+            caller.hear(connection.recv(32, socket.MSG_WAITALL))
+        assert caller.is_proven
         assert len(talk(ranks.peers[0], greeting, proof)) == 16  # said again, after another challenge
+
+
+def test_a_rank_calls_and_believes_the_twin_that_knows_the_secret():
+    secret = secrets.token_bytes(32)
+    with socket.create_server(("127.0.0.1", 0)) as peer:
+        heard: list[bytes] = []
+
+        def answer() -> None:
+            connection, _ = peer.accept()
+            answerer = handshake.Answerer(secret, TCP)
+            with connection:
+                while not answerer.is_proven:
+                    answerer.hear(connection.recv(64))
+                    connection.sendall(answerer.take())
+                heard.append(answerer.claim)
+                heard.append(connection.recv(64))  # a record: it believes the answer
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        listener, own = start.listen("127.0.0.1:0")
+        peers = [f"127.0.0.1:{peer.getsockname()[1]}", own]
+        with pytest.raises(RingtrainError):
+            start.open_tcp(listener, 1, peers, bytearray(secret), 12345, {"start_timeout_seconds": "5"})
+        thread.join()
+    assert heard[0] == claim_of(1, 0) and len(heard[1]) > 32
 
 
 def test_what_cannot_be_listened_on_or_opened_is_refused():

@@ -2,6 +2,7 @@
 // strangers, and everything that somebody between them may do.
 #include "transport/tcp/hello.h"
 
+#include <map>
 #include <vector>
 
 #include "check.h"
@@ -16,6 +17,13 @@ std::string Hex(const Digest& digest) {
   for (uint8_t byte : digest)
     for (int nibble : {byte >> 4, byte & 15}) text += "0123456789abcdef"[nibble];
   return text;
+}
+
+std::string Bytes(const std::string& digits) {
+  std::string bytes;
+  for (size_t place = 0; place < digits.size(); place += 2)
+    bytes += static_cast<char>(std::stoi(digits.substr(place, 2), nullptr, 16));
+  return bytes;
 }
 
 std::string HashOf(const std::string& text, size_t step) {
@@ -123,6 +131,22 @@ RT_TEST(comparison_sees_every_bit) {
       other[byte] = static_cast<char>(other[byte] ^ (1 << bit));
       RT_CHECK(!EqualInConstantTime(one.data(), other.data(), 32));
     }
+}
+
+RT_TEST(the_bytes_are_those_of_the_vectors) {  // which ringtrain/handshake.py says, too
+  std::map<std::string, std::string> vectors;
+#define VECTOR(name, digits) vectors[#name] = Bytes(digits);
+#include "handshake_vectors.def"
+#undef VECTOR
+  HelloCaller caller = Caller();
+  HelloAnswerer answerer = Answerer();
+  const std::vector<Part> said = Talk(caller, answerer);
+  const char* names[] = {"greeting", "challenge", "proof", "answer"};
+  RT_CHECK_EQ(said.size(), size_t{4});
+  for (size_t part = 0; part < 4; ++part) RT_CHECK(said[part].bytes == vectors[names[part]]);
+  const std::string& key = vectors["record_key"];
+  RT_CHECK_EQ(Hex(caller.record_key().Of("x")), HmacOf(key, "x"));
+  RT_CHECK_EQ(Hex(answerer.record_key().Of("x")), HmacOf(key, "x"));
 }
 
 RT_TEST(honest_ends_prove_themselves_and_share_a_key) {
