@@ -281,13 +281,13 @@ rt_authority* AuthorityOf(const char* hosts, const rt_authority_options& options
   return made;
 }
 
-// Of ranks of the present world, with spaces between them.
-ringtrain::Uids UidsOf(const rt_membership& membership, const char* ranks) {
+// Of ranks of the present world.
+ringtrain::Uids UidsOf(const rt_membership& membership, const int32_t* ranks, int32_t count) {
   const std::vector<ringtrain::Member>& members = membership.membership.members();
   ringtrain::Uids uids;
-  std::istringstream numbers(ranks);
-  for (size_t rank = 0; numbers >> rank;)
-    if (rank < members.size()) uids.push_back(members[rank].process.uid);
+  for (const int32_t* rank = ranks; rank < ranks + count; ++rank)
+    if (*rank >= 0 && static_cast<size_t>(*rank) < members.size())
+      uids.push_back(members[static_cast<size_t>(*rank)].process.uid);
   return uids;
 }
 
@@ -410,11 +410,14 @@ void rt_abort(rt_context* context, const char* cause) {
     Done([&] { context->context->Abort(""); });  // which needs none
 }
 
-char* rt_silent_ranks(rt_context* context) {
-  return TextBy([&] {
-    std::string text;
-    for (const int rank : context->context->Silent()) text += (text.empty() ? "" : " ") + std::to_string(rank);
-    return text;
+int32_t rt_suspects(rt_context* context, int32_t why, int32_t* ranks, int32_t capacity) {
+  return Or<int32_t>(-1, [&] {
+    const ringtrain::Suspects suspects = context->context->suspects();
+    const std::vector<int>& found = why == RT_SILENT    ? suspects.silent
+                                    : why == RT_UNHEARD ? suspects.unheard
+                                                        : suspects.missing;
+    std::copy_n(found.begin(), std::min<size_t>(found.size(), static_cast<size_t>(std::max(capacity, 0))), ranks);
+    return static_cast<int32_t>(found.size());
   });
 }
 
@@ -783,14 +786,16 @@ char* rt_membership_world_ended(rt_membership* membership) {
   return ActionsOf(membership, [&](auto* actions) { membership->membership.WorldEnded(actions); });
 }
 
-char* rt_membership_silent(rt_membership* membership, const char* ranks) {
-  return ActionsOf(membership,
-                   [&](auto* actions) { membership->membership.Suspect(UidsOf(*membership, ranks), actions); });
-}
-
-char* rt_membership_missing(rt_membership* membership, const char* ranks) {
-  return ActionsOf(membership,
-                   [&](auto* actions) { membership->membership.Missing(UidsOf(*membership, ranks), actions); });
+char* rt_membership_suspects(rt_membership* membership, int32_t why, const int32_t* ranks, int32_t count) {
+  return ActionsOf(membership, [&](auto* actions) {
+    ringtrain::Uids uids = UidsOf(*membership, ranks, count);
+    if (why == RT_SILENT)
+      membership->membership.Suspect(std::move(uids), actions);
+    else if (why == RT_UNHEARD)
+      membership->membership.Unheard(std::move(uids));
+    else
+      membership->membership.Missing(uids, actions);
+  });
 }
 
 char* rt_membership_finished(rt_membership* membership) {

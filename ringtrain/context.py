@@ -460,6 +460,11 @@ class Context:
         cause = take_error(error)
         return "" if self._failure_was_raised else cause
 
+    def suspects(self, why: int) -> list[int]:
+        """Ranks with which this one finds fault, another host by its lowest; why: `RT_SILENT` and the like."""
+        ranks = ffi.new("int32_t[]", self.size)
+        return list(ranks[0 : counted(lib.rt_suspects(self.native, why, ranks, self.size))])
+
     def raise_failure(self, status: int, text: str) -> NoReturn:
         """Raises the error of a status, with its text."""
         problem = of_status(status)(text)

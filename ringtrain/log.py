@@ -36,18 +36,6 @@ def _stall_in(text: str) -> Stall | None:
     return Stall(operation, submitters, tail.partition(".")[0], time.time()) if tail and waiting else None
 
 
-def missing_in(text: str) -> list[int]:
-    """The ranks for which an operation has waited until it was given up, from the text of its error; none in another text."""
-    head, _, tail = text.rpartition("; missing ")
-    if not head or " It was given up after " not in tail:
-        return []
-    ranks: list[int] = []
-    for part in tail.partition(".")[0].split()[1:]:
-        first, _, last = part.strip(",").partition("-")
-        ranks += range(int(first), int(last or first) + 1)
-    return ranks
-
-
 def newest_stall() -> Stall | None:
     """The last one that has been logged here, on the rank that coordinates; None if there was none."""
     return _stalls[0] if _stalls else None

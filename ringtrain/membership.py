@@ -15,12 +15,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from ringtrain import exits
-from ringtrain._native import CData, as_text, ffi, lib, require, take_answer, take_text
+from ringtrain._native import CData, as_text, ffi, lib, require, take_text
 from ringtrain.context import Context, Peer
 from ringtrain.errors import InternalError, RingtrainError, TimeoutError, UnsupportedError, WorldChangedError
 from ringtrain.launcher import ElasticPlace
 from ringtrain.leading import Link, LinkLostError
-from ringtrain.log import logger, missing_in
+from ringtrain.log import logger
 
 SECONDS_TO_CONNECT = 6.0  # all members have said that they are there; the launcher waits a second longer
 # For the cause of a world's end: the launcher knows it as soon as the kernel does, and has to say it.
@@ -104,6 +104,7 @@ class Member:
             UnsupportedError: the launcher is gone; or this rank cannot connect with the others.
         """
         with self._changed:
+            self._note_unheard()
             self._present = None
             if self._next is None:  # nobody has ended the world that this rank has left
                 self._carry_out(lib.rt_membership_world_ended(self._native))
@@ -154,16 +155,14 @@ class Member:
 
         An operation that has waited for ranks until it was given up ends the world, too: those are evicted.
         """
-        silent = take_answer(lib.rt_silent_ranks(context.native))
-        missing = missing_in(str(problem)) if isinstance(problem, TimeoutError) else []
-        if isinstance(problem, TimeoutError) and not missing:
+        waited = isinstance(problem, TimeoutError)
+        if waited and not context.suspects(lib.RT_MISSING):
             return problem
         with self._changed:
             if context is self._present and self._present_goes_on:  # else its ranks have other numbers by now
-                if silent:
-                    self._carry_out(lib.rt_membership_silent(self._native, as_text(silent)))
-                if missing:
-                    self._carry_out(lib.rt_membership_missing(self._native, as_text(" ".join(map(str, missing)))))
+                self._suspect(context, lib.RT_SILENT)
+                if waited:
+                    self._suspect(context, lib.RT_MISSING)
             self._changed.wait_for(lambda: self._is_explained(context), SECONDS_FOR_THE_CAUSE)
         return WorldChangedError(context.ended_because or str(problem))
 
@@ -243,6 +242,7 @@ class Member:
                 self._end_process(told["over"], told["because"])
             return
         with self._changed:
+            self._note_unheard()
             frame = told["frame"].encode()
             self._carry_out(lib.rt_membership_arrived(self._native, frame), told["because"])
             dropped, self._dropped = self._dropped, []
@@ -343,6 +343,16 @@ class Member:
             elif kind == "fence":
                 self._end_process(1, columns[0])
         self._changed.notify_all()
+
+    def _suspect(self, context: Context, why: int) -> None:
+        ranks = context.suspects(why)
+        self._carry_out(lib.rt_membership_suspects(self._native, why, ranks, len(ranks)))
+
+    def _note_unheard(self) -> None:
+        """Of the world that this rank is a member of, which the program may not have taken yet: for the next report."""
+        context = self._next or (self._present if self._present_goes_on else None)
+        if context is not None:
+            self._suspect(context, lib.RT_UNHEARD)
 
     def _abandon(self, because: str) -> None:
         """Ends what there is of worlds: the program meets it in its next operation, or in the one that it waits in."""

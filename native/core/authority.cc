@@ -298,6 +298,8 @@ void Authority::Report(Nanoseconds now, const ControlFrame& frame) {
   rank.reported = true;
   rank.admits = frame.admits;
   rank.holds_state = frame.holds_state;
+  for (const Uid& uid : frame.uids)
+    if (InWorld(uid)) doubts_.insert({frame.process.uid, uid});
   rank.process.address = frame.process.address;  // each world has listeners of its own
 }
 
@@ -468,6 +470,13 @@ void Authority::EvictTheLate(Nanoseconds now, AuthorityActions* actions) {
   for (const Uid& uid : late) Evict(now, uid, "it has not answered.", actions);
 }
 
+// A rank that was not heard for a moment may be well. So it counts only beside one that was not for the whole bound, or
+// where a world without joiners could not be connected.
+void Authority::BelieveDoubts() {
+  const bool joined = std::any_of(world_.begin(), world_.end(), [](const Member& member) { return member.joins; });
+  if (!cuts_.empty() || (unconnected_ && !joined)) cuts_.merge(doubts_);
+}
+
 // Who is not heard by most goes first, until all that are left hear each other.
 void Authority::KeepTheLargerSide(Nanoseconds now, AuthorityActions* actions) {
   while (!cuts_.empty()) {
@@ -561,6 +570,7 @@ std::map<Uid, size_t> Authority::Unheard() const {
 
 void Authority::FormNext(Nanoseconds now, AuthorityActions* actions) {
   if (AnyAwaited()) return;
+  BelieveDoubts();
   KeepTheLargerSide(now, actions);
   GiveUpJoiners(now, actions);
   Uids voters = Voters(), newcomers = ending_ ? Uids() : Newcomers();
@@ -637,6 +647,7 @@ void Authority::Go(Nanoseconds now, AuthorityActions* actions) {
   const Uids living = Living();
   if (!std::all_of(living.begin(), living.end(), [&](const Uid& uid) { return ranks_.at(uid).formed; })) return;
   phase_ = Phase::kRunning;
+  doubts_.clear();
   if (std::exchange(begun_, true)) ++resets_;
   const bool enough = static_cast<int>(living.size()) >= options_.minimum;
   short_since_ = enough ? kNever : std::min(short_since_, now);

@@ -7,11 +7,11 @@
 // Running. A death that an agent attests, or the loss of an agent's connection, stops the world at once; silence that
 // ranks suspect stops it, too. Processes that have come anew, and ranks that
 // leave on notice, are only reason to stop between two steps; to the slot of one that leaves nobody comes.
-// Stopping. Every rank of the world reports. Who does not in time is evicted. If some cannot hear each other, the
-// larger side stays, or that of the lowest rank. Only those who have been members of a world that ran have a voice: the
-// voters. Forming. The next count is written down before anybody hears of it, and granted once. Who is new is only
-// admitted where all voters are between two steps, and is named behind them. When all have formed, the world goes; if
-// any fails before that, it is stopped and another count is granted.
+// Stopping. Every rank of the world reports, and says whom it did not hear lately. Who does not in time is evicted. If
+// some cannot hear each other, the larger side stays, or that of the lowest rank. Only those who have been members of a
+// world that ran have a voice: the voters. Forming. The next count is written down before anybody hears of it, and
+// granted once. Who is new is only admitted where all voters are between two steps, and is named behind them. When all
+// have formed, the world goes; if any fails before that, it is stopped and another count is granted.
 //
 // Why nothing is lost: a world releases nothing without all of its members (elastic/step.h), so any voter of the newest
 // granted world that stands still keeps that world from going on, and knows enough to settle the open window in the
@@ -148,6 +148,7 @@ class Authority {
   void AskForAPause(AuthorityActions* actions);
   void Stop(Nanoseconds now, AuthorityActions* actions);
   void EvictTheLate(Nanoseconds now, AuthorityActions* actions);
+  void BelieveDoubts();
   void KeepTheLargerSide(Nanoseconds now, AuthorityActions* actions);
   void GiveUpJoiners(Nanoseconds now, AuthorityActions* actions);
   void LeaveOutLateJoiners(Nanoseconds now, AuthorityActions* actions);
@@ -195,11 +196,12 @@ class Authority {
   std::string program_;
   std::map<std::string, Host> hosts_;
   std::map<Uid, Rank> ranks_;
-  std::set<Uid> noticed_;               // processes that are to leave, and have not said yet that they are there
-  std::set<Uid> finished_;              // members that came to their end before they had answered the next launcher
-  std::set<std::pair<Uid, Uid>> cuts_;  // who does not hear whom
-  Nanoseconds since_ = 0;               // when the phase began
-  Nanoseconds awake_ = 0;               // when it was last told of anything; a timer is, each second
+  std::set<Uid> noticed_;                 // processes that are to leave, and have not said yet that they are there
+  std::set<Uid> finished_;                // members that came to their end before they had answered the next launcher
+  std::set<std::pair<Uid, Uid>> cuts_;    // who does not hear whom
+  std::set<std::pair<Uid, Uid>> doubts_;  // who did not hear whom for a while, which counts where there is a cut
+  Nanoseconds since_ = 0;                 // when the phase began
+  Nanoseconds awake_ = 0;                 // when it was last told of anything; a timer is, each second
   Nanoseconds next_beat_ = 0;
   Nanoseconds short_since_ = kNever;  // when ranks were first too few since a world ran
   int resets_ = 0;                    // worlds that ran after the first

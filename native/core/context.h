@@ -52,8 +52,7 @@ class Context {
   Status AllocateOn(int device, size_t bytes, void** memory);
   Status ReadFrom(int device, void* stream, const void* from, size_t bytes, void* to);
   void Abort(const std::string& cause);
-  // The ranks by whose silence this rank found its world to have ended; another host by its lowest rank.
-  std::vector<int> Silent() { return epoch_.coordinator().silent(); }
+  Suspects suspects() { return epoch_.coordinator().suspects(); }
   void AskThrough(int pipe) {
     log_.AskThrough(pipe);
     epoch_.coordinator().AskThrough(pipe);

@@ -92,7 +92,7 @@ bool Body(Way& way, Frame& frame) {
       return true;
     case ControlType::kReport:
       Of(way, frame.epoch), Of(way, frame.process);
-      way.Flag(frame.admits), way.Flag(frame.holds_state);
+      way.Flag(frame.admits), way.Flag(frame.holds_state), Each(way, frame.uids);
       return true;
     case ControlType::kForm:
       Of(way, frame.epoch), Each(way, frame.members);

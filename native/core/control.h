@@ -35,7 +35,7 @@ enum class ControlType : uint8_t {
   kDead = 2,      // agent: this process has ended. process, exit_code, or -signal
   kSuspect = 3,   // rank: epoch; uids: of whom it hears nothing, or (hangs) who do not come; none: it cannot connect
   kStop = 4,      // authority to ranks: epoch; at_release: pause between two steps, else at once. Then report
-  kReport = 5,    // rank: epoch: which Stop it answers; process, admits, holds_state
+  kReport = 5,    // rank: epoch: which Stop it answers; process, admits, holds_state; uids: whom it did not hear lately
   kForm = 6,      // authority to ranks: epoch, members in rank order, key
   kFormed = 7,    // rank: epoch; process: it has reached all members
   kGo = 8,        // authority to ranks: epoch; at_release: pause between its first two steps

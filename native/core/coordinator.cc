@@ -217,18 +217,20 @@ void Coordinator::LookForTheDead() {
   if (now < protocol_.next_look()) return;
   const bool ran = !protocol_.aborted();
   protocol_.Look(now, Signs(), &effects_);
-  if (ran && protocol_.aborted()) NoteSilent(now);
+  if (ran) NoteSilent(now);
   CarryOut();
 }
 
+// The launcher may stop this world at any moment, for what another rank has found before this one.
 void Coordinator::NoteSilent(Nanoseconds now) {
   MutexLock lock(request_mutex_);
-  silent_ = protocol_.Silent(now, static_cast<Nanoseconds>(options_.dead_after_seconds * 1e9));
+  suspects_.unheard = protocol_.Unheard(now);
+  if (protocol_.aborted()) suspects_.silent = protocol_.Silent(now);
 }
 
-std::vector<int> Coordinator::silent() {
+Suspects Coordinator::suspects() {
   MutexLock lock(request_mutex_);
-  return silent_;
+  return suspects_;
 }
 
 SignsOfLife Coordinator::Signs() const {
@@ -308,6 +310,10 @@ void Coordinator::CarryOut(rank_effect::Finish& finish) {
 }
 
 void Coordinator::CarryOut(rank_effect::Fail& fail) {
+  if (!fail.missing.empty()) {
+    MutexLock lock(request_mutex_);
+    suspects_.missing = fail.missing;
+  }
   if (auto submission = table_->Find(fail.process_set, fail.name)) table_->Finish(submission, fail.status);
 }
 

@@ -29,6 +29,13 @@
 
 namespace ringtrain {
 
+// Ranks with which this one finds fault; another host by its lowest rank, which speaks for it.
+struct Suspects {
+  std::vector<int> silent;   // it has found the world to have ended by their silence
+  std::vector<int> unheard;  // it had not heard them for half of that bound when it looked last
+  std::vector<int> missing;  // an operation has waited for them until it was given up
+};
+
 class Coordinator {
  public:
   Coordinator(const World& world, const Options& options, Wire& wire, const Progress& progress, HostMemory* memory,
@@ -71,8 +78,7 @@ class Coordinator {
 
   // Where to ask for what a stall needs of this process's Python (rt_ask_through); any thread.
   void AskThrough(int pipe) { requests_pipe_.store(pipe); }
-  // The ranks by whose silence this rank found the world to have ended, as Protocol has them; any thread.
-  std::vector<int> silent();
+  Suspects suspects();  // any thread
   // Nobody shall expect this rank for that long. Any thread; the driver passes it on.
   void RequestLongPhase(Nanoseconds duration) { long_phase_.store(duration, std::memory_order_release); }
 
@@ -159,7 +165,7 @@ class Coordinator {
   Mutex request_mutex_;
   std::atomic<bool> abort_requested_{false};
   std::string requested_cause_ RT_GUARDED_BY(request_mutex_);
-  std::vector<int> silent_ RT_GUARDED_BY(request_mutex_);
+  Suspects suspects_ RT_GUARDED_BY(request_mutex_);
   std::atomic<Nanoseconds> long_phase_{-1};  // asked for and not passed on yet
   std::atomic<int> requests_pipe_{-1};
   using Time = std::atomic<Nanoseconds>;

@@ -124,6 +124,7 @@ void EncodeRefusal(const Refusal& refusal, Encoder* encoder) {
   encoder->Text(refusal.name);
   encoder->Byte(static_cast<uint8_t>(refusal.code));
   encoder->Text(refusal.text);
+  encoder->SignedList({refusal.missing.begin(), refusal.missing.end()});
 }
 
 Refusal DecodeRefusal(Decoder* decoder) {
@@ -131,6 +132,7 @@ Refusal DecodeRefusal(Decoder* decoder) {
   refusal.name = decoder->Text();
   refusal.code = static_cast<StatusCode>(decoder->Byte());
   refusal.text = decoder->Text();
+  for (int64_t rank : decoder->SignedList()) refusal.missing.push_back(static_cast<int>(rank));
   if (Text(refusal.code) == nullptr) decoder->Refuse();
   return refusal;
 }

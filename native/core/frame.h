@@ -38,6 +38,7 @@ struct Refusal {
   std::string name;
   StatusCode code = StatusCode::kInvalidArgument;
   std::string text;
+  std::vector<int> missing = {};  // ranks for which it has waited until it was given up
 };
 
 // One operation of a batch: cached, or in full and to be cached under `id` unless that is kNone.

@@ -54,7 +54,7 @@ Status Liveness::Look(Nanoseconds now, const SignsOfLife& seen) {
   return verdict;
 }
 
-std::vector<int> Liveness::Silent(Nanoseconds now, Nanoseconds time) const {
+std::vector<int> Liveness::SilentFor(Nanoseconds now, Nanoseconds time) const {
   std::vector<int> silent;
   if (last_look_ == 0 || now - last_look_ >= time) return silent;
   for (const Peer& peer : peers_)

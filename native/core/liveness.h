@@ -43,9 +43,10 @@ class Liveness {
   // Whether this process was stopped before the last Look, as by Ctrl-Z of the whole job.
   bool stood_still() const { return stood_still_; }
 
-  // Of whom nothing was heard for that long, another host by its lowest rank, which speaks for it; nobody if this rank
-  // itself has not looked.
-  std::vector<int> Silent(Nanoseconds now, Nanoseconds time) const;
+  // Of whom nothing was heard for the bound of silence, or for half of it; another host by its lowest rank, which
+  // speaks for it. Nobody if this rank itself has not looked.
+  std::vector<int> Silent(Nanoseconds now) const { return SilentFor(now, bound_); }
+  std::vector<int> Unheard(Nanoseconds now) const { return SilentFor(now, bound_ / 2); }
 
   // The wire has lost its connection with a rank that had not left. How the error says that.
   Status ConnectionLost(const LostPeer& lost) const;
@@ -63,6 +64,7 @@ class Liveness {
     Nanoseconds changed = 0;  // when it was seen to change
   };
   void ListenTo(std::vector<int> ranks, bool local) { peers_.push_back({std::move(ranks), local}); }
+  std::vector<int> SilentFor(Nanoseconds now, Nanoseconds time) const;
   Status Judge(Nanoseconds now, const SignsOfLife& seen, Peer* peer) const;
   std::string Subject(const std::vector<int>& ranks) const;
 

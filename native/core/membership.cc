@@ -61,6 +61,7 @@ void Membership::Halt(const EpochId& epoch, MembershipActions* actions) {
   report.epoch = epoch;
   report.admits = admits_;
   report.holds_state = holds_state_;
+  report.uids = unheard_;
   Send(std::move(report), actions);
 }
 
@@ -82,6 +83,7 @@ void Membership::Go(const ControlFrame& go, MembershipActions* actions) {
   members_ = std::move(form_->members);
   form_.reset();
   silent_.clear();
+  unheard_.clear();
   actions->push_back(membership_action::Run{});
   if (go.at_release) actions->push_back(membership_action::Pause{});
 }
@@ -100,6 +102,10 @@ void Membership::Suspect(Uids silent, MembershipActions* actions) {
   if (silent.empty()) return;
   silent_ = std::move(silent);
   TellSilent(actions);
+}
+
+void Membership::Unheard(Uids unheard) {
+  if (state_ == State::kMember) unheard_ = std::move(unheard);
 }
 
 void Membership::TellSilent(MembershipActions* actions) const { TellSuspects(silent_, false, actions); }

@@ -69,6 +69,9 @@ class Membership {
   void Connected(uint64_t count, bool well, MembershipActions* actions);
   // Members whose connection is lost, or that are silent.
   void Suspect(Uids silent, MembershipActions* actions);
+  // Members that this rank had not heard for half of the bound of silence when it looked last. It is told with the next
+  // report: of a cut the first who reaches the bound has all others stopped, before they say whom they do not hear.
+  void Unheard(Uids unheard);
   // Members that have not come to an operation of the present world, which was given up.
   void Missing(const Uids& uids, MembershipActions* actions) const;
 
@@ -109,7 +112,7 @@ class Membership {
   EpochId newest_;               // of all that this rank has heard of
   bool holds_state_ = false;     // that all train
   bool admits_ = true;
-  Uids silent_;  // members of the present world
+  Uids silent_, unheard_;  // members of the last world
 
   // The world that forms.
   std::optional<ControlFrame> form_;

@@ -229,7 +229,8 @@ void Negotiator::Apply(const Frame& frame, Effects* effects) {
     if (!verdict.batch.empty())
       ApplyBatch(verdict, effects);
     else if (mine_.erase(verdict.failure.name) > 0)
-      effects->push_back(effect::Fail{verdict.failure.name, Status(verdict.failure.code, verdict.failure.text)});
+      effects->push_back(effect::Fail{verdict.failure.name, Status(verdict.failure.code, verdict.failure.text),
+                                      verdict.failure.missing});
   }
 }
 
@@ -702,11 +703,15 @@ void Negotiator::CheckStalls(Nanoseconds now, Effects* effects) {
         now, {Subject(entry.any()), Submitters(entry), Missing(entry)},
         [&](int member) { return IsMissing(entry, member); }, &entry.clock);
     if (verdict.give_up)
-      FailEntry(Take(found), {name, StatusCode::kTimeout, verdict.text}, effects);
+      GiveUp(Take(found), verdict.text, effects);
     else
       Report(entry, verdict.text, effects);
   }
   stalls_.Forget(now);
+}
+
+void Negotiator::GiveUp(const Entry& entry, const std::string& text, Effects* effects) {
+  FailEntry(entry, {entry.name, StatusCode::kTimeout, text, Missing(entry)}, effects);
 }
 
 // Warns here, and has each missing member show where its Python is.

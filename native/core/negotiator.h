@@ -96,6 +96,7 @@ struct Ring {  // what these members of this host wait for may have come
 struct Fail {  // this rank's pending operation of that name ends with this status
   std::string name;
   Status status;
+  std::vector<int> missing = {};  // ranks for which it has waited until it was given up
 };
 struct Warn {
   std::string text;
@@ -252,6 +253,7 @@ class Negotiator {
   void NoteLast(const Entry& entry);
   void NoteLast(int member, Nanoseconds waited, const std::string& name);
   void FailEntry(const Entry& entry, const Refusal& failure, Effects* effects);
+  void GiveUp(const Entry& entry, const std::string& text, Effects* effects);
   void Tell(int member, Verdict verdict, Effects* effects);
   void Decide(Effects* effects);
   void Start(const std::vector<int>& batch, Effects* effects);

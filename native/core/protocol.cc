@@ -223,7 +223,8 @@ void Protocol::Follow(Nanoseconds, int process_set, effect::Ring& ring, RankEffe
 }
 
 void Protocol::Follow(Nanoseconds, int process_set, effect::Fail& fail, RankEffects* effects) {
-  effects->push_back(rank_effect::Fail{process_set, std::move(fail.name), std::move(fail.status)});
+  effects->push_back(
+      rank_effect::Fail{process_set, std::move(fail.name), std::move(fail.status), std::move(fail.missing)});
 }
 
 void Protocol::Follow(Nanoseconds, int, effect::Warn& warn, RankEffects* effects) {

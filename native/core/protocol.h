@@ -49,6 +49,7 @@ struct Fail {  // this rank's pending operation of that name ends with this stat
   int process_set;
   std::string name;
   Status status;
+  std::vector<int> missing;  // ranks for which it has waited until it was given up
 };
 struct AddProcessSet {
   int process_set;
@@ -119,7 +120,8 @@ class Protocol {
   // At next_look(): beats, and judges the others.
   void Look(Nanoseconds now, const SignsOfLife& seen, RankEffects* effects);
   // As Liveness has it.
-  std::vector<int> Silent(Nanoseconds now, Nanoseconds time) const { return liveness_.Silent(now, time); }
+  std::vector<int> Silent(Nanoseconds now) const { return liveness_.Silent(now); }
+  std::vector<int> Unheard(Nanoseconds now) const { return liveness_.Unheard(now); }
   // Sends what has gathered, reports stalls. After every group of events, and at next_timer(). True if anything
   // followed.
   bool Tick(Nanoseconds now, RankEffects* effects);

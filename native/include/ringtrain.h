@@ -30,7 +30,7 @@ typedef struct rt_samples rt_samples;       /* and of its samples */
 
 /* Version of everything between the CFFI marks. Raised with each change to it: test_abi.py compares. Python
  * (ringtrain/_native.py) and the library for TensorFlow refuse a core of another version. */
-#define RT_ABI_VERSION 16
+#define RT_ABI_VERSION 17
 
 #define RT_MAX_DIMENSIONS 64            /* of a tensor */
 #define RT_MAX_DTYPES 32                /* rows of tables/dtypes.def, with room for more */
@@ -136,9 +136,11 @@ rt_alarm* rt_alarm_set(double seconds, const char* text);
 void rt_alarm_cancel(rt_alarm* alarm);
 /* Fails everything pending and everything later on all ranks with this cause; the first cause wins. */
 void rt_abort(rt_context* context, const char* cause);
-/* The ranks by whose silence this rank found its world to have ended, another host by its lowest: "1 4", or "". Freed
- * by the caller with rt_free. */
-char* rt_silent_ranks(rt_context* context);
+/* Ranks with which this one finds fault, another host by its lowest; returns their number, or -1 without memory. */
+#define RT_SILENT 0  /* it has found its world to have ended by their silence */
+#define RT_UNHEARD 1 /* it had not heard them for half of that bound when it looked last */
+#define RT_MISSING 2 /* an operation has waited for them until it was given up */
+int32_t rt_suspects(rt_context* context, int32_t why, int32_t* ranks, int32_t capacity);
 /* What a stall needs of the caller is written to the pipe, for a thread of its own to read: "s" when others wait for
  * this rank and the caller's stacks are to be written to stderr, "l" when the log has a warning. If an "s" is
  * still unread after five seconds, option stack_signal is raised, given a handler for it. */
@@ -313,10 +315,9 @@ char* rt_membership_arrived(rt_membership* membership, const char* frame);
 char* rt_membership_connected(rt_membership* membership, uint64_t count, int32_t well);
 /* The world of this rank has ended without a word of the authority. */
 char* rt_membership_world_ended(rt_membership* membership);
-/* What rt_silent_ranks has said of the world of this rank: the launcher asks whether they live. */
-char* rt_membership_silent(rt_membership* membership, const char* ranks);
-/* Ranks, in that form, for which an operation of this world has waited until it was given up. */
-char* rt_membership_missing(rt_membership* membership, const char* ranks);
+/* What rt_suspects has said of the world of this rank: the launcher asks the silent whether they live, and ends those
+ * that are missing; whom else this rank does not hear it tells with its next report. */
+char* rt_membership_suspects(rt_membership* membership, int32_t why, const int32_t* ranks, int32_t count);
 /* Its program has come to its end. */
 char* rt_membership_finished(rt_membership* membership);
 /* A rank that has joined has got the state. */

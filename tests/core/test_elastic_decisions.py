@@ -332,7 +332,7 @@ def test_a_rank_of_whose_silence_another_tells_is_evicted_after_a_second():
     job = Job(slots=3)
     first, stopped, _ = job.ranks.values()
     job.deaf.add(stopped.uid)
-    job.hear(first.take(lib.rt_membership_silent(first.native, as_text("1"))))
+    job.hear(first.take(lib.rt_membership_suspects(first.native, lib.RT_SILENT, [1], 1)))
     assert not job.said("evict")
     job.pass_seconds(2)
     assert [each[1] for each in job.said("evict")] == [stopped.uid]

@@ -7,6 +7,8 @@ import pytest
 from worlds import LAUNCHED, World, sizes
 
 import ringtrain as rt
+from ringtrain._native import lib
+from ringtrain.context import current
 from ringtrain.errors import InvalidArgumentError, MismatchError
 
 pytestmark = pytest.mark.timeout(180)
@@ -164,6 +166,7 @@ def test_a_stall_names_its_process_set(caplog):
                 match=f"allreduce 'x' of process set {pair.process_set_id}: waiting .* missing rank 2",
             ):
                 rt.allreduce(np.ones(1), "x", process_set=pair)
+            assert current().suspects(lib.RT_MISSING) == [2]
             told.set()
         assert told.wait(30)
 

@@ -242,6 +242,61 @@ RT_TEST(a_world_that_has_lost_a_member_and_cannot_be_connected_keeps_its_joiners
   RT_CHECK(job.runs());
 }
 
+// Four hosts with a rank each, of which all reach the launcher.
+struct FourHosts : Job {
+  FourHosts() : Job(0) {
+    actions.clear();
+    options.hosts = {{"a", 1}, {"b", 1}, {"c", 1}, {"d", 1}};
+    authority = std::make_unique<Authority>(options);
+    authority->Begin(0);
+    for (uint64_t place = 0; place < 4; ++place) {
+      authority->HostCame(0, Name(place), &actions);
+      Tell(ControlType::kPresent, place);
+      Tell(ControlType::kReady, place);
+    }
+    for (uint64_t place = 0; place < 4; ++place) Tell(ControlType::kFormed, place);
+  }
+  static std::string Name(uint64_t place) { return {static_cast<char>('a' + place)}; }
+  // unheard: the ranks that this one does not hear.
+  void Tell(ControlType type, uint64_t place, const std::vector<uint64_t>& unheard = {}) {
+    ControlFrame frame;
+    frame.type = type;
+    if (type != ControlType::kReady) frame.epoch = authority->epoch();
+    frame.process = {{1, place}, Name(place), 0, ""};
+    frame.holds_state = type == ControlType::kReport;
+    for (uint64_t other : unheard) frame.uids.push_back({1, other});
+    authority->Arrived(0, Name(place), frame, &actions);
+  }
+};
+
+RT_TEST(of_a_cut_a_side_stays_whose_ranks_hear_each_other_though_only_the_first_one_names_whom_it_does_not_hear) {
+  FourHosts job;
+  RT_CHECK(job.runs());
+  job.Tell(ControlType::kSuspect, 3, {2});
+  RT_CHECK(job.authority->phase() == Authority::Phase::kStopping);
+  job.Tell(ControlType::kReport, 0, {1, 3});
+  job.Tell(ControlType::kReport, 1, {0});
+  job.Tell(ControlType::kReport, 2, {1});
+  job.Tell(ControlType::kReport, 3, {2});
+  RT_CHECK_EQ(job.TakeSaid("do not hear it").size(), size_t{2});
+  job.Tell(ControlType::kFormed, 0);
+  job.Tell(ControlType::kFormed, 2);
+  RT_CHECK(job.runs());
+}
+
+RT_TEST(a_rank_that_is_not_heard_for_a_moment_is_kept_until_a_world_cannot_be_connected) {
+  FourHosts job;
+  job.Tell(ControlType::kDead, 3);
+  job.Tell(ControlType::kReport, 0, {1});
+  job.Tell(ControlType::kReport, 1, {0});
+  job.Tell(ControlType::kReport, 2);
+  RT_CHECK(job.TakeSaid("was evicted").empty());
+  RT_CHECK(job.authority->phase() == Authority::Phase::kForming);
+  job.Tell(ControlType::kSuspect, 0);  // it cannot connect, and does not know because of whom
+  for (uint64_t place = 0; place < 3; ++place) job.Tell(ControlType::kReport, place);
+  RT_CHECK_EQ(job.TakeSaid("do not hear it").size(), size_t{1});
+}
+
 // The others tell of it by name; its thread that speaks to the authority reports, as those of the others do.
 void TellMissing(Job* job, Nanoseconds now, uint64_t reporter, const std::vector<uint64_t>& missing) {
   ControlFrame suspect;

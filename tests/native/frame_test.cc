@@ -24,7 +24,7 @@ class RandomFrame {
         for (size_t count = Pick(4); count > 0; --count) frame.requests.push_back(MakeRequest());
         frame.resent = static_cast<int>(Pick(frame.requests.size() + 1));
         for (size_t count = Pick(3); count > 0; --count)
-          frame.refusals.push_back({Name(), StatusCode::kInvalidArgument, Name()});
+          frame.refusals.push_back({Name(), StatusCode::kInvalidArgument, Name(), {1, 3}});
         break;
       case FrameType::kVerdicts:
         for (size_t count = Pick(4); count > 0; --count) frame.verdicts.push_back(MakeVerdict());
@@ -115,7 +115,9 @@ class RandomFrame {
   std::mt19937_64 random_;
 };
 
-bool Same(const Refusal& a, const Refusal& b) { return a.name == b.name && a.code == b.code && a.text == b.text; }
+bool Same(const Refusal& a, const Refusal& b) {
+  return a.name == b.name && a.code == b.code && a.text == b.text && a.missing == b.missing;
+}
 
 bool Same(const Verdict& a, const Verdict& b) {
   bool same = a.joined == b.joined && Same(a.failure, b.failure) && a.batch.size() == b.batch.size();

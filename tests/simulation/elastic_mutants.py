@@ -148,6 +148,12 @@ MUTANTS = [
         "report.admits = admits_;",
         "report.admits = true;",
     ),
+    Mutant(
+        "a report does not say whom its rank does not hear",
+        MEMBERSHIP,
+        "  report.uids = unheard_;",
+        ";",
+    ),
     # The authority
     Mutant(
         "the count is not written before Form",

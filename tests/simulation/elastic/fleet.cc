@@ -364,7 +364,9 @@ void Fleet::Strike(const Fault& fault) {
   judge_.Struck(now_, fault, process != nullptr && process->rank->is_member());
   switch (fault.kind) {
     case Fault::kCrash:
-      return process == nullptr ? void() : Die(number, kKilled);
+      if (process == nullptr) return;
+      judge_.Killed(process->process.uid);
+      return Die(number, kKilled);
     case Fault::kOtherProgram:
       agents_[static_cast<size_t>(fault.host)].program[fault.slot] = "another program";
       return process == nullptr ? void() : Die(number, 1);
@@ -407,7 +409,10 @@ void Fleet::AskForLeave(const OneProcess& process) {
 void Fleet::LoseHost(int host) {
   Agent& agent = agents_[static_cast<size_t>(host)];
   agent.there = false;
-  for (const auto& entry : agent.processes) processes_.at(entry.second).dead = true;
+  for (const auto& entry : agent.processes) {
+    processes_.at(entry.second).dead = true;
+    judge_.Killed(processes_.at(entry.second).process.uid);
+  }
   agent.processes.clear();
 }
 

@@ -199,10 +199,16 @@ void Judge::CheckSides(Nanoseconds now, const EpochId& old, const World& world) 
     if (is_within(member) != stays_within) Violate("of a cut the smaller side goes on, or both do");
 }
 
+// Those that did not fail had not taken the state over yet.
+bool Judge::all_state_is_lost() const {
+  return !members_.empty() && std::includes(killed_.begin(), killed_.end(), members_.begin(), members_.end());
+}
+
 void Judge::AllGone(Nanoseconds now) {
   if (launcher_gone_ != kNever && now > launcher_gone_ + plan_.grace + 40 * kSecond && !ended_)
     Violate("E12: ranks outlive the launcher by more than the grace");
-  if (plan_.must_succeed() && (applied_.empty() || applied_.rbegin()->first != plan_.steps || !well_))
+  if (plan_.must_succeed() && !all_state_is_lost() &&
+      (applied_.empty() || applied_.rbegin()->first != plan_.steps || !well_))
     Violate("the training does not come to its end, though some ranks have not failed");
   if (plan_.faults.empty() && plan_.late.empty() && granted_.size() != 1)
     Violate("E9: without faults there must be one world");

@@ -71,6 +71,7 @@ class Judge {
   void Reported(size_t bytes);
   void Finished(const Uid& uid, const Progress& progress);
   void Struck(Nanoseconds now, const Fault& fault, bool member);
+  void Killed(const Uid& uid) { killed_.insert(uid); }  // by a fault
   void AllGone(Nanoseconds now);
 
  private:
@@ -82,6 +83,7 @@ class Judge {
     std::string program = {};
   };
   void UsePositions(const Sums& sums);
+  bool all_state_is_lost() const;
   void CheckTime(Nanoseconds now);
   void CheckSides(Nanoseconds now, const EpochId& old, const World& world);
 
@@ -93,8 +95,8 @@ class Judge {
   std::map<int64_t, Sums> applied_;                                         // by step
   std::map<std::pair<std::pair<int64_t, bool>, size_t>, Sums> used_parts_;  // as Used has them
   std::map<Uid, int64_t> step_of_;
-  std::set<Uid> members_, evicted_, finished_;  // members: of any world that ran
-  std::set<int64_t> used_;                      // positions
+  std::set<Uid> members_, evicted_, finished_, killed_;  // members: of any world that ran
+  std::set<int64_t> used_;                               // positions
   Nanoseconds struck_ = kNever, launcher_gone_ = kNever;
   Nanoseconds cut_at_ = kNever;
   EpochId struck_in_, cut_in_;

@@ -33,6 +33,7 @@ void SimulatedRank::Begin() {
 }
 
 void SimulatedRank::Hear(const ControlFrame& frame) {
+  NoteUnheard();
   membership_.Arrived(frame, &actions_);
   Step();
 }
@@ -247,8 +248,15 @@ void SimulatedRank::PartReleased() {
 
 // ---- from world to world ----
 
+// Of the world that this rank is a member of, which the program may not have taken yet.
+void SimulatedRank::NoteUnheard() {
+  const SimulatedWorld* world = next_ ? next_.get() : goes_on_ ? present_.get() : nullptr;
+  if (world != nullptr) membership_.Unheard(world->unheard());
+}
+
 // Leaves the world, if nobody has ended it, and takes the next one.
 void SimulatedRank::GoOn() {
+  NoteUnheard();
   if (present_ && goes_on_) {
     membership_.Suspect(present_->Silent(), &actions_);
     membership_.Missing(present_->missing(), &actions_);

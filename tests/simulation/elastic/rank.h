@@ -68,6 +68,7 @@ class SimulatedRank {
   void Agree();
   void PartReleased();
   void GoOn();
+  void NoteUnheard();
   void TakeWorld();
   void Settle(const std::vector<int32_t>& places);
   void CarryOutSteps();

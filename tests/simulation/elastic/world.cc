@@ -1,7 +1,6 @@
 #include "world.h"
 
 #include <algorithm>
-#include <sstream>
 #include <utility>
 
 namespace ringtrain {
@@ -38,23 +37,6 @@ Request RequestOf(const std::string& name) {
   return request;
 }
 
-// Ranks, as an operation that was given up names them (missing_in of ringtrain/log.py): "; missing ranks 1, 3-5."
-std::vector<int> MissingIn(const std::string& text) {
-  static const std::string kMark = "; missing ";
-  std::vector<int> ranks;
-  const size_t mark = text.rfind(kMark);
-  if (mark == std::string::npos) return ranks;
-  std::istringstream words(text.substr(mark + kMark.size(), text.find('.', mark) - mark - kMark.size()));
-  std::string word;
-  words >> word;
-  while (words >> word) {
-    const size_t dash = word.find('-');
-    const int first = std::stoi(word), last = dash == std::string::npos ? first : std::stoi(word.substr(dash + 1));
-    for (int rank = first; rank <= last; ++rank) ranks.push_back(rank);
-  }
-  return ranks;
-}
-
 }  // namespace
 
 SimulatedWorld::SimulatedWorld(const Plan& plan, const Process& process, const ControlFrame& form, Judge* judge,
@@ -89,12 +71,13 @@ const Gifts* SimulatedWorld::ResultOf(const std::string& name) const {
   return found == results_.end() ? nullptr : &found->second;
 }
 
-Uids SimulatedWorld::Silent() const {
+Uids SimulatedWorld::UidsOf(const std::vector<int>& ranks) const {
   Uids uids;
-  for (int rank : protocol_->Silent(surroundings_->now(), kSilence))
-    uids.push_back(members_[static_cast<size_t>(rank)].process.uid);
+  for (int rank : ranks) uids.push_back(members_[static_cast<size_t>(rank)].process.uid);
   return uids;
 }
+
+Uids SimulatedWorld::Silent() const { return UidsOf(protocol_->Silent(surroundings_->now())); }
 
 void SimulatedWorld::Leave() {
   if (ended_) return;
@@ -171,6 +154,7 @@ bool SimulatedWorld::Complete(const std::string& name) const {
 void SimulatedWorld::LookForTheDead() {
   if (ended_ || surroundings_->now() < protocol_->next_look()) return;
   protocol_->Look(surroundings_->now(), Signs(), &effects_);
+  unheard_ = UidsOf(protocol_->Unheard(surroundings_->now()));
   CarryOut();
 }
 
@@ -226,9 +210,7 @@ void SimulatedWorld::Do(rank_effect::Start& start) {
 void SimulatedWorld::Do(rank_effect::Fail& fail) {
   const bool is_of_a_peer = fail.status.code() == StatusCode::kPeerLost || fail.status.code() == StatusCode::kClosed;
   const bool waited = fail.status.code() == StatusCode::kTimeout;
-  if (waited)
-    for (int rank : MissingIn(fail.status.message()))
-      missing_.push_back(members_[static_cast<size_t>(rank)].process.uid);
+  if (!fail.missing.empty()) missing_ = UidsOf(fail.missing);
   if (!ended_ && !is_of_a_peer && !waited) judge_->Violate("an operation fails: " + fail.status.message());
   failed_.insert(fail.name);
 }

@@ -85,6 +85,7 @@ class SimulatedWorld {
   bool has_failed(const std::string& name) const { return ended_ || failed_.count(name) > 0; }
   // Members of whom nothing is heard; and those that have not come to an operation, which was given up.
   Uids Silent() const;
+  const Uids& unheard() const { return unheard_; }  // lately
   const Uids& missing() const { return missing_; }
   // This rank goes, or was told that the world is over.
   void Leave();
@@ -96,6 +97,7 @@ class SimulatedWorld {
   Nanoseconds next_look() const { return ended_ ? kNever : protocol_->next_look(); }
 
  private:
+  Uids UidsOf(const std::vector<int>& ranks) const;
   void FinishResults();
   bool Complete(const std::string& name) const;
   void LookForTheDead();
@@ -127,7 +129,7 @@ class SimulatedWorld {
   std::map<std::string, Gifts> arrived_;  // of operations that have no result yet
   std::map<std::string, Gifts> results_;
   std::set<std::string> failed_;
-  Uids missing_;
+  Uids missing_, unheard_;
   std::deque<effect::Execute> batches_;
   std::map<Uid, uint64_t> arrivals_;
   RankEffects effects_;
