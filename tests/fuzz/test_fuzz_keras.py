@@ -79,6 +79,18 @@ def test_turns_that_reach_other_layers_have_no_gradients_that_are_late_between_t
     assert not SCRIPTS.why_illegal(flushed)
 
 
+@on_tensorflow
+def test_each_of_two_optimizers_has_a_gradient_in_each_group_of_ranks() -> None:
+    """Seed 3000204: with its only trained layer left out on all members, Keras refuses the step."""
+
+    def why(*routes: tuple[int, ...]) -> str:
+        turn = Turn(frozen=(0,), routes=routes)
+        return SCRIPTS.why_illegal(Script((turn,), 3, model="subclassed", step="two", members=(0, 1)))
+
+    assert why((2,), (), (1, 2)).startswith("Keras: each of two optimizers has a gradient")
+    assert not why((2,), (1,), (1, 2))
+
+
 @pytest.mark.long
 @pytest.mark.timeout(6 * 3600)
 def test_many_scripts_end_as_in_one_process() -> None:

@@ -179,6 +179,20 @@ def reached(turn: Turn) -> set[int]:
     return set().union(*(turn.routes or (HIDDEN,))) - set(turn.frozen)
 
 
+def reaches_on_all(script: Script, turn: Turn, layer: int) -> bool:
+    """Whether a layer is frozen, or gets a gradient in each group of ranks that train together."""
+    if layer in turn.frozen or not turn.routes:
+        return True
+    reached_by = {rank for rank, route in enumerate(turn.routes) if layer in route}
+    return all(reached_by & set(group) for group in groups_of(script))
+
+
+def groups_of(script: Script) -> list[list[int]]:
+    """The ranks that train together."""
+    members = list(script.members or range(script.ranks))
+    return [members, *([rank] for rank in range(script.ranks) if rank not in members)]
+
+
 # What does not go together, and what says so.
 ILLEGAL = {
     "the first turn begins with a model that is made and compiled": lambda s: s.turns[0].begins != "",
@@ -235,6 +249,9 @@ ILLEGAL = {
             or s.moving == "end"
             or any(turn.begins in ("reload", "resume") or turn.rate in ("multiplier", "warmup") for turn in s.turns)
         )
+    ),
+    "Keras: each of two optimizers has a gradient": lambda s: (
+        s.step == "two" and any(FIRST in turn.frozen and not reaches_on_all(s, turn, HIDDEN[0]) for turn in s.turns)
     ),
     "clipping behind synchronize() is of gradients that are not scaled": lambda s: (
         s.step == "synchronized" and s.scales

@@ -18,7 +18,7 @@ import numpy as np
 import ringtrain as rt
 import ringtrain.keras as hvd
 from training.fuzzing import Fuzzer, difference, on_ranks
-from training.keras_script import FIRST, HEAD, HIDDEN, LOCAL, MISTAKES, SCRIPTS, Script, Turn, is_rounded
+from training.keras_script import FIRST, HEAD, HIDDEN, LOCAL, MISTAKES, SCRIPTS, Script, Turn, groups_of, is_rounded
 
 WIDTH, CLASSES, ROWS, IDS, SAMPLES = 3, 3, 6, 2, 2
 STALL_SECONDS = 60.0
@@ -805,12 +805,6 @@ def verdict(script: Script) -> str:
             -WIDTH * (WIDTH + 1) if script.method == "partial" else None,
             [group[0] for rank in range(script.ranks) for group in groups_of(script) if rank in group],
         )
-
-
-def groups_of(script: Script) -> list[list[int]]:
-    """The ranks that train together."""
-    members = list(script.members or range(script.ranks))
-    return [members, *([rank] for rank in range(script.ranks) if rank not in members)]
 
 
 def in_one_process(script: Script, folder: Path) -> list[list[np.ndarray]]:
