@@ -183,6 +183,19 @@ Status Execution::CheckTime(Nanoseconds begin) const {
                "gpu_timeout_seconds sets the limit."));
 }
 
+bool Execution::EndedBefore(Nanoseconds* counted_until) {
+  for (const auto& submission : submissions_)
+    if (submission != nullptr) submission->handle->Doubt();
+  InContext current(*completion_->device());
+  bool passed = false;
+  if (!completion_->Passed(&passed).ok() || !passed) return false;
+  CountTraffic(Now(), counted_until);
+  for (const auto& submission : submissions_)
+    if (submission != nullptr) submission->handle->Keep();
+  CallBack({});
+  return true;
+}
+
 void Execution::Lose(const Status& cause) {
   for (const auto& submission : submissions_)
     if (submission != nullptr) submission->handle->Lose(cause);

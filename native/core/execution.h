@@ -55,6 +55,9 @@ class Execution : public StageObserver {
   // Finished; whether the GPU has passed the completion, too. Not ok if it takes longer than option
   // gpu_timeout_seconds.
   Status LookAtDevice(Nanoseconds* counted_until, bool* passed);
+  // Finished; the world has failed, and communicators will be aborted. Returns whether the GPU had passed the
+  // completion before; else Lose follows.
+  bool EndedBefore(Nanoseconds* counted_until);
   // Finished, but the GPU's work will never be done.
   void Lose(const Status& cause);
   // "allreduce 'x'", of its first operation.

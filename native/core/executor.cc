@@ -162,6 +162,13 @@ Status Executor::AdvanceDevices(Lane* lane, bool* moved) {
   return {};
 }
 
+void Executor::TakeEnded(Lane* lane) {
+  auto& enqueued = lane->enqueued;
+  enqueued.erase(std::remove_if(enqueued.begin(), enqueued.end(),
+                                [lane](const auto& execution) { return execution->EndedBefore(&lane->counted_until); }),
+                 enqueued.end());
+}
+
 std::vector<Plane*> Executor::Planes() const {
   std::vector<Plane*> planes;
   for (const auto& lane : lanes_)
@@ -169,9 +176,11 @@ std::vector<Plane*> Executor::Planes() const {
   return planes;
 }
 
-// Nothing may be written any more when owners hear that they have their memory back.
+// What is done must be told from what an abort will end, so that is looked at before. Nothing may be written any more
+// when owners hear that they have their memory back.
 void Executor::Abandon(const Status& cause) {
   const std::vector<Plane*> planes = Planes();
+  for (auto& lane : lanes_) TakeEnded(&lane.second);
   Plane::AbortCommunicators(planes);
   for (Plane* plane : planes) plane->Abandon();
   for (auto& lane : lanes_)

@@ -64,6 +64,7 @@ class Executor {
   void Retire(Lane* lane);
   void Forget(const Execution& execution);
   Status AdvanceDevices(Lane* lane, bool* moved);
+  static void TakeEnded(Lane* lane);
 
   const World& world_;
   const Options& options_;

@@ -8,10 +8,11 @@ namespace ringtrain {
 
 bool Handle::finished() const {
   if (!done()) return false;
-  if (completion == nullptr || !status().ok()) return true;
+  if (completion == nullptr || !status().ok() || on_gpu_.load() == OnGpu::kPassed) return true;
   InContext current(*completion->device());
   bool passed = false;
-  return completion->Passed(&passed).ok() && passed;  // of a GPU that has failed the driver hears, and ends the world
+  if (!completion->Passed(&passed).ok()) return false;  // of a GPU that has failed the driver hears, and ends the world
+  return passed && on_gpu_.load() != OnGpu::kInDoubt;   // read last: it may be an abort that has let it pass
 }
 
 Status HoldBack(const Handle& handle, CUstream stream) {

@@ -51,13 +51,17 @@ class Handle {
 
   bool done() const { return state_.load(std::memory_order_acquire) == kDone; }
   // The operation's, or why the result is lost.
-  const Status& status() const { return lost_.load(std::memory_order_acquire) ? cause_ : status_; }
+  const Status& status() const { return on_gpu_.load() == OnGpu::kLost ? cause_ : status_; }
   // Whether the GPU has passed it, too; always true without one.
   bool finished() const;
+  // The world has failed. A kernel that is aborted ends as one that is done, so from here on the completion says
+  // nothing to others until the driver has told whether it had passed before: Keep or Lose follows.
+  void Doubt() { on_gpu_.store(OnGpu::kInDoubt); }
+  void Keep() { on_gpu_.store(OnGpu::kPassed); }
   // The GPU's work will never be done.
   void Lose(const Status& cause) {
     cause_ = cause;
-    lost_.store(true, std::memory_order_release);
+    on_gpu_.store(OnGpu::kLost);
   }
   void Finish(Status status) {
     status_ = std::move(status);
@@ -80,10 +84,12 @@ class Handle {
   // Of many operations that end together mostly one is awaited: the others end without a call of the kernel.
   static constexpr uint32_t kPending = 0, kAwaited = 1, kDone = 2;
 
+  enum class OnGpu { kUnderWay, kInDoubt, kPassed, kLost };
+
   std::atomic<uint32_t> state_{kPending};
   Status status_;
-  std::atomic<bool> lost_{false};
-  Status cause_;  // written before lost_
+  std::atomic<OnGpu> on_gpu_{OnGpu::kUnderWay};  // all in one order with the looks at the completion
+  Status cause_;                                 // written before kLost
 };
 
 // Makes what the stream is given from now on wait for the handle's result.

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import oracle
+from eventually import eventually
 from fakes import driver, nccl
 from fakes.array import FakeDeviceArray
 from fakes.check import check, main
@@ -754,6 +755,33 @@ def nothing_is_written_after_a_failure():
         world.close()
     except errors.RingtrainError:
         pass  # it has failed, and says so once more
+
+
+@check(FAKE_DEVICES=4, FAKE_NCCL_HANG="ncclAllReduce:1=1", FAKE_NCCL_FAIL="ncclAllReduce:3=3", FAKE_DELAY_US=20000)
+def what_an_abort_ends_is_not_taken_for_done():
+    """A kernel that is aborted lets its stream go on as one that is done: nobody may use what was not there before.
+
+    What another GPU had done before is there, though its world has failed.
+    """
+
+    def on_rank(rank: int) -> str:
+        first, second = (FakeDeviceArray(np.ones(5000, "f4"), device) for device in (rank, rank + 2))
+        hangs = rt.allreduce_async(first, "hangs", rt.Sum)
+        eventually(lambda: nccl.calls("ncclAllReduce") >= 2, "the first sum is on the queues of both GPUs")
+        done = rt.allreduce_async(second, "done", rt.Sum)
+        eventually(done.done, "the second sum, which is behind the first for the driver, has ended")
+        started.wait(PATIENCE)
+        rt.allreduce_async(second, "fails", rt.Sum)
+        eventually(hangs.done, "the first sum has ended")
+        problem = error_of(hangs.wait)
+        assert done.done() and (on_host(done.wait()) == 2).all()
+        return problem
+
+    started = threading.Barrier(2)
+    world = World(2, gpu_plane="nccl")
+    assert "planned failure" in same_on_all(world.run(on_rank))
+    with contextlib.suppress(errors.RingtrainError):
+        world.close()  # it has failed, and says so once more
 
 
 # ---- opened beside what goes through the host ----
