@@ -2,7 +2,7 @@
 
     python docs/plot_scale.py docs/benchmarks/scale-*.jsonl -o docs/scale.svg
 
-Needs matplotlib. The name of each file, behind its last hyphen, is the way of negotiation that it holds.
+Needs matplotlib. The name of each file, behind its last hyphen, is how ranks agreed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 STYLES = {"steady": "-", "changed": "--"}
-COLOURS = {"schedule": "tab:green", "star": "tab:red", "tree": "tab:blue"}
+COLOURS = {"schedule": "tab:green", "negotiation": "tab:red"}
 PANELS = [
     ("microseconds", "microseconds until the last rank starts"),
     ("busiest_rank_messages", "messages of the busiest rank"),

@@ -58,8 +58,6 @@ class Coordinator {
   // Tells the others that this rank will submit no more; ready_to_close() once nobody waits for anybody.
   void SayGoodbye();
   bool ready_to_close() const { return protocol_.released() && !executor_.busy(); }
-  // It waits longer than others at its end: what they negotiate passes through this rank.
-  bool speaks_for_others() const { return protocol_.speaks_for_others() && !protocol_.aborted(); }
   // All ranks have said goodbye, so that what is collective may be done.
   bool closed_cleanly() const { return protocol_.clean(); }
   // This rank waits no longer: those who wait for it fail, and if it is rank 0 nobody need wait for the others either.

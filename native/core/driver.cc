@@ -242,7 +242,6 @@ void ContextDriver::Serve(Nanoseconds* deadline) {
   coordinator.HeedAbort();  // one just requested: the others must hear the cause, and no goodbye before it
   if (table_->closed().ok()) {
     coordinator.SayGoodbye();
-    if (coordinator.speaks_for_others()) *deadline = kNever;
     Drive([&] { return coordinator.ready_to_close() || !table_->closed().ok(); }, *deadline, &of_waiters_);
     if (table_->closed().ok()) coordinator.GiveUpWaiting();
   }

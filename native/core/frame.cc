@@ -83,43 +83,6 @@ std::vector<std::vector<ResponseCache::Id>> DecodeCycle(Decoder* decoder) {
   return cycle;
 }
 
-void EncodeMembers(const std::vector<int>& members, Encoder* encoder) {
-  EncodeRuns({members.begin(), members.end()}, encoder);
-}
-
-std::vector<int> DecodeMembers(int members, Decoder* decoder) {
-  const std::vector<ResponseCache::Id> ids = DecodeRuns(decoder);
-  if (!ids.empty() && ids.back() >= static_cast<ResponseCache::Id>(members)) decoder->Refuse();
-  if (!decoder->ok()) return {};
-  return {ids.begin(), ids.end()};
-}
-
-void EncodeShare(const ReadyShare& share, Encoder* encoder) {
-  EncodeMembers(share.members.List(), encoder);
-  encoder->Unsigned(static_cast<uint64_t>(share.last));
-  encoder->Unsigned(static_cast<uint64_t>(share.gap));
-  encoder->Text(share.frame);
-  encoder->Unsigned(share.schedule);
-  EncodeRuns(share.ids, encoder);
-  encoder->Unsigned(share.requests.size());
-  for (const Request& request : share.requests) ringtrain::Encode(request, encoder);
-}
-
-ReadyShare DecodeShare(int members, Decoder* decoder) {
-  ReadyShare share;
-  share.members = MemberSet(members);
-  for (int member : DecodeMembers(members, decoder)) share.members.Add(member);
-  share.last = static_cast<int>(decoder->AtMost(static_cast<uint64_t>(std::max(members - 1, 0))));
-  share.gap = static_cast<Nanoseconds>(decoder->AtMost(kMaxMilliseconds));
-  share.frame = decoder->Text();
-  share.schedule = DecodeNumber(decoder);
-  share.ids = DecodeRuns(decoder);
-  share.requests.resize(decoder->Count());
-  for (Request& request : share.requests) request = DecodeRequest(decoder);
-  if (share.members.size() == 0 || (!share.frame.empty() && share.members.size() != 1)) decoder->Refuse();
-  return share;
-}
-
 void EncodeRefusal(const Refusal& refusal, Encoder* encoder) {
   encoder->Text(refusal.name);
   encoder->Byte(static_cast<uint8_t>(refusal.code));
@@ -173,10 +136,6 @@ bool Frame::Fits(const std::vector<int>& process_set_members) const {
     for (const Agreed& agreed : verdict.batch)
       fits = fits && (agreed.cached || ringtrain::Fits(agreed.response, process_set_members));
   }
-  if (type == FrameType::kGathered) fits = fits && members == size;
-  for (const ReadyShare& share : shares)
-    fits = fits && std::all_of(share.requests.begin(), share.requests.end(), is_right);
-  for (const SpreadCopy& copy : copies) fits = fits && std::all_of(copy.members.begin(), copy.members.end(), is_member);
   return fits;
 }
 
@@ -213,18 +172,6 @@ std::string Frame::Encode() const {
       break;
     case FrameType::kLongPhase:
       encoder.Unsigned(std::min(milliseconds, kMaxMilliseconds));
-      break;
-    case FrameType::kGathered:
-      encoder.Unsigned(static_cast<uint64_t>(members));
-      encoder.Unsigned(shares.size());
-      for (const ReadyShare& share : shares) EncodeShare(share, &encoder);
-      break;
-    case FrameType::kSpread:
-      encoder.Unsigned(copies.size());
-      for (const SpreadCopy& copy : copies) {
-        EncodeMembers(copy.members, &encoder);
-        encoder.Text(copy.frame);
-      }
       break;
     case FrameType::kSchedule:
       encoder.Unsigned(schedule);
@@ -281,19 +228,6 @@ bool Frame::Decode(const std::string& bytes, Frame* frame) {
       break;
     case FrameType::kLongPhase:
       frame->milliseconds = decoder.AtMost(kMaxMilliseconds);
-      break;
-    case FrameType::kGathered: {
-      frame->members = static_cast<int>(decoder.AtMost(kMaxMembers));
-      for (size_t share = decoder.Count(); share > 0 && decoder.ok(); --share)
-        frame->shares.push_back(DecodeShare(frame->members, &decoder));
-      break;
-    }
-    case FrameType::kSpread:
-      for (size_t copy = decoder.Count(); copy > 0 && decoder.ok(); --copy) {
-        frame->copies.emplace_back();
-        frame->copies.back().members = DecodeMembers(kMaxMembers, &decoder);
-        frame->copies.back().frame = decoder.Text();
-      }
       break;
     case FrameType::kSchedule:
       frame->schedule = DecodeNumber(&decoder);

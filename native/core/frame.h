@@ -8,7 +8,6 @@
 
 #include "base/clock.h"
 #include "base/tuned.h"
-#include "core/member_set.h"
 #include "core/request.h"
 #include "core/response_cache.h"
 
@@ -24,13 +23,11 @@ enum class FrameType : uint8_t {
   kBeat = 7,        // one host to another: its ranks live; flag: and leave, so that nobody need listen any longer
   kStalled = 8,     // coordinator to member: the others wait for you; show where your Python is. text: for what
   kLongPhase = 9,   // member to coordinator: do not expect me for so many milliseconds
-  kGathered = 10,   // relay to the next one on the way to the coordinator: what members behind it are ready for
-  kSpread = 11,     // from the coordinator to the next relay: frames for members behind it
-  kSchedule = 12,   // coordinator to members: from here on this cycle of batches, without a word (schedule.h)
-  kPromise = 13,    // one host to another: so many batches of the schedule all on this side have promised
-  kHalt = 14,  // member to coordinator: the schedule ends, and so much is promised here; coordinator to members: say so
-  kHalted = 15,  // coordinator to members: so many batches of the schedule run, then it is over
-  kTune = 16     // rank 0 to all: from here on these settings hold
+  kSchedule = 10,   // coordinator to members: from here on this cycle of batches, without a word (schedule.h)
+  kPromise = 11,    // one host to another: so many batches of the schedule all on this side have promised
+  kHalt = 12,  // member to coordinator: the schedule ends, and so much is promised here; coordinator to members: say so
+  kHalted = 13,  // coordinator to members: so many batches of the schedule run, then it is over
+  kTune = 14     // rank 0 to all: from here on these settings hold
 };
 
 // A submission that its own rank refused: its peers' operation of that name fails with the same text.
@@ -55,23 +52,6 @@ struct Verdict {
   Refusal failure;
 };
 
-// What several members are ready for in the same words; or a frame of one of them, as it is.
-struct ReadyShare {
-  MemberSet members;
-  int last = 0;         // the member of them that came last
-  Nanoseconds gap = 0;  // by which it came behind the one before it
-  std::vector<ResponseCache::Id> ids;
-  std::vector<Request> requests;
-  uint32_t schedule = 0;  // as of a Frame
-  std::string frame;      // instead of ids and requests
-};
-
-// A frame that goes on as it is.
-struct SpreadCopy {
-  std::vector<int> members;  // to whom, ascending; none: all behind the relay
-  std::string frame;
-};
-
 struct Frame {
   FrameType type = FrameType::kReady;
   uint32_t epoch = 0;
@@ -84,14 +64,11 @@ struct Frame {
   std::string text;                    // kAbort, kStalled
   bool flag = false;                   // kGoodbye, kAllGoodbye, kBeat
   uint64_t milliseconds = 0;           // kLongPhase
-  std::vector<ReadyShare> shares;      // kGathered, in their order
-  int members = 0;                     // kGathered: of the process set
-  std::vector<SpreadCopy> copies;      // kSpread, in their order
   uint32_t schedule = 0;               // kReady: the last one that the member has begun; kSchedule .. kHalted: which
   std::vector<std::vector<ResponseCache::Id>> cycle;  // kSchedule
   uint64_t count = 0;                                 // kPromise, kHalt, kHalted: batches
-  int last = 0;                                       // kPromise: as of a ReadyShare
-  Nanoseconds gap = 0;                                // kPromise
+  int last = 0;                                       // kPromise: the member on this side that came last
+  Nanoseconds gap = 0;                                // kPromise: by which it came behind the one before it
   Settings settings{};                                // kTune
 
   // Whether it can be of one member of this process set to another: what it has of members are members, and its lists

@@ -1,5 +1,4 @@
-// MemberSet: some of the members of a process set. Knows its size; unites whole words, so thousands of members cost
-// little.
+// MemberSet: some of the members of a process set. Knows its size; a bit for each member.
 #ifndef RINGTRAIN_CORE_MEMBER_SET_H_
 #define RINGTRAIN_CORE_MEMBER_SET_H_
 
@@ -26,22 +25,6 @@ class MemberSet {
     words_.assign(words_.size(), 0);
     size_ = 0;
   }
-  // Of one process set, here and below.
-  void Add(const MemberSet& others) {
-    for (size_t word = 0; word < words_.size(); ++word) words_[word] |= others.words_[word];
-    Count();
-  }
-  void Remove(const MemberSet& others) {
-    for (size_t word = 0; word < words_.size(); ++word) words_[word] &= ~others.words_[word];
-    Count();
-  }
-  bool HasAny(const MemberSet& others) const {
-    for (size_t word = 0; word < words_.size(); ++word)
-      if ((words_[word] & others.words_[word]) != 0) return true;
-    return false;
-  }
-  bool operator==(const MemberSet& that) const { return words_ == that.words_; }
-  bool operator<(const MemberSet& that) const { return words_ < that.words_; }
 
   // Calls what(member) for each, ascending.
   template <typename What>
@@ -50,20 +33,10 @@ class MemberSet {
       for (uint64_t bits = words_[word]; bits != 0; bits &= bits - 1)
         what(static_cast<int>(word * 64) + __builtin_ctzll(bits));
   }
-  std::vector<int> List() const {
-    std::vector<int> list;
-    list.reserve(static_cast<size_t>(size_));
-    ForEach([&](int member) { list.push_back(member); });
-    return list;
-  }
 
  private:
   static size_t Word(int member) { return static_cast<size_t>(member) / 64; }
   static uint64_t Bit(int member) { return uint64_t{1} << (member % 64); }
-  void Count() {
-    size_ = 0;
-    for (uint64_t word : words_) size_ += __builtin_popcountll(word);
-  }
 
   std::vector<uint64_t> words_;
   int size_ = 0;

@@ -110,21 +110,6 @@ void Negotiator::On(Nanoseconds now, const event::Arrived& event, Effects* effec
   }
 }
 
-void Negotiator::On(Nanoseconds now, const event::Gathered& event, Effects* effects) {
-  const ReadyShare& share = event.share;
-  if (IsStale(share.schedule)) return;
-  const Moment moment{now, share.last, share.gap};
-  std::vector<ResponseCache::Id> unknown;
-  ReceiveIds(moment, share.members, share.ids, &unknown, effects);
-  for (const Request& request : share.requests) {
-    Arrival arrival;
-    arrival.members = share.members;
-    arrival.request = request;
-    Arrive(moment, request.name, std::move(arrival), effects);
-  }
-  if (!unknown.empty()) share.members.ForEach([&](int member) { AskAgain(member, unknown, effects); });
-}
-
 void Negotiator::On(Nanoseconds, const event::BatchFinished&, Effects*) {
   if (coordinates()) --batches_under_way_;
 }
@@ -205,7 +190,7 @@ void Negotiator::Announce(Nanoseconds now, Effects* effects) {
   frame.schedule = newest_schedule_;
   ++ready_frames_;
   effects->push_back(effect::Count{std::exchange(hits_, 0), std::exchange(misses_, 0), {}});
-  if (coordinates() && !options_.by_tree)
+  if (coordinates())
     Receive(now, options_.me, frame, effects);
   else
     effects->push_back(effect::Send{0, std::move(frame)});
@@ -265,10 +250,9 @@ void Negotiator::ApplyBatch(const Verdict& verdict, Effects* effects) {
   effects->push_back(std::move(execute));
 }
 
-// The coordinator has decided on it, so it has heard what was announced with it and before. Relays may change the
-// order.
+// The coordinator has decided on it, so it has heard what was announced with it and before.
 void Negotiator::NoteHeard(const Mine& mine) {
-  if (!options_.by_tree && mine.frame >= refused_in_) has_refused_ = false;
+  if (mine.frame >= refused_in_) has_refused_ = false;
 }
 
 // Whether it is what this rank has memory for. Of one that it has announced by the id nothing else can be meant.
@@ -284,16 +268,13 @@ bool Negotiator::IsAnswer(const Response& response, ResponseCache::Id cached, Mi
 // ---- coordinator ----
 
 void Negotiator::Receive(Nanoseconds now, int member, const Frame& ready, Effects* effects) {
-  const Moment moment{now, member, kNever};
-  MemberSet alone(member_count());
-  alone.Add(member);
   std::vector<ResponseCache::Id> unknown;
   for (const Refusal& refusal : ready.refusals) Refuse(member, refusal, effects);
   if (IsStale(ready.schedule)) {  // but for its refusals: the member has taken the rest into the schedule
     if (schedule_ && !ready.refusals.empty()) Deviate(now, effects);
     return;
   }
-  ReceiveIds(moment, alone, ready.ids, &unknown, effects);
+  ReceiveIds(now, member, ready.ids, &unknown, effects);
   // A join counts once all that the member submitted before it has arrived.
   unanswered_[member] -= ready.resent;
   for (const Request& request : ready.requests) {
@@ -302,9 +283,8 @@ void Negotiator::Receive(Nanoseconds now, int member, const Frame& ready, Effect
       continue;
     }
     Arrival arrival;
-    arrival.members = alone;
     arrival.request = request;
-    Arrive(moment, request.name, std::move(arrival), effects);
+    Arrive(now, member, request.name, std::move(arrival), effects);
   }
   const bool answered = unanswered_[member] + static_cast<int>(unknown.size()) == 0;
   if (!held_joins_[member].name.empty() && answered)
@@ -316,7 +296,7 @@ void Negotiator::Receive(Nanoseconds now, int member, const Frame& ready, Effect
   if (!unknown.empty()) AskAgain(member, unknown, effects);
 }
 
-void Negotiator::ReceiveIds(const Moment& moment, const MemberSet& members, const std::vector<ResponseCache::Id>& ids,
+void Negotiator::ReceiveIds(Nanoseconds now, int member, const std::vector<ResponseCache::Id>& ids,
                             std::vector<ResponseCache::Id>* unknown, Effects* effects) {
   for (ResponseCache::Id id : ids) {
     const Response* response = cache_.Find(id);
@@ -325,10 +305,9 @@ void Negotiator::ReceiveIds(const Moment& moment, const MemberSet& members, cons
       continue;
     }
     Arrival arrival;
-    arrival.members = members;
     arrival.id = id;
     const std::string name = response->request.name;
-    Arrive(moment, name, std::move(arrival), effects);
+    Arrive(now, member, name, std::move(arrival), effects);
   }
 }
 
@@ -340,34 +319,27 @@ void Negotiator::AskAgain(int member, const std::vector<ResponseCache::Id>& unkn
   effects->push_back(effect::Send{member, std::move(resend)});
 }
 
-void Negotiator::Arrive(const Moment& moment, const std::string& name, Arrival arrival, Effects* effects) {
-  if (undelivered_failures_.count(name) > 0) {
-    for (int member : arrival.members.List()) {
-      Verdict verdict;
-      if (!TakeUndeliveredFailure(member, name, &verdict.failure)) continue;
-      arrival.members.Remove(member);
-      Tell(member, std::move(verdict), effects);
-    }
-  }
-  if (arrival.members.size() == 0) return;
+void Negotiator::Arrive(Nanoseconds now, int member, const std::string& name, Arrival arrival, Effects* effects) {
+  Verdict failed;
+  if (TakeUndeliveredFailure(member, name, &failed.failure)) return Tell(member, std::move(failed), effects);
   Entry& entry = entries_[name];
   if (entry.arrivals.empty()) {
     entry.name = name;
     entry.present = MemberSet(member_count());
-    entry.clock = stalls_.Start(moment.now);
+    entry.clock = stalls_.Start(now);
     entry.place = order_.insert(order_.end(), name);
   }
-  arrival.members.Remove(entry.present);  // members refuse a second one themselves; never count it twice
-  if (arrival.members.size() == 0) return;
-  entry.last = moment.last;
-  const Nanoseconds before = std::exchange(entry.last_at, moment.now);
-  entry.last_but_one_at = std::max(before, arrival.members.size() > 1 ? moment.now - moment.gap : 0);
-  entry.present.Add(arrival.members);
+  if (entry.present.has(member)) return;  // members refuse a second one themselves; never count it twice
+  entry.last = member;
+  entry.last_but_one_at = std::exchange(entry.last_at, now);
+  entry.present.Add(member);
   Arrival* same = entry.arrivals.empty() ? nullptr : &entry.arrivals.back();
   if (same != nullptr && same->id == arrival.id &&
       (arrival.id != ResponseCache::kNone || same->request == arrival.request)) {
-    same->members.Add(arrival.members);
+    same->members.Add(member);
   } else {
+    arrival.members = MemberSet(member_count());
+    arrival.members.Add(member);
     if (arrival.id != ResponseCache::kNone)
       arrival.response = std::make_shared<const Response>(*cache_.Find(arrival.id));
     entry.arrivals.push_back(std::move(arrival));
@@ -639,9 +611,7 @@ void Negotiator::Broadcast(const Frame& frame, Effects* effects) {
 
 void Negotiator::SendToOthers(const Frame& frame, Effects* effects) const {
   const bool differs = DiffersByMember(frame);
-  const bool by_tree = options_.by_tree && !differs;
-  if (by_tree && member_count() > 1) effects->push_back(effect::Send{effect::kOthers, frame});
-  for (int member = 0; member < member_count() && !by_tree; ++member)
+  for (int member = 0; member < member_count(); ++member)
     if (member != options_.me) effects->push_back(effect::Send{member, differs ? FrameFor(member, frame) : frame});
 }
 

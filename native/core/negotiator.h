@@ -55,9 +55,6 @@ struct Arrived {  // a frame of a member
   int member;
   Frame frame;
 };
-struct Gathered {  // what several members are ready for, in one
-  ReadyShare share;
-};
 struct BatchFinished {};  // the oldest unfinished Execute is done here
 struct Left {             // a member shuts down and will submit no more
   int member;
@@ -73,11 +70,10 @@ struct Seen {  // what the members of this host have promised, in the order of m
 struct GivesUp {};  // this rank is about to serve the others no longer, and has kept what it promised
 struct Tick {};     // time has passed; sends what has gathered. Due after every group of events and at next_timer().
 }  // namespace event
-using Event = std::variant<event::Submitted, event::Refused, event::Arrived, event::Gathered, event::BatchFinished,
-                           event::Left, event::LongPhase, event::StoodStill, event::Seen, event::GivesUp, event::Tick>;
+using Event = std::variant<event::Submitted, event::Refused, event::Arrived, event::BatchFinished, event::Left,
+                           event::LongPhase, event::StoodStill, event::Seen, event::GivesUp, event::Tick>;
 
 namespace effect {
-constexpr int kOthers = -1;  // all members but this one
 struct Send {
   int member;
   Frame frame;
@@ -115,13 +111,11 @@ using Effects = std::vector<Effect>;
 
 struct NegotiatorOptions {
   int process_set = 0;
-  std::vector<int> members;  // global ranks, ascending
-  int me = 0;                // member
-  // What members are ready for goes through a relay (relay.h), this one's own too, and one frame goes to all others.
-  bool by_tree = false;
+  std::vector<int> members;     // global ranks, ascending
+  int me = 0;                   // member
   std::vector<int> hosts = {};  // by member: any numbers that are equal for members of one host; empty: all on one
-  int fanout = 8;               // hosts below one in the tree in which promises travel
-  bool schedules = false;       // the coordinator has what repeats itself run by schedules
+  int fanout = Promises::kFanout;
+  bool schedules = false;  // the coordinator has what repeats itself run by schedules
   size_t cache_capacity = 1024;
   size_t fusion_threshold_bytes = 64 << 20;
   Nanoseconds stall_warning = 30 * INT64_C(1000000000);
@@ -164,7 +158,6 @@ class Negotiator {
   void On(Nanoseconds now, const event::Submitted& event, Effects* effects);
   void On(Nanoseconds now, const event::Refused& event, Effects* effects);
   void On(Nanoseconds now, const event::Arrived& event, Effects* effects);
-  void On(Nanoseconds now, const event::Gathered& event, Effects* effects);
   void On(Nanoseconds now, const event::BatchFinished& event, Effects* effects);
   void On(Nanoseconds now, const event::Left& event, Effects* effects);
   void On(Nanoseconds now, const event::LongPhase& event, Effects* effects);
@@ -229,15 +222,10 @@ class Negotiator {
   using Entries = std::unordered_map<std::string, Entry>;
   bool coordinates() const { return options_.me == 0; }
   void Receive(Nanoseconds now, int member, const Frame& ready, Effects* effects);
-  struct Moment {  // when members of one arrival submitted
-    Nanoseconds now;
-    int last;         // member
-    Nanoseconds gap;  // by which it came behind the one before it of these
-  };
-  void ReceiveIds(const Moment& moment, const MemberSet& members, const std::vector<ResponseCache::Id>& ids,
+  void ReceiveIds(Nanoseconds now, int member, const std::vector<ResponseCache::Id>& ids,
                   std::vector<ResponseCache::Id>* unknown, Effects* effects);
   void AskAgain(int member, const std::vector<ResponseCache::Id>& unknown, Effects* effects);
-  void Arrive(const Moment& moment, const std::string& name, Arrival arrival, Effects* effects);
+  void Arrive(Nanoseconds now, int member, const std::string& name, Arrival arrival, Effects* effects);
   void Join(int member, const Request& request, Effects* effects);
   void FailHopelessJoin(Effects* effects);
   void Refuse(int member, const Refusal& refusal, Effects* effects);

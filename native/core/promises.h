@@ -36,7 +36,9 @@ struct LastPromise {
 
 class Promises {
  public:
-  // hosts: by member, any numbers that are equal for members of one host. fanout: hosts below one in the tree.
+  static constexpr int kFanout = 8;
+  // hosts: by member, any numbers that are equal for members of one host. fanout: hosts below one in the tree, fewer in
+  // simulations, whose worlds are small.
   Promises(const std::vector<int>& hosts, int me, int fanout);
 
   // Members of this host, ascending. The first leads.
@@ -48,7 +50,7 @@ class Promises {
   void Begin(uint32_t schedule);
   // What lies in the host's memory, by place in here().
   void See(const std::vector<PromiseSign>& signs);
-  // A neighbour's words. last and gap: as of a ReadyShare, of its side.
+  // A neighbour's words. last and gap: as of a Frame.
   void Hear(Nanoseconds now, int neighbour, uint32_t schedule, uint64_t count, int last, Nanoseconds gap);
 
   uint64_t here_promised() const { return here_promised_; }  // the least counter of this host

@@ -16,10 +16,10 @@ std::vector<int> RanksOf(const World& world) {
 
 }  // namespace
 
-Protocol::Protocol(const World& world, const Options& options)
+Protocol::Protocol(const World& world, const Options& options, int fanout)
     : world_(world),
       options_(options),
-      by_tree_(options.negotiation == "tree"),
+      fanout_(fanout),
       settings_(SettingsOf(options)),
       liveness_(world, options.dead_after_seconds) {}
 
@@ -37,14 +37,11 @@ void Protocol::Refused(Nanoseconds now, int process_set, Refusal refusal, RankEf
 
 void Protocol::Arrived(Nanoseconds now, int from, Frame frame, RankEffects* effects) {
   if (frame.type == FrameType::kAbort) silent_.insert(from);
-  const bool decided = frame.type == FrameType::kVerdicts || frame.type == FrameType::kSpread;
-  if (aborted_ && !(decided && awaits_last_words()) && frame.type != FrameType::kVerdicts) return;
+  if (aborted_ && frame.type != FrameType::kVerdicts) return;
   switch (frame.type) {
     case FrameType::kAbort:
       return HearEnd(Status::PeerLost(frame.text), effects);
     case FrameType::kGoodbye:
-      if (by_tree_ && frame.flag) left_.insert(from);  // others' are wrapped
-      if (by_tree_) break;                             // it concerns one process set
       return HearGoodbye(now, from, frame.flag, effects);
     case FrameType::kBeat:  // the transport has counted it
       if (!frame.flag) return;
@@ -75,7 +72,6 @@ void Protocol::Arrived(Nanoseconds now, int from, Frame frame, RankEffects* effe
 
 void Protocol::ArrivedIn(Nanoseconds now, int process_set, int from, Frame frame, RankEffects* effects) {
   if (!Fits(process_set, from, frame, effects)) return;
-  if (RelayOf(process_set) != nullptr) return ArrivedByTree(now, from, std::move(frame), effects);
   Feed(now, process_set, event::Arrived{MemberOf(process_set, from), std::move(frame)}, effects);
 }
 
@@ -112,9 +108,8 @@ void Protocol::Tune(const Settings& settings, RankEffects* effects) {
   Frame tune;
   tune.type = FrameType::kTune;
   tune.settings = settings;
-  if (by_tree_) PassDown(0, {}, tune.Encode(), effects);
   for (int rank : everyone())
-    if (!by_tree_ && rank != world_.rank) effects->push_back(rank_effect::Send{rank, tune});
+    if (rank != world_.rank) effects->push_back(rank_effect::Send{rank, tune});
   HeedTune(settings, effects);
 }
 
@@ -154,10 +149,12 @@ bool Protocol::Tick(Nanoseconds now, RankEffects* effects) {
     negotiators_.at(process_set).OnEvent(now, event::Tick{}, &from);
     moved |= !from.empty();  // control operations finish at once, and more may be ready behind them
     Follow(now, process_set, &from, effects);
-    // What the coordinator decides may have it announce more.
-    while (RelayOf(process_set) != nullptr && PassUpwards(now, process_set, effects)) moved = true;
   }
   return moved;
+}
+
+int Protocol::RankOf(int process_set, int member) const {
+  return negotiators_.at(process_set).members()[static_cast<size_t>(member)];
 }
 
 void Protocol::Feed(Nanoseconds now, int process_set, const Event& event, RankEffects* effects) {
@@ -176,7 +173,6 @@ bool Protocol::pending() const {
 Nanoseconds Protocol::next_stall() const {
   Nanoseconds next = kNever;
   for (const auto& entry : negotiators_) next = std::min(next, entry.second.next_timer());
-  for (const auto& entry : relays_) next = std::min(next, entry.second.next_timer());
   return next;
 }
 
@@ -194,13 +190,11 @@ int Protocol::MemberOf(int process_set, int rank) const {
 // ---- what follows ----
 
 void Protocol::Follow(Nanoseconds now, int process_set, Effects* from, RankEffects* effects) {
-  if (RelayOf(process_set) != nullptr) return FollowByTree(now, process_set, from, effects);
   for (Effect& effect : *from) std::visit([&](auto& what) { Follow(now, process_set, what, effects); }, effect);
 }
 
 void Protocol::Follow(Nanoseconds, int process_set, effect::Send& send, RankEffects* effects) {
-  const int rank = negotiators_.at(process_set).members()[static_cast<size_t>(send.member)];
-  effects->push_back(rank_effect::Send{rank, std::move(send.frame)});
+  effects->push_back(rank_effect::Send{RankOf(process_set, send.member), std::move(send.frame)});
 }
 
 void Protocol::Follow(Nanoseconds now, int process_set, effect::Execute& execute, RankEffects* effects) {
@@ -277,7 +271,6 @@ void Protocol::FinishControl(Nanoseconds now, int process_set, effect::Execute c
 
 void Protocol::ProcessSetRemoved(Nanoseconds now, int process_set, RankEffects* effects) {
   negotiators_.erase(process_set);
-  relays_.erase(process_set);
   watched_.erase(process_set);
   --live_sets_;
   auto removal = removals_.extract(process_set);
@@ -303,13 +296,11 @@ void Protocol::AddProcessSet(Nanoseconds now, int process_set, const std::vector
   options.fusion_threshold_bytes = static_cast<size_t>(settings_[static_cast<size_t>(Tunable::fusion_threshold_bytes)]);
   options.stall_warning = FromSeconds(options_.stall_warning_seconds);
   options.stall_abort = options_.stall_abort_seconds == 0 ? kNever : FromSeconds(options_.stall_abort_seconds);
-  options.by_tree = by_tree_;
-  options.fanout = static_cast<int>(options_.negotiation_fanout);
+  options.fanout = fanout_;
   // Settings change at a place in the order of verdicts, of which a schedule has none.
   const bool is_tuned = process_set == 0 && options_.autotune != 0;
   options.schedules = options_.schedule == "auto" && live_sets_ <= kMaxScheduledSets && !is_tuned;
   for (int rank : members) options.hosts.push_back(world_.host_of[static_cast<size_t>(rank)]);
-  if (by_tree_) relays_.emplace(process_set, Relay(options.hosts, options.me, options.fanout));
   Negotiator& negotiator = negotiators_.emplace(process_set, Negotiator(std::move(options))).first->second;
   for (int member : negotiator.members_here()) watched_[process_set].push_back(members[static_cast<size_t>(member)]);
   auto early = early_frames_.find(process_set);
@@ -324,14 +315,10 @@ void Protocol::AddProcessSet(Nanoseconds now, int process_set, const std::vector
 void Protocol::SayGoodbye(Nanoseconds now, RankEffects* effects) {
   if (awaits_last_words()) return End(effects);  // its program does not
   Tick(now, effects);  // what was submitted or refused before goes ahead, so that nobody takes it for left out
-  TellGoodbye(now, false, effects);
+  TellGoodbye(false, effects);
 }
 
-void Protocol::TellGoodbye(Nanoseconds now, bool gone, RankEffects* effects) {
-  if (by_tree_) {
-    for (int process_set : ProcessSets()) TellGoodbyeByTree(now, process_set, gone, effects);
-    return;
-  }
+void Protocol::TellGoodbye(bool gone, RankEffects* effects) {
   // Whoever decides for me, and everyone for whom I decide.
   std::set<int> concerned = {lowest_rank()};
   for (const auto& entry : negotiators_) {
@@ -353,10 +340,6 @@ void Protocol::HearGoodbye(Nanoseconds now, int rank, bool gone, RankEffects* ef
     if (std::binary_search(members.begin(), members.end(), rank))
       Feed(now, process_set, event::Left{MemberOf(process_set, rank), gone}, effects);
   }
-  NoteGoodbye(rank, gone, effects);
-}
-
-void Protocol::NoteGoodbye(int rank, bool gone, RankEffects* effects) {
   if (gone) left_.insert(rank);
   if (world_.rank != lowest_rank() || gone) return;
   goodbyes_.insert(rank);
@@ -367,23 +350,17 @@ void Protocol::TellAllGoodbye(bool clean, RankEffects* effects) {
   Frame all;
   all.type = FrameType::kAllGoodbye;
   all.flag = clean;
-  if (by_tree_) {
-    PassDown(0, {}, all.Encode(), effects);
-    effects->push_back(rank_effect::Send{world_.rank, std::move(all)});
-    return;
-  }
   for (int rank : everyone()) effects->push_back(rank_effect::Send{rank, all});
 }
 
 void Protocol::GiveUpWaiting(Nanoseconds now, RankEffects* effects) {
   if (awaits_last_words()) return End(effects);
   Tick(now, effects);
-  if (!all_goodbye_ && speaks_for_others()) return Abort(LeavesOthersAlone(), effects);
   for (int process_set : ProcessSets()) {
     if (negotiators_.at(process_set).owes()) return Abort(LeavesUnderWay(), effects);
     Feed(now, process_set, event::GivesUp{}, effects);
   }
-  TellGoodbye(now, true, effects);
+  TellGoodbye(true, effects);
   SendBeats(true, effects);
   if (world_.rank == lowest_rank() && !all_goodbye_) TellAllGoodbye(false, effects);
 }
@@ -421,7 +398,7 @@ void Protocol::CauseNoted(const Status& cause, RankEffects* effects) {
     if (rank == world_.rank) continue;
     const bool here = world_.host_of[rank] == world_.host_of[world_.rank];
     if (here) effects->push_back(rank_effect::Wake{rank});
-    if ((here ? !Decides(rank) : told.count(rank) == 0) || SpeaksTo(rank)) continue;
+    if (here ? !Decides(rank) : told.count(rank) == 0) continue;
     Frame abort;  // behind the verdicts for that rank
     abort.type = FrameType::kAbort;
     abort.text = cause.message();
@@ -443,12 +420,10 @@ void Protocol::MailTaken(Nanoseconds now, RankEffects* effects) {
 // host has heard, the others read.
 std::set<int> Protocol::ToldOfEnd() const {
   std::set<int> told;
-  for (const auto& [process_set, negotiator] : negotiators_) {
-    const std::vector<int>& members = negotiator.members();
-    const auto relay = relays_.find(process_set);
-    const int speaker = relay == relays_.end() ? 0 : relay->second.parent();
-    if (speaker >= 0) told.insert(members[static_cast<size_t>(speaker)]);
-    if (relay == relays_.end() && members[0] == world_.rank) told.insert(members.begin(), members.end());
+  for (const auto& entry : negotiators_) {
+    const std::vector<int>& members = entry.second.members();
+    told.insert(members[0]);
+    if (members[0] == world_.rank) told.insert(members.begin(), members.end());
   }
   const size_t hosts = world_.hosts.size(), mine = static_cast<size_t>(world_.host_of[world_.rank]);
   for (size_t distance = 1; distance < hosts; distance *= 2) {
@@ -463,7 +438,6 @@ std::set<int> Protocol::ToldOfEnd() const {
 
 // Something of a rank waits for this one's verdicts.
 bool Protocol::Decides(int rank) const {
-  if (by_tree_) return false;  // they await the end of the relay before them: see End
   return std::any_of(negotiators_.begin(), negotiators_.end(), [&](const auto& entry) {
     const std::vector<int>& members = entry.second.members();
     return members[0] == world_.rank && std::binary_search(members.begin(), members.end(), rank);
@@ -473,189 +447,12 @@ bool Protocol::Decides(int rank) const {
 // Something here waits for a verdict that may have been sent.
 bool Protocol::AwaitsCoordinator() const {
   return std::any_of(negotiators_.begin(), negotiators_.end(), [&](const auto& entry) {
-    const std::vector<int>& members = entry.second.members();
-    const auto relay = relays_.find(entry.first);
-    const int before = relay == relays_.end() ? 0 : relay->second.parent();  // who would bring it
-    if (before < 0) return false;
-    const int speaker = members[static_cast<size_t>(before)];
-    const bool waits = entry.second.pending() || (relay != relays_.end() && !relay->second.children().empty());
-    return waits && speaker != world_.rank && silent_.count(speaker) == 0;
+    const int coordinator = entry.second.members()[0];
+    return entry.second.pending() && coordinator != world_.rank && silent_.count(coordinator) == 0;
   });
 }
 
 // The peers have heard of it before, the submitters hear last: they may free the tensors.
-void Protocol::End(RankEffects* effects) {
-  if (by_tree_) TellChildrenOfEnd(held_cause_, effects);
-  effects->push_back(rank_effect::End{std::exchange(held_cause_, Status())});
-}
-
-// ---- the tree ----
-
-Relay* Protocol::RelayOf(int process_set) {
-  auto found = relays_.find(process_set);
-  return found == relays_.end() ? nullptr : &found->second;
-}
-
-int Protocol::RankOf(int process_set, int member) const {
-  return negotiators_.at(process_set).members()[static_cast<size_t>(member)];
-}
-
-void Protocol::ArrivedByTree(Nanoseconds now, int from, Frame frame, RankEffects* effects) {
-  const int process_set = frame.process_set;
-  Relay& relay = *RelayOf(process_set);
-  const int member = MemberOf(process_set, from);
-  if (frame.type == FrameType::kSpread) return TakeDownwards(now, process_set, frame, effects);
-  if (frame.type == FrameType::kPromise)  // which has its own way
-    return Feed(now, process_set, event::Arrived{member, std::move(frame)}, effects);
-  if (frame.type == FrameType::kGathered) {
-    for (ReadyShare& share : frame.shares) relay.Take(now, std::move(share));
-  } else {
-    relay.Take(now, member, frame);
-  }
-}
-
-// Of this rank or, on a relay, of the members behind it.
-void Protocol::TakeUpwards(Nanoseconds now, int process_set, const Frame& frame, RankEffects* effects) {
-  Relay& relay = *RelayOf(process_set);
-  const int me = MemberOf(process_set, world_.rank);
-  if (relay.relays())
-    relay.Take(now, me, frame);
-  else
-    effects->push_back(rank_effect::Send{RankOf(process_set, relay.parent()), frame});
-}
-
-// True if anything went on.
-bool Protocol::PassUpwards(Nanoseconds now, int process_set, RankEffects* effects) {
-  Relay& relay = *RelayOf(process_set);
-  Frame gathered = relay.Gathered(now);
-  if (gathered.shares.empty()) return false;
-  gathered.process_set = process_set;
-  if (relay.parent() >= 0) {
-    effects->push_back(rank_effect::Send{RankOf(process_set, relay.parent()), std::move(gathered)});
-    return true;
-  }
-  for (ReadyShare& share : gathered.shares) Decide(now, process_set, std::move(share), effects);
-  Feed(now, process_set, event::Tick{}, effects);
-  return true;
-}
-
-// At the root.
-void Protocol::Decide(Nanoseconds now, int process_set, ReadyShare share, RankEffects* effects) {
-  if (share.frame.empty()) return Feed(now, process_set, event::Gathered{std::move(share)}, effects);
-  Frame frame;
-  const int member = share.last;
-  if (!Frame::Decode(share.frame, &frame) || !Fits(process_set, RankOf(process_set, member), frame, effects)) return;
-  if (frame.type == FrameType::kGoodbye)
-    return HearGoodbyeByTree(now, process_set, RankOf(process_set, member), frame.flag, effects);
-  Feed(now, process_set, event::Arrived{member, std::move(frame)}, effects);
-}
-
-void Protocol::PassDown(int process_set, const std::vector<int>& members, const std::string& frame,
-                        RankEffects* effects) {
-  for (Relay::Onward& onward : RelayOf(process_set)->Spread(members, frame)) {
-    onward.frame.process_set = process_set;
-    effects->push_back(rank_effect::Send{RankOf(process_set, onward.member), std::move(onward.frame)});
-  }
-}
-
-// Those behind this rank first: what follows here may end it.
-void Protocol::TakeDownwards(Nanoseconds now, int process_set, const Frame& spread, RankEffects* effects) {
-  const int me = MemberOf(process_set, world_.rank);
-  for (const SpreadCopy& copy : spread.copies) {
-    PassDown(process_set, copy.members, copy.frame, effects);
-    if (!copy.members.empty() && !std::binary_search(copy.members.begin(), copy.members.end(), me)) continue;
-    Frame frame;
-    if (Frame::Decode(copy.frame, &frame)) FromCoordinator(now, process_set, std::move(frame), effects);
-    if (RelayOf(process_set) == nullptr) return;
-  }
-}
-
-void Protocol::FromCoordinator(Nanoseconds now, int process_set, Frame frame, RankEffects* effects) {
-  const int coordinator = RankOf(process_set, 0);
-  if (!Fits(process_set, coordinator, frame, effects)) return;
-  if (frame.type == FrameType::kGoodbye)
-    HearGoodbyeByTree(now, process_set, coordinator, frame.flag, effects);
-  else if (frame.type == FrameType::kAllGoodbye || frame.type == FrameType::kStalled || frame.type == FrameType::kTune)
-    Arrived(now, coordinator, std::move(frame), effects);
-  else
-    Feed(now, process_set, event::Arrived{0, std::move(frame)}, effects);
-}
-
-// The same frame to several members, one after the other, goes as one.
-void Protocol::FollowByTree(Nanoseconds now, int process_set, Effects* from, RankEffects* effects) {
-  std::vector<int> members;
-  std::string bytes;
-  const auto pass = [&] {
-    if (!members.empty()) PassDown(process_set, std::exchange(members, {}), bytes, effects);
-  };
-  for (Effect& effect : *from) {
-    auto* send = std::get_if<effect::Send>(&effect);
-    const bool down = send != nullptr && send->frame.type != FrameType::kPromise &&
-                      MemberOf(process_set, world_.rank) == 0 && send->member > 0;
-    if (!down) pass();
-    if (send == nullptr || send->frame.type == FrameType::kPromise) {
-      std::visit([&](auto& what) { Follow(now, process_set, what, effects); }, effect);
-    } else if (send->member == effect::kOthers) {
-      PassDown(process_set, {}, send->frame.Encode(), effects);
-    } else if (!down) {
-      TakeUpwards(now, process_set, send->frame, effects);
-    } else {
-      std::string next = send->frame.Encode();
-      if (next != bytes) pass();
-      bytes = std::move(next);
-      members.push_back(send->member);
-    }
-    if (RelayOf(process_set) == nullptr) return;
-  }
-  pass();
-}
-
-void Protocol::TellGoodbyeByTree(Nanoseconds now, int process_set, bool gone, RankEffects* effects) {
-  Frame goodbye;
-  goodbye.type = FrameType::kGoodbye;
-  goodbye.process_set = process_set;
-  goodbye.flag = gone;
-  if (MemberOf(process_set, world_.rank) == 0) PassDown(process_set, {}, goodbye.Encode(), effects);
-  TakeUpwards(now, process_set, goodbye, effects);
-}
-
-void Protocol::HearGoodbyeByTree(Nanoseconds now, int process_set, int rank, bool gone, RankEffects* effects) {
-  Feed(now, process_set, event::Left{MemberOf(process_set, rank), gone}, effects);
-  if (gone) left_.insert(rank);
-  if (process_set == 0) NoteGoodbye(rank, gone, effects);
-}
-
-bool Protocol::speaks_for_others() const {
-  return std::any_of(relays_.begin(), relays_.end(),
-                     [](const auto& entry) { return entry.second.parent() >= 0 && !entry.second.children().empty(); });
-}
-
-Status Protocol::LeavesOthersAlone() const {
-  return Status::Closed("rank " + std::to_string(world_.rank) +
-                        " has called shutdown() and waited for the others, but passes on what other ranks negotiate "
-                        "(negotiation=tree), so the world ends with it. Call shutdown() on all ranks, or set "
-                        "negotiation=star.");
-}
-
-// They await this rank's end to know that nothing decided is on its way any more.
-bool Protocol::SpeaksTo(int rank) const {
-  return hears_ && std::any_of(relays_.begin(), relays_.end(), [&](const auto& entry) {
-           const std::vector<int>& members = negotiators_.at(entry.first).members();
-           return std::binary_search(members.begin(), members.end(), rank) &&
-                  entry.second.IsChild(MemberOf(entry.first, rank));
-         });
-}
-
-void Protocol::TellChildrenOfEnd(const Status& cause, RankEffects* effects) {
-  std::set<int> children;
-  for (const auto& [process_set, relay] : relays_)
-    for (const Relay::Child& child : relay.children()) children.insert(RankOf(process_set, child.member));
-  for (int rank : children) {
-    Frame last_words;
-    last_words.type = FrameType::kAbort;
-    last_words.text = cause.message();
-    effects->push_back(rank_effect::Send{rank, std::move(last_words)});
-  }
-}
+void Protocol::End(RankEffects* effects) { effects->push_back(rank_effect::End{std::exchange(held_cause_, Status())}); }
 
 }  // namespace ringtrain

@@ -21,7 +21,6 @@
 #include "base/options.h"
 #include "core/liveness.h"
 #include "core/negotiator.h"
-#include "core/relay.h"
 #include "transport/promise_slot.h"
 #include "transport/world.h"
 
@@ -90,7 +89,8 @@ using RankEffects = std::vector<RankEffect>;
 
 class Protocol {
  public:
-  Protocol(const World& world, const Options& options);
+  // fanout: as of Promises.
+  Protocol(const World& world, const Options& options, int fanout = Promises::kFanout);
 
   // ---- events ----
   // The first: the world itself is a process set.
@@ -139,8 +139,6 @@ class Protocol {
   // Tells the others that this rank will submit no more; released() once nobody waits for anybody.
   void SayGoodbye(Nanoseconds now, RankEffects* effects);
   bool released() const { return all_goodbye_; }
-  // Members behind this rank would neither be heard nor hear without it: it waits for them at its end.
-  bool speaks_for_others() const;
   // All ranks have said goodbye, and the world has not failed since, so that what is collective may be done.
   bool clean() const { return clean_ && !aborted_; }
   // This rank serves the others no longer: those who wait for it fail, and if it is the lowest nobody need wait for the
@@ -162,20 +160,7 @@ class Protocol {
  private:
   void Feed(Nanoseconds now, int process_set, const Event& event, RankEffects* effects);
   void HeedTune(const Settings& settings, RankEffects* effects);
-  // ---- the tree (relay.h), of sets that have one ----
-  Relay* RelayOf(int process_set);
-  void TakeUpwards(Nanoseconds now, int process_set, const Frame& frame, RankEffects* effects);
-  bool PassUpwards(Nanoseconds now, int process_set, RankEffects* effects);
-  void Decide(Nanoseconds now, int process_set, ReadyShare share, RankEffects* effects);
-  void PassDown(int process_set, const std::vector<int>& members, const std::string& frame, RankEffects* effects);
-  void TakeDownwards(Nanoseconds now, int process_set, const Frame& spread, RankEffects* effects);
-  void ArrivedByTree(Nanoseconds now, int from, Frame frame, RankEffects* effects);
-  void FromCoordinator(Nanoseconds now, int process_set, Frame frame, RankEffects* effects);
-  void FollowByTree(Nanoseconds now, int process_set, Effects* from, RankEffects* effects);
-  void TellChildrenOfEnd(const Status& cause, RankEffects* effects);
-  Status LeavesOthersAlone() const;
   Status LeavesUnderWay() const;
-  bool SpeaksTo(int rank) const;
   int RankOf(int process_set, int member) const;
   void ArrivedIn(Nanoseconds now, int process_set, int from, Frame frame, RankEffects* effects);
   bool Fits(int process_set, int from, const Frame& frame, RankEffects* effects);
@@ -194,10 +179,7 @@ class Protocol {
   void FinishControl(Nanoseconds now, int process_set, effect::Execute control, RankEffects* effects);
   void AddProcessSet(Nanoseconds now, int process_set, const std::vector<int>& members, RankEffects* effects);
   void HearGoodbye(Nanoseconds now, int rank, bool gone, RankEffects* effects);
-  void HearGoodbyeByTree(Nanoseconds now, int process_set, int rank, bool gone, RankEffects* effects);
-  void NoteGoodbye(int rank, bool gone, RankEffects* effects);
-  void TellGoodbye(Nanoseconds now, bool gone, RankEffects* effects);
-  void TellGoodbyeByTree(Nanoseconds now, int process_set, bool gone, RankEffects* effects);
+  void TellGoodbye(bool gone, RankEffects* effects);
   void TellAllGoodbye(bool clean, RankEffects* effects);
   void SendBeats(bool last, RankEffects* effects);
   std::set<int> ToldOfEnd() const;
@@ -212,12 +194,11 @@ class Protocol {
 
   const World& world_;
   const Options& options_;
-  const bool by_tree_;
+  const int fanout_;
   Settings settings_;
 
   Liveness liveness_;
   std::map<int, Negotiator> negotiators_;                           // by process set, those this rank belongs to
-  std::map<int, Relay> relays_;                                     // by process set, of those that have a tree
   std::map<int, std::vector<int>> watched_;                         // by process set: its ranks of this host
   int live_sets_ = 0;                                               // of all ranks
   std::map<int, std::vector<std::pair<int, Frame>>> early_frames_;  // by process set, with their senders

@@ -151,14 +151,6 @@ def test_process_sets_and_joins_go_on(tmp_path):
     assert all(found.changes == results[0][1].changes for _, found in results)
 
 
-@pytest.mark.skipif(LAUNCHED, reason="needs seven ranks")
-def test_the_tree_tells_all(tmp_path):
-    """Ranks that hear of decisions through others."""
-    found = trained(7, "2+2+2+1", negotiation="tree", negotiation_fanout=1, autotune_cache=tmp_path / "cache", **QUICK)
-    assert len(found[0][1].changes) >= 2
-    assert all(each.changes == found[0][1].changes for _, each in found)
-
-
 def test_a_world_that_fails_while_it_searches(tmp_path):
     """The error is that of the world, and the cache is not written."""
 

@@ -50,7 +50,6 @@ PROTOCOL = [
     "core/negotiator_schedule.cc",
     "core/promises.cc",
     "core/protocol.cc",
-    "core/relay.cc",
     "core/request.cc",
     "core/response_cache.cc",
     "core/schedule.cc",

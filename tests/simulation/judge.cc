@@ -284,8 +284,7 @@ void Judge::Counted(int rank, int set, const effect::Count& count) {
 void Judge::Sent(int rank, const Frame& frame, bool coordinates, bool to_coordinator) {
   const bool ready = frame.type == FrameType::kReady,
              decides = frame.type == FrameType::kVerdicts || frame.type == FrameType::kResend;
-  const bool by_tree = plan_.options.negotiation == "tree";  // then a relay takes and passes on what it has no part in
-  if ((ready && (coordinates || (!to_coordinator && !by_tree))) || (decides && !coordinates && !by_tree))
+  if ((ready && (coordinates || !to_coordinator)) || (decides && !coordinates))
     return Violate(RankText(rank) + " sends what it has no business to send");
   if (ready && frame.ids.empty() && frame.requests.empty() && frame.refusals.empty() && frame.resent == 0)
     Violate(RankText(rank) + " sends an empty frame in set " + std::to_string(frame.process_set));
@@ -314,8 +313,6 @@ void Judge::Ended(int rank, Nanoseconds now, const std::string& cause) {
 void Judge::CheckToldBefore(int rank) {
   const auto raised = [&](const auto& each) { return each.first.ranks[0] == rank; };
   if (!EndsByErrorsAlone(plan_) || std::any_of(struck_.begin(), struck_.end(), raised)) return;
-  // A relay that raises before the verdict has reached it takes it along: those behind it hear of the end alone.
-  if (plan_.options.negotiation == "tree") return;
   for (auto member = members_.lower_bound({rank, 0}); member != members_.end() && member->first.first == rank; ++member)
     for (const auto& [name, submission] : member->second.in_flight)
       if (failures_.count(submission.turn->number) > 0 &&

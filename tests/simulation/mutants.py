@@ -25,7 +25,7 @@ class Mutant(NamedTuple):
 CORE = "native/core/"
 NEGOTIATOR, MATCH, FUSION = CORE + "negotiator.cc", CORE + "match.cc", CORE + "fusion.cc"
 REQUEST, LIVENESS, PROTOCOL = CORE + "request.cc", CORE + "liveness.cc", CORE + "protocol.cc"
-STALLS, RELAY = CORE + "stall_watch.cc", CORE + "relay.cc"
+STALLS = CORE + "stall_watch.cc"
 SCHEDULE, PROMISES, SCHEDULED = CORE + "schedule.cc", CORE + "promises.cc", CORE + "negotiator_schedule.cc"
 MUTANTS = [
     # Who has to be there
@@ -184,8 +184,8 @@ MUTANTS = [
     Mutant(
         "the last member hears of no batch",
         NEGOTIATOR,
-        "member < member_count() && !by_tree",
-        "member < member_count() - (next_id_ % 3 == 0 ? 1 : 0) && !by_tree",
+        "member != options_.me",
+        "member != options_.me && (next_id_ % 3 != 0 || member + 1 < member_count())",
     ),
     # Stalls
     Mutant(
@@ -268,54 +268,6 @@ MUTANTS = [
     Mutant("one goodbye is enough", PROTOCOL, "goodbyes_.size() == everyone().size()", "true"),
     Mutant("only the lowest rank hears goodbyes", PROTOCOL, "    concerned.insert(members[0]);", ";"),
     Mutant("whoever gives up waiting goes on beating", PROTOCOL, "  SendBeats(true, effects);", ";"),
-    # The tree
-    Mutant("a relay never lets go of what is not whole", RELAY, "now >= hold_until_", "false"),
-    Mutant(
-        "a share names all behind the relay",
-        RELAY,
-        "held.share.members.Add(share.members);",
-        "held.share.members.Add(expected_);",
-    ),
-    Mutant(
-        "shares of different requests become one",
-        RELAY,
-        "held.share.ids != share.ids || !(held.share.requests == share.requests)",
-        "held.share.ids != share.ids",
-    ),
-    Mutant(
-        "what is not whole is dropped",
-        RELAY,
-        "if (!left.share.ids.empty() || !left.share.requests.empty()) rest.push_back(std::move(left));",
-        ";",
-    ),
-    Mutant("a relay drops what is no readiness", RELAY, "share.frame = frame.Encode();", ";"),
-    Mutant(
-        "nobody behind a child is told",
-        RELAY,
-        "if (child.behind.has(member)) copy.members.push_back(member);",
-        "if (child.member == member) copy.members.push_back(member);",
-    ),
-    Mutant(
-        "a relay passes nothing down", PROTOCOL, "    PassDown(process_set, copy.members, copy.frame, effects);", ";"
-    ),
-    Mutant(
-        "a relay keeps the end to itself", PROTOCOL, "  if (by_tree_) TellChildrenOfEnd(held_cause_, effects);", ";"
-    ),
-    Mutant(
-        "of several only the last is told", PROTOCOL, "members.push_back(send->member);", "members = {send->member};"
-    ),
-    Mutant(
-        "a share counts for its last member alone",
-        NEGOTIATOR,
-        "    arrival.members = share.members;",
-        "arrival.members = MemberSet(member_count()); arrival.members.Add(share.last);",
-    ),
-    Mutant(
-        "only one member of a share is asked again",
-        NEGOTIATOR,
-        "share.members.ForEach([&](int member) { AskAgain(member, unknown, effects); });",
-        "AskAgain(share.last, unknown, effects);",
-    ),
     # Schedules
     Mutant(
         "one promise is enough",

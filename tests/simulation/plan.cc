@@ -202,15 +202,9 @@ Verdict ExpectedVerdict(const Plan& plan, const Turn& turn) {
 
 namespace {
 
-// By a tree in half of the plans in which nobody leaves before the others are done: whoever passes on what others say
-// waits for them at its end.
-void ChooseNegotiation(Plan* plan) {
+void ChooseSchedules(Plan* plan) {
   Random random({plan->seed, 12});
-  const bool all_stay = plan->leaves_after.empty() &&
-                        std::all_of(plan->turns.begin(), plan->turns.end(),
-                                    [](const Turn& turn) { return turn.ranks_that(Act::kAbandons).empty(); });
-  plan->options.negotiation = random.OneIn(2) && all_stay ? "tree" : "star";
-  plan->options.negotiation_fanout = random.Between(1, 3);
+  plan->fanout = static_cast<int>(random.Between(1, 3));
   plan->options.schedule = random.OneIn(5) ? "off" : "auto";
 }
 
@@ -222,7 +216,7 @@ Plan MakePlan(const Case& from) {
     if (!Keeps(from.ranks, rank)) DropRank(rank, &plan);
   KeepTurns(from.turns, &plan);
   KeepFaults(from.faults, &plan);
-  ChooseNegotiation(&plan);
+  ChooseSchedules(&plan);
   return plan;
 }
 
@@ -264,7 +258,6 @@ std::string Plan::Text() const {
   text << ranks.size() << " ranks, cache of " << options.cache_capacity << " names, fusion up to "
        << options.fusion_threshold_bytes << " bytes" << (waits_at_exit ? ", waits at exit" : "")
        << (idle_ranks_doze ? ", idle ranks doze" : "") << (wire_tells ? ", the wire tells of losses" : "")
-       << (options.negotiation == "tree" ? ", negotiates by a tree" : "")
        << (options.schedule == "auto" ? ", runs by schedules" : "") << "\n";
   std::map<int, std::vector<int>> hosts;
   for (int rank : ranks) hosts[host_of.at(rank)].push_back(rank);

@@ -82,6 +82,7 @@ struct Plan {
   uint64_t seed = 0;
   std::vector<int> ranks;                // ascending
   Options options;                       // those of them that the protocol reads
+  int fanout = 1;                        // of the tree in which promises travel between hosts
   std::map<int, int> host_of;            // by rank
   std::map<int, std::vector<int>> sets;  // planned set -> its ranks
   std::vector<Turn> turns;

@@ -25,7 +25,7 @@ SimulatedRank::SimulatedRank(const Plan& plan, int rank, Judge* judge, Surroundi
       surroundings_(surroundings),
       random_({plan.seed, 2, static_cast<uint64_t>(rank)}),
       clock_offset_(static_cast<Nanoseconds>(random_.Below(100000)) * kSecond),
-      protocol_(surroundings->world(), plan.options) {
+      protocol_(surroundings->world(), plan.options, plan.fanout) {
   ids_[0] = 0;
   protocol_.Begin(clock(), &effects_);
   CarryOut();
@@ -325,7 +325,7 @@ bool SimulatedRank::busy() const {
 // As ContextDriver::Serve.
 void SimulatedRank::TryToClose() {
   if (ended() || !leaving_ || busy()) return;
-  if (!protocol_.released() && (surroundings_->now() < close_by_ || protocol_.speaks_for_others())) return;
+  if (!protocol_.released() && surroundings_->now() < close_by_) return;
   closed_ = true;
   surroundings_->life(rank_).left = true;
   if (!protocol_.clean()) {

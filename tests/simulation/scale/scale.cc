@@ -2,8 +2,8 @@
 // protocol on a network of which everything is stated.
 //
 //   simulate_scale [--ranks 8,64,...] [--host N] [--tensors N] [--between-us F] [--within-us F] [--frame-between-us F]
-//                  [--frame-within-us F] [--gbit F] [--without-code] [--negotiation star|tree] [--fanout N]
-//                  [--schedule auto|off] [--json]
+//                  [--frame-within-us F] [--gbit F] [--without-code] [--schedule auto|off] [--fanout N]
+//                  [--json]
 //
 // The model. A frame from one host to another arrives --between-us after it has left, one within a host --within-us
 // after. Each costs --frame-between-us or --frame-within-us of processor time where it is sent and where it is taken,
@@ -45,6 +45,7 @@ constexpr int kWarmUp = 6;       // steps between the first and the one that cou
 
 struct Model {
   double between_us = 20, within_us = 1, frame_between_us = 1, frame_within_us = 0.2, gbit = 10;
+  int fanout = Promises::kFanout;
   bool code = true;
 };
 
@@ -126,7 +127,7 @@ Network::Network(int ranks, int per_host, const Options& options, const Model& m
   for (int rank = 0; rank < ranks; ++rank) {
     world_.rank = rank;
     Rank& mine = ranks_[static_cast<size_t>(rank)];
-    mine.protocol = std::make_unique<Protocol>(world_, options_);
+    mine.protocol = std::make_unique<Protocol>(world_, options_, model_.fanout);
     RankEffects effects;
     mine.protocol->Begin(0, &effects);
   }
@@ -340,12 +341,10 @@ const char* Parse(int argc, char** argv, Arguments* arguments) {
       arguments->model.code = false;
     } else if (++i == argc) {
       return argv[i - 1];
-    } else if (name == "--negotiation") {
-      arguments->options.negotiation = argv[i];
     } else if (name == "--schedule") {
       arguments->options.schedule = argv[i];
     } else if (name == "--fanout") {
-      arguments->options.negotiation_fanout = std::atoi(argv[i]);
+      arguments->model.fanout = std::atoi(argv[i]);
     } else if (name == "--ranks") {
       if (!ParseRanks(argv[i], &arguments->ranks)) return argv[i];
     } else if (!ParseNumber(name, argv[i], arguments)) {
