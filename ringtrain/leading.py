@@ -4,7 +4,6 @@ An agent is lost with its job. An authority may be away for a while: the connect
 meanwhile, for as long as the authority has said.
 """
 
-import builtins
 import contextlib
 import json
 import os
@@ -18,11 +17,12 @@ from typing import Any, Protocol
 
 from ringtrain.by_address import Address
 from ringtrain.errors import InvalidArgumentError, TimeoutError, UnsupportedError
+from ringtrain.handshake import HandshakeError, key_of_world
 from ringtrain.launcher import ElasticPlace
 from ringtrain.log import logger
 from ringtrain.meeting import user_of
 from ringtrain.options import environment
-from ringtrain.sealed import AUTHORITY, NONCE_BYTES, RANK, BrokenSealError, Seal, key_of_world
+from ringtrain.server import Client
 from ringtrain.version import __version__
 
 NOTICES = "RINGTRAIN_ELASTIC_NOTICE"  # names of the signals that ask a rank to leave between two steps
@@ -164,10 +164,9 @@ class AuthorityLink:
         }
         self._grace = 0.0
         self._heard = 0.0  # when the authority has last said something
-        self._connection: socket.socket | None = None
-        self._seal: Seal | None = None
+        self._connection: Client | None = None
         self._waiting: list[dict[str, Any]] = []  # words that `receive` has not returned yet
-        self._lock = threading.Lock()  # of what is sent, and of the three before
+        self._lock = threading.Lock()  # of what is sent, and of the two before
         self._kept = threading.Event()  # the authority remembers that this rank has finished
 
     def enter(self, seconds: float, listens: str) -> ElasticPlace:
@@ -183,7 +182,7 @@ class AuthorityLink:
             try:
                 welcome = self._call(min(SECONDS_TO_ANSWER, max(0.1, deadline - time.monotonic())))
                 break
-            except BrokenSealError as problem:
+            except HandshakeError as problem:
                 if problem.has_another:
                     raise InvalidArgumentError(
                         f"RINGTRAIN_SECRET: it must be that of the authority at '{self._address}', but is another. {ONE_SECRET}"
@@ -210,10 +209,10 @@ class AuthorityLink:
     def send(self, said: dict[str, Any]) -> bool:
         """False if the authority is away; it asks for what counts when it is called."""
         with self._lock:
-            if self._connection is None or self._seal is None:
+            if self._connection is None:
                 return False
             try:
-                self._connection.sendall(self._seal.seal(said))
+                self._connection.say(said)
                 return True
             except OSError:
                 return False
@@ -229,7 +228,9 @@ class AuthorityLink:
     def has_more(self) -> bool:
         """Whether something has come."""
         connection = self._connection
-        return bool(self._waiting) or (connection is not None and bool(select.select([connection], [], [], 0)[0]))
+        return bool(self._waiting) or (
+            connection is not None and bool(select.select([connection.socket], [], [], 0)[0])
+        )
 
     def ask_for_leave(self, number: int) -> bool:
         """True: an authority that is away is asked when it is back."""
@@ -288,15 +289,14 @@ class AuthorityLink:
         if self._waiting:
             said, self._waiting = self._waiting, []
             return said
-        if self._connection is None or self._seal is None:
+        if self._connection is None:
             time.sleep(SECONDS_BETWEEN_CALLS)
             return []
-        if not select.select([self._connection], [], [], SECONDS_OF_SILENCE)[0]:
+        if not select.select([self._connection.socket], [], [], SECONDS_OF_SILENCE)[0]:
             return []
         try:
-            if data := self._connection.recv(1 << 18):
-                return self._seal.read(data)
-        except (OSError, BrokenSealError):
+            return self._connection.receive()
+        except (OSError, HandshakeError):
             pass
         with self._lock:
             self._connection.close()
@@ -307,33 +307,28 @@ class AuthorityLink:
         """An earlier connection stays until a new one stands: its end is taken for that of this process."""
         try:
             welcome = self._call(SECONDS_TO_ANSWER)
-        except (OSError, BrokenSealError):
+        except (OSError, HandshakeError):
             return
         if "refused" in welcome:
             raise LinkLostError(welcome["refused"], True)
 
     def _call(self, seconds: float) -> dict[str, Any]:
         """Makes a connection that is the present one from then on; returns what the authority has answered."""
-        connection = socket.create_connection((self._address.host, self._address.port), timeout=seconds)
+        deadline = time.monotonic() + seconds
+        called = socket.create_connection((self._address.host, self._address.port), timeout=seconds)
+        connection = Client(called, self._secret, deadline - time.monotonic())
         try:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(SECONDS_OF_SILENCE * 1000))
-            nonce = secrets.token_bytes(NONCE_BYTES)
-            seal = Seal(self._secret, _read_whole(connection, NONCE_BYTES) + nonce, RANK, AUTHORITY)
-            connection.sendall(nonce + seal.seal(self._self))
-            said: list[dict[str, Any]] = []
-            while not said:
-                said = seal.read(_read_some(connection))
-            connection.settimeout(None)
+            called.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(SECONDS_OF_SILENCE * 1000))
+            connection.say(self._self)
+            said = connection.receive_until(deadline)
+            called.settimeout(None)
         except BaseException:
             connection.close()
             raise
         self._heard = time.monotonic()
         with self._lock:
-            before, seal_before = self._connection, self._seal
-            self._connection, self._seal = connection, seal
-        rest = _drain(before, seal_before) if before is not None and seal_before is not None else []
-        self._waiting += [*rest, *said[1:]]
+            before, self._connection = self._connection, connection
+        self._waiting += [*(_drain(before) if before is not None else ()), *said[1:]]
         return said[0]
 
 
@@ -347,31 +342,11 @@ def _machine() -> list[str | int]:
     return [boot, os.stat("/proc/self/ns/net").st_ino]
 
 
-def _read_some(connection: socket.socket) -> bytes:
-    data = connection.recv(1 << 16)
-    if not data:
-        raise ConnectionResetError("it has closed the connection")
-    return data
-
-
-def _read_whole(connection: socket.socket, size: int) -> bytes:
-    read = b""
-    while len(read) < size:
-        try:
-            data = connection.recv(size - len(read))
-        except builtins.TimeoutError:
-            raise ConnectionError("what listens there says nothing, and is no authority") from None
-        if not data:
-            raise ConnectionResetError("it has closed the connection")
-        read += data
-    return read
-
-
-def _drain(connection: socket.socket, seal: Seal) -> list[dict[str, Any]]:
+def _drain(connection: Client) -> list[dict[str, Any]]:
     """What a connection has whose other end closes it now."""
     said: list[dict[str, Any]] = []
-    with connection, contextlib.suppress(OSError, BrokenSealError):
-        connection.settimeout(SECONDS_TO_DRAIN)
-        while data := connection.recv(1 << 16):
-            said += seal.read(data)
+    with contextlib.closing(connection), contextlib.suppress(OSError, HandshakeError):
+        connection.socket.settimeout(SECONDS_TO_DRAIN)
+        while True:
+            said += connection.receive()
     return said

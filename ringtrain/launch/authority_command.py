@@ -12,7 +12,6 @@ import click
 from ringtrain.errors import RingtrainError
 from ringtrain.launch import settings
 from ringtrain.launch.authority import Rules
-from ringtrain.launch.callers import Callers
 from ringtrain.launch.elastic_flags import ELASTIC_SECONDS, LAUNCHER_GRACE, PAUSES, signals_of_a_notice
 from ringtrain.launch.hosts import HostsError
 from ringtrain.launch.mpi import LaunchError
@@ -20,6 +19,7 @@ from ringtrain.launch.record import RecordFile
 from ringtrain.launch.service import Service, Terms
 from ringtrain.options import environment
 from ringtrain.rendezvous import SECRET, secret_of
+from ringtrain.server import Server
 
 GATHER = 10.0  # seconds until the first world, once there are enough ranks
 
@@ -117,14 +117,14 @@ def authority(
     goes_on = "goes on with the job" if record is not None and record.world else "waits for ranks"
     host, port = listener.getsockname()[:2]
     say(f"{goes_on} at {f'[{host}]' if ':' in host else host}:{port}.")
-    callers = Callers(listener, secret)
-    service = Service(Terms(rules, maximum, gather, leave_code), callers, file, record, say)
+    server = Server([listener], secret)
+    service = Service(Terms(rules, maximum, gather, leave_code), server, file, record, say)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _frame: service.interrupt(number))
     try:
         return service.run()
     finally:
-        callers.close()
+        server.close()
 
 
 def listening(text: str) -> socket.socket:

@@ -1,6 +1,6 @@
 """An authority that runs alone, beside processes that an engine of the user's starts and starts again: `ringtrain authority`.
 
-It starts nothing. Processes call it (`callers`), `seats` says who may be a rank, the authority numbers their worlds, and this
+It starts nothing. Processes call it (`ringtrain.server`), `seats` says who may be a rank, the authority numbers their worlds, and this
 carries out what both decide. The kernel's word that a connection is closed tells of the end of its process; a network that
 carries nothing tells of nothing, and is left to the bound of silence.
 """
@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from ringtrain.launch.authority import SILENCE, Action, Authority, Rules
-from ringtrain.launch.callers import ENDED, Caller, Callers
 from ringtrain.launch.mpi import LaunchError
 from ringtrain.launch.record import Record, RecordFile
 from ringtrain.launch.seats import Seat, Seats
+from ringtrain.server import ENDED, Connection, Server
 from ringtrain.version import __version__
 
 SECONDS_BETWEEN_BEATS = 1.0
@@ -48,14 +48,14 @@ class Service:
     """One job, from the first call to its end. record: of the job, if it goes on; say: takes lines for people."""
 
     def __init__(
-        self, terms: Terms, callers: Callers, file: RecordFile, record: Record | None, say: Callable[[str], None]
+        self, terms: Terms, server: Server, file: RecordFile, record: Record | None, say: Callable[[str], None]
     ):
-        self._terms, self._callers, self._file, self._say = terms, callers, file, say
+        self._terms, self._server, self._file, self._say = terms, server, file, say
         self._began = self._next_beat = time.monotonic()
         self._goes_on = record is not None and bool(record.world)
         self._record = record or Record(secrets.token_hex(8))
         self._seats = Seats(terms.rules.minimum, terms.maximum, terms.gather, PATIENCE, self._goes_on)
-        self._caller_of: dict[str, Caller] = {}
+        self._caller_of: dict[str, Connection] = {}
         self._told_to_wait: set[str] = set()
         self._authority: Authority | None = None  # of a job that goes on once the first of its ranks has called
         self._code: int | None = None
@@ -79,9 +79,9 @@ class Service:
         self._file.remove()
         last = time.monotonic() + SECONDS_FOR_LAST_WORDS
         while (
-            self._callers.are_there() and time.monotonic() < last
+            self._server.are_there() and time.monotonic() < last
         ):  # a connection that is closed too early forgets them
-            self._callers.wait(0.1)
+            self._server.wait(0.1)
         return self._code or 0
 
     def interrupt(self, number: int) -> None:
@@ -93,7 +93,7 @@ class Service:
     def _step(self) -> None:
         now = time.monotonic()
         authority_at = self._authority.next_timer if self._authority else float("inf")
-        for caller, said in self._callers.wait(min(self._next_beat, authority_at, self._seats.next_time()) - now):
+        for caller, said in self._server.wait(min(self._next_beat, authority_at, self._seats.next_time()) - now):
             self._take(caller, said)
         now = time.monotonic()
         if self._signal:
@@ -102,7 +102,7 @@ class Service:
             self._next_beat = now + SECONDS_BETWEEN_BEATS
             for caller in self._caller_of.values():
                 if not caller.unsent:
-                    self._callers.send(caller, {"beat": 1})
+                    self._server.send(caller, {"beat": 1})
         if self._authority is not None and now >= self._authority.next_timer:
             self._carry_out(self._authority.tick(now))
         if self._authority is None and now >= self._began + self._terms.rules.launcher_grace + PATIENCE:
@@ -117,29 +117,30 @@ class Service:
         else:
             self._end(code, f"The authority was ended by {signal.Signals(self._signal).name}, and the job with it.")
 
-    def _take(self, caller: Caller, said: dict[str, Any] | str) -> None:
+    def _take(self, caller: Connection, said: dict[str, Any] | str) -> None:
         if self._code is not None:
             return
-        if self._caller_of.get(caller.uid) is not caller:
+        if self._caller_of.get(caller.name) is not caller:
             if not isinstance(said, str):
                 self._greet(caller, said)
             return
         if isinstance(said, str):
-            del self._caller_of[caller.uid]
-            if said == ENDED or not self._is_let_in(caller.uid):
-                self._note_gone(caller.uid)
+            del self._caller_of[caller.name]
+            if said == ENDED or not self._is_let_in(caller.name):
+                self._note_gone(caller.name)
         else:
             self._hear(caller, said)
 
-    def _greet(self, caller: Caller, hello: dict[str, Any]) -> None:
+    def _greet(self, caller: Connection, hello: dict[str, Any]) -> None:
         """The first words of a process: it is new, or calls again."""
+        caller.name = str(hello.get("uid", "")) or "?"
         if problem := self._objection(hello):
-            self._callers.send(caller, {"refused": problem})
-            self._callers.drop(caller)
+            self._server.send(caller, {"refused": problem})
+            self._server.drop(caller)
             return
-        now, uid = time.monotonic(), caller.uid
+        now, uid = time.monotonic(), caller.name
         before = self._caller_of.get(uid)
-        for said in self._callers.read(before) if before is not None else ():
+        for said in self._server.read(before) if before is not None else ():
             self._take(before, said)  # type: ignore[arg-type]  # what it said first comes first
         seat = self._seat_for(now, hello)
         self._caller_of[uid] = caller
@@ -153,9 +154,9 @@ class Service:
             "grace": rules.launcher_grace,
             "leave_code": self._terms.leave_code,
         }
-        self._callers.send(caller, welcome)
+        self._server.send(caller, welcome)
         if before is not None:
-            self._callers.drop(before)
+            self._server.drop(before)
         if seat.is_let_in:
             self._ask(now, seat)
         if hello["noticed"]:
@@ -195,8 +196,8 @@ class Service:
         seat.heard = now
         return seat
 
-    def _hear(self, caller: Caller, said: dict[str, Any]) -> None:
-        now, seat = time.monotonic(), self._seats.of(caller.uid)
+    def _hear(self, caller: Connection, said: dict[str, Any]) -> None:
+        now, seat = time.monotonic(), self._seats.of(caller.name)
         if seat is None:
             return
         seat.heard = now
@@ -210,18 +211,18 @@ class Service:
             else:
                 self._carry_out(self._authority.host_heard(now, seat.host))
 
-    def _note_notice(self, caller: Caller, seat: Seat) -> None:
+    def _note_notice(self, caller: Connection, seat: Seat) -> None:
         if seat.is_let_in and self._authority is not None:
             self._carry_out(self._authority.process_leaves(time.monotonic(), seat.host, seat.slot, seat.uid))
         else:
-            self._callers.send(caller, {"over": self._terms.leave_code, "because": TOLD_TO_LEAVE})
+            self._server.send(caller, {"over": self._terms.leave_code, "because": TOLD_TO_LEAVE})
 
-    def _note_finished(self, caller: Caller, seat: Seat) -> None:
+    def _note_finished(self, caller: Connection, seat: Seat) -> None:
         """From here on the job has come to its end, whatever becomes of this authority."""
         if not self._record.finished:
             self._record.finished = True
             self._file.write(self._record)
-        self._callers.send(caller, {"kept": 1})
+        self._server.send(caller, {"kept": 1})
         if seat.is_let_in and self._authority is not None:
             self._carry_out(self._authority.host_present(time.monotonic(), seat.host, (), "", True))
 
@@ -300,7 +301,7 @@ class Service:
 
     def _tell(self, uid: str, said: dict[str, Any]) -> None:
         if uid in self._caller_of:
-            self._callers.send(self._caller_of[uid], said)
+            self._server.send(self._caller_of[uid], said)
 
     # ---- end ----
 
@@ -315,6 +316,6 @@ class Service:
         self._code = code
         self._say(text)
         for caller in self._caller_of.values():
-            seat = self._seats.of(caller.uid)
+            seat = self._seats.of(caller.name)
             spare = code == 0 or seat is None or not seat.is_let_in
-            self._callers.send(caller, {"over": 0 if spare and code == 0 else 1, "because": text})
+            self._server.send(caller, {"over": 0 if spare and code == 0 else 1, "because": text})

@@ -20,17 +20,17 @@ from eventually import eventually
 from ringtrain import leading, start
 from ringtrain.by_address import Address
 from ringtrain.errors import InvalidArgumentError, TimeoutError, UnsupportedError
-from ringtrain.launch import callers, commands
+from ringtrain.handshake import OBJECTS, REFUSAL, key_of_world
+from ringtrain.launch import commands
 from ringtrain.launch.authority import Rules
 from ringtrain.launch.authority_command import authority as command_of_authority
 from ringtrain.launch.authority_command import listening
-from ringtrain.launch.callers import ANOTHER_SECRET, MOST_STRANGERS, Callers
 from ringtrain.launch.job_folder import locked
 from ringtrain.launch.mpi import LaunchError
 from ringtrain.launch.record import Record, RecordFile
 from ringtrain.launch.seats import Seats
 from ringtrain.launch.service import Service, Terms
-from ringtrain.sealed import AUTHORITY, LONGEST_AT_FIRST, RANK, BrokenSealError, Seal, key_of_world
+from ringtrain.server import Server
 
 SECRET = bytes(range(32))
 
@@ -116,53 +116,6 @@ def test_in_a_job_that_goes_on_old_seats_are_taken() -> None:
     assert names(job.let_in(8.0)) == ["c"]  # b has not come again
 
 
-# ---- what the connection carries ----
-
-
-def ends(secret: bytes = SECRET) -> tuple[Seal, Seal]:
-    return Seal(secret, b"nonces", RANK, AUTHORITY), Seal(SECRET, b"nonces", AUTHORITY, RANK)
-
-
-def test_objects_arrive_however_the_bytes_do() -> None:
-    rank, authority = ends()
-    data = rank.seal({"a": 1}) + rank.seal({"b": "ü"})
-    said = [each for byte in data for each in authority.read(bytes([byte]))]
-    assert said == [{"a": 1}, {"b": "ü"}] and rank.read(authority.seal([])) == [[]]
-
-
-def test_what_is_changed_repeated_left_out_or_sent_back_is_refused() -> None:
-    rank, authority = ends()
-    first, second = rank.seal({"a": 1}), rank.seal({"a": 2})
-    for place in range(len(first)):
-        changed = bytearray(first)
-        changed[place] ^= 1
-        with_one_bit = ends()[1]
-        try:
-            assert with_one_bit.read(bytes(changed)) == []  # a length that is not there yet
-        except BrokenSealError:
-            pass
-    assert authority.read(first) == [{"a": 1}]
-    for wrong in (first, rank.seal({"a": 3}), authority.seal({"a": 1})):
-        other = ends()[1]
-        other.read(first)
-        with pytest.raises(BrokenSealError):
-            other.read(wrong)
-    assert authority.read(second) == [{"a": 2}]
-    with pytest.raises(BrokenSealError):
-        ends()[1].read(ends()[1].seal({"a": 1}))  # its own first words
-
-
-def test_another_secret_and_long_words_of_strangers_are_refused() -> None:
-    stranger, authority = ends(bytes(32))
-    with pytest.raises(BrokenSealError):
-        authority.read(stranger.seal({}))
-    with pytest.raises(BrokenSealError):
-        ends()[1].read(ends()[0].seal("x" * LONGEST_AT_FIRST))
-    with pytest.raises(BrokenSealError) as told:
-        ends()[0].read(ANOTHER_SECRET)
-    assert told.value.has_another
-
-
 def test_a_key_of_a_world_follows_from_the_secret() -> None:
     assert key_of_world(SECRET, "00") != key_of_world(bytes(32), "00") and len(key_of_world(SECRET, "00")) == 32
     link = leading.AuthorityLink(Address("here", 1), SECRET)
@@ -224,8 +177,8 @@ def service(tmp_path: Path) -> Iterator[SimpleNamespace]:
     port = listener.getsockname()[1]
     said: list[str] = []
     rules = Rules(2, wait=100.0, first_pause=1.0, longest_pause=60.0, reset_limit=0)
-    called = Callers(listener, SECRET)
-    made = Service(Terms(rules, 2, 100.0, 0), called, RecordFile(str(state)), None, said.append)
+    server = Server([listener], SECRET)
+    made = Service(Terms(rules, 2, 100.0, 0), server, RecordFile(str(state)), None, said.append)
     codes: list[int] = []
     thread = threading.Thread(target=lambda: codes.append(made.run()))
     thread.start()
@@ -233,7 +186,7 @@ def service(tmp_path: Path) -> Iterator[SimpleNamespace]:
     made.interrupt(2)
     socket.create_connection(("127.0.0.1", port)).close()  # so that it looks
     thread.join()
-    called.close()
+    server.close()
     assert codes == [130]
 
 
@@ -257,24 +210,11 @@ def strangers_get(port: int, data: bytes) -> bytes:
     return got
 
 
-@pytest.mark.parametrize(
-    "data", [b"GET / HTTP/1.1\r\n\r\n" * 8, bytes(100), b"\xff" * 5000], ids=["http", "zeros", "ones"]
-)
-def test_a_stranger_gets_a_nonce_and_that_it_is_one(data: bytes, service: SimpleNamespace) -> None:
-    got = strangers_get(service.port, data)
-    assert len(got) == 32 + len(ANOTHER_SECRET) and got.endswith(ANOTHER_SECRET)
+def test_a_stranger_gets_a_nonce_and_that_it_is_one(service: SimpleNamespace) -> None:
+    assert strangers_get(service.port, b"GET / HTTP/1.1\r\n\r\n") == b""
+    got = strangers_get(service.port, OBJECTS + bytes(32 + 32))
+    assert len(got) == 16 + len(REFUSAL) and got.endswith(REFUSAL)
     assert service.said == [] and not service.codes
-
-
-def test_many_strangers_who_say_nothing_keep_no_rank_out(
-    service: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(callers, "SECONDS_TO_PROVE", 1000.0)
-    silent = [socket.create_connection(("127.0.0.1", service.port)) for _ in range(MOST_STRANGERS + 10)]
-    place = leading.AuthorityLink(service.address, SECRET).enter(30.0, "127.0.0.1:0")
-    assert place.slot == 0 and place.host
-    for each in silent:
-        each.close()
 
 
 def test_another_secret_or_release_is_told(service: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ PACKAGE, NATIVE = ROOT / "ringtrain", ROOT / "native"
 
 # A module may import those that stand in an earlier row, or in its own.
 PYTHON_LAYERS = [
-    ["version", "installation", "errors", "agent_protocol", "handshake", "sealed", "_core", "_build"],
+    ["version", "installation", "errors", "agent_protocol", "handshake", "_core", "_build"],
     ["_native"],
     ["tables", "stacks"],
     [
@@ -34,6 +34,7 @@ PYTHON_LAYERS = [
         "inquiries",
         "ranges",
         "processors",
+        "server",
     ],
     ["introducing"],
     ["boards"],
