@@ -6,7 +6,9 @@ Each framework's module registers one adapter when it is imported; the layers he
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from ringtrain.errors import InvalidArgumentError
+import numpy as np
+
+from ringtrain.errors import InvalidArgumentError, UnsupportedError
 
 
 class Adapter(Protocol):
@@ -23,6 +25,21 @@ class Adapter(Protocol):
 
     def enter_world(self, values: Sequence[Any]) -> None:
         """The default context is another one; local to this rank."""
+
+    def refuse_in_file(self, values: Sequence[Any]) -> None:
+        """Raises UnsupportedError for what a file cannot have."""
+
+    def in_file(self, values: Sequence[Any]) -> Any:
+        """What a file has of the values, the same on all ranks: numbers, texts, arrays and containers of these."""
+
+    def take_from_file(self, values: Sequence[Any], kept: Any) -> None:
+        """Takes that from a file. Raises ValueError if it is of other values."""
+
+    def random_states(self, values: Sequence[Any]) -> Any:
+        """What each rank draws random numbers from; a file has it of each."""
+
+    def draw_on(self, values: Sequence[Any], states: Any) -> None:
+        """Goes on with random numbers from there."""
 
 
 _adapters: list[Adapter] = []
@@ -79,6 +96,53 @@ def outline_of(variables: Sequence[Any]) -> dict[str, str]:
         f"variable {place}": f"{each.dtype if isinstance(each.dtype, str) else each.dtype.name} of {tuple(each.shape)}"
         for place, each in enumerate(variables)
     }
+
+
+class Variables:
+    """What adapters of variables share: how a file has these."""
+
+    def refuse_in_file(self, values: Sequence[Any]) -> None:
+        """Raises UnsupportedError: rows of tables are each rank's own."""
+        tables = [getattr(each, "sharded_table", None) for each in variables_of(values)]
+        if named := [each.name for each in tables if each is not None]:
+            raise UnsupportedError(
+                f"save_every: a sharded embedding must be saved by all ranks, with save_table, but the State has '{named[0]}'. Save "
+                "its rows in a callback or in the loop, and the model there, too."
+            )
+
+    def in_file(self, values: Sequence[Any]) -> list[np.ndarray | None]:
+        """Their arrays; None for texts and seeds."""
+        return [None if is_seed(each) else _array_of(each) for each in variables_of(values)]
+
+    def take_from_file(self, values: Sequence[Any], kept: Sequence[np.ndarray | None]) -> None:
+        """Raises ValueError for another number of variables, or other shapes."""
+        variables = variables_of(values)
+        own, theirs = [_shape_of(each) for each in variables], [_shape_of(each) for each in kept]
+        unequal = [pair for pair in zip(own, theirs, strict=False) if pair[0] != pair[1] and pair[1] is not None]
+        if unequal or len(own) != len(theirs):
+            has, found = unequal[0] if unequal else (len(own), len(theirs))
+            raise ValueError(f"{has} here, {found} there")
+        for variable, array in zip(variables, kept, strict=True):
+            if array is not None:
+                variable.assign(array)
+
+    def random_states(self, values: Sequence[Any]) -> list[np.ndarray]:
+        """The seeds of random layers."""
+        return [np.array(each.numpy()) for each in variables_of(values) if is_seed(each)]
+
+    def draw_on(self, values: Sequence[Any], states: Sequence[np.ndarray]) -> None:
+        """Puts them back."""
+        for variable, state in zip(filter(is_seed, variables_of(values)), states, strict=False):
+            variable.assign(state)
+
+
+def _shape_of(value: Any) -> tuple[int, ...] | None:
+    return None if value is None else tuple(value.shape)
+
+
+def _array_of(variable: Any) -> np.ndarray | None:
+    array = np.array(variable.numpy())
+    return None if array.dtype == object else array
 
 
 def _own_variables(value: Any) -> Sequence[Any]:

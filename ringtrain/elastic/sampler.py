@@ -296,6 +296,24 @@ class _Samplers:
     def enter_world(self, values: Sequence[Any]) -> None:
         """Their state deals."""
 
+    def refuse_in_file(self, values: Sequence[Any]) -> None:
+        """Files have their progress."""
+
+    def in_file(self, values: Sequence[Any]) -> list[dict[str, Any]]:
+        """Their progress."""
+        return [each.state_dict() for each in values]
+
+    def take_from_file(self, values: Sequence[Any], kept: Sequence[dict[str, Any]]) -> None:
+        """Goes on there."""
+        for each, state in zip(values, kept, strict=True):
+            each.load_state_dict(state)
+
+    def random_states(self, values: Sequence[Any]) -> None:
+        """They draw by their seed and the epoch."""
+
+    def draw_on(self, values: Sequence[Any], states: None) -> None:
+        """As above."""
+
 
 register(_Samplers())
 

@@ -6,27 +6,35 @@ ranks that join. TensorFlow and Keras stand on it; PyTorch's gradients leave in 
 state of their own. With a ``BatchSampler`` a step begins where its samples are drawn, and averages are weighed by them.
 """
 
+import os
+import random
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from time import monotonic
 from typing import Any, TypeVar
 
 import numpy as np
 
 from ringtrain import membership, operations
 from ringtrain.context import Context, current, is_initialized
-from ringtrain.elastic.adapters import adapter_of, enter_world
+from ringtrain.elastic.adapters import Adapter, adapter_of, enter_world
 from ringtrain.elastic.lossless import LosslessState, checked_progress
 from ringtrain.elastic.sampler import BatchSampler
+from ringtrain.elastic.saving import LONGEST_SAVE, Folder, Plan, check_keep, is_plain
 from ringtrain.elastic.sets import Rule
 from ringtrain.elastic.transaction import Part, Transaction
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.gradients.watch import Comparison
-from ringtrain.objects import broadcast_object
+from ringtrain.log import logger
+from ringtrain.objects import allgather_object, broadcast_object
 from ringtrain.operations import Average, Compression
+from ringtrain.stalls import long_phase
 
 Result = TypeVar("Result")
 _OBJECTS = "ringtrain.elastic.objects"
+_DUE = "ringtrain.elastic.save_every.due"
+_RANDOM = "ringtrain.elastic.random_states"
 
 
 class TransparentState(LosslessState):
@@ -69,7 +77,8 @@ class TransparentState(LosslessState):
     )
 
     _SURVIVED = Part.LAST  # each operation is a window of its own
-    _GIVEN: Sequence[str] = ("_size",)  # that ranks that join take over, beside the values
+    # That ranks that join take over, beside the values.
+    _GIVEN: Sequence[str] = ("_size", "_refusal", "_random", "_saved_behind")
 
     def __init__(self, *, process_sets: Rule | None = None, **objects: Any):
         super().__init__(objects, process_sets)
@@ -79,6 +88,9 @@ class TransparentState(LosslessState):
             setattr(self, name, value)
         self._names = sorted(given)
         self._in_epochs = False
+        self._saves: tuple[Folder, Plan, int] | None = None  # where, when, and how many files are kept
+        self._refusal = ""  # why the job cannot begin
+        self._random: Sequence[Any] | None = None  # random states of all ranks, from which they are to go on
         self._sampler = _only_sampler(objects.values())
         self._is_in_step = False  # its samples are drawn, and the loop has not come back for others
         self._comparison: Comparison | None = None  # of the gradients that are reduced next
@@ -88,7 +100,11 @@ class TransparentState(LosslessState):
         if self._sampler is not None:
             self._follow_draws(self._sampler)
         if self._transaction is not None or self._sampler is not None:
-            _follow(self, elastic=self._transaction is not None)
+            self.be_followed()
+
+    def be_followed(self) -> None:
+        """Is the one that ``followed`` returns, until another one is."""
+        _follow(self, elastic=self._transaction is not None)
 
     # ---- the loop ----
 
@@ -134,7 +150,162 @@ class TransparentState(LosslessState):
             self.batch += 1
             self.step += 1
         if not self._in_epochs:
+            self.save_if_due()
             self.finish()
+
+    # ---- files ----
+
+    def save_every(
+        self,
+        folder: "str | os.PathLike[str]",
+        *,
+        steps: int | None = None,
+        minutes: float | None = None,
+        epochs: int | None = None,
+        keep: int = 3,
+    ) -> None:
+        """Has rank 0 write all values into a folder every so many steps, minutes or epochs, to go on from with ``resume``.
+
+        Example:
+            >>> state.resume("checkpoints")  # before the loop
+            >>> state.save_every("checkpoints", epochs=1)
+
+        It does so between two steps, or where an epoch ends. The others wait for it in their next step, for an hour at most. If the
+        folder takes no file the log says so, and the training goes on. With ``minutes`` rank 0 tells the others whether it is
+        time, about every ten seconds.
+
+        Args:
+            folder: the same for all ranks, where rank 0 may come to be on any host.
+            steps: between two files.
+            minutes: between two files.
+            epochs: between two files, each at the end of an epoch.
+            keep: files that stay.
+
+        Raises:
+            InvalidArgumentError: none of the three is given, or one is not above 0; a value is neither a number, a text, an
+                array, nor made of these.
+                At the beginning of the loop, on all ranks: the folder has files behind the step at which the training
+                begins, since none of its own would stay beside these.
+            UnsupportedError: a sharded embedding, whose rows are each rank's own.
+        """
+        check_keep(keep)
+        for adapter, values in self._by_adapter().items():
+            adapter.refuse_in_file(values)
+        for name in self._plain_names():
+            if not is_plain(value := getattr(self, name)):
+                raise InvalidArgumentError(
+                    f"save_every: values must be numbers, texts, arrays, or containers of these, but '{name}' is or has something "
+                    f"else ({type(value).__name__}). Give what it counts instead."
+                )
+        self._saves = Folder(folder), Plan(steps, minutes, self.step, monotonic(), epochs, self.epoch), keep
+
+    def resume(self, folder: "str | os.PathLike[str]") -> bool:
+        """Takes the values of the newest file that ``save_every`` has written; returns whether there is one.
+
+        To be called before the loop, which gives all ranks what rank 0 has found. On as many ranks as before they go on with the
+        random numbers of Python, of NumPy, and of Keras' layers, too.
+
+        Raises:
+            InvalidArgumentError: the file has other values than this state, or cannot be read.
+            UnsupportedError: as by ``save_every``.
+        """
+        for adapter, values in self._by_adapter().items():
+            adapter.refuse_in_file(values)
+        found = Folder(folder).newest()
+        if found is None:
+            return False
+        path, kept = found
+        if kept["names"] != self._names:
+            raise InvalidArgumentError(
+                f"resume: expected a file with {', '.join(self._names)} but found {', '.join(kept['names'])} in {path}. Make the "
+                "State with the values that it was saved with, or use another folder."
+            )
+        for (adapter, values), theirs in zip(self._by_adapter().items(), kept["values"], strict=True):
+            try:
+                adapter.take_from_file(values, theirs)
+            except (ValueError, TypeError, KeyError) as problem:
+                kinds = ", ".join(type(value).__name__ for value in values)
+                raise InvalidArgumentError(
+                    f"resume: expected the values of {kinds} in {path} to be like this State's but they are not ({problem}). Make the "
+                    "State as it was when the file was written, or use another folder."
+                ) from problem
+        for name, value in kept["plain"].items():
+            if not _copied_into(getattr(self, name), value):
+                setattr(self, name, value)
+        self._random = kept["random"]
+        self._take_from_file(kept)
+        return True
+
+    def save_if_due(self) -> None:
+        """To be called on all ranks alike, where the state is whole."""
+        if self._saves is None:
+            return
+        folder, plan, keep = self._saves
+        due = plan.is_due(self.step, self.epoch, self.batch > 0)
+        if not due and plan.asks_at(self.step):
+            own = np.array(plan.answer(self.step, monotonic()), np.int64)
+            is_time, next_look = self.survive(lambda: operations.broadcast(own, 0, _DUE)).tolist()
+            due = plan.hear(self.step, monotonic(), (is_time, next_look))
+        if not due:
+            return
+        plan.note(self.step, monotonic(), self.epoch)
+        states = self.survive(lambda: allgather_object(self._random_states(), _RANDOM))
+        if current().rank != 0:
+            return
+        try:
+            with long_phase(LONGEST_SAVE):
+                folder.write(self.step, self._in_file(states), keep)
+        except (OSError, InvalidArgumentError) as problem:
+            logger.warning("save_every: the state behind step %d could not be written: %s", self.step, problem)
+
+    def _in_file(self, states: Sequence[Any]) -> dict[str, Any]:
+        return {
+            "names": self._names,
+            "values": [adapter.in_file(values) for adapter, values in self._by_adapter().items()],
+            "plain": {name: getattr(self, name) for name in self._plain_names()},
+            "random": list(states),
+        }
+
+    def _take_from_file(self, kept: dict[str, Any]) -> None:
+        """Takes what a derived class has put beside."""
+
+    @property
+    def _saved_behind(self) -> tuple[int, int, int] | None:
+        """How far the plan of the files is, which ranks agree on."""
+        return None if self._saves is None else self._saves[1].progress
+
+    @_saved_behind.setter
+    def _saved_behind(self, progress: tuple[int, int, int] | None) -> None:
+        if self._saves is not None and progress is not None:
+            self._saves[1].progress = progress
+
+    def _random_states(self) -> list[Any]:
+        return [
+            random.getstate(),
+            np.random.get_state(legacy=True),
+            *(adapter.random_states(values) for adapter, values in self._by_adapter().items()),
+        ]
+
+    def _draw_on(self) -> None:
+        """Goes on with the random numbers behind those of the saved training, on as many ranks."""
+        states, self._random = self._random, None
+        if states is None or len(states) != current().size:
+            return
+        of_python, of_numpy, *of_adapters = states[current().rank]
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+        for (adapter, values), each in zip(self._by_adapter().items(), of_adapters, strict=True):
+            adapter.draw_on(values, each)
+
+    def _by_adapter(self) -> dict[Adapter, list[Any]]:
+        found: dict[Adapter, list[Any]] = {}
+        for name in self._names:
+            if (adapter := adapter_of(value := getattr(self, name))) is not None:
+                found.setdefault(adapter, []).append(value)
+        return found
+
+    def _plain_names(self) -> list[str]:
+        return [name for name in self._names if adapter_of(getattr(self, name)) is None]
 
     # ---- what survives ----
 
@@ -246,19 +417,31 @@ class TransparentState(LosslessState):
         if self._has_entered:
             return
         self._has_entered = True
+        if self._saves is not None:
+            self._refusal = self._saves[0].refuse_later_than(self.step)
         if self._transaction is None:
             self._sets.make()
             self._training.take_state()
         else:
             self._enter(self._transaction)
+        if self._refusal:
+            raise InvalidArgumentError(self._refusal)
+        if self.batch == 0:
+            self._draw_on()
         self._tell_change()
 
     def between_steps(self) -> None:
         """Lets ranks join and leave, if all have agreed on it. To be called on all ranks alike, where the state is whole."""
+        self._draw_on()
         if self._transaction is not None:
             self._transaction.close()  # of rows that were looked up since, as to evaluate
+        self._save_between_steps()
+        if self._transaction is not None:
             self._transaction.pause()
         self._tell_change()
+
+    def _save_between_steps(self) -> None:
+        self.save_if_due()
 
     def finish(self) -> None:
         """Returns when all ranks have the last step."""
@@ -322,25 +505,21 @@ class _Training:
         """What the frameworks' values are; arrays and plain ones may be others on rank 0, and take the place of these."""
         state = self._state
         found = dict.fromkeys(state._names, "a value")
-        by_adapter: dict[Any, list[Any]] = {}
-        for name in state._names:
-            if (adapter := adapter_of(value := getattr(state, name))) is not None:
-                by_adapter.setdefault(adapter, []).append(value)
-        for adapter, values in by_adapter.items():
+        for adapter, values in state._by_adapter().items():
             found |= adapter.outline(values)
         return found
 
     def take_state(self) -> None:
         """Takes the values of rank 0."""
         state = self._state
-        fitting = {name: adapter_of(getattr(state, name)) for name in state._names}
-        plain = [*(name for name, adapter in fitting.items() if adapter is None), *state._GIVEN]
-        theirs = broadcast_object({name: getattr(state, name) for name in plain}, 0, _OBJECTS)
+        by_adapter = state._by_adapter()
+        told = [*state._plain_names(), *state._GIVEN]
+        theirs = broadcast_object({name: getattr(state, name) for name in told}, 0, _OBJECTS)
         for name, value in theirs.items():
             if not _copied_into(getattr(state, name, None), value):
                 setattr(state, name, value)
-        for adapter in dict.fromkeys(adapter for adapter in fitting.values() if adapter is not None):
-            adapter.take_over([getattr(state, name) for name, its in fitting.items() if its is adapter])
+        for adapter, values in by_adapter.items():
+            adapter.take_over(values)
 
     def deal(self, size: int, place: int) -> None:
         """Deals the samples of the next window; without a sampler they are the script's."""

@@ -30,7 +30,7 @@ import tensorflow as tf
 
 from ringtrain import membership
 from ringtrain.elastic import BatchSampler, ObjectState, State, run_fn
-from ringtrain.elastic.adapters import is_seed, outline_of, register, variables_of
+from ringtrain.elastic.adapters import Variables, is_seed, outline_of, register, variables_of
 from ringtrain.elastic.worlds import register_sign
 from ringtrain.errors import InvalidArgumentError, MismatchError
 from ringtrain.objects import allgather_object, broadcast_object
@@ -167,7 +167,7 @@ class TensorFlowState(ObjectState):
                 variable.assign(value)
 
 
-class _Variables:
+class _Variables(Variables):
     """How states know variables, and what has some: modules, models, optimizers."""
 
     def fits(self, value: Any) -> bool:

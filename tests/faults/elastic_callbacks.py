@@ -47,11 +47,13 @@ callbacks = [
     else keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=2),
     stopping,
     keras.callbacks.ModelCheckpoint(path, save_weights_only=True),
+    keras.callbacks.CSVLogger(elastic_faults.folder / "log.csv"),
     elastic,
 ]
 x = np.random.default_rng(elastic_faults.slot).normal(size=(STEPS, 3)).astype("float32")
 model.fit(x, x[:, :1], batch_size=1, epochs=EPOCHS, initial_epoch=elastic.epoch, callbacks=callbacks, verbose=0)
 saved = sorted(each.name for each in elastic_faults.folder.glob("epoch-*"))
+logged = [line.partition(",")[0] for line in (elastic_faults.folder / "log.csv").read_text().splitlines()]
 print(
     "end",
     elastic.state.epoch,
@@ -60,4 +62,5 @@ print(
     stopping.wait,
     [float(each.sum()) for each in model.get_weights()],
     saved,
+    logged,
 )

@@ -90,7 +90,7 @@ def rates(text: str) -> dict[int, set[str]]:
     "warmup", [{}, pytest.param({"WARMUP": "1"}, marks=pytest.mark.long)], ids=["plateau", "warmup"]
 )
 def test_callbacks_of_a_rank_that_joins_remember_what_others_do(warmup: dict[str, str], backend: str, job: Job) -> None:
-    """A scheduler, a plateau that halves the rate, early stopping, which all do together, and a checkpoint, of rank 0 alone."""
+    """A scheduler, a plateau that halves the rate, early stopping, which all do together; a checkpoint and a log of rank 0 alone."""
     frame = "elastic_callbacks.py", {"KERAS_BACKEND": backend}
     done = frameworks.run(
         job,
@@ -108,6 +108,7 @@ def test_callbacks_of_a_rank_that_joins_remember_what_others_do(warmup: dict[str
     assert len(ends(done)) == 3 and len(set(ends(done))) == 1, done.stdout + done.stderr
     assert ends(done)[0].startswith("4 32 4 3 ")
     assert all(f"epoch-{epoch}.weights.h5" in ends(done)[0] for epoch in (1, 2, 3, 4)), ends(done)
+    assert ends(done)[0].endswith("['epoch', '0', '1', '2', '3']"), ends(done)  # of two processes that were rank 0
 
 
 STOPS_AS_IT_JOINS = """

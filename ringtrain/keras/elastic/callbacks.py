@@ -14,6 +14,7 @@ import numpy as np
 
 from ringtrain.context import current
 from ringtrain.elastic.likeness import is_made_of
+from ringtrain.errors import UnsupportedError
 from ringtrain.keras.fitting import compare_replicas
 from ringtrain.log import logger
 from ringtrain.objects import allgather_object
@@ -97,6 +98,8 @@ class TogetherHooks:
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Names callbacks of one rank alone, which end with it."""
         self._state.goes_on = True
+        if (memory := self._state.take_resumed()) is not None:
+            self._memories.take(memory)
         if self._state.taken is not None:
             return
         everyone = self._state.survive(lambda: allgather_object(self._memories.kinds, _KINDS))
@@ -125,6 +128,7 @@ class TogetherHooks:
             self.model.stop_training = True
         ends = bool(self.model.stop_training) or epoch + 1 == (self.params or {}).get("epochs")
         self._state.survive(lambda: compare_replicas(self.model, always=ends))
+        self._state.save_if_due()
         if not self._has_looked:
             self._has_looked = True
             self._tell_what_is_left_out()
@@ -141,8 +145,16 @@ class TogetherHooks:
 class FitTogether(Protocol):
     """What the hooks need of the state."""
 
+    epoch: int
+    step: int
     taken: tuple[Memory, Any] | None
     goes_on: bool
+
+    def take_resumed(self) -> Memory | None:
+        """As that of ``FitState``."""
+
+    def save_if_due(self) -> None:
+        """As that of ``FitState``."""
 
     def survive(self, function: Any) -> Any:
         """As that of ``elastic.State``."""
@@ -165,9 +177,86 @@ def write_on_first_rank(callback: Any) -> None:
 
 def is_checkpoint(callback: Any) -> bool:
     """Whether it is one of Keras' callbacks that save the model."""
-    return any(
-        kind.__name__ == "ModelCheckpoint" and kind.__module__.startswith("keras.") for kind in type(callback).__mro__
-    )
+    return _is_one_of(callback, ("ModelCheckpoint",))
+
+
+def writes_a_log(callback: Any) -> bool:
+    """Whether it is one of Keras' callbacks that write as long as ``fit`` runs."""
+    return _is_one_of(callback, ("CSVLogger", "TensorBoard", "OrbaxCheckpoint"))
+
+
+def refuse_backups(callbacks: Sequence[Any]) -> None:
+    """Raises UnsupportedError for a BackupAndRestore."""
+    if any(_is_one_of(each, ("BackupAndRestore",)) for each in callbacks):
+        raise UnsupportedError(
+            "fit 'BackupAndRestore': an elastic job must go on from one file on all ranks, in the midst of an epoch too, but this "
+            "callback has each rank restore what it finds. Leave it out, and use save_every and resume of Elastic."
+        )
+
+
+def _is_one_of(callback: Any, names: Sequence[str]) -> bool:
+    return any(kind.__name__ in names and kind.__module__.startswith("keras.") for kind in type(callback).__mro__)
+
+
+class OnFirstRankHooks:
+    """Has a callback run on rank 0 alone, whichever rank that comes to be; another one goes on with the files of the last.
+
+    Args:
+        callback: which writes.
+        state: of the job.
+    """
+
+    _supports_tf_logs = True
+
+    def __init__(self, callback: Any, state: FitTogether):
+        super().__init__()
+        self._callback, self._state = callback, state
+        self._runs = False
+
+    def set_params(self, params: dict[str, Any] | None) -> None:
+        """Hands them on."""
+        self._callback.set_params(params)
+
+    def set_model(self, model: Any) -> None:
+        """Keeps it until the callback runs, since some write at once."""
+        self._whole = model
+
+    def begin(self, hook: str) -> bool:
+        """Whether the callback runs, or does from this hook on."""
+        if self._runs or current().rank != 0:
+            return self._runs
+        self._runs = True
+        self._callback.set_model(self._whole)
+        if hook != "on_train_begin" or self._state.taken is not None:  # another rank has begun its files
+            self._callback.append = True  # of a CSVLogger
+        if hook != "on_train_begin":
+            self._callback.on_train_begin()
+            self._callback._global_train_batch = self._state.step  # of a TensorBoard
+            if hook != "on_epoch_begin":
+                self._callback.on_epoch_begin(self._state.epoch)
+        return True
+
+
+def on_first_rank(callback: Any, state: FitTogether, callback_class: Any) -> Any:
+    """A callback in the place of one that writes; it has the hooks that that one has.
+
+    Args:
+        callback: of Keras.
+        state: of the job.
+        callback_class: what callbacks are made of.
+    """
+    names = [name for name in dir(callback_class) if name.startswith("on_")]
+    own = {name for name in names if getattr(type(callback), name) is not getattr(callback_class, name)}
+    hooks = {name: _relayed(name) for name in (*sorted(own), "on_train_begin")}
+    return type("OnFirstRankHooks", (OnFirstRankHooks, callback_class), hooks)(callback, state)
+
+
+def _relayed(name: str) -> Any:
+    def hook(self: OnFirstRankHooks, *args: Any, **kwargs: Any) -> None:
+        if self.begin(name):
+            getattr(self._callback, name)(*args, **kwargs)
+
+    return hook
 
 
 class WritesOnFirstRank:

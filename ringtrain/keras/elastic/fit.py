@@ -5,6 +5,7 @@ The reduction of the gradients survives by itself (``backends``); this tells the
 ``fit`` reads batch by batch, and not ahead.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +13,8 @@ import numpy as np
 
 from ringtrain.context import current
 from ringtrain.elastic import BatchSampler, TransparentState
-from ringtrain.elastic.adapters import outline_of, register, variables_of
+from ringtrain.elastic.adapters import Variables, outline_of, register, variables_of
+from ringtrain.elastic.saving import is_plain
 from ringtrain.elastic.sets import Rule
 from ringtrain.errors import InvalidArgumentError, MismatchError, UnsupportedError
 from ringtrain.keras.backends import backend
@@ -22,8 +24,11 @@ from ringtrain.keras.elastic.callbacks import (
     Memory,
     TogetherHooks,
     is_checkpoint,
+    on_first_rank,
     rate_of,
+    refuse_backups,
     write_on_first_rank,
+    writes_a_log,
 )
 from ringtrain.keras.elastic.hooks import END_OF_EPOCH
 from ringtrain.keras.fitting import decides_too_early, made, refuse_too_early
@@ -57,12 +62,13 @@ class FitState(TransparentState):
     batches: int
     optimizer: Any
 
-    _GIVEN = (*TransparentState._GIVEN, "_remembered")
+    _GIVEN = (*TransparentState._GIVEN, "_remembered", "_resumed")
 
     def __init__(self, may_pause: Callable[[], bool], **arguments: Any):
         self._may_pause = may_pause
         self._memories: Memories | None = None  # of the callbacks of ``fit``, while that runs
         self.taken: tuple[Memory, Any] | None = None
+        self._resumed: tuple[Memory, Any] | None = None  # as a file has it
         self.goes_on = False
         self._has_begun_batch = self._is_read_ahead = False
         super().__init__(**arguments)
@@ -82,10 +88,12 @@ class FitState(TransparentState):
         if not own:
             return list(callbacks)
         refuse_too_early(decides_too_early(callbacks), current().rank)
+        refuse_backups(callbacks)
         others = [each for each in callbacks if each not in own]
         self._memories = Memories(others)
         for each in filter(is_checkpoint, others):
             write_on_first_rank(each)
+        others = [on_first_rank(each, self, callback_class) if writes_a_log(each) else each for each in others]
         return [*own, *others, made(TogetherHooks, callback_class)(self, self._memories)]
 
     @property
@@ -100,6 +108,41 @@ class FitState(TransparentState):
     def _remembered(self, told: tuple[Memory, Any] | None) -> None:
         if not self.goes_on:  # else others take it over
             self.taken = told
+
+    def save_every(self, *args: Any, **kwargs: Any) -> None:
+        """As of every state; in jobs that are not elastic, too, it has to arrange the callbacks then."""
+        super().save_every(*args, **kwargs)
+        self.be_followed()
+
+    def resume(self, *args: Any, **kwargs: Any) -> bool:
+        """As ``save_every``."""
+        self.be_followed()
+        return super().resume(*args, **kwargs)
+
+    def take_resumed(self) -> Memory | None:
+        """What callbacks are to remember from their beginning on, behind a file; what is of the midst of an epoch is ``taken``."""
+        resumed, self._resumed = self._resumed, None
+        if resumed is None or self.batch > 0:
+            self.taken = self.taken or resumed
+            return None
+        return resumed[0]
+
+    def _in_file(self, states: Sequence[Any]) -> dict[str, Any]:
+        remembered = self._remembered
+        assert remembered is not None
+        memory = {
+            name: {key: value for key, value in told.items() if is_plain(value)} for name, told in remembered[0].items()
+        }
+        return {**super()._in_file(states), "remembered": (memory, remembered[1])}
+
+    def _take_from_file(self, kept: dict[str, Any]) -> None:
+        self._resumed = kept["remembered"]
+        if self.batch == 0:
+            self.batches = 0  # is agreed on anew, as the number of ranks may be another one
+
+    def _save_between_steps(self) -> None:
+        if self.batch > 0:  # else the end of the epoch has seen to it, before callbacks have begun the next one
+            self.save_if_due()
 
     def begin_fit(self) -> None:
         """As ``enter``. Raises InvalidArgumentError if there was a ``fit`` that has come to its end."""
@@ -183,7 +226,8 @@ class ElasticHooks:
             ``steps_per_execution`` with a sampler; another ``initial_epoch``; a second ``fit``.
         TypeError: a sampler of another kind; ``epoch``, ``batch`` or ``step`` is no whole number.
         MismatchError: in ``fit``, on all ranks: they would take different numbers of batches or epochs.
-        UnsupportedError: local steps (``every``), ``delay``, PowerSGD, a process set, or a model of tf_keras.
+        UnsupportedError: local steps (``every``), ``delay``, PowerSGD, a process set, or a model of tf_keras. In ``fit``: a
+            BackupAndRestore.
     """
 
     _supports_tf_logs = True  # Keras need not fetch the metrics of each batch for it
@@ -214,6 +258,22 @@ class ElasticHooks:
         """That ``fit`` is to begin with. At its first use this rank takes the state over, so it is for all ranks to use."""
         self.state.enter()
         return self.state.epoch
+
+    def save_every(
+        self,
+        folder: "str | os.PathLike[str]",
+        *,
+        steps: int | None = None,
+        minutes: float | None = None,
+        epochs: int | None = None,
+        keep: int = 3,
+    ) -> None:
+        """``save_every`` of the state: model, optimizer, sampler, the objects, and what callbacks remember."""
+        self.state.save_every(folder, steps=steps, minutes=minutes, epochs=epochs, keep=keep)
+
+    def resume(self, folder: "str | os.PathLike[str]") -> bool:
+        """``resume`` of the state, to be called before ``epoch`` is asked for."""
+        return self.state.resume(folder)
 
     # ---- what fit tells ----
 
@@ -333,7 +393,7 @@ def batches(sampler: BatchSampler, load: Callable[[np.ndarray], Any], workers: i
     return backend.dataset(lambda: sampler.loading(load, workers), load(sampler.look()))
 
 
-class _Values:
+class _Values(Variables):
     """How states know Keras' models, optimizers and variables."""
 
     def fits(self, value: Any) -> bool:

@@ -18,6 +18,7 @@ import torch
 from ringtrain import membership, numbering
 from ringtrain.context import current
 from ringtrain.elastic.lossless import LosslessState, checked_progress
+from ringtrain.elastic.saving import LONGEST_SAVE, Plan, check_keep
 from ringtrain.elastic.sets import Rule
 from ringtrain.elastic.transaction import Transaction
 from ringtrain.embedding.kept_rows import surviving
@@ -31,7 +32,7 @@ from ringtrain.torch.adasum import Deltas
 from ringtrain.torch.backward import OneByOne
 from ringtrain.torch.elastic.batches import check_state
 from ringtrain.torch.elastic.belongings import Belongings
-from ringtrain.torch.elastic.checkpoints import ROWS, Folder, Plan, on_devices
+from ringtrain.torch.elastic.checkpoints import ROWS, Folder, on_devices
 from ringtrain.torch.elastic.sampler import ElasticSampler
 from ringtrain.torch.elastic.transfer import keeps_identity, outline_of, take_over
 from ringtrain.torch.functions import set_state, state_of
@@ -41,7 +42,6 @@ from ringtrain.torch.tables import Part, dense_state_dict, load_dense_state_dict
 
 _OBJECTS = "ringtrain.elastic.objects"
 _ROWS = "ringtrain.elastic.rows"
-_LONGEST_SAVE = 3600.0  # seconds that the others wait for a file before they take this rank for one that hangs
 _BELONGINGS = "what was not given"  # in a file, beside the values
 _GIVEN = ["_size", "_refusal", "_rows_from", "_saved_behind"]  # beside the values
 
@@ -207,8 +207,7 @@ class TransparentState(LosslessState):
             UnsupportedError: a sharded embedding is shared by a process set.
         """
         self._refuse_tables_of_sets("save_every")
-        if keep < 1:
-            raise InvalidArgumentError(f"save_every: expected keep= above 0 but found {keep}. Keep one file at least.")
+        check_keep(keep)
         self._saves = Folder(folder), Plan(steps, minutes, self.step, monotonic(), epochs, self.epoch), keep
 
     def resume(self, folder: "str | os.PathLike[str]") -> bool:
@@ -337,7 +336,7 @@ class TransparentState(LosslessState):
         try:
             rows = save_parts(tables, lambda token: folder.for_rows(self.step, token)) if tables else None
             if current().rank == 0:
-                with long_phase(_LONGEST_SAVE):
+                with long_phase(LONGEST_SAVE):
                     folder.write(self.step, {**self._values(rows), _BELONGINGS: self._belongings.in_file(random)}, keep)
         except RowsLostError:
             logger.warning(
@@ -347,16 +346,6 @@ class TransparentState(LosslessState):
         except (OSError, InvalidArgumentError) as problem:
             if current().rank == 0:
                 logger.warning("save_every: the state behind step %d could not be written: %s", self.step, problem)
-
-    def _refuse_later_files(self) -> str:
-        """Why the files that are in the folder already would take the place of this training's; empty if they would not."""
-        later = [] if self._saves is None else self._saves[0].later_than(self.step)
-        if not later:
-            return ""
-        return (
-            f"save_every: expected no file behind step {self.step}, where this training begins, but found {later[-1]} of another "
-            "one, which would go on from there. Call resume() with this folder, or give another folder."
-        )
 
     def _values(self, rows: Path | None) -> dict[str, Any]:
         values = {name: getattr(self, name) for name in (*self._stateful, *self._plain)}
@@ -398,7 +387,7 @@ class _Training:
             take_over(getattr(state, name), has_it=self._has_state)
         state._belongings.take_over(self._has_state)
         if not self._has_state:
-            state._refusal = state._refuse_later_files()
+            state._refusal = "" if state._saves is None else state._saves[0].refuse_later_than(state.step)
         values = broadcast_object({name: getattr(state, name) for name in _GIVEN + state._plain}, 0, _OBJECTS)
         for name, value in values.items():
             setattr(state, name, value)
