@@ -7,6 +7,7 @@ import importlib
 import os
 
 from ringtrain import _native, errors
+from ringtrain._training.mode import LocalSteps, OneStepLate, ShardedStep, Synchronous
 from ringtrain.averaging.arrays import PeriodicAverage
 from ringtrain.averaging.outer import Outer
 from ringtrain.checks import check_finite, check_replicas

@@ -142,7 +142,7 @@ def gradients_as_bucket_views(monkeypatch):
 
     def optimizer_with_buckets(*arguments, make=hvd.DistributedOptimizer, **named):
         by_core = compression_in_the_core(named.get("compression", hvd.Compression.none)) is not None
-        return make(*arguments, **{"gradient_as_bucket_view": by_core, **named})
+        return make(*arguments, **{"mode": hvd.Synchronous(gradient_as_bucket_view=by_core), **named})
 
     monkeypatch.setattr(hvd, "DistributedOptimizer", optimizer_with_buckets)
     monkeypatch.setattr(plan, "STEADY_STEPS", 1)

@@ -6,7 +6,7 @@ averaged part by part, and a part's change travels for some steps while training
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -14,18 +14,6 @@ from ringtrain.arguments import integer
 from ringtrain.errors import InvalidArgumentError
 
 MERGES = ("additive", "half")
-
-
-class Streaming(NamedTuple):
-    """The arguments that say whether fragments travel, as they were given; ``Fragments`` checks them."""
-
-    fragments: Any = 1
-    overlap: Any = 0
-    merge: Any = "additive"
-
-    def given(self) -> dict[str, Any]:
-        """Those that are not the defaults, by name."""
-        return {name: value for name, value in self._asdict().items() if value != self._field_defaults[name]}
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ TRAINING_PEERS = (
     "int4",
     "4-passes",
     "every-32",
-    "overlap-forward",
+    "sharded-step",
     "tcp",
     "autotune",
     "horovod",
@@ -43,7 +43,7 @@ TRAINING_PEERS = (
 )
 TASKS = ("digits", "bytes")
 WAYS = ("float32", "bf16", "int8", "int4", "int4-without-feedback",
-        "every-8", "every-8-int8", "every-32", "every-32-fragments", "every-32-diloco-half", "delay-1", "delay-1-int8",
+        "every-8", "every-8-int8", "every-32", "every-32-fragments", "every-32-diloco-half", "one-step-late", "one-step-late-int8",
         "powersgd-2", "powersgd-4", "ddp-powersgd-2", "ddp-powersgd-4", "alone")  # fmt: skip
 TRANSPORTS = ("mpi", "tcp")
 ELASTIC_PARTS = ("faults", "goodput", "overhead")

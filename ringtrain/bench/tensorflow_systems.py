@@ -82,7 +82,7 @@ class RingtrainTape(Ringtrain):
         self._replicas = replicas
 
     def gradients_of(self, tape: tf.GradientTape, loss: tf.Tensor, weights: Sequence[tf.Variable]) -> Gradients:
-        distributed = hvd.DistributedGradientTape(tape, op=hvd.Sum, replicas=self._replicas)
+        distributed = hvd.DistributedGradientTape(tape, op=hvd.Sum, mode=hvd.Synchronous(replicas=self._replicas))
         return distributed.gradient(loss, list(weights))
 
 

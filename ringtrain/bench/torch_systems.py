@@ -139,11 +139,8 @@ class Ringtrain(Alone):
         return rt.counters()["wire_bytes_sent"]
 
     def finish(self) -> None:
-        if "every" in self._settings:  # local steps
-            self.optimizer.synchronize()
-        if "delay" in self._settings:
-            self.optimizer.flush()
-        if "overlap_forward" in self._settings:
+        self.optimizer.flush()
+        if isinstance(self._settings.get("mode"), (hvd.LocalSteps, hvd.ShardedStep)):
             self.optimizer.synchronize()
 
     def close(self) -> None:
@@ -240,7 +237,7 @@ class LocalSteps(Ringtrain):
     loses = math.inf
 
     def __init__(self, every: int) -> None:
-        super().__init__(f"every-{every}", every=every)
+        super().__init__(f"every-{every}", mode=hvd.LocalSteps(every))
         self.passes = every
 
     def step(self, batch: Batch) -> None:
@@ -379,15 +376,17 @@ def _accumulating(passes: int) -> Callable[[], TrainingSystem]:
 # over TCP, and that with settings that were tuned before; Horovod; and DDP, over gloo, over our backend, and without
 # anything to send.
 PEERS: dict[str, Callable[[], TrainingSystem]] = {
-    "buckets": lambda: Ringtrain("buckets", gradient_as_bucket_view=True),
-    "uncompared": lambda: Ringtrain("uncompared", replicas="differ"),  # what it costs to notice drift
+    "buckets": lambda: Ringtrain("buckets", mode=hvd.Synchronous(gradient_as_bucket_view=True)),
+    "uncompared": lambda: Ringtrain(
+        "uncompared", mode=hvd.Synchronous(replicas="differ")
+    ),  # what it costs to notice drift
     "fp16": _compressed("fp16", loses=0.01),
     "bf16": _compressed("bf16", loses=0.02),
     "int8": _compressed("int8", loses=0.1),
     "int4": _compressed("int4", loses=0.6),
     "4-passes": _accumulating(4),
     "every-32": partial(LocalSteps, 32),
-    "overlap-forward": lambda: Ringtrain("overlap-forward", overlap_forward=True),
+    "sharded-step": lambda: Ringtrain("sharded-step", mode=hvd.ShardedStep()),
     "tcp": partial(InAWorldOfItsOwn, "tcp"),
     "autotune": partial(InAWorldOfItsOwn, "autotune", autotune=1, autotune_cache=""),
     "horovod": Horovod,

@@ -4,7 +4,6 @@ Optimizers, tapes and reductions call these with what the user gave, before anyt
 """
 
 import warnings
-from collections.abc import Mapping
 from numbers import Integral
 from typing import Any
 
@@ -75,24 +74,6 @@ def check_passes(passes: Any, owner: str = "DistributedOptimizer") -> None:
     """Raises InvalidArgumentError unless ``backward_passes_per_step`` is a whole number of at least 1."""
     if not isinstance(passes, int) or passes < 1:
         raise InvalidArgumentError(f"{owner}: backward_passes_per_step must be at least 1, but is {passes!r}.")
-
-
-def check_delay(delay: Any, conflicts: Mapping[str, bool], owner: str = "DistributedOptimizer") -> None:
-    """Raises InvalidArgumentError for a delay that cannot be, or not with the other settings that are given."""
-    if isinstance(delay, bool) or delay not in (0, 1):
-        raise InvalidArgumentError(f"{owner}: delay must be 0 or 1, but is {delay!r}.")
-    for name, given in conflicts.items():
-        if delay and given:
-            raise InvalidArgumentError(f"{owner}: delay must be 0 with {name}, but is 1. Leave one of them out.")
-
-
-def check_kept_equal(replicas: Any, owner: str = "DistributedOptimizer") -> None:
-    """Raises InvalidArgumentError unless it says whether replicas are to be equal on all ranks."""
-    if replicas not in ("equal", "differ"):
-        raise InvalidArgumentError(
-            f'{owner}: replicas must be "equal" or "differ", but is {replicas!r}. "equal" has ranks that train '
-            'apart raise an error; "differ" compares nothing.'
-        )
 
 
 def given_groups(owner: str, num_groups: int, groups: Any, member: str, stacklevel: int) -> Groups:

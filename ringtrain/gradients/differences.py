@@ -176,7 +176,7 @@ def unequal_settings(optimizer: str, settings: Sequence[tuple[int, Settings]], t
     return (
         f"step '{optimizer}': {name} must be the same on all ranks, but {tense} {values}. Ranks that step with different "
         "settings train apart. Step a schedule equally often on all ranks, give one that follows a metric the metric of all "
-        f'ranks, and begin again from one state: {called.broadcast}. Or pass replicas="differ" to {called.wrapper}.'
+        f'ranks, and begin again from one state: {called.broadcast}. Or give {called.wrapper} a mode with replicas="differ".'
     )
 
 
@@ -200,7 +200,7 @@ def unequal_parameters(
         f"step '{optimizer}': parameter '{names[place]}' must be the same on all ranks, but "
         f"{checks.sides(rows[:, 1 + place], rows[:, 0])}{by}.{more} Usual causes: no broadcast at the start; a layer that its "
         "first batch makes, or whose seed is not that of the others; an assignment on one rank; a hook of another library. "
-        f'Call {called.broadcast} on all ranks, from one that is right, or pass replicas="differ" to {called.wrapper}.'
+        f'Call {called.broadcast} on all ranks, from one that is right, or give {called.wrapper} a mode with replicas="differ".'
     )
 
 

@@ -36,7 +36,7 @@ class HostSettings:
         postscale: factor on the result.
         compression: what the core does to narrow the wire; a row of ``tables.COMPRESSIONS``.
         powersgd: how gradients are approximated; None if they are not.
-        delay: steps after which gradients are applied; 0 with PowerSGD.
+        late: whether a step applies the gradients of the step before; not with PowerSGD.
     """
 
     averages: bool
@@ -44,12 +44,15 @@ class HostSettings:
     postscale: float = 1.0
     compression: str = "none"
     powersgd: PowerSGD | None = None
-    delay: int = 0
+    late: bool = False
 
     @property
     def terms(self) -> dict[str, Any]:
         """What ranks cannot tell from the gradients that they reduce, and must have set alike."""
-        return {"compression": "other" if self.powersgd is None else repr(self.powersgd), "delay": self.delay}
+        return {
+            "compression": "other" if self.powersgd is None else repr(self.powersgd),
+            "mode": "OneStepLate" if self.late else "Synchronous",
+        }
 
     @property
     def keeps_residuals(self) -> bool:
@@ -101,7 +104,7 @@ class HostReducer:
 
     Attributes:
         settings: as given.
-        applies: of ``delay``: whether the last exchange has returned gradients to be applied.
+        applies: of ``late``: whether the last exchange has returned gradients to be applied.
     """
 
     def __init__(self, session: Session, prefix: str, settings: HostSettings):
@@ -242,7 +245,7 @@ class HostReducer:
         arrived, self._arrived = self._arrived, {}
         if arrived and arrived.keys() != set(names):
             raise InvalidArgumentError(
-                f"apply '{self._prefix.rstrip('.')}': gradients must be those of the same variables in each step with delay=1, but "
+                f"apply '{self._prefix.rstrip('.')}': gradients must be those of the same variables in each step with OneStepLate, but "
                 f"{', '.join(sorted(arrived.keys() ^ set(names)))} were in one of two steps alone. Let each step reach all variables, "
                 "if need be with zero times what is unused."
             )

@@ -80,16 +80,6 @@ class PowerSGD:
         return Shape(rows, columns, rank) if shrinks else None
 
 
-def check_powersgd(powersgd: PowerSGD, conflicts: Mapping[str, bool], owner: str = "DistributedOptimizer") -> None:
-    """Raises InvalidArgumentError for a setting that it cannot stand beside, of those that are given."""
-    for setting, given in conflicts.items():
-        if given:
-            raise InvalidArgumentError(
-                f"{owner}: compression must be one that keeps no matrices with {setting}, but is {powersgd!r}. "
-                "Leave one of them out."
-            )
-
-
 class Beginning:
     """When an optimizer begins to compress: after the same step on all ranks, those included that come later.
 

@@ -9,6 +9,8 @@ import torch
 from accelerate.utils import DistributedType
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ringtrain._training.mode import checked_mode
+from ringtrain._training.needs import check_needs
 from ringtrain.basics import is_initialized, size
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.torch import DistributedOptimizer, broadcast_parameters
@@ -16,8 +18,6 @@ from ringtrain.torch import DistributedOptimizer, broadcast_parameters
 _SHARDING = (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM)
 _REFUSED = {
     "backward_passes_per_step": "Let Accelerate accumulate: gradient_accumulation_steps.",
-    "every": "Write the loop without Accelerate: it does not know when to synchronize the parameters.",
-    "delay": "Write the loop without Accelerate: it does not know when to flush the last gradients.",
     "named_parameters": "The model that is prepared has them.",
 }
 
@@ -85,6 +85,7 @@ def adopt(accelerator: Any, distributed_optimizer: Mapping[str, Any] | None) -> 
     for name, advice in _REFUSED.items():
         if name in arguments:
             raise InvalidArgumentError(f"Accelerator: {name} must be left out. {advice}")
+    check_needs(checked_mode(arguments.get("mode"), "Accelerator").columns, {"accelerate": True}, "Accelerator")
     if not is_initialized():
         raise InvalidArgumentError(
             "Accelerator: ringtrain's world must be open, but is not. Call "

@@ -11,7 +11,7 @@ try:
 except ImportError as _problem:
     raise ImportError("ringtrain.jax needs JAX. Run: pip install jax") from _problem
 
-from ringtrain import RingtrainError, basics, join
+from ringtrain import RingtrainError, Synchronous, basics, join
 from ringtrain.basics import *  # noqa: F403 - what all adapters export, listed once
 from ringtrain.jax import operations as _operations
 from ringtrain.jax.gathering import gather_with_gradient
@@ -25,6 +25,6 @@ from ringtrain.operations import Compression
 __all__ = [
     *basics.__all__,
     *_operations.__all__,
-    "Compression", "DistributedGradientTransformation", "RingtrainError", "allgather_object", "allreduce_gradients",
+    "Compression", "DistributedGradientTransformation", "RingtrainError", "Synchronous", "allgather_object", "allreduce_gradients",
     "broadcast_object", "broadcast_parameters", "gather_with_gradient", "init", "join",
 ]  # fmt: skip

@@ -2,8 +2,10 @@
 
 from typing import Any
 
+from ringtrain._training.mode import Mode, checked_mode
+from ringtrain._training.needs import check_needs
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.gradients.arguments import check_kept_equal, check_passes
+from ringtrain.gradients.arguments import check_passes
 from ringtrain.jax.accumulation import Accumulation
 from ringtrain.jax.trees import allreduce_gradients
 from ringtrain.jax.watching import Watching
@@ -19,7 +21,7 @@ def DistributedGradientTransformation(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     compression: str = Compression.none,
-    replicas: str = "equal",
+    mode: Mode | None = None,
     backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False,
 ) -> Any:
@@ -37,10 +39,7 @@ def DistributedGradientTransformation(
         postscale_factor: factor on the result.
         process_set: the ranks that take part.
         compression: how float32 and float64 travel between hosts.
-        replicas: ``"equal"`` compares, in each update, numbers that optax.inject_hyperparams keeps in the state; and parameters, if
-            ``update`` gets them, else the state, after the first update and then once a minute, or so seldom that it takes a
-            thousandth of the time. Where they differ it raises a MismatchError, in a program a ``jax.errors.JaxRuntimeError``
-            with its text. ``"differ"`` compares nothing; nor do updates under ``jax.vmap``.
+        mode: ``Synchronous()``, which is the default.
         backward_passes_per_step: calls of ``update`` whose gradients are added up on each rank; only the sums travel, and the
             updates of all calls but the last are zeros. With ``optax.MultiSteps`` around the result each call's would travel.
         average_aggregated_gradients: divides the sums by ``backward_passes_per_step``.
@@ -51,6 +50,11 @@ def DistributedGradientTransformation(
 
     Raises:
         InvalidArgumentError: what was given is no transformation of optax's; a wrong setting.
+        MismatchError: by ``update``, in a program a ``jax.errors.JaxRuntimeError`` with its text, where ranks train apart.
+            Compared are, in each update, numbers that optax.inject_hyperparams keeps in the state; and parameters, if ``update``
+            gets them, else the state, after the first update and then once a minute, or so seldom that it takes a thousandth of
+            the time. ``Synchronous(replicas="differ")`` compares nothing; nor do updates under ``jax.vmap``.
+        UnsupportedError: another mode, for which a transformation has no place.
     """
     try:
         import optax
@@ -63,9 +67,10 @@ def DistributedGradientTransformation(
         )
     inner = optax.with_extra_args_support(transformation)
 
-    check_kept_equal(replicas, "DistributedGradientTransformation")
+    mode = checked_mode(mode, "DistributedGradientTransformation")
+    check_needs(mode.columns, {"jax": True}, "DistributedGradientTransformation")
     check_passes(backward_passes_per_step, "DistributedGradientTransformation")
-    watching = Watching(name, process_set) if replicas == "equal" else None
+    watching = Watching(name, process_set) if mode.compares else None
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:  # optax's names
         def reduce() -> Any:

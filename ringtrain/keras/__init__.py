@@ -18,7 +18,17 @@ except ImportError as _problem:
 if _keras.__version__.split(".")[0] != "3":
     raise ImportError(f"ringtrain.keras needs Keras 3, but found {_keras.__version__}. Run: pip install 'keras>=3'")
 
-from ringtrain import Outer, RingtrainError, allgather_object, barrier, broadcast_object, join
+from ringtrain import (
+    LocalSteps,
+    OneStepLate,
+    Outer,
+    RingtrainError,
+    Synchronous,
+    allgather_object,
+    barrier,
+    broadcast_object,
+    join,
+)
 from ringtrain.basics import *  # noqa: F403 - what all adapters export, listed once
 from ringtrain.keras import callbacks, elastic, layers
 from ringtrain.keras.backends import backend as _backend

@@ -4,19 +4,19 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.keras.local_steps import LocalSteps
+from ringtrain.keras.local_steps import AveragedVariables
 from ringtrain.keras.reduction import KerasReducer
 
 
 class AveragingMethods:
-    """Methods of a distributed optimizer that have something to say with ``every``; without it they do nothing."""
+    """Methods of a distributed optimizer that have something to say with ``LocalSteps``; without it they do nothing."""
 
     _gradient_reduction: KerasReducer | None
 
     def join(self) -> None:
-        """With ``every``: says that this rank has no more data, and averages with the others until all ranks have said so.
+        """With ``LocalSteps``: says that this rank has no more data, and averages with the others until all ranks have said so.
 
-        Outside of a ``tf.function``. Without ``every`` it does nothing; ``ringtrain.keras.join`` is for that.
+        Outside of a ``tf.function``. In another mode it does nothing; ``ringtrain.keras.join`` is for that.
         """
         local = self._local_steps
         if local is not None:
@@ -24,12 +24,12 @@ class AveragingMethods:
             local.join()
 
     def count_samples(self, samples: Any) -> None:
-        """With ``every``: says what the next update weighs, such as the number of its samples; on all ranks, or on none."""
+        """With ``LocalSteps``: says what the next update weighs, such as the number of its samples; on all ranks, or on none."""
         if self._local_steps is not None:
             self._local_steps.count_samples(samples)
 
     def average_also(self, variables: Iterable[Any]) -> None:
-        """With ``every``: averages further variables with the trained ones, such as ``model.non_trainable_variables``.
+        """With ``LocalSteps``: averages further variables with the trained ones, such as ``model.non_trainable_variables``.
 
         Floating-point ones become the average, others the maximum; random seeds are left alone. In ``fit``
         BroadcastGlobalVariablesCallback does this for the model.
@@ -39,7 +39,7 @@ class AveragingMethods:
             self._local_steps.know(variables, False)
 
     def local_steps_state(self) -> dict[str, Any]:
-        """With ``every``: what the next synchronisation needs beside the variables, as NumPy arrays; Keras' files lack it."""
+        """With ``LocalSteps``: what the next synchronisation needs beside the variables, as NumPy arrays; Keras' files lack it."""
         return {} if self._local_steps is None else self._local_steps.state()
 
     def load_local_steps_state(self, state: dict[str, Any]) -> None:
@@ -48,7 +48,7 @@ class AveragingMethods:
             self._local_steps.load(state)
 
     @property
-    def _local_steps(self) -> LocalSteps | None:
+    def _local_steps(self) -> AveragedVariables | None:
         return None if self._gradient_reduction is None else self._gradient_reduction.local_steps
 
     def _averages_variables(self, gradients: Any) -> bool:
@@ -62,7 +62,7 @@ class AveragingMethods:
             reduction.local_steps.synchronize()
         return True
 
-    def _know_all(self, local: LocalSteps) -> None:
+    def _know_all(self, local: AveragedVariables) -> None:
         assert self._gradient_reduction is not None
         local.know(self._gradient_reduction.averaged_after_local_steps(self._trained()), True)
 
@@ -75,6 +75,6 @@ def require_none(method: str, gradients: Any) -> None:
     """Raises InvalidArgumentError where a script synchronizes gradients of an optimizer of local steps."""
     if gradients is not None:
         raise InvalidArgumentError(
-            f"{method}: every must not be set where a script synchronizes gradients, but is: synchronize() averages the "
+            f"{method}: mode must not be LocalSteps where a script synchronizes gradients, but is: synchronize() averages the "
             "variables. Clip gradients before apply(), and call that alone."
         )

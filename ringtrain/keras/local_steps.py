@@ -1,21 +1,19 @@
 """Local steps of a Keras optimizer: what its worker averages, in eager mode and in the graph of a ``tf.function``.
 
-``reduction.KerasReducer`` has one ``LocalSteps`` with ``every``; ``ringtrain.averaging`` decides and averages. Values go to
-its arrays and come back as inputs and outputs of functions that run on the host, so that a graph keeps their order: the
-common copy takes them before the first update, and the average is written after the last one of a period.
+``reduction.KerasReducer`` has one ``AveragedVariables`` for ``mode=LocalSteps(...)``; ``ringtrain.averaging`` decides and
+averages. Values go to its arrays and come back as inputs and outputs of functions that run on the host, so that a graph
+keeps their order: the common copy takes them before the first update, and the average is written after the last one of
+a period.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import keras
 import numpy as np
 
-from ringtrain.averaging.fragments import Streaming
+from ringtrain._training.mode import LocalSteps
 from ringtrain.averaging.neighbours import set_of_this_host
-from ringtrain.averaging.outer import Outer
-from ringtrain.averaging.period import Period
 from ringtrain.averaging.shared import Role
 from ringtrain.averaging.worker import ComparedSettings, Plan, Worker, require_local
 from ringtrain.elastic.adapters import is_seed
@@ -23,30 +21,10 @@ from ringtrain.errors import InvalidArgumentError
 from ringtrain.gradients.session import Session
 from ringtrain.keras.backends import backend
 from ringtrain.keras.variables import own_name
-from ringtrain.operations import Average
-from ringtrain.process_sets import ProcessSet, global_process_set
+from ringtrain.process_sets import ProcessSet
 
 _BEGINS, _ENDS = 1, 2  # bits of what a step is in its period
 _HALVES = ("float16", "bfloat16")
-
-
-@dataclass(frozen=True)
-class LocalPlan:
-    """The arguments of ``DistributedOptimizer`` that say how workers average."""
-
-    every: int
-    outer: Outer | None = None
-    within_host: str | None = None
-    warmup: int = 0
-    compression: str = "none"
-    fragments: int = 1
-    overlap: int = 0
-    merge: str = "additive"
-
-    def terms(self) -> dict[str, Any]:
-        """What ranks compare before ``fit``."""
-        outer = None if self.outer is None else [self.outer.rate, self.outer.momentum]
-        return {**asdict(self), "outer": outer}
 
 
 class _Staged:
@@ -78,20 +56,24 @@ class _Staged:
         self.array = values.reshape(self.array.shape).astype(self.array.dtype)
 
 
-class LocalSteps:
+class AveragedVariables:
     """The local steps of one optimizer.
 
     Args:
-        plan: how workers average, the same on all ranks.
+        mode: how workers average, the same on all ranks.
+        compression: of what they have changed.
         process_set: the ranks that do.
         compared: what they step with, compared where they average; None where that may differ.
     """
 
-    def __init__(self, plan: LocalPlan, process_set: ProcessSet, compared: ComparedSettings | None = None):
-        self.plan = plan
+    def __init__(
+        self, mode: LocalSteps, compression: str, process_set: ProcessSet, compared: ComparedSettings | None = None
+    ):
+        self.mode = mode
+        self._compression = compression
         self._compared = compared
         self._process_set = process_set
-        self._period = Period(plan.every, plan.warmup, plan.fragments, plan.overlap, plan.merge)
+        self._period = mode.period()
         self._known: dict[int, _Staged] = {}
         self._samples: Any = None  # of the next step
         self._made: Worker | None = None
@@ -115,10 +97,10 @@ class LocalSteps:
     def _require_worker(self) -> Worker:
         """Makes it at the optimizer's first use, on all ranks together, and compares what they have set."""
         if self._made is None:
-            plan = Plan(self.plan.outer, self.plan.compression, self.plan.within_host)
+            plan = Plan(self.mode.outer, self._compression, self.mode.within_host)
             worker = Worker(Session(self._process_set), self._period, plan, "optimizer", self._compared)
             worker.compare_terms()
-            self._neighbours = set_of_this_host() if self.plan.within_host is not None else None
+            self._neighbours = set_of_this_host() if self.mode.within_host is not None else None
             self._made = worker
         return self._made
 
@@ -225,45 +207,6 @@ class LocalSteps:
     def load(self, state: Mapping[str, Any]) -> None:
         """Goes on with it."""
         self._require_worker().load(state)
-
-
-def local_plan(
-    every: Any,
-    outer: Any,
-    within_host: Any,
-    warmup: Any,
-    streaming: Streaming,
-    compression: str | None,
-    op: int,
-    process_set: ProcessSet,
-) -> LocalPlan | None:
-    """The plan, of arguments that can be; None without ``every``. Raises InvalidArgumentError."""
-    if every is None:
-        given = {"outer": outer, "within_host": within_host, "warmup": warmup} | streaming.given()
-        for name, value in given.items():
-            if value:
-                raise InvalidArgumentError(
-                    f"DistributedOptimizer: {name} needs every, the number of local steps, but that is None."
-                )
-        return None
-    if outer is not None and not isinstance(outer, Outer):
-        raise InvalidArgumentError(f"local steps: outer must be None or an Outer, but is {outer!r}.")
-    if within_host not in (None, "exact"):
-        raise InvalidArgumentError(
-            f"DistributedOptimizer: within_host must be None or 'exact', but is {within_host!r}."
-        )
-    if op != Average:
-        raise InvalidArgumentError("DistributedOptimizer: with every, op must be Average, but is Sum.")
-    if compression is None:
-        raise InvalidArgumentError(
-            "DistributedOptimizer: every needs compression none, fp16, bf16, int8 or int4, but it is a class of your own."
-        )
-    if within_host is not None and process_set is not global_process_set:
-        raise InvalidArgumentError(
-            f"DistributedOptimizer: within_host needs all ranks of the world, but process_set is {process_set}."
-        )
-    period = Period(every, warmup, *streaming)
-    return LocalPlan(period.every, outer, within_host, period.warmup, compression, *streaming)
 
 
 def _value_of(variable: Any) -> Any:

@@ -11,12 +11,12 @@ from ringtrain.keras.reduction import KerasReducer
 
 
 class HostMethods:
-    """Methods of a distributed optimizer that have something to say with ``delay`` and PowerSGD; without they do nothing."""
+    """Methods of a distributed optimizer that have something to say with ``OneStepLate`` and PowerSGD; without they do nothing."""
 
     _gradient_reduction: KerasReducer | None
 
     def flush(self) -> None:
-        """With ``delay=1``: applies the last gradients; the next update applies nothing, as the first one. On all ranks.
+        """With ``OneStepLate``: applies the last gradients; the next update applies nothing, as the first one. On all ranks.
 
         To be called before the model is evaluated, and at the end, outside of a ``tf.function``. In ``fit``
         BroadcastGlobalVariablesCallback does so at the end.
@@ -29,7 +29,7 @@ class HostMethods:
         self._apply_own(gradients, list(variables.values()))
 
     def delayed_state(self) -> dict[str, np.ndarray]:
-        """With ``delay=1``: the gradients that the next update applies, by name, the same on all ranks; Keras' files lack them."""
+        """With ``OneStepLate``: the gradients that the next update applies, by name, the same on all ranks; Keras' files lack them."""
         return {} if self._host is None else self._host.delayed_state()
 
     def load_delayed_state(self, state: Mapping[str, np.ndarray]) -> None:
@@ -42,7 +42,7 @@ class HostMethods:
             self._host.load_delayed_state(state, self._shapes())
 
     def compression_state(self) -> dict[str, dict[str, np.ndarray]]:
-        """What ``Compression.powersgd``, or with ``delay=1`` ``int8`` and ``int4``, have lost and make up for in the next update.
+        """What ``Compression.powersgd``, or with ``OneStepLate`` ``int8`` and ``int4``, have lost and make up for in the next update.
 
         On all ranks together, between two updates; a world of any size goes on with it.
         """

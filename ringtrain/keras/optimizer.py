@@ -11,20 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-from ringtrain.averaging.fragments import Streaming
-from ringtrain.averaging.outer import Outer
+from ringtrain._training.mode import Mode, checked_mode
+from ringtrain._training.needs import check_needs
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.gradients.arguments import check_delay, check_kept_equal, check_passes, check_scaling, given_groups
-from ringtrain.gradients.powersgd import check_powersgd
+from ringtrain.gradients.arguments import check_passes, check_scaling, given_groups
 from ringtrain.keras.averaging import AveragingMethods, require_none
 from ringtrain.keras.backends import backend
 from ringtrain.keras.classes import likened, user_class
 from ringtrain.keras.compilation import look_at_models
-from ringtrain.keras.local_steps import local_plan
 from ringtrain.keras.on_host import HostMethods
 from ringtrain.keras.reduction import KerasReducer, Settings, when
 from ringtrain.keras.rows import check_all, combined_by, is_combined_by, settled
-from ringtrain.operations import Average
+from ringtrain.operations import Average, Sum
 from ringtrain.process_sets import ProcessSet, global_process_set
 
 if TYPE_CHECKING:  # the user's class comes behind it
@@ -48,15 +46,7 @@ def DistributedOptimizer(
     average_aggregated_gradients: bool = False,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
-    every: int | None = None,
-    outer: Outer | None = None,
-    within_host: str | None = None,
-    warmup: int = 0,
-    fragments: int = 1,
-    overlap: int = 0,
-    merge: str = "additive",
-    delay: int = 0,
-    replicas: str = "equal",
+    mode: Mode | None = None,
 ) -> keras.optimizers.Optimizer:
     """Makes a Keras optimizer update with the gradients of all ranks, and returns it.
 
@@ -87,33 +77,21 @@ def DistributedOptimizer(
         average_aggregated_gradients: whether those sums are divided by ``backward_passes_per_step``.
         process_set: the ranks that train together. On another rank the optimizer stays as it is.
         scale_local_gradients: for ``PartialDistributedOptimizer``.
-        every: local steps: ranks update with their own gradients, and average what they have changed after so many
-            updates (Stich, arXiv:1805.09767). ``compression`` is then that of the changes, and the optimizer has
-            ``synchronize()`` without arguments, which averages at once; all ranks call it after the same update, before
-            they evaluate or save. In ``fit`` BroadcastGlobalVariablesCallback does so. docs/slow-networks.md says more.
-        outer: with ``every``, the outer optimizer of DiLoCo (arXiv:2311.08105); None averages plainly.
-        within_host: with ``every``, ``"exact"`` makes a host one worker: gradients of its ranks are averaged in each
-            update, as without ``every``.
-        warmup: with ``every``, exact updates before the first local one (post-local SGD, arXiv:1808.07217).
-        fragments: with ``every``, parts that the variables are averaged in, one after another and evenly spread over the
-            period, at most ``every`` (Streaming DiLoCo, arXiv:2501.18512). Those of ``average_also`` wait for
-            ``synchronize()``.
-        overlap: with ``every``, updates, less than ``every``, for which what was changed travels while training goes on.
-        merge: with ``overlap``, what becomes of a value x, x' when it was sent, when the new common value X has come:
-            ``"additive"``, x + (X - x'), or ``"half"``, (x + X) / 2, which suits an outer momentum.
-        delay: 1: each update applies the gradients of the one before, which have travelled while these were computed; so a
-            step takes the longer of computing and sending. The first applies nothing, and ``flush()`` the last ones; ``fit``
-            with BroadcastGlobalVariablesCallback calls it at its end. docs/slow-networks.md says more.
-        replicas: ``"equal"`` compares the learning rate and the other numbers that each rank steps with, in each update, and the
-            variables, in the tenth one, or the second with BroadcastGlobalVariablesCallback, and then once a minute, or so seldom
-            that it takes a thousandth of the time. Ranks that train apart raise a MismatchError then, in a graph a
-            ``tf.errors.InvalidArgumentError`` with its text. ``"differ"`` compares nothing. With ``every`` settings
-            alone are compared, where ranks average.
+        mode: when ranks exchange what: ``Synchronous()``, which is the default, ``LocalSteps(every=...)`` or ``OneStepLate()``;
+            each has its own arguments. With ``LocalSteps`` the optimizer has ``synchronize()`` without arguments, which averages at
+            once: all ranks call it after the same update, before they evaluate or save; in ``fit``
+            BroadcastGlobalVariablesCallback does so, and calls ``flush()`` with ``OneStepLate``, at the end. docs/modes.md says
+            which goes with what.
 
     Raises:
-        InvalidArgumentError: not a Keras optimizer, or groups, ``op`` or a number that cannot be.
-        UnsupportedError: when it is applied, to a model with a ``ShardedEmbedding``: with ``every`` or local layers, it scales
-            the loss or clips by the norm of all gradients; with ``delay``, it scales, clips or accumulates.
+        InvalidArgumentError: not a Keras optimizer, or groups, ``op`` or a number that cannot be; or arguments that exclude each
+            other.
+        MismatchError: when it is applied, ranks that compare what they have train apart; in a graph a
+            ``tf.errors.InvalidArgumentError`` with its text. The learning rate and other numbers are compared in each update, the
+            variables in the tenth one, or the second with BroadcastGlobalVariablesCallback, and then once a minute, or so seldom
+            that it takes a thousandth of the time.
+        UnsupportedError: when it is applied, to a model with a ``ShardedEmbedding``: with ``LocalSteps`` or local layers, it scales
+            the loss or clips by the norm of all gradients; with ``OneStepLate``, it scales, clips or accumulates.
     """
     settings = Settings(
         compression=compression,
@@ -125,18 +103,7 @@ def DistributedOptimizer(
         groups=checked_groups(num_groups, groups),
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
-        local=local_plan(
-            every,
-            outer,
-            within_host,
-            warmup,
-            Streaming(fragments, overlap, merge),
-            backend.wire_of(compression),
-            op,
-            process_set,
-        ),
-        delay=delay,
-        replicas=replicas,
+        mode=checked_mode(mode),
     )
     return distribute(optimizer, settings, name)
 
@@ -156,7 +123,7 @@ def PartialDistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     local_layers: Any = None,
     scale_local_gradients: bool = True,
-    replicas: str = "equal",
+    mode: Mode | None = None,
 ) -> keras.optimizers.Optimizer:
     """``DistributedOptimizer`` that leaves the gradients of some layers to each rank.
 
@@ -164,7 +131,7 @@ def PartialDistributedOptimizer(
         local_layers: a layer, or several, whose gradients do not travel. Give their variables to
             ``BroadcastGlobalVariablesCallback(local_variables=...)`` too, where ranks shall start from different ones.
         scale_local_gradients: whether local gradients are divided by the number of ranks, to match averaged ones.
-        replicas: as for ``DistributedOptimizer``; variables of local layers are not compared.
+        mode: as for ``DistributedOptimizer``, but for ``OneStepLate``; variables of local layers are neither compared nor averaged.
 
     Raises:
         InvalidArgumentError: as for ``DistributedOptimizer``, and for local layers that are none.
@@ -180,7 +147,7 @@ def PartialDistributedOptimizer(
         process_set=process_set,
         local_layers=_layers(local_layers),
         scale_local_gradients=scale_local_gradients,
-        replicas=replicas,
+        mode=checked_mode(mode, "PartialDistributedOptimizer"),
     )
     return distribute(optimizer, settings, name)
 
@@ -189,17 +156,19 @@ def distribute(optimizer: Any, settings: Settings, name: str | None = None) -> A
     """Gives an optimizer the class and the reduction that make it distributed; one that has them gets new ones."""
     check_scaling("DistributedOptimizer", settings.op, settings.gradient_predivide_factor)
     check_passes(settings.backward_passes_per_step)
-    check_kept_equal(settings.replicas)
-    if settings.powersgd is not None:
-        check_powersgd(settings.powersgd, {"every": settings.local is not None, "groups": settings.groups is not None})
+    powersgd = settings.powersgd is not None
     given = {
-        "every": settings.local is not None,
+        "keras": True,
+        "sum": settings.op == Sum,
+        "averaged passes": False,  # of an update, which is a local step
         "groups": settings.groups is not None,
-        "PowerSGD": settings.powersgd is not None,
-        "a compression of your own": settings.powersgd is None and backend.wire_of(settings.compression) is None,
+        "groups on the host": settings.groups is not None,
+        "own compression": not powersgd and backend.wire_of(settings.compression) is None,
+        "powersgd": powersgd,
+        "process set": settings.process_set is not global_process_set,
         "local layers": bool(settings.local_layers),
     }
-    check_delay(settings.delay, given)
+    check_needs([*settings.mode.columns, *(["Compression.powersgd"] if powersgd else [])], given)
     reduction = KerasReducer(settings, name)
     for kinds, make_distributed in _adapters:
         if isinstance(optimizer, kinds):
@@ -250,7 +219,7 @@ class _Distributed(AveragingMethods, HostMethods, _Optimizer):
         reduction.require_outermost()
         variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
         check_all(self, variables)
-        if reduction.settings.delay:  # the rows' gradients are of this step
+        if reduction.settings.late:  # the rows' gradients are of this step
             grads = settled(grads, variables)
         scopes = backend.scopes()
         if reduction.pairing.skipping:

@@ -12,6 +12,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from ringtrain._training.mode import SYNCHRONOUS, LocalSteps, Mode, OneStepLate
+from ringtrain._training.needs import check_needs
 from ringtrain.averaging.worker import ComparedSettings
 from ringtrain.context import current
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
@@ -22,7 +24,7 @@ from ringtrain.gradients.session import Session
 from ringtrain.gradients.watch import Comparison, Watch
 from ringtrain.keras.accumulation import Accumulation
 from ringtrain.keras.backends import backend
-from ringtrain.keras.local_steps import LocalPlan, LocalSteps
+from ringtrain.keras.local_steps import AveragedVariables
 from ringtrain.keras.pairing import Pairing
 from ringtrain.keras.stepping import CALLED, Stepping
 from ringtrain.keras.variables import own_name, path_of
@@ -47,9 +49,17 @@ class Settings:
     process_set: ProcessSet = global_process_set
     local_layers: Sequence[Any] = ()
     scale_local_gradients: bool = True
-    local: LocalPlan | None = None
-    delay: int = 0
-    replicas: str = "equal"
+    mode: Mode = SYNCHRONOUS
+
+    @property
+    def local(self) -> LocalSteps | None:
+        """How workers average, where that is the mode."""
+        return self.mode if isinstance(self.mode, LocalSteps) else None
+
+    @property
+    def late(self) -> bool:
+        """Whether an update applies the gradients of the one before."""
+        return isinstance(self.mode, OneStepLate)
 
     @property
     def alone(self) -> bool:
@@ -59,7 +69,7 @@ class Settings:
     @property
     def travels(self) -> bool:
         """Whether gradients go through the core: to others, or in a world of one to come back one step late."""
-        return not self.alone or bool(self.delay and self.process_set.included())
+        return not self.alone or (self.late and bool(self.process_set.included()))
 
     @property
     def powersgd(self) -> PowerSGD | None:
@@ -69,7 +79,7 @@ class Settings:
     @property
     def on_host(self) -> HostSettings | None:
         """How they are reduced on the host; None where the backend does it."""
-        if self.powersgd is None and not self.delay:
+        if self.powersgd is None and not self.late:
             return None
         return HostSettings(
             averages=self.op == Average,
@@ -77,14 +87,14 @@ class Settings:
             postscale=self.gradient_predivide_factor,
             compression="none" if self.powersgd is not None else backend.wire_of(self.compression) or "none",
             powersgd=self.powersgd,
-            delay=self.delay,
+            late=self.late,
         )
 
     def terms(self) -> dict[str, Any]:
         """What ranks compare before ``fit``."""
-        local = {"every": None} if self.local is None else self.local.terms()
         powersgd = None if self.powersgd is None else repr(self.powersgd)
-        return {**local, "delay": self.delay, "powersgd": powersgd}
+        wire = None if self.powersgd is not None else backend.wire_of(self.compression)
+        return {"mode": self.mode.name, **self.mode.terms(), "powersgd": powersgd, "compression": wire}
 
 
 class KerasReducer:
@@ -141,11 +151,10 @@ class KerasReducer:
         """Remembers explicit ``synchronize()`` calls for the ``apply`` that follows."""
         return Pairing(self.prefix)
 
-    def _local_steps(self, plan: LocalPlan) -> LocalSteps:
-        compares = self.settings.replicas == "equal"
-        return LocalSteps(
-            plan, self.settings.process_set, ComparedSettings(self._stepping_with, CALLED) if compares else None
-        )
+    def _local_steps(self, mode: LocalSteps) -> AveragedVariables:
+        compared = ComparedSettings(self._stepping_with, CALLED) if mode.compares else None
+        wire = backend.wire_of(self.settings.compression) or "none"
+        return AveragedVariables(mode, wire, self.settings.process_set, compared)
 
     def _stepping_with(self) -> NamedSettings:
         stepping = self._stepping
@@ -155,7 +164,8 @@ class KerasReducer:
     def watch(self) -> Watch | None:
         """Compares what the ranks have; None where they may differ, or have nobody to differ from."""
         settings = self.settings
-        return None if settings.replicas == "differ" or settings.local is not None or settings.alone else self._watch
+        compares = settings.mode.compares and settings.local is None and not settings.alone
+        return self._watch if compares else None
 
     @functools.cached_property
     def _watch(self) -> Watch:
@@ -214,7 +224,7 @@ class KerasReducer:
         """
         if scale is not None:
             gradients = self.with_overflows(gradients, variables)
-        if not self.settings.delay or self.host is None:
+        if not self.settings.late or self.host is None:
             return self._collected(gradients, variables)
         self._skips = scale is not None  # a graph is traced for one kind of optimizer
         if scale is not None:  # each step has its own
@@ -275,13 +285,13 @@ class KerasReducer:
             return self._watched(variables, lambda: self._combined(gradients, variables, how))
         return self._in_phase(self.local_steps, gradients, variables)
 
-    def _in_phase(self, local: LocalSteps, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    def _in_phase(self, local: AveragedVariables, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """``reduce`` for a local step: exact over all ranks at the beginning, then over those of a host, or not at all."""
         exact = replace(self.settings, compression=None)
         neighbours = local.neighbours()
         within = None if neighbours is None or neighbours.size() == 1 else replace(exact, process_set=neighbours)
         over_all = None if self.settings.alone else exact
-        if not local.plan.warmup:
+        if not local.mode.warmup:
             return self._combined(gradients, variables, within)
         if not backend.is_traced():
             return self._combined(gradients, variables, over_all if local.warms_up else within)
@@ -317,12 +327,10 @@ class KerasReducer:
             kind = _kind_of(variable, local)
             if gradient is not None or kind != "local":
                 places[kind].append(place)
-        if how.delay and (places["local"] or places["overwriting"]):
-            raise UnsupportedError(
-                f"apply '{self.prefix}': delay must be 0 with variables whose gradients stay on their rank, and with float8 layers, "
-                "but is 1. Leave one of them out."
-            )
-        if places["local"] and how.replicas == "equal":
+        if how.late:
+            own = {"local layers": bool(places["local"]), "float8": bool(places["overwriting"])}
+            check_needs(how.mode.columns, own, f"apply '{self.prefix}'")
+        if places["local"] and how.mode.compares:
             self._require_no_norm_of_all()
         for kind, combine in _KINDS.items():
             chosen = places[kind]
@@ -411,7 +419,7 @@ class KerasReducer:
         self, host: HostReducer, gradients: list[Any], names: list[str], variables: list[Any], how: Settings
     ) -> list[Any]:
         """The gradients in their places; those of PowerSGD, or of the step before, or this rank's own where it has none."""
-        if how.delay and not backend.is_traced():  # before any rank is asked what it has: it may have met an error
+        if how.late and not backend.is_traced():  # before any rank is asked what it has: it may have met an error
             host.enter_world()
             host.arrive()
         results = backend.completed(gradients, names, variables, how)
@@ -422,7 +430,7 @@ class KerasReducer:
         dense = [backend.dense(results[place]) for place in present]
 
         def reduce(*arrays: np.ndarray) -> list[np.ndarray]:
-            return host.exchange(chosen, arrays, skips) if how.delay else host.reduce(chosen, arrays)
+            return host.exchange(chosen, arrays, skips) if how.late else host.reduce(chosen, arrays)
 
         dtypes = [keras.backend.standardize_dtype(gradient.dtype) for gradient in dense]
         for place, gradient, result in zip(present, dense, backend.on_host(reduce, dense, dtypes), strict=True):

@@ -96,16 +96,16 @@ def _reason(optimizer: Any, reduction: Any, process_set: ProcessSet) -> str | No
     scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     if type(optimizer)._clip_gradients is not base._clip_gradients:
         return "not clip gradients in a way of its own (use clipnorm, global_clipnorm or clipvalue)."
-    if reduction is not None and reduction.settings.delay and _treats(optimizer, reduction):
+    if reduction is not None and reduction.settings.late and _treats(optimizer, reduction):
         return (
-            "not scale the loss, clip or accumulate gradients with delay=1, where those of the rest are of the step before. "
+            "not scale the loss, clip or accumulate gradients with OneStepLate, where those of the rest are of the step before. "
             "Leave one of them out."
         )
     if (scales or optimizer.global_clipnorm) and size_of(process_set) > 1 and not _combines(reduction, process_set):
         what = "scale the loss" if scales else "clip by the norm of all gradients (global_clipnorm)"
         return (
             f"not {what} by gradients that differ between the ranks that share its rows. Let a DistributedOptimizer combine "
-            "all of them over these ranks in each step, without every and local layers."
+            "all of them over these ranks in each step, without LocalSteps and local layers."
         )
     return None
 

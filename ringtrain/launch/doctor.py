@@ -363,7 +363,7 @@ def _streaming(found: Mapping[str, Any]) -> str:
     seconds = streaming_batch_seconds(found["computing_seconds"], exact["sending_seconds"], **STREAMING)
     arguments = ", ".join(f"{name}={value}" for name, value in STREAMING.items())
     return (
-        f"not in the table: {arguments}, whose parts travel while training goes on: {_ms(seconds)} for a batch; another "
+        f"not in the table: LocalSteps({arguments}), whose parts travel while training goes on: {_ms(seconds)} for a batch; another "
         "algorithm: compare the loss"
     )
 

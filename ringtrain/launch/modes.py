@@ -73,8 +73,19 @@ MODES = [
     Mode(
         "4 batches", "exact, for a batch 4 times larger: fewer steps", argument="backward_passes_per_step=4", batches=4
     ),
-    Mode("delay=1", "the gradients of the step before; compare the loss", argument="delay=1", delays=True),
-    Mode("every=32", "another algorithm; compare the loss", argument="every=32", batches=32, overlaps=False),
+    Mode(
+        "one step late",
+        "the gradients of the step before; compare the loss",
+        argument="mode=OneStepLate()",
+        delays=True,
+    ),
+    Mode(
+        "32 local steps",
+        "another algorithm; compare the loss",
+        argument="mode=LocalSteps(every=32)",
+        batches=32,
+        overlaps=False,
+    ),
 ]
 
 
@@ -88,7 +99,7 @@ def streaming_batch_seconds(computing: float, sending: float, every: int, fragme
     Args:
         computing: seconds of a batch that sends nothing.
         sending: seconds of an exchange of all parameters alone.
-        every, fragments, overlap: as for ``DistributedOptimizer``.
+        every, fragments, overlap: as for ``LocalSteps``.
     """
     return computing + fragments * max(0.0, sending / fragments - overlap * computing) / every
 

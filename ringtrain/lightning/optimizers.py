@@ -5,13 +5,13 @@ from typing import Any
 
 import torch
 
+from ringtrain._training.mode import checked_mode
+from ringtrain._training.needs import check_needs
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.torch import DistributedOptimizer, broadcast_parameters
 
 _REFUSED = {
     "backward_passes_per_step": "Let Lightning accumulate: accumulate_grad_batches, or fabric.no_backward_sync.",
-    "every": "Return a DistributedOptimizer from configure_optimizers, and call its synchronize() before evaluation.",
-    "delay": "Return a DistributedOptimizer from configure_optimizers, and call its flush() before evaluation.",
     "named_parameters": "The strategy gives them.",
 }
 
@@ -21,6 +21,7 @@ def checked(strategy: str, arguments: dict[str, Any]) -> dict[str, Any]:
     for name, advice in _REFUSED.items():
         if name in arguments:
             raise InvalidArgumentError(f"{strategy}: {name} must be left out. {advice}")
+    check_needs(checked_mode(arguments.get("mode"), strategy).columns, {"lightning": True}, strategy)
     return arguments
 
 

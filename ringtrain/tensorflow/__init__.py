@@ -11,7 +11,7 @@ try:
 except ImportError as _problem:
     raise ImportError("ringtrain.tensorflow needs TensorFlow. Run: pip install tensorflow") from _problem
 
-from ringtrain import RingtrainError
+from ringtrain import LocalSteps, OneStepLate, Outer, RingtrainError, Synchronous
 from ringtrain.common.util import check_extension
 from ringtrain.tensorflow import autograd as _autograd  # registers the gradients
 from ringtrain.tensorflow import elastic, mpi_ops
@@ -34,7 +34,8 @@ from ringtrain.tensorflow.tape import DistributedGradientTape, PartialDistribute
 __all__ = [
     *mpi_ops.__all__,  # type: ignore[attr-defined]  # made of what it imports
     "BroadcastGlobalVariablesHook", "Compression", "DistributedGradientTape", "DistributedOptimizer",
-    "PartialDistributedGradientTape", "RingtrainError", "SyncBatchNormalization", "allgather_object",
+    "LocalSteps", "OneStepLate", "Outer", "PartialDistributedGradientTape", "RingtrainError", "SyncBatchNormalization",
+    "Synchronous", "allgather_object",
     "broadcast_global_variables", "broadcast_object", "broadcast_object_fn", "broadcast_variables", "check_extension",
     "elastic", "gather_with_gradient", "late_gradients",
 ]  # fmt: skip

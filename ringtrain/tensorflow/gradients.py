@@ -12,13 +12,15 @@ from typing import Any
 
 import tensorflow as tf
 
+from ringtrain._training.mode import SYNCHRONOUS, Mode, OneStepLate
+from ringtrain._training.needs import check_needs
 from ringtrain.elastic import TransparentState
 from ringtrain.elastic.transparent import followed
 from ringtrain.errors import UnsupportedError
-from ringtrain.gradients.arguments import check_compressor, check_delay, check_scaling
+from ringtrain.gradients.arguments import check_compressor, check_scaling
 from ringtrain.gradients.grouping import Groups, grouped
 from ringtrain.gradients.on_host import HostSettings
-from ringtrain.gradients.powersgd import PowerSGD, check_powersgd
+from ringtrain.gradients.powersgd import PowerSGD
 from ringtrain.operations import Adasum, Average
 from ringtrain.process_sets import ProcessSet, global_process_set, is_alone
 from ringtrain.tensorflow import on_host, presence, surviving
@@ -43,7 +45,7 @@ class GradientReduction:
         groups: as ``given_groups`` returns them; None as the head says.
         process_set: the ranks that take part.
         takes_adasum: whether ``op`` may be ``Adasum``, too.
-        delay: 1 for gradients of the step before.
+        mode: ``Synchronous()``, or ``OneStepLate()`` for gradients of the step before.
 
     Raises:
         InvalidArgumentError: a value outside of these.
@@ -57,31 +59,43 @@ class GradientReduction:
     groups: Groups = None
     process_set: ProcessSet = global_process_set
     takes_adasum: bool = False
-    delay: int = 0
+    mode: Mode = SYNCHRONOUS
 
     def __post_init__(self) -> None:
         check_scaling(self.owner, self.op, self.predivide, self.takes_adasum)
         powersgd = self.compression if isinstance(self.compression, PowerSGD) else None
-        unlike = {"op=Adasum": self.op == Adasum, "groups": self.groups is not None}
         if powersgd is None:
             check_compressor(self.compression)
-        else:
-            check_powersgd(powersgd, unlike, self.owner)
         own = (
             powersgd is None and getattr(self.compression, "wire", None) is None and self.compression is not Compressor
         )
-        check_delay(
-            self.delay, {**unlike, "PowerSGD": powersgd is not None, "a compression of your own": own}, self.owner
-        )
+        given = {
+            "adasum": self.op == Adasum,
+            "groups": self.groups is not None,
+            "groups on the host": self.groups is not None,
+            "powersgd": powersgd is not None,
+            "own compression": own,
+        }
+        adasum = ["op=Adasum"] if self.op == Adasum else []
+        check_needs([*self.mode.columns, *adasum, *self._powersgd_column], given, self.owner)
+
+    @property
+    def late(self) -> bool:
+        """Whether ``reduce`` returns the gradients of the step before."""
+        return isinstance(self.mode, OneStepLate)
+
+    @property
+    def _powersgd_column(self) -> list[str]:
+        return ["Compression.powersgd"] if isinstance(self.compression, PowerSGD) else []
 
     @property
     def on_host(self) -> HostSettings | None:
         """How gradients are reduced on the host; None where operations of the graph do it."""
         powersgd = self.compression if isinstance(self.compression, PowerSGD) else None
-        if not self.delay and (powersgd is None or is_alone(self.process_set)):
+        if not self.late and (powersgd is None or is_alone(self.process_set)):
             return None
         wire = getattr(self.compression, "wire", None) or "none"
-        return HostSettings(self.op == Average, 1.0 / self.predivide, self.predivide, wire, powersgd, self.delay)
+        return HostSettings(self.op == Average, 1.0 / self.predivide, self.predivide, wire, powersgd, self.late)
 
     @as_it_is
     def reduce(self, gradients: Sequence[Gradient], names: Sequence[str], variables: Sequence[Any]) -> list[Gradient]:
@@ -102,10 +116,10 @@ class GradientReduction:
         names = [claim(name) for name in names]
         present = [index for index, gradient in enumerate(reduced) if gradient is not None]
         dense = [index for index in present if not isinstance(reduced[index], tf.IndexedSlices)]
-        if self.delay and len(dense) < len(present):
+        if self.late and len(dense) < len(present):
             raise UnsupportedError(
-                f"{self.owner}: gradients must be dense with delay=1, but some are tf.IndexedSlices. Set sparse_as_dense, or leave "
-                "delay out."
+                f"{self.owner}: gradients must be dense with OneStepLate, but some are tf.IndexedSlices. Set sparse_as_dense, or "
+                "choose another mode."
             )
         if how is not None:
             inputs = [reduced[index] for index in dense]
@@ -126,11 +140,9 @@ class GradientReduction:
         self, state: TransparentState, gradients: Sequence[Gradient], names: Sequence[str], variables: Sequence[Any]
     ) -> list[Gradient]:
         """``reduce`` in a step that survives a change of the world. Gradients that are None must be so on all ranks."""
-        if self.on_host is not None or isinstance(self.compression, PowerSGD):
-            raise UnsupportedError(
-                f"{self.owner}: with elastic.State delay must be 0 and compression one of none, fp16, bf16, int8 and int4, but "
-                "gradients come one step late, or as PowerSGD's factors. Use TensorFlowState and elastic.run."
-            )
+        given = {"elastic.State": True, "survives on the host": True}
+        check_needs([*self.mode.columns, *self._powersgd_column], given, self.owner)
+        assert not isinstance(self.compression, PowerSGD)  # refused
         name = claim(names[0]) if names else ""
         return surviving.reduced(
             state, self.owner, gradients, name, self.op, self.process_set, self.compression, self.predivide, variables

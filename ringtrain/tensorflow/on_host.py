@@ -24,7 +24,7 @@ def reduced(
     settings: HostSettings,
     process_set: ProcessSet,
 ) -> list[tf.Tensor]:
-    """Dense gradients combined over the ranks, eager or when the graph runs; with a delay those of the step before.
+    """Dense gradients combined over the ranks, eager or when the graph runs; one step late those of the step before.
 
     Args:
         gradients: those that any rank has.
@@ -40,7 +40,7 @@ def reduced(
 
     def on_host(*tensors: Any) -> list[np.ndarray]:
         arrays = [np.asarray(tensor) for tensor in tensors]
-        if not settings.delay:
+        if not settings.late:
             results = host.reduce(chosen, arrays)
             host.settle(all(bool(np.isfinite(result.astype(np.float64)).all()) for result in results))
             return results
@@ -55,7 +55,7 @@ def reduced(
 
 
 def late_gradients(variables: Sequence[Any]) -> list[tf.Tensor | None]:
-    """The gradients of the last step of tapes with ``delay=1``, which are left to be applied; None where there are none.
+    """The gradients of the last step of tapes with ``mode=OneStepLate()``, which are left to be applied; None where there are none.
 
     Example:
         >>> optimizer.apply_gradients(zip(hvd.late_gradients(model.trainable_variables), model.trainable_variables))
@@ -69,7 +69,7 @@ def late_gradients(variables: Sequence[Any]) -> list[tf.Tensor | None]:
     places = {id(variable): place for place, variable in enumerate(variables)}
     found: list[tf.Tensor | None] = [None] * len(places)
     for known, host in _reducers.of_this_rank():
-        if host.settings.delay and any(id(variable) in places for variable in known):
+        if host.settings.late and any(id(variable) in places for variable in known):
             left = list(host.take().values())
             for variable, gradient in zip(known, left, strict=False):
                 if id(variable) in places:

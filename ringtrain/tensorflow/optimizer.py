@@ -8,8 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from ringtrain._training.mode import Mode, checked_mode
+from ringtrain._training.needs import check_needs
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.gradients.arguments import check_delay, check_kept_equal, check_passes, given_groups
+from ringtrain.gradients.arguments import check_passes, given_groups
 from ringtrain.gradients.grouping import Groups
 from ringtrain.gradients.powersgd import PowerSGD
 from ringtrain.operations import Adasum, Average
@@ -86,8 +88,7 @@ def DistributedOptimizer(
     groups: Groups = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
-    delay: int = 0,
-    replicas: str = "equal",
+    mode: Mode | None = None,
 ) -> Any:
     """Makes an optimizer average its gradients over the ranks, and returns it.
 
@@ -113,9 +114,8 @@ def DistributedOptimizer(
         groups: number of groups, or lists of variables whose gradients are one operation each.
         process_set: the ranks that take part.
         scale_local_gradients: divide the gradients of local variables by the number of ranks.
-        delay: 1, for an optimizer of Keras: each update applies the gradients of the one before.
-        replicas: ``"equal"`` has ranks that train apart raise an error, ``"differ"`` compares nothing; for an optimizer of Keras what
-            it steps with, too.
+        mode: ``Synchronous()``, which is the default; for an optimizer of Keras also ``LocalSteps(every=...)`` or
+            ``OneStepLate()``.
 
     Raises:
         InvalidArgumentError: something else than an optimizer, or a wrong argument.
@@ -126,10 +126,10 @@ def DistributedOptimizer(
             sparse_as_dense=sparse_as_dense, gradient_predivide_factor=gradient_predivide_factor, op=op,
             backward_passes_per_step=backward_passes_per_step,
             average_aggregated_gradients=average_aggregated_gradients, num_groups=num_groups, groups=groups,
-            process_set=process_set, scale_local_gradients=scale_local_gradients, delay=delay, replicas=replicas,
+            process_set=process_set, scale_local_gradients=scale_local_gradients, mode=mode,
         )  # fmt: skip
-    check_kept_equal(replicas)
-    check_delay(delay, {"an optimizer of tf.compat.v1.train": True})
+    mode = checked_mode(mode)
+    check_needs(mode.columns, {"tf1": True})
     reduction = GradientReduction(
         "DistributedOptimizer", op, compression, sparse_as_dense, gradient_predivide_factor,
         given_groups("DistributedOptimizer", num_groups, groups, "variable", stacklevel=2), process_set, takes_adasum=True,
@@ -152,7 +152,7 @@ def DistributedOptimizer(
         optimizer._accumulation = Accumulation(backward_passes_per_step, average_aggregated_gradients)
     optimizer._stem = name or "DistributedOptimizer"
     optimizer._local, optimizer._scales_local = {}, scale_local_gradients
-    optimizer._compares = replicas == "equal"
+    optimizer._compares = mode.compares
     return optimizer
 
 

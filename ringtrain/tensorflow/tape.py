@@ -9,8 +9,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from ringtrain._training.mode import Mode, checked_mode
+from ringtrain._training.needs import check_needs
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.gradients.arguments import check_kept_equal, given_groups
+from ringtrain.gradients.arguments import given_groups
 from ringtrain.gradients.grouping import Groups
 from ringtrain.gradients.powersgd import PowerSGD
 from ringtrain.operations import Average
@@ -99,8 +101,7 @@ def DistributedGradientTape(
     groups: Groups = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
-    delay: int = 0,
-    replicas: str = "equal",
+    mode: Mode | None = None,
 ) -> tf.GradientTape:
     """Makes ``gradtape.gradient`` reduce the gradients over the ranks, and returns the tape.
 
@@ -123,25 +124,29 @@ def DistributedGradientTape(
         groups: number of groups, or lists of variables whose gradients are one operation each.
         process_set: the ranks that take part.
         scale_local_gradients: divide the gradients of local sources by the number of ranks.
-        delay: 1: ``gradient`` returns those of the step before, which have travelled while these were computed, and zeros at
-            first. The last ones are ``late_gradients(variables)``.
-        replicas: ``"equal"`` compares the variables that ``gradient`` is asked about, as they are then, in its twentieth call and once
-            a minute, or so seldom that it takes a thousandth of the time; where they differ it raises a MismatchError, in a graph
-            a ``tf.errors.InvalidArgumentError`` with its text. ``"differ"`` compares nothing.
+        mode: ``Synchronous()``, which is the default, or ``OneStepLate()``: ``gradient`` returns those of the step before, which
+            have travelled while these were computed, and zeros at first. The last ones are ``late_gradients(variables)``.
+
+    Raises:
+        InvalidArgumentError: not a tape, or arguments that cannot be, or exclude each other.
+        MismatchError: by ``gradient``, where the variables that it is asked about differ between ranks; in a graph a
+            ``tf.errors.InvalidArgumentError`` with its text. They are compared in its twentieth call and once a minute, or so
+            seldom that it takes a thousandth of the time; ``replicas="differ"`` in the mode compares nothing.
     """
     if not isinstance(gradtape, tf.GradientTape) or isinstance(gradtape, _DistributedTape):
         found = "one that is distributed already" if isinstance(gradtape, tf.GradientTape) else type(gradtape).__name__
         raise InvalidArgumentError(f"DistributedGradientTape: expected a tf.GradientTape but found {found}.")
+    chosen = checked_mode(mode, "DistributedGradientTape")
+    check_needs(chosen.columns, {"tape": True}, "DistributedGradientTape")
     reduction = GradientReduction(
         "DistributedGradientTape", op, compression, sparse_as_dense, gradient_predivide_factor,
         given_groups("DistributedGradientTape", num_groups, groups, "variable", stacklevel=3), process_set, takes_adasum=True,
-        delay=delay,
+        mode=chosen,
     )  # fmt: skip
-    check_kept_equal(replicas, "DistributedGradientTape")
     kind = type(gradtape)
     gradtape.__class__ = type(kind.__name__, (_DistributedTape, kind), {})
     gradtape._reduction, gradtape._local, gradtape._scales_local = reduction, {}, scale_local_gradients
-    gradtape._compares = replicas == "equal"
+    gradtape._compares = chosen.compares
     return gradtape
 
 
@@ -159,12 +164,12 @@ def PartialDistributedGradientTape(
     process_set: ProcessSet = global_process_set,
     local_layers: Any = None,
     scale_local_gradients: bool = True,
-    replicas: str = "equal",
+    mode: Mode | None = None,
 ) -> tf.GradientTape:
     """``DistributedGradientTape`` that leaves the variables of ``local_layers`` (one or several) to each rank."""
     tape = DistributedGradientTape(
         gradtape, device_dense, device_sparse, compression, sparse_as_dense, op, gradient_predivide_factor, num_groups,
-        groups, process_set, scale_local_gradients, replicas=replicas,
+        groups, process_set, scale_local_gradients, mode=mode,
     )  # fmt: skip
     layers = local_layers if isinstance(local_layers, (list, tuple, set)) else [local_layers] if local_layers else []
     for layer in layers:

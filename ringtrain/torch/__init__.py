@@ -11,7 +11,18 @@ try:
 except ImportError as _problem:
     raise ImportError("ringtrain.torch needs PyTorch. Run: pip install torch") from _problem
 
-from ringtrain import Handle, Outer, RingtrainError, allgather_object, broadcast_object, shard
+from ringtrain import (
+    Handle,
+    LocalSteps,
+    OneStepLate,
+    Outer,
+    RingtrainError,
+    ShardedStep,
+    Synchronous,
+    allgather_object,
+    broadcast_object,
+    shard,
+)
 from ringtrain.common.util import check_extension
 from ringtrain.torch import elastic, mpi_ops
 from ringtrain.torch import profiling as _profiling
@@ -34,8 +45,10 @@ _profiling.install()
 
 __all__ = [
     *mpi_ops.__all__,  # type: ignore[attr-defined]  # made of what it imports
-    "Compression", "DistributedOptimizer", "DistributedSampler", "Handle", "Outer", "RingtrainError", "RowWiseAdagrad",
-    "ShardedEmbedding", "ShardedEmbeddingBag", "ShardedEmbeddingCollection", "SyncBatchNorm", "allgather_object",
+    "Compression", "DistributedOptimizer", "DistributedSampler", "Handle", "LocalSteps", "OneStepLate", "Outer",
+    "RingtrainError", "RowWiseAdagrad",
+    "ShardedEmbedding", "ShardedEmbeddingBag", "ShardedEmbeddingCollection", "ShardedStep", "SyncBatchNorm", "Synchronous",
+    "allgather_object",
     "broadcast_buffers", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters", "check_extension",
     "clip_grad_norm_", "dense_state_dict", "elastic", "gather_with_gradient", "load_tables", "plain_weight",
     "resume_together", "save_tables", "shard", "until_all_are_done",

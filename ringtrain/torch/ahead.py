@@ -1,6 +1,6 @@
 """Steps whose communication goes on in the next forward pass: each rank updates a share, and values come when needed.
 
-``optimizer.DistributedOptimizer(overlap_forward=True)`` makes one ``Ahead``. In the backward pass a bucket of gradients
+``modes.sharded_step`` makes one ``Ahead``. In the backward pass a bucket of gradients
 that is full is scattered as sums (``reducescatter``); ``step()`` has the user's optimizer update this rank's share of
 each bucket, in the order of the parameters, and gathers its values (``allgather``) while it goes on with the next one.
 Whoever uses a parameter then waits for its bucket (``arrivals``). The state of the optimizer is that of the share.
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ringtrain import log, membership, ranges
+from ringtrain import log, ranges
 from ringtrain.buffers import as_buffer
 from ringtrain.context import Context
 from ringtrain.errors import InvalidArgumentError, RingtrainError, UnsupportedError
@@ -32,18 +32,12 @@ from ringtrain.torch import whole_state
 from ringtrain.torch.ahead_buckets import SentGradient, SharedBucket
 from ringtrain.torch.arrivals import Arrivals, compiles
 from ringtrain.torch.backward import PassPart
-from ringtrain.torch.compilation import eager
 from ringtrain.torch.gradients import ReductionSettings
 from ringtrain.torch.hooks import Hooks, dismiss, enlist, others
 from ringtrain.torch.outbox import Outbox
 from ringtrain.torch.passes import Passes
 
 BUCKET_BYTES = 4 << 20
-
-_ELEMENTWISE = (
-    torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adamax,
-    torch.optim.Adadelta, torch.optim.Adagrad, torch.optim.RMSprop, torch.optim.Rprop, torch.optim.ASGD,
-)  # fmt: skip
 
 
 class Ahead:
@@ -99,11 +93,6 @@ class Ahead:
         for index, parameter in enumerate(self._parameters):
             self._hooks.attach(self, parameter, index)
         enlist(self)
-        before = optimizer.register_step_pre_hook(_before_step)
-        after = optimizer.register_step_post_hook(_after_step)
-        optimizer._optimizer_step_post_hooks.move_to_end(after.id, last=False)
-        self.step_hook = before.id
-        self._handles = before, after
         context.unsettled.add(self)
         context.serving.add(self)
         self._begin()
@@ -161,8 +150,6 @@ class Ahead:
                 self.state.take_whole()
         self._hooks.remove()
         dismiss(self)
-        for handle in self._handles:
-            handle.remove()
         self.context.unsettled.discard(self)
         self.context.serving.discard(self)
         for parameter in self._parameters:
@@ -177,8 +164,8 @@ class Ahead:
     def refuses_join(self) -> str:
         """Why this rank cannot leave the others alone."""
         return (
-            "join: this rank must go on updating its share of the parameters (overlap_forward), but would update none any "
-            "more. Give all ranks as many steps, or leave overlap_forward out."
+            "join: this rank must go on updating its share of the parameters (ShardedStep), but would update none any "
+            "more. Give all ranks as many steps, or choose another mode."
         )
 
     def _require_world(self) -> None:
@@ -191,7 +178,7 @@ class Ahead:
             )
         if self._session.has_moved():
             raise InvalidArgumentError(
-                f"step '{self.prefix}': expected the world in which overlap_forward was chosen but found another one. Wrap the "
+                f"step '{self.prefix}': expected the world in which ShardedStep was chosen but found another one. Wrap the "
                 "optimizer again after init()."
             )
 
@@ -256,8 +243,8 @@ class Ahead:
         if gradient.layout is not torch.strided:
             bucket = self._bucket_of[index]
             problem = UnsupportedError(
-                f"gradient of '{self._names[index]}': expected a dense one, as overlap_forward needs it, but found "
-                f"{gradient.layout}. Set sparse_as_dense, or leave overlap_forward out."
+                f"gradient of '{self._names[index]}': expected a dense one, as ShardedStep needs it, but found "
+                f"{gradient.layout}. Set sparse_as_dense, or choose another mode."
             )
             name = f"{self.prefix}.{bucket.names[0]}"
             self.context.refuse("reducescatter", name, self._session.process_set_id, problem)
@@ -325,7 +312,7 @@ class Ahead:
             if gradient is not self._sent[index]:
                 raise InvalidArgumentError(
                     f"gradient of '{self._names[index]}': expected it as backward() left it, since it has been sent, but found another "
-                    "one in its place. Change gradients with optimizer.clip_grad_norm_(), or leave overlap_forward out."
+                    "one in its place. Change gradients with optimizer.clip_grad_norm_(), or choose another mode."
                 )
             return DENSE
         if gradient is None:
@@ -419,7 +406,7 @@ class Ahead:
         if not self._has_warned:
             self._has_warned = True
             log.logger.warning(
-                "overlap_forward: torch.compile is in use, whose code does not say which parameters it reads; so step() waits for "
+                "ShardedStep: torch.compile is in use, whose code does not say which parameters it reads; so step() waits for "
                 "all of them. Gradients still travel in the backward pass, and each rank updates its share"
             )
         return True
@@ -498,73 +485,3 @@ def _bare_step(user_class: Any) -> Callable[[Any], Any]:
 def is_unscaling(caller: FrameType) -> bool:
     """Whether a ``GradScaler`` asks for param groups because it looks at the gradients."""
     return caller.f_code is torch.amp.GradScaler._unscale_grads_.__code__
-
-
-@eager
-def _before_step(optimizer: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    ahead = getattr(optimizer, "_ahead", None)
-    if ahead is None:
-        return
-    if len(args) > 1 or kwargs.get("closure") is not None:
-        raise InvalidArgumentError(
-            "step: expected no closure with overlap_forward but found one, whose loss would need the values of all parameters at "
-            "once. Call backward() and then step(), or leave overlap_forward out."
-        )
-    ahead.before_step(optimizer)
-
-
-@eager
-def _after_step(optimizer: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    ahead = getattr(optimizer, "_ahead", None)
-    if ahead is not None:
-        ahead.after_step()
-
-
-# ---- arguments ----
-
-
-def check_overlap(
-    overlap_forward: Any, optimizer: Any, user_class: type, conflicts: Mapping[str, bool], compression: str | None
-) -> None:
-    """Raises the error that names what overlap_forward cannot be used with."""
-    if not isinstance(overlap_forward, bool):
-        raise InvalidArgumentError(
-            f"DistributedOptimizer: overlap_forward must be True or False, but is {overlap_forward!r}."
-        )
-    if not overlap_forward:
-        return
-    for name, given in conflicts.items():
-        if given:
-            raise InvalidArgumentError(
-                f"DistributedOptimizer: overlap_forward must be False with {name}, but is True. Leave one of them out."
-            )
-    if compression not in ("none", "float16", "bfloat16"):
-        raise InvalidArgumentError(
-            "DistributedOptimizer: overlap_forward needs compression none, fp16 or bf16, but it is "
-            f"{compression or 'a class of your own'}, whose feedback belongs to whole gradients. Leave one of them out."
-        )
-    if user_class not in _ELEMENTWISE:
-        raise UnsupportedError(
-            f"DistributedOptimizer: overlap_forward needs an optimizer that updates each element by itself, one of torch.optim's "
-            f"{', '.join(each.__name__ for each in _ELEMENTWISE)}, but it is a {user_class.__name__}. Leave overlap_forward out."
-        )
-    if membership.current() is not None:
-        raise UnsupportedError(
-            "DistributedOptimizer: overlap_forward needs ranks that stay, since each has a share of the optimizer's state, but this "
-            "job is elastic. Leave overlap_forward out."
-        )
-    for group in optimizer.param_groups:
-        if group.get("differentiable"):
-            raise UnsupportedError(
-                "DistributedOptimizer: overlap_forward needs differentiable=False, but it is True. Leave one of them out."
-            )
-        for parameter in group["params"]:
-            _check_parameter(parameter)
-
-
-def _check_parameter(parameter: torch.Tensor) -> None:
-    if not (parameter.is_cpu and parameter.is_floating_point() and parameter.layout is torch.strided):
-        raise UnsupportedError(
-            f"DistributedOptimizer: overlap_forward needs dense floating-point parameters on the CPU, but found one of "
-            f"{parameter.dtype} with {parameter.layout} on {parameter.device}. Leave overlap_forward out."
-        )

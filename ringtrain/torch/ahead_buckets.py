@@ -196,9 +196,9 @@ class SentGradient(torch.Tensor):
             parameter.grad = torch.zeros_like(parameter.detach())
             return sent
         raise UnsupportedError(
-            f"gradient of '{sent._owner[1]}': expected nobody to use it after backward() with overlap_forward, since each rank has "
+            f"gradient of '{sent._owner[1]}': expected nobody to use it after backward() with ShardedStep, since each rank has "
             f"a share of the sum alone, but found {func}. Clip with optimizer.clip_grad_norm_(), call zero_grad() before "
-            "the next backward(), or leave overlap_forward out."
+            "the next backward(), or choose another mode."
         )
 
 

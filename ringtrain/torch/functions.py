@@ -17,6 +17,7 @@ from ringtrain.objects import allgather_object, broadcast_object
 from ringtrain.pending import Operation
 from ringtrain.process_sets import ProcessSet, global_process_set, members_of
 from ringtrain.submission import Submission, preparing
+from ringtrain.torch.modes.base import Alone, OptimizerMode, mode_of
 from ringtrain.torch.shards import is_shard
 from ringtrain.torch.tensors import buffer_of, check_supported, finish, values_of
 
@@ -142,7 +143,7 @@ def give_optimizer_state(
         sizes = [len(group["params"]) for group in optimizer.param_groups]
     _require_equal_sizes(allgather_object(sizes, sizes_name, process_set), process_set)
     is_root = current().rank == root_rank
-    _make_whole(optimizer, root_rank)
+    _mode(optimizer).share_with(root_rank)
     with preparing("broadcast", "broadcast_optimizer_state.size", process_set):
         packed, tensors = _pack(state_of(optimizer)) if is_root else (b"", [])
     packed = broadcast_object(packed, root_rank, "broadcast_optimizer_state", process_set)
@@ -152,20 +153,16 @@ def give_optimizer_state(
     broadcast_in_place(named, root_rank, process_set)
     if not is_root:
         set_state(optimizer, state)
-    sender = getattr(optimizer, "_sender", None) if forgets else None
-    feedback = None if sender is None else sender.feedback()
-    if feedback is not None:  # on the root, too, as where it has loaded the state alone
-        feedback.forget()
-    periodic = getattr(optimizer, "_periodic", None)
-    if periodic is not None:  # the root, too, begins anew with it
-        periodic.load(optimizer, _local_steps_of(optimizer) if is_root else state["local_steps"])
+    mode = _mode(optimizer)
+    if forgets:  # on the root, too, as where it has loaded the state alone
+        mode.forget_losses()
+    if is_root:  # it, too, begins anew with that
+        mode.take_common_state(optimizer, mode.common_state(optimizer))
 
 
-def _make_whole(optimizer: Any, root_rank: int) -> None:
-    """Where ranks have shares of the state (``overlap_forward``), it becomes whole on the root, and is forgotten elsewhere."""
-    ahead = getattr(optimizer, "_ahead", None)
-    if ahead is not None:
-        ahead.state.gather_at(root_rank)
+def _mode(optimizer: Any) -> OptimizerMode:
+    """That of a distributed optimizer; another trains alone."""
+    return mode_of(optimizer) or Alone()
 
 
 def _named_tensors(params: Any) -> dict[str, torch.Tensor]:
@@ -266,19 +263,7 @@ def state_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     states = [None if is_shard(parameter) else optimizer.state.get(parameter) for parameter in parameters]
     options = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-    delayed = getattr(optimizer, "_delayed", None)
-    return {
-        "states": states,
-        "options": options,
-        "local_steps": _local_steps_of(optimizer),
-        "delayed": None if delayed is None else delayed.state(optimizer),
-    }
-
-
-def _local_steps_of(optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
-    """What local steps add to the state; None without them."""
-    periodic = getattr(optimizer, "_periodic", None)
-    return None if periodic is None else periodic.state()
+    return {"states": states, "options": options, "mode": _mode(optimizer).common_state(optimizer)}
 
 
 def set_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
@@ -293,9 +278,7 @@ def set_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
             optimizer.state[parameter] = values
     for group, options in zip(optimizer.param_groups, state["options"], strict=True):
         group.update(options)
-    delayed = getattr(optimizer, "_delayed", None)
-    if delayed is not None:
-        delayed.load(optimizer, state["delayed"])
+    _mode(optimizer).take_common_state(optimizer, state["mode"])
 
 
 def _pack(state: Any) -> tuple[bytes, list[torch.Tensor]]:

@@ -33,6 +33,7 @@ class ReductionSettings:
 
     Attributes:
         session: the rank, and the process set.
+        mode: the name of the way of training.
         averages: the sum is divided by the number of ranks.
         prescale: factor on each contribution.
         postscale: factor on the result.
@@ -40,12 +41,11 @@ class ReductionSettings:
         compressor: a user's own, whose methods are called here.
         sparse_as_dense: sends sparse gradients as dense ones.
         powersgd: how gradients are approximated; None if they are not.
-        delay: steps after which gradients are applied.
-        overlap_forward: whether each rank updates a share of the parameters.
         make_replica: makes what is compared among the ranks of a world; None if replicas may differ.
     """
 
     session: Session
+    mode: str
     averages: bool
     prescale: float = 1.0
     postscale: float = 1.0
@@ -53,8 +53,6 @@ class ReductionSettings:
     compressor: type[Compressor] | None = None
     sparse_as_dense: bool = False
     powersgd: PowerSGD | None = None
-    delay: int = 0
-    overlap_forward: bool = False
     make_replica: Callable[[], Replica] | None = None
 
     def replica(self) -> Replica | None:
@@ -66,8 +64,7 @@ class ReductionSettings:
         """What ranks cannot tell from the gradients that they reduce, and must have set alike."""
         return {
             "compression": "other" if self.powersgd is None else repr(self.powersgd),
-            "delay": self.delay,
-            "overlap_forward": self.overlap_forward,
+            "mode": self.mode,
             "replicas": "differ" if self.make_replica is None else "equal",
         }
 

@@ -11,7 +11,6 @@ import torch
 
 from ringtrain import tables
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
-from ringtrain.operations import Adasum
 from ringtrain.process_sets import ProcessSet, global_process_set
 
 
@@ -51,33 +50,13 @@ def replicated(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     return [tensor for tensor in tensors if not is_shard(tensor)]
 
 
-def check_shards(
-    optimizer: torch.optim.Optimizer,
-    op: int,
-    averages_passes: bool,
-    local_steps: bool,
-    delay: int,
-    overlap_forward: bool,
-) -> None:
-    """Raises the error that names why an optimizer of these settings cannot train the tables that it has."""
-    shards = [each for group in optimizer.param_groups for each in group["params"] if is_shard(each)]
-    if not shards:
-        return
-    reason = None
-    if op == Adasum:
-        reason = "op must be Average or Sum"
-    elif local_steps:
-        reason = "every must be left out"
-    elif delay:
-        reason = "delay must be left out"
-    elif overlap_forward:
-        reason = "overlap_forward must be left out"
-    elif averages_passes:
-        reason = "average_aggregated_gradients must be False"
-    if reason is not None:
+def check_op_of_shards(trained: Iterable[torch.Tensor], op: int, averages_passes: bool) -> None:
+    """Raises InvalidArgumentError where an optimizer would combine the tables' gradients otherwise than they are."""
+    shards = [each for each in trained if isinstance(each, Shard)]
+    if shards and averages_passes:
         raise UnsupportedError(
-            f"DistributedOptimizer: {reason} where it trains rows of a sharded embedding, whose gradients are settled in each "
-            "backward pass. Give those rows an optimizer of their own."
+            "DistributedOptimizer: average_aggregated_gradients must be False where it trains rows of a sharded embedding, whose "
+            "gradients are settled in each backward pass. Give those rows an optimizer of their own."
         )
     if any(shard.op != op for shard in shards):
         raise InvalidArgumentError(

@@ -164,7 +164,7 @@ class SharedState:
         if self._consolidated is None:
             raise InvalidArgumentError(
                 f"{function}: expected consolidate_state_dict() on all ranks since the last step, as each has a share of the "
-                "optimizer's state (overlap_forward), but there was none for this rank. Call it on all ranks, with to= this rank."
+                "optimizer's state (ShardedStep), but there was none for this rank. Call it on all ranks, with to= this rank."
             )
         shares = self._optimizer.state
         self._optimizer.state = self._consolidated

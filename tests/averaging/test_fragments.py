@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from ringtrain.averaging.fragments import Fragments, Streaming, merged
+from ringtrain.averaging.fragments import Fragments, merged
 from ringtrain.averaging.meeting import Agreed, Said, Stage, agreed, decoded
 from ringtrain.averaging.period import Period
 from ringtrain.errors import InvalidArgumentError, MismatchError
@@ -90,7 +90,6 @@ def test_fragments_that_cannot_be(arguments, text):
 def test_parts():
     assert (Fragments(4).parts, Fragments(4).streams, Fragments(4).of_buffers) == (1, False, 0)
     assert (Fragments(4, 1, 1).parts, Fragments(4, 3).parts, Fragments(4, 3).of_buffers) == (2, 4, 3)
-    assert Streaming().given() == {} and Streaming(2, 0, "half").given() == {"fragments": 2, "merge": "half"}
 
 
 # ---- merging ----

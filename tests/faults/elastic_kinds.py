@@ -151,7 +151,7 @@ class Buckets(Plain):
     """Gradients would be views of buckets, in a job that is not elastic."""
 
     def settings(self):
-        return {"gradient_as_bucket_view": True}
+        return {"mode": hvd.Synchronous(gradient_as_bucket_view=True)}
 
 
 class Half(hvd.Compression.none):
@@ -232,13 +232,13 @@ class Factors(Plain):
         return torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))
 
     def local(self):
-        exchange = self.optimizer._reducer._exchange
+        exchange = self.optimizer._mode._exchange
         kept = [(memory.residual, memory.factor) for memory in exchange.memories()]
         return kept, exchange.beginning.steps
 
     def load_local(self, kept):
         memories, steps = kept
-        exchange = self.optimizer._reducer._exchange
+        exchange = self.optimizer._mode._exchange
         exchange.beginning.steps = steps
         for memory, parts in zip(exchange.memories(), memories, strict=True):
             memory.keep(*parts)

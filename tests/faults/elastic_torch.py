@@ -8,9 +8,9 @@ import elastic_faults
 import torch
 from elastic_faults import slot
 from elastic_kinds import BATCH, EPOCHS, Data, Learner
+from ringtrain.torch.adasum import Deltas
 
 import ringtrain.torch as hvd
-from ringtrain.torch.adasum import Deltas
 from ringtrain.torch.gradients import Group
 
 

@@ -293,7 +293,7 @@ TWO_OPTIMIZERS = """
     sets = []
     state = hvd.elastic.TorchState(second=optimizers[1], first=optimizers[0], a=models[0], b=models[1], step=0)
     train(state)
-    print("end", state.step, [optimizer._reducer.number for optimizer in optimizers], flush=True)
+    print("end", state.step, [optimizer._mode.number for optimizer in optimizers], flush=True)
 """
 
 

@@ -213,8 +213,8 @@ REFUSED = """
     second = another()
     try_state(optimizer)
     del second
-    try_state(another(delay=1))
-    try_state(another(every=2))
+    try_state(another(mode=hvd.OneStepLate()))
+    try_state(another(mode=hvd.LocalSteps(every=2)))
     try_state(another(process_set=hvd.add_process_set([0, 1])))
     try_state(optimizer)
 """

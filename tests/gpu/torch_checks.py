@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 import torch
+from modes import in_mode
 
 import ringtrain.torch as hvd
 
@@ -304,7 +305,7 @@ MODES: dict[str, dict[str, object]] = {
     "fp16": {"compression": hvd.Compression.fp16},
     "int8": {"compression": hvd.Compression.int8},
     "PowerSGD": {"compression": hvd.Compression.powersgd(rank=2)},
-    "delayed": {"delay": 1},
+    "delayed": {"late": True},
     "local steps": {"every": 3},
     "DiLoCo": {"every": 3, "outer": hvd.Outer()},
     "streamed local steps": {"every": 4, "fragments": 2, "overlap": 1},
@@ -316,7 +317,7 @@ def trained(device: torch.device, chosen: dict[str, object], steps: int) -> torc
     network = model(device)
     optimizer = distributed(momentum(network, 0.05), network, **chosen)
     train(network, optimizer, steps, own_share(), chosen.get("backward_passes_per_step", 1))
-    if "delay" in chosen:
+    if "late" in chosen:
         optimizer.flush()
     if "every" in chosen:
         optimizer.synchronize()
@@ -397,4 +398,4 @@ def _flat(network: torch.nn.Module) -> torch.Tensor:
 
 
 def distributed(optimizer: torch.optim.Optimizer, network: torch.nn.Module, **chosen: object) -> torch.optim.Optimizer:
-    return hvd.DistributedOptimizer(optimizer, named_parameters=network.named_parameters(), **chosen)
+    return hvd.DistributedOptimizer(optimizer, named_parameters=network.named_parameters(), **in_mode(chosen))

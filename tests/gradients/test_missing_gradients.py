@@ -6,6 +6,7 @@ Keras on PyTorch and the legacy Keras 2 are held to the same table by ``with_ker
 
 import missing_gradients as table
 import pytest
+from modes import in_mode
 
 from ringtrain.testing import World
 
@@ -31,7 +32,7 @@ def test_pytorch(two, steps, settings, passes):
         optimizer = hvd.DistributedOptimizer(
             torch.optim.SGD(weights, lr=1.0, weight_decay=table.WEIGHT_DECAY),
             backward_passes_per_step=passes,
-            **settings,
+            **in_mode(settings),
         )
         for step in steps:
             for own in table.passes_of(step, rank, passes):

@@ -249,14 +249,17 @@ def test_what_is_expected_of_the_modes() -> None:
     assert expected["int8"]["codec_seconds"] == pytest.approx(0.025)
     assert expected["4 batches"]["batch_seconds"] == pytest.approx((3 * 0.48 + 0.85 + 0.15 * 0.48) / 4)
     assert expected["4 batches"]["bytes_sent"] == pytest.approx(25e6)
-    assert expected["delay=1"]["batch_seconds"] == pytest.approx(0.85)
+    assert expected["one step late"]["batch_seconds"] == pytest.approx(0.85)
     assert [name for name, each in expected.items() if each["pays_first"]] == ["bf16"]
     said = "\n".join(report(found))
     assert re.search(r"int8 +25.4 MB +215.9 ms +25.0 ms +512.4 ms +1.07 +8 bits", said)
-    assert re.search(r"delay=1 .*the step before; compare the loss", said) and re.search(
+    assert re.search(r"one step late .*the step before; compare the loss", said) and re.search(
         r"powersgd\(rank=2\), .*compare the loss", said
     )
-    assert "every=32, fragments=4, overlap=4, whose parts travel while training goes on: 480.0 ms for a batch" in said
+    assert (
+        "LocalSteps(every=32, fragments=4, overlap=4), whose parts travel while training goes on: 480.0 ms for a batch"
+        in said
+    )
     assert streaming_batch_seconds(0.05, 0.85, 32, 4, 2) == pytest.approx(0.05 + 4 * (0.2125 - 0.1) / 32)
     assert said.endswith("bf16 pays first (compression=Compression.bf16): of what costs little time, it risks least.")
 
@@ -268,7 +271,7 @@ def test_what_is_expected_of_the_modes() -> None:
         (400, "int8", "int8 pays first"),
         (220, "int8", "int8 pays first"),
         (130, "int4", "int4 pays first"),
-        (60, "every=32", "every=32 is the fastest (every=32), and still 1.4 times"),
+        (60, "32 local steps", "32 local steps is the fastest (mode=LocalSteps(every=32)), and still 1.4 times"),
     ],
 )
 def test_the_mode_of_least_risk_that_costs_little_pays_first(step_ms: float, mode: str, words: str) -> None:
@@ -288,7 +291,9 @@ def test_fewer_bytes_gain_nothing_where_latency_or_the_codec_decides() -> None:
 
 def test_what_does_not_overlap_follows_the_last_batch() -> None:
     """As averages between many batches of one's own do."""
-    local = Mode("every=32", "another algorithm", argument="every=32", batches=32, overlaps=False)
+    local = Mode(
+        "32 local steps", "another algorithm", argument="mode=LocalSteps(every=32)", batches=32, overlaps=False
+    )
     assert local.batch_seconds(0.48, 0.85) == pytest.approx(0.48 + 0.85 / 32)
 
 

@@ -55,7 +55,7 @@ def of_this_checkout() -> dict[str, set[str]]:
 @pytest.mark.parametrize(
     "file, first, never_first",
     [
-        ("ringtrain/torch/reducer.py", "tests/with_torch/", "tests/launch/"),
+        ("ringtrain/torch/exchange.py", "tests/with_torch/", "tests/launch/"),
         ("ringtrain/launch/job.py", "tests/launch/", "tests/with_torch/"),
         ("ringtrain/keras/reduction.py", "tests/with_keras/", "tests/launch/"),
         ("native/core/negotiator.cc", "tests/native/", "tests/launch/"),

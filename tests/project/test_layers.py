@@ -60,6 +60,7 @@ PYTHON_LAYERS = [
     ["operations"],
     ["objects", "sharding", "checks", "gradients", "adjoints"],
     ["averaging"],
+    ["_training"],
     ["elastic"],
     ["embedding"],
     ["testing"],

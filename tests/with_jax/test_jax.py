@@ -524,7 +524,10 @@ def test_only_the_sums_of_several_passes_travel(compiled, averages):
     def on_rank(rank):
         inner = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(0.1))
         optimizer = hvd.DistributedGradientTransformation(
-            inner, replicas="differ", backward_passes_per_step=3, average_aggregated_gradients=averages
+            inner,
+            mode=hvd.Synchronous(replicas="differ"),
+            backward_passes_per_step=3,
+            average_aggregated_gradients=averages,
         )
         parameters = {"w": jnp.ones(300), "half": jnp.ones((2,), jnp.bfloat16)}
         state = optimizer.init(parameters)

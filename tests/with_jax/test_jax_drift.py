@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from modes import in_mode
 
 jax = pytest.importorskip("jax")
 optax = pytest.importorskip("optax")
@@ -40,7 +41,7 @@ def loss_of(parameters, x):
 
 def trains(rank, compiled, begins_at=1.0, between=lambda step, *state: state, steps=5, make=None, gives=True, **named):
     """Steps on batches of each rank's own; returns the parameters."""
-    optimizer = hvd.DistributedGradientTransformation(optax.adam(0.1) if make is None else make(), **named)
+    optimizer = hvd.DistributedGradientTransformation(optax.adam(0.1) if make is None else make(), **in_mode(named))
     parameters = {"weights": jnp.full((2,), begins_at), "bias": jnp.zeros(())}
     state = optimizer.init(parameters)
 
@@ -74,7 +75,10 @@ def refused(two, body):
 def test_parameters_that_begin_apart_are_told(two, compiled):
     text = refused(two, lambda rank: trains(rank, compiled, float(rank)))
     assert "parameter '['weights']' must be the same on all ranks, but those of rank 0 and of rank 1 differ" in text
-    assert 'Call broadcast_parameters() on all ranks, from one that is right, or pass replicas="differ"' in text
+    assert (
+        "Call broadcast_parameters() on all ranks, from one that is right, or give DistributedGradientTransformation a mode "
+        in text
+    )
 
 
 @COMPILED
@@ -156,8 +160,8 @@ def test_steps_in_a_loop_of_a_program(two, compared_always):
 
 
 def test_an_unknown_word_is_refused():
-    with pytest.raises(InvalidArgumentError, match="DistributedGradientTransformation: replicas must be"):
-        hvd.DistributedGradientTransformation(optax.sgd(0.1), replicas="same")
+    with pytest.raises(InvalidArgumentError, match="Synchronous: replicas must be"):
+        hvd.DistributedGradientTransformation(optax.sgd(0.1), mode=hvd.Synchronous(replicas="same"))
     for given in ("adam", optax.adam, None):
         with pytest.raises(InvalidArgumentError, match="expected a transformation of optax, such as"):
             hvd.DistributedGradientTransformation(given)

@@ -74,7 +74,9 @@ def check(keras: Any, hvd: Any) -> None:
     with compared_always(), World(2) as world:
         one, other = world.run(lambda rank: fits(keras, hvd, rank))
         assert all((mine == theirs).all() for mine, theirs in zip(one, other, strict=True))
-        world.run(lambda rank: fits(keras, hvd, rank, CAUSES["assignment"].act, replicas="differ"))
+        world.run(
+            lambda rank: fits(keras, hvd, rank, CAUSES["assignment"].act, mode=hvd.Synchronous(replicas="differ"))
+        )
         for cause in CAUSES.values():
             told = world.run(lambda rank, act=cause.act: _told(lambda: fits(keras, hvd, rank, act)))
             assert told[0] == told[1] and cause.words in told[0], told

@@ -36,7 +36,7 @@ def by_hand(every, overlap=0, outer=None):
 
 def train(rank, make, graph, **arguments):
     weights = tf.Variable(START)
-    optimizer = hvd.DistributedOptimizer(make(RATE), **arguments)
+    optimizer = hvd.DistributedOptimizer(make(RATE), mode=hvd.LocalSteps(**arguments))
 
     def step(target):
         optimizer.apply_gradients([(weights - target, weights)])
@@ -57,7 +57,7 @@ def fitted(rank, make):
     model = tf_keras.Sequential(
         [tf_keras.layers.Dense(4, input_shape=(5,)), tf_keras.layers.BatchNormalization(), tf_keras.layers.Dense(1)]
     )
-    model.compile(hvd.DistributedOptimizer(make(0.05), every=4, fragments=2, overlap=1), "mse")
+    model.compile(hvd.DistributedOptimizer(make(0.05), mode=hvd.LocalSteps(every=4, fragments=2, overlap=1)), "mse")
     begin = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
     model.fit(x, x.sum(1), batch_size=4, epochs=2, shuffle=False, verbose=0, callbacks=[begin])
     return [each.tobytes() for each in model.get_weights()], rt.counters()["local_steps"]
@@ -66,7 +66,7 @@ def fitted(rank, make):
 def refused(rank, make):
     """A LossScaleOptimizer would skip updates without a word."""
     optimizer = tf_keras.mixed_precision.LossScaleOptimizer(make(RATE))
-    optimizer = hvd.DistributedOptimizer(optimizer, every=2)
+    optimizer = hvd.DistributedOptimizer(optimizer, mode=hvd.LocalSteps(every=2))
     weights = tf.Variable([1.0])
     try:
         optimizer.apply_gradients([(tf.constant([1.0]), weights)])
@@ -93,4 +93,4 @@ def check_all():
         for make in (current, older):
             texts = world.run(refused, make)
             assert len(set(texts)) == 1, texts
-            assert "every must not be set within a LossScaleOptimizer of tf_keras" in texts[0], texts
+            assert "LocalSteps must not be set within a LossScaleOptimizer of tf_keras" in texts[0], texts

@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from modes import in_mode
 
 keras = pytest.importorskip("keras")
 
@@ -85,7 +86,7 @@ def trains(
     rank, traced, make=lambda: keras.optimizers.SGD(0.1, momentum=0.9), act=None, seed=1, steps=4, at=2, **arguments
 ):
     model = network(seed)
-    optimizer = hvd.DistributedOptimizer(make(), **arguments)
+    optimizer = hvd.DistributedOptimizer(make(), **in_mode(arguments))
     optimizer.build(model.trainable_variables)
     step = step_of(model, optimizer, traced)
     for number in range(steps):
@@ -169,7 +170,7 @@ def test_models_that_begin_apart_are_told(two, traced):
 @pytest.mark.parametrize("traced", [False, True], ids=["eager", "graph"])
 @pytest.mark.parametrize(
     "arguments",
-    [{}, {"compression": hvd.Compression.fp16}, {"compression": hvd.Compression.powersgd(rank=1)}, {"delay": 1},
+    [{}, {"compression": hvd.Compression.fp16}, {"compression": hvd.Compression.powersgd(rank=1)}, {"late": True},
      {"backward_passes_per_step": 2}, {"groups": 1}],
     ids=str,
 )  # fmt: skip
@@ -186,7 +187,7 @@ def test_who_means_it_says_so(two, compared_always, traced):
 
 def test_an_unknown_word_is_refused():
     with pytest.raises(InvalidArgumentError, match='replicas must be "equal" or "differ", but is \'same\''):
-        hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), replicas="same")
+        hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), mode=hvd.Synchronous(replicas="same"))
 
 
 def test_fit_is_told(two):

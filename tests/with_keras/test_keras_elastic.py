@@ -51,8 +51,8 @@ def test_what_cannot_be_a_state(alone):
         with pytest.raises(ValueError, match="KerasState: the model must be built"):
             hvd.elastic.KerasState(model)
         model.build((None, 2))
-        local = hvd.DistributedOptimizer(keras.optimizers.SGD(), every=4)
-        with pytest.raises(UnsupportedError, match="KerasState: every must not be set"):
+        local = hvd.DistributedOptimizer(keras.optimizers.SGD(), mode=hvd.LocalSteps(every=4))
+        with pytest.raises(UnsupportedError, match="LocalSteps cannot be used with KerasState"):
             hvd.elastic.KerasState(model, local)
         state = hvd.elastic.KerasState(model, keras.optimizers.SGD())
         for callback in (hvd.elastic.UpdateBatchStateCallback, hvd.elastic.UpdateEpochStateCallback):
@@ -234,8 +234,8 @@ def test_what_elastic_fit_refuses(alone):
         with pytest.raises(InvalidArgumentError, match="elastic.Elastic: the model must be built, and compiled"):
             hvd.elastic.Elastic(keras.Sequential([keras.layers.Dense(1)]))
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(), every=4), "mse")
-        with pytest.raises(UnsupportedError, match="elastic.Elastic: every must not be set"):
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(), mode=hvd.LocalSteps(every=4)), "mse")
+        with pytest.raises(UnsupportedError, match="LocalSteps cannot be used with elastic.State"):
             hvd.elastic.Elastic(model)
         model = distributed_model()
         elastic = hvd.elastic.Elastic(model)

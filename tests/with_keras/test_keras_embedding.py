@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from modes import in_mode
 
 keras = pytest.importorskip("keras")
 
@@ -173,7 +174,7 @@ def test_what_befalls_all_gradients_befalls_those_of_rows(what, scales):
     make = scaled if scales else lambda **given: keras.optimizers.SGD(RATE, **given)
     expected = alone(make(**given), range(4))
     own = {} if distributed else given
-    found, _ = together(lambda: hvd.DistributedOptimizer(make(**own), **distributed), range(4))
+    found, _ = together(lambda: hvd.DistributedOptimizer(make(**own), **in_mode(distributed)), range(4))
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
     untreated = alone(keras.optimizers.SGD(RATE), range(4))
@@ -225,12 +226,14 @@ REFUSED = {
     "to clip by what a rank alone has": (
         lambda: keras.optimizers.SGD(RATE, global_clipnorm=1.0), "not clip by the norm of all gradients",
     ),
-    "to skip local steps": (lambda: hvd.DistributedOptimizer(scaled(), every=2), "not scale the loss by gradients"),
+    "to skip local steps": (lambda: hvd.DistributedOptimizer(scaled(), mode=hvd.LocalSteps(every=2)), "not scale the loss by gradients"),
     "to clip in local steps": (
-        lambda: hvd.DistributedOptimizer(keras.optimizers.SGD(RATE, global_clipnorm=1.0), every=2), "without every",
+        lambda: hvd.DistributedOptimizer(keras.optimizers.SGD(RATE, global_clipnorm=1.0), mode=hvd.LocalSteps(2)),
+        "without LocalSteps",
     ),
     "to clip late": (
-        lambda: hvd.DistributedOptimizer(keras.optimizers.SGD(RATE, clipnorm=1.0), delay=1), "accumulate gradients with delay",
+        lambda: hvd.DistributedOptimizer(keras.optimizers.SGD(RATE, clipnorm=1.0), mode=hvd.OneStepLate()),
+        "accumulate gradients with OneStepLate",
     ),
     "to clip in another way": (lambda: hvd.DistributedOptimizer(Loop(0.5)), "not clip gradients in a way of its own"),
 }  # fmt: skip

@@ -1,7 +1,8 @@
-"""``DistributedOptimizer(every=H)`` of Keras: ranks that train alone for H updates, against all of them in one process."""
+"""``LocalSteps(every=H)`` of Keras: ranks that train alone for H updates, against all of them in one process."""
 
 import numpy as np
 import pytest
+from modes import in_mode
 
 keras = pytest.importorskip("keras")
 
@@ -55,7 +56,7 @@ def by_hand(groups, every, outer=None, warmup=0, steps=STEPS, samples=lambda wor
 def train(rank, ranks, graph, make=None, samples=None, steps=STEPS, **arguments):
     """The weights after each synchronisation, in a training loop of the user's own."""
     weights = keras.Variable(start(), dtype="float64", name="weights")
-    optimizer = hvd.DistributedOptimizer((make or keras.optimizers.SGD)(RATE), **arguments)
+    optimizer = hvd.DistributedOptimizer((make or keras.optimizers.SGD)(RATE), **in_mode(arguments))
     x, y = (share_of(rank, ranks, data).astype(np.float64) for data in (X, Y))
     size = GLOBAL_BATCH // ranks
 
@@ -130,7 +131,9 @@ def streaming_by_hand(every, overlap, merge):
 def test_what_travels_while_training_goes_on(graph, merge):
     def on_rank(rank):
         weights = keras.Variable(start(), dtype="float64", name="weights")
-        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(RATE), every=2, overlap=1, merge=merge)
+        optimizer = hvd.DistributedOptimizer(
+            keras.optimizers.SGD(RATE), mode=hvd.LocalSteps(every=2, overlap=1, merge=merge)
+        )
         x, y = (share_of(rank, 2, data).astype(np.float64) for data in (X, Y))
 
         def step(x, y):
@@ -173,7 +176,9 @@ def test_tf_keras_of_keras_3_takes_the_same_arguments():
     def on_rank(rank):
         weights = keras.Variable([0.0, 0.0], dtype="float64", name="weights")
         optimizer = of_tensorflow.DistributedOptimizer(
-            tf.keras.optimizers.SGD(1.0), every=2, outer=rt.Outer(0.5, 0.0), compression=of_tensorflow.Compression.int8
+            tf.keras.optimizers.SGD(1.0),
+            mode=hvd.LocalSteps(every=2, outer=rt.Outer(0.5, 0.0)),
+            compression=of_tensorflow.Compression.int8,
         )
         for _ in range(2):
             optimizer.apply([tf.constant([1.0, 2.0 + 2 * rank], tf.float64)], [weights])
@@ -192,7 +197,7 @@ def test_averaging_each_update_is_the_exact_run():
 def fitted(rank, ranks, epochs=2, model=dense_model, **arguments):
     """A model that ``fit`` trains, and what evaluating it after each epoch gives."""
     network = model(seed=rank)
-    network.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01), **arguments), "mse")
+    network.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01), **in_mode(arguments)), "mse")
     history = network.fit(
         share_of(rank, ranks, X), share_of(rank, ranks, Y), batch_size=GLOBAL_BATCH // ranks, epochs=epochs, shuffle=False,
         verbose=0, callbacks=start_callbacks()[:1], validation_data=(X[:9], Y[:9]),
@@ -216,7 +221,7 @@ def test_fit_averages_what_keras_puts_into_the_model_at_its_end():
     def on_rank(rank, size, **arguments):
         model = dense_model(seed=rank)
         optimizer = keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.5)
-        model.compile(hvd.DistributedOptimizer(optimizer, **arguments), "mse", run_eagerly=True)
+        model.compile(hvd.DistributedOptimizer(optimizer, **in_mode(arguments)), "mse", run_eagerly=True)
         rows = slice(rank, None, 2) if size == 2 else slice(None)
         model.fit(X[rows], Y[rows], batch_size=len(X[rows]), epochs=1, verbose=0, callbacks=start_callbacks()[:1])
         return np.concatenate([np.array(each).ravel() for each in model.get_weights()])
@@ -260,7 +265,7 @@ def test_a_loss_scale_that_skips_on_one_rank_keeps_the_ranks_together():
     def on_rank(rank, graph):
         weights = keras.Variable(start(), dtype="float32")
         scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(RATE), initial_scale=1024.0)
-        optimizer = hvd.DistributedOptimizer(scaled, every=3)
+        optimizer = hvd.DistributedOptimizer(scaled, mode=hvd.LocalSteps(every=3))
 
         def step(factor):
             with tf.GradientTape() as tape:
@@ -283,12 +288,16 @@ def test_a_loss_scale_that_skips_on_one_rank_keeps_the_ranks_together():
 def test_uneven_data_and_state():
     def on_rank(rank):
         weights = keras.Variable(np.zeros(3), dtype="float64")
-        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), every=2, outer=hvd.Outer(0.5, 0.5))
+        optimizer = hvd.DistributedOptimizer(
+            keras.optimizers.SGD(1.0), mode=hvd.LocalSteps(every=2, outer=hvd.Outer(0.5, 0.5))
+        )
         for _ in range(4 - 2 * rank):
             optimizer.apply([tf.ones(3, tf.float64) * (rank + 1)], [weights])
         optimizer.join()
         state = optimizer.local_steps_state()
-        other = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), every=2, outer=hvd.Outer(0.5, 0.5))
+        other = hvd.DistributedOptimizer(
+            keras.optimizers.SGD(1.0), mode=hvd.LocalSteps(every=2, outer=hvd.Outer(0.5, 0.5))
+        )
         other.load_local_steps_state(state)
         for _ in range(2):
             other.apply([tf.ones(3, tf.float64)], [weights])
@@ -317,7 +326,7 @@ def test_other_arguments_on_a_rank_are_one_error_on_all():
         first, second = world.run(in_a_loop)
         assert first == second and "every must be the same on all ranks, but is 2 on rank 0 and 3 on rank 1" in first
         first, second = world.run(in_fit)
-        assert first == second and "fit 'every': it must be the same in DistributedOptimizer on all ranks" in first
+        assert first == second and "fit 'mode': it must be the same in DistributedOptimizer on all ranks" in first
 
 
 @pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
@@ -339,18 +348,15 @@ def test_ranks_that_step_with_other_settings_are_told_where_they_average(graph):
 
 @pytest.mark.parametrize("arguments, text", [
     ({"every": 0}, "local steps: every must be at least 1"),
-    ({"outer": hvd.Outer()}, "outer needs every"),
-    ({"within_host": "exact"}, "within_host needs every"),
-    ({"warmup": 2}, "warmup needs every"),
     ({"every": 2, "warmup": -2}, "local steps: warmup must be at least 0"),
     ({"every": 2, "within_host": "x"}, "within_host must be None or 'exact'"),
     ({"every": 2, "outer": 0.5}, "outer must be None or an Outer"),
-    ({"every": 2, "op": hvd.Sum}, "with every, op must be Average"),
+    ({"every": 2, "op": hvd.Sum}, "LocalSteps cannot be used with op=Sum"),
 ])  # fmt: skip
 def test_arguments_that_cannot_be(arguments, text):
     def on_rank(rank):
         with pytest.raises(InvalidArgumentError, match=text):
-            hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), **arguments)
+            hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), **in_mode(arguments))
 
     with World(1) as world:
         world.run(on_rank)
@@ -358,11 +364,11 @@ def test_arguments_that_cannot_be(arguments, text):
 
 def test_scripts_that_synchronize_gradients_are_told():
     def on_rank(rank):
-        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), every=2)
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), mode=hvd.LocalSteps(every=2))
         weights = keras.Variable(np.zeros(3))
-        with pytest.raises(InvalidArgumentError, match="synchronize: every must not be set"):
+        with pytest.raises(InvalidArgumentError, match="synchronize: mode must not be LocalSteps"):
             optimizer.synchronize([(tf.ones(3), weights)])
-        with pytest.raises(InvalidArgumentError, match="skip_synchronize: every must not be set"):
+        with pytest.raises(InvalidArgumentError, match="skip_synchronize: mode must not be LocalSteps"):
             with optimizer.skip_synchronize():
                 pass
 
@@ -374,7 +380,7 @@ def test_scripts_that_synchronize_gradients_are_told():
 def test_a_failed_synchronisation_leaves_the_common_copy(graph):
     def on_rank(rank):
         weights = keras.Variable(np.zeros(2), dtype="float64")
-        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), every=2)
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), mode=hvd.LocalSteps(every=2))
 
         def step():
             optimizer.apply([tf.ones(2, tf.float64) * (rank + 1)], [weights])
@@ -395,7 +401,7 @@ def test_a_failed_synchronisation_leaves_the_common_copy(graph):
 def test_variables_that_come_after_a_graph_are_refused():
     def on_rank(rank):
         weights, more = (keras.Variable(np.zeros(2), dtype="float64") for _ in range(2))
-        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), every=2)
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), mode=hvd.LocalSteps(every=2))
         step = tf.function(lambda: optimizer.apply([tf.ones(2, tf.float64)], [weights]))
         step()
         optimizer.average_also([more])
@@ -409,7 +415,7 @@ def test_variables_that_come_after_a_graph_are_refused():
 def test_variables_that_a_rank_keeps_to_itself_stay_its_own():
     def on_rank(rank):
         shared, own = (keras.Variable(np.zeros(2), dtype="float64") for _ in range(2))
-        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), every=2)
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), mode=hvd.LocalSteps(every=2))
         optimizer.register_local_var(own)
         for _ in range(2):
             optimizer.apply([tf.ones(2, tf.float64) * (rank + 1)] * 2, [shared, own])
@@ -421,7 +427,7 @@ def test_variables_that_a_rank_keeps_to_itself_stay_its_own():
 
 def test_join_within_the_exact_steps_and_xla_are_refused():
     def on_rank(rank):
-        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), every=2, warmup=3)
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), mode=hvd.LocalSteps(every=2, warmup=3))
         weights = keras.Variable(np.zeros(2))
         with pytest.raises(InvalidArgumentError, match="a rank must have data for all 3 exact steps"):
             optimizer.build([weights])

@@ -1,7 +1,8 @@
-"""``delay=1`` and PowerSGD of Keras' optimizers: what is applied when, what is lost and made up for, and what is saved."""
+"""``OneStepLate`` and PowerSGD of Keras' optimizers: what is applied when, what is lost and made up for, and what is saved."""
 
 import numpy as np
 import pytest
+from modes import in_mode
 
 keras = pytest.importorskip("keras")
 
@@ -56,7 +57,7 @@ class Late:
         optimizer = keras.optimizers.SGD(RATE, MOMENTUM)
         if scaled:
             optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=1024.0, dynamic_growth_steps=2)
-        self.optimizer = hvd.DistributedOptimizer(optimizer, **{"delay": 1, **arguments})
+        self.optimizer = hvd.DistributedOptimizer(optimizer, **in_mode({"late": True, **arguments}))
         self.run = tf.function(self.step) if graph else self.step
 
     def step(self, x, y, factor):
@@ -159,7 +160,9 @@ def test_fit_applies_the_last_gradients():
     def on_rank(rank):
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, use_bias=False, dtype="float64")])
         model.layers[0].kernel.assign(start())
-        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(RATE), delay=1), "mse", run_eagerly=True)
+        model.compile(
+            hvd.DistributedOptimizer(keras.optimizers.SGD(RATE), mode=hvd.OneStepLate()), "mse", run_eagerly=True
+        )
         x, y = (np.concatenate(parts) for parts in zip(*(data(rank, step) for step in range(3)), strict=True))
         callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
         model.fit(x, y, batch_size=4, epochs=1, shuffle=False, verbose=0, callbacks=callbacks)
@@ -171,31 +174,32 @@ def test_fit_applies_the_last_gradients():
 
 
 @pytest.mark.parametrize("arguments, found", [
-    ({"delay": 2}, "delay must be 0 or 1, but is 2"),
-    ({"delay": 1, "every": 4}, "delay must be 0 with every, but is 1"),
-    ({"delay": 1, "groups": 2}, "delay must be 0 with groups, but is 1"),
-    ({"delay": 1, "compression": hvd.Compression.powersgd()}, "delay must be 0 with PowerSGD, but is 1"),
-    ({"groups": 2, "compression": hvd.Compression.powersgd()}, "keeps no matrices with groups, but is PowerSGD"),
+    ({"late": True, "groups": 2}, "OneStepLate cannot be used with groups"),
+    ({"late": True, "compression": hvd.Compression.powersgd()}, "OneStepLate cannot be used with Compression.powersgd"),
+    ({"groups": 2, "compression": hvd.Compression.powersgd()}, "Compression.powersgd cannot be used with groups"),
 ])  # fmt: skip
 def test_what_does_not_go_together_is_refused(arguments, found):
     with World(1), pytest.raises(InvalidArgumentError, match=found):
-        hvd.DistributedOptimizer(keras.optimizers.SGD(), **arguments)
+        hvd.DistributedOptimizer(keras.optimizers.SGD(), **in_mode(arguments))
 
 
 @pytest.mark.parametrize("compression", [hvd.Compression.none, hvd.Compression.fp16])
-@pytest.mark.parametrize("way", [{"delay": 1}, {"every": 2}], ids=str)
+@pytest.mark.parametrize("way", [{"late": True}, {"every": 2}], ids=str)
 def test_compressions_of_the_package_are_taken(way, compression):
     with World(1) as world:
-        world.run(lambda _: hvd.DistributedOptimizer(keras.optimizers.SGD(), compression=compression, **way))
+        world.run(lambda _: hvd.DistributedOptimizer(keras.optimizers.SGD(), compression=compression, **in_mode(way)))
 
 
-@pytest.mark.parametrize("way, found", [({"delay": 1}, "a compression of your own"), ({"every": 2}, "every needs")])
+@pytest.mark.parametrize(
+    "way, found",
+    [({"late": True}, "OneStepLate .* a compression class"), ({"every": 2}, "LocalSteps .* a compression class")],
+)
 def test_a_compression_of_ones_own_is_not(way, found):
     class Own(hvd.Compression.none):
         pass
 
     with World(1), pytest.raises(InvalidArgumentError, match=found):
-        hvd.DistributedOptimizer(keras.optimizers.SGD(), compression=Own, **way)
+        hvd.DistributedOptimizer(keras.optimizers.SGD(), compression=Own, **in_mode(way))
 
 
 # ---- PowerSGD ----
@@ -219,7 +223,7 @@ class Matrices:
         if scaled:
             optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=64.0)
         compression = hvd.Compression.powersgd(rank=rank, start_after=start_after)
-        self.optimizer = hvd.DistributedOptimizer(optimizer, compression=compression, **arguments)
+        self.optimizer = hvd.DistributedOptimizer(optimizer, compression=compression, **in_mode(arguments))
         self.run = tf.function(self.apply) if graph else self.apply
 
     def apply(self, matrix, vector):
@@ -325,7 +329,7 @@ def test_other_settings_of_powersgd_on_one_rank_are_one_error_on_all(odd):
 
 def test_another_delay_on_one_rank_is_one_error_on_all():
     def on_rank(rank):
-        late = Late(delay=rank)
+        late = Late(late=bool(rank))
         with pytest.raises(
             (MismatchError, tf.errors.FailedPreconditionError)
         ) as told:  # TensorFlow has errors of its own

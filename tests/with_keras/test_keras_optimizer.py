@@ -6,6 +6,7 @@ import threading
 
 import numpy as np
 import pytest
+from modes import in_mode
 
 keras = pytest.importorskip("keras")
 
@@ -173,7 +174,7 @@ def test_sparse_gradients(two, mode, settings):
 
     def body(rank):
         table = variables(np.zeros((4, 2)))
-        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), **settings)
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), **in_mode(settings))
         optimizer.build(table)
         gradient = tf.IndexedSlices(tf.ones((2, 2)), tf.constant([0, 0] if rank == 0 else [0, 3]), tf.constant([4, 2]))
         step = both_modes(lambda: optimizer.apply([gradient], table))[mode]
@@ -249,7 +250,7 @@ def test_a_gradient_that_some_ranks_lack_counts_zeros(two, mode, passes):
     def body(rank):
         weights = variables([1.0], [1.0], [1.0], [1.0])
         settings = {"backward_passes_per_step": passes, "average_aggregated_gradients": True}
-        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0, weight_decay=0.5), **settings)
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0, weight_decay=0.5), **in_mode(settings))
         optimizer.build(weights)
         own = [tf.constant([2.0]), None, None, None]
         own[1 + rank] = tf.constant([4.0])
@@ -499,9 +500,13 @@ def scaled_model(rank, outside, dtype="mixed_float16", passes=1, eager=False):
     inner = keras.optimizers.SGD(0.05, momentum=0.9)
     settings = {"backward_passes_per_step": passes, "average_aggregated_gradients": True}
     if outside:
-        optimizer = keras.optimizers.LossScaleOptimizer(hvd.DistributedOptimizer(inner, **settings), initial_scale=64.0)
+        optimizer = keras.optimizers.LossScaleOptimizer(
+            hvd.DistributedOptimizer(inner, **in_mode(settings)), initial_scale=64.0
+        )
     else:
-        optimizer = hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(inner, initial_scale=64.0), **settings)
+        optimizer = hvd.DistributedOptimizer(
+            keras.optimizers.LossScaleOptimizer(inner, initial_scale=64.0), **in_mode(settings)
+        )
     model.compile(optimizer, "mse", run_eagerly=eager)
     return model
 
@@ -633,7 +638,7 @@ def test_unscaling_between_synchronize_and_apply(two):
 def test_wrong_arguments(arguments, text):
     with World(1) as world:
         with pytest.raises(rt.RingtrainError, match=text):
-            world.run(lambda rank: hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), **arguments))
+            world.run(lambda rank: hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), **in_mode(arguments)))
         with pytest.raises(rt.RingtrainError, match="expected a keras.optimizers.Optimizer but found a builtins.str"):
             world.run(lambda rank: hvd.DistributedOptimizer("sgd"))
 

@@ -70,7 +70,10 @@ def computes(rank):
 
 def local_steps(rank):
     model = runs.dense_model(seed=rank)
-    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05), every=3, outer=hvd.Outer(0.7, 0.9)), "mse")
+    model.compile(
+        hvd.DistributedOptimizer(keras.optimizers.SGD(0.05), mode=hvd.LocalSteps(every=3, outer=hvd.Outer(0.7, 0.9))),
+        "mse",
+    )
     return runs.fit(model, rank, 2, callbacks=runs.start_callbacks())
 
 
@@ -115,7 +118,7 @@ for mine, theirs in zip(one.weights, local_steps_by_hand(), strict=True):
 
 def late(rank, flushes):
     weights = keras.Variable(np.ones((2, 3), "float32"), name="w")
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.5, momentum=0.5), delay=1)
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.5, momentum=0.5), mode=hvd.OneStepLate())
     for step in range(3):
         optimizer.apply([torch.full((2, 3), float(rank + step))], [weights])
     if flushes:

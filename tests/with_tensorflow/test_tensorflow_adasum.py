@@ -1,6 +1,7 @@
 """Adasum in TensorFlow: operations, tapes, and TensorFlow 1's optimizers, whose steps are combined."""
 
 import pytest
+from modes import in_mode
 
 tf = pytest.importorskip("tensorflow")
 
@@ -150,7 +151,7 @@ def test_what_is_refused(three):
             ),
         ]:
             with pytest.raises(kind, match=text):
-                hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(0.25), op=hvd.Adasum, **arguments)
+                hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(0.25), op=hvd.Adasum, **in_mode(arguments))
         with pytest.raises(ValueError, match=r"op must be Average \(0\) or Sum \(1\), but is 2"):
             hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1), op=hvd.Adasum)
         with pytest.raises(NotImplementedError, match="tf.IndexedSlices need op Average or Sum"):

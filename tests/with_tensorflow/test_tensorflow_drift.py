@@ -6,6 +6,7 @@ import sys
 import textwrap
 
 import pytest
+from modes import in_mode
 
 tf = pytest.importorskip("tensorflow")
 
@@ -41,7 +42,7 @@ def trains(traced, begins_at, between=lambda step, variables: None, steps=5, **a
     def step(x):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((tf.tensordot(x, variables[0], 1) + variables[1]) ** 2)
-        tape = hvd.DistributedGradientTape(tape, **arguments)
+        tape = hvd.DistributedGradientTape(tape, **in_mode(arguments))
         for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
             variable.assign_sub(0.1 * gradient)
 
@@ -73,7 +74,7 @@ def test_variables_that_begin_apart_are_told(two, traced):
         "parameter 'weights:0' must be the same on all ranks, but those of rank 0 and of rank 1 differ, by up to "
         in text
     )
-    assert 'pass replicas="differ" to DistributedGradientTape' in text
+    assert 'give DistributedGradientTape a mode with replicas="differ"' in text
 
 
 @pytest.mark.parametrize("traced", [False, True], ids=["eager", "graph"])
@@ -86,7 +87,7 @@ def test_an_assignment_on_one_rank_is_told(two, compared_always, traced):
 
 
 @pytest.mark.parametrize("traced", [False, True], ids=["eager", "graph"])
-@pytest.mark.parametrize("arguments", [{}, {"groups": 1}, {"delay": 1}], ids=str)
+@pytest.mark.parametrize("arguments", [{}, {"groups": 1}, {"late": True}], ids=str)
 def test_all_is_well(two, compared_always, traced, arguments):
     first, second = two.run(lambda rank: trains(traced, 1.0, **arguments))
     assert first == second
@@ -164,8 +165,8 @@ def test_a_function_is_traced_once(two):
 
 
 def test_an_unknown_word_is_refused():
-    with pytest.raises(InvalidArgumentError, match="DistributedGradientTape: replicas must be"):
-        hvd.DistributedGradientTape(tf.GradientTape(), replicas="same")
+    with pytest.raises(InvalidArgumentError, match="Synchronous: replicas must be"):
+        hvd.DistributedGradientTape(tf.GradientTape(), mode=hvd.Synchronous(replicas="same"))
 
 
 def test_a_session_is_told(two, compared_always):
@@ -210,7 +211,7 @@ def test_steps_in_a_loop_of_a_graph(two, compared_always):
 def test_deterministic_operations_are_no_hindrance():
     """In a process of its own, as TensorFlow cannot take that back."""
     program = f"""
-        import sys; sys.path.insert(0, {str(pathlib.Path(__file__).parent)!r})
+        import sys; sys.path[:0] = {[str(each) for each in pathlib.Path(__file__).parents[:2]]!r}
         import tensorflow as tf
         tf.config.experimental.enable_op_determinism()
         tf.keras.utils.set_random_seed(1)

@@ -1,7 +1,8 @@
-"""Tapes with PowerSGD and ``delay=1``: what they return, in graphs and eager."""
+"""Tapes with PowerSGD and ``OneStepLate``: what they return, in graphs and eager."""
 
 import numpy as np
 import pytest
+from modes import in_mode
 
 tf = pytest.importorskip("tensorflow")
 
@@ -33,7 +34,7 @@ class Taped:
     def step(self, matrix, number):
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(self.weight * matrix) + tf.reduce_sum(self.vector) * number
-        return hvd.DistributedGradientTape(tape, **self.arguments).gradient(loss, self.variables)
+        return hvd.DistributedGradientTape(tape, **in_mode(self.arguments)).gradient(loss, self.variables)
 
     def take(self, rank, step):
         return [each.numpy() for each in self.run(tf.constant(gradient(rank, step)), tf.constant(float(rank + step)))]
@@ -42,7 +43,7 @@ class Taped:
 @pytest.mark.parametrize("graph", [pytest.param(False, marks=pytest.mark.long), True], ids=["eager", "graph"])
 def test_a_late_tape_returns_the_gradients_of_the_step_before(graph):
     def on_rank(rank):
-        taped = Taped(graph, delay=1)
+        taped = Taped(graph, late=True)
         late = [taped.take(rank, step) for step in range(4)]
         last = [each.numpy() for each in hvd.late_gradients(taped.variables)]
         assert hvd.late_gradients(taped.variables) == [None, None]
@@ -80,26 +81,25 @@ def test_what_a_tape_delivers_with_powersgd_is_all_but_the_last_loss(graph):
 def test_what_a_tape_cannot_do_is_refused():
     with World(1):
         for arguments, found in [
-            ({"delay": 3}, "DistributedGradientTape: delay must be 0 or 1, but is 3"),
-            ({"delay": 1, "op": hvd.Adasum}, "DistributedGradientTape: delay must be 0 with op=Adasum, but is 1"),
+            ({"late": True, "op": hvd.Adasum}, "DistributedGradientTape: OneStepLate cannot be used with op=Adasum"),
             (
                 {"compression": hvd.Compression.powersgd(), "groups": 2},
-                "DistributedGradientTape: .* keeps no matrices with groups",
+                "DistributedGradientTape: Compression.powersgd cannot be used with groups",
             ),
         ]:
             with pytest.raises(InvalidArgumentError, match=found):
-                hvd.DistributedGradientTape(tf.GradientTape(), **arguments)
+                hvd.DistributedGradientTape(tf.GradientTape(), **in_mode(arguments))
         with pytest.raises(
-            InvalidArgumentError, match=r"delay must be 0 with an optimizer of tf.compat.v1.train, but is 1"
+            UnsupportedError, match=r"OneStepLate cannot be used with an optimizer of tf.compat.v1.train"
         ):
-            hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(1.0), delay=1)
+            hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(1.0), mode=hvd.OneStepLate())
     table = tf.Variable(tf.zeros((4, 2)))
 
     def sparse(rank):
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(tf.gather(table, [rank]))
-        with pytest.raises(UnsupportedError, match="gradients must be dense with delay=1"):
-            hvd.DistributedGradientTape(tape, delay=1).gradient(loss, [table])
+        with pytest.raises(UnsupportedError, match="gradients must be dense with OneStepLate"):
+            hvd.DistributedGradientTape(tape, mode=hvd.OneStepLate()).gradient(loss, [table])
 
     with World(2, "1+1", stall_abort_seconds=30) as world:
         world.run(sparse)

@@ -85,7 +85,7 @@ def test_nothing_is_waited_for_where_no_gradient_is_missing(two):
         def step(x):
             with tf.GradientTape() as tape:
                 loss = tf.reduce_sum(variables[0] * variables[1]) * tf.reduce_sum(x)
-            return hvd.DistributedGradientTape(tape, replicas="differ").gradient(loss, variables)
+            return hvd.DistributedGradientTape(tape, mode=hvd.Synchronous(replicas="differ")).gradient(loss, variables)
 
         if rank == 0:
             step.get_concrete_function(tf.ones([1]))

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from modes import in_mode
 
 tf = pytest.importorskip("tensorflow")
 
@@ -180,7 +181,9 @@ def test_what_accumulation_refuses(two):
         table = v1.Variable([[1.0], [2.0]])
         loss = tf.reduce_sum(tf.gather(table, [1]))
         wrapped = [
-            hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(1.0), backward_passes_per_step=2, **arguments)
+            hvd.DistributedOptimizer(
+                v1.train.GradientDescentOptimizer(1.0), backward_passes_per_step=2, **in_mode(arguments)
+            )
             for arguments in ({}, {"sparse_as_dense": True})
         ]
         with pytest.raises(ValueError, match="backward_passes_per_step above 1 needs sparse_as_dense=True"):

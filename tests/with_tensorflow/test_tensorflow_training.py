@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from modes import in_mode
 
 tf = pytest.importorskip("tensorflow")
 
@@ -66,7 +67,9 @@ def test_two_ranks_learn_what_one_process_learns(two, in_graph, groups):
     """And a tape that is not wrapped does not, on the same data: the comparison has teeth."""
     alone = descend(None, lambda tape: tape, in_graph)
     options = {"num_groups": 1} if groups == 1 else {"groups": [[]] if groups == "all" else None}
-    results = two.run(lambda rank: descend(rank, lambda tape: hvd.DistributedGradientTape(tape, **options), in_graph))
+    results = two.run(
+        lambda rank: descend(rank, lambda tape: hvd.DistributedGradientTape(tape, **in_mode(options)), in_graph)
+    )
     assert np.array_equal(*results) and np.allclose(results[0], alone, atol=1e-6)
     apart = two.run(lambda rank: descend(rank, lambda tape: tape, in_graph))
     assert not np.allclose(apart[0], apart[1], atol=1e-4)
@@ -102,7 +105,9 @@ def test_gradients_travel_together_in_eager_mode_and_apart_in_a_graph(two, in_gr
         def step(**options):
             with tf.GradientTape() as tape:
                 loss = tf.add_n([tf.reduce_sum(variable * variable) for variable in variables])
-            return hvd.DistributedGradientTape(tape, replicas=replicas, **options).gradient(loss, variables)
+            return hvd.DistributedGradientTape(
+                tape, mode=hvd.Synchronous(replicas=replicas), **in_mode(options)
+            ).gradient(loss, variables)
 
         replicas = "differ"
 
@@ -128,7 +133,7 @@ def test_local_sources(two):
         def gradients(**options):
             with tf.GradientTape() as tape:
                 loss = (tf.reduce_sum(own) + shared) * (rank + 1.0)
-            tape = hvd.PartialDistributedGradientTape(tape, **options)
+            tape = hvd.PartialDistributedGradientTape(tape, **in_mode(options))
             tape.register_local_source(own)
             return tape.get_local_and_global_gradients(loss, [own, shared])
 
@@ -182,7 +187,7 @@ TWICE = tf.Variable(0.0)
 ])  # fmt: skip
 def test_bad_arguments_of_a_tape(arguments, text):
     with pytest.raises(ValueError, match=f"DistributedGradientTape: .*{text}"):
-        hvd.DistributedGradientTape(tf.GradientTape(), **arguments)
+        hvd.DistributedGradientTape(tf.GradientTape(), **in_mode(arguments))
 
 
 def test_a_tape_is_wrapped_once():

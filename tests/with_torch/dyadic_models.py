@@ -4,6 +4,7 @@ They are dyadic: small integers times powers of two.
 """
 
 import torch
+from modes import in_mode
 from torch_models import assert_replicas_equal, assert_same_bits, parameters
 
 import ringtrain as rt
@@ -42,7 +43,9 @@ def sgd(parameters):
 
 def wrapped(**arguments):
     model = Net()
-    return model, hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters(), op=hvd.Sum, **arguments)
+    return model, hvd.DistributedOptimizer(
+        sgd(model.parameters()), model.named_parameters(), op=hvd.Sum, **in_mode(arguments)
+    )
 
 
 def alone(size, run):

@@ -39,6 +39,7 @@ BEGIN = """
 # Each turn is a program for Accelerate as its guide has it; the turns of a job share its processes, which saves imports.
 ACCELERATE = """
     from accelerate import Accelerator
+    from ringtrain import LocalSteps
     from accelerate.state import AcceleratorState
 
     def of_ringtrain(**arguments):
@@ -93,7 +94,7 @@ ACCELERATE = """
         store = dist.FileStore(os.environ["FOLDER"] + f"/store-{number}", 2)
         dist.init_process_group(backend.removesuffix("'s optimizer"), store=store, rank=rank_of_job(), world_size=2)
         if backend.endswith("optimizer"):
-            refused("every must be left out. Write the loop", cpu=True, distributed_optimizer={"every": 2})
+            refused("LocalSteps cannot be used with Accelerate", cpu=True, distributed_optimizer={"mode": LocalSteps(2)})
             refused("must see all 2 ranks, but sees 1. On CPUs say so")
         train(of_ringtrain if backend.endswith("optimizer") else Accelerator, True, 4)
         dist.destroy_process_group()

@@ -19,7 +19,12 @@ pytestmark = [
     pytest.mark.skipif(LAUNCHED, reason="starts jobs of its own"),
 ]
 SECONDS = 200
-REFUSED = ("backward_passes_per_step", "delay", "named_parameters")
+REFUSED = {
+    "backward_passes_per_step=2": "backward_passes_per_step must be left out.",
+    "named_parameters=2": "named_parameters must be left out.",
+    "mode=ringtrain.LocalSteps(2)": "LocalSteps cannot be used with a strategy of Lightning",
+    "mode=ringtrain.OneStepLate()": "OneStepLate cannot be used with a strategy of Lightning",
+}
 
 # Samples are dealt by Lightning's sampler; with the same loss of all in a batch one process has the gradients of two ranks.
 MODULE = """
@@ -187,16 +192,17 @@ def test_ddp_over_the_backend(tmp_path: Path) -> None:
 
 
 @pytest.mark.long  # words of one function, which needs Lightning's own processes to be said
-@pytest.mark.parametrize("argument", ["every", *REFUSED])
+@pytest.mark.parametrize("argument", REFUSED)
 def test_what_lightning_must_be_given_elsewhere_is_refused(argument: str) -> None:
     program = f"""
-        from ringtrain.errors import InvalidArgumentError
+        import ringtrain
+        from ringtrain.errors import RingtrainError
         from ringtrain.lightning import FabricStrategy, RingtrainStrategy
         for strategy in (RingtrainStrategy, FabricStrategy):
             try:
-                strategy({argument}=2)
-            except InvalidArgumentError as error:
-                assert f"{{strategy.__name__}}: {argument} must be left out." in str(error), error
+                strategy({argument})
+            except RingtrainError as error:
+                assert f"{{strategy.__name__}}: {REFUSED[argument]}" in str(error), error
             else:
                 raise AssertionError(strategy)
     """

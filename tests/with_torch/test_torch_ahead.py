@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from dyadic_models import Net, inputs, sgd
+from modes import in_mode
 from torch_models import assert_same_bits, parameters
 
 import ringtrain as rt
@@ -15,8 +16,9 @@ import ringtrain.torch as hvd
 from ringtrain.errors import InvalidArgumentError, RingtrainError, UnsupportedError
 from ringtrain.gradients.shares import Layout
 from ringtrain.testing import World
-from ringtrain.torch import ahead
+from ringtrain.torch import ahead as _ahead
 from ringtrain.torch.ahead_buckets import SharedBucket
+from ringtrain.torch.modes import sharded_step
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -42,7 +44,7 @@ OPTIMIZERS = {
 @pytest.fixture(autouse=True)
 def small_buckets(monkeypatch):
     """Several of them in small networks."""
-    monkeypatch.setattr(ahead, "BUCKET_BYTES", 2048)
+    monkeypatch.setattr(_ahead, "BUCKET_BYTES", 2048)
 
 
 def mlp(seed=0):
@@ -65,7 +67,10 @@ def batch(rank, step, samples=8):
 def wrapped(make, model=None, overlap=True, **arguments):
     model = copy.deepcopy(START if model is None else model)
     return model, hvd.DistributedOptimizer(
-        make(model.parameters()), model.named_parameters(), overlap_forward=overlap, **arguments
+        make(model.parameters()),
+        model.named_parameters(),
+        mode=hvd.ShardedStep() if overlap else None,
+        **in_mode(arguments),
     )
 
 
@@ -126,7 +131,7 @@ def test_each_optimizer_on_more_ranks_and_hosts(name, size, layout):
 
 def test_the_table_of_optimizers_is_what_is_tested():
     tested = {type(make([torch.nn.Parameter(torch.zeros(1))])) for make in OPTIMIZERS.values()}
-    assert tested == set(ahead._ELEMENTWISE)
+    assert tested == set(sharded_step._ELEMENTWISE)
 
 
 @pytest.mark.parametrize("fault", ["share", "values", "gradient", "order"])
@@ -169,7 +174,7 @@ def test_parameters_that_some_or_no_ranks_use(size, layout, sets_to_none):
     def on_rank(rank):
         model = Net()
         optimizer = hvd.DistributedOptimizer(
-            make(model.parameters()), model.named_parameters(), op=hvd.Sum, overlap_forward=True
+            make(model.parameters()), model.named_parameters(), op=hvd.Sum, mode=hvd.ShardedStep()
         )
         for step in range(4):
             optimizer.zero_grad(set_to_none=sets_to_none)
@@ -192,7 +197,7 @@ def test_parameters_that_some_or_no_ranks_use(size, layout, sets_to_none):
 @pytest.mark.parametrize("size", [2, 3])
 def test_layers_are_frozen_and_unfrozen_between_steps(size, bytes_of_buckets, monkeypatch):
     """Also between ``zero_grad`` and ``backward``: which gradients a bucket waits for is looked up in each pass."""
-    monkeypatch.setattr(ahead, "BUCKET_BYTES", bytes_of_buckets)
+    monkeypatch.setattr(_ahead, "BUCKET_BYTES", bytes_of_buckets)
     plan = [{0, 3}, {0}, set(), {5}, {3, 5}, set()]  # layers that are frozen in each step
 
     def freeze(model, frozen):
@@ -285,7 +290,9 @@ def test_groups_schedules_and_a_scheduler_that_was_made_before():
             [{"params": decayed, "weight_decay": 0.3}, {"params": others, "lr": 0.05}], lr=0.01
         )
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
-        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), overlap_forward=overlap)
+        optimizer = hvd.DistributedOptimizer(
+            optimizer, model.named_parameters(), mode=hvd.ShardedStep() if overlap else None
+        )
         for step in range(STEPS):
             train(rank, model, optimizer, [step])
             schedule.step()
@@ -440,8 +447,8 @@ def saved(model):
 def test_whoever_reads_a_parameter_reads_its_new_value(use, monkeypatch):
     """The first use after a step, while no value has been taken; also through a view that was made before."""
     pending = []
-    expect = ahead.Arrivals.expect
-    monkeypatch.setattr(ahead.Arrivals, "expect", lambda self, *a: (expect(self, *a), pending.append(self)))
+    expect = _ahead.Arrivals.expect
+    monkeypatch.setattr(_ahead.Arrivals, "expect", lambda self, *a: (expect(self, *a), pending.append(self)))
 
     def on_rank(rank, overlap):
         model, optimizer = wrapped(OPTIMIZERS["SGD"], overlap=overlap)
@@ -477,7 +484,7 @@ def test_a_module_waits_for_its_own_values_alone():
     def on_rank(rank):
         model, optimizer = wrapped(OPTIMIZERS["SGD"])
         train(rank, model, optimizer, range(1))
-        arrivals = optimizer._ahead._arrivals
+        arrivals = optimizer._mode._ahead._arrivals
         counts = [len(arrivals._takes)]
         x = batch(rank, 0)
         for layer in model:
@@ -767,7 +774,9 @@ def test_wrapping_again_keeps_the_state():
         train(rank, model, optimizer, range(2))
         optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
         train(rank, model, optimizer, range(2, STEPS))
-        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), overlap_forward=overlap)
+        optimizer = hvd.DistributedOptimizer(
+            optimizer, model.named_parameters(), mode=hvd.ShardedStep() if overlap else None
+        )
         train(rank, model, optimizer, [STEPS])
         return bits_of(model)
 
@@ -801,32 +810,34 @@ class OwnSgd(torch.optim.SGD):
 
 
 @pytest.mark.parametrize("arguments, words", [
-    ({"op": hvd.Adasum}, "False with op=Adasum"), ({"every": 2}, "False with every"), ({"groups": 2}, "False with groups"),
-    ({"delay": 1}, "False with delay"), ({"gradient_as_bucket_view": True}, "False with gradient_as_bucket_view"),
-    ({"compression": Own}, "a class of your own"), ({"compression": hvd.Compression.powersgd()}, "False with PowerSGD"),
-    ({"compression": hvd.Compression.int8}, "it is int8"), ({"overlap": 1.5}, "True or False, but is 1.5"),
+    ({"op": hvd.Adasum}, "op=Adasum"), ({"groups": 2}, "groups"), ({"compression": Own}, "a compression class of your own"),
+    ({"compression": hvd.Compression.powersgd()}, "Compression.powersgd"),
+    ({"compression": hvd.Compression.int8}, "Compression.int8 or int4"),
 ])  # fmt: skip
 def test_what_cannot_go_with_it_is_refused(arguments, words):
-    with World(2) as world, pytest.raises(InvalidArgumentError, match=f"overlap_forward .*{words}"):
+    with World(2) as world, pytest.raises(InvalidArgumentError, match=f"ShardedStep cannot be used with {words}"):
         world.run(lambda rank: wrapped(sgd, **arguments))
 
 
 @pytest.mark.parametrize("make, words", [
-    (lambda p: torch.optim.LBFGS(p), "it is a LBFGS"), (lambda p: torch.optim.Adafactor(p), "it is a Adafactor"),
-    (lambda p: OwnSgd(p), "it is a OwnSgd"), (lambda p: torch.optim.SGD(p, differentiable=True), "differentiable"),
-    (lambda p: torch.optim.SGD([torch.zeros(2, dtype=torch.complex64, requires_grad=True)]), "complex64"),
+    (lambda p: torch.optim.LBFGS(p), "an optimizer that does not"), (lambda p: torch.optim.Adafactor(p), "an optimizer that"),
+    (lambda p: OwnSgd(p), "an optimizer that does not"), (lambda p: torch.optim.SGD(p, differentiable=True), "differentiable=True"),
+    (lambda p: torch.optim.SGD([torch.zeros(2, dtype=torch.complex64, requires_grad=True)]), "parameters that are not dense"),
 ])  # fmt: skip
 def test_optimizers_that_it_would_change_are_refused(make, words):
     def on_rank(rank):
         optimizer = make(list(mlp().parameters()))
-        hvd.DistributedOptimizer(optimizer, overlap_forward=True)
+        hvd.DistributedOptimizer(optimizer, mode=hvd.ShardedStep())
 
-    with World(2) as world, pytest.raises(UnsupportedError, match=f"overlap_forward .*{words}"):
+    with World(2) as world, pytest.raises(UnsupportedError, match=f"ShardedStep cannot be used with .*{words}"):
         world.run(on_rank)
 
 
 REFUSED = {
-    "a closure": (lambda model, optimizer: optimizer.step(lambda: 0.0), "no closure with overlap_forward"),
+    "a closure": (
+        lambda model, optimizer: optimizer.step(lambda: 0.0),
+        r"ShardedStep cannot be used with step\(closure\)",
+    ),
     "a param group": (
         lambda model, optimizer: optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]}),
         "add_param_group: expected",
@@ -835,7 +846,7 @@ REFUSED = {
     "join": (lambda model, optimizer: hvd.join(), "go on updating its share"),
     "an elastic state": (
         lambda model, optimizer: hvd.elastic.TorchState(model=model, optimizer=optimizer),
-        "expected an optimizer whose state is whole",
+        "ShardedStep cannot be used with an elastic job",
     ),
 }
 
@@ -875,7 +886,7 @@ def test_another_setting_or_model_on_one_rank_is_an_error_on_all():
 def test_a_gradient_that_one_rank_refuses_is_an_error_on_all():
     def on_rank(rank):
         weight = torch.nn.Parameter(torch.zeros(4, 2))
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), [("w", weight)], overlap_forward=True)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), [("w", weight)], mode=hvd.ShardedStep())
         try:
             torch.nn.functional.embedding(torch.tensor([1]), weight, sparse=rank == 1).sum().backward()
             optimizer.step()
@@ -884,14 +895,17 @@ def test_a_gradient_that_one_rank_refuses_is_an_error_on_all():
 
     with World(2) as world:
         for text in world.run(on_rank):
-            assert "as overlap_forward needs it" in text
+            assert "as ShardedStep needs it" in text
 
 
 def test_sparse_gradients_travel_as_dense_ones_where_asked():
     def on_rank(rank, overlap):
         weight = torch.nn.Parameter(torch.ones(4, 2))
         optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD([weight], lr=1.0), [("w", weight)], overlap_forward=overlap, sparse_as_dense=True
+            torch.optim.SGD([weight], lr=1.0),
+            [("w", weight)],
+            mode=hvd.ShardedStep() if overlap else None,
+            sparse_as_dense=True,
         )
         torch.nn.functional.embedding(torch.tensor([1 + rank]), weight, sparse=True).sum().backward()
         optimizer.step()

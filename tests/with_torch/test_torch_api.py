@@ -12,6 +12,7 @@ import sys
 
 import pytest
 import torch
+from modes import in_mode
 
 import ringtrain as rt
 import ringtrain.torch as hvd
@@ -78,7 +79,11 @@ BEYOND_HOROVOD = {
     "gather_with_gradient",
     "DistributedSampler",
     "Handle",
+    "LocalSteps",
+    "OneStepLate",
     "Outer",
+    "ShardedStep",
+    "Synchronous",
     "RingtrainError",
     "RowWiseAdagrad",
     "ShardedEmbedding",
@@ -388,10 +393,10 @@ def test_horovods_autograd_functions(world):
 def test_a_distributed_optimizer_is_known_by_horovods_class(world):
     def on_rank(rank):
         model = torch.nn.Linear(2, 1)
-        for arguments in ({}, {"every": 2}, {"delay": 1}):
+        for arguments in ({}, {"every": 2}, {"late": True}):
             plain = torch.optim.SGD(model.parameters(), lr=0.1)
             assert not isinstance(plain, _DistributedOptimizer)
-            optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), **arguments)
+            optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), **in_mode(arguments))
             assert isinstance(optimizer, _DistributedOptimizer)
 
     world.run(on_rank)

@@ -6,6 +6,7 @@ words.
 
 import pytest
 import torch
+from modes import in_mode
 from test_bad_arguments import MOST_SECONDS, Raises, outcome
 from torch._subclasses.fake_tensor import FakeTensorMode
 from worlds import LAUNCHED, World
@@ -176,7 +177,7 @@ def test_what_means_something_elsewhere_is_refused(pair, arguments, operations, 
         assert said[0] is not None and words in said[0] and said[0] == said[1], (operation, said)
     if "average" not in arguments:
         with pytest.raises(ValueError, match=words.split(" one of")[0]):
-            hvd.DistributedOptimizer(torch.optim.SGD([ones().requires_grad_()], lr=1.0), **arguments)
+            hvd.DistributedOptimizer(torch.optim.SGD([ones().requires_grad_()], lr=1.0), **in_mode(arguments))
 
 
 def test_a_flag_is_no_root(pair):

@@ -1,4 +1,4 @@
-"""gradient_as_bucket_view: gradients that are views of flat tensors train as others do, and travel together.
+"""``Synchronous(gradient_as_bucket_view=True)``: gradients that are views of flat tensors train as others do, and travel together.
 
 test_torch_buckets_everywhere runs all other properties of training with it.
 """
@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 import torch
 import worlds
+from modes import in_mode
 from torch_models import (
     Branches,
     assert_replicas_equal,
@@ -161,7 +162,7 @@ def test_small_gradients_have_the_bits_that_they_have_alone(monkeypatch, layout)
             x, y = share(batch, rank, 3)
             mean_square(model(x), y).backward()
             optimizer.step()
-        return [p.detach().clone() for p in model.parameters()], len(optimizer._reducer._exchange._bucketing.groups)
+        return [p.detach().clone() for p in model.parameters()], len(optimizer._mode._exchange._bucketing.groups)
 
     with worlds.World(3, layout=layout) as world:
         together = world.run(train)
@@ -210,7 +211,7 @@ def test_dtypes_sparse_and_frozen_parameters(world):
         optimizer = hvd.DistributedOptimizer(
             torch.optim.SGD(model.parameters(), lr=0.1),
             [*model.named_parameters(), *added.named_parameters("late")],
-            **arguments,
+            **in_mode(arguments),
         )
         found = []
         for step in range(4 * STEPS):
@@ -294,7 +295,7 @@ def test_a_compressor_of_the_users_own_is_refused(world):
 
     def on_rank(rank):
         with pytest.raises(
-            InvalidArgumentError, match="gradient_as_bucket_view needs compression none, fp16, bf16, int8 or int4"
+            InvalidArgumentError, match="gradient_as_bucket_view cannot be used with a compression class of your own"
         ):
             distributed(network(), sgd, compression=Own, gradient_as_bucket_view=True)
 

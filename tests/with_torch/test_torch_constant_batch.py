@@ -171,7 +171,7 @@ def test_steps_are_those_of_one_process(size, monkeypatch):
         model = Net()
         optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters())
         sampler, _, loader = followed(50, size, rank)
-        optimizer._reducer._exchange._bursts.weight = lambda: sampler.weight(None)
+        optimizer._mode._exchange._bursts.weight = lambda: sampler.weight(None)
         return trained(loader, model, optimizer, lambda: sampler.finish_window(None))
 
     with World(size) as world:

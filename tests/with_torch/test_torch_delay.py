@@ -6,6 +6,7 @@ import threading
 import pytest
 import torch
 from dyadic_models import Net, inputs, sgd
+from modes import in_mode
 from torch_models import assert_same_bits, parameters
 
 import ringtrain as rt
@@ -20,8 +21,8 @@ STEPS = 5
 
 def late(**arguments):
     model = Net()
-    arguments = {"delay": 1, "op": hvd.Sum, **arguments}
-    return model, hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters(), **arguments)
+    arguments = {"late": True, "op": hvd.Sum, **arguments}
+    return model, hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters(), **in_mode(arguments))
 
 
 def head_of(rank, step):
@@ -99,7 +100,7 @@ def test_the_first_step_applies_nothing_and_so_does_the_one_after_a_flush():
     def on_rank(rank):
         model = Net()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5, weight_decay=0.5)
-        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), delay=1)
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), mode=hvd.OneStepLate())
         before = bits_of(model)
         train(rank, model, optimizer, [3])
         assert_same_bits(parameters(model), before)
@@ -302,7 +303,9 @@ def test_what_a_compression_loses_is_made_up_for():
     def on_rank(rank):
         weight = torch.nn.Parameter(torch.zeros(count))
         optimizer = torch.optim.SGD([weight], lr=1.0)
-        optimizer = hvd.DistributedOptimizer(optimizer, [("w", weight)], compression=hvd.Compression.int4, delay=1)
+        optimizer = hvd.DistributedOptimizer(
+            optimizer, [("w", weight)], compression=hvd.Compression.int4, mode=hvd.OneStepLate()
+        )
         for step in range(20):
             optimizer.zero_grad()
             (weight * gradient(rank, step)).sum().backward()
@@ -323,9 +326,9 @@ def test_what_a_compression_loses_is_made_up_for():
 # ---- what is refused ----
 
 
-def test_another_delay_on_one_rank_is_one_error_on_all():
+def test_another_mode_on_one_rank_is_one_error_on_all():
     def on_rank(rank):
-        model, optimizer = late(delay=int(rank != 1))
+        model, optimizer = late(late=rank != 1)
         try:
             train(rank, model, optimizer, [3, 4, 5])
         except MismatchError as problem:
@@ -335,14 +338,15 @@ def test_another_delay_on_one_rank_is_one_error_on_all():
         texts = world.run(on_rank)
     assert (
         len(set(texts)) == 1
-        and "delay must be the same on all ranks, but is 1 on ranks 0, 2 and 0 on rank 1." in texts[0]
+        and "mode must be the same on all ranks, but is OneStepLate on ranks 0, 2 and Synchronous on rank 1."
+        in texts[0]
     )
 
 
 def test_a_gradient_that_one_rank_refuses_is_an_error_on_all():
     def on_rank(rank):
         weight = torch.nn.Parameter(torch.zeros(4, 2))
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), [("w", weight)], delay=1)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), [("w", weight)], mode=hvd.OneStepLate())
         try:
             for _ in range(2):
                 rows = torch.nn.functional.embedding(torch.tensor([1]), weight, sparse=rank == 1)
@@ -354,11 +358,14 @@ def test_a_gradient_that_one_rank_refuses_is_an_error_on_all():
     with World(2) as world:
         (kind, mine), (others_kind, theirs) = world.run(on_rank)
     assert others_kind is UnsupportedError and issubclass(kind, rt.errors.RingtrainError)
-    assert "as delay=1 sends" in theirs and "as delay=1 sends" in mine
+    assert "as OneStepLate sends" in theirs and "as OneStepLate sends" in mine
 
 
 def test_a_closure_is_refused():
-    with World(1) as world, pytest.raises(InvalidArgumentError, match="expected no closure with delay=1"):
+    with (
+        World(1) as world,
+        pytest.raises(InvalidArgumentError, match=r"OneStepLate cannot be used with step\(closure\)"),
+    ):
         world.run(lambda rank: late()[1].step(lambda: 0.0))
 
 
@@ -367,12 +374,11 @@ class Own(hvd.compression.Compressor):
 
 
 @pytest.mark.parametrize("arguments, words", [
-    ({"delay": 2}, "0 or 1, but is 2"), ({"delay": True}, "or 1, but is True"), ({"op": hvd.Adasum}, "op=Adasum"),
-    ({"every": 2}, "with every"), ({"groups": 2}, "with groups"), ({"gradient_as_bucket_view": True}, "bucket_view"),
-    ({"compression": Own}, "compression of your own"), ({"compression": hvd.Compression.powersgd()}, "PowerSGD"),
+    ({"op": hvd.Adasum}, "op=Adasum"), ({"groups": 2}, "groups"), ({"compression": Own}, "a compression class of your own"),
+    ({"compression": hvd.Compression.powersgd()}, "Compression.powersgd"),
 ])  # fmt: skip
 def test_what_cannot_go_with_it_is_refused(arguments, words):
-    with World(1) as world, pytest.raises(InvalidArgumentError, match=f"delay must be .*{words}"):
+    with World(1) as world, pytest.raises(InvalidArgumentError, match=f"OneStepLate cannot be used with {words}"):
         world.run(lambda rank: late(**arguments))
 
 
@@ -395,7 +401,6 @@ def test_copies_and_optimizers_that_are_wrapped_again_step_at_once():
         optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
         train(rank, model, optimizer, [3])
         assert not torch.equal(bits_of(model)[0], before[0])
-        assert not hasattr(optimizer, "flush")
 
     with World(2) as world:
         world.run(on_rank)

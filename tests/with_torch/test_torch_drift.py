@@ -6,6 +6,7 @@ from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
+from modes import in_mode
 from torch_models import mean_square, network, parameters
 
 import ringtrain as rt
@@ -18,7 +19,7 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.least_ranks(2)]
 
 MODES = [
     {}, {"compression": hvd.Compression.int8}, {"compression": hvd.Compression.powersgd(rank=1)},
-    {"groups": 2}, {"gradient_as_bucket_view": True}, {"delay": 1}, {"overlap_forward": True}, {"op": hvd.Adasum},
+    {"groups": 2}, {"gradient_as_bucket_view": True}, {"late": True}, {"sharded": True}, {"op": hvd.Adasum},
 ]  # fmt: skip
 
 
@@ -34,7 +35,7 @@ def wrapped(start, make=lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=
     model = copy.deepcopy(start)
     own = list(model.parameters())
     optimizer = make([{"params": own[:2]}, {"params": own[2:]}])
-    return model, hvd.DistributedOptimizer(optimizer, model.named_parameters(), **arguments)
+    return model, hvd.DistributedOptimizer(optimizer, model.named_parameters(), **in_mode(arguments))
 
 
 def trains(model, optimizer, steps, between=lambda step: None, before_update=lambda step: None):
@@ -73,7 +74,7 @@ def last(world):
 @pytest.mark.parametrize("name, value", [("lr", 0.05), ("weight_decay", 0.01), ("nesterov", True)])
 def test_other_settings_are_refused_before_the_update(world, arguments, name, value):
     start = network()
-    late = arguments.get("delay", 0)
+    late = arguments.get("late", False)
 
     def body(rank):
         model, optimizer = wrapped(start, **arguments)
@@ -165,8 +166,8 @@ def test_a_rate_in_a_tensor(world):
 # ---- parameters ----
 
 
-# With overlap_forward each step hands on the values of one rank.
-OTHERS = [mode for mode in MODES if "overlap_forward" not in mode]
+# With ShardedStep each step hands on the values of one rank.
+OTHERS = [mode for mode in MODES if "sharded" not in mode]
 
 
 @pytest.mark.parametrize("arguments", OTHERS, ids=str)

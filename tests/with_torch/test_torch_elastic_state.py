@@ -238,8 +238,8 @@ def test_optimizers_of_a_state_are_numbered_whatever_was_wrapped_before():
             dropped = [distributed(torch.nn.Linear(1, 1)) for _ in range(rank)]
             first, second = distributed(critic), distributed(model)
             dropped.clear()
-            number_anew([second._reducer, first._reducer])
-            assert second._reducer._exchange.name_of(model.weight) == "optimizer.1.weight"
+            number_anew([second._mode, first._mode])
+            assert second._mode._exchange.name_of(model.weight) == "optimizer.1.weight"
             second.zero_grad(), model(torch.ones(1, 1)).backward(), second.step()
             return model.weight.grad.item()
 

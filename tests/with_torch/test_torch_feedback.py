@@ -5,6 +5,7 @@ import itertools
 
 import pytest
 import torch
+from modes import in_mode
 
 import ringtrain.torch as hvd
 from ringtrain.context import current
@@ -27,7 +28,9 @@ def model_and_optimizer(compression=INT4, **arguments):
         for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=own) / 10)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    return model, hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression=compression, **arguments)
+    return model, hvd.DistributedOptimizer(
+        optimizer, model.named_parameters(), compression=compression, **in_mode(arguments)
+    )
 
 
 def take_steps(rank: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer, numbers: range) -> None:
@@ -225,7 +228,7 @@ def test_only_compression_with_feedback_keeps_anything():
 
 WAYS = {
     "int8": {"compression": hvd.Compression.int8},
-    "int4, one step late": {"compression": INT4, "delay": 1},
+    "int4, one step late": {"compression": INT4, "late": True},
     "int4 of local steps": {"compression": INT4, "every": 1},
     "PowerSGD": {"compression": hvd.Compression.powersgd(rank=1, start_after=1)},
 }
@@ -238,7 +241,7 @@ def test_a_loaded_state_forgets_what_was_lost_before_it_and_what_was_saved_comes
 
     def on_rank(rank):
         weight = torch.nn.Parameter(torch.zeros(128, 64))
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), [("w", weight)], **WAYS[way])
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), [("w", weight)], **in_mode(WAYS[way]))
         fresh = optimizer.state_dict()
         for step in range(3):
             optimizer.zero_grad()
@@ -268,7 +271,7 @@ RESUMED = {
     "int8": {"compression": hvd.Compression.int8},
     "int4": {"compression": INT4},
     "int4, groups": {"compression": INT4, "groups": 2},
-    "int8, one step late": {"compression": hvd.Compression.int8, "delay": 1},
+    "int8, one step late": {"compression": hvd.Compression.int8, "late": True},
     "powersgd": {"compression": hvd.Compression.powersgd(rank=2, start_after=2)},
     "exact so far": {"compression": hvd.Compression.powersgd(rank=2, start_after=STEPS + 2)},
 }

@@ -7,6 +7,7 @@ import copy
 
 import pytest
 import torch
+from modes import in_mode
 from torch_models import assert_all_close, assert_replicas_equal, batches, network, parameters, share
 
 import ringtrain.torch as hvd
@@ -57,7 +58,7 @@ def train(pair, judge_optimizer, made_optimizer, data, set_to_none=True):
         (adam, {}),
         (momentum, {"gradient_as_bucket_view": True}),
         (momentum, {"gradient_predivide_factor": 2.0}),
-        (adam, {"delay": 1}),
+        (adam, {"late": True}),
     ],
     ids=["plain", "bucket views", "predivided", "delayed"],
 )
@@ -67,17 +68,17 @@ def test_dcgan_trains_as_one_process_does(world, make, arguments, set_to_none):
         start = Pair()
     data = batches(world.size, torch.float64)
     expected = copy.deepcopy(start)
-    if "delay" not in arguments:
+    if "late" not in arguments:
         train(expected, make(expected.judge.parameters()), make(expected.made.parameters()), data, set_to_none)
 
     def on_rank(rank):
         pair = copy.deepcopy(start)
         optimizers = [
-            hvd.DistributedOptimizer(make(part.parameters()), part.named_parameters(name), **arguments)
+            hvd.DistributedOptimizer(make(part.parameters()), part.named_parameters(name), **in_mode(arguments))
             for name, part in (("judge", pair.judge), ("made", pair.made))
         ]
         train(pair, *optimizers, [share(batch, rank, world.size) for batch in data], set_to_none)
-        if "delay" not in arguments:
+        if "late" not in arguments:
             assert_all_close(parameters(pair), parameters(expected), **CLOSE)
         assert_replicas_equal(parameters(pair))
 

@@ -169,7 +169,7 @@ def test_passes_that_reach_other_optimizers_on_other_ranks_are_explained():
         with pytest.raises(rt.errors.TimeoutError) as caught:
             model.heads[mine](inputs(rank)[0]).sum().backward()
         missing = "ranks 1, 2" if rank == 0 else "rank 0"
-        assert f"allreduce '{optimizers[mine]._reducer.prefix}.used'" in str(caught.value)
+        assert f"allreduce '{optimizers[mine]._mode.prefix}.used'" in str(caught.value)
         assert f"missing {missing}." in str(caught.value) and "several optimizers over one model" in str(caught.value)
 
     with worlds.World(3, stall_warning_seconds=0.2, stall_abort_seconds=1) as world:

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 import torch
+from modes import in_mode
 from torch_models import assert_all_close, assert_replicas_equal, batches, mean_square, network, parameters, share
 
 import ringtrain as rt
@@ -70,7 +71,7 @@ def test_a_step_goes_on_after_an_interrupted_backward(interrupted, mode):
 
     def on_rank(rank):
         model = network(torch.float64)
-        optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters(), **MODES[mode])
+        optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters(), **in_mode(MODES[mode]))
         losses = (mean_square(model(x), y) for x, y in (share(batch, rank, 2) for batch in data))
         next(losses).backward()
         optimizer.step()

@@ -1,4 +1,4 @@
-"""``DistributedOptimizer(every=H)``: ranks or hosts that train alone for H steps, against all of them in one process."""
+"""``LocalSteps(every=H)``: ranks or hosts that train alone for H steps, against all of them in one process."""
 
 import copy
 import io
@@ -8,6 +8,7 @@ import threading
 import pytest
 import torch
 from local_steps_by_hand import by_hand
+from modes import in_mode
 from torch_models import (
     Branches,
     assert_all_close,
@@ -39,7 +40,7 @@ def adam(arguments):
 def local(model, make=sgd, **arguments):
     model = copy.deepcopy(model)
     arguments = {"every": 4, **arguments}
-    return model, hvd.DistributedOptimizer(make(model.parameters()), model.named_parameters(), **arguments)
+    return model, hvd.DistributedOptimizer(make(model.parameters()), model.named_parameters(), **in_mode(arguments))
 
 
 def run(model, make, data, rank, ranks, samples=None, **arguments):
@@ -92,7 +93,7 @@ def test_averaging_each_plain_step_is_the_exact_run(dtype):
     def on_rank(rank, arguments):
         mine = copy.deepcopy(model)
         optimizer = torch.optim.SGD(mine.parameters(), lr=0.1, weight_decay=0.01)
-        hvd.DistributedOptimizer(optimizer, mine.named_parameters(), **arguments)
+        hvd.DistributedOptimizer(optimizer, mine.named_parameters(), **in_mode(arguments))
         train(mine, optimizer, [share(batch, rank, 4) for batch in data])
         return parameters(mine)
 
@@ -107,7 +108,7 @@ def test_averaging_each_plain_step_is_the_exact_run(dtype):
 def test_on_dyadic_values_it_is_the_exact_run_bit_for_bit():
     def on_rank(rank, arguments):
         weight = torch.nn.Parameter(torch.arange(8.0))
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.25), [("w", weight)], **arguments)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.25), [("w", weight)], **in_mode(arguments))
         for step in range(4):
             optimizer.zero_grad()
             (weight * torch.arange(8.0).roll(rank + step)).sum().backward()
@@ -155,7 +156,7 @@ def test_the_wire_carries_one_part_in_every():
 
     def on_rank(rank, arguments):
         mine = copy.deepcopy(model)
-        optimizer = hvd.DistributedOptimizer(sgd(mine.parameters()), mine.named_parameters(), **arguments)
+        optimizer = hvd.DistributedOptimizer(sgd(mine.parameters()), mine.named_parameters(), **in_mode(arguments))
         before = rt.counters()
         train(mine, optimizer, [share(batch, rank, 2) for batch in data])
         after = rt.counters()
@@ -194,8 +195,8 @@ def test_running_statistics_are_averaged_and_counters_become_the_maximum():
     def on_rank(rank):
         mine = copy.deepcopy(model)
         optimizer = hvd.DistributedOptimizer(
-            sgd(mine.parameters()), mine.named_parameters(), every=2, outer=hvd.Outer(),
-            named_buffers=mine.named_buffers(), compression=hvd.Compression.int4,
+            sgd(mine.parameters()), mine.named_parameters(), compression=hvd.Compression.int4,
+            mode=hvd.LocalSteps(every=2, outer=hvd.Outer(), named_buffers=mine.named_buffers()),
         )  # fmt: skip
         if rank == 1:
             mine.norm.num_batches_tracked += 5
@@ -223,7 +224,7 @@ def test_parameters_that_a_rank_has_not_used_travel_and_frozen_ones_do_not():
         for parameter in model.layers[2].parameters():
             parameter.requires_grad = False
         optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), 0.5), model.named_parameters(), every=2
+            torch.optim.SGD(model.parameters(), 0.5), model.named_parameters(), mode=hvd.LocalSteps(every=2)
         )
         before = rt.counters()["operations"]
         for _ in range(2):
@@ -251,7 +252,7 @@ def test_a_parameter_that_is_frozen_or_freed_within_a_period():
         one, other = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
         other.requires_grad = False
         optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD([one, other], 1.0), [("one", one), ("other", other)], every=3
+            torch.optim.SGD([one, other], 1.0), [("one", one), ("other", other)], mode=hvd.LocalSteps(every=3)
         )
 
         def step():
@@ -278,7 +279,7 @@ def test_a_parameter_that_is_frozen_or_freed_within_a_period():
 def test_new_parameter_groups_join_in():
     def on_rank(rank):
         one, other = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([one], 1.0), [("one", one)], every=2)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([one], 1.0), [("one", one)], mode=hvd.LocalSteps(every=2))
         for step in range(4):
             if step == 1:
                 optimizer.add_param_group({"params": [other], "lr": 0.5})
@@ -296,7 +297,9 @@ def test_sixteen_bit_parameters_add_up_changes_in_float32():
 
     def on_rank(rank):
         weight = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], 2.0**-8), [("w", weight)], every=1)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD([weight], 2.0**-8), [("w", weight)], mode=hvd.LocalSteps(every=1)
+        )
         for _ in range(4):
             optimizer.zero_grad()
             (weight.sum() * (1.0 if rank == 0 else 0.0)).backward()
@@ -345,7 +348,9 @@ def test_a_scaler_that_skips_on_one_rank_keeps_the_ranks_together(within_host):
 def test_a_step_that_a_scaler_skips_weighs_nothing():
     def on_rank(rank):
         weight = torch.nn.Parameter(torch.zeros(2))
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], 1.0), [("w", weight)], every=3)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD([weight], 1.0), [("w", weight)], mode=hvd.LocalSteps(every=3)
+        )
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
         for step in range(3):
             optimizer.zero_grad()
@@ -401,7 +406,7 @@ def test_hooks_of_the_user_see_the_average():
         optimizer = torch.optim.SGD([weight], 1.0)
         seen = []
         optimizer.register_step_post_hook(lambda *_: seen.append(weight.item()))
-        hvd.DistributedOptimizer(optimizer, [("w", weight)], every=2)
+        hvd.DistributedOptimizer(optimizer, [("w", weight)], mode=hvd.LocalSteps(every=2))
         for _ in range(2):
             optimizer.zero_grad()
             ((rank + 1) * weight).sum().backward()
@@ -664,7 +669,7 @@ def test_a_failed_synchronisation_leaves_the_common_copy():
         before = parameters(mine)
         train(mine, optimizer, [share(data[2], rank, 2)])
         if rank:
-            optimizer._periodic._worker.plan = None  # planted: this rank fails before it says anything
+            optimizer._mode._worker.plan = None  # planted: this rank fails before it says anything
         with pytest.raises((RingtrainError, AttributeError)):
             if rank:
                 rt.allreduce(torch.zeros(1), name="optimizer.0.used")  # the others' meeting fails
@@ -708,20 +713,18 @@ def test_a_rank_that_dies_leaves_the_others_at_the_same_common_copy():
 @pytest.mark.parametrize("arguments, text", [
     ({"every": 0}, "local steps: every must be at least 1, but is 0"),
     ({"every": "often"}, "local steps: every must be an integer, but is 'often'"),
-    ({"every": None, "outer": hvd.Outer()}, "DistributedOptimizer: outer needs every"),
-    ({"every": None, "warmup": 3}, "DistributedOptimizer: warmup needs every"),
     ({"warmup": -1}, "local steps: warmup must be at least 0"),
     ({"outer": 0.7}, "local steps: outer must be None or an Outer, but is 0.7"),
     ({"within_host": "sum"}, "within_host must be None or 'exact', but is 'sum'"),
-    ({"op": hvd.Sum}, "with every, op must be Average"),
-    ({"op": hvd.Adasum}, "with every, op must be Average"),
-    ({"average_aggregated_gradients": True}, "average_aggregated_gradients False"),
+    ({"op": hvd.Sum}, "LocalSteps cannot be used with op=Sum"),
+    ({"op": hvd.Adasum}, "LocalSteps cannot be used with op=Adasum"),
+    ({"average_aggregated_gradients": True}, "LocalSteps cannot be used with average_aggregated_gradients"),
 ])  # fmt: skip
 def test_arguments_that_cannot_be(arguments, text):
     def on_rank(rank):
         optimizer = sgd(network().parameters())
         with pytest.raises(InvalidArgumentError, match=text):
-            hvd.DistributedOptimizer(optimizer, **{"every": 4, **arguments})
+            hvd.DistributedOptimizer(optimizer, **in_mode({"every": 4, **arguments}))
         assert type(optimizer) is torch.optim.SGD
 
     with World(1) as world:
@@ -734,7 +737,7 @@ def test_scripts_that_synchronize_gradients_are_told():
     def on_rank(rank):
         model, optimizer = local(start)
         train(model, optimizer, [share(batches(1)[0], 0, 1)])
-        with pytest.raises(InvalidArgumentError, match=r"skip_synchronize: every must not be set"):
+        with pytest.raises(InvalidArgumentError, match=r"skip_synchronize: mode must not be LocalSteps"):
             with optimizer.skip_synchronize():
                 optimizer.step()
 
@@ -802,11 +805,12 @@ def test_copies_are_plain_and_wrapping_again_changes_the_kind():
         for plain in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
             assert type(plain) is torch.optim.SGD
         hvd.DistributedOptimizer(optimizer, mine.named_parameters())
-        assert not hasattr(optimizer, "join")
+        with pytest.raises(InvalidArgumentError, match=r"join: the optimizer must have mode=LocalSteps"):
+            optimizer.join()
         hvd.broadcast_optimizer_state(optimizer, 0)  # each rank had a momentum of its own
         train(mine, optimizer, [share(data[0], rank, 2)])
         exact = parameters(mine)
-        hvd.DistributedOptimizer(optimizer, mine.named_parameters(), every=3)
+        hvd.DistributedOptimizer(optimizer, mine.named_parameters(), mode=hvd.LocalSteps(every=3))
         train(mine, optimizer, [share(data[1], rank, 2)])
         apart = parameters(mine)
         train(mine, optimizer, [share(batch, rank, 2) for batch in data[2:]])
@@ -825,7 +829,9 @@ def test_an_optimizer_goes_on_in_another_world():
     def on_rank(rank, part):
         mine, optimizer = kept[rank]
         if part == 0:
-            hvd.DistributedOptimizer(optimizer, mine.named_parameters(), every=4, outer=hvd.Outer())
+            hvd.DistributedOptimizer(
+                optimizer, mine.named_parameters(), mode=hvd.LocalSteps(every=4, outer=hvd.Outer())
+            )
         train(mine, optimizer, [share(batch, rank, 2) for batch in data[3 * part : 3 * part + 3]])
         return parameters(mine)
 
@@ -834,7 +840,7 @@ def test_an_optimizer_goes_on_in_another_world():
             found = world.run(on_rank, part)
     assert not torch.equal(found[0][0], found[1][0])  # six steps: the period has ended after the fourth
     expected = by_hand(model, sgd, data[:4], [[0], [1]], 4, hvd.Outer())[0]
-    assert_all_close([torch.from_numpy(each) for each in kept[0][1]._periodic._worker.state()["common"].values()],
+    assert_all_close([torch.from_numpy(each) for each in kept[0][1]._mode._worker.state()["common"].values()],
                      [each.flatten() for each in expected], rtol=1e-5, atol=1e-6)  # fmt: skip
 
 

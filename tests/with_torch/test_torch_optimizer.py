@@ -7,6 +7,7 @@ import weakref
 
 import pytest
 import torch
+from modes import in_mode
 from torch_models import (
     assert_all_close,
     assert_same_bits,
@@ -310,7 +311,7 @@ def test_a_group_added_between_backward_and_step(world):
         model = torch.nn.ModuleDict({"a": torch.nn.Linear(1, 1), "b": torch.nn.Linear(1 + (rank == 0), 1)})
         optimizer = torch.optim.SGD(model["a"].parameters(), lr=1.0)
         named = model.named_parameters()
-        optimizer = hvd.DistributedOptimizer(optimizer, named, op=hvd.Sum, replicas="differ")
+        optimizer = hvd.DistributedOptimizer(optimizer, named, op=hvd.Sum, mode=hvd.Synchronous(replicas="differ"))
         (model["a"].weight * rank).sum().backward()
         optimizer.add_param_group({"params": model["b"].parameters()})
         optimizer.step()
@@ -335,7 +336,7 @@ def test_a_step_that_an_epoch_left_half_done(world):
         optimizer = sgd(model.parameters())
         if arguments:
             optimizer = hvd.DistributedOptimizer(
-                optimizer, model.named_parameters(), backward_passes_per_step=2, **arguments
+                optimizer, model.named_parameters(), backward_passes_per_step=2, **in_mode(arguments)
             )
         for epoch in epochs:
             for number, x in enumerate(epoch):
@@ -419,7 +420,7 @@ def test_wrong_arguments(world, arguments, text):
     def on_rank(rank):
         model = network()
         with pytest.raises(ValueError, match=text):
-            hvd.DistributedOptimizer(sgd(model.parameters()), **arguments(model))
+            hvd.DistributedOptimizer(sgd(model.parameters()), **in_mode(arguments(model)))
         assert rt.counters()["operations"] == 0
 
     world.run(on_rank)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from modes import in_mode
 
 import ringtrain as rt
 import ringtrain.torch as hvd
@@ -31,7 +32,7 @@ def weight_and_optimizer(start_after=1, rank=2, **arguments):
     optimizer = torch.optim.SGD([weight, vector], lr=1.0)
     compression = hvd.Compression.powersgd(rank=rank, start_after=start_after)
     named = [("w", weight), ("v", vector)]
-    return weight, vector, hvd.DistributedOptimizer(optimizer, named, compression=compression, **arguments)
+    return weight, vector, hvd.DistributedOptimizer(optimizer, named, compression=compression, **in_mode(arguments))
 
 
 def run_step(weight, vector, optimizer, rank, step):
@@ -114,7 +115,7 @@ def test_what_is_delivered_and_what_is_kept_is_all_that_was_to_be(layout, op):
             seen.append((weight.detach().clone(), vector.detach().clone()))
             if step in (steps // 2, steps - 1):
                 kept.append(optimizer.compression_state()["w/0"]["residual"])
-                own.append(optimizer._reducer._exchange.memories()[0].residual.norm())
+                own.append(optimizer._mode._exchange.memories()[0].residual.norm())
         assert own[1] < 1.4 * own[0]  # the mean over the ranks does not show it: errors of unlike data cancel out
         return seen, kept
 
@@ -365,10 +366,13 @@ def test_after_a_join_all_ranks_go_on_with_an_exact_step():
 
 
 @pytest.mark.parametrize("arguments, words", [
-    ({"op": hvd.Adasum}, "op=Adasum"), ({"every": 2}, "every"), ({"gradient_as_bucket_view": True}, "bucket_view"),
+    ({"op": hvd.Adasum}, "op=Adasum"), ({"every": 2}, "LocalSteps"), ({"gradient_as_bucket_view": True}, "bucket_view"),
 ])  # fmt: skip
 def test_what_cannot_go_with_it_is_refused(arguments, words):
-    with World(1) as world, pytest.raises(InvalidArgumentError, match=f"{words}.*but is PowerSGD"):
+    with (
+        World(1) as world,
+        pytest.raises(InvalidArgumentError, match=f"{words} cannot be used with Compression.powersgd"),
+    ):
         world.run(lambda rank: weight_and_optimizer(**arguments))
 
 

@@ -20,7 +20,7 @@ RANGES = {
 def steps():
     model = torch.nn.Linear(4, 2)
     optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), replicas="differ"
+        torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), mode=hvd.Synchronous(replicas="differ")
     )
     for _ in range(2):
         optimizer.zero_grad()

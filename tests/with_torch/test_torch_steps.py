@@ -9,6 +9,7 @@ import pytest
 import torch
 import worlds
 from dyadic_models import Net, dyadic, inputs, sgd, wrapped
+from modes import in_mode
 from torch_models import (
     assert_all_close,
     assert_replicas_equal,
@@ -298,7 +299,7 @@ def test_what_cannot_be_reduced_again_is_refused(world, arguments, setting):
 
     def on_rank(rank):
         model = Net()
-        optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters(), **arguments)
+        optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters(), **in_mode(arguments))
         model(inputs(rank)[0]).sum().backward()
         optimizer.synchronize()
         optimizer.synchronize()
@@ -367,7 +368,9 @@ def test_a_skipped_step_is_told_where_a_rank_has_no_gradients(world):
 def test_a_skipped_step_of_one_optimizer_among_two(world):
     def on_rank(rank):
         models = [torch.nn.Linear(3, 2).double() for _ in range(2)]
-        optimizers = [hvd.DistributedOptimizer(sgd(each.parameters()), replicas="differ") for each in models]
+        optimizers = [
+            hvd.DistributedOptimizer(sgd(each.parameters()), mode=hvd.Synchronous(replicas="differ")) for each in models
+        ]
         for step in range(3):
             for number, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
                 optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""``DistributedOptimizer(every=H, fragments=P, overlap=D)``: parts of the parameters that travel while training goes on."""
+"""``LocalSteps(every=H, fragments=P, overlap=D)``: parts of the parameters that travel while training goes on."""
 
 import copy
 import io
@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from local_steps_by_hand import streaming_by_hand
+from modes import in_mode
 from torch_models import assert_all_close, assert_same_bits, batches, network, parameters, sgd, share, train
 
 import ringtrain as rt
@@ -25,7 +26,7 @@ def adam(arguments):
 
 def streaming(model, make=sgd, **arguments):
     model = copy.deepcopy(model)
-    return model, hvd.DistributedOptimizer(make(model.parameters()), model.named_parameters(), **arguments)
+    return model, hvd.DistributedOptimizer(make(model.parameters()), model.named_parameters(), **in_mode(arguments))
 
 
 def run(model, make, data, rank, ranks, **arguments):
@@ -103,7 +104,7 @@ def test_what_compression_has_lost_of_a_fragment_on_its_way_can_be_saved():
         torch.nn.init.zeros_(weight.weight)
         arguments = {"every": 2, "overlap": 1, "compression": hvd.Compression.int4}
         optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(weight.parameters(), 1.0), weight.named_parameters(), **arguments
+            torch.optim.SGD(weight.parameters(), 1.0), weight.named_parameters(), **in_mode(arguments)
         )
         own = torch.from_numpy(np.random.default_rng(rank).standard_normal(8192))
         for step in range(2 * rounds):
@@ -153,9 +154,7 @@ def test_buffers_wait_for_all_parameters():
         optimizer = hvd.DistributedOptimizer(
             torch.optim.SGD([weight], 1.0),
             [("w", weight)],
-            every=2,
-            overlap=1,
-            named_buffers=[("count", count), ("mean", mean)],
+            mode=hvd.LocalSteps(every=2, overlap=1, named_buffers=[("count", count), ("mean", mean)]),
         )
         seen = []
         for _ in range(3):
@@ -178,7 +177,9 @@ def test_buffers_wait_for_all_parameters():
 def test_sixteen_bit_parameters_merge_in_float32():
     def on_rank(rank):
         weight = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], 2.0**-8), [("w", weight)], every=2, overlap=1)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD([weight], 2.0**-8), [("w", weight)], mode=hvd.LocalSteps(every=2, overlap=1)
+        )
         for _ in range(4):
             optimizer.zero_grad()
             (weight.sum() * (1.0 if rank == 0 else 0.0)).backward()
@@ -196,7 +197,9 @@ def test_a_parameter_that_is_frozen_while_it_travels():
     def on_rank(rank):
         one, other = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
         optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD([one, other], 1.0), [("one", one), ("other", other)], every=3, fragments=2, overlap=2
+            torch.optim.SGD([one, other], 1.0),
+            [("one", one), ("other", other)],
+            mode=hvd.LocalSteps(every=3, fragments=2, overlap=2),
         )
         for step in range(5):
             if step == 2:
@@ -213,8 +216,6 @@ def test_a_parameter_that_is_frozen_while_it_travels():
 
 
 @pytest.mark.parametrize("arguments, text", [
-    ({"fragments": 2}, "fragments needs every, the number of local steps, but that is None"),
-    ({"overlap": 1}, "overlap needs every"),
     ({"every": 4, "merge": "half"}, "merge must be additive without overlap"),
     ({"every": 4, "fragments": 5}, "fragments must be between 1 and 4"),
 ])  # fmt: skip

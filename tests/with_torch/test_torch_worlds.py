@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from modes import in_mode
 
 import ringtrain.torch as hvd
 from ringtrain.context import current
@@ -35,7 +36,7 @@ def wrapped(**settings):
     model = torch.nn.Linear(2, 2)
     torch.nn.init.ones_(model.weight), torch.nn.init.ones_(model.bias)
     plain = torch.optim.SGD(model.parameters(), lr=0.125, momentum=0.5)
-    return model, hvd.DistributedOptimizer(plain, model.named_parameters(), **settings)
+    return model, hvd.DistributedOptimizer(plain, model.named_parameters(), **in_mode(settings))
 
 
 @pytest.mark.parametrize("settings", [{}, {"groups": 1}, {"groups": 1, "gradient_as_bucket_view": True}], ids=str)
@@ -59,8 +60,8 @@ def test_a_living_optimizer_goes_on_in_a_new_world(settings, last):
         def go_on(rank):
             other = wrapped(**settings)
             found = steps(*living[rank], rank, 3)
-            assert other[1]._reducer.prefix == "optimizer.0" and living[rank][1]._reducer.prefix == "optimizer.1"
-            assert living[rank][1]._reducer.context is current()
+            assert other[1]._mode.prefix == "optimizer.0" and living[rank][1]._mode.prefix == "optimizer.1"
+            assert living[rank][1]._mode.context is current()
             return found, steps(*other, rank, 2)
 
         for found, of_other in second.run(go_on):

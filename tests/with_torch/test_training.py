@@ -6,6 +6,7 @@ import time
 import pytest
 import torch
 import worlds
+from modes import in_mode
 from torch_models import (
     STEPS,
     TOLERANCES,
@@ -164,7 +165,7 @@ def test_options_do_not_change_the_result(world, arguments):
         chosen = dict(arguments)
         if chosen.get("groups") == "last two":
             chosen["groups"] = [list(model.parameters())[-2:]]
-        optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters(), **chosen)
+        optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters(), **in_mode(chosen))
         train(model, optimizer, [share(batch, rank, world.size) for batch in data])
         assert_all_close(parameters(model), parameters(expected), **TOLERANCES[torch.float64])
 

@@ -21,7 +21,9 @@ def test_ranks_are_the_oracle_after_each_synchronisation(world, within_host):
     def on_rank(rank):
         mine = copy.deepcopy(model)
         optimizer = hvd.DistributedOptimizer(
-            sgd(mine.parameters()), mine.named_parameters(), every=2, outer=outer, within_host=within_host
+            sgd(mine.parameters()),
+            mine.named_parameters(),
+            mode=hvd.LocalSteps(every=2, outer=outer, within_host=within_host),
         )
         workers = [[each] for each in range(ranks)] if within_host is None else [list(range(ranks))]
         expected = by_hand(model, sgd, data, workers, 2, outer)

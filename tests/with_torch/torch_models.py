@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 import torch
+from modes import in_mode
 
 import ringtrain.torch as hvd
 
@@ -100,7 +101,7 @@ def assert_replicas_equal(tensors: Sequence[torch.Tensor]) -> None:
 def distributed(model: torch.nn.Module, make: Callable, **arguments) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     """A rank's copy of the model and its distributed optimizer."""
     model = copy.deepcopy(model)
-    return model, hvd.DistributedOptimizer(make(model.parameters()), model.named_parameters(), **arguments)
+    return model, hvd.DistributedOptimizer(make(model.parameters()), model.named_parameters(), **in_mode(arguments))
 
 
 def sgd(parameters, **arguments) -> torch.optim.Optimizer:

@@ -106,7 +106,7 @@ class StartHooks:
         self._synchronize()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Says so where no epoch was left to train; after local steps, averages; with ``delay=1``, applies the last gradients."""
+        """Says so where no epoch was left to train; after local steps, averages; with ``OneStepLate``, applies the last gradients."""
         if self._begins:  # others have begun one, and wait
             self._begins = False
             _require_equal_beginnings((self.params or {}).get("epochs"), self._process_set())
@@ -169,13 +169,13 @@ def _ask_for_no_look(optimizer: Any, muted: bool) -> None:
 
 def _is_late(optimizer: Any) -> bool:
     reduction = reduction_of(optimizer)
-    return reduction is not None and reduction.settings.delay > 0
+    return reduction is not None and reduction.settings.late
 
 
 def _require_equal_plans(optimizer: Any, process_set: ProcessSet) -> None:
     """A rank of local steps would wait for others of exact ones, and they for it."""
     reduction = reduction_of(optimizer)
-    own = {"every": None} if reduction is None else reduction.settings.terms()
+    own = {"mode": None} if reduction is None else reduction.settings.terms()
     found = unequal(own, "fit.local_steps", process_set)
     if found is not None:
         name, values = found

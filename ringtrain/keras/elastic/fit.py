@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ringtrain._training.needs import check_needs
 from ringtrain.context import current
 from ringtrain.elastic import BatchSampler, TransparentState
 from ringtrain.elastic.adapters import Variables, outline_of, register, variables_of
@@ -439,16 +440,9 @@ def _checked(model: Any) -> KerasReducer:
             "elastic.Elastic: the model must be built, and compiled with a DistributedOptimizer of Keras 3, but is not. Call "
             "model.build(input_shape) and model.compile(hvd.DistributedOptimizer(...)) before."
         )
-    if reduction.settings.local is not None:
-        raise UnsupportedError(
-            "elastic.Elastic: every must not be set, but is: ranks that join have no period. Leave it out of "
-            "DistributedOptimizer."
-        )
-    if reduction.settings.on_host is not None:
-        raise UnsupportedError(
-            "elastic.Elastic: delay must be 0 and compression none, fp16, bf16, int8 or int4, but gradients come one step late, or "
-            "as PowerSGD's factors, which cannot be sent again in another world. Leave it out of DistributedOptimizer."
-        )
+    settings = reduction.settings
+    columns = [*settings.mode.columns, *(["Compression.powersgd"] if settings.powersgd is not None else [])]
+    check_needs(columns, {"elastic.State": True, "survives on the host": True}, "elastic.Elastic")
     if reduction.settings.process_set is not global_process_set:
         raise UnsupportedError(
             "elastic.Elastic: the optimizer must train on all ranks, since one that joins gets the one model that all have, but "

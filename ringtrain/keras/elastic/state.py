@@ -4,10 +4,11 @@ from typing import Any
 
 import numpy as np
 
+from ringtrain._training.needs import check_needs
 from ringtrain.elastic import ObjectState
 from ringtrain.embedding.committed_rows import CommittedRows
 from ringtrain.embedding.table import SelfUpdatingTable
-from ringtrain.errors import InvalidArgumentError, UnsupportedError
+from ringtrain.errors import InvalidArgumentError
 from ringtrain.keras.optimizer import hoist, reduction_of
 from ringtrain.keras.reduction import KerasReducer
 from ringtrain.keras.variables import broadcast_variables, build_optimizer, variables_of_optimizer
@@ -29,7 +30,7 @@ class KerasState(ObjectState):
 
     Raises:
         InvalidArgumentError: a model without variables yet; it is a ValueError.
-        UnsupportedError: an optimizer with local steps (``every``) or ``delay``.
+        UnsupportedError: an optimizer with ``LocalSteps`` or ``OneStepLate``.
     """
 
     def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any):
@@ -41,16 +42,8 @@ class KerasState(ObjectState):
         self.model = model
         self.optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
         reduction = self._reduction()
-        if reduction is not None and reduction.settings.local is not None:
-            raise UnsupportedError(
-                f"{type(self).__name__}: every must not be set in an elastic job, but is: ranks that join have no period. "
-                "Leave it out of DistributedOptimizer."
-            )
-        if reduction is not None and reduction.settings.delay:
-            raise UnsupportedError(
-                f"{type(self).__name__}: delay must be 0 in an elastic job, but is 1: gradients on their way are lost with their "
-                "world. Leave it out of DistributedOptimizer."
-            )
+        if reduction is not None:
+            check_needs(reduction.settings.mode.columns, {"KerasState": True}, type(self).__name__)
         if self.optimizer is not None:
             if hoist(self.optimizer) and getattr(model, "train_function", None) is not None:
                 model.make_train_function(force=True)

@@ -117,7 +117,7 @@ class _Methods(AveragingMethods, HostMethods, _Optimizer):
     def synchronize(self, grads_and_vars: Iterable[tuple[Any, Any]] | None = None) -> _Pairs:
         """Reduces gradients now; then apply them within ``skip_synchronize()``. See ``ringtrain.keras``.
 
-        With ``every`` it has no argument, and averages what the ranks have changed since the last time.
+        With ``LocalSteps`` it has no argument, and averages what the ranks have changed since the last time.
         """
         if self._averages_variables(grads_and_vars):
             return []
@@ -191,9 +191,9 @@ class _Methods(AveragingMethods, HostMethods, _Optimizer):
         if reduction is None:
             return pairs
         if reduction.local_steps is not None:
-            self._require_countable(reduction, "every")
+            self._require_countable(reduction, "LocalSteps")
         if reduction.host is not None:
-            self._require_countable(reduction, "delay" if reduction.settings.delay else "PowerSGD")
+            self._require_countable(reduction, "OneStepLate" if reduction.settings.late else "PowerSGD")
         if reduction.pairing.skipping:
             self._step.note(reduction.pairing.take(scopes()))
             return pairs

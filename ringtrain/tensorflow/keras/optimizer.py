@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ringtrain.averaging.outer import Outer
+from ringtrain._training.mode import Mode
 from ringtrain.keras.optimizer import DistributedOptimizer as in_order_of_keras
 from ringtrain.keras.optimizer import checked_groups
 from ringtrain.operations import Average
@@ -25,15 +25,7 @@ def DistributedOptimizer(
     groups: int | Sequence[Sequence[Any]] | None = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
-    every: int | None = None,
-    outer: Outer | None = None,
-    within_host: str | None = None,
-    warmup: int = 0,
-    fragments: int = 1,
-    overlap: int = 0,
-    merge: str = "additive",
-    delay: int = 0,
-    replicas: str = "equal",
+    mode: Mode | None = None,
 ) -> Any:
     """Makes an optimizer of ``tf.keras`` update with the gradients of all ranks, and returns it.
 
@@ -42,7 +34,7 @@ def DistributedOptimizer(
         >>> model.fit(x, y, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
 
     The arguments mean what they do for ``ringtrain.keras.DistributedOptimizer``, in another order. An optimizer of the
-    legacy Keras 2 has the same methods with ``every``, ``delay`` and PowerSGD; a LossScaleOptimizer around it is refused.
+    legacy Keras 2 has the same methods with ``LocalSteps``, ``OneStepLate`` and PowerSGD; a LossScaleOptimizer around it is refused.
 
     Raises:
         InvalidArgumentError: not an optimizer of ``tf.keras.optimizers``, or an argument that cannot be.

@@ -6,13 +6,14 @@ from typing import Any
 
 import torch
 
+from ringtrain._training.needs import check_needs
 from ringtrain.elastic import ObjectState
 from ringtrain.embedding.committed_rows import CommittedRows
 from ringtrain.embedding.row_gradients import SentAtOnce
-from ringtrain.errors import UnsupportedError
 from ringtrain.torch.elastic.sampler import ElasticSampler
 from ringtrain.torch.elastic.transfer import keeps_identity, take_state_dict
 from ringtrain.torch.functions import broadcast_optimizer_state, broadcast_parameters, is_added, set_state, state_of
+from ringtrain.torch.modes.base import mode_of
 from ringtrain.torch.tables import Part, dense_state_dict, load_dense_state_dict, parts_of
 
 __all__ = [
@@ -78,11 +79,8 @@ class OptimizerStateHandler(StateHandler):
     """State and options of an optimizer, distributed or not. Gradients are not kept: a step begins anew."""
 
     def __init__(self, value: Any):
-        if getattr(value, "_ahead", None) is not None:
-            raise UnsupportedError(
-                "State: expected an optimizer whose state is whole on each rank, but found one with overlap_forward, of which each "
-                "rank has a share that goes with it. Leave overlap_forward out in an elastic job."
-            )
+        if mode_of(value) is not None:
+            check_needs(value.mode.columns, {"elastic": True}, "State")
         super().__init__(value)
 
     def save(self) -> None:
@@ -221,9 +219,10 @@ class TorchState(ObjectState):
     def reset(self) -> None:
         """Has distributed optimizers enter the new world in the order in which they were made, on all ranks alike."""
         values = [handler.value for handler in self._handlers.values()]
-        reducers = [getattr(value, part, None) for value in values for part in ("_reducer", "_delayed")]
-        for reducer in sorted(filter(None, reducers), key=lambda each: each.number):
-            reducer.enter_world()
+        modes = [mode for mode in map(mode_of, values) if mode is not None]
+        numbered = [(number, mode) for mode in modes if (number := mode.order()) is not None]
+        for _, mode in sorted(numbered, key=lambda pair: pair[0]):
+            mode.enter_world()
 
 
 def _elastic_parts(values: Mapping[str, Any]) -> list[Part]:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from ringtrain import membership, numbering
+from ringtrain._training.needs import check_needs
 from ringtrain.context import current
 from ringtrain.elastic.lossless import LosslessState, checked_progress
 from ringtrain.elastic.saving import LONGEST_SAVE, Plan, check_keep
@@ -28,7 +29,6 @@ from ringtrain.objects import allgather_object, broadcast_object
 from ringtrain.operations import broadcast
 from ringtrain.process_sets import global_process_set, id_of
 from ringtrain.stalls import long_phase
-from ringtrain.torch.adasum import Deltas
 from ringtrain.torch.backward import OneByOne
 from ringtrain.torch.elastic.batches import check_state
 from ringtrain.torch.elastic.belongings import Belongings
@@ -37,7 +37,9 @@ from ringtrain.torch.elastic.sampler import ElasticSampler
 from ringtrain.torch.elastic.transfer import keeps_identity, outline_of, take_over
 from ringtrain.torch.functions import set_state, state_of
 from ringtrain.torch.hooks import others
-from ringtrain.torch.reducer import Reducer
+from ringtrain.torch.modes.adasum import AdasumMode
+from ringtrain.torch.modes.base import mode_of
+from ringtrain.torch.modes.synchronous import SynchronousMode
 from ringtrain.torch.tables import Part, dense_state_dict, load_dense_state_dict, load_parts, parts_of, save_parts
 
 _OBJECTS = "ringtrain.elastic.objects"
@@ -127,16 +129,16 @@ class TransparentState(LosslessState):
         member = membership.current()
         self._transaction: Transaction | None = None
         if member is not None:
-            reducers = _checked_reducers(distributed)
+            modes = _checked_modes(distributed)
             _refuse_foreign_parameters(distributed, given.values())
             if member.planned:
-                check_state(len(samplers), all(reducer.averages for reducer in reducers))
-            number_anew(reducers)
-            several = len(reducers) > 1
+                check_state(len(samplers), all(mode.averages for mode in modes))
+            number_anew(modes)
+            several = len(modes) > 1
             self._transaction = Transaction(member, self._training, several, self._sets)
             one_by_one = OneByOne() if several else None
-            for reducer in reducers:
-                reducer.keep_inputs_for(self._transaction, one_by_one)
+            for mode in modes:
+                mode.keep_inputs_for(self._transaction, one_by_one)
             for part in self._tables():
                 _let_train(part.table, distributed)
         for place, optimizer in enumerate(distributed):
@@ -368,8 +370,8 @@ class _Training:
 
     def enter_world(self) -> None:
         """Has the optimizers go on in the present world, in the order in which ranks that join have made theirs."""
-        for reducer in sorted(self._reducers(), key=lambda each: each.number):
-            reducer.go_on_in_world()
+        for mode in sorted(self._modes(), key=lambda each: each.number):
+            mode.go_on_in_world()
 
     def outline(self) -> dict[str, str]:
         """Shapes and dtypes in modules, and numbers of parameters in optimizers; what else there is, by its name."""
@@ -391,8 +393,8 @@ class _Training:
         values = broadcast_object({name: getattr(state, name) for name in _GIVEN + state._plain}, 0, _OBJECTS)
         for name, value in values.items():
             setattr(state, name, value)
-        for reducer in self._reducers():
-            reducer.note_between_steps()
+        for mode in self._modes():
+            mode.note_between_steps()
         self._take_rows()
         self._has_state = True
 
@@ -411,7 +413,7 @@ class _Training:
     def refuse_others(self) -> None:
         """A state made later has taken the optimizers over."""
         transaction = self._state._transaction
-        if transaction is not None and not all(each.is_kept_for(transaction) for each in self._reducers()):
+        if transaction is not None and not all(each.is_kept_for(transaction) for each in self._modes()):
             raise InvalidArgumentError(
                 "elastic.State: expected one State of an optimizer but found another one, made later, to which its steps "
                 "belong. Make one State, and use that."
@@ -435,9 +437,9 @@ class _Training:
         """The samples of this rank, where shares differ."""
         return self._samplers[0].weight(contributors) if self._samplers else None
 
-    def _reducers(self) -> list[Reducer | Deltas]:
-        found = [_reducer_of(each) for each in self._optimizers]
-        return [each for each in found if each is not None]
+    def _modes(self) -> list["Surviving"]:
+        found = [mode_of(each) for each in self._optimizers]
+        return [each for each in found if isinstance(each, (SynchronousMode, AdasumMode))]
 
     # ---- samplers ----
 
@@ -480,8 +482,11 @@ def _check_schedule(schedule: Any) -> None:
         )
 
 
+Surviving = SynchronousMode | AdasumMode
+
+
 def _distributed_optimizers(values: Iterable[Any]) -> list[Any]:
-    found = [value for value in values if isinstance(value, torch.optim.Optimizer) and hasattr(value, "_reducer")]
+    found = [value for value in values if mode_of(value) is not None]
     if not found:
         raise InvalidArgumentError(
             "elastic.State: expected an optimizer from DistributedOptimizer but found none. Wrap the optimizer before."
@@ -503,11 +508,11 @@ def _refuse_foreign_parameters(optimizers: list[Any], values: Iterable[Any]) -> 
         )
 
 
-def _checked_reducers(optimizers: list[Any]) -> list[Reducer | Deltas]:
-    reducers = [_checked_reducer(each) for each in optimizers]
-    if _left_out(reducers):
+def _checked_modes(optimizers: list[Any]) -> list[Surviving]:
+    modes = [_checked_mode(each) for each in optimizers]
+    if _left_out(modes):
         gc.collect()  # one that was wrapped before, and is in use no more
-    if left_out := len(_left_out(reducers)):
+    if left_out := len(_left_out(modes)):
         raise InvalidArgumentError(
             f"elastic.State: expected all optimizers from DistributedOptimizer in this process but found {left_out} more, which "
             "would not go on in another world. Give them, too: State(..., other=other_optimizer)."
@@ -518,43 +523,34 @@ def _checked_reducers(optimizers: list[Any]) -> list[Reducer | Deltas]:
             f"elastic.State: backward_passes_per_step must be the same for all optimizers, so that all are between two steps "
             f"where ranks join, but is {passes}. Use TorchState and elastic.run."
         )
-    return reducers
+    return modes
 
 
-def number_anew(reducers: list[Reducer | Deltas]) -> None:
+def number_anew(modes: list[Surviving]) -> None:
     """Numbers optimizers in their order from 0, as in each world that follows: this process may have wrapped others, now gone."""
     numbering.number_anew(current(), id_of(global_process_set), "optimizer")
-    for reducer in sorted(reducers, key=lambda each: each.number):
-        reducer.renumber()
+    for mode in sorted(modes, key=lambda each: each.number):
+        mode.renumber()
 
 
 def _let_train(table: Any, optimizers: list[Any]) -> None:
     """Has a table's rows trained by that of the optimizers that has them; none may, if they are frozen."""
     for optimizer in optimizers:
         if any(each is table.weight for group in optimizer.param_groups for each in group["params"]):
-            table.train_by(optimizer, optimizer._reducer.rows)
+            table.train_by(optimizer, optimizer._mode.rows)
 
 
-def _left_out(reducers: list[Reducer | Deltas]) -> list[Any]:
-    return [each for each in others(reducers[0]) if each not in reducers]
+def _left_out(modes: list[Surviving]) -> list[Any]:
+    return [each for each in others(modes[0]) if each not in modes]
 
 
-def _checked_reducer(optimizer: Any) -> Reducer | Deltas:
+def _checked_mode(optimizer: Any) -> Surviving:
     if optimizer.process_set is not global_process_set:
         raise UnsupportedError(
             "elastic.State: the optimizer must train on all ranks, since one that joins gets the one model that all have, but "
             "has a process set of its own. Leave process_set out, and use the set in State.survive; or use TorchState and "
             "elastic.run."
         )
-    reducer = _reducer_of(optimizer)
-    if reducer is None:
-        raise UnsupportedError(
-            "elastic.State: the optimizer must reduce gradients in each step, or what it has changed, but does not (every or "
-            "delay). Use TorchState and elastic.run."
-        )
-    return reducer
-
-
-def _reducer_of(optimizer: Any) -> Reducer | Deltas | None:
-    """What its gradients go through; with op=Adasum, the changes that it makes."""
-    return optimizer._reducer or getattr(optimizer, "_deltas", None)
+    mode: Any = mode_of(optimizer)
+    check_needs(optimizer.mode.columns, {"elastic.State": True}, "elastic.State")
+    return mode

@@ -93,7 +93,7 @@ MODES: dict[str, dict[str, Any]] = {
     "groups": {"groups": 2},
     "bucket views": {"gradient_as_bucket_view": True},
     "predivided": {"gradient_predivide_factor": 2.0},
-    "ahead": {"overlap_forward": True},
+    "ahead": {"sharded": True},
 }
 LAYOUTS = {2: ["", "1+1"], 3: ["", "2+1", "1+1+1"]}
 OPTIMIZER_NAMES = ["sgd", "momentum", "adam", "adamw", "rmsprop", "adagrad"]
@@ -143,7 +143,7 @@ ILLEGAL = {
             for turn in s.turns
         )
     ),
-    "overlap_forward: what is frozen has no gradient, not even zeros (errors.md, 'before those of its bucket')": lambda s: (
+    "ShardedStep: what is frozen has no gradient, not even zeros (errors.md, 'before those of its bucket')": lambda s: (
         s.mode == "ahead" and s.zeroes == "zeros" and any(turn.frozen for turn in s.turns)
     ),
     "gradient_predivide_factor needs op=Average": lambda s: s.mode == "predivided" and s.op == "sum",
@@ -162,10 +162,10 @@ ILLEGAL = {
         and (s.scales or turn.clips or s.mode == "ahead" or len(turn.passes) > 1 or turn.passes[0].silent)
         for turn in s.turns
     ),
-    "overlap_forward: no further parameters, whole state, no synchronize() before a step": lambda s: (
+    "ShardedStep: no further parameters, whole state, no synchronize() before a step": lambda s: (
         s.mode == "ahead" and any(turn.adds or turn.reloads or turn.clips for turn in s.turns)
     ),
-    "overlap_forward has the elementwise optimizers, and a scaler that unscales itself": lambda s: (
+    "ShardedStep has the elementwise optimizers, and a scaler that unscales itself": lambda s: (
         s.mode == "ahead" and s.scales
     ),
     "an infinite loss is for a scaler to find, in a turn that steps": lambda s: any(

@@ -484,7 +484,9 @@ class Loop:
             return inner
         adds = {"backward_passes_per_step": script.every, "average_aggregated_gradients": script.averages_passes}
         passes = adds if script.accumulates == "passes" else {}
-        return hvd.DistributedGradientTransformation(inner, replicas=script.replicas, **passes, **self.arguments())
+        return hvd.DistributedGradientTransformation(
+            inner, mode=hvd.Synchronous(replicas=script.replicas), **passes, **self.arguments()
+        )
 
     def arguments(self) -> dict[str, Any]:
         """Of what reduces."""

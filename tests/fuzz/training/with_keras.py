@@ -14,6 +14,7 @@ from typing import Any
 
 import keras
 import numpy as np
+from modes import in_mode
 
 import ringtrain as rt
 import ringtrain.keras as hvd
@@ -518,7 +519,7 @@ class Loop:
 
         optimizer = self.plain_optimizer()
         if late:
-            return hvd.DistributedOptimizer(optimizer, **{**self.settings(), "groups": None, "delay": 1})
+            return hvd.DistributedOptimizer(optimizer, **{**self.settings(), "groups": None, "mode": hvd.OneStepLate()})
         if self.script.scales == "within" or (self.script.scales == "around" and not self.wraps):
             return self.distributed(scaled(optimizer))
         optimizer = self.distributed(optimizer)
@@ -537,8 +538,8 @@ class Loop:
             "sparse_as_dense": script.table == "dense",
             "process_set": self.members,
         }
-        ways = {"late": {"delay": 1}, "local": {"every": EVERY}}
-        return settings | ways.get(script.method, {})
+        ways = {"late": {"late": True}, "local": {"every": EVERY}}
+        return in_mode(settings | ways.get(script.method, {}))
 
     def distributed(self, optimizer: Any) -> Any:
         if not self.wraps:

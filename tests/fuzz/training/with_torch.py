@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
+from modes import in_mode
 
 import ringtrain.torch as hvd
 from training.fuzzing import Fuzzer, difference, on_ranks
@@ -68,7 +69,7 @@ class Loop:
                 op=hvd.Average if script.op == "average" else hvd.Sum,
                 backward_passes_per_step=script.passes_per_step,
                 average_aggregated_gradients=script.averages_passes,
-                **MODES[script.mode],
+                **in_mode(MODES[script.mode]),
             )
         self.scaler = torch.amp.GradScaler("cpu", init_scale=4.0, enabled=script.scales)
         self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.5) if script.schedules else None

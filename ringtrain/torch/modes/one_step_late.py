@@ -2,20 +2,20 @@
 
     x[t + 1] = x[t] - update(mean gradient of step t - 1)
 
-``optimizer.DistributedOptimizer(delay=1)`` makes one ``Delayed``. A step takes what the step before has sent, sends this
+``optimizer`` makes one ``OneStepLateMode`` for ``mode=OneStepLate()``. A step takes what the step before has sent, sends this
 rank's gradients, and gives the optimizer what it has taken; so an exchange has the whole of a forward and a backward pass.
 The first step has nothing to apply, and ``flush`` applies what is left at the end. Whether gradients may be used, and what
 compression has lost of them, is decided when they arrive, from equal bits on all ranks.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Any
 
 import torch
 
+from ringtrain._training.needs import check_needs
 from ringtrain.context import Context
 from ringtrain.errors import InvalidArgumentError, RingtrainError, UnsupportedError
 from ringtrain.gradients import residuals
@@ -27,6 +27,8 @@ from ringtrain.pending import Operation
 from ringtrain.torch.compilation import eager
 from ringtrain.torch.feedback import Feedback
 from ringtrain.torch.gradients import ReductionSettings
+from ringtrain.torch.modes.base import AroundSteps, State, closure_of
+from ringtrain.torch.modes.synchronous import state_with_losses
 from ringtrain.torch.tensors import buffer_of, finish
 
 
@@ -45,16 +47,17 @@ class _Flight:
     scaler: bool = False
 
 
-class Delayed:
+class OneStepLateMode(AroundSteps):
     """The gradients of one optimizer that steps one step late.
 
     Args:
-        optimizer: whose steps these are.
         settings: how gradients are combined, the same on all ranks.
         averages_passes: whether the sum of a step's backward passes is divided by their number.
     """
 
-    def __init__(self, optimizer: Any, settings: ReductionSettings, averages_passes: bool):
+    ends_first = False
+
+    def __init__(self, settings: ReductionSettings, averages_passes: bool):
         self._settings = settings
         self._session = settings.session
         self._averages_passes = averages_passes
@@ -62,19 +65,8 @@ class Delayed:
         self._arrived: dict[torch.Tensor, torch.Tensor] = {}  # of the step before; to be applied next
         self._has_exchanged = False  # in the step under way
         self._flushes = False
+        self._late: list[tuple[torch.Tensor, torch.Tensor, LateGradient]] = []  # put in place by ``synchronize``
         self._enter_world()
-        before = optimizer.register_step_pre_hook(_before_step)
-        optimizer._optimizer_step_pre_hooks.move_to_end(before.id, last=False)  # the user's hooks see what is applied
-        self._handles = before, optimizer.register_step_post_hook(_after_step)
-
-    def __reduce__(self) -> tuple:
-        """Copies and pickles of an optimizer are plain optimizers: hooks and a world do not travel."""
-        return type(None), ()
-
-    def close(self) -> None:
-        """Removes the hooks."""
-        for handle in self._handles:
-            handle.remove()
 
     # ---- worlds ----
 
@@ -83,8 +75,7 @@ class Delayed:
         """The rank that this optimizer acts for, in the current epoch."""
         return self._session.context
 
-    @property
-    def number(self) -> int:
+    def order(self) -> int | None:
         """Its place among the optimizers of its world."""
         return int(self.prefix.rpartition(".")[2])
 
@@ -101,57 +92,84 @@ class Delayed:
 
     # ---- steps ----
 
-    @property
-    def has_exchanged(self) -> bool:
-        """Whether what lies in the gradients is what the step is going to apply, and no longer this rank's own."""
-        return self._has_exchanged
+    def synchronize(self, optimizer: Any) -> None:
+        """Sends this rank's gradients, and puts those that the step is going to apply into their place, to be clipped."""
+        if not self._has_exchanged:
+            self._exchange(optimizer)
+            self._show_late(optimizer)
 
-    def exchange(self, optimizer: Any, scaler: bool = False) -> None:
+    def _exchange(self, optimizer: Any, scaler: bool = False) -> None:
         """Takes the gradients of the step before, sends those that lie in the parameters, and puts the former there.
 
         Raises:
             RingtrainError: the exchange of the step before has failed, or ranks have other settings.
         """
         self.enter_world()
-        if self._has_exchanged:
-            return
         trained = _trained(optimizer)
-        self.arrive()
+        self._arrive()
         self._send(optimizer, trained, scaler)
         for parameter in trained:
             parameter.grad = self._arrived.pop(parameter, None)
         self._arrived, self._has_exchanged = {}, True
 
-    def before_step(self, optimizer: Any) -> None:
+    def _show_late(self, optimizer: Any) -> None:
+        """A script sees tensors of the same memory, which no ``GradScaler`` unscales: each rank has done that before."""
+        for parameter in _trained(optimizer):
+            if parameter.grad is not None:
+                late = LateGradient.of(parameter.grad)
+                self._late.append((parameter, parameter.grad, late))
+                parameter.grad = late
+
+    def _take_late(self) -> None:
+        """The plain tensors again, which the user's class updates with."""
+        late, self._late = self._late, []
+        for parameter, plain, shown in late:
+            if parameter.grad is shown:
+                parameter.grad = plain
+
+    @eager
+    def before_step(self, optimizer: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         """Before the user's step: it applies the gradients of the step before."""
+        check_needs(["OneStepLate"], {"closure": closure_of(args, kwargs) is not None}, "step")
         if self._flushes:
             return
+        self._take_late()
         scaler = getattr(optimizer, "found_inf", None) is not None
         scale = None
         if scaler:  # it has looked at this rank's gradients; what is applied now was looked at when it came
             scale = optimizer.grad_scale
+            if self._has_exchanged and (scale is not None or not isinstance(optimizer.found_inf, torch.Tensor)):
+                raise InvalidArgumentError(
+                    _STILL_SCALED
+                )  # the scaler has found no gradient in the first step, or not looked
             optimizer.grad_scale = optimizer.found_inf = None  # the user's class would use them
         if not self._has_exchanged:
             if scale is not None:
                 _unscale(_trained(optimizer), float(scale))
-            self.exchange(optimizer, scaler)
+            self._exchange(optimizer, scaler)
         elif self._flight is not None:
             self._flight.scaler = scaler
 
-    def after_step(self) -> None:
+    @eager
+    def after_step(self, optimizer: Any) -> None:
         """The optimizer has stepped."""
         if not self._flushes:
             self._has_exchanged = False
             self._rounds.note_step()
 
-    def discard(self) -> None:
+    def discard(self, zeros: bool) -> None:
         """The gradients in the parameters are given up; this rank's next ones are those of a step."""
         self._has_exchanged = False
+        self._late = []
+
+    def scales(self, by_itself: bool) -> bool:
+        """True has ``GradScaler`` call ``step()`` where it found an infinity, too: what is applied is of the step before."""
+        return True
 
     def flush(self, optimizer: Any) -> None:
         """Applies the gradients that are left; the next step has nothing to apply, as the first one."""
         self.enter_world()
-        self.arrive()
+        self._arrive()
         if not self._arrived:
             return
         trained = _trained(optimizer)
@@ -206,14 +224,14 @@ class Delayed:
             return gradient.detach().to_dense()
         if gradient.layout is not torch.strided:
             raise UnsupportedError(
-                f"gradient of '{name}': expected a dense one, as delay=1 sends, but found {gradient.layout}. Set "
-                "sparse_as_dense, or leave delay out."
+                f"gradient of '{name}': expected a dense one, as OneStepLate sends, but found {gradient.layout}. Set "
+                "sparse_as_dense, or choose another mode."
             )
         return gradient.detach().contiguous()
 
     # ---- the way back ----
 
-    def arrive(self) -> None:
+    def _arrive(self) -> None:
         """Waits for the gradients of the step before, which every rank has sent; decides whether they are used.
 
         Raises:
@@ -253,15 +271,31 @@ class Delayed:
 
     # ---- what is saved ----
 
-    def state(self, optimizer: Any) -> dict[str, torch.Tensor]:
+    def state_dict(self, optimizer: Any, of_user: Callable[[], State]) -> State:
+        """The user's, and under ``delayed`` the gradients that the next step applies, by name.
+
+        They are the same on all ranks, so any may save it, at any step, and a world of any size go on with it.
+        """
+        state = state_with_losses(of_user(), self._feedback() if self.context.usable else None)
+        return {**state, "delayed": self.common_state(optimizer)}
+
+    def load_state_dict(self, optimizer: Any, of_user: Callable[[State], None], state: State) -> None:
+        """The user's; all ranks call it. Without ``delayed`` in it the next step applies nothing."""
+        self.take_common_state(optimizer, state.get("delayed"))
+        of_user(state)
+        feedback = self._feedback()
+        if feedback is not None:
+            feedback.take(state.get("compression"))
+
+    def common_state(self, optimizer: Any) -> Any:
         """The gradients that the next step applies, by name; the same on all ranks. Waits for them."""
         self.enter_world()
-        self.arrive()
+        self._arrive()
         names = optimizer._parameter_names
         return {names[parameter]: gradient.clone() for parameter, gradient in self._arrived.items()}
 
-    def load(self, optimizer: Any, state: Mapping[str, torch.Tensor] | None) -> None:
-        """Goes on with what ``state`` has returned; None: the next step has nothing to apply.
+    def take_common_state(self, optimizer: Any, state: Any) -> None:
+        """Goes on with what ``common_state`` has returned; None: the next step has nothing to apply.
 
         Raises:
             InvalidArgumentError: it has a gradient that fits no parameter.
@@ -279,18 +313,35 @@ class Delayed:
             arrived[parameter] = gradient.to(parameter.device, parameter.dtype, copy=True)
         self.enter_world()
         with suppress(RingtrainError):
-            self.arrive()  # so that no name stays in flight
+            self._arrive()  # so that no name stays in flight
         self._flight, self._arrived, self._has_exchanged = None, arrived, False
         self._rounds.forget()
         self._rounds.forget_steps()
 
-    def feedback(self) -> Feedback | None:
+    def _feedback(self) -> Feedback | None:
         """What compression has lost of these gradients, those on their way included. None without such a compression."""
         if not self._settings.makes_up_for_losses:
             return None
         self.enter_world()
-        self.arrive()
+        self._arrive()
         return Feedback(self._settings, self.prefix)
+
+    def forget_losses(self) -> None:
+        """What compression has lost belongs to none of the gradients that follow."""
+        feedback = self._feedback()
+        if feedback is not None:
+            feedback.forget()
+
+    def compression_state(self) -> State:
+        """What compression has lost, the same on all ranks; collective."""
+        feedback = self._feedback()
+        return {} if feedback is None else feedback.of_all_ranks()
+
+    def load_compression_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on with it."""
+        feedback = self._feedback()
+        if feedback is not None:
+            feedback.load(state)
 
 
 def _trained(optimizer: Any) -> list[torch.Tensor]:
@@ -305,30 +356,26 @@ def _unscale(trained: Sequence[torch.Tensor], scale: float) -> None:
                 parameter.grad.div_(scale)
 
 
-def refuse_unscaling(caller: FrameType) -> None:
-    """Raises InvalidArgumentError where a ``GradScaler`` is about to unscale what was unscaled by each rank before."""
-    if caller.f_code is torch.amp.GradScaler._unscale_grads_.__code__:
-        raise InvalidArgumentError(
-            "synchronize: expected gradients without a scale with delay=1, since each rank has its own, but found a GradScaler that "
-            "has not unscaled them. Call unscale_() before synchronize()."
-        )
+_STILL_SCALED = (
+    "synchronize: expected gradients without a scale with mode=OneStepLate(), since each rank has its own, but found a "
+    "GradScaler that has not unscaled them. Call unscale_() before synchronize()."
+)
 
 
-@eager
-def _before_step(optimizer: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    delayed = getattr(optimizer, "_delayed", None)
-    if delayed is None:
-        return
-    if len(args) > 1 or kwargs.get("closure") is not None:
-        raise InvalidArgumentError(
-            "step: expected no closure with delay=1 but found one, which would compute the gradients that this step applies. Call "
-            "backward() and then step(), or leave delay out."
-        )
-    delayed.before_step(optimizer)
+class LateGradient(torch.Tensor):
+    """What ``synchronize`` shows of a gradient that the step is going to apply: the same memory, for all but a ``GradScaler``."""
 
+    @staticmethod
+    def of(plain: torch.Tensor) -> "LateGradient":
+        """The one of a gradient."""
+        made: LateGradient = torch.Tensor._make_subclass(LateGradient, plain)
+        return made
 
-@eager
-def _after_step(optimizer: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    delayed = getattr(optimizer, "_delayed", None)
-    if delayed is not None:
-        delayed.after_step()
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch._amp_foreach_non_finite_check_and_unscale_:
+            raise InvalidArgumentError(_STILL_SCALED)
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))

@@ -2,37 +2,33 @@
 
 The delta optimizer of Maleki et al. (arXiv:2006.02924): a step is the user's own step with this rank's gradients, the
 change that it made to each parameter, the Adasum of these changes over the ranks, and the parameters that the step
-began with plus that. So the learning rate is that of one process. The object stays the same one, as in ``optimizer``: a
-pre-hook of ``step()`` keeps the parameters, a post-hook combines. Any optimizer will do, one with a closure included;
-its momentum and the like stay this rank's own.
+began with plus that. So the learning rate is that of one process. Before ``step()`` the parameters are kept, after it
+their changes combined. Any optimizer will do, one with a closure included; its momentum and the like stay this rank's own.
 
 Where steps survive a change of the world the changes are kept until all ranks hold their Adasum, which is taken once more
 over those that are left if not all come to hold it.
 """
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, SupportsIndex
+from typing import Any
 
 import torch
 
-from ringtrain import membership
 from ringtrain import operations as arrays
 from ringtrain.context import Context
 from ringtrain.elastic.transaction import Part, Transaction, awaited
-from ringtrain.errors import InvalidArgumentError, RingtrainError
-from ringtrain.gradients.arguments import check_passes
+from ringtrain.errors import RingtrainError
 from ringtrain.gradients.session import Session
 from ringtrain.numbering import next_number
 from ringtrain.operations import Adasum
 from ringtrain.pending import Operation
 from ringtrain.process_sets import ProcessSet
 from ringtrain.submission import preparing
-from ringtrain.torch.accumulation import accumulating
 from ringtrain.torch.backward import OneByOne
 from ringtrain.torch.compilation import eager
 from ringtrain.torch.compression import Compressor, compressed, compression_in_the_core
-from ringtrain.torch.hooks import enlist
+from ringtrain.torch.hooks import dismiss, enlist
+from ringtrain.torch.modes.base import AroundSteps
 from ringtrain.torch.replica import StepComparison
 from ringtrain.torch.scaling import HeededScaler
 from ringtrain.torch.tensors import writable
@@ -42,127 +38,25 @@ _GROUP_BYTES = 16 << 20
 _Combined = list[tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]]  # parameters, and what becomes of their changes
 
 
-def distribute(
-    optimizer: torch.optim.Optimizer, compression: type[Compressor], process_set: ProcessSet, compares: bool
-) -> torch.optim.Optimizer:
-    """Makes an optimizer combine its steps with those of the other ranks, and returns it.
-
-    Args:
-        optimizer: a plain one; its class is exchanged.
-        compression: as for ``DistributedOptimizer``, of the changes.
-        process_set: the ranks that train together.
-        compares: whether settings and parameters must be the same on all ranks.
-    """
-    plain = type(optimizer)
-    described = {"__module__": plain.__module__, "__qualname__": plain.__qualname__, "__doc__": plain.__doc__}
-    optimizer.__class__ = type(plain.__name__, (_AdasumOptimizer, plain), described)
-    stays_alone = process_set.size() == 1 and membership.current() is None
-    if not process_set.included() or stays_alone:
-        return optimizer
-    optimizer._deltas = Deltas(compression, process_set)
-    if compares:
-        optimizer._deltas.compare(optimizer)
-    before = optimizer.register_step_pre_hook(_before_step)
-    optimizer._optimizer_step_pre_hooks.move_to_end(
-        before.id, last=True
-    )  # after the user's, which may change parameters
-    after = optimizer.register_step_post_hook(_after_step)
-    optimizer._optimizer_step_post_hooks.move_to_end(after.id, last=False)
-    return optimizer
-
-
-def refuse_adasum(optimizer: torch.optim.Optimizer) -> None:
-    """Raises InvalidArgumentError for an optimizer that combines its steps already."""
-    if isinstance(optimizer, _AdasumOptimizer):
-        raise InvalidArgumentError(
-            "DistributedOptimizer: expected a plain optimizer but found one that is distributed with op=Adasum. "
-            "Make a new one, and load its state."
-        )
-
-
-class _AdasumOptimizer:
-    """The methods that such an optimizer has beyond, or around, those of the user's class."""
-
-    _deltas: "Deltas | None" = None  # None in a world of one, and in copies
-    _reducer: None = None  # gradients stay this rank's own
-    # Of the user's class.
-    param_groups: list[dict[str, Any]]
-
-    def synchronize(self) -> None:
-        """Does nothing: gradients stay this rank's own. Here for scripts that call it before they clip."""
-
-    @contextmanager
-    def skip_synchronize(self) -> Iterator[None]:
-        """Raises InvalidArgumentError: a step without the others would leave the replicas unequal."""
-        raise InvalidArgumentError(
-            "skip_synchronize: op must be Average or Sum, but is Adasum, whose step() always combines. Call step() alone."
-        )
-        yield
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Passes within this block are added up, as all passes before a step are. Here for scripts that know it."""
-        with accumulating():
-            yield
-
-    def set_backward_passes_per_step(self, passes: int) -> None:
-        """Checked, and without effect: a step takes what all backward passes before it have added up."""
-        check_passes(passes)
-        self.backward_passes_per_step = passes
-
-    @property
-    def _step_supports_amp_scaling(self) -> bool:
-        """True has ``GradScaler`` call ``step()`` where it found an infinity, too: the other ranks wait for this one."""
-        return self._deltas is not None or self._scales_by_itself
-
-    @_step_supports_amp_scaling.setter
-    def _step_supports_amp_scaling(self, supports: bool) -> None:
-        vars(self)["_step_supports_amp_scaling"] = supports
-
-    @property
-    def _scales_by_itself(self) -> bool:
-        """Whether the user's class, as fused optimizers do, unscales in its own ``step()``."""
-        return vars(self).get("_step_supports_amp_scaling", False)
-
-    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple:
-        """Copies and pickles are plain optimizers of the user's class; wrap them again to distribute them."""
-        reduced = super().__reduce_ex__(max(int(protocol), 2))
-        assert isinstance(reduced, tuple)
-        _, _, *contents = reduced
-        return _empty_instance, (type(self).__bases__[1],), *contents
-
-
-def _empty_instance(plain: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
-    new: Any = plain.__new__
-    return new(plain)
-
-
-@eager
-def _before_step(optimizer: _AdasumOptimizer, args: tuple, kwargs: dict[str, Any]) -> None:
-    if optimizer._deltas is not None:
-        optimizer._deltas.begin(optimizer)
-
-
-@eager
-def _after_step(optimizer: _AdasumOptimizer, args: tuple, kwargs: dict[str, Any]) -> None:
-    if optimizer._deltas is not None:
-        optimizer._deltas.combine()
-
-
-class Deltas:
+class AdasumMode(AroundSteps):
     """What the steps of one optimizer change, and how that travels.
 
     Args:
-        compression: of the changes.
+        compression: as for ``DistributedOptimizer``, of the changes.
         process_set: the ranks that train together.
+        compares: whether settings and parameters must be the same on all ranks.
 
     Attributes:
         number: the place of the optimizer among those of its world: two never share a name.
     """
 
     averages = False  # which a constant batch needs
+    survives = True
+    begins_first = False  # but after hooks that may change parameters
+    refuses_skip = "op must be Average or Sum, but is Adasum, whose step() always combines. Call step() alone."
 
-    def __init__(self, compression: type[Compressor], process_set: ProcessSet):
+    def __init__(self, compression: type[Compressor], process_set: ProcessSet, compares: bool):
+        self._compares = compares
         self._compression = compression
         self._process_set = process_set
         self._session = Session(process_set)
@@ -174,9 +68,16 @@ class Deltas:
         self._comparison: StepComparison | None = None
         enlist(self)
 
-    def compare(self, optimizer: torch.optim.Optimizer) -> None:
-        """From now on compares what ranks have of the optimizer; not in steps that survive a change of the world."""
-        self._comparison = StepComparison(optimizer, self._session, self.prefix)
+    def attach(self, optimizer: Any) -> None:
+        """Around its steps, which compare what ranks have of it; not where these survive a change of the world."""
+        if self._compares:
+            self._comparison = StepComparison(optimizer, self._session, self.prefix)
+        super().attach(optimizer)
+
+    def close(self) -> None:
+        """Removes the hooks."""
+        dismiss(self)
+        super().close()
 
     @property
     def prefix(self) -> str:
@@ -201,6 +102,14 @@ class Deltas:
         """Whether that transaction is the one which releases each step."""
         return self._transaction is transaction
 
+    def order(self) -> int | None:
+        """Its place among the optimizers of its world."""
+        return self.number
+
+    def enter_world(self) -> None:
+        """Goes on in the present world."""
+        self.go_on_in_world()
+
     def go_on_in_world(self) -> None:
         """Goes on in the present world, under the name that ranks that join have for it."""
         if self._session.has_moved():
@@ -219,8 +128,13 @@ class Deltas:
 
     # ---- a step ----
 
+    def scales(self, by_itself: bool) -> bool:
+        """True has ``GradScaler`` call ``step()`` where it found an infinity, too: the other ranks wait for this one."""
+        return True
+
+    @eager
     @torch.no_grad()
-    def begin(self, optimizer: _AdasumOptimizer) -> None:
+    def before_step(self, optimizer: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         """Remembers the parameters. Where a ``GradScaler`` found an infinity, this step shall change nothing."""
         self._parameters = [
             parameter for group in optimizer.param_groups for parameter in group["params"] if parameter.requires_grad
@@ -236,10 +150,11 @@ class Deltas:
                 self._starts[parameter] = parameter.detach().clone()
             else:
                 start.copy_(parameter)
-        self._scaler.before_step(optimizer, self._parameters, optimizer._scales_by_itself)
+        self._scaler.before_step(optimizer, self._parameters, vars(optimizer).get("_step_supports_amp_scaling", False))
 
+    @eager
     @torch.no_grad()
-    def combine(self) -> None:
+    def after_step(self, optimizer: Any) -> None:
         """Replaces this rank's changes by the Adasum of all ranks'. On an error the step is undone."""
         self._scaler.after_step()
         comparison = self._comparison if self._transaction is None else None

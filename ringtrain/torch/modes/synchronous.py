@@ -1,10 +1,13 @@
-"""What a distributed optimizer asks of its gradients: to be reduced before a step, given up, or left alone.
+"""Gradients of each step are reduced over the ranks before it.
 
-``optimizer`` owns one ``Reducer`` for each distributed optimizer; ``exchange`` has the gradients' way.
+``optimizer`` makes one ``SynchronousMode`` for each optimizer of ``mode=Synchronous()``, and one for exact steps of local
+ones; ``exchange`` has the gradients' way.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from numbers import Real
 from typing import Any
 
 import torch
@@ -15,15 +18,19 @@ from ringtrain.elastic.transaction import Transaction
 from ringtrain.embedding.row_gradients import RowGradients
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.gradients.rounds import Stage
+from ringtrain.torch import parameters
 from ringtrain.torch.backward import OneByOne
 from ringtrain.torch.coexistence import refuse_shared_parameters
 from ringtrain.torch.exchange import Exchange
 from ringtrain.torch.feedback import Feedback
 from ringtrain.torch.gradients import ReductionSettings
 from ringtrain.torch.hooks import Hooks, dismiss, enlist, others
+from ringtrain.torch.modes.base import AroundSteps, State, closure_of
+from ringtrain.torch.shards import replicated
+from ringtrain.torch.tensors import buffer_of
 
 
-class Reducer:
+class SynchronousMode(AroundSteps):
     """The gradients of one optimizer.
 
     Args:
@@ -33,16 +40,15 @@ class Reducer:
         makes_buckets: whether gradients become views of buckets once the steps are alike.
     """
 
+    survives = True
+    ends_first = False
+
     def __init__(self, settings: ReductionSettings, passes_per_step: int, averages_passes: bool, makes_buckets: bool):
         self._exchange = Exchange(settings, passes_per_step, averages_passes, makes_buckets)
         self._hooks = Hooks()
         self._skipping = False  # while the user's skip_synchronize block runs
         self._has_stepped = False
         enlist(self)
-
-    def __reduce__(self) -> tuple:
-        """Copies and pickles of an optimizer are plain optimizers: hooks and a world do not travel."""
-        return type(None), ()
 
     @property
     def context(self) -> Context:
@@ -64,17 +70,16 @@ class Reducer:
         """Whether gradients are averaged, and not added up."""
         return self._exchange.settings.averages
 
-    @property
-    def passes_per_step(self) -> int:
-        """Backward passes that are summed before their gradients travel."""
-        return self._exchange.passes.per_step
-
     def set_passes_per_step(self, passes: int) -> None:
         """Changes ``passes_per_step``, between two steps."""
         self._exchange.passes.set_per_step(passes)
 
     @property
     def number(self) -> int:
+        """Its place among the optimizers of its world."""
+        return self._exchange.number
+
+    def order(self) -> int | None:
         """Its place among the optimizers of its world."""
         return self._exchange.number
 
@@ -113,14 +118,19 @@ class Reducer:
         """Names parameters, those of this optimizer or others that may be added later; the first name stays."""
         self._exchange.add_names(names)
 
-    def add(self, groups: Sequence[Sequence[torch.Tensor]]) -> None:
+    def add(self, names: Mapping[torch.Tensor, str]) -> None:
+        """Takes over parameters that were added to the optimizer, each alone."""
+        self.add_names(names)
+        self.add_groups(parameters.grouped(replicated(names), None))
+
+    def add_groups(self, groups: Sequence[Sequence[torch.Tensor]]) -> None:
         """Takes over further parameters, which have names, in groups and an order that are the same on all ranks."""
         self._exchange.catch_up()
         if self._exchange.in_flight():
-            self.synchronize()
-        parameters = {parameter for group in groups for parameter in group}
+            self._complete()
+        taken = {parameter for group in groups for parameter in group}
         for other in others(self):
-            other.release(parameters, self)
+            other.release(taken, self)
         for index in self._exchange.add(groups):
             self._hooks.attach(self._exchange, self._exchange.parameter(index), index)
 
@@ -128,15 +138,16 @@ class Reducer:
         """Removes the hooks; what is pending is finished first."""
         self._exchange.catch_up()
         if self._exchange.in_flight():
-            self.synchronize()
+            self._complete()
         self._hooks.remove()
         dismiss(self)
+        super().close()
 
-    def release(self, parameters: set[torch.Tensor], owner: "Reducer") -> None:
+    def release(self, parameters: set[torch.Tensor], owner: Any) -> None:
         """Leaves parameters to an optimizer that was made later: two would reduce one gradient twice."""
         if self._hooks.has_any(parameters):
             if self._exchange.in_flight():
-                self.synchronize()
+                self._complete()
             self._hooks.release(parameters, owner.prefix)
 
     def _require_own(self) -> None:
@@ -147,22 +158,56 @@ class Reducer:
                 "does, which was made later over the same parameter. Give each parameter to one distributed optimizer."
             )
 
-    def feedback(self) -> Feedback | None:
+    # ---- what is saved ----
+
+    def _feedback(self) -> Feedback | None:
         """What compression has lost of these gradients; between two steps. None without such a compression."""
         if not self.settings.makes_up_for_losses:
             return None
         self._exchange.catch_up()
         return Feedback(self.settings, self.prefix, self._exchange.memories(), self._exchange.beginning)
 
+    def state_dict(self, optimizer: Any, of_user: Callable[[], State]) -> State:
+        """The user's; under ``compression`` what that has lost on this rank."""
+        return state_with_losses(of_user(), self._feedback() if self.context.usable else None)
+
+    def load_state_dict(self, optimizer: Any, of_user: Callable[[State], None], state: State) -> None:
+        """The user's; a begun step starts anew, on this rank, which may be the only one that loads a state."""
+        self._exchange.catch_up()
+        if self._exchange.in_flight():
+            self._exchange.close_step(Stage.DISCARDING)
+        self._exchange.reset()
+        of_user(state)
+        feedback = self._feedback()
+        if feedback is not None:
+            feedback.take(state.get("compression"))
+
+    def forget_losses(self) -> None:
+        """What compression has lost belongs to none of the gradients that follow."""
+        feedback = self._feedback()
+        if feedback is not None:
+            feedback.forget()
+
+    def compression_state(self) -> State:
+        """What compression has lost, the same on all ranks; collective."""
+        feedback = self._feedback()
+        return {} if feedback is None else feedback.of_all_ranks()
+
+    def load_compression_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on with it."""
+        feedback = self._feedback()
+        if feedback is not None:
+            feedback.load(state)
+
     # ---- what the optimizer asks for ----
 
-    def refuse_sharing(self, param_groups: Sequence[Mapping[str, Any]]) -> None:
+    def _refuse_sharing(self, param_groups: Sequence[Mapping[str, Any]]) -> None:
         """Before the first step: raises InvalidArgumentError if another library averages these parameters, too."""
         if not self._has_stepped:
             refuse_shared_parameters([parameter for group in param_groups for parameter in group["params"]])
             self._has_stepped = True
 
-    def synchronize(self) -> None:
+    def _complete(self) -> None:
         """Returns when every gradient that any rank has is reduced and all ranks have called this, or step.
 
         Raises:
@@ -175,8 +220,8 @@ class Reducer:
         with ranges.around("ringtrain.synchronize"):
             self._exchange.close_step(Stage.CLOSING)
 
-    def synchronize_as_asked(self) -> None:
-        """``synchronize`` that the user has called."""
+    def synchronize(self, optimizer: Any = None) -> None:
+        """As the user has asked: reduces what ``backward()`` has not."""
         exchange = self._exchange
         exchange.catch_up()
         if (
@@ -186,16 +231,17 @@ class Reducer:
             and not exchange.has_lost_results()
         ):
             exchange.begin_step(reopened=True)  # another rank may have added to its gradients since
-        self.synchronize()
+        self._complete()
         exchange.step.note_asked()
 
-    def before_unscaling(self) -> None:
+    def scales(self, by_itself: bool) -> bool:
         """A ``GradScaler`` looks at the gradients next, and this rank may have had no backward pass."""
         if not self._skipping:
-            self._synchronize_unchanged()
+            self._complete_unchanged()
+        return by_itself
 
-    def _synchronize_unchanged(self) -> None:
-        """``synchronize`` where the user has not called it, and so may have taken this rank's gradients for those of all ranks."""
+    def _complete_unchanged(self) -> None:
+        """Where the user has not called it, and so may have taken this rank's gradients for those of all ranks."""
         self._exchange.catch_up()
         changed = self._exchange.changed_gradient()
         if changed is not None:
@@ -203,30 +249,70 @@ class Reducer:
                 f"step '{changed}': expected the gradient as backward() left it, since it is not reduced yet, "
                 "but found it changed. In a step that is cut short, call synchronize() before you unscale or clip."
             )
-        self.synchronize()
+        self._complete()
 
-    def before_step(self) -> bool:
+    def before_step(self, optimizer: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
+        """Reduces what is not reduced yet; of a closure, what it leaves, and its loss."""
+        self._refuse_sharing(optimizer.param_groups)
+        closure = closure_of(args, kwargs)
+        if closure is not None:
+            reducing = self._of_all(closure)
+            return (
+                ((optimizer, reducing, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": reducing})
+            )
+        if not self._begin_step():
+            warnings.warn(
+                "optimizer.step() called without optimizer.skip_synchronize() after optimizer.synchronize(): nothing is reduced "
+                "again. Put the step within that block.",
+                stacklevel=4,
+            )
+        return None
+
+    def _begin_step(self) -> bool:
         """Reduces what is not reduced yet; returns False if the user had asked for that and forgot the skip block."""
         self._require_own()
         if self._skipping:
             self._require_reduced()
         else:
-            self._synchronize_unchanged()
+            self._complete_unchanged()
         forgotten = self._exchange.step.asked and not self._skipping
         self._exchange.note_use()
         self._end_step()
         return not forgotten
 
-    def after_evaluation(self) -> None:
+    def _of_all(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """The user's closure with gradients and loss of all ranks, as one process with all batches has them."""
+
+        def reducing_closure() -> Any:
+            loss = closure()
+            self._after_evaluation()
+            return self._reduced_loss(loss)
+
+        return reducing_closure
+
+    def _after_evaluation(self) -> None:
         """Within a ``step(closure)``, when the user's closure has run: it may have reduced the gradients itself."""
         if self._skipping:
             self._require_own()
             self._require_reduced()
         else:
-            self.synchronize()
+            self._complete()
         self._exchange.note_use()
 
-    def after_step(self) -> None:
+    def _reduced_loss(self, loss: Any) -> Any:
+        # Line searches compare losses, and ranks that compare different ones would part.
+        is_tensor = isinstance(loss, torch.Tensor)
+        if not (loss.is_floating_point() if is_tensor else isinstance(loss, Real)):
+            return loss  # None, or what no optimizer compares
+        total = loss.detach().clone() if is_tensor else torch.tensor(float(loss), dtype=torch.float64)
+        buffer, session = buffer_of(total), self.settings.session
+        session.context.submit(
+            "allreduce", f"{self.prefix}.loss", [buffer], [buffer],
+            reduction=self.settings.name, process_set=session.process_set_id, waits=True,
+        ).wait()  # fmt: skip
+        return total if is_tensor else total.item()
+
+    def after_step(self, optimizer: Any = None) -> None:
         """The optimizer has stepped."""
         self._exchange.note_step()
         if self._exchange.step.closed:  # by a closure
@@ -243,7 +329,7 @@ class Reducer:
         self._exchange.reset()
         self._exchange.step.note_end()
 
-    def discard(self) -> None:
+    def discard(self, zeros: bool = False) -> None:
         """Before gradients are set to zero: begins a new step.
 
         If the one before came to no end, all ranks give it up together here: one of them may have had no gradient in
@@ -251,13 +337,6 @@ class Reducer:
         """
         self._exchange.catch_up()
         self._exchange.discard()
-
-    def restart(self) -> None:
-        """Begins a new step on this rank, which may be the only one that loads a state."""
-        self._exchange.catch_up()
-        if self._exchange.in_flight():
-            self._exchange.close_step(Stage.DISCARDING)
-        self._exchange.reset()
 
     def silence(self) -> AbstractContextManager[None]:
         """A block of passes that only add to the gradients of this rank."""
@@ -271,3 +350,9 @@ class Reducer:
             yield
         finally:
             self._skipping = False
+
+
+def state_with_losses(state: State, feedback: Feedback | None) -> State:
+    """An optimizer's state, and what compression has lost on this rank. Each rank saves and loads its own."""
+    kept = None if feedback is None else feedback.of_this_rank()
+    return {**state, "compression": kept} if kept else state

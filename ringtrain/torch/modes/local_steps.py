@@ -1,25 +1,22 @@
 """Local steps of a torch optimizer: which tensors its worker averages, and what reduces gradients meanwhile.
 
-``optimizer.DistributedOptimizer(every=...)`` makes one ``Periodic``; ``ringtrain.averaging`` decides and averages. Exact
-steps, at the beginning or within a host, are those of a ``Reducer``, as without ``every``.
+``optimizer`` makes one ``LocalStepsMode`` for ``mode=LocalSteps(...)``; ``ringtrain.averaging`` decides and averages. Exact
+steps, at the beginning or within a host, are those of a ``SynchronousMode``.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 
-from ringtrain.averaging.fragments import Streaming
-from ringtrain.averaging.outer import Outer
-from ringtrain.averaging.period import Period
+from ringtrain._training.mode import LocalSteps
 from ringtrain.averaging.shared import Role
 from ringtrain.averaging.worker import Worker, require_local
-from ringtrain.errors import InvalidArgumentError
-from ringtrain.operations import Average
-from ringtrain.process_sets import ProcessSet, global_process_set
 from ringtrain.torch.compilation import eager
-from ringtrain.torch.reducer import Reducer
+from ringtrain.torch.modes.base import AroundSteps, State
+from ringtrain.torch.modes.synchronous import SynchronousMode
 from ringtrain.torch.scaling import HeededScaler
 
 _HALVES = (torch.float16, torch.bfloat16)
@@ -52,66 +49,105 @@ class SharedTensor:
         self.tensor.detach().copy_(torch.from_numpy(values).reshape(self.tensor.shape))
 
 
-class Periodic:
+class LocalStepsMode(AroundSteps):
     """The local steps of one optimizer.
 
     Args:
-        optimizer: whose steps count.
+        described: what the user asked for.
         worker: averages.
-        named_buffers: of the model, which are averaged with the parameters.
-        make_reducer: makes what reduces gradients: of exact steps at the beginning if its argument is True, else of those
+        make_exact: makes what reduces gradients: of exact steps at the beginning if its argument is True, else of those
             within a host; or returns None.
     """
 
-    def __init__(
-        self,
-        optimizer: Any,
-        worker: Worker,
-        named_buffers: Iterable[tuple[str, torch.Tensor]],
-        make_reducer: Callable[[bool], Reducer | None],
-    ):
+    refuses_join = ""
+    refuses_skip = (
+        "mode must not be LocalSteps where a script synchronizes gradients, but is: synchronize() averages the parameters. "
+        "Clip and unscale right after backward(), and call step() alone."
+    )
+
+    def __init__(self, described: LocalSteps, worker: Worker, make_exact: Callable[[bool], SynchronousMode | None]):
         self._worker = worker
-        self._make_reducer = make_reducer
-        self._buffers = [SharedTensor(f"buffer.{name}", buffer, False) for name, buffer in named_buffers]
+        self._make_exact = make_exact
+        self._buffers = [SharedTensor(f"buffer.{name}", buffer, False) for name, buffer in described.named_buffers]
         self._parameters: dict[torch.Tensor, SharedTensor] = {}
         self._scaler = HeededScaler()
         self._used = True
         self._warms_up = worker.period.warms_up
-        optimizer._reducer = make_reducer(self._warms_up)
-        before = optimizer.register_step_pre_hook(_before_step)
-        after = optimizer.register_step_post_hook(_after_step)
-        optimizer._optimizer_step_post_hooks.move_to_end(after.id, last=False)  # the user's hooks see the average
-        self._handles = before, after
+        self._exact: SynchronousMode | None = None
 
-    def __reduce__(self) -> tuple:
-        """Copies and pickles of an optimizer are plain optimizers: hooks and a world do not travel."""
-        return type(None), ()
+    def attach(self, optimizer: Any) -> None:
+        """Around the steps of the exact mode, which has no hooks of its own."""
+        self._exact = self._make_exact(self._warms_up)
+        super().attach(optimizer)
 
     def close(self) -> None:
         """Removes the hooks."""
-        for handle in self._handles:
-            handle.remove()
+        if self._exact is not None:
+            self._exact.close()
+        super().close()
+
+    # ---- of the exact steps ----
+
+    def add(self, names: Mapping[torch.Tensor, str]) -> None:
+        """Exact steps reduce added parameters, too; the worker finds them in the optimizer."""
+        if self._exact is not None:
+            self._exact.add(names)
+
+    def order(self) -> int | None:
+        """That of the exact mode: the worker follows worlds by itself."""
+        return None if self._exact is None else self._exact.order()
+
+    def enter_world(self) -> None:
+        """The exact mode; the worker follows worlds by itself."""
+        if self._exact is not None:
+            self._exact.enter_world()
+
+    def set_passes_per_step(self, passes: int) -> None:
+        """Of exact steps."""
+        if self._exact is not None:
+            self._exact.set_passes_per_step(passes)
+
+    def silence(self) -> Any:
+        """Of exact steps."""
+        return nullcontext() if self._exact is None else self._exact.silence()
+
+    def discard(self, zeros: bool) -> None:
+        """Of an exact step."""
+        if self._exact is not None:
+            self._exact.discard(zeros)
+
+    def scales(self, by_itself: bool) -> bool:
+        """True has ``GradScaler`` call ``step()`` where it found an infinity, too: all ranks count the same steps."""
+        if self._exact is not None:
+            self._exact.scales(by_itself)
+        return True
 
     # ---- steps ----
 
-    def before_step(self, optimizer: Any) -> None:
+    @eager
+    def before_step(self, optimizer: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
         """Before the user's step: the common copy has what that is going to change."""
+        changed = None if self._exact is None else self._exact.before_step(optimizer, args, kwargs)
         trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self._used = self._scaler.before_step(
             optimizer, trained, vars(optimizer).get("_step_supports_amp_scaling", False)
         )
         if not self._warms_up:
             self._worker.before_step(self._shared(optimizer))
+        return changed
 
+    @eager
     def after_step(self, optimizer: Any) -> None:
         """After it: counts it, and averages where a period ends."""
         self._scaler.after_step()
+        if self._exact is not None:
+            self._exact.after_step(optimizer)
         if self._worker.after_step(self._used):
             self._release()
         self._enter_phase(optimizer)
 
     def count_samples(self, samples: int) -> None:
-        """What the next step counts."""
+        """What the next step weighs."""
         self._worker.period.count_samples(samples)
 
     def synchronize(self, optimizer: Any) -> None:
@@ -144,25 +180,44 @@ class Periodic:
         self._worker.release(lambda shared: shared.role is not Role.PARAMETER or shared.tensor.requires_grad)
 
     def _enter_phase(self, optimizer: Any) -> None:
-        """After the last exact step of the beginning, and after a checkpoint from the other side of it: changes the reducer."""
+        """After the last exact step of the beginning, and after a checkpoint from the other side of it: changes the exact mode."""
         warms_up = self._worker.period.warms_up
         if warms_up != self._warms_up:
             self._warms_up = warms_up
-            if optimizer._reducer is not None:
-                optimizer._reducer.close()
-            optimizer._reducer = self._make_reducer(warms_up)
+            if self._exact is not None:
+                self._exact.close()
+            self._exact = self._make_exact(warms_up)
 
     # ---- checkpoints ----
 
-    def state(self) -> dict[str, Any]:
-        """What goes into the optimizer's state."""
-        state: dict[str, Any] = _converted(self._worker.state(), np.ndarray, torch.from_numpy)
-        return state
+    def state_dict(self, optimizer: Any, of_user: Callable[[], State]) -> State:
+        """The user's, and under ``local_steps`` what the next synchronisation needs.
 
-    def load(self, optimizer: Any, state: Mapping[str, Any] | None) -> None:
+        To be saved by each rank, or by one after ``synchronize()``. An optimizer without local steps loads it too.
+        """
+        own = of_user() if self._exact is None else self._exact.state_dict(optimizer, of_user)
+        return {**own, "local_steps": self._state()}
+
+    def load_state_dict(self, optimizer: Any, of_user: Callable[[State], None], state: State) -> None:
+        """The user's; all ranks call it. Without ``local_steps`` in it a period begins."""
+        if self._exact is None:
+            of_user(state)
+        else:
+            self._exact.load_state_dict(optimizer, of_user, state)
+        self.take_common_state(optimizer, state.get("local_steps"))
+
+    def common_state(self, optimizer: Any) -> Any:
+        """What the next synchronisation needs."""
+        return self._state()
+
+    def take_common_state(self, optimizer: Any, state: Any) -> None:
         """Goes on with it; None if the state is of an optimizer without local steps."""
         self._worker.load(_converted(state, torch.Tensor, lambda values: values.cpu().numpy()))
         self._enter_phase(optimizer)
+
+    def _state(self) -> State:
+        state: State = _converted(self._worker.state(), np.ndarray, torch.from_numpy)
+        return state
 
     def compression_state(self) -> dict[str, dict[str, torch.Tensor]]:
         """What compression has lost of the changes, the same on all ranks; collective."""
@@ -176,20 +231,6 @@ class Periodic:
         )
 
 
-@eager
-def _before_step(optimizer: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    periodic = getattr(optimizer, "_periodic", None)
-    if periodic is not None:
-        periodic.before_step(optimizer)
-
-
-@eager
-def _after_step(optimizer: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    periodic = getattr(optimizer, "_periodic", None)
-    if periodic is not None:
-        periodic.after_step(optimizer)
-
-
 def _converted(state: Any, kind: type, convert: Callable[[Any], Any]) -> Any:
     """A state with its arrays, however deep they lie, in another form."""
     if isinstance(state, Mapping):
@@ -197,56 +238,3 @@ def _converted(state: Any, kind: type, convert: Callable[[Any], Any]) -> Any:
     if isinstance(state, list):
         return [_converted(value, kind, convert) for value in state]
     return convert(state) if isinstance(state, kind) else state
-
-
-# ---- arguments ----
-
-
-def checked_period(
-    optimizer: Any,
-    every: int | None,
-    outer: Outer | None,
-    within_host: Any,
-    warmup: int,
-    named_buffers: Sequence[tuple[str, torch.Tensor]],
-    streaming: Streaming,
-) -> Period | None:
-    """The period of local steps, None without ``every``; raises InvalidArgumentError for arguments that cannot be."""
-    if every is None:
-        given = {"outer": outer, "within_host": within_host, "warmup": warmup, "named_buffers": named_buffers}
-        given |= streaming.given()
-        for name, value in given.items():
-            if value:
-                raise InvalidArgumentError(
-                    f"DistributedOptimizer: {name} needs every, the number of local steps, but that is None."
-                )
-        return None
-    if within_host not in (None, "exact"):
-        raise InvalidArgumentError(
-            f"DistributedOptimizer: within_host must be None or 'exact', but is {within_host!r}."
-        )
-    if hasattr(optimizer, "_amp_stash"):
-        raise InvalidArgumentError(
-            "DistributedOptimizer: every needs an optimizer that holds the model's own parameters, but NVIDIA Apex has put "
-            "copies into this one. Use torch.amp."
-        )
-    return Period(every, warmup, *streaming)
-
-
-def check_settings(
-    op: int, process_set: ProcessSet, within_host: str | None, compression_by_core: str | None, averages_passes: bool
-) -> None:
-    """Raises InvalidArgumentError for settings that local steps cannot have."""
-    if op != Average or averages_passes:
-        raise InvalidArgumentError(
-            "DistributedOptimizer: with every, op must be Average and average_aggregated_gradients False, but one is not. "
-            "Divide the loss instead."
-        )
-    if compression_by_core is None:
-        raise InvalidArgumentError(
-            "DistributedOptimizer: every needs compression none, fp16, bf16, int8 or int4, but it is a class of your own."
-        )
-    if within_host is not None and process_set is not global_process_set:
-        raise InvalidArgumentError(
-            f"DistributedOptimizer: within_host needs all ranks of the world, but process_set is {process_set}."
-        )

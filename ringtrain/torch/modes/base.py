@@ -1,0 +1,211 @@
+"""What a distributed optimizer asks of its way of training. This base does nothing: it is that of a rank that trains alone.
+
+``optimizer`` calls each of these where the user's optimizer is asked for the like. A mode keeps no optimizer alive, and
+gets it with each call.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ringtrain.errors import InvalidArgumentError
+
+State = dict[str, Any]
+
+
+class OptimizerMode:
+    """One optimizer's way of training, in this process.
+
+    Attributes:
+        refuses_skip, refuses_join: why ``skip_synchronize`` and ``join`` cannot be, for users; empty where they can.
+        survives: whether a transaction of an elastic job can release its steps.
+    """
+
+    refuses_skip = ""
+    refuses_join = "the optimizer must have mode=LocalSteps(...), but has another. Call ringtrain.torch.join() instead."
+    survives = False
+
+    def __reduce__(self) -> tuple:
+        """Copies and pickles of an optimizer are plain optimizers: hooks and a world do not travel."""
+        return Alone, ()
+
+    # ---- where it begins and ends ----
+
+    def attach(self, optimizer: Any) -> None:
+        """Puts itself around the optimizer's steps."""
+
+    def close(self) -> None:
+        """Gives up what it has of the optimizer; what is pending is finished first."""
+
+    def check_new_group(self) -> None:
+        """Raises the error that says why parameters cannot be added."""
+
+    def note_hook(self, optimizer: Any) -> None:
+        """The user has registered a hook before steps."""
+
+    def add(self, names: Mapping[torch.Tensor, str]) -> None:
+        """Takes over parameters that were added to the optimizer, with their names."""
+
+    # ---- worlds ----
+
+    def order(self) -> int | None:
+        """The place among the optimizers of this rank in which they enter a new world; None for one that enters none."""
+        return None
+
+    def enter_world(self) -> None:
+        """Goes on in the present world, if it is not the last one that this optimizer was used in."""
+
+    # ---- a step ----
+
+    def set_passes_per_step(self, passes: int) -> None:
+        """Changes the number of backward passes whose gradients are summed here, between two steps."""
+
+    def silence(self) -> Any:
+        """A block of passes that only add to the gradients of this rank."""
+        return _nothing()
+
+    def synchronize(self, optimizer: Any) -> None:
+        """Returns when all ranks have what they are going to step with, or, between steps, the same parameters."""
+
+    def skip(self) -> Any:
+        """A block in which a step takes the gradients as they are, because ``synchronize`` was called before."""
+        if self.refuses_skip:
+            raise InvalidArgumentError(f"skip_synchronize: {self.refuses_skip}")
+        return _nothing()
+
+    def discard(self, zeros: bool) -> None:
+        """Before gradients are set to None, or to zeros: a step begins anew."""
+
+    def scales(self, by_itself: bool) -> bool:
+        """Whether a ``GradScaler`` leaves the step to it; before the scaler looks at the gradients.
+
+        Args:
+            by_itself: whether the user's class unscales, as fused optimizers do.
+        """
+        return by_itself
+
+    def flush(self, optimizer: Any) -> None:
+        """Applies what is on its way; on all ranks, between two steps."""
+
+    def join(self, optimizer: Any) -> None:
+        """This rank has no more data."""
+        if self.refuses_join:
+            raise InvalidArgumentError(f"join: {self.refuses_join}")
+
+    def count_samples(self, samples: int) -> None:
+        """What the next step weighs."""
+
+    # ---- what is saved ----
+
+    def state_dict(self, optimizer: Any, of_user: Callable[[], State]) -> State:
+        """The user's ``state_dict``, and what belongs to the mode."""
+        return of_user()
+
+    def load_state_dict(self, optimizer: Any, of_user: Callable[[State], None], state: State) -> None:
+        """The user's ``load_state_dict``, and the mode's."""
+        of_user(state)
+
+    def common_state(self, optimizer: Any) -> Any:
+        """What a rank that takes over the optimizer's state needs beside; the same on all ranks. None if there is nothing."""
+        return None
+
+    def take_common_state(self, optimizer: Any, state: Any) -> None:
+        """Goes on with what ``common_state`` has returned, on all ranks."""
+
+    def gather_state(self, to: int | None) -> None:
+        """Makes the optimizer's state whole on one rank, or on all with None; on all ranks together."""
+
+    def share_with(self, root: int) -> None:
+        """The state of one rank is about to be given to all: makes it whole there; on all ranks together."""
+
+    def check_copy(self) -> None:
+        """Raises the error that says why the optimizer cannot be copied now."""
+
+    def forget_losses(self) -> None:
+        """What compression has lost belongs to none of the gradients that follow."""
+
+    def compression_state(self) -> State:
+        """What compression has lost, the same on all ranks; collective."""
+        return {}
+
+    def load_compression_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on with it."""
+
+
+class Alone(OptimizerMode):
+    """Of a world of one, of a rank outside of the process set, and of copies.
+
+    Args:
+        of: the mode that would be another's: a script hears in a world of one, too, what cannot be.
+    """
+
+    def __init__(self, of: type[OptimizerMode] = OptimizerMode):
+        self.refuses_skip, self.refuses_join = of.refuses_skip, of.refuses_join
+
+
+class AroundSteps(OptimizerMode):
+    """A mode that does something before and after each step.
+
+    Attributes:
+        begins_first: whether it comes before hooks that the optimizer has already; they see reduced gradients then.
+        ends_first: whether it comes before such hooks at the step's end, too.
+    """
+
+    begins_first = True
+    ends_first = True
+    _handles: tuple[Any, ...] = ()
+
+    def attach(self, optimizer: Any) -> None:
+        """By hooks rather than an override of step(): a scheduler made before has put its own step() on the object."""
+        before, after = optimizer.register_step_pre_hook(_before_step), optimizer.register_step_post_hook(_after_step)
+        if self.begins_first:
+            optimizer._optimizer_step_pre_hooks.move_to_end(before.id, last=False)
+        if self.ends_first:
+            optimizer._optimizer_step_post_hooks.move_to_end(after.id, last=False)
+        self._handles = before, after
+
+    def close(self) -> None:
+        """Removes the hooks."""
+        for handle in self._handles:
+            handle.remove()
+
+    def before_step(self, optimizer: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
+        """Before every ``step()``; ``args`` starts with the optimizer itself, and a closure may follow.
+
+        Returns:
+            The arguments that the step gets instead; None leaves them.
+        """
+        raise NotImplementedError
+
+    def after_step(self, optimizer: Any) -> None:
+        """After every ``step()`` that did not fail."""
+        raise NotImplementedError
+
+
+def mode_of(optimizer: Any) -> OptimizerMode | None:
+    """The mode of a distributed optimizer; None for any other object."""
+    found = getattr(optimizer, "_mode", None)
+    return found if isinstance(found, OptimizerMode) else None
+
+
+def closure_of(args: tuple, kwargs: Mapping[str, Any]) -> Any:
+    """The closure that a step was called with; None without one."""
+    return args[1] if len(args) > 1 else kwargs.get("closure")
+
+
+def _before_step(optimizer: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
+    mode = getattr(optimizer, "_mode", None)
+    return mode.before_step(optimizer, args, kwargs) if isinstance(mode, AroundSteps) else None
+
+
+def _after_step(optimizer: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+    mode = getattr(optimizer, "_mode", None)
+    if isinstance(mode, AroundSteps):
+        mode.after_step(optimizer)
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
