@@ -8,9 +8,9 @@ Importing this loads neither a framework nor MPI, and NumPy and the native libra
 is asked for: the launcher, and what it starts for each rank, need neither. ``ringtrain.torch`` is for PyTorch.
 """
 
+from __future__ import annotations
+
 import importlib
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
 
 from ringtrain.installation import built_folder
 
@@ -18,7 +18,10 @@ __path__[:] = [built_folder(__path__[0])]  # before any other module of the pack
 
 from ringtrain.version import __version__ as __version__
 
+TYPE_CHECKING = False  # as typing has it, which takes milliseconds to import
 if TYPE_CHECKING:
+    from typing import Any
+
     from ringtrain.api import *  # noqa: F403
 else:
 
@@ -28,6 +31,8 @@ else:
             return [each for each in __dir__() if not each.startswith("_")]
         if name.startswith("__"):  # asked of any module, by tools
             raise AttributeError(f"module 'ringtrain' has no attribute '{name}'")
+        from importlib.util import find_spec  # takes milliseconds, which agents need not
+
         module = find_spec(f"ringtrain.{name}")
         if module is not None:
             if module.submodule_search_locations is not None:

@@ -2,14 +2,15 @@
 
     launcher -> agent             Request, over the agent's stdin
     agent -> launcher             Answer to a request before the job, RankNews during it, over its stdout
-    agent -> supervisor of a rank Welcome, over the agent's Unix socket, after its length and with two descriptors
-    supervisor, rank -> agent     RankNews, over that socket; the agent adds its own and passes it on
+    rank -> agent                 RankNews, over the agent's Unix socket; the agent adds its own and passes it on
     agent -> rank                 Introduce, to one that has said `meets`, over the connection on which it did; Lead, to one
                                   that says `control`
+    supervisor of a rank -> agent RankNews, where an MPI's engine starts the ranks
+    agent -> supervisor           Welcome, after its length and with two descriptors
 
 All of them are of one release: an agent says first of which edition it is (see `agent.link`), and the launcher takes its own alone.
 Times are `time.monotonic()` of the host that says them, in seconds. This file has types alone: agent and supervisor
-import it for the type checker only, since they run where the package is not imported.
+import it for the type checker only, since they are to start in milliseconds.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ class TakeOver(TypedDict):
 
 class _Start(TypedDict):
     do: Literal["start"]
-    line: list[str]  # of each rank's supervisor
+    line: list[str]  # of each rank's command
     first: int  # rank
     count: int  # of ranks, numbered from there
     size: int  # of the world
@@ -108,7 +109,7 @@ class _Start(TypedDict):
 
 
 class Start(_Start, total=False):
-    """Start ranks of this host, where no engine does. Comes after Serve; each ends in RankNews with `supervisor`."""
+    """Start ranks of this host, where no engine does. Comes after Serve; each ends in RankNews with `cleared`."""
 
     only: list[int]  # places on this host, whose ranks alone are to be started; all without
     variables: dict[str, str]  # of these ranks, beside those of all
@@ -290,7 +291,7 @@ class Arrival(TypedDict):
 
 
 class Welcome(TypedDict):
-    """What a rank's supervisor gets to start its command with."""
+    """What a rank's supervisor gets to start its command with, where an MPI's engine starts the ranks."""
 
     environment: dict[str, str]
     directory: str
@@ -307,7 +308,7 @@ class RankNews(TypedDict, total=False):
     rank: int
     at: float  # when it happened
 
-    # from its supervisor
+    # from its supervisor, or from the agent where it has started the rank
     starts: Literal[True]  # with `host`
     host: str  # the name that the host gives itself
     omp_num_threads: int  # that was chosen for it
@@ -331,8 +332,10 @@ class RankNews(TypedDict, total=False):
 
     # from the agent
     withdraws: list[int]  # the program that has said `meets` for these ranks has gone without an answer
-    supervisor: int  # exit code, -n for signal n, of the supervisor that the agent has started; it has ended
-    words: str  # what supervisors that the agent has started say beside their output; rank -1
+    cleared: (
+        int  # exit code, 128 + n for signal n, of a rank that the agent has started, and of which nothing is left now
+    )
+    words: str  # what the agent says of what it could not do; rank -1
     stream: int  # 1 or 2: bytes of its output follow
     bytes: int  # so many
     left: str  # a file for `ringtrain.run` follows: "result" or "failure"

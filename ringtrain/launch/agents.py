@@ -14,7 +14,7 @@ from ringtrain.launch.plan import OF_THE_ENGINE, Plan
 from ringtrain.launch.reach import Agent
 
 NAME = "ringtrainrun"
-# Where a rank finds its rank, the number of ranks, and both within its host: what its supervisor gives to it anyway.
+# Where a rank finds its rank, the number of ranks, and both within its host: what each rank gets anyway.
 RANK_VARIABLES = ("RINGTRAIN_RANK", "RINGTRAIN_SIZE", "RINGTRAIN_LOCAL_RANK", "RINGTRAIN_LOCAL_SIZE")
 
 
@@ -34,9 +34,9 @@ def environment(plan: Plan, networks: Sequence[str] = ()) -> dict[str, str]:
 
 
 class Agents:
-    """The agents of all hosts, which start a supervisor for each rank.
+    """The agents of all hosts, which start the ranks.
 
-    line: the supervisor's command line. words: where goes what supervisors say (2).
+    line: the ranks' command line. words: where goes what agents say of it (2).
     """
 
     name = NAME
@@ -48,7 +48,7 @@ class Agents:
         self._size = plan.ranks
         self._agents = agents
         self._words = words[2]
-        self._left = {agent: agent.host.slots for agent in agents}  # supervisors that have not ended yet
+        self._left = {agent: agent.host.slots for agent in agents}  # ranks of which something is left
         self._code = 0  # the first that was none of success
 
     def start(self, _selector: selectors.BaseSelector) -> None:
@@ -74,22 +74,22 @@ class Agents:
         raise NotImplementedError
 
     def hear(self, facts: RankNews, agent: Agent) -> None:
-        """Takes what an agent says of the supervisors that it has started."""
-        if "supervisor" in facts:
+        """Takes what an agent says of the ranks that it has started."""
+        if "cleared" in facts:
             self._left[agent] = self._left.get(agent, 1) - 1
-            self._code = self._code or facts["supervisor"]
+            self._code = self._code or facts["cleared"]
         if "words" in facts:
             self._words.feed(facts["words"].encode())
 
     @property
     def code(self) -> int | None:
-        """0 or the first supervisor's that failed; None while one runs on a host that can be heard."""
+        """0 or the first rank's that failed; None while something is left of one on a host that can be heard."""
         return None if any(left and agent.is_open for agent, left in self._left.items()) else self._code
 
     def kill(self) -> None:
-        """Waits for nobody any longer: an agent that is told to kill its ranks ends their supervisors too."""
+        """Waits for nobody any longer: agents are told to kill their ranks."""
         self._left.clear()
 
     def finish(self) -> None:
-        """Passes on what supervisors have said last."""
+        """Passes on what agents have said last."""
         self._words.close()

@@ -35,7 +35,7 @@ from ringtrain.launch.reach import Agent, HostError, hang_up_on
 from ringtrain.launch.resume import TakenUp
 from ringtrain.launch.slots import Slots
 
-_ENDS = {"failing", "ended", "lost", "supervisor"}  # news that a rank is no more, or soon will be
+_ENDS = {"failing", "ended", "lost", "cleared"}  # news that a rank is no more, or soon will be
 SECONDS_BETWEEN_TOUCHES = 3600.0  # of the record, which a cleaner of /tmp would take for forgotten
 TOO_FEW = "A world must have"  # as the authority's reason begins, if there are too few ranks
 
@@ -259,12 +259,12 @@ class ElasticJob(Job):
         super()._take(facts, data, agent)
         rank = self.ranks.get(number)
         if uid and rank is not None and not facts.keys().isdisjoint(_ENDS):
-            told = facts.get("failing", facts.get("supervisor", 0))
+            told = facts.get("failing", facts.get("cleared", 0))
             self._note_end(agent, number, uid, told if rank.outcome is None else rank.outcome)
-        if "supervisor" in facts and number in self._waiting:
+        if "cleared" in facts and number in self._waiting:
             self._waiting.remove(number)
             self._start(agent, number - self._first[agent.host.name])
-        if "supervisor" in facts and agent.host.name in self._leaving:
+        if "cleared" in facts and agent.host.name in self._leaving:
             self._release(agent)
         if not self._has_begun and not self.engine.processes:  # a program that calls no init()
             self.engine.is_over = True
@@ -301,13 +301,13 @@ class ElasticJob(Job):
 
     def _note_end(self, agent: Agent, number: int, uid: str, code: int) -> None:
         """Tells the authority of the end of a process, which comes up to three times: its program's word that it fails, which
-        the end of a Python may follow a second later, its own end, and that of its supervisor."""
+        the end of a Python may follow a second later, its own end, and that of all that it has left behind."""
         on_notice = self._leave_by.pop(number, None) is not None
         if self._is_over() or (not self._has_begun and code == 0 and not on_notice):
             return
         slot = number - self._first[agent.host.name]
         ended = list(self.authority.process_ended(time.monotonic(), agent.host.name, slot, uid, code))
-        self.engine.processes[number] = ""  # the slot is free once its supervisor is gone, too
+        self.engine.processes[number] = ""  # the slot is free once nothing is left of it
         self._carry_out(ended)
         is_told = any(action.kind == "say" for action in ended)
         is_told |= uid in self._evicted
@@ -556,7 +556,7 @@ class ElasticJob(Job):
         if process is None:
             self._tell_start(agent, number, slot)
             self.engine.start_in(agent, slot, self._first[agent.host.name])
-        elif not process:  # its rank has ended, and its supervisor not
+        elif not process:  # its rank has ended, and something of it is left
             self._waiting.add(number)
 
     def _tell_start(self, agent: Agent, number: int, slot: int) -> None:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import click
 
 from ringtrain import probes
+from ringtrain.launch.agent.command import OF_HOROVODRUN
 from ringtrain.launch.cli import main, ringtrainrun
-from ringtrain.launch.rank import OF_HOROVODRUN
 from ringtrain.launch.versions import version_of
 
 VERSION = "0.28.1"  # the release of Horovod whose names ringtrain has

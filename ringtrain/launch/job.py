@@ -22,6 +22,7 @@ from pathlib import Path
 
 from ringtrain.agent_protocol import FreePort, RankNews, Serve
 from ringtrain.launch import signals
+from ringtrain.launch.agent.command import OF_HOROVODRUN
 from ringtrain.launch.agent.events import call_ready
 from ringtrain.launch.agent.listener import SECONDS_TO_KILL
 from ringtrain.launch.agent.processes import kill_group
@@ -35,8 +36,6 @@ from ringtrain.launch.networks import Chosen
 from ringtrain.launch.openmpi import HARMLESS_WORDS, LOST_DAEMON, STUMBLED
 from ringtrain.launch.output import EngineStream, Limits, RankFiles, RankStream, Terminal
 from ringtrain.launch.plan import Plan
-from ringtrain.launch.preflight import RANK_PROGRAM
-from ringtrain.launch.rank import OF_HOROVODRUN
 from ringtrain.launch.ranks import (
     LOST,
     Rank,
@@ -49,6 +48,7 @@ from ringtrain.launch.ranks import (
 from ringtrain.launch.reach import Agent, HostError, hang_up_on
 from ringtrain.launch.writing import Loss, Patience
 
+RANK_PROGRAM = Path(__file__).with_name("rank.py")
 SECONDS_TO_REPORT = 2.0  # for the other ranks, after a failure, to say what they saw
 SECONDS_BETWEEN_BEATS = 5.0
 SECONDS_OF_ONE_SIGNAL = 0.3  # that comes twice: `timeout` sends it to the launcher, and to its group
@@ -96,11 +96,16 @@ class Job:
         self.selector = selectors.DefaultSelector()
         self.meetings = Meetings(plan.ranks)
         words = {number: EngineStream(terminal, number, self.shows, self._hear_engine) for number in (1, 2)}
-        line = command_line(plan, installation, self.socket)
         self.engine: Engine = (
-            Program(installation.engine.NAME, line, environment, words, installation.engine.folder_of)
+            Program(
+                installation.engine.NAME,
+                command_line(plan, installation, self.socket),
+                environment,
+                words,
+                installation.engine.folder_of,
+            )
             if installation.has_mpi
-            else self.agents_that_start(line, words)
+            else self.agents_that_start(plan.command, words)
         )
         self.unread = dict.fromkeys(agents, 0)  # bytes of each agent that it has no leave to replace yet
         self.results_lost = Loss("results")
@@ -383,9 +388,9 @@ class Job:
         if "lost" in facts:
             rank.was_told_to = self.engine.ends_ranks or self._is_ending()
             self._note_outcome(rank, LOST, facts["at"])
-        if facts.get("supervisor") and rank.outcome is None:  # it has not come so far as to run the command
+        if facts.get("cleared") and rank.outcome is None:  # it has not come so far as to run the command
             rank.host = agent.host.name
-            self._note_outcome(rank, facts["supervisor"], rank.clock.there(time.monotonic()))
+            self._note_outcome(rank, facts["cleared"], rank.clock.there(time.monotonic()))
 
     def _answer(self, answers: Iterable[Answer]) -> None:
         """Tells ranks that have called init() how their meeting has ended: their hosts alone."""
@@ -456,7 +461,7 @@ class Job:
         return True
 
     def _end(self) -> None:
-        """Asks every rank to end: its supervisor does so when the agent closes its socket, and kills after 3 s."""
+        """Asks every rank to end; its agent, or its supervisor, kills it after 3 s."""
         if self.kill_at == float("inf"):
             self.kill_at = time.monotonic() + SECONDS_TO_KILL + 1.0
             for agent in self.agents:

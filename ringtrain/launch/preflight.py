@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from ringtrain.agent_protocol import Addresses, Describe, HostFacts, Listener, Reached, Target
@@ -33,7 +32,6 @@ SECONDS_TO_TRY_AGAIN = 1.0
 SECONDS_BETWEEN_NEWS = 0.5  # for who looks at a terminal
 SECONDS_UNTIL_MORE, SECONDS_BETWEEN_MORE = 5.0, 60.0  # for who reads a log: which hosts are waited for
 MOST_NAMES = 5
-RANK_PROGRAM = Path(__file__).with_name("rank.py")
 
 
 class Checked(NamedTuple):
@@ -216,12 +214,11 @@ def _describe(
     agent: Agent, plan: Plan, installation: Installation, environment: Mapping[str, str], deadline: float
 ) -> HostFacts:
     """Facts about one host. The launcher's own environment has been probed already."""
-    files = [str(RANK_PROGRAM), *filter(None, [installation.program])]
     request: Describe = {
         "do": "describe",
         "directory": os.getcwd(),
         "ranks": agent.host.slots,
-        "files": files,
+        "files": [installation.program] if installation.program else [],
         "command": plan.command[0],
         "environment": plan.given_to(agent.host, environment),
         "uses_mpi": installation.has_mpi,

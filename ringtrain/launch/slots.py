@@ -8,10 +8,9 @@ from typing import Any
 
 from ringtrain.agent_protocol import RankNews
 from ringtrain.launch.agents import Agents
-from ringtrain.launch.rank import NOTICES
 from ringtrain.launch.reach import Agent
 
-PLANNED = "RINGTRAIN_ELASTIC_PLANNED"  # see ringtrain.leading
+NOTICES, PLANNED = "RINGTRAIN_ELASTIC_NOTICE", "RINGTRAIN_ELASTIC_PLANNED"  # see ringtrain.leading
 
 
 class Slots(Agents):
@@ -19,7 +18,7 @@ class Slots(Agents):
 
     Attributes:
         is_over: nobody is to be started any more.
-        processes: uids of the supervised processes, by the slot's number in the job.
+        processes: uids of the processes, by the slot's number in the job.
         notices: names of the signals by which one is asked to leave.
         planned: ranks whose batches make up that of a step; 0 if each rank's stays the same.
         listens: where the ranks of a host listen, by its name, if that has changed since its agent was told.
@@ -52,7 +51,7 @@ class Slots(Agents):
         agent.send(request)
 
     def take_over(self, agent: Agent, processes: Iterable[tuple[int, str, bool]]) -> None:
-        """The supervisors that an agent has started for another launcher: number, uid, and whether it is asked to leave."""
+        """The ranks that an agent has started for another launcher: number, uid, and whether it is asked to leave."""
         for number, uid, _ in processes:
             self.processes[number] = uid
             self._left[agent] = self._left.get(agent, 0) + 1
@@ -62,9 +61,9 @@ class Slots(Agents):
         return [uid for number in range(first, first + slots) if (uid := self.processes.get(number))]
 
     def hear(self, facts: RankNews, agent: Agent) -> None:
-        """Takes what an agent says of the supervisors that it has started."""
+        """Takes what an agent says of the ranks that it has started."""
         super().hear(facts, agent)
-        if "supervisor" in facts:
+        if "cleared" in facts:
             self.processes.pop(facts["rank"], None)
             self._code = 0  # what a rank's end means is the authority's to say
 

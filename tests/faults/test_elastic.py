@@ -348,9 +348,7 @@ def test_a_rank_that_gets_a_notice_leaves_between_two_steps(job: Job) -> None:
 
 
 NOTICES = {
-    "of its supervisor": (NOTICE.replace("getpid", "getppid"), ()),
     "another signal": (NOTICE.replace("SIGTERM", "SIGUSR1"), ("--notice-signal", "USR1")),
-    "of both, as Slurm does": (NOTICE + ";" + NOTICE.replace("getpid", "getppid"), ()),
 }
 
 
@@ -382,12 +380,13 @@ def test_who_does_not_leave_is_ended(flags: tuple[str, ...], job: Job) -> None:
 
 
 @pytest.mark.long
-def test_a_notice_to_all_ends_the_job(job: Job) -> None:
-    """To the agent of its only host; that the training has not come to its end is said, and the code tells it."""
-    statement = "time.sleep(0.5); " + NOTICE.replace("os.getpid()", "agent()")
-    program = PROGRAM.replace(
-        "rt.init()", "agent = lambda: int(Path(f'/proc/{os.getppid()}/stat').read_text().split()[3])\n    rt.init()"
-    )
+@pytest.mark.parametrize("told", ["agent()", "keeper()", "each of agent(), keeper(), os.getpid()"])
+def test_a_notice_to_all_ends_the_job(told: str, job: Job) -> None:
+    """To the agent of its only host, its keeper, or all that Slurm finds; that the training has not come to its end is said, and
+    the code tells it."""
+    statement = f"time.sleep(0.5); [os.kill(process, signal.SIGTERM) for process in ({told.removeprefix('each of ')},)]"
+    keeper = "keeper = lambda: int(Path(f'/proc/{os.getppid()}/stat').read_text().split()[3])"
+    program = PROGRAM.replace("rt.init()", f"agent = os.getppid; {keeper}\n    rt.init()")
     done = run(job, "--elastic", "-np", "1:2", program=program, AT="10", SLOTS="1", FAULT=statement)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "Host 'localhost' leaves on notice" in done.stderr
@@ -483,7 +482,7 @@ def test_kills_at_any_moment(job: Job, tmp_path: Path) -> None:
     await_line(lines, 0, "world of 4")
     for _ in range(20):
         time.sleep(drawn.uniform(0.3, 1.5))
-        ranks = [pid for pid in job.find("-c") if b"RINGTRAIN_ELASTIC" in environment_of(pid) and is_program(pid)]
+        ranks = [pid for pid in job.find("-c") if b"RINGTRAIN_ELASTIC" in environment_of(pid)]
         members = holders(lines)
         if not ranks or len(members) < 2:  # the last one that has the state is left alone
             continue
@@ -508,11 +507,6 @@ def holders(lines: list[str]) -> set[int]:
     size = worlds[-1][0] if worlds else "0"
     last = worlds[-int(size) :] if worlds else []
     return {int(process) for _, process in last} if all(each[0] == size for each in last) else set()
-
-
-def is_program(process: int) -> bool:
-    """Whether it is the rank's program, and not what supervises it."""
-    return b"rank.py" not in Path(f"/proc/{process}/cmdline").read_bytes()
 
 
 def environment_of(process: int) -> bytes:
@@ -586,10 +580,8 @@ def test_three_hosts(loss: str, network: Network, tmp_path: Path) -> None:
     if loss == "the network is cut":
         network.unplug("node-c")
     else:
-        words = "train.py" if loss == "a rank is killed" else "exec(io."
-        killed = min(
-            pid for pid, line in network["node-c"].processes().items() if words in line and "rank.py" not in line
-        )
+        words = "train.py" if loss == "a rank is killed" else "agent/__main__.py"
+        killed = min(pid for pid, line in network["node-c"].processes().items() if words in line)
         network["node-c"].run("kill", "-9", str(killed))
     lost = time.monotonic()
     smaller = "world of 5" if loss == "a rank is killed" else "world of 4"

@@ -138,10 +138,9 @@ def kill_one(job: Job, slot: int) -> bool:
     for process in job.find(SCRIPT.name):
         try:
             environment = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
-            line = Path(f"/proc/{process}/cmdline").read_bytes()
         except OSError:
             continue
-        if f"RINGTRAIN_RANK={slot}".encode() in environment and b"rank.py" not in line:
+        if f"RINGTRAIN_RANK={slot}".encode() in environment:
             os.kill(process, signal.SIGKILL)
             return True
     return False

@@ -14,7 +14,7 @@ from environments import python_with, rank_environment, ringtrainrun, transport_
 from worlds import LAUNCHED
 
 from ringtrain.bench.jobs import Job
-from ringtrain.launch import rank
+from ringtrain.launch.agent import processes
 
 pytestmark = [
     pytest.mark.timeout(180),
@@ -148,12 +148,12 @@ def test_sockets_of_other_processes_stay(tmp_path: Path) -> None:
         held.append(socket.socket(socket.AF_UNIX))
         held[-1].bind(str(folder / "listener-1"))
     (theirs / "file").touch()
-    found = rank.listeners_of([os.getpid()])
+    found = processes.listeners_of([os.getpid()])
     assert found >= {str(mine / "listener-1"), str(theirs / "listener-1")} and str(other / "listener-1") not in found
-    assert not {path for path in rank.listeners_of([1, os.getppid()]) if path.startswith(str(tmp_path))}
+    assert not {path for path in processes.listeners_of([1, os.getppid()]) if path.startswith(str(tmp_path))}
     for each in held:
         each.close()
-    rank.remove_listeners(path for path in found if path.startswith(str(tmp_path)))
+    processes.remove_listeners(path for path in found if path.startswith(str(tmp_path)))
     assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")) == [
         "own", "own/listener-1", "pymp-2", "pymp-2/file",
     ]  # fmt: skip

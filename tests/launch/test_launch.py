@@ -16,6 +16,7 @@ import time
 import pytest
 
 from ringtrain.launch import cli, mpich, openmpi, srun
+from ringtrain.launch.agent.command import threads_per_rank
 from ringtrain.launch.agent.facts import visible_gpus
 from ringtrain.launch.agent.segments import segments_of
 from ringtrain.launch.environment import given_environment, job_environment
@@ -34,7 +35,6 @@ from ringtrain.launch.mpi import Installation, LaunchError, find_program
 from ringtrain.launch.output import RankFiles, RankStream, Terminal, last_state, last_traceback, private_folder
 from ringtrain.launch.plan import Plan, forwarded
 from ringtrain.launch.preflight import problems_of
-from ringtrain.launch.rank import threads_per_rank
 from ringtrain.launch.reach import Agent, HostError
 from ringtrain.launch.settings import SWITCHES_WITHOUT_MEANING, WITHOUT_MEANING, ConfigError
 
@@ -171,7 +171,7 @@ def test_daemons_are_started_without_a_prompt_and_on_the_networks_that_were_foun
     assert "StrictHostKeyChecking=accept-new" in mpich.environment(far)["HYDRA_LAUNCHER_EXTRA_ARGS"]
 
 
-def test_each_rank_runs_the_command_under_the_supervisor() -> None:
+def test_each_rank_of_an_mpi_runs_the_command_under_a_supervisor() -> None:
     line = command_line(
         plan(), Installation("Open MPI v5", "/x/lib/libmpi.so.40", openmpi, "/x/bin/mpirun"), "socket-1"
     )

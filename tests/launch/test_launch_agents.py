@@ -11,8 +11,8 @@ import pytest
 from ringtrain.launch import reach
 from ringtrain.launch.agent import __main__ as program
 from ringtrain.launch.agent import listener
+from ringtrain.launch.agent.children import Children
 from ringtrain.launch.agent.link import LauncherGoneError, framed
-from ringtrain.launch.agent.starting import Supervisors
 from ringtrain.launch.hosts import Host
 from ringtrain.launch.reach import EDITION, MARK, Agent, HostError
 from ringtrain.launch.shells import Ssh
@@ -154,7 +154,7 @@ def test_what_the_system_refuses_to_an_agent_is_told_once_and_tried_again(monkey
 
     class Stub(listener.RankListener):
         def __init__(self):
-            self.launcher = SimpleNamespace(tell=told.append)
+            self.launcher = SimpleNamespace(tell=told.append, lose=lambda: None)
             self.kill_at, self.refusals = None, set()
 
         def _step(self):
@@ -172,12 +172,14 @@ def test_what_the_system_refuses_to_an_agent_is_told_once_and_tried_again(monkey
 
 def test_an_agent_that_can_open_no_pipe_starts_no_rank_and_says_so(monkeypatch):
     told = []
-    supervisors = Supervisors(SimpleNamespace(tell=told.append), None, None)
+    request = {"socket": "job", "directory": "/", "environment": {}, "ignored": [], "notices": []}
+    children = Children(SimpleNamespace(tell=told.append), None, request, None, None, None)
+    children.is_parent = True
 
     def refuse():
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(os, "pipe", refuse)
-    supervisors.start({"first": 4, "count": 2, "size": 8, "without": [], "line": ["true"], "only": [1]})
+    children.start({"first": 4, "count": 2, "size": 8, "without": [], "line": ["true"], "only": [1]})
     assert told[0]["words"].startswith("ringtrainrun: cannot start rank 5: Too many open files.")
-    assert told[1:] == [{"rank": 5, "supervisor": 125}]
+    assert told[1:] == [{"rank": 5, "cleared": 125}]

@@ -134,16 +134,16 @@ def engine_beside_the_ranks(launcher: int) -> int:
     parents = {}
     for folder in Path("/proc").iterdir():
         try:
-            parents[int(folder.name)] = processes.name_and_parent_of(folder.name)
+            parents[int(folder.name)] = processes.Status(int(folder.name))
         except (OSError, ValueError):
             pass
     below = [launcher]
     for process in below:
-        below += [child for child, (_, parent) in parents.items() if parent == process]
+        below += [child for child, status in parents.items() if status.parent == process]
     return next(
         process
         for process in reversed(below)
-        if parents[process][0] in ("hydra_pmi_proxy", "prterun", "mpirun", "prte")
+        if parents[process].name in ("hydra_pmi_proxy", "prterun", "mpirun", "prte")
     )
 
 
@@ -178,7 +178,6 @@ launch = pathlib.Path(sys.argv[1], "ringtrain", "launch")
 shutil.copytree(reach.PACKAGE, launch.parent, copy_function=os.symlink)
 reach.AGENT_PROGRAM, job.RANK_PROGRAM = launch / "agent" / "__main__.py", launch / "rank.py"
 harmless(launch / "agent" / "processes.py")
-harmless(job.RANK_PROGRAM)
 reach.EDITION = edition(launch)
 sys.exit(cli.main(sys.argv[2:]))
 """
@@ -356,7 +355,7 @@ def test_what_a_rank_shared_before_it_was_killed_within_mpi_init_is_removed() ->
 
 
 def test_an_agent_hears_a_rank_out_that_has_ended_in_the_same_moment_as_another() -> None:
-    """One round of the selector finds both connections; the end of the first supervisor has the second one heard out and closed."""
+    """One round of the selector finds both connections; the end of the first has the second one heard out and closed."""
     agent = object.__new__(listener.RankListener)
     agent.selector, agent.ranks, agent.launcher = selectors.DefaultSelector(), {}, Told()
     for number in range(2):
@@ -364,7 +363,7 @@ def test_an_agent_hears_a_rank_out_that_has_ended_in_the_same_moment_as_another(
         agent.ranks[ours] = listener.Rank()
         agent.ranks[ours].number, agent.ranks[ours].has_ended = number, True
         agent.selector.register(
-            ours, selectors.EVENT_READ, lambda ours=ours: (agent._hear_rank(ours), agent._hear_out(1))
+            ours, selectors.EVENT_READ, lambda ours=ours: (agent._hear_rank(ours), agent._hear_all_out())
         )
         theirs.close()
     for key, _ in agent.selector.select(0):

@@ -317,7 +317,7 @@ launch = pathlib.Path(sys.argv[1], "ringtrain", "launch")
 shutil.copytree(reach.PACKAGE, launch.parent, copy_function=os.symlink)
 reach.AGENT_PROGRAM, job.RANK_PROGRAM = launch / "agent" / "__main__.py", launch / "rank.py"
 patient(launch / "agent" / "listener.py")
-patient(job.RANK_PROGRAM)
+patient(launch / "agent" / "command.py")
 reach.EDITION = edition(launch)
 job.SECONDS_TO_KILL = 1e6
 sys.exit(cli.main(sys.argv[2:]))

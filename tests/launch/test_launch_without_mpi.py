@@ -5,23 +5,22 @@ from __future__ import annotations
 import json
 import os
 import re
-import selectors
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from environments import EACH_STARTER, python_with, rank_environment, ringtrainrun
+from eventually import eventually
 
 from ringtrain import descriptors
 from ringtrain.bench import hosts
 from ringtrain.bench.hosts import Network
 from ringtrain.launch import openmpi, transport
 from ringtrain.launch.agent.networks import ipv4_addresses, ipv6_addresses
-from ringtrain.launch.agent.starting import Supervisors
+from ringtrain.launch.agent.processes import Status, command_line_of, descendants_of
 from ringtrain.launch.environment import listening, of_host
 from ringtrain.launch.mpi import Installation
 from ringtrain.launch.networks import Chosen
@@ -206,82 +205,111 @@ def test_a_transport_that_does_not_exist_is_refused() -> None:
     assert done.returncode == 2 and "RINGTRAIN_TRANSPORT: expected one of auto|mpi|tcp but found 'udp'" in done.stderr
 
 
-# ---- supervisors, which the agents start ----
+# ---- ranks, which are children of the agents ----
+
+# Rank 0 leaves processes behind and ends; rank 1 has some of its own, and waits until the former are gone.
+LEAVES = """
+import os, subprocess, sys, time
+from pathlib import Path
+
+def leave(name, *how):
+    shell = f"{' '.join(how)} sh -c 'echo $$ > {name}.new; mv {name}.new {name}; exec sleep 600' < /dev/null > /dev/null 2>&1 &"
+    subprocess.run(["sh", "-c", shell])
+    while not Path(name).exists():
+        time.sleep(0.01)
+    return int(Path(name).read_text())
+
+def lives(process):
+    return Path(f"/proc/{process}").exists() and " Z " not in Path(f"/proc/{process}/stat").read_text()
+
+os.chdir(sys.argv[1])
+rank = os.environ["RANK"]
+in_group, in_session = leave(f"group-{rank}"), leave(f"session-{rank}", "setsid")
+hidden = leave(f"hidden-{rank}", "env", "-i", "setsid")
+if rank == "1":
+    others = [Path(f"{name}-0") for name in ("group", "session")]
+    while not all(map(Path.exists, others)) or any(lives(int(other.read_text())) for other in others):
+        time.sleep(0.01)
+    print("gone", lives(in_group), lives(in_session), lives(hidden), flush=True)
+"""
 
 
-def supervisors_of(launcher: int) -> list[int]:
-    """Process ids of rank.py below a launcher."""
-    parents = {}
-    for folder in Path("/proc").iterdir():
-        try:
-            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-        except (OSError, ValueError):
-            pass
-    below = [launcher]
-    for process in below:
-        below += [child for child, parent in parents.items() if parent == process]
-    return [pid for pid in below if b"launch/rank.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+def lives(process: int) -> bool:
+    try:
+        return Status(process).state != b"Z"
+    except OSError:
+        return False
 
 
 @pytest.mark.tcp
-def test_a_killed_supervisor_is_its_ranks_end() -> None:
+def test_what_a_rank_leaves_behind_ends_with_it_and_that_of_others_stays(tmp_path: Path) -> None:
+    """In its process group, in a session of its own, and with an empty environment there: that ends with the job."""
+    done = run(2, sys.executable, "-S", "-c", LEAVES, str(tmp_path))
+    assert done.returncode == 0 and "[1] gone True True True" in done.stdout, done.stdout + done.stderr
+    left = [path.name for path in tmp_path.glob("*-?") if lives(int(path.read_text()))]
+    assert len(list(tmp_path.glob("*-?"))) == 6 and not left
+
+
+def below(launcher: int) -> list[int]:
+    """Ids of the agent's processes below a launcher, the keeper's first."""
+    found = [pid for pid in [launcher, *descendants_of(launcher)] if b"agent/__main__.py" in command_line_of(pid)]
+    return sorted(found, key=lambda pid: Status(pid).parent in found)
+
+
+@pytest.mark.tcp
+@pytest.mark.parametrize("victims", [("agent",), ("keeper",), ("rank",), ("agent", "keeper")], ids=" and ".join)
+def test_whoever_of_a_host_is_killed_nothing_is_left(victims: tuple[str, ...], tmp_path: Path) -> None:
+    """Not even what hides from its group and its environment; but that of whom nobody is left that knows of it."""
+    program = LEAVES.replace('if rank == "1":', 'print("ready", flush=True)\nwhile True: time.sleep(1)\nif 0:')
     launcher = subprocess.Popen(
-        ringtrainrun("tcp", 2, "python", "-c", "import time; print('ready', flush=True); time.sleep(300)"),
+        ringtrainrun("tcp", 2, sys.executable, "-S", "-c", program, str(tmp_path)),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env=rank_environment(),
     )
     assert sorted(launcher.stdout.readline() for _ in range(2)) == ["[0] ready\n", "[1] ready\n"]
-    os.kill(supervisors_of(launcher.pid)[0], signal.SIGKILL)
+    keeper, agent = below(launcher.pid)
+    ranks = [pid for pid in children_of(agent) if command_line_of(pid).startswith(os.fsencode(sys.executable))]
+    assert len(ranks) == 2
+    for victim in victims:
+        os.kill({"agent": agent, "keeper": keeper, "rank": ranks[0]}[victim], signal.SIGKILL)
     _, said = launcher.communicate(timeout=PATIENCE)
-    assert launcher.returncode == 128 + signal.SIGKILL
-    assert re.fullmatch(
-        rf"ringtrainrun: rank [01] \(host {HOST}\) was killed by signal 9, SIGKILL.*\.", said.splitlines()[-1]
-    ), said
+    code, words = (
+        (137, r"rank [01] .* was killed by signal 9")
+        if victims == ("rank",)
+        else (1, "host localhost: the connection was lost")
+    )
+    assert launcher.returncode == code and re.search(words, said), said
+    eventually(lambda: not any(map(lives, [keeper, agent, *ranks])), "all have ended")
+    left = [int(path.read_text()) for path in tmp_path.glob("*-?")]
+    if len(victims) == 1:
+        eventually(lambda: not any(map(lives, left)), "all that they had started has ended")
+    for process in filter(lives, left):
+        os.kill(process, signal.SIGKILL)
 
 
-BROKEN_LAUNCHER = """
-import pathlib, sys
-from ringtrain.launch import cli, job
-job.RANK_PROGRAM = pathlib.Path(sys.argv[1])
-sys.exit(cli.main(sys.argv[2:]))
-"""
+def children_of(process: int) -> list[int]:
+    return [pid for pid in descendants_of(process) if Status(pid).parent == process]
 
 
 @pytest.mark.tcp
-def test_a_supervisor_that_cannot_run_is_a_failure_with_its_words(tmp_path: Path) -> None:
-    (tmp_path / "rank.py").write_text("import sys\nsys.exit('no room for a supervisor')\n")
-    python, _, _, *arguments = ringtrainrun("tcp", 2, "true")
-    done = subprocess.run(
-        [python, "-c", BROKEN_LAUNCHER, tmp_path / "rank.py", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
+def test_there_is_no_process_beside_a_rank() -> None:
+    """On a host with N ranks run the launcher, the agent and its keeper, and N programs."""
+    program = "import os; print(open(f'/proc/{os.getppid()}/stat').read().split()[3], os.getppid(), flush=True)"
+    done = run(3, sys.executable, "-c", program)
+    assert done.returncode == 0 and len({line.split(None, 1)[1] for line in done.stdout.splitlines()}) == 1, done.stdout
+
+
+@pytest.mark.tcp
+def test_a_command_that_cannot_be_run_fails_with_the_reason(tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_text("no program")
+    program.chmod(0o755)
+    done = run(2, str(program))
+    assert done.returncode == 126 and f"ringtrainrun: cannot run '{program}': Exec format error." in done.stderr, (
+        done.stderr
     )
-    assert done.returncode == 1 and "no room for a supervisor" in done.stderr, done.stderr
-    assert re.search(r"rank [01] \(host localhost\) failed with exit code 1", done.stderr.splitlines()[-1])
-
-
-def test_the_end_of_a_supervisor_is_told_after_all_that_it_has_said() -> None:
-    """Else a rank that was killed, or that failed, might be taken for one that never ran its command."""
-    told: list[object] = []
-    with selectors.DefaultSelector() as selector:
-        supervisors = Supervisors(
-            SimpleNamespace(tell=told.append, is_gone=False), selector, lambda rank: told.append(f"heard {rank}")
-        )
-        line = [sys.executable, "-c", "import os; print(os.environ['RINGTRAIN_RANK'], flush=True); os._exit(3)"]
-        handler = signal.getsignal(signal.SIGCHLD)
-        try:
-            supervisors.start({"line": line, "first": 5, "count": 1, "size": 8, "without": []})
-            while supervisors.running:
-                for key, _ in selector.select(PATIENCE):
-                    key.data()
-        finally:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, handler)
-    assert told.index("heard 5") < told.index({"rank": 5, "supervisor": 3}) == len(told) - 1
-    assert "".join(facts["words"] for facts in told if "words" in facts) == "5\n"
 
 
 @pytest.mark.tcp

@@ -268,7 +268,7 @@ def test_the_agent_imports_nothing_else_of_the_package():
     for path in (PACKAGE / "launch" / "agent").glob("*.py"):
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.ImportFrom) and node.module.startswith("ringtrain"):
-                assert node.module.startswith(("ringtrain.launch.agent.", "ringtrain.version")), (
+                assert node.module.startswith(("ringtrain.launch.agent", "ringtrain.version")), (
                     f"{path.name}: {node.module}"
                 )
 

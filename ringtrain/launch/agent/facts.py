@@ -21,23 +21,24 @@ if TYPE_CHECKING:
 
     from ringtrain.agent_protocol import Describe, HostFacts, VisibleGpus
 
-# Of an agent: its pipes, and for each rank two for its output beside its sockets. In an elastic job each rank has words of its
-# supervisor's to be read, and there may be one more for a moment.
+# Of an agent: its pipes, and for each rank two for its output beside its sockets. In an elastic job each rank has one for the
+# authority's frames, and there may be another rank in its slot for a moment.
 DESCRIPTORS, DESCRIPTORS_OF_A_RANK, DESCRIPTORS_OF_AN_ELASTIC_RANK = 13, 4, 6
 LEAST_PID_MAX = 32768  # that Linux has by default
-BYTES_OF_A_SUPERVISOR = 4 << 20  # that it shares with no other
+BYTES_OF_A_RANK = 4 << 20  # that it, or its supervisor where it has one, shares with no other, at the least
 
 
 def describe(request: Describe) -> HostFacts:
     """Facts about this host, or "problem": what keeps a rank from running here."""
     directory = request["directory"]
-    if request["ranks"] <= most_ranks() and (lack := lack_of_descriptors(request["ranks"], request["is_elastic"])):
+    most = most_ranks(request["uses_mpi"])
+    if request["ranks"] <= most and (lack := lack_of_descriptors(request["ranks"], request["is_elastic"])):
         return {"problem": lack}  # type: ignore[typeddict-item]  # nothing else is read then
     facts: HostFacts = {
         "name": socket.gethostname(),
         "python": platform.python_version(),
         "cores": len(os.sched_getaffinity(0)),
-        "most_ranks": most_ranks(),
+        "most_ranks": most,
         "shell": login_shell(),
         **visible_gpus(dict(os.environ, **request["environment"])),
         "machine": [boot_id(), os.stat("/proc/self/ns/net").st_ino],
@@ -115,8 +116,8 @@ def login_shell() -> str:
         return ""
 
 
-def most_ranks() -> int:
-    """How many ranks can be started here: each takes two processes, its own and its supervisor, and the latter's memory."""
+def most_ranks(uses_mpi: bool) -> int:
+    """How many ranks can be started here: each takes a process and some memory, and over MPI its supervisor another process."""
     try:
         with open("/proc/sys/kernel/pid_max") as file:
             processes = int(file.read())
@@ -126,7 +127,7 @@ def most_ranks() -> int:
     if allowed != resource.RLIM_INFINITY and os.geteuid() != 0:
         processes = min(processes, allowed)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(processes // 2, memory // BYTES_OF_A_SUPERVISOR)
+    return min(processes // (2 if uses_mpi else 1), memory // BYTES_OF_A_RANK)
 
 
 def lack_of_descriptors(ranks: int, is_elastic: bool) -> list[str]:

@@ -15,31 +15,34 @@ import struct
 import tempfile
 import time
 
+from ringtrain.launch.agent.children import Children
+from ringtrain.launch.agent.command import LAUNCHER
 from ringtrain.launch.agent.events import call_ready
 from ringtrain.launch.agent.link import LauncherGoneError
 from ringtrain.launch.agent.processes import (
     SECONDS_TO_DIE,
     TIDIERS,
     JobMark,
+    Status,
     await_ends,
     close_quietly,
     is_stopped,
     kill_all,
     kill_once,
-    name_and_parent_of,
     peer_of,
     processes_of,
 )
 from ringtrain.launch.agent.segments import MPI_FILE, SegmentWatch, remove_file, segments_of
-from ringtrain.launch.agent.starting import Supervisors
 from ringtrain.launch.agent.succession import FORM, LEAVE, Backlog, Succession, make_way
 
 TYPE_CHECKING = False  # as typing has it, which takes milliseconds to import
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ringtrain.agent_protocol import Introduce, Lead, RankNews, Serve, Serving, Welcome
     from ringtrain.launch.agent.link import Launcher
 
-SECONDS_TO_KILL = 5.0  # from the request to end until what is left is killed; the ranks' supervisors take 3
+SECONDS_TO_KILL = 5.0  # from the request to end until what is left is killed; ranks have 3
 SECONDS_BETWEEN_LOOKS_AT_GROUPS = 1.0
 SECONDS_AFTER_A_REFUSAL = 0.1  # of the system, until the agent tries again
 DAEMONS = {"prted", "orted", "hydra_pmi_proxy"}  # by which engines start ranks on a host; srun's is Slurm's own to end
@@ -50,7 +53,7 @@ LAST_BYTES = 1 << 20  # of each stream of a rank that has ended; whoever goes on
 
 
 class Rank:
-    """What is known of a rank of this host."""
+    """What is known of a rank of this host by a connection: its program's, or its supervisor's where an MPI's engine has started it."""
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -59,7 +62,6 @@ class Rank:
         self.pending = b""
         self.arrival: RankNews | None = None  # its program's, which waits for an answer; on a connection of its own
         self.uid = ""  # of its program in an elastic job, which is led over a connection of its own
-        self.start: RankNews | None = None  # what its supervisor has said as it started
 
 
 class RankListener:
@@ -80,7 +82,7 @@ class RankListener:
         # In the environment of all that the ranks start; but not the job that a rank submits to Slurm, which takes it
         # along.
         slurm_job = environment.get("SLURM_JOB_ID", os.environ.get("SLURM_JOB_ID", ""))
-        self.mark = JobMark(f"RINGTRAIN_LAUNCHER={request['socket']}".encode(), slurm_job.encode())
+        self.mark = JobMark(f"{LAUNCHER}={request['socket']}".encode(), slurm_job.encode())
         self.ranks: dict[socket.socket, Rank] = {}
         # Numbers of the ranks whose command has not ended, by its process group, which is its session's too.
         self.groups: dict[int, int] = {}
@@ -114,13 +116,14 @@ class RankListener:
             self.selector.register(self.watch, selectors.EVENT_READ, self._note_creation)
         except OSError:  # then a rank that is killed within MPI_Init may leave what it shares
             pass
-        self.supervisors = Supervisors(
-            launcher, self.selector, self._hear_out
-        )  # of none, where an engine starts the ranks
-        self.notices: list[int] = []  # signals that have asked this host to leave, and are not told of
-        self.is_noticed = False
+        # Of none, where an engine starts the ranks.
+        self.children = Children(
+            launcher, self.selector, request, self._note_start, self._hear_all_out, self._take_notice_of_keeper
+        )
+        self.notices: list[tuple[int, str]] = []  # signals that have asked this host to leave, and are not told of
+        self.noticed_by: set[str] = set()  # processes that have got one: this one, or its keeper
         for name in request["notices"]:
-            signal.signal(signal.Signals[name], lambda number, _frame: self.notices.append(number))
+            signal.signal(signal.Signals[name], lambda number, _frame: self.notices.append((number, "agent")))
         os.set_blocking(1, False)
         launcher.tell({"serving": True})
 
@@ -137,7 +140,7 @@ class RankListener:
     def run(self) -> None:
         """Returns when the job is over here: asked to end, and no rank is left."""
         try:
-            while self.kill_at is None or (self.ranks and time.monotonic() < self.kill_at):
+            while self.kill_at is None or (self._is_anyone_left() and time.monotonic() < self.kill_at):
                 try:
                     self._step()
                 except LauncherGoneError:
@@ -145,12 +148,18 @@ class RankListener:
                 except OSError as error:
                     self._note_refusal(str(error))
         except LauncherGoneError:
+            self.launcher.lose()
             self.end()
             self._wait_without_launcher()
+        except Exception:
+            self.launcher.lose()  # after its fault is told, nobody waits for more
+            self.end()
+            self._wait_without_launcher()
+            raise
         for connection in list(self.ranks):
             self._forget(connection)
-        left = kill_all(self.groups, self.mark)
-        self.supervisors.kill()
+        self.children.kill()
+        left = kill_all(self.groups, self.mark, self.children.is_parent, self.children.remaining)
         for path, inode in self.segments:
             remove_file(path, inode)
         if self.is_cut_off:
@@ -158,9 +167,10 @@ class RankListener:
         elif self.daemons:
             self._leave_daemon_killer()
         try:
+            numbers = self.groups | {group: number for number, group in self._living()}
             for process, (name, session) in left.items():
-                self.launcher.tell({"rank": self.groups.get(session, -1), "remains": process, "name": name})
-            self.supervisors.reap()
+                self.launcher.tell({"rank": numbers.get(session, -1), "remains": process, "name": name})
+            self.children.finish()
             for descriptor in list(self.pipes):
                 room = LAST_BYTES
                 while room > 0 and (size := self._read(descriptor, LAST_BYTES)):
@@ -173,6 +183,18 @@ class RankListener:
         if self.function_folder:
             shutil.rmtree(self.function_folder, ignore_errors=True)
 
+    def _is_anyone_left(self) -> bool:
+        return bool(self.ranks or self.children.running)
+
+    def _living(self) -> list[tuple[int, int]]:
+        """(rank, process group) of those whose command has not ended."""
+        started = [(child.number, child.process) for child in self.children.running.values() if child.status is None]
+        return started + [
+            (-1 if rank.number is None else rank.number, rank.group)
+            for rank in self.ranks.values()
+            if rank.group and not rank.has_ended
+        ]
+
     def _note_refusal(self, text: str) -> None:
         """The system has refused something, such as another descriptor: it is tried again, and told once."""
         if text not in self.refusals:
@@ -183,9 +205,10 @@ class RankListener:
         time.sleep(SECONDS_AFTER_A_REFUSAL)
 
     def end(self) -> None:
-        """Asks every rank to end: its supervisor does so when its socket closes."""
+        """Asks every rank to end: its supervisor, if it has one, does so when its socket closes."""
         if self.kill_at is None:
             self.kill_at = time.monotonic() + SECONDS_TO_KILL
+            self.children.end()
             self._look_for_segments()
             self.selector.unregister(self.listener)
             self.listener.close()  # a rank that only starts finds nobody, and gives up
@@ -199,8 +222,8 @@ class RankListener:
 
     def _look_for_segments(self) -> None:
         """Notes what the ranks' MPI shares: those that end within MPI_Init do not come to tell of it themselves."""
-        groups = {rank.group for rank in self.ranks.values() if rank.group}
-        for process in processes_of(groups, None):
+        groups = {group for _, group in self._living()}
+        for process in processes_of(groups, None) if groups else ():
             self.segments |= segments_of(process)
 
     def _note_creation(self) -> None:
@@ -231,8 +254,8 @@ class RankListener:
     def _note_daemon(self, connection: socket.socket) -> None:
         """The engine's daemon is whoever has started the rank's supervisor. A descriptor tells it from later processes."""
         try:
-            _, daemon = name_and_parent_of(peer_of(connection)[0])
-            if daemon not in self.daemons and name_and_parent_of(daemon)[0] in DAEMONS:
+            daemon = Status(peer_of(connection)[0]).parent
+            if daemon not in self.daemons and Status(daemon).name in DAEMONS:
                 self.daemons[daemon] = os.pidfd_open(daemon)
         except (AttributeError, OSError):  # a Python without pidfd_open; one has ended, or is another user's
             pass
@@ -280,11 +303,14 @@ class RankListener:
     def _step(self) -> None:
         silent = self.heard_at + (self.grace if self.launcher.is_gone else self.patience)
         deadline = min(silent if self.kill_at is None else self.kill_at, self.look_at, self.look_at_groups)
+        deadline = min(deadline, self.children.look_at)
         timeout = None if deadline == float("inf") else max(0.0, deadline - time.monotonic())
         self._listen()
         call_ready(self.selector, timeout)
         if self.notices:
-            self._take_notice(self.notices.pop(0))
+            self._take_notice(*self.notices.pop(0))
+        if time.monotonic() >= self.children.look_at:
+            self.children.look()
         if time.monotonic() >= self.look_at:
             self._look_again()
         if time.monotonic() >= self.look_at_groups:
@@ -293,13 +319,19 @@ class RankListener:
             self.end()
             self.is_cut_off = True
 
-    def _take_notice(self, number: int) -> None:
-        """Asks the launcher to have the ranks of this host leave; told once more, ends them."""
-        if not self.is_noticed:
-            self.is_noticed = True
+    def _take_notice_of_keeper(self, number: int) -> None:
+        self.notices.append((number, "keeper"))
+
+    def _take_notice(self, number: int, told: str) -> None:
+        """Asks the launcher to have the ranks of this host leave; told once more, ends them.
+
+        told: which process has got the signal. Slurm sends it to all of them.
+        """
+        if not self.noticed_by:
             self.launcher.tell({"rank": -1, "noticed": number})
-        elif number == signal.SIGTERM:
+        elif told in self.noticed_by and number == signal.SIGTERM:
             self.end()
+        self.noticed_by.add(told)
 
     def _listen(self) -> None:
         """Listens to what ranks write only while the launcher takes it, so that they wait like any program that nobody reads."""
@@ -324,8 +356,9 @@ class RankListener:
         for descriptor in self.pipes:
             os.close(descriptor)  # a rank that writes on gets SIGPIPE
         self.pipes.clear()
-        while self.ranks and self.kill_at is not None and time.monotonic() < self.kill_at:
+        while self._is_anyone_left() and self.kill_at is not None and time.monotonic() < self.kill_at:
             time.sleep(0.05)
+            self.children.look()
             for connection, _rank in list(self.ranks.items()):
                 if not is_open(connection):
                     self._forget(connection)
@@ -344,7 +377,7 @@ class RankListener:
             if request["do"] == "beat":
                 self.launcher.tell({"clock": time.monotonic(), "asked": request["at"]})
             if request["do"] == "start" and self.kill_at is None:
-                self.supervisors.start(request)
+                self.children.start(request)
             if request["do"] == "introduce":
                 self._introduce(request)
             if request["do"] == "lead":
@@ -402,25 +435,26 @@ class RankListener:
         self.selector.register(0, selectors.EVENT_READ, self._hear_launcher)
         self.heard_at, self.credit = time.monotonic(), window
         self.launcher.tell(self._account())
-        self.supervisors.untold.clear()
-        for rank in self.ranks.values():
-            if rank.start is not None and not rank.has_ended:
-                self.launcher.tell(rank.start)
+        self.children.untold.clear()
+        for child in self.children.running.values():
+            if child.status is None:
+                self.children.tell_start(child.number)
         for number, stream, data in self.backlog.take():
             self.credit -= len(data)
             self.launcher.tell({"rank": number, "stream": stream}, data)
 
     def _account(self) -> Serving:
         """What the next launcher must know."""
-        uids = self.supervisors.uids
         return {
             "serving": True,
             "clock": time.monotonic(),
-            "processes": [(number, uid, number in self.noticed) for number, uid in uids.items()],
+            "processes": [
+                (number, child.uid, number in self.noticed) for number, child in self.children.running.items()
+            ],
             "record": self.record,
-            "finished": self.supervisors.has_finished,
-            "noticed": self.is_noticed,
-            "ended": list(self.supervisors.untold),
+            "finished": self.children.has_finished,
+            "noticed": bool(self.noticed_by),
+            "ended": list(self.children.untold),
             "dropped": self.backlog.dropped,
         }
 
@@ -438,9 +472,7 @@ class RankListener:
 
     def _hear_rank(self, connection: socket.socket) -> None:
         """Takes what a rank says about itself: one JSON object a line."""
-        if (
-            connection not in self.ranks
-        ):  # its supervisor has ended, and was heard out in the same round of the selector
+        if connection not in self.ranks:  # it has ended, and was heard out in the same round of the selector
             return
         rank = self.ranks[connection]
         try:
@@ -459,9 +491,9 @@ class RankListener:
             if rank.number is not None and not rank.has_ended:
                 self.launcher.tell({"rank": rank.number, "lost": True, "at": time.monotonic()})
 
-    def _hear_out(self, number: int) -> None:
-        """Takes all that the supervisor of a rank has said, which has ended."""
-        for connection in [connection for connection, rank in self.ranks.items() if rank.number == number]:
+    def _hear_all_out(self) -> None:
+        """Takes all that ranks have said, some of which have ended."""
+        for connection in list(self.ranks):
             while connection in self.ranks and is_readable(connection):
                 self._hear_rank(connection)
 
@@ -485,8 +517,7 @@ class RankListener:
             )
             return
         if "starts" in facts:
-            rank.number, rank.start = facts["rank"], facts
-            self.noticed.discard(facts["rank"])  # another one's, which was in its slot
+            rank.number = facts["rank"]
             self._note_daemon(connection)
             self._greet(facts["rank"], connection)
         rank.group = facts.get("group", rank.group)
@@ -519,47 +550,45 @@ class RankListener:
         if request["frame"].startswith(FORM):
             self.record = request["frame"]
         elif request["frame"].startswith(LEAVE):
-            self.supervisors.dismissed.add(request["uid"])
+            self.children.dismissed.add(request["uid"])
         for connection, rank in self.ranks.items():
             if rank.uid == request["uid"]:
                 send_line(connection, request)
 
     def _evict(self, number: int) -> None:
-        """Ends a rank at once, which may be stopped; its supervisor tells of its end."""
-        for rank in self.ranks.values():
-            if rank.number == number and rank.group and not rank.has_ended:
-                kill_once(processes_of({rank.group}, None), spare=TIDIERS)
+        """Ends a rank at once, which may be stopped."""
+        for rank, group in self._living():
+            if rank == number:
+                kill_once(processes_of({group}, None), spare=TIDIERS)
 
     def _tell_stopped(self) -> None:
-        for rank in self.ranks.values():
-            if rank.number is not None and rank.group and not rank.has_ended:
-                self.launcher.tell({"rank": rank.number, "stopped": is_stopped(processes_of({rank.group}, None))})
+        for rank, group in self._living():
+            self.launcher.tell({"rank": rank, "stopped": is_stopped(processes_of({group}, None))})
 
     def _end_again(self, number: int) -> None:
         """Ends a rank that has taken the first signal for a notice."""
-        for rank in self.ranks.values():
-            if rank.number == number and rank.group and not rank.has_ended:
-                try:
-                    os.killpg(rank.group, signal.SIGTERM)
-                except OSError:  # it has ended
-                    pass
+        if number in self.children.running:
+            self.children.running[number].send(signal.SIGTERM)
 
     def _greet(self, rank: int, connection: socket.socket) -> None:
         """Gives a starting rank its environment and the pipes for its output."""
-        write_ends = []
-        for stream in (1, 2):
-            read_end, write_end = os.pipe()
-            os.set_blocking(read_end, False)
-            self.pipes[read_end] = (rank, stream)
-            write_ends.append(write_end)
+        pipes = [os.pipe() for _ in (1, 2)]
+        self._note_start(rank, [read_end for read_end, _ in pipes])
         try:
-            socket.send_fds(connection, [struct.pack("I", len(self.welcome))], write_ends)
+            socket.send_fds(connection, [struct.pack("I", len(self.welcome))], [write_end for _, write_end in pipes])
             connection.sendall(self.welcome)
         except OSError:  # its supervisor has just ended, as the end of the connection will tell
             pass
         finally:
-            for descriptor in write_ends:
-                os.close(descriptor)
+            for _, write_end in pipes:
+                os.close(write_end)
+
+    def _note_start(self, rank: int, streams: Sequence[int]) -> None:
+        """A rank has started, whose stdout and stderr can be read there."""
+        self.noticed.discard(rank)  # another one's, which was in its slot
+        for stream, descriptor in enumerate(streams, 1):
+            os.set_blocking(descriptor, False)
+            self.pipes[descriptor] = (rank, stream)
 
     def _read(self, descriptor: int, most: int) -> int:
         """Passes on what a rank wrote, up to so many bytes; returns their number, 0 at the end of the stream or if nothing is there."""
