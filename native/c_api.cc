@@ -166,7 +166,7 @@ ringtrain::TcpWorld WorldOverTcp(int rank, const std::string& peers, const uint8
   world.connect_seconds = options.start_timeout_seconds;
   // Silence is the protocol's to find, so that all ranks are told in the same words; the kernel comes after it.
   world.dead_after_seconds = 2 * options.dead_after_seconds;
-  world.streams = ringtrain::MostStreams(options);
+  world.streams = static_cast<int>(options.tcp_streams);
   std::istringstream lines(peers);
   for (std::string line; std::getline(lines, line);) world.peers.push_back(line);
   return world;
@@ -467,17 +467,7 @@ char* rt_traffic(rt_context* context) {
   });
 }
 
-char* rt_tuned(rt_context* context) {
-  return TextBy([&] {
-    const ringtrain::Tuned& tuned = context->context->tuned();
-    std::string lines = std::string(tuned.state()) + "|" + ringtrain::TextOf(tuned.All()) + "\n";
-    for (const ringtrain::Tuned::Change& change : tuned.Changes())
-      lines += std::to_string(change.operations) + "|" + ringtrain::TextOf(change.settings) + "\n";
-    return lines;
-  });
-}
-
-int64_t rt_burst_bytes(rt_context* context) { return context->context->tuned().Get(ringtrain::Tunable::burst_bytes); }
+int64_t rt_burst_bytes(rt_context* context) { return context->context->burst_bytes(); }
 
 char* rt_flight_record(rt_context* context) {
   return TextBy([&] { return context->context->FlightRecord(); });

@@ -22,7 +22,6 @@ from ringtrain.sharding import shard
 from ringtrain.stalls import long_phase
 from ringtrain.start import init, shutdown
 from ringtrain.statistics import Stats, stats
-from ringtrain.tunings import Tuning, tuning
 
 
 def rank() -> int:

@@ -347,12 +347,8 @@ class Context:
         """The lines of ``rt_traffic``."""
         return take_answer(lib.rt_traffic(self.native)).splitlines()
 
-    def tuned(self) -> list[str]:
-        """The lines of ``rt_tuned``."""
-        return take_answer(lib.rt_tuned(self.native)).splitlines()
-
     def burst_bytes(self) -> int:
-        """Option ``burst_bytes``, as it is now."""
+        """Option ``burst_bytes``."""
         return lib.rt_burst_bytes(self.native)
 
     def flight_record(self) -> str:

@@ -45,7 +45,21 @@ _FURTHER = {
     )
 }  # fmt: skip
 _OF_TESTS = "RINGTRAIN_TEST_"
+_AUTOTUNE = "HOROVOD_AUTOTUNE"
 _LIKENESS = 0.85  # of a name to one that is known, from which on it is taken for a slip
+
+
+def remarks(environ: Mapping[str, str]) -> list[str]:
+    """A line for each variable that does not do what its name promises; pure."""
+    return misspelt(environ) + idle(environ)
+
+
+def idle(environ: Mapping[str, str]) -> list[str]:
+    """A line for Horovod's variables of autotune, if it is on; pure."""
+    if environ.get(_AUTOTUNE, "") in ("", "0"):
+        return []
+    names = ", ".join(sorted(name for name in environ if name == _AUTOTUNE or name.startswith(f"{_AUTOTUNE}_")))
+    return [f"{names}: without effect, since other settings are not tried while a job runs. docs/options.md has them."]
 
 
 def misspelt(environ: Mapping[str, str]) -> list[str]:
@@ -107,16 +121,7 @@ def resolve(arguments: Mapping[str, object], environ: Mapping[str, str] = os.env
                 break
         if arguments.get(option.name) is not None:
             chosen[option.name] = _parse(option, arguments[option.name], f"option {option.name}")
-    if chosen.get("autotune") == "1":
-        chosen.setdefault("autotune_cache", _usual_cache(environ))
     return chosen
-
-
-def _usual_cache(environ: Mapping[str, str]) -> str:
-    """Where the XDG base directory specification has what a program may lose; "" without a home."""
-    home = environ.get("HOME", "")
-    folder = environ.get("XDG_CACHE_HOME", "") or (os.path.join(home, ".cache") if home else "")
-    return os.path.join(folder, "ringtrain", "autotune") if os.path.isabs(folder) else ""
 
 
 def as_lines(chosen: Mapping[str, str]) -> bytes:

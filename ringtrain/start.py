@@ -175,7 +175,7 @@ def init(
         context = _open_world(comm, place, chosen)
         make_default(context)
         if context.rank == 0 and "RINGTRAIN_LAUNCHER" not in options.environment():  # which has said so
-            for line in options.misspelt(options.environment()):
+            for line in options.remarks(options.environment()):
                 log.logger.warning("%s", line)
         if context.size > 1:
             signal_number = int(chosen.get("stack_signal", tables.OPTION_BY_NAME["stack_signal"].initial))

@@ -83,7 +83,6 @@ Status Options::Parse(const std::string& lines, Options* options) {
       return Status::InvalidArgument("options: expected name=value but found '" + line + "'.");
     const std::string name = line.substr(0, equals);
     RT_TRY(options->Set(name, line.substr(equals + 1)));
-    options->given_.insert(name);
   }
   return {};
 }

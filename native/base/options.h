@@ -3,7 +3,6 @@
 #define RINGTRAIN_BASE_OPTIONS_H_
 
 #include <cstdint>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -39,12 +38,9 @@ struct Options {
   // Those on which all ranks must agree, as the environment variable and its value, in the order of the table.
   std::vector<std::pair<std::string, std::string>> Agreed() const;
   // Whether one of the lines has set it, were it to the default.
-  bool given(const std::string& name) const { return given_.count(name) > 0; }
 
  private:
   Status Set(const std::string& name, const std::string& value);
-
-  std::set<std::string> given_;
 };
 
 }  // namespace ringtrain

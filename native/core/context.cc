@@ -40,16 +40,14 @@ Status Context::Begin() {
 
 Context::Context(const Options& options, Meeting meeting)
     : options_(options),
-      tuned_(SettingsOf(options)),
       devices_(options.cuda_lib),
       table_(static_cast<size_t>(options.flight_operations)),
       transport_(std::move(meeting.transport)),
       epoch_(std::move(meeting.world), std::move(meeting.memory), options_, *transport_, *transport_, &table_,
-             &counters_, &lateness_, &timeline_, &traffic_, &log_, &tuned_, &writer_),
-      driver_(options_, tuned_, *transport_, &epoch_, &table_, &counters_, &timeline_) {
+             &counters_, &lateness_, &timeline_, &traffic_, &log_, &writer_),
+      driver_(options_, *transport_, &epoch_, &table_, &counters_, &timeline_) {
   for (const std::string& warning : meeting.warnings) log_.Warning(warning);
   transport_->SetLog(&log_);
-  transport_->HeedTuned(&tuned_);
 }
 
 Context::~Context() {

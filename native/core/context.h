@@ -12,7 +12,6 @@
 #include "base/log.h"
 #include "base/mutex.h"
 #include "base/options.h"
-#include "base/tuned.h"
 #include "base/writer.h"
 #include "core/driver.h"
 #include "core/epoch.h"
@@ -36,7 +35,7 @@ class Context {
   const Counters& counters() const { return counters_; }
   const LatenessTable& lateness() const { return lateness_; }
   const TrafficTable& traffic() const { return traffic_; }
-  const Tuned& tuned() const { return tuned_; }
+  int64_t burst_bytes() const { return options_.burst_bytes; }
   // As JSON.
   std::string FlightRecord() const;
   Log& log() { return log_; }
@@ -69,7 +68,6 @@ class Context {
   Status CloseBehindDriver(Nanoseconds deadline, const Status& last);
 
   const Options options_;
-  Tuned tuned_;
   Counters counters_;
   LatenessTable lateness_;
   Log log_;

@@ -26,7 +26,7 @@ constexpr Nanoseconds kStallPeriod = INT64_C(500000000);
 Coordinator::Coordinator(const World& world, const Options& options, Wire& wire, const Progress& progress,
                          HostMemory* memory, SubmissionTable* table, Residuals* residuals,
                          ProcessSetTable* process_sets, Counters* counters, LatenessTable* lateness, Timeline* timeline,
-                         TrafficTable* traffic, Log* log, Tuned* tuned, Writer* writer)
+                         TrafficTable* traffic, Log* log, Writer* writer)
     : world_(world),
       options_(options),
       wire_(wire),
@@ -37,7 +37,6 @@ Coordinator::Coordinator(const World& world, const Options& options, Wire& wire,
       counters_(counters),
       lateness_(lateness),
       log_(log),
-      tuned_(tuned),
       writer_(writer),
       flight_file_(options, world.rank),
       mail_(wire, memory, world.my_host()),
@@ -48,8 +47,6 @@ Coordinator::Coordinator(const World& world, const Options& options, Wire& wire,
           "rank " + std::to_string(world.rank) +
           ": its memory must suffice for the operations under way, but has run out. Start fewer ranks on its "
           "host, or send less at a time.")) {
-  if (options.autotune != 0 && world.rank == 0)
-    tuner_.emplace(options, world, wire.Describe(), wire.HasStreams(), tuned, log, writer);
   protocol_.Begin(Now(), &effects_);
   CarryOut();
 }
@@ -279,15 +276,8 @@ void Coordinator::CarryOut() {
 void Coordinator::CarryOut(rank_effect::Start& start) {
   if (protocol_.aborted()) return;
   if (start.batch.scheduled) counters_->Add(Counter::kScheduledBatches, 1);
-  const bool shown = tuner_ && start.process_set == 0;
-  const Status status = executor_.Start(start.process_set, shown ? start.batch : std::move(start.batch));
-  if (!status.ok()) return protocol_.Abort(status, &effects_);
-  if (!shown) return;
-  if (const std::optional<Settings> settings = tuner_->Began(Now(), start.batch.responses))
-    protocol_.Tune(*settings, &effects_);
-  if (!tuner_->over()) return;
-  protocol_.EndTuning();
-  tuner_.reset();
+  const Status status = executor_.Start(start.process_set, std::move(start.batch));
+  if (!status.ok()) protocol_.Abort(status, &effects_);
 }
 
 // Written before it looks: of two ranks that do so at the same time one at least sees both.

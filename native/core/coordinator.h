@@ -8,13 +8,11 @@
 
 #include <atomic>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/log.h"
 #include "base/mutex.h"
-#include "base/tuned.h"
 #include "base/writer.h"
 #include "core/executor.h"
 #include "core/flight_record.h"
@@ -22,7 +20,6 @@
 #include "core/promise_board.h"
 #include "core/protocol.h"
 #include "core/submission.h"
-#include "core/tuner.h"
 #include "transport/mail.h"
 #include "transport/progress.h"
 #include "transport/wire.h"
@@ -40,8 +37,7 @@ class Coordinator {
  public:
   Coordinator(const World& world, const Options& options, Wire& wire, const Progress& progress, HostMemory* memory,
               SubmissionTable* table, Residuals* residuals, ProcessSetTable* process_sets, Counters* counters,
-              LatenessTable* lateness, Timeline* timeline, TrafficTable* traffic, Log* log, Tuned* tuned,
-              Writer* writer);
+              LatenessTable* lateness, Timeline* timeline, TrafficTable* traffic, Log* log, Writer* writer);
   ~Coordinator();
 
   // Does what can be done without waiting. True if anything moved.
@@ -129,7 +125,6 @@ class Coordinator {
   void CarryOut(rank_effect::Beat&) { life(world_.rank).Beat(); }
   void CarryOut(rank_effect::NoteCause& note) { protocol_.CauseNoted(NoteCause(note.cause), &effects_); }
   void CarryOut(rank_effect::Wake& wake) { memory_->doorbell(world_.local_rank_of[wake.rank]).Ring(); }
-  void CarryOut(rank_effect::Tune& tune) { tuned_->Set(executor_.agreed(0), tune.settings); }
   void CarryOut(rank_effect::End& end);
   LifeSign& life(int rank) const { return memory_->control().place(world_.local_rank_of[rank]).life; }
 
@@ -143,7 +138,6 @@ class Coordinator {
   Counters* const counters_;
   LatenessTable* const lateness_;
   Log* const log_;
-  Tuned* const tuned_;
   Writer* const writer_;
 
   const FlightFile flight_file_;
@@ -153,11 +147,10 @@ class Coordinator {
   PromiseBoard board_;
   Executor executor_;
   Protocol protocol_;
-  const Status no_memory_;      // made while there is memory for its words
-  std::optional<Tuner> tuner_;  // rank 0's, with option autotune
-  RankEffects effects_;         // decided and not carried out yet; empty between two steps
-  RankEffects carried_out_;     // at the moment
-  std::vector<int> removals_;   // process sets that go as soon as none of their batches is under way
+  const Status no_memory_;     // made while there is memory for its words
+  RankEffects effects_;        // decided and not carried out yet; empty between two steps
+  RankEffects carried_out_;    // at the moment
+  std::vector<int> removals_;  // process sets that go as soon as none of their batches is under way
   Nanoseconds last_active_ = 0;
 
   Mutex request_mutex_;

@@ -38,10 +38,9 @@ Spinning SpinningFor(const Options& options, const World& world, bool waiter) {
 
 }  // namespace
 
-ContextDriver::ContextDriver(const Options& options, const Tuned& tuned, Progress& progress, Epoch* epoch,
-                             SubmissionTable* table, Counters* counters, Timeline* timeline)
+ContextDriver::ContextDriver(const Options& options, Progress& progress, Epoch* epoch, SubmissionTable* table,
+                             Counters* counters, Timeline* timeline)
     : options_(options),
-      tuned_(tuned),
       progress_(progress),
       doorbell_(epoch->memory().doorbell(epoch->world().local_rank())),
       life_(epoch->memory().control().place(epoch->world().local_rank()).life),
@@ -67,7 +66,7 @@ Status ContextDriver::Start(int rank) {
 // ---- submitting and waiting ----
 
 void ContextDriver::OnNews(bool caller_waits, bool urgent, int64_t bytes) {
-  urgent |= gathered_bytes_.fetch_add(bytes) + bytes >= tuned_.Get(Tunable::burst_bytes);
+  urgent |= gathered_bytes_.fetch_add(bytes) + bytes >= options_.burst_bytes;
   std::atomic_thread_fence(std::memory_order_seq_cst);  // the news before the promise: see CancelPollPromise
   if (!urgent && !caller_waits && Now() < polls_by_.load(std::memory_order_relaxed)) return;
   gathered_bytes_.store(0);
@@ -79,7 +78,7 @@ void ContextDriver::OnNews(bool caller_waits, bool urgent, int64_t bytes) {
 
 // Small operations that nobody waits for yet gather this long, so that a backward pass of many small gradients costs a
 // few wake-ups and not a few for each; larger ones leave at once, because their transfer is worth overlapping.
-Nanoseconds ContextDriver::gather() const { return tuned_.Get(Tunable::gather_microseconds) * kMicrosecond; }
+Nanoseconds ContextDriver::gather() const { return options_.gather_microseconds * kMicrosecond; }
 
 void ContextDriver::Call() {
   doorbell_.Ring();

@@ -22,7 +22,6 @@
 #include "base/counters.h"
 #include "base/mutex.h"
 #include "base/options.h"
-#include "base/tuned.h"
 #include "core/epoch.h"
 #include "core/spinning.h"
 #include "core/submission.h"
@@ -33,8 +32,8 @@ namespace ringtrain {
 
 class ContextDriver {
  public:
-  ContextDriver(const Options& options, const Tuned& tuned, Progress& progress, Epoch* epoch, SubmissionTable* table,
-                Counters* counters, Timeline* timeline);
+  ContextDriver(const Options& options, Progress& progress, Epoch* epoch, SubmissionTable* table, Counters* counters,
+                Timeline* timeline);
   ~ContextDriver();
   // Lets the wire ring, starts the context's thread, and returns when the rank's life sign has begun in it: a waiting
   // thread may drive from then on, and whatever it begins others must be able to see end.
@@ -74,7 +73,6 @@ class ContextDriver {
   void WakeThread(bool urgent);
 
   const Options& options_;
-  const Tuned& tuned_;
   Progress& progress_;
   Doorbell& doorbell_;
   LifeSign& life_;

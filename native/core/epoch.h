@@ -20,11 +20,11 @@ class Epoch {
  public:
   Epoch(World world, std::unique_ptr<HostMemory> memory, const Options& options, Wire& wire, const Progress& progress,
         SubmissionTable* table, Counters* counters, LatenessTable* lateness, Timeline* timeline, TrafficTable* traffic,
-        Log* log, Tuned* tuned, Writer* writer)
+        Log* log, Writer* writer)
       : world_(std::move(world)),
         memory_(std::move(memory)),
         coordinator_(world_, options, wire, progress, memory_.get(), table, &residuals_, &process_sets_, counters,
-                     lateness, timeline, traffic, log, tuned, writer) {}
+                     lateness, timeline, traffic, log, writer) {}
 
   const World& world() const { return world_; }
   HostMemory& memory() const { return *memory_; }

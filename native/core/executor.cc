@@ -111,11 +111,6 @@ bool Executor::busy(int process_set) const {
   return lane != lanes_.end() && !(lane->second.executions.empty() && lane->second.enqueued.empty());
 }
 
-uint64_t Executor::agreed(int process_set) const {
-  auto lane = lanes_.find(process_set);
-  return lane == lanes_.end() ? 0 : lane->second.agreed;
-}
-
 Status Executor::Advance(bool* moved, std::vector<int>* finished) {
   for (auto& entry : lanes_) {
     auto& executions = entry.second.executions;

@@ -40,8 +40,6 @@ class Executor {
   // The world has failed: what is on GPUs will not be done.
   void Abandon(const Status& cause);
   bool busy(int process_set) const;
-  // Operations of a process set so far, the same on all its members.
-  uint64_t agreed(int process_set) const;
 
  private:
   using Devices = std::vector<int64_t>;  // by member

@@ -188,9 +188,6 @@ std::string Frame::Encode() const {
       encoder.Unsigned(schedule);
       encoder.Unsigned(count);
       break;
-    case FrameType::kTune:
-      encoder.SignedList({settings.begin(), settings.end()});
-      break;
   }
   return encoder.Take();
 }
@@ -244,12 +241,6 @@ bool Frame::Decode(const std::string& bytes, Frame* frame) {
       frame->schedule = DecodeNumber(&decoder);
       frame->count = decoder.Unsigned();
       break;
-    case FrameType::kTune: {
-      const std::vector<int64_t> values = decoder.SignedList();
-      if (values.size() == frame->settings.size()) std::copy(values.begin(), values.end(), frame->settings.begin());
-      if (values.size() != frame->settings.size() || !InRange(frame->settings)) decoder.Refuse();
-      break;
-    }
     default:
       decoder.Refuse();
   }

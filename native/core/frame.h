@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "base/tuned.h"
 #include "core/request.h"
 #include "core/response_cache.h"
 
@@ -26,8 +25,7 @@ enum class FrameType : uint8_t {
   kSchedule = 10,   // coordinator to members: from here on this cycle of batches, without a word (schedule.h)
   kPromise = 11,    // one host to another: so many batches of the schedule all on this side have promised
   kHalt = 12,  // member to coordinator: the schedule ends, and so much is promised here; coordinator to members: say so
-  kHalted = 13,  // coordinator to members: so many batches of the schedule run, then it is over
-  kTune = 14     // rank 0 to all: from here on these settings hold
+  kHalted = 13  // coordinator to members: so many batches of the schedule run, then it is over
 };
 
 // A submission that its own rank refused: its peers' operation of that name fails with the same text.
@@ -69,7 +67,6 @@ struct Frame {
   uint64_t count = 0;                                 // kPromise, kHalt, kHalted: batches
   int last = 0;                                       // kPromise: the member on this side that came last
   Nanoseconds gap = 0;                                // kPromise: by which it came behind the one before it
-  Settings settings{};                                // kTune
 
   // Whether it can be of one member of this process set to another: what it has of members are members, and its lists
   // have their lengths. Frames of the same ringtrain always do.

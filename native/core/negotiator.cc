@@ -18,8 +18,6 @@ constexpr Nanoseconds kMillisecond = 1000000;
 
 Negotiator::Negotiator(NegotiatorOptions options)
     : options_(std::move(options)),
-      fusion_threshold_bytes_(options_.fusion_threshold_bytes),
-      schedules_(options_.schedules),
       cache_(options_.cache_capacity),
       promises_(options_.hosts.empty() ? std::vector<int>(options_.members.size(), 0) : options_.hosts, options_.me,
                 options_.fanout),
@@ -579,7 +577,7 @@ void Negotiator::Decide(Effects* effects) {
       if (ready.joined != ready_to_run_[0].joined) break;
       run.push_back(&ready.agreed.response);
     }
-    Start(Fuse(run, fusion_threshold_bytes_)[0], effects);
+    Start(Fuse(run, options_.fusion_threshold_bytes)[0], effects);
   }
 }
 
@@ -598,7 +596,7 @@ void Negotiator::Start(const std::vector<int>& batch, Effects* effects) {
   }
   for (auto index = batch.rbegin(); index != batch.rend(); ++index) ready_to_run_.erase(ready_to_run_.begin() + *index);
   ++batches_under_way_;
-  if (schedules_) NoteRepetition(verdict);
+  if (options_.schedules) NoteRepetition(verdict);
   Frame frame = MakeFrame(FrameType::kVerdicts);
   frame.verdicts.push_back(std::move(verdict));
   Broadcast(frame, effects);

@@ -134,10 +134,6 @@ class Negotiator {
   // When Tick is due at the latest, kNever if nothing is timed.
   Nanoseconds next_timer() const;
   const std::vector<int>& members() const { return options_.members; }
-  // From the next decision on. No sum depends on it.
-  void SetFusionThreshold(size_t bytes) { fusion_threshold_bytes_ = bytes; }
-  // As option schedules, from now on.
-  void AllowSchedules() { schedules_ = true; }
 
   // ---- a schedule ----
   // It must be told of what members_here() promise, whenever that changes.
@@ -259,8 +255,6 @@ class Negotiator {
   int member_count() const { return static_cast<int>(options_.members.size()); }
 
   const NegotiatorOptions options_;
-  size_t fusion_threshold_bytes_;  // the coordinator's counts
-  bool schedules_;
   ResponseCache cache_;
   bool coordinator_gone_ = false;
 

@@ -8,7 +8,6 @@
 
 #include "base/digest.h"
 #include "base/ranks.h"
-#include "base/tuned.h"
 #include "core/executor.h"
 #include "core/version.h"
 
@@ -26,8 +25,6 @@ std::string TablesDigest(const Options& options) {
   std::string text;
   for (const char* table : {"dtypes", "operations", "attributes", "reductions", "compressions", "status"})
     text += TableText(table);
-  for (int tunable = 0; tunable < kTunables; ++tunable)
-    text += std::string(NameOf(static_cast<Tunable>(tunable))) + "\n";
   for (const auto& agreed : options.Agreed()) text += agreed.first + "\n";
   uint64_t digest = DigestOf(text.data(), text.size(), 0);
   std::string digits;

@@ -17,11 +17,7 @@ std::vector<int> RanksOf(const World& world) {
 }  // namespace
 
 Protocol::Protocol(const World& world, const Options& options, int fanout)
-    : world_(world),
-      options_(options),
-      fanout_(fanout),
-      settings_(SettingsOf(options)),
-      liveness_(world, options.dead_after_seconds) {}
+    : world_(world), options_(options), fanout_(fanout), liveness_(world, options.dead_after_seconds) {}
 
 // ---- events ----
 
@@ -54,8 +50,6 @@ void Protocol::Arrived(Nanoseconds now, int from, Frame frame, RankEffects* effe
       all_goodbye_ = true;
       clean_ = frame.flag;
       return;
-    case FrameType::kTune:
-      return HeedTune(frame.settings, effects);
     default:
       break;
   }
@@ -100,28 +94,6 @@ void Protocol::ConnectionLost(const LostPeer& lost, RankEffects* effects) {
   const bool needs_nobody = clean() && !pending() && batches_under_way_ == 0;
   if (left_.count(lost.rank) > 0 || needs_nobody) return;
   HearEnd(liveness_.ConnectionLost(lost), effects);
-}
-
-// A frame of its own, behind the verdicts that were sent before and before those that come later.
-void Protocol::Tune(const Settings& settings, RankEffects* effects) {
-  if (aborted_) return;
-  Frame tune;
-  tune.type = FrameType::kTune;
-  tune.settings = settings;
-  for (int rank : everyone())
-    if (rank != world_.rank) effects->push_back(rank_effect::Send{rank, tune});
-  HeedTune(settings, effects);
-}
-
-void Protocol::EndTuning() {
-  if (options_.schedule == "auto") negotiators_.at(0).AllowSchedules();
-}
-
-void Protocol::HeedTune(const Settings& settings, RankEffects* effects) {
-  settings_ = settings;
-  const auto threshold = static_cast<size_t>(settings[static_cast<size_t>(Tunable::fusion_threshold_bytes)]);
-  for (auto& entry : negotiators_) entry.second.SetFusionThreshold(threshold);
-  effects->push_back(rank_effect::Tune{settings});
 }
 
 void Protocol::LongPhase(Nanoseconds now, Nanoseconds duration, RankEffects* effects) {
@@ -293,13 +265,11 @@ void Protocol::AddProcessSet(Nanoseconds now, int process_set, const std::vector
   options.members = members;
   options.me = static_cast<int>(me - members.begin());
   options.cache_capacity = static_cast<size_t>(options_.cache_capacity);
-  options.fusion_threshold_bytes = static_cast<size_t>(settings_[static_cast<size_t>(Tunable::fusion_threshold_bytes)]);
+  options.fusion_threshold_bytes = static_cast<size_t>(options_.fusion_threshold_bytes);
   options.stall_warning = FromSeconds(options_.stall_warning_seconds);
   options.stall_abort = options_.stall_abort_seconds == 0 ? kNever : FromSeconds(options_.stall_abort_seconds);
   options.fanout = fanout_;
-  // Settings change at a place in the order of verdicts, of which a schedule has none.
-  const bool is_tuned = process_set == 0 && options_.autotune != 0;
-  options.schedules = options_.schedule == "auto" && live_sets_ <= kMaxScheduledSets && !is_tuned;
+  options.schedules = options_.schedule == "auto" && live_sets_ <= kMaxScheduledSets;
   for (int rank : members) options.hosts.push_back(world_.host_of[static_cast<size_t>(rank)]);
   Negotiator& negotiator = negotiators_.emplace(process_set, Negotiator(std::move(options))).first->second;
   for (int member : negotiator.members_here()) watched_[process_set].push_back(members[static_cast<size_t>(member)]);

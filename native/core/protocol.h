@@ -74,9 +74,6 @@ struct NoteCause {  // write down for the ranks of this host why the world has e
 struct Wake {
   int rank;  // of this host
 };
-struct Tune {  // these settings hold from here on
-  Settings settings;
-};
 struct End {  // everything pending here and later fails with the cause
   Status cause;
 };
@@ -84,7 +81,7 @@ struct End {  // everything pending here and later fails with the cause
 using RankEffect = std::variant<rank_effect::Send, rank_effect::Start, rank_effect::Promise, rank_effect::Finish,
                                 rank_effect::Fail, rank_effect::AddProcessSet, rank_effect::RemoveProcessSet,
                                 rank_effect::Warn, rank_effect::Count, rank_effect::ShowStacks, rank_effect::Beat,
-                                rank_effect::NoteCause, rank_effect::Wake, rank_effect::Tune, rank_effect::End>;
+                                rank_effect::NoteCause, rank_effect::Wake, rank_effect::End>;
 using RankEffects = std::vector<RankEffect>;
 
 class Protocol {
@@ -113,10 +110,6 @@ class Protocol {
   void ConnectionLost(const LostPeer& lost, RankEffects* effects);
   // Nobody shall expect this rank for that long.
   void LongPhase(Nanoseconds now, Nanoseconds duration, RankEffects* effects);
-  // Of rank 0: from here on these settings hold, on all ranks behind the same operation.
-  void Tune(const Settings& settings, RankEffects* effects);
-  // Of rank 0: they stay as they are now.
-  void EndTuning();
   // At next_look(): beats, and judges the others.
   void Look(Nanoseconds now, const SignsOfLife& seen, RankEffects* effects);
   // As Liveness has it.
@@ -159,7 +152,6 @@ class Protocol {
 
  private:
   void Feed(Nanoseconds now, int process_set, const Event& event, RankEffects* effects);
-  void HeedTune(const Settings& settings, RankEffects* effects);
   Status LeavesUnderWay() const;
   int RankOf(int process_set, int member) const;
   void ArrivedIn(Nanoseconds now, int process_set, int from, Frame frame, RankEffects* effects);
@@ -195,7 +187,6 @@ class Protocol {
   const World& world_;
   const Options& options_;
   const int fanout_;
-  Settings settings_;
 
   Liveness liveness_;
   std::map<int, Negotiator> negotiators_;                           // by process set, those this rank belongs to

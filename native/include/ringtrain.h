@@ -30,7 +30,7 @@ typedef struct rt_samples rt_samples;       /* and of its samples */
 
 /* Version of everything between the CFFI marks. Raised with each change to it: test_abi.py compares. Python
  * (ringtrain/_native.py) and the library for TensorFlow refuse a core of another version. */
-#define RT_ABI_VERSION 17
+#define RT_ABI_VERSION 18
 
 #define RT_MAX_DIMENSIONS 64            /* of a tensor */
 #define RT_MAX_DTYPES 32                /* rows of tables/dtypes.def, with room for more */
@@ -174,11 +174,7 @@ int32_t rt_timeline_stop(rt_context* context, char** error);
  * least|nanoseconds under way|nanoseconds from submission to agreement" for each operation and class; that of sizes in
  * [2^(c-1), 2^c) bytes is c. The caller frees it with rt_free. */
 char* rt_traffic(rt_context* context);
-/* The options that may change while the world is open: a line "state|name=value,name=value" with what tuning does,
- * "off" but on rank 0, and what holds now; behind it a line "operations|name=value,..." for each change, with how many
- * operations of the world had been agreed on before. The caller frees it with rt_free. */
-char* rt_tuned(rt_context* context);
-/* Option burst_bytes, as it is now. */
+/* Option burst_bytes. */
 int64_t rt_burst_bytes(rt_context* context);
 /* The last operations of this rank, as JSON: what option flight_record writes. The caller frees it with rt_free. */
 char* rt_flight_record(rt_context* context);

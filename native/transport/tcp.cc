@@ -101,8 +101,6 @@ class TcpTransport : public Transport {
   bool RingsDoorbell() const override { return true; }
   void SetDoorbell(Doorbell* doorbell) override { connections_.SetDoorbell(doorbell); }
   void SetLog(Log* log) override { connections_.SetLog(log); }
-  void HeedTuned(const Tuned* tuned) override { connections_.HeedTuned(tuned); }
-  bool HasStreams() const override { return true; }
 
   // The others close too, each when it has what it waits for; what the kernel has been given still travels.
   void Close(bool clean, double timeout_seconds) override { End(clean, true, timeout_seconds); }

@@ -9,14 +9,11 @@
 namespace ringtrain {
 
 class Log;
-class Tuned;
 
 class Transport : public Wire, public Progress {
  public:
   // Where it says what a person should know while it is open; nothing is said before.
   virtual void SetLog(Log*) {}
-  // The settings that may change while it is open; until then those that it was opened with hold.
-  virtual void HeedTuned(const Tuned*) {}
 };
 
 }  // namespace ringtrain

@@ -66,7 +66,6 @@ class Wire {
   // further use.
   virtual void Close(bool clean, double timeout_seconds) = 0;
   // Whether it opens several connections to a peer, and uses as many as option tcp_streams says at the moment.
-  virtual bool HasStreams() const { return false; }
   // One line about the library behind it, for build_info and errors.
   virtual std::string Describe() const = 0;
 

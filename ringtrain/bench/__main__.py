@@ -35,7 +35,6 @@ TRAINING_PEERS = (
     "every-32",
     "sharded-step",
     "tcp",
-    "autotune",
     "horovod",
     "ddp",
     "ddp-ringtrain",

@@ -17,7 +17,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 import ringtrain as rt
 import ringtrain.torch as hvd
 from ringtrain import context as contexts
-from ringtrain.bench import ranks, report
+from ringtrain.bench import ranks
 from ringtrain.bench.torch_networks import Batch, loss_of
 from ringtrain.bench.worlds import World
 from ringtrain.errors import UnsupportedError
@@ -60,9 +60,6 @@ class TrainingSystem(Protocol):
     def accumulate(self, passes: int) -> None:
         """From the next step on, so many backward passes make one."""
 
-    def settle(self, batch: Batch) -> None:
-        """Steps before any is timed, until the system is as it will be."""
-
     def step(self, batch: Batch) -> None:
         """One training step, with this rank's batch in each of its passes; this is what is timed."""
 
@@ -90,9 +87,6 @@ class Alone:
 
     def accumulate(self, passes: int) -> None:
         self.passes = passes
-
-    def settle(self, batch: Batch) -> None:
-        pass
 
     def step(self, batch: Batch) -> None:
         self.optimizer.zero_grad()
@@ -164,15 +158,6 @@ class InAWorldOfItsOwn(Ringtrain):
     def use(self, network: torch.nn.Module, make: MakeOptimizer = make_optimizer) -> None:
         with self._within():
             super().use(network, make)
-
-    def settle(self, batch: Batch) -> None:
-        """Trains until nothing is tuned any more."""
-        with self._within():
-            while ranks.gathered(rt.tuning().state)[0] in ("learning", "searching"):
-                for _ in range(10):
-                    self.step(batch)
-            if ranks.rank() == 0:
-                report.say(f"{self.name}: {rt.tuning().settings}")
 
     def step(self, batch: Batch) -> None:
         with self._within():
@@ -388,7 +373,6 @@ PEERS: dict[str, Callable[[], TrainingSystem]] = {
     "every-32": partial(LocalSteps, 32),
     "sharded-step": lambda: Ringtrain("sharded-step", mode=hvd.ShardedStep()),
     "tcp": partial(InAWorldOfItsOwn, "tcp"),
-    "autotune": partial(InAWorldOfItsOwn, "autotune", autotune=1, autotune_cache=""),
     "horovod": Horovod,
     "ddp": Ddp,
     "ddp-ringtrain": DdpOfOurs,

@@ -79,7 +79,6 @@ def _measure(
             trained = copy.deepcopy(start)
             system.use(trained, _optimizer_for(network))
             verified[system.name] = _verify(system, trained, batch, start, goal)
-            system.settle(batch)
             passes[system.name] = system.passes
         timed = {
             system.name: (lambda system=system: [_time_steps(system, batch, network.steps_in_a_turn)])

@@ -275,8 +275,8 @@ def ringtrainrun(**given: Any) -> int:
                 return take_up(given["resume"], terminal)
             terminal.shows_time = given["shows_time"]
             plan = make_plan(given, os.environ, terminal.say)
-            misspelt = ranks_options.misspelt({**os.environ, **plan.exported})
-            for line in [*idle_flags(given), *warnings(given), *misspelt]:
+            remarks = ranks_options.remarks({**os.environ, **plan.exported})
+            for line in [*idle_flags(given), *warnings(given), *remarks]:
                 terminal.say(line)
             check_command(plan)
             return launch(plan, terminal, is_dry=given["dry_run"])

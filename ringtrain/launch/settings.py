@@ -124,16 +124,6 @@ SETTINGS = (
             _to("RINGTRAIN_LOG_LEVEL", lambda level: LEVELS[level.upper()]), ("logging", "level")),
     Setting(("--num-nccl-streams",), WholeNumber(1, 8), "communicators of NCCL, which batches use in turn (1)",
             _to("RINGTRAIN_NCCL_COMMUNICATORS"), ("library_options", "num_nccl_streams")),
-    Setting(("--autotune/--no-autotune",), click.BOOL, "try other settings in the first steps, and keep those with the shortest ones",
-            _to("RINGTRAIN_AUTOTUNE", int), ("autotune", "enabled")),
-    Setting(("--autotune-log-file",), click.Path(dir_okay=False), "CSV with a line for each sample",
-            _to("RINGTRAIN_AUTOTUNE_LOG"), ("autotune", "log_file")),
-    Setting(("--autotune-warmup-samples",), WholeNumber(0, 1000), "samples that count for nothing (1)",
-            _to("RINGTRAIN_AUTOTUNE_WARMUP_SAMPLES"), ("autotune", "warmup_samples")),
-    Setting(("--autotune-steps-per-sample",), WholeNumber(1, 100_000), "steps of which the median counts (10)",
-            _to("RINGTRAIN_AUTOTUNE_STEPS_PER_SAMPLE"), ("autotune", "steps_per_sample")),
-    Setting(("--autotune-bayes-opt-max-samples",), WholeNumber(1, 1000), "samples at most (20)",
-            _to("RINGTRAIN_AUTOTUNE_MAX_SAMPLES"), ("autotune", "bayes_opt_max_samples")),
     Setting(("--transport",), click.Choice(["auto", "mpi", "tcp"]),
             "MPI or TCP between the ranks; auto: MPI if several hosts all have RDMA, and one is installed",
             _to("RINGTRAIN_TRANSPORT"), ("library_options", "transport")),
@@ -143,11 +133,13 @@ SETTINGS = (
 
 # Flags with no meaning here, and why. Those in the first table take a value, those in the second one two.
 _NO_CYCLE = "there is no cycle: an operation starts when all ranks have submitted it"
-_NO_PROCESS = "no Gaussian process is fitted: a setting is kept if it gains in two samples"
+_NO_TUNING = "other settings are not tried while a job runs"
 _NO_ELASTIC = "the number of ranks does not change during a run"
 _ONE_ALGORITHM = "the algorithm follows from where the ranks are"
 WITHOUT_MEANING = {
-    "--cycle-time-ms": _NO_CYCLE, "--autotune-gaussian-process-noise": _NO_PROCESS,
+    "--cycle-time-ms": _NO_CYCLE,
+    "--autotune-log-file": _NO_TUNING, "--autotune-warmup-samples": _NO_TUNING, "--autotune-steps-per-sample": _NO_TUNING,
+    "--autotune-bayes-opt-max-samples": _NO_TUNING, "--autotune-gaussian-process-noise": _NO_TUNING,
     "--min-np": _NO_ELASTIC, "--min-num-proc": _NO_ELASTIC,
     "--max-np": _NO_ELASTIC, "--max-num-proc": _NO_ELASTIC, "--elastic-timeout": _NO_ELASTIC, "--reset-limit": _NO_ELASTIC,
     "--thread-affinity": "the thread that communicates runs where there is room",
@@ -163,6 +155,7 @@ OF_ELASTIC_JOBS = {  # which have one with --elastic; and what --help says, wher
     "most (10 600)",
 }  # fmt: skip
 SWITCHES_WITHOUT_MEANING = {
+    "--autotune/--no-autotune": _NO_TUNING,
     "--disable-cache": "no check is remembered", "--gloo": "Gloo is not used; for hosts without MPI there is --transport tcp",
     "--jsrun": "jsrun is not known; mpirun or srun starts the ranks",
     "--hierarchical-allgather/--no-hierarchical-allgather": _ONE_ALGORITHM,
@@ -174,7 +167,8 @@ SWITCHES_WITHOUT_MEANING = {
 # Keys of the configuration file that are Horovod's and have no meaning here: section, key.
 KEYS_WITHOUT_MEANING = {
     ("params", "cycle_time_ms"), ("params", "hierarchical_allgather"), ("params", "torus_allreduce"),
-    ("autotune", "gaussian_process_noise"),
+    ("autotune", "enabled"), ("autotune", "log_file"), ("autotune", "warmup_samples"), ("autotune", "steps_per_sample"),
+    ("autotune", "bayes_opt_max_samples"), ("autotune", "gaussian_process_noise"),
     ("library_options", "mpi_threads_disable"),
     ("library_options", "thread_affinity"), ("library_options", "ccl_bgt_affinity"),
     ("library_options", "gloo_timeout_seconds"), ("logging", "with_timestamp"),

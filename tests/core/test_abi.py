@@ -11,7 +11,7 @@ from ringtrain import _build, _native
 
 PACKAGE = Path(__file__).parents[2] / "ringtrain"
 # Of the header's declarations, without comments and white space.
-DIGESTS = {17: "59ed7e003d5d04ee"}
+DIGESTS = {18: "bc1a6d641168deeb"}
 
 
 def declarations() -> str:

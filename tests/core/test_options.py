@@ -93,6 +93,16 @@ def test_log_level():
         options.log_level({"RINGTRAIN_LOG_LEVEL": "trace"})
 
 
+def test_variables_of_autotune_are_told_to_have_no_effect():
+    line = (
+        "HOROVOD_AUTOTUNE, HOROVOD_AUTOTUNE_LOG: without effect, since other settings are not tried while a job runs. "
+        "docs/options.md has them."
+    )
+    assert options.remarks({"HOROVOD_AUTOTUNE_LOG": "log.csv", "HOROVOD_AUTOTUNE": "1", "PATH": "/"}) == [line]
+    assert options.remarks({"HOROVOD_AUTOTUNE_LOG": "log.csv", "HOROVOD_AUTOTUNE": "0"}) == []
+    assert options.resolve({}, {"HOROVOD_AUTOTUNE": "1", "HOROVOD_AUTOTUNE_LOG": "log.csv"}) == {}
+
+
 def test_a_misspelt_variable_is_told_with_the_nearest_name():
     line = (
         "RINGTRAIN_DEAD_AFTER_SECOND: it must be a known variable to have an effect, "

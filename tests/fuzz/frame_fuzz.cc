@@ -8,7 +8,7 @@ namespace ringtrain {
 namespace {
 
 constexpr size_t kMaxIds = size_t{1} << 20;  // the highest cache_capacity
-constexpr FrameType kLastType = FrameType::kTune;
+constexpr FrameType kLastType = FrameType::kHalted;
 
 Request Sample(Operation operation) {
   Request request;
@@ -35,7 +35,6 @@ Frame Sample(FrameType type) {
   frame.text = "rank 3 failed";
   frame.flag = true;
   frame.milliseconds = 60000;
-  frame.settings = {1 << 20, 4, 1 << 20, 1000};
   return frame;
 }
 

@@ -22,7 +22,6 @@ DECODERS = [
     "base/doorbell.cc",
     "base/options.cc",
     "base/decimal.cc",
-    "base/tuned.cc",
     "core/authority.cc",
     "core/control.cc",
     "core/frame.cc",

@@ -359,7 +359,7 @@ def test_horovods_spellings_are_understood(tmp_path) -> None:
     assert openmpi.command_line("mpirun", made)[-2:] == ["--map-by", "node"]
 
 
-def test_tuning_flags_become_options_of_the_ranks() -> None:
+def test_flags_of_settings_become_options_of_the_ranks() -> None:
     made = planned(
         "-np",
         "2",
@@ -373,15 +373,6 @@ def test_tuning_flags_become_options_of_the_ranks() -> None:
         "--timeline-mark-cycles",
         "--flight-record",
         "f",
-        "--autotune",
-        "--autotune-log-file",
-        "tune.csv",
-        "--autotune-warmup-samples",
-        "2",
-        "--autotune-steps-per-sample",
-        "5",
-        "--autotune-bayes-opt-max-samples",
-        "9",
         "--no-stall-check",
         "--log-level",
         "TRACE",
@@ -397,11 +388,6 @@ def test_tuning_flags_become_options_of_the_ranks() -> None:
         "RINGTRAIN_TIMELINE": "t.json",
         "RINGTRAIN_TIMELINE_MARK_CYCLES": "1",
         "RINGTRAIN_FLIGHT_RECORD": "f",
-        "RINGTRAIN_AUTOTUNE": "1",
-        "RINGTRAIN_AUTOTUNE_LOG": "tune.csv",
-        "RINGTRAIN_AUTOTUNE_WARMUP_SAMPLES": "2",
-        "RINGTRAIN_AUTOTUNE_STEPS_PER_SAMPLE": "5",
-        "RINGTRAIN_AUTOTUNE_MAX_SAMPLES": "9",
         "RINGTRAIN_STALL_WARNING_SECONDS": "86400",
         "RINGTRAIN_STALL_ABORT_SECONDS": "0",
         "RINGTRAIN_LOG_LEVEL": "debug",

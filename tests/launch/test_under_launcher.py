@@ -52,7 +52,6 @@ ON_THREADS_IN_EVERY_RUN = {
     "test_training.py",
     "test_training_local_steps.py",
     "test_training_parameters.py",
-    "test_tuning.py",
 }
 # A job takes many files, since ranks need seconds to import what they test.
 SUBJECTS = {

@@ -40,7 +40,6 @@ from priority import give_way
 # What the protocol consists of: it links nothing else of native/, so the simulator is built in seconds.
 PROTOCOL = [
     "base/decimal.cc",
-    "base/tuned.cc",
     "collectives/rows.cc",
     "core/frame.cc",
     "core/fusion.cc",

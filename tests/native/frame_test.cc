@@ -15,7 +15,7 @@ class RandomFrame {
 
   Frame Make() {
     Frame frame;
-    frame.type = Pick(10) == 0 ? FrameType::kTune : static_cast<FrameType>(1 + Pick(9));
+    frame.type = static_cast<FrameType>(1 + Pick(9));
     frame.epoch = static_cast<uint32_t>(random_());
     frame.process_set = static_cast<int>(Pick(5000));
     switch (frame.type) {
@@ -34,9 +34,6 @@ class RandomFrame {
         break;
       case FrameType::kLongPhase:
         frame.milliseconds = Pick(1 << 20);
-        break;
-      case FrameType::kTune:
-        frame.settings = {static_cast<int64_t>(Pick(1 << 20)), static_cast<int64_t>(1 + Pick(8)), 1, 0};
         break;
       case FrameType::kStalled:
       case FrameType::kAbort:
@@ -133,8 +130,7 @@ bool Same(const Verdict& a, const Verdict& b) {
 bool Same(const Frame& a, const Frame& b) {
   bool same = a.type == b.type && a.epoch == b.epoch && a.process_set == b.process_set && a.ids == b.ids &&
               a.requests == b.requests && a.resent == b.resent && a.refusals.size() == b.refusals.size() &&
-              a.verdicts.size() == b.verdicts.size() && a.text == b.text && a.flag == b.flag &&
-              a.settings == b.settings;
+              a.verdicts.size() == b.verdicts.size() && a.text == b.text && a.flag == b.flag;
   for (size_t index = 0; same && index < a.refusals.size(); ++index) same = Same(a.refusals[index], b.refusals[index]);
   for (size_t index = 0; same && index < a.verdicts.size(); ++index) same = Same(a.verdicts[index], b.verdicts[index]);
   return same;
@@ -200,21 +196,6 @@ RT_TEST(values_out_of_range_are_refused) {
   RT_CHECK(!decodes(FrameType::kBeat, 7, (int64_t{1} << 32) + 1, 1));
   RT_CHECK(decodes(FrameType::kLongPhase, 7, 1, uint64_t{1} << 40));
   RT_CHECK(!decodes(FrameType::kLongPhase, 7, 1, (uint64_t{1} << 40) + 1));
-}
-
-RT_TEST(settings_out_of_range_are_refused) {
-  Frame frame, decoded;
-  frame.type = FrameType::kTune;
-  frame.settings = {1 << 20, 4, 1 << 20, 1000};
-  RT_CHECK(Frame::Decode(frame.Encode(), &decoded) && decoded.settings == frame.settings);
-  frame.settings[1] = 9;  // streams
-  RT_CHECK(!Frame::Decode(frame.Encode(), &decoded));
-  Encoder short_of_one;
-  short_of_one.Byte(static_cast<uint8_t>(FrameType::kTune));
-  short_of_one.Unsigned(7);
-  short_of_one.Signed(0);
-  short_of_one.SignedList({1 << 20, 4, 1 << 20});
-  RT_CHECK(!Frame::Decode(short_of_one.Take(), &decoded));
 }
 
 RT_TEST(long_phases_of_any_length_can_be_read) {

@@ -487,34 +487,6 @@ struct LonelyRank {
   RankEffects effects;
 };
 
-RT_TEST(settings_are_told_to_the_others_and_hold_here) {
-  const World world = WorldOf(3);
-  const Options options = Defaults();
-  Protocol protocol(world, options), other(world, options);
-  RankEffects effects, others;
-  protocol.Begin(0, &effects);
-  other.Begin(0, &others);
-  effects.clear();
-  others.clear();
-  Settings settings = SettingsOf(options);
-  settings[0] /= 2;
-  protocol.Tune(settings, &effects);
-  RT_REQUIRE(effects.size() == 3);
-  for (size_t rank = 1; rank < 3; ++rank) {
-    auto& send = std::get<rank_effect::Send>(effects[rank - 1]);
-    RT_CHECK_EQ(send.rank, static_cast<int>(rank));
-    RT_CHECK(send.frame.settings == settings);
-  }
-  RT_CHECK(std::get<rank_effect::Tune>(effects[2]).settings == settings);
-  other.Arrived(0, 0, std::get<rank_effect::Send>(effects[0]).frame, &others);
-  RT_REQUIRE(others.size() == 1);
-  RT_CHECK(std::get<rank_effect::Tune>(others[0]).settings == settings);
-  protocol.Abort(Status::Internal("the end"), &effects);
-  effects.clear();
-  protocol.Tune(settings, &effects);
-  RT_CHECK(effects.empty());
-}
-
 RT_TEST(a_process_set_is_added_before_its_addition_is_finished) {
   LonelyRank rank;
   RT_CHECK_EQ(rank.Find<rank_effect::AddProcessSet>()->process_set, 0);

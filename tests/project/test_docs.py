@@ -55,10 +55,6 @@ def test_training():
     assert first["schedule"].last_epoch == 14  # 2 epochs of 7 updates
 
 
-def test_tuning():
-    run_on_two_ranks(*blocks("tuning.md", "python"), page="tuning.md")
-
-
 def test_accumulation():
     first, second = run_on_two_ranks(*blocks("accumulation.md", "python"), page="accumulation.md")
     assert_replicas_equal(first, second)

@@ -51,7 +51,6 @@ PYTHON_LAYERS = [
         "probes",
         "stalls",
         "statistics",
-        "tunings",
         "timelines",
         "traces",
         "flights",

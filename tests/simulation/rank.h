@@ -119,7 +119,6 @@ class SimulatedRank {
   void CarryOut(rank_effect::Beat&) { ++surroundings_->life(rank_).beats; }
   void CarryOut(rank_effect::NoteCause& note);
   void CarryOut(rank_effect::Wake& wake) { surroundings_->Ring(wake.rank); }
-  void CarryOut(rank_effect::Tune&) {}  // nobody tunes here
   void CarryOut(rank_effect::End& end);
   bool Tick();
   void RemoveProcessSets();

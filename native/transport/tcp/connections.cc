@@ -294,11 +294,10 @@ bool Connections::Flush(Peer* peer) {
   }
   if (!FlushControl(peer)) return false;
   CallData(peer);
-  const size_t in_use = LanesInUse(peer->rank);
   bool more = false;
   for (size_t lane = 1; lane <= peer->data_out.size() && !peer->lost; ++lane) {
     PieceSender* const sender = peer->data_out[lane - 1].get();
-    const LaneMove move = sender != nullptr ? sender->Move(lane <= in_use) : LaneMove();
+    const LaneMove move = sender != nullptr ? sender->Move() : LaneMove();
     if (move.lost) LoseSending(peer, lane, move);
     more |= move.more;
   }
@@ -327,18 +326,10 @@ bool Connections::FlushControl(Peer* peer) {
 }
 
 void Connections::CallData(Peer* peer) {
-  const size_t in_use = LanesInUse(peer->rank);
-  if (!peer->exchange.sends() || abandoned_ || peer->called_data >= in_use) return;
+  const size_t lanes = peer->data_out.size();
+  if (!peer->exchange.sends() || abandoned_ || peer->called_data >= lanes) return;
   if (!std::exchange(peer->called_control, true)) door_.Call(peer->rank, 0);  // on which this rank will leave
-  while (peer->called_data < in_use) door_.Call(peer->rank, static_cast<int>(++peer->called_data));
-}
-
-// Those of the streams that are in use at the moment, over all links. The others finish what they have begun.
-size_t Connections::LanesInUse(int peer) const {
-  const Tuned* const tuned = tuned_.load();
-  const int most = plan_.lanes(peer), links = most / plan_.streams;
-  const int streams = tuned == nullptr ? plan_.streams : static_cast<int>(tuned->Get(Tunable::tcp_streams));
-  return static_cast<size_t>(std::min(most, links * streams));
+  while (peer->called_data < lanes) door_.Call(peer->rank, static_cast<int>(++peer->called_data));
 }
 
 // What a rank sends to itself.
@@ -446,7 +437,7 @@ void Connections::AddLane(Connection connection) {
     NoteLack(peer, errno);
     return peer->silent.push_back(std::move(socket));  // its end would be told as that of this process
   }
-  const bool several = LanesInUse(peer->rank) > 1;
+  const bool several = peer->data_out.size() > 1;
   if (sends && lane > 0 && several) KeepLittleUnsent(socket, kUnsentOfSeveral);
   if (lane == 0 && sends)
     peer->control_out = std::make_unique<ControlSender>(std::move(socket), connection.record_key);

@@ -23,7 +23,6 @@
 #include "base/doorbell.h"
 #include "base/log.h"
 #include "base/mutex.h"
-#include "base/tuned.h"
 #include "transport/tcp/door.h"
 #include "transport/tcp/lane.h"
 #include "transport/wire.h"
@@ -54,7 +53,6 @@ class Connections final : private Door::Owner {
   void Abandon();
   void SetDoorbell(Doorbell* doorbell);
   void SetLog(Log* log) { log_.store(log); }
-  void HeedTuned(const Tuned* tuned) { tuned_.store(tuned); }
   // Ends the watcher and all connections. `leaves`: tells the others before, who know it by the deadline if they can be
   // reached; else they lose this rank.
   void Close(bool leaves, Nanoseconds deadline);
@@ -93,7 +91,6 @@ class Connections final : private Door::Owner {
   void Count(Peer* peer) RT_REQUIRES(mutex_);
   bool FlushControl(Peer* peer) RT_REQUIRES(mutex_);
   void CallData(Peer* peer) RT_REQUIRES(mutex_);
-  size_t LanesInUse(int peer) const;
   void MarkDirty(Peer* peer) RT_REQUIRES(mutex_);
   const char* TakeControl(Peer* peer, const RecordHeader& header, const std::string& payload) RT_REQUIRES(mutex_);
   LaneMove MoveIn(Peer* peer, size_t lane) RT_REQUIRES(mutex_);
@@ -115,7 +112,6 @@ class Connections final : private Door::Owner {
   Door door_;
   std::thread watcher_;
   std::atomic<Log*> log_{nullptr};
-  std::atomic<const Tuned*> tuned_{nullptr};
 
   Mutex orders_mutex_;
   std::vector<Order> orders_ RT_GUARDED_BY(orders_mutex_);

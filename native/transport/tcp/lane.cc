@@ -65,10 +65,10 @@ LaneMove ControlReceiver::Move(std::vector<Record>* records) {
   return {true, false, "", false, 0};
 }
 
-LaneMove PieceSender::Move(bool takes) {
+LaneMove PieceSender::Move() {
   iovec spans[PieceWriter::kMostSpans];
   for (size_t moved = 0; moved < kBytesInTurn;) {
-    const int count = writable ? writer_.Gather(takes ? ahead_ : 0, spans) : 0;
+    const int count = writable ? writer_.Gather(ahead_, spans) : 0;
     if (count == 0) return {};
     msghdr message{};
     message.msg_iov = spans;

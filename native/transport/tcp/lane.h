@@ -88,8 +88,7 @@ class PieceSender {
   PieceSender(Socket socket, Exchange* exchange, size_t ahead)
       : socket_(std::move(socket)), writer_(exchange), ahead_(ahead) {}
   Socket& socket() { return socket_; }
-  // takes: also what no lane has begun.
-  LaneMove Move(bool takes);
+  LaneMove Move();
   // Whether the peer has closed it.
   LaneMove Listen() const;
   bool writable = true;
