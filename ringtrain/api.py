@@ -5,11 +5,10 @@ The package loads this file, and with it NumPy and the native library, when the 
 
 import importlib
 import os
+from typing import TYPE_CHECKING
 
 from ringtrain import _native, errors
 from ringtrain._training.mode import LocalSteps, OneStepLate, ShardedStep, Synchronous
-from ringtrain.averaging.arrays import PeriodicAverage
-from ringtrain.averaging.outer import Outer
 from ringtrain.checks import check_finite, check_replicas
 from ringtrain.context import current, is_initialized
 from ringtrain.errors import HorovodInternalError, RingtrainError
@@ -22,6 +21,10 @@ from ringtrain.sharding import shard
 from ringtrain.stalls import long_phase
 from ringtrain.start import init, shutdown
 from ringtrain.statistics import Stats, stats
+
+if TYPE_CHECKING:
+    from ringtrain.averaging.arrays import PeriodicAverage
+    from ringtrain.averaging.outer import Outer
 
 
 def rank() -> int:
@@ -91,8 +94,20 @@ def build_info() -> str:
     return _native.build_info()
 
 
+_LATER = {  # what few programs use, or of a layer above, by where it is
+    "Outer": "ringtrain.averaging.outer",
+    "PeriodicAverage": "ringtrain.averaging.arrays",
+    "run": "ringtrain.launch.function",
+}
+
+
 def __getattr__(name: str) -> object:
-    """``run`` is the launcher's, a layer above, and is loaded when it is asked for."""
-    if name == "run":
-        return importlib.import_module("ringtrain.launch.function").run
+    """What is loaded when it is asked for."""
+    if name in _LATER:
+        return getattr(importlib.import_module(_LATER[name]), name)
     raise AttributeError(name)
+
+
+def __dir__() -> list[str]:
+    """With what is loaded later."""
+    return sorted({*globals(), *_LATER})

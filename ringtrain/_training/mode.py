@@ -6,12 +6,13 @@ with; an adapter carries it out. Pure.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ringtrain.averaging.arrays import checked_outer
-from ringtrain.averaging.outer import Outer
-from ringtrain.averaging.period import Period
 from ringtrain.errors import InvalidArgumentError
+
+if TYPE_CHECKING:  # loaded by those who average
+    from ringtrain.averaging.outer import Outer
+    from ringtrain.averaging.period import Period
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class LocalSteps(Mode):
     """
 
     every: int
-    outer: Outer | None = None
+    outer: "Outer | None" = None
     within_host: str | None = None
     warmup: int = 0
     fragments: int = 1
@@ -115,6 +116,8 @@ class LocalSteps(Mode):
     named_buffers: Iterable[tuple[str, Any]] = ()
 
     def __post_init__(self) -> None:
+        from ringtrain.averaging.outer import checked_outer
+
         super().__post_init__()
         object.__setattr__(self, "outer", checked_outer(self.outer))
         object.__setattr__(self, "named_buffers", tuple(self.named_buffers))
@@ -128,8 +131,10 @@ class LocalSteps(Mode):
         plain = ("every", "within_host", "warmup", "fragments", "overlap", "merge")
         return {**{name: getattr(self, name) for name in plain}, "outer": outer, **super().terms()}
 
-    def period(self) -> Period:
+    def period(self) -> "Period":
         """Counts the steps of one worker."""
+        from ringtrain.averaging.period import Period
+
         return Period(self.every, self.warmup, self.fragments, self.overlap, self.merge)
 
     @property

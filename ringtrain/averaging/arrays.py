@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ringtrain.averaging.outer import Outer
+from ringtrain.averaging.outer import Outer, checked_outer
 from ringtrain.averaging.period import Period
 from ringtrain.averaging.shared import Role
 from ringtrain.averaging.worker import Plan, Worker
@@ -127,15 +127,6 @@ class _Array:
 
     def write(self, values: np.ndarray) -> None:
         self._array.reshape(-1)[...] = values
-
-
-def checked_outer(outer: Any) -> Outer | None:
-    """The argument ``outer``; raises InvalidArgumentError for what is none. A pair is taken for rate and momentum."""
-    if isinstance(outer, tuple) and len(outer) == 2:
-        return Outer(*outer)
-    if outer is None or isinstance(outer, Outer):
-        return outer
-    raise InvalidArgumentError(f"local steps: outer must be None or an Outer, but is {outer!r}.")
 
 
 def checked_compression(compression: Any) -> str:

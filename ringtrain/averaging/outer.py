@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from numbers import Real
+from typing import Any
 
 import numpy as np
 
@@ -57,3 +58,12 @@ def advance(common: np.ndarray, change: np.ndarray, outer: Outer | None, velocit
             np.add(change, velocity * velocity.dtype.type(outer.momentum), out=change)
         np.multiply(change, change.dtype.type(outer.rate), out=change)
     np.subtract(common, change, out=common)
+
+
+def checked_outer(outer: Any) -> Outer | None:
+    """The argument ``outer``; raises InvalidArgumentError for what is none. A pair is taken for rate and momentum."""
+    if isinstance(outer, tuple) and len(outer) == 2:
+        return Outer(*outer)
+    if outer is None or isinstance(outer, Outer):
+        return outer
+    raise InvalidArgumentError(f"local steps: outer must be None or an Outer, but is {outer!r}.")

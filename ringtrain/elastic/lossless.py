@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 from ringtrain.context import current
 from ringtrain.elastic.sets import Rule, Sets
 from ringtrain.elastic.state import State
-from ringtrain.elastic.transaction import Part, Training, Transaction, under_way
+from ringtrain.elastic.transaction import Training, Transaction
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
+from ringtrain.gradients.guard import Part, under_way
 from ringtrain.pending import Operation
 from ringtrain.process_sets import ProcessSet
 

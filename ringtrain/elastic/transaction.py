@@ -15,9 +15,8 @@ What is framework-specific is a ``Training``'s.
 
 import zlib
 from collections.abc import Callable, Generator
-from contextlib import suppress
 from enum import IntEnum
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -35,6 +34,8 @@ from ringtrain.errors import (
     RingtrainError,
     WorldChangedError,
 )
+from ringtrain.gradients import guard
+from ringtrain.gradients.guard import Part, Result, awaited
 from ringtrain.log import logger
 from ringtrain.membership import Member
 from ringtrain.objects import allgather_object
@@ -42,7 +43,6 @@ from ringtrain.operations import Max, allgather, allreduce
 from ringtrain.pending import Operation
 from ringtrain.process_sets import global_process_set, id_of
 
-Result = TypeVar("Result")
 _ROW = "ringtrain.elastic.standing"
 _PLACE = "ringtrain.elastic.place"
 _WHOLE = "ringtrain.elastic.whole"
@@ -50,15 +50,6 @@ _PAUSE = "ringtrain.elastic.pause"
 _OUTLINE = "ringtrain.elastic.outline"
 _DRAWN = "ringtrain.elastic.drawn"
 _REFUSED = "ringtrain.elastic.refused"
-
-
-class Part(IntEnum):
-    """What results are of the open window; the core's numbers."""
-
-    NOTHING = 0  # they are given up
-    SOME = 1  # more will come
-    STEP = 2  # with them an optimizer's step is complete, and so is the window if there is one optimizer
-    LAST = 3  # with them it is complete
 
 
 class _Stage(IntEnum):
@@ -244,7 +235,7 @@ class Transaction:
     def finish(self) -> None:
         """Returns when all members have released every window; so none of them needs this rank for one any more."""
         awaited(self.run(_nothing, lambda _: Part.LAST, lambda: None))
-        _under_way.remove(self)
+        guard.leave(self)
 
     def _agree(self) -> Generator[Operation, None, None]:
         """Returns when all members are whole, which also tells whether one of them was asked to pause.
@@ -281,7 +272,7 @@ class Transaction:
         """Goes on in the present world, at the start of the program: with the state that rank 0 has."""
         self._sets.begin()
         self._go_on(present=True)
-        _under_way.append(self)
+        guard.enter(self)
 
     def pause(self) -> bool:
         """Takes the next world between two steps, if all have agreed to; who waits to join is in it. Returns whether it did."""
@@ -397,25 +388,6 @@ def _set_of(places: CData, count: int) -> set[int] | None:
 def _standing_of(row: list[int]) -> _Standing:
     holds_state, released, stage, dealt_in, has_sets = row
     return _Standing(bool(holds_state), released, _Stage(stage), dealt_in, bool(has_sets))
-
-
-def under_way() -> Transaction | None:
-    """The one that this process is in, from ``enter`` to ``finish``; None if there is none."""
-    return _under_way[-1] if _under_way else None
-
-
-_under_way: list[Transaction] = []
-
-
-def awaited(steps: Generator[Operation, None, Result]) -> Result:
-    """Waits for each operation that a window names, until it has its result."""
-    while True:
-        try:
-            operation = next(steps)
-        except StopIteration as end:
-            return end.value
-        with suppress(RingtrainError):  # the window looks at it itself
-            operation.wait()
 
 
 def _nothing() -> Generator[Operation, None, None]:

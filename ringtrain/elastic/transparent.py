@@ -23,8 +23,9 @@ from ringtrain.elastic.lossless import LosslessState, checked_progress
 from ringtrain.elastic.sampler import BatchSampler
 from ringtrain.elastic.saving import LONGEST_SAVE, Folder, Plan, check_keep, is_plain
 from ringtrain.elastic.sets import Rule
-from ringtrain.elastic.transaction import Part, Transaction
+from ringtrain.elastic.transaction import Transaction
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
+from ringtrain.gradients.guard import Part
 from ringtrain.gradients.watch import Comparison
 from ringtrain.log import logger
 from ringtrain.objects import allgather_object, broadcast_object

@@ -15,7 +15,6 @@ import numpy as np
 
 from ringtrain.averaging.hosts import Place, ranks_by_host
 from ringtrain.context import current
-from ringtrain.elastic.transaction import under_way
 from ringtrain.elastic.transparent import followed
 from ringtrain.embedding.dealing import Dealing
 from ringtrain.embedding.initial import Initializer
@@ -23,6 +22,7 @@ from ringtrain.embedding.layout import Layout, laid_out, lost, sources, words_fo
 from ringtrain.embedding.moves import Move
 from ringtrain.embedding.storage import Rows
 from ringtrain.errors import InternalError, RingtrainError, RowsLostError
+from ringtrain.gradients.guard import under_way
 from ringtrain.objects import allgather_object
 from ringtrain.operations import Max, allreduce
 from ringtrain.pending import Operation

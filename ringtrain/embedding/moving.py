@@ -12,7 +12,6 @@ import numpy as np
 
 from ringtrain import membership
 from ringtrain.context import current
-from ringtrain.elastic.transaction import under_way
 from ringtrain.embedding import checkpoints, optimizers
 from ringtrain.embedding.dealing import Dealing
 from ringtrain.embedding.initial import Initializer
@@ -23,6 +22,7 @@ from ringtrain.embedding.storage import Rows
 from ringtrain.embedding.trips import Table, Trip
 from ringtrain.embedding.waiting import Waiting, nothing, together
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
+from ringtrain.gradients.guard import under_way
 from ringtrain.log import logger
 from ringtrain.objects import allgather_object
 from ringtrain.operations import Average

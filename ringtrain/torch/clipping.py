@@ -4,7 +4,6 @@ from collections.abc import Iterable
 
 import torch
 
-from ringtrain.embedding.kept_rows import in_one_world
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.operations import Max, Sum, allreduce
 from ringtrain.process_sets import ProcessSet, id_of
@@ -39,6 +38,8 @@ def clip_grad_norm_(
     dense = [_power(each, p) for each in given if not is_shard(each) and each.grad is not None]
     total = _combined(dense, p)
     for process_set, shards in _by_set(given):
+        from ringtrain.embedding.kept_rows import in_one_world  # only where there are tables
+
         tables = [shard.table for shard in shards if shard.table is not None]
         of_all = in_one_world(tables, lambda: _of_all_ranks(shards, p, process_set))  # noqa: B023
         total = _combined([total, of_all], p)

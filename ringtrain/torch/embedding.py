@@ -20,7 +20,6 @@ from torch.nn import functional
 
 from ringtrain import membership
 from ringtrain.context import current
-from ringtrain.elastic.transaction import under_way
 from ringtrain.embedding import initial
 from ringtrain.embedding.dealing import Dealing
 from ringtrain.embedding.kept_rows import Kept, Lines, Origin, kept_here, surviving
@@ -29,6 +28,7 @@ from ringtrain.embedding.row_gradients import RowGradients, SentAtOnce
 from ringtrain.embedding.storage import Rows
 from ringtrain.embedding.trips import Table, Trip, before_a_trip
 from ringtrain.errors import InvalidArgumentError, MismatchError, UnsupportedError
+from ringtrain.gradients.guard import under_way
 from ringtrain.numbering import next_number
 from ringtrain.objects import allgather_object
 from ringtrain.operations import Average, Sum

@@ -20,10 +20,9 @@ import torch
 
 from ringtrain import log, ranges
 from ringtrain.context import Context
-from ringtrain.elastic.transaction import Part, Transaction
-from ringtrain.embedding.row_gradients import RowGradients
 from ringtrain.errors import InvalidArgumentError, RingtrainError
 from ringtrain.gradients import residuals
+from ringtrain.gradients.guard import Part, Passenger, StepGuard
 from ringtrain.gradients.presence import DENSE, MISSING, SETTLED, SPARSE_64, after_round, is_there
 from ringtrain.gradients.rounds import Rounds, Said, Stage
 from ringtrain.numbering import next_number
@@ -53,7 +52,7 @@ class Exchange:
         prefix: of all names that this optimizer submits; unique among the optimizers of the process set.
         passes: counts backward passes.
         step: what is settled.
-        rows: in an elastic job, gradients of rows that travel in the rounds.
+        passengers: what travels in the rounds of steps that survive, beside the gradients.
     """
 
     def __init__(self, settings: ReductionSettings, passes_per_step: int, averages_passes: bool, makes_buckets: bool):
@@ -66,9 +65,9 @@ class Exchange:
         self._bucketing = Bucketing(growth_of_groups(settings, makes_buckets))
         self._names: dict[torch.Tensor, str] = {}  # prefix not included
         self._has_unused_results = False  # gradients were reduced, and no step has used them so far
-        self._transaction: Transaction | None = None
+        self._guard: StepGuard | None = None
         self._one_by_one: OneByOne | None = None
-        self.rows = RowGradients(self._on_rows)
+        self.passengers: list[Passenger] = []
         self._has_told_cost = False
         self._turns = -1  # of the core's residuals, when results were released last
         self._filled: list[Member] = []  # given zeros for the round under way
@@ -134,21 +133,21 @@ class Exchange:
 
     # ---- steps that survive a change of the world ----
 
-    def keep_inputs_for(self, transaction: Transaction, one_by_one: OneByOne | None) -> None:
-        """From now on results are held beside the gradients until the transaction releases them; there are no buckets.
+    def keep_inputs_for(self, guard: StepGuard, one_by_one: OneByOne | None) -> None:
+        """From now on results are held beside the gradients until the guard releases them; there are no buckets.
 
         Args:
-            transaction: which releases one round after the other.
+            guard: which releases one round after the other.
             one_by_one: of the optimizers that share it; None if there is one.
         """
-        self._transaction = transaction
+        self._guard = guard
         self._one_by_one = one_by_one
-        self._bursts.keeps_inputs, self._bursts.weight = True, transaction.weight
+        self._bursts.keeps_inputs, self._bursts.weight = True, guard.weight
         self._bucketing.end()
 
-    def is_kept_for(self, transaction: Transaction) -> bool:
-        """Whether that transaction is the one which releases the rounds."""
-        return self._transaction is transaction
+    def is_kept_for(self, guard: StepGuard) -> bool:
+        """Whether that guard is the one which releases the rounds."""
+        return self._guard is guard
 
     def go_on_in_world(self) -> None:
         """Another world has taken the place of the one before; the step under way goes on, and is submitted anew."""
@@ -245,7 +244,7 @@ class Exchange:
 
     def _enter_part(self) -> PassPart:
         part = self.passes.enter()
-        is_open = self._transaction is None and self.step.is_open
+        is_open = self._guard is None and self.step.is_open
         self._timetable.begin(self.parts, part, self.passes.number_in_step, is_open)
         return part
 
@@ -277,12 +276,12 @@ class Exchange:
         try:
             self._announce(Stage.PASS_ENDED)
         except RingtrainError:
-            if self._transaction is None:  # else the round at the end of this pass goes on with it
+            if self._guard is None:  # else the round at the end of this pass goes on with it
                 raise
         return True
 
-    def _on_rows(self) -> None:
-        """A backward pass has brought gradients of rows, which have no hook. Where others come, these complete the step."""
+    def note_passenger(self) -> None:
+        """A backward pass has brought something for a passenger, which has no hook. Where gradients come, these complete the step."""
         with self._lock:
             self._enter_part()
             if not any(member.parameter.requires_grad for member in self._members):
@@ -359,10 +358,10 @@ class Exchange:
 
     def _round(self, stage: Stage) -> Iterator[Operation]:
         try:
-            if self._transaction is None:
+            if self._guard is None:
                 agreed = yield from self._attempt(stage)
             else:
-                agreed = yield from self._transaction.run(
+                agreed = yield from self._guard.run(
                     lambda: self._attempt(stage), lambda agreed: self._part_of(agreed, stage), self._take_back
                 )
                 self._release()
@@ -379,7 +378,7 @@ class Exchange:
         wait_for(self._begin_round(stage))
 
     def _attempt(self, stage: Stage) -> Generator[Operation, None, Said]:
-        """Agrees and reduces; returns what was agreed on. In a transaction nothing but ``_release`` changes a gradient."""
+        """Agrees and reduces; returns what was agreed on. With a guard nothing but ``_release`` changes a gradient."""
         with self._lock:
             self._bursts.leave(waits=True)
             own = self._rounds.announced or self._announce(stage, waits=True)
@@ -394,8 +393,9 @@ class Exchange:
                 self._open_again(reopened=True)
             self._submit_where(agreed.codes, whole_groups_only=False)
         yield from self._take_results()
-        if self._transaction is not None:
-            self.rows.reduce(f"{self.prefix}.rows", self._transaction.weight(), gives_up=stage is Stage.DISCARDING)
+        if self._guard is not None:
+            for passenger in self.passengers:
+                passenger.reduce(f"{self.prefix}.rows", self._guard.weight(), gives_up=stage is Stage.DISCARDING)
         return agreed
 
     def _part_of(self, agreed: Said, stage: Stage) -> Part:
@@ -412,7 +412,8 @@ class Exchange:
                 if group.submitted:
                     group.release(self.settings.compressor)
         self._filled.clear()
-        self.rows.release()
+        for passenger in self.passengers:
+            passenger.release()
         self._turns = self._session.context.residual_turns
 
     def _take_back(self) -> None:
@@ -424,7 +425,8 @@ class Exchange:
                 member.parameter.grad = None
             self._filled.clear()
             self._bursts.forget()
-            self.rows.take_back()
+            for passenger in self.passengers:
+                passenger.take_back()
             if self.settings.keeps_residuals:
                 residuals.take_back(self._session, f"{self.prefix}.", self._turns)
 
@@ -472,7 +474,7 @@ class Exchange:
             members = [member for member in unsettled if is_there(codes[member.index])]
             if members and not (whole_groups_only and len(members) < len(group.members)):
                 for member in members:
-                    if self._transaction is not None and member.parameter.grad is None:
+                    if self._guard is not None and member.parameter.grad is None:
                         self._filled.append(member)
                     member.fill(codes[member.index] == SPARSE_64)
                 self._bursts.submit(group, members, waits=True)
@@ -503,10 +505,10 @@ class Exchange:
 
     def _is_over(self, operation: Operation) -> bool:
         """Whether its result may be taken; one that others are told of must be there, and not on a GPU's queue alone."""
-        return operation.done() if self._transaction is None else operation.finished()
+        return operation.done() if self._guard is None else operation.finished()
 
     def _take(self, group: Group) -> None:
-        if self._transaction is None:
+        if self._guard is None:
             group.take_results(self.settings.compressor)
         elif (problem := group.hold()) is not None:
             raise problem
@@ -536,7 +538,8 @@ class Exchange:
             group.forget()
         self._take_back_unused()
         self._bursts.forget()
-        self.rows.forget()
+        for passenger in self.passengers:
+            passenger.forget()
         self._rounds.forget()
         self.passes.forget()
         self.step.forget()

@@ -17,8 +17,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ringtrain.context import Context, current
-from ringtrain.elastic.transaction import Transaction, under_way
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
+from ringtrain.gradients.guard import StepGuard, under_way
 from ringtrain.numbering import next_number
 from ringtrain.pending import Operation
 from ringtrain.process_sets import ProcessSet, global_process_set, id_of, size_of
@@ -167,7 +167,7 @@ class _Ranks:
 
         return transaction.use_within(attempt)
 
-    def _transaction(self) -> Transaction | None:
+    def _transaction(self) -> StepGuard | None:
         """The one that the step is; its members are all ranks."""
         return under_way() if self._module.process_set is global_process_set else None
 

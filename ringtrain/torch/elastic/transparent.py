@@ -23,6 +23,7 @@ from ringtrain.elastic.saving import LONGEST_SAVE, Plan, check_keep
 from ringtrain.elastic.sets import Rule
 from ringtrain.elastic.transaction import Transaction
 from ringtrain.embedding.kept_rows import surviving
+from ringtrain.embedding.row_gradients import RowGradients
 from ringtrain.errors import InvalidArgumentError, RowsLostError, UnsupportedError
 from ringtrain.log import logger
 from ringtrain.objects import allgather_object, broadcast_object
@@ -139,8 +140,7 @@ class TransparentState(LosslessState):
             one_by_one = OneByOne() if several else None
             for mode in modes:
                 mode.keep_inputs_for(self._transaction, one_by_one)
-            for part in self._tables():
-                _let_train(part.table, distributed)
+            _let_train([part.table for part in self._tables()], distributed)
         for place, optimizer in enumerate(distributed):
             optimizer.register_step_post_hook(lambda *_, counts=place == 0: self._after_update(counts))
         for each in samplers:
@@ -533,11 +533,22 @@ def number_anew(modes: list[Surviving]) -> None:
         mode.renumber()
 
 
-def _let_train(table: Any, optimizers: list[Any]) -> None:
-    """Has a table's rows trained by that of the optimizers that has them; none may, if they are frozen."""
+def _let_train(tables: list[Any], optimizers: list[Any]) -> None:
+    """Has tables' rows trained by that of the optimizers that has them; none may, if they are frozen."""
     for optimizer in optimizers:
-        if any(each is table.weight for group in optimizer.param_groups for each in group["params"]):
-            table.train_by(optimizer, optimizer._mode.rows)
+        trained = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        own = [table for table in tables if id(table.weight) in trained]
+        for table in own:
+            table.train_by(optimizer, _rows_of(optimizer._mode))
+
+
+def _rows_of(mode: SynchronousMode) -> RowGradients:
+    """What the gradients of all tables of an optimizer travel with."""
+    found = next((each for each in mode.passengers if isinstance(each, RowGradients)), None)
+    if found is None:
+        found = RowGradients(mode.note_passenger)
+        mode.passengers.append(found)
+    return found
 
 
 def _left_out(modes: list[Surviving]) -> list[Any]:

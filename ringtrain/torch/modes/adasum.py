@@ -16,8 +16,8 @@ import torch
 
 from ringtrain import operations as arrays
 from ringtrain.context import Context
-from ringtrain.elastic.transaction import Part, Transaction, awaited
 from ringtrain.errors import RingtrainError
+from ringtrain.gradients.guard import Part, StepGuard, awaited
 from ringtrain.gradients.session import Session
 from ringtrain.numbering import next_number
 from ringtrain.operations import Adasum
@@ -60,7 +60,7 @@ class AdasumMode(AroundSteps):
         self._compression = compression
         self._process_set = process_set
         self._session = Session(process_set)
-        self._transaction: Transaction | None = None
+        self._guard: StepGuard | None = None
         self._enter_world()
         self._parameters: list[torch.Tensor] = []
         self._starts: dict[torch.Tensor, torch.Tensor] = {}  # kept from step to step, to save allocating them
@@ -94,13 +94,13 @@ class AdasumMode(AroundSteps):
 
     # ---- steps that survive a change of the world ----
 
-    def keep_inputs_for(self, transaction: Transaction, one_by_one: OneByOne | None = None) -> None:
-        """Has the transaction release each step."""
-        self._transaction = transaction
+    def keep_inputs_for(self, guard: StepGuard, one_by_one: OneByOne | None = None) -> None:
+        """Has a guard release each step."""
+        self._guard = guard
 
-    def is_kept_for(self, transaction: Transaction) -> bool:
-        """Whether that transaction is the one which releases each step."""
-        return self._transaction is transaction
+    def is_kept_for(self, guard: StepGuard) -> bool:
+        """Whether that guard is the one which releases each step."""
+        return self._guard is guard
 
     def order(self) -> int | None:
         """Its place among the optimizers of its world."""
@@ -157,7 +157,7 @@ class AdasumMode(AroundSteps):
     def after_step(self, optimizer: Any) -> None:
         """Replaces this rank's changes by the Adasum of all ranks'. On an error the step is undone."""
         self._scaler.after_step()
-        comparison = self._comparison if self._transaction is None else None
+        comparison = self._comparison if self._guard is None else None
         try:
             ends = None if comparison is None else comparison.begin()
             for parameter in self._parameters:
@@ -176,15 +176,15 @@ class AdasumMode(AroundSteps):
             raise
 
     def _survived(self) -> _Combined:
-        """The Adasum of all ranks' changes; in a transaction when all ranks hold it."""
-        if self._transaction is None:
+        """The Adasum of all ranks' changes; with a guard when all ranks hold it."""
+        if self._guard is None:
             return self._combined(keeps_inputs=False)
 
         def attempt() -> Generator[Operation, None, _Combined]:
             yield from ()
             return self._combined(keeps_inputs=True)
 
-        return awaited(self._transaction.run(attempt, lambda _: Part.STEP, lambda: None))
+        return awaited(self._guard.run(attempt, lambda _: Part.STEP, lambda: None))
 
     def _combined(self, keeps_inputs: bool) -> _Combined:
         groups = list(_groups_of(self._parameters))

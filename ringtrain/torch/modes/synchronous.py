@@ -14,9 +14,8 @@ import torch
 
 from ringtrain import ranges
 from ringtrain.context import Context
-from ringtrain.elastic.transaction import Transaction
-from ringtrain.embedding.row_gradients import RowGradients
 from ringtrain.errors import InvalidArgumentError
+from ringtrain.gradients.guard import Passenger, StepGuard
 from ringtrain.gradients.rounds import Stage
 from ringtrain.torch import parameters
 from ringtrain.torch.backward import OneByOne
@@ -87,18 +86,22 @@ class SynchronousMode(AroundSteps):
         """Goes on in the present world, if it is not the last one that this optimizer was used in."""
         self._exchange.catch_up()
 
-    def keep_inputs_for(self, transaction: Transaction, one_by_one: OneByOne | None = None) -> None:
-        """Has the transaction release each step, so that it survives a change of the world; between two steps."""
-        self._exchange.keep_inputs_for(transaction, one_by_one)
+    def keep_inputs_for(self, guard: StepGuard, one_by_one: OneByOne | None = None) -> None:
+        """Has a guard release each step, so that it survives a change of the world; between two steps."""
+        self._exchange.keep_inputs_for(guard, one_by_one)
 
-    def is_kept_for(self, transaction: Transaction) -> bool:
-        """Whether that transaction is the one which releases each step."""
-        return self._exchange.is_kept_for(transaction)
+    def is_kept_for(self, guard: StepGuard) -> bool:
+        """Whether that guard is the one which releases each step."""
+        return self._exchange.is_kept_for(guard)
 
     @property
-    def rows(self) -> RowGradients:
-        """In an elastic job, the gradients of rows that travel with these."""
-        return self._exchange.rows
+    def passengers(self) -> list[Passenger]:
+        """What travels with the gradients; each calls ``note_passenger`` in a backward pass that brings it something."""
+        return self._exchange.passengers
+
+    def note_passenger(self) -> None:
+        """A backward pass has brought something for a passenger."""
+        self._exchange.note_passenger()
 
     def go_on_in_world(self) -> None:
         """Goes on in the present world with the step under way, whose gradients are kept."""
