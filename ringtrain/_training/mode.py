@@ -171,7 +171,8 @@ class ShardedStep(Mode):
     itself. ``consolidate_state_dict()`` comes before ``state_dict()``. docs/training.md says more.
 
     Args:
-        model: whose modules wait for their parameters; None: ``step()`` waits for all values.
+        model: whose modules wait for their parameters, as does all that reads these through a module; before other uses call
+            ``flush()``. None: ``step()`` waits for all values.
         replicas: as for all modes; ``"equal"`` or ``"differ"``.
     """
 

@@ -134,12 +134,23 @@ class Ringtrain(Alone):
 
     def finish(self) -> None:
         self.optimizer.flush()
-        if isinstance(self._settings.get("mode"), (hvd.LocalSteps, hvd.ShardedStep)):
+        if isinstance(self._settings.get("mode"), hvd.LocalSteps):
             self.optimizer.synchronize()
 
     def close(self) -> None:
         super().close()
         hvd.shutdown()
+
+
+class ShardedStep(Ringtrain):
+    """Ours with shares of the optimizer's state; new values travel in the next forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__("sharded-step")
+
+    def use(self, network: torch.nn.Module, make: MakeOptimizer = make_optimizer) -> None:
+        self._settings = {"mode": hvd.ShardedStep(network)}
+        super().use(network, make)
 
 
 class InAWorldOfItsOwn(Ringtrain):
@@ -371,7 +382,7 @@ PEERS: dict[str, Callable[[], TrainingSystem]] = {
     "int4": _compressed("int4", loses=0.6),
     "4-passes": _accumulating(4),
     "every-32": partial(LocalSteps, 32),
-    "sharded-step": lambda: Ringtrain("sharded-step", mode=hvd.ShardedStep()),
+    "sharded-step": ShardedStep,
     "tcp": partial(InAWorldOfItsOwn, "tcp"),
     "horovod": Horovod,
     "ddp": Ddp,

@@ -1,6 +1,6 @@
 """How flat buckets of tensors are dealt over ranks: which elements of which tensor each rank keeps. Pure.
 
-For optimizers of which each rank updates its share (``torch.ahead``). A bucket is one flat array; its tensors begin at
+For optimizers of which each rank updates its share (``torch.modes.sharded_step``). A bucket is one flat array; its tensors begin at
 multiples of ``ALIGNMENT``, and so do the shares, which are equally long: gaps and the end are padding.
 """
 

@@ -14,7 +14,7 @@ reduced part, which an average leaves as it is.
 """
 
 import threading
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
 import torch
 
@@ -28,7 +28,7 @@ from ringtrain.gradients.rounds import Rounds, Said, Stage
 from ringtrain.numbering import next_number
 from ringtrain.pending import Operation
 from ringtrain.torch.backward import OneByOne, PassPart, take_turns, wait_for
-from ringtrain.torch.bucketing import Bucketing, growth_of_groups
+from ringtrain.torch.bucketing import Bucketing, Growth, growth_of_groups
 from ringtrain.torch.bursts import Bursts
 from ringtrain.torch.gradients import Group, Member, ReductionSettings
 from ringtrain.torch.overlap import overlap_pays
@@ -36,6 +36,8 @@ from ringtrain.torch.passes import Passes
 from ringtrain.torch.powersgd import Beginning, Memory, settle, shape_of
 from ringtrain.torch.step import Step
 from ringtrain.torch.timetable import Timetable
+
+MakeGroup = Callable[[str, list[Member]], Group]
 
 
 class Exchange:
@@ -46,6 +48,7 @@ class Exchange:
         passes_per_step: backward passes that are summed here before their gradients travel.
         averages_passes: whether the sum is then divided by ``passes_per_step``.
         makes_buckets: whether gradients become views of buckets once the steps are alike.
+        make_group: makes groups of another kind, which stay as they are; None for those of ``gradients``.
 
     Attributes:
         settings: as given.
@@ -55,14 +58,18 @@ class Exchange:
         passengers: what travels in the rounds of steps that survive, beside the gradients.
     """
 
-    def __init__(self, settings: ReductionSettings, passes_per_step: int, averages_passes: bool, makes_buckets: bool):
+    def __init__(
+        self, settings: ReductionSettings, passes_per_step: int, averages_passes: bool, makes_buckets: bool,
+        make_group: MakeGroup | None = None,
+    ):  # fmt: skip
         self.settings = settings
         self.passes = Passes(self.look, self._end_pass, passes_per_step, averages_passes)
         self.step = Step()
         self._timetable = Timetable()
         self._session = settings.session
         self._bursts = Bursts(settings, self.passes)
-        self._bucketing = Bucketing(growth_of_groups(settings, makes_buckets))
+        self._make_group = make_group or Group
+        self._bucketing = Bucketing(Growth.NONE if make_group else growth_of_groups(settings, makes_buckets))
         self._names: dict[torch.Tensor, str] = {}  # prefix not included
         self._has_unused_results = False  # gradients were reduced, and no step has used them so far
         self._guard: StepGuard | None = None
@@ -199,7 +206,7 @@ class Exchange:
             Member(parameter, self.name_of(parameter), index, memory=self._memory_of(parameter))
             for index, parameter in enumerate(parameters, first)
         ]
-        return Group(self._group_name(number, parameters), self._members[first:])
+        return self._make_group(self._group_name(number, parameters), self._members[first:])
 
     def _group_name(self, number: int, parameters: Sequence[torch.Tensor]) -> str:
         return self.name_of(parameters[0]) if len(parameters) == 1 else f"{self.prefix}.group.{number}"

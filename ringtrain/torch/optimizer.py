@@ -4,7 +4,6 @@ The object stays the same one: its class becomes a subclass with a few methods m
 a hook before each step waits for the reductions. So its defaults, state, schedulers, hooks and pickles are what they were.
 """
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,7 +25,6 @@ from ringtrain.operations import Adasum, Average, Sum
 from ringtrain.process_sets import ProcessSet, global_process_set
 from ringtrain.torch import parameters
 from ringtrain.torch.accumulation import accumulating
-from ringtrain.torch.ahead import is_unscaling
 from ringtrain.torch.coexistence import refuse_shared_parameters, refuse_wrapped_optimizer
 from ringtrain.torch.compression import Compression, Compressor, compression_in_the_core
 from ringtrain.torch.gradients import ReductionSettings
@@ -227,13 +225,12 @@ def _one_step_late(optimizer: Any, wrapping: _Wrapping) -> OptimizerMode:
 
 
 def _sharded_step(optimizer: Any, wrapping: _Wrapping) -> OptimizerMode:
+    assert isinstance(wrapping.mode, ShardedStep)
     order = {parameter: place for place, parameter in enumerate(wrapping.known or wrapping.names)}
     ordered = {parameter: wrapping.names[parameter] for parameter in sorted(wrapping.names, key=order.__getitem__)}
     settings = wrapping.settings(optimizer, wrapping.process_set)
-    passes = optimizer.backward_passes_per_step
-    return ShardedStepMode(
-        optimizer, _plain_class(type(optimizer)), settings, ordered, passes, wrapping.averages_passes
-    )
+    passes, user_class = optimizer.backward_passes_per_step, _plain_class(type(optimizer))
+    return ShardedStepMode(user_class, settings, ordered, passes, wrapping.averages_passes, wrapping.mode.model)
 
 
 def _adasum(optimizer: Any, wrapping: _Wrapping) -> OptimizerMode:
@@ -289,8 +286,8 @@ class _Distributed(_Optimizer):
         ``skip_synchronize()``. ``backward()`` and ``step()`` do this by themselves; a step that is cut short, or one that
         ``OneStepLate`` is going to make, needs it.
 
-        With ``LocalSteps`` it averages what ranks have changed, as evaluating and saving need it; with ``ShardedStep`` it
-        waits for the parameters of the last step, on this rank alone. With ``op=Adasum`` there is nothing to wait for.
+        With ``LocalSteps`` it averages what ranks have changed, as evaluating and saving need it. With ``op=Adasum`` there is
+        nothing to wait for.
 
         Raises:
             MismatchError: ranks disagree about a gradient, have taken different numbers of local steps, or have other
@@ -329,9 +326,10 @@ class _Distributed(_Optimizer):
         super().zero_grad(*args, **kwargs)
 
     def flush(self) -> None:
-        """With ``OneStepLate``: applies the gradients of the last step; on all ranks, between two steps. Else does nothing.
+        """With ``OneStepLate``: applies the gradients of the last step; on all ranks, between two steps.
 
-        Before evaluating, and at the end. The next step has nothing to apply then, as the first one.
+        Before evaluating, and at the end. The next step has nothing to apply then, as the first one. With ``ShardedStep``
+        this rank waits until the parameters have the values of the last step, for what modules do not read. Else does nothing.
         """
         self._mode.flush(self)
 
@@ -413,27 +411,6 @@ class _Distributed(_Optimizer):
         Without it the first gradients make up for nothing, as in a new run.
         """
         self._mode.load_compression_state(state)
-
-    def clip_grad_norm_(
-        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
-    ) -> torch.Tensor:
-        """TODO"""
-        trained = [parameter for group in self.param_groups for parameter in group["params"]]
-        if isinstance(self._mode, ShardedStepMode):
-            return self._mode.clip(max_norm, norm_type, error_if_nonfinite)
-        return torch.nn.utils.clip_grad_norm_(trained, max_norm, norm_type, error_if_nonfinite).double()
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """The user's; a ``GradScaler`` that looks at gradients finds this rank's share of them."""
-        groups: list[dict[str, Any]] = self.__dict__["param_groups"]
-        if isinstance(self._mode, ShardedStepMode) and is_unscaling(sys._getframe(1)):
-            return self._mode.groups_to_unscale(groups)
-        return groups
-
-    @param_groups.setter
-    def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        self.__dict__["param_groups"] = groups
 
     def register_step_pre_hook(self, hook: Callable) -> Any:
         """The user's ``register_step_pre_hook``."""

@@ -17,8 +17,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 # They train with it: another collective changes nothing there.
 USERS_OF_REDUCESCATTER = {
-    "ringtrain/torch/ahead.py",
-    "ringtrain/torch/ahead_buckets.py",
+    "ringtrain/torch/modes/sharded_buckets.py",
     "ringtrain/torch/mpi_ops.py",  # Horovod's names of its autograd functions, which are as many as it had
     "ringtrain/bench/collectives.py",
 }

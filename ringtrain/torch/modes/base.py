@@ -24,7 +24,9 @@ class OptimizerMode:
     """
 
     refuses_skip = ""
-    refuses_join = "the optimizer must have mode=LocalSteps(...), but has another. Call ringtrain.torch.join() instead."
+    refuses_join = (
+        "join: the optimizer must have mode=LocalSteps(...), but has another. Call ringtrain.torch.join() instead."
+    )
     survives = False
 
     def __reduce__(self) -> tuple:
@@ -87,12 +89,12 @@ class OptimizerMode:
         return by_itself
 
     def flush(self, optimizer: Any) -> None:
-        """Applies what is on its way; on all ranks, between two steps."""
+        """Applies what is on its way, between two steps."""
 
     def join(self, optimizer: Any) -> None:
         """This rank has no more data."""
         if self.refuses_join:
-            raise InvalidArgumentError(f"join: {self.refuses_join}")
+            raise InvalidArgumentError(self.refuses_join)
 
     def count_samples(self, samples: int) -> None:
         """What the next step weighs."""

@@ -1,24 +1,46 @@
-"""Each rank updates its share of the parameters; ``ahead`` has its way."""
+"""Each rank updates its share of the parameters, and has that share of the optimizer's state (ZeRO-1).
 
+Gradients go the way of ``synchronous``, but for what travels: buckets, of which each rank gets its share of the sums.
+``step()`` has the user's optimizer update that, bucket by bucket in the order of the parameters, and gathers the values
+while it goes on with the next one; with a model, while the program goes on (``sharded_values``). It reads the share from
+the parameters themselves, so it does not matter who has written them.
+"""
+
+import hashlib
+import weakref
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
+from ringtrain import log
 from ringtrain._training.needs import check_needs
-from ringtrain.errors import UnsupportedError
-from ringtrain.torch.ahead import Ahead
+from ringtrain.errors import InvalidArgumentError, UnsupportedError
+from ringtrain.gradients.drift import Replica
+from ringtrain.gradients.shares import bucketed
 from ringtrain.torch.compilation import eager
-from ringtrain.torch.gradients import ReductionSettings
-from ringtrain.torch.modes.base import AroundSteps, State, closure_of
+from ringtrain.torch.gradients import Member, ReductionSettings
+from ringtrain.torch.modes.base import State, closure_of
+from ringtrain.torch.modes.sharded_buckets import SharedBucket
+from ringtrain.torch.modes.sharded_gradients import SentGradients
+from ringtrain.torch.modes.sharded_state import SharedState
+from ringtrain.torch.modes.sharded_values import Arrivals, compiles
+from ringtrain.torch.modes.synchronous import SynchronousMode
 
-_ELEMENTWISE = (
+BUCKET_BYTES = 4 << 20
+UNDER_WAY = (
+    2  # of the values: one bucket travels, the next one is agreed on; those ready together would arrive as a whole
+)
+ELEMENTWISE = (
     torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adamax,
     torch.optim.Adadelta, torch.optim.Adagrad, torch.optim.RMSprop, torch.optim.Rprop, torch.optim.ASGD,
 )  # fmt: skip
 
 
-class ShardedStepMode(AroundSteps):
+class ShardedStepMode(SynchronousMode):
     """The steps of one optimizer.
 
     Args:
@@ -27,108 +49,247 @@ class ShardedStepMode(AroundSteps):
         names: its parameters with their names, in the order in which a forward pass is expected to need them.
         passes_per_step: backward passes that are summed here before their gradients travel.
         averages_passes: whether the sum is then divided by that.
+        model: whose modules wait for values; None: ``step()`` waits.
     """
 
+    survives = False
     begins_first = False  # hooks of the user come before the update
+    refuses_join = (
+        "join: this rank must go on updating its share of the parameters (ShardedStep), but would update none any more. Give "
+        "all ranks as many steps, or use another mode."
+    )
 
     def __init__(
-        self, optimizer: Any, user_class: type, settings: ReductionSettings, names: Mapping[torch.Tensor, str],
-        passes_per_step: int, averages_passes: bool,
+        self, user_class: type, settings: ReductionSettings, names: Mapping[torch.Tensor, str],
+        passes_per_step: int, averages_passes: bool, model: torch.nn.Module | None,
     ):  # fmt: skip
-        self._ahead = Ahead(optimizer, user_class, settings, names, passes_per_step, averages_passes)
+        self._update = _bare_step(user_class)
+        groups = _grouped(names)
+        settings = replace(
+            settings, mode=_outline(settings.mode, names, groups), make_replica=_comparing_settings(settings)
+        )
+        self._gradients = SentGradients(settings.session, lambda: self.prefix)
+        self._buckets: list[SharedBucket] = []
+        super().__init__(settings, passes_per_step, averages_passes, makes_buckets=False, make_group=self._make_bucket)
+        self._world = self.context
+        self._arrivals = Arrivals(model)
+        self._sender = ThreadPoolExecutor(UNDER_WAY, "ringtrain.values")
+        self._state = SharedState(lambda: self._refer(), settings.session, self.prefix, self._buckets)
+        self._withheld: list[tuple[torch.Tensor, torch.Tensor]] = []  # while the user's step finds nothing to do
+        self._failure: str | None = None
+        self._has_warned = False
+        self.add_names(names)
+        self.add_groups(groups)
+        self._world.unsettled.add(self)
+        self._world.serving.add(self)
+
+    def attach(self, optimizer: Any) -> None:
+        """Around its steps."""
+        self._refer = weakref.ref(optimizer)
+        super().attach(optimizer)
+
+    def _make_bucket(self, name: str, members: list[Member]) -> SharedBucket:
+        sent = self._gradients
+        made = SharedBucket(name, members, self.settings, lambda member: sent.add(member.parameter, member.name))
+        self._buckets.append(made)
+        return made
+
+    def add(self, names: Mapping[torch.Tensor, str]) -> None:
+        """Takes over parameters that were added to the optimizer, in buckets of their own."""
+        self.flush()
+        self.add_names(names)
+        self.add_groups(_grouped(names))
 
     def close(self) -> None:
         """Gives back whole state, on all ranks together, and removes the hooks."""
-        self._ahead.close()
-        super().close()
-
-    def check_new_group(self) -> None:
-        """Raises UnsupportedError: shares are dealt out when the optimizer is wrapped."""
-        raise UnsupportedError(
-            "add_param_group: expected all parameters when the optimizer was wrapped with ShardedStep, which dealt them "
-            "out, but found new ones. Add them before, or wrap the optimizer again in another mode."
-        )
+        if self._world.usable:
+            self.flush()
+            if not self._state.is_whole:
+                self._state.consolidate(None)
+                self._state.take_whole()
+            super().close()
+        else:
+            self._arrivals.give_up()
+        self._sender.shutdown(wait=False)
+        self._world.unsettled.discard(self)
+        self._world.serving.discard(self)
+        for sent in self._gradients.in_place():
+            sent.parameter.grad = None
 
     def note_hook(self, optimizer: Any) -> None:
         """The user's hooks come before the update."""
-        if self._handles:  # else it is registering its own
+        if self._handles:
             optimizer._optimizer_step_pre_hooks.move_to_end(self._handles[0].id)
 
-    def set_passes_per_step(self, passes: int) -> None:
-        """Changes the number of backward passes in a step."""
-        self._ahead.passes.set_per_step(passes)
+    # ---- a step ----
 
-    def silence(self) -> Any:
-        """A block of passes that only add to the gradients of this rank."""
-        return self._ahead.passes.silence()
+    def flush(self, optimizer: Any = None) -> None:
+        """Returns when the parameters have the values of the last step; on this rank alone, at any time."""
+        self._arrivals.wait_for_all()
+
+    def settle(self) -> None:
+        """Before this rank leaves its world."""
+        self.flush()
+
+    def scales(self, by_itself: bool) -> bool:
+        """False has ``GradScaler`` unscale the gradients itself, also where the user's class could."""
+        super().scales(by_itself)
+        return False
+
+    def discard(self, zeros: bool = False) -> None:
+        """Before gradients are set to zero: begins a new step."""
+        super().discard(zeros)
+        for bucket in self._buckets:
+            bucket.has_sums = False
 
     @eager
     def before_step(self, optimizer: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         """All of the user's step: it finds no gradients then."""
         check_needs(["ShardedStep"], {"closure": closure_of(args, kwargs) is not None}, "step")
-        self._ahead.before_step(optimizer)
+        self._require_world()
+        self.flush()
+        super().before_step(optimizer, args, kwargs)
+        self._state.deal_out()
+        trained = [parameter for bucket in self._buckets for parameter in bucket.parameters]
+        due = [bucket for bucket in self._buckets if bucket.is_due()]
+        awaited = self._arrivals.let_wait() if due else set()
+        try:
+            for bucket in due:
+                self._update_share(optimizer, bucket)
+                self._arrivals.expect(bucket.parameters, partial(_take, self._sender.submit(bucket.exchange_values)))
+            for parameter in trained:
+                if parameter not in awaited:
+                    self._arrivals.wait_for(parameter)
+        except BaseException as problem:
+            self._failure = (
+                f"step '{self.prefix}': expected the last step to have ended but found that it has failed: {problem} Start "
+                "again from a checkpoint."
+            )
+            raise
+        self._warn_of_compiler()
+        self._withheld = [(each, each.grad) for each in trained if each.grad is not None]
+        for parameter, _ in self._withheld:
+            parameter.grad = None
+
+    def _require_world(self) -> None:
+        if self._failure is not None:
+            raise InvalidArgumentError(self._failure)
+        for bucket in self._buckets[:1]:
+            bucket.require_world(self.settings)
+
+    def _update_share(self, optimizer: Any, bucket: SharedBucket) -> None:
+        """The user's own step, over this rank's parts of one bucket."""
+        with torch.no_grad():
+            for sent in bucket.sent:
+                sent.read()
+        parts = {sent.parameter: sent.part for sent in bucket.sent if sent.part is not None}
+        groups = optimizer.param_groups
+        optimizer.param_groups = [
+            {**group, "params": [parts[p] for p in group["params"] if p in parts]} for group in groups
+        ]
+        try:
+            self._update(optimizer)
+        finally:
+            optimizer.param_groups = groups
+
+    def _warn_of_compiler(self) -> None:
+        if compiles() and self._arrivals.model is not None and not self._has_warned:
+            self._has_warned = True
+            log.logger.warning(
+                "ShardedStep: torch.compile is in use, whose code does not say which parameters it reads; so step() waits for "
+                "all of them. Gradients still travel in the backward pass, and each rank updates its share"
+            )
 
     @eager
-    def after_step(self, optimizer: Any) -> None:
+    def after_step(self, optimizer: Any = None) -> None:
         """The optimizer has stepped."""
-        self._ahead.after_step()
-
-    def synchronize(self, optimizer: Any) -> None:
-        """Waits until the parameters have the values of the last step; on this rank alone, at any time."""
-        self._ahead.settle()
-
-    def discard(self, zeros: bool) -> None:
-        """A step starts anew, and if the one before came to no end, on all ranks together."""
-        self._ahead.discard(zeros)
-
-    def scales(self, by_itself: bool) -> bool:
-        """False has ``GradScaler`` unscale the gradients itself, also where the user's class could."""
-        return False
-
-    def clip(self, max_norm: float, norm_type: float, error_if_nonfinite: bool) -> torch.Tensor:
-        """``clip_grad_norm_`` over the shares of all ranks."""
-        return self._ahead.clip(max_norm, norm_type, error_if_nonfinite)
-
-    def groups_to_unscale(self, groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """For a ``GradScaler``: the param groups with this rank's pieces."""
-        return self._ahead.groups_to_unscale(groups)
+        for parameter, gradient in self._withheld:
+            parameter.grad = gradient
+        self._withheld = []
+        for bucket in self._buckets:
+            bucket.has_sums = False
+        super().after_step(optimizer)
 
     # ---- what is saved ----
 
     def state_dict(self, optimizer: Any, of_user: Callable[[], State]) -> State:
         """The user's, with the whole state; raises InvalidArgumentError where this rank has its share alone."""
-        with self._ahead.state.shown_whole("state_dict"):
+        with self._state.shown_whole():
             return of_user()
 
     def load_state_dict(self, optimizer: Any, of_user: Callable[[State], None], state: State) -> None:
         """The user's, of whole state; each rank keeps its share from the first step on."""
-        self._ahead.state.forget()
-        of_user(state)
+        self._state.forget()
+        super().load_state_dict(optimizer, of_user, state)
 
     def gather_state(self, to: int | None) -> None:
         """Puts the shares together on one rank, or on all with None."""
-        self._ahead.state.consolidate(to)
+        self._state.consolidate(to)
 
     def share_with(self, root: int) -> None:
         """The root's state becomes whole, and others forget what they have."""
-        self._ahead.state.gather_at(root)
+        self._state.consolidate(root)
+        if self.context.rank == root:
+            self._state.take_whole()
+        else:
+            self._state.forget()
 
     def check_copy(self) -> None:
         """Raises UnsupportedError where this rank has its share alone."""
-        if not self._ahead.state.is_whole:
+        if not self._state.is_whole:
             raise UnsupportedError(
                 "copy of an optimizer: expected its whole state but found this rank's share of it (ShardedStep). Call "
                 "consolidate_state_dict() on all ranks, and copy state_dict()."
             )
 
 
+def _take(exchanged: "Future[Callable[[], None]]") -> None:
+    exchanged.result()()
+
+
 def what_it_has(optimizer: Any, user_class: type) -> dict[str, bool]:
     """Traits of ``needs`` of an optimizer whose parameters are to be shared out."""
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return {
-        "not elementwise": user_class not in _ELEMENTWISE,
+        "not elementwise": user_class not in ELEMENTWISE,
         "differentiable": any(group.get("differentiable") for group in optimizer.param_groups),
         "device": not all(
             each.is_cpu and each.is_floating_point() and each.layout is torch.strided for each in trained
         ),
     }
+
+
+def _grouped(names: Mapping[torch.Tensor, str]) -> list[list[torch.Tensor]]:
+    """Parameters by bucket: in order, those that are frozen apart, as their gradients would be waited for."""
+    parameters = list(names)
+    kinds = [(each.dtype, each.device, each.requires_grad) for each in parameters]
+    places = bucketed(kinds, [each.nbytes for each in parameters], BUCKET_BYTES)
+    return [[parameters[place] for place in bucket] for bucket in places]
+
+
+def _outline(mode: str, names: Mapping[torch.Tensor, str], groups: Sequence[Sequence[torch.Tensor]]) -> str:
+    """The mode's name, and how parameters are shared out: what must be the same on all ranks."""
+    described = [[(names[each], tuple(each.shape), str(each.dtype)) for each in group] for group in groups]
+    digest = hashlib.blake2b(repr(described).encode(), digest_size=6).hexdigest()
+    return f"{mode} of {len(names)} parameters in {len(groups)} buckets ({digest})"
+
+
+def _comparing_settings(settings: ReductionSettings) -> Callable[[], Replica] | None:
+    """Makes what is compared, without the parameters: each step gives all ranks one value of each, which may be on its way."""
+    make = settings.make_replica
+    if make is None:
+        return None
+
+    def make_without() -> Replica:
+        replica = make()
+        replica.compares = False
+        return replica
+
+    return make_without
+
+
+def _bare_step(user_class: Any) -> Callable[[Any], Any]:
+    """The step of an optimizer's class without what torch puts around it: hooks, and a range of the profiler."""
+    step = user_class.step
+    bare: Callable[[Any], Any] = step.__wrapped__ if getattr(step, "hooked", False) else step
+    return bare

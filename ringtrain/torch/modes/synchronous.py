@@ -20,7 +20,7 @@ from ringtrain.gradients.rounds import Stage
 from ringtrain.torch import parameters
 from ringtrain.torch.backward import OneByOne
 from ringtrain.torch.coexistence import refuse_shared_parameters
-from ringtrain.torch.exchange import Exchange
+from ringtrain.torch.exchange import Exchange, MakeGroup
 from ringtrain.torch.feedback import Feedback
 from ringtrain.torch.gradients import ReductionSettings
 from ringtrain.torch.hooks import Hooks, dismiss, enlist, others
@@ -37,13 +37,17 @@ class SynchronousMode(AroundSteps):
         passes_per_step: backward passes that are summed here before their gradients travel.
         averages_passes: whether the sum is then divided by ``passes_per_step``.
         makes_buckets: whether gradients become views of buckets once the steps are alike.
+        make_group: makes groups of another kind, which stay as they are; None for those of ``gradients``.
     """
 
     survives = True
     ends_first = False
 
-    def __init__(self, settings: ReductionSettings, passes_per_step: int, averages_passes: bool, makes_buckets: bool):
-        self._exchange = Exchange(settings, passes_per_step, averages_passes, makes_buckets)
+    def __init__(
+        self, settings: ReductionSettings, passes_per_step: int, averages_passes: bool, makes_buckets: bool,
+        make_group: MakeGroup | None = None,
+    ):  # fmt: skip
+        self._exchange = Exchange(settings, passes_per_step, averages_passes, makes_buckets, make_group)
         self._hooks = Hooks()
         self._skipping = False  # while the user's skip_synchronize block runs
         self._has_stepped = False

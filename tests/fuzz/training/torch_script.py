@@ -93,7 +93,8 @@ MODES: dict[str, dict[str, Any]] = {
     "groups": {"groups": 2},
     "bucket views": {"gradient_as_bucket_view": True},
     "predivided": {"gradient_predivide_factor": 2.0},
-    "ahead": {"sharded": True},
+    "sharded": {"sharded": True},
+    "sharded, overlapped": {"sharded": True},
 }
 LAYOUTS = {2: ["", "1+1"], 3: ["", "2+1", "1+1+1"]}
 OPTIMIZER_NAMES = ["sgd", "momentum", "adam", "adamw", "rmsprop", "adagrad"]
@@ -118,10 +119,15 @@ def ends_silently(turn: Turn) -> bool:
     return any(not first.silent and then.silent for first, then in itertools.pairwise(turn.passes))
 
 
+def is_sharded(script: Script) -> bool:
+    """Whether ranks update shares."""
+    return script.mode.startswith("sharded")
+
+
 # What does not go together, and what says so.
 ILLEGAL = {
     "what is reduced already would be counted once for each rank (errors.md, 'backward passes in a step')": lambda s: (
-        accumulates(s) and (s.op == "sum" or s.averages_passes or s.mode == "ahead")
+        accumulates(s) and (s.op == "sum" or s.averages_passes or is_sharded(s))
     ),
     "where gradients travel with each pass, ranks run as many passes": lambda s: (
         accumulates(s) and any(not used for turn in s.turns for each in turn.passes for used in each.used)
@@ -135,16 +141,9 @@ ILLEGAL = {
         s.zeroes == "module"
         and any(
             turn.ends == "discard"
-            and (
-                s.mode == "ahead"
-                or s.passes_per_step > 1
-                or any(not used for each in turn.passes for used in each.used)
-            )
+            and (s.passes_per_step > 1 or any(not used for each in turn.passes for used in each.used))
             for turn in s.turns
         )
-    ),
-    "ShardedStep: what is frozen has no gradient, not even zeros (errors.md, 'before those of its bucket')": lambda s: (
-        s.mode == "ahead" and s.zeroes == "zeros" and any(turn.frozen for turn in s.turns)
     ),
     "gradient_predivide_factor needs op=Average": lambda s: s.mode == "predivided" and s.op == "sum",
     "clipping behind backward() is right where all ranks had their last pass": lambda s: any(
@@ -153,20 +152,13 @@ ILLEGAL = {
             s.passes_per_step > 1
             or turn.passes[-1].silent
             or any(not used for each in turn.passes for used in each.used)
-            or s.mode == "ahead"
         )
         for turn in s.turns
     ),
     "a closure runs its passes itself, once": lambda s: any(
         turn.ends == "closure"
-        and (s.scales or turn.clips or s.mode == "ahead" or len(turn.passes) > 1 or turn.passes[0].silent)
+        and (s.scales or turn.clips or is_sharded(s) or len(turn.passes) > 1 or turn.passes[0].silent)
         for turn in s.turns
-    ),
-    "ShardedStep: no further parameters, whole state, no synchronize() before a step": lambda s: (
-        s.mode == "ahead" and any(turn.adds or turn.reloads or turn.clips for turn in s.turns)
-    ),
-    "ShardedStep has the elementwise optimizers, and a scaler that unscales itself": lambda s: (
-        s.mode == "ahead" and s.scales
     ),
     "an infinite loss is for a scaler to find, in a turn that steps": lambda s: any(
         turn.overflow >= 0 and not (s.scales and turn.ends == "step") for turn in s.turns

@@ -5,19 +5,22 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from modes import in_mode
 
 import ringtrain.torch as hvd
+from ringtrain.torch.modes import sharded_step
 from training.fuzzing import Fuzzer, difference, on_ranks
-from training.torch_script import ADDED, LAYERS, MODES, SCRIPTS, Pass, Script, Turn
+from training.torch_script import ADDED, LAYERS, MODES, SCRIPTS, Pass, Script, Turn, is_sharded
 
 WIDTH, SAMPLES = 3, 2
 STALL_SECONDS = 20.0
 CLIP = 0.5
 TOLERANCE = 1e-8
+BUCKET_BYTES = 200  # of ShardedStep: parts of two layers
 # eps large enough that what rounds otherwise is not divided by next to nothing
 OPTIMIZERS: dict[str, Callable] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
@@ -69,10 +72,15 @@ class Loop:
                 op=hvd.Average if script.op == "average" else hvd.Sum,
                 backward_passes_per_step=script.passes_per_step,
                 average_aggregated_gradients=script.averages_passes,
-                **in_mode(MODES[script.mode]),
+                **self.mode(),
             )
         self.scaler = torch.amp.GradScaler("cpu", init_scale=4.0, enabled=script.scales)
         self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.5) if script.schedules else None
+
+    def mode(self) -> dict:
+        if self.script.mode == "sharded, overlapped":
+            return {"mode": hvd.ShardedStep(self.model)}
+        return in_mode(MODES[self.script.mode])
 
     @property
     def divisor(self) -> float:
@@ -86,8 +94,6 @@ class Loop:
         seen = []
         for number, turn in enumerate(self.script.turns):
             self.turn(number, turn)
-            if self.wraps and self.script.mode == "ahead":
-                self.optimizer.synchronize()
             seen.append(torch.cat([p.detach().flatten() for p in self.model.parameters()]).numpy())
         return seen
 
@@ -106,6 +112,8 @@ class Loop:
         if turn.adds:
             self.optimizer.add_param_group({"params": list(self.model.layers[ADDED].parameters())})
         if turn.reloads:
+            if self.wraps and is_sharded(self.script):
+                self.optimizer.consolidate_state_dict(to=None)
             self.optimizer.load_state_dict(copy.deepcopy(self.optimizer.state_dict()))
         if self.script.zeroes in ("before", "module", "zeros") and not goes_on:
             self.zero()
@@ -172,7 +180,8 @@ def verdict(script: Script) -> str:
 
         return on_ranks(script.ranks, script.layout, STALL_SECONDS, run)
 
-    return difference(found, [expected] * script.ranks, TOLERANCE)
+    with patch.object(sharded_step, "BUCKET_BYTES", BUCKET_BYTES):
+        return difference(found, [expected] * script.ranks, TOLERANCE)
 
 
 FUZZER = Fuzzer(SCRIPTS, verdict)

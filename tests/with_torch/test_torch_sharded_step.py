@@ -13,12 +13,13 @@ from torch_models import assert_same_bits, parameters
 
 import ringtrain as rt
 import ringtrain.torch as hvd
-from ringtrain.errors import InvalidArgumentError, RingtrainError, UnsupportedError
+from ringtrain.errors import InvalidArgumentError, RingtrainError
 from ringtrain.gradients.shares import Layout
 from ringtrain.testing import World
-from ringtrain.torch import ahead as _ahead
-from ringtrain.torch.ahead_buckets import SharedBucket
-from ringtrain.torch.modes import sharded_step
+from ringtrain.torch.modes import sharded_buckets, sharded_step
+from ringtrain.torch.modes.sharded_buckets import SharedBucket
+from ringtrain.torch.modes.sharded_gradients import SentGradient
+from ringtrain.torch.modes.sharded_values import Arrivals, AwaitedParameters
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -44,7 +45,7 @@ OPTIMIZERS = {
 @pytest.fixture(autouse=True)
 def small_buckets(monkeypatch):
     """Several of them in small networks."""
-    monkeypatch.setattr(_ahead, "BUCKET_BYTES", 2048)
+    monkeypatch.setattr(sharded_step, "BUCKET_BYTES", 2048)
 
 
 def mlp(seed=0):
@@ -69,7 +70,7 @@ def wrapped(make, model=None, overlap=True, **arguments):
     return model, hvd.DistributedOptimizer(
         make(model.parameters()),
         model.named_parameters(),
-        mode=hvd.ShardedStep() if overlap else None,
+        mode=hvd.ShardedStep(model) if overlap else None,
         **in_mode(arguments),
     )
 
@@ -131,21 +132,19 @@ def test_each_optimizer_on_more_ranks_and_hosts(name, size, layout):
 
 def test_the_table_of_optimizers_is_what_is_tested():
     tested = {type(make([torch.nn.Parameter(torch.zeros(1))])) for make in OPTIMIZERS.values()}
-    assert tested == set(sharded_step._ELEMENTWISE)
+    assert tested == set(sharded_step.ELEMENTWISE)
 
 
 @pytest.mark.parametrize("fault", ["share", "values", "gradient", "order"])
 def test_a_planted_fault_is_seen(fault, monkeypatch):
     """What the tests above would say if a rank updated, sent or took something else."""
     if fault == "share":  # stale values are updated
-        monkeypatch.setattr(SharedBucket, "read_values", lambda bucket: None)
+        monkeypatch.setattr(SentGradient, "read", lambda sent: None)
     elif fault == "values":  # never taken
-        monkeypatch.setattr(SharedBucket, "take_values", lambda bucket: bucket._gathering.wait())
+        monkeypatch.setattr(SharedBucket, "_take", lambda bucket, every: None)
     elif fault == "gradient":  # of one parameter, zeros are sent
-        take_in = SharedBucket.take_in
-        monkeypatch.setattr(
-            SharedBucket, "take_in", lambda bucket, index, g: take_in(bucket, index, None if index == 1 else g)
-        )
+        dense = sharded_buckets._dense
+        monkeypatch.setattr(sharded_buckets, "_dense", lambda member, how: dense(member, how) * (member.index != 1))
     else:  # pieces are updated with a neighbour's gradient
         monkeypatch.setattr(
             "ringtrain.gradients.shares.Layout.pieces",
@@ -174,7 +173,7 @@ def test_parameters_that_some_or_no_ranks_use(size, layout, sets_to_none):
     def on_rank(rank):
         model = Net()
         optimizer = hvd.DistributedOptimizer(
-            make(model.parameters()), model.named_parameters(), op=hvd.Sum, mode=hvd.ShardedStep()
+            make(model.parameters()), model.named_parameters(), op=hvd.Sum, mode=hvd.ShardedStep(model)
         )
         for step in range(4):
             optimizer.zero_grad(set_to_none=sets_to_none)
@@ -197,7 +196,7 @@ def test_parameters_that_some_or_no_ranks_use(size, layout, sets_to_none):
 @pytest.mark.parametrize("size", [2, 3])
 def test_layers_are_frozen_and_unfrozen_between_steps(size, bytes_of_buckets, monkeypatch):
     """Also between ``zero_grad`` and ``backward``: which gradients a bucket waits for is looked up in each pass."""
-    monkeypatch.setattr(_ahead, "BUCKET_BYTES", bytes_of_buckets)
+    monkeypatch.setattr(sharded_step, "BUCKET_BYTES", bytes_of_buckets)
     plan = [{0, 3}, {0}, set(), {5}, {3, 5}, set()]  # layers that are frozen in each step
 
     def freeze(model, frozen):
@@ -213,7 +212,7 @@ def test_layers_are_frozen_and_unfrozen_between_steps(size, bytes_of_buckets, mo
             freeze(model, frozen)
             model(batch(rank, step)).square().mean().backward()
             optimizer.step()
-        optimizer.synchronize()
+        optimizer.flush()
         return parameters(model)
 
     with World(size) as world:
@@ -257,13 +256,14 @@ def test_a_gradient_that_fills_its_bucket_is_sent_as_it_is(passes, monkeypatch):
     copies = []
     torch.manual_seed(1)
     model = torch.nn.Sequential(*(torch.nn.Linear(32, 32, bias=False) for _ in range(3)))
-    take_in = SharedBucket.take_in
+    filled = SharedBucket._filled
 
-    def watched(bucket, index, gradient):
-        take_in(bucket, index, gradient)
-        copies.append(bool(bucket._gradients.any()))
+    def watched(bucket, members, how):
+        sent = filled(bucket, members, how)
+        copies.append(bucket._flat is not None)
+        return sent
 
-    monkeypatch.setattr(SharedBucket, "take_in", watched)
+    monkeypatch.setattr(SharedBucket, "_filled", watched)
 
     def on_rank(rank, overlap):
         own, optimizer = wrapped(OPTIMIZERS["AdamW"], model, overlap=overlap, backward_passes_per_step=passes)
@@ -291,7 +291,7 @@ def test_groups_schedules_and_a_scheduler_that_was_made_before():
         )
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
         optimizer = hvd.DistributedOptimizer(
-            optimizer, model.named_parameters(), mode=hvd.ShardedStep() if overlap else None
+            optimizer, model.named_parameters(), mode=hvd.ShardedStep(model) if overlap else None
         )
         for step in range(STEPS):
             train(rank, model, optimizer, [step])
@@ -334,9 +334,15 @@ def test_a_process_set_trains_alone():
 def test_a_world_of_one_changes_nothing():
     def on_rank(rank):
         model, optimizer = wrapped(OPTIMIZERS["AdamW"])
-        train(rank, model, optimizer, range(3), lambda model, optimizer: optimizer.clip_grad_norm_(0.1))
+        train(
+            rank,
+            model,
+            optimizer,
+            range(3),
+            lambda model, optimizer: torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1),
+        )
         optimizer.consolidate_state_dict()
-        optimizer.synchronize()
+        optimizer.flush()
         return bits_of(model), len(optimizer.state_dict()["state"])
 
     with World(1) as world:
@@ -447,8 +453,8 @@ def saved(model):
 def test_whoever_reads_a_parameter_reads_its_new_value(use, monkeypatch):
     """The first use after a step, while no value has been taken; also through a view that was made before."""
     pending = []
-    expect = _ahead.Arrivals.expect
-    monkeypatch.setattr(_ahead.Arrivals, "expect", lambda self, *a: (expect(self, *a), pending.append(self)))
+    expect = Arrivals.expect
+    monkeypatch.setattr(Arrivals, "expect", lambda self, *a: (expect(self, *a), pending.append(self)))
 
     def on_rank(rank, overlap):
         model, optimizer = wrapped(OPTIMIZERS["SGD"], overlap=overlap)
@@ -462,12 +468,13 @@ def test_whoever_reads_a_parameter_reads_its_new_value(use, monkeypatch):
             assert_same_bits(mine, expected)
 
 
-def test_a_view_that_was_made_before_and_a_module_on_another_thread():
+def test_a_module_on_another_thread_and_what_was_kept_after_flush():
     def on_rank(rank):
         model, optimizer = wrapped(OPTIMIZERS["SGD"])
-        views = [p.data.view(-1) for p in model.parameters()]
+        kept = [p.data.view(-1) for p in model.parameters()]
         train(rank, model, optimizer, range(2))
-        found = torch.cat(views)
+        optimizer.flush()
+        found = torch.cat(kept)
         assert torch.equal(found, torch.cat([p.detach().view(-1) for p in model.parameters()]))
         train(rank, model, optimizer, [2])
         results = []
@@ -484,12 +491,12 @@ def test_a_module_waits_for_its_own_values_alone():
     def on_rank(rank):
         model, optimizer = wrapped(OPTIMIZERS["SGD"])
         train(rank, model, optimizer, range(1))
-        arrivals = optimizer._mode._ahead._arrivals
-        counts = [len(arrivals._takes)]
+        arrivals = optimizer._mode._arrivals
+        counts = [len(set(arrivals._takes.values()))]
         x = batch(rank, 0)
         for layer in model:
             x = layer(x)
-            counts.append(len(arrivals._takes))
+            counts.append(len(set(arrivals._takes.values())))
         return counts
 
     with World(2) as world:
@@ -530,7 +537,7 @@ def test_modes_of_the_user_come_and_go():
         torch.set_default_device("cpu")
         train(rank, model, optimizer, [3])
         torch.set_default_device(None)
-        optimizer.synchronize()
+        optimizer.flush()
         return torch.overrides._get_current_function_mode_stack()
 
     with World(2) as world:
@@ -567,11 +574,7 @@ def test_clipping_by_the_norm_of_all_gradients(p):
 
     def on_rank(rank, overlap):
         def clip(model, optimizer):
-            if overlap:
-                norm = optimizer.clip_grad_norm_(0.01, p)
-            else:
-                norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01, p)
-            norms[overlap].append(float(norm))
+            norms[overlap].append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01, p)))
 
         model, optimizer = wrapped(OPTIMIZERS["SGD with all"], overlap=overlap)
         train(rank, model, optimizer, range(STEPS), clip)
@@ -613,10 +616,59 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(unscales):
         torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-7)
 
 
+CHANGES = {
+    "factors": lambda gradients: [each.mul_(0.5) for each in gradients],
+    "a factor of all": lambda gradients: torch._foreach_mul_(gradients, torch.tensor(0.5)),
+    "limits": lambda gradients: [each.clamp_(-1e-3, 1e-3) for each in gradients],
+    "each by its norm": lambda gradients: [each.div_(each.norm() + 0.1) for each in gradients],
+    "by the greatest": lambda gradients: [each.div_(each.norm(torch.inf) + 0.1) for each in gradients],
+    "all norms": lambda gradients: torch._foreach_div_(gradients, torch.stack(torch._foreach_norm(gradients)).sum()),
+    "zeros in place": lambda gradients: torch._foreach_zero_(gradients[:2]),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_numbers_are_applied_to_gradients_as_elsewhere(change):
+    def on_rank(rank, overlap):
+        def apply(model, optimizer):
+            with torch.no_grad():
+                CHANGES[change]([parameter.grad for parameter in model.parameters()])
+
+        model, optimizer = wrapped(OPTIMIZERS["SGD with all"], overlap=overlap)
+        train(rank, model, optimizer, range(3), apply)
+        norms = [parameter.grad.norm() for parameter in model.parameters()]  # as they are logged after a step
+        return [*bits_of(model), *norms]
+
+    with World(2) as world:
+        with_it, without = both_ways(world, on_rank)
+    assert_all_equal(with_it, with_it[0])
+    for mine, theirs in zip(with_it[0], without[0], strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_values_of_gradients_are_clipped_and_norms_are_asked_for_once():
+    def on_rank(rank, overlap):
+        def clip(model, optimizer):
+            torch.nn.utils.clip_grad_value_(model.parameters(), 1e-3)
+            before = rt.counters()["operations"]
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-2)
+            assert rt.counters()["operations"] - before == (1 if overlap else 0)
+
+        model, optimizer = wrapped(OPTIMIZERS["AdamW"], overlap=overlap)
+        train(rank, model, optimizer, range(3), clip)
+        return bits_of(model)
+
+    with World(2) as world:
+        with_it, without = both_ways(world, on_rank)
+    for mine, theirs in zip(with_it[0], without[0], strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
 LOOKS = {
-    "torch's clipping": lambda model: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0),
-    "a norm": lambda model: model[0].weight.grad.norm(),
-    "a multiplication": lambda model: model[0].weight.grad.mul_(2),
+    "an addition": lambda model: model[0].weight.grad + 1,
+    "a part": lambda model: model[0].weight.grad[0].norm(),
+    "norms of rows": lambda model: model[0].weight.grad.norm(dim=0),
+    "other factors for each element": lambda model: model[0].weight.grad.mul_(torch.ones(37, 12)),
     "a number": lambda model: model[0].bias.grad.tolist(),
     "NumPy": lambda model: model[0].bias.grad.numpy().sum(),
     "a further backward pass": lambda model: model(batch(0, 0)).sum().backward(),
@@ -625,15 +677,17 @@ LOOKS = {
 
 @pytest.mark.parametrize("look", LOOKS)
 @pytest.mark.parametrize("when", ["before", pytest.param("after", marks=pytest.mark.long)])
-def test_looking_at_a_gradient_is_refused(look, when):
+def test_looking_at_elements_of_a_gradient_is_refused(look, when):
     def on_rank(rank):
         model, optimizer = wrapped(OPTIMIZERS["SGD"])
         optimizer.zero_grad()
         model(batch(rank, 0)).square().mean().backward()
-        assert "SentGradient('0.weight'" in repr(model[0].weight.grad)
+        assert "0.weight', shape=(37, 12)" in repr(model[0].weight.grad)
         if when == "after":
             optimizer.step()
-        with pytest.raises((RingtrainError, RuntimeError), match="optimizer.clip_grad_norm_|for tensor subclasses"):
+        with pytest.raises(
+            (RingtrainError, RuntimeError), match="expected nobody to use its elements|for tensor subclasses"
+        ):
             LOOKS[look](model)
 
     with World(2) as world:
@@ -775,7 +829,7 @@ def test_wrapping_again_keeps_the_state():
         optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
         train(rank, model, optimizer, range(2, STEPS))
         optimizer = hvd.DistributedOptimizer(
-            optimizer, model.named_parameters(), mode=hvd.ShardedStep() if overlap else None
+            optimizer, model.named_parameters(), mode=hvd.ShardedStep(model) if overlap else None
         )
         train(rank, model, optimizer, [STEPS])
         return bits_of(model)
@@ -829,7 +883,7 @@ def test_optimizers_that_it_would_change_are_refused(make, words):
         optimizer = make(list(mlp().parameters()))
         hvd.DistributedOptimizer(optimizer, mode=hvd.ShardedStep())
 
-    with World(2) as world, pytest.raises(UnsupportedError, match=f"ShardedStep cannot be used with .*{words}"):
+    with World(2) as world, pytest.raises(RingtrainError, match=f"ShardedStep cannot be used with .*{words}"):
         world.run(on_rank)
 
 
@@ -838,15 +892,11 @@ REFUSED = {
         lambda model, optimizer: optimizer.step(lambda: 0.0),
         r"ShardedStep cannot be used with step\(closure\)",
     ),
-    "a param group": (
-        lambda model, optimizer: optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]}),
-        "add_param_group: expected",
-    ),
     "a copy": (lambda model, optimizer: copy.deepcopy(optimizer), "copy of an optimizer: expected"),
     "join": (lambda model, optimizer: hvd.join(), "go on updating its share"),
     "an elastic state": (
         lambda model, optimizer: hvd.elastic.TorchState(model=model, optimizer=optimizer),
-        "ShardedStep cannot be used with an elastic job",
+        "State: ShardedStep cannot be used with an elastic job",
     ),
 }
 
@@ -925,7 +975,152 @@ def test_a_lazy_module_is_made_while_values_are_under_way():
         optimizer.step()
         lazy = torch.nn.LazyLinear(2)
         assert lazy(model(torch.ones(1, 4))).shape == (1, 2)
-        optimizer.synchronize()
+        optimizer.flush()
 
     with World(2) as world:
         world.run(on_rank)
+
+
+@pytest.mark.parametrize("sizes", [(2, 4), pytest.param((4, 2), marks=pytest.mark.long)])
+def test_torchs_own_checkpoints_are_loaded_by_any_number_of_ranks(sizes, tmp_path):
+    """``torch.distributed.checkpoint`` with torch's names of the state, which are those of the parameters."""
+    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint import state_dict as by_name
+
+    def state_of(model, optimizer):
+        optimizer.consolidate_state_dict(to=None)
+        model_state, optimizer_state = by_name.get_state_dict(model, optimizer)
+        return {"model": model_state, "optimizer": optimizer_state}
+
+    def begin(rank):
+        model, optimizer = wrapped(OPTIMIZERS["AdamW"])
+        train(0, model, optimizer, range(2))
+        state = state_of(model, optimizer)
+        if rank == 0:
+            checkpoint.save(state, checkpoint_id=tmp_path, no_dist=True)
+        train(0, model, optimizer, range(2, STEPS))
+        return bits_of(model)
+
+    def go_on(rank):
+        model, optimizer = wrapped(OPTIMIZERS["AdamW"])
+        train(0, model, optimizer, [9])
+        state = state_of(model, optimizer)
+        checkpoint.load(state, checkpoint_id=tmp_path, no_dist=True)
+        by_name.set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        train(0, model, optimizer, range(2, STEPS))
+        return bits_of(model)
+
+    with World(sizes[0]) as world:
+        expected = world.run(begin)[0]
+    with World(sizes[1]) as world:
+        assert_all_equal(world.run(go_on), expected)
+
+
+def test_parameters_are_added_between_steps():
+    """In buckets of their own; the state that shares have by then stays."""
+
+    def on_rank(rank, overlap):
+        model = copy.deepcopy(START)
+        first = [p for layer in model[:4] for p in layer.parameters()]
+        optimizer = torch.optim.AdamW(first, lr=0.01)
+        mode = hvd.ShardedStep(model) if overlap else None
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), mode=mode)
+        train(rank, model, optimizer, range(2))
+        optimizer.add_param_group({"params": list(model[5].parameters()), "lr": 0.1})
+        train(rank, model, optimizer, range(2, STEPS))
+        if overlap:
+            optimizer.consolidate_state_dict()
+        states = optimizer.state_dict()["state"] if rank == 0 else {}
+        return [*bits_of(model), *(states[place]["exp_avg_sq"].clone() for place in sorted(states))]
+
+    with World(2) as world:
+        (mine, other), (expected, _) = both_ways(world, on_rank)
+    assert_same_bits(mine, expected)
+    assert_same_bits(other, mine[: len(other)])
+
+
+class Keeping(torch.nn.Module):
+    """Keeps a parameter of another module in a list, as is done to have it registered once, and one that no module has."""
+
+    def __init__(self):
+        super().__init__()
+        self.token = torch.nn.Embedding(20, 16)
+        self.cell = torch.nn.LSTM(16, 16, batch_first=True)
+        self.head = [self.token.weight]
+
+    def forward(self, tokens):
+        embedded = torch.nn.functional.embedding(tokens, self.head[0])
+        return torch.nn.functional.linear(self.cell(embedded)[0], self.head[0])
+
+
+def test_parameters_that_modules_keep_elsewhere_are_waited_for():
+    torch.manual_seed(1)
+    start = Keeping()
+
+    def on_rank(rank, overlap):
+        model = copy.deepcopy(start)
+        free = torch.nn.Parameter(torch.ones(20))
+        named = [*model.named_parameters(), ("free", free)]
+        optimizer = OPTIMIZERS["AdamW"]([p for _, p in named])
+        optimizer = hvd.DistributedOptimizer(optimizer, named, mode=hvd.ShardedStep(model) if overlap else None)
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            tokens = torch.randint(20, (4, 9), generator=torch.Generator().manual_seed(10 * step + rank))
+            (model(tokens) * free).square().mean().backward()
+            optimizer.step()
+        return [*bits_of(model), free.detach().clone()]
+
+    with World(2, "1+1") as world:
+        with_it, without = both_ways(world, on_rank)
+    assert_all_equal(with_it, without[0])
+
+
+def test_a_graph_of_the_step_before_says_that_its_parameters_have_changed():
+    """As after a step of one process: new values would give it other gradients."""
+
+    def on_rank(rank):
+        model, optimizer = wrapped(OPTIMIZERS["SGD"])
+        kept = model(batch(rank, 7)).square().mean()
+        train(rank, model, optimizer, [0])
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            kept.backward()
+        optimizer.zero_grad()
+        return True
+
+    with World(2) as world:
+        assert world.run(on_rank) == [True, True]
+
+
+@pytest.mark.parametrize("by_forward", [True, False])
+def test_modules_have_their_own_dicts_once_values_are_there(by_forward):
+    def on_rank(rank):
+        model, optimizer = wrapped(OPTIMIZERS["SGD"])
+        own = [module._parameters for module in model.modules()]
+        train(rank, model, optimizer, range(2))
+        waits = [type(module._parameters) for module in model.modules()]
+        assert AwaitedParameters in waits
+        if by_forward:
+            model(batch(rank, 0))
+        else:
+            optimizer.flush()
+        assert all(module._parameters is before for module, before in zip(model.modules(), own, strict=True))
+
+    with World(2) as world:
+        world.run(on_rank)
+
+
+def test_without_a_model_step_waits():
+    def on_rank(rank):
+        model = copy.deepcopy(START)
+        optimizer = hvd.DistributedOptimizer(OPTIMIZERS["AdamW"](model.parameters()), mode=hvd.ShardedStep())
+        kept = list(model.parameters())
+        train(rank, model, optimizer, range(STEPS))
+        return [each.detach().clone() for each in kept]
+
+    def without(rank):
+        model, optimizer = wrapped(OPTIMIZERS["AdamW"], overlap=False)
+        train(rank, model, optimizer, range(STEPS))
+        return bits_of(model)
+
+    with World(2) as world:
+        assert_all_equal(world.run(on_rank), world.run(without)[0])

@@ -1,0 +1,175 @@
+"""Buckets of ``ShardedStep``: sums of gradients on their way to the ranks that update with them, and new values on their way back."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ringtrain.errors import InvalidArgumentError, RingtrainError, UnsupportedError
+from ringtrain.gradients.shares import laid_out
+from ringtrain.torch.gradients import Group, Member, ReductionSettings
+from ringtrain.torch.modes.sharded_gradients import SentGradient
+from ringtrain.torch.tensors import buffer_of, finish, received
+
+
+class SharedBucket(Group):
+    """Parameters of one dtype, whose gradients are sent as one flat tensor; each rank updates its share of their values.
+
+    Args:
+        name: of its operations.
+        members: the parameters, in the order in which they lie in it.
+        how: of the optimizer.
+        make_sent: makes what stands in ``p.grad`` for the gradient of a parameter that was sent.
+
+    Attributes:
+        parameters: of the members.
+        sent: what stands for their gradients; it has the parts that this rank updates.
+        has_sums: whether gradients have come that no step has used, on all ranks alike.
+    """
+
+    def __init__(
+        self, name: str, members: list[Member], how: ReductionSettings, make_sent: Callable[[Member], SentGradient]
+    ):
+        super().__init__(name, members)
+        self._context, self._process_set = how.session.context, how.session.process_set_id
+        ranks = self._context.process_set_ranks(self._process_set) or []
+        self.parameters = [member.parameter for member in members]
+        self._layout = laid_out([each.numel() for each in self.parameters], len(ranks))
+        self._values = self.parameters[0].detach().new_zeros(self._layout.share)
+        self._flat: torch.Tensor | None = None  # what is sent; made anew where an operation may still read it
+        self._sums: torch.Tensor | None = None  # what is received
+        self._is_one = self._layout.counts == (self._layout.total,)
+        self.sent = [make_sent(member) for member in members]
+        for piece in self._layout.pieces(ranks.index(self._context.rank)):
+            self.sent[piece.tensor].share_in(self._values, piece)
+        self.has_sums = False
+        self._came: Sequence[Member] = ()  # whose gradients are under way
+
+    # ---- gradients ----
+
+    def submit(
+        self, members: Sequence[Member], how: ReductionSettings, postscale: float, weight: int | None = None,
+        keeps_inputs: bool = False, waits: bool = False,
+    ) -> None:  # fmt: skip
+        """Each rank gets its share of the sums of some members' gradients, and of zeros in place of the others."""
+        self.submitted = True
+        try:
+            self.require_world(how)
+            buffer = buffer_of(self._filled(members, how))
+        except Exception as problem:  # seen by this rank alone: the others must not wait for it
+            how.session.context.refuse("reducescatter", self.name, how.session.process_set_id, problem)
+        if self._sums is None or any(sent.is_in_place for sent in self.sent):  # of a pass before in this step
+            self._sums = torch.empty_like(self._values)
+        self._operation = self._context.submit(
+            "reducescatter", self.name, [buffer], [buffer_of(self._sums)], room=True,
+            reduction=how.name, prescale=how.prescale, postscale=postscale,
+            process_set=self._process_set, compression=how.compression, waits=waits,
+        )  # fmt: skip
+        self._came = members
+        for member in members:
+            member.parameter.grad = self._sent_of(member)
+
+    def require_world(self, how: ReductionSettings) -> None:
+        """Raises the error that says what to do where the world of the shares has ended."""
+        if how.session.context is not self._context or not self._context.usable:
+            raise InvalidArgumentError(
+                f"step '{self.name}': expected the world in which ranks took shares of the optimizer's state but found that it has "
+                "ended, and the shares with it. In the new world wrap a new optimizer, and load a state that was consolidated."
+            )
+
+    def _sent_of(self, member: Member) -> SentGradient:
+        return self.sent[member.index - self.members[0].index]
+
+    @torch.no_grad()
+    def _filled(self, members: Sequence[Member], how: ReductionSettings) -> torch.Tensor:
+        """The bucket's elements; one gradient that is all of them is not copied: nobody else changes it any more."""
+        dense, like = [_dense(member, how) for member in members], self._values
+        if self._is_one and dense[0].is_contiguous() and dense[0].dtype is like.dtype:
+            return dense[0].reshape(-1)
+        if self._flat is None:
+            self._flat = like.new_zeros(self._layout.total)
+        elif len(members) < len(self.members):
+            self._flat.zero_()
+        first = self.members[0].index
+        torch._foreach_copy_([self.place_of(self._flat, member.index - first) for member in members], dense)
+        return self._flat
+
+    def place_of(self, flat: torch.Tensor, index: int) -> torch.Tensor:
+        """Where a parameter's elements lie in all of the bucket's, in its shape."""
+        count, offset = self._layout.counts[index], self._layout.offsets[index]
+        return flat[offset : offset + count].view(self.parameters[index].shape)
+
+    def hold(self) -> RingtrainError | None:
+        """Waits for this rank's share; returns the error. Then no parameter of these has a gradient."""
+        try:
+            if self._operation is not None:
+                self._operation.wait()
+        except RingtrainError as problem:
+            for member in self._came:
+                member.parameter.grad = None
+            self._came = ()
+            return problem
+        return None
+
+    def release(self, _: Any = None) -> None:
+        """Gives the sums to this rank's parts."""
+        for member in self._came:
+            self._sent_of(member).take(self._sums)
+            member.note_result()
+        self.has_sums |= bool(self._came)
+        self.forget()
+
+    def forget(self) -> None:
+        """Lets go of what was submitted; memory that an operation may still use is left to it."""
+        if self._operation is not None and not self._operation.finished():
+            self._flat = self._sums = None
+        self._came = ()
+        super().forget()
+
+    # ---- values ----
+
+    def is_due(self) -> bool:
+        """Whether a step is to update these parameters, on all ranks alike.
+
+        Raises InvalidArgumentError for gradients that no backward pass has brought.
+        """
+        if self.has_sums or any(sent.is_in_place for sent in self.sent):
+            return True
+        for member in self.members:
+            if member.parameter.grad is not None:
+                raise InvalidArgumentError(
+                    f"gradient of '{member.name}': expected it from backward() but found another one in its place, which ranks have "
+                    "not reduced. Put it there before step() and synchronize(), or use another mode."
+                )
+        return False
+
+    def exchange_values(self) -> Callable[[], None]:
+        """Each rank sends its share of the values to all; returns when they are there, with what takes them."""
+        target = self.parameters[0].detach()
+        lands = self._is_one and target.is_contiguous()
+        operation = self._context.submit(
+            "allgather", f"{self.name}.values", [buffer_of(self._values)], [buffer_of(target) if lands else None],
+            room=lands, process_set=self._process_set,
+        )  # fmt: skip
+        finish(operation, self._values)
+        return lambda: self._take(None if lands else received(operation, self._values))
+
+    @torch.no_grad()
+    def _take(self, every: torch.Tensor | None) -> None:
+        if every is None:  # they are in the parameter
+            torch.autograd.graph.increment_version(self.parameters[0])  # as who writes it by torch's functions
+            return
+        targets = [parameter.detach() for parameter in self.parameters]
+        torch._foreach_copy_(targets, [self.place_of(every, index) for index in range(len(targets))])
+
+
+def _dense(member: Member, how: ReductionSettings) -> torch.Tensor:
+    gradient: torch.Tensor = member.parameter.grad
+    if gradient.is_sparse and how.sparse_as_dense:
+        return gradient.detach().to_dense()
+    if gradient.layout is not torch.strided:
+        raise UnsupportedError(
+            f"gradient of '{member.name}': expected a dense one, as ShardedStep needs it, but found {gradient.layout}. Set "
+            "sparse_as_dense, or use another mode."
+        )
+    return gradient.detach()
