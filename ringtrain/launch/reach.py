@@ -27,7 +27,12 @@ AGENT_PROGRAM = Path(__file__).with_name("agent") / "__main__.py"
 PACKAGE = AGENT_PROGRAM.parents[2]
 EDITION = edition()
 SECONDS_TO_LEAVE = 2.0  # for agents whose job does not start
-SECONDS_TO_END_SHELLS, SECONDS_BETWEEN_QUITS = 4.0, 0.1
+SECONDS_TO_END_SHELLS, SECONDS_BETWEEN_QUITS = 10.0, 0.1
+SECONDS_BEFORE_QUIT = (
+    0.1,
+    1.0,
+    2.0,
+)  # of one shell after the other, for its login and the beginning of its start-up file
 # Kills the process group of each process whose command line has the two arguments as one.
 END_BY_TOKEN = """\
 import os, sys
@@ -40,6 +45,8 @@ for process in filter(str.isdigit, os.listdir("/proc")):
         pass
 """
 QUIT = b"\x1c"  # the key of a terminal
+COMES_TO_ITS_COMMAND = "ringtrain-comes-to-its-command"
+SESSION_HAS_ENDED = re.compile(rb"^Connection to \S+ closed", re.M)  # as ssh says of one on a terminal
 # What ssh mentions and is no reason: a host that it meets for the first time, and a banner of its own.
 SSH_NOTICE = re.compile(r"(Warning: Permanently added|Warning: No xauth data|\*\* |debug\d: |Connection to \S+ closed)")
 # What ssh says -> the reason in our words, and what to do.
@@ -239,19 +246,21 @@ class Agent:
         except subprocess.TimeoutExpired:
             return False
 
-    def end_shell(self) -> subprocess.Popen[bytes] | None:
-        """Begins to end the shell there in whose start-up file this agent is stuck; None if it cannot be.
+    def has_shell(self) -> bool:
+        """Whether it may be stuck in a start-up file of the shell there."""
+        return not (self._has_started or self.host.is_here) and bool(self.shell.on_terminal(self.host.name, ""))
+
+    def end_shell(self) -> subprocess.Popen[bytes]:
+        """Begins to end the shell there in whose start-up file this agent is stuck.
 
         Another shell on a terminal reads the same file. The terminal's quit key ends the program in which the file waits, and
         not the shell, which comes to its command then.
         """
         half = len(self._token) // 2
         kill = shlex.join([sys.executable, "-I", "-S", "-c", END_BY_TOKEN, self._token[:half], self._token[half:]])
-        line = self.shell.on_terminal(self.host.name, f"trap '' QUIT; exec {kill}")
-        if self._has_started or self.host.is_here or not line:
-            return None
-        null = subprocess.DEVNULL
-        return subprocess.Popen(line, stdin=subprocess.PIPE, stdout=null, stderr=null, start_new_session=True)
+        line = self.shell.on_terminal(self.host.name, f"trap '' QUIT; echo {COMES_TO_ITS_COMMAND}; exec {kill}")
+        pipe = subprocess.PIPE
+        return subprocess.Popen(line, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
 
     def let_go(self) -> None:
         """Keeps nothing of one that is lost: neither its pipes nor its process."""
@@ -312,9 +321,7 @@ class Agent:
             if meant := [line for line in said if re.search(pattern, line)]:
                 kind = HostNotThereError if reason in NOT_THERE else HostBusyError if reason in BUSY else HostError
                 return kind(self._text(reason, advice.format(host=self.host.name), meant[-1].strip()), reason)
-        if (
-            not said and not self._has_started and self.process.returncode != 255
-        ):  # which is ssh's own, when it is cut off
+        if not said and not self._has_started and self.process.returncode != 255:  # ssh's own
             return HostError(
                 self._text(
                     f"its shell ended with code {self.process.returncode} before it ran anything",
@@ -337,8 +344,11 @@ class Agent:
         )
 
 
-def hang_up_on(agents: list[Agent]) -> None:
-    """Closes all agents of a job that does not start; whoever does not leave by itself, as an ssh that still connects, is ended."""
+def hang_up_on(agents: list[Agent]) -> list[str]:
+    """Closes all agents of a job that does not start; whoever does not leave by itself, as an ssh that still connects, is ended.
+
+    Returns a line for each host on which something stays for all that.
+    """
     for agent in agents:
         agent.close()
     deadline = time.monotonic() + SECONDS_TO_LEAVE
@@ -346,20 +356,58 @@ def hang_up_on(agents: list[Agent]) -> None:
     for agent in stuck:
         kill_group(agent.process.pid)
         agent.process.wait()
-    end_shells(stuck)
+    return [
+        f"host '{name}': a start-up file of the shell there turns the shell into another program, as exec does, and one of these "
+        "stays there until it ends. No command can be run there to end it: take the line out, and end it from the host's console."
+        for name in end_shells(stuck)
+    ]
 
 
-def end_shells(agents: list[Agent]) -> None:
-    """Ends the shells of agents that have not come to their program: sshd leaves them where they wait."""
-    enders = [ender for agent in agents if (ender := agent.end_shell())]
+def end_shells(agents: list[Agent]) -> list[str]:
+    """Ends the shells of agents that have not come to their program: sshd leaves them where they wait.
+
+    Returns the names of hosts where no shell comes to its command, as its start-up file ends with another program.
+    """
+    enders = [ShellEnder(agent) for agent in agents if agent.has_shell()]
     deadline = time.monotonic() + SECONDS_TO_END_SHELLS
-    while any(ender.poll() is None for ender in enders) and time.monotonic() < deadline:
+    left = enders
+    while left and time.monotonic() < deadline:
         time.sleep(SECONDS_BETWEEN_QUITS)
-        for ender in enders:
-            try:
-                os.write(ender.stdin.fileno(), QUIT)  # type: ignore[union-attr]  # as was asked for
-            except OSError:  # it has just ended
-                pass
-    for ender in enders:
-        kill_group(ender.pid)
-        ender.communicate()
+        left = [ender for ender in left if ender.goes_on()]
+    for ender in left:
+        kill_group(ender.process.pid)
+        ender.process.communicate()
+    return [ender.agent.host.name for ender in enders if ender.meets_another_program]
+
+
+class ShellEnder:
+    """Ends the shell of an agent by other shells on terminals, one after the other: a quit key that comes too early ends one itself."""
+
+    def __init__(self, agent: Agent):
+        self.agent = agent
+        self.tries = 0
+        self.meets_another_program = False
+        self._open()
+
+    def _open(self) -> None:
+        self.process = self.agent.end_shell()
+        self._quit_at = time.monotonic() + SECONDS_BEFORE_QUIT[self.tries]
+        self.tries += 1
+
+    def goes_on(self) -> bool:
+        """Sends the quit key, or begins anew; whether it is to be called again."""
+        if self.process.poll() is None:
+            if time.monotonic() >= self._quit_at:
+                try:
+                    os.write(self.process.stdin.fileno(), QUIT)  # type: ignore[union-attr]  # as was asked for
+                except OSError:  # it has just ended
+                    pass
+            return True
+        said, words = self.process.communicate()
+        if COMES_TO_ITS_COMMAND.encode() in said or not SESSION_HAS_ENDED.search(words):
+            return False
+        if self.tries < len(SECONDS_BEFORE_QUIT):
+            self._open()
+            return True
+        self.meets_another_program = True
+        return False

@@ -78,6 +78,20 @@ def test_a_shell_whose_start_up_file_waits_for_ever_is_ended(three_hosts: Networ
         assert three_hosts["node-b"].processes().keys() <= before.keys()
 
 
+@pytest.mark.parametrize("text, stays", [("exec /bin/sleep 30\n", True), ("/bin/sleep 30\n", False)])
+def test_what_a_start_up_file_turns_the_shell_into_is_named(text: str, stays: bool, three_hosts: Network) -> None:
+    """Without a terminal nothing ends it, and no command can be run beside it."""
+    with three_hosts["node-b"].replaced(START_UP_FILE, text):
+        done = launch(three_hosts, "tcp", "--transport", "tcp", "--start-timeout", "2", "true")
+    named = (
+        "host 'node-b': a start-up file of the shell there turns the shell into another program, as exec does"
+        in done.stderr
+    )
+    assert done.returncode == 125 and named == stays, done.stderr
+    for process in [pid for pid, line in three_hosts["node-b"].processes().items() if line.startswith("/bin/sleep 30")]:
+        three_hosts["node-b"].run("kill", "-9", str(process))
+
+
 @EACH_MPI
 @pytest.mark.skipif(not shutil.which("tcsh"), reason="there is no tcsh here: apt install tcsh")
 def test_csh_may_be_the_login_shell(mpi: str, three_hosts: Network) -> None:
